@@ -112,6 +112,15 @@ impl CgroupHierarchy {
         self.id(path)
     }
 
+    /// Returns whether a process is in the control group of a runtime's `cgroups_path` or below it; `None` if the group
+    /// does not exist.
+    #[must_use]
+    pub fn is_populated(&self, cgroups_path: &str) -> Option<bool> {
+        let events = self.mount.join(path_of(cgroups_path)?.trim_start_matches('/')).join("cgroup.events");
+        let text = read_text(&events, MAX_PROC_FILE).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("populated ")).map(|value| value != "0")
+    }
+
     fn find_id(&self, path: &str) -> io::Result<u64> {
         let parts: Vec<Component<'_>> =
             Path::new(path).components().filter(|part| *part != Component::RootDir).collect();
@@ -359,9 +368,12 @@ mod tests {
         let mut process = std::process::Command::new("sleep").arg("60").spawn().expect("started");
         fs::write(group.0.join("cgroup.procs"), process.id().to_string()).expect("moved");
         let found = hierarchy.container_id("kubepods-pod1.slice:cri-containerd:none", process.id());
+        assert_eq!(hierarchy.is_populated(&group.path()), Some(true));
         let missing = hierarchy.container_id("kubepods-pod1.slice:cri-containerd:none", 0).expect_err("not found");
         process.kill().and_then(|()| process.wait()).expect("ended");
         assert_eq!(found.expect("found"), fs::metadata(&group.0).expect("exists").ino());
+        assert_eq!(hierarchy.is_populated(&group.path()), Some(false));
+        assert_eq!(hierarchy.is_populated("/none"), None);
         assert!(missing.msg.contains("kubepods-pod1.slice:cri-containerd:none"), "{missing}");
         let ended = hierarchy.process_id(process.id()).expect_err("it has ended");
         assert!(ended.msg.starts_with("can't find the control group of process"), "{ended}");

@@ -10,6 +10,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The media type of [`Metrics::text`] (OpenMetrics 1.0, "Protocol Negotiation").
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -33,6 +34,10 @@ pub struct Metrics {
     token_renewal_failed: Gauge,
     installs: Counters<1>,
     facts: Family<Labels<1>, Gauge>,
+    nri_registered: Family<Labels<0>, Gauge>,
+    container_starts: Counters<1>,
+    ended_bypasses: Counter,
+    nri_seconds: Histogram,
 }
 
 impl Default for Metrics {
@@ -75,6 +80,17 @@ impl Default for Metrics {
             "Installations and repairs of the plugin on the node, by result",
             installs.clone(),
         );
+        let nri_registered = Family::default();
+        let help = "1 if the container runtime reports containers to the agent, 0 if not; absent without --nri-socket";
+        registry.register("nri_registered", help, nri_registered.clone());
+        let container_starts = Counters::default();
+        registry.register("container_starts", "Starts of excluded containers, by result", container_starts.clone());
+        let ended_bypasses = Counter::default();
+        let help = "Bypasses of running containers that ended because the proxy accepts connections";
+        registry.register("bypasses_ended", help, ended_bypasses.clone());
+        let nri_seconds = Histogram::new(exponential_buckets(0.000_125, 2.0, 13));
+        let help = "How long the container runtime waited for the agent when it started a container";
+        registry.register_with_unit("nri", help, Unit::Seconds, nri_seconds.clone());
         let registry = Arc::new(registry);
         Self {
             registry,
@@ -90,6 +106,10 @@ impl Default for Metrics {
             token_renewal_failed,
             installs,
             facts,
+            nri_registered,
+            container_starts,
+            ended_bypasses,
+            nri_seconds,
         }
     }
 }
@@ -160,6 +180,26 @@ impl Metrics {
     /// Sets the number of cached objects of a kind.
     pub fn facts(&self, kind: &'static str, count: usize) {
         self.facts.get_or_create(&[("kind", kind)]).set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// Sets whether the container runtime reports containers to the agent.
+    pub fn nri_registered(&self, registered: bool) {
+        self.nri_registered.get_or_create(&[]).set(registered.into());
+    }
+
+    /// Counts the start of an excluded container.
+    pub fn container_start(&self, result: &'static str) {
+        self.container_starts.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Counts a bypass that ended because the proxy accepts connections.
+    pub fn bypass_ended(&self) {
+        self.ended_bypasses.inc();
+    }
+
+    /// Records how long the container runtime waited at the start of a container.
+    pub fn nri_request(&self, duration: Duration) {
+        self.nri_seconds.observe(duration.as_secs_f64());
     }
 
     /// Returns all metrics in the OpenMetrics text format.

@@ -12,11 +12,13 @@
 //! | `services` | starts the threads that need the node's name |
 //! | `facts` | the watched pods, namespaces and definitions, and the answers to the plugin |
 //! | `socket` | the Unix socket for the plugin's requests |
+//! | `containers` | excluded containers of running pods |
 //! | [`repair`] | repairs pods that bypass the mesh |
 //! | [`taint`] | keeps pods off a node that is not ready |
 //! | `health` | `/healthz`, `/readyz`, `/metrics`, the watchdog, and the limit of connections |
 //! | `metrics` | the Prometheus metrics |
 
+mod containers;
 mod daemon_set;
 mod facts;
 mod health;
@@ -33,6 +35,7 @@ mod stability;
 pub mod taint;
 mod watch;
 
+pub use containers::ContainerSettings;
 pub use daemon_set::DaemonSet;
 pub use facts::{EndedContainer, ObservedPod};
 pub use metrics::Metrics;

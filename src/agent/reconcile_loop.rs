@@ -1,5 +1,6 @@
 //! The agent's main loop: reconciles the node with the desired state at every change, and reports readiness.
 
+use super::containers::ContainerSettings;
 use super::daemon_set::DaemonSet;
 use super::health::Health;
 use super::install::plan::undo;
@@ -63,6 +64,8 @@ pub struct Job<'a> {
     pub metrics: Metrics,
     /// The services that need the node's name; `None` if it is unknown.
     pub services: Option<Services>,
+    /// How excluded containers are exempted; `None` to not exempt any.
+    pub containers: Option<ContainerSettings>,
     /// The agent's own pod, for Events of a configuration that is refused.
     pub own_pod: Option<OwnPod>,
 }
@@ -121,9 +124,11 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     if let OnExit::Auto(daemon_set) = &job.on_exit {
         daemon_set.watch().map_err(|error| format!("can't start the thread that watches the DaemonSet: {error}"))?;
     }
-    // Dropping it at the end of this function ends the services.
+    // Dropping them at the end of this function ends their threads.
+    let containers = job.containers.as_ref().map(|settings| settings.start(job.node, &job.metrics)).transpose()?;
+    let registry = containers.as_ref().map(|running| running.registry.clone());
     let mut services = match &job.services {
-        Some(services) => Some(services.start(job.node, &job.metrics)?),
+        Some(services) => Some(services.start(job.node, &job.metrics, registry)?),
         None => None,
     };
     let events = job.own_pod.as_ref().map(OwnPod::events).transpose();

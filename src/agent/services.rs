@@ -1,6 +1,7 @@
 //! Starts the threads of the agent that need the node's name: the watches and the socket (`services`), repairs
 //! (`repair`), and the node's taint (`taint`).
 
+use super::containers::Registry;
 use super::facts::{Answers, ObservedPod, SharedFacts};
 use super::install::NodeFiles;
 use super::metrics::Metrics;
@@ -82,7 +83,12 @@ impl Services {
     ///
     /// # Errors
     /// A thread or its event loop can't be created, or the path of the socket can't be resolved.
-    pub(super) fn start(&self, node: &NodeFiles, metrics: &Metrics) -> Result<RunningServices, String> {
+    pub(super) fn start(
+        &self,
+        node: &NodeFiles,
+        metrics: &Metrics,
+        containers: Option<Registry>,
+    ) -> Result<RunningServices, String> {
         let (facts, (end, ended)) = (SharedFacts::new(), oneshot::channel());
         let socket = self.socket.as_ref().map(|socket| node.reach(socket)).transpose();
         let socket = socket.map_err(|error| error.to_string())?;
@@ -90,9 +96,11 @@ impl Services {
         builder.enable_all().max_blocking_threads(MAX_API_REQUESTS).thread_keep_alive(THREAD_IDLE_TIME);
         let runtime =
             builder.build().map_err(|error| format!("can't create the event loop of the services: {error}"))?;
+        let answers = Answers::new(facts.clone(), self.account.clone(), metrics.clone(), containers);
         let (services, shared_facts, shared_metrics) = (self.clone(), facts.clone(), metrics.clone());
         let thread = thread::Builder::new().name("services".into());
-        let thread = thread.spawn(move || services.run(runtime, &shared_facts, &shared_metrics, socket, ended));
+        let thread =
+            thread.spawn(move || services.run(runtime, &shared_facts, &shared_metrics, (socket, &answers), ended));
         let thread = thread.map_err(|error| format!("can't start the thread of the services: {error}"))?;
         let repair = |settings: &RepairSettings| {
             let (start, started) = channel();
@@ -113,16 +121,15 @@ impl Services {
         runtime: Runtime,
         facts: &SharedFacts,
         metrics: &Metrics,
-        socket: Option<PathBuf>,
+        (socket, answers): (Option<PathBuf>, &Answers),
         ended: oneshot::Receiver<()>,
     ) {
-        let answers = Answers::new(facts.clone(), self.account.clone(), metrics.clone());
         runtime.block_on(async {
             let mut connections = OpenConnections::none();
             tokio::select! {
                 _ = ended => {}
                 () = facts.watch(&self.account, &self.node_name, metrics) => {}
-                () = serve(socket, &answers, &mut connections) => {}
+                () = serve(socket, answers, &mut connections) => {}
             }
             connections.finish().await;
         });

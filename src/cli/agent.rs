@@ -7,7 +7,9 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{HostPath, kubeconfig};
 use detour_cni::agent::repair::{Criteria, RepairMode, RepairSettings, Selector};
-use detour_cni::agent::{DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken, Services, run};
+use detour_cni::agent::{
+    ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken, Services, run,
+};
 use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
@@ -91,6 +93,9 @@ pub(super) struct AgentArguments {
     /// Key of the NoSchedule taint that the agent sets on the node while the plugin is not ready [default: no taint]
     #[arg(long, value_name = "KEY", value_parser = parse_taint)]
     taint: Option<String>,
+    /// Register at the container runtime's NRI socket on the node, to exempt excluded containers from their first instruction on [default without PATH: /var/run/nri/nri.sock; without the flag: not registered]
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "/var/run/nri/nri.sock")]
+    nri_socket: Option<HostPath>,
     #[command(flatten)]
     repair: RepairArguments,
 }
@@ -255,6 +260,7 @@ impl AgentArguments {
             health_address: self.health_address,
             metrics,
             services: services.clone(),
+            containers: self.containers(),
             own_pod: self.own_pod(),
         };
         run(&job).map_err(|why| anyhow!(why))?;
@@ -293,6 +299,13 @@ impl AgentArguments {
         let (namespace, name) = (self.install.agent_namespace()?, set("POD_NAME")?);
         let account = self.install.account_for("Events of the agent's pod").ok()?;
         Some(OwnPod { account, pod: PodRef { namespace, name, uid: set("POD_UID") } })
+    }
+
+    /// Returns how excluded containers are exempted; `None` without the flags.
+    fn containers(&self) -> Option<ContainerSettings> {
+        let nri_socket = self.nri_socket.clone();
+        let account = self.install.account_for("Events of pods with excluded containers");
+        nri_socket.is_some().then(|| ContainerSettings { nri_socket, account: account.ok() })
     }
 
     fn services(&self) -> Option<Services> {

@@ -5,7 +5,7 @@
 use super::nfnetlink::{Message, NfError, NfSocket, Verb, nfta};
 use super::rule::NFPROTO_INET;
 use crate::cni::{Code, Error};
-use crate::netlink::attributes::{self, Attributes, find};
+use crate::netlink::attributes::{self, Attributes, find, find_be32};
 use crate::netlink::{DumpLimit, NLM_F_CREATE};
 use crate::policy::ContainerScope;
 use nix::errno::Errno;
@@ -16,12 +16,14 @@ pub(super) const TABLE: &str = "detour-containers";
 /// The maximum number of elements of a set. A pod has fewer running containers; a stale element is removed later.
 pub(super) const MAX_ELEMENTS: u32 = 1024;
 /// The length of a cgroup ID in a register.
-pub(super) const KEY_LENGTH: u32 = 8;
+const KEY_LENGTH: u32 = 8;
 /// `TYPE_CGROUPV2` (nftables, include/datatype.h), which `nft` needs to print the elements.
 const CGROUP_TYPE: u32 = 46;
 /// `NFTNL_UDATA_SET_ELEM_COMMENT` (libnftnl, udata.h), and the longest text that `nft` accepts, with its zero byte.
 const COMMENT: u8 = 0;
 const MAX_COMMENT: usize = 128;
+/// The scopes, each of which has a set.
+const SCOPES: [ContainerScope; 2] = [ContainerScope::Dns, ContainerScope::All];
 /// How often, and for how long, a change is repeated because another process changed the rules in the meantime.
 const MAX_ATTEMPTS: usize = 100;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -110,13 +112,26 @@ impl ContainerElement {
     }
 }
 
-/// Returns the name of a scope's set.
+/// Returns the name of a scope's set. `all` is a reserved word of `nft`.
 #[must_use]
-pub(super) const fn set_name(scope: ContainerScope) -> &'static str {
+pub const fn set_name(scope: ContainerScope) -> &'static str {
     match scope {
-        ContainerScope::Dns => "dns",
-        ContainerScope::All => "all",
+        ContainerScope::Dns => "excluded-dns",
+        ContainerScope::All => "excluded-all",
     }
+}
+
+/// Returns the scope of the set with this name.
+pub(super) fn scope_of_set(name: &str) -> Option<ContainerScope> {
+    SCOPES.into_iter().find(|scope| set_name(*scope) == name)
+}
+
+/// Reports whether a set that the kernel lists is as [`set`] creates it; its size does not count.
+pub(super) fn is_container_set(listed: &[u8]) -> bool {
+    let number = |kind| find_be32(listed, kind).unwrap_or_default();
+    number(nfta::SET_FLAGS) == 0
+        && number(nfta::SET_KEY_TYPE) == CGROUP_TYPE
+        && number(nfta::SET_KEY_LENGTH) == KEY_LENGTH
 }
 
 /// Returns the attributes that select the elements of a set (`NFTA_SET_ELEM_LIST_…`).
@@ -138,8 +153,7 @@ pub(super) fn set(scope: ContainerScope, id: u32) -> Attributes {
 /// # Errors
 /// The kernel refuses, or there are too many elements.
 pub fn container_elements() -> Result<Vec<ContainerElement>, Error> {
-    let scopes = [ContainerScope::Dns, ContainerScope::All];
-    let read = |socket: &mut NfSocket| read(socket, &scopes);
+    let read = |socket: &mut NfSocket| read(socket, &SCOPES);
     retried(read).map_err(|error| failed("read", &error))
 }
 

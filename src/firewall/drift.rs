@@ -3,7 +3,7 @@
 
 use super::live::{LiveRule, LiveRuleset};
 use super::native::live::{NativeLiveChain, NativeLiveTables};
-use super::native::rule::{NativeChain, NativeTables, table_name};
+use super::native::rule::{NativeChain, NativeTable, NativeTables};
 use super::plan::{CreatedTables, Step, check_steps};
 use super::rule::{Family, Hook, Ruleset, Table};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -113,15 +113,15 @@ fn differences(live: &LiveRuleset, family: Family, table: Table, steps: Vec<Step
     found
 }
 
-/// Returns how detour's native tables differ from `desired`. All their chains and rules are detour's, so every
-/// difference is drift.
+/// Returns how detour's native `tables` differ from `desired`. All their chains and rules are detour's, so every
+/// difference is drift. Elements of the sets of excluded containers are not part of the desired state.
 #[must_use]
-pub(super) fn native_drift(live: &NativeLiveTables, desired: &NativeTables) -> Vec<Drift> {
+pub(super) fn native_drift(tables: &[NativeTable], live: &NativeLiveTables, desired: &NativeTables) -> Vec<Drift> {
     let (no_live, no_desired) = (BTreeMap::new(), BTreeMap::new());
     let mut found = Vec::new();
-    for table in Table::ALL {
-        let (live, desired) = (live.get(&table).unwrap_or(&no_live), desired.get(&table).unwrap_or(&no_desired));
-        let place = format!("inet {}", table_name(table));
+    for table in tables {
+        let (live, desired) = (live.get(table).unwrap_or(&no_live), desired.get(table).unwrap_or(&no_desired));
+        let place = format!("inet {}", table.name());
         found.extend(native_differences(live, desired).into_iter().map(|what| Drift { place: place.clone(), what }));
     }
     found

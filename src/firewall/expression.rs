@@ -24,6 +24,8 @@ const AT_MOST: u32 = 3;
 const HOST_TO_NETWORK: u32 = 1;
 const LOOKUP_INVERTED: u32 = 1;
 const DESTINATION_NAT: u32 = 1;
+/// `NFT_SOCKET_CGROUPV2`.
+const SOCKET_CGROUP: u32 = 3;
 /// `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED` (linux/netfilter/nf_nat.h): the kernel sets these flags
 /// itself if a register is given, and lists them.
 const ADDRESS_GIVEN: u32 = 1;
@@ -76,12 +78,12 @@ impl Ct {
     }
 }
 
-/// A reference to an anonymous set, which belongs to one rule.
+/// A reference to a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SetName {
-    /// The number of the set within a transaction; 0 in rules that the kernel lists.
+    /// The number of an anonymous set within a transaction; 0 in rules that the kernel lists, and for a named set.
     pub id: u32,
-    /// The name that the kernel lists; in a transaction, the pattern for it.
+    /// The name; for an anonymous set in a transaction, the pattern for it.
     pub name: String,
 }
 
@@ -159,6 +161,8 @@ pub(super) enum Expression {
     AtMost(Vec<u8>),
     /// Loads connection tracking data.
     Ct(Ct),
+    /// Loads the ID of the sending socket's control group at this level: the socket's own one or an ancestor.
+    CgroupAt(u8),
     /// Converts the four bytes of the register to network byte order.
     NetworkOrder,
     /// Continues only if the register is in a set, or is not.
@@ -216,6 +220,9 @@ impl Expression {
             Self::AtLeast(bytes) => ("cmp", new().be32(1, REGISTER).be32(2, AT_LEAST).nested(3, &value(bytes))),
             Self::AtMost(bytes) => ("cmp", new().be32(1, REGISTER).be32(2, AT_MOST).nested(3, &value(bytes))),
             Self::Ct(key) => ("ct", new().be32(2, *key as u32).be32(1, REGISTER)),
+            Self::CgroupAt(level) => {
+                ("socket", new().be32(1, SOCKET_CGROUP).be32(2, REGISTER).be32(3, (*level).into()))
+            }
             Self::NetworkOrder => {
                 ("byteorder", new().be32(1, REGISTER).be32(2, REGISTER).be32(3, HOST_TO_NETWORK).be32(4, 4).be32(5, 4))
             }
@@ -278,6 +285,11 @@ impl Expression {
                     (None, Some(_)) => in_register(4).map(|()| Self::SetCt(key))?,
                     _ => return None,
                 }
+            }
+            "socket" => {
+                in_register(2)?;
+                let level = u8::try_from(find_be32(data, 3)?).ok()?;
+                (find_be32(data, 1)? == SOCKET_CGROUP).then_some(Self::CgroupAt(level))?
             }
             "byteorder" => {
                 in_register(1).and_then(|()| in_register(2))?;

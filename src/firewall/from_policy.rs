@@ -3,8 +3,9 @@
 
 use super::exclusions::{self, captured, covers_dns_port, protocols};
 use super::istio;
-use super::rule::{Family, MULTIPORT_SLOTS, Rule, Ruleset};
-use crate::policy::{DnsCapture, Exclusion, Groups, Policy, Ports, Protocol, Ranges, Redirect};
+use super::rule::{ContainerRules, Family, MULTIPORT_SLOTS, Rule, Ruleset};
+use crate::policy::{ContainerScope, DnsCapture, Exclusion, Groups, Policy, Ports, Protocol, Ranges, Redirect};
+use std::collections::BTreeSet;
 
 /// The maximum number of rules that an ADD writes for a pod, both families together.
 pub const MAX_RULES: usize = 16_000;
@@ -12,6 +13,8 @@ pub const MAX_RULES: usize = 16_000;
 const FIXED_RULES: usize = 30;
 /// The jumps to the exclusions, in nat and raw of both families.
 const JUMPS: usize = 4;
+/// The rules for excluded containers: two sets at each level, in raw and nat, and what they lead to.
+const CONTAINER_RULES: usize = 60;
 /// The number of port ranges that fit into one `multiport`; a range takes two slots.
 const RANGES_PER_RULE: usize = MULTIPORT_SLOTS / 2;
 
@@ -28,10 +31,16 @@ impl Ruleset {
                 }
                 exclusions::write(policy, &exclusions, family, &mut ruleset);
             }
+            ruleset.containers = container_rules(policy, families);
         }
         ruleset.rules_mut().for_each(Rule::drop_empty_conditions);
         ruleset
     }
+}
+
+fn container_rules(policy: &Policy, families: &[Family]) -> Option<ContainerRules> {
+    let scopes: BTreeSet<ContainerScope> = policy.containers.iter().map(|container| container.scope).collect();
+    (!scopes.is_empty()).then(|| ContainerRules { scopes, capture: captured(policy), families: families.to_vec() })
 }
 
 /// Returns an upper bound of the rules that `policy` needs, both families together, counted as iptables rules.
@@ -40,7 +49,8 @@ pub fn max_rules(policy: &Policy) -> usize {
     let redirect = policy.redirect().map_or(0, |redirect| 2 * of_redirect(redirect));
     let capture = captured(policy);
     let exclusions = policy.exclusions.iter().map(|exclusion| of_exclusion(exclusion, &capture));
-    exclusions.fold(redirect + JUMPS, usize::saturating_add)
+    let containers = if policy.containers.is_empty() { 0 } else { CONTAINER_RULES };
+    exclusions.fold(redirect + JUMPS + containers, usize::saturating_add)
 }
 
 fn of_exclusion(exclusion: &Exclusion, capture: &DnsCapture) -> usize {

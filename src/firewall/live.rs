@@ -1,10 +1,11 @@
 //! The live rules of a network namespace: a consistent snapshot of the tables that iptables-nft manages, of detour's
 //! native tables, and of Istio's.
 
+use super::containers::ContainerElement;
 use super::expression::Counter;
 use super::iptables;
 use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_rule, native_table_of};
-use super::native::rule::{NativeAction, table_name};
+use super::native::rule::NativeAction;
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
 use super::rule::{Family, NFPROTO_INET, Rule, Table, is_redirection_chain};
 use crate::cni;
@@ -87,6 +88,8 @@ pub struct LiveRuleset {
     pub tables: BTreeMap<(Family, Table), LiveTable>,
     /// Detour's native tables.
     pub native: NativeLiveTables,
+    /// The elements of the sets of excluded containers.
+    pub containers: Vec<ContainerElement>,
     /// The native redirection of Istio's own tools, if present.
     pub native_istio: Option<NativeIstio>,
 }
@@ -136,7 +139,8 @@ impl LiveRuleset {
         if live.tables.is_empty() && live.native.is_empty() && live.native_istio.is_none() {
             return Ok(live);
         }
-        let sets = Sets::read(socket, &live.native)?;
+        let mut sets = Sets::read(socket, &live.native)?;
+        live.containers = std::mem::take(&mut sets.containers);
         live.read_chains(socket)?;
         for (family, which) in live.dumps_of_rules(has_other_tables) {
             socket.dump_of(Verb::GetRule, family, which, |number, body| live.add_rule(&sets, number, body))?;
@@ -192,7 +196,7 @@ impl LiveRuleset {
             return vec![(0, Attributes::new())];
         }
         let iptables = self.tables.keys().map(|(family, table)| (family.number(), table.name()));
-        let native = self.native.keys().map(|table| (NFPROTO_INET, table_name(*table)));
+        let native = self.native.keys().map(|table| (NFPROTO_INET, table.name()));
         let istio = self.native_istio.map(|_| (NFPROTO_INET, ISTIO_RAW));
         let all = iptables.chain(native).chain(istio);
         all.map(|(family, table)| (family, Attributes::new().text(nfta::TABLE, table))).collect()

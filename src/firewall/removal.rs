@@ -3,7 +3,7 @@
 
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
-use super::native::rule::table_name;
+use super::native::rule::NativeTable;
 use super::nfnetlink::{Message, NfError, NfSocket, Verb, nfta};
 use super::plan::CreatedTables;
 use super::rule::{Family, Hook, NFPROTO_INET, Ruleset, Table, is_own_chain, is_redirection_chain};
@@ -82,9 +82,12 @@ fn placeholder() -> LiveRule {
     LiveRule { handle: 0, rule: Err(None), counter: Counter::default() }
 }
 
-/// Returns the messages that flush each chain of `own`, or delete detour's native tables.
+/// Returns the messages that delete detour's native tables, and in the iptables format flush each chain of `own`.
 fn flushes(format: RuleFormat, own: &Ruleset) -> Vec<Message> {
     let message = |verb, family, attributes| Message { verb, flags: 0, family, attributes };
+    let delete =
+        |table: &NativeTable| message(Verb::DelTable, NFPROTO_INET, Attributes::new().text(nfta::TABLE, table.name()));
+    let mut messages: Vec<Message> = format.native_tables().iter().map(delete).collect();
     match format {
         RuleFormat::Iptables => {
             let flush = |family: Family, table: Table, chain: &str| {
@@ -95,12 +98,12 @@ fn flushes(format: RuleFormat, own: &Ruleset) -> Vec<Message> {
                 )
             };
             let tables = own.tables.iter();
-            tables.flat_map(|((f, t), rules)| rules.chains.iter().map(|(chain, _)| flush(*f, *t, chain))).collect()
+            messages
+                .extend(tables.flat_map(|((f, t), rules)| rules.chains.iter().map(|(chain, _)| flush(*f, *t, chain))));
         }
-        RuleFormat::Nftables => Table::ALL
-            .map(|table| message(Verb::DelTable, NFPROTO_INET, Attributes::new().text(nfta::TABLE, table_name(table))))
-            .into(),
+        RuleFormat::Nftables => {}
     }
+    messages
 }
 
 /// Sends one message as a transaction; a missing chain or table is no error.

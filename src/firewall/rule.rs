@@ -1,10 +1,10 @@
 //! The rule model: a pod's firewall rules as values, in the vocabulary of iptables. Both rule formats write it into
 //! the kernel and decode the kernel's rules back into it. In `firewall`, a chain is a netfilter chain.
 
-use crate::policy::{IdRange, PortRange, Protocol};
+use crate::policy::{ContainerScope, DnsCapture, IdRange, PortRange, Protocol};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// The prefix of the netfilter chains of an Istio redirection, made by detour or another tool.
 const REDIRECTION_PREFIX: &str = "ISTIO_";
@@ -378,11 +378,24 @@ impl TableRules {
     }
 }
 
+/// What the rules for excluded containers depend on. They are native rules in both rule formats.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerRules {
+    /// The sets of excluded containers.
+    pub scopes: BTreeSet<ContainerScope>,
+    /// The DNS queries that the pod's redirection captures.
+    pub capture: DnsCapture,
+    /// The families that have rules.
+    pub families: Vec<Family>,
+}
+
 /// All rules of a pod. [`Ruleset::of`] builds it from a policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ruleset {
     /// The rules by family and table; tables without rules are absent.
     pub tables: BTreeMap<(Family, Table), TableRules>,
+    /// The rules for excluded containers; `None` if the policy excludes no container.
+    pub containers: Option<ContainerRules>,
 }
 
 impl Ruleset {
@@ -427,6 +440,6 @@ impl Ruleset {
     /// Reports whether there are no rules.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.tables.is_empty()
+        self.tables.is_empty() && self.containers.is_none()
     }
 }

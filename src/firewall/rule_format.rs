@@ -5,6 +5,8 @@
 use super::drift::{Drift, drift, native_drift};
 use super::live::LiveRuleset;
 use super::native::live::attached_to_hook;
+use super::native::rule::NativeTable;
+use super::native::{NativeChange, NativeTables};
 use super::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
 use super::plan::{CreatedTables, MAX_DELETIONS, PlannedStep, Step, changes};
 use super::rule::{Family, Hook, Rule, Ruleset, Table, is_own_chain};
@@ -25,13 +27,13 @@ pub enum RuleFormat {
     Nftables,
 }
 
-/// A transaction in one of the rule formats.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Transaction {
-    /// Changes in the tables of iptables.
-    Iptables(Vec<PlannedStep>),
-    /// Changes in detour's native tables.
-    Nftables(Vec<native::NativeChange>),
+/// A transaction: changes in the tables of iptables, then changes in detour's native tables.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Transaction {
+    /// The changes in the tables of iptables; none in the format `nftables`.
+    pub iptables: Vec<PlannedStep>,
+    /// The changes in detour's native tables; in the format `iptables`, only in the one of excluded containers.
+    pub native: Vec<NativeChange>,
 }
 
 impl RuleFormat {
@@ -44,38 +46,62 @@ impl RuleFormat {
         }
     }
 
+    /// Returns the native tables that the format has.
+    pub(super) const fn native_tables(self) -> &'static [NativeTable] {
+        match self {
+            Self::Iptables => &[NativeTable::Containers],
+            Self::Nftables => &NativeTable::ALL,
+        }
+    }
+
+    /// Returns the native tables of `desired` in this format.
+    #[must_use]
+    pub fn native(self, desired: &Ruleset) -> NativeTables {
+        match self {
+            Self::Iptables => native::container_table(desired),
+            Self::Nftables => native::translate(desired),
+        }
+    }
+
     /// Returns the changes that lead from `live` to `desired`. `previous` are the rules desired before, and `made` the
     /// tables and chains that detour created; they matter only in the tables of iptables, which detour shares with
     /// other tools.
     #[must_use]
     pub fn plan(self, live: &LiveRuleset, previous: &Ruleset, desired: &Ruleset, made: &CreatedTables) -> Transaction {
-        match self {
-            Self::Iptables => Transaction::Iptables(changes(live, previous, desired, made)),
-            Self::Nftables => Transaction::Nftables(native::changes(&live.native, &native::translate(desired))),
-        }
+        let iptables = match self {
+            Self::Iptables => changes(live, previous, desired, made),
+            Self::Nftables => Vec::new(),
+        };
+        let tables = self.native_tables();
+        let native = native::changes(tables, &live.native, &live.containers, &self.native(desired));
+        Transaction { iptables, native }
     }
 
     /// Returns how `live` differs from `desired`. Foreign rules in places where they are allowed don't count.
     #[must_use]
     pub fn drift(self, live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift> {
-        match self {
+        let mut found = match self {
             Self::Iptables => drift(live, desired),
-            Self::Nftables => native_drift(&live.native, &native::translate(desired)),
-        }
+            Self::Nftables => Vec::new(),
+        };
+        found.extend(native_drift(self.native_tables(), &live.native, &self.native(desired)));
+        found
     }
 }
 
 impl LiveRuleset {
-    /// Returns the format of detour's live rules, if there are any. Native tables always are detour's; the tables of
-    /// iptables contain detour's rules if a chain is in `previous` or has a name that only detour uses.
+    /// Returns the format of detour's live rules, if there are any. Native tables always are detour's, and the one of
+    /// excluded containers exists in both formats; the tables of iptables contain detour's rules if a chain is in
+    /// `previous` or has a name that only detour uses.
     #[must_use]
     pub fn rule_format(&self, previous: &Ruleset) -> Option<RuleFormat> {
         let ours =
             |(family, table, name, _): (_, _, &str, _)| is_own_chain(name) || previous.has_chain(family, table, name);
-        match (self.native.is_empty(), self.chains().any(ours)) {
-            (false, _) => Some(RuleFormat::Nftables),
-            (true, true) => Some(RuleFormat::Iptables),
-            (true, false) => None,
+        let is_native = self.native.keys().any(|table| *table != NativeTable::Containers);
+        match (is_native, self.chains().any(ours)) {
+            (true, _) => Some(RuleFormat::Nftables),
+            (false, true) => Some(RuleFormat::Iptables),
+            (false, false) => None,
         }
     }
 }
@@ -83,17 +109,28 @@ impl LiveRuleset {
 impl Transaction {
     /// Returns the number of changes.
     #[must_use]
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Iptables(changes) => changes.len(),
-            Self::Nftables(changes) => changes.len(),
-        }
+    pub const fn len(&self) -> usize {
+        self.iptables.len() + self.native.len()
     }
 
     /// Reports whether there is nothing to change.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub const fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Reports whether the transaction writes rules that compare control groups. The kernel counts their levels from
+    /// the cgroup namespace of the writing process.
+    #[must_use]
+    pub fn writes_container_rules(&self) -> bool {
+        self.native.contains(&NativeChange::Table(NativeTable::Containers))
+    }
+
+    /// Reports whether one of the changes is about excluded containers.
+    #[must_use]
+    pub fn is_about_containers(&self, index: usize) -> bool {
+        let change = index.checked_sub(self.iptables.len()).and_then(|index| self.native.get(index));
+        change.is_some_and(|change| change.table() == NativeTable::Containers)
     }
 
     /// Commits the transaction atomically, provided that the rules are still those of `live`.
@@ -101,39 +138,36 @@ impl Transaction {
     /// # Errors
     /// The kernel refuses ([`NfError::Refused`] with the index of the change), or another process changed the rules.
     pub fn commit(&self, socket: &mut NfSocket, live: &LiveRuleset) -> Result<(), NfError> {
-        match self {
-            Self::Iptables(changes) => commit(socket, live, changes),
-            Self::Nftables(changes) => {
-                let (indexes, messages): (Vec<usize>, Vec<Message>) = native::messages(changes).into_iter().unzip();
-                socket.transact(&messages, live.generation).map_err(|error| match error {
-                    NfError::Refused { index, errno } => {
-                        NfError::Refused { index: index.and_then(|index| indexes.get(index).copied()), errno }
-                    }
-                    other => other,
-                })
+        check_deletions(&self.iptables)?;
+        let iptables = self.iptables.iter().map(|((family, table), step)| message(*family, *table, step));
+        let native = native::messages(&self.native).into_iter();
+        let native = native.map(|(index, message)| (self.iptables.len() + index, message));
+        let (indexes, messages): (Vec<usize>, Vec<Message>) = iptables.enumerate().chain(native).unzip();
+        socket.transact(&messages, live.generation).map_err(|error| match error {
+            NfError::Refused { index, errno } => {
+                NfError::Refused { index: index.and_then(|index| indexes.get(index).copied()), errno }
             }
-        }
+            other => other,
+        })
     }
 
     /// Describes one of the changes.
     #[must_use]
     pub fn describe(&self, index: usize) -> Option<String> {
-        match self {
-            Self::Iptables(changes) => changes.get(index).map(|((family, table), step)| {
-                let step = match step {
-                    Step::Table => "create the table".to_owned(),
-                    Step::Hook(hook) => format!("create chain {}", hook.chain()),
-                    Step::Chain(name) => format!("create chain {name}"),
-                    Step::Rule { chain, rule, .. } => format!("-A {chain} {rule}"),
-                    Step::DeleteRule { chain, handle } => format!("delete rule with handle {handle} of chain {chain}"),
-                    Step::Flush(name) => format!("flush chain {name}"),
-                    Step::DeleteChain(name) => format!("delete chain {name}"),
-                    Step::DeleteTable => "delete the table".to_owned(),
-                };
-                format!("{} {} {step}", family.name(), table.name())
-            }),
-            Self::Nftables(changes) => changes.get(index).map(ToString::to_string),
-        }
+        let Some(((family, table), step)) = self.iptables.get(index) else {
+            return self.native.get(index.checked_sub(self.iptables.len())?).map(ToString::to_string);
+        };
+        let step = match step {
+            Step::Table => "create the table".to_owned(),
+            Step::Hook(hook) => format!("create chain {}", hook.chain()),
+            Step::Chain(name) => format!("create chain {name}"),
+            Step::Rule { chain, rule, .. } => format!("-A {chain} {rule}"),
+            Step::DeleteRule { chain, handle } => format!("delete rule with handle {handle} of chain {chain}"),
+            Step::Flush(name) => format!("flush chain {name}"),
+            Step::DeleteChain(name) => format!("delete chain {name}"),
+            Step::DeleteTable => "delete the table".to_owned(),
+        };
+        Some(format!("{} {} {step}", family.name(), table.name()))
     }
 }
 
@@ -155,17 +189,16 @@ pub fn legacy_tables() -> Vec<(Family, String)> {
     Family::ALL.into_iter().flat_map(names).collect()
 }
 
-/// Commits changes in the tables of iptables; refuses to delete more than [`MAX_DELETIONS`] rules of a chain.
-fn commit(socket: &mut NfSocket, live: &LiveRuleset, changes: &[PlannedStep]) -> Result<(), NfError> {
+/// Refuses to delete more than [`MAX_DELETIONS`] rules of a chain.
+fn check_deletions(changes: &[PlannedStep]) -> Result<(), NfError> {
     let delete_in_same_chain = |a: &PlannedStep, b: &PlannedStep| match (a, b) {
         ((a, Step::DeleteRule { chain: from, .. }), (b, Step::DeleteRule { chain, .. })) => (a, from) == (b, chain),
         _ => false,
     };
-    if let Some(run) = changes.chunk_by(delete_in_same_chain).find(|run| run.len() > MAX_DELETIONS) {
-        return Err(NfError::TooManyDeletions { count: run.len(), limit: MAX_DELETIONS });
+    match changes.chunk_by(delete_in_same_chain).find(|run| run.len() > MAX_DELETIONS) {
+        Some(run) => Err(NfError::TooManyDeletions { count: run.len(), limit: MAX_DELETIONS }),
+        None => Ok(()),
     }
-    let messages: Vec<Message> = changes.iter().map(|((family, table), step)| message(*family, *table, step)).collect();
-    socket.transact(&messages, live.generation)
 }
 
 fn message(family: Family, table: Table, step: &Step) -> Message {

@@ -335,6 +335,7 @@ fn matches(packet: &Packet, condition: &Match) -> bool {
 /// Returns whether the packet matches all conditions of a native rule.
 pub(super) fn matches_native(packet: &Packet, rule: &native::NativeRule) -> bool {
     rule.family.is_none_or(|family| family == packet.family())
+        && rule.cgroup.is_none()
         && rule.conditions.iter().all(|condition| matches_condition(packet, condition))
 }
 

@@ -2,7 +2,7 @@
 //! `ip6tables-restore`.
 
 use crate::firewall::native::rule as native;
-use crate::firewall::native::rule::table_name;
+use crate::firewall::native::rule::NativeTable;
 use crate::firewall::rule::{Family, Hook, Rule, Table};
 use crate::firewall::{LiveRule, LiveRuleset, Ruleset};
 use crate::policy::{Interception, Policy};
@@ -32,7 +32,7 @@ pub(super) struct RuleText {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum TableListing {
     /// A table of detour in family `inet`. Its priority is equal to that of the iptables table or one lower.
-    Native(Table),
+    Native(NativeTable),
     /// An iptables table of one family.
     Iptables(Table, Family),
 }
@@ -41,7 +41,7 @@ impl TableListing {
     /// Returns the table's name in the kernel.
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Self::Native(table) => table_name(table),
+            Self::Native(table) => table.name(),
             Self::Iptables(table, _) => table.name(),
         }
     }

@@ -4,7 +4,6 @@ use super::elements::ContainerSets;
 use super::rulebook::Rulebook;
 use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::cni::{Code, Error};
-use crate::firewall::native::rule::table_name;
 use crate::firewall::{Counter, Difference, Drift, LiveRuleset, Ruleset, foreign_rules, legacy_tables};
 use crate::netns::find::FoundNetns;
 use crate::netns::{NetNs, own_addresses};
@@ -242,7 +241,7 @@ fn present_rules(live: &LiveRuleset, desired: Option<&Ruleset>) -> Vec<PresentRu
         for (name, chain) in chains {
             all.extend(chain.rules.iter().zip(&chain.counters).map(|(rule, counter)| PresentRule {
                 in_desired_chain: desired.is_some(),
-                place: format!("inet {}", table_name(*table)),
+                place: format!("inet {}", table.name()),
                 chain: name.clone(),
                 text: match rule {
                     Some(rule) => format!("{name} {rule}"),

@@ -6,7 +6,7 @@ use super::packet::{Destination, Origin, Packet, Sender, matches_iptables, match
 use super::rulebook::{RuleBody, RuleText, Rulebook, TableListing};
 use super::subject::ConfigurationOrigin;
 use super::terminal::{Cell, Screen, TextReport, Tone};
-use crate::firewall::native::rule::NativeAction;
+use crate::firewall::native::rule::{NativeAction, NativeTable};
 use crate::firewall::rule::{Hook, Table};
 use serde::Serialize;
 use std::net::{IpAddr, SocketAddr};
@@ -245,8 +245,9 @@ impl Walk<'_> {
 
     fn tables(&mut self, tables: &[Table], hook: Hook) -> End {
         let family = self.packet.family();
-        let listings =
-            tables.iter().flat_map(|table| [TableListing::Native(*table), TableListing::Iptables(*table, family)]);
+        let listings = tables
+            .iter()
+            .flat_map(|table| [TableListing::Native(NativeTable::Of(*table)), TableListing::Iptables(*table, family)]);
         for table in listings {
             match self.table(table, hook) {
                 End::Continue => {}
@@ -317,7 +318,9 @@ impl Packet {
             NativeAction::Accept => ("accepts".to_owned(), RuleEffect::End(End::Continue)),
             NativeAction::Return => ("returns".to_owned(), RuleEffect::Return),
             NativeAction::Drop => ("drops".to_owned(), RuleEffect::End(End::Dropped)),
-            NativeAction::Jump(chain) => (format!("jumps to {chain}"), RuleEffect::Jump(chain)),
+            NativeAction::Jump(chain) | NativeAction::Goto(chain) => {
+                (format!("jumps to {chain}"), RuleEffect::Jump(chain))
+            }
             NativeAction::Redirect(port) => {
                 (format!("redirects to port {port}"), RuleEffect::End(End::Redirected(port)))
             }

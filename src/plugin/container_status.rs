@@ -115,8 +115,8 @@ fn is_gone_from_node(root: &Path, path: &Path, id: NetnsId) -> bool {
     match (exists(&path.parent()), exists(&path)) {
         (Some(true), Some(false)) => true,
         (_, Some(true)) => {
-            let netns = root.reach(&path).ok().and_then(|path| NetNs::open(&path).ok().flatten());
-            netns.is_some_and(|netns| netns.id() != id)
+            let netns = open_netns::on_node(&root, path.as_path());
+            netns.is_ok_and(|netns| netns.is_some_and(|netns| netns.id() != id))
         }
         _ => false,
     }

@@ -1,10 +1,16 @@
 //! Excluded containers of a running pod: adds a container's control group to the sets in the pod's network namespace
 //! when the container starts, and removes it when the bypass ends. The node's agent and the OCI hook call it.
 
-use crate::cni::{Code, Error};
+use super::open_netns;
+use super::record::{AttachmentRecord, ContainerRecords};
+use crate::cni::{Code, Error, is_identifier};
+use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, container_elements};
 use crate::host_path::HostRoot;
-use crate::netns::NetNs;
-use crate::policy::{ContainerScope, Policy};
+use crate::netns::{NetNs, NetnsId, listens};
+use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Policy, Redirect};
+use crate::state::{ROOT, Store};
+use serde::Deserialize;
+use std::path::Path;
 
 /// A running container, or one that the runtime is about to start.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,8 +52,20 @@ pub struct ContainerChanges {
     pub ended: Vec<String>,
     /// The number of removed elements of containers that have exited.
     pub removed: usize,
-    /// Whether the proxy accepts connections, or did before.
+    /// Whether the proxy accepts connections, or did before. It is only checked if a bypass ends then.
     pub proxy_ready: bool,
+}
+
+/// The part of a record that says whether an attachment excludes containers.
+#[derive(Deserialize)]
+struct ExclusionsPart {
+    policy: ContainersPart,
+}
+
+#[derive(Deserialize)]
+struct ContainersPart {
+    #[serde(default)]
+    containers: Vec<ContainerExclusion>,
 }
 
 impl ExcludedContainers {
@@ -55,9 +73,41 @@ impl ExcludedContainers {
     /// its attachments exclude no container. `root` is where the node's file system is mounted.
     ///
     /// # Errors
-    /// The saved state can't be read, or the network namespace can't be opened.
-    pub fn find(_sandbox_id: &str, _root: &HostRoot) -> Result<Option<Self>, Error> {
-        Err(Error::new(Code::Internal, "not implemented"))
+    /// [`Code::State`] and [`Code::Io`]: the saved state can't be read. [`Code::InvalidNetns`]: the network namespace is
+    /// gone or can't be opened.
+    pub fn find(sandbox_id: &str, root: &HostRoot) -> Result<Option<Self>, Error> {
+        Self::find_in(&Store::new(ROOT), sandbox_id, root)
+    }
+
+    fn find_in(store: &Store, sandbox_id: &str, root: &HostRoot) -> Result<Option<Self>, Error> {
+        // No attachment has another ID, and this is the name of a directory.
+        if !is_identifier(sandbox_id) {
+            return Ok(None);
+        }
+        let attachments = store.attachments_of(sandbox_id)?;
+        let mut excludes = false;
+        for attachment in &attachments {
+            let part: Option<ExclusionsPart> = store.read_part(attachment)?;
+            excludes |= part.is_some_and(|part| !part.policy.containers.is_empty());
+        }
+        if !excludes {
+            return Ok(None);
+        }
+        let mut records = ContainerRecords::default();
+        for attachment in &attachments {
+            records.0.extend(AttachmentRecord::read(store, attachment)?.map(|record| (attachment.clone(), record)));
+        }
+        let place = |(_, record): &(_, AttachmentRecord)| {
+            let place = record.netns_id.zip(record.netns_path.clone());
+            place.filter(|_| !record.policy.containers.is_empty())
+        };
+        let Some((id, path)) = records.0.iter().find_map(place) else {
+            return Err(gone(sandbox_id, Path::new("(unknown)")));
+        };
+        let netns = open_netns::on_node(root, &path)?.filter(|netns| netns.id() == id);
+        let netns = netns.ok_or_else(|| gone(sandbox_id, &path))?;
+        records.0.retain(|(_, record)| record.netns_id.is_none_or(|other| other == id));
+        Ok(Some(Self { policy: records.policy()?, netns }))
     }
 
     /// Returns the union of the policies of the sandbox's attachments.
@@ -66,12 +116,117 @@ impl ExcludedContainers {
         &self.policy
     }
 
+    /// Returns the identity of the sandbox's network namespace.
+    #[must_use]
+    pub const fn netns_id(&self) -> NetnsId {
+        self.netns.id()
+    }
+
     /// Makes the sets match the observed containers and the state of the proxy. Takes no lock: it never waits for a
     /// call of the plugin.
     ///
     /// # Errors
     /// The network namespace can't be entered, or the kernel refuses the change.
-    pub fn reconcile(&self, _observed: ObservedContainers<'_>) -> Result<ContainerChanges, Error> {
-        Err(Error::new(Code::Internal, format!("not implemented: {}", self.netns.path().display())))
+    pub fn reconcile(&self, observed: ObservedContainers<'_>) -> Result<ContainerChanges, Error> {
+        self.netns.enter_without_lock(|| {
+            let ends_then = self.policy.containers.iter().any(|one| one.until == BypassEnd::ProxyReady);
+            let proxy_ready = observed.proxy_ready || (ends_then && listens(proxy_port(&self.policy))?);
+            let plan = ElementPlan::new(&self.policy, &container_elements()?, observed, proxy_ready);
+            if !(plan.remove.is_empty() && plan.add.is_empty()) {
+                change_container_elements(&plan.remove, &plan.add)?;
+            }
+            Ok(plan.changes)
+        })
     }
 }
+
+fn gone(sandbox_id: &str, netns: &Path) -> Error {
+    let msg = format!(
+        "network namespace {}: gone, or not visible in this mount namespace; pod sandbox {sandbox_id} excludes \
+         containers, delete the pod if it still runs",
+        netns.display()
+    );
+    Error::new(Code::InvalidNetns, msg)
+}
+
+/// Returns the port at which the proxy accepts redirected connections. Another tool's redirection has Istio's default.
+fn proxy_port(policy: &Policy) -> u16 {
+    policy.redirect().map_or_else(|| Redirect::default().proxy_port, |redirect| redirect.proxy_port)
+}
+
+/// The changes of the sets in one transaction.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct ElementPlan {
+    remove: Vec<ContainerElement>,
+    add: Vec<ContainerElement>,
+    changes: ContainerChanges,
+}
+
+impl ElementPlan {
+    fn new(policy: &Policy, live: &[ContainerElement], observed: ObservedContainers<'_>, proxy_ready: bool) -> Self {
+        let wanted = |container: &RunningContainer| {
+            let scope = policy.container_scope(&container.name, proxy_ready)?;
+            Some(ContainerElement::new(scope, container.cgroup, &container.name, &container.id))
+        };
+        let mut plan = Self::default();
+        plan.changes.proxy_ready = proxy_ready;
+        for container in observed.running {
+            let Some(element) = wanted(container).filter(|element| !live.contains(element)) else { continue };
+            let is_wider = |other: &&ContainerElement| other.scope > element.scope && other.cgroup == element.cgroup;
+            if !live.iter().any(|other| is_wider(&other) && other.container == element.container) {
+                plan.changes.exempted.push((container.name.clone(), element.scope));
+            }
+            plan.add.push(element);
+        }
+        for element in live {
+            plan.examine(element, policy, observed, wanted);
+        }
+        plan.changes.ended.sort_unstable();
+        plan.changes.ended.dedup();
+        plan
+    }
+
+    /// Decides whether a live element stays.
+    fn examine(
+        &mut self,
+        element: &ContainerElement,
+        policy: &Policy,
+        observed: ObservedContainers<'_>,
+        wanted: impl Fn(&RunningContainer) -> Option<ContainerElement>,
+    ) {
+        let is_key_of = |other: &ContainerElement| (other.scope, other.cgroup) == (element.scope, element.cgroup);
+        if self.add.iter().any(is_key_of) {
+            // The transaction replaces its comment.
+            return;
+        }
+        let is_of =
+            |id: &str| element.container.as_ref().is_some_and(|label| *label == ContainerLabel::new(&label.name, id));
+        if let Some(container) = observed.running.iter().find(|container| is_of(&container.id)) {
+            if wanted(container).as_ref() != Some(element) {
+                self.remove.push(element.clone());
+                self.note_end(&container.name, element.scope, policy);
+            }
+        } else if observed.complete || observed.exited.iter().any(|id| is_of(id)) {
+            self.remove.push(element.clone());
+            self.changes.removed += 1;
+        } else if let Some(label) = &element.container {
+            let scope = policy.container_scope(&label.name, self.changes.proxy_ready);
+            if scope.is_none_or(|scope| scope < element.scope) {
+                self.add.extend(scope.map(|scope| ContainerElement { scope, ..element.clone() }));
+                self.remove.push(element.clone());
+                self.note_end(&label.name, element.scope, policy);
+            }
+        }
+    }
+
+    /// Notes the end of a bypass if the proxy ended it.
+    fn note_end(&mut self, name: &str, scope: ContainerScope, policy: &Policy) {
+        let now = policy.container_scope(name, self.changes.proxy_ready);
+        if now < Some(scope) && policy.container_scope(name, false) >= Some(scope) {
+            self.changes.ended.push(name.to_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

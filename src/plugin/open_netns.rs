@@ -1,6 +1,7 @@
 //! Opens the pod's network namespace, which must never be the one that the plugin runs in.
 
 use crate::cni::{Code, Error, Request};
+use crate::host_path::{HostPath, HostRoot};
 use crate::netns::NetNs;
 use crate::trusted_file::FileId;
 use std::fs;
@@ -26,6 +27,22 @@ pub(super) fn at(path: &Path) -> Result<NetNs, Error> {
     refuse_own(path)?;
     let missing = || Error::new(Code::InvalidNetns, format!("{}: no network namespace at this path", path.display()));
     NetNs::open(path)?.ok_or_else(missing)
+}
+
+/// Opens the network namespace at the runtime's path on the node at `root`; the path may already be below `root`.
+/// Returns `None` if it does not exist, or is not visible here.
+///
+/// # Errors
+/// [`Code::InvalidNetns`]: the file can't be opened or examined.
+pub(super) fn on_node(root: &HostRoot, path: &Path) -> Result<Option<NetNs>, Error> {
+    if path.starts_with(root.mount()) {
+        return NetNs::open(path);
+    }
+    let Some(path) = HostPath::new(path) else { return Ok(None) };
+    let reached = root.reach(&path).map_err(|error| {
+        Error::new(Code::InvalidNetns, format!("network namespace {path}: can't be opened: {error}"))
+    })?;
+    NetNs::open(&reached)
 }
 
 /// Refuses a call whose `CNI_NETNS` is the network namespace that the plugin runs in, usually the host's, before

@@ -403,7 +403,7 @@ fn refused(error: &NfError, transaction: Option<&Transaction>) -> Error {
     };
     let place = place.unwrap_or_else(|| "the pod's rules".to_owned());
     let needed = match transaction {
-        Some(Transaction::Nftables(_)) => {
+        Some(transaction) if transaction.iptables.is_empty() => {
             "nf_tables with nat, redirect, tproxy and ct expressions for family inet (5.2 or later)"
         }
         _ => "nf_tables with nft_compat and the xtables extensions (dialect nftables needs only nf_tables)",

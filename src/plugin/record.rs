@@ -43,7 +43,7 @@ impl AttachmentRecord {
     ///
     /// # Errors
     /// The record can't be read, is damaged, or was written by a newer version.
-    fn read(store: &Store, attachment: &Attachment) -> Result<Option<Self>, Error> {
+    pub(super) fn read(store: &Store, attachment: &Attachment) -> Result<Option<Self>, Error> {
         match store.read(attachment) {
             Err(error) if error.code == Code::State => {
                 Self::read_without_fixtures(store, attachment).map(Some).ok_or(error)

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 pub(crate) fn outcome(tables: &NativeTables, packet: &Packet) -> Outcome {
     let mut outcome = Outcome::of(packet);
     for chains in tables.values() {
-        for base in chains.values().filter(|chain| chain.hook == Some(packet.hook)) {
+        for base in chains.values().filter(|chain| chain.hook.is_some_and(|base| base.hook == packet.hook)) {
             pass(chains, base, packet, &mut outcome);
         }
         if outcome.dropped {
@@ -42,7 +42,7 @@ fn pass(chains: &BTreeMap<String, NativeChain>, chain: &NativeChain, packet: &Pa
                 return true;
             }
             NativeAction::Tproxy { .. } => {}
-            NativeAction::Jump(to) => {
+            NativeAction::Jump(to) | NativeAction::Goto(to) => {
                 if pass(chains, &chains[to], packet, outcome) {
                     return true;
                 }
@@ -57,7 +57,9 @@ fn pass(chains: &BTreeMap<String, NativeChain>, chain: &NativeChain, packet: &Pa
 }
 
 fn meets(rule: &NativeRule, packet: &Packet, outcome: &Outcome) -> bool {
-    rule.family.is_none_or(|family| family == packet.family)
+    // The packets come from no control group of a set.
+    rule.cgroup.is_none()
+        && rule.family.is_none_or(|family| family == packet.family)
         && rule.conditions.iter().all(|condition| holds(condition, packet, outcome))
 }
 

@@ -73,7 +73,7 @@ fn the_rules_of_the_readme_example_match_the_golden_file() {
     let policy = Policy {
         interception: Interception::On(Box::new(redirect)),
         exclusions: [exclusion].into(),
-        dns_captured_elsewhere: None,
+        ..Policy::default()
     };
     let tables = translate(&Ruleset::of(&policy, &Family::ALL));
     assert_eq!(text(&tables), include_str!("../golden/story.nft"));

@@ -1,8 +1,8 @@
 //! Random policies from few ports, addresses and owners, so that their parts overlap.
 
 use detour_cni::policy::{
-    DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges,
-    Redirect, TrafficOwner,
+    BypassEnd, ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Groups, IdRange, Interception,
+    InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
 use ipnet::IpNet;
 use proptest::prelude::*;
@@ -95,16 +95,23 @@ fn redirect() -> impl Strategy<Value = Redirect> {
     })
 }
 
+fn containers() -> impl Strategy<Value = BTreeSet<ContainerExclusion>> {
+    let container = |scope| ContainerExclusion { name: "vault".to_owned(), scope, until: BypassEnd::ContainerExit };
+    let scopes = prop::sample::subsequence(vec![ContainerScope::Dns, ContainerScope::All], 0..=2);
+    scopes.prop_map(move |scopes| scopes.into_iter().map(container).collect())
+}
+
 pub(crate) fn any() -> impl Strategy<Value = Policy> {
     let interception = prop_oneof![
         8 => redirect().prop_map(|redirect| Interception::On(Box::new(redirect))),
         1 => Just(Interception::Unset),
     ];
     let exclusions = prop::collection::btree_set(exclusion(), 0..6);
-    (interception, exclusions, prop::option::of(prop::bool::ANY)).prop_map(
-        |(interception, exclusions, dns_captured_elsewhere): (_, BTreeSet<Exclusion>, _)| Policy {
+    (interception, exclusions, containers(), prop::option::of(prop::bool::ANY)).prop_map(
+        |(interception, exclusions, containers, dns_captured_elsewhere): (_, BTreeSet<Exclusion>, _, _)| Policy {
             interception,
             exclusions,
+            containers,
             dns_captured_elsewhere,
         },
     )

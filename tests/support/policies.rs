@@ -1,8 +1,8 @@
 //! Policies that together cover every element of rules.
 
 use detour_cni::policy::{
-    DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges,
-    Redirect, TrafficOwner,
+    BypassEnd, ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Groups, IdRange, Interception,
+    InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
 
 pub(crate) fn on(redirect: Redirect) -> Policy {
@@ -43,8 +43,19 @@ fn excluding(policy: Policy) -> Policy {
     Policy { exclusions: exclusions.into(), ..policy }
 }
 
+/// Returns the policy with excluded containers, one of each scope.
+pub(crate) fn excluding_containers(scopes: &[ContainerScope], policy: Policy) -> Policy {
+    let container = |scope: &ContainerScope| ContainerExclusion {
+        name: format!("excluded-{scope}"),
+        scope: *scope,
+        until: BypassEnd::ContainerExit,
+    };
+    Policy { containers: scopes.iter().map(container).collect(), ..policy }
+}
+
 /// Returns the policies with a name for each.
 pub(crate) fn policies() -> Vec<(&'static str, Policy)> {
+    use ContainerScope::{All, Dns};
     let default = Redirect::default;
     let dns = || Redirect { dns: DnsCapture::All, ..default() };
     vec![
@@ -113,5 +124,22 @@ pub(crate) fn policies() -> Vec<(&'static str, Policy)> {
         ("exclusions alone", excluding(Policy { dns_captured_elsewhere: Some(true), ..Policy::default() })),
         ("exclusions", excluding(on(dns()))),
         ("exclusions without dns", excluding(on(default()))),
+        ("containers", excluding_containers(&[All], on(dns()))),
+        ("containers and exclusions", excluding_containers(&[Dns, All], excluding(on(dns())))),
+        ("containers without dns", excluding_containers(&[Dns, All], on(default()))),
+        ("containers alone", excluding_containers(&[Dns], Policy::default())),
+        (
+            "containers and some servers",
+            excluding_containers(
+                &[Dns, All],
+                on(Redirect {
+                    dns: DnsCapture::Servers {
+                        v4: vec![[10, 96, 0, 10].into(), [10, 96, 0, 11].into()],
+                        v6: vec!["fd96::a".parse().expect("an address")],
+                    },
+                    ..default()
+                }),
+            ),
+        ),
     ]
 }

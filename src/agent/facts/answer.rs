@@ -2,6 +2,7 @@
 
 use super::cache::{Cache, SharedFacts};
 use super::objects::{ObservedPod, WatchedKind};
+use crate::agent::containers::Registry;
 use crate::agent::metrics::Metrics;
 use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, RequestKind};
 use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
@@ -27,14 +28,21 @@ pub(in crate::agent) struct Answers {
     facts: SharedFacts,
     account: Arc<ServiceAccount>,
     metrics: Metrics,
+    /// The running containers, if the agent exempts excluded ones.
+    containers: Option<Registry>,
     /// The end of the time in which the API server is not asked if the cache has a fallback.
     silent_until: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Answers {
     /// Creates answers from `facts`, and from the API server as `account`.
-    pub(in crate::agent) fn new(facts: SharedFacts, account: ServiceAccount, metrics: Metrics) -> Self {
-        Self { facts, account: Arc::new(account), metrics, silent_until: Arc::default() }
+    pub(in crate::agent) fn new(
+        facts: SharedFacts,
+        account: ServiceAccount,
+        metrics: Metrics,
+        containers: Option<Registry>,
+    ) -> Self {
+        Self { facts, account: Arc::new(account), metrics, containers, silent_until: Arc::default() }
     }
 
     /// Logs and counts a call that the plugin reports.
@@ -56,10 +64,16 @@ impl Answers {
             RequestKind::NamespacesWithDefinition { name } => self.namespaces_with_definition(name, deadline).await,
             RequestKind::Report { pod, status, events } => self.report(pod, status, events, deadline).await,
             RequestKind::Probe => self.probe(deadline).await,
-            RequestKind::Containers { .. } => Ok(AgentAnswer::Containers(ContainersStatus::default())),
+            RequestKind::Containers { container } => Ok(AgentAnswer::Containers(self.containers(&container))),
             RequestKind::Called(_) | RequestKind::Unknown => Ok(AgentAnswer::Unknown),
         };
         answer.unwrap_or_else(AgentAnswer::from)
+    }
+
+    fn containers(&self, sandbox_id: &str) -> ContainersStatus {
+        let error = "the agent has neither the flag --nri-socket nor --oci-hooks-dir".to_owned();
+        let disabled = || ContainersStatus { error, ..ContainersStatus::default() };
+        self.containers.as_ref().map_or_else(disabled, |containers| containers.status(sandbox_id))
     }
 
     async fn facts(&self, pod: PodRef, with_namespace: bool, deadline: Instant) -> Result<AgentAnswer, Error> {

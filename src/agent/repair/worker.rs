@@ -8,8 +8,9 @@ use super::watched::WatchedPod;
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::{Installed, NodeFiles, Release};
 use crate::agent::metrics::Metrics;
+use crate::cgroup;
 use crate::cluster::ServiceAccount;
-use crate::host_path::HostPath;
+use crate::host_path::{HostPath, HostRoot};
 use crate::plugin;
 use crate::state::ROOT;
 use crate::trusted_file::FileId;
@@ -65,6 +66,10 @@ impl RepairWorker {
         let work = move || {
             if start.recv().is_err() {
                 return;
+            }
+            // For the rules of excluded containers. Without it, only these are refused.
+            if let Err(error) = cgroup::enter_host_namespace(&HostRoot::new(self.tools.node.root())) {
+                tracing::debug!("{error}");
             }
             loop {
                 pods.wait(self.pause(Instant::now()));

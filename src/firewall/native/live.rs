@@ -2,13 +2,15 @@
 //! it to the desired state. A table that differs is deleted and created again, all in one transaction.
 
 use super::nft_set::LiveSet;
-use super::rule::{NativeChain, NativeRule, NativeTables, chain_type, priority, table_name};
+use super::rule::{BaseHook, NativeChain, NativeRule, NativeTable, NativeTables, chain_type, container_sets};
 use super::wire::{decode, encode};
+use crate::firewall::containers::{self, ContainerElement, is_container_set, scope_of_set, set_name};
 use crate::firewall::expression::Counter;
 use crate::firewall::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
 use crate::firewall::rule::{Hook, NF_ACCEPT, NFPROTO_INET, Table};
 use crate::netlink::attributes::{Attributes, find, find_be32, find_text};
 use crate::netlink::{DumpLimit, NLM_F_CREATE};
+use crate::policy::ContainerScope;
 use nix::errno::Errno;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
@@ -21,7 +23,7 @@ pub struct NotOurs;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NativeLiveChain {
     /// The hook that it is attached to; an error if hook, type, priority or policy differ from detour's.
-    pub hook: Result<Option<Hook>, NotOurs>,
+    pub hook: Result<Option<BaseHook>, NotOurs>,
     /// The rules in order; `None` for a rule that detour would not write.
     pub rules: Vec<Option<NativeRule>>,
     /// The counter of each rule.
@@ -29,11 +31,11 @@ pub struct NativeLiveChain {
 }
 
 /// Detour's live native tables, each with its chains by name.
-pub type NativeLiveTables = BTreeMap<Table, BTreeMap<String, NativeLiveChain>>;
+pub type NativeLiveTables = BTreeMap<NativeTable, BTreeMap<String, NativeLiveChain>>;
 
 /// Returns which of detour's native tables has this name in family `family` (`NFPROTO_…`).
-pub(crate) fn native_table_of(family: u8, name: Option<&str>) -> Option<Table> {
-    Table::ALL.into_iter().find(|table| family == NFPROTO_INET && Some(table_name(*table)) == name)
+pub(crate) fn native_table_of(family: u8, name: Option<&str>) -> Option<NativeTable> {
+    NativeTable::ALL.into_iter().find(|table| family == NFPROTO_INET && Some(table.name()) == name)
 }
 
 /// The maximum number of elements in all sets of detour's tables together.
@@ -41,25 +43,40 @@ const MAX_ELEMENTS: usize = 100_000;
 
 /// The sets of detour's native tables, read before the rules that look them up.
 #[derive(Debug, Default)]
-pub(crate) struct Sets(BTreeMap<Table, BTreeMap<String, LiveSet>>);
+pub(crate) struct Sets {
+    by_name: BTreeMap<NativeTable, BTreeMap<String, LiveSet>>,
+    /// The elements of the sets of excluded containers.
+    pub(crate) containers: Vec<ContainerElement>,
+}
 
 impl Sets {
-    /// Reads the anonymous sets of `tables`, which belong to one rule each. A process in the pod can add other sets,
-    /// which are skipped.
+    /// Reads the anonymous sets of `tables`, which belong to one rule each, and the sets of excluded containers. A
+    /// process in the pod can add other sets, which are skipped.
     pub(crate) fn read(socket: &mut NfSocket, tables: &NativeLiveTables) -> Result<Self, NfError> {
         // A listed table or set may have been deleted since.
         let changed = |error| if error == NfError::Socket(Errno::ENOENT) { NfError::Changed } else { error };
         let (mut sets, mut elements) = (Self::default(), 0);
         for table in tables.keys() {
-            let of_table = || Attributes::new().text(nfta::TABLE, table_name(*table));
-            let found = sets.0.entry(*table).or_default();
+            let of_table = || Attributes::new().text(nfta::TABLE, table.name());
+            let found = sets.by_name.entry(*table).or_default();
+            let container_scope =
+                |name: &str| Some(scope_of_set(name)).filter(|_| *table == NativeTable::Containers).flatten();
             let set = |_, body: &[u8]| {
-                found.extend(find_text(body, nfta::SET_NAME).map(str::to_owned).zip(LiveSet::parse(body)))
+                let Some(name) = find_text(body, nfta::SET_NAME) else { return };
+                let named = container_scope(name).filter(|_| is_container_set(body)).map(|_| LiveSet::default());
+                found.extend(named.or_else(|| LiveSet::parse(body)).map(|set| (name.to_owned(), set)));
             };
             socket.dump_of(Verb::GetSet, NFPROTO_INET, of_table(), set).map_err(changed)?;
             for (name, set) in found {
                 let which = of_table().text(nfta::ELEMENTS_SET, name);
-                let read = |_, body: &[u8]| elements += set.read_elements(body, MAX_ELEMENTS - elements);
+                let read = |_, body: &[u8]| match container_scope(name) {
+                    Some(scope) => {
+                        let before = sets.containers.len();
+                        sets.containers.extend(ContainerElement::read(scope, body).take(MAX_ELEMENTS - elements));
+                        elements += sets.containers.len() - before;
+                    }
+                    None => elements += set.read_elements(body, MAX_ELEMENTS - elements),
+                };
                 socket.dump_of(Verb::GetSetElements, NFPROTO_INET, which, read).map_err(changed)?;
                 if elements == MAX_ELEMENTS {
                     return Err(NfError::TooMany(DumpLimit { objects: MAX_ELEMENTS, ..DumpLimit::USUAL }));
@@ -79,16 +96,20 @@ pub(crate) fn add_native_chain(tables: &mut NativeLiveTables, family: u8, body: 
     }
 }
 
-fn hook(table: Table, body: &[u8]) -> Result<Option<Hook>, NotOurs> {
+fn hook(table: NativeTable, body: &[u8]) -> Result<Option<BaseHook>, NotOurs> {
     let Some(attached) = find(body, nfta::CHAIN_HOOK) else { return Ok(None) };
     let hook = Hook::ALL
         .into_iter()
         .find(|hook| find_be32(attached, nfta::HOOK_NUMBER) == Some(hook.number()))
         .ok_or(NotOurs)?;
-    let is_ours = find(attached, nfta::HOOK_PRIORITY) == Some(&priority(table).to_be_bytes())
-        && find_text(body, nfta::CHAIN_TYPE) == Some(chain_type(table, hook))
+    let has_priority = |like: &Table| {
+        find(attached, nfta::HOOK_PRIORITY) == Some(&table.priority(*like).to_be_bytes())
+            && (table == NativeTable::Containers || table == NativeTable::Of(*like))
+    };
+    let like = Table::ALL.into_iter().find(has_priority).ok_or(NotOurs)?;
+    let is_ours = find_text(body, nfta::CHAIN_TYPE) == Some(chain_type(like, hook))
         && find_be32(body, nfta::CHAIN_POLICY) == Some(NF_ACCEPT);
-    if is_ours { Ok(Some(hook)) } else { Err(NotOurs) }
+    if is_ours { Ok(Some(BaseHook { like, hook })) } else { Err(NotOurs) }
 }
 
 /// Adds a rule as the kernel lists it.
@@ -98,7 +119,7 @@ pub(crate) fn add_native_rule(tables: &mut NativeLiveTables, sets: &Sets, family
     if let Some(chain) = chain {
         let no_sets = BTreeMap::new();
         let expressions = find(body, nfta::RULE_EXPRESSIONS).unwrap_or_default();
-        chain.rules.push(decode(expressions, sets.0.get(&table).unwrap_or(&no_sets)));
+        chain.rules.push(decode(expressions, sets.by_name.get(&table).unwrap_or(&no_sets)));
         chain.counters.push(Counter::read(expressions));
     }
 }
@@ -107,22 +128,26 @@ pub(crate) fn add_native_rule(tables: &mut NativeLiveTables, sets: &Sets, family
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NativeChange {
     /// Deletes a table with its chains, rules and sets.
-    DeleteTable(Table),
+    DeleteTable(NativeTable),
     /// Creates a table.
-    Table(Table),
+    Table(NativeTable),
+    /// Creates a set of excluded containers.
+    Set(ContainerScope),
+    /// Adds a container that the set had before.
+    Element(ContainerElement),
     /// Creates a chain.
     Chain {
         /// The table of the chain.
-        table: Table,
+        table: NativeTable,
         /// The name of the chain.
         name: String,
         /// The hook of a base chain.
-        hook: Option<Hook>,
+        hook: Option<BaseHook>,
     },
     /// Appends a rule to a chain.
     Rule {
         /// The table of the chain.
-        table: Table,
+        table: NativeTable,
         /// The name of the chain.
         chain: String,
         /// The rule.
@@ -130,17 +155,22 @@ pub enum NativeChange {
     },
 }
 
-/// Returns the changes that lead from `live` to `desired`.
+/// Returns the changes that lead from `live` to `desired` in `tables`. Sets that remain keep their `elements`.
 #[must_use]
-pub fn changes(live: &NativeLiveTables, desired: &NativeTables) -> Vec<NativeChange> {
+pub fn changes(
+    tables: &[NativeTable],
+    live: &NativeLiveTables,
+    elements: &[ContainerElement],
+    desired: &NativeTables,
+) -> Vec<NativeChange> {
     let mut changes = Vec::new();
-    for table in Table::ALL {
+    for table in tables.iter().copied() {
         let (live, desired) = (live.get(&table), desired.get(&table));
         if live.is_some_and(|live| desired.is_some_and(|desired| are_equal(live, desired))) {
             continue;
         }
         changes.extend(live.map(|_| NativeChange::DeleteTable(table)));
-        changes.extend(desired.into_iter().flat_map(|chains| creation(table, chains)));
+        changes.extend(desired.into_iter().flat_map(|chains| creation(table, chains, elements)));
     }
     changes
 }
@@ -154,9 +184,19 @@ fn are_equal(live: &BTreeMap<String, NativeLiveChain>, desired: &BTreeMap<String
     live.keys().eq(desired.keys()) && live.values().zip(desired.values()).all(|(live, desired)| same(live, desired))
 }
 
-/// Returns the changes that create a table: all chains before the rules that jump to them.
-fn creation(table: Table, chains: &BTreeMap<String, NativeChain>) -> Vec<NativeChange> {
+/// Returns the changes that create a table: sets before the rules that look them up, and all chains before the rules
+/// that jump to them.
+fn creation(
+    table: NativeTable,
+    chains: &BTreeMap<String, NativeChain>,
+    elements: &[ContainerElement],
+) -> Vec<NativeChange> {
     let mut changes = vec![NativeChange::Table(table)];
+    for scope in container_sets(chains) {
+        changes.push(NativeChange::Set(scope));
+        let elements = elements.iter().filter(|element| element.scope == scope);
+        changes.extend(elements.take(containers::MAX_ELEMENTS as usize).cloned().map(NativeChange::Element));
+    }
     let (base, others): (Vec<_>, Vec<_>) = chains.iter().partition(|(_, chain)| chain.hook.is_some());
     let all = || base.iter().chain(&others);
     changes.extend(all().map(|(name, chain)| NativeChange::Chain { table, name: (*name).clone(), hook: chain.hook }));
@@ -176,25 +216,35 @@ pub fn messages(changes: &[NativeChange]) -> Vec<(usize, Message)> {
 }
 
 impl NativeChange {
-    fn table(&self) -> Table {
+    /// Returns the changed table.
+    #[must_use]
+    pub const fn table(&self) -> NativeTable {
         match self {
             Self::DeleteTable(table) | Self::Table(table) | Self::Chain { table, .. } | Self::Rule { table, .. } => {
                 *table
             }
+            Self::Set(_) | Self::Element(_) => NativeTable::Containers,
         }
     }
 
     /// Returns the messages of the change; numbers its sets from `next_set` and advances it.
     fn messages(&self, next_set: &mut u32) -> Vec<Message> {
-        let table = table_name(self.table());
+        let table = self.table().name();
         let named = || Attributes::new().text(nfta::TABLE, table);
         let message = |verb, flags, attributes| Message { verb, flags, family: NFPROTO_INET, attributes };
         match self {
             Self::DeleteTable(_) => vec![message(Verb::DelTable, 0, named())],
             Self::Table(_) => vec![message(Verb::NewTable, NLM_F_CREATE, named())],
+            Self::Set(scope) => {
+                *next_set += 1;
+                vec![message(Verb::NewSet, NLM_F_CREATE, containers::set(*scope, *next_set - 1))]
+            }
+            Self::Element(element) => vec![element.message(Verb::NewSetElements)],
             Self::Chain { table, name, hook } => {
                 let chain = named().text(nfta::CHAIN_NAME, name);
-                let chain = hook.map_or(chain.clone(), |hook| attached_to_hook(chain, *table, hook, priority(*table)));
+                let chain = hook.map_or(chain.clone(), |BaseHook { like, hook }| {
+                    attached_to_hook(chain, like, hook, table.priority(like))
+                });
                 vec![message(Verb::NewChain, NLM_F_CREATE, chain)]
             }
             Self::Rule { chain, rule, .. } => {
@@ -225,10 +275,14 @@ pub(crate) fn attached_to_hook(chain: Attributes, table: Table, hook: Hook, prio
 
 impl Display for NativeChange {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let table = table_name(self.table());
+        let table = self.table().name();
         match self {
             Self::DeleteTable(_) => write!(f, "delete table inet {table}"),
             Self::Table(_) => write!(f, "create table inet {table}"),
+            Self::Set(scope) => write!(f, "inet {table} create set {}", set_name(*scope)),
+            Self::Element(ContainerElement { scope, cgroup, .. }) => {
+                write!(f, "inet {table} add control group {cgroup} to set {}", set_name(*scope))
+            }
             Self::Chain { name, .. } => write!(f, "inet {table} create chain {name}"),
             Self::Rule { chain, rule, .. } => write!(f, "inet {table} {chain} {rule}"),
         }

@@ -5,9 +5,11 @@
 //! * `rule`: the model of native rules, and their text as `nft` prints it
 //! * `set`: sets of numbers, the values of a condition
 //! * `translate`: iptables rules as native ones
+//! * `containers`: the rules of the table `detour-containers`, which exists in both rule formats
 //! * `wire`, with `nft_set`: native rules as nf_tables expressions and sets, and back
 //! * `live`: the live state, and the changes to the desired state
 
+mod containers;
 pub(super) mod live;
 mod nft_set;
 pub mod rule;
@@ -15,6 +17,7 @@ pub mod set;
 mod translate;
 mod wire;
 
+pub use containers::table as container_table;
 pub use live::{NativeChange, NativeLiveChain, NativeLiveTables, changes, messages};
 pub use rule::{NativeTables, text};
 pub use translate::{conditions, translate};

@@ -2,8 +2,10 @@
 //! prints it without counters, which `nft -f` reads.
 
 use super::set::{Span, Spans};
+use crate::firewall::containers::{MAX_ELEMENTS, TABLE as CONTAINERS, set_name};
 use crate::firewall::rule::{Family, Hook, Table, Target};
-use std::collections::BTreeMap;
+use crate::policy::ContainerScope;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fmt::{Display, Formatter};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -69,6 +71,8 @@ pub enum NativeAction {
     Drop,
     /// `jump`.
     Jump(String),
+    /// `goto`: evaluates a chain, which returns to the chain that called this one.
+    Goto(String),
     /// `redirect to :PORT`.
     Redirect(u16),
     /// `ct zone set`.
@@ -108,6 +112,15 @@ impl From<&Target> for NativeAction {
     }
 }
 
+/// `socket cgroupv2 level`: the control group of the sending socket, or its ancestor at this level, is in a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InCgroup {
+    /// The level of the compared control group; a child of the root has level 1.
+    pub level: u8,
+    /// The set of excluded containers.
+    pub set: ContainerScope,
+}
+
 /// A native rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NativeRule {
@@ -115,11 +128,19 @@ pub struct NativeRule {
     pub family: Option<Family>,
     /// The conditions, sorted by key; all must be met, including several on one key.
     pub conditions: Vec<Condition>,
+    /// The condition on the sender's control group.
+    pub cgroup: Option<InCgroup>,
     /// The action.
     pub action: NativeAction,
 }
 
 impl NativeRule {
+    /// Returns a rule without conditions.
+    #[must_use]
+    pub const fn new(action: NativeAction) -> Self {
+        Self { family: None, conditions: Vec::new(), cgroup: None, action }
+    }
+
     /// Returns the condition on `key`, if there is exactly one.
     #[must_use]
     pub fn condition(&self, key: Key) -> Option<&Condition> {
@@ -128,26 +149,70 @@ impl NativeRule {
     }
 }
 
+/// Where a base chain is attached: at the hook and beside the chain of this iptables table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BaseHook {
+    /// The iptables table with a chain of the same type and nearly the same priority.
+    pub like: Table,
+    /// The hook.
+    pub hook: Hook,
+}
+
 /// A chain: the rules in order, and the hook of a base chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NativeChain {
     /// The hook; `None` for a chain that is entered by jumps only.
-    pub hook: Option<Hook>,
+    pub hook: Option<BaseHook>,
     /// The rules in order.
     pub rules: Vec<NativeRule>,
 }
 
-/// The native tables of a pod by their iptables counterparts, each with its chains by name.
-pub type NativeTables = BTreeMap<Table, BTreeMap<String, NativeChain>>;
+/// A native table of detour, in family `inet`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NativeTable {
+    /// The counterpart of an iptables table, in the rule format `nftables`.
+    Of(Table),
+    /// The table of excluded containers, in both rule formats. All its base chains come before those of other tables.
+    Containers,
+}
 
-/// Returns the name of the native table in family `inet`.
-#[must_use]
-pub const fn table_name(table: Table) -> &'static str {
-    match table {
-        Table::Raw => "detour-raw",
-        Table::Mangle => "detour-mangle",
-        Table::Nat => "detour-nat",
+impl NativeTable {
+    /// All native tables.
+    pub const ALL: [Self; 4] = [Self::Of(Table::Raw), Self::Of(Table::Mangle), Self::Of(Table::Nat), Self::Containers];
+
+    /// Returns the name of the table.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Of(Table::Raw) => "detour-raw",
+            Self::Of(Table::Mangle) => "detour-mangle",
+            Self::Of(Table::Nat) => "detour-nat",
+            Self::Containers => CONTAINERS,
+        }
     }
+
+    /// Returns the priority of a base chain. In raw and nat it comes just before iptables', because the first rule that
+    /// sets a zone or a destination is final.
+    pub(super) const fn priority(self, like: Table) -> i32 {
+        let own = match like {
+            Table::Raw => -301,
+            Table::Mangle => -150,
+            Table::Nat => -101,
+        };
+        match self {
+            Self::Of(_) => own,
+            Self::Containers => own - 1,
+        }
+    }
+}
+
+/// The native tables of a pod, each with its chains by name.
+pub type NativeTables = BTreeMap<NativeTable, BTreeMap<String, NativeChain>>;
+
+/// Returns the sets of excluded containers that the rules look up.
+pub(super) fn container_sets(chains: &BTreeMap<String, NativeChain>) -> BTreeSet<ContainerScope> {
+    let rules = chains.values().flat_map(|chain| &chain.rules);
+    rules.filter_map(|rule| rule.cgroup).map(|cgroup| cgroup.set).collect()
 }
 
 /// Returns the type of a base chain.
@@ -159,16 +224,6 @@ pub(crate) const fn chain_type(table: Table, hook: Hook) -> &'static str {
     }
 }
 
-/// Returns the priority of a base chain. In raw and nat it comes just before iptables', because the first rule that
-/// sets a zone or a destination is final.
-pub(super) const fn priority(table: Table) -> i32 {
-    match table {
-        Table::Raw => -301,
-        Table::Mangle => -150,
-        Table::Nat => -101,
-    }
-}
-
 /// Returns the tables as text for `nft -f`.
 #[must_use]
 pub fn text(tables: &NativeTables) -> String {
@@ -176,16 +231,21 @@ pub fn text(tables: &NativeTables) -> String {
         .iter()
         .map(|(table, chains)| {
             let (base, others): (Vec<_>, Vec<_>) = chains.iter().partition(|(_, chain)| chain.hook.is_some());
-            let chains: Vec<String> =
-                base.into_iter().chain(others).map(|(name, chain)| chain_text(*table, name, chain)).collect();
-            format!("table inet {} {{\n{}}}\n", table_name(*table), chains.join("\n"))
+            let sets = container_sets(chains).into_iter().map(set_text);
+            let chains = base.into_iter().chain(others).map(|(name, chain)| chain_text(*table, name, chain));
+            format!("table inet {} {{\n{}}}\n", table.name(), sets.chain(chains).collect::<Vec<_>>().join("\n"))
         })
         .collect()
 }
 
-fn chain_text(table: Table, name: &str, chain: &NativeChain) -> String {
-    let hook = chain.hook.map(|hook| {
-        let (kind, priority) = (chain_type(table, hook), priority(table));
+/// Returns the text of a set. Its elements are not part of the desired state.
+fn set_text(scope: ContainerScope) -> String {
+    format!("\tset {} {{\n\t\ttype cgroupsv2\n\t\tsize {MAX_ELEMENTS}\n\t}}\n", set_name(scope))
+}
+
+fn chain_text(table: NativeTable, name: &str, chain: &NativeChain) -> String {
+    let hook = chain.hook.map(|BaseHook { like, hook }| {
+        let (kind, priority) = (chain_type(like, hook), table.priority(like));
         let point = match hook {
             Hook::Prerouting => "prerouting",
             Hook::Output => "output",
@@ -208,6 +268,9 @@ impl Display for NativeRule {
         let implied = protocol.is_some() && self.conditions.iter().any(checks_port);
         for condition in self.conditions.iter().filter(|c| !(implied && c.key == Key::Protocol)) {
             write!(f, "{} ", condition_text(condition, protocol))?;
+        }
+        if let Some(InCgroup { level, set }) = self.cgroup {
+            write!(f, "socket cgroupv2 level {level} @{} ", set_name(set))?;
         }
         write!(f, "counter {}", self.action_text())
     }
@@ -234,6 +297,7 @@ impl NativeRule {
             NativeAction::Return => "return".to_owned(),
             NativeAction::Drop => "drop".to_owned(),
             NativeAction::Jump(chain) => format!("jump {chain}"),
+            NativeAction::Goto(chain) => format!("goto {chain}"),
             NativeAction::Redirect(port) => format!("redirect to :{port}"),
             NativeAction::Zone(zone) => format!("ct zone set {zone}"),
             NativeAction::Tproxy { port, mark } if family.is_empty() => {

@@ -13,7 +13,8 @@
 //! Rules with the same action that differ in one list are merged into one rule with a set, so that the number of rules
 //! does not grow with the lists. Merging changes the outcome for no packet.
 
-use super::rule::{Condition, Key, NativeAction, NativeChain, NativeRule, NativeTables};
+use super::containers::{self, DIRECT, NO_ZONE, interface};
+use super::rule::{BaseHook, Condition, Key, NativeAction, NativeChain, NativeRule, NativeTable, NativeTables};
 use super::set::{Span, Spans};
 use crate::firewall::exclusions::OUTPUT as EXCLUSIONS;
 use crate::firewall::rule;
@@ -22,10 +23,6 @@ use crate::policy::{IdRange, PortRange};
 use ipnet::IpNet;
 use std::net::IpAddr;
 
-/// The chain that fixes the destination of a connection.
-const DIRECT: &str = "DETOUR_DIRECT";
-/// The default zone.
-const NO_ZONE: u16 = 0;
 /// `NF_CT_STATE_BIT`s (linux/netfilter/nf_conntrack_common.h).
 const INVALID: u32 = 1;
 const ESTABLISHED_OR_RELATED: u32 = 2 | 4;
@@ -40,12 +37,12 @@ const MAX_EXAMINED: usize = 64;
 #[must_use]
 pub fn translate(ruleset: &Ruleset) -> NativeTables {
     let both = Family::ALL.iter().all(|family| ruleset.tables.keys().any(|(other, _)| other == family));
-    let mut tables = NativeTables::new();
+    let mut tables = containers::table(ruleset);
     for table in Table::ALL {
         let of = |family| ruleset.tables.get(&(family, table));
         let families: Vec<(Family, &TableRules)> = Family::ALL.into_iter().filter_map(|f| Some((f, of(f)?))).collect();
         if !families.is_empty() {
-            tables.insert(table, chains(table, &families, both).into_iter().collect());
+            tables.insert(NativeTable::Of(table), chains(table, &families, both).into_iter().collect());
         }
     }
     tables
@@ -57,7 +54,7 @@ fn chains(table: Table, families: &[(Family, &TableRules)], both: bool) -> Vec<(
         let name = hook.chain();
         let rules = |rules: &TableRules| rules.hooks.get(&hook).cloned();
         if let Some(rules) = merged(table, name, families, rules, true) {
-            chains.push((name.to_owned(), NativeChain { hook: Some(hook), rules }));
+            chains.push((name.to_owned(), NativeChain { hook: Some(BaseHook { like: table, hook }), rules }));
         }
     }
     for (_, rules) in families {
@@ -71,12 +68,7 @@ fn chains(table: Table, families: &[(Family, &TableRules)], both: bool) -> Vec<(
         }
     }
     if table == Table::Nat && chains.iter().any(|(name, _)| name == EXCLUSIONS) {
-        let rules = Family::ALL.map(|f| NativeRule {
-            family: Some(f),
-            conditions: Vec::new(),
-            action: NativeAction::KeepDestination,
-        });
-        chains.push((DIRECT.to_owned(), NativeChain { hook: None, rules: rules.into() }));
+        chains.push((DIRECT.to_owned(), containers::direct()));
     }
     chains
 }
@@ -152,7 +144,11 @@ fn zip_each(a: &[NativeRule], family_of_a: Family, b: &[NativeRule], family_of_b
 fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> Vec<NativeRule> {
     let conditions = conditions(rule, family);
     let has_address = rule.source.is_some() || rule.destination.is_some();
-    let of = |action| NativeRule { family: has_address.then_some(family), conditions: conditions.clone(), action };
+    let of = |action| NativeRule {
+        family: has_address.then_some(family),
+        conditions: conditions.clone(),
+        ..NativeRule::new(action)
+    };
     let action = match &rule.target {
         Target::Accept if chain == EXCLUSIONS && table == Table::Nat => NativeAction::Jump(DIRECT.to_owned()),
         Target::Accept if chain == EXCLUSIONS && table == Table::Raw => NativeAction::Zone(NO_ZONE),
@@ -214,19 +210,6 @@ fn addresses(net: IpNet) -> Spans {
         IpAddr::V6(address) => u128::from(address),
     };
     Spans::of(number(net.network()), number(net.broadcast()))
-}
-
-/// Returns the span of an interface name; a name that ends in `+` is a prefix.
-fn interface(name: &str) -> Spans {
-    let padded = |text: &str, with: u8| {
-        let mut bytes = [with; 16];
-        bytes.iter_mut().zip(text.bytes()).for_each(|(padding, byte)| *padding = byte);
-        u128::from_be_bytes(bytes)
-    };
-    match name.strip_suffix('+') {
-        Some(prefix) => Spans::of(padded(prefix, 0), padded(prefix, u8::MAX)),
-        None => Spans::one(padded(name, 0)),
-    }
 }
 
 /// Merges rules where that changes the outcome for no packet.
@@ -294,9 +277,8 @@ mod tests {
 
     fn rules(ports: &[u16]) -> Vec<NativeRule> {
         let rule = |port: &u16| NativeRule {
-            family: None,
             conditions: vec![Condition { key: Key::DestinationPort, not: false, values: Spans::one(*port) }],
-            action: NativeAction::Accept,
+            ..NativeRule::new(NativeAction::Accept)
         };
         ports.iter().map(rule).collect()
     }
@@ -353,9 +335,8 @@ mod tests {
         let conditions = KEYS.map(|key| prop::option::of(condition(key)));
         let action = prop::sample::select(vec![NativeAction::Accept, NativeAction::Drop]);
         (conditions, action).prop_map(|(conditions, action)| NativeRule {
-            family: None,
             conditions: conditions.into_iter().flatten().collect(),
-            action,
+            ..NativeRule::new(action)
         })
     }
 
@@ -374,11 +355,10 @@ mod tests {
     #[test]
     fn many_rules_are_condensed_fast() {
         let of = |uid: u32, port: u32| NativeRule {
-            family: None,
             conditions: [(Key::DestinationPort, port), (Key::Uid, uid)]
                 .map(|(key, value)| Condition { key, not: false, values: Spans::one(value) })
                 .into(),
-            action: NativeAction::Accept,
+            ..NativeRule::new(NativeAction::Accept)
         };
         let started = std::time::Instant::now();
         assert_eq!(condense((0..20_000).map(|i| of(2 * i, 2 * i)).collect()).len(), 20_000);
@@ -389,9 +369,8 @@ mod tests {
     #[test]
     fn a_rule_moves_only_past_rules_that_match_none_of_its_packets() {
         let of = |port: u16, action: NativeAction| NativeRule {
-            family: None,
             conditions: vec![Condition { key: Key::DestinationPort, not: false, values: Spans::one(port) }],
-            action,
+            ..NativeRule::new(action)
         };
         let rules = vec![
             of(1, NativeAction::Accept),

@@ -2,8 +2,9 @@
 //! differently for the same rule: a range as two comparisons, a prefix as its first bytes.
 
 use super::nft_set::{LiveSet, NEW_SET, Set, network_order, number, register};
-use super::rule::{Condition, Key, NativeAction, NativeRule};
+use super::rule::{Condition, InCgroup, Key, NativeAction, NativeRule};
 use super::set::Spans;
+use crate::firewall::containers::{scope_of_set, set_name};
 use crate::firewall::expression::{Base, Ct, Expression, Meta, NftVerdict, SetName};
 use crate::firewall::rule::Family;
 use std::collections::BTreeMap;
@@ -58,6 +59,10 @@ pub(super) fn encode(rule: &NativeRule, first_set: u32) -> Encoded {
     }
     for condition in &rule.conditions {
         write_condition(condition, first_set, &mut out);
+    }
+    if let Some(InCgroup { level, set }) = rule.cgroup {
+        let set = SetName { id: 0, name: set_name(set).to_owned() };
+        out.expressions.extend([Expression::CgroupAt(level), Expression::Lookup { not: false, set }]);
     }
     out.expressions.push(Expression::Counter);
     out.expressions.extend(action(&rule.action, rule.family));
@@ -115,6 +120,7 @@ fn action(action: &NativeAction, family: Option<Family>) -> Vec<Expression> {
         NativeAction::Return => vec![Expression::Verdict(NftVerdict::Return)],
         NativeAction::Drop => vec![Expression::Verdict(NftVerdict::Drop)],
         NativeAction::Jump(chain) => vec![Expression::Verdict(NftVerdict::Jump(chain.clone()))],
+        NativeAction::Goto(chain) => vec![Expression::Verdict(NftVerdict::Goto(chain.clone()))],
         NativeAction::Redirect(to) => vec![port(*to), Expression::Redirect],
         NativeAction::Zone(zone) => {
             vec![Expression::Constant(zone.to_ne_bytes().to_vec()), Expression::SetCt(Ct::Zone)]
@@ -143,6 +149,7 @@ fn read_action(expressions: &[Expression], family: Option<Family>) -> Option<Nat
         [Expression::Verdict(NftVerdict::Return)] => NativeAction::Return,
         [Expression::Verdict(NftVerdict::Drop)] => NativeAction::Drop,
         [Expression::Verdict(NftVerdict::Jump(chain))] => NativeAction::Jump(chain.clone()),
+        [Expression::Verdict(NftVerdict::Goto(chain))] => NativeAction::Goto(chain.clone()),
         [Expression::Constant(port), Expression::Redirect] => NativeAction::Redirect(u16::from_be_bytes(short(port)?)),
         [Expression::Constant(zone), Expression::SetCt(Ct::Zone)] => {
             NativeAction::Zone(u16::from_ne_bytes(short(zone)?))
@@ -166,18 +173,18 @@ pub(super) fn decode(list: &[u8], sets: &BTreeMap<String, LiveSet>) -> Option<Na
     let expressions: Vec<Expression> = Expression::read_all(list).collect::<Option<_>>()?;
     let counter = expressions.iter().position(|e| *e == Expression::Counter)?;
     let mut reader = ExpressionReader { left: &expressions[..counter], family: None, sets };
-    let mut conditions = Vec::new();
+    let (mut conditions, mut cgroup) = (Vec::new(), None);
     while let Some(first) = reader.next() {
-        if *first == Expression::Meta(Meta::Family) {
-            reader.read_family()?;
-        } else {
-            conditions.push(reader.condition(first)?);
+        match first {
+            Expression::Meta(Meta::Family) => reader.read_family()?,
+            Expression::CgroupAt(level) if cgroup.is_none() => cgroup = Some(reader.cgroup(*level)?),
+            _ => conditions.push(reader.condition(first)?),
         }
     }
     conditions.sort_by_key(|condition: &Condition| condition.key);
     let family = reader.family;
     let action = read_action(&expressions[counter + 1..], family)?;
-    Some(NativeRule { family, conditions, action })
+    Some(NativeRule { family, conditions, cgroup, action })
 }
 
 struct ExpressionReader<'a> {
@@ -197,6 +204,12 @@ impl<'a> ExpressionReader<'a> {
         let Some(Expression::Compare { not: false, value }) = self.next() else { return None };
         self.family = Family::ALL.into_iter().find(|family| *value == [family.number()]);
         self.family.map(|_| ())
+    }
+
+    fn cgroup(&mut self, level: u8) -> Option<InCgroup> {
+        let Some(Expression::Lookup { not: false, set }) = self.next() else { return None };
+        let is_known = self.sets.contains_key(&set.name);
+        scope_of_set(&set.name).filter(|_| is_known).map(|set| InCgroup { level, set })
     }
 
     fn key(&self, load: &Expression) -> Option<Key> {

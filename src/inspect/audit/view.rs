@@ -2,7 +2,7 @@
 //! iptables are included.
 
 use crate::firewall::native::conditions;
-use crate::firewall::native::rule::{Condition, Key, NativeAction};
+use crate::firewall::native::rule::{Condition, Key, NativeAction, NativeTable};
 use crate::firewall::rule::{Family, Table};
 use crate::firewall::{Counter, LiveRule, LiveRuleset};
 use std::collections::BTreeMap;
@@ -86,8 +86,12 @@ pub(super) fn tables(live: &LiveRuleset) -> Vec<TableView> {
             })
             .collect(),
     });
-    let native = live.native.iter().map(|(table, chains)| TableView {
-        table: *table,
+    let counterpart = |(table, chains)| match table {
+        &NativeTable::Of(table) => Some((table, chains)),
+        NativeTable::Containers => None,
+    };
+    let native = live.native.iter().filter_map(counterpart).map(|(table, chains)| TableView {
+        table,
         chains: chains
             .iter()
             .map(|(name, chain)| {

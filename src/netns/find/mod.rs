@@ -10,6 +10,7 @@ use super::lock::NetnsId;
 use super::namespace::NetNs;
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
+use crate::pod::PodRef;
 use processes::{ContainerProcess, NetnsProcess, container_processes};
 use results::{CachedResult, cached_results};
 use serde_json::Value;
@@ -90,6 +91,18 @@ pub fn of_name(root: &Path, namespace: &str, name: &str) -> Result<Option<FoundN
 /// As [`of_pod`]; or `id` is a prefix of several container IDs.
 pub fn of_container(root: &Path, id: &str) -> Result<Option<FoundNetns>, Error> {
     NodeSnapshot::take(root)?.of_container(id.rsplit("://").next().unwrap_or(id))
+}
+
+/// Returns the pod of a sandbox (`CNI_CONTAINERID`) by the cached results; `None` if there is no result for it.
+///
+/// # Errors
+/// Results can't be read.
+pub fn pod_of_sandbox(root: &HostRoot, container_id: &str) -> Result<Option<PodRef>, Error> {
+    let found = cached_results(root)?.into_iter().find(|result| result.container_id == container_id);
+    Ok(found.and_then(|result| {
+        let (namespace, name) = result.pod_name?;
+        Some(PodRef { namespace, name, uid: result.pod_uid })
+    }))
 }
 
 /// A snapshot of the node's cached results and container processes, for lookups of several pods.

@@ -1,0 +1,63 @@
+//! What the agent does when the runtime reports a container.
+
+use super::reconciler::Reconciler;
+use crate::agent::nri::{NriContainer, NriHandler, NriPod};
+use std::time::{Duration, Instant};
+
+/// How long the start of a container may wait: the runtime starts no other container meanwhile.
+const START_TIMEOUT: Duration = Duration::from_millis(90);
+
+impl NriHandler for Reconciler {
+    fn synchronize(&mut self, pods: Vec<NriPod>, containers: Vec<NriContainer>) {
+        self.registry.synchronize(&pods, containers);
+    }
+
+    fn start(&mut self, pod: &NriPod, container: &NriContainer) {
+        let started = Instant::now();
+        self.registry.add(pod, container, true);
+        if let Some(result) = self.exempt(pod, container) {
+            self.metrics.container_start(result);
+        }
+        self.metrics.nri_request(started.elapsed());
+    }
+
+    fn started(&mut self, pod: &NriPod, container: &NriContainer) {
+        self.registry.add(pod, container, false);
+    }
+
+    fn stopped(&mut self, pod: &NriPod, container: &NriContainer) {
+        self.registry.stopped(pod, container);
+    }
+}
+
+impl Reconciler {
+    /// Lets the container's traffic bypass the sidecar if it is excluded. Returns the result for the metric; `None` if
+    /// it is not excluded.
+    fn exempt(&self, pod: &NriPod, container: &NriContainer) -> Option<&'static str> {
+        let began = Instant::now();
+        let name = &container.name;
+        let result = match self.find(&pod.id) {
+            Ok(None) => return None,
+            Ok(Some(excluded)) => {
+                excluded.policy().containers.iter().find(|exclusion| exclusion.name == *name)?;
+                let left = START_TIMEOUT.saturating_sub(began.elapsed());
+                self.reconcile(&pod.id, excluded, left)
+            }
+            Err(error) if self.registry.is_excluding(&pod.id) => Err(error),
+            Err(error) => {
+                let pod = format!("{}/{}", pod.namespace, pod.name);
+                tracing::warn!(pod, container = name, "can't read which containers are excluded: {error}");
+                return None;
+            }
+        };
+        match result {
+            Ok(()) if self.registry.is_exempt(&pod.id, &container.id) => Some("exempt"),
+            Ok(()) => Some("captured"),
+            Err(error) => {
+                self.registry.failed(&pod.id, &error.to_string());
+                self.report_capture(&pod.id, name, &error.to_string());
+                Some("error")
+            }
+        }
+    }
+}

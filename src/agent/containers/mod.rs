@@ -1,0 +1,107 @@
+//! Excluded containers of the node's pods: their traffic bypasses the sidecar from their first instruction on, until
+//! they exit or the proxy accepts connections.
+//!
+//! | file | content |
+//! |---|---|
+//! | `registry` | the running containers, as the runtime reports them |
+//! | `handler` | what happens when the runtime starts or stops a container |
+//! | `watcher` | the thread that ends bypasses, removes stale elements and restores lost ones |
+//! | `reconciler` | makes the sets of one pod match its containers, and reports the changes |
+//! | `events` | the Events of pods |
+
+mod events;
+mod handler;
+mod reconciler;
+mod registry;
+mod watcher;
+
+use super::install::NodeFiles;
+use super::metrics::Metrics;
+use super::nri::{self, NriStatus};
+use crate::cluster::ServiceAccount;
+use crate::host_path::{HostPath, HostRoot};
+use events::EventQueue;
+use reconciler::Reconciler;
+pub(in crate::agent) use registry::Registry;
+use std::io::PipeWriter;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use watcher::Watcher;
+
+/// The settings for excluded containers.
+#[derive(Debug, Clone)]
+pub struct ContainerSettings {
+    /// The runtime's NRI socket; `None` if only the OCI hook exempts containers.
+    pub nri_socket: Option<HostPath>,
+    /// The account that creates Events; `None` to only log them.
+    pub account: Option<ServiceAccount>,
+}
+
+/// The running threads. Dropping them ends them.
+pub(super) struct RunningContainers {
+    pub(super) registry: Registry,
+    /// Closing it ends the connection to the runtime.
+    connection: Option<PipeWriter>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl ContainerSettings {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// A thread can't be created, or the path of the socket can't be resolved.
+    pub(super) fn start(&self, node: &NodeFiles, metrics: &Metrics) -> Result<RunningContainers, String> {
+        let thread_error = |error| format!("can't start the threads for excluded containers: {error}");
+        let registry = Registry::new(self.nri_socket.is_some());
+        let events = EventQueue::start(self.account.clone()).map_err(thread_error)?;
+        let reconciler = Reconciler {
+            root: HostRoot::new(node.root()),
+            registry: registry.clone(),
+            events,
+            metrics: metrics.clone(),
+            changes: Arc::default(),
+        };
+        let mut running = RunningContainers { registry, connection: None, threads: Vec::new() };
+        let watcher = Watcher::new(reconciler.clone());
+        let thread = thread::Builder::new().name("containers".into()).spawn(move || watcher.run());
+        running.threads.push(thread.map_err(thread_error)?);
+        let Some(socket) = &self.nri_socket else { return Ok(running) };
+        let path = node.reach(socket).map_err(|error| error.to_string())?;
+        let (ended, connection) = std::io::pipe().map_err(thread_error)?;
+        let (metrics, shown) = (metrics.clone(), socket.clone());
+        metrics.nri_registered(false);
+        let registry = running.registry.clone();
+        let report = move |status: NriStatus| {
+            metrics.nri_registered(matches!(status, NriStatus::Registered { .. }));
+            log(&status, &shown);
+            registry.report(&status);
+        };
+        let work = move || nri::run(&path, reconciler, report, ended);
+        running.threads.push(thread::Builder::new().name("nri".into()).spawn(work).map_err(thread_error)?);
+        running.connection = Some(connection);
+        Ok(running)
+    }
+}
+
+fn log(status: &NriStatus, socket: &HostPath) {
+    match status {
+        NriStatus::Registered { runtime, version } => {
+            tracing::info!(%socket, runtime, version, "registered at the container runtime");
+        }
+        NriStatus::Disconnected(why) => {
+            tracing::warn!(%socket, why, "not registered at the container runtime: excluded containers start captured");
+        }
+    }
+}
+
+impl Drop for RunningContainers {
+    fn drop(&mut self) {
+        self.registry.end();
+        drop(self.connection.take());
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread for excluded containers panicked");
+            }
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Makes the sets of one pod sandbox match its running containers, and reports the changes: log, Events, metrics.
+
+use super::events::{EventQueue, bypass_ended, captured};
+use super::registry::{Applied, NamedContainer, Observed, Registry};
+use crate::agent::metrics::Metrics;
+use crate::cgroup::CgroupHierarchy;
+use crate::cni::{Code, Error};
+use crate::host_path::HostRoot;
+use crate::netns::find;
+use crate::plugin::containers::{ContainerChanges, ExcludedContainers, ObservedContainers, RunningContainer};
+use crate::pod::PodRef;
+use std::sync::Arc;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+/// The limit of concurrent changes. Each has a thread, so that a network namespace in which the kernel is slow delays
+/// no other pod.
+const MAX_CHANGES: usize = 64;
+
+/// The state of a sandbox whose sets are changed.
+#[derive(Clone)]
+pub(super) struct Reconciler {
+    pub(super) root: HostRoot,
+    pub(super) registry: Registry,
+    pub(super) events: EventQueue,
+    pub(super) metrics: Metrics,
+    /// The number of changes that have not ended.
+    pub(super) changes: Arc<AtomicUsize>,
+}
+
+impl Reconciler {
+    /// Reads which containers the sandbox excludes; `None` if it excludes none.
+    ///
+    /// # Errors
+    /// As [`ExcludedContainers::find`].
+    pub(super) fn find(&self, sandbox_id: &str) -> Result<Option<ExcludedContainers>, Error> {
+        let excluded = ExcludedContainers::find(sandbox_id, &self.root)?;
+        self.registry.set_policy(sandbox_id, excluded.as_ref().map(ExcludedContainers::policy));
+        Ok(excluded)
+    }
+
+    /// Makes the sets of a sandbox match its containers, within `timeout`. A change that takes longer continues.
+    ///
+    /// # Errors
+    /// The kernel refuses the change, a control group is missing, or the timeout.
+    pub(super) fn reconcile(
+        &self,
+        sandbox_id: &str,
+        excluded: ExcludedContainers,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        let failed = |why: &str| Error::new(Code::TryAgain, why);
+        if self.changes.fetch_add(1, Ordering::Relaxed) >= MAX_CHANGES {
+            self.changes.fetch_sub(1, Ordering::Relaxed);
+            return Err(failed("too many changes of other pods have not ended; the agent retries"));
+        }
+        let (sender, done) = channel();
+        let (own, id) = (self.clone(), sandbox_id.to_owned());
+        let change = move || {
+            let result = own.change(&id, &excluded);
+            own.changes.fetch_sub(1, Ordering::Relaxed);
+            // After the timeout, the other end is closed.
+            let _ = sender.send(result);
+        };
+        if let Err(error) = thread::Builder::new().name("container".into()).spawn(change) {
+            self.changes.fetch_sub(1, Ordering::Relaxed);
+            return Err(failed("can't start a thread").with_details(error.to_string()));
+        }
+        done.recv_timeout(timeout).unwrap_or_else(|error| match error {
+            RecvTimeoutError::Timeout => {
+                let milliseconds = timeout.as_millis();
+                Err(failed(&format!(
+                    "the kernel did not change the rules of the pod within {milliseconds} ms; the agent retries"
+                )))
+            }
+            RecvTimeoutError::Disconnected => Err(failed("the change panicked; the agent retries")),
+        })
+    }
+
+    /// Makes the sets match now. Changes of one sandbox run one after another: otherwise, one that began earlier would
+    /// remove the elements of a container that it does not know.
+    fn change(&self, sandbox_id: &str, excluded: &ExcludedContainers) -> Result<(), Error> {
+        let Some(turn) = self.registry.turn(sandbox_id) else { return Ok(()) };
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(observed) = self.registry.observe(sandbox_id) else { return Ok(()) };
+        let (found, problem) = self.running(sandbox_id, &observed)?;
+        let running: Vec<RunningContainer> = found.iter().map(|(container, _)| container.clone()).collect();
+        // Again, because some may have exited.
+        let Some(Observed { exited, complete, proxy_ready, .. }) = self.registry.observe(sandbox_id) else {
+            return Ok(());
+        };
+        let observed = ObservedContainers {
+            running: &running,
+            exited: &exited,
+            complete: complete && problem.is_none(),
+            proxy_ready,
+        };
+        let changes = excluded.reconcile(observed)?;
+        let applied = Applied {
+            running: found.into_iter().map(|(it, has_process)| (it.id, it.cgroup, has_process)).collect(),
+            exited,
+            exempted: changes.exempted.iter().map(|(name, _)| name.clone()).collect(),
+            proxy_ready: changes.proxy_ready,
+        };
+        let late = self.registry.applied(sandbox_id, &applied);
+        self.report(sandbox_id, &changes, &late);
+        problem.map_or(Ok(()), Err)
+    }
+
+    /// Returns the named containers that run, each with whether it has a process already, and the first failure to find
+    /// a control group. Records those that have exited.
+    fn running(
+        &self,
+        sandbox_id: &str,
+        observed: &Observed,
+    ) -> Result<(Vec<(RunningContainer, bool)>, Option<Error>), Error> {
+        let (mut running, mut exited, mut problem) = (Vec::new(), Vec::new(), None);
+        if observed.named.is_empty() {
+            return Ok((running, problem));
+        }
+        let hierarchy = CgroupHierarchy::find(&self.root)?;
+        for container in &observed.named {
+            let has_process = hierarchy.is_populated(&container.cgroups_path);
+            let cgroup = match hierarchy.container_id(&container.cgroups_path, container.pid) {
+                _ if container.may_have_exited && has_process == Some(false) => None,
+                // Another process may have got the number of the container's first one.
+                Ok(cgroup) if container.cgroup.is_some_and(|known| known != cgroup) => None,
+                Err(_) if container.may_have_exited || container.cgroup.is_some() => None,
+                Ok(cgroup) => Some(cgroup),
+                Err(error) => {
+                    problem = problem.or(Some(error));
+                    continue;
+                }
+            };
+            let NamedContainer { name, id, .. } = container.clone();
+            match cgroup {
+                Some(cgroup) => running.push((RunningContainer { name, id, cgroup }, has_process == Some(true))),
+                None => exited.push(id),
+            }
+        }
+        self.registry.mark_exited(sandbox_id, &exited);
+        Ok((running, problem))
+    }
+
+    /// Reports the changes of a sandbox's sets, and the containers that had started captured.
+    fn report(&self, sandbox_id: &str, changes: &ContainerChanges, late: &[String]) {
+        if changes.exempted.is_empty() && changes.ended.is_empty() {
+            return;
+        }
+        let pod = self.pod(sandbox_id);
+        for (container, scope) in &changes.exempted {
+            tracing::info!(pod = pod_name(pod.as_ref()), container, %scope, "the container's traffic bypasses the sidecar");
+        }
+        for container in late {
+            let why = "the agent was not registered at the container runtime when it started; its new connections bypass \
+                       the sidecar from now on";
+            self.tell(pod.as_ref(), sandbox_id, captured(container, why));
+        }
+        for container in &changes.ended {
+            self.metrics.bypass_ended();
+            self.tell(pod.as_ref(), sandbox_id, bypass_ended(container));
+        }
+    }
+
+    /// Reports that a container started captured, once.
+    pub(super) fn report_capture(&self, sandbox_id: &str, container: &str, why: &str) {
+        if self.registry.report_capture(sandbox_id, container) {
+            self.tell(self.pod(sandbox_id).as_ref(), sandbox_id, captured(container, why));
+        }
+    }
+
+    /// Logs an Event and creates it.
+    pub(super) fn tell(&self, pod: Option<&PodRef>, sandbox_id: &str, event: crate::cluster::Event) {
+        let name = pod_name(pod);
+        let sandbox = pod.is_none().then_some(sandbox_id);
+        match event.warning {
+            true => tracing::warn!(pod = name, sandbox, "{}", event.message),
+            false => tracing::info!(pod = name, sandbox, "{}", event.message),
+        }
+        if let Some(pod) = pod {
+            self.events.push(pod, event);
+        }
+    }
+
+    /// Returns the pod of a sandbox: from the runtime, or else from the results that the runtime caches.
+    pub(super) fn pod(&self, sandbox_id: &str) -> Option<PodRef> {
+        self.registry.pod(sandbox_id).or_else(|| {
+            let pod = find::pod_of_sandbox(&self.root, sandbox_id).inspect_err(|error| tracing::debug!("{error}"));
+            pod.ok().flatten().inspect(|pod| self.registry.set_pod(sandbox_id, pod))
+        })
+    }
+}
+
+fn pod_name(pod: Option<&PodRef>) -> Option<String> {
+    pod.map(|pod| format!("{}/{}", pod.namespace, pod.name))
+}

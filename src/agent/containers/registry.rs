@@ -1,0 +1,504 @@
+//! The node's running containers as the runtime reports them, by pod sandbox, with what is known about the bypass of
+//! each excluded one. No lock is held while the kernel or the runtime is asked.
+
+use crate::agent::nri::{NriContainer, NriPod, NriStatus};
+use crate::cluster::agent::{ContainersStatus, ExemptContainer};
+use crate::pod::PodRef;
+use crate::policy::{BypassEnd, Policy};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The interval of the checks whether the proxy accepts connections.
+const PROXY_INTERVAL: Duration = Duration::from_millis(250);
+/// The interval of the checks of excluded containers that run or may run.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// The interval of the checks of sandboxes in which no excluded container runs.
+const REST_INTERVAL: Duration = Duration::from_secs(30);
+/// The pause after a failure.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// How long the agent may not be registered before this is reported for new pods: a runtime that restarts comes back.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// The registry; clones share it.
+#[derive(Clone)]
+pub(in crate::agent) struct Registry(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    /// A sandbox is due earlier than before, or the agent ends.
+    changed: Condvar,
+}
+
+struct State {
+    sandboxes: BTreeMap<String, Sandbox>,
+    connection: Connection,
+    ended: bool,
+}
+
+/// The connection to the runtime.
+enum Connection {
+    /// This agent does not use NRI.
+    Off,
+    Disconnected {
+        why: String,
+        since: Instant,
+    },
+    /// Name and version of the runtime. The registry has all running containers.
+    Registered(String),
+}
+
+/// A pod sandbox.
+#[derive(Default)]
+struct Sandbox {
+    pod: Option<PodRef>,
+    /// The running containers, by ID.
+    containers: BTreeMap<String, Container>,
+    /// The IDs of excluded containers that have exited, until their elements are removed.
+    exited: BTreeSet<String>,
+    excluding: Option<Excluding>,
+    /// Serializes the changes of the sandbox's sets.
+    turn: Arc<Mutex<()>>,
+}
+
+/// The bypass in a sandbox that excludes containers.
+struct Excluding {
+    policy: Policy,
+    proxy_ready: bool,
+    due: Instant,
+    first_seen: Instant,
+    /// The last failure, which is logged once.
+    failure: String,
+    /// The containers whose capture was reported.
+    reported: BTreeSet<String>,
+}
+
+struct Container {
+    name: String,
+    cgroups_path: String,
+    pid: u32,
+    /// The ID of its control group, once known.
+    cgroup: Option<u64>,
+    /// Whether it has been seen with a process.
+    had_process: bool,
+    /// Whether the runtime has reported its end.
+    is_ending: bool,
+    is_exempt: bool,
+    /// Whether the agent was asked before its first instruction.
+    is_from_start: bool,
+}
+
+/// A running container that the policy names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NamedContainer {
+    pub(super) name: String,
+    pub(super) id: String,
+    pub(super) cgroups_path: String,
+    pub(super) pid: u32,
+    /// Whether it has exited if its control group has no process. Before its start, the group may be empty.
+    pub(super) may_have_exited: bool,
+    /// The ID of its control group, once known.
+    pub(super) cgroup: Option<u64>,
+}
+
+/// What is known about a sandbox before its sets are changed.
+pub(super) struct Observed {
+    pub(super) named: Vec<NamedContainer>,
+    pub(super) exited: Vec<String>,
+    pub(super) complete: bool,
+    pub(super) proxy_ready: bool,
+}
+
+/// A change of the sets that succeeded.
+#[derive(Default)]
+pub(super) struct Applied {
+    /// The containers that run, each with the ID of its control group, and whether that has a process.
+    pub(super) running: Vec<(String, u64, bool)>,
+    /// The IDs of the containers that have exited, whose elements are removed.
+    pub(super) exited: Vec<String>,
+    /// The names of the containers that have new elements.
+    pub(super) exempted: Vec<String>,
+    pub(super) proxy_ready: bool,
+}
+
+impl Registry {
+    /// Creates an empty registry. `uses_nri` is whether the runtime is expected to report its containers.
+    pub(super) fn new(uses_nri: bool) -> Self {
+        let why = "the agent has just started".to_owned();
+        let disconnected = Connection::Disconnected { why, since: Instant::now() };
+        let connection = if uses_nri { disconnected } else { Connection::Off };
+        let state = State { sandboxes: BTreeMap::new(), connection, ended: false };
+        Self(Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each change of the state is complete before code that can panic.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends [`Self::wait`].
+    pub(super) fn end(&self) {
+        self.state().ended = true;
+        self.0.changed.notify_all();
+    }
+
+    /// Waits until a sandbox is due, for `timeout` at most. Returns the sandboxes that are due; `None` if the agent ends.
+    pub(super) fn wait(&self, timeout: Duration) -> Option<Vec<String>> {
+        let until = Instant::now() + timeout;
+        let mut state = self.state();
+        loop {
+            let now = Instant::now();
+            if state.ended {
+                return None;
+            }
+            let due: Vec<String> = state.due(now);
+            if !due.is_empty() || now >= until {
+                return Some(due);
+            }
+            let next = state.next_due().map_or(until, |next| next.min(until));
+            let waited = self.0.changed.wait_timeout(state, next.saturating_duration_since(now));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Takes a change of the connection to the runtime into account.
+    pub(super) fn report(&self, status: &NriStatus) {
+        let mut state = self.state();
+        state.connection = match status {
+            NriStatus::Registered { runtime, version } => Connection::Registered(format!("{runtime} {version}")),
+            NriStatus::Disconnected(why) => {
+                let since = match &state.connection {
+                    Connection::Disconnected { since, .. } => *since,
+                    Connection::Off | Connection::Registered(_) => Instant::now(),
+                };
+                Connection::Disconnected { why: why.clone(), since }
+            }
+        };
+        // From now on, the containers are all that run, or may not be.
+        let now = Instant::now();
+        state.sandboxes.values_mut().for_each(|sandbox| sandbox.wake(now));
+        self.0.changed.notify_all();
+    }
+
+    /// Replaces all containers by those that the runtime lists.
+    pub(super) fn synchronize(&self, pods: &[NriPod], containers: Vec<NriContainer>) {
+        let mut state = self.state();
+        let now = Instant::now();
+        let mut before: BTreeMap<String, BTreeMap<String, Container>> = BTreeMap::new();
+        for (id, sandbox) in &mut state.sandboxes {
+            before.insert(id.clone(), std::mem::take(&mut sandbox.containers));
+            sandbox.wake(now);
+        }
+        for pod in pods {
+            state.sandboxes.entry(pod.id.clone()).or_default().pod = Some(pod_ref(pod));
+        }
+        for container in containers.into_iter().filter(|container| container.running) {
+            let known = before.get_mut(&container.pod_id).and_then(|known| known.remove(&container.id));
+            let sandbox = state.sandboxes.entry(container.pod_id.clone()).or_default();
+            sandbox.containers.insert(container.id.clone(), known.unwrap_or_else(|| Container::of(&container, false)));
+        }
+        state.remove_unused();
+        self.0.changed.notify_all();
+    }
+
+    /// Adds a container that is about to start, or that has started.
+    pub(super) fn add(&self, pod: &NriPod, container: &NriContainer, is_from_start: bool) {
+        let mut state = self.state();
+        let sandbox = state.sandboxes.entry(pod.id.clone()).or_default();
+        sandbox.pod = Some(pod_ref(pod));
+        sandbox.exited.remove(&container.id);
+        let new = || Container::of(container, is_from_start);
+        sandbox.containers.entry(container.id.clone()).or_insert_with(new);
+        sandbox.wake(Instant::now());
+        self.0.changed.notify_all();
+    }
+
+    /// Takes the end of a container into account. One that the policy names stays until its control group has no
+    /// process: runtimes report the end before the last process has exited.
+    pub(super) fn stopped(&self, pod: &NriPod, container: &NriContainer) {
+        let mut state = self.state();
+        let Some(sandbox) = state.sandboxes.get_mut(&pod.id) else { return };
+        let is_named = sandbox.excluding.as_ref().is_some_and(|excluding| excluding.names(&container.name));
+        if is_named {
+            if let Some(container) = sandbox.containers.get_mut(&container.id) {
+                container.is_ending = true;
+            }
+            sandbox.wake(Instant::now());
+        } else {
+            sandbox.containers.remove(&container.id);
+        }
+        state.remove_unused();
+        self.0.changed.notify_all();
+    }
+
+    /// Returns whether the sandbox is known to exclude containers.
+    pub(super) fn is_excluding(&self, sandbox_id: &str) -> bool {
+        self.state().sandboxes.get(sandbox_id).is_some_and(|sandbox| sandbox.excluding.is_some())
+    }
+
+    /// Records the sandbox's excluded containers; `None` if it excludes none, or no longer exists.
+    pub(super) fn set_policy(&self, sandbox_id: &str, policy: Option<&Policy>) {
+        let mut state = self.state();
+        let Some(policy) = policy else {
+            if let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) {
+                sandbox.excluding = None;
+                sandbox.exited.clear();
+            }
+            return state.remove_unused();
+        };
+        let sandbox = state.sandboxes.entry(sandbox_id.to_owned()).or_default();
+        // Only the excluded containers: a policy can have many exclusions of other kinds.
+        let policy = Policy { containers: policy.containers.clone(), ..Policy::default() };
+        match &mut sandbox.excluding {
+            Some(excluding) if excluding.policy == policy => {}
+            Some(excluding) => {
+                excluding.policy = policy;
+                excluding.due = Instant::now();
+            }
+            None => sandbox.excluding = Some(Excluding::new(policy)),
+        }
+        self.0.changed.notify_all();
+    }
+
+    /// Removes what is known about the bypass in all sandboxes except these.
+    pub(super) fn retain_excluding(&self, existing: &BTreeSet<String>) {
+        let mut state = self.state();
+        for (_, sandbox) in state.sandboxes.iter_mut().filter(|(id, _)| !existing.contains(*id)) {
+            sandbox.excluding = None;
+            sandbox.exited.clear();
+        }
+        state.remove_unused();
+    }
+
+    /// Returns the lock that serializes the changes of a sandbox's sets.
+    pub(super) fn turn(&self, sandbox_id: &str) -> Option<Arc<Mutex<()>>> {
+        self.state().sandboxes.get(sandbox_id).map(|sandbox| Arc::clone(&sandbox.turn))
+    }
+
+    /// Returns what is known about a sandbox; `None` if it is not known to exclude containers.
+    pub(super) fn observe(&self, sandbox_id: &str) -> Option<Observed> {
+        let state = self.state();
+        let sandbox = state.sandboxes.get(sandbox_id)?;
+        let excluding = sandbox.excluding.as_ref()?;
+        let named = sandbox.containers.iter().filter(|(_, container)| excluding.names(&container.name));
+        let named = named.map(|(id, container)| {
+            let (name, cgroups_path) = (container.name.clone(), container.cgroups_path.clone());
+            let may_have_exited = container.had_process || container.is_ending;
+            let (pid, cgroup) = (container.pid, container.cgroup);
+            NamedContainer { name, id: id.clone(), cgroups_path, pid, may_have_exited, cgroup }
+        });
+        Some(Observed {
+            named: named.collect(),
+            exited: sandbox.exited.iter().cloned().collect(),
+            complete: matches!(state.connection, Connection::Registered(_)),
+            proxy_ready: excluding.proxy_ready,
+        })
+    }
+
+    /// Records that these containers have exited.
+    pub(super) fn mark_exited(&self, sandbox_id: &str, ids: &[String]) {
+        let mut state = self.state();
+        let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return };
+        for id in ids {
+            sandbox.containers.remove(id);
+            sandbox.exited.insert(id.clone());
+        }
+    }
+
+    /// Records a change of the sets. Returns the names of the containers that had started captured.
+    pub(super) fn applied(&self, sandbox_id: &str, applied: &Applied) -> Vec<String> {
+        let mut state = self.state();
+        let is_complete = matches!(state.connection, Connection::Registered(_));
+        let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return Vec::new() };
+        let Some(excluding) = &mut sandbox.excluding else { return Vec::new() };
+        sandbox.exited.retain(|id| !applied.exited.contains(id));
+        let became_ready = applied.proxy_ready && !excluding.proxy_ready;
+        excluding.proxy_ready |= applied.proxy_ready;
+        excluding.failure.clear();
+        let mut late = Vec::new();
+        for (id, cgroup, has_process) in &applied.running {
+            let Some(container) = sandbox.containers.get_mut(id) else { continue };
+            let is_exempt = excluding.policy.container_scope(&container.name, excluding.proxy_ready).is_some();
+            let is_new = is_exempt && !container.is_exempt && applied.exempted.contains(&container.name);
+            if is_new && !container.is_from_start && excluding.reported.insert(container.name.clone()) {
+                late.push(container.name.clone());
+            }
+            if is_exempt && container.is_from_start {
+                excluding.reported.remove(&container.name);
+            }
+            container.cgroup = Some(*cgroup);
+            container.had_process |= has_process;
+            container.is_exempt = is_exempt;
+        }
+        // Once more: the hook may have asked just before the proxy listened.
+        let pause = if became_ready { CHECK_INTERVAL } else { excluding.pause(&sandbox.containers, is_complete) };
+        excluding.due = Instant::now() + pause;
+        late
+    }
+
+    /// Records a failure to change the sets. Returns whether it differs from the last one.
+    pub(super) fn failed(&self, sandbox_id: &str, why: &str) -> bool {
+        let mut state = self.state();
+        let excluding = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut());
+        let Some(excluding) = excluding else { return true };
+        excluding.due = Instant::now() + RETRY_DELAY;
+        let is_new = excluding.failure != why;
+        why.clone_into(&mut excluding.failure);
+        is_new
+    }
+
+    /// Records that a container's capture is reported. Returns whether it was not before.
+    pub(super) fn report_capture(&self, sandbox_id: &str, name: &str) -> bool {
+        let mut state = self.state();
+        let excluding = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut());
+        excluding.is_none_or(|excluding| excluding.reported.insert(name.to_owned()))
+    }
+
+    /// Returns whether the traffic of a running container is known to bypass the sidecar.
+    pub(super) fn is_exempt(&self, sandbox_id: &str, id: &str) -> bool {
+        let state = self.state();
+        let container = state.sandboxes.get(sandbox_id).and_then(|sandbox| sandbox.containers.get(id));
+        container.is_some_and(|container| container.is_exempt)
+    }
+
+    /// Returns the excluded containers by sandbox that start captured because the agent is not registered, each once,
+    /// and why.
+    pub(super) fn captured_by_disconnection(&self) -> Option<(String, Vec<(String, Vec<String>)>)> {
+        let mut state = self.state();
+        let State { sandboxes, connection, .. } = &mut *state;
+        let Connection::Disconnected { why, since } = connection else { return None };
+        if since.elapsed() < GRACE {
+            return None;
+        }
+        let mut captured = Vec::new();
+        for (id, sandbox) in sandboxes {
+            let Some(excluding) = sandbox.excluding.as_mut().filter(|excluding| excluding.first_seen >= *since) else {
+                continue;
+            };
+            let names: BTreeSet<&String> = excluding.policy.containers.iter().map(|excluded| &excluded.name).collect();
+            let new: Vec<String> =
+                names.into_iter().filter(|name| !excluding.reported.contains(*name)).cloned().collect();
+            excluding.reported.extend(new.iter().cloned());
+            if !new.is_empty() {
+                captured.push((id.clone(), new));
+            }
+        }
+        Some((why.clone(), captured))
+    }
+
+    /// Returns the pod of a sandbox, if the runtime reported it.
+    pub(super) fn pod(&self, sandbox_id: &str) -> Option<PodRef> {
+        self.state().sandboxes.get(sandbox_id)?.pod.clone()
+    }
+
+    /// Records the pod of a sandbox.
+    pub(super) fn set_pod(&self, sandbox_id: &str, pod: &PodRef) {
+        if let Some(sandbox) = self.state().sandboxes.get_mut(sandbox_id) {
+            sandbox.pod.get_or_insert_with(|| pod.clone());
+        }
+    }
+
+    /// Returns the answer to CHECK and `doctor` about a sandbox.
+    pub(in crate::agent) fn status(&self, sandbox_id: &str) -> ContainersStatus {
+        let state = self.state();
+        let excluding = |sandbox: &&Sandbox| sandbox.excluding.is_some();
+        let sandbox = state.sandboxes.get(sandbox_id).filter(excluding);
+        let failure = sandbox.and_then(|sandbox| sandbox.excluding.as_ref()).map(|excluding| excluding.failure.clone());
+        match &state.connection {
+            Connection::Off => {
+                let why = "the agent does not use NRI: the flag --nri-socket is not set".to_owned();
+                ContainersStatus { error: failure.filter(|text| !text.is_empty()).unwrap_or(why), ..Default::default() }
+            }
+            Connection::Disconnected { why, .. } => ContainersStatus { error: why.clone(), ..Default::default() },
+            Connection::Registered(runtime) => ContainersStatus {
+                runtime: Some(runtime.clone()),
+                error: failure.unwrap_or_default(),
+                expected: sandbox.and_then(Sandbox::expected),
+            },
+        }
+    }
+}
+
+impl State {
+    fn due(&self, now: Instant) -> Vec<String> {
+        let is_due = |sandbox: &Sandbox| sandbox.excluding.as_ref().is_some_and(|excluding| excluding.due <= now);
+        self.sandboxes.iter().filter(|(_, sandbox)| is_due(sandbox)).map(|(id, _)| id.clone()).collect()
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        self.sandboxes.values().filter_map(|sandbox| sandbox.excluding.as_ref()).map(|excluding| excluding.due).min()
+    }
+
+    fn remove_unused(&mut self) {
+        self.sandboxes.retain(|_, sandbox| sandbox.excluding.is_some() || !sandbox.containers.is_empty());
+    }
+}
+
+impl Sandbox {
+    /// Makes the sandbox due now.
+    fn wake(&mut self, now: Instant) {
+        if let Some(excluding) = &mut self.excluding {
+            excluding.due = now;
+        }
+    }
+
+    /// Returns the elements that the sets must have; `None` while a container's control group is unknown.
+    fn expected(&self) -> Option<Vec<ExemptContainer>> {
+        let excluding = self.excluding.as_ref()?;
+        let scope = |container: &Container| excluding.policy.container_scope(&container.name, excluding.proxy_ready);
+        let exempt = self.containers.iter().filter_map(|(id, container)| Some((id, container, scope(container)?)));
+        exempt
+            .map(|(id, container, scope)| {
+                let (name, id, cgroup) = (container.name.clone(), id.clone(), container.cgroup?);
+                Some(ExemptContainer { name, id, cgroup, scope })
+            })
+            .collect()
+    }
+}
+
+impl Excluding {
+    fn new(policy: Policy) -> Self {
+        let now = Instant::now();
+        let (failure, reported) = (String::new(), BTreeSet::new());
+        Self { policy, proxy_ready: false, due: now, first_seen: now, failure, reported }
+    }
+
+    fn names(&self, name: &str) -> bool {
+        self.policy.containers.iter().any(|excluded| excluded.name == name)
+    }
+
+    /// Returns the time until the next check.
+    fn pause(&self, containers: &BTreeMap<String, Container>, is_complete: bool) -> Duration {
+        let runs = |name: &str| !is_complete || containers.values().any(|container| container.name == name);
+        let of = |until| self.policy.containers.iter().filter(move |excluded| excluded.until == until);
+        let mut until_ready = of(BypassEnd::ProxyReady).filter(|_| !self.proxy_ready).peekable();
+        let waits_for_proxy = until_ready.peek().is_some();
+        if until_ready.any(|excluded| runs(&excluded.name)) {
+            PROXY_INTERVAL
+        } else if waits_for_proxy || of(BypassEnd::ContainerExit).any(|excluded| runs(&excluded.name)) {
+            CHECK_INTERVAL
+        } else {
+            REST_INTERVAL
+        }
+    }
+}
+
+impl Container {
+    fn of(container: &NriContainer, is_from_start: bool) -> Self {
+        Self {
+            name: container.name.clone(),
+            cgroups_path: container.cgroups_path.clone(),
+            pid: container.pid,
+            cgroup: None,
+            had_process: false,
+            is_ending: false,
+            is_exempt: false,
+            is_from_start,
+        }
+    }
+}
+
+fn pod_ref(pod: &NriPod) -> PodRef {
+    let uid = (!pod.uid.is_empty()).then(|| pod.uid.clone());
+    PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid }
+}

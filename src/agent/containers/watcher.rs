@@ -1,0 +1,137 @@
+//! The thread that ends bypasses, removes the elements of exited containers and restores lost ones.
+
+use super::reconciler::Reconciler;
+use crate::state::ROOT;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::time::{Duration, Instant, SystemTime};
+
+/// The interval in which the saved state is searched for pods that exclude containers.
+const SCAN_INTERVAL: Duration = Duration::from_millis(500);
+/// How long the kernel may take for the changes of one pod before the next one is checked.
+const CHANGE_TIMEOUT: Duration = Duration::from_millis(200);
+/// The pause after saved state that can't be read.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+
+/// The state of the thread.
+pub(super) struct Watcher {
+    reconciler: Reconciler,
+    /// What is known about the saved state of each sandbox.
+    scanned: BTreeMap<String, Scanned>,
+    logged: String,
+}
+
+struct Scanned {
+    modified: Option<SystemTime>,
+    /// When to read it again after a failure.
+    retry: Option<Instant>,
+    failure: String,
+}
+
+impl Watcher {
+    pub(super) fn new(reconciler: Reconciler) -> Self {
+        Self { reconciler, scanned: BTreeMap::new(), logged: String::new() }
+    }
+
+    /// Runs until the registry ends.
+    pub(super) fn run(mut self) {
+        let mut next_scan = Instant::now();
+        loop {
+            if Instant::now() >= next_scan {
+                self.scan();
+                next_scan = Instant::now() + SCAN_INTERVAL;
+            }
+            let Some(due) = self.reconciler.registry.wait(next_scan.saturating_duration_since(Instant::now())) else {
+                return;
+            };
+            due.iter().for_each(|sandbox_id| self.reconcile(sandbox_id));
+            self.report_disconnection();
+        }
+    }
+
+    /// Finds the sandboxes whose saved state has changed.
+    fn scan(&mut self) {
+        let directories = match sandbox_directories() {
+            Ok(directories) => directories,
+            Err(error) => {
+                let error = format!("{ROOT}: can't read the saved state: {error}");
+                if self.logged != error {
+                    tracing::warn!("{error}");
+                    self.logged = error;
+                }
+                return;
+            }
+        };
+        self.logged.clear();
+        self.scanned.retain(|id, _| directories.contains_key(id));
+        self.reconciler.registry.retain_excluding(&directories.keys().cloned().collect::<BTreeSet<_>>());
+        for (id, modified) in directories {
+            let known = self.scanned.get(&id);
+            let is_due = known.is_none_or(|known| {
+                known.modified != modified || known.retry.is_some_and(|retry| retry <= Instant::now())
+            });
+            if !is_due {
+                continue;
+            }
+            let failure = match self.reconciler.find(&id) {
+                Ok(_) => String::new(),
+                Err(error) => error.to_string(),
+            };
+            if !failure.is_empty() && known.is_none_or(|known| known.failure != failure) {
+                tracing::warn!(sandbox = id, "can't read which containers are excluded: {failure}");
+            }
+            let retry = (!failure.is_empty()).then(|| Instant::now() + RETRY_DELAY);
+            self.scanned.insert(id, Scanned { modified, retry, failure });
+        }
+    }
+
+    fn reconcile(&self, sandbox_id: &str) {
+        let registry = &self.reconciler.registry;
+        let result = match self.reconciler.find(sandbox_id) {
+            Ok(None) => return,
+            Ok(Some(excluded)) => self.reconciler.reconcile(sandbox_id, excluded, CHANGE_TIMEOUT),
+            Err(error) => Err(error),
+        };
+        let Err(error) = result else { return };
+        let error = error.to_string();
+        if registry.failed(sandbox_id, &error) {
+            let pod = self.reconciler.pod(sandbox_id).map(|pod| format!("{}/{}", pod.namespace, pod.name));
+            tracing::warn!(pod, sandbox = sandbox_id, "can't update the excluded containers: {error}");
+        }
+        for container in registry.observe(sandbox_id).into_iter().flat_map(|observed| observed.named) {
+            if !registry.is_exempt(sandbox_id, &container.id) {
+                self.reconciler.report_capture(sandbox_id, &container.name, &error);
+            }
+        }
+    }
+
+    /// Reports the excluded containers that start captured because the runtime does not report them.
+    fn report_disconnection(&self) {
+        let Some((why, captured)) = self.reconciler.registry.captured_by_disconnection() else { return };
+        for (sandbox_id, names) in captured {
+            let pod = self.reconciler.pod(&sandbox_id);
+            for name in names {
+                let why = format!("the agent is not registered at the container runtime: {why}");
+                self.reconciler.tell(pod.as_ref(), &sandbox_id, super::events::captured(&name, &why));
+            }
+        }
+    }
+}
+
+/// Returns the sandboxes with saved state, each with the time of its last change.
+fn sandbox_directories() -> io::Result<BTreeMap<String, Option<SystemTime>>> {
+    let entries = match fs::read_dir(ROOT) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        Err(error) => return Err(error),
+    };
+    let mut found = BTreeMap::new();
+    for entry in entries {
+        let entry = entry?;
+        if let Some(id) = entry.file_name().to_str().filter(|name| !name.starts_with('.')) {
+            found.insert(id.to_owned(), entry.metadata().and_then(|metadata| metadata.modified()).ok());
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,292 @@
+//! Sets with elements in real network namespaces, and saved state in a directory.
+
+use super::*;
+use crate::scratch::Directory;
+use crate::state::Attachment;
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+const SANDBOX: &str = "sandbox";
+
+/// The table as JSON, because `all` is a keyword of the text syntax.
+fn table() -> Value {
+    let set = |name: &str| json!({"add": {"set": {"family": "inet", "table": "detour-containers", "name": name, "type": "cgroupsv2"}}});
+    let table = json!({"add": {"table": {"family": "inet", "name": "detour-containers"}}});
+    json!({"nftables": [table, set("all"), set("dns")]})
+}
+
+/// A pod sandbox with a network namespace and saved state. The test's thread is in the namespace.
+struct Sandbox {
+    directory: Directory,
+    netns: File,
+}
+
+impl Sandbox {
+    fn new(name: &str, containers: &Value) -> Self {
+        unshare(CloneFlags::CLONE_NEWNET).expect("needs root");
+        let netns = File::open("/proc/thread-self/ns/net").expect("readable");
+        let sandbox = Self { directory: Directory::new(name), netns };
+        sandbox.nft(&table());
+        sandbox.ip("link set lo up");
+        sandbox.save("net1", &json!({"containers": containers}));
+        sandbox
+    }
+
+    fn nft(&self, text: &Value) {
+        let mut nft = Command::new("nft").args(["-j", "-f", "-"]).stdin(Stdio::piped()).spawn().expect("nft is needed");
+        nft.stdin.take().expect("piped").write_all(text.to_string().as_bytes()).expect("it reads");
+        assert!(nft.wait().expect("it ends").success(), "{text}");
+    }
+
+    fn ip(&self, arguments: &str) {
+        assert!(Command::new("ip").args(arguments.split(' ')).status().expect("ip is needed").success());
+    }
+
+    fn netns_path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.netns.as_raw_fd()).into()
+    }
+
+    fn store(&self) -> Store {
+        Store::new(self.directory.join("state"))
+    }
+
+    /// Saves an attachment with these keys of a policy.
+    fn save(&self, ifname: &str, keys: &Value) {
+        let mut record = AttachmentRecord::default();
+        let mut policy = serde_json::to_value(&record.policy).expect("JSON");
+        policy.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+        record.policy = serde_json::from_value(policy).expect("a policy");
+        record.netns_id = Some(NetnsId::of(&self.netns.metadata().expect("readable")));
+        record.netns_path = Some(self.netns_path());
+        self.store().write(&attachment(ifname), &record).expect("written");
+    }
+
+    fn find(&self) -> Result<Option<ExcludedContainers>, Error> {
+        ExcludedContainers::find_in(&self.store(), SANDBOX, &HostRoot::new("/"))
+    }
+
+    fn reconcile(&self, observed: ObservedContainers<'_>) -> ContainerChanges {
+        self.find().expect("readable").expect("excluded containers").reconcile(observed).expect("reconciled")
+    }
+}
+
+fn attachment(ifname: &str) -> Attachment {
+    Attachment { container_id: SANDBOX.into(), network: "n".into(), ifname: ifname.into() }
+}
+
+fn running(name: &str, id: &str, cgroup: u64) -> RunningContainer {
+    RunningContainer { name: name.into(), id: id.into(), cgroup }
+}
+
+fn exclusion(name: &str, scope: &str, until: &str) -> Value {
+    json!({"name": name, "scope": scope, "until": until})
+}
+
+fn elements() -> BTreeSet<ContainerElement> {
+    container_elements().expect("listed").into_iter().collect()
+}
+
+/// The elements of these containers, each with its scope.
+fn of(containers: &[(&RunningContainer, ContainerScope)]) -> BTreeSet<ContainerElement> {
+    let element = |(one, scope): &(&RunningContainer, _)| ContainerElement::new(*scope, one.cgroup, &one.name, &one.id);
+    containers.iter().map(element).collect()
+}
+
+use ContainerScope::{All, Dns};
+
+const LONG: &str = "0123456789abcdef0123456789abcdef";
+
+#[test]
+fn a_start_adds_the_container_once_and_its_exit_removes_it() {
+    let sandbox = Sandbox::new("exempt", &json!([exclusion("vault", "all", "container-exit")]));
+    let (vault, app) = (running("vault", LONG, 7), running("app", "fedcba", 8));
+    let both = [vault.clone(), app];
+    let observed = ObservedContainers { running: &both, ..ObservedContainers::default() };
+    let changes = sandbox.reconcile(observed);
+    assert_eq!(changes.exempted, [("vault".to_owned(), All)]);
+    assert_eq!(elements(), of(&[(&vault, All)]));
+    assert_eq!(sandbox.reconcile(observed), ContainerChanges::default(), "a repetition changes nothing");
+    let exited = [LONG.to_owned()];
+    let changes = sandbox.reconcile(ObservedContainers { exited: &exited, ..ObservedContainers::default() });
+    assert_eq!((changes.removed, elements()), (1, BTreeSet::new()));
+}
+
+#[test]
+fn a_complete_list_removes_all_other_elements() {
+    let sandbox = Sandbox::new("complete", &json!([exclusion("vault", "all", "container-exit")]));
+    let [vault, earlier] = [running("vault", LONG, 7), running("vault", "earlier", 6)];
+    let foreign = ContainerElement { scope: Dns, cgroup: 9, container: None };
+    let mut before: Vec<_> =
+        of(&[(&vault, All), (&earlier, All), (&running("app", "app", 5), Dns)]).into_iter().collect();
+    before.push(foreign);
+    change_container_elements(&[], &before).expect("added");
+    let known = [vault.clone()];
+    let observed = ObservedContainers { running: &known, ..ObservedContainers::default() };
+    // Elements of containers that were not observed stay, except those of names that are not excluded.
+    assert_eq!(sandbox.reconcile(observed).removed, 0);
+    assert_eq!(elements().iter().map(|element| element.cgroup).collect::<BTreeSet<_>>(), [6, 7, 9].into());
+    let changes = sandbox.reconcile(ObservedContainers { complete: true, ..observed });
+    assert_eq!((changes.removed, changes.exempted.len()), (2, 0));
+    assert_eq!(elements(), of(&[(&vault, All)]));
+}
+
+#[test]
+fn an_element_with_another_control_group_set_or_comment_is_replaced() {
+    let sandbox = Sandbox::new("replaced", &json!([exclusion("vault", "all", "container-exit")]));
+    let vault = running("vault", LONG, 7);
+    let mut before: Vec<_> = of(&[(&running("vault", LONG, 3), All), (&vault, Dns)]).into_iter().collect();
+    before.push(ContainerElement { scope: All, cgroup: 7, container: None });
+    change_container_elements(&[], &before).expect("added");
+    let known = [vault.clone()];
+    let changes = sandbox.reconcile(ObservedContainers { running: &known, ..ObservedContainers::default() });
+    assert_eq!(changes.exempted, [("vault".to_owned(), All)]);
+    assert_eq!((changes.ended.len(), elements()), (0, of(&[(&vault, All)])));
+}
+
+#[test]
+fn a_listening_proxy_ends_and_narrows_bypasses_also_of_unobserved_containers() {
+    let containers = json!([
+        exclusion("vault", "all", "proxy-ready"),
+        exclusion("both", "all", "proxy-ready"),
+        exclusion("both", "dns", "container-exit"),
+        exclusion("stays", "all", "container-exit"),
+    ]);
+    let sandbox = Sandbox::new("ready", &containers);
+    let all = [running("vault", "v", 1), running("both", "b", 2), running("stays", "s", 3)];
+    let observed = ObservedContainers { running: &all, ..ObservedContainers::default() };
+    let before = sandbox.reconcile(observed);
+    assert_eq!((before.exempted.len(), before.proxy_ready), (3, false));
+    assert_eq!(elements(), of(&[(&all[0], All), (&all[1], All), (&all[2], All)]));
+    let proxy = TcpListener::bind("[::]:15001").expect("free");
+    for observed in [ObservedContainers::default(), observed] {
+        let changes = sandbox.reconcile(observed);
+        let expected = ContainerChanges {
+            ended: vec!["both".into(), "vault".into()],
+            proxy_ready: true,
+            ..ContainerChanges::default()
+        };
+        assert_eq!(changes, expected);
+        assert_eq!(elements(), of(&[(&all[1], Dns), (&all[2], All)]));
+        drop(change_container_elements(&of(&[(&all[1], Dns)]).into_iter().collect::<Vec<_>>(), &[]));
+        change_container_elements(&[], &of(&[(&all[0], All), (&all[1], All)]).into_iter().collect::<Vec<_>>())
+            .expect("added");
+    }
+    sandbox.reconcile(observed);
+    drop(proxy);
+    // An unobserved container does not become exempt again while the proxy restarts.
+    assert_eq!(sandbox.reconcile(ObservedContainers::default()), ContainerChanges::default());
+    let remembered = sandbox.reconcile(ObservedContainers { proxy_ready: true, ..observed });
+    assert_eq!((remembered.exempted.len(), elements().len()), (0, 2));
+}
+
+#[test]
+fn the_port_of_the_proxy_is_that_of_the_redirection() {
+    let containers = json!([exclusion("vault", "all", "proxy-ready")]);
+    let sandbox = Sandbox::new("port", &containers);
+    let redirect = Redirect { proxy_port: 16001, ..Redirect::default() };
+    let interception = crate::policy::Interception::On(Box::new(redirect));
+    sandbox.save("net1", &json!({"containers": containers, "interception": interception}));
+    let _other = TcpListener::bind("0.0.0.0:15001").expect("free");
+    assert!(!sandbox.reconcile(ObservedContainers::default()).proxy_ready);
+    let _proxy = TcpListener::bind("0.0.0.0:16001").expect("free");
+    assert!(sandbox.reconcile(ObservedContainers::default()).proxy_ready);
+}
+
+#[test]
+fn the_exclusions_of_all_attachments_count() {
+    let sandbox = Sandbox::new("union", &json!([exclusion("vault", "dns", "container-exit")]));
+    sandbox.save("net2", &json!({"containers": [exclusion("vault", "all", "container-exit")]}));
+    sandbox.save("net3", &json!({}));
+    let vault = [running("vault", "v", 1)];
+    sandbox.reconcile(ObservedContainers { running: &vault, ..ObservedContainers::default() });
+    assert_eq!(elements(), of(&[(&vault[0], All)]));
+}
+
+#[test]
+fn a_sandbox_without_exclusions_or_saved_state_has_none() {
+    let sandbox = Sandbox::new("none", &json!([]));
+    assert!(sandbox.find().expect("readable").is_none());
+    let store = sandbox.store();
+    for id in ["unknown", "../state/sandbox", "", "."] {
+        assert!(ExcludedContainers::find_in(&store, id, &HostRoot::new("/")).expect("readable").is_none(), "{id}");
+    }
+    // A record of a newer version is only a problem if it excludes containers.
+    let file = sandbox.directory.join("state/sandbox/n@net1.json");
+    let text = fs::read_to_string(&file).expect("readable");
+    let mut newer: Value = serde_json::from_str(&text).expect("JSON");
+    newer["version"] = 99.into();
+    fs::write(&file, newer.to_string()).expect("written");
+    assert!(sandbox.find().expect("readable").is_none());
+}
+
+#[test]
+fn damaged_state_and_a_missing_table_or_namespace_are_errors_with_their_object() {
+    let sandbox = Sandbox::new("errors", &json!([exclusion("vault", "all", "container-exit")]));
+    let vault = [running("vault", "v", 1)];
+    let observed = ObservedContainers { running: &vault, ..ObservedContainers::default() };
+    let table = json!({"delete": {"table": {"family": "inet", "name": "detour-containers"}}});
+    sandbox.nft(&json!({"nftables": [table]}));
+    let found = sandbox.find().expect("readable").expect("excluded containers");
+    let error = found.reconcile(observed).expect_err("no table");
+    assert!(error.msg.contains("detour-containers"), "{error}");
+    assert_eq!(found.reconcile(ObservedContainers::default()).expect("nothing to do"), ContainerChanges::default());
+
+    let file = sandbox.directory.join("state/sandbox/n@net1.json");
+    let text = fs::read_to_string(&file).expect("readable");
+    fs::write(&file, text.replace(&sandbox.netns_path().display().to_string(), "/run/netns/detour-none"))
+        .expect("written");
+    let error = sandbox.find().expect_err("gone");
+    assert_eq!(error.code, Code::InvalidNetns);
+    assert!(error.msg.starts_with("network namespace /run/netns/detour-none: gone"), "{error}");
+
+    // Another namespace at the same path.
+    fs::write(&file, &text).expect("written");
+    let other = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).expect("needs root");
+        File::open("/proc/thread-self/ns/net").expect("readable")
+    });
+    let other = other.join().expect("no panic");
+    let path = format!("/proc/{}/fd/{}", std::process::id(), other.as_raw_fd());
+    fs::write(&file, text.replace(&sandbox.netns_path().display().to_string(), &path)).expect("written");
+    assert_eq!(sandbox.find().expect_err("another one").code, Code::InvalidNetns);
+
+    fs::write(&file, "{").expect("written");
+    let error = sandbox.find().expect_err("damaged");
+    assert_eq!(error.code, Code::State);
+    assert!(error.msg.contains("n@net1.json"), "{error}");
+}
+
+#[test]
+fn the_path_of_the_runtime_is_mapped_below_the_mount_of_the_node() {
+    let sandbox = Sandbox::new("root", &json!([exclusion("vault", "all", "container-exit")]));
+    let root = HostRoot::new(sandbox.directory.join("host"));
+    let file = sandbox.directory.join("state/sandbox/n@net1.json");
+    let text = fs::read_to_string(&file).expect("readable");
+    fs::write(&file, text.replace(&sandbox.netns_path().display().to_string(), "/run/netns/pod")).expect("written");
+    let find = || ExcludedContainers::find_in(&sandbox.store(), SANDBOX, &root);
+    assert_eq!(find().expect_err("not mounted").code, Code::InvalidNetns);
+    let mounted = root.mount().join("run/netns/pod");
+    fs::create_dir_all(mounted.parent().expect("a parent")).expect("made");
+    fs::write(&mounted, "").expect("written");
+    assert_eq!(find().expect_err("no namespace").code, Code::InvalidNetns);
+    let path = sandbox.netns_path();
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNS).expect("needs root");
+        let mount = |arguments: &[&std::ffi::OsStr]| {
+            assert!(Command::new("mount").args(arguments).status().expect("mount is needed").success());
+        };
+        mount(&["--make-rprivate".as_ref(), "/".as_ref()]);
+        mount(&["--bind".as_ref(), path.as_ref(), mounted.as_ref()]);
+        ExcludedContainers::find_in(&Store::new(file.ancestors().nth(2).expect("a parent")), SANDBOX, &root)
+            .map(|found| found.map(|found| found.netns_id()))
+    });
+    let found = thread.join().expect("no panic").expect("readable");
+    assert_eq!(found, Some(NetnsId::of(&sandbox.netns.metadata().expect("readable"))));
+}
