@@ -9,7 +9,7 @@ use crate::plugin::desired_policy;
 use crate::plugin::primary::about;
 use crate::pod::PodRef;
 use crate::pod::well_known::NETWORKS;
-use crate::policy::{Exclusion, Policy};
+use crate::policy::{ContainerExclusion, Exclusion, Policy};
 use crate::sub_plugins::{ChainOutput, SettingSource, Severity, SubPlugin, skip_reason};
 
 const ADD_NEEDS_FACTS: &str = "an ADD would fail: the configuration has no source of pod facts; set \
@@ -126,6 +126,12 @@ impl<'a> Evaluation<'a> {
     pub(super) fn exclusions(&self) -> impl Iterator<Item = (&Exclusion, String)> {
         let exclusions = self.result.iter().flat_map(|output| &output.origins.exclusions);
         exclusions.map(|(exclusion, source)| (exclusion, source_text(source)))
+    }
+
+    /// Returns the excluded containers with their sources.
+    pub(super) fn containers(&self) -> impl Iterator<Item = (&ContainerExclusion, String)> {
+        let containers = self.result.iter().flat_map(|output| &output.origins.containers);
+        containers.map(|(exclusion, source)| (exclusion, source_text(source)))
     }
 
     /// Returns the notes that an ADD would log.

@@ -2,8 +2,9 @@
 
 use crate::pod::well_known::ISTIO_CONTAINERS;
 use crate::pod::{Container, Pod};
-use crate::policy::{Exclusion, IdRange, Policy, TrafficOwner};
+use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Exclusion, IdRange, Policy, TrafficOwner};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// Traffic that bypasses the sidecar, and the sources of the exclusion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -33,6 +34,61 @@ impl Exemption {
         words.push(format!("to {}", self.to));
         words.join(" ")
     }
+}
+
+/// A container whose traffic bypasses the sidecar, and the sources of its exclusion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ExcludedContainer {
+    /// The name of the container.
+    pub name: String,
+    /// The traffic that bypasses the sidecar: `all` or `dns`.
+    pub scope: ContainerScope,
+    /// When the bypass ends: `proxy-ready` or `container-exit`.
+    pub until: BypassEnd,
+    /// The sources of the exclusion; several may have the same one.
+    pub sources: Vec<String>,
+}
+
+impl ExcludedContainer {
+    /// Returns the traffic that bypasses the sidecar in words.
+    #[must_use]
+    pub const fn what(&self) -> &'static str {
+        match self.scope {
+            ContainerScope::All => "everything",
+            ContainerScope::Dns => "DNS",
+        }
+    }
+
+    /// Returns the end of the bypass in words.
+    #[must_use]
+    pub const fn end(&self) -> &'static str {
+        match self.until {
+            BypassEnd::ProxyReady => "until it exits or the proxy accepts connections",
+            BypassEnd::ContainerExit => "until it exits",
+        }
+    }
+}
+
+/// Returns the excluded containers, each with its sources.
+pub(super) fn excluded_containers<'a>(
+    policy: &Policy,
+    configured: impl Iterator<Item = (&'a ContainerExclusion, String)>,
+) -> Vec<ExcludedContainer> {
+    let mut sources: BTreeMap<&ContainerExclusion, Vec<String>> =
+        policy.containers.iter().map(|exclusion| (exclusion, Vec::new())).collect();
+    for (exclusion, source) in configured {
+        let sources = sources.entry(exclusion).or_default();
+        if !sources.contains(&source) {
+            sources.push(source);
+        }
+    }
+    let excluded = |(exclusion, sources): (&ContainerExclusion, Vec<String>)| ExcludedContainer {
+        name: exclusion.name.clone(),
+        scope: exclusion.scope,
+        until: exclusion.until,
+        sources,
+    };
+    sources.into_iter().map(excluded).collect()
 }
 
 /// Returns the exclusions in effect, each with its sources.
@@ -123,13 +179,22 @@ impl ContainerTraffic<'_> {
         }
     }
 
-    /// Returns how much of the container's traffic the exclusions of `policy` exempt.
+    /// Returns whether the container runs while the proxy accepts connections.
+    pub(super) fn runs_with_proxy(&self) -> bool {
+        !(self.ends_before && self.pod.starts_before_proxy(self.name()))
+    }
+
+    /// Returns how much of the container's traffic the exclusions of `policy` exempt, without those that end when the
+    /// proxy accepts connections if the container runs on.
     pub(super) fn exempt_part(&self, policy: &Policy) -> ExemptPart {
         let matching = || policy.exclusions.iter().filter(|exclusion| self.is_owned_by(exclusion.owner));
-        match matching().next() {
-            None => ExemptPart::None,
-            Some(_) if matching().any(covers_everything) => ExemptPart::All,
-            Some(_) => ExemptPart::Some,
+        let by_name = policy.container_scope(self.name(), self.runs_with_proxy());
+        if by_name == Some(ContainerScope::All) || matching().any(covers_everything) {
+            ExemptPart::All
+        } else if by_name.is_some() || matching().next().is_some() {
+            ExemptPart::Some
+        } else {
+            ExemptPart::None
         }
     }
 }

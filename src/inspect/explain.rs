@@ -1,7 +1,7 @@
 //! `explain`: what a configuration does with a pod's traffic, and why; for a primary plugin, also the pod's networks.
 
 use super::evaluation::{Evaluation, evaluate, has_redirect};
-use super::exemptions::{Exemption, exemptions};
+use super::exemptions::{ExcludedContainer, Exemption, excluded_containers, exemptions};
 use super::settings::{Setting, settings};
 use super::subject::{ConfigurationOrigin, Subject};
 use super::terminal::{Cell, Screen, TextReport, Tone};
@@ -37,9 +37,11 @@ pub struct Explanation {
     pub settings: Vec<Setting>,
     /// The traffic that bypasses the sidecar.
     pub exempt: Vec<Exemption>,
+    /// The containers whose traffic bypasses the sidecar.
+    pub excluded_containers: Vec<ExcludedContainer>,
     /// Problems that the configuration or the pod will cause.
     pub warnings: Vec<Warning>,
-    /// Further notes that an ADD would log.
+    /// Further notes: those that an ADD would log, and what excluded containers require on the node.
     pub notes: Vec<String>,
 }
 
@@ -78,6 +80,9 @@ pub struct Explained {
 
 const NO_CHAIN: &str =
     "not redirected: neither the pod's networks nor the node's configuration have a sub-plugin chain";
+
+const NEEDED_ON_NODE: &str = "excluded containers need the agent with --nri-socket, or the OCI hook \
+    (--oci-hooks-dir), on the pod's node; otherwise, their traffic is captured";
 
 /// The reports about several pods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -122,16 +127,18 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
         settings: settings.unwrap_or_default(),
         exempt: exemptions(&policy.exclusions_in_effect(), evaluations.iter().flat_map(Evaluation::exclusions)),
+        excluded_containers: excluded_containers(&policy, evaluations.iter().flat_map(Evaluation::containers)),
         warnings: warnings(subject, &policy)?,
-        notes: notes(subject, &evaluations),
+        notes: notes(subject, &evaluations, &policy),
     };
     Ok(Explained { explanation, policy })
 }
 
-fn notes(subject: &Subject, evaluations: &[Evaluation<'_>]) -> Vec<String> {
+fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> Vec<String> {
     let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
     let evaluations = evaluations.iter().flat_map(Evaluation::notes);
-    subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).collect()
+    let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
+    subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node).collect()
 }
 
 impl Proxy {
@@ -242,6 +249,14 @@ impl TextReport for Explanation {
             };
             screen.table(&self.exempt.iter().map(row).collect::<Vec<_>>());
         }
+        if !self.excluded_containers.is_empty() {
+            screen.heading("Excluded containers");
+            let row = |c: &ExcludedContainer| {
+                let sources = Cell::of(c.sources.join("; ")).tone(Tone::Faint);
+                vec![Cell::of(&c.name).tone(Tone::Strong), Cell::of(c.what()), Cell::of(c.end()), sources]
+            };
+            screen.table(&self.excluded_containers.iter().map(row).collect::<Vec<_>>());
+        }
         if !self.warnings.is_empty() {
             screen.heading("Warnings");
             for warning in &self.warnings {
@@ -272,7 +287,7 @@ pub struct NetworkReport {
     pub runs: &'static str,
     /// Whether and why it redirects the pod; `None` unless it runs in-process.
     pub decision: Option<String>,
-    /// The number of its exclusions.
+    /// The number of its exclusions, those of containers included.
     pub exclusions: usize,
 }
 
@@ -296,7 +311,7 @@ impl NetworkReport {
                 true => own.decision(),
                 false => "no istio-redirect in its sub-plugin chain".to_owned(),
             }),
-            exclusions: own.map_or(0, |own| own.policy().exclusions_in_effect().len()),
+            exclusions: own.map_or(0, |own| own.policy().exclusions_in_effect().len() + own.policy().containers.len()),
         }
     }
 

@@ -47,7 +47,7 @@ mod warnings;
 pub use crate::cni::configuration;
 pub use container_sender::{ContainerSender, ExcludedSenders};
 pub use elements::{ContainerSets, ElementLine};
-pub use exemptions::Exemption;
+pub use exemptions::{ExcludedContainer, Exemption};
 pub use explain::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain};
 pub use installed::InstalledText;
 pub use node_hint::node_hint;

@@ -2,7 +2,7 @@
 
 use crate::cni::{Code, Error};
 use crate::firewall::native::rule as native;
-use crate::firewall::native::rule::{Condition, Key};
+use crate::firewall::native::rule::{Condition, InCgroup, Key};
 use crate::firewall::native::set::Spans;
 use crate::firewall::rule::{CtState, Family, Is, Match, Rule};
 use crate::pod::Pod;
@@ -335,8 +335,14 @@ fn matches(packet: &Packet, condition: &Match) -> bool {
 /// Returns whether the packet matches all conditions of a native rule.
 pub(super) fn matches_native(packet: &Packet, rule: &native::NativeRule) -> bool {
     rule.family.is_none_or(|family| family == packet.family())
-        && rule.cgroup.is_none()
+        && rule.cgroup.is_none_or(|cgroup| is_in(packet, cgroup))
         && rule.conditions.iter().all(|condition| matches_condition(packet, condition))
+}
+
+/// Returns whether the sender's control group at this level is in the set. With an unknown level, the first rule matches.
+fn is_in(packet: &Packet, cgroup: InCgroup) -> bool {
+    let set = packet.set.filter(|_| packet.out_interface.is_some());
+    set.is_some_and(|set| set.scope == cgroup.set && set.level.is_none_or(|level| level == cgroup.level))
 }
 
 /// Evaluates one condition of a native rule. A key that can't be loaded ends the rule, even if the condition is negated

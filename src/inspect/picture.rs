@@ -8,7 +8,9 @@ use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, ow
 use super::explain::Explained;
 use super::subject::Subject;
 use crate::pod::well_known::INIT_CONTAINER;
-use crate::policy::{DnsCapture, Exclusion, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner};
+use crate::policy::{
+    ContainerScope, DnsCapture, Exclusion, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+};
 use crate::printable::xml;
 use std::fmt::{Display, Write as _};
 
@@ -58,7 +60,7 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
             let captured = containers.iter().filter(|container| container.exempt_part(policy) != ExemptPart::All);
             (captured.map(card).collect(), lanes(redirect, policy, &containers))
         }
-        None => (Vec::new(), containers.iter().map(|c| lane_without_redirect(subject, policy, c)).collect()),
+        None => (Vec::new(), containers.iter().flat_map(|c| lanes_without_redirect(subject, policy, c)).collect()),
     };
     let mut drawing = Drawing::default();
     let title = format!("Pod {}", explained.explanation.pod);
@@ -97,21 +99,18 @@ fn everything(card: Card) -> Lane {
     Lane { card, color: "free", what: "everything".to_owned(), to: ANYWHERE.to_owned() }
 }
 
-/// Returns the lane of a container that this configuration does not redirect: istio-init may do it, and exclusions apply
-/// to its rules, too.
-fn lane_without_redirect(subject: &Subject, policy: &Policy, traffic: &ContainerTraffic<'_>) -> Lane {
+/// Returns the lanes of a container that this configuration does not redirect: istio-init may do it, and exclusions
+/// apply to its rules, too.
+fn lanes_without_redirect(subject: &Subject, policy: &Policy, traffic: &ContainerTraffic<'_>) -> Vec<Lane> {
     let pod = &subject.facts.pod;
     let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == INIT_CONTAINER);
     let lane = everything(card(traffic));
-    match by_istio_init && traffic.exempt_part(policy) != ExemptPart::All {
-        true => Lane {
-            color: "out",
-            what: "captured by istio-init".to_owned(),
-            to: "through the sidecar".to_owned(),
-            ..lane
-        },
-        false => lane,
+    if !by_istio_init || traffic.exempt_part(policy) == ExemptPart::All {
+        return vec![lane];
     }
+    let what = "captured by istio-init".to_owned();
+    let captured = Lane { color: "out", what, to: "through the sidecar".to_owned(), ..lane };
+    [captured].into_iter().chain(lanes_of_container(policy, traffic)).collect()
 }
 
 /// Returns the lanes for exclusions and for settings that let traffic bypass the sidecar.
@@ -143,7 +142,26 @@ fn lanes(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic<'_
             .map_or_else(|| ANYWHERE.to_owned(), |nets| format!("other than {nets}"));
         add("outbound_ip_ranges_include", "TCP".to_owned(), to);
     }
+    lanes.extend(containers.iter().flat_map(|container| lanes_of_container(policy, container)));
     lanes
+}
+
+/// Returns the lanes of a container that is excluded by its name: until the proxy accepts connections, and as long as
+/// the container runs.
+fn lanes_of_container(policy: &Policy, container: &ContainerTraffic<'_>) -> Vec<Lane> {
+    let scope = |proxy_ready| policy.container_scope(container.name(), proxy_ready);
+    let at_start = scope(!container.pod.starts_before_proxy(container.name()));
+    let lasting = scope(container.runs_with_proxy());
+    let lane = |scope: ContainerScope, end: &str| {
+        let (what, to) = match scope {
+            ContainerScope::All => ("everything", ANYWHERE),
+            ContainerScope::Dns => ("DNS", "resolvers"),
+        };
+        Lane { card: card(container), color: "free", what: format!("{what}{end}"), to: to.to_owned() }
+    };
+    let temporary = at_start.filter(|scope| Some(*scope) > lasting);
+    let temporary = temporary.map(|scope| lane(scope, " until the proxy accepts connections"));
+    temporary.into_iter().chain(lasting.map(|scope| lane(scope, ""))).collect()
 }
 
 fn lane(exclusion: &Exclusion, protocols: &[Protocol], containers: &[ContainerTraffic<'_>]) -> Lane {

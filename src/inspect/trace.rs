@@ -46,7 +46,7 @@ pub struct Trace {
 /// A rule and its position.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RulePlace {
-    /// `raw`, `mangle` or `nat`; with prefix `detour-` for nftables.
+    /// `raw`, `mangle` or `nat`, with prefix `detour-` for nftables; `detour-containers`.
     pub table: &'static str,
     /// The netfilter chain.
     pub chain: String,
@@ -158,7 +158,7 @@ impl TextReport for Trace {
 /// A rule that the packet matched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Hop {
-    /// `raw`, `mangle` or `nat`; with prefix `detour-` for nftables.
+    /// `raw`, `mangle` or `nat`, with prefix `detour-` for nftables; `detour-containers`.
     pub table: &'static str,
     /// `OUTPUT` or `PREROUTING`: the hook at which the packet entered the table.
     pub hook: &'static str,
@@ -206,6 +206,8 @@ enum RuleEffect {
     Return,
     /// Evaluate this chain, and continue behind the rule if it does not decide.
     Jump(String),
+    /// Evaluate this chain, and return to the calling chain if it does not decide.
+    Goto(String),
     /// Leave the table.
     End(End),
 }
@@ -245,11 +247,12 @@ impl Walk<'_> {
 
     fn tables(&mut self, tables: &[Table], hook: Hook) -> End {
         let family = self.packet.family();
-        let listings = tables
-            .iter()
-            .flat_map(|table| [TableListing::Native(NativeTable::Of(*table)), TableListing::Iptables(*table, family)]);
-        for table in listings {
-            match self.table(table, hook) {
+        let listings = tables.iter().flat_map(|table| {
+            let native = [NativeTable::Containers, NativeTable::Of(*table)].map(TableListing::Native);
+            native.into_iter().chain([TableListing::Iptables(*table, family)]).map(move |listing| (*table, listing))
+        });
+        for (like, table) in listings {
+            match self.table(table, like, hook) {
                 End::Continue => {}
                 End::Redirected(port) => {
                     self.packet.redirect(port);
@@ -261,10 +264,11 @@ impl Walk<'_> {
         End::Continue
     }
 
-    fn table(&mut self, table: TableListing, hook: Hook) -> End {
-        match self.chain((table, hook), hook.chain()) {
+    fn table(&mut self, table: TableListing, like: Table, hook: Hook) -> End {
+        let Some(base) = self.book.base_chain(table, like, hook) else { return End::Continue };
+        match self.chain((table, hook), base) {
             RuleEffect::End(end) => end,
-            RuleEffect::Continue | RuleEffect::Return | RuleEffect::Jump(_) => End::Continue,
+            RuleEffect::Continue | RuleEffect::Return | RuleEffect::Jump(_) | RuleEffect::Goto(_) => End::Continue,
         }
     }
 
@@ -277,8 +281,10 @@ impl Walk<'_> {
                 RuleEffect::Return => return RuleEffect::Continue,
                 RuleEffect::Jump(to) => match self.chain(at, &to) {
                     end @ RuleEffect::End(_) => return end,
-                    RuleEffect::Continue | RuleEffect::Return | RuleEffect::Jump(_) => {}
+                    RuleEffect::Continue | RuleEffect::Return | RuleEffect::Jump(_) | RuleEffect::Goto(_) => {}
                 },
+                // The calling chain continues behind its rule.
+                RuleEffect::Goto(to) => return self.chain(at, &to),
                 end @ RuleEffect::End(_) => return end,
             }
         }
@@ -301,7 +307,7 @@ impl Walk<'_> {
         let Some(action) = action else { return RuleEffect::Continue };
         let (then, verdict) = self.packet.apply(action);
         let effect = match verdict {
-            RuleEffect::Continue | RuleEffect::Jump(_) => HopEffect::None,
+            RuleEffect::Continue | RuleEffect::Jump(_) | RuleEffect::Goto(_) => HopEffect::None,
             RuleEffect::Return | RuleEffect::End(End::Continue | End::Direct) => HopEffect::Accepted,
             RuleEffect::End(End::Dropped | End::Redirected(_) | End::Tproxied(_)) => HopEffect::Diverted,
         };
@@ -318,9 +324,8 @@ impl Packet {
             NativeAction::Accept => ("accepts".to_owned(), RuleEffect::End(End::Continue)),
             NativeAction::Return => ("returns".to_owned(), RuleEffect::Return),
             NativeAction::Drop => ("drops".to_owned(), RuleEffect::End(End::Dropped)),
-            NativeAction::Jump(chain) | NativeAction::Goto(chain) => {
-                (format!("jumps to {chain}"), RuleEffect::Jump(chain))
-            }
+            NativeAction::Jump(chain) => (format!("jumps to {chain}"), RuleEffect::Jump(chain)),
+            NativeAction::Goto(chain) => (format!("goes to {chain}"), RuleEffect::Goto(chain)),
             NativeAction::Redirect(port) => {
                 (format!("redirects to port {port}"), RuleEffect::End(End::Redirected(port)))
             }

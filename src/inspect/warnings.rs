@@ -5,11 +5,11 @@ use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, co
 use super::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::cni::Error;
 use crate::pod::Namespace;
-use crate::pod::well_known::NETWORKS;
+use crate::pod::well_known::{EXCLUDE_CONTAINERS, EXCLUDE_UIDS, NETWORKS};
 use crate::policy::{
     DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
-use crate::sub_plugins;
+use crate::sub_plugins::{self, SubPlugin};
 use ipnet::IpNet;
 use serde::Serialize;
 
@@ -34,6 +34,7 @@ pub struct Warning {
 pub(super) fn warnings(subject: &Subject, policy: &Policy) -> Result<Vec<Warning>, Error> {
     let containers = application_containers(&subject.facts.pod);
     let mut all = excluded_with_application(&containers, policy);
+    all.extend(ended_before_start(&containers, policy));
     all.extend(unselected_network(subject)?.map(|_| not_selected(&subject.conf.name)));
     all.extend(not_yet_injected(subject));
     all.extend(unknown_configuration(subject));
@@ -116,12 +117,46 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
                 "container {name} runs as {runs_as}, which is excluded: all traffic that it sends bypasses the sidecar"
             ),
             next: format!(
-                "exclude another ID, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), \
-                 or run {name} as another ID"
+                "{}, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), or run {name} as \
+                 another ID",
+                exclude_by_name(containers, exclusion.owner)
             ),
         }
     };
     pairs.map(warning).collect()
+}
+
+/// Returns the hint to exclude by name the init containers that run as `owner`, which an exclusion of the ID is
+/// probably meant for.
+fn exclude_by_name(containers: &[ContainerTraffic<'_>], owner: TrafficOwner) -> String {
+    let init = containers.iter().filter(|container| container.ends_before && container.is_owned_by(owner));
+    match init.map(ContainerTraffic::name).collect::<Vec<_>>().as_slice() {
+        [] => format!("exclude a container instead of its ID ({EXCLUDE_CONTAINERS})"),
+        names => format!("exclude a container instead of its ID ({})", annotation_for(&names.join(","))),
+    }
+}
+
+/// Returns the annotation that excludes these containers, with the sub-plugin that it needs.
+fn annotation_for(names: &str) -> String {
+    format!("annotation {EXCLUDE_CONTAINERS}: \"{names}\", sub-plugin {}", SubPlugin::ContainerExclude.name())
+}
+
+/// Warns about excluded containers whose bypass has ended before they start.
+fn ended_before_start(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
+    let late = |container: &&ContainerTraffic<'_>| {
+        let scope = |proxy_ready| policy.container_scope(container.name(), proxy_ready);
+        !container.pod.starts_before_proxy(container.name()) && scope(false) > scope(true)
+    };
+    let warning = |container: &ContainerTraffic<'_>| Warning {
+        code: "bypass-ended-before-start",
+        what: format!(
+            "container {} is excluded until the proxy accepts connections, but starts after istio-proxy: its bypass \
+             has usually ended before it starts",
+            container.name()
+        ),
+        next: format!("set \"until\": \"container-exit\" in the block that excludes {}", container.name()),
+    };
+    containers.iter().filter(late).map(warning).collect()
 }
 
 /// Warns about init containers that send traffic before the sidecar listens.
@@ -151,15 +186,13 @@ fn captured_too_early(subject: &Subject, containers: &[ContainerTraffic<'_>], po
 fn early_container_hint(container: &ContainerTraffic<'_>, all: &[ContainerTraffic<'_>]) -> String {
     let native = "or make istio-proxy a native sidecar that starts before it (ENABLE_NATIVE_SIDECARS of istiod)";
     let is_application = |uid: u32| all.iter().any(|other| !other.ends_before && other.uid() == Some(uid));
+    let by_name = annotation_for(container.name());
     match container.uid() {
         Some(uid) if !is_application(uid) => {
-            format!("exclude its UID: annotation detour.io/exclude-uids: \"{uid}\"; {native}")
+            format!("exclude its UID: annotation {EXCLUDE_UIDS}: \"{uid}\"; or exclude it by name: {by_name}; {native}")
         }
-        Some(uid) => format!(
-            "run it as another UID, because an application also runs as UID {uid}, and exclude that UID \
-             (detour.io/exclude-uids); {native}"
-        ),
-        None => format!("set its runAsUser and exclude that UID (detour.io/exclude-uids); {native}"),
+        Some(uid) => format!("exclude it by name, because an application also runs as UID {uid}: {by_name}; {native}"),
+        None => format!("exclude it by name, because its UID is unknown: {by_name}; {native}"),
     }
 }
 

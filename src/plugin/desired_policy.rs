@@ -63,9 +63,10 @@ pub(super) fn evaluate(
     match (pod, fetch_facts) {
         (None, Some(_)) => Ok(DesiredPolicy::skip(&SkipReason::NoPodName)),
         (None, None) => {
-            let redirects = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect);
-            let exclusions: Vec<Block> = conf.chain.iter().filter(|block| !redirects(block)).cloned().collect();
-            run(&exclusions, conf, None)
+            let of_pods = [Some(SubPlugin::IstioRedirect), Some(SubPlugin::ContainerExclude)];
+            let others: Vec<Block> =
+                conf.chain.iter().filter(|block| !of_pods.contains(&SubPlugin::of(block))).cloned().collect();
+            run(&others, conf, None)
         }
         (Some(_), None) => run(&conf.chain, conf, None),
         (Some(pod), Some(fetch_facts)) => {

@@ -4,7 +4,9 @@ use super::context::{ListAuthor, PodContext, check_containers, name_of};
 use super::note::Note;
 use super::values::parse_id_range;
 use crate::cni::{Code, Error, ItemList, excerpt};
-use crate::pod::well_known::{ISTIO_CONTAINERS, OPENSHIFT_GROUP_RANGE, OPENSHIFT_UID_RANGE, PROXY_CONTAINER};
+use crate::pod::well_known::{
+    EXCLUDE_CONTAINERS, ISTIO_CONTAINERS, OPENSHIFT_GROUP_RANGE, OPENSHIFT_UID_RANGE, PROXY_CONTAINER,
+};
 use crate::pod::{Container, Facts, Namespace, Pod};
 use crate::policy::{IdRange, TrafficOwner};
 use std::collections::HashSet;
@@ -168,6 +170,11 @@ pub fn namespace_uids(namespace: &Namespace) -> Option<Vec<IdRange>> {
     list.distinct(ACCEPTED_NAMESPACE_RANGES, parse_id_range).ok().filter(|ranges| !ranges.is_empty())
 }
 
+/// Returns the hint to exclude one container, whatever its UID is.
+fn by_name(name: &str) -> String {
+    format!("to exclude only {name}, use the sub-plugin container-exclude (annotation {EXCLUDE_CONTAINERS}: {name:?})")
+}
+
 /// Resolves an item that needs facts of a pod.
 struct FactLookup<'a> {
     ids: &'a IdList,
@@ -212,6 +219,20 @@ impl FactLookup<'_> {
             let (key, pod) = (self.kind.key(), name_of(pod));
             self.error(&format!("pod {pod} does not set {key} of this container; set its securityContext.{key}"))
         })?;
+        let keeps_running = |c: &&Container| c.restarts_always || !pod.is_init_container(&c.name);
+        let is_application = |c: &&Container| keeps_running(c) && !ISTIO_CONTAINERS.contains(&c.name.as_str());
+        let has_id = |c: &&Container| self.kind.of_container(pod, c).is_ok_and(|other| other == Some(id));
+        let mut others = pod.all_containers().filter(|c| c.name != name).filter(is_application).filter(has_id);
+        if let Some(other) = others.next() {
+            let more = match others.count() {
+                0 => String::new(),
+                count => format!(" and {count} more"),
+            };
+            let (key, other) = (self.kind.key(), &other.name);
+            let what =
+                format!("{key} {id} is also that of container {other}{more}, whose traffic bypasses the sidecar, too");
+            notes.push(self.note(&format!("{what}; {}", by_name(name))));
+        }
         Ok(vec![IdRange::one(id)])
     }
 
@@ -233,7 +254,8 @@ impl FactLookup<'_> {
                 Some(id) => format!("its {} {id} is also used by a container that keeps running", self.kind.key()),
                 None => format!("it does not set {}", self.kind.key()),
             };
-            notes.push(self.note(&format!("container {} is not excluded: {why}", container.name)));
+            let name = &container.name;
+            notes.push(self.note(&format!("container {name} is not excluded: {why}; {}", by_name(name))));
         }
         Ok(ranges)
     }

@@ -1,6 +1,7 @@
 //! Tests of the commands that print reports: `explain`, `trace`, `rules` and `validate`.
 
 mod command_line;
+mod container_exclude;
 mod explain;
 mod hostile;
 mod manifests;

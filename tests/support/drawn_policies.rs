@@ -113,6 +113,7 @@ pub(crate) fn any() -> impl Strategy<Value = Policy> {
             exclusions,
             containers,
             dns_captured_elsewhere,
+            ..Policy::default()
         },
     )
 }

@@ -1,6 +1,7 @@
 //! Excluded containers: what requests them, whether they bypass the sidecar now, and the counters of their sets.
 
 use super::report::{Bypass, CountedUnit};
+use crate::firewall::native::NativeLiveChain;
 use crate::firewall::native::rule::{NativeAction, NativeTable};
 use crate::firewall::rule::Table;
 use crate::firewall::{ContainerElement, Counter, LiveRuleset};
@@ -55,15 +56,15 @@ pub(super) fn bypasses(
 /// Returns what the rules of a set counted; `None` if they are missing.
 fn counter(live: &LiveRuleset, scope: ContainerScope) -> Option<Counter> {
     let chains = live.native.get(&NativeTable::Containers)?;
-    let is_nat = |hook| matches!(hook, Ok(Some(base)) if base.like == Table::Nat);
-    let mut entries = chains.values().filter(|chain| is_nat(chain.hook)).flat_map(|chain| chain.rules.iter().flatten());
+    let is_nat = |chain: &&NativeLiveChain| matches!(chain.hook, Ok(Some(base)) if base.like == Table::Nat);
+    let mut entries = chains.values().filter(is_nat).flat_map(|chain| chain.rules.iter().flatten());
     let entry = entries.find(|rule| rule.cgroup.is_some_and(|cgroup| cgroup.set == scope))?;
     let NativeAction::Goto(target) = &entry.action else { return None };
     let add = |sum: Counter, one: &Counter| Counter {
         packets: sum.packets.saturating_add(one.packets),
         bytes: sum.bytes.saturating_add(one.bytes),
     };
-    Some(chains.get(target)?.counters.iter().fold(Counter::default(), add))
+    Some(chains.get(target.as_str())?.counters.iter().fold(Counter::default(), add))
 }
 
 fn foreign(elements: &[ContainerElement], policy: Option<&Policy>) -> Vec<Bypass> {

@@ -2,7 +2,7 @@ use super::super::tests::scenario::{Scenario, chain, container};
 use super::super::{Decision, SkipReason, check};
 use super::*;
 use crate::cni::{Block, Code};
-use crate::pod::well_known::{INTERCEPTION_MODE, PROXY_CONTAINER};
+use crate::pod::well_known::INTERCEPTION_MODE;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 

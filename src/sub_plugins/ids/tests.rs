@@ -194,6 +194,31 @@ fn init_containers_that_share_a_uid_with_a_running_container_are_not_excluded() 
 }
 
 #[test]
+fn a_container_that_shares_its_uid_with_the_application_is_a_note_that_names_container_exclude() {
+    let mut pod = meshed_pod();
+    pod.init_containers = vec![container("vault", Some(1000)), container("alone", Some(7)), container("init", Some(7))];
+    let notes = |pod: &Pod, text: &str, author| {
+        let (mut notes, facts) = (Vec::new(), facts(pod.clone(), &[]));
+        list(text, author).owners(IdKind::User, &context(Some(&facts)), &mut notes).expect("UIDs");
+        notes
+    };
+    let wanted = |other: &str| {
+        format!(
+            "k: \"container:vault\": runAsUser 1000 is also that of container {other}, whose traffic bypasses the \
+             sidecar, too; to exclude only vault, use the sub-plugin container-exclude (annotation \
+             detour.io/exclude-containers: \"vault\")"
+        )
+    };
+    assert_eq!(notes(&pod, "container:vault", ListAuthor::Pod), [Note::warning(wanted("app"))]);
+    assert_eq!(notes(&pod, "container:vault", ListAuthor::Administrator), [Note::info(wanted("app"))]);
+    for text in ["container:alone", "container:app", "container:istio-proxy"] {
+        assert_eq!(notes(&pod, text, ListAuthor::Pod), [], "{text}");
+    }
+    pod.init_containers.push(Container { restarts_always: true, ..container("log", Some(1000)) });
+    assert_eq!(notes(&pod, "container:vault", ListAuthor::Pod), [Note::warning(wanted("log and 1 more"))]);
+}
+
+#[test]
 fn a_root_init_container_is_excluded_beside_istio_init() {
     let mut pod = meshed_pod();
     pod.init_containers = vec![container("istio-init", Some(0)), container("sysctl", Some(0))];

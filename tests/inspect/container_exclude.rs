@@ -1,0 +1,260 @@
+//! Containers that bypass the sidecar by name, as `explain` shows them.
+
+use crate::explain::{annotate, compare, pod};
+use crate::run::{Run, detour, file};
+use serde_json::{Value, json};
+
+const ANNOTATION: &str = "detour.io/exclude-containers";
+
+/// A pod as under OpenShift's default SCC: all containers except the sidecar run as one UID.
+fn one_uid() -> Value {
+    let mut pod = pod();
+    pod["spec"]["initContainers"][0]["securityContext"]["runAsUser"] = 1000650000.into();
+    pod
+}
+
+/// Runs `explain` with a sub-plugin chain of `istio-redirect` and `blocks`.
+fn explain(pod: &Value, blocks: &Value, more: &[&str]) -> Run {
+    let mut chain = vec![json!({"type": "istio-redirect"})];
+    chain.extend(blocks.as_array().expect("blocks").iter().cloned());
+    let conf = json!({
+        "cniVersion": "1.1.0", "name": "istio-cni", "type": "detour", "kubernetes": {"kubeconfig": "/k"}, "chain": chain
+    });
+    let conf = file("container-exclude.conf", &conf.to_string());
+    detour(&[&["explain", "-f", "-", "--config", &conf], more].concat(), &pod.to_string(), &[])
+}
+
+fn report(pod: &Value, blocks: &Value) -> Value {
+    let run = explain(pod, blocks, &["-o", "json"]);
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+    run.json()
+}
+
+fn codes(report: &Value) -> Vec<&str> {
+    let warnings = report["warnings"].as_array().expect("warnings");
+    warnings.iter().map(|warning| warning["code"].as_str().expect("a code")).collect()
+}
+
+fn notes(report: &Value) -> String {
+    report["notes"].to_string()
+}
+
+#[test]
+fn each_excluded_container_is_reported_with_its_traffic_its_end_and_its_source() {
+    let mut pod = one_uid();
+    annotate(&mut pod, ANNOTATION, "vault-agent-init");
+    let blocks = json!([
+        {"type": "container-exclude", "containers": "*-agent-init"},
+        {"type": "container-exclude", "containers": ["web"], "scope": "dns"},
+    ]);
+    let run = explain(&pod, &blocks, &[]);
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+    compare("container-exclude.txt", &run.stdout);
+    let report = report(&pod, &blocks);
+    let expected = json!([
+        {
+            "name": "vault-agent-init", "scope": "all", "until": "proxy-ready",
+            "sources": ["configuration, chain[1]", "pod, detour.io/exclude-containers"],
+        },
+        {"name": "web", "scope": "dns", "until": "container-exit", "sources": ["configuration, chain[2]"]},
+    ]);
+    assert_eq!(report["excluded_containers"], expected);
+    assert_eq!(codes(&report), [""; 0], "an excluded init container is not captured too early");
+    assert!(notes(&report).contains("need the agent with --nri-socket, or the OCI hook"), "{report}");
+}
+
+#[test]
+fn a_pod_without_excluded_containers_needs_nothing_on_the_node() {
+    let report = report(&one_uid(), &json!([{"type": "container-exclude", "containers": "other"}]));
+    assert_eq!(report["excluded_containers"], json!([]));
+    assert!(!notes(&report).contains("nri-socket"), "{report}");
+}
+
+#[test]
+fn an_unknown_name_is_a_note_and_no_error() {
+    let mut pod = one_uid();
+    annotate(&mut pod, ANNOTATION, "vault-init");
+    let report = report(&pod, &json!([{"type": "container-exclude"}]));
+    let wanted = "warning: annotation \"detour.io/exclude-containers\" of pod shop/web-0: \"vault-init\": pod \
+                  shop/web-0 has no such container; it has vault-agent-init, web, istio-proxy";
+    assert!(report["notes"][0].as_str().expect("a note").starts_with(wanted), "{report}");
+    assert_eq!(codes(&report), ["init-container-too-early"]);
+}
+
+#[test]
+fn the_annotation_without_the_sub_plugin_is_a_note() {
+    let mut pod = one_uid();
+    annotate(&mut pod, ANNOTATION, "vault-agent-init");
+    let report = report(&pod, &json!([]));
+    assert!(notes(&report).contains("ignored: the sub-plugin chain has no block container-exclude"), "{report}");
+}
+
+#[test]
+fn what_an_add_would_refuse_exits_with_1() {
+    let mut bad = one_uid();
+    annotate(&mut bad, ANNOTATION, "Vault\u{1b}[2J");
+    let run = explain(&bad, &json!([{"type": "container-exclude"}]), &[]);
+    assert_eq!((run.code, run.stdout.as_str()), (1, ""));
+    let start = "detour: annotation \"detour.io/exclude-containers\" of pod shop/web-0: invalid value ";
+    assert!(run.stderr.starts_with(start) && !run.stderr.contains('\u{1b}'), "{}", run.stderr);
+    let no_facts = json!({
+        "cniVersion": "1.1.0", "name": "istio-cni", "type": "detour",
+        "chain": [{"type": "container-exclude", "containers": "a"}]
+    });
+    let no_facts = file("no-facts.conf", &no_facts.to_string());
+    let run = detour(&["explain", "-f", "-", "--config", &no_facts], &one_uid().to_string(), &[]);
+    assert!(run.code == 1 && run.stderr.contains("chain[0].containers: \"a\" needs facts of the pod"), "{run:?}");
+}
+
+#[test]
+fn validate_checks_blocks_without_a_pod() {
+    for (block, code, wanted) in [
+        (json!({"containers": "vault-*,init-containers", "scope": "dns", "until": "container-exit"}), 0, "valid"),
+        (json!({"containers": "-x"}), 1, "chain[0].containers: invalid value \"-x\"; expected names of containers"),
+        (json!({"container": "x"}), 1, "chain[0].container: unknown key"),
+        (json!({"until": "never"}), 1, "expected one of container-exit, proxy-ready"),
+    ] {
+        let mut block = block;
+        block["type"] = "container-exclude".into();
+        let conf = json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "chain": [block]});
+        let run = detour(&["validate", "-"], &conf.to_string(), &[]);
+        assert!(run.code == code && run.stdout.contains(wanted), "{run:?}");
+    }
+}
+
+#[test]
+fn an_init_container_that_shares_its_uid_gets_the_hint_to_exclude_it_by_name() {
+    let report = report(&one_uid(), &json!([{"type": "container-exclude"}]));
+    assert_eq!(codes(&report), ["init-container-too-early"]);
+    let next = report["warnings"][0]["next"].as_str().expect("a hint");
+    let wanted = "exclude it by name, because an application also runs as UID 1000650000: annotation \
+                  detour.io/exclude-containers: \"vault-agent-init\", sub-plugin container-exclude; ";
+    assert!(next.starts_with(wanted), "{next}");
+    let dns_only = self::report(&one_uid(), &json!([{"type": "container-exclude", "containers": "*", "scope": "dns"}]));
+    let what = dns_only["warnings"][0]["what"].as_str().expect("a warning");
+    assert!(what.ends_with("is captured and lost, except for excluded traffic"), "{what}");
+}
+
+#[test]
+fn a_uid_exclusion_that_exempts_the_application_gets_the_hint_to_exclude_the_container() {
+    let mut pod = one_uid();
+    annotate(&mut pod, "detour.io/exclude-uids", "container:vault-agent-init");
+    let report = report(&pod, &json!([{"type": "uid-exclude"}]));
+    assert_eq!(codes(&report), ["excluded-with-application"]);
+    let next = report["warnings"][0]["next"].as_str().expect("a hint");
+    let wanted = "exclude a container instead of its ID (annotation detour.io/exclude-containers: \
+                  \"vault-agent-init\", sub-plugin container-exclude), ";
+    assert!(next.starts_with(wanted), "{next}");
+    assert!(notes(&report).contains("runAsUser 1000650000 is also that of container web"), "{report}");
+}
+
+#[test]
+fn a_bypass_that_ends_before_its_container_starts_is_a_warning() {
+    let block = |until: &str| json!([{"type": "container-exclude", "containers": "web,vault-*", "until": until}]);
+    let proxy_first = |native: bool| {
+        let mut pod = one_uid();
+        let mut proxy = pod["spec"]["containers"].as_array_mut().expect("containers").pop().expect("a proxy");
+        let list = if native { "initContainers" } else { "containers" };
+        if native {
+            proxy["restartPolicy"] = "Always".into();
+        }
+        pod["spec"][list].as_array_mut().expect("containers").insert(0, proxy);
+        pod
+    };
+    let late = "bypass-ended-before-start";
+    for (pod, until, expected) in [
+        (one_uid(), "proxy-ready", vec![]),
+        (proxy_first(false), "proxy-ready", vec![late]),
+        (proxy_first(true), "proxy-ready", vec![late, late]),
+        (proxy_first(true), "container-exit", vec![]),
+    ] {
+        assert_eq!(codes(&report(&pod, &block(until))), expected, "{until}: {pod}");
+    }
+    let report = report(&proxy_first(true), &block("proxy-ready"));
+    let first = &report["warnings"][0];
+    assert!(
+        first["what"].as_str().expect("text").starts_with("container vault-agent-init is excluded until"),
+        "{first}"
+    );
+    assert_eq!(first["next"], "set \"until\": \"container-exit\" in the block that excludes vault-agent-init");
+}
+
+#[test]
+fn the_picture_shows_the_bypass_of_each_excluded_container() {
+    let svg = |pod: &Value, blocks: Value| {
+        let run = explain(pod, &blocks, &["--format", "svg"]);
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+        run.stdout
+    };
+    let drawn = |svg: &str, text: &str| svg.matches(&format!(">{text}<")).count();
+    let plain = svg(&one_uid(), json!([{"type": "container-exclude"}]));
+    assert_eq!((drawn(&plain, "vault-agent-init"), drawn(&plain, "everything")), (1, 0));
+    let by_name = svg(&one_uid(), json!([{"type": "container-exclude", "containers": "vault-*"}]));
+    assert_eq!((drawn(&by_name, "vault-agent-init"), drawn(&by_name, "everything")), (1, 1), "only in its lane");
+    let temporary = json!([{"type": "container-exclude", "containers": "web", "until": "proxy-ready"}]);
+    let temporary = svg(&one_uid(), temporary);
+    assert_eq!((drawn(&temporary, "web"), drawn(&temporary, "everything")), (2, 0), "captured later");
+    assert_eq!(drawn(&temporary, "everything until the proxy accepts connections"), 1);
+    let dns = svg(&one_uid(), json!([{"type": "container-exclude", "containers": "web", "scope": "dns"}]));
+    assert_eq!((drawn(&dns, "web"), drawn(&dns, "resolvers")), (2, 1));
+    let mut by_istio_init = one_uid();
+    by_istio_init["spec"]["initContainers"].as_array_mut().expect("a list").push(json!({"name": "istio-init"}));
+    let by_istio_init = svg(&by_istio_init, json!([{"type": "container-exclude", "containers": "vault-*"}]));
+    assert_eq!((drawn(&by_istio_init, "captured by istio-init"), drawn(&by_istio_init, "everything")), (1, 1));
+}
+
+#[test]
+fn containers_of_several_attachments_and_of_the_node_are_united() {
+    let definition = |name: &str, containers: &str| {
+        let config = json!({
+            "type": "detour", "cniVersion": "1.0.0", "name": name,
+            "chain": [{"type": "container-exclude", "containers": containers}]
+        });
+        json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": {"namespace": "shop", "name": name}, "spec": {"config": config.to_string()}
+        })
+    };
+    let definitions = format!("{}\n---\n{}\n", definition("one", "web"), definition("two", "vault-*"));
+    let definitions = file("definitions.yaml", &definitions);
+    let node = |pinned: bool| {
+        json!({
+            "cniVersion": "1.1.0", "name": "node", "type": "detour", "clusterNetwork": "ovn-kubernetes",
+            "chain": [
+                {"type": "istio-redirect"},
+                {"type": "container-exclude", "containers": "web", "scope": "dns", "pod_overrides": !pinned}
+            ]
+        })
+    };
+    let names = |networks: &str, pinned: bool| {
+        let mut pod = one_uid();
+        annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", networks);
+        annotate(&mut pod, ANNOTATION, "vault-agent-init");
+        let conf = file("00-node.conf", &node(pinned).to_string());
+        let arguments = ["explain", "-f", "-", "--definitions", &definitions, "--config", &conf, "-o", "json"];
+        let run = detour(&arguments, &pod.to_string(), &[]);
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+        let report = run.json();
+        let line = |one: &Value| {
+            format!(
+                "{} {} {}",
+                one["name"].as_str().expect("a name"),
+                one["scope"].as_str().expect("a scope"),
+                one["sources"]
+            )
+        };
+        report["excluded_containers"].as_array().expect("containers").iter().map(line).collect::<Vec<_>>()
+    };
+    let sorted = |networks: &str, pinned: bool| {
+        let mut names = names(networks, pinned);
+        names.sort();
+        names
+    };
+    let dns = r#"web dns ["configuration, chain[1]"]"#;
+    let one = r#"web all ["network shop/one, chain[0]"]"#;
+    let vault = r#"vault-agent-init all ["pod, detour.io/exclude-containers","network shop/two, chain[0]"]"#;
+    let both = sorted("one,two", false);
+    assert_eq!(both, [vault, one, dns]);
+    assert_eq!(sorted("two,one", false).len(), both.len(), "the order does not matter");
+    assert_eq!(sorted("one", true), [one, dns], "the node pins the sub-plugin");
+}
