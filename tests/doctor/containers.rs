@@ -141,8 +141,7 @@ fn an_installed_hook_replaces_nri() {
     play("containers-hook", "", |scene, containers| {
         fs::remove_file(scene.path(NRI_SOCKET)).expect("removed");
         write_hook(scene, "/var/lib/cni/bin/detour");
-        let expected = containers.tell(scene, &["backup"], "");
-        let () = expected;
+        containers.tell(scene, &["backup"], "");
         let mut told: ContainersStatus = serde_json::from_value(scene.json(AGENT_CONTAINERS)).expect("a status");
         told.runtime = None;
         status(scene, &told);

@@ -137,7 +137,7 @@ pub(super) fn examine(
     let status = ask();
     let runtime = status.as_ref().ok().and_then(|status| status.runtime.as_deref());
     results.add(&SOCKET, nri_socket(target, runtime, has_hook));
-    results.after(&[&AGENT], &REGISTERED, || registered(&status, has_hook));
+    results.after(&[&AGENT, &SOCKET], &REGISTERED, || registered(&status, has_hook));
     if let Some(pod) = pod {
         examine_pod(pod, ask, results);
     }
