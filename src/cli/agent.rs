@@ -305,7 +305,7 @@ impl AgentArguments {
     fn containers(&self) -> Option<ContainerSettings> {
         let nri_socket = self.nri_socket.clone();
         let account = self.install.account_for("Events of pods with excluded containers");
-        nri_socket.is_some().then(|| ContainerSettings { nri_socket, account: account.ok() })
+        nri_socket.is_some().then(|| ContainerSettings { nri_socket, has_hook: false, account: account.ok() })
     }
 
     fn services(&self) -> Option<Services> {

@@ -6,6 +6,7 @@
 use super::desired_policy::{check_rules, fixtures, ruleset, unrecorded_fixtures};
 use super::netns_state::{ForeignRedirection, FormatFacts, choose_format};
 use super::record::{AttachmentRecord, ContainerRecords};
+use crate::cgroup;
 use crate::cni::{Code, Error, LIST_ITEMS, RuleFormatSetting, at_most};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::{self, CreatedTables, LiveRuleset, RuleFormat, Transaction};
@@ -215,10 +216,13 @@ impl Reconciler<'_> {
             started.unknown_since = None;
         }
         let work = self.prepare(attempt, &live, started)?;
+        if work.transaction.writes_container_rules() {
+            cgroup::require()?;
+        }
         netns::add_fixtures(&work.missing, attempt.addresses)?;
         match work.transaction.commit(&mut socket, &live) {
             Ok(()) => Ok(work),
-            Err(error) if work.may_use_nftables && is_unsupported(&error) => {
+            Err(error) if work.may_use_nftables && is_unsupported(&error, &work.transaction) => {
                 Err(Obstacle::Unsupported(refused(&error, Some(&work.transaction))))
             }
             Err(error) => {
@@ -381,9 +385,11 @@ impl Reconciler<'_> {
 /// Returns whether the kernel does not support the iptables format: it has no nft_compat, lacks an extension, or the
 /// pod has a user namespace of its own (`owner_check` of net/netfilter/xt_owner.c: EINVAL). A refused transaction
 /// changes nothing, so trying it is the cheapest probe.
-fn is_unsupported(error: &NfError) -> bool {
+fn is_unsupported(error: &NfError, transaction: &Transaction) -> bool {
     let errnos = [Errno::EINVAL, Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT];
-    matches!(error, NfError::Refused { errno, .. } if errnos.contains(errno))
+    let NfError::Refused { errno, index } = error else { return false };
+    // The rules for excluded containers are the same in both formats.
+    errnos.contains(errno) && !index.is_some_and(|index| transaction.is_about_containers(index))
 }
 
 /// Returns the error of a transaction, with the rule that the kernel refused and what the kernel must support.
@@ -402,6 +408,14 @@ fn refused(error: &NfError, transaction: Option<&Transaction>) -> Error {
         _ => None,
     };
     let place = place.unwrap_or_else(|| "the pod's rules".to_owned());
+    let is_about_containers = |index| transaction.is_some_and(|plan| plan.is_about_containers(index));
+    if matches!(error, NfError::Refused { index: Some(index), .. } if is_about_containers(*index)) {
+        let msg = format!(
+            "container-exclude: {place}: {error}; check that the node's kernel can match control groups (cgroup v2 in \
+             nft_socket: CONFIG_NFT_SOCKET and CONFIG_SOCK_CGROUP_DATA, 5.13 or later), or remove container-exclude"
+        );
+        return Error::new(Code::KernelRefused, msg);
+    }
     let needed = match transaction {
         Some(transaction) if transaction.iptables.is_empty() => {
             "nf_tables with nat, redirect, tproxy and ct expressions for family inet (5.2 or later)"

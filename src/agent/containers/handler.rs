@@ -43,8 +43,9 @@ impl Reconciler {
                 let left = START_TIMEOUT.saturating_sub(began.elapsed());
                 self.reconcile(&pod.id, excluded, left)
             }
-            Err(error) if self.registry.is_excluding(&pod.id) => Err(error),
+            Err(error) if self.registry.excludes(&pod.id, name) == Some(true) => Err(error),
             Err(error) => {
+                self.registry.excludes(&pod.id, name).is_none().then_some(())?;
                 let pod = format!("{}/{}", pod.namespace, pod.name);
                 tracing::warn!(pod, container = name, "can't read which containers are excluded: {error}");
                 return None;

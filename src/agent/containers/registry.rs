@@ -33,6 +33,8 @@ struct Shared {
 struct State {
     sandboxes: BTreeMap<String, Sandbox>,
     connection: Connection,
+    /// Whether an OCI hook exempts containers too.
+    has_hook: bool,
     ended: bool,
 }
 
@@ -123,11 +125,11 @@ pub(super) struct Applied {
 
 impl Registry {
     /// Creates an empty registry. `uses_nri` is whether the runtime is expected to report its containers.
-    pub(super) fn new(uses_nri: bool) -> Self {
+    pub(super) fn new(uses_nri: bool, has_hook: bool) -> Self {
         let why = "the agent has just started".to_owned();
         let disconnected = Connection::Disconnected { why, since: Instant::now() };
         let connection = if uses_nri { disconnected } else { Connection::Off };
-        let state = State { sandboxes: BTreeMap::new(), connection, ended: false };
+        let state = State { sandboxes: BTreeMap::new(), connection, has_hook, ended: false };
         Self(Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() }))
     }
 
@@ -231,9 +233,11 @@ impl Registry {
         self.0.changed.notify_all();
     }
 
-    /// Returns whether the sandbox is known to exclude containers.
-    pub(super) fn is_excluding(&self, sandbox_id: &str) -> bool {
-        self.state().sandboxes.get(sandbox_id).is_some_and(|sandbox| sandbox.excluding.is_some())
+    /// Returns whether the sandbox is known to exclude the container of this name; `None` if it is not known to exclude
+    /// any.
+    pub(super) fn excludes(&self, sandbox_id: &str, name: &str) -> Option<bool> {
+        let state = self.state();
+        Some(state.sandboxes.get(sandbox_id)?.excluding.as_ref()?.names(name))
     }
 
     /// Records the sandbox's excluded containers; `None` if it excludes none, or no longer exists.
@@ -336,15 +340,17 @@ impl Registry {
         late
     }
 
-    /// Records a failure to change the sets. Returns whether it differs from the last one.
+    /// Records a failure to change the sets. Returns whether to log it: an excluded container runs, and the failure
+    /// differs from the last one.
     pub(super) fn failed(&self, sandbox_id: &str, why: &str) -> bool {
         let mut state = self.state();
-        let excluding = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut());
-        let Some(excluding) = excluding else { return true };
-        excluding.due = Instant::now() + RETRY_DELAY;
+        let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return false };
+        let Some(excluding) = &mut sandbox.excluding else { return false };
+        let is_affected = sandbox.containers.values().any(|container| excluding.names(&container.name));
+        excluding.due = Instant::now() + if is_affected { RETRY_DELAY } else { REST_INTERVAL };
         let is_new = excluding.failure != why;
         why.clone_into(&mut excluding.failure);
-        is_new
+        is_new && is_affected
     }
 
     /// Records that a container's capture is reported. Returns whether it was not before.
@@ -365,9 +371,9 @@ impl Registry {
     /// and why.
     pub(super) fn captured_by_disconnection(&self) -> Option<(String, Vec<(String, Vec<String>)>)> {
         let mut state = self.state();
-        let State { sandboxes, connection, .. } = &mut *state;
+        let State { sandboxes, connection, has_hook, .. } = &mut *state;
         let Connection::Disconnected { why, since } = connection else { return None };
-        if since.elapsed() < GRACE {
+        if *has_hook || since.elapsed() < GRACE {
             return None;
         }
         let mut captured = Vec::new();
@@ -502,3 +508,6 @@ fn pod_ref(pod: &NriPod) -> PodRef {
     let uid = (!pod.uid.is_empty()).then(|| pod.uid.clone());
     PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid }
 }
+
+#[cfg(test)]
+mod tests;
