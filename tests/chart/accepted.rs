@@ -37,7 +37,15 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("chained", json!(false), none()),
         ("provider", json!("multus"), none()),
         ("programNames", json!(["istio-cni", "excludedns"]), none()),
-        ("config.chain", json!([{"type": "uid-exclude", "uids": "1000-1999"}]), none()),
+        (
+            "config.chain",
+            json!([
+                {"type": "uid-exclude", "uids": "1000-1999"},
+                {"type": "container-exclude", "containers": ["*-init", "init-containers", ""], "until": "proxy-ready"},
+                {"type": "container-exclude", "containers": "vault-*, app", "scope": "dns"},
+            ]),
+            none(),
+        ),
         ("attachments", json!([{"name": "excludedns", "namespaces": ["shop"]}]), multus()),
         ("attachmentConfDir", json!("/etc/multus"), json!({"attachments": [{"name": "a"}]})),
         ("definitions", json!("never"), multus()),

@@ -162,7 +162,9 @@ fn a_wrong_value_is_refused() {
 
 #[test]
 fn a_wrong_value_in_a_list_is_refused() {
-    let entry = |key: &str, value: Value| json!({"config": {"chain": [{"type": "istio-redirect", key: value}]}});
+    let block = |kind: &str, key: &str, value: Value| json!({"config": {"chain": [{"type": kind, key: value}]}});
+    let entry = |key: &str, value: Value| block("istio-redirect", key, value);
+    let containers = |key: &str, value: Value| block("container-exclude", key, value);
     let cases = [
         ("/config/chain/0", json!({"config": {"chain": [{"uids": [1]}]}})),
         ("/config/chain/0/type", json!({"config": {"chain": [{"type": "../sh"}]}})),
@@ -174,6 +176,10 @@ fn a_wrong_value_in_a_list_is_refused() {
         ("/config/chain/0/host_ipv4_loopback_cidr", entry("host_ipv4_loopback_cidr", json!("::1"))),
         ("/config/chain/0/pod_overrides", json!({"config": {"chain": [{"type": "uid-exclude", "pod_overrides": 1}]}})),
         ("/config/chain/0/protocols/0", json!({"config": {"chain": [{"type": "dns-exclude", "protocols": ["sctp"]}]}})),
+        ("/config/chain/0/containers/0", containers("containers", json!(["vault-", "app"]))),
+        ("/config/chain/0/containers", containers("containers", json!("Vault"))),
+        ("/config/chain/0/scope", containers("scope", json!("tcp"))),
+        ("/config/chain/0/until", containers("until", json!("ready"))),
         ("/attachments/0", json!({"attachments": [{"namespace": "default"}]})),
         ("/attachments/0/name", json!({"attachments": [{"name": "Exclude_DNS"}]})),
         ("/attachments/0/name", json!({"attachments": [{"name": "a".repeat(64)}]})),

@@ -64,6 +64,26 @@ fn each_excluded_container_is_reported_with_its_traffic_its_end_and_its_source()
 }
 
 #[test]
+fn the_sample_for_vault_excludes_one_of_several_containers_with_the_same_uid() {
+    let sample = |name: &str| format!("{}/conf/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (conf, pod) = (sample("openshift-vault.conf"), sample("openshift-vault-pod.yaml"));
+    let explain = |more: &[&str]| {
+        let run = detour(&[&["explain", "-f", &pod, "--config", &conf], more].concat(), "", &[]);
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+        run
+    };
+    let report = explain(&["-o", "json"]).json();
+    let source = "pod, detour.io/exclude-containers";
+    let expected = json!([{"name": "vault-agent-init", "scope": "all", "until": "proxy-ready", "sources": [source]}]);
+    assert_eq!((&report["redirected"], &report["excluded_containers"]), (&json!(true), &expected));
+    assert_eq!((codes(&report), &report["exempt"]), (vec![], &json!([])));
+    let documented = include_str!("../../conf/README.md");
+    let line = explain(&[]).stdout.lines().find(|line| line.contains(source)).map(str::to_owned);
+    assert!(documented.contains(&line.expect("a line")), "conf/README.md shows the line");
+    assert_eq!(detour(&["validate", &conf], "", &[]).code, 0);
+}
+
+#[test]
 fn a_pod_without_excluded_containers_needs_nothing_on_the_node() {
     let report = report(&one_uid(), &json!([{"type": "container-exclude", "containers": "other"}]));
     assert_eq!(report["excluded_containers"], json!([]));
