@@ -229,7 +229,8 @@ fn a_node_is_checked_only_if_its_configuration_excludes_containers() {
     assert_eq!(of_node(Plan::new(), |_| None), []);
     let found = of_node(plan(), |scene| Some(Containers::new(scene)));
     let ids: Vec<&str> = found.iter().map(|(id, _)| id.as_str()).collect();
-    assert_eq!(ids, ["containers-kernel", "containers-cgroup-v2", "containers-nri-socket", "containers-registered"]);
+    let expected = ["kernel", "cgroup-v2", "cgroup-namespace", "nri-socket", "registered"];
+    assert_eq!(ids, expected.map(|id| format!("containers-{id}")));
     assert!(found.iter().all(|(_, outcome)| outcome == "pass"), "{found:?}");
 }
 
@@ -241,7 +242,7 @@ fn every_check_is_documented_and_the_bundle_contains_the_elements() {
         let containers = Containers::new(scene);
         write_hook(scene, "/var/lib/cni/bin/detour");
         let found = outcomes(&scene.report(&POD));
-        assert_eq!(found.len(), 9, "{found:?}");
+        assert_eq!(found.len(), 10, "{found:?}");
         for (id, _) in &found {
             assert!(text.contains(&format!("`{id}`")), "docs/doctor.md: {id}");
         }

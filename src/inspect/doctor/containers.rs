@@ -6,7 +6,7 @@ use super::kernel::try_container_rules;
 use super::listeners::Listener;
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
 use super::rules::{NETNS, RULES};
-use crate::cgroup::CgroupHierarchy;
+use crate::cgroup::{self, CgroupHierarchy, enter_host_namespace};
 use crate::cluster::agent::{ContainersStatus, ExemptContainer, excluded_containers};
 use crate::cni::NetConf;
 use crate::firewall::{ContainerElement, container_elements};
@@ -31,6 +31,7 @@ const fn check(id: &'static str, holds: &'static str) -> Check {
 
 const KERNEL: Check = check("containers-kernel", "the kernel matches sockets by control group");
 const CGROUPS: Check = check("containers-cgroup-v2", "the node has control groups of version 2");
+const NAMESPACE: Check = check("containers-cgroup-namespace", "rules can be written from the node's cgroup namespace");
 const HOOK: Check = check("containers-hook", "the OCI hook is installed");
 const SOCKET: Check = check("containers-nri-socket", "the runtime serves NRI");
 const REGISTERED: Check = check("containers-registered", "the agent is registered at the runtime");
@@ -129,6 +130,7 @@ pub(super) fn examine(
             ),
         },
     );
+    results.after(&[&CGROUPS], &NAMESPACE, || cgroup_namespace(target));
     let hook = hook(target);
     if let Some(verdict) = &hook {
         results.add(&HOOK, verdict.clone());
@@ -140,6 +142,25 @@ pub(super) fn examine(
     results.after(&[&AGENT, &SOCKET], &REGISTERED, || registered(&status, has_hook));
     if let Some(pod) = pod {
         examine_pod(pod, ask, results);
+    }
+}
+
+/// Enters the node's cgroup namespace with a thread that ends afterwards.
+fn cgroup_namespace(target: &CheckTarget) -> CheckVerdict {
+    let root = HostRoot::new(&target.mount);
+    let entered = thread::Builder::new().spawn(move || {
+        enter_host_namespace(&root)?;
+        cgroup::require()
+    });
+    match entered.map(thread::JoinHandle::join) {
+        Ok(Ok(Ok(()))) => CheckVerdict::pass("entered"),
+        Ok(Ok(Err(error))) => CheckVerdict::fail(
+            error.msg,
+            "run detour doctor as root on the node; in the agent's pod, check that containerExclusion.enabled mounts the \
+             node's /proc, and grants SYS_ADMIN and SYS_PTRACE",
+        ),
+        Ok(Err(_)) => CheckVerdict::not_checked("the thread panicked"),
+        Err(error) => CheckVerdict::not_checked(format!("can't start a thread: {error}")),
     }
 }
 
@@ -209,7 +230,7 @@ fn examine_pod(pod: &PodSubject<'_>, ask: impl Fn() -> Result<ContainersStatus, 
         return;
     };
     results.after(&[&NETNS, &RULES], &REQUESTED, || requested(saved, pod.wanted));
-    let needed = [&NETNS, &RULES, &REQUESTED];
+    let needed = [&NETNS, &RULES];
     let elements = || found.open()?.enter(LOCK_TIMEOUT, container_elements);
     results.after(&needed, &ELEMENTS, || {
         settled(|| match (elements(), ask()) {
@@ -263,7 +284,7 @@ fn requested(saved: &Policy, wanted: Option<&Policy>) -> CheckVerdict {
     let missing: Vec<String> = wanted.unwrap_or(&none).difference(&saved.containers).map(text).collect();
     if !missing.is_empty() {
         return CheckVerdict::fail(
-            format!("requested, but not since the pod started: {}", listed(&missing)),
+            format!("requested now, but not when the pod started: {}", listed(&missing)),
             "delete the pod: the plugin reads annotations and configurations when a pod starts",
         );
     }
