@@ -6,6 +6,7 @@ mod dialect;
 
 mod attachments;
 mod configuration;
+mod containers;
 mod expectations;
 mod foreign_redirection;
 mod foreign_rules;

@@ -86,7 +86,7 @@ fn rule_formats_are_never_mixed() {
 
 /// The essence of Istio's own native rules with DNS capture (istio/istio,
 /// `tools/istio-nftables`), for OpenShift's proxy.
-const ISTIO: &str = "
+pub(crate) const ISTIO: &str = "
 table inet istio-proxy-nat {
     chain prerouting { type nat hook prerouting priority -100; meta l4proto tcp jump istio-inbound; }
     chain output { type nat hook output priority -100; jump istio-output; }

@@ -50,9 +50,7 @@ impl Cgroup {
 
     /// Returns a command that runs `program` in the control group from its first instruction on.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", r#"echo $$ > "$0/cgroup.procs" && exec "$@""#]).arg(&self.directory).arg(program);
-        command
+        command_in(&self.directory, program)
     }
 
     /// Moves a running process into the control group. Its sockets keep theirs.
@@ -73,6 +71,13 @@ impl Drop for Cgroup {
             std::thread::park_timeout(Duration::from_millis(1));
         }
     }
+}
+
+/// Returns a command that runs `program` in the control group `directory` from its first instruction on.
+pub(crate) fn command_in(directory: &Path, program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", r#"echo $$ > "$0/cgroup.procs" && exec "$@""#]).arg(directory).arg(program);
+    command
 }
 
 /// Returns the mount point of the unified hierarchy.

@@ -25,8 +25,11 @@ pub(crate) use places::*;
 pub(crate) use plugin::PluginOutput;
 
 use crate::pod::PROXY;
+use crate::support::cgroup::Cgroup;
+use detour_cni::firewall::{ContainerElement, change_container_elements, container_elements};
 use directory::Directory;
-use place::Place;
+use nix::sched::{CloneFlags, setns};
+use place::{Listener, Place};
 use plugin::Attachment;
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -114,6 +117,40 @@ impl World {
     /// Sends from `process` in the pod to `to`, and returns where the message arrived.
     pub(crate) fn pod_sends(&self, process: Process, protocol: Protocol, to: SocketAddr) -> Arrival {
         self.pod.send(process, protocol, to)
+    }
+
+    /// Runs `work`; processes in the pod that send meanwhile are in the control group.
+    pub(crate) fn within<T>(&self, cgroup: &Cgroup, work: impl FnOnce() -> T) -> T {
+        let before = self.pod.set_cgroup(Some(cgroup.directory().to_owned()));
+        let outcome = work();
+        self.pod.set_cgroup(before);
+        outcome
+    }
+
+    /// Starts another listener of `process` in the pod, such as `udp:127.0.0.1:53`.
+    pub(crate) fn pod_serves(&self, process: Process, endpoint: &str) -> Listener {
+        self.pod.serve(process, endpoint)
+    }
+
+    /// Removes and adds elements of the sets of excluded containers.
+    pub(crate) fn change_containers(&self, remove: &[ContainerElement], add: &[ContainerElement]) {
+        self.in_netns(|| change_container_elements(remove, add)).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Returns the elements of the sets of excluded containers.
+    pub(crate) fn containers(&self) -> Vec<ContainerElement> {
+        let mut elements = self.in_netns(container_elements).unwrap_or_else(|error| panic!("{error}"));
+        elements.sort();
+        elements
+    }
+
+    fn in_netns<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let netns = std::fs::File::open(self.netns()).expect("it exists");
+        let enter = || {
+            setns(&netns, CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+            work()
+        };
+        std::thread::scope(|scope| scope.spawn(enter).join()).expect("it does not panic")
     }
 
     /// Opens a TCP connection of `process` in the pod.

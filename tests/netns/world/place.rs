@@ -2,7 +2,9 @@
 
 use super::connection::Connection;
 use super::{Arrival, Process, Protocol};
+use crate::support::cgroup::command_in;
 use netns_rs::NetNs;
+use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,6 +18,8 @@ pub(super) struct Place {
     listener: Option<Child>,
     /// The UID and GID outside that root in this namespace has.
     first_id: u32,
+    /// The directory of the control group of processes that send.
+    cgroup: RefCell<Option<PathBuf>>,
 }
 
 /// The number of UIDs in a pod's user namespace, enough for OpenShift's UIDs.
@@ -29,7 +33,7 @@ impl Place {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let netns = NetNs::new(name).unwrap_or_else(|e| panic!("make network namespace {name} (are you root?): {e}"));
-        Self { name: name.to_owned(), netns: Some(netns), listener: None, first_id: 0 }
+        Self { name: name.to_owned(), netns: Some(netns), listener: None, first_id: 0, cgroup: RefCell::default() }
     }
 
     /// Creates a network namespace that belongs to its own user namespace.
@@ -96,16 +100,37 @@ impl Place {
             Protocol::Tcp => "tcp",
             Protocol::Udp => "udp",
         };
-        let mut command = Command::new(probe());
+        let mut command = self.probe();
         command.arg("send").args(self.as_user(process)).arg(format!("{scheme}:{to}"));
         let output = self.run(&mut command, "");
         Arrival::parse(&output.stdout).unwrap_or_else(|e| panic!("probe send {scheme}:{to}: {e}: {output:?}"))
     }
 
     pub(super) fn connect(&self, process: Process, to: SocketAddr) -> Connection {
-        let mut command = Command::new(probe());
+        let mut command = self.probe();
         command.arg("hold").args(self.as_user(process)).arg(format!("tcp:{to}"));
         Connection::new(self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped())))
+    }
+
+    /// Sets the control group of processes that send from now on, and returns the one before.
+    pub(super) fn set_cgroup(&self, directory: Option<PathBuf>) -> Option<PathBuf> {
+        self.cgroup.replace(directory)
+    }
+
+    fn probe(&self) -> Command {
+        self.cgroup.borrow().as_ref().map_or_else(|| Command::new(probe()), |group| command_in(group, probe()))
+    }
+
+    /// Starts another listener, which ends when it is dropped.
+    pub(super) fn serve(&self, process: Process, endpoint: &str) -> Listener {
+        let mut command = Command::new(probe());
+        command.args(["serve", "--label", "other"]).args(self.as_user(process)).arg(endpoint);
+        let mut child = self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let mut line = String::new();
+        let stdout = child.stdout.as_mut().expect("it is piped");
+        BufReader::new(stdout).read_line(&mut line).expect("read from probe");
+        assert_eq!(line.trim(), "ready", "{endpoint}: probe could not listen, see its stderr");
+        Listener(child)
     }
 
     /// Runs a command in this network namespace with `stdin`, and waits for its end.
@@ -138,6 +163,16 @@ impl Drop for Place {
         if let Some(Err(error)) = self.netns.take().map(NetNs::remove) {
             eprintln!("{}: remove: {error}", self.name);
         }
+    }
+}
+
+/// A listener of a test.
+pub(crate) struct Listener(Child);
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

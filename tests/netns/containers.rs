@@ -1,0 +1,461 @@
+//! `container-exclude`: containers are told apart by their control groups, whatever UID they run as.
+
+use crate::configuration::{chain, exclude_1337, story};
+use crate::dialect::Dialect;
+use crate::expectations::*;
+use crate::istio::{Dns, redirected_world, rules};
+use crate::native;
+use crate::pod::{self, APP_PROCESS, PROXY};
+use crate::support::cgroup::Cgroup;
+use crate::world::*;
+use detour_cni::firewall::ContainerElement;
+use detour_cni::policy::ContainerScope;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::Path;
+
+/// The excluded container, and the beginning of an ID.
+const NAME: &str = "vault-agent-init";
+const ID: &str = "0123456789abcdef0123";
+
+fn element(scope: ContainerScope, cgroup: &Cgroup) -> ContainerElement {
+    ContainerElement::new(scope, cgroup.id(), NAME, ID)
+}
+
+/// Returns a configuration that redirects the pod and excludes the container in this scope.
+fn excluding(world: &World, dns: Dns, scope: &str) -> Value {
+    let sub_plugins = json!([
+        { "type": "istio-redirect" },
+        { "type": "container-exclude", "containers": [NAME], "scope": scope },
+    ]);
+    chain(&story(world, dns, &[]), sub_plugins)
+}
+
+/// Returns a configuration that only excludes the container.
+fn only_excluding(world: &World) -> Value {
+    let sub_plugins = json!([{ "type": "container-exclude", "containers": [NAME] }]);
+    chain(&story(world, Dns::Captured, &[]), sub_plugins)
+}
+
+/// Creates a redirected pod that excludes the container, with an element for a new control group.
+fn world(dns: Dns, scope: ContainerScope, dialect: Dialect) -> (World, Cgroup) {
+    let world = World::new(Families::Both);
+    world.add(&dialect.of(excluding(&world, dns, &scope.to_string())));
+    let cgroup = Cgroup::new();
+    world.change_containers(&[], &[element(scope, &cgroup)]);
+    (world, cgroup)
+}
+
+/// Asserts that all traffic of the control group bypasses the sidecar, and traffic of another one with the same UID
+/// does not.
+#[track_caller]
+fn only_the_container_bypasses(world: &World, excluded: &Cgroup) {
+    let other = Cgroup::new();
+    world.within(excluded, || {
+        tcp_is_direct(world, APP_PROCESS);
+        dns_is_direct(world, APP_PROCESS, RESOLVER);
+        a_query_leaves_one_replied_entry(world, APP_PROCESS, OTHER_RESOLVER);
+    });
+    world.within(&other, || {
+        tcp_is_captured(world, APP_PROCESS);
+        dns_is_captured(world, APP_PROCESS, RESOLVER);
+    });
+    tcp_is_direct(world, PROXY);
+    dns_is_direct(world, PROXY, RESOLVER);
+    inbound_is_captured(world);
+}
+
+#[track_caller]
+fn everything_is_captured(world: &World) {
+    tcp_is_captured(world, APP_PROCESS);
+    dns_is_captured(world, APP_PROCESS, RESOLVER);
+}
+
+in_both_dialects! {
+    fn an_excluded_container_bypasses_the_sidecar_and_another_one_with_its_uid_does_not(dialect) {
+        let world = World::new(Families::Both);
+        let configuration = dialect.of(excluding(&world, Dns::Captured, "all"));
+        world.add(&configuration);
+        let cgroup = Cgroup::new();
+        world.within(&cgroup, || everything_is_captured(&world));
+        let element = element(ContainerScope::All, &cgroup);
+        world.change_containers(&[], std::slice::from_ref(&element));
+        only_the_container_bypasses(&world, &cgroup);
+        world.call("CHECK", &configuration).run().expect_success();
+        world.change_containers(&[element], &[]);
+        world.within(&cgroup, || everything_is_captured(&world));
+    }
+
+    fn only_queries_bypass_in_scope_dns(dialect) {
+        let (world, cgroup) = world(Dns::Captured, ContainerScope::Dns, dialect);
+        world.within(&cgroup, || {
+            tcp_is_captured(&world, APP_PROCESS);
+            dns_is_direct(&world, APP_PROCESS, RESOLVER);
+            a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
+        });
+        everything_is_captured(&world);
+    }
+
+    fn containers_are_excluded_without_dns_capture(dialect) {
+        let (world, cgroup) = world(Dns::Left, ContainerScope::All, dialect);
+        world.within(&cgroup, || {
+            tcp_is_direct(&world, APP_PROCESS);
+            dns_is_direct(&world, APP_PROCESS, RESOLVER);
+            a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
+        });
+        tcp_is_captured(&world, APP_PROCESS);
+        a_query_leaves_one_replied_entry(&world, APP_PROCESS, RESOLVER);
+    }
+
+    /// Queries to other servers must not get the zone of captured ones: their answers are in no zone.
+    fn containers_are_excluded_if_only_some_servers_are_captured(dialect) {
+        let world = World::new(Families::Both);
+        let servers = |family| RESOLVER.ip(family).to_string();
+        let sub_plugins = json!([
+            {
+                "type": "istio-redirect", "redirect_dns": true, "capture_all_dns": false,
+                "dns_servers_v4": [servers(Family::V4)], "dns_servers_v6": [servers(Family::V6)],
+            },
+            { "type": "container-exclude", "containers": [NAME] },
+        ]);
+        world.add(&dialect.of(chain(&story(&world, Dns::Captured, &[]), sub_plugins)));
+        let cgroup = Cgroup::new();
+        world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
+        world.within(&cgroup, || {
+            for resolver in [RESOLVER, OTHER_RESOLVER] {
+                dns_is_direct(&world, APP_PROCESS, resolver);
+            }
+            a_query_leaves_one_replied_entry(&world, APP_PROCESS, RESOLVER);
+            a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
+        });
+        dns_is_captured(&world, APP_PROCESS, RESOLVER);
+    }
+
+    /// As for other exclusions, only DNS that would be captured bypasses over lo.
+    fn over_lo_only_queries_bypass(dialect) {
+        let (world, cgroup) = world(Dns::Captured, ContainerScope::All, dialect);
+        let local: SocketAddr = "127.0.0.1:53".parse().expect("an address");
+        let root = Process { uid: 0, gid: 0 };
+        let _udp = world.pod_serves(root, "udp:127.0.0.1:53");
+        let _tcp = world.pod_serves(root, "tcp:127.0.0.1:53");
+        world.within(&cgroup, || {
+            for protocol in [Protocol::Udp, Protocol::Tcp] {
+                assert_eq!(world.pod_sends(APP_PROCESS, protocol, local), Arrival::direct(local, local.ip()));
+            }
+            let entries = world.datagrams_to(local);
+            assert!(entries.len() == 1 && entries[0].replied, "{entries:#?}");
+            loopback_is_as_istio_has_it(&world, APP_PROCESS, PROXY);
+        });
+        let captured = world.pod_sends(APP_PROCESS, Protocol::Udp, local);
+        assert_eq!(captured, Arrival::captured_datagram(DNS_PROXY));
+    }
+
+    fn tproxy_still_captures_inbound_connections(dialect) {
+        let world = World::new(Families::Both);
+        let proxy = Process { uid: 0, gid: 1337 };
+        let pod = pod::manifest(true, proxy, &[("sidecar.istio.io/interceptionMode", "TPROXY")]);
+        let sub_plugins =
+            json!([{ "type": "istio-redirect" }, { "type": "container-exclude", "containers": [NAME] }]);
+        world.add(&dialect.of(chain(&world.manifests(&[pod::NAMESPACE, &pod]), sub_plugins)));
+        let cgroup = Cgroup::new();
+        world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
+        world.within(&cgroup, || {
+            tcp_is_direct(&world, APP_PROCESS);
+            dns_is_direct(&world, APP_PROCESS, RESOLVER);
+            the_rest_is_direct(&world, APP_PROCESS);
+        });
+        tcp_is_captured(&world, APP_PROCESS);
+        inbound_is_captured(&world);
+    }
+
+    fn an_established_connection_survives_the_end_of_the_bypass(dialect) {
+        let (world, cgroup) = world(Dns::Captured, ContainerScope::All, dialect);
+        for &family in world.families() {
+            let to = SERVER.at(family, HTTPS);
+            let mut connection = world.within(&cgroup, || world.pod_connects(APP_PROCESS, to));
+            assert_eq!(connection.send(), Arrival::direct(to, POD.ip(family)));
+            let element = element(ContainerScope::All, &cgroup);
+            world.change_containers(std::slice::from_ref(&element), &[]);
+            assert_eq!(connection.send(), Arrival::direct(to, POD.ip(family)));
+            world.within(&cgroup, || everything_is_captured(&world));
+            world.change_containers(&[], &[element]);
+        }
+    }
+
+    /// The level of a container's control group depends on the node.
+    fn control_groups_at_any_level_and_their_descendants_bypass(dialect) {
+        let world = World::new(Families::V4);
+        world.add(&dialect.of(excluding(&world, Dns::Captured, "all")));
+        let mut groups = vec![Cgroup::new()];
+        while groups.len() < 13 {
+            groups.push(groups[groups.len() - 1].child("below"));
+        }
+        for (index, cgroup) in groups.iter().enumerate().take(12) {
+            let element = element(ContainerScope::All, cgroup);
+            world.change_containers(&[], std::slice::from_ref(&element));
+            for below in [index, index + 1, 12] {
+                world.within(&groups[below], || tcp_is_direct(&world, APP_PROCESS));
+            }
+            if index > 0 {
+                world.within(&groups[index - 1], || tcp_is_captured(&world, APP_PROCESS));
+            }
+            world.change_containers(&[element], &[]);
+        }
+        while groups.pop().is_some() {}
+    }
+
+    fn the_state_does_not_depend_on_the_order_of_attachments(dialect) {
+        let all = |world: &World| dialect.of(excluding(world, Dns::Captured, "all"));
+        let dns = |world: &World| {
+            let sub_plugins = json!([{ "type": "container-exclude", "containers": [NAME], "scope": "dns" }]);
+            dialect.of(chain(&story(world, Dns::Captured, &[]), sub_plugins))
+        };
+        let states = [true, false].map(|all_first| {
+            let world = World::new(Families::Both);
+            let [first, second] = if all_first { [all(&world), dns(&world)] } else { [dns(&world), all(&world)] };
+            world.call("ADD", &first).interface("net1").run().expect_success();
+            world.call("ADD", &second).interface("net2").run().expect_success();
+            let state = state(&world);
+            world.call("ADD", &first).interface("net1").run().expect_success();
+            assert!(self::state(&world) == state);
+            state
+        });
+        assert_eq!(states[0], states[1]);
+        assert!(states[0].iter().any(|text| text.contains("@excluded-all") && text.contains("@excluded-dns")));
+    }
+
+    /// An element lives as long as its set: also through a second attachment, a repair, and a changed input.
+    fn live_elements_survive_changes_of_the_table(dialect) {
+        let (world, cgroup) = world(Dns::Captured, ContainerScope::All, dialect);
+        let elements = world.containers();
+        let all = dialect.of(excluding(&world, Dns::Captured, "all"));
+        let sub_plugins = json!([{ "type": "container-exclude", "containers": [NAME], "scope": "dns" }]);
+        let dns = dialect.of(chain(&story(&world, Dns::Captured, &[]), sub_plugins));
+        world.call("ADD", &dns).interface("net2").run().expect_success();
+        let in_dns = element(ContainerScope::Dns, &cgroup);
+        world.change_containers(&[], std::slice::from_ref(&in_dns));
+        world.nft("flush chain inet detour-containers NAT_OUTPUT");
+        world.within(&cgroup, || tcp_is_captured(&world, APP_PROCESS));
+        world.add(&all);
+        assert_eq!(world.containers(), [[in_dns].to_vec(), elements.clone()].concat());
+        only_the_container_bypasses(&world, &cgroup);
+        world.call("DEL", &dns).interface("net2").run().expect_success();
+        assert_eq!(world.containers(), elements);
+        only_the_container_bypasses(&world, &cgroup);
+        // Another input: fewer rules.
+        world.add(&dialect.of(excluding(&world, Dns::Left, "all")));
+        assert_eq!(world.containers(), elements);
+        world.within(&cgroup, || tcp_is_direct(&world, APP_PROCESS));
+    }
+
+    fn check_finds_any_damage_of_the_table_and_add_repairs_it(dialect) {
+        let (world, cgroup) = world(Dns::Captured, ContainerScope::All, dialect);
+        let configuration = dialect.of(excluding(&world, Dns::Captured, "all"));
+        let whole = state(&world);
+        let count = world.native_rules().iter().filter(|(place, _)| place.starts_with("detour-containers ")).count();
+        assert!(count > 20, "{whole:?}");
+        let damages = (0..count).step_by(5).map(|index| {
+            let rules = |(place, _): &(String, u64)| place.starts_with("detour-containers ");
+            let (place, handle) = world.native_rules().into_iter().filter(rules).nth(index).expect("a rule");
+            format!("delete rule inet {place} handle {handle}")
+        });
+        let others = [
+            "delete table inet detour-containers",
+            "insert rule inet detour-containers NAT_OUTPUT counter accept",
+            "add chain inet detour-containers mine",
+            "flush chain inet detour-containers DETOUR_DIRECT",
+        ];
+        for damage in damages.collect::<Vec<_>>().into_iter().chain(others.map(str::to_owned)) {
+            // A repair changes the handles.
+            let damage = match damage.rsplit_once(" handle ") {
+                Some(_) => {
+                    let rules = |(place, _): &(String, u64)| damage.contains(place.as_str());
+                    let (place, handle) = world.native_rules().into_iter().find(rules).expect("a rule");
+                    format!("delete rule inet {place} handle {handle}")
+                }
+                None => damage,
+            };
+            world.nft(&damage);
+            let output = world.call("CHECK", &configuration).run();
+            assert_eq!(output.expect_code(), 103, "{damage}");
+            assert!(output.stdout["details"].to_string().contains("inet detour-containers"), "{}", output.stdout);
+            world.add(&configuration);
+            assert_eq!(state(&world), whole, "{damage}");
+            world.call("CHECK", &configuration).run().expect_success();
+        }
+        world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
+        only_the_container_bypasses(&world, &cgroup);
+    }
+
+    fn the_last_del_removes_the_table(dialect) {
+        let (world, cgroup) = world(Dns::Captured, ContainerScope::All, dialect);
+        let other = dialect.of(only_excluding(&world));
+        world.call("ADD", &other).interface("net2").run().expect_success();
+        world.call("DEL", &dialect.of(excluding(&world, Dns::Captured, "all"))).run().expect_success();
+        assert_eq!(world.containers(), [element(ContainerScope::All, &cgroup)]);
+        world.call("DEL", &other).interface("net2").run().expect_success();
+        assert_eq!(world.native_tables(), Vec::<String>::new());
+        assert!(world.families().iter().all(|family| world.iptables_save(*family).is_empty()));
+    }
+
+    fn a_block_that_excludes_nothing_leaves_the_rules_unchanged(dialect) {
+        let states = [
+            json!([{ "type": "istio-redirect" }]),
+            json!([{ "type": "istio-redirect" }, { "type": "container-exclude" }]),
+            json!([{ "type": "istio-redirect" }, { "type": "container-exclude", "containers": ["missing", "no-*"] }]),
+        ]
+        .map(|sub_plugins| {
+            let world = World::new(Families::Both);
+            world.add(&dialect.of(chain(&story(&world, Dns::Captured, &[]), sub_plugins)));
+            state(&world)
+        });
+        assert!(!states[0].is_empty() && states.iter().all(|state| *state == states[0]), "{states:#?}");
+    }
+
+    /// The kernel counts levels from the cgroup namespace of the process that writes a rule, and the plugin enters the
+    /// node's.
+    fn from_a_private_cgroup_namespace_the_rules_are_right(dialect) {
+        let (world, cgroup) = (World::new(Families::V4), Cgroup::new());
+        let outer = Cgroup::new();
+        let output = add_from(&world, &outer.child("runtime"), "", &dialect.of(excluding(&world, Dns::Captured, "all")));
+        output.expect_success();
+        world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
+        only_the_container_bypasses(&world, &cgroup);
+    }
+
+    /// Process 1 is in the same private namespace, as in a container.
+    fn if_the_nodes_cgroup_namespace_is_not_reachable_the_attachment_is_refused(dialect) {
+        let world = World::new(Families::V4);
+        let outer = Cgroup::new();
+        let private = "exec unshare --cgroup";
+        let configuration = dialect.of(excluding(&world, Dns::Captured, "all"));
+        let output = add_from(&world, &outer.child("runtime"), private, &configuration);
+        assert_eq!(output.expect_code(), 102, "{}", output.stdout);
+        let msg = output.stdout["msg"].as_str().expect("text");
+        assert!(msg.contains("container-exclude") && msg.contains("cgroup namespace"), "{msg}");
+        assert!(state(&world).is_empty(), "{:?}", state(&world));
+        // Without excluded containers, the namespace does not matter.
+        let configuration = dialect.of(exclude_1337(&story(&world, Dns::Captured, &[])));
+        add_from(&world, &outer.child("other"), private, &configuration).expect_success();
+    }
+}
+
+/// Calls ADD from the control group `cgroup` and a cgroup namespace of its own. `as_first` is the command that runs as
+/// process 1 of a process namespace, followed by a shell that calls the plugin.
+fn add_from(world: &World, cgroup: &Cgroup, first: &str, configuration: &Value) -> PluginOutput {
+    use std::os::unix::fs::PermissionsExt;
+    let (directory, plugin) = (cgroup.directory().display(), env!("CARGO_BIN_EXE_detour"));
+    let text = format!(
+        "#!/bin/sh\nPATH=/usr/sbin:/usr/bin:/sbin:/bin\nexec unshare --pid --fork --mount-proc sh -c \
+         'echo 0 > {directory}/cgroup.procs && {first} sh -c \"unshare --cgroup {plugin}; exit \\$?\"'\n"
+    );
+    let path = world.manifests(&[&text]).join("0.yaml");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it exists");
+    world.call("ADD", configuration).run_as(&path)
+}
+
+/// Returns all rules of the pod as text.
+fn state(world: &World) -> Vec<String> {
+    let iptables = world.families().iter().map(|&family| world.iptables_save(family).to_string());
+    let without_elements = |table: String| {
+        let lines = table.lines().filter(|line| !line.trim_start().starts_with("elements = "));
+        lines.map(|line| line.to_owned() + "\n").collect::<String>()
+    };
+    iptables.chain(world.native_tables().into_iter().map(without_elements)).filter(|text| !text.is_empty()).collect()
+}
+
+/// The redirection of istio-init runs after every attachment, that of istio-cni before or after.
+#[test]
+fn containers_are_excluded_from_redirections_by_iptables() {
+    for attached_first in [true, false] {
+        let world = if attached_first { World::new(Families::Both) } else { redirected_world(Dns::Captured) };
+        world.add(&only_excluding(&world));
+        if attached_first {
+            for &family in world.families() {
+                world.iptables_restore(family, &rules(family, Dns::Captured, PROXY.uid));
+            }
+        }
+        let before = world.families().iter().map(|&family| world.iptables_save(family)).collect::<Vec<_>>();
+        let cgroup = Cgroup::new();
+        world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
+        only_the_container_bypasses(&world, &cgroup);
+        let after = world.families().iter().map(|&family| world.iptables_save(family)).collect::<Vec<_>>();
+        assert_eq!(before, after);
+        world.call("CHECK", &only_excluding(&world)).run().expect_success();
+        world.call("DEL", &only_excluding(&world)).run().expect_success();
+        assert_eq!(world.native_tables(), Vec::<String>::new());
+        tcp_is_captured(&world, APP_PROCESS);
+    }
+}
+
+#[test]
+fn containers_are_excluded_from_istios_native_redirection() {
+    for attached_first in [true, false] {
+        let world = World::new(Families::Both);
+        if attached_first {
+            world.add(&only_excluding(&world));
+        }
+        world.nft(native::ISTIO);
+        world.add(&only_excluding(&world));
+        let cgroup = Cgroup::new();
+        world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
+        only_the_container_bypasses(&world, &cgroup);
+    }
+}
+
+#[test]
+fn containers_are_excluded_from_redirections_by_iptables_legacy() {
+    let world = World::new(Families::Both);
+    for &family in world.families() {
+        world.legacy_restore(family, &rules(family, Dns::Captured, PROXY.uid));
+    }
+    world.add(&only_excluding(&world));
+    let cgroup = Cgroup::new();
+    world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
+    only_the_container_bypasses(&world, &cgroup);
+}
+
+/// The table of excluded containers does not decide the rule format.
+#[test]
+fn an_attachment_with_excluded_containers_only_keeps_the_format_open() {
+    let world = World::new(Families::Both);
+    world.add(&only_excluding(&world));
+    let output = world.call("ADD", &Dialect::Nftables.of(exclude_1337(&story(&world, Dns::Captured, &[]))));
+    let output = output.interface("net2").run();
+    // The saved format of the first attachment.
+    assert_eq!(output.expect_code(), 7);
+    let auto = exclude_1337(&story(&world, Dns::Captured, &[]));
+    world.call("ADD", &auto).interface("net2").run().expect_success();
+    assert!(!world.iptables_save(Family::V4).is_empty());
+    assert_eq!(world.native_tables().len(), 1);
+}
+
+/// Rules without saved state: the pod's files are lost, or another node agent cleaned up.
+#[test]
+fn del_removes_a_table_without_saved_state() {
+    for dialect in [Dialect::Iptables, Dialect::Nftables] {
+        let world = World::new(Families::V4);
+        let configuration = dialect.of(excluding(&world, Dns::Captured, "all"));
+        world.add(&configuration);
+        std::fs::remove_dir_all(Path::new("/run/detour/attachments").join(&world.name)).expect("its state is there");
+        world.call("DEL", &configuration).run().expect_success();
+        assert!(world.native_tables().iter().all(|table| !table.contains("detour-containers")));
+    }
+}
+
+/// Another process fills the pod with rules: DEL can't read them all.
+#[test]
+fn del_removes_the_table_among_too_many_foreign_rules() {
+    use std::fmt::Write as _;
+    let world = World::new(Families::V4);
+    let configuration = excluding(&world, Dns::Left, "all");
+    world.add(&configuration);
+    let mut text = "*nat\n".to_owned();
+    for number in 0..60_000_u32 {
+        let [_, b, c, d] = number.to_be_bytes();
+        writeln!(text, "-A OUTPUT -p tcp -d 10.{b}.{c}.{d}/32 --dport 80 -j ACCEPT").expect("text");
+    }
+    world.iptables_restore(Family::V4, &(text + "COMMIT\n"));
+    world.call("DEL", &configuration).run().expect_success();
+    assert!(world.native_tables().is_empty());
+}
