@@ -39,12 +39,12 @@ pub struct ContainerSender {
     pub until: Option<BypassEnd>,
     /// Where the packet arrives after that; `None` unless the bypass ends while the container runs.
     pub afterwards: Option<String>,
-    /// The traffic that bypasses the sidecar after that.
-    #[serde(skip)]
-    later: Option<ContainerScope>,
-    /// The level of the container's control group, if known.
-    #[serde(skip)]
-    level: Option<u8>,
+}
+
+/// The place of a container in the sets: now, and when the proxy accepts connections.
+struct Places {
+    now: Option<InSet>,
+    later: Option<InSet>,
 }
 
 impl<'a> ExcludedSenders<'a> {
@@ -61,7 +61,7 @@ impl<'a> ExcludedSenders<'a> {
         Self { policy, elements: Some(&rules.live.containers), root: Some(root) }
     }
 
-    fn named(&self, name: &str) -> ContainerSender {
+    fn named(&self, name: &str) -> (ContainerSender, Places) {
         let planned = |ready| self.policy.and_then(|policy| policy.container_scope(name, ready));
         let is_named = |element: &&ContainerElement| element.container.as_ref().is_some_and(|of| of.name == name);
         let element = self.elements.and_then(|all| all.iter().filter(is_named).max_by_key(|element| element.scope));
@@ -70,7 +70,9 @@ impl<'a> ExcludedSenders<'a> {
         let (excluded, later) = (planned(false).is_some(), planned(true));
         let ends = if later < bypasses { BypassEnd::ProxyReady } else { BypassEnd::ContainerExit };
         let until = bypasses.filter(|_| excluded).map(|_| ends);
-        ContainerSender { name: name.to_owned(), excluded, bypasses, until, afterwards: None, later, level }
+        let place = |scope: Option<ContainerScope>| scope.map(|scope| InSet { scope, level });
+        let places = Places { now: place(bypasses), later: place(later) };
+        (ContainerSender { name: name.to_owned(), excluded, bypasses, until, afterwards: None }, places)
     }
 
     /// Returns the containers whose traffic bypasses the sidecar now.
@@ -99,21 +101,17 @@ impl<'a> ExcludedSenders<'a> {
         pod_addresses: &[IpAddr],
         interface: &str,
     ) -> Trace {
-        let of = |scope: Option<ContainerScope>, level| {
-            let set = scope.map(|scope| InSet { scope, level });
-            trace(book, from.in_set(set), to, pod_addresses, interface)
-        };
+        let of = |set| trace(book, from.in_set(set), to, pod_addresses, interface);
         let Some(name) = container else {
-            let mut traced = of(None, None);
-            traced.caveats.extend(self.caveat(from, &traced, |scope| of(Some(scope), None)));
+            let mut traced = of(None);
+            traced.caveats.extend(self.caveat(from, &traced, |scope| of(Some(InSet { scope, level: None }))));
             return traced;
         };
-        let mut sender = self.named(name);
+        let (mut sender, places) = self.named(name);
         if sender.until == Some(BypassEnd::ProxyReady) {
-            sender.afterwards = Some(of(sender.later, sender.level).arrives_at);
+            sender.afterwards = Some(of(places.later).arrives_at);
         }
-        let traced = of(sender.bypasses, sender.level);
-        Trace { container: Some(sender), ..traced }
+        Trace { container: Some(sender), ..of(places.now) }
     }
 
     /// Returns a caveat if the packet arrives elsewhere when an excluded container sends it.
@@ -122,7 +120,8 @@ impl<'a> ExcludedSenders<'a> {
             return None;
         }
         let differs = |scope: &ContainerScope| of(*scope).arrives_at != traced.arrives_at;
-        let wide: Vec<ContainerScope> = [ContainerScope::Dns, ContainerScope::All].into_iter().filter(differs).collect();
+        let wide: Vec<ContainerScope> =
+            [ContainerScope::Dns, ContainerScope::All].into_iter().filter(differs).collect();
         let names: Vec<&str> =
             self.bypassing().into_iter().filter(|(_, scope)| wide.contains(scope)).map(|(name, _)| name).collect();
         let first = names.first()?;
@@ -147,13 +146,17 @@ impl ContainerSender {
         let Some(scope) = self.bypasses else {
             return match self.excluded {
                 false => "not excluded".to_owned(),
-                true => "excluded, but it has no element: it does not run, its bypass has ended, or it started captured"
-                    .to_owned(),
+                true => {
+                    "excluded, but it has no element: it does not run, its bypass has ended, or it started captured"
+                        .to_owned()
+                }
             };
         };
         let what = scope_text(scope);
         match (self.until, &self.afterwards) {
-            (None, _) => format!("{what} bypasses the sidecar, although the pod's policy does not exclude the container"),
+            (None, _) => {
+                format!("{what} bypasses the sidecar, although the pod's policy does not exclude the container")
+            }
             (Some(until), None) => format!("{what} bypasses the sidecar {}", end_text(until)),
             (Some(until), Some(then)) => format!("{what} bypasses the sidecar {}; then: {then}", end_text(until)),
         }

@@ -30,8 +30,8 @@ pub struct ContainerSets {
 /// An element: a control group whose traffic bypasses the sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ElementLine {
-    /// The set, which has the name of the scope.
-    pub set: ContainerScope,
+    /// The traffic that bypasses the sidecar; each scope has a set.
+    pub scope: ContainerScope,
     /// The name of the container according to the element's comment; `None` without such a comment.
     pub container: Option<String>,
     /// The first characters of the container's ID, as `container`.
@@ -65,7 +65,7 @@ impl ContainerSets {
         if self.elements.is_empty() {
             screen.line(&[Cell::of("  no element: no container bypasses the sidecar now").tone(Tone::Faint)]);
         } else {
-            let head = ["", "set", "container", "id", "cgroup", "path"];
+            let head = ["", "scope", "container", "id", "cgroup", "path"];
             let head = head.map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
             let rows = self.elements.iter().map(ElementLine::row);
             screen.table(&[head].into_iter().chain(rows).collect::<Vec<_>>());
@@ -83,7 +83,7 @@ impl ElementLine {
             policy.is_none_or(|policy| policy.containers.iter().any(|one| (&*one.name, one.scope) == (name, *scope)))
         };
         Self {
-            set: *scope,
+            scope: *scope,
             container: container.as_ref().map(|label| label.name.clone()),
             id: container.as_ref().map(|label| label.id.clone()),
             cgroup: *cgroup,
@@ -94,10 +94,10 @@ impl ElementLine {
 
     /// Returns the element in words.
     pub(super) fn described(&self) -> String {
-        let Self { set, cgroup, .. } = self;
+        let Self { scope, cgroup, .. } = self;
         match (&self.container, &self.id) {
-            (Some(name), Some(id)) => format!("{name} {id} in set {set}, control group {cgroup}"),
-            _ => format!("an element without a container in set {set}, control group {cgroup}"),
+            (Some(name), Some(id)) => format!("{name} {id} (control group {cgroup}, scope {scope})"),
+            _ => format!("an element without a container (control group {cgroup}, scope {scope})"),
         }
     }
 
@@ -106,7 +106,7 @@ impl ElementLine {
         let or_none = |text: &Option<String>| Cell::of(text.as_deref().unwrap_or("-")).tone(tone);
         vec![
             Cell::of(label).tone(tone),
-            Cell::of(self.set.to_string()).tone(tone),
+            Cell::of(self.scope.to_string()).tone(tone),
             or_none(&self.container),
             or_none(&self.id),
             Cell::of(self.cgroup.to_string()).tone(tone),

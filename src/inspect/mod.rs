@@ -24,8 +24,8 @@
 //! | `terminal` | the output formats |
 
 pub mod audit;
-pub mod doctor;
 mod container_sender;
+pub mod doctor;
 mod elements;
 mod evaluation;
 mod exemptions;

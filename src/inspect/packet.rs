@@ -415,8 +415,17 @@ mod tests {
         assert_eq!("container=web".parse(), Ok(container(None, None)));
         assert_eq!("container=web,uid=7,gid=8".parse(), Ok(container(Some(7), Some(8))));
         for wrong in [
-            "", "gid=1", "uid=", "uid=-1", "uid=4294967295", "uid=1,uid=2", "outbound", "inbound:x", "container=",
-            "container=a,container=b", "container=a,gid=1",
+            "",
+            "gid=1",
+            "uid=",
+            "uid=-1",
+            "uid=4294967295",
+            "uid=1,uid=2",
+            "outbound",
+            "inbound:x",
+            "container=",
+            "container=a,container=b",
+            "container=a,gid=1",
         ] {
             let error = wrong.parse::<SenderArgument>().expect_err(wrong);
             assert!(error.msg.starts_with(&format!("from: invalid value {wrong:?}; expected uid=UID, ")), "{error}");

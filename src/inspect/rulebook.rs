@@ -1,8 +1,8 @@
 //! Rules in other forms: the [`Rulebook`], which `trace` evaluates, and the input for `iptables-restore` and
 //! `ip6tables-restore`.
 
-use crate::firewall::native::rule as native;
 use crate::firewall::native::container_table;
+use crate::firewall::native::rule as native;
 use crate::firewall::native::rule::{BaseHook, NativeTable};
 use crate::firewall::rule::{Family, Hook, Rule, Table};
 use crate::firewall::{LiveRule, LiveRuleset, Ruleset};

@@ -206,8 +206,7 @@ mod tests {
     #[test]
     fn a_container_without_a_name_is_reported_as_such() {
         for metadata in ["", "{", "{\"name\":\"\"}"] {
-            let annotations =
-                json!({"io.kubernetes.cri-o.SandboxID": "s", "io.kubernetes.cri-o.Metadata": metadata});
+            let annotations = json!({"io.kubernetes.cri-o.SandboxID": "s", "io.kubernetes.cri-o.Metadata": metadata});
             assert_eq!(container(annotations), named("s", None), "{metadata}");
         }
     }

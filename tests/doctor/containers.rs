@@ -252,7 +252,10 @@ fn every_check_is_documented_and_the_bundle_contains_the_elements() {
         let rules: Value = serde_json::from_slice(&rules.expect("tar starts").stdout).expect("JSON");
         let elements = &rules["containers"]["elements"];
         assert_eq!(elements.as_array().map(Vec::len), Some(1), "{rules:#}");
-        assert_eq!((&elements[0]["container"], &elements[0]["cgroup"]), (&"backup".into(), &containers.backup.id().into()));
+        assert_eq!(
+            (&elements[0]["container"], &elements[0]["cgroup"]),
+            (&"backup".into(), &containers.backup.id().into())
+        );
     });
 }
 
@@ -264,14 +267,23 @@ fn rules_lists_the_elements_with_their_paths_and_marks_foreign_ones() {
         let odd = ContainerElement { scope: ContainerScope::All, cgroup: 7, container: Some(odd) };
         let without = ContainerElement { container: None, ..containers.element("vault-agent-init") };
         change(scene, &[], &[odd, without]);
-        let output = scene.command("rules", &["-n", "shop", "web-0", "--kubeconfig", &scene.path(crate::scene::KUBECONFIG).display().to_string(), "-o", "json"]);
+        let output = scene.command(
+            "rules",
+            &[
+                "-n",
+                "shop",
+                "web-0",
+                "--kubeconfig",
+                &scene.path(crate::scene::KUBECONFIG).display().to_string(),
+                "-o",
+                "json",
+            ],
+        );
         let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
         assert_eq!(report["as_asked"], true, "elements are no drift: {report:#}");
         let mut elements = report["containers"]["elements"].as_array().expect("a list").clone();
         elements.sort_by_key(|element| element["cgroup"].as_u64());
-        let element = |container: Value, id: Value, cgroup: u64, path: Value, foreign: bool| {
-            json!({"set": "all", "container": container, "id": id, "cgroup": cgroup, "path": path, "foreign": foreign})
-        };
+        let element = |container: Value, id: Value, cgroup: u64, path: Value, foreign: bool| json!({"scope": "all", "container": container, "id": id, "cgroup": cgroup, "path": path, "foreign": foreign});
         let (init, backup) = (&containers.init, &containers.backup);
         let mut expected = vec![
             element("x\u{1b}[2J".into(), "y".into(), 7, Value::Null, true),
@@ -320,7 +332,10 @@ fn audit_lists_excluded_containers_with_their_counters() {
             let [init, backup] = [1, 0].map(|at| found[at]);
             assert_eq!(found.len(), 2, "the set of both was counted: {report:#?}");
             assert_eq!((backup.container.as_deref(), backup.until), (Some("backup"), Some(BypassEnd::ContainerExit)));
-            assert_eq!((backup.traffic.as_str(), backup.packets), ("all outbound traffic of container backup", Some(1)));
+            assert_eq!(
+                (backup.traffic.as_str(), backup.packets),
+                ("all outbound traffic of container backup", Some(1))
+            );
             assert!(backup.bytes.is_some_and(|bytes| bytes >= 40), "{backup:?}");
             assert_eq!(backup.source, format!("pod, {ANNOTATION}"));
             let note = "now, until the container exits; the numbers contain those of vault-agent-init";

@@ -80,7 +80,7 @@ fn foreign(elements: &[ContainerElement], policy: Option<&Policy>) -> Vec<Bypass
     let mut bypasses: Vec<Bypass> = listed
         .map(|line| {
             let named = line.container.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
-            bypass(format!("{} of control group {}{named}", scope_text(line.set), line.cgroup))
+            bypass(format!("{} of control group {}{named}", scope_text(line.scope), line.cgroup))
         })
         .collect();
     let more = foreign.len().saturating_sub(MAX_FOREIGN);

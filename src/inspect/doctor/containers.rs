@@ -215,7 +215,9 @@ fn registered(status: &Result<ContainersStatus, String>, has_hook: bool) -> Chec
             let why = if error.is_empty() { "the agent does not use NRI" } else { error };
             CheckVerdict::fail(
                 format!("{why}; excluded containers start captured"),
-                format!("set the chart value containerExclusion.enabled=true (flag --nri-socket of the agent); {SEE_AGENT}"),
+                format!(
+                    "set the chart value containerExclusion.enabled=true (flag --nri-socket of the agent); {SEE_AGENT}"
+                ),
             )
         }
         Err(why) => CheckVerdict::fail(why.clone(), format!("upgrade the agent to the plugin's version; {SEE_AGENT}")),
@@ -275,9 +277,7 @@ fn listed<T: AsRef<str>>(names: &[T]) -> String {
 
 /// Compares the saved exclusions, from which the rules are made, with those that an ADD would have now.
 fn requested(saved: &Policy, wanted: Option<&Policy>) -> CheckVerdict {
-    let text = |one: &ContainerExclusion| {
-        format!("{} ({} {})", one.name, scope_text(one.scope), end_text(one.until))
-    };
+    let text = |one: &ContainerExclusion| format!("{} ({} {})", one.name, scope_text(one.scope), end_text(one.until));
     let all: Vec<String> = saved.containers.iter().map(text).collect();
     let none = BTreeSet::new();
     let wanted = wanted.map(|policy| &policy.containers);
@@ -315,9 +315,8 @@ fn as_expected(
         let why = if status.error.is_empty() { "the agent does not know the pod's containers" } else { &status.error };
         return CheckVerdict::not_checked(why);
     };
-    let is_of = |one: &ExemptContainer, element: &ContainerElement| {
-        (one.scope, one.cgroup) == (element.scope, element.cgroup)
-    };
+    let is_of =
+        |one: &ExemptContainer, element: &ContainerElement| (one.scope, one.cgroup) == (element.scope, element.cgroup);
     let is_missing = |one: &&ExemptContainer| !elements.iter().any(|element| is_of(one, element));
     let named = |one: &ExemptContainer| format!("{} (control group {})", one.name, one.cgroup);
     let missing: Vec<String> = expected.iter().filter(is_missing).map(named).collect();
@@ -359,11 +358,15 @@ fn bypass_end(elements: &[ContainerElement], saved: &Policy, listens_on: Option<
     let lasting: Vec<String> =
         elements.iter().filter(lasts).map(|element| ElementLine::of(element, Some(saved)).described()).collect();
     if lasting.is_empty() {
-        return CheckVerdict::pass(format!("the proxy accepts connections on port {port}, and the bypasses have ended"));
+        return CheckVerdict::pass(format!(
+            "the proxy accepts connections on port {port}, and the bypasses have ended"
+        ));
     }
     CheckVerdict::fail(
         format!("the proxy accepts connections on port {port}, but these still bypass it: {}", listed(&lasting)),
-        format!("the agent ends the bypass within 1 s; if it does not, check that it runs on this node, and {SEE_AGENT}"),
+        format!(
+            "the agent ends the bypass within 1 s; if it does not, check that it runs on this node, and {SEE_AGENT}"
+        ),
     )
 }
 
