@@ -3,10 +3,15 @@
 
 mod support;
 
+use detour_cni::cni::Code;
 use detour_cni::firewall::native::{self, NativeTables, text, translate};
-use detour_cni::firewall::nfnetlink::NfSocket;
+use detour_cni::firewall::nfnetlink::{NfError, NfSocket};
 use detour_cni::firewall::rule::Family;
-use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, Transaction};
+use detour_cni::firewall::{
+    ContainerElement, CreatedTables, LiveRuleset, RuleFormat, Ruleset, Transaction, change_container_elements,
+    container_elements,
+};
+use detour_cni::policy::ContainerScope::{self, All, Dns};
 use detour_cni::policy::{
     DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
@@ -187,4 +192,139 @@ fn drift_names_the_rule_as_nft_writes_it() {
         commit(&ruleset);
         assert!(RuleFormat::Nftables.drift(&live(), &ruleset).is_empty());
     });
+}
+
+fn with_containers(scopes: &[ContainerScope]) -> Ruleset {
+    Ruleset::of(&policies::excluding_containers(scopes, Policy::default()), &Family::ALL)
+}
+
+const ID: &str = "0123456789abcdef0123456789abcdef";
+
+fn change(remove: &[ContainerElement], add: &[ContainerElement]) {
+    change_container_elements(remove, add).unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn elements() -> Vec<ContainerElement> {
+    let mut elements = container_elements().unwrap_or_else(|error| panic!("{error}"));
+    elements.sort();
+    elements
+}
+
+#[test]
+fn elements_can_be_added_and_removed_repeatedly() {
+    in_new_netns(|| {
+        commit(&with_containers(&[All, Dns]));
+        let [a, b] = [1, 2].map(|cgroup| ContainerElement::new(All, cgroup, "vault", ID));
+        let in_dns = ContainerElement::new(Dns, 1, "vault", ID);
+        for _ in 0..2 {
+            change(&[], &[a.clone(), b.clone(), in_dns.clone()]);
+            assert_eq!(elements(), [in_dns.clone(), a.clone(), b.clone()]);
+        }
+        assert_eq!(live().containers.len(), 3);
+        for _ in 0..2 {
+            change(std::slice::from_ref(&a), std::slice::from_ref(&b));
+            assert_eq!(elements(), [in_dns.clone(), b.clone()]);
+        }
+        // A control group moves to another set in one transaction.
+        change(std::slice::from_ref(&in_dns), std::slice::from_ref(&a));
+        assert_eq!(elements(), [a.clone(), b]);
+        let other = ContainerElement::new(All, 1, "other", ID);
+        change(&[], std::slice::from_ref(&other));
+        assert_eq!(elements()[0], other);
+        assert_ne!(other, a);
+    });
+}
+
+#[test]
+fn nft_prints_the_container_of_an_element() {
+    in_new_netns(|| {
+        commit(&with_containers(&[All]));
+        change(&[], &[ContainerElement::new(All, u64::MAX - 1, "vault-agent-init", ID)]);
+        let listed = listed();
+        assert!(listed.contains("comment \"vault-agent-init 0123456789abcdef\""), "{listed}");
+    });
+}
+
+/// A process in the pod may add elements with any comment.
+#[test]
+fn a_foreign_element_has_no_container_and_can_be_removed() {
+    in_new_netns(|| {
+        commit(&with_containers(&[All]));
+        let foreign = ContainerElement { container: None, ..ContainerElement::new(All, 7, "", "") };
+        change(&[], std::slice::from_ref(&foreign));
+        assert_eq!(elements(), std::slice::from_ref(&foreign));
+        change(&[foreign], &[]);
+        assert_eq!(elements(), []);
+    });
+}
+
+#[test]
+fn elements_of_a_missing_table_are_none_and_none_can_be_added() {
+    in_new_netns(|| {
+        let element = ContainerElement::new(All, 1, "vault", ID);
+        assert_eq!(elements(), []);
+        change(std::slice::from_ref(&element), &[]);
+        let error = change_container_elements(&[], std::slice::from_ref(&element)).expect_err("no table");
+        assert_eq!(error.code, Code::KernelRefused);
+        assert!(error.msg.contains("table inet detour-containers"), "{error}");
+        // Another scope: the table exists without the set.
+        commit(&with_containers(&[Dns]));
+        change_container_elements(&[], &[element]).expect_err("no set");
+    });
+}
+
+#[test]
+fn a_full_set_refuses_another_element() {
+    in_new_netns(|| {
+        commit(&with_containers(&[All]));
+        let all: Vec<_> = (1..=1024).map(|cgroup| ContainerElement::new(All, cgroup, "vault", ID)).collect();
+        change(&[], &all);
+        let one_more = ContainerElement::new(All, 1025, "vault", ID);
+        let error = change_container_elements(&[], std::slice::from_ref(&one_more)).expect_err("it is full");
+        assert!(error.msg.contains("full"), "{error}");
+        change(&all[..1], &[one_more]);
+        assert_eq!(elements().len(), 1024);
+        // The table is written again with all of them.
+        commit(&with_containers(&[All, Dns]));
+        assert_eq!(elements().len(), 1024);
+    });
+}
+
+/// The agent, the OCI hook and the plugin change the table at the same time.
+#[test]
+fn concurrent_changes_are_all_made() {
+    in_new_netns(|| {
+        commit(&with_containers(&[All]));
+        let netns = std::fs::File::open("/proc/thread-self/ns/net").expect("the namespace of this thread");
+        let enter = || nix::sched::setns(&netns, nix::sched::CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+        let element = |cgroup| ContainerElement::new(All, cgroup, "vault", ID);
+        std::thread::scope(|scope| {
+            for writer in 0..3_u64 {
+                scope.spawn(move || {
+                    enter();
+                    for number in 0..40 {
+                        change(&[], &[element(100 * writer + 2 * number + 1), element(100 * writer + 2 * number)]);
+                        change(&[element(100 * writer + 2 * number)], &[]);
+                    }
+                });
+            }
+            for round in 0..40 {
+                commit_retrying(&with_containers(if round % 2 == 0 { &[All, Dns] } else { &[All] }));
+            }
+        });
+        assert_eq!(elements().len(), 120);
+    });
+}
+
+/// Commits, and reads the rules again if another thread changed them.
+fn commit_retrying(desired: &Ruleset) {
+    let mut socket = NfSocket::open().expect("nfnetlink");
+    for _ in 0..1000 {
+        let Ok(live) = LiveRuleset::read(&mut socket) else { continue };
+        match plan(&live, desired).commit(&mut socket, &live) {
+            Err(NfError::Changed) => {}
+            other => return other.unwrap_or_else(|error| panic!("{error}")),
+        }
+    }
+    panic!("the rules keep changing");
 }

@@ -451,3 +451,38 @@ fn abandon(store: &Store, attachment: &Attachment, netns: &NetNs, cause: &Error)
     }
     store.remove(attachment)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::firewall::Ruleset;
+    use crate::firewall::rule::Family;
+    use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
+
+    /// The kernel has no expression `socket`, or can't compare control groups.
+    #[test]
+    fn a_kernel_that_refuses_control_groups_is_named_and_no_other_format_is_tried() {
+        let container = ContainerExclusion {
+            name: "vault".to_owned(),
+            scope: ContainerScope::All,
+            until: BypassEnd::ContainerExit,
+        };
+        let interception = Interception::On(Box::default());
+        let policy = Policy { containers: [container].into(), interception, ..Policy::default() };
+        let (live, nothing) = (LiveRuleset::default(), Ruleset::default());
+        let desired = Ruleset::of(&policy, &Family::ALL);
+        let plan = RuleFormat::Iptables.plan(&live, &nothing, &desired, &CreatedTables::default());
+        let has_cgroup = |index: &usize| plan.describe(*index).is_some_and(|text| text.contains("socket cgroupv2"));
+        let index = (0..plan.len()).find(has_cgroup);
+        for errno in [Errno::ENOENT, Errno::EOPNOTSUPP] {
+            let error = NfError::Refused { index, errno };
+            assert!(!is_unsupported(&error, &plan));
+            let error = refused(&error, Some(&plan));
+            assert_eq!(error.code, Code::KernelRefused);
+            for word in ["container-exclude", "socket cgroupv2 level 1 @excluded-all", "cgroup v2", "nft_socket"] {
+                assert!(error.msg.contains(word), "{error}");
+            }
+            assert!(is_unsupported(&NfError::Refused { index: Some(0), errno }, &plan));
+        }
+    }
+}

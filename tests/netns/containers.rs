@@ -392,11 +392,13 @@ fn containers_are_excluded_from_redirections_by_iptables() {
 fn containers_are_excluded_from_istios_native_redirection() {
     for attached_first in [true, false] {
         let world = World::new(Families::Both);
-        if attached_first {
-            world.add(&only_excluding(&world));
+        if !attached_first {
+            world.nft(native::ISTIO);
         }
-        world.nft(native::ISTIO);
         world.add(&only_excluding(&world));
+        if attached_first {
+            world.nft(native::ISTIO);
+        }
         let cgroup = Cgroup::new();
         world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
         only_the_container_bypasses(&world, &cgroup);
@@ -410,6 +412,16 @@ fn containers_are_excluded_from_redirections_by_iptables_legacy() {
         world.legacy_restore(family, &rules(family, Dns::Captured, PROXY.uid));
     }
     world.add(&only_excluding(&world));
+    let cgroup = Cgroup::new();
+    world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
+    only_the_container_bypasses(&world, &cgroup);
+}
+
+/// `hostUsers: false`: the network namespace belongs to another user namespace.
+#[test]
+fn containers_of_a_pod_with_its_own_users_are_excluded() {
+    let world = World::with_own_users(Families::Both);
+    world.add(&excluding(&world, Dns::Captured, "all"));
     let cgroup = Cgroup::new();
     world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
     only_the_container_bypasses(&world, &cgroup);
