@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 fn hook() -> ExitCode {
     match plugin::hook::run(Stdin::default()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => print(Stderr, &Text::lines(&format!("{HOOK_PROGRAM}: {}", error.msg)), ExitCode::FAILURE),
+        Err(error) => print(Stderr, &Text::line(&format!("{HOOK_PROGRAM}: {}", error.msg)), ExitCode::FAILURE),
     }
 }
 

@@ -6,7 +6,7 @@ use super::open_netns;
 use super::record::{ContainerRecords, attachment};
 use crate::cluster::agent::{ExemptContainer, excluded_containers};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, NetConf, Request};
-use crate::firewall::{ContainerElement, LiveRuleset, container_elements, foreign_rules};
+use crate::firewall::{ContainerElement, LiveRuleset, container_elements, foreign_rules, set_name};
 use crate::netns::{self, NetNs};
 use crate::policy::Policy;
 use crate::state::{ROOT, Store};
@@ -75,7 +75,7 @@ fn element_drift(policy: &Policy, netns: &NetNs, request: &Request, conf: &NetCo
 
 fn compare_elements(policy: &Policy, live: &[ContainerElement], expected: Option<&[ExemptContainer]>) -> Vec<String> {
     let text = |element: &ContainerElement| {
-        format!("control group {} in the set {:?}", element.cgroup, element.scope.to_string())
+        format!("control group {} in the set {:?}", element.cgroup, set_name(element.scope))
     };
     let wanted: Option<Vec<ContainerElement>> = expected
         .map(|all| all.iter().map(|one| ContainerElement::new(one.scope, one.cgroup, &one.name, &one.id)).collect());
