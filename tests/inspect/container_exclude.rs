@@ -84,6 +84,26 @@ fn the_sample_for_vault_excludes_one_of_several_containers_with_the_same_uid() {
 }
 
 #[test]
+fn a_block_that_excludes_nothing_does_not_change_the_rules() {
+    let rules = |blocks: Value, format: &str| {
+        let run = explain(&one_uid(), &blocks, &["--rules", format]);
+        assert_eq!(run.code, 0, "{run:?}");
+        (run.stdout, run.stderr)
+    };
+    for format in ["iptables", "nft"] {
+        let without = rules(json!([]), format);
+        assert_eq!(rules(json!([{"type": "container-exclude", "containers": "job-*"}]), format), without, "{format}");
+    }
+    let by_name = json!([{"type": "container-exclude", "containers": "web"}]);
+    assert!(rules(by_name.clone(), "nft").0.contains("table inet detour-containers {"));
+    let (iptables, hint) = rules(by_name, "iptables");
+    assert_eq!(iptables, rules(json!([]), "iptables").0);
+    let wanted = "detour: pod shop/web-0: iptables can't show the rules for excluded containers: they are native; use \
+                  --rules nft\n";
+    assert_eq!(hint, wanted);
+}
+
+#[test]
 fn a_pod_without_excluded_containers_needs_nothing_on_the_node() {
     let report = report(&one_uid(), &json!([{"type": "container-exclude", "containers": "other"}]));
     assert_eq!(report["excluded_containers"], json!([]));
