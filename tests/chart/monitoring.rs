@@ -64,6 +64,7 @@ fn exported() -> BTreeMap<String, BTreeSet<String>> {
     metrics.facts("a", 1);
     metrics.nri_registered(true);
     metrics.container_start("a");
+    metrics.nri_request(std::time::Duration::ZERO);
     let text = metrics.text();
     let mut exported = BTreeMap::<String, BTreeSet<String>>::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
