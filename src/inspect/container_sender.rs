@@ -1,6 +1,7 @@
-//! Excluded containers for `trace` and `audit`: which traffic of a container bypasses the sidecar now, until when, and
-//! where a packet of it arrives then.
+//! Excluded containers as senders of the packets that `trace` follows: which traffic of a container bypasses the sidecar
+//! now, and where a packet of it arrives when the bypass has ended.
 
+use super::container_bypass::ContainerSender;
 use super::elements::cgroup_paths;
 use super::packet::{Destination, InSet, Sender};
 use super::rulebook::Rulebook;
@@ -8,7 +9,6 @@ use super::rules::LiveRules;
 use super::trace::{Trace, trace};
 use crate::firewall::ContainerElement;
 use crate::policy::{BypassEnd, ContainerScope, Policy};
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
@@ -24,21 +24,6 @@ pub struct ExcludedSenders<'a> {
     elements: Option<&'a [ContainerElement]>,
     /// Where the node's file system is mounted, for the levels of control groups.
     root: Option<&'a Path>,
-}
-
-/// The container that sends a packet.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ContainerSender {
-    /// Its name.
-    pub name: String,
-    /// Whether the pod's policy excludes it.
-    pub excluded: bool,
-    /// The traffic that bypasses the sidecar now; `None` if none does.
-    pub bypasses: Option<ContainerScope>,
-    /// When this bypass ends; `None` without a bypass, or if the policy does not request it.
-    pub until: Option<BypassEnd>,
-    /// Where the packet arrives after that; `None` unless the bypass ends while the container runs.
-    pub afterwards: Option<String>,
 }
 
 /// The place of a container in the sets: now, and when the proxy accepts connections.
@@ -138,43 +123,4 @@ impl<'a> ExcludedSenders<'a> {
 fn level(cgroup: u64, root: &Path) -> Option<u8> {
     let path = cgroup_paths([cgroup], root).remove(&cgroup)?;
     u8::try_from(path.split('/').filter(|part| !part.is_empty()).count()).ok()
-}
-
-impl ContainerSender {
-    /// Returns in one line whether, and until when, the container's traffic bypasses the sidecar.
-    pub(super) fn text(&self) -> String {
-        let Some(scope) = self.bypasses else {
-            return match self.excluded {
-                false => "not excluded".to_owned(),
-                true => {
-                    "excluded, but it has no element: it does not run, its bypass has ended, or it started captured"
-                        .to_owned()
-                }
-            };
-        };
-        let what = scope_text(scope);
-        match (self.until, &self.afterwards) {
-            (None, _) => {
-                format!("{what} bypasses the sidecar, although the pod's policy does not exclude the container")
-            }
-            (Some(until), None) => format!("{what} bypasses the sidecar {}", end_text(until)),
-            (Some(until), Some(then)) => format!("{what} bypasses the sidecar {}; then: {then}", end_text(until)),
-        }
-    }
-}
-
-/// Returns a scope in words.
-pub(super) const fn scope_text(scope: ContainerScope) -> &'static str {
-    match scope {
-        ContainerScope::All => "all outbound traffic",
-        ContainerScope::Dns => "DNS",
-    }
-}
-
-/// Returns the end of a bypass in words.
-pub(super) const fn end_text(until: BypassEnd) -> &'static str {
-    match until {
-        BypassEnd::ProxyReady => "until the proxy accepts connections",
-        BypassEnd::ContainerExit => "until the container exits",
-    }
 }

@@ -10,6 +10,7 @@
 //! | `exemptions` | the traffic that bypasses the sidecar |
 //! | `warnings` | warnings about valid, but hardly ever intended configurations |
 //! | `picture` | the report of `explain` as SVG |
+//! | `container_bypass` | the bypass of an excluded container in words |
 //! | `container_sender` | excluded containers as senders of packets |
 //! | `packet` | a packet, and whether it matches a rule |
 //! | `trace` | the evaluation of a packet in all tables |
@@ -24,6 +25,7 @@
 //! | `terminal` | the output formats |
 
 pub mod audit;
+mod container_bypass;
 mod container_sender;
 pub mod doctor;
 mod elements;
@@ -45,7 +47,8 @@ mod validate;
 mod warnings;
 
 pub use crate::cni::configuration;
-pub use container_sender::{ContainerSender, ExcludedSenders};
+pub use container_bypass::ContainerSender;
+pub use container_sender::ExcludedSenders;
 pub use elements::{ContainerSets, ElementLine};
 pub use exemptions::{ExcludedContainer, Exemption};
 pub use explain::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain};

@@ -135,7 +135,8 @@ impl SenderArgument {
         };
         let failed = |why: String| Error::new(Code::InvalidConfig, format!("from: container {name:?}: {why}"));
         let Some(pod) = pod else {
-            let msg = || failed(format!("unknown pod; add -f FILE or -n NAMESPACE POD, or use container={name},uid=UID"));
+            let msg =
+                || failed(format!("unknown pod; add -f FILE or -n NAMESPACE POD, or use container={name},uid=UID"));
             return Ok(Sender::Process { uid: uid.ok_or_else(msg)?, gid, set: None });
         };
         let names: Vec<&str> = pod.all_containers().map(|container| container.name.as_str()).collect();

@@ -1,7 +1,7 @@
 //! `trace`: evaluates the first packet of a connection in all tables, in the order of the kernel (nf_tables_core.c,
 //! `nft_do_chain`).
 
-use super::container_sender::ContainerSender;
+use super::container_bypass::ContainerSender;
 use super::packet::{Destination, Origin, Packet, Sender, matches_iptables, matches_native};
 use super::rulebook::{RuleBody, RuleText, Rulebook, TableListing};
 use super::subject::ConfigurationOrigin;

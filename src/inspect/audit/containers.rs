@@ -5,7 +5,7 @@ use crate::firewall::native::NativeLiveChain;
 use crate::firewall::native::rule::{NativeAction, NativeTable};
 use crate::firewall::rule::Table;
 use crate::firewall::{ContainerElement, Counter, LiveRuleset};
-use crate::inspect::container_sender::{end_text, scope_text};
+use crate::inspect::container_bypass::{end_text, scope_text};
 use crate::inspect::elements::{ElementLine, TABLE};
 use crate::policy::{ContainerExclusion, ContainerScope, Policy};
 

@@ -11,7 +11,7 @@ use crate::cluster::agent::{ContainersStatus, ExemptContainer, excluded_containe
 use crate::cni::NetConf;
 use crate::firewall::{ContainerElement, container_elements};
 use crate::host_path::{HostPath, HostRoot};
-use crate::inspect::container_sender::{end_text, scope_text};
+use crate::inspect::container_bypass::{end_text, scope_text};
 use crate::inspect::elements::{ElementLine, TABLE};
 use crate::inspect::rules::{LiveRules, RulesReport};
 use crate::netns::find::FoundNetns;
