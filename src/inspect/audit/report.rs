@@ -136,6 +136,14 @@ impl AuditedPod {
 }
 
 impl Bypass {
+    /// Returns the traffic with its note.
+    pub(in crate::inspect) fn described(&self) -> String {
+        match &self.note {
+            Some(note) => format!("{} ({note})", self.traffic),
+            None => self.traffic.clone(),
+        }
+    }
+
     fn row(&self) -> Vec<Cell> {
         let counted = match (self.packets, self.counts) {
             (None, _) => "-".to_owned(),
@@ -144,14 +152,10 @@ impl Bypass {
             (Some(count), CountedUnit::Connections) => format!("{count} connections"),
             (Some(count), CountedUnit::Packets) => format!("{count} packets"),
         };
-        let traffic = match &self.note {
-            Some(note) => format!("{} ({note})", self.traffic),
-            None => self.traffic.clone(),
-        };
         vec![
             Cell::of(counted).tone(Tone::Strong),
             Cell::of(self.bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string())),
-            Cell::of(traffic).tone(if self.by_other_program { Tone::Bad } else { Tone::Notable }),
+            Cell::of(self.described()).tone(if self.by_other_program { Tone::Bad } else { Tone::Notable }),
             Cell::of(&self.source).tone(Tone::Faint),
         ]
     }
