@@ -3,6 +3,7 @@
 
 mod support;
 
+use detour_cni::firewall::native::container_table;
 use detour_cni::firewall::nfnetlink::{NfError, NfSocket};
 use detour_cni::firewall::rule::{Family, Table};
 use detour_cni::firewall::{
@@ -92,7 +93,10 @@ proptest! {
         let of_table = |rules: &TableRules| {
             rules.chains.iter().map(|(_, rules)| rules).chain(rules.hooks.values()).map(Vec::len).sum::<usize>()
         };
-        let made: usize = ruleset.tables.values().map(of_table).sum();
+        let iptables: usize = ruleset.tables.values().map(of_table).sum();
+        let native = container_table(&ruleset);
+        let containers: usize = native.values().flat_map(|table| table.values()).map(|chain| chain.rules.len()).sum();
+        let made = iptables + containers;
         prop_assert!(made <= max_rules(&policy), "{made} rules, {} were counted", max_rules(&policy));
     }
 }

@@ -113,7 +113,6 @@ pub(crate) fn any() -> impl Strategy<Value = Policy> {
             exclusions,
             containers,
             dns_captured_elsewhere,
-            ..Policy::default()
         },
     )
 }
