@@ -191,8 +191,8 @@ mod tests {
         let unnamed = ContainerElement { container: None, ..element(3, "") };
         let live = [element(1, "vault"), element(2, "app"), unnamed];
         let alone = [
-            "unexpected: control group 2 in the set \"all\": container \"app\" is not excluded",
-            "unexpected: control group 3 in the set \"all\": its comment names no container",
+            "unexpected: control group 2 in the set \"excluded-all\": container \"app\" is not excluded",
+            "unexpected: control group 3 in the set \"excluded-all\": its comment names no container",
         ];
         assert_eq!(compare_elements(&policy, &live, None), alone);
         let exempt =
@@ -203,8 +203,8 @@ mod tests {
         assert_eq!(
             compare_elements(&policy, &live[..1], Some(&other)),
             [
-                "unexpected: control group 1 in the set \"all\": container \"vault\" has ended or its bypass has ended",
-                "missing: control group 1 in the set \"dns\" of container \"vault\": its traffic is captured",
+                "unexpected: control group 1 in the set \"excluded-all\": container \"vault\" has ended or its bypass has ended",
+                "missing: control group 1 in the set \"excluded-dns\" of container \"vault\": its traffic is captured",
             ]
         );
         assert!(compare_elements(&policy, &live[..1], None).is_empty());

@@ -4,17 +4,19 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-use detour_cni::firewall::{ContainerElement, container_elements};
+use detour_cni::firewall::{ContainerElement, change_container_elements, container_elements};
 use detour_cni::policy::ContainerScope;
 use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use support::cgroup::Cgroup;
 use support::directory::Directory;
@@ -30,36 +32,51 @@ struct Scene {
 }
 
 impl Scene {
-    /// Creates the pod with an ADD, whose record then gets the excluded containers.
     fn new(until: &str) -> Self {
         let scene = Self { directory: Directory::new("hook"), pod: Pod::new() };
         symlink(env!("CARGO_BIN_EXE_detour"), scene.program()).expect("linked");
-        let configuration = json!({
-            "cniVersion": "1.0.0", "name": "n", "type": "detour",
-            "chain": [{"type": "uid-exclude", "uids": ["7"]}],
+        let container = |name: &str| json!({"name": name, "image": "i"});
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"namespace": "shop", "name": "web-0"},
+            "spec": {"containers": [container("app"), container("vault"), container("istio-proxy")]},
         });
-        let added = Self::run(
-            Command::new(env!("CARGO_BIN_EXE_detour")).env_clear().envs([
-                ("CNI_COMMAND", "ADD"),
-                ("CNI_CONTAINERID", &scene.pod.container_id),
-                ("CNI_NETNS", scene.pod.netns().to_str().expect("text")),
-                ("CNI_IFNAME", "net1"),
-                ("CNI_PATH", "/opt/cni/bin"),
-            ]),
-            &configuration.to_string(),
-        );
+        fs::create_dir(scene.directory.join("manifests")).expect("made");
+        fs::write(scene.directory.join("manifests/pod.json"), pod.to_string()).expect("written");
+        let added = scene.call("ADD", &scene.configuration(until));
         assert!(added.status.success(), "{added:?}");
-        let mut record: Value = serde_json::from_slice(&fs::read(scene.record()).expect("saved")).expect("JSON");
-        record["policy"]["containers"] = json!([{"name": "vault", "scope": "all", "until": until}]);
-        fs::write(scene.record(), record.to_string()).expect("written");
-        scene.table("add");
         scene
     }
 
-    /// Adds or deletes the table with the set.
-    fn table(&self, verb: &str) {
-        let set = if verb == "add" { "add set inet detour-containers excluded-all { type cgroupsv2; }" } else { "" };
-        self.pod.tool("nft", &["-f", "-"], &format!("{verb} table inet detour-containers\n{set}\n"));
+    fn configuration(&self, until: &str) -> Value {
+        json!({
+            "cniVersion": "1.0.0", "name": "n", "type": "detour", "log_level": "none",
+            "kubernetes": {"manifests_dir": self.directory.join("manifests")},
+            "chain": [{"type": "container-exclude", "containers": ["vault"], "until": until}],
+        })
+    }
+
+    /// Calls the plugin.
+    fn call(&self, command: &str, configuration: &Value) -> Output {
+        let mut plugin = Command::new(env!("CARGO_BIN_EXE_detour"));
+        plugin.env_clear().envs([
+            ("CNI_COMMAND", command),
+            ("CNI_CONTAINERID", &self.pod.container_id),
+            ("CNI_NETNS", self.pod.netns().to_str().expect("text")),
+            ("CNI_IFNAME", "net1"),
+            ("CNI_PATH", "/opt/cni/bin"),
+            ("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"),
+        ]);
+        Self::run(&mut plugin, &configuration.to_string())
+    }
+
+    /// Returns the error of CHECK; `None` if it succeeds. `socket` is that of an agent.
+    fn check(&self, socket: &Path) -> Option<Value> {
+        let mut configuration = self.configuration("container-exit");
+        configuration["prevResult"] = json!({"cniVersion": "1.0.0"});
+        configuration["kubernetes"]["agent_socket"] = json!(socket);
+        let output = self.call("CHECK", &configuration);
+        (!output.status.success()).then(|| serde_json::from_slice(&output.stdout).expect("an error"))
     }
 
     fn program(&self) -> PathBuf {
@@ -108,7 +125,7 @@ impl Scene {
             setns(&netns, CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
             work()
         };
-        std::thread::scope(|scope| scope.spawn(enter).join()).expect("no panic")
+        thread::scope(|scope| scope.spawn(enter).join()).expect("no panic")
     }
 
     fn elements(&self) -> Vec<ContainerElement> {
@@ -198,7 +215,7 @@ fn an_excluded_container_that_cannot_be_exempted_does_not_start() {
         let mut nameless = start(process.id());
         nameless["annotations"]["io.kubernetes.cri-o.Metadata"] = "{".into();
         assert!(scene.refuses(&nameless).contains("expected the container's name"));
-        scene.table("delete");
+        scene.pod.tool("nft", &["delete", "table", "inet", "detour-containers"], "");
         assert!(scene.refuses(&start(process.id())).contains("detour-containers"));
         scene.accepts(&scene.crio("app", "creating", process.id()));
         fs::write(scene.record(), "{").expect("written");
@@ -255,6 +272,60 @@ fn a_container_that_starts_after_the_proxy_listens_is_captured() {
         let _proxy = scene.inside(|| TcpListener::bind("0.0.0.0:15001").expect("free"));
         scene.accepts(&start);
         assert_eq!(scene.elements(), []);
+    });
+}
+
+/// Serves a socket of an agent that knows these containers, for as many requests. Returns the requests.
+fn agent(socket: &Path, answers: Vec<Value>) -> JoinHandle<Vec<Value>> {
+    let listener = UnixListener::bind(socket).expect("a socket");
+    let serve = move |answer: Value| loop {
+        let (stream, _) = listener.accept().expect("a request");
+        let mut line = String::new();
+        BufReader::new(&stream).read_line(&mut line).expect("a line");
+        let request: Value = serde_json::from_str(&line).expect("JSON");
+        // Each call also reports its outcome.
+        if request["ask"]["about"] == "containers" {
+            let hello = json!({"version": "9.9.9", "facts": 999});
+            let lines = format!("{hello}\n{}\n", json!({"answer": "containers", "expected": answer}));
+            (&stream).write_all(lines.as_bytes()).expect("it reads");
+            return request;
+        }
+    };
+    thread::spawn(move || answers.into_iter().map(serve).collect())
+}
+
+#[test]
+fn check_reports_elements_that_no_excluded_container_explains() {
+    on_a_node(|| {
+        let scene = Scene::new("container-exit");
+        let none = scene.directory.join("agent.sock");
+        assert_eq!(scene.check(&none), None);
+        let element = |cgroup, name| ContainerElement::new(ContainerScope::All, cgroup, name, VAULT);
+        let [vault, app] = [element(1, "vault"), element(2, "app")];
+        let change = |remove: &[ContainerElement], add: &[ContainerElement]| {
+            scene.inside(|| change_container_elements(remove, add).expect("changed"));
+        };
+        change(&[], &[vault.clone()]);
+        assert_eq!(scene.check(&none), None, "without an agent, the running containers are unknown");
+        change(&[], &[app.clone()]);
+        let error = scene.check(&none).expect("drift");
+        assert_eq!(error["code"], 103, "{error}");
+        let details = "unexpected: control group 2 in the set \"excluded-all\": container \"app\" is not excluded";
+        assert_eq!(error["details"], details);
+        change(&[app], &[]);
+
+        let exempt = json!([{"name": "vault", "id": VAULT, "cgroup": 1, "scope": "all"}]);
+        let served = agent(&none, vec![exempt, json!(null), json!([]), json!([])]);
+        assert_eq!(scene.check(&none), None);
+        assert_eq!(scene.check(&none), None, "an agent that can't say is no error");
+        // The second answer decides: a container may start or exit during the first comparison.
+        let error = scene.check(&none).expect("drift");
+        assert!(error["details"].as_str().expect("text").contains("\"vault\" has ended"), "{error}");
+        let requests = served.join().expect("no panic");
+        assert!(
+            requests.iter().all(|request| request["ask"]["container"] == json!(scene.pod.container_id)),
+            "{requests:?}"
+        );
     });
 }
 
