@@ -1,4 +1,4 @@
-//! Containers whose traffic bypasses the sidecar, whatever UID they run as.
+//! Containers whose traffic bypasses the sidecar, also if others have the same UID.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! `container-exclude`: traffic of certain containers bypasses the sidecar, whatever UID they run as.
+//! `container-exclude`: traffic of certain containers bypasses the sidecar, also if others have the same UID.
 
 use super::context::{AnnotationValue, ListAuthor, PodContext, check_containers, name_of};
 use super::note::Note;

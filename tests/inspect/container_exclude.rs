@@ -234,7 +234,7 @@ fn the_picture_shows_the_bypass_of_each_excluded_container() {
     let temporary = json!([{"type": "container-exclude", "containers": "web", "until": "proxy-ready"}]);
     let temporary = svg(&one_uid(), temporary);
     assert_eq!((drawn(&temporary, "web"), drawn(&temporary, "everything")), (2, 0), "captured later");
-    assert_eq!(drawn(&temporary, "everything until the proxy accepts connections"), 1);
+    assert_eq!(drawn(&temporary, "everything until the proxy is ready"), 1);
     let dns = svg(&one_uid(), json!([{"type": "container-exclude", "containers": "web", "scope": "dns"}]));
     assert_eq!((drawn(&dns, "web"), drawn(&dns, "resolvers")), (2, 1));
     let mut by_istio_init = one_uid();

@@ -201,7 +201,10 @@ fn excluded_containers_of_node_attachments_and_pod_are_united_in_any_order() {
         pod["spec"]["containers"].as_array_mut().expect("a list").push(json!({"name": "log"}));
         node.manifest("pod", &pod);
         let conf = node.recording(&json!({"chain": chain(pinned)}));
-        node.done("ADD", &conf);
+        let output = node.call("ADD", &conf);
+        assert!(output.success, "{output:?}");
+        let has_names = "missing\\\": pod shop/web-0 has no such container; it has init, app, istio-proxy, log";
+        assert_eq!(output.stderr.matches(has_names).count(), usize::from(networks.contains("m2")), "{output:?}");
         assert_eq!(saved_containers(&node), expected, "{networks:?}");
         let table = node.pod.run(&["nft", "list", "table", "inet", "detour-containers"]);
         let has_dns = expected.iter().any(|line| line.contains(" dns "));
