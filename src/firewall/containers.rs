@@ -1,8 +1,32 @@
-//! The elements of the sets of excluded containers, in the native table `detour-containers`: one element per running
-//! excluded container, with its cgroup ID as the key and its name and ID as the comment.
+//! The table `inet detour-containers`, which lets excluded containers bypass the redirection: its sets, and their
+//! elements. A set has one element per running excluded container, with its cgroup ID as the key and its name and ID
+//! as the comment. The rules of the table are in `native::containers`.
 
+use super::nfnetlink::{Message, NfError, NfSocket, Verb, nfta};
+use super::rule::NFPROTO_INET;
 use crate::cni::{Code, Error};
+use crate::netlink::attributes::{self, Attributes, find};
+use crate::netlink::{DumpLimit, NLM_F_CREATE};
 use crate::policy::ContainerScope;
+use nix::errno::Errno;
+use std::time::{Duration, Instant};
+
+/// The name of the table.
+pub(super) const TABLE: &str = "detour-containers";
+/// The maximum number of elements of a set. A pod has fewer running containers; a stale element is removed later.
+pub(super) const MAX_ELEMENTS: u32 = 1024;
+/// The length of a cgroup ID in a register.
+pub(super) const KEY_LENGTH: u32 = 8;
+/// `TYPE_CGROUPV2` (nftables, include/datatype.h), which `nft` needs to print the elements.
+const CGROUP_TYPE: u32 = 46;
+/// `NFTNL_UDATA_SET_ELEM_COMMENT` (libnftnl, udata.h), and the longest text that `nft` accepts, with its zero byte.
+const COMMENT: u8 = 0;
+const MAX_COMMENT: usize = 128;
+/// How often, and for how long, a change is repeated because another process changed the rules in the meantime.
+const MAX_ATTEMPTS: usize = 100;
+const RETRY_TIMEOUT: Duration = Duration::from_secs(1);
+/// How much is read: the elements of both sets, each in a message of its own at worst.
+const MAX_READ: DumpLimit = DumpLimit { objects: 4096, bytes: 4 << 20 };
 
 /// An element of a set.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -11,8 +35,8 @@ pub struct ContainerElement {
     pub scope: ContainerScope,
     /// The ID of the container's control group.
     pub cgroup: u64,
-    /// The comment: the container's name and the beginning of its ID ([`ContainerElement::new`]); `None` if the
-    /// comment is missing or has another form.
+    /// The comment: the container's name and the beginning of its ID; `None` if the comment is missing or has another
+    /// form.
     pub container: Option<ContainerLabel>,
 }
 
@@ -26,8 +50,87 @@ pub struct ContainerLabel {
 }
 
 impl ContainerLabel {
-    /// The number of characters of a container's ID in a comment, which the kernel limits to 128 bytes.
+    /// The number of characters of a container's ID in a comment, which `nft` limits to 128 bytes.
     pub const ID_LENGTH: usize = 16;
+
+    /// Returns the label of the container `name` with the full ID `id`.
+    #[must_use]
+    pub fn new(name: &str, id: &str) -> Self {
+        Self { name: name.to_owned(), id: id.chars().take(Self::ID_LENGTH).collect() }
+    }
+
+    /// Parses the user data of an element: attributes of one byte each for type and length.
+    fn parse(user_data: &[u8]) -> Option<Self> {
+        let [COMMENT, length, text @ ..] = user_data else { return None };
+        let text = text.get(..usize::from(*length))?.strip_suffix(&[0])?;
+        let (name, id) = std::str::from_utf8(text).ok()?.split_once(' ')?;
+        let is_label = !name.is_empty() && !id.is_empty() && !id.contains(' ') && id.len() <= Self::ID_LENGTH;
+        is_label.then(|| Self { name: name.to_owned(), id: id.to_owned() })
+    }
+
+    /// Returns the user data of an element; `None` if the comment is too long.
+    fn user_data(&self) -> Option<Vec<u8>> {
+        let text = format!("{} {}\0", self.name, self.id);
+        let length = u8::try_from(text.len()).ok().filter(|length| usize::from(*length) <= MAX_COMMENT)?;
+        Some([&[COMMENT, length], text.as_bytes()].concat())
+    }
+}
+
+impl ContainerElement {
+    /// Returns the element for the control group of the container `name` with the full ID `id`.
+    #[must_use]
+    pub fn new(scope: ContainerScope, cgroup: u64, name: &str, id: &str) -> Self {
+        Self { scope, cgroup, container: Some(ContainerLabel::new(name, id)) }
+    }
+
+    /// Reads the elements of a set in a message of the kernel; skips elements whose key is not a cgroup ID.
+    pub(super) fn read(scope: ContainerScope, message: &[u8]) -> impl Iterator<Item = Self> {
+        let list = find(message, nfta::ELEMENTS).unwrap_or_default();
+        let elements = attributes::parse(list).filter(|(kind, _)| *kind == nfta::LIST_ELEMENT);
+        elements.filter_map(move |(_, element)| {
+            let key = find(find(element, nfta::ELEMENT_KEY)?, nfta::ELEMENT_VALUE)?;
+            let container = find(element, nfta::ELEMENT_USER_DATA).and_then(ContainerLabel::parse);
+            Some(Self { scope, cgroup: u64::from_ne_bytes(key.try_into().ok()?), container })
+        })
+    }
+
+    /// Returns the message that adds the element to its set or deletes it from there.
+    pub(super) fn message(&self, verb: Verb) -> Message {
+        let key = Attributes::new().bytes(nfta::ELEMENT_VALUE, &self.cgroup.to_ne_bytes());
+        let element = Attributes::new().nested(nfta::ELEMENT_KEY, &key);
+        let user_data = self.container.as_ref().filter(|_| verb == Verb::NewSetElements);
+        let element = match user_data.and_then(ContainerLabel::user_data) {
+            Some(data) => element.bytes(nfta::ELEMENT_USER_DATA, &data),
+            None => element,
+        };
+        let list = Attributes::new().nested(nfta::LIST_ELEMENT, &element);
+        let attributes = elements_of(self.scope).nested(nfta::ELEMENTS, &list);
+        let flags = if verb == Verb::NewSetElements { NLM_F_CREATE } else { 0 };
+        Message { verb, flags, family: NFPROTO_INET, attributes }
+    }
+}
+
+/// Returns the name of a scope's set.
+#[must_use]
+pub(super) const fn set_name(scope: ContainerScope) -> &'static str {
+    match scope {
+        ContainerScope::Dns => "dns",
+        ContainerScope::All => "all",
+    }
+}
+
+/// Returns the attributes that select the elements of a set (`NFTA_SET_ELEM_LIST_…`).
+fn elements_of(scope: ContainerScope) -> Attributes {
+    Attributes::new().text(nfta::TABLE, TABLE).text(nfta::ELEMENTS_SET, set_name(scope))
+}
+
+/// Returns the attributes that create a set with the number `id` within its transaction (`NFTA_SET_…`).
+pub(super) fn set(scope: ContainerScope, id: u32) -> Attributes {
+    let all = Attributes::new().text(nfta::TABLE, TABLE).text(nfta::SET_NAME, set_name(scope));
+    let all = all.be32(nfta::SET_FLAGS, 0).be32(nfta::SET_KEY_TYPE, CGROUP_TYPE);
+    let size = Attributes::new().be32(nfta::SET_SIZE, MAX_ELEMENTS);
+    let all = all.be32(nfta::SET_KEY_LENGTH, KEY_LENGTH).nested(nfta::SET_DESCRIPTION, &size).be32(nfta::SET_ID, id);
+    all.bytes(nfta::SET_USER_DATA, &[&nfta::KEY_BYTE_ORDER[..], &nfta::HOST_ENDIAN.to_ne_bytes()].concat())
 }
 
 /// Lists the elements in the calling thread's network namespace; none if there is no such table.
@@ -35,7 +138,9 @@ impl ContainerLabel {
 /// # Errors
 /// The kernel refuses, or there are too many elements.
 pub fn container_elements() -> Result<Vec<ContainerElement>, Error> {
-    Err(Error::new(Code::Internal, "not implemented"))
+    let scopes = [ContainerScope::Dns, ContainerScope::All];
+    let read = |socket: &mut NfSocket| read(socket, &scopes);
+    retried(read).map_err(|error| failed("read", &error))
 }
 
 /// Removes and adds elements in one transaction in the calling thread's network namespace. Elements that are already
@@ -43,6 +148,93 @@ pub fn container_elements() -> Result<Vec<ContainerElement>, Error> {
 ///
 /// # Errors
 /// The kernel refuses, or a set is missing.
-pub fn change_container_elements(_remove: &[ContainerElement], _add: &[ContainerElement]) -> Result<(), Error> {
-    Err(Error::new(Code::Internal, "not implemented"))
+pub fn change_container_elements(remove: &[ContainerElement], add: &[ContainerElement]) -> Result<(), Error> {
+    if let Some(element) = add.iter().find(|e| e.container.as_ref().is_some_and(|label| label.user_data().is_none())) {
+        let name = element.container.as_ref().map_or("", |label| &label.name);
+        let msg = format!(
+            "can't exempt the control group {}: invalid container name {name:?}; expected at most {} bytes",
+            element.cgroup,
+            MAX_COMMENT - ContainerLabel::ID_LENGTH - 2
+        );
+        return Err(Error::new(Code::Internal, msg));
+    }
+    let mut scopes: Vec<ContainerScope> = remove.iter().chain(add).map(|element| element.scope).collect();
+    scopes.sort_unstable();
+    scopes.dedup();
+    let change = |socket: &mut NfSocket| {
+        let generation = socket.generation()?;
+        let live = read(socket, &scopes)?;
+        let found =
+            |element: &ContainerElement| live.iter().find(|e| (e.scope, e.cgroup) == (element.scope, element.cgroup));
+        let is_new = |element: &&ContainerElement| found(element) != Some(*element);
+        let added: Vec<&ContainerElement> = add.iter().filter(is_new).collect();
+        // The kernel does not change the comment of an element: it is replaced.
+        let is_replaced =
+            |element: &ContainerElement| added.iter().any(|a| (a.scope, a.cgroup) == (element.scope, element.cgroup));
+        let is_removed = |element: &ContainerElement| {
+            let same = |e: &ContainerElement| (e.scope, e.cgroup) == (element.scope, element.cgroup);
+            is_replaced(element) || (remove.iter().any(same) && !add.iter().any(same))
+        };
+        let deletions = live.iter().filter(|element| is_removed(element)).map(|e| e.message(Verb::DelSetElements));
+        let messages: Vec<Message> = deletions.chain(added.iter().map(|e| e.message(Verb::NewSetElements))).collect();
+        socket.transact(&messages, generation)
+    };
+    retried(change).map_err(|error| failed("change", &error))
+}
+
+/// Reads the elements of the sets of `scopes`; none of a set that does not exist.
+fn read(socket: &mut NfSocket, scopes: &[ContainerScope]) -> Result<Vec<ContainerElement>, NfError> {
+    socket.allow(MAX_READ);
+    let mut found = Vec::new();
+    for scope in scopes {
+        let each = |_, message: &[u8]| found.extend(ContainerElement::read(*scope, message));
+        match socket.dump_of(Verb::GetSetElements, NFPROTO_INET, elements_of(*scope), each) {
+            Err(NfError::Socket(Errno::ENOENT)) => {}
+            other => other?,
+        }
+    }
+    Ok(found)
+}
+
+/// Repeats `work` while other processes change the rules.
+fn retried<T>(mut work: impl FnMut(&mut NfSocket) -> Result<T, NfError>) -> Result<T, NfError> {
+    let mut socket = NfSocket::open()?;
+    let deadline = Instant::now() + RETRY_TIMEOUT;
+    for _ in 0..MAX_ATTEMPTS {
+        match work(&mut socket) {
+            Err(NfError::Changed) if Instant::now() < deadline => {}
+            other => return other,
+        }
+    }
+    Err(NfError::Changed)
+}
+
+fn failed(action: &str, error: &NfError) -> Error {
+    let (code, next) = match error {
+        NfError::Changed => (Code::TryAgain, "; retry"),
+        NfError::Refused { errno: Errno::ENOENT, .. } => {
+            (Code::KernelRefused, "; expected the sets in the pod's network namespace, found none: delete the pod")
+        }
+        NfError::Refused { errno: Errno::ENFILE, .. } => (Code::KernelRefused, ": the set is full; delete the pod"),
+        _ => (Code::KernelRefused, ""),
+    };
+    Error::new(code, format!("can't {action} the excluded containers: table inet {TABLE}: {error}{next}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comment_is_parsed_back_and_any_other_one_is_not_a_label() {
+        let label = ContainerLabel::new("vault-agent-init", "0123456789abcdef0123456789abcdef");
+        assert_eq!(label.id, "0123456789abcdef");
+        let data = label.user_data().expect("short enough");
+        assert_eq!(ContainerLabel::parse(&data), Some(label));
+        for other in [&b""[..], b"\0", b"\0\xffab", b"\0\x04abc\0", b"\0\x05a b c\0", b"\x01\x04a b\0", b"\0\x03a b"] {
+            assert_eq!(ContainerLabel::parse(other), None, "{other:?}");
+        }
+        assert_eq!(ContainerLabel::new(&"a".repeat(111), "0123456789abcdef").user_data(), None);
+        assert!(ContainerLabel::new(&"a".repeat(110), "0123456789abcdef").user_data().is_some());
+    }
 }

@@ -5,6 +5,7 @@
 
 pub(crate) mod agent_process;
 pub(crate) mod api;
+pub(crate) mod cgroup;
 pub(crate) mod delegate_pod;
 pub(crate) mod directory;
 pub(crate) mod drawn_policies;

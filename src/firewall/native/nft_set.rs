@@ -14,12 +14,6 @@ pub(super) const NEW_SET: &str = "__set%d";
 const ANONYMOUS: u32 = 1;
 const CONSTANT: u32 = 2;
 const INTERVAL: u32 = 4;
-/// `NFTA_LIST_ELEM`.
-const LIST_ELEMENT: u16 = 1;
-/// `NFTA_SET_ELEM_KEY` and within it `NFTA_DATA_VALUE`; `NFTA_SET_ELEM_FLAGS`.
-const ELEMENT_KEY: u16 = 1;
-const VALUE: u16 = 1;
-const ELEMENT_FLAGS: u16 = 3;
 /// `NFT_SET_ELEM_INTERVAL_END`.
 const INTERVAL_END: u32 = 1;
 /// How many elements a message contains: an attribute has at most 64 KiB, an element at most 36 bytes.
@@ -38,17 +32,11 @@ pub(super) struct Set {
     pub spans: Vec<Span>,
 }
 
-/// Type and length of `NFTNL_UDATA_SET_KEYBYTEORDER` (libnftnl, udata.h), which `nft` stores with a set. Without it,
-/// `nft` prints interface names as empty strings and UIDs in the wrong byte order.
-const KEY_BYTE_ORDER: [u8; 2] = [0, 4];
-const HOST_ENDIAN: u32 = 1;
-const BIG_ENDIAN: u32 = 2;
-
 impl Key {
     fn byte_order(self) -> u32 {
         let is_in_packet =
             matches!(self, Self::Source(_) | Self::Destination(_) | Self::SourcePort | Self::DestinationPort);
-        if is_in_packet { BIG_ENDIAN } else { HOST_ENDIAN }
+        if is_in_packet { nfta::BIG_ENDIAN } else { nfta::HOST_ENDIAN }
     }
 
     /// Returns `enum datatypes` (nftables, include/datatype.h), which `nft` needs to print the elements.
@@ -75,7 +63,7 @@ impl Set {
         let width = u32::try_from(self.key.width()).unwrap_or_default();
         let all = Attributes::new().text(nfta::TABLE, table).text(nfta::SET_NAME, NEW_SET).be32(nfta::SET_FLAGS, flags);
         let all = all.be32(nfta::SET_KEY_TYPE, self.key.data_type()).be32(nfta::SET_KEY_LENGTH, width);
-        let order = [&KEY_BYTE_ORDER[..], &self.key.byte_order().to_ne_bytes()].concat();
+        let order = [&nfta::KEY_BYTE_ORDER[..], &self.key.byte_order().to_ne_bytes()].concat();
         let size = Attributes::new().be32(nfta::SET_SIZE, count);
         all.nested(nfta::SET_DESCRIPTION, &size).be32(nfta::SET_ID, self.id).bytes(nfta::SET_USER_DATA, &order)
     }
@@ -84,7 +72,8 @@ impl Set {
     pub(super) fn write_elements(&self, table: &str) -> Vec<Attributes> {
         let elements = self.elements();
         let message = |elements: &[Attributes]| {
-            let list = elements.iter().fold(Attributes::new(), |list, element| list.nested(LIST_ELEMENT, element));
+            let list =
+                elements.iter().fold(Attributes::new(), |list, element| list.nested(nfta::LIST_ELEMENT, element));
             let set = Attributes::new().text(nfta::TABLE, table).text(nfta::ELEMENTS_SET, NEW_SET);
             set.be32(nfta::ELEMENTS_SET_ID, self.id).nested(nfta::ELEMENTS, &list)
         };
@@ -94,7 +83,9 @@ impl Set {
     /// Encodes each span as its first number and the number after its end; the latter is absent if the span ends with
     /// the greatest number.
     fn elements(&self) -> Vec<Attributes> {
-        let value = |bytes: &[u8]| Attributes::new().nested(ELEMENT_KEY, &Attributes::new().bytes(VALUE, bytes));
+        let value = |bytes: &[u8]| {
+            Attributes::new().nested(nfta::ELEMENT_KEY, &Attributes::new().bytes(nfta::ELEMENT_VALUE, bytes))
+        };
         let mut all = Vec::new();
         for span in &self.spans {
             if !self.interval {
@@ -104,7 +95,7 @@ impl Set {
             all.push(value(&network_order(span.first, self.key.width())));
             if span.last < self.key.greatest() {
                 let end = value(&network_order(span.last + 1, self.key.width()));
-                all.push(end.be32(ELEMENT_FLAGS, INTERVAL_END));
+                all.push(end.be32(nfta::ELEMENT_FLAGS, INTERVAL_END));
             }
         }
         all
@@ -130,9 +121,9 @@ impl LiveSet {
     pub(super) fn read_elements(&mut self, message: &[u8], limit: usize) -> usize {
         let before = self.elements.len();
         let list = find(message, nfta::ELEMENTS).unwrap_or_default();
-        for (_, element) in attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT).take(limit) {
-            let ends = find_be32(element, ELEMENT_FLAGS).unwrap_or_default() & INTERVAL_END != 0;
-            if let Some(value) = find(element, ELEMENT_KEY).and_then(|key| find(key, VALUE)) {
+        for (_, element) in attributes::parse(list).filter(|(kind, _)| *kind == nfta::LIST_ELEMENT).take(limit) {
+            let ends = find_be32(element, nfta::ELEMENT_FLAGS).unwrap_or_default() & INTERVAL_END != 0;
+            if let Some(value) = find(element, nfta::ELEMENT_KEY).and_then(|key| find(key, nfta::ELEMENT_VALUE)) {
                 self.elements.push((value.to_vec(), ends));
             }
         }

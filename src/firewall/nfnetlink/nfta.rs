@@ -33,3 +33,16 @@ pub(crate) const SET_SIZE: u16 = 1;
 pub(crate) const ELEMENTS_SET: u16 = 2;
 pub(crate) const ELEMENTS: u16 = 3;
 pub(crate) const ELEMENTS_SET_ID: u16 = 4;
+/// `NFTA_LIST_ELEM`.
+pub(crate) const LIST_ELEMENT: u16 = 1;
+/// `NFTA_SET_ELEM_…`; `ELEMENT_VALUE` is `NFTA_DATA_VALUE`, within `ELEMENT_KEY`.
+pub(crate) const ELEMENT_KEY: u16 = 1;
+pub(crate) const ELEMENT_VALUE: u16 = 1;
+pub(crate) const ELEMENT_FLAGS: u16 = 3;
+pub(crate) const ELEMENT_USER_DATA: u16 = 6;
+
+/// Type and length of `NFTNL_UDATA_SET_KEYBYTEORDER` (libnftnl, udata.h), which `nft` stores with a set. Without it,
+/// `nft` prints interface names as empty strings and UIDs in the wrong byte order.
+pub(crate) const KEY_BYTE_ORDER: [u8; 2] = [0, 4];
+pub(crate) const HOST_ENDIAN: u32 = 1;
+pub(crate) const BIG_ENDIAN: u32 = 2;

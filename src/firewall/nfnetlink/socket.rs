@@ -191,6 +191,7 @@ pub enum Verb {
     GetSet = 10,
     NewSetElements = 12,
     GetSetElements = 13,
+    DelSetElements = 14,
     GetGeneration = 16,
 }
 
