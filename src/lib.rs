@@ -16,8 +16,9 @@
 //! | policy and other plugins | [`sub_plugins`], [`delegate`] | pod facts and configuration → traffic policy (pure functions); other CNI plugins as child processes |
 //! | networks | [`networks`] | the annotation `k8s.v1.cni.cncf.io/networks`: selected networks, their definitions, network-status |
 //! | facts | [`cluster`] | pods and namespaces from the agent's socket, the API server, or a directory of manifests |
+//! | control groups | [`cgroup`] | IDs of control groups; the node's cgroup namespace |
 //! | kernel and state | [`netns`], [`firewall`], [`state`], [`logging`] | the pod's network namespace; policy → rules → netlink and back; saved state of each attachment; log lines |
-//! | the node | [`host_path`], [`trusted_file`], [`netlink`], [`cgroup`] | paths as the node sees them; safe opening of files; netlink sockets; IDs of control groups |
+//! | the node | [`host_path`], [`trusted_file`], [`netlink`] | paths as the node sees them; safe opening of files; netlink sockets |
 //! | streams | [`streams`] | stdin, stdout and stderr with deadlines |
 //! | values | [`policy`], [`pod`], [`cni`], [`printable`], [`suggest`] | redirections and exclusions; pod facts; the CNI protocol and its error codes ([`cni::Code`]); text that is safe to print; suggestions for misspelled names |
 

@@ -1,12 +1,13 @@
-//! The established TCP connections of the calling thread's network namespace (sock_diag(7), linux/inet_diag.h).
+//! The TCP sockets of the calling thread's network namespace (sock_diag(7), linux/inet_diag.h): established connections,
+//! and whether a port listens.
 
-use super::rtnetlink::{AF_INET, AF_INET6, failed};
+use super::rtnetlink::{AF_INET, AF_INET6, failed, failed_with_hint};
 use crate::cni::Error;
 use crate::netlink::NetlinkSocket;
 use crate::netlink::attributes::Attributes;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const IPPROTO_TCP: u8 = 6;
@@ -49,6 +50,52 @@ fn request(family: u8) -> [u8; 56] {
     request
 }
 
+/// Returns whether a connection to `port` of the loopback address would be accepted, over IPv4 or IPv6: a redirected
+/// connection arrives there. The kernel looks up one socket, so the cost does not depend on the pod's other sockets.
+///
+/// # Errors
+/// The request fails, or the kernel can't list TCP sockets.
+pub fn listens(port: u16) -> Result<bool, Error> {
+    let lookup = || -> Result<bool, Errno> {
+        let mut socket = NetlinkSocket::open(SockProtocol::NetlinkSockDiag)?;
+        for address in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
+            match socket.request(SOCK_DIAG_BY_FAMILY, 0, &listener(address, port), &[]) {
+                Ok(()) => return Ok(true),
+                // EINVAL: a kernel without IPv6.
+                Err(Errno::ENOENT | Errno::EINVAL) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        // A kernel without the module tcp_diag answers ENOENT as well. A dump that selects no state lists nothing.
+        let mut nothing = request(AF_INET);
+        nothing[4..8].fill(0);
+        socket.dump(SOCK_DIAG_BY_FAMILY, &nothing, &Attributes::new(), |_| ())?;
+        Ok(false)
+    };
+    let hint = "; load the kernel module tcp_diag";
+    lookup().map_err(|errno| failed_with_hint(&format!("can't find out whether TCP port {port} listens"), &errno, hint))
+}
+
+/// Returns a `struct inet_diag_req_v2` that selects the listener for connections to `address` and `port`.
+fn listener(address: IpAddr, port: u16) -> [u8; 56] {
+    let mut listener = [0; 56];
+    listener[1] = IPPROTO_TCP;
+    listener[8..10].copy_from_slice(&port.to_be_bytes());
+    match address {
+        IpAddr::V4(address) => {
+            listener[0] = AF_INET;
+            listener[12..16].copy_from_slice(&address.octets());
+        }
+        IpAddr::V6(address) => {
+            listener[0] = AF_INET6;
+            listener[12..28].copy_from_slice(&address.octets());
+        }
+    }
+    // INET_DIAG_NOCOOKIE
+    listener[48..].fill(0xff);
+    listener
+}
+
 /// Parses a `struct inet_diag_msg`; `None` if it is truncated.
 fn connection(body: &[u8]) -> Option<OpenConnection> {
     let port = |at: usize| body.get(at..at + 2)?.try_into().ok().map(u16::from_be_bytes);
@@ -81,6 +128,23 @@ mod tests {
             };
             assert!(open_connections().expect("listed").contains(&expected), "{expected:?}");
         }
+    }
+
+    #[test]
+    fn a_port_listens_as_long_as_a_socket_accepts_connections_to_the_loopback_address() {
+        for host in ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0", "[::]:0"] {
+            let listener = TcpListener::bind(host).expect("a listener");
+            let port = listener.local_addr().expect("an address").port();
+            assert!(listens(port).expect("answered"), "{host}");
+            // A connection from this port is no listener.
+            let client = TcpStream::connect(("localhost", port)).or_else(|_| TcpStream::connect(("::1", port)));
+            let client = client.expect("connected").local_addr().expect("an address").port();
+            assert!(!listens(client).expect("answered"), "{host}");
+            drop(listener);
+            assert!(!listens(port).expect("answered"), "{host}");
+        }
+        let elsewhere = TcpListener::bind("127.0.0.2:0").expect("a listener").local_addr().expect("an address");
+        assert!(!listens(elsewhere.port()).expect("answered"));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! * `addresses`: addresses and interfaces
 //! * `fixtures`: the address and the policy routing that firewall rules need
 //! * `default_route`: moves the default route to another interface
-//! * `connections`: established TCP connections
+//! * `connections`: established TCP connections, and whether a port listens
 //! * `find`: finds the netns of a pod or container
 
 mod addresses;
@@ -22,8 +22,8 @@ mod rtnetlink;
 pub use addresses::{
     OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, own_ip6_addresses, secondary_interfaces,
 };
-pub use connections::{OpenConnection, open_connections};
+pub use connections::{OpenConnection, listens, open_connections};
 pub use default_route::replace_default_routes;
 pub use fixtures::{Fixture, Fixtures, Routing, add_fixtures, remove_fixtures};
 pub use lock::{NetnsId, remove_stale_locks};
-pub use namespace::{LockMode, NetNs};
+pub use namespace::{LockMode, NetNs, enter_cgroup_namespace};

@@ -1,5 +1,5 @@
 //! A network namespace as an open file: opened by path, identified by device and inode, locked and entered. This is
-//! the only place that calls `setns` (clippy.toml).
+//! the only place that calls `setns` (clippy.toml), also for cgroup namespaces.
 
 use super::lock::{self, LockError, NetnsId, NetnsLock};
 use crate::cni::{Code, Error};
@@ -8,7 +8,7 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{FsType, fstatfs};
 use std::fmt::Display;
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -104,6 +104,19 @@ impl NetNs {
         work()
     }
 
+    /// Runs `work` on this thread in the namespace without the lock. `work` must not start threads, and must not depend
+    /// on what other calls do in the namespace meanwhile.
+    ///
+    /// # Errors
+    /// [`Code::InvalidNetns`]: the namespace can't be entered. Otherwise the error of `work`.
+    ///
+    /// # Panics
+    /// As [`Self::enter_to`].
+    pub fn enter_without_lock<T>(&self, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let _inside = EnteredNetns::enter(self)?;
+        work()
+    }
+
     fn lock(&self, mode: LockMode, timeout: Duration) -> Result<Option<NetnsLock>, Error> {
         let shown = self.path.display();
         match NetnsLock::acquire(Path::new(lock::DIRECTORY), self.id, mode != LockMode::Read, timeout) {
@@ -159,6 +172,16 @@ impl Drop for EnteredNetns {
         let back = setns(&self.own, CloneFlags::CLONE_NEWNET);
         assert!(back.is_ok(), "the thread can't return from a pod's network namespace to its own: {back:?}");
     }
+}
+
+/// Moves the calling thread into the cgroup namespace at `path`, for the rest of its life.
+///
+/// # Errors
+/// The file can't be opened or is not a cgroup namespace, or the thread may not enter it.
+#[expect(clippy::disallowed_methods, reason = "the one place that enters a namespace; one is no regular file")]
+pub fn enter_cgroup_namespace(path: &Path) -> io::Result<()> {
+    let namespace = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    Ok(setns(namespace, CloneFlags::CLONE_NEWCGROUP)?)
 }
 
 #[cfg(test)]
