@@ -1,0 +1,80 @@
+//! The agent as a plugin of the container runtime: the runtime reports each container before its first instruction
+//! (Node Resource Interface, NRI).
+//!
+//! | file | content |
+//! |---|---|
+//! | `connection` | connects to the runtime's socket, and again after each failure ([`run`]) |
+
+mod connection;
+
+pub use connection::run;
+
+use std::path::PathBuf;
+
+/// What the runtime reports, in the order in which it reports it. All calls come from the thread of [`run`].
+///
+/// The runtime handles one container of the node at a time and waits for the plugin. Therefore no method waits for the
+/// API server, or for work that takes longer than 100 ms.
+pub trait NriHandler: Send {
+    /// Called after each registration, with all pods and containers of the node. Returns at once.
+    fn synchronize(&mut self, pods: Vec<NriPod>, containers: Vec<NriContainer>);
+
+    /// Called when a container is about to start. Its control group exists, and the runtime waits with the container's
+    /// first instruction until this function returns.
+    fn start(&mut self, pod: &NriPod, container: &NriContainer);
+
+    /// Called after a container has started.
+    fn started(&mut self, pod: &NriPod, container: &NriContainer);
+
+    /// Called when a container stops or has ended, and again when it is removed.
+    fn stopped(&mut self, pod: &NriPod, container: &NriContainer);
+}
+
+/// A pod sandbox, as the runtime reports it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NriPod {
+    /// The ID of the sandbox (`CNI_CONTAINERID`).
+    pub id: String,
+    /// The pod's name.
+    pub name: String,
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's UID.
+    pub uid: String,
+    /// The path of the pod's network namespace on the node; `None` if the pod uses the node's, or the runtime does not
+    /// report it.
+    pub netns: Option<PathBuf>,
+    /// The process that holds the sandbox; 0 if the runtime does not report it (CRI-O).
+    pub pid: u32,
+}
+
+/// A container, as the runtime reports it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NriContainer {
+    /// The container's ID.
+    pub id: String,
+    /// The ID of its pod sandbox.
+    pub pod_id: String,
+    /// Its name in the pod; empty if the runtime does not report it.
+    pub name: String,
+    /// Whether it runs. False in [`NriHandler::start`], because its first instruction is still to come.
+    pub running: bool,
+    /// Its control group: a path, or `SLICE:PREFIX:NAME` of the systemd driver.
+    pub cgroups_path: String,
+    /// Its first process; 0 if the runtime does not report it (CRI-O).
+    pub pid: u32,
+}
+
+/// Whether the runtime reports containers to this plugin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NriStatus {
+    /// It does not, with the cause and the next step.
+    Disconnected(String),
+    /// It does: [`NriHandler::synchronize`] has been called.
+    Registered {
+        /// The name of the runtime, such as `containerd`.
+        runtime: String,
+        /// Its version.
+        version: String,
+    },
+}
