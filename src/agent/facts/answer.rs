@@ -3,7 +3,7 @@
 use super::cache::{Cache, SharedFacts};
 use super::objects::{ObservedPod, WatchedKind};
 use crate::agent::metrics::Metrics;
-use crate::cluster::agent::{AgentAnswer, CallReport, RequestKind};
+use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, RequestKind};
 use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
 use crate::cni::{CniCommand, Code, Error};
 use crate::pod::{Facts as PodFacts, Namespace, Pod, PodRef};
@@ -56,6 +56,7 @@ impl Answers {
             RequestKind::NamespacesWithDefinition { name } => self.namespaces_with_definition(name, deadline).await,
             RequestKind::Report { pod, status, events } => self.report(pod, status, events, deadline).await,
             RequestKind::Probe => self.probe(deadline).await,
+            RequestKind::Containers { .. } => Ok(AgentAnswer::Containers(ContainersStatus::default())),
             RequestKind::Called(_) | RequestKind::Unknown => Ok(AgentAnswer::Unknown),
         };
         answer.unwrap_or_else(AgentAnswer::from)

@@ -12,7 +12,9 @@ use nix::errno::Errno;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 use protocol::MAX_ANSWER;
-pub use protocol::{AgentAnswer, AgentRequest, CallReport, FACTS, Hello, MAX_REQUEST, RequestKind};
+pub use protocol::{
+    AgentAnswer, AgentRequest, CallReport, ContainersStatus, ExemptContainer, FACTS, Hello, MAX_REQUEST, RequestKind,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::cell::RefCell;
@@ -38,6 +40,22 @@ pub fn tell(socket: &Path, called: CallReport) {
     let request = AgentRequest { wait_ms: 0, ask: RequestKind::Called(called) };
     if let Err(error) = send_report(socket, &request) {
         tracing::debug!(?error, "the report of this call is not sent to the agent");
+    }
+}
+
+/// Returns the excluded containers of a pod sandbox as the agent behind `socket` knows them.
+///
+/// # Errors
+/// The agent does not answer within `timeout`, or an earlier version does not know the request.
+pub fn excluded_containers(socket: &Path, sandbox_id: &str, timeout: Duration) -> Result<ContainersStatus, String> {
+    let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+    let ask = RequestKind::Containers { container: sandbox_id.to_owned() };
+    match exchange(socket, &AgentRequest { wait_ms, ask }, Instant::now() + timeout) {
+        Ok(AgentAnswer::Containers(status)) => Ok(status),
+        Ok(AgentAnswer::Failed { msg, .. }) => Err(format!("the agent failed: {msg}")),
+        Ok(_) => Err("the agent's version does not support the request".to_owned()),
+        Err(NoAnswer::NotListening(why)) => Err(format!("no agent listens on the socket: {why}")),
+        Err(NoAnswer::Failed(why)) => Err(why),
     }
 }
 

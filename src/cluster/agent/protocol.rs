@@ -8,6 +8,7 @@
 use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
 use crate::cni::{Code, Error};
 use crate::pod::{Namespace, Pod, PodRef};
+use crate::policy::ContainerScope;
 use serde::{Deserialize, Serialize};
 
 /// The version of the fields of [`Pod`], [`Namespace`] and definitions. A plugin that needs a field which an older
@@ -92,6 +93,12 @@ pub enum RequestKind {
     },
     /// [`crate::cluster::Cluster::probe`].
     Probe,
+    /// [`super::excluded_containers`].
+    Containers {
+        /// The ID of the pod sandbox (`CNI_CONTAINERID`).
+        #[serde(default)]
+        container: String,
+    },
     /// A report that a call of the plugin has ended; without an answer.
     Called(CallReport),
     /// A request of a later version.
@@ -128,6 +135,31 @@ pub struct CallReport {
     pub warnings: Vec<String>,
 }
 
+/// The excluded containers of a pod sandbox as the agent knows them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainersStatus {
+    /// Name and version of the runtime at which the agent is registered as an NRI plugin; `None` if it is not.
+    pub runtime: Option<String>,
+    /// Why the agent is not registered, or could not exempt a container of this sandbox; may be empty.
+    pub error: String,
+    /// The elements that the sets must have now; `None` if the agent can't say.
+    pub expected: Option<Vec<ExemptContainer>>,
+}
+
+/// A running container whose traffic bypasses the sidecar.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ExemptContainer {
+    /// Its name in the pod.
+    pub name: String,
+    /// Its ID.
+    pub id: String,
+    /// The ID of its control group.
+    pub cgroup: u64,
+    /// The traffic that bypasses the sidecar.
+    pub scope: ContainerScope,
+}
+
 /// The agent's second line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
@@ -159,6 +191,8 @@ pub enum AgentAnswer {
         #[serde(default)]
         names: Vec<String>,
     },
+    /// To [`RequestKind::Containers`].
+    Containers(ContainersStatus),
     /// To [`RequestKind::Report`] and [`RequestKind::Probe`]: success.
     Done,
     /// The request failed.
@@ -212,11 +246,15 @@ mod tests {
     #[test]
     fn messages_survive_serialization() {
         let definition = Definition { config: "{\n}".into(), ..Definition::default() };
+        let (name, id) = ("vault".to_owned(), "7c".to_owned());
+        let exempt = ExemptContainer { name, id, cgroup: u64::MAX, scope: ContainerScope::Dns };
         for answer in [
             AgentAnswer::Facts { pod: pod().into(), namespace: Some(Namespace::default()) },
             AgentAnswer::Facts { pod: Box::default(), namespace: None },
             AgentAnswer::Definitions { found: vec![Lookup::Found(definition), Lookup::Missing("no".into())] },
             AgentAnswer::Namespaces { names: vec!["a".into()] },
+            AgentAnswer::Containers(ContainersStatus { expected: Some(vec![exempt]), ..ContainersStatus::default() }),
+            AgentAnswer::Containers(ContainersStatus { runtime: Some("r 1".into()), ..ContainersStatus::default() }),
             AgentAnswer::Done,
             AgentAnswer::from(Error::new(Code::PodUnknown, "no").with_details("why")),
         ] {
@@ -230,6 +268,7 @@ mod tests {
             RequestKind::Definitions { wanted: vec![query] },
             RequestKind::Report { pod: PodRef::default(), status: Some("[]".into()), events: vec![Event::default()] },
             RequestKind::Called(CallReport { code: Some(7), ..CallReport::default() }),
+            RequestKind::Containers { container: "c".into() },
             RequestKind::Probe,
         ] {
             let request = AgentRequest { wait_ms: 7, ask };
