@@ -344,8 +344,8 @@ pub(super) mod tests {
         let text = br#"{"pined": 1, "kubernetes": {"other": "n", "cluster_dns": []}, "pinned": "istio-redirct"}"#;
         let (_, warnings) = NodeConf::parse("/node.json", text).expect("accepted");
         let unknown = |key: &str| format!("/node.json: {key}: unknown key, ignored");
-        let pinned = "/node.json: pinned: invalid value \"istio-redirct\", ignored; expected one of istio-redirect, uid-exclude, dns-exclude; \
-             did you mean \"istio-redirect\"?";
+        let pinned = "/node.json: pinned: invalid value \"istio-redirct\", ignored; expected one of istio-redirect, \
+             uid-exclude, dns-exclude, container-exclude; did you mean \"istio-redirect\"?";
         let misspelled = format!("{}; did you mean \"pinned\"?", unknown("pined"));
         let wanted = [&unknown("kubernetes.other"), &unknown("kubernetes.cluster_dns"), &misspelled, pinned];
         assert_eq!(warnings, wanted);

@@ -123,6 +123,20 @@ impl Pod {
         self.all_containers().find(|c| c.name == PROXY_CONTAINER)
     }
 
+    /// Returns whether an init container, ordinary or a native sidecar, has this name.
+    #[must_use]
+    pub fn is_init_container(&self, name: &str) -> bool {
+        self.init_containers.iter().any(|container| container.name == name)
+    }
+
+    /// Returns whether the kubelet starts the container of this name before `istio-proxy`. It starts init containers,
+    /// then containers, each in the order of the pod.
+    #[must_use]
+    pub fn starts_before_proxy(&self, name: &str) -> bool {
+        let mut before = self.all_containers().take_while(|container| container.name != PROXY_CONTAINER);
+        before.any(|container| container.name == name)
+    }
+
     /// Returns the UID of `container` if the pod sets it: the container's setting, else the pod's.
     #[must_use]
     pub fn user_of(&self, container: &Container) -> Option<i64> {

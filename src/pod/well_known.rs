@@ -70,6 +70,8 @@ pub const EXCLUDE_GIDS: &str = "detour.io/exclude-gids";
 pub const EXCLUDE_PORTS_FOR_UIDS: &str = "detour.io/exclude-outbound-ports-for-uids";
 /// Resolvers whose DNS bypasses the sidecar.
 pub const EXCLUDE_DNS: &str = "detour.io/exclude-dns";
+/// Containers whose outbound traffic bypasses the sidecar.
+pub const EXCLUDE_CONTAINERS: &str = "detour.io/exclude-containers";
 
 /// Annotation of a namespace: the UIDs of its pods (`openshift/api`, `security/v1/consts.go`). Istio's injector takes
 /// the proxy's UID from it.

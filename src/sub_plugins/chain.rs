@@ -1,5 +1,6 @@
 //! Evaluation of a sub-plugin chain: blocks and facts of a pod become one traffic policy.
 
+use super::container_exclude::ContainerExclude;
 use super::context::{self, FACT_SOURCES, ListAuthor, PodContext, RequestedExclusions, Resolvers};
 use super::decision::{self, Decision, SkipReason};
 use super::dns_exclude::DnsExclude;
@@ -13,7 +14,7 @@ use super::{ignored, settings};
 use crate::cni::{Block, BlockReader, Code, Error, at_most};
 use crate::pod::well_known::PROXY_CONTAINER;
 use crate::pod::{Container, Facts, Pod};
-use crate::policy::{Conflict, Exclusion, Interception, Policy};
+use crate::policy::{Conflict, ContainerExclusion, Exclusion, Interception, Policy};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
@@ -43,7 +44,7 @@ pub struct NeededFacts {
 #[must_use]
 pub fn wants(chain: &[Block]) -> NeededFacts {
     let sub_plugins: BTreeSet<_> = chain.iter().filter_map(SubPlugin::of).collect();
-    let namespace = sub_plugins.contains(&SubPlugin::UidExclude) || sub_plugins.contains(&SubPlugin::DnsExclude);
+    let namespace = sub_plugins.iter().any(|sub_plugin| *sub_plugin != SubPlugin::IstioRedirect);
     NeededFacts { pod: !sub_plugins.is_empty(), namespace }
 }
 
@@ -73,6 +74,9 @@ pub fn check(chain: &[Block], args: &Map<String, Value>) -> Result<(), Error> {
     if chain.dns_excludes.iter().any(|block| block.pod_overrides) {
         input.parsed_argument(SubPlugin::DnsExclude, |r| DnsExclude::parse(r, ListAuthor::Pod))?;
     }
+    if chain.container_excludes.iter().any(|block| block.pod_overrides) {
+        input.parsed_argument(SubPlugin::ContainerExclude, |r| ContainerExclude::parse(r, ListAuthor::Pod))?;
+    }
     Ok(())
 }
 
@@ -99,6 +103,8 @@ pub fn run(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput, Error
         } else {
             origins.exclusions = exclusions(&chain, input, &policy, &mut notes)?;
             policy.exclusions = origins.exclusions.iter().map(|(exclusion, _)| exclusion.clone()).collect();
+            origins.containers = excluded_containers(&chain, input, &mut notes)?;
+            policy.containers = origins.containers.iter().map(|(exclusion, _)| exclusion.clone()).collect();
         }
         notes.extend(ignored::unused_requests(&chain, input));
         notes.extend(ignored::misspelled_arguments(input));
@@ -185,6 +191,32 @@ fn exclusions(
         }
     }
     Ok(exclusions)
+}
+
+fn excluded_containers(
+    chain: &ParsedChain,
+    input: &ChainInput<'_>,
+    notes: &mut Vec<Note>,
+) -> Result<Vec<(ContainerExclusion, SettingSource)>, Error> {
+    let context = PodContext { facts: input.facts, resolvers: input.resolvers, redirect: None };
+    let mut containers = Vec::new();
+    let mut add = |source: SettingSource, requested: Vec<ContainerExclusion>| {
+        containers.extend(requested.into_iter().map(|exclusion| (exclusion, source.clone())));
+    };
+    for block in &chain.container_excludes {
+        add(SettingSource::Configuration(block.path.clone()), block.parsed.exclusions(&context, notes)?);
+        if block.pod_overrides {
+            let sub_plugin = SubPlugin::ContainerExclude;
+            let argument = input.parsed_argument(sub_plugin, |r| ContainerExclude::parse(r, ListAuthor::Pod))?;
+            if let Some(argument) = argument {
+                add(SettingSource::Argument(sub_plugin), argument.exclusions(&context, notes)?);
+            }
+            if let Some((source, annotation)) = input.facts.map(ContainerExclude::annotated).transpose()?.flatten() {
+                add(source, annotation.exclusions(&context, notes)?);
+            }
+        }
+    }
+    Ok(containers)
 }
 
 fn internal(conflict: Conflict) -> Error {

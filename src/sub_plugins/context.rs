@@ -16,6 +16,8 @@ pub(super) const FACT_SOURCES: &str =
 
 /// Limit of exclusions per pod; an exclusion with many ports counts several times.
 pub(super) const MAX_EXCLUSIONS: usize = 10_000;
+/// Limit of containers, init containers included, of a pod whose containers are looked up.
+const MAX_CONTAINERS: usize = 100;
 /// Number of port ranges that fit into one rule.
 const PORTS_PER_RULE: usize = 7;
 
@@ -141,6 +143,15 @@ impl RequestedExclusions {
         }
         Ok(())
     }
+}
+
+/// Checks that `pod` does not have too many containers to search for each item of the list at `place`.
+pub(super) fn check_containers(pod: &Pod, place: &dyn Fn(&str) -> String) -> Result<(), Error> {
+    let count = pod.all_containers().count();
+    if count > MAX_CONTAINERS {
+        at_most(MAX_CONTAINERS, "containers", &place(&format!("pod {}", name_of(pod))), count)?;
+    }
+    Ok(())
 }
 
 /// Returns the pod's name as messages show it: `NAMESPACE/NAME`.

@@ -1,17 +1,14 @@
 //! Lists of UIDs or GIDs in every form that an exclusion accepts.
 
-use super::context::{ListAuthor, PodContext, name_of};
+use super::context::{ListAuthor, PodContext, check_containers, name_of};
 use super::note::Note;
 use super::values::parse_id_range;
-use crate::cni::{Code, Error, ItemList, at_most, excerpt};
+use crate::cni::{Code, Error, ItemList, excerpt};
 use crate::pod::well_known::{ISTIO_CONTAINERS, OPENSHIFT_GROUP_RANGE, OPENSHIFT_UID_RANGE, PROXY_CONTAINER};
 use crate::pod::{Container, Facts, Namespace, Pod};
 use crate::policy::{IdRange, TrafficOwner};
 use std::collections::HashSet;
 use std::fmt;
-
-/// Limit of containers, init containers included, of a pod whose containers' IDs are looked up.
-const MAX_CONTAINERS: usize = 100;
 
 const ACCEPTED: &str = "numbers from 0 to 4294967294, ranges such as 1000-1999 or 1000650000/10000, *, \
     namespace-range, namespace-range-first, namespace-range-last, container:NAME, init-containers";
@@ -243,10 +240,8 @@ impl FactLookup<'_> {
 
     /// Returns the pod, unless it has too many containers to search for each item.
     fn bounded_pod(&self) -> Result<&Pod, Error> {
-        let (pod, count) = (&self.facts.pod, self.facts.pod.all_containers().count());
-        if count > MAX_CONTAINERS {
-            at_most(MAX_CONTAINERS, "containers", &self.message(&format!("pod {}", name_of(pod))), count)?;
-        }
+        let pod = &self.facts.pod;
+        check_containers(pod, &|what| self.message(what))?;
         Ok(pod)
     }
 

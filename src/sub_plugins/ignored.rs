@@ -7,7 +7,7 @@ use super::parsed_chain::{ChainInput, ParsedChain};
 use super::settings::Settings;
 use super::sub_plugin::SubPlugin;
 use super::values::parse_bool;
-use super::{dns_exclude, uid_exclude};
+use super::{container_exclude, dns_exclude, uid_exclude};
 use crate::cni::{SUB_PLUGINS, excerpt};
 use crate::pod::well_known::{INJECT, ISTIO_PREFIX, OTHER_ANNOTATIONS};
 use crate::pod::{Facts, Pod};
@@ -86,6 +86,7 @@ pub(super) const fn annotations(sub_plugin: SubPlugin) -> &'static [&'static str
         SubPlugin::IstioRedirect => Settings::ANNOTATIONS,
         SubPlugin::UidExclude => &uid_exclude::ANNOTATIONS,
         SubPlugin::DnsExclude => &dns_exclude::ANNOTATIONS,
+        SubPlugin::ContainerExclude => &container_exclude::ANNOTATIONS,
     }
 }
 
@@ -98,7 +99,9 @@ fn requests(sub_plugin: SubPlugin, in_chain: bool, input: &ChainInput<'_>) -> Ve
         let facts = input.facts?;
         let annotation = match sub_plugin {
             SubPlugin::IstioRedirect => AnnotationValue::of_pod(&facts.pod, key),
-            SubPlugin::UidExclude | SubPlugin::DnsExclude => AnnotationValue::of_pod_or_namespace(facts, key),
+            SubPlugin::UidExclude | SubPlugin::DnsExclude | SubPlugin::ContainerExclude => {
+                AnnotationValue::of_pod_or_namespace(facts, key)
+            }
         };
         Some(annotation?.place)
     };

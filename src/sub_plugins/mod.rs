@@ -13,7 +13,7 @@
 //! | `values` | parsers of values: ports, ranges, IDs, groups, interfaces, booleans |
 //! | `ids` | lists of UIDs and GIDs, which may refer to the pod's containers or namespace |
 //! | `settings` | the table of settings of `istio-redirect` |
-//! | `uid_exclude`, `dns_exclude` | the exclusions |
+//! | `uid_exclude`, `dns_exclude`, `container_exclude` | the exclusions |
 //! | `decision` | whether a pod is redirected or skipped, and why |
 //! | `parsed_chain` | the blocks of a sub-plugin chain, parsed |
 //! | `pod_networks` | interfaces and addresses of a pod's networks |
@@ -22,6 +22,7 @@
 //! | `chain` | the evaluation of a sub-plugin chain |
 
 mod chain;
+mod container_exclude;
 mod context;
 mod decision;
 mod dns_exclude;

@@ -1,5 +1,6 @@
 //! The blocks of a sub-plugin chain, parsed and sorted by sub-plugin, and the input that they are evaluated with.
 
+use super::container_exclude::ContainerExclude;
 use super::context::{ListAuthor, Resolvers};
 use super::dns_exclude::DnsExclude;
 use super::settings::Settings;
@@ -52,6 +53,7 @@ pub(super) struct ParsedChain {
     pub redirects: Vec<ParsedBlock<Settings>>,
     pub uid_excludes: Vec<ParsedBlock<UidExclude>>,
     pub dns_excludes: Vec<ParsedBlock<DnsExclude>>,
+    pub container_excludes: Vec<ParsedBlock<ContainerExclude>>,
 }
 
 /// A parsed block.
@@ -83,6 +85,10 @@ impl ParsedChain {
                 Some(SubPlugin::DnsExclude) => {
                     chain.dns_excludes.push(ParsedBlock::parse(block, |r| DnsExclude::parse(r, author))?);
                 }
+                Some(SubPlugin::ContainerExclude) => {
+                    let parsed = ParsedBlock::parse(block, |r| ContainerExclude::parse(r, author))?;
+                    chain.container_excludes.push(parsed);
+                }
                 None if block.keys.get("type").is_some_and(Value::is_string) => {}
                 None => {
                     let names = SubPlugin::ALL.map(SubPlugin::name).join(", ");
@@ -103,6 +109,7 @@ impl ParsedChain {
             SubPlugin::IstioRedirect => paths(&self.redirects),
             SubPlugin::UidExclude => paths(&self.uid_excludes),
             SubPlugin::DnsExclude => paths(&self.dns_excludes),
+            SubPlugin::ContainerExclude => paths(&self.container_excludes),
         }
     }
 }

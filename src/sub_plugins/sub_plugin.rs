@@ -1,7 +1,7 @@
 //! The sub-plugins by name, and the origin of each setting and exclusion.
 
 use crate::cni::{Block, SUB_PLUGINS};
-use crate::policy::Exclusion;
+use crate::policy::{ContainerExclusion, Exclusion};
 use serde_json::Value;
 use std::fmt;
 
@@ -14,11 +14,14 @@ pub enum SubPlugin {
     UidExclude,
     /// `dns-exclude`: lets certain DNS queries bypass the sidecar.
     DnsExclude,
+    /// `container-exclude`: lets traffic of certain containers bypass the sidecar.
+    ContainerExclude,
 }
 
 impl SubPlugin {
     /// All sub-plugins, in the order of [`SUB_PLUGINS`].
-    pub const ALL: [Self; 3] = [Self::IstioRedirect, Self::UidExclude, Self::DnsExclude];
+    pub const ALL: [Self; SUB_PLUGINS.len()] =
+        [Self::IstioRedirect, Self::UidExclude, Self::DnsExclude, Self::ContainerExclude];
 
     /// Returns its name: the `type` of its block and its key in `args.cni`.
     #[must_use]
@@ -72,4 +75,6 @@ pub struct Origins {
     pub settings: Vec<(&'static str, SettingSource)>,
     /// The source of each requested exclusion, including those that another one covers.
     pub exclusions: Vec<(Exclusion, SettingSource)>,
+    /// The source of each requested exclusion of a container.
+    pub containers: Vec<(ContainerExclusion, SettingSource)>,
 }

@@ -13,7 +13,7 @@ pub const PROGRAM: &str = "detour";
 pub const OWN_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
 
 /// The types of sub-plugins; a block of any other type runs an executable.
-pub const SUB_PLUGINS: [&str; 3] = ["istio-redirect", "uid-exclude", "dns-exclude"];
+pub const SUB_PLUGINS: [&str; 4] = ["istio-redirect", "uid-exclude", "dns-exclude", "container-exclude"];
 
 /// The maximum number of blocks in `chain`.
 const MAX_BLOCKS: usize = 32;

@@ -4,7 +4,7 @@ pub(super) mod scenario;
 
 use super::ignored::annotations;
 use super::*;
-use crate::cni::{Block, Code};
+use crate::cni::{Block, Code, SUB_PLUGINS};
 use crate::pod::Pod;
 use crate::pod::well_known::{
     EXCLUDE_DNS, EXCLUDE_GIDS, EXCLUDE_INBOUND_PORTS, EXCLUDE_INTERFACES, EXCLUDE_UIDS, INTERCEPTION_MODE,
@@ -304,7 +304,7 @@ fn an_invalid_block_is_an_error_for_every_pod() {
         (json!({"type": "uid-exclude", "pod_overrides": "no"}), "chain[0].pod_overrides: "),
         (
             json!({"uids": [1]}),
-            "chain[0].type: missing; expected istio-redirect, uid-exclude, dns-exclude, or an executable's name",
+            "chain[0].type: missing; expected istio-redirect, uid-exclude, dns-exclude, container-exclude, or an executable's name",
         ),
         (json!({"type": 7}), "chain[0].type: missing"),
     ] {
@@ -334,8 +334,27 @@ fn a_chain_needs_only_the_facts_that_it_uses() {
         (json!([{"type": "istio-redirect"}, {"type": "tuning"}]), true, false),
         (json!([{"type": "uid-exclude"}]), true, true),
         (json!([{"type": "istio-redirect"}, {"type": "dns-exclude"}]), true, true),
+        (json!([{"type": "container-exclude"}]), true, true),
     ] {
         assert_eq!(wants(&blocks(values.clone())), NeededFacts { pod, namespace }, "{values}");
+    }
+}
+
+#[test]
+fn every_sub_plugin_is_complete() {
+    assert_eq!(SubPlugin::ALL.map(SubPlugin::name), SUB_PLUGINS);
+    for name in SUB_PLUGINS {
+        let chain_blocks = blocks(json!([{ "type": name }]));
+        let sub_plugin = SubPlugin::of(&chain_blocks[0]).expect(name);
+        assert!(sub_plugin.name() == name && wants(&chain_blocks).pod, "{name}");
+        assert!(chain(json!([{ "type": name, "nonsense": 1 }])).error().starts_with("chain[0].nonsense: "), "{name}");
+        let args = json!({ name: {"nonsense": 1} });
+        let wanted = format!("args.cni.{name}.nonsense: ");
+        assert!(check(&chain_blocks, args.as_object().expect("an object")).expect_err(name).msg.starts_with(&wanted));
+        assert!(chain(json!([{ "type": name }])).args(args.clone()).error().starts_with(&wanted), "{name}");
+        let pinned = chain(json!([{ "type": name, "pod_overrides": false }])).args(args);
+        assert!(pinned.notes()[0].ends_with("ignored: chain[0].pod_overrides is false"), "{name}");
+        assert!(!annotations(sub_plugin).is_empty(), "{name}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Scenarios for tests: an injected pod with changes, and the sub-plugin chain that runs for it.
 
-use super::super::{ChainInput, ChainOutput, Resolvers, run};
+use super::super::{ChainInput, ChainOutput, Note, Resolvers, run};
 use crate::cni::{Block, Error};
 use crate::pod::{Container, Facts, Namespace, Pod};
 use crate::policy::{Exclusion, Redirect, TrafficOwner};
@@ -94,6 +94,18 @@ impl Scenario {
 
     pub(in super::super) fn redirect(&self) -> Redirect {
         self.output().policy.redirect().expect("a redirection").clone()
+    }
+
+    /// Returns one line per excluded container: name, scope, end of the bypass.
+    pub(in super::super) fn containers(&self) -> Vec<String> {
+        let containers = self.output().policy.containers;
+        containers.iter().map(|one| format!("{} {} {}", one.name, one.scope, one.until)).collect()
+    }
+
+    /// Returns the texts of the notes, each after its severity.
+    pub(in super::super) fn notes(&self) -> Vec<String> {
+        let shown = |note: &Note| format!("{:?}: {}", note.severity, note.text);
+        self.output().notes.iter().map(shown).collect()
     }
 
     /// Returns one line per exclusion in effect: owner, protocol, ports, destination.

@@ -1,0 +1,196 @@
+//! `container-exclude`: traffic of certain containers bypasses the sidecar, whatever UID they run as.
+
+use super::context::{AnnotationValue, ListAuthor, PodContext, check_containers, name_of};
+use super::note::Note;
+use super::sub_plugin::SettingSource;
+use crate::cni::{BlockReader, Error, ItemList, at_most, is_dns_label};
+use crate::pod::well_known::{EXCLUDE_CONTAINERS, ISTIO_CONTAINERS};
+use crate::pod::{Container, Facts, Pod};
+use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
+use crate::suggest::did_you_mean;
+use std::fmt;
+
+/// The annotations of a pod or namespace that this sub-plugin reads.
+pub(super) const ANNOTATIONS: [&str; 1] = [EXCLUDE_CONTAINERS];
+
+const ACCEPTED: &str = "names of containers, patterns such as *-init, init-containers";
+const INIT_CONTAINERS: &str = "init-containers";
+/// Limit of items of one list.
+const MAX_ITEMS: usize = 100;
+
+/// The exclusions that one block, argument or annotation requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ContainerExclude {
+    containers: Option<ContainerList>,
+    scope: ContainerScope,
+    /// `None` is the default, which depends on the container.
+    until: Option<BypassEnd>,
+}
+
+impl ContainerExclude {
+    /// Parses a block's keys.
+    pub(super) fn parse(r: &BlockReader<'_>, author: ListAuthor) -> Result<Self, Error> {
+        let containers = r.list("containers")?.map(|list| ContainerList::parse(&list, author)).transpose()?;
+        let scope = r.one_of("scope", &[("all", ContainerScope::All), ("dns", ContainerScope::Dns)])?;
+        let ends = [("container-exit", BypassEnd::ContainerExit), ("proxy-ready", BypassEnd::ProxyReady)];
+        Ok(Self { containers, scope: scope.unwrap_or(ContainerScope::All), until: r.one_of("until", &ends)? })
+    }
+
+    /// Parses the annotation of the pod or its namespace. It applies to all traffic, with the default end.
+    pub(super) fn annotated(facts: &Facts) -> Result<Option<(SettingSource, Self)>, Error> {
+        let Some(annotation) = AnnotationValue::of_pod_or_namespace(facts, EXCLUDE_CONTAINERS) else { return Ok(None) };
+        let containers = Some(ContainerList::parse(&annotation.list()?, annotation.author)?);
+        let requested = Self { containers, scope: ContainerScope::All, until: None };
+        Ok(Some((annotation.source(EXCLUDE_CONTAINERS), requested)))
+    }
+
+    /// Returns the exclusions for one pod, in the order in which the containers start.
+    pub(super) fn exclusions(
+        &self,
+        context: &PodContext<'_>,
+        notes: &mut Vec<Note>,
+    ) -> Result<Vec<ContainerExclusion>, Error> {
+        let Some((list, first)) = self.containers.as_ref().and_then(|list| Some((list, list.forms.first()?))) else {
+            return Ok(Vec::new());
+        };
+        let pod = &context.facts(&list.place, first)?.pod;
+        check_containers(pod, &|what| format!("{}: {what}", list.place))?;
+        list.add_notes(pod, notes);
+        let requested = pod.all_containers().filter(|container| list.contains(pod, container));
+        let exclusion = |container: &Container| ContainerExclusion {
+            name: container.name.clone(),
+            scope: self.scope,
+            until: self.until.unwrap_or_else(|| default_end(pod, container)),
+        };
+        Ok(requested.map(exclusion).collect())
+    }
+}
+
+/// Returns the default end of a container's bypass. A container that starts before the proxy needs the bypass until
+/// the proxy can take over.
+fn default_end(pod: &Pod, container: &Container) -> BypassEnd {
+    if pod.is_init_container(&container.name) && pod.starts_before_proxy(&container.name) {
+        BypassEnd::ProxyReady
+    } else {
+        BypassEnd::ContainerExit
+    }
+}
+
+/// A list of containers as it was written: the key `containers` or the annotation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct ContainerList {
+    place: String,
+    author: ListAuthor,
+    forms: Vec<ContainerForm>,
+}
+
+/// One item of a [`ContainerList`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum ContainerForm {
+    InitContainers,
+    /// A name, or a pattern with `*`.
+    Name(String),
+}
+
+impl ContainerList {
+    fn parse(list: &ItemList, author: ListAuthor) -> Result<Self, Error> {
+        at_most(MAX_ITEMS, "items", &list.place, list.items.len())?;
+        let invalid = list.items.iter().find(|item| ContainerForm::parse(item).is_none());
+        if let Some(item) = invalid {
+            return Err(list.reject(item, &format!("{ACCEPTED}{}", suggestion(item))));
+        }
+        Ok(Self { place: list.place.clone(), author, forms: list.distinct(ACCEPTED, ContainerForm::parse)? })
+    }
+
+    /// Returns whether an item means this container. Istio's containers are never excluded. A name that is not a DNS
+    /// label can only be in a manifest that the API server would refuse.
+    fn contains(&self, pod: &Pod, container: &Container) -> bool {
+        let is_istios = ISTIO_CONTAINERS.contains(&container.name.as_str());
+        !is_istios && is_dns_label(&container.name) && self.forms.iter().any(|form| form.means(pod, container))
+    }
+
+    /// Adds a note about names and patterns of containers that the pod does not have, and one about names of Istio's
+    /// containers.
+    fn add_notes(&self, pod: &Pod, notes: &mut Vec<Note>) {
+        let names = self.forms.iter().filter_map(|form| match form {
+            ContainerForm::Name(name) => Some(name.as_str()),
+            ContainerForm::InitContainers => None,
+        });
+        let (istios, others): (Vec<_>, Vec<_>) = names.partition(|name| ISTIO_CONTAINERS.contains(name));
+        if !istios.is_empty() {
+            let text = format!("{}: {}: containers of Istio are never excluded", self.place, quoted(&istios));
+            notes.push(self.author.note(text));
+        }
+        let of_pod = || pod.all_containers().map(|container| container.name.as_str());
+        let is_unknown = |name: &&str| !of_pod().any(|container| matches(name, container));
+        let unknown: Vec<&str> = others.into_iter().filter(is_unknown).collect();
+        if unknown.is_empty() {
+            return;
+        }
+        let others = || of_pod().filter(|name| !ISTIO_CONTAINERS.contains(name));
+        let suggestion = unknown.iter().map(|name| did_you_mean(name, others())).find(|text| !text.is_empty());
+        let text = format!(
+            "{}: {}: pod {} has no such container; it has {}{}",
+            self.place,
+            quoted(&unknown),
+            name_of(pod),
+            of_pod().collect::<Vec<_>>().join(", "),
+            suggestion.unwrap_or_default(),
+        );
+        notes.push(self.author.note(text));
+    }
+}
+
+fn quoted(names: &[&str]) -> String {
+    names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns what the author of an invalid item may have meant: the form `container:NAME` belongs to `uid-exclude`.
+fn suggestion(item: &str) -> String {
+    match item.strip_prefix("container:").map(str::trim).filter(|name| is_dns_label(name)) {
+        Some(name) => format!("; did you mean {name:?}?"),
+        None => did_you_mean(item, [INIT_CONTAINERS]),
+    }
+}
+
+impl ContainerForm {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            INIT_CONTAINERS => Some(Self::InitContainers),
+            // A pattern must be able to match a name.
+            _ => is_dns_label(&text.replace('*', "0")).then(|| Self::Name(text.to_owned())),
+        }
+    }
+
+    fn means(&self, pod: &Pod, container: &Container) -> bool {
+        match self {
+            Self::InitContainers => pod.is_init_container(&container.name) && !container.restarts_always,
+            Self::Name(pattern) => matches(pattern, &container.name),
+        }
+    }
+}
+
+impl fmt::Display for ContainerForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InitContainers => INIT_CONTAINERS,
+            Self::Name(name) => name,
+        })
+    }
+}
+
+/// Returns whether `name` matches `pattern`, in which each `*` stands for any text. The cost is at most the product of
+/// both lengths.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((start, rest)) = pattern.split_once('*') else { return pattern == name };
+    let Some(mut remaining) = name.strip_prefix(start) else { return false };
+    let (middle, end) = rest.rsplit_once('*').unwrap_or(("", rest));
+    for part in middle.split('*') {
+        let Some((_, after)) = remaining.split_once(part) else { return false };
+        remaining = after;
+    }
+    remaining.ends_with(end)
+}
+
+#[cfg(test)]
+mod tests;
