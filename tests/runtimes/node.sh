@@ -4,17 +4,19 @@
 #
 # Usage: tests/runtimes/node.sh RUNTIME DIRECTORY
 #   RUNTIME    containerd (2.2) or cri-o (1.34): hack/e2e.sh builds them
-#   DIRECTORY  becomes the node's: net.d (the network's configuration, unless it exists), bin (CNI plugins),
-#              manifests (facts of pods), hooks.d (OCI hooks of CRI-O), ociSpec.json (base_runtime_spec of containerd,
-#              if it exists), RUNTIME.log, enter (runs a command on the node)
-# Environment: DETOUR (the plugin, if bin has none), TOOLS (default: target/tools of this repository)
+#   DIRECTORY  becomes the node's: net.d (/etc/cni/net.d; a bridge, unless it has a configuration), bin (/opt/cni/bin),
+#              hooks.d (/etc/containers/oci/hooks.d), ociSpec.json (base_runtime_spec of containerd, if it exists),
+#              image (the programs of the image), RUNTIME.log, enter (runs a command on the node)
+# Environment: TOOLS (default: target/tools of this repository)
 set -euo pipefail
 runtime=$1
-mkdir -p "$2"/{bin,net.d,manifests,hooks.d,image,logs}
+mkdir -p "$2"/{bin,net.d,hooks.d,image,logs}
 directory=$(realpath "$2")
 repository=$(realpath "$(dirname "$0")/../..")
 tools=${TOOLS:-$repository/target/tools}
 image=detour.invalid/test:1
+# What the configuration of a runtime can't move, and detour's state.
+private=(/var/lib/cni /var/lib/containers /run/containerd /run/crio /run/netns /run/detour /run/nri)
 
 # pack: the image of all containers, as `docker save` would write it (Docker Image Specification v1.2).
 pack() {
@@ -41,7 +43,6 @@ configure_network() {
     for plugin in bridge host-local loopback; do
         ln -sf "/usr/lib/cni/$plugin" "$directory/bin/$plugin"
     done
-    [[ -e $directory/bin/detour || -z ${DETOUR:-} ]] || ln -s "$DETOUR" "$directory/bin/detour"
     [[ -z $(ls "$directory/net.d") ]] || return 0
     cat >"$directory/net.d/10-net.conflist" <<EOF
 {
@@ -73,8 +74,8 @@ root = "$directory/root"
     runtime_type = "io.containerd.runc.v2"
     $spec
   [plugins."io.containerd.cri.v1.runtime".cni]
-    bin_dirs = ["$directory/bin"]
-    conf_dir = "$directory/net.d"
+    bin_dirs = ["/opt/cni/bin"]
+    conf_dir = "/etc/cni/net.d"
 [plugins."io.containerd.nri.v1.nri"]
   disable = false
 EOF
@@ -101,7 +102,7 @@ pinns_path = "$tools/runtimes/pinns"
 namespaces_dir = "/run/crio/ns"
 container_exits_dir = "/run/crio/exits"
 container_attach_socket_dir = "/run/crio"
-hooks_dir = ["$directory/hooks.d"]
+hooks_dir = ["/etc/containers/oci/hooks.d"]
 apparmor_profile = "unconfined"
 [crio.runtime.runtimes.runc]
 runtime_path = "/usr/sbin/runc"
@@ -113,8 +114,8 @@ pause_image = "$image"
 pause_command = ""
 signature_policy = "$directory/policy.json"
 [crio.network]
-network_dir = "$directory/net.d"
-plugin_dirs = ["$directory/bin"]
+network_dir = "/etc/cni/net.d"
+plugin_dirs = ["/opt/cni/bin"]
 [crio.nri]
 enable_nri = true
 EOF
@@ -125,9 +126,12 @@ EOF
 # first: the first process of the node.
 first() {
     local path
-    for path in /var/lib/cni /run/containerd /run/crio /run/netns /run/detour /run/nri /var/lib/containers; do
+    for path in "${private[@]}"; do
         mount -t tmpfs tmpfs "$path"
     done
+    mount --bind "$directory/net.d" /etc/cni/net.d
+    mount --bind "$directory/bin" /opt/cni/bin
+    mount --bind "$directory/hooks.d" /etc/containers/oci/hooks.d
     ip link set lo up
     export PATH=$tools/runtimes:$tools:$PATH
     exec 3>&1 >"$directory/$runtime.log" 2>&1
@@ -169,9 +173,7 @@ if [[ ${3:-} == first ]]; then
     first
     exit
 fi
-for path in /var/lib/cni /run/containerd /run/crio /run/netns /run/detour /run/nri /var/lib/containers; do
-    mkdir -p "$path"
-done
+mkdir -p "${private[@]}" /etc/cni/net.d /opt/cni/bin /etc/containers/oci/hooks.d
 pack
 configure_network
 exec 4<&0

@@ -25,11 +25,12 @@ static void rest(double seconds) {
     if (seconds > 0) nanosleep(&time, NULL);
 }
 
-static int listener(int type, int port) {
-    struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+static int listener(int type, const char *address, int port) {
+    struct sockaddr_in6 to = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
     int fd = socket(AF_INET6, type, 0), on = 1;
+    inet_pton(AF_INET6, address, &to.sin6_addr);
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(fd, (struct sockaddr *)&any, sizeof any) || (type == SOCK_STREAM && listen(fd, 1024))) {
+    if (bind(fd, (struct sockaddr *)&to, sizeof to) || (type == SOCK_STREAM && listen(fd, 1024))) {
         fprintf(stderr, "port %d: %s\n", port, strerror(errno));
         exit(1);
     }
@@ -39,15 +40,17 @@ static int listener(int type, int port) {
 _Noreturn static void answer(char letter, int tcp, int dns) {
     enum { SIZE = 4096 };
     static struct pollfd fds[SIZE];
-    int count = 3;
+    int count = 4, is_proxy = letter == 'P';
     char buffer[2048];
-    fds[0] = (struct pollfd){.fd = listener(SOCK_DGRAM, dns), .events = POLLIN};
-    fds[1] = (struct pollfd){.fd = listener(SOCK_STREAM, dns), .events = POLLIN};
-    fds[2] = (struct pollfd){.fd = listener(SOCK_STREAM, tcp), .events = POLLIN};
+    /* Like Istio's agent, so that an answer has the address to which the query was redirected as its source. */
+    fds[0] = (struct pollfd){.fd = listener(SOCK_DGRAM, is_proxy ? "::ffff:127.0.0.1" : "::", dns), .events = POLLIN};
+    fds[1] = (struct pollfd){.fd = is_proxy ? listener(SOCK_DGRAM, "::1", dns) : -1, .events = POLLIN};
+    fds[2] = (struct pollfd){.fd = listener(SOCK_STREAM, "::", dns), .events = POLLIN};
+    fds[3] = (struct pollfd){.fd = listener(SOCK_STREAM, "::", tcp), .events = POLLIN};
     printf("%.4f ready\n", now());
     for (;;) {
         if (poll(fds, count, -1) < 0) continue;
-        for (int i = count - 1; i > 2; i--) {
+        for (int i = count - 1; i > 3; i--) {
             if (!fds[i].revents) continue;
             if (read(fds[i].fd, buffer, sizeof buffer) > 0) {
                 if (write(fds[i].fd, &letter, 1) == 1) continue;
@@ -55,18 +58,19 @@ _Noreturn static void answer(char letter, int tcp, int dns) {
             close(fds[i].fd);
             fds[i] = fds[--count];
         }
-        for (int i = 1; i < 3; i++) {
+        for (int i = 2; i < 4; i++) {
             if (!fds[i].revents) continue;
             int fd = accept(fds[i].fd, NULL, NULL);
             if (fd < 0) continue;
             if (count == SIZE) close(fd);
             else fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
         }
-        if (fds[0].revents) {
+        for (int i = 0; i < 2; i++) {
             struct sockaddr_in6 from;
             socklen_t length = sizeof from;
-            if (recvfrom(fds[0].fd, buffer, sizeof buffer, 0, (struct sockaddr *)&from, &length) >= 0) {
-                sendto(fds[0].fd, &letter, 1, 0, (struct sockaddr *)&from, length);
+            if (!fds[i].revents) continue;
+            if (recvfrom(fds[i].fd, buffer, sizeof buffer, 0, (struct sockaddr *)&from, &length) >= 0) {
+                sendto(fds[i].fd, &letter, 1, 0, (struct sockaddr *)&from, length);
             }
         }
     }
