@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// The sub-plugin chain of the node.
 const CHAIN: &str = r#"[{"type": "istio-redirect", "redirect_dns": true, "capture_all_dns": true}, {"type": "container-exclude"}]"#;
@@ -100,12 +101,13 @@ impl Agent {
     pub(crate) fn until_ready(&self, mode: Mode) {
         let mut wanted = vec!["watching pods", "watching namespaces", "serving the plugin's"];
         if mode == Mode::Nri {
-            wanted.push("NRI");
+            wanted.push("registered at the container runtime\"");
         }
-        until(&format!("the agent is ready: {wanted:?}, {:#?}", self.logged()), || {
-            let lines = self.logged();
-            wanted.iter().all(|part| lines.iter().any(|line| line.contains(part)))
-        });
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !wanted.iter().all(|part| self.logged().iter().any(|line| line.contains(part))) {
+            assert!(Instant::now() < deadline, "the agent does not log one of {wanted:?}: {:#?}", self.logged());
+            thread::park_timeout(Duration::from_millis(5));
+        }
     }
 
     /// Everything that the agent logged.
