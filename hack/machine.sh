@@ -188,6 +188,13 @@ need_crictl() {
         "about one minute" github.com/kubernetes-sigs/cri-tools/cmd/crictl github.com/kubernetes-sigs/cri-tools/pkg/version.Version
 }
 
+# The runtime's side of NRI, with the library of containerd and CRI-O in the version of its go.mod.
+need_nri_runtime() {
+    local module=tests/nri/runtime
+    need_module "$module" nri-runtime "$(sed -n 's/.*github.com\/containerd\/nri v\([0-9.]*\).*/\1/p' "$module/go.mod")" \
+        "some seconds" . main.version
+}
+
 # need_module DIRECTORY NAME VERSION TIME PACKAGE VARIABLE: builds the program NAME from a package that a Go module in
 # the tests contains or requires. VARIABLE is the Go variable that holds the version.
 need_module() {
@@ -219,7 +226,7 @@ need_runtimes() {
     done
     (cd "$containerd" && go build -trimpath -o "$runtimes/cri" -ldflags '-s -w' ./cri </dev/null)
     (
-        cd "$crio"
+        cd "$crio" || exit
         go build -trimpath -o "$runtimes/crio" \
             -tags 'containers_image_ostree_stub containers_image_openpgp exclude_graphdriver_btrfs btrfs_noversion' \
             -ldflags '-s -w' github.com/cri-o/cri-o/cmd/crio </dev/null

@@ -2,11 +2,12 @@
 
 use crate::node::{Node, until};
 use crate::pod::Pod;
-use crate::api::{Api, NAMESPACES, PODS};
 use crate::program::program;
+use crate::api::{Api, NAMESPACES, PODS};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -53,6 +54,11 @@ impl Cluster {
     }
 }
 
+/// The binary: a release build from hack/e2e.sh, else that of `cargo test`.
+pub(crate) fn detour() -> PathBuf {
+    std::env::var_os("DETOUR_PROGRAM").map_or_else(|| program().to_owned(), PathBuf::from)
+}
+
 /// A running agent. Its end is SIGKILL.
 pub(crate) struct Agent {
     process: Child,
@@ -64,7 +70,7 @@ impl Agent {
     pub(crate) fn start(node: &Node, cluster: &Cluster, mode: Mode) -> Self {
         let first = node.first_process().to_string();
         let mut command = Command::new("nsenter");
-        command.args(["--target", &first, "--mount", "--pid", "--"]).arg(program());
+        command.args(["--target", &first, "--mount", "--pid", "--"]).arg(detour());
         command.args(["agent", "--platform=kubernetes", "--node-name=node-1", "--health-address=127.0.0.1:0"]);
         command.arg(format!("--api-server={}", cluster.api.url()));
         command.arg(format!("--service-account={}", node.path("account").display()));

@@ -78,11 +78,12 @@ fn killed_agent(runtime: Runtime) {
         runtime,
         "agent killed during starts",
         &format!(
-            "{count} starts, {} kills: {} excluded containers bypassed from their first instruction, {} started captured; {} ordinary ones captured, 0 others",
+            "{count} starts, {} kills: {} excluded containers bypassed from their first instruction, {} started captured; {} ordinary ones captured, {} not",
             recoveries.len(),
             number("excluded", DIRECT),
             count.div_ceil(2) - number("excluded", DIRECT),
             number("ordinary", CAPTURED),
+            count / 2 - number("ordinary", CAPTURED),
         ),
     );
     let seconds = |time: Option<&Duration>| time.map_or(0.0, Duration::as_secs_f64);

@@ -127,7 +127,7 @@ EOF
 first() {
     local path
     for path in "${private[@]}"; do
-        mount -t tmpfs tmpfs "$path"
+        mount -t tmpfs -o mode=0755 tmpfs "$path"
     done
     mount --bind "$directory/net.d" /etc/cni/net.d
     mount --bind "$directory/bin" /opt/cni/bin
@@ -153,7 +153,7 @@ first() {
             echo ready >&3
             exec 3>&-
             cat
-            exit
+            return
         fi
         sleep 0.1
     done
