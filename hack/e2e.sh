@@ -19,7 +19,7 @@ need_crictl
 need_runtimes
 say "building"
 # A debug build of the agent would dominate the times.
-cargo build --locked --release --target "$target" --bin detour --example measure </dev/null
+build_static release --bin detour --example measure
 built=$(target_directory)/$target/release
 export DETOUR_PROGRAM=$built/detour MEASURE=$built/examples/measure
 export STARTS=${STARTS:-1000} KILL_STARTS=${KILL_STARTS:-200} RUNS=${RUNS:-200}

@@ -1,9 +1,9 @@
 //! The API server of the node's cluster, and the agent on the node.
 
+use crate::api::{Api, NAMESPACES, PODS};
 use crate::node::{Node, until};
 use crate::pod::Pod;
 use crate::program::program;
-use crate::api::{Api, NAMESPACES, PODS};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -14,7 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// The sub-plugin chain of the node.
-const CHAIN: &str = r#"[{"type": "istio-redirect", "redirect_dns": true, "capture_all_dns": true}, {"type": "container-exclude"}]"#;
+const CHAIN: &str =
+    r#"[{"type": "istio-redirect", "redirect_dns": true, "capture_all_dns": true}, {"type": "container-exclude"}]"#;
 
 /// How the agent learns of starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +33,8 @@ impl Cluster {
     pub(crate) fn new(node: &Node) -> Self {
         let api = Api::start();
         let annotations = json!({"openshift.io/sa.scc.uid-range": "1000650000/10000"});
-        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop", "annotations": annotations}});
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop", "annotations": annotations}});
         api.put(NAMESPACES, &namespace);
         let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
         fs::create_dir_all(node.path("account")).expect("made");

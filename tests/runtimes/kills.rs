@@ -31,7 +31,9 @@ fn kill(node: &Node, cluster: &Cluster, sandbox: &Sandbox<'_>, mut agent: Agent,
         let begin = Instant::now();
         agent.kill();
         agent = Agent::start(node, cluster, Mode::Nri);
-        until("an excluded container bypasses the sidecar again", || sandbox.once("excluded").is_ok_and(|(status, _)| status == DIRECT));
+        until("an excluded container bypasses the sidecar again", || {
+            sandbox.once("excluded").is_ok_and(|(status, _)| status == DIRECT)
+        });
         times.push(begin.elapsed());
     }
     times
@@ -41,8 +43,9 @@ fn killed_agent(runtime: Runtime) {
     let count = repetitions("KILL_STARTS", 30);
     let node = Node::start(runtime, |_| ());
     let cluster = Cluster::new(&node);
-    let pods = [Pod::new("guaranteed", Class::Guaranteed, "excluded"), Pod::new("burstable", Class::Burstable, "excluded")]
-        .map(|pod| pod.container("excluded").container("ordinary"));
+    let pods =
+        [Pod::new("guaranteed", Class::Guaranteed, "excluded"), Pod::new("burstable", Class::Burstable, "excluded")]
+            .map(|pod| pod.container("excluded").container("ordinary"));
     pods.iter().for_each(|pod| cluster.has(pod));
     let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
     let sandboxes = pods.each_ref().map(|pod| pod.start(&node).expect("it starts"));
@@ -90,9 +93,14 @@ fn killed_agent(runtime: Runtime) {
     result(
         runtime,
         "recovery, from SIGKILL to the next container that bypasses",
-        &format!("median {:.2} s, longest {:.2} s", seconds(recoveries.get(recoveries.len() / 2)), seconds(recoveries.last())),
+        &format!(
+            "median {:.2} s, longest {:.2} s",
+            seconds(recoveries.get(recoveries.len() / 2)),
+            seconds(recoveries.last())
+        ),
     );
-    let bypassed: Vec<_> = statuses.iter().filter(|(name, status)| *name == "ordinary" && *status != CAPTURED).collect();
+    let bypassed: Vec<_> =
+        statuses.iter().filter(|(name, status)| *name == "ordinary" && *status != CAPTURED).collect();
     assert!(bypassed.is_empty(), "an ordinary container bypassed the sidecar: {bypassed:?}");
     sandboxes.iter().for_each(Sandbox::remove);
 }

@@ -8,6 +8,8 @@
 #[path = "../support/api.rs"]
 mod api;
 mod cluster;
+mod guide;
+mod hooks;
 mod kills;
 mod node;
 mod pod;

@@ -85,7 +85,10 @@ impl Pod {
         container["image"] = IMAGE.into();
         container["securityContext"] = json!({"runAsUser": USER});
         let containers = &mut self.spec[kind];
-        containers.as_array_mut().map(|all| all.push(container.clone())).unwrap_or_else(|| *containers = json!([container]));
+        containers
+            .as_array_mut()
+            .map(|all| all.push(container.clone()))
+            .unwrap_or_else(|| *containers = json!([container]));
     }
 
     pub(crate) fn manifest(&self) -> Value {

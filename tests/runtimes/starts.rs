@@ -77,15 +77,22 @@ fn first_instruction(runtime: Runtime) {
             result(runtime, &format!("StartContainer, {name}, {how}"), &quantiles(times));
         }
         let expected = |start: &Start| if start.name == "excluded" { DIRECT } else { CAPTURED };
-        wrong.extend(starts.into_iter().filter(|start| start.status != expected(start)).map(|start| (start.name, start.status)));
+        wrong.extend(
+            starts.into_iter().filter(|start| start.status != expected(start)).map(|start| (start.name, start.status)),
+        );
     }
     result(runtime, "wrong deliveries", &format!("{} of {count} starts", wrong.len()));
 
     drop(agent);
     for (how, parallel) in [("alone", 1), ("20 in parallel", PARALLEL)] {
         let starts = start(&sandboxes, count / 4, parallel);
-        result(runtime, &format!("StartContainer without the agent, {how}"), &quantiles(starts.iter().map(|start| start.time)));
-        let bypassed: Vec<_> = starts.iter().filter(|start| start.status != CAPTURED).map(|start| start.status).collect();
+        result(
+            runtime,
+            &format!("StartContainer without the agent, {how}"),
+            &quantiles(starts.iter().map(|start| start.time)),
+        );
+        let bypassed: Vec<_> =
+            starts.iter().filter(|start| start.status != CAPTURED).map(|start| start.status).collect();
         assert_eq!(bypassed, [0; 0], "without the agent, every container is captured");
     }
     sandboxes.iter().for_each(Sandbox::remove);

@@ -39,7 +39,8 @@ fn timeline(runtime: Runtime) {
     until("it has sent", || rounds(&log).len() > 20);
 
     let (_, proxy) = sandbox.run("istio-proxy", &[PROXY, &["1500"]].concat()).expect("it starts");
-    let ready = || printed(&proxy).iter().find_map(|line| line.strip_suffix(" ready").and_then(|time| time.parse().ok()));
+    let ready =
+        || printed(&proxy).iter().find_map(|line| line.strip_suffix(" ready").and_then(|time| time.parse().ok()));
     until("the proxy listens", || ready().is_some());
     let ready: f64 = ready().expect("it was there");
     until("new connections are captured", || rounds(&log).iter().filter(|round| round.tcp == 'P').count() > 50);
@@ -47,7 +48,11 @@ fn timeline(runtime: Runtime) {
     let rounds = rounds(&log);
     let captured = rounds.iter().position(|round| round.tcp == 'P').expect("one is");
     let delay = rounds[captured].time - ready;
-    let detail = format!("ready at {ready:.3}, first captured connection at {:.3}: {:#?}", rounds[captured].time, agent.logged());
+    let detail = format!(
+        "ready at {ready:.3}, first captured connection at {:.3}: {:#?}",
+        rounds[captured].time,
+        agent.logged()
+    );
     assert!(rounds[..captured].iter().all(|round| round.tcp == 'D' && round.udp == ['D', 'D']), "{detail}");
     assert!(rounds[captured + 1..].iter().all(|round| round.tcp == 'P' && round.udp == ['P', 'P']), "{detail}");
     assert!(rounds.iter().all(|round| round.held == 'D'), "the connection that was opened before survives");
@@ -56,7 +61,11 @@ fn timeline(runtime: Runtime) {
     result(
         runtime,
         "until proxy-ready",
-        &format!("{before} connections and queries bypass before the proxy listens; captured {:.0} ms after; the connection opened before survives {} rounds more", delay * 1000.0, rounds.len() - captured),
+        &format!(
+            "{before} connections and queries bypass before the proxy listens; captured {:.0} ms after; the connection opened before survives {} rounds more",
+            delay * 1000.0,
+            rounds.len() - captured
+        ),
     );
     until("the Event says so", || !cluster.events("DetourBypassEnded").is_empty());
     let events = cluster.events("DetourBypassEnded");
@@ -93,10 +102,12 @@ fn vault(runtime: Runtime) {
     let _agent = Agent::start_ready(&node, &cluster, Mode::Nri);
     let sandbox = pod.start(&node).expect("it starts");
 
-
-
     assert_eq!(sandbox.once("vault-agent-init").expect("it starts").0, DIRECT, "TCP and DNS bypass");
-    assert_eq!(sandbox.once("prepare").expect("it starts").0, REFUSED, "same UID, not named: captured, and no proxy yet");
+    assert_eq!(
+        sandbox.once("prepare").expect("it starts").0,
+        REFUSED,
+        "same UID, not named: captured, and no proxy yet"
+    );
     let (agent, log) = sandbox.run("vault-agent", &["/traffic", "loop", "20"]).expect("it starts");
     until("it has sent", || rounds(&log).len() > 10);
     assert!(rounds(&log).iter().all(|round| round.tcp == 'D' && round.udp == ['D', 'D']));
@@ -107,7 +118,11 @@ fn vault(runtime: Runtime) {
     node.asked(json!({"op": "stop", "container": agent, "seconds": 1}));
     assert_eq!(sandbox.once("vault-agent").expect("it starts").0, CAPTURED, "after its restart, it is captured");
 
-    result(runtime, "Vault, all containers with one UID", "init container and native sidecar bypass (TCP, DNS); an unnamed init container and the application are captured; after the proxy is ready, everything is captured");
+    result(
+        runtime,
+        "Vault, all containers with one UID",
+        "init container and native sidecar bypass (TCP, DNS); an unnamed init container and the application are captured; after the proxy is ready, everything is captured",
+    );
     sandbox.remove();
 }
 
