@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 source hack/machine.sh
 
 need_root
-need_commands gcc=build-essential strip=binutils ip=iproute2 nft=nftables iptables=iptables curl=curl runc=runc \
+need_commands gcc=build-essential strip=binutils jq=jq ip=iproute2 nft=nftables iptables=iptables curl=curl runc=runc \
     conmon=conmon skopeo=skopeo nsenter=util-linux /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
 need_crictl

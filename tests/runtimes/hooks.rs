@@ -12,14 +12,15 @@ use std::process::Command;
 /// Where the agent installs the hook on the node.
 const HOOK: &str = "/opt/cni/bin/detour-hook";
 
-/// A base_runtime_spec of containerd: containerd's default, with the hook.
+/// Writes a base_runtime_spec of containerd, with the command of docs/container-exclusion.md.
 fn base_runtime_spec(directory: &Path) {
+    let guide = include_str!("../../docs/container-exclusion.md");
+    let command = guide.lines().find(|line| line.starts_with("ctr oci spec ")).expect("the guide has it");
+    let command = command.replace("/etc/containerd", &directory.display().to_string());
     let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools/runtimes");
-    let printed = Command::new(tools.join("ctr")).args(["oci", "spec"]).output().expect("ctr starts");
-    let mut spec: Value = serde_json::from_slice(&printed.stdout).expect("JSON");
-    let hook = json!([{"path": HOOK, "args": ["detour-hook"], "timeout": 10}]);
-    spec["hooks"] = json!({"createRuntime": hook, "poststop": hook});
-    fs::write(directory.join("ociSpec.json"), spec.to_string()).expect("written");
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap_or_default());
+    let status = Command::new("sh").args(["-c", &command]).env("PATH", path).status().expect("sh starts");
+    assert!(status.success(), "{command}");
 }
 
 /// The state of a container that the runtime would give to the hook.
@@ -107,13 +108,42 @@ fn hook(runtime: Runtime) {
     assert_eq!(wrong, []);
     measure(&node, &sandbox);
 
-    let left = sandbox.ok_inside(&["nft", "list", "set", "inet", "detour-containers", "all"]);
+    let left = sandbox.ok_inside(&["nft", "list", "set", "inet", "detour-containers", "excluded-all"]);
     assert!(!left.contains("elements"), "elements end with their containers: {left}");
     sandbox.ok_inside(&["nft", "delete", "table", "inet", "detour-containers"]);
     let refused = sandbox.once("excluded").expect_err("it must not start captured");
-    assert!(refused.contains("detour"), "{refused}");
+    assert!(refused.contains("container-exclude") || refused.contains("detour"), "{refused}");
+    println!("The runtime's error: {refused}");
     assert_eq!(sandbox.once("ordinary").expect("it starts").0, CAPTURED);
     result(runtime, "OCI hook, container that can't be exempted", "does not start");
+    sandbox.remove();
+}
+
+/// With containerd's validator, a container that needs the agent does not start without it.
+#[test]
+fn the_validator_of_containerd_refuses_containers_without_the_agent() {
+    let node = Node::start(Runtime::Containerd, |directory| {
+        fs::create_dir_all(directory.join("containerd.d")).expect("made");
+        let toml = "version = 3\n[plugins.'io.containerd.nri.v1.nri'.default_validator]\nenable = true\n";
+        fs::write(directory.join("containerd.d/validator.toml"), toml).expect("written");
+    });
+    let cluster = Cluster::new(&node);
+    let mut pod = Pod::new("web", Class::Burstable, "excluded").container("excluded").container("ordinary");
+    pod.annotate("required-plugins.noderesource.dev/container.excluded", "[detour]");
+    cluster.has(&pod);
+    let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let sandbox = pod.start(&node).expect("it starts");
+    sandbox.run_proxy();
+    assert_eq!(sandbox.once("excluded").expect("it starts").0, DIRECT);
+    drop(agent);
+    let mut refused = None;
+    until("containerd notices the end of the agent", || {
+        refused = sandbox.once("excluded").err();
+        refused.is_some()
+    });
+    println!("The runtime's error: {}", refused.unwrap_or_default());
+    assert_eq!(sandbox.once("ordinary").expect("it starts").0, CAPTURED);
+    result(Runtime::Containerd, "validator, container without the agent", "does not start");
     sandbox.remove();
 }
 

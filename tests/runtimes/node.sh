@@ -5,12 +5,12 @@
 # Usage: tests/runtimes/node.sh RUNTIME DIRECTORY
 #   RUNTIME    containerd (2.2) or cri-o (1.34): hack/e2e.sh builds them
 #   DIRECTORY  becomes the node's: net.d (/etc/cni/net.d; a bridge, unless it has a configuration), bin (/opt/cni/bin),
-#              hooks.d (/etc/containers/oci/hooks.d), ociSpec.json (base_runtime_spec of containerd, if it exists),
-#              image (the programs of the image), RUNTIME.log, enter (runs a command on the node)
+#              hooks.d (/etc/containers/oci/hooks.d), base-spec.json (base_runtime_spec of containerd, if it exists),
+#              containerd.d (more configuration of containerd), image (the programs of the image), RUNTIME.log, enter (runs a command on the node)
 # Environment: TOOLS (default: target/tools of this repository)
 set -euo pipefail
 runtime=$1
-mkdir -p "$2"/{bin,net.d,hooks.d,image,logs}
+mkdir -p "$2"/{bin,net.d,hooks.d,containerd.d,image,logs}
 directory=$(realpath "$2")
 repository=$(realpath "$(dirname "$0")/../..")
 tools=${TOOLS:-$repository/target/tools}
@@ -59,9 +59,10 @@ EOF
 
 configure_containerd() {
     local spec=''
-    [[ ! -e $directory/ociSpec.json ]] || spec="base_runtime_spec = \"$directory/ociSpec.json\""
+    [[ ! -e $directory/base-spec.json ]] || spec="base_runtime_spec = \"$directory/base-spec.json\""
     cat >"$directory/containerd.toml" <<EOF
 version = 3
+imports = ["$directory/containerd.d/*.toml"]
 root = "$directory/root"
 [plugins."io.containerd.cri.v1.images"]
   snapshotter = "native"

@@ -63,6 +63,10 @@ impl Pod {
         Self { name: name.to_owned(), uid, class, annotations, spec: json!({"containers": [proxy]}) }
     }
 
+    pub(crate) fn annotate(&mut self, key: &str, value: &str) {
+        self.annotations[key] = value.into();
+    }
+
     /// Adds an ordinary container.
     pub(crate) fn container(mut self, name: &str) -> Self {
         self.add("containers", json!({"name": name}));
