@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 fn changes() -> Vec<(&'static str, Value, Value)> {
     let none = || json!({});
     let quota = || json!({"resourceQuotas": {"enabled": true}});
+    let exclusion = || json!({"containerExclusion": {"enabled": true}});
     let multus = || json!({"global": {"platform": "openshift"}});
     vec![
         ("fullnameOverride", json!("mesh"), none()),
@@ -58,6 +59,14 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("repair.initContainerName", json!("check"), none()),
         ("repair.selector", json!("app in (web,db)"), none()),
         ("repair.intervalSeconds", json!(86_400), none()),
+        ("containerExclusion.enabled", json!(true), none()),
+        ("containerExclusion.nriSocket", json!("/run/nri/own.sock"), exclusion()),
+        ("containerExclusion.hook.enabled", json!(true), exclusion()),
+        (
+            "containerExclusion.hook.directory",
+            json!("/usr/share/containers/oci/hooks.d"),
+            merged(&exclusion(), &json!({"containerExclusion": {"hook": {"enabled": true}}})),
+        ),
         ("taint.enabled", json!(true), none()),
         ("taint.key", json!("example.com/not-ready"), json!({"taint": {"enabled": true}})),
         ("primaryPlugin.enabled", json!(true), none()),

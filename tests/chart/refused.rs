@@ -25,6 +25,8 @@ fn an_unknown_key_at_each_level_is_refused() {
         ("/global/defaultResources", "request", json!({"global": {"defaultResources": {"request": {}}}})),
         ("/logging", "lvl", json!({"logging": {"lvl": "info"}})),
         ("/repair", "repairPod", json!({"repair": {"repairPod": false}})),
+        ("/containerExclusion", "socket", json!({"containerExclusion": {"socket": "/s"}})),
+        ("/containerExclusion/hook", "dir", json!({"containerExclusion": {"hook": {"dir": "/d"}}})),
         ("/taint", "effect", json!({"taint": {"effect": "NoExecute"}})),
         ("/primaryPlugin", "enable", json!({"primaryPlugin": {"enable": true}})),
         ("/seLinuxOptions", "kind", json!({"seLinuxOptions": {"kind": "spc_t"}})),
@@ -129,6 +131,8 @@ fn a_wrong_value_is_refused() {
         ("repair.brokenPodLabelValue", json!(true)),
         ("repair.initContainerName", json!("")),
         ("repair.selector", json!("app: web")),
+        ("containerExclusion.nriSocket", json!("nri.sock")),
+        ("containerExclusion.hook.directory", json!("")),
         ("taint.key", json!("not ready")),
         ("seLinuxOptions.type", json!(1)),
         ("resources.limits.memory", json!("128MB")),
@@ -216,6 +220,10 @@ fn values_that_contradict_each_other_are_refused() {
             json!({"repair": {"deletePods": true, "labelPods": true}}),
         ),
         ("cniBinDir, cniConfDir: both are \"/opt/cni\"", json!({"cniBinDir": "/opt/cni", "cniConfDir": "/opt/cni"})),
+        (
+            "containerExclusion: expected nriSocket or hook.enabled, got neither",
+            json!({"containerExclusion": {"enabled": true, "nriSocket": ""}}),
+        ),
         ("chained: with true", json!({"chained": true, "global": {"platform": "openshift"}})),
         ("provider: \"default\"", json!({"provider": "default", "global": {"platform": "openshift"}})),
         (
@@ -237,10 +245,11 @@ fn a_value_of_another_type_is_refused_for_each_value() {
 
 /// The values without which the chart can't be rendered, besides objects. `helm upgrade --reuse-values` leaves out those
 /// that the previous chart did not have.
-const REQUIRED: [&str; 15] = [
+const REQUIRED: [&str; 16] = [
     "image",
     "global.hub",
     "attachmentConfDir",
+    "containerExclusion.hook.directory",
     "definitions",
     "onExit",
     "repair.enabled",
