@@ -306,7 +306,8 @@ impl AgentArguments {
         let nri_socket = self.nri_socket.clone();
         let account = self.install.account_for("Events of pods with excluded containers");
         let has_hook = self.install.has_oci_hook();
-        (nri_socket.is_some() || has_hook).then(|| ContainerSettings { nri_socket, has_hook, account: account.ok() })
+        let is_enabled = nri_socket.is_some() || has_hook;
+        is_enabled.then(|| ContainerSettings { nri_socket, has_hook, account: account.ok() })
     }
 
     fn services(&self) -> Option<Services> {

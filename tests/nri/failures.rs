@@ -1,6 +1,8 @@
 //! Failures of the connection: each has a cause that the plugin reports, and it connects again.
 
-use super::peer::{EMPTY, PLUGIN, Runtime, bytes, call, configuration, container, error, event, frame, integer, pod};
+use super::peer::{
+    EMPTY, PLUGIN, Peer, Runtime, bytes, call, configuration, container, error, event, frame, integer, pod,
+};
 use super::plugin::{Call, DEADLINE, Plugin, socket_path};
 use std::fs::Permissions;
 use std::io::Read;
@@ -12,6 +14,10 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
+/// Less than each timeout of the plugin, and more than a loaded machine needs.
+const END: Duration = Duration::from_millis(500);
+const NOT_FOUND: &str =
+    "socket not found; check that the container runtime runs and that its configuration enables NRI";
 /// A user who is not root.
 const NOBODY: u32 = 65534;
 /// The variable with the path for [`listens_as_another_user`].
@@ -22,8 +28,7 @@ fn a_missing_socket_is_reported_once_and_used_as_soon_as_it_appears() {
     let (_directory, path) = socket_path();
     let plugin = Plugin::start(&path);
     let cause = plugin.next_failure();
-    let expected = "socket not found; enable NRI in the configuration of the container runtime";
-    assert_eq!(cause, format!("{}: {expected}", path.display()));
+    assert_eq!(cause, format!("{}: {NOT_FOUND}", path.display()));
     let runtime = Runtime::listen(&path);
     runtime.register(&[]);
     plugin.registered();
@@ -34,9 +39,7 @@ fn a_missing_directory_is_a_missing_socket() {
     let (directory, _) = socket_path();
     let path = directory.join("nri/nri.sock");
     let plugin = Plugin::start(&path);
-    assert!(
-        plugin.next_failure().ends_with("socket not found; enable NRI in the configuration of the container runtime")
-    );
+    assert!(plugin.next_failure().ends_with(NOT_FOUND));
     fs::create_dir(directory.join("nri")).expect("made");
     let runtime = Runtime::listen(&path);
     runtime.register(&[]);
@@ -221,41 +224,87 @@ fn a_handler_that_panics_closes_the_connection_and_never_answers_with_an_error()
 
 #[test]
 fn the_plugin_ends_at_once_in_each_state() {
-    let limit = Duration::from_millis(100);
     let (_directory, path) = socket_path();
     let waiting = Plugin::start(&path);
     waiting.next_failure();
-    assert!(waiting.end() < limit, "while it waits for the socket");
+    assert!(waiting.end() < END, "while it waits for the socket");
     let runtime = Runtime::listen(&path);
     let registering = Plugin::start(&path);
     let mut peer = runtime.accept();
     peer.expect_registration();
-    assert!(registering.end() < limit, "while it registers");
+    assert!(registering.end() < END, "while it registers");
     peer.closed();
     let registered = Plugin::start(&path);
     let mut peer = runtime.register(&[]);
     registered.registered();
-    assert!(registered.end() < limit, "while it is registered");
+    assert!(registered.end() < END, "while it is registered");
     peer.closed();
 }
 
-#[test]
-fn a_runtime_that_does_not_read_answers_delays_the_end_by_at_most_the_limit() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
-    let mut peer = runtime.register(&[]);
-    plugin.registered();
+/// Sends calls until the kernel's buffers of both directions are full: no call can be sent for a moment.
+fn send_without_reading(peer: &mut Peer) {
     let unknown = call(1, PLUGIN, &"x".repeat(500), &[]);
     peer.stream.set_nonblocking(true).expect("set");
-    // The kernel's buffers of both directions are full when no call can be sent for a moment.
     let mut last = Instant::now();
     while last.elapsed() < Duration::from_millis(50) {
         if std::io::Write::write_all(&mut peer.stream, &unknown).is_ok() {
             last = Instant::now();
         }
     }
-    assert!(plugin.end() < Duration::from_millis(100));
+}
+
+#[test]
+fn a_runtime_that_does_not_read_answers_does_not_delay_the_end() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let plugin = Plugin::start(&path);
+    let mut peer = runtime.register(&[]);
+    plugin.registered();
+    send_without_reading(&mut peer);
+    assert!(plugin.end() < END);
+}
+
+#[test]
+fn a_runtime_that_does_not_read_answers_is_given_up() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let plugin = Plugin::start(&path);
+    let mut peer = runtime.register(&[]);
+    plugin.registered();
+    send_without_reading(&mut peer);
+    assert!(plugin.next_failure().ends_with("the runtime does not read the plugin's answers"));
+    runtime.register(&[]);
+    plugin.registered();
+}
+
+#[test]
+fn a_full_connection_queue_is_reported_and_ends() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let waiting = runtime.fill_queue(&path);
+    let plugin = Plugin::start(&path);
+    assert!(plugin.next_failure().ends_with("the runtime's connection queue is full"));
+    for _ in waiting {
+        drop(runtime.accept());
+    }
+    runtime.register(&[]);
+    plugin.registered();
+}
+
+#[test]
+fn a_runtime_that_closes_each_connection_is_contacted_less_and_less_often() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let plugin = Plugin::start(&path);
+    let begin = Instant::now();
+    for _ in 0..3 {
+        // Also after a registration.
+        runtime.register(&[]);
+    }
+    drop(runtime.accept());
+    // 0.1 s, 0.2 s and 0.4 s.
+    assert!(begin.elapsed() >= Duration::from_millis(700), "{:?}", begin.elapsed());
+    drop(plugin);
 }
 
 #[test]

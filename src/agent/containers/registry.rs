@@ -17,6 +17,12 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const REST_INTERVAL: Duration = Duration::from_secs(30);
 /// The pause after a failure.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// How long the start of a container may wait. The runtime starts no other container of the node meanwhile.
+const START_TIMEOUT: Duration = Duration::from_millis(90);
+/// How long the starts of all containers of a sandbox may wait in total before [`START_TIMEOUT`] applies. A node with
+/// little processor time must not capture a container, and a pod that makes its rules slow must not delay others again
+/// and again. The runtime itself waits two seconds.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the agent may not be registered before this is reported for new pods: a runtime that restarts comes back.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -28,6 +34,7 @@ struct Shared {
     state: Mutex<State>,
     /// A sandbox is due earlier than before, or the agent ends.
     changed: Condvar,
+    started: Instant,
 }
 
 struct State {
@@ -42,6 +49,8 @@ struct State {
 enum Connection {
     /// This agent does not use NRI.
     Off,
+    /// The first attempt to connect has not ended.
+    Starting,
     Disconnected {
         why: String,
         since: Instant,
@@ -73,6 +82,8 @@ struct Excluding {
     failure: String,
     /// The containers whose capture was reported.
     reported: BTreeSet<String>,
+    /// How long the runtime may still wait for this sandbox in total.
+    patience: Duration,
 }
 
 struct Container {
@@ -83,6 +94,7 @@ struct Container {
     cgroup: Option<u64>,
     /// Whether it has been seen with a process.
     had_process: bool,
+    added: Instant,
     /// Whether the runtime has reported its end.
     is_ending: bool,
     is_exempt: bool,
@@ -126,11 +138,9 @@ pub(super) struct Applied {
 impl Registry {
     /// Creates an empty registry. `uses_nri` is whether the runtime is expected to report its containers.
     pub(super) fn new(uses_nri: bool, has_hook: bool) -> Self {
-        let why = "the agent has just started".to_owned();
-        let disconnected = Connection::Disconnected { why, since: Instant::now() };
-        let connection = if uses_nri { disconnected } else { Connection::Off };
+        let connection = if uses_nri { Connection::Starting } else { Connection::Off };
         let state = State { sandboxes: BTreeMap::new(), connection, has_hook, ended: false };
-        Self(Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() }))
+        Self(Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), started: Instant::now() }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -171,6 +181,7 @@ impl Registry {
             NriStatus::Disconnected(why) => {
                 let since = match &state.connection {
                     Connection::Disconnected { since, .. } => *since,
+                    Connection::Starting => self.0.started,
                     Connection::Off | Connection::Registered(_) => Instant::now(),
                 };
                 Connection::Disconnected { why: why.clone(), since }
@@ -240,6 +251,21 @@ impl Registry {
         Some(state.sandboxes.get(sandbox_id)?.excluding.as_ref()?.names(name))
     }
 
+    /// Returns how long the runtime may wait for the start of a container of the sandbox.
+    pub(super) fn start_timeout(&self, sandbox_id: &str) -> Duration {
+        let state = self.state();
+        let excluding = state.sandboxes.get(sandbox_id).and_then(|sandbox| sandbox.excluding.as_ref());
+        excluding.map_or(START_TIMEOUT, |excluding| excluding.patience.max(START_TIMEOUT))
+    }
+
+    /// Records how long the runtime has waited for the start of a container.
+    pub(super) fn waited(&self, sandbox_id: &str, time: Duration) {
+        let mut state = self.state();
+        if let Some(excluding) = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut()) {
+            excluding.patience = excluding.patience.saturating_sub(time);
+        }
+    }
+
     /// Records the sandbox's excluded containers; `None` if it excludes none, or no longer exists.
     pub(super) fn set_policy(&self, sandbox_id: &str, policy: Option<&Policy>) {
         let mut state = self.state();
@@ -287,7 +313,8 @@ impl Registry {
         let named = sandbox.containers.iter().filter(|(_, container)| excluding.names(&container.name));
         let named = named.map(|(id, container)| {
             let (name, cgroups_path) = (container.name.clone(), container.cgroups_path.clone());
-            let may_have_exited = container.had_process || container.is_ending;
+            let has_started = container.had_process || container.added.elapsed() > CHECK_INTERVAL;
+            let may_have_exited = has_started || container.is_ending;
             let (pid, cgroup) = (container.pid, container.cgroup);
             NamedContainer { name, id: id.clone(), cgroups_path, pid, may_have_exited, cgroup }
         });
@@ -415,6 +442,9 @@ impl Registry {
                 let why = "the agent does not use NRI: the flag --nri-socket is not set".to_owned();
                 ContainersStatus { error: failure.filter(|text| !text.is_empty()).unwrap_or(why), ..Default::default() }
             }
+            Connection::Starting => {
+                ContainersStatus { error: "the agent has just started".to_owned(), ..Default::default() }
+            }
             Connection::Disconnected { why, .. } => ContainersStatus { error: why.clone(), ..Default::default() },
             Connection::Registered(runtime) => ContainersStatus {
                 runtime: Some(runtime.clone()),
@@ -466,7 +496,7 @@ impl Excluding {
     fn new(policy: Policy) -> Self {
         let now = Instant::now();
         let (failure, reported) = (String::new(), BTreeSet::new());
-        Self { policy, proxy_ready: false, due: now, first_seen: now, failure, reported }
+        Self { policy, proxy_ready: false, due: now, first_seen: now, failure, reported, patience: PATIENCE }
     }
 
     fn names(&self, name: &str) -> bool {
@@ -497,6 +527,7 @@ impl Container {
             pid: container.pid,
             cgroup: None,
             had_process: false,
+            added: Instant::now(),
             is_ending: false,
             is_exempt: false,
             is_from_start,

@@ -69,21 +69,23 @@ fn serve(
 ) -> Result<(), Failure> {
     let mut stream = open(path)?;
     let mut session = Session::default();
-    match exchange(&mut stream, &mut session, handler, on_registration, ended) {
+    let deadline = Instant::now() + REGISTRATION_TIMEOUT;
+    match exchange(&mut stream, &mut session, handler, on_registration, deadline, ended) {
         Err(Failure::Closed) => Err(session.closed().into()),
         result => result,
     }
 }
 
+/// Registers until `deadline`, and answers calls.
 fn exchange(
     stream: &mut UnixStream,
     session: &mut Session,
     handler: &mut impl NriHandler,
     on_registration: impl FnOnce(NriStatus),
+    deadline: Instant,
     ended: BorrowedFd<'_>,
 ) -> Result<(), Failure> {
     let (mut buffer, mut on_registration) = (vec![0; BUFFER], Some(on_registration));
-    let deadline = Instant::now() + REGISTRATION_TIMEOUT;
     send(stream, &Session::registration(), ended)?;
     loop {
         let deadline = on_registration.is_some().then_some(deadline);
@@ -133,7 +135,7 @@ fn open(path: &Path) -> Result<UnixStream, Failure> {
 }
 
 fn not_found() -> String {
-    "socket not found; enable NRI in the configuration of the container runtime".into()
+    "socket not found; check that the container runtime runs and that its configuration enables NRI".into()
 }
 
 fn send(mut stream: &UnixStream, mut bytes: &[u8], ended: BorrowedFd<'_>) -> Result<(), Failure> {
@@ -211,5 +213,49 @@ impl<'a> SocketWatch<'a> {
             }
         }
         Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::nri::{NriContainer, NriPod};
+    use crate::scratch::Directory;
+    use std::fs::File;
+    use std::io::pipe;
+    use std::os::unix::net::UnixListener;
+
+    struct Ignore;
+
+    impl NriHandler for Ignore {
+        fn synchronize(&mut self, _: Vec<NriPod>, _: Vec<NriContainer>) {}
+        fn start(&mut self, _: &NriPod, _: &NriContainer) {}
+        fn started(&mut self, _: &NriPod, _: &NriContainer) {}
+        fn stopped(&mut self, _: &NriPod, _: &NriContainer) {}
+    }
+
+    #[test]
+    fn the_creation_of_the_socket_ends_a_backoff_and_that_of_another_file_does_not() {
+        let hour = Duration::from_secs(3600);
+        let directory = Directory::new("nri-watch");
+        let path = directory.join("nri.sock");
+        let ((ended, end), watch) = (pipe().expect("a pipe"), SocketWatch::new(&path));
+        watch.start();
+        File::create(directory.join("other")).expect("created");
+        assert_eq!(watch.wait(Duration::from_millis(1), ended.as_fd()), Ok(false));
+        let _listener = UnixListener::bind(&path).expect("bound");
+        assert_eq!(watch.wait(hour, ended.as_fd()), Ok(true));
+        watch.start();
+        drop(end);
+        assert_eq!(watch.wait(hour, ended.as_fd()), Err(Failure::Ended));
+    }
+
+    #[test]
+    fn a_runtime_that_never_registers_the_plugin_is_given_up() {
+        let ((mut stream, _runtime), (ended, _end)) = (UnixStream::pair().expect("a pair"), pipe().expect("a pipe"));
+        let (mut session, deadline) = (Session::default(), Instant::now());
+        let result = exchange(&mut stream, &mut session, &mut Ignore, |_| {}, deadline, ended.as_fd());
+        let cause = "the runtime did not register the plugin within 30 s; see its log";
+        assert_eq!(result, Err(Failure::Cause(cause.into())));
     }
 }

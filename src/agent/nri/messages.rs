@@ -12,7 +12,7 @@ pub(super) const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 /// The service of plugins.
 pub(super) const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 
-/// The label with a container's name that the kubelet sets. CRI-O before 1.33 reports the name only there.
+/// The label with a container's name, which the kubelet sets.
 const NAME_LABEL: &[u8] = b"io.kubernetes.container.name";
 /// CRI-O's annotation with the name and attempt of a container, as JSON.
 const METADATA_ANNOTATION: &[u8] = b"io.kubernetes.cri-o.Metadata";

@@ -86,3 +86,6 @@ pub enum NriStatus {
         version: String,
     },
 }
+
+#[cfg(test)]
+mod tests;

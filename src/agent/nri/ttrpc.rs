@@ -175,6 +175,14 @@ impl Demultiplexer {
     }
 }
 
+#[cfg(test)]
+impl Demultiplexer {
+    /// Returns the size of the buffers.
+    pub(super) fn buffered(&self) -> usize {
+        self.header.capacity() + self.from_runtime.capacity() + self.from_plugin.capacity()
+    }
+}
+
 /// Returns how many bytes the message in `buffer` lacks: its header first, then its contents.
 fn missing(buffer: &[u8]) -> Result<usize, String> {
     if buffer.len() < MESSAGE_HEADER {

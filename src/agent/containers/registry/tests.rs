@@ -225,3 +225,14 @@ fn waiting_ends_when_a_container_starts_and_when_the_agent_ends() {
     registry.end();
     assert_eq!(registry.wait(Duration::from_secs(60)), None);
 }
+
+#[test]
+fn a_sandbox_that_made_the_runtime_wait_gets_less_time() {
+    let registry = registry(BypassEnd::ContainerExit);
+    assert_eq!(registry.start_timeout(SANDBOX), PATIENCE);
+    registry.waited(SANDBOX, Duration::from_millis(300));
+    assert_eq!(registry.start_timeout(SANDBOX), PATIENCE - Duration::from_millis(300));
+    registry.waited(SANDBOX, PATIENCE);
+    assert_eq!(registry.start_timeout(SANDBOX), START_TIMEOUT);
+    assert_eq!(registry.start_timeout("other"), START_TIMEOUT);
+}
