@@ -41,6 +41,9 @@ if needed_for containerd; then
     need_commands containerd=containerd runc=runc
     need_crictl
 fi
+if needed_for nri; then
+    need_nri_runtime
+fi
 if needed_for primary; then
     need_cnitool
 fi

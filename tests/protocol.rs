@@ -461,6 +461,7 @@ fn samples() -> Vec<(&'static str, Value)> {
     });
     vec![
         ("openshift", parse(include_str!("../conf/openshift-istio-cni.conf"))),
+        ("vault", parse(include_str!("../conf/openshift-vault.conf"))),
         ("exclude-dns", parse(include_str!("../conf/99-exclude-dns.conf"))),
         ("chained", chained),
         ("istio-cni", istio),
@@ -511,6 +512,24 @@ fn the_previous_result_is_returned_unchanged() {
     silent(&call("DEL", &changed, &stdin.to_string()));
 }
 
+#[test]
+fn excluded_containers_need_facts_and_a_pod() {
+    let sandbox = Sandbox::new("containers");
+    let netns = sandbox.path();
+    let with = |args| [("CNI_CONTAINERID", "protocol-containers"), ("CNI_NETNS", netns.as_str()), ("CNI_ARGS", args)];
+    let pod = with("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=p");
+    let chain = json!([{"type": "container-exclude", "containers": ["init-containers"]}]);
+    let conf = json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "chain": chain}).to_string();
+    let (code, msg) = refusal(&call("ADD", &pod, &conf));
+    let wanted = "chain[0].containers: \"init-containers\" needs facts of the pod: set kubernetes.kubeconfig";
+    assert!(code == 7 && msg.starts_with(wanted), "{msg}");
+    silent(&call("DEL", &pod, &conf));
+    // A sandbox that is not a pod has no containers with names.
+    let no_pod = with("IgnoreUnknown=1");
+    succeeds(&call("ADD", &no_pod, &conf));
+    silent(&call("DEL", &no_pod, &conf));
+}
+
 /// Errors appear in Events, and the author of an attachment chooses version, name and type.
 #[test]
 fn control_characters_in_errors_are_escaped() {
@@ -520,6 +539,7 @@ fn control_characters_in_errors_are_escaped() {
         json!({"cniVersion": bad, "name": "n", "type": "detour"}),
         json!({"cniVersion": "1.1.0", "name": "n", "type": bad}),
         json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "chain": [{"type": "uid-exclude", "uids": bad}]}),
+        json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "chain": [{"type": "container-exclude", "containers": bad}]}),
         json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "log_level": bad}),
     ] {
         let output = call("ADD", &[], &conf.to_string());

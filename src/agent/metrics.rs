@@ -37,7 +37,7 @@ pub struct Metrics {
     nri_registered: Family<Labels<0>, Gauge>,
     container_starts: Counters<1>,
     ended_bypasses: Counter,
-    nri_seconds: Histogram,
+    nri_seconds: Family<Labels<0>, Histogram, fn() -> Histogram>,
 }
 
 impl Default for Metrics {
@@ -88,7 +88,7 @@ impl Default for Metrics {
         let ended_bypasses = Counter::default();
         let help = "Bypasses of running containers that ended because the proxy accepts connections";
         registry.register("bypasses_ended", help, ended_bypasses.clone());
-        let nri_seconds = Histogram::new(exponential_buckets(0.000_125, 2.0, 13));
+        let nri_seconds = Family::new_with_constructor(start_buckets as fn() -> Histogram);
         let help = "How long the container runtime waited for the agent when it started a container";
         registry.register_with_unit("nri", help, Unit::Seconds, nri_seconds.clone());
         let registry = Arc::new(registry);
@@ -117,6 +117,11 @@ impl Default for Metrics {
 /// Buckets from 5 ms, an ADD without requests, to 20 s, twice the default timeout for facts.
 fn call_buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.005, 2.0, 13))
+}
+
+/// Buckets from 125 µs to 512 ms; the agent answers within 100 ms.
+fn start_buckets() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_125, 2.0, 13))
 }
 
 impl Metrics {
@@ -199,7 +204,7 @@ impl Metrics {
 
     /// Records how long the container runtime waited at the start of a container.
     pub fn nri_request(&self, duration: Duration) {
-        self.nri_seconds.observe(duration.as_secs_f64());
+        self.nri_seconds.get_or_create(&[]).observe(duration.as_secs_f64());
     }
 
     /// Returns all metrics in the OpenMetrics text format.
@@ -208,7 +213,8 @@ impl Metrics {
         let mut text = String::new();
         // Writing to a String can't fail.
         let _ = encode(&mut text, &self.registry);
-        text
+        // A family without labels is one series, which is usually written without braces.
+        text.replace("{} ", " ")
     }
 }
 
@@ -235,6 +241,7 @@ mod tests {
     fn a_new_agent_exports_zeros() {
         let expected = [
             (format!("detour_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0),
+            ("detour_bypasses_ended_total".into(), 0.0),
             ("detour_configuration_refused".into(), 0.0),
             ("detour_drift_total".into(), 0.0),
             ("detour_install_ready".into(), 0.0),
@@ -276,6 +283,10 @@ mod tests {
         metrics.token_renewal_failed(true);
         metrics.facts("pods", 500);
         metrics.facts("pods", 499);
+        metrics.nri_registered(true);
+        metrics.container_start("exempt");
+        metrics.bypass_ended();
+        metrics.nri_request(Duration::from_millis(3));
         let samples = samples(&metrics);
         for (series, value) in [
             (r#"detour_api_fallbacks_total{reason="unknown"}"#, 1.0),
@@ -287,6 +298,11 @@ mod tests {
             (r#"detour_installs_total{result="done"}"#, 1.0),
             ("detour_plugin_token_renewal_failed", 1.0),
             (r#"detour_facts{kind="pods"}"#, 499.0),
+            ("detour_nri_registered", 1.0),
+            (r#"detour_container_starts_total{result="exempt"}"#, 1.0),
+            ("detour_bypasses_ended_total", 1.0),
+            (r#"detour_nri_seconds_bucket{le="0.004"}"#, 1.0),
+            (r#"detour_nri_seconds_bucket{le="0.002"}"#, 0.0),
         ] {
             assert_eq!(samples.get(series), Some(&value), "{series}");
         }

@@ -305,7 +305,9 @@ impl AgentArguments {
     fn containers(&self) -> Option<ContainerSettings> {
         let nri_socket = self.nri_socket.clone();
         let account = self.install.account_for("Events of pods with excluded containers");
-        nri_socket.is_some().then(|| ContainerSettings { nri_socket, account: account.ok() })
+        let has_hook = self.install.has_oci_hook();
+        let is_enabled = nri_socket.is_some() || has_hook;
+        is_enabled.then(|| ContainerSettings { nri_socket, has_hook, account: account.ok() })
     }
 
     fn services(&self) -> Option<Services> {

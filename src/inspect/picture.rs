@@ -160,7 +160,7 @@ fn lanes_of_container(policy: &Policy, container: &ContainerTraffic<'_>) -> Vec<
         Lane { card: card(container), color: "free", what: format!("{what}{end}"), to: to.to_owned() }
     };
     let temporary = at_start.filter(|scope| Some(*scope) > lasting);
-    let temporary = temporary.map(|scope| lane(scope, " until the proxy accepts connections"));
+    let temporary = temporary.map(|scope| lane(scope, " until the proxy is ready"));
     temporary.into_iter().chain(lasting.map(|scope| lane(scope, ""))).collect()
 }
 

@@ -20,7 +20,8 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
     let result = result::passed_through(conf)?;
     let desired = desired_policy(request, conf)?;
     desired.ignored.iter().for_each(|ignored| tracing::warn!("{ignored}"));
-    tracing::info!(exclusions = desired.policy.exclusions.len(), "{}", desired.why);
+    let exclusions = desired.policy.exclusions.len() + desired.policy.containers.len();
+    tracing::info!(exclusions, "{}", desired.why);
     apply(request, conf, desired.policy)?;
     Ok(Some(result))
 }

@@ -33,7 +33,7 @@ const DNS_PORT: u16 = 53;
 
 /// Counts the container's established TCP connections that bypass the sidecar although its policy redirects them. If
 /// DNS is captured, also deletes the conntrack entries of DNS queries over UDP that bypass it. Connections that are
-/// excluded by GID or by interface are counted too: the kernel does not list these properties.
+/// excluded by GID, by interface or by container are counted too: the kernel does not list these properties.
 ///
 /// # Errors
 /// [`Code::TryAgain`]: another call locks the network namespace longer than `timeout`. The network namespace is gone,

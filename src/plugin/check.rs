@@ -4,9 +4,10 @@ use super::desired_policy::{fixtures, ruleset, writes_ip6};
 use super::netns_state::ForeignRedirection;
 use super::open_netns;
 use super::record::{ContainerRecords, attachment};
+use crate::cluster::agent::{ExemptContainer, excluded_containers};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, NetConf, Request};
-use crate::firewall::{LiveRuleset, foreign_rules};
-use crate::netns;
+use crate::firewall::{ContainerElement, LiveRuleset, container_elements, foreign_rules, set_name};
+use crate::netns::{self, NetNs};
 use crate::policy::Policy;
 use crate::state::{ROOT, Store};
 use serde_json::Value;
@@ -14,6 +15,8 @@ use std::time::Duration;
 
 /// How long a CHECK waits for another call in the same network namespace.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a CHECK waits for the agent, which only reads its memory.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum number of differences that an error lists; the others are counted.
 const MAX_LISTED: usize = 10;
 /// The maximum number of foreign rules that are logged; the others are counted.
@@ -26,7 +29,7 @@ const MAX_LOGGED: usize = 20;
 pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
     let netns = open_netns::of_request(request)?;
-    netns.enter(LOCK_TIMEOUT, || {
+    let (mut found, policy) = netns.enter(LOCK_TIMEOUT, || {
         let records = ContainerRecords::read(&store, &request.container_id, &netns)?;
         if records.get(&attachment).is_none() {
             let path = netns.path().display();
@@ -36,9 +39,64 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
         let live = LiveRuleset::now()
             .map_err(|error| Error { msg: format!("CHECK{}: {}", of_pod(request), error.msg), ..error })?;
         log_foreign(&records, &live)?;
-        let found = differences(&records, &live)?;
-        if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
-    })
+        Ok((differences(&records, &live)?, records.policy()?))
+    })?;
+    if !policy.containers.is_empty() {
+        found.extend(element_drift(&policy, &netns, request, conf)?);
+    }
+    if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
+}
+
+/// Returns the drift of the sets of excluded containers: elements of other containers and, if the agent knows the
+/// running containers, all differences from these.
+///
+/// # Errors
+/// The kernel's state can't be read.
+fn element_drift(policy: &Policy, netns: &NetNs, request: &Request, conf: &NetConf) -> Result<Vec<String>, Error> {
+    let expected = || {
+        let socket = conf.kubernetes.agent_socket.as_ref()?;
+        match excluded_containers(socket, &request.container_id, AGENT_TIMEOUT) {
+            Ok(status) => status.expected,
+            Err(why) => {
+                tracing::debug!("the elements of running containers are not checked: agent: {why}");
+                None
+            }
+        }
+    };
+    let compare = || -> Result<Vec<String>, Error> {
+        let expected = expected();
+        let live = netns.enter_without_lock(container_elements)?;
+        Ok(compare_elements(policy, &live, expected.as_deref()))
+    };
+    // A container may start or exit between the answer and the dump.
+    let found = compare()?;
+    if found.is_empty() { Ok(found) } else { compare() }
+}
+
+fn compare_elements(policy: &Policy, live: &[ContainerElement], expected: Option<&[ExemptContainer]>) -> Vec<String> {
+    let text = |element: &ContainerElement| {
+        format!("control group {} in the set {:?}", element.cgroup, set_name(element.scope))
+    };
+    let wanted: Option<Vec<ContainerElement>> = expected
+        .map(|all| all.iter().map(|one| ContainerElement::new(one.scope, one.cgroup, &one.name, &one.id)).collect());
+    let unexpected = live.iter().filter_map(|element| {
+        let why = match &element.container {
+            None => "its comment names no container".to_owned(),
+            Some(label) if policy.container_scope(&label.name, false).is_none() => {
+                format!("container {:?} is not excluded", label.name)
+            }
+            Some(label) if wanted.as_ref().is_some_and(|wanted| !wanted.contains(element)) => {
+                format!("container {:?} has ended or its bypass has ended", label.name)
+            }
+            Some(_) => return None,
+        };
+        Some(format!("unexpected: {}: {why}", text(element)))
+    });
+    let missing = wanted.iter().flatten().filter(|element| !live.contains(element)).map(|element| {
+        let name = element.container.as_ref().map_or("", |label| &label.name);
+        format!("missing: {} of container {name:?}: its traffic is captured", text(element))
+    });
+    unexpected.chain(missing).collect()
 }
 
 /// Logs foreign redirections and rules, which are no drift.
@@ -114,4 +172,41 @@ fn drifted(request: &Request, found: &[String]) -> Error {
 
 fn of_pod(request: &Request) -> String {
     request.args.pod.as_ref().map_or_else(String::new, |pod| format!(" of pod {}/{}", pod.namespace, pod.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
+
+    #[test]
+    fn each_element_that_differs_is_a_difference() {
+        let exclusion = |name: &str| ContainerExclusion {
+            name: name.to_owned(),
+            scope: ContainerScope::All,
+            until: BypassEnd::ContainerExit,
+        };
+        let policy = Policy { containers: [exclusion("vault"), exclusion("later")].into(), ..Policy::default() };
+        let element = |cgroup, name| ContainerElement::new(ContainerScope::All, cgroup, name, "0123");
+        let unnamed = ContainerElement { container: None, ..element(3, "") };
+        let live = [element(1, "vault"), element(2, "app"), unnamed];
+        let alone = [
+            "unexpected: control group 2 in the set \"excluded-all\": container \"app\" is not excluded",
+            "unexpected: control group 3 in the set \"excluded-all\": its comment names no container",
+        ];
+        assert_eq!(compare_elements(&policy, &live, None), alone);
+        let exempt =
+            |cgroup, name: &str, scope| ExemptContainer { name: name.into(), id: "0123".into(), cgroup, scope };
+        let known = [exempt(1, "vault", ContainerScope::All)];
+        assert!(compare_elements(&policy, &live[..1], Some(&known)).is_empty());
+        let other = [exempt(1, "vault", ContainerScope::Dns)];
+        assert_eq!(
+            compare_elements(&policy, &live[..1], Some(&other)),
+            [
+                "unexpected: control group 1 in the set \"excluded-all\": container \"vault\" has ended or its bypass has ended",
+                "missing: control group 1 in the set \"excluded-dns\" of container \"vault\": its traffic is captured",
+            ]
+        );
+        assert!(compare_elements(&policy, &live[..1], None).is_empty());
+    }
 }

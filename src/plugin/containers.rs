@@ -68,6 +68,19 @@ struct ContainersPart {
     containers: Vec<ContainerExclusion>,
 }
 
+/// Returns the union of the policies of a sandbox's attachments from saved state, without its network namespace.
+///
+/// # Errors
+/// The saved state can't be read.
+pub fn saved_policy(sandbox_id: &str) -> Result<Policy, Error> {
+    let store = Store::new(ROOT);
+    let mut records = ContainerRecords::default();
+    for attachment in store.attachments_of(sandbox_id)? {
+        records.0.extend(AttachmentRecord::read(&store, &attachment)?.map(|record| (attachment.clone(), record)));
+    }
+    records.policy()
+}
+
 impl ExcludedContainers {
     /// Reads the excluded containers of a pod sandbox (`CNI_CONTAINERID`) and opens its network namespace; `None` if
     /// its attachments exclude no container. `root` is where the node's file system is mounted.

@@ -11,6 +11,8 @@
 //! | `netns_state` | the desired state of a network namespace, foreign redirections, the rule format |
 //! | `open_netns` | the network namespace of a call, which must not be the plugin's own |
 //! | `container_status`, `bypassing` | the agent's view on a running container, and repair |
+//! | `containers` | excluded containers of a running pod |
+//! | `hook` | the OCI hook, which exempts excluded containers when they start |
 //! | `node` | the node configuration file, and the report to the agent |
 //! | `validate` | validation of a configuration without a pod |
 
@@ -39,6 +41,7 @@ pub mod containers;
 mod del;
 pub mod desired_policy;
 mod executables;
+pub mod hook;
 pub mod netns_state;
 pub mod node;
 mod open_netns;

@@ -1,6 +1,5 @@
-//! Containers whose traffic bypasses the sidecar, whatever UID they run as.
+//! Containers whose traffic bypasses the sidecar, also if others have the same UID.
 
-use super::traffic_policy::Policy;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -50,35 +49,5 @@ impl fmt::Display for BypassEnd {
             Self::ProxyReady => "proxy-ready",
             Self::ContainerExit => "container-exit",
         })
-    }
-}
-
-impl Policy {
-    /// Returns which traffic of the running container `name` bypasses the sidecar now; `None` if none does.
-    /// `proxy_ready` is whether the proxy accepts connections, or did so before in this pod sandbox.
-    #[must_use]
-    pub fn container_scope(&self, name: &str, proxy_ready: bool) -> Option<ContainerScope> {
-        let active = |exclusion: &&ContainerExclusion| {
-            exclusion.name == name && !(proxy_ready && exclusion.until == BypassEnd::ProxyReady)
-        };
-        self.containers.iter().filter(active).map(|exclusion| exclusion.scope).max()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_widest_exclusion_that_has_not_ended_counts() {
-        let exclusion = |scope, until| ContainerExclusion { name: "vault".to_owned(), scope, until };
-        let containers = [
-            exclusion(ContainerScope::All, BypassEnd::ProxyReady),
-            exclusion(ContainerScope::Dns, BypassEnd::ContainerExit),
-        ];
-        let policy = Policy { containers: containers.into(), ..Policy::default() };
-        assert_eq!(policy.container_scope("vault", false), Some(ContainerScope::All));
-        assert_eq!(policy.container_scope("vault", true), Some(ContainerScope::Dns));
-        assert_eq!(policy.container_scope("other", false), None);
     }
 }

@@ -1,4 +1,4 @@
-//! `container-exclude`: traffic of certain containers bypasses the sidecar, whatever UID they run as.
+//! `container-exclude`: traffic of certain containers bypasses the sidecar, also if others have the same UID.
 
 use super::context::{AnnotationValue, ListAuthor, PodContext, check_containers, name_of};
 use super::note::Note;
@@ -17,6 +17,8 @@ const ACCEPTED: &str = "names of containers, patterns such as *-init, init-conta
 const INIT_CONTAINERS: &str = "init-containers";
 /// Limit of items of one list.
 const MAX_ITEMS: usize = 100;
+/// Limit of unknown names of one list that are compared with the names of the pod.
+const MAX_COMPARED: usize = 8;
 
 /// The exclusions that one block, argument or annotation requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,7 +130,8 @@ impl ContainerList {
             return;
         }
         let others = || of_pod().filter(|name| !ISTIO_CONTAINERS.contains(name));
-        let suggestion = unknown.iter().map(|name| did_you_mean(name, others())).find(|text| !text.is_empty());
+        let compared = unknown.iter().take(MAX_COMPARED);
+        let suggestion = compared.map(|name| did_you_mean(name, others())).find(|text| !text.is_empty());
         let text = format!(
             "{}: {}: pod {} has no such container; it has {}{}",
             self.place,

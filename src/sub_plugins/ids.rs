@@ -170,7 +170,7 @@ pub fn namespace_uids(namespace: &Namespace) -> Option<Vec<IdRange>> {
     list.distinct(ACCEPTED_NAMESPACE_RANGES, parse_id_range).ok().filter(|ranges| !ranges.is_empty())
 }
 
-/// Returns the hint to exclude one container, whatever its UID is.
+/// Returns the hint to exclude one container of several with the same ID.
 fn by_name(name: &str) -> String {
     format!("to exclude only {name}, use the sub-plugin container-exclude (annotation {EXCLUDE_CONTAINERS}: {name:?})")
 }

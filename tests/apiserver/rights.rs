@@ -91,6 +91,11 @@ fn the_shipped_rights_equal_the_documented_table() {
         ("kubernetes", base("kubernetes"), with(&[])),
         ("openshift", base("openshift"), with(&["OpenShift"])),
         ("least", chart(&["onExit=leave,repair.enabled=false"]), ["always"].into()),
+        (
+            "containers",
+            chart(&["onExit=leave,repair.enabled=false,containerExclusion.enabled=true"]),
+            ["always", "containerExclusion.enabled"].into(),
+        ),
         ("labels", chart(&["repair.labelPods=true"]), with(&["repair.labelPods"])),
         ("most", chart(&[most]), with(&["OpenShift", "primaryPlugin.enabled", "taint.enabled", "repair.deletePods"])),
     ];

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 fn changes() -> Vec<(&'static str, Value, Value)> {
     let none = || json!({});
     let quota = || json!({"resourceQuotas": {"enabled": true}});
+    let exclusion = || json!({"containerExclusion": {"enabled": true}});
     let multus = || json!({"global": {"platform": "openshift"}});
     vec![
         ("fullnameOverride", json!("mesh"), none()),
@@ -36,7 +37,15 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("chained", json!(false), none()),
         ("provider", json!("multus"), none()),
         ("programNames", json!(["istio-cni", "excludedns"]), none()),
-        ("config.chain", json!([{"type": "uid-exclude", "uids": "1000-1999"}]), none()),
+        (
+            "config.chain",
+            json!([
+                {"type": "uid-exclude", "uids": "1000-1999"},
+                {"type": "container-exclude", "containers": ["*-init", "init-containers", ""], "until": "proxy-ready"},
+                {"type": "container-exclude", "containers": "vault-*, app", "scope": "dns"},
+            ]),
+            none(),
+        ),
         ("attachments", json!([{"name": "excludedns", "namespaces": ["shop"]}]), multus()),
         ("attachmentConfDir", json!("/etc/multus"), json!({"attachments": [{"name": "a"}]})),
         ("definitions", json!("never"), multus()),
@@ -50,6 +59,14 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("repair.initContainerName", json!("check"), none()),
         ("repair.selector", json!("app in (web,db)"), none()),
         ("repair.intervalSeconds", json!(86_400), none()),
+        ("containerExclusion.enabled", json!(true), none()),
+        ("containerExclusion.nriSocket", json!("/run/nri/own.sock"), exclusion()),
+        ("containerExclusion.hook.enabled", json!(true), exclusion()),
+        (
+            "containerExclusion.hook.directory",
+            json!("/usr/share/containers/oci/hooks.d"),
+            merged(&exclusion(), &json!({"containerExclusion": {"hook": {"enabled": true}}})),
+        ),
         ("taint.enabled", json!(true), none()),
         ("taint.key", json!("example.com/not-ready"), json!({"taint": {"enabled": true}})),
         ("primaryPlugin.enabled", json!(true), none()),

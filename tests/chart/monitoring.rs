@@ -62,6 +62,9 @@ fn exported() -> BTreeMap<String, BTreeSet<String>> {
     metrics.look_failure("a");
     metrics.install("a");
     metrics.facts("a", 1);
+    metrics.nri_registered(true);
+    metrics.container_start("a");
+    metrics.nri_request(std::time::Duration::ZERO);
     let text = metrics.text();
     let mut exported = BTreeMap::<String, BTreeSet<String>>::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {

@@ -26,9 +26,12 @@ fn keys_of(sub_plugin: &str) -> BTreeSet<String> {
 #[test]
 fn the_schema_has_the_keys_of_each_sub_plugin() {
     let schema = schema();
-    for (sub_plugin, definition) in
-        [("istio-redirect", "istioRedirect"), ("uid-exclude", "uidExclude"), ("dns-exclude", "dnsExclude")]
-    {
+    for (sub_plugin, definition) in [
+        ("istio-redirect", "istioRedirect"),
+        ("uid-exclude", "uidExclude"),
+        ("dns-exclude", "dnsExclude"),
+        ("container-exclude", "containerExclude"),
+    ] {
         let properties = schema["definitions"][definition]["properties"].as_object().expect("an object");
         let keys: BTreeSet<String> = properties.keys().cloned().collect();
         assert_eq!(keys, keys_of(sub_plugin), "{definition}");
@@ -65,6 +68,10 @@ fn the_plugin_refuses_the_same_words_and_numbers() {
         ("istio-redirect", "host_ipv4_loopback_cidr", json!("::1")),
         ("dns-exclude", "protocols", json!(["sctp"])),
         ("uid-exclude", "uids", json!({"a": 1})),
+        ("container-exclude", "containers", json!(["-a"])),
+        ("container-exclude", "containers", json!("Vault")),
+        ("container-exclude", "scope", json!("tcp")),
+        ("container-exclude", "until", json!("ready")),
     ] {
         let error = with_chain(json!({"type": sub_plugin, key: wrong})).expect_err(key);
         assert!(error.contains(key), "{error}");

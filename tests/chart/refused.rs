@@ -25,6 +25,8 @@ fn an_unknown_key_at_each_level_is_refused() {
         ("/global/defaultResources", "request", json!({"global": {"defaultResources": {"request": {}}}})),
         ("/logging", "lvl", json!({"logging": {"lvl": "info"}})),
         ("/repair", "repairPod", json!({"repair": {"repairPod": false}})),
+        ("/containerExclusion", "socket", json!({"containerExclusion": {"socket": "/s"}})),
+        ("/containerExclusion/hook", "dir", json!({"containerExclusion": {"hook": {"dir": "/d"}}})),
         ("/taint", "effect", json!({"taint": {"effect": "NoExecute"}})),
         ("/primaryPlugin", "enable", json!({"primaryPlugin": {"enable": true}})),
         ("/seLinuxOptions", "kind", json!({"seLinuxOptions": {"kind": "spc_t"}})),
@@ -129,6 +131,8 @@ fn a_wrong_value_is_refused() {
         ("repair.brokenPodLabelValue", json!(true)),
         ("repair.initContainerName", json!("")),
         ("repair.selector", json!("app: web")),
+        ("containerExclusion.nriSocket", json!("nri.sock")),
+        ("containerExclusion.hook.directory", json!("")),
         ("taint.key", json!("not ready")),
         ("seLinuxOptions.type", json!(1)),
         ("resources.limits.memory", json!("128MB")),
@@ -158,7 +162,9 @@ fn a_wrong_value_is_refused() {
 
 #[test]
 fn a_wrong_value_in_a_list_is_refused() {
-    let entry = |key: &str, value: Value| json!({"config": {"chain": [{"type": "istio-redirect", key: value}]}});
+    let block = |kind: &str, key: &str, value: Value| json!({"config": {"chain": [{"type": kind, key: value}]}});
+    let entry = |key: &str, value: Value| block("istio-redirect", key, value);
+    let containers = |key: &str, value: Value| block("container-exclude", key, value);
     let cases = [
         ("/config/chain/0", json!({"config": {"chain": [{"uids": [1]}]}})),
         ("/config/chain/0/type", json!({"config": {"chain": [{"type": "../sh"}]}})),
@@ -170,6 +176,10 @@ fn a_wrong_value_in_a_list_is_refused() {
         ("/config/chain/0/host_ipv4_loopback_cidr", entry("host_ipv4_loopback_cidr", json!("::1"))),
         ("/config/chain/0/pod_overrides", json!({"config": {"chain": [{"type": "uid-exclude", "pod_overrides": 1}]}})),
         ("/config/chain/0/protocols/0", json!({"config": {"chain": [{"type": "dns-exclude", "protocols": ["sctp"]}]}})),
+        ("/config/chain/0/containers/0", containers("containers", json!(["vault-", "app"]))),
+        ("/config/chain/0/containers", containers("containers", json!("Vault"))),
+        ("/config/chain/0/scope", containers("scope", json!("tcp"))),
+        ("/config/chain/0/until", containers("until", json!("ready"))),
         ("/attachments/0", json!({"attachments": [{"namespace": "default"}]})),
         ("/attachments/0/name", json!({"attachments": [{"name": "Exclude_DNS"}]})),
         ("/attachments/0/name", json!({"attachments": [{"name": "a".repeat(64)}]})),
@@ -210,6 +220,10 @@ fn values_that_contradict_each_other_are_refused() {
             json!({"repair": {"deletePods": true, "labelPods": true}}),
         ),
         ("cniBinDir, cniConfDir: both are \"/opt/cni\"", json!({"cniBinDir": "/opt/cni", "cniConfDir": "/opt/cni"})),
+        (
+            "containerExclusion: expected nriSocket or hook.enabled, got neither",
+            json!({"containerExclusion": {"enabled": true, "nriSocket": ""}}),
+        ),
         ("chained: with true", json!({"chained": true, "global": {"platform": "openshift"}})),
         ("provider: \"default\"", json!({"provider": "default", "global": {"platform": "openshift"}})),
         (
@@ -231,10 +245,11 @@ fn a_value_of_another_type_is_refused_for_each_value() {
 
 /// The values without which the chart can't be rendered, besides objects. `helm upgrade --reuse-values` leaves out those
 /// that the previous chart did not have.
-const REQUIRED: [&str; 15] = [
+const REQUIRED: [&str; 16] = [
     "image",
     "global.hub",
     "attachmentConfDir",
+    "containerExclusion.hook.directory",
     "definitions",
     "onExit",
     "repair.enabled",

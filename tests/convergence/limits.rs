@@ -174,6 +174,22 @@ fn inputs_above_a_limit_are_refused_at_once_with_place_limit_and_number() {
             "chain: expected at most 32 sub-plugins and executables, got 33",
         ),
         (
+            Input {
+                chain: Some(json!([{ "type": "container-exclude" }])),
+                ..pod("detour.io/exclude-containers", &joined((0..101).map(|i| format!("c{i}")), ","))
+            },
+            "annotation \"detour.io/exclude-containers\" of pod shop/web-0: expected at most 100 items, got 101",
+        ),
+        (
+            Input {
+                chain: Some(json!([{ "type": "container-exclude" }])),
+                containers: 100,
+                ..pod("detour.io/exclude-containers", "app")
+            },
+            "annotation \"detour.io/exclude-containers\" of pod shop/web-0: pod shop/web-0: expected at most 100 \
+             containers, got 101",
+        ),
+        (
             Input { containers: 100, ..pod("detour.io/exclude-uids", "init-containers") },
             "\"init-containers\": pod shop/web-0: expected at most 100 containers, got 101",
         ),

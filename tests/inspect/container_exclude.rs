@@ -64,6 +64,46 @@ fn each_excluded_container_is_reported_with_its_traffic_its_end_and_its_source()
 }
 
 #[test]
+fn the_sample_for_vault_excludes_one_of_several_containers_with_the_same_uid() {
+    let sample = |name: &str| format!("{}/conf/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (conf, pod) = (sample("openshift-vault.conf"), sample("openshift-vault-pod.yaml"));
+    let explain = |more: &[&str]| {
+        let run = detour(&[&["explain", "-f", &pod, "--config", &conf], more].concat(), "", &[]);
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+        run
+    };
+    let report = explain(&["-o", "json"]).json();
+    let source = "pod, detour.io/exclude-containers";
+    let expected = json!([{"name": "vault-agent-init", "scope": "all", "until": "proxy-ready", "sources": [source]}]);
+    assert_eq!((&report["redirected"], &report["excluded_containers"]), (&json!(true), &expected));
+    assert_eq!((codes(&report), &report["exempt"]), (vec![], &json!([])));
+    let documented = include_str!("../../conf/README.md");
+    let line = explain(&[]).stdout.lines().find(|line| line.contains(source)).map(str::to_owned);
+    assert!(documented.contains(&line.expect("a line")), "conf/README.md shows the line");
+    assert_eq!(detour(&["validate", &conf], "", &[]).code, 0);
+}
+
+#[test]
+fn a_block_that_excludes_nothing_does_not_change_the_rules() {
+    let rules = |blocks: Value, format: &str| {
+        let run = explain(&one_uid(), &blocks, &["--rules", format]);
+        assert_eq!(run.code, 0, "{run:?}");
+        (run.stdout, run.stderr)
+    };
+    for format in ["iptables", "nft"] {
+        let without = rules(json!([]), format);
+        assert_eq!(rules(json!([{"type": "container-exclude", "containers": "job-*"}]), format), without, "{format}");
+    }
+    let by_name = json!([{"type": "container-exclude", "containers": "web"}]);
+    assert!(rules(by_name.clone(), "nft").0.contains("table inet detour-containers {"));
+    let (iptables, hint) = rules(by_name, "iptables");
+    assert_eq!(iptables, rules(json!([]), "iptables").0);
+    let wanted = "detour: pod shop/web-0: iptables can't show the rules for excluded containers: they are native; use \
+                  --rules nft\n";
+    assert_eq!(hint, wanted);
+}
+
+#[test]
 fn a_pod_without_excluded_containers_needs_nothing_on_the_node() {
     let report = report(&one_uid(), &json!([{"type": "container-exclude", "containers": "other"}]));
     assert_eq!(report["excluded_containers"], json!([]));
@@ -194,7 +234,7 @@ fn the_picture_shows_the_bypass_of_each_excluded_container() {
     let temporary = json!([{"type": "container-exclude", "containers": "web", "until": "proxy-ready"}]);
     let temporary = svg(&one_uid(), temporary);
     assert_eq!((drawn(&temporary, "web"), drawn(&temporary, "everything")), (2, 0), "captured later");
-    assert_eq!(drawn(&temporary, "everything until the proxy accepts connections"), 1);
+    assert_eq!(drawn(&temporary, "everything until the proxy is ready"), 1);
     let dns = svg(&one_uid(), json!([{"type": "container-exclude", "containers": "web", "scope": "dns"}]));
     assert_eq!((drawn(&dns, "web"), drawn(&dns, "resolvers")), (2, 1));
     let mut by_istio_init = one_uid();
@@ -257,4 +297,59 @@ fn containers_of_several_attachments_and_of_the_node_are_united() {
     assert_eq!(both, [vault, one, dns]);
     assert_eq!(sorted("two,one", false).len(), both.len(), "the order does not matter");
     assert_eq!(sorted("one", true), [one, dns], "the node pins the sub-plugin");
+}
+
+/// Runs `trace` with a sub-plugin chain of `istio-redirect` and a block that excludes the init container.
+fn trace(pod: &Value, from: &str, to: &str, more: &[&str]) -> Run {
+    let chain = json!([{"type": "istio-redirect", "redirect_dns": true}, {"type": "container-exclude", "containers": "vault-agent-init"}]);
+    let conf = json!({
+        "cniVersion": "1.1.0", "name": "istio-cni", "type": "detour", "kubernetes": {"kubeconfig": "/k"}, "chain": chain
+    });
+    let conf = file("trace.conf", &conf.to_string());
+    let arguments = ["trace", "-f", "-", "--config", &conf, "--from", from, "--to", to];
+    detour(&[&arguments[..], more].concat(), &pod.to_string(), &[])
+}
+
+#[test]
+fn the_trace_of_an_excluded_container_shows_when_its_bypass_ends_and_where_the_packet_arrives_then() {
+    let pod = one_uid();
+    for (to, port) in [("1.2.3.4:443/tcp", 15001), ("10.96.0.10:53/udp", 15053), ("[fd96::a]:53/tcp", 15053)] {
+        let report = trace(&pod, "container=vault-agent-init", to, &["-o", "json"]).json();
+        assert_eq!(
+            (&report["arrives_at"], &report["decided_by"]["table"]),
+            (&"direct".into(), &"detour-containers".into())
+        );
+        let expected = json!({
+            "name": "vault-agent-init", "excluded": true, "bypasses": "all", "until": "proxy-ready",
+            "afterwards": format!("sidecar:{port}"),
+        });
+        assert_eq!(report["container"], expected, "{to}");
+        let web = trace(&pod, "container=web", to, &["-o", "json"]).json();
+        assert_eq!(web["arrives_at"], format!("sidecar:{port}"), "the same UID: {to}");
+        let expected = json!({"name": "web", "excluded": false, "bypasses": null, "until": null, "afterwards": null});
+        assert_eq!((&web["container"], &web["caveats"]), (&expected, &json!([])));
+        let by_uid = trace(&pod, "uid=1000650000", to, &["-o", "json"]).json();
+        assert_eq!((&by_uid["arrives_at"], &by_uid["container"]), (&web["arrives_at"], &Value::Null));
+        let caveat = by_uid["caveats"][0].as_str().expect("a caveat");
+        assert!(caveat.ends_with("use --from container=vault-agent-init"), "{caveat}");
+    }
+    let text = trace(&pod, "container=vault-agent-init", "1.2.3.4:443/tcp", &[]).stdout;
+    let lines: Vec<&str> = text.lines().collect();
+    let first = "1.2.3.4:443/tcp from container vault-agent-init (uid 1000650000, gid 0) via eth0 → direct";
+    assert_eq!(lines[0], first);
+    let until = "until the proxy accepts connections; then: sidecar:15001";
+    assert_eq!(lines[1], format!("Container vault-agent-init: all outbound traffic bypasses the sidecar {until}"));
+}
+
+#[test]
+fn a_container_is_traced_with_given_ids_and_an_unknown_one_is_refused_with_the_names() {
+    let mut pod = one_uid();
+    pod["spec"]["initContainers"][0]["securityContext"] = Value::Null;
+    let to = "1.2.3.4:443/tcp";
+    let run = trace(&pod, "container=vault-agent-init", to, &[]);
+    assert!(run.code == 2 && run.stderr.contains("use container=vault-agent-init,uid=UID"), "{run:?}");
+    let report = trace(&pod, "container=vault-agent-init,uid=5,gid=6", to, &["-o", "json"]).json();
+    assert_eq!((&report["from"]["process"], &report["arrives_at"]), (&json!({"uid": 5, "gid": 6}), &"direct".into()));
+    let run = trace(&pod, "container=vault,uid=5", to, &[]);
+    assert!(run.code == 2 && run.stderr.contains("expected one of vault-agent-init, "), "{run:?}");
 }

@@ -6,6 +6,7 @@ mod crash;
 mod disk;
 mod exposition;
 mod golden;
+mod hook;
 mod manifests;
 mod releases;
 #[path = "../support/mod.rs"]

@@ -1,6 +1,6 @@
 //! Sub-plugins of the node and of attachments, and plugins chained to the default network's result.
 
-use crate::node::{Node, istio_cni, made};
+use crate::node::{Node, istio_cni, made, pod_object};
 use crate::recorders::add_prints;
 use serde_json::{Value, json};
 
@@ -154,4 +154,74 @@ fn pods_in_an_excluded_namespace_get_networks_and_no_rules() {
     assert_eq!(node.pod.rules(), [""; 0]);
     node.done("CHECK", &conf);
     assert_eq!(node.done("DEL", &conf), Value::Null);
+}
+
+/// Returns name, scope and end of the excluded containers in the pod's saved state.
+fn saved_containers(node: &Node) -> Vec<String> {
+    let directory = std::path::Path::new("/run/detour/attachments").join(&node.pod.name);
+    let mut found = Vec::new();
+    for file in std::fs::read_dir(directory).expect("saved state") {
+        let record = std::fs::read(file.expect("a file").path()).expect("readable");
+        let record: Value = serde_json::from_slice(&record).expect("JSON");
+        let containers = record["policy"]["containers"].as_array().cloned().unwrap_or_default();
+        let text = |one: &Value, key: &str| one[key].as_str().expect(key).to_owned();
+        found.extend(containers.iter().map(|one| ["name", "scope", "until"].map(|key| text(one, key)).join(" ")));
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn excluded_containers_of_node_attachments_and_pod_are_united_in_any_order() {
+    let excludes = |containers: &str, scope: &str| {
+        let chain = json!([{"type": "container-exclude", "containers": containers, "scope": scope}]);
+        json!({"cniVersion": "1.0.0", "name": "m", "type": "detour", "chain": chain})
+    };
+    let chain = |pinned: bool| json!([{"type": "istio-redirect"}, {"type": "container-exclude", "containers": "log", "pod_overrides": !pinned}]);
+    for (networks, pinned, expected) in [
+        (
+            "m1,m2",
+            false,
+            vec!["app all container-exit", "app dns container-exit", "init all proxy-ready", "log all container-exit"],
+        ),
+        (
+            "m2,m1",
+            false,
+            vec!["app all container-exit", "app dns container-exit", "init all proxy-ready", "log all container-exit"],
+        ),
+        ("m1", true, vec!["app dns container-exit", "log all container-exit"]),
+        ("", false, vec!["init all proxy-ready", "log all container-exit"]),
+    ] {
+        let node = node();
+        node.definition("shop", "m1", &excludes("app", "dns"));
+        node.definition("shop", "m2", &excludes("app,missing", "all"));
+        let mut pod = pod_object(networks);
+        pod["metadata"]["annotations"]["detour.io/exclude-containers"] = "init".into();
+        pod["spec"]["initContainers"] = json!([{"name": "init"}]);
+        pod["spec"]["containers"].as_array_mut().expect("a list").push(json!({"name": "log"}));
+        node.manifest("pod", &pod);
+        let conf = node.recording(&json!({"chain": chain(pinned)}));
+        let output = node.call("ADD", &conf);
+        assert!(output.success, "{output:?}");
+        let has_names = "missing\\\": pod shop/web-0 has no such container; it has init, app, istio-proxy, log";
+        assert_eq!(output.stderr.matches(has_names).count(), usize::from(networks.contains("m2")), "{output:?}");
+        assert_eq!(saved_containers(&node), expected, "{networks:?}");
+        let table = node.pod.run(&["nft", "list", "table", "inet", "detour-containers"]);
+        let has_dns = expected.iter().any(|line| line.contains(" dns "));
+        assert!(table.contains("set excluded-all {") && table.contains("set excluded-dns {") == has_dns, "{table}");
+        node.done("CHECK", &conf);
+        node.done("DEL", &conf);
+        assert!(!node.pod.run(&["nft", "list", "tables"]).contains("detour"));
+    }
+}
+
+#[test]
+fn a_list_that_matches_no_container_creates_no_table() {
+    let node = node();
+    node.pod_selects("");
+    let conf =
+        node.recording(&json!({"chain": [{"type": "container-exclude", "containers": "job-*,init-containers"}]}));
+    node.done("ADD", &conf);
+    assert_eq!(saved_containers(&node), [""; 0]);
+    assert_eq!(node.pod.run(&["nft", "list", "tables"]), "");
 }

@@ -1,8 +1,8 @@
 {{- /* Fails if a value is missing, because it is null, or because "helm upgrade --reuse-values" keeps the previous chart's
 values. */ -}}
 {{- define "detour.complete" -}}
-{{- $objects := list "config" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
-{{- $others := list "image" "global.hub" "attachmentConfDir" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "repair.initContainerName" "repair.intervalSeconds" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
+{{- $objects := list "config" "containerExclusion" "containerExclusion.hook" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
+{{- $others := list "image" "global.hub" "attachmentConfDir" "containerExclusion.hook.directory" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "repair.initContainerName" "repair.intervalSeconds" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
 {{- range $path := concat $objects $others -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path -}}
@@ -159,7 +159,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- /* Capabilities of the agent's container: for files that root does not own; for pods' network namespaces; for
 users of pods in detour doctor --probe. */ -}}
 {{- define "detour.capabilities" -}}
-{{- concat (list "CHOWN" "DAC_OVERRIDE" "FOWNER") (ternary (list "NET_ADMIN" "SETGID" "SETUID" "SYS_ADMIN" "SYS_PTRACE") list .Values.repair.enabled) | toYaml -}}
+{{- $ofPods := ternary (list "NET_ADMIN" "SYS_ADMIN" "SYS_PTRACE") list (eq (include "detour.entersPods" .) "true") -}}
+{{- $ofUsers := ternary (list "SETGID" "SETUID") list .Values.repair.enabled -}}
+{{- concat (list "CHOWN" "DAC_OVERRIDE" "FOWNER") (concat $ofPods $ofUsers | sortAlpha) | toYaml -}}
+{{- end -}}
+
+{{- /* "true" if the agent enters pods' network namespaces. */ -}}
+{{- define "detour.entersPods" -}}
+{{- or .Values.repair.enabled (.Values.containerExclusion.enabled | default false) -}}
 {{- end -}}
 
 {{- define "detour.repair" -}}

@@ -95,3 +95,48 @@ fn create_events(events: &Receiver<(PodRef, Event)>, tell: impl Fn(&Pod, &Event)
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    fn pod(name: &str) -> PodRef {
+        PodRef { namespace: "shop".into(), name: name.into(), uid: Some("u".into()) }
+    }
+
+    #[test]
+    fn events_wait_in_order_while_the_api_server_does_not_answer() {
+        let (sender, events) = sync_channel(MAX_WAITING);
+        let (told, sender) = (RefCell::new(Vec::new()), RefCell::new(Some(sender)));
+        for name in ["a", "b"] {
+            sender.borrow().as_ref().expect("open").send((pod(name), bypass_ended("vault"))).expect("received");
+        }
+        create_events(&events, |pod, event| {
+            let mut told = told.borrow_mut();
+            told.push(format!("{} {}", pod.name, event.reason));
+            match told.len() {
+                1 => {
+                    // The next Event ends the pause.
+                    let last = sender.borrow_mut().take().expect("open");
+                    last.send((self::pod("c"), captured("vault", "why"))).expect("received");
+                    Err((Code::TryAgain, "no answer".into()))
+                }
+                3 => Err((Code::Forbidden, "refused".into())),
+                _ => Ok(()),
+            }
+        });
+        let ended = |name: &str| format!("{name} DetourBypassEnded");
+        assert_eq!(told.into_inner(), [ended("a"), ended("a"), ended("b"), "c DetourContainerCaptured".to_owned()]);
+    }
+
+    #[test]
+    fn an_event_that_does_not_fit_is_dropped_without_waiting() {
+        let (sender, events) = sync_channel(1);
+        let queue = EventQueue(Some(sender));
+        for name in ["a", "b"] {
+            queue.push(&pod(name), bypass_ended("vault"));
+        }
+        assert_eq!(events.try_iter().map(|(pod, _)| pod.name).collect::<Vec<_>>(), ["a"]);
+    }
+}

@@ -2,10 +2,7 @@
 
 use super::reconciler::Reconciler;
 use crate::agent::nri::{NriContainer, NriHandler, NriPod};
-use std::time::{Duration, Instant};
-
-/// How long the start of a container may wait: the runtime starts no other container meanwhile.
-const START_TIMEOUT: Duration = Duration::from_millis(90);
+use std::time::Instant;
 
 impl NriHandler for Reconciler {
     fn synchronize(&mut self, pods: Vec<NriPod>, containers: Vec<NriContainer>) {
@@ -34,17 +31,19 @@ impl Reconciler {
     /// Lets the container's traffic bypass the sidecar if it is excluded. Returns the result for the metric; `None` if
     /// it is not excluded.
     fn exempt(&self, pod: &NriPod, container: &NriContainer) -> Option<&'static str> {
-        let began = Instant::now();
         let name = &container.name;
         let result = match self.find(&pod.id) {
             Ok(None) => return None,
             Ok(Some(excluded)) => {
                 excluded.policy().containers.iter().find(|exclusion| exclusion.name == *name)?;
-                let left = START_TIMEOUT.saturating_sub(began.elapsed());
-                self.reconcile(&pod.id, excluded, left)
+                let began = Instant::now();
+                let result = self.reconcile(&pod.id, excluded, self.registry.start_timeout(&pod.id));
+                self.registry.waited(&pod.id, began.elapsed());
+                result
             }
-            Err(error) if self.registry.is_excluding(&pod.id) => Err(error),
+            Err(error) if self.registry.excludes(&pod.id, name) == Some(true) => Err(error),
             Err(error) => {
+                self.registry.excludes(&pod.id, name).is_none().then_some(())?;
                 let pod = format!("{}/{}", pod.namespace, pod.name);
                 tracing::warn!(pod, container = name, "can't read which containers are excluded: {error}");
                 return None;

@@ -33,6 +33,8 @@ use watcher::Watcher;
 pub struct ContainerSettings {
     /// The runtime's NRI socket; `None` if only the OCI hook exempts containers.
     pub nri_socket: Option<HostPath>,
+    /// Whether an OCI hook exempts containers too.
+    pub has_hook: bool,
     /// The account that creates Events; `None` to only log them.
     pub account: Option<ServiceAccount>,
 }
@@ -52,7 +54,7 @@ impl ContainerSettings {
     /// A thread can't be created, or the path of the socket can't be resolved.
     pub(super) fn start(&self, node: &NodeFiles, metrics: &Metrics) -> Result<RunningContainers, String> {
         let thread_error = |error| format!("can't start the threads for excluded containers: {error}");
-        let registry = Registry::new(self.nri_socket.is_some());
+        let registry = Registry::new(self.nri_socket.is_some(), self.has_hook);
         let events = EventQueue::start(self.account.clone()).map_err(thread_error)?;
         let reconciler = Reconciler {
             root: HostRoot::new(node.root()),
@@ -71,9 +73,10 @@ impl ContainerSettings {
         let (metrics, shown) = (metrics.clone(), socket.clone());
         metrics.nri_registered(false);
         let registry = running.registry.clone();
+        let has_hook = self.has_hook;
         let report = move |status: NriStatus| {
             metrics.nri_registered(matches!(status, NriStatus::Registered { .. }));
-            log(&status, &shown);
+            log(&status, &shown, has_hook);
             registry.report(&status);
         };
         let work = move || nri::run(&path, reconciler, report, ended);
@@ -83,13 +86,15 @@ impl ContainerSettings {
     }
 }
 
-fn log(status: &NriStatus, socket: &HostPath) {
+fn log(status: &NriStatus, socket: &HostPath, has_hook: bool) {
+    let consequence =
+        if has_hook { "only the OCI hook exempts containers" } else { "excluded containers start captured" };
     match status {
         NriStatus::Registered { runtime, version } => {
             tracing::info!(%socket, runtime, version, "registered at the container runtime");
         }
         NriStatus::Disconnected(why) => {
-            tracing::warn!(%socket, why, "not registered at the container runtime: excluded containers start captured");
+            tracing::warn!(why, "not registered at the container runtime: {consequence}");
         }
     }
 }

@@ -7,7 +7,9 @@ use crate::cgroup::CgroupHierarchy;
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
 use crate::netns::find;
-use crate::plugin::containers::{ContainerChanges, ExcludedContainers, ObservedContainers, RunningContainer};
+use crate::plugin::containers::{
+    ContainerChanges, ExcludedContainers, ObservedContainers, RunningContainer, saved_policy,
+};
 use crate::pod::PodRef;
 use std::sync::Arc;
 use std::sync::PoisonError;
@@ -37,9 +39,16 @@ impl Reconciler {
     /// # Errors
     /// As [`ExcludedContainers::find`].
     pub(super) fn find(&self, sandbox_id: &str) -> Result<Option<ExcludedContainers>, Error> {
-        let excluded = ExcludedContainers::find(sandbox_id, &self.root)?;
-        self.registry.set_policy(sandbox_id, excluded.as_ref().map(ExcludedContainers::policy));
-        Ok(excluded)
+        let excluded = ExcludedContainers::find(sandbox_id, &self.root);
+        match &excluded {
+            Ok(found) => self.registry.set_policy(sandbox_id, found.as_ref().map(ExcludedContainers::policy)),
+            // It excludes containers, but its network namespace is gone or not visible.
+            Err(error) if error.code == Code::InvalidNetns => {
+                self.registry.set_policy(sandbox_id, Some(&saved_policy(sandbox_id)?));
+            }
+            Err(_) => {}
+        }
+        excluded
     }
 
     /// Makes the sets of a sandbox match its containers, within `timeout`. A change that takes longer continues.

@@ -17,6 +17,12 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const REST_INTERVAL: Duration = Duration::from_secs(30);
 /// The pause after a failure.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// How long the start of a container may wait. The runtime starts no other container of the node meanwhile.
+const START_TIMEOUT: Duration = Duration::from_millis(90);
+/// How long the starts of all containers of a sandbox may wait in total before [`START_TIMEOUT`] applies. A node with
+/// little processor time must not capture a container, and a pod that makes its rules slow must not delay others again
+/// and again. The runtime itself waits two seconds.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the agent may not be registered before this is reported for new pods: a runtime that restarts comes back.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -28,11 +34,14 @@ struct Shared {
     state: Mutex<State>,
     /// A sandbox is due earlier than before, or the agent ends.
     changed: Condvar,
+    started: Instant,
 }
 
 struct State {
     sandboxes: BTreeMap<String, Sandbox>,
     connection: Connection,
+    /// Whether an OCI hook exempts containers too.
+    has_hook: bool,
     ended: bool,
 }
 
@@ -40,6 +49,8 @@ struct State {
 enum Connection {
     /// This agent does not use NRI.
     Off,
+    /// The first attempt to connect has not ended.
+    Starting,
     Disconnected {
         why: String,
         since: Instant,
@@ -71,6 +82,8 @@ struct Excluding {
     failure: String,
     /// The containers whose capture was reported.
     reported: BTreeSet<String>,
+    /// How long the runtime may still wait for this sandbox in total.
+    patience: Duration,
 }
 
 struct Container {
@@ -81,6 +94,7 @@ struct Container {
     cgroup: Option<u64>,
     /// Whether it has been seen with a process.
     had_process: bool,
+    added: Instant,
     /// Whether the runtime has reported its end.
     is_ending: bool,
     is_exempt: bool,
@@ -123,12 +137,10 @@ pub(super) struct Applied {
 
 impl Registry {
     /// Creates an empty registry. `uses_nri` is whether the runtime is expected to report its containers.
-    pub(super) fn new(uses_nri: bool) -> Self {
-        let why = "the agent has just started".to_owned();
-        let disconnected = Connection::Disconnected { why, since: Instant::now() };
-        let connection = if uses_nri { disconnected } else { Connection::Off };
-        let state = State { sandboxes: BTreeMap::new(), connection, ended: false };
-        Self(Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() }))
+    pub(super) fn new(uses_nri: bool, has_hook: bool) -> Self {
+        let connection = if uses_nri { Connection::Starting } else { Connection::Off };
+        let state = State { sandboxes: BTreeMap::new(), connection, has_hook, ended: false };
+        Self(Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), started: Instant::now() }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -169,6 +181,7 @@ impl Registry {
             NriStatus::Disconnected(why) => {
                 let since = match &state.connection {
                     Connection::Disconnected { since, .. } => *since,
+                    Connection::Starting => self.0.started,
                     Connection::Off | Connection::Registered(_) => Instant::now(),
                 };
                 Connection::Disconnected { why: why.clone(), since }
@@ -231,9 +244,26 @@ impl Registry {
         self.0.changed.notify_all();
     }
 
-    /// Returns whether the sandbox is known to exclude containers.
-    pub(super) fn is_excluding(&self, sandbox_id: &str) -> bool {
-        self.state().sandboxes.get(sandbox_id).is_some_and(|sandbox| sandbox.excluding.is_some())
+    /// Returns whether the sandbox is known to exclude the container of this name; `None` if it is not known to exclude
+    /// any.
+    pub(super) fn excludes(&self, sandbox_id: &str, name: &str) -> Option<bool> {
+        let state = self.state();
+        Some(state.sandboxes.get(sandbox_id)?.excluding.as_ref()?.names(name))
+    }
+
+    /// Returns how long the runtime may wait for the start of a container of the sandbox.
+    pub(super) fn start_timeout(&self, sandbox_id: &str) -> Duration {
+        let state = self.state();
+        let excluding = state.sandboxes.get(sandbox_id).and_then(|sandbox| sandbox.excluding.as_ref());
+        excluding.map_or(START_TIMEOUT, |excluding| excluding.patience.max(START_TIMEOUT))
+    }
+
+    /// Records how long the runtime has waited for the start of a container.
+    pub(super) fn waited(&self, sandbox_id: &str, time: Duration) {
+        let mut state = self.state();
+        if let Some(excluding) = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut()) {
+            excluding.patience = excluding.patience.saturating_sub(time);
+        }
     }
 
     /// Records the sandbox's excluded containers; `None` if it excludes none, or no longer exists.
@@ -283,7 +313,8 @@ impl Registry {
         let named = sandbox.containers.iter().filter(|(_, container)| excluding.names(&container.name));
         let named = named.map(|(id, container)| {
             let (name, cgroups_path) = (container.name.clone(), container.cgroups_path.clone());
-            let may_have_exited = container.had_process || container.is_ending;
+            let has_started = container.had_process || container.added.elapsed() > CHECK_INTERVAL;
+            let may_have_exited = has_started || container.is_ending;
             let (pid, cgroup) = (container.pid, container.cgroup);
             NamedContainer { name, id: id.clone(), cgroups_path, pid, may_have_exited, cgroup }
         });
@@ -336,15 +367,17 @@ impl Registry {
         late
     }
 
-    /// Records a failure to change the sets. Returns whether it differs from the last one.
+    /// Records a failure to change the sets. Returns whether to log it: an excluded container runs, and the failure
+    /// differs from the last one.
     pub(super) fn failed(&self, sandbox_id: &str, why: &str) -> bool {
         let mut state = self.state();
-        let excluding = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut());
-        let Some(excluding) = excluding else { return true };
-        excluding.due = Instant::now() + RETRY_DELAY;
+        let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return false };
+        let Some(excluding) = &mut sandbox.excluding else { return false };
+        let is_affected = sandbox.containers.values().any(|container| excluding.names(&container.name));
+        excluding.due = Instant::now() + if is_affected { RETRY_DELAY } else { REST_INTERVAL };
         let is_new = excluding.failure != why;
         why.clone_into(&mut excluding.failure);
-        is_new
+        is_new && is_affected
     }
 
     /// Records that a container's capture is reported. Returns whether it was not before.
@@ -365,9 +398,9 @@ impl Registry {
     /// and why.
     pub(super) fn captured_by_disconnection(&self) -> Option<(String, Vec<(String, Vec<String>)>)> {
         let mut state = self.state();
-        let State { sandboxes, connection, .. } = &mut *state;
+        let State { sandboxes, connection, has_hook, .. } = &mut *state;
         let Connection::Disconnected { why, since } = connection else { return None };
-        if since.elapsed() < GRACE {
+        if *has_hook || since.elapsed() < GRACE {
             return None;
         }
         let mut captured = Vec::new();
@@ -408,6 +441,9 @@ impl Registry {
             Connection::Off => {
                 let why = "the agent does not use NRI: the flag --nri-socket is not set".to_owned();
                 ContainersStatus { error: failure.filter(|text| !text.is_empty()).unwrap_or(why), ..Default::default() }
+            }
+            Connection::Starting => {
+                ContainersStatus { error: "the agent has just started".to_owned(), ..Default::default() }
             }
             Connection::Disconnected { why, .. } => ContainersStatus { error: why.clone(), ..Default::default() },
             Connection::Registered(runtime) => ContainersStatus {
@@ -460,7 +496,7 @@ impl Excluding {
     fn new(policy: Policy) -> Self {
         let now = Instant::now();
         let (failure, reported) = (String::new(), BTreeSet::new());
-        Self { policy, proxy_ready: false, due: now, first_seen: now, failure, reported }
+        Self { policy, proxy_ready: false, due: now, first_seen: now, failure, reported, patience: PATIENCE }
     }
 
     fn names(&self, name: &str) -> bool {
@@ -491,6 +527,7 @@ impl Container {
             pid: container.pid,
             cgroup: None,
             had_process: false,
+            added: Instant::now(),
             is_ending: false,
             is_exempt: false,
             is_from_start,
@@ -502,3 +539,6 @@ fn pod_ref(pod: &NriPod) -> PodRef {
     let uid = (!pod.uid.is_empty()).then(|| pod.uid.clone());
     PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid }
 }
+
+#[cfg(test)]
+mod tests;

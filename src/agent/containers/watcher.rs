@@ -1,6 +1,7 @@
 //! The thread that ends bypasses, removes the elements of exited containers and restores lost ones.
 
 use super::reconciler::Reconciler;
+use crate::cni::Code;
 use crate::state::ROOT;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -76,6 +77,8 @@ impl Watcher {
             }
             let failure = match self.reconciler.find(&id) {
                 Ok(_) => String::new(),
+                // Reported if an excluded container runs.
+                Err(error) if error.code == Code::InvalidNetns => String::new(),
                 Err(error) => error.to_string(),
             };
             if !failure.is_empty() && known.is_none_or(|known| known.failure != failure) {

@@ -63,6 +63,12 @@ impl InstallError {
         Self::Owned { what: format!("network {network:?}"), hint, owner: owner.to_string() }
     }
 
+    pub(super) fn owned_hook(path: &HostPath, owner: &Release) -> Self {
+        let hint = "use the same --bin-dir, or select another directory with --oci-hooks-dir";
+        let what = format!("the OCI hook {path}, which runs a program in another directory,");
+        Self::Owned { what, hint, owner: owner.to_string() }
+    }
+
     pub(super) fn owned_entry(kind: &str, path: &HostPath, owner: &Release) -> Self {
         let hint = "add the entries of chain to the configuration of that release";
         Self::Owned { what: format!("the entry of the plugin {kind:?} in {path}"), hint, owner: owner.to_string() }

@@ -14,6 +14,7 @@
 //! | `drift` | the differences between a node and its installation record |
 //! | `target`, `conflist` | which configuration file gets the plugin's entry; editing a plugin list as text |
 //! | `entry`, `kubeconfig` | the texts that are written: the plugin's configuration and its kubeconfig |
+//! | `hook` | the configuration of the OCI hook |
 //! | `platform` | directories and file names of the supported platforms |
 //! | `node` | reading and changing the node's files |
 //! | `atomic`, `digest`, `error` | atomic file writes, content hashes, [`InstallError`] |
@@ -24,6 +25,7 @@ mod digest;
 mod drift;
 mod entry;
 mod error;
+pub mod hook;
 pub mod kubeconfig;
 mod node;
 pub mod plan;

@@ -173,7 +173,8 @@ pub fn undo(found: &FoundState) -> InstallPlan {
     plan
 }
 
-/// Returns the plan that reverts everything in `record`: configurations first, then kubeconfigs, then programs.
+/// Returns the plan that reverts everything in `record`: the hook and configurations first, then kubeconfigs, then
+/// programs.
 ///
 /// What another process changed stays, with a note, and stays in the plan's record. While such a configuration exists,
 /// the files that it may need stay too. What another release needs stays, and the record of that release covers it.
@@ -193,7 +194,8 @@ pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan 
     files.sort_by_key(|(_, owned)| owned.role);
     let mut is_needed = !plan.record.lists.is_empty();
     for (path, owned) in files {
-        let actions = if is_needed && owned.role != Role::Configuration {
+        let needs_others = matches!(owned.role, Role::Configuration | Role::Hook);
+        let actions = if is_needed && !needs_others {
             Err("a configuration that was not reverted needs it".to_owned())
         } else if found.sharers(path).next().is_some() {
             Ok(release_shared(path, owned, found, &mut plan))
@@ -203,7 +205,7 @@ pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan 
         match actions {
             Ok(actions) => plan.actions.extend(actions),
             Err(reason) => {
-                is_needed |= owned.role == Role::Configuration;
+                is_needed |= needs_others;
                 plan.notes.push(format!("{path} is not reverted: {reason}"));
                 plan.record.files.insert(path.clone(), owned.clone());
             }
@@ -230,7 +232,7 @@ const EDITED: &str = "another process changed it after the installation";
 
 fn revert_file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec<FileAction>, String> {
     let Some(file) = found.files.get(path) else { return Ok(Vec::new()) };
-    let before = file.text.clone().filter(|_| matches!(owned.role, Role::Configuration | Role::Node));
+    let before = file.text.clone().filter(|_| matches!(owned.role, Role::Configuration | Role::Node | Role::Hook));
     if !owned.ours.contains(&file.digest) {
         // An installation that was killed had not replaced the file yet.
         return match &owned.before {

@@ -3,6 +3,7 @@
 use super::conflist;
 use super::digest::Digest;
 use super::error::InstallError;
+use super::hook;
 use super::plan::{self, FileAction, InstallPlan};
 use super::state::{
     ConfFile, ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, NodeParts, Owned,
@@ -11,6 +12,7 @@ use super::state::{
 use super::target;
 use crate::cni::{NODE_CONFIGURATION_LIMIT, PROGRAM};
 use crate::host_path::HostPath;
+use crate::plugin::hook::HOOK_PROGRAM;
 use serde_json::Value;
 
 /// Returns the plan that brings a node from its found to its desired state; it is empty if both are equal.
@@ -28,6 +30,9 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
     plan.actions.extend(found.leftovers.iter().map(|path| FileAction::Remove { path: path.clone(), before: None }));
     for path in &desired.programs {
         add_program(path, desired, found, &mut plan);
+    }
+    if let Some((path, text)) = &desired.hook {
+        add_hook(path, text, desired, found, &mut plan);
     }
     if let Some((path, text)) = &desired.kubeconfig {
         add_text(path, Role::Kubeconfig, text, PreviousContent::Nothing, found, &mut plan);
@@ -56,7 +61,22 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
     Ok(plan)
 }
 
-/// Checks that the configuration files and networks belong to no other release.
+/// Writes the configuration of the OCI hook, unless a newer one of another release is in place.
+fn add_hook(path: &HostPath, text: &str, desired: &DesiredState, found: &FoundState, plan: &mut InstallPlan) {
+    let program = |text: &str| hook::program(text).map(|program| program.name());
+    let before = previous_content(path, text, found, program);
+    let own = Digest::of(text.as_bytes());
+    let newer = found.newer_file(path, &desired.program_version, &own);
+    let file = found.files.get(path).filter(|file| file.mode == PRIVATE_MODE && file.trusted);
+    if newer.is_some() && file.map(|file| &file.digest) == newer {
+        log_file(path, Role::Hook, own, before, found, plan);
+    } else {
+        add_text(path, Role::Hook, text, before, found, plan);
+    }
+}
+
+/// Checks that the configuration files and networks belong to no other release, and that the hook of another release
+/// runs the same program.
 ///
 /// # Errors
 /// One of them does.
@@ -69,6 +89,12 @@ fn check_owners(desired: &DesiredState, found: &FoundState) -> Result<(), Instal
         if let Some(owner) = found.owner(recorded) {
             return Err(InstallError::owned_alias(path, recorded, owner));
         }
+    }
+    if let Some((path, text)) = &desired.hook
+        && let Some(program) = hook::program(text)
+        && let Some(owner) = found.owner_of_other_hook(path, &program)
+    {
+        return Err(InstallError::owned_hook(path, owner));
     }
     let parts = desired.node.iter().flat_map(|(_, parts)| parts);
     for network in parts.filter_map(|part| part.network.as_deref()) {
@@ -83,10 +109,10 @@ fn check_owners(desired: &DesiredState, found: &FoundState) -> Result<(), Instal
 /// agent of the other release restores its own.
 fn add_program(path: &HostPath, state: &DesiredState, found: &FoundState, plan: &mut InstallPlan) {
     let desired = &state.program;
-    let newer = found.newer_program(path, &state.program_version, desired);
+    let newer = found.newer_file(path, &state.program_version, desired);
     let is_accepted = |file: &FoundFile| file.digest == *desired || newer == Some(&file.digest);
     let file = found.files.get(path);
-    let is_foreign = file.is_some_and(|file| !is_accepted(file)) && path.name() != PROGRAM;
+    let is_foreign = file.is_some_and(|file| !is_accepted(file)) && ![PROGRAM, HOOK_PROGRAM].contains(&&*path.name());
     let before = match found.recorded(path) {
         Some(owned) => owned.before.clone(),
         None if is_foreign => PreviousContent::Aside(path.sibling(&format!("{}.before-{PROGRAM}", path.name()))),
@@ -276,8 +302,10 @@ fn revert_undesired(desired: &DesiredState, lists: &[HostPath], found: &FoundSta
     let is_own = |path: &HostPath| desired.configurations.iter().any(|target| target.file() == Some(path));
     let kubeconfig = desired.kubeconfig.as_ref().map(|(path, _)| path);
     let node = desired.node.as_ref().map(|(path, _)| path);
-    let is_desired =
-        |path: &HostPath| desired.programs.contains(path) || is_own(path) || [kubeconfig, node].contains(&Some(path));
+    let hook = desired.hook.as_ref().map(|(path, _)| path);
+    let is_desired = |path: &HostPath| {
+        desired.programs.contains(path) || is_own(path) || [kubeconfig, node, hook].contains(&Some(path))
+    };
     let mut undesired = InstallRecord::default();
     undesired.files.extend(found.record.files.clone().into_iter().filter(|(path, _)| !is_desired(path)));
     undesired.lists.extend(found.record.lists.clone().into_iter().filter(|(path, _)| !lists.contains(path)));

@@ -4,8 +4,16 @@
 //! | file | content |
 //! |---|---|
 //! | `connection` | connects to the runtime's socket, and again after each failure ([`run`]) |
+//! | `session` | one registration: answers, and calls of the [`NriHandler`] |
+//! | `messages` | the messages of NRI |
+//! | `ttrpc` | remote calls over one socket |
+//! | `protobuf` | the encoding of messages |
 
 mod connection;
+mod messages;
+mod protobuf;
+mod session;
+mod ttrpc;
 
 pub use connection::run;
 
@@ -78,3 +86,6 @@ pub enum NriStatus {
         version: String,
     },
 }
+
+#[cfg(test)]
+mod tests;

@@ -195,6 +195,7 @@ fn is_same(a: &Value, b: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cni::netconf::SUB_PLUGINS;
     use crate::cni::node_conf::tests::node;
 
     /// Returns an attachment's configuration after [`NodeConf::govern`], with the warnings.
@@ -313,6 +314,17 @@ mod tests {
         assert_eq!(ignored, [""; 0]);
         for left in [json!({"type": "excludedns", "chain": []}), json!({"type": "bridge"})] {
             assert_eq!(governed(&node, &left).0.get("chain"), left.get("chain"));
+        }
+    }
+
+    #[test]
+    fn every_sub_plugin_can_be_pinned() {
+        for kind in SUB_PLUGINS {
+            let node = node(&json!({"pinned": [kind]}));
+            let (own, _) = governed(&node, &json!({"chain": SUB_PLUGINS.map(|kind| json!({"type": kind}))}));
+            let is_pinned = |block: &&Value| block["pod_overrides"] == false;
+            let pinned = own["chain"].as_array().expect("a chain").iter().filter(is_pinned);
+            assert_eq!(pinned.map(|block| &block["type"]).collect::<Vec<_>>(), [kind]);
         }
     }
 

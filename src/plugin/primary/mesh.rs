@@ -171,7 +171,8 @@ pub(super) fn desired_policy(
         let facts = |pod_ref: &PodRef, with_namespace| pod.facts(pod_ref, with_namespace);
         let desired = evaluate(call.request.args.pod.as_ref(), &conf, pod.cluster().is_some().then_some(&facts));
         let desired = desired.map_err(|error| about(name, error))?;
-        tracing::info!(attachment = name, exclusions = desired.policy.exclusions.len(), "{}", desired.why);
+        let exclusions = desired.policy.exclusions.len() + desired.policy.containers.len();
+        tracing::info!(attachment = name, exclusions, "{}", desired.why);
         policies.push((name, desired.policy));
         ignored.extend(desired.ignored);
     }

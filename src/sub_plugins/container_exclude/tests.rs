@@ -73,7 +73,7 @@ fn the_default_end_depends_on_whether_the_container_starts_before_the_proxy() {
     assert_eq!(native(all.clone(), 1).containers(), expected);
     assert_eq!(native(all.clone(), 4).containers(), [&["app all container-exit"], &ready[..]].concat());
     let first = all.pod(|pod| pod.containers.swap(0, 1));
-    assert_eq!(first.containers()[0], "app all container-exit", "an ordinary container, whatever its position");
+    assert_eq!(first.containers()[0], "app all container-exit", "an ordinary container at any position");
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn an_invalid_item_is_an_error_with_its_place_and_the_accepted_forms() {
         ("*-", ""),
         ("a.b", ""),
         ("a b", ""),
-        ("\u{1b}[2J", ""),
+        ("a\u{1b}b", ""),
         ("a\nb", ""),
         ("ä", ""),
         ("init_containers", "; did you mean \"init-containers\"?"),

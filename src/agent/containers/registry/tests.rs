@@ -1,0 +1,238 @@
+use super::*;
+use crate::policy::{ContainerExclusion, ContainerScope};
+
+const SANDBOX: &str = "sandbox";
+const CGROUP: u64 = 7;
+
+fn pod() -> NriPod {
+    NriPod { id: SANDBOX.into(), name: "web-0".into(), namespace: "shop".into(), uid: "u".into(), ..NriPod::default() }
+}
+
+fn container(id: &str, name: &str) -> NriContainer {
+    let cgroups_path = format!("/pods/{id}");
+    NriContainer {
+        id: id.into(),
+        pod_id: SANDBOX.into(),
+        name: name.into(),
+        running: true,
+        cgroups_path,
+        ..NriContainer::default()
+    }
+}
+
+fn policy(until: BypassEnd) -> Policy {
+    let excluded = ContainerExclusion { name: "vault".into(), scope: ContainerScope::All, until };
+    Policy { containers: [excluded].into(), ..Policy::default() }
+}
+
+fn registered() -> NriStatus {
+    NriStatus::Registered { runtime: "containerd".into(), version: "2.2".into() }
+}
+
+/// A registry with a sandbox that excludes the container `vault`.
+fn registry(until: BypassEnd) -> Registry {
+    let registry = Registry::new(true, false);
+    registry.report(&registered());
+    registry.set_policy(SANDBOX, Some(&policy(until)));
+    registry
+}
+
+/// Records that these containers run and have elements, of which those in `exempted` are new.
+fn apply(registry: &Registry, ids: &[&str], exempted: &[&str], proxy_ready: bool) -> Vec<String> {
+    let running = ids.iter().map(|id| ((*id).to_owned(), CGROUP, true)).collect();
+    let exempted = exempted.iter().map(|name| (*name).to_owned()).collect();
+    registry.applied(SANDBOX, &Applied { running, exempted, proxy_ready, ..Applied::default() })
+}
+
+fn names(registry: &Registry) -> Vec<String> {
+    let observed = registry.observe(SANDBOX).expect("it excludes containers");
+    observed.named.into_iter().map(|container| container.id).collect()
+}
+
+#[test]
+fn only_containers_that_the_policy_names_are_observed() {
+    let registry = registry(BypassEnd::ContainerExit);
+    registry.add(&pod(), &container("1", "vault"), true);
+    registry.add(&pod(), &container("2", "web"), true);
+    assert_eq!(names(&registry), ["1"]);
+    assert_eq!(registry.excludes(SANDBOX, "web"), Some(false));
+    assert_eq!(registry.excludes("other", "vault"), None);
+}
+
+#[test]
+fn two_pods_with_containers_of_one_name_are_separate() {
+    let registry = registry(BypassEnd::ContainerExit);
+    registry.add(&pod(), &container("1", "vault"), true);
+    let (other, same_name) = (NriPod { id: "other".into(), ..pod() }, container("2", "vault"));
+    registry.add(&other, &NriContainer { pod_id: "other".into(), ..same_name }, true);
+    assert_eq!(names(&registry), ["1"]);
+    assert!(registry.observe("other").is_none());
+}
+
+#[test]
+fn an_ending_container_is_observed_until_it_has_no_process() {
+    let registry = registry(BypassEnd::ContainerExit);
+    registry.add(&pod(), &container("1", "vault"), true);
+    registry.stopped(&pod(), &container("1", "vault"));
+    let observed = registry.observe(SANDBOX).expect("it excludes containers");
+    assert!(observed.named[0].may_have_exited);
+    registry.mark_exited(SANDBOX, &["1".to_owned()]);
+    let observed = registry.observe(SANDBOX).expect("it excludes containers");
+    assert_eq!((observed.named, observed.exited), (Vec::new(), vec!["1".to_owned()]));
+    registry.applied(SANDBOX, &Applied { exited: vec!["1".to_owned()], ..Applied::default() });
+    assert!(registry.observe(SANDBOX).expect("it excludes containers").exited.is_empty());
+}
+
+#[test]
+fn the_runtimes_list_replaces_all_containers() {
+    let registry = registry(BypassEnd::ContainerExit);
+    registry.add(&pod(), &container("1", "vault"), true);
+    apply(&registry, &["1"], &["vault"], false);
+    registry.add(&pod(), &container("2", "vault"), true);
+    let created = NriContainer { running: false, ..container("4", "vault") };
+    registry.synchronize(&[pod()], vec![container("1", "vault"), container("3", "vault"), created]);
+    assert_eq!(names(&registry), ["1", "3"]);
+    assert!(registry.is_exempt(SANDBOX, "1"));
+}
+
+#[test]
+fn a_container_that_ran_before_the_registration_and_gets_an_element_had_started_captured() {
+    let registry = registry(BypassEnd::ContainerExit);
+    registry.synchronize(&[pod()], vec![container("1", "vault")]);
+    assert_eq!(apply(&registry, &["1"], &["vault"], false), ["vault"]);
+    // The element was lost, and is restored.
+    assert!(apply(&registry, &["1"], &["vault"], false).is_empty());
+}
+
+#[test]
+fn a_container_with_an_element_from_before_the_registration_had_not_started_captured() {
+    let registry = registry(BypassEnd::ContainerExit);
+    registry.synchronize(&[pod()], vec![container("1", "vault")]);
+    assert!(apply(&registry, &["1"], &[], false).is_empty());
+    assert!(registry.is_exempt(SANDBOX, "1"));
+}
+
+#[test]
+fn a_container_that_was_exempted_at_its_start_is_not_reported() {
+    let registry = registry(BypassEnd::ContainerExit);
+    registry.add(&pod(), &container("1", "vault"), true);
+    assert!(apply(&registry, &["1"], &["vault"], false).is_empty());
+}
+
+#[test]
+fn the_proxy_stays_ready_after_it_accepted_connections_once() {
+    let registry = registry(BypassEnd::ProxyReady);
+    registry.add(&pod(), &container("1", "vault"), true);
+    apply(&registry, &["1"], &["vault"], false);
+    assert!(registry.is_exempt(SANDBOX, "1"));
+    apply(&registry, &["1"], &[], true);
+    assert!(!registry.is_exempt(SANDBOX, "1"));
+    apply(&registry, &["1"], &[], false);
+    assert!(registry.observe(SANDBOX).expect("it excludes containers").proxy_ready);
+}
+
+#[test]
+fn the_pause_depends_on_what_the_sandbox_waits_for() {
+    let pause = |registry: &Registry| {
+        let state = registry.state();
+        let sandbox = &state.sandboxes[SANDBOX];
+        let is_complete = matches!(state.connection, Connection::Registered(_));
+        sandbox.excluding.as_ref().expect("it excludes containers").pause(&sandbox.containers, is_complete)
+    };
+    let until_ready = registry(BypassEnd::ProxyReady);
+    assert_eq!(pause(&until_ready), CHECK_INTERVAL, "no such container runs");
+    until_ready.add(&pod(), &container("1", "vault"), true);
+    assert_eq!(pause(&until_ready), PROXY_INTERVAL);
+    apply(&until_ready, &["1"], &[], true);
+    assert_eq!(pause(&until_ready), REST_INTERVAL);
+    let until_exit = registry(BypassEnd::ContainerExit);
+    assert_eq!(pause(&until_exit), REST_INTERVAL);
+    until_exit.add(&pod(), &container("1", "vault"), true);
+    assert_eq!(pause(&until_exit), CHECK_INTERVAL);
+    let unknown = Registry::new(false, true);
+    unknown.set_policy(SANDBOX, Some(&policy(BypassEnd::ProxyReady)));
+    assert_eq!(pause(&unknown), PROXY_INTERVAL, "the runtime does not report its containers");
+}
+
+#[test]
+fn the_status_lists_the_elements_only_while_registered() {
+    let registry = registry(BypassEnd::ContainerExit);
+    registry.add(&pod(), &container("1", "vault"), true);
+    assert_eq!(registry.status(SANDBOX).expected, None, "the control group is unknown");
+    apply(&registry, &["1"], &["vault"], false);
+    let status = registry.status(SANDBOX);
+    let vault = ExemptContainer { name: "vault".into(), id: "1".into(), cgroup: CGROUP, scope: ContainerScope::All };
+    assert_eq!((status.runtime.as_deref(), status.expected), (Some("containerd 2.2"), Some(vec![vault])));
+    assert_eq!(registry.status("other").expected, None);
+    registry.failed(SANDBOX, "refused");
+    assert_eq!(registry.status(SANDBOX).error, "refused");
+    registry.report(&NriStatus::Disconnected("no socket".into()));
+    let status = registry.status(SANDBOX);
+    assert_eq!((status.runtime, &*status.error, status.expected), (None, "no socket", None));
+    let error = Registry::new(false, true).status(SANDBOX).error;
+    assert!(error.contains("--nri-socket"), "{error}");
+}
+
+#[test]
+fn a_failure_is_logged_once_and_only_if_an_excluded_container_runs() {
+    let registry = registry(BypassEnd::ContainerExit);
+    assert!(!registry.failed(SANDBOX, "gone"));
+    registry.add(&pod(), &container("1", "vault"), true);
+    assert!(registry.failed(SANDBOX, "refused"));
+    assert!(!registry.failed(SANDBOX, "refused"));
+    apply(&registry, &["1"], &["vault"], false);
+    assert!(registry.failed(SANDBOX, "refused"));
+}
+
+#[test]
+fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
+    let registry = Registry::new(true, false);
+    let long_ago = Instant::now().checked_sub(2 * GRACE).expect("the machine has run for a while");
+    let why = "no socket".to_owned();
+    registry.state().connection = Connection::Disconnected { why: why.clone(), since: long_ago };
+    registry.set_policy(SANDBOX, Some(&policy(BypassEnd::ContainerExit)));
+    let captured = || registry.captured_by_disconnection().expect("not registered").1;
+    assert_eq!(captured(), [(SANDBOX.to_owned(), vec!["vault".to_owned()])]);
+    assert_eq!(captured(), []);
+    registry.report(&registered());
+    assert!(registry.captured_by_disconnection().is_none());
+    // Pods from before the disconnection have their elements.
+    registry.state().connection = Connection::Disconnected { why, since: Instant::now() };
+    assert!(registry.captured_by_disconnection().is_none(), "a runtime may restart");
+    let with_hook = Registry::new(true, true);
+    with_hook.set_policy(SANDBOX, Some(&policy(BypassEnd::ContainerExit)));
+    with_hook.state().connection = Connection::Disconnected { why: String::new(), since: long_ago };
+    assert!(with_hook.captured_by_disconnection().is_none(), "the hook exempts containers");
+}
+
+#[test]
+fn a_sandbox_without_saved_state_and_containers_is_forgotten() {
+    let registry = registry(BypassEnd::ContainerExit);
+    registry.add(&pod(), &container("1", "vault"), true);
+    registry.retain_excluding(&BTreeSet::new());
+    assert!(registry.observe(SANDBOX).is_none());
+    registry.stopped(&pod(), &container("1", "vault"));
+    assert!(registry.state().sandboxes.is_empty());
+}
+
+#[test]
+fn waiting_ends_when_a_container_starts_and_when_the_agent_ends() {
+    let registry = registry(BypassEnd::ContainerExit);
+    apply(&registry, &[], &[], false);
+    assert_eq!(registry.wait(Duration::ZERO), Some(Vec::new()));
+    registry.add(&pod(), &container("1", "vault"), true);
+    assert_eq!(registry.wait(Duration::from_secs(60)), Some(vec![SANDBOX.to_owned()]));
+    registry.end();
+    assert_eq!(registry.wait(Duration::from_secs(60)), None);
+}
+
+#[test]
+fn a_sandbox_that_made_the_runtime_wait_gets_less_time() {
+    let registry = registry(BypassEnd::ContainerExit);
+    assert_eq!(registry.start_timeout(SANDBOX), PATIENCE);
+    registry.waited(SANDBOX, Duration::from_millis(300));
+    assert_eq!(registry.start_timeout(SANDBOX), PATIENCE - Duration::from_millis(300));
+    registry.waited(SANDBOX, PATIENCE);
+    assert_eq!(registry.start_timeout(SANDBOX), START_TIMEOUT);
+    assert_eq!(registry.start_timeout("other"), START_TIMEOUT);
+}

@@ -1,0 +1,205 @@
+//! One registration: what the plugin answers to the runtime. It knows no socket.
+
+use super::messages::{
+    Configuration, Event, EventKind, PLUGIN_SERVICE, RUNTIME_SERVICE, Synchronization, registration,
+};
+use super::protobuf::{Malformed, Message};
+use super::ttrpc::{self, Demultiplexer, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, Request, Status, UNIMPLEMENTED};
+use super::{NriHandler, NriStatus};
+use std::fmt::Display;
+use std::mem::take;
+use std::time::{Duration, Instant};
+
+/// The name and the index with which the plugin registers. The runtime calls plugins in the order of their indexes.
+const NAME: &str = "detour";
+const INDEX: &str = "10";
+/// The number of this plugin's only call.
+const REGISTRATION: u32 = 1;
+/// The limit of memory for the pods and containers of the node: about 30,000.
+const MAX_SYNCHRONIZATION: usize = 16 << 20;
+
+/// Why a connection ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The caller of [`super::run`] ended it.
+    Ended,
+    /// The runtime closed it; [`Session::closed`] returns why.
+    Closed,
+    /// Any other reason.
+    Cause(String),
+}
+
+impl From<String> for Failure {
+    fn from(cause: String) -> Self {
+        Self::Cause(cause)
+    }
+}
+
+/// Sends bytes to the runtime.
+pub(super) type Send<'a> = dyn FnMut(&[u8]) -> Result<(), Failure> + 'a;
+
+/// What a call reports.
+enum Report {
+    Event(Event),
+    All(Synchronization),
+    Nothing,
+}
+
+/// The state of a registration.
+#[derive(Debug, Default)]
+pub(super) struct Session {
+    demultiplexer: Demultiplexer,
+    configuration: Configuration,
+    synchronization: Synchronization,
+    /// Whether the runtime has synchronized the plugin, so that it reports events.
+    synchronized: bool,
+    /// Why the runtime is about to close the connection, if it is known.
+    cause: Option<String>,
+    /// How long the plugin took for its last answer.
+    last_answer: Duration,
+}
+
+impl Session {
+    /// Returns the call that registers the plugin.
+    pub(super) fn registration() -> Vec<u8> {
+        ttrpc::request(REGISTRATION, RUNTIME_SERVICE, "RegisterPlugin", &registration(NAME, INDEX))
+    }
+
+    /// Returns the runtime as soon as it has registered the plugin.
+    pub(super) fn registered(&self) -> Option<NriStatus> {
+        let Configuration { runtime, version, .. } = &self.configuration;
+        self.synchronized.then(|| NriStatus::Registered { runtime: runtime.clone(), version: version.clone() })
+    }
+
+    /// Answers the calls in `input`, and calls `handler`.
+    ///
+    /// # Errors
+    /// Why the connection can't be used any more.
+    pub(super) fn receive(
+        &mut self,
+        mut input: &[u8],
+        handler: &mut impl NriHandler,
+        send: &mut Send<'_>,
+    ) -> Result<(), Failure> {
+        while let Some(message) = self.demultiplexer.next(&mut input)? {
+            let malformed = |error: Malformed| format!("the runtime sent a {error}");
+            if let Some(request) = message.request() {
+                self.answer(message.stream(), &request.map_err(malformed)?, handler, send)?;
+            } else if let Some(response) = message.response() {
+                response.map_err(malformed)?.map_err(|Status { code, message }| {
+                    format!(
+                        "the runtime refused to register plugin {NAME:?} with index {INDEX}: {message} (code {code})"
+                    )
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns why the runtime has probably closed the connection.
+    pub(super) fn closed(&self) -> String {
+        let limit = Duration::from_millis(self.configuration.request_timeout);
+        match self {
+            Self { cause: Some(cause), .. } => cause.clone(),
+            Self { last_answer, .. } if !limit.is_zero() && *last_answer >= limit => format!(
+                "the runtime closed the connection: the plugin took {} ms for an answer; expected at most {} ms",
+                last_answer.as_millis(),
+                limit.as_millis()
+            ),
+            Self { synchronized: true, .. } => {
+                "the runtime closed the connection; if it does not restart, see its log".into()
+            }
+            Self { .. } => "the runtime closed the connection before it registered the plugin; see its log".into(),
+        }
+    }
+
+    fn answer(
+        &mut self,
+        stream: u32,
+        request: &Request<'_>,
+        handler: &mut impl NriHandler,
+        send: &mut Send<'_>,
+    ) -> Result<(), Failure> {
+        let received = Instant::now();
+        let (result, report) = self.read(request);
+        if let Report::Event(Event { kind: Some(EventKind::Start), pod, container }) = &report {
+            handler.start(pod, container);
+        }
+        self.last_answer = received.elapsed();
+        send(&ttrpc::response(stream, result))?;
+        match report {
+            Report::Event(Event { kind: Some(EventKind::Started), pod, container }) => {
+                handler.started(&pod, &container);
+            }
+            Report::Event(Event { kind: Some(EventKind::Stop | EventKind::Remove), pod, container }) => {
+                handler.stopped(&pod, &container);
+            }
+            Report::All(Synchronization { pods, containers, .. }) => {
+                handler.synchronize(pods, containers);
+                self.synchronized = true;
+            }
+            Report::Event(_) | Report::Nothing => {}
+        }
+        Ok(())
+    }
+
+    /// Returns the answer to a call, and what the call reports.
+    fn read(&mut self, request: &Request<'_>) -> (Result<Message, Status>, Report) {
+        let unknown = || {
+            let message = format!("unknown method {}", ttrpc::short_text(request.method));
+            (Err(Status { code: UNIMPLEMENTED, message }), Report::Nothing)
+        };
+        if request.service != PLUGIN_SERVICE.as_bytes() {
+            return unknown();
+        }
+        let event = match request.method {
+            b"Configure" => return (self.configure(request.payload), Report::Nothing),
+            b"Synchronize" => {
+                let answer = self.synchronize(request.payload);
+                let complete = answer.is_ok() && !self.synchronization.more;
+                let report = complete.then(|| Report::All(take(&mut self.synchronization)));
+                return (answer, report.unwrap_or(Report::Nothing));
+            }
+            b"Shutdown" => {
+                self.cause = Some("the runtime is shutting down".into());
+                return (Ok(Message::default()), Report::Nothing);
+            }
+            b"StateChange" => Event::of_state_change(request.payload),
+            method => match EventKind::of_method(method) {
+                Some(kind) => Event::of_method(kind, request.payload),
+                None => return unknown(),
+            },
+        };
+        // With an error as the answer, containerd would not start the container.
+        let report = match event {
+            Ok(event) if event.is_valid() => Report::Event(event),
+            Ok(_) => Report::Nothing,
+            Err(error) => {
+                tracing::warn!(%error, "can't read an event of the container runtime; the container starts captured");
+                Report::Nothing
+            }
+        };
+        (Ok(Message::default()), report)
+    }
+
+    fn configure(&mut self, message: &[u8]) -> Result<Message, Status> {
+        self.configuration = Configuration::read(message).map_err(|error| self.refuse(INVALID_ARGUMENT, error))?;
+        Ok(Configuration::answer())
+    }
+
+    fn synchronize(&mut self, part: &[u8]) -> Result<Message, Status> {
+        let added = self.synchronization.add(part);
+        added.map_err(|error| self.refuse(INVALID_ARGUMENT, error))?;
+        if self.synchronization.size() > MAX_SYNCHRONIZATION {
+            let limit = format!("expected pods and containers of at most {MAX_SYNCHRONIZATION} bytes, got more");
+            return Err(self.refuse(RESOURCE_EXHAUSTED, limit));
+        }
+        Ok(self.synchronization.answer())
+    }
+
+    /// Returns an answer after which the runtime closes the connection.
+    fn refuse(&mut self, code: u64, error: impl Display) -> Status {
+        self.cause = Some(format!("can't read the list of containers of the runtime: {error}"));
+        Status { code, message: error.to_string() }
+    }
+}

@@ -1,0 +1,240 @@
+//! Remote calls in both directions over one socket: frames of NRI's multiplexer, and in them messages of ttrpc
+//! (github.com/containerd/nri, `pkg/net/multiplex`; github.com/containerd/ttrpc, `PROTOCOL.md`).
+
+use super::protobuf::{Fields, Malformed, Message, Value};
+use crate::printable;
+
+/// The size of a frame's header: connection and length.
+const FRAME_HEADER: usize = 8;
+/// The size of a message's header: length, stream, kind, flags.
+const MESSAGE_HEADER: usize = 10;
+/// The limit of a message without its header; the same as in ttrpc.
+pub(super) const MAX_MESSAGE: usize = 4 << 20;
+/// The limit of a frame without its header; the same as in NRI.
+const MAX_FRAME: usize = MESSAGE_HEADER + MAX_MESSAGE;
+/// The limit of texts that are received in errors and sent in errors. With it, each message that this plugin sends fits
+/// into one frame of 4 KiB: a runtime closes the connection at a larger one, which its read buffer can't hold.
+const MAX_TEXT: usize = 1024;
+
+/// The messages that a connection carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Caller {
+    /// Calls of the runtime, and this plugin's answers.
+    Runtime,
+    /// Calls of this plugin, and the runtime's answers.
+    Plugin,
+}
+
+impl Caller {
+    const fn connection(self) -> u32 {
+        match self {
+            Self::Runtime => 1,
+            Self::Plugin => 2,
+        }
+    }
+}
+
+const REQUEST: u8 = 1;
+const RESPONSE: u8 = 2;
+
+/// The status of a method that the plugin does not have (gRPC, `UNIMPLEMENTED`).
+pub(super) const UNIMPLEMENTED: u64 = 12;
+/// The status of a message that can't be decoded (gRPC, `INVALID_ARGUMENT`).
+pub(super) const INVALID_ARGUMENT: u64 = 3;
+/// The status of a message that exceeds a limit (gRPC, `RESOURCE_EXHAUSTED`).
+pub(super) const RESOURCE_EXHAUSTED: u64 = 8;
+
+/// An error as the answer to a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Status {
+    /// The code, as in gRPC.
+    pub(super) code: u64,
+    /// The text of the error.
+    pub(super) message: String,
+}
+
+/// A received message of ttrpc.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Received {
+    /// The connection.
+    pub(super) caller: Caller,
+    /// Header and contents.
+    bytes: Vec<u8>,
+}
+
+/// A call of the runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Request<'a> {
+    /// The service, such as `nri.pkg.api.v1alpha1.Plugin`.
+    pub(super) service: &'a [u8],
+    /// The method, such as `StartContainer`.
+    pub(super) method: &'a [u8],
+    /// The argument.
+    pub(super) payload: &'a [u8],
+}
+
+impl Received {
+    /// The number of the call.
+    pub(super) fn stream(&self) -> u32 {
+        number(&self.bytes, 4)
+    }
+
+    /// Returns the call of the runtime; `None` if the message is none.
+    pub(super) fn request(&self) -> Option<Result<Request<'_>, Malformed>> {
+        (self.caller == Caller::Runtime && self.bytes[8] == REQUEST).then(|| {
+            let mut request = Request { service: &[], method: &[], payload: &[] };
+            for field in Fields::of(&self.bytes[MESSAGE_HEADER..]) {
+                match field? {
+                    (1, Value::Bytes(service)) => request.service = service,
+                    (2, Value::Bytes(method)) => request.method = method,
+                    (3, Value::Bytes(payload)) => request.payload = payload,
+                    _ => {}
+                }
+            }
+            Ok(request)
+        })
+    }
+
+    /// Returns the runtime's answer to a call of this plugin; `None` if the message is none.
+    pub(super) fn response(&self) -> Option<Result<Result<(), Status>, Malformed>> {
+        (self.caller == Caller::Plugin && self.bytes[8] == RESPONSE).then(|| {
+            let mut status = Status { code: 0, message: String::new() };
+            for field in Fields::of(&self.bytes[MESSAGE_HEADER..]) {
+                let (1, Value::Bytes(fields)) = field? else { continue };
+                for field in Fields::of(fields) {
+                    match field? {
+                        (1, Value::Number(code)) => status.code = code,
+                        (2, Value::Bytes(text)) => status.message = short_text(text),
+                        _ => {}
+                    }
+                }
+            }
+            Ok(if status.code == 0 { Ok(()) } else { Err(status) })
+        })
+    }
+}
+
+/// Returns a text of at most [`MAX_TEXT`] bytes.
+pub(super) fn short_text(text: &[u8]) -> String {
+    let text = &text[..text.len().min(MAX_TEXT)];
+    printable::cut(&String::from_utf8_lossy(text), MAX_TEXT).into_owned()
+}
+
+/// Takes messages out of the stream of bytes of the socket. It buffers one incomplete message per connection, and as
+/// much memory as it has received for it.
+#[derive(Debug, Default)]
+pub(super) struct Demultiplexer {
+    /// The header of the current frame, as far as it has been received.
+    header: Vec<u8>,
+    /// The number of bytes that the current frame still contains.
+    frame_left: usize,
+    from_runtime: Vec<u8>,
+    from_plugin: Vec<u8>,
+}
+
+impl Demultiplexer {
+    /// Takes bytes from the front of `input` until a message is complete. Returns `None` when `input` is empty.
+    ///
+    /// # Errors
+    /// A frame or message exceeds its limit.
+    pub(super) fn next(&mut self, input: &mut &[u8]) -> Result<Option<Received>, String> {
+        while !input.is_empty() {
+            if self.frame_left == 0 {
+                take(input, FRAME_HEADER - self.header.len(), &mut self.header);
+                if self.header.len() < FRAME_HEADER {
+                    break;
+                }
+                self.frame_left = number(&self.header, 4) as usize;
+                if self.frame_left > MAX_FRAME {
+                    return Err(format!("expected a frame of at most {MAX_FRAME} bytes, got {}", self.frame_left));
+                }
+                if self.frame_left == 0 {
+                    self.header.clear();
+                }
+                continue;
+            }
+            let connection = number(&self.header, 0);
+            let caller = [Caller::Runtime, Caller::Plugin].into_iter().find(|it| it.connection() == connection);
+            let buffer = match caller {
+                Some(Caller::Runtime) => &mut self.from_runtime,
+                Some(Caller::Plugin) => &mut self.from_plugin,
+                None => &mut Vec::new(),
+            };
+            let needed = if caller.is_none() { usize::MAX } else { missing(buffer)? };
+            self.frame_left -= take(input, needed.min(self.frame_left), buffer);
+            if self.frame_left == 0 {
+                self.header.clear();
+            }
+            if let Some(caller) = caller
+                && missing(buffer)? == 0
+            {
+                return Ok(Some(Received { caller, bytes: std::mem::take(buffer) }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+impl Demultiplexer {
+    /// Returns the size of the buffers.
+    pub(super) fn buffered(&self) -> usize {
+        self.header.capacity() + self.from_runtime.capacity() + self.from_plugin.capacity()
+    }
+}
+
+/// Returns how many bytes the message in `buffer` lacks: its header first, then its contents.
+fn missing(buffer: &[u8]) -> Result<usize, String> {
+    if buffer.len() < MESSAGE_HEADER {
+        return Ok(MESSAGE_HEADER - buffer.len());
+    }
+    match number(buffer, 0) as usize {
+        length if length > MAX_MESSAGE => {
+            Err(format!("expected a message of at most {MAX_MESSAGE} bytes, got {length}"))
+        }
+        length => Ok(MESSAGE_HEADER + length - buffer.len()),
+    }
+}
+
+/// Moves at most `length` bytes from the front of `input` to `to`, and returns their number.
+fn take(input: &mut &[u8], length: usize, to: &mut Vec<u8>) -> usize {
+    let (taken, rest) = input.split_at(length.min(input.len()));
+    to.extend_from_slice(taken);
+    *input = rest;
+    taken.len()
+}
+
+/// Returns the number (big-endian) at `at`, which the caller has received.
+fn number(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes))
+}
+
+/// Returns a call of the runtime.
+pub(super) fn request(stream: u32, service: &str, method: &str, payload: &[u8]) -> Vec<u8> {
+    let contents = Message::default().bytes(1, service.as_bytes()).bytes(2, method.as_bytes()).bytes(3, payload);
+    frame(Caller::Plugin, stream, REQUEST, &contents.encoded())
+}
+
+/// Returns the answer to the runtime's call `stream`.
+pub(super) fn response(stream: u32, result: Result<Message, Status>) -> Vec<u8> {
+    let contents = match result {
+        Ok(payload) => Message::default().bytes(2, &payload.encoded()),
+        Err(Status { code, message }) => {
+            let message = short_text(message.as_bytes());
+            Message::default().bytes(1, &Message::default().number(1, code).bytes(2, message.as_bytes()).encoded())
+        }
+    };
+    frame(Caller::Runtime, stream, RESPONSE, &contents.encoded())
+}
+
+fn frame(caller: Caller, stream: u32, kind: u8, contents: &[u8]) -> Vec<u8> {
+    let length = |length: usize| u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
+    let mut frame = Vec::with_capacity(FRAME_HEADER + MESSAGE_HEADER + contents.len());
+    frame.extend(caller.connection().to_be_bytes());
+    frame.extend(length(MESSAGE_HEADER + contents.len()));
+    frame.extend(length(contents.len()));
+    frame.extend(stream.to_be_bytes());
+    frame.extend([kind, 0]);
+    frame.extend_from_slice(contents);
+    frame
+}

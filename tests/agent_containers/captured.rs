@@ -1,0 +1,83 @@
+//! Excluded containers that start captured, and the Events that say why.
+
+use crate::container::Container;
+use crate::scene::{SLOW, VAULT, scene};
+use nix::mount::umount;
+use serde_json::json;
+use std::time::Duration;
+
+const CAPTURED: &str = "DetourContainerCaptured";
+/// How long after the agent's return the Event may take.
+const RETURN: Duration = Duration::from_secs(10);
+
+#[test]
+fn a_container_that_started_without_the_agent_is_exempted_and_reported_when_the_agent_returns() {
+    scene(|scene| {
+        let (pod, runtime) = (scene.pod(VAULT, &json!({})), scene.runtime());
+        let mut vault = Container::create(&pod, VAULT);
+        assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
+        let _agent = scene.agent();
+        let mut plugin = runtime.register(&[&pod], &[&vault]);
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT, RETURN);
+        assert!(message.contains("not registered"), "{message}");
+        assert_eq!(vault.connect(), "direct");
+        let mut next = Container::create(&pod, VAULT);
+        plugin.start(&next);
+        assert_eq!(next.connect(), "direct");
+        assert_eq!(scene.events(&pod, CAPTURED).len(), 1);
+    });
+}
+
+#[test]
+fn without_nri_each_new_pod_gets_an_event_with_the_cause() {
+    scene(|scene| {
+        let agent = scene.agent();
+        let log = agent.wait_for_log("not registered at the container runtime");
+        assert!(log.contains("socket not found; enable NRI"), "{log}");
+        let pod = scene.pod(VAULT, &json!({}));
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT, RETURN);
+        assert!(message.contains("socket not found; enable NRI"), "{message}");
+        // As soon as the runtime listens, containers are exempted.
+        let runtime = scene.runtime();
+        let mut plugin = runtime.register(&[&pod], &[]);
+        let mut vault = Container::create(&pod, VAULT);
+        plugin.start(&vault);
+        assert_eq!(vault.connect(), "direct");
+        assert_eq!(scene.events(&pod, CAPTURED).len(), 1);
+    });
+}
+
+#[test]
+fn a_pod_whose_network_namespace_is_not_visible_gets_an_event_with_the_cause() {
+    scene(|scene| {
+        let (pod, runtime) = (scene.pod(VAULT, &json!({})), scene.runtime());
+        let path = scene.reach("/run/netns").join(&pod.sandbox);
+        umount(&path).expect("unmounted");
+        std::fs::remove_file(path).expect("removed");
+        let agent = scene.agent();
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut vault = Container::create(&pod, VAULT);
+        plugin.start(&vault);
+        assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT, SLOW);
+        assert!(message.contains("network namespace"), "{message}");
+    });
+}
+
+#[test]
+fn an_api_server_that_does_not_answer_delays_no_container() {
+    scene(|scene| {
+        let (pod, runtime) = (scene.pod(VAULT, &json!({})), scene.runtime());
+        let agent = scene.agent();
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        scene.api.go_silent();
+        let mut vault = Container::create(&pod, VAULT);
+        let waited = plugin.start(&vault);
+        assert!(waited < Duration::from_secs(1), "{waited:?}");
+        assert_eq!(vault.connect(), "direct");
+        let _proxy = pod.start_proxy();
+        pod.wait_for_elements(&[], Duration::from_secs(1));
+    });
+}

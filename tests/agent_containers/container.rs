@@ -1,0 +1,88 @@
+//! A container: a process in a control group of its own and in the pod's network namespace, which connects when told to.
+
+use crate::cgroup::Cgroup;
+use crate::node;
+use crate::scene::{DESTINATION, Pod, SLOW, wait_until};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+/// `new`: connects and prints the greeting. `open`: the same, and keeps the connection. `again`: sends a line over the
+/// kept connection, and prints the answer.
+const SCRIPT: &str = r#"
+while read -r command; do
+  case $command in
+    new) exec 3<>/dev/tcp/$0/80 && head -n 1 <&3 || echo failed; exec 3>&- ;;
+    open) exec 4<>/dev/tcp/$0/80 && head -n 1 <&4 || echo failed ;;
+    again) echo more >&4 && head -n 1 <&4 || echo failed ;;
+  esac
+done"#;
+
+pub(crate) struct Container<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) name: &'static str,
+    pub(crate) id: String,
+    group: Cgroup,
+    process: Child,
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl<'a> Container<'a> {
+    /// Creates a container that waits for its first command.
+    pub(crate) fn create(pod: &'a Pod, name: &'static str) -> Self {
+        let group = Cgroup::new();
+        let mut process = group
+            .command("nsenter")
+            .arg(format!("--net={}", pod.netns().display()))
+            .args(["bash", "-c", SCRIPT, DESTINATION])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("bash and nsenter are needed");
+        let commands = process.stdin.take().expect("a pipe");
+        let answers = BufReader::new(process.stdout.take().expect("a pipe"));
+        let is_inside =
+            || std::fs::read_to_string(group.directory().join("cgroup.procs")).is_ok_and(|all| !all.is_empty());
+        wait_until("a process in the control group", SLOW, is_inside);
+        // The beginning is unique, as in random IDs: comments of elements have only that.
+        let id = node::id("c").chars().rev().collect();
+        Self { pod, name, id, group, process, commands, answers }
+    }
+
+    pub(crate) fn cgroups_path(&self) -> String {
+        self.group.path()
+    }
+
+    pub(crate) fn cgroup(&self) -> u64 {
+        self.group.id()
+    }
+
+    fn ask(&mut self, command: &str) -> String {
+        writeln!(self.commands, "{command}").expect("it runs");
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).expect("it runs");
+        answer.trim_end().to_owned()
+    }
+
+    /// Returns where a new connection ends: `direct` or `sidecar`.
+    pub(crate) fn connect(&mut self) -> String {
+        self.ask("new")
+    }
+
+    /// The same, and keeps the connection.
+    pub(crate) fn open(&mut self) -> String {
+        self.ask("open")
+    }
+
+    /// Uses the kept connection. Returns where it ends.
+    pub(crate) fn use_open(&mut self) -> String {
+        self.ask("again")
+    }
+
+    /// Ends the processes. The control group stays until the value is dropped.
+    pub(crate) fn exit(&mut self) {
+        std::fs::write(self.group.directory().join("cgroup.kill"), "1").expect("killed");
+        self.process.wait().expect("it ends");
+    }
+}

@@ -1,0 +1,115 @@
+//! The end of a bypass: the proxy accepts connections, or the container exits.
+
+use crate::container::Container;
+use crate::scene::{SLOW, VAULT, WEB, scene, wait_until};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use std::time::Duration;
+
+#[test]
+fn the_bypass_ends_when_the_proxy_listens_and_established_connections_continue() {
+    scene(|scene| {
+        let pod = scene.pod(VAULT, &json!({}));
+        let (runtime, agent) = (scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut vault = Container::create(&pod, VAULT);
+        plugin.start(&vault);
+        assert_eq!(vault.open(), "direct");
+        let proxy = pod.start_proxy();
+        wait_until("a new connection is captured", Duration::from_secs(1), || vault.connect() == "sidecar");
+        assert_eq!(vault.use_open(), "direct");
+        let message = scene.wait_for_event(&pod, "DetourBypassEnded", VAULT, SLOW);
+        assert!(message.contains("the proxy accepts connections"), "{message}");
+        // A container that starts from now on is captured, even while the proxy does not run.
+        let mut again = Container::create(&pod, VAULT);
+        plugin.start(&again);
+        assert_eq!(again.connect(), "sidecar");
+        proxy.stop();
+        let mut last = Container::create(&pod, VAULT);
+        plugin.start(&last);
+        assert_eq!(last.connect(), "failed", "it is redirected, and no proxy listens");
+        assert!(pod.elements().is_empty());
+        assert_eq!(scene.events(&pod, "DetourBypassEnded").len(), 1);
+        assert!(scene.events(&pod, "DetourContainerCaptured").is_empty());
+    });
+}
+
+#[test]
+fn a_bypass_until_the_exit_outlasts_the_start_of_the_proxy() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({}));
+        let (runtime, agent) = (scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let _proxy = pod.start_proxy();
+        let mut web = Container::create(&pod, WEB);
+        plugin.start(&web);
+        assert_eq!(web.connect(), "direct");
+        // The runtime does not report this exit.
+        web.exit();
+        pod.wait_for_elements(&[], Duration::from_secs(3));
+    });
+}
+
+#[test]
+fn a_container_keeps_its_bypass_between_the_runtimes_report_and_its_exit() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({}));
+        let (runtime, agent) = (scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut web = Container::create(&pod, WEB);
+        plugin.start(&web);
+        plugin.stop(&web);
+        // The element of a later container shows that the sandbox was reconciled.
+        let other = Container::create(&pod, WEB);
+        plugin.start(&other);
+        assert_eq!(web.connect(), "direct");
+        web.exit();
+        pod.wait_for_elements(&[other.cgroup()], Duration::from_secs(3));
+    });
+}
+
+#[test]
+fn an_agent_that_starts_after_the_proxy_ends_the_bypass() {
+    scene(|scene| {
+        let pod = scene.pod(VAULT, &json!({}));
+        let (runtime, agent) = (scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut vault = Container::create(&pod, VAULT);
+        plugin.start(&vault);
+        agent.end(Signal::SIGKILL);
+        drop(plugin);
+        let _proxy = pod.start_proxy();
+        assert_eq!(vault.connect(), "direct", "nothing ends the bypass without an agent");
+        let agent = scene.agent();
+        let _plugin = runtime.register(&[&pod], &[&vault]);
+        agent.wait_for_log("registered at the container runtime");
+        wait_until("a new connection is captured", Duration::from_secs(1), || vault.connect() == "sidecar");
+        scene.wait_for_event(&pod, "DetourBypassEnded", VAULT, SLOW);
+    });
+}
+
+#[test]
+fn an_agent_that_starts_removes_the_elements_of_containers_that_have_exited() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({}));
+        let (runtime, agent) = (scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let (mut gone, mut stays) = (Container::create(&pod, WEB), Container::create(&pod, WEB));
+        plugin.start(&gone);
+        plugin.start(&stays);
+        agent.end(Signal::SIGKILL);
+        drop(plugin);
+        gone.exit();
+        assert_eq!(pod.elements().len(), 2);
+        let _agent = scene.agent();
+        let _plugin = runtime.register(&[&pod], &[&stays]);
+        pod.wait_for_elements(&[stays.cgroup()], Duration::from_secs(5));
+        assert_eq!(stays.connect(), "direct");
+        assert!(scene.events(&pod, "DetourContainerCaptured").is_empty(), "it did not start captured");
+    });
+}

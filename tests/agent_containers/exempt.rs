@@ -1,0 +1,133 @@
+//! Containers that start while the agent runs.
+
+use crate::container::Container;
+use crate::scene::{AGENT_SOCKET, SLOW, VAULT, WEB, scene};
+use detour_cni::cluster::agent::{ExemptContainer, excluded_containers};
+use detour_cni::policy::ContainerScope;
+use nix::sys::signal::Signal;
+use serde_json::json;
+use std::path::Path;
+use std::time::Duration;
+
+#[test]
+fn an_excluded_container_bypasses_the_sidecar_from_its_first_connection_on() {
+    scene(|scene| {
+        let (pod, other) = (scene.pod(VAULT, &json!({})), scene.pod("", &json!({})));
+        let (runtime, agent) = (scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod, &other], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut vault = Container::create(&pod, VAULT);
+        let waited = plugin.start(&vault);
+        assert!(waited < Duration::from_secs(1), "{waited:?}");
+        assert_eq!(vault.connect(), "direct");
+        assert_eq!(pod.elements(), [vault.cgroup()]);
+        let mut web = Container::create(&pod, WEB);
+        plugin.start(&web);
+        assert_eq!(web.connect(), "failed", "it is redirected, and no proxy listens");
+        let mut same_name = Container::create(&other, VAULT);
+        plugin.start(&same_name);
+        assert_eq!(same_name.connect(), "failed", "this pod excludes no container");
+        let log = agent.wait_for_log("the container's traffic bypasses the sidecar");
+        assert!(log.contains(VAULT) && log.contains(&pod.name()), "{log}");
+        // The agent tells CHECK which elements to expect.
+        let status = excluded_containers(Path::new(AGENT_SOCKET), &pod.sandbox, SLOW).expect("an answer");
+        let exempt = ExemptContainer {
+            name: VAULT.into(),
+            id: vault.id.clone(),
+            cgroup: vault.cgroup(),
+            scope: ContainerScope::All,
+        };
+        assert_eq!(status.expected, Some(vec![exempt]));
+        assert_eq!(status.runtime.as_deref(), Some("simulated v1.2"));
+        assert!(agent.end(Signal::SIGTERM).success());
+    });
+}
+
+#[test]
+fn a_container_that_is_restarted_gets_a_new_element() {
+    scene(|scene| {
+        let pod = scene.pod(VAULT, &json!({"containers": [VAULT], "until": "container-exit"}));
+        let (runtime, agent) = (scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut first = Container::create(&pod, VAULT);
+        plugin.start(&first);
+        assert_eq!(first.connect(), "direct");
+        first.exit();
+        let mut second = Container::create(&pod, VAULT);
+        plugin.start(&second);
+        assert_eq!(second.connect(), "direct");
+        plugin.stop(&first);
+        pod.wait_for_elements(&[second.cgroup()], Duration::from_secs(3));
+        assert_eq!(second.connect(), "direct");
+    });
+}
+
+#[test]
+fn elements_that_another_process_removes_are_restored() {
+    scene(|scene| {
+        let pod = scene.pod(VAULT, &json!({"containers": [VAULT], "until": "container-exit"}));
+        let (runtime, agent) = (scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut vault = Container::create(&pod, VAULT);
+        plugin.start(&vault);
+        pod.flush_elements();
+        pod.wait_for_elements(&[vault.cgroup()], Duration::from_secs(4));
+        assert_eq!(vault.connect(), "direct");
+    });
+}
+
+#[test]
+fn two_agents_at_the_same_time_make_the_same_changes() {
+    scene(|scene| {
+        let pod = scene.pod(VAULT, &json!({}));
+        let (runtime, older) = (scene.runtime(), scene.agent());
+        let mut of_older = runtime.register(&[&pod], &[]);
+        older.wait_for_log("registered at the container runtime");
+        let newer = scene.agent();
+        let mut of_newer = runtime.register(&[&pod], &[]);
+        newer.wait_for_log("registered at the container runtime");
+        let mut vault = Container::create(&pod, VAULT);
+        of_older.start(&vault);
+        of_newer.start(&vault);
+        assert_eq!(vault.connect(), "direct");
+        assert_eq!(pod.elements(), [vault.cgroup()]);
+        assert!(older.end(Signal::SIGTERM).success());
+        let _proxy = pod.start_proxy();
+        pod.wait_for_elements(&[], Duration::from_secs(1));
+        scene.wait_for_event(&pod, "DetourBypassEnded", VAULT, SLOW);
+    });
+}
+
+#[test]
+fn an_agent_in_a_private_cgroup_namespace_restores_rules_that_match() {
+    scene(|scene| {
+        let pod = scene.pod(VAULT, &json!({}));
+        let runtime = scene.runtime();
+        let agent = scene.agent_in_private_cgroup_namespace();
+        scene.publish(&pod, "1");
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut vault = Container::create(&pod, VAULT);
+        plugin.start(&vault);
+        assert_eq!(vault.connect(), "direct");
+        pod.tool("nft", &["delete", "table", "inet", "detour-containers"], "");
+        assert_eq!(vault.connect(), "failed");
+        scene.publish(&pod, "2");
+        agent.wait_for_log("traffic is redirected to the sidecar again");
+        pod.wait_for_elements(&[vault.cgroup()], Duration::from_secs(4));
+        assert_eq!(vault.connect(), "direct");
+    });
+}
+
+#[test]
+fn the_agent_logs_an_unknown_container_name_with_the_names_of_the_pod() {
+    scene(|scene| {
+        let agent = scene.agent();
+        agent.wait_for_log("serving the plugin's requests");
+        let _pod = scene.pod("vault-agnt", &json!({}));
+        let line = agent.wait_for_log("vault-agnt");
+        assert!(line.contains(VAULT) && line.contains(WEB), "{line}");
+    });
+}

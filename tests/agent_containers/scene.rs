@@ -1,0 +1,365 @@
+//! A node with pods, agents, a simulated runtime and an API server that records Events.
+
+use crate::agent_process::Agent;
+use crate::api::{Api, NAMESPACES, PODS};
+use crate::cgroup;
+use crate::node::{self, Node, Process, Where, id, uid};
+use crate::program::program;
+use crate::runtime::Runtime;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns};
+use serde_json::{Value, json};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub(crate) const SOCKET: &str = "/run/nri/nri.sock";
+pub(crate) const AGENT_SOCKET: &str = "/run/detour/agent.sock";
+/// The address of the server outside of the pod.
+pub(crate) const DESTINATION: &str = "10.88.0.1";
+const PROXY_PORT: u16 = 15001;
+const DEADLINE: Duration = Duration::from_secs(30);
+/// The names of the simulated pods' containers.
+pub(crate) const VAULT: &str = "vault-agent-init";
+pub(crate) const WEB: &str = "web";
+
+/// Where the node's files are. The path of a socket has at most 107 bytes (unix(7)).
+const ROOT: &str = "/mnt";
+
+pub(crate) struct Scene<'a> {
+    node: &'a Node,
+    pub(crate) api: Api,
+}
+
+/// Runs `work` with a temporary node.
+pub(crate) fn scene(work: impl FnOnce(&Scene<'_>) + Send) {
+    node::scene(|node| {
+        bind(&node.root, Path::new(ROOT));
+        for (directory, also) in [("run/detour", true), ("run/netns", false)] {
+            let (own, of_node) = (Path::new("/").join(directory), Path::new(ROOT).join(directory));
+            fs::create_dir_all(&own).expect("needs root");
+            fs::create_dir_all(&of_node).expect("made");
+            mount(Some("tmpfs"), &own, Some("tmpfs"), MsFlags::empty(), Some("size=16m")).expect("a tmpfs");
+            if also {
+                bind(&own, &of_node);
+            }
+        }
+        let groups = Path::new(ROOT).join("sys/fs/cgroup");
+        fs::create_dir_all(&groups).expect("made");
+        bind(&cgroup::hierarchy(), &groups);
+        let of_node = format!("/proc/{}/ns/cgroup", std::process::id());
+        symlink(of_node, node.root.join("proc/1/ns/cgroup")).expect("linked");
+        let scene = Scene { node, api: Api::start() };
+        let list = json!({"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "ovn"}]});
+        scene.write("/etc/cni/net.d/10-cluster.conflist", &list.to_string());
+        scene.api.put(NAMESPACES, &json!({"metadata": {"name": "shop"}}));
+        work(&scene);
+    });
+}
+
+fn bind(from: &Path, to: &Path) {
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
+}
+
+impl Scene<'_> {
+    /// Returns a path of the node as this process reaches it.
+    pub(crate) fn reach(&self, path: &str) -> PathBuf {
+        Path::new(ROOT).join(path.trim_start_matches('/'))
+    }
+
+    fn write(&self, path: &str, text: &str) -> PathBuf {
+        let path = self.reach(path);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+        fs::write(&path, text).expect("written");
+        path
+    }
+
+    /// Returns the arguments of an agent with the flag `--nri-socket`.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
+        self.write("/account/ca.crt", &authority.cert.pem());
+        let token = self.write("/account/token", "token");
+        let config = self.write("/agent-config.json", r#"{"chain": [{"type": "istio-redirect"}]}"#);
+        vec![
+            "agent".into(),
+            "--platform=kubernetes".into(),
+            "--node-name=node-1".into(),
+            "--health-address=127.0.0.1:0".into(),
+            format!("--nri-socket={SOCKET}"),
+            format!("--root={ROOT}"),
+            format!("--api-server={}", self.api.url()),
+            format!("--service-account={}", token.parent().expect("a directory").display()),
+            format!("--config={}", config.display()),
+        ]
+    }
+
+    /// Starts an agent.
+    pub(crate) fn agent(&self) -> Agent {
+        Agent::spawn("a", &self.arguments())
+    }
+
+    /// Starts an agent as in a container: the node's cgroup namespace is that of process 1 below `--root`.
+    pub(crate) fn agent_in_private_cgroup_namespace(&self) -> Agent {
+        let program = program().to_str().expect("text").to_owned();
+        let arguments = [vec!["--cgroup".to_owned(), program], self.arguments()].concat();
+        Agent::spawn_program(Path::new("/usr/bin/unshare"), &[("HOSTNAME", "a")], &arguments)
+    }
+
+    /// Starts the runtime's NRI socket.
+    pub(crate) fn runtime(&self) -> Runtime {
+        Runtime::listen(&self.reach(SOCKET))
+    }
+
+    /// Creates a pod whose annotation excludes these containers, with this block of `container-exclude`.
+    pub(crate) fn pod(&self, annotation: &str, block: &Value) -> Pod {
+        let (uid, sandbox) = (uid(), id("b"));
+        let group = format!("kubepods.slice/kubepods-pod{uid}.slice/crio-{sandbox}.scope");
+        let pause = self.node.process("pause", &group, Where::New);
+        let outside = self.node.process("outside", &format!("{group}/outside"), Where::New);
+        for path in [self.reach("/run/netns"), PathBuf::from("/run/netns")] {
+            let path = path.join(&sandbox);
+            fs::write(&path, "").expect("written");
+            bind(&pause.netns(), &path);
+        }
+        self.node.keep("results", ("cluster", "eth0"), &sandbox, &uid, &sandbox);
+        let pod = Pod { uid, sandbox, pause, outside, annotation: annotation.to_owned() };
+        pod.tool(
+            "ip",
+            &["-batch", "-"],
+            &format!(
+                "link set lo up\nlink add eth0 type veth peer name peer0\nlink set peer0 netns {}\nlink set eth0 up\n\
+                 addr add 10.88.0.2/24 dev eth0\n",
+                pod.outside.pid()
+            ),
+        );
+        run_in(&pod.outside.netns(), "ip", &["-batch", "-"], "link set peer0 up\naddr add 10.88.0.1/24 dev peer0\n");
+        serve(&pod.outside.netns(), &format!("{DESTINATION}:80"), "direct");
+        let manifest = pod.manifest();
+        self.write(&format!("/manifests/{}.json", pod.uid), &manifest.to_string());
+        pod.call(self, "ADD", block);
+        pod
+    }
+
+    /// Waits for an Event of the pod with this reason whose message names the container. Returns the message.
+    #[track_caller]
+    pub(crate) fn wait_for_event(&self, pod: &Pod, reason: &str, container: &str, limit: Duration) -> String {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(message) = self.events(pod, reason).into_iter().find(|message| message.contains(container)) {
+                return message;
+            }
+            assert!(Instant::now() < deadline, "{reason}: got {:?}", self.api.bodies());
+            pause();
+        }
+    }
+
+    /// Returns the messages of the pod's Events with this reason.
+    pub(crate) fn events(&self, pod: &Pod, reason: &str) -> Vec<String> {
+        let bodies = self.api.bodies();
+        let of_pod = bodies.iter().filter(|body| {
+            let involved = &body["involvedObject"];
+            body["reason"] == reason && involved["uid"] == pod.uid.as_str()
+        });
+        of_pod.map(|body| body["message"].as_str().expect("text").to_owned()).collect()
+    }
+
+    /// Publishes the pod to the agent's watch.
+    pub(crate) fn publish(&self, pod: &Pod, change: &str) {
+        let mut object = pod.manifest();
+        object["spec"]["nodeName"] = json!("node-1");
+        object["metadata"]["labels"]["change"] = json!(change);
+        object["status"] = json!({"phase": "Running", "podIPs": [{"ip": "10.88.0.2"}]});
+        self.api.put(PODS, &object);
+    }
+}
+
+/// A pod: its sandbox's process, and a server outside of the pod.
+pub(crate) struct Pod {
+    pub(crate) uid: String,
+    pub(crate) sandbox: String,
+    pause: Process,
+    outside: Process,
+    annotation: String,
+}
+
+impl Pod {
+    pub(crate) fn name(&self) -> String {
+        format!("web-{}", self.uid)
+    }
+
+    pub(crate) fn netns(&self) -> PathBuf {
+        self.pause.netns()
+    }
+
+    fn manifest(&self) -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": self.name(), "namespace": "shop", "uid": self.uid, "labels": {"app": "web"},
+                "annotations": {"sidecar.istio.io/status": "{}", "detour.io/exclude-containers": self.annotation},
+            },
+            "spec": {
+                "initContainers": [{"name": VAULT}, {"name": "istio-validation"}],
+                "containers": [
+                    {"name": WEB},
+                    {"name": "istio-proxy", "args": ["proxy", "sidecar"], "securityContext": {"runAsUser": 1337}},
+                ],
+            },
+        })
+    }
+
+    /// Calls the plugin as the runtime does, which must succeed.
+    #[track_caller]
+    pub(crate) fn call(&self, scene: &Scene<'_>, verb: &str, block: &Value) {
+        let mut exclude = json!({"type": "container-exclude"});
+        exclude.as_object_mut().expect("an object").extend(block.as_object().cloned().unwrap_or_default());
+        let conf = json!({
+            "cniVersion": "1.0.0", "name": "cluster", "type": "detour", "log_level": "warn",
+            "chain": [{"type": "istio-redirect"}, exclude],
+            "kubernetes": {"manifests_dir": scene.reach("/manifests"), "agent_socket": AGENT_SOCKET},
+            "prevResult": {"cniVersion": "1.0.0"},
+        });
+        let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
+            .env_clear()
+            .envs([
+                ("CNI_COMMAND", verb),
+                ("CNI_CONTAINERID", &self.sandbox),
+                ("CNI_NETNS", &format!("/run/netns/{}", self.sandbox)),
+                ("CNI_IFNAME", "eth0"),
+                ("CNI_PATH", "/opt/cni/bin"),
+                ("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={}", self.name())),
+            ])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        child.stdin.take().expect("it is piped").write_all(conf.to_string().as_bytes()).expect("it reads");
+        let output = child.wait_with_output().expect("it ends");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{verb}: {}{}", text(&output.stdout), text(&output.stderr));
+    }
+
+    /// Runs a tool in the network namespace, which must succeed. Returns its stdout.
+    #[track_caller]
+    pub(crate) fn tool(&self, program: &str, arguments: &[&str], stdin: &str) -> String {
+        run_in(&self.netns(), program, arguments, stdin)
+    }
+
+    /// Returns the cgroup IDs of the elements of the sets.
+    pub(crate) fn elements(&self) -> Vec<u64> {
+        let listed = self.tool("nft", &["-j", "list", "ruleset"], "");
+        let listed: Value = serde_json::from_str(&listed).expect("JSON");
+        let mut found = Vec::new();
+        for entry in listed["nftables"].as_array().expect("a list") {
+            if entry["set"]["table"] == "detour-containers" {
+                found.extend(entry["set"]["elem"].as_array().into_iter().flatten().map(cgroup_of));
+            }
+        }
+        found.sort_unstable();
+        found
+    }
+
+    /// Removes all elements, as another process could.
+    pub(crate) fn flush_elements(&self) {
+        self.tool("nft", &["flush", "set", "inet", "detour-containers", "excluded-all"], "");
+    }
+
+    /// Waits until the sets have exactly these elements.
+    #[track_caller]
+    pub(crate) fn wait_for_elements(&self, wanted: &[u64], limit: Duration) {
+        let deadline = Instant::now() + limit;
+        while self.elements() != wanted {
+            assert!(Instant::now() < deadline, "got {:?}, expected {wanted:?}", self.elements());
+            pause();
+        }
+    }
+
+    /// Starts the proxy. Dropping the result stops it.
+    pub(crate) fn start_proxy(&self) -> Proxy {
+        serve(&self.netns(), &format!("0.0.0.0:{PROXY_PORT}"), "sidecar")
+    }
+}
+
+/// Returns the cgroup ID of an element: nft prints the path of a control group, or its ID if there is no path.
+fn cgroup_of(element: &Value) -> u64 {
+    let value = element.get("elem").map_or(element, |inner| &inner["val"]);
+    value.as_u64().unwrap_or_else(|| {
+        use std::os::unix::fs::MetadataExt;
+        let path = value.as_str().expect("a path");
+        let path = Path::new("/sys/fs/cgroup").join(path.trim_start_matches('/'));
+        fs::metadata(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).ino()
+    })
+}
+
+/// A server whose listener can be closed.
+pub(crate) struct Proxy(TcpListener);
+
+impl Proxy {
+    /// Closes the listener.
+    pub(crate) fn stop(self) {
+        nix::sys::socket::shutdown(std::os::fd::AsRawFd::as_raw_fd(&self.0), nix::sys::socket::Shutdown::Both)
+            .expect("it listens");
+    }
+}
+
+/// Serves a greeting at an address in a network namespace, and the same line for each line that a client sends.
+fn serve(netns: &Path, address: &str, greeting: &'static str) -> Proxy {
+    let listener = thread::scope(|scope| {
+        let listen = || {
+            setns(File::open(netns).expect("it lives"), CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+            TcpListener::bind(address).expect("a port")
+        };
+        scope.spawn(listen).join().expect("it listens")
+    });
+    let accepting = listener.try_clone().expect("a descriptor");
+    thread::spawn(move || {
+        for mut stream in accepting.incoming().map_while(Result::ok) {
+            thread::spawn(move || {
+                writeln!(stream, "{greeting}")?;
+                let reader = BufReader::new(stream.try_clone()?);
+                reader.lines().try_for_each(|line| line.and_then(|_| writeln!(stream, "{greeting}")))
+            });
+        }
+    });
+    Proxy(listener)
+}
+
+fn run_in(netns: &Path, program: &str, arguments: &[&str], stdin: &str) -> String {
+    let mut child = Command::new("nsenter")
+        .arg(format!("--net={}", netns.display()))
+        .arg(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("nsenter is needed");
+    child.stdin.take().expect("it is piped").write_all(stdin.as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Waits until a condition holds.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + limit;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}: not within {} s", limit.as_secs_f32());
+        pause();
+    }
+}
+
+/// Waits before a condition is checked again.
+fn pause() {
+    thread::park_timeout(Duration::from_millis(10));
+}
+
+/// Waits for a log line for as long as tests wait for a condition.
+pub(crate) const SLOW: Duration = DEADLINE;
