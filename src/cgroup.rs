@@ -67,6 +67,12 @@ impl CgroupHierarchy {
         Err(Error::new(Code::KernelRefused, msg))
     }
 
+    /// Returns where the hierarchy is mounted.
+    #[must_use]
+    pub fn mount(&self) -> &Path {
+        &self.mount
+    }
+
     /// Returns the ID of the control group at `path` below the hierarchy's root: the number that the kernel compares
     /// in `socket cgroupv2`.
     ///

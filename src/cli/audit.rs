@@ -20,7 +20,8 @@ Examples:
 The report is about pods with a sidecar, and pods without one in a namespace that requests it. The
 numbers are those of the rules' counters since ADD or the last repair. The kernel evaluates most of
 these rules only for the first packet of a connection. Such rules count connections, and their bytes
-are those of the first packets.
+are those of the first packets. For an excluded container, the line also shows whether it bypasses
+the sidecar now, and until when.
 
 The command changes nothing. It requires root, and credentials that can list pods and namespaces:
 the first of --kubeconfig, KUBECONFIG, ~/.kube/config, the service account of the pod in which it

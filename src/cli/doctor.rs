@@ -20,7 +20,8 @@ use std::{env, fs, io};
 const EXAMPLES: &str = "\
 Examples:
   detour doctor
-        check this node: the installation, API access and permissions, and the kernel
+        check this node: the installation, API access and permissions, the kernel and, if the
+        configuration excludes containers, the runtime
   detour doctor -n shop web-0
         also check the pod: from its annotations to its rules in the kernel
   detour doctor -n shop web-0 --probe
@@ -46,6 +47,9 @@ Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
 
 /// Limit for a file with a host name. Names have at most 64 bytes (gethostname(2)), but hostname(5) allows comments.
 const MAX_HOSTNAME_FILE: u64 = 4 << 10;
+
+/// The name of the OCI hook's definition.
+const HOOK_FILE: &str = "90-detour.json";
 
 /// Check a node and a pod, and suggest what to do about each problem
 ///
@@ -186,6 +190,7 @@ impl TargetArguments {
             installation: Installation {
                 records: node.records().unwrap_or_default(),
                 programs,
+                hook: hook(&records),
                 listed_types: listed_types(&records),
                 changed: found.as_ref().map(|found| differences(found)).map_err(ToString::to_string),
             },
@@ -227,6 +232,11 @@ fn programs(records: &[&InstallRecord]) -> Vec<HostPath> {
     let files = records.iter().flat_map(|record| &record.files);
     let programs: BTreeSet<_> = files.filter(|(_, owned)| owned.role == Role::Program).map(|(path, _)| path).collect();
     programs.into_iter().cloned().collect()
+}
+
+/// Returns the definition of the installed OCI hook.
+fn hook(records: &[&InstallRecord]) -> Option<HostPath> {
+    records.iter().flat_map(|record| record.files.keys()).find(|path| path.name() == HOOK_FILE).cloned()
 }
 
 fn listed_types(records: &[&InstallRecord]) -> BTreeMap<HostPath, BTreeSet<String>> {

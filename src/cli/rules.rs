@@ -29,7 +29,8 @@ arguments or input.";
 /// Compare a pod's live rules with the desired ones, and show packet counters
 ///
 /// The table marks each rule that differs: missing (desired, but not in the kernel), extra (in the kernel, but
-/// not desired), moved (in the wrong position), or foreign (added by another program).
+/// not desired), moved (in the wrong position), or foreign (added by another program). If the pod excludes containers,
+/// a second table lists those that bypass the sidecar now.
 #[derive(Debug, Args)]
 #[command(
     after_help = EXAMPLES,
@@ -69,7 +70,7 @@ pub(super) fn run(arguments: &RulesArguments) -> Result<CommandOutput, CommandEr
     let selector = selector
         .ok_or_else(|| CommandError::Usage("expected a network namespace, or a pod: -n NAMESPACE POD".to_owned()))?;
     let NetnsRules { rules, netns, evidence } = arguments.netns.read(&selector, "rules")?;
-    let report = RulesReport { found_by: evidence, ..rules.report(&netns) };
+    let report = RulesReport { found_by: evidence, ..rules.report(&netns).with_cgroup_paths(&arguments.netns.root) };
     let output = arguments.output.render(&RulesView { report: &report, all: arguments.all })?;
     let code = if report.as_asked == Some(false) { ExitCode::FAILURE } else { output.code };
     Ok(CommandOutput { code, ..output })

@@ -4,7 +4,7 @@ use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::Error;
-use detour_cni::inspect::{Destination, Rulebook, Sender, SenderArgument, Trace, explain, trace};
+use detour_cni::inspect::{Destination, ExcludedSenders, Rulebook, Sender, SenderArgument, Trace, explain};
 use detour_cni::pod::Pod;
 use detour_cni::sub_plugins::own_addresses;
 use std::net::IpAddr;
@@ -17,11 +17,17 @@ Examples:
   detour trace -f pod.yaml --from uid=1000,gid=1000 --to '[2001:db8::1]:443/tcp' -o json
   detour trace -f pod.yaml --from inbound --to 10.88.0.2:8080/tcp
   detour trace --live -n shop web-0 --from uid=1000 --to 10.96.0.10:53/udp
+  detour trace --live -n shop web-0 --from container=vault-agent-init --to 10.88.0.2:8200/tcp
+        also show whether, and until when, the container bypasses the sidecar
   detour trace --container 5f0c1f2ab34d --from uid=1000 --to 10.88.0.2:8080/tcp
   detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
 
 The packet arrives at one of: sidecar:PORT, direct (it keeps its destination), dropped, or
 redirected:PORT (a rule outside of Istio's chains redirects it).
+
+For an excluded container (container-exclude), the rules of a configuration are evaluated as long as
+its bypass lasts; the output shows when that ends, and where the packet arrives then. Live rules are
+evaluated with the container's present element.
 
 Live rules require root on the pod's node. For a pod on another node, the command prints what to run
 there.
@@ -49,7 +55,7 @@ pub(super) struct TraceArguments {
     netns: Option<PathBuf>,
     #[command(flatten)]
     namespace: NetnsArguments,
-    /// Sender: uid=UID[,gid=GID] (default GID: 0), container=NAME (with the IDs from its manifest), or inbound[:ADDRESS]
+    /// Sender: uid=UID[,gid=GID] (default GID: 0), container=NAME[,uid=UID[,gid=GID]] (default IDs: those of its manifest), or inbound[:ADDRESS]
     #[arg(long, value_name = "SENDER")]
     from: String,
     /// Destination: ADDRESS:PORT/tcp or ADDRESS:PORT/udp
@@ -82,24 +88,27 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
     };
     let invalid = |error: Error| CommandError::Input(Error { msg: format!("--{}", error.msg), ..error });
     let resolve = |pod: Option<&Pod>| sender.resolve(pod).map_err(invalid);
-    let mut configuration = None;
-    let (from, book, own) = match selector {
+    let container = sender.container();
+    let interface = &arguments.interface;
+    let report = match selector {
         Some(selector) => {
             let pod = if let NetnsSelector::Pod(subject) = &selector { Some(&subject.facts.pod) } else { None };
             let from = resolve(pod)?;
-            let command = format!("trace --from '{from}' --to '{}'", arguments.to);
+            let name = container.map(|name| format!("container={name},")).unwrap_or_default();
+            let command = format!("trace --from '{name}{from}' --to '{}'", arguments.to);
             let rules = arguments.namespace.read(&selector, &command)?.rules;
-            (from, rules.rulebook(), rules.addresses)
+            let (book, senders) = (rules.rulebook(), ExcludedSenders::live(&rules, &arguments.namespace.root));
+            senders.trace(&book, (from, container), to, &rules.addresses, interface)
         }
         None => {
             let subject = arguments.subject.read(&arguments.namespace.root)?;
             let from = resolve(Some(&subject.facts.pod))?;
             let policy = explain(&subject)?.policy;
-            configuration = Some(subject.origin.clone());
             let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
-            (from, Rulebook::of_policy(&policy), own)
+            let (book, senders) = (Rulebook::of_policy(&policy), ExcludedSenders::planned(&policy));
+            let configuration = Some(subject.origin.clone());
+            Trace { configuration, ..senders.trace(&book, (from, container), to, &own, interface) }
         }
     };
-    let report = Trace { configuration, ..trace(&book, from, to, &own, &arguments.interface) };
     arguments.output.render(&report)
 }

@@ -10,9 +10,12 @@
 //! | `exemptions` | the traffic that bypasses the sidecar |
 //! | `warnings` | warnings about valid, but hardly ever intended configurations |
 //! | `picture` | the report of `explain` as SVG |
+//! | `container_bypass` | the bypass of an excluded container in words |
+//! | `container_sender` | excluded containers as senders of packets |
 //! | `packet` | a packet, and whether it matches a rule |
 //! | `trace` | the evaluation of a packet in all tables |
 //! | `rules` | live rules compared with desired ones |
+//! | `elements` | the elements of the sets of excluded containers |
 //! | `rulebook` | rules for `trace` and for `iptables-restore` |
 //! | `node_hint` | hints to run a command on a pod's node |
 //! | `validate` | the checks of the configurations in a file |
@@ -22,7 +25,10 @@
 //! | `terminal` | the output formats |
 
 pub mod audit;
+mod container_bypass;
+mod container_sender;
 pub mod doctor;
+mod elements;
 mod evaluation;
 mod exemptions;
 mod explain;
@@ -41,6 +47,9 @@ mod validate;
 mod warnings;
 
 pub use crate::cni::configuration;
+pub use container_bypass::ContainerSender;
+pub use container_sender::ExcludedSenders;
+pub use elements::{ContainerSets, ElementLine};
 pub use exemptions::{ExcludedContainer, Exemption};
 pub use explain::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain};
 pub use installed::InstalledText;

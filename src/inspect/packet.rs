@@ -2,11 +2,11 @@
 
 use crate::cni::{Code, Error};
 use crate::firewall::native::rule as native;
-use crate::firewall::native::rule::{Condition, Key};
+use crate::firewall::native::rule::{Condition, InCgroup, Key};
 use crate::firewall::native::set::Spans;
 use crate::firewall::rule::{CtState, Family, Is, Match, Rule};
 use crate::pod::Pod;
-use crate::policy::{IdRange, PortRange, Protocol};
+use crate::policy::{ContainerScope, IdRange, PortRange, Protocol};
 use ipnet::IpNet;
 use serde::Serialize;
 use std::fmt;
@@ -22,37 +22,29 @@ pub enum Sender {
         uid: u32,
         /// Its effective GID, if the user gave one.
         gid: Option<u32>,
+        /// Its place in the sets of excluded containers; `None` if it is in no excluded container.
+        set: Option<InSet>,
     },
     /// A client outside of the pod, at this address if the user gave one.
     Inbound(Option<IpAddr>),
 }
 
-impl FromStr for Sender {
-    type Err = Error;
+/// The place of a process in the sets of excluded containers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InSet {
+    /// The set that has the control group of its container.
+    pub scope: ContainerScope,
+    /// The level of this control group, if known.
+    pub level: Option<u8>,
+}
 
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let invalid = || {
-            let expected = "expected uid=UID, uid=UID,gid=GID, container=NAME, inbound or inbound:ADDRESS";
-            Error::new(Code::InvalidConfig, format!("from: invalid value {text:?}; {expected}"))
-        };
-        if text == "inbound" {
-            return Ok(Self::Inbound(None));
+impl Sender {
+    /// Returns the sender as a process in another set, or in none.
+    pub(super) fn in_set(self, set: Option<InSet>) -> Self {
+        match self {
+            Self::Process { uid, gid, .. } => Self::Process { uid, gid, set },
+            inbound @ Self::Inbound(_) => inbound,
         }
-        if let Some(address) = text.strip_prefix("inbound:") {
-            let address = address.trim_start_matches('[').trim_end_matches(']');
-            return address.parse().map(|address| Self::Inbound(Some(address))).map_err(|_| invalid());
-        }
-        let (mut uid, mut gid) = (None, None);
-        for part in text.split(',') {
-            let (key, value) = part.split_once('=').ok_or_else(invalid)?;
-            let id = value.trim().parse::<u32>().ok().filter(|id| *id != u32::MAX).ok_or_else(invalid)?;
-            match key.trim() {
-                "uid" if uid.is_none() => uid = Some(id),
-                "gid" if gid.is_none() => gid = Some(id),
-                _ => return Err(invalid()),
-            }
-        }
-        uid.map(|uid| Self::Process { uid, gid }).ok_or_else(invalid)
     }
 }
 
@@ -60,8 +52,8 @@ impl FromStr for Sender {
 impl fmt::Display for Sender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Process { uid, gid: None } => write!(f, "uid={uid}"),
-            Self::Process { uid, gid: Some(gid) } => write!(f, "uid={uid},gid={gid}"),
+            Self::Process { uid, gid: None, .. } => write!(f, "uid={uid}"),
+            Self::Process { uid, gid: Some(gid), .. } => write!(f, "uid={uid},gid={gid}"),
             Self::Inbound(None) => f.write_str("inbound"),
             Self::Inbound(Some(address)) => write!(f, "inbound:{address}"),
         }
@@ -73,43 +65,93 @@ impl fmt::Display for Sender {
 pub enum SenderArgument {
     /// A sender by its IDs or address.
     Sender(Sender),
-    /// The processes of the container with this name.
-    Container(String),
+    /// The processes of a container.
+    Container {
+        /// The name of the container.
+        name: String,
+        /// The UID, if the user gave one; otherwise that of the pod's manifest.
+        uid: Option<u32>,
+        /// The GID, if the user gave one.
+        gid: Option<u32>,
+    },
 }
 
 impl FromStr for SenderArgument {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        match text.strip_prefix("container=").filter(|name| !name.is_empty()) {
-            Some(name) => Ok(Self::Container(name.to_owned())),
-            None => text.parse().map(Self::Sender),
+        let invalid = || {
+            let expected = "expected uid=UID, uid=UID,gid=GID, container=NAME, container=NAME,uid=UID, inbound or \
+                            inbound:ADDRESS";
+            Error::new(Code::InvalidConfig, format!("from: invalid value {text:?}; {expected}"))
+        };
+        if text == "inbound" {
+            return Ok(Self::Sender(Sender::Inbound(None)));
+        }
+        if let Some(address) = text.strip_prefix("inbound:") {
+            let address = address.trim_start_matches('[').trim_end_matches(']');
+            let address = address.parse().map_err(|_| invalid())?;
+            return Ok(Self::Sender(Sender::Inbound(Some(address))));
+        }
+        let (mut name, mut uid, mut gid) = (None, None, None);
+        for part in text.split(',') {
+            let (key, value) = part.split_once('=').ok_or_else(invalid)?;
+            let id = || value.trim().parse::<u32>().ok().filter(|id| *id != u32::MAX).ok_or_else(invalid);
+            match key.trim() {
+                "container" if name.is_none() && !value.is_empty() => name = Some(value.to_owned()),
+                "uid" if uid.is_none() => uid = Some(id()?),
+                "gid" if gid.is_none() => gid = Some(id()?),
+                _ => return Err(invalid()),
+            }
+        }
+        match (name, uid) {
+            (_, None) if gid.is_some() => Err(invalid()),
+            (Some(name), uid) => Ok(Self::Container { name, uid, gid }),
+            (None, Some(uid)) => Ok(Self::Sender(Sender::Process { uid, gid, set: None })),
+            (None, None) => Err(invalid()),
         }
     }
 }
 
 impl SenderArgument {
-    /// Returns the sender, with a container's IDs from the manifest of `pod`.
+    /// Returns the name of the container, if the sender is one.
+    #[must_use]
+    pub fn container(&self) -> Option<&str> {
+        match self {
+            Self::Sender(_) => None,
+            Self::Container { name, .. } => Some(name),
+        }
+    }
+
+    /// Returns the sender. A container's IDs are those of the argument, or else of the manifest of `pod`. Without a
+    /// pod, the name of the container is not checked.
     ///
     /// # Errors
-    /// The pod is unknown, does not have the container, or does not set its UID.
+    /// The pod does not have the container, or its UID is unknown.
     pub fn resolve(&self, pod: Option<&Pod>) -> Result<Sender, Error> {
-        let name = match self {
+        let (name, uid, gid) = match self {
             Self::Sender(sender) => return Ok(*sender),
-            Self::Container(name) => name,
+            Self::Container { name, uid, gid } => (name, *uid, *gid),
         };
         let failed = |why: String| Error::new(Code::InvalidConfig, format!("from: container {name:?}: {why}"));
-        let pod = pod.ok_or_else(|| failed("unknown pod; add -f FILE or -n NAMESPACE POD".to_owned()))?;
+        let Some(pod) = pod else {
+            let msg =
+                || failed(format!("unknown pod; add -f FILE or -n NAMESPACE POD, or use container={name},uid=UID"));
+            return Ok(Sender::Process { uid: uid.ok_or_else(msg)?, gid, set: None });
+        };
         let names: Vec<&str> = pod.all_containers().map(|container| container.name.as_str()).collect();
         let container = pod.all_containers().find(|container| container.name == *name).ok_or_else(|| {
             failed(format!("pod {}/{}: expected one of {}", pod.namespace, pod.name, names.join(", ")))
         })?;
+        if let Some(uid) = uid {
+            return Ok(Sender::Process { uid, gid, set: None });
+        }
         let id = |id: i64| u32::try_from(id).ok();
         let uid = pod.user_of(container).and_then(id).ok_or_else(|| {
-            let why = "unknown UID: runAsUser is not set, and the image decides; use uid=UID";
-            failed(format!("pod {}/{}: {why}", pod.namespace, pod.name))
+            let why = "unknown UID: runAsUser is not set, and the image decides";
+            failed(format!("pod {}/{}: {why}; use container={name},uid=UID", pod.namespace, pod.name))
         })?;
-        Ok(Sender::Process { uid, gid: pod.group_of(container).and_then(id) })
+        Ok(Sender::Process { uid, gid: pod.group_of(container).and_then(id), set: None })
     }
 }
 
@@ -172,6 +214,8 @@ pub(super) struct Packet {
     pub mark: u32,
     /// The connection tracking zone; the first rule that sets one takes effect.
     pub zone: Option<u16>,
+    /// The sender's place in the sets of excluded containers.
+    pub set: Option<InSet>,
 }
 
 /// The source port of all packets: one that no rule matches.
@@ -191,7 +235,7 @@ impl Packet {
         let over_lo = address.is_loopback() || pod_addresses.contains(&address);
         let link = if over_lo { "lo" } else { interface };
         let (origin, source, in_interface, out_interface) = match from {
-            Sender::Process { uid, gid } => {
+            Sender::Process { uid, gid, .. } => {
                 let source = if over_lo { address } else { own_address };
                 (Origin::Process { uid, gid: gid.unwrap_or_default() }, source, None, Some(link.to_owned()))
             }
@@ -200,8 +244,9 @@ impl Packet {
             }
         };
         let source = SocketAddr::new(source, EPHEMERAL_PORT);
-        let destination = to.address;
-        Self { origin, source, destination, protocol: to.protocol, in_interface, out_interface, mark: 0, zone: None }
+        let set = if let Sender::Process { set, .. } = from { set } else { None };
+        let (destination, protocol) = (to.address, to.protocol);
+        Self { origin, source, destination, protocol, in_interface, out_interface, mark: 0, zone: None, set }
     }
 
     pub(super) const fn family(&self) -> Family {
@@ -291,8 +336,14 @@ fn matches(packet: &Packet, condition: &Match) -> bool {
 /// Returns whether the packet matches all conditions of a native rule.
 pub(super) fn matches_native(packet: &Packet, rule: &native::NativeRule) -> bool {
     rule.family.is_none_or(|family| family == packet.family())
-        && rule.cgroup.is_none()
+        && rule.cgroup.is_none_or(|cgroup| is_in(packet, cgroup))
         && rule.conditions.iter().all(|condition| matches_condition(packet, condition))
+}
+
+/// Returns whether the sender's control group at this level is in the set. With an unknown level, the first rule matches.
+fn is_in(packet: &Packet, cgroup: InCgroup) -> bool {
+    let set = packet.set.filter(|_| packet.out_interface.is_some());
+    set.is_some_and(|set| set.scope == cgroup.set && set.level.is_none_or(|level| level == cgroup.level))
 }
 
 /// Evaluates one condition of a native rule. A key that can't be loaded ends the rule, even if the condition is negated
@@ -349,16 +400,35 @@ mod tests {
 
     #[test]
     fn senders_and_destinations_are_parsed_and_printed() {
-        let from = |text: &str| text.parse::<Sender>().expect(text);
-        assert_eq!(from("uid=1337"), Sender::Process { uid: 1337, gid: None });
-        assert_eq!(from("gid=5,uid=0"), Sender::Process { uid: 0, gid: Some(5) });
+        let process = |uid, gid| Sender::Process { uid, gid, set: None };
+        let from = |text: &str| match text.parse::<SenderArgument>().expect(text) {
+            SenderArgument::Sender(sender) => sender,
+            container @ SenderArgument::Container { .. } => panic!("{container:?}"),
+        };
+        assert_eq!(from("uid=1337"), process(1337, None));
+        assert_eq!(from("gid=5,uid=0"), process(0, Some(5)));
         assert_eq!(from("inbound"), Sender::Inbound(None));
         assert_eq!(from("inbound:fd00::1"), Sender::Inbound(Some("fd00::1".parse().expect("v6"))));
         for text in ["uid=1337", "uid=0,gid=5", "inbound", "inbound:fd00::1"] {
             assert_eq!(from(text).to_string(), text);
         }
-        for wrong in ["", "gid=1", "uid=", "uid=-1", "uid=4294967295", "uid=1,uid=2", "outbound", "inbound:x"] {
-            let error = wrong.parse::<Sender>().expect_err(wrong);
+        let container = |uid, gid| SenderArgument::Container { name: "web".to_owned(), uid, gid };
+        assert_eq!("container=web".parse(), Ok(container(None, None)));
+        assert_eq!("container=web,uid=7,gid=8".parse(), Ok(container(Some(7), Some(8))));
+        for wrong in [
+            "",
+            "gid=1",
+            "uid=",
+            "uid=-1",
+            "uid=4294967295",
+            "uid=1,uid=2",
+            "outbound",
+            "inbound:x",
+            "container=",
+            "container=a,container=b",
+            "container=a,gid=1",
+        ] {
+            let error = wrong.parse::<SenderArgument>().expect_err(wrong);
             assert!(error.msg.starts_with(&format!("from: invalid value {wrong:?}; expected uid=UID, ")), "{error}");
         }
         let to = |text: &str| text.parse::<Destination>().expect(text);
@@ -372,7 +442,7 @@ mod tests {
     #[test]
     fn traffic_to_loopback_and_own_addresses_uses_lo() {
         let own: [IpAddr; 1] = ["10.0.0.2".parse().expect("v4")];
-        let from = Sender::Process { uid: 1, gid: None };
+        let from = Sender::Process { uid: 1, gid: None, set: None };
         let link = |to: &str| Packet::first(from, to.parse().expect(to), &own, "eth0").out_interface;
         assert_eq!(link("10.0.0.2:1").as_deref(), Some("lo"));
         assert_eq!(link("127.8.0.1:1").as_deref(), Some("lo"));

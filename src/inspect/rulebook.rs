@@ -1,8 +1,9 @@
 //! Rules in other forms: the [`Rulebook`], which `trace` evaluates, and the input for `iptables-restore` and
 //! `ip6tables-restore`.
 
+use crate::firewall::native::container_table;
 use crate::firewall::native::rule as native;
-use crate::firewall::native::rule::NativeTable;
+use crate::firewall::native::rule::{BaseHook, NativeTable};
 use crate::firewall::rule::{Family, Hook, Rule, Table};
 use crate::firewall::{LiveRule, LiveRuleset, Ruleset};
 use crate::policy::{Interception, Policy};
@@ -51,11 +52,26 @@ impl TableListing {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rulebook {
     chains: BTreeMap<(TableListing, String), Vec<RuleText>>,
+    /// The base chains of the table of excluded containers; those of the other tables have the hook's name.
+    bases: BTreeMap<(Table, Hook), String>,
     /// Rules that apply, but are not in the rulebook, in words.
     pub(super) caveats: Vec<String>,
 }
 
 impl Rulebook {
+    /// Adds a base chain of the table of excluded containers.
+    fn add_base(&mut self, base: BaseHook, chain: &str) {
+        self.bases.insert((base.like, base.hook), chain.to_owned());
+    }
+
+    /// Returns the base chain of a table at a hook, beside the chain of iptables table `like`.
+    pub(super) fn base_chain(&self, table: TableListing, like: Table, hook: Hook) -> Option<&str> {
+        match table {
+            TableListing::Native(NativeTable::Containers) => self.bases.get(&(like, hook)).map(String::as_str),
+            _ => Some(hook.chain()),
+        }
+    }
+
     /// Returns the rules of a policy, for both families.
     #[must_use]
     pub fn of_policy(policy: &Policy) -> Self {
@@ -66,6 +82,13 @@ impl Rulebook {
             let hooks = rules.hooks.iter().map(|(hook, rules)| (hook.chain(), rules));
             for (name, rules) in hooks.chain(rules.chains.iter().map(|(name, rules)| (name.as_str(), rules))) {
                 book.add(TableListing::Iptables(*table, *family), name, rules.iter().map(line).collect());
+            }
+        }
+        for (table, chains) in &container_table(&ruleset) {
+            for (name, chain) in chains {
+                let rules = chain.rules.iter().map(|rule| native_text(Some(rule)));
+                book.add(TableListing::Native(*table), name, rules.collect());
+                chain.hook.into_iter().for_each(|base| book.add_base(base, name));
             }
         }
         if policy.interception == Interception::Unset {
@@ -86,13 +109,13 @@ impl Rulebook {
         for (family, table, name, chain) in live.chains() {
             book.add(TableListing::Iptables(table, family), name, chain.rules.iter().map(line).collect());
         }
-        let native = |rule: &Option<native::NativeRule>| match rule {
-            Some(rule) => RuleText { body: RuleBody::Native(rule.clone()), text: rule.to_string() },
-            None => RuleText { body: RuleBody::Unknown, text: "(a foreign rule)".to_owned() },
-        };
         for (table, chains) in &live.native {
             for (name, chain) in chains {
-                book.add(TableListing::Native(*table), name, chain.rules.iter().map(native).collect());
+                let rules = chain.rules.iter().map(|rule| native_text(rule.as_ref()));
+                book.add(TableListing::Native(*table), name, rules.collect());
+                if let (NativeTable::Containers, Ok(Some(base))) = (table, chain.hook) {
+                    book.add_base(base, name);
+                }
             }
         }
         if live.native_istio.is_some() {
@@ -114,6 +137,13 @@ impl Rulebook {
     /// Returns the rules of a chain; empty if the chain does not exist.
     pub(super) fn chain(&self, table: TableListing, name: &str) -> &[RuleText] {
         self.chains.get(&(table, name.to_owned())).map_or(&[], Vec::as_slice)
+    }
+}
+
+fn native_text(rule: Option<&native::NativeRule>) -> RuleText {
+    match rule {
+        Some(rule) => RuleText { body: RuleBody::Native(rule.clone()), text: rule.to_string() },
+        None => RuleText { body: RuleBody::Unknown, text: "(a foreign rule)".to_owned() },
     }
 }
 

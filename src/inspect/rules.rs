@@ -1,5 +1,6 @@
 //! `rules`: compares the live rules of a network namespace with the desired ones.
 
+use super::elements::ContainerSets;
 use super::rulebook::Rulebook;
 use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::cni::{Code, Error};
@@ -107,6 +108,7 @@ impl LiveRules {
             absent: self.unfixed.clone(),
             rules,
             left_out,
+            containers: ContainerSets::of(&self.live.containers, state.map(|state| &state.policy)),
         }
     }
 }
@@ -132,6 +134,8 @@ pub struct RulesReport {
     pub rules: Vec<RuleLine>,
     /// Netfilter chains with more foreign, extra and moved rules than are listed.
     pub left_out: Vec<OmittedRules>,
+    /// The elements of the sets of excluded containers; `None` if no container is excluded.
+    pub containers: Option<ContainerSets>,
 }
 
 /// The rules of a netfilter chain that are not listed.
@@ -361,6 +365,7 @@ impl TextReport for RulesView<'_> {
                 screen
                     .line(&[Cell::of(format!("{rest} other rules are as desired; to list them, use --all"))
                         .tone(Tone::Faint)]);
+                report.containers.iter().for_each(|sets| sets.write(screen));
                 return;
             }
         }
@@ -368,10 +373,18 @@ impl TextReport for RulesView<'_> {
             write_table(screen, &group[0].table, group);
         }
         report.write_omitted(screen);
+        report.containers.iter().for_each(|sets| sets.write(screen));
     }
 }
 
 impl RulesReport {
+    /// Adds the paths of the control groups of excluded containers. The node's file system is mounted at `root`.
+    #[must_use]
+    pub fn with_cgroup_paths(mut self, root: &Path) -> Self {
+        self.containers.iter_mut().for_each(|sets| sets.add_paths(root));
+        self
+    }
+
     fn write_summary(&self, screen: &mut Screen) {
         let (verdict, tone) = match self.as_asked {
             Some(true) => ("rules are as desired", Tone::Good),

@@ -1,6 +1,7 @@
 //! `trace`: evaluates the first packet of a connection in all tables, in the order of the kernel (nf_tables_core.c,
 //! `nft_do_chain`).
 
+use super::container_bypass::ContainerSender;
 use super::packet::{Destination, Origin, Packet, Sender, matches_iptables, matches_native};
 use super::rulebook::{RuleBody, RuleText, Rulebook, TableListing};
 use super::subject::ConfigurationOrigin;
@@ -20,6 +21,8 @@ const MAX_RULES: usize = 100_000;
 pub struct Trace {
     /// The sender.
     pub from: Origin,
+    /// The container of the sender, if the user named one.
+    pub container: Option<ContainerSender>,
     /// The destination.
     pub to: SocketAddr,
     /// `tcp` or `udp`.
@@ -43,7 +46,7 @@ pub struct Trace {
 /// A rule and its position.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RulePlace {
-    /// `raw`, `mangle` or `nat`; with prefix `detour-` for nftables.
+    /// `raw`, `mangle` or `nat`, with prefix `detour-` for nftables; `detour-containers`.
     pub table: &'static str,
     /// The netfilter chain.
     pub chain: String,
@@ -75,6 +78,7 @@ pub fn trace(book: &Rulebook, from: Sender, to: Destination, pod_addresses: &[Ip
     let stopped = (walk.rules > MAX_RULES).then(|| format!("stopped after {MAX_RULES} rules"));
     Trace {
         from: origin,
+        container: None,
         to: to.address,
         protocol: protocol.to_string(),
         interface: link,
@@ -104,6 +108,10 @@ impl TextReport for Trace {
             Origin::Process { uid, gid } => format!("uid {uid}, gid {gid}"),
             Origin::Outside => "outside".to_owned(),
         };
+        let sender = match &self.container {
+            Some(container) => format!("container {} ({sender})", container.name),
+            None => sender,
+        };
         let tone = if self.arrives_at == "dropped" { Tone::Bad } else { Tone::Good };
         screen.line(&[
             Cell::of(format!("{}/{} from {sender} via {} →", self.to, self.protocol, self.interface)),
@@ -111,6 +119,10 @@ impl TextReport for Trace {
         ]);
         if let Some(origin) = self.configuration.as_ref().and_then(ConfigurationOrigin::text) {
             screen.line(&[Cell::of("Configuration:"), Cell::of(origin).tone(Tone::Faint)]);
+        }
+        if let Some(container) = &self.container {
+            let tone = if container.bypasses.is_some() { Tone::Notable } else { Tone::Faint };
+            screen.line(&[Cell::of(format!("Container {}:", container.name)), Cell::of(container.text()).tone(tone)]);
         }
         let mut rows: Vec<Vec<Cell>> = Vec::new();
         let decides = |hop: &Hop| {
@@ -146,7 +158,7 @@ impl TextReport for Trace {
 /// A rule that the packet matched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Hop {
-    /// `raw`, `mangle` or `nat`; with prefix `detour-` for nftables.
+    /// `raw`, `mangle` or `nat`, with prefix `detour-` for nftables; `detour-containers`.
     pub table: &'static str,
     /// `OUTPUT` or `PREROUTING`: the hook at which the packet entered the table.
     pub hook: &'static str,
@@ -194,6 +206,8 @@ enum RuleEffect {
     Return,
     /// Evaluate this chain, and continue behind the rule if it does not decide.
     Jump(String),
+    /// Evaluate this chain, and return to the calling chain if it does not decide.
+    Goto(String),
     /// Leave the table.
     End(End),
 }
@@ -233,11 +247,12 @@ impl Walk<'_> {
 
     fn tables(&mut self, tables: &[Table], hook: Hook) -> End {
         let family = self.packet.family();
-        let listings = tables
-            .iter()
-            .flat_map(|table| [TableListing::Native(NativeTable::Of(*table)), TableListing::Iptables(*table, family)]);
-        for table in listings {
-            match self.table(table, hook) {
+        let listings = tables.iter().flat_map(|table| {
+            let native = [NativeTable::Containers, NativeTable::Of(*table)].map(TableListing::Native);
+            native.into_iter().chain([TableListing::Iptables(*table, family)]).map(move |listing| (*table, listing))
+        });
+        for (like, table) in listings {
+            match self.table(table, like, hook) {
                 End::Continue => {}
                 End::Redirected(port) => {
                     self.packet.redirect(port);
@@ -249,10 +264,11 @@ impl Walk<'_> {
         End::Continue
     }
 
-    fn table(&mut self, table: TableListing, hook: Hook) -> End {
-        match self.chain((table, hook), hook.chain()) {
+    fn table(&mut self, table: TableListing, like: Table, hook: Hook) -> End {
+        let Some(base) = self.book.base_chain(table, like, hook) else { return End::Continue };
+        match self.chain((table, hook), base) {
             RuleEffect::End(end) => end,
-            RuleEffect::Continue | RuleEffect::Return | RuleEffect::Jump(_) => End::Continue,
+            RuleEffect::Continue | RuleEffect::Return | RuleEffect::Jump(_) | RuleEffect::Goto(_) => End::Continue,
         }
     }
 
@@ -265,8 +281,10 @@ impl Walk<'_> {
                 RuleEffect::Return => return RuleEffect::Continue,
                 RuleEffect::Jump(to) => match self.chain(at, &to) {
                     end @ RuleEffect::End(_) => return end,
-                    RuleEffect::Continue | RuleEffect::Return | RuleEffect::Jump(_) => {}
+                    RuleEffect::Continue | RuleEffect::Return | RuleEffect::Jump(_) | RuleEffect::Goto(_) => {}
                 },
+                // The calling chain continues behind its rule.
+                RuleEffect::Goto(to) => return self.chain(at, &to),
                 end @ RuleEffect::End(_) => return end,
             }
         }
@@ -289,7 +307,7 @@ impl Walk<'_> {
         let Some(action) = action else { return RuleEffect::Continue };
         let (then, verdict) = self.packet.apply(action);
         let effect = match verdict {
-            RuleEffect::Continue | RuleEffect::Jump(_) => HopEffect::None,
+            RuleEffect::Continue | RuleEffect::Jump(_) | RuleEffect::Goto(_) => HopEffect::None,
             RuleEffect::Return | RuleEffect::End(End::Continue | End::Direct) => HopEffect::Accepted,
             RuleEffect::End(End::Dropped | End::Redirected(_) | End::Tproxied(_)) => HopEffect::Diverted,
         };
@@ -306,9 +324,8 @@ impl Packet {
             NativeAction::Accept => ("accepts".to_owned(), RuleEffect::End(End::Continue)),
             NativeAction::Return => ("returns".to_owned(), RuleEffect::Return),
             NativeAction::Drop => ("drops".to_owned(), RuleEffect::End(End::Dropped)),
-            NativeAction::Jump(chain) | NativeAction::Goto(chain) => {
-                (format!("jumps to {chain}"), RuleEffect::Jump(chain))
-            }
+            NativeAction::Jump(chain) => (format!("jumps to {chain}"), RuleEffect::Jump(chain)),
+            NativeAction::Goto(chain) => (format!("goes to {chain}"), RuleEffect::Goto(chain)),
             NativeAction::Redirect(port) => {
                 (format!("redirects to port {port}"), RuleEffect::End(End::Redirected(port)))
             }
@@ -335,15 +352,20 @@ impl Packet {
 
 #[cfg(test)]
 mod tests {
+    use super::super::packet::SenderArgument;
     use super::*;
     use crate::policy::{
         DnsCapture, Exclusion, IdRange, Interception, InterceptionMode, Policy, PortRange, Redirect, TrafficOwner,
     };
 
+    fn sender(text: &str) -> Sender {
+        text.parse::<SenderArgument>().and_then(|sender| sender.resolve(None)).expect(text)
+    }
+
     fn arrives(policy: &Policy, from: &str, to: &str) -> String {
         let book = Rulebook::of_policy(policy);
         let own: [IpAddr; 2] = ["10.0.0.2".parse().expect("v4"), "fd00::2".parse().expect("v6")];
-        let trace = trace(&book, from.parse().expect(from), to.parse().expect(to), &own, "eth0");
+        let trace = trace(&book, sender(from), to.parse().expect(to), &own, "eth0");
         trace.arrives_at
     }
 
@@ -402,7 +424,7 @@ mod tests {
         let book = Rulebook::of_policy(&policy);
         let traced = |from: &str| {
             let to = "10.96.0.10:53/udp".parse().expect("a destination");
-            trace(&book, from.parse().expect(from), to, &[], "eth0")
+            trace(&book, sender(from), to, &[], "eth0")
         };
         let (exempt, captured) = (traced("uid=7"), traced("uid=8"));
         assert_eq!((exempt.arrives_at.as_str(), exempt.zone), ("direct", 1));

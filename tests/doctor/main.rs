@@ -5,6 +5,7 @@ mod api;
 mod audit;
 mod bundle;
 mod confined;
+mod containers;
 mod faults;
 mod forms;
 mod golden;

@@ -120,7 +120,7 @@ impl Scene {
         mount(Some(&logs), "/var/log", None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
         let netns = Netns::new(&root.join("run/netns/pod"), plan.is_dual, plan.root_is);
         let (uid, ports) = plan.proxy;
-        agent(&root.join("run/detour/agent.sock"));
+        agent(&root);
         let cluster = Arc::new(Mutex::new(plan.cluster.clone()));
         let answers = cluster.clone();
         let server = Server::plain(move |request| answers.lock().expect("unpoisoned").answer(request));
@@ -313,15 +313,26 @@ fn without_chance(text: &str) -> String {
     })
 }
 
-/// An agent that is well and knows nothing of pods.
-fn agent(socket: &Path) {
-    let listener = UnixListener::bind(socket).expect("free");
+/// The file with the agent's answer about excluded containers.
+pub(crate) const AGENT_CONTAINERS: &str = "agent-containers.json";
+
+/// An agent that is well and knows nothing of pods, except for what [`AGENT_CONTAINERS`] contains.
+fn agent(root: &Path) {
+    let listener = UnixListener::bind(root.join("run/detour/agent.sock")).expect("free");
+    let containers = root.join(AGENT_CONTAINERS);
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let hello = stream.write_all(format!("{}\n", json!(Hello::own())).as_bytes());
             let mut line = String::new();
             let read = BufReader::new(&stream).read_line(&mut line);
-            let answer = if line.contains("\"probe\"") { AgentAnswer::Done } else { AgentAnswer::Unknown };
+            let answer = match () {
+                () if line.contains("\"probe\"") => AgentAnswer::Done,
+                () if line.contains("\"containers\"") => {
+                    let text = fs::read(&containers).unwrap_or_else(|_| b"{}".to_vec());
+                    AgentAnswer::Containers(serde_json::from_slice(&text).expect("a status"))
+                }
+                () => AgentAnswer::Unknown,
+            };
             // One that tells something does not wait for an answer.
             let _ = hello.and(read).and_then(|_| stream.write_all(format!("{}\n", json!(answer)).as_bytes()));
         }

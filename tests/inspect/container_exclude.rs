@@ -298,3 +298,58 @@ fn containers_of_several_attachments_and_of_the_node_are_united() {
     assert_eq!(sorted("two,one", false).len(), both.len(), "the order does not matter");
     assert_eq!(sorted("one", true), [one, dns], "the node pins the sub-plugin");
 }
+
+/// Runs `trace` with a sub-plugin chain of `istio-redirect` and a block that excludes the init container.
+fn trace(pod: &Value, from: &str, to: &str, more: &[&str]) -> Run {
+    let chain = json!([{"type": "istio-redirect", "redirect_dns": true}, {"type": "container-exclude", "containers": "vault-agent-init"}]);
+    let conf = json!({
+        "cniVersion": "1.1.0", "name": "istio-cni", "type": "detour", "kubernetes": {"kubeconfig": "/k"}, "chain": chain
+    });
+    let conf = file("trace.conf", &conf.to_string());
+    let arguments = ["trace", "-f", "-", "--config", &conf, "--from", from, "--to", to];
+    detour(&[&arguments[..], more].concat(), &pod.to_string(), &[])
+}
+
+#[test]
+fn the_trace_of_an_excluded_container_shows_when_its_bypass_ends_and_where_the_packet_arrives_then() {
+    let pod = one_uid();
+    for (to, port) in [("1.2.3.4:443/tcp", 15001), ("10.96.0.10:53/udp", 15053), ("[fd96::a]:53/tcp", 15053)] {
+        let report = trace(&pod, "container=vault-agent-init", to, &["-o", "json"]).json();
+        assert_eq!(
+            (&report["arrives_at"], &report["decided_by"]["table"]),
+            (&"direct".into(), &"detour-containers".into())
+        );
+        let expected = json!({
+            "name": "vault-agent-init", "excluded": true, "bypasses": "all", "until": "proxy-ready",
+            "afterwards": format!("sidecar:{port}"),
+        });
+        assert_eq!(report["container"], expected, "{to}");
+        let web = trace(&pod, "container=web", to, &["-o", "json"]).json();
+        assert_eq!(web["arrives_at"], format!("sidecar:{port}"), "the same UID: {to}");
+        let expected = json!({"name": "web", "excluded": false, "bypasses": null, "until": null, "afterwards": null});
+        assert_eq!((&web["container"], &web["caveats"]), (&expected, &json!([])));
+        let by_uid = trace(&pod, "uid=1000650000", to, &["-o", "json"]).json();
+        assert_eq!((&by_uid["arrives_at"], &by_uid["container"]), (&web["arrives_at"], &Value::Null));
+        let caveat = by_uid["caveats"][0].as_str().expect("a caveat");
+        assert!(caveat.ends_with("use --from container=vault-agent-init"), "{caveat}");
+    }
+    let text = trace(&pod, "container=vault-agent-init", "1.2.3.4:443/tcp", &[]).stdout;
+    let lines: Vec<&str> = text.lines().collect();
+    let first = "1.2.3.4:443/tcp from container vault-agent-init (uid 1000650000, gid 0) via eth0 → direct";
+    assert_eq!(lines[0], first);
+    let until = "until the proxy accepts connections; then: sidecar:15001";
+    assert_eq!(lines[1], format!("Container vault-agent-init: all outbound traffic bypasses the sidecar {until}"));
+}
+
+#[test]
+fn a_container_is_traced_with_given_ids_and_an_unknown_one_is_refused_with_the_names() {
+    let mut pod = one_uid();
+    pod["spec"]["initContainers"][0]["securityContext"] = Value::Null;
+    let to = "1.2.3.4:443/tcp";
+    let run = trace(&pod, "container=vault-agent-init", to, &[]);
+    assert!(run.code == 2 && run.stderr.contains("use container=vault-agent-init,uid=UID"), "{run:?}");
+    let report = trace(&pod, "container=vault-agent-init,uid=5,gid=6", to, &["-o", "json"]).json();
+    assert_eq!((&report["from"]["process"], &report["arrives_at"]), (&json!({"uid": 5, "gid": 6}), &"direct".into()));
+    let run = trace(&pod, "container=vault,uid=5", to, &[]);
+    assert!(run.code == 2 && run.stderr.contains("expected one of vault-agent-init, "), "{run:?}");
+}

@@ -2,13 +2,15 @@
 
 use crate::dialect::Dialect;
 use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
+use crate::support::cgroup::Cgroup;
 use crate::world::*;
-use detour_cni::firewall::LiveRuleset;
+use detour_cni::firewall::{ContainerElement, ContainerLabel, LiveRuleset};
 use detour_cni::inspect::{
-    Destination, LiveRules, ManifestTexts, Mark, PodManifest, PodSelector, Rulebook, RulesReport, Sender, Trace,
-    configuration, explain, trace,
+    Destination, ExcludedSenders, LiveRules, ManifestTexts, Mark, PodManifest, PodSelector, Rulebook, RulesReport,
+    Sender, Trace, configuration, explain,
 };
 use detour_cni::policy;
+use detour_cni::policy::{BypassEnd, ContainerScope};
 use detour_cni::state::{ROOT, Store};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -29,7 +31,12 @@ struct ConfiguredPolicy {
     tproxy: bool,
     native: bool,
     chain: Value,
+    /// Whether the pod's init container is excluded, and in which scope.
+    container: Option<ContainerScope>,
 }
+
+/// The container that policies exclude.
+const CONTAINER: &str = "vault-agent-init";
 
 /// One of `values`, or an absent key.
 fn maybe(key: &'static str, values: &'static [&'static str]) -> impl Strategy<Value = Option<(String, Value)>> {
@@ -78,14 +85,15 @@ fn configured_policy() -> impl Strategy<Value = ConfiguredPolicy> {
             maybe("protocols", &["udp", "tcp"]).boxed(),
         ],
     );
-    ((prop::bool::weighted(0.7), prop::bool::weighted(0.3), any::<bool>()), redirect, uids, dns).prop_map(
-        |((dns, tproxy, native), redirect, uid, exclude)| ConfiguredPolicy {
-            dns,
-            tproxy,
-            native,
-            chain: json!([redirect, uid, exclude]),
-        },
-    )
+    let container = prop::option::of(prop::sample::select(&[ContainerScope::All, ContainerScope::Dns][..]));
+    let switches = (prop::bool::weighted(0.7), prop::bool::weighted(0.3), any::<bool>(), container);
+    (switches, redirect, uids, dns).prop_map(|((dns, tproxy, native, container), redirect, uid, exclude)| {
+        let mut chain = vec![redirect, uid, exclude];
+        chain.extend(
+            container.map(|scope| json!({"type": "container-exclude", "containers": [CONTAINER], "scope": scope})),
+        );
+        ConfiguredPolicy { dns, tproxy, native, chain: Value::from(chain), container }
+    })
 }
 
 /// Protocol, destination and sender of a packet; `None` is a sender outside.
@@ -151,7 +159,7 @@ fn trace_predicts_where_packets_arrive() {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     let strategy = configured_policy();
-    let mut seen = std::collections::BTreeMap::<String, usize>::new();
+    let mut seen = std::collections::BTreeMap::<(String, bool), usize>::new();
     for _ in 0..POLICIES {
         let policy = strategy.new_tree(&mut runner).expect("a policy").current();
         let mode = [("sidecar.istio.io/interceptionMode", "TPROXY")];
@@ -160,47 +168,140 @@ fn trace_predicts_where_packets_arrive() {
         let dialect = if policy.native { Dialect::Nftables } else { Dialect::Iptables };
         let configuration = dialect.of(configured(&world, &pod, policy.chain.clone()));
         world.add(&configuration);
-        let asked = Rulebook::of_policy(&policy_of(&configuration, &pod));
+        let excluded = policy.container.map(|scope| {
+            let cgroup = Cgroup::new();
+            world.change_containers(&[], &[ContainerElement::new(scope, cgroup.id(), CONTAINER, "0123456789abcdef")]);
+            cgroup
+        });
+        let evaluated = policy_of(&configuration, &pod);
+        let asked = Rulebook::of_policy(&evaluated);
         let found = live(&world);
         let held = found.rulebook();
         assert_eq!(found.addresses.len(), 2, "{:?}", found.addresses);
+        let (planned, running) = (ExcludedSenders::planned(&evaluated), ExcludedSenders::live(&found, Path::new("/")));
+        let check = |family, (process, protocol, to), cgroup: Option<&Cgroup>| {
+            let from = match process {
+                Some(Process { uid, gid }) => Sender::Process { uid, gid: Some(gid), set: None },
+                None => Sender::Inbound(Some(GATEWAY.ip(family))),
+            };
+            let over = match protocol {
+                Protocol::Tcp => policy::Protocol::Tcp,
+                Protocol::Udp => policy::Protocol::Udp,
+            };
+            let destination = Destination { address: to, protocol: over };
+            let container = cgroup.map(|_| CONTAINER);
+            let predicted = planned.trace(&asked, (from, container), destination, &own_addresses(&world), "eth0");
+            let predicted_live = running.trace(&held, (from, container), destination, &found.addresses, "eth0");
+            let in_short = |trace: &Trace| (trace.arrives_at.clone(), trace.zone, trace.container.clone());
+            assert_eq!(
+                in_short(&predicted),
+                in_short(&predicted_live),
+                "{policy:#?}\n{predicted:#?}\n{predicted_live:#?}"
+            );
+            if !policy.native {
+                assert_eq!(predicted, predicted_live);
+            }
+            let send = || match process {
+                Some(process) => world.pod_sends(process, protocol, to),
+                None => world.outside_sends(protocol, to),
+            };
+            let arrival = match cgroup {
+                Some(cgroup) => world.within(cgroup, send),
+                None => send(),
+            };
+            assert_eq!(
+                named(&arrival),
+                predicted.arrives_at,
+                "{policy:#?}\n{from:?} {container:?} {destination:?}\n{predicted:#?}"
+            );
+            predicted.arrives_at
+        };
         for &family in world.families() {
-            for (process, protocol, to) in packets(family) {
-                let from = match process {
-                    Some(Process { uid, gid }) => Sender::Process { uid, gid: Some(gid) },
-                    None => Sender::Inbound(Some(GATEWAY.ip(family))),
-                };
-                let over = match protocol {
-                    Protocol::Tcp => policy::Protocol::Tcp,
-                    Protocol::Udp => policy::Protocol::Udp,
-                };
-                let destination = Destination { address: to, protocol: over };
-                let predicted = trace(&asked, from, destination, &own_addresses(&world), "eth0");
-                let predicted_live = trace(&held, from, destination, &found.addresses, "eth0");
-                let in_short = |trace: &Trace| (trace.arrives_at.clone(), trace.zone, trace.caveats.clone());
-                assert_eq!(
-                    in_short(&predicted),
-                    in_short(&predicted_live),
-                    "{policy:#?}\n{predicted:#?}\n{predicted_live:#?}"
-                );
-                if !policy.native {
-                    assert_eq!(predicted, predicted_live);
+            for packet in packets(family) {
+                *seen.entry((check(family, packet, None), false)).or_default() += 1;
+                let is_container = |process: &Process| [APP_PROCESS, VAULT_INIT].contains(process);
+                if let Some(cgroup) = excluded.as_ref().filter(|_| packet.0.as_ref().is_some_and(is_container)) {
+                    *seen.entry((check(family, packet, Some(cgroup)), true)).or_default() += 1;
                 }
-                let arrival = match process {
-                    Some(process) => world.pod_sends(process, protocol, to),
-                    None => world.outside_sends(protocol, to),
-                };
-                assert_eq!(
-                    named(&arrival),
-                    predicted.arrives_at,
-                    "{policy:#?}\n{from:?} {destination:?}\n{predicted:#?}"
-                );
-                *seen.entry(predicted.arrives_at).or_default() += 1;
             }
         }
     }
-    for place in ["direct", "sidecar:15001", "sidecar:15006", "sidecar:15053"] {
-        assert!(seen.get(place).is_some_and(|count| *count > 20), "{seen:?}");
+    let places = ["direct", "sidecar:15001", "sidecar:15006", "sidecar:15053"].map(|place| (place, false));
+    for (place, by_container) in places.into_iter().chain([("direct", true), ("sidecar:15001", true)]) {
+        let seen_there = seen.get(&(place.to_owned(), by_container));
+        assert!(seen_there.is_some_and(|count| *count > 10), "{seen:?}");
+    }
+}
+
+/// A pod whose init container bypasses the sidecar until the proxy is ready.
+const EXCLUDING: &str =
+    r#"[{"type": "istio-redirect"}, {"type": "container-exclude", "containers": ["vault-agent-init"]}]"#;
+
+#[test]
+fn a_container_is_traced_as_long_as_its_bypass_lasts_and_afterwards() {
+    for dialect in [Dialect::Iptables, Dialect::Nftables] {
+        let world = World::new(Families::V4);
+        let pod = pod::manifest(true, PROXY, &[]);
+        let chain = serde_json::from_str(EXCLUDING).expect("JSON");
+        let configuration = dialect.of(configured(&world, &pod, chain));
+        world.add(&configuration);
+        let policy = policy_of(&configuration, &pod);
+        let to = SERVER.at(Family::V4, HTTPS);
+        let destination = Destination { address: to, protocol: policy::Protocol::Tcp };
+        let from = Sender::Process { uid: APP_PROCESS.uid, gid: Some(APP_PROCESS.gid), set: None };
+        let planned = |name| {
+            let book = Rulebook::of_policy(&policy);
+            ExcludedSenders::planned(&policy).trace(&book, (from, name), destination, &[], "eth0")
+        };
+        let live = |name| {
+            let rules = live(&world);
+            let senders = ExcludedSenders::live(&rules, Path::new("/"));
+            senders.trace(&rules.rulebook(), (from, name), destination, &rules.addresses, "eth0")
+        };
+        let trace = planned(Some(CONTAINER));
+        let container = trace.container.as_ref().expect("named");
+        assert_eq!(
+            (trace.arrives_at.as_str(), trace.decided_by.as_ref().expect("a rule").chain.as_str()),
+            ("direct", "DETOUR_DIRECT")
+        );
+        assert_eq!((container.bypasses, container.until), (Some(ContainerScope::All), Some(BypassEnd::ProxyReady)));
+        assert_eq!(container.afterwards.as_deref(), Some("sidecar:15001"));
+        assert!(planned(None).caveats[0].contains("--from container=vault-agent-init"), "{:?}", planned(None).caveats);
+        assert_eq!(planned(None).arrives_at, "sidecar:15001");
+
+        // It does not run.
+        let trace = live(Some(CONTAINER));
+        let container = trace.container.as_ref().expect("named");
+        assert_eq!((trace.arrives_at.as_str(), container.bypasses, container.excluded), ("sidecar:15001", None, true));
+        assert_eq!(live(None).caveats, Vec::<String>::new(), "no container bypasses the sidecar now");
+
+        let outer = Cgroup::new();
+        let cgroup = outer.child("container");
+        let element = ContainerElement::new(ContainerScope::All, cgroup.id(), CONTAINER, "0123456789abcdef");
+        world.change_containers(&[], std::slice::from_ref(&element));
+        let trace = live(Some(CONTAINER));
+        assert_eq!(
+            (
+                trace.arrives_at.as_str(),
+                world.within(&cgroup, || named(&world.pod_sends(APP_PROCESS, Protocol::Tcp, to)))
+            ),
+            ("direct", "direct".to_owned())
+        );
+        assert!(
+            trace.hops.iter().any(|hop| hop.rule.contains("cgroupv2 level 2 ")),
+            "the level of the element: {trace:#?}"
+        );
+        assert_eq!(trace.container.expect("named").afterwards.as_deref(), Some("sidecar:15001"));
+        assert!(live(None).caveats[0].contains("vault-agent-init"), "{:?}", live(None).caveats);
+        let other = live(Some("web"));
+        assert_eq!((other.arrives_at.as_str(), other.caveats.len()), ("sidecar:15001", 0));
+
+        // An element that no policy requests lets traffic bypass the sidecar as well.
+        let odd = ContainerElement { container: Some(ContainerLabel::new("web", "f")), ..element };
+        world.change_containers(&[], &[odd]);
+        let trace = live(Some("web"));
+        let container = trace.container.expect("named");
+        assert_eq!((trace.arrives_at.as_str(), container.excluded, container.until), ("direct", false, None));
     }
 }
 

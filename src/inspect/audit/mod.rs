@@ -7,11 +7,13 @@
 //! | `candidate` | which pods the report is about |
 //! | `view` | the live rules of both rule formats in one form |
 //! | `bypass` | the rules that let traffic bypass the sidecar |
+//! | `containers` | excluded containers |
 //! | `traffic` | traffic in words |
 //! | `source` | what requests an exclusion |
 
 mod bypass;
 mod candidate;
+mod containers;
 mod report;
 mod source;
 mod traffic;
@@ -157,6 +159,9 @@ impl PodFindings<'_> {
         let (mut bypasses, left_out) = self.bypasses(found, redirect.is_some());
         if redirected {
             bypasses.extend(self.with_proxys_id(&proxy));
+            bypasses.extend(self.of_containers());
+            // As a rule of another program, a foreign element comes first.
+            bypasses.sort_by_key(|bypass| !bypass.by_other_program);
         }
         AuditedPod { redirected, reason: self.reason(by_rules), bypasses, left_out, drift: self.drift(), ..audited }
     }
@@ -237,8 +242,18 @@ impl PodFindings<'_> {
             counts: one.counts,
             note: one.note.map(str::to_owned),
             by_other_program: one.by_other_program,
+            container: None,
+            until: None,
         };
         (all.into_iter().map(bypass).collect(), left_out)
+    }
+
+    /// Returns the bypasses of excluded containers.
+    fn of_containers(&self) -> Vec<Bypass> {
+        let unknown = Requests::default();
+        let requests = self.requests.as_ref().unwrap_or(&unknown);
+        let policy = self.live.desired.as_ref().map(|desired| &desired.policy);
+        containers::bypasses(&self.live.live, policy, self.all, |exclusion| requests.source_of_container(exclusion))
     }
 
     /// Returns the containers whose traffic the rules treat as the sidecar's own, because they run with its UID or GID.

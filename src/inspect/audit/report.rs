@@ -1,6 +1,7 @@
 //! The report of `audit`: the pods of a node whose traffic bypasses the mesh, as values and as text.
 
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
+use crate::policy::BypassEnd;
 use serde::{Deserialize, Serialize};
 
 /// The report about the pods of a node.
@@ -57,9 +58,16 @@ pub struct Bypass {
     /// What else the numbers contain, or why there are none.
     #[serde(default)]
     pub note: Option<String>,
-    /// Whether a rule of another program before the redirection lets the traffic bypass the sidecar.
+    /// Whether a rule of another program before the redirection, or its element in a set of excluded containers, lets the
+    /// traffic bypass the sidecar.
     #[serde(default)]
     pub by_other_program: bool,
+    /// The excluded container.
+    #[serde(default)]
+    pub container: Option<String>,
+    /// When the bypass of the container ends.
+    #[serde(default)]
+    pub until: Option<BypassEnd>,
 }
 
 /// What the counter of a rule counts.
@@ -128,6 +136,14 @@ impl AuditedPod {
 }
 
 impl Bypass {
+    /// Returns the traffic with its note.
+    pub(in crate::inspect) fn described(&self) -> String {
+        match &self.note {
+            Some(note) => format!("{} ({note})", self.traffic),
+            None => self.traffic.clone(),
+        }
+    }
+
     fn row(&self) -> Vec<Cell> {
         let counted = match (self.packets, self.counts) {
             (None, _) => "-".to_owned(),
@@ -136,14 +152,10 @@ impl Bypass {
             (Some(count), CountedUnit::Connections) => format!("{count} connections"),
             (Some(count), CountedUnit::Packets) => format!("{count} packets"),
         };
-        let traffic = match &self.note {
-            Some(note) => format!("{} ({note})", self.traffic),
-            None => self.traffic.clone(),
-        };
         vec![
             Cell::of(counted).tone(Tone::Strong),
             Cell::of(self.bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string())),
-            Cell::of(traffic).tone(if self.by_other_program { Tone::Bad } else { Tone::Notable }),
+            Cell::of(self.described()).tone(if self.by_other_program { Tone::Bad } else { Tone::Notable }),
             Cell::of(&self.source).tone(Tone::Faint),
         ]
     }

@@ -9,7 +9,7 @@ use crate::firewall::rule::{Family, protocol_number};
 use crate::inspect::evaluation::{evaluate, has_redirect};
 use crate::inspect::subject::{AppliedConf, Subject};
 use crate::pod::{Facts, Pod};
-use crate::policy::{Exclusion, TrafficOwner};
+use crate::policy::{ContainerExclusion, Exclusion, TrafficOwner};
 use crate::sub_plugins::setting_annotations;
 use ipnet::IpNet;
 use std::collections::BTreeSet;
@@ -28,6 +28,7 @@ pub(super) struct Requests {
     /// Whether and why they redirect the pod, in one line.
     pub decision: String,
     exclusions: Vec<(Exclusion, String)>,
+    containers: Vec<(ContainerExclusion, String)>,
     settings: Vec<(&'static str, String)>,
     is_known: bool,
 }
@@ -55,6 +56,8 @@ impl Requests {
                 };
                 let exclusions = evaluation.exclusions();
                 requests.exclusions.extend(exclusions.map(|(exclusion, source)| (exclusion.clone(), named(source))));
+                let containers = evaluation.containers();
+                requests.containers.extend(containers.map(|(exclusion, source)| (exclusion.clone(), named(source))));
                 requests.settings.extend(evaluation.settings().map(|(key, source)| (key, named(source))));
             }
         }
@@ -83,6 +86,16 @@ impl Requests {
                 return annotation.map_or_else(|| OTHER_TOOL.to_owned(), |name| format!("pod, {name}"));
             }
         };
+        self.joined(sources)
+    }
+
+    /// Returns what requests the exclusion of a container, in words.
+    pub(super) fn source_of_container(&self, exclusion: &ContainerExclusion) -> String {
+        let matching = self.containers.iter().filter(|(one, _)| one == exclusion);
+        self.joined(matching.map(|(_, source)| source.as_str()).collect())
+    }
+
+    fn joined(&self, sources: BTreeSet<&str>) -> String {
         match (sources.is_empty(), self.is_known) {
             (true, true) => NO_LONGER.to_owned(),
             (true, false) => UNKNOWN.to_owned(),

@@ -130,7 +130,8 @@ fn token(summary: &KubeconfigSummary, now: i64) -> CheckVerdict {
     }
 }
 
-const AGENT: Check = Check::of(CheckGroup::Cluster, "agent-reachable", "the node agent answers, and has current facts");
+pub(super) const AGENT: Check =
+    Check::of(CheckGroup::Cluster, "agent-reachable", "the node agent answers, and has current facts");
 
 /// Checks whether the agent answers and has current facts, as STATUS does.
 pub(super) fn examine_agent(target: &CheckTarget, conf: Option<&NetConf>, results: &mut Results) {

@@ -7,6 +7,7 @@ use crate::cni::NetConf;
 use crate::firewall::nfnetlink::NfSocket;
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
+use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
 use crate::policy::{DnsCapture, Exclusion, IdRange, Interception, Policy, Redirect, TrafficOwner};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
@@ -95,6 +96,25 @@ impl Default for Tried {
     }
 }
 
+/// Tries the rules of excluded containers in a new network namespace.
+///
+/// # Errors
+/// `EPERM` if this process can't create one; otherwise why the kernel refuses them.
+pub(super) fn try_container_rules() -> Result<(), String> {
+    #![expect(clippy::disallowed_methods, reason = "the one file that creates a namespace")]
+    let work = || {
+        unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| match errno {
+            Errno::EPERM => "EPERM".to_owned(),
+            other => other.to_string(),
+        })?;
+        let of = |scope| ContainerExclusion { name: "a".to_owned(), scope, until: BypassEnd::ContainerExit };
+        let containers = [of(ContainerScope::All), of(ContainerScope::Dns)].into();
+        try_rules(RuleFormat::Iptables, &Policy { containers, ..Policy::default() })
+    };
+    let thread = thread::Builder::new().spawn(work).map_err(|error| format!("can't start a thread: {error}"))?;
+    thread.join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))
+}
+
 /// Tries all features on the current thread, which must end afterwards.
 fn try_all() -> Tried {
     #![expect(clippy::disallowed_methods, reason = "the one place that creates a namespace")]
@@ -114,7 +134,7 @@ fn try_all() -> Tried {
     }
 }
 
-/// Commits the rules of a pod with every feature, and reads them back.
+/// Tries the rules of a pod with every feature except excluded containers.
 fn commit(dialect: RuleFormat) -> Result<(), String> {
     let redirect = Redirect { dns: DnsCapture::All, drop_invalid: true, ..Redirect::default() };
     let exclusion = Exclusion {
@@ -128,7 +148,12 @@ fn commit(dialect: RuleFormat) -> Result<(), String> {
         exclusions: [exclusion].into(),
         ..Policy::default()
     };
-    let desired = Ruleset::of(&policy, &Family::ALL);
+    try_rules(dialect, &policy)
+}
+
+/// Commits the rules of a policy, and reads them back.
+fn try_rules(dialect: RuleFormat, policy: &Policy) -> Result<(), String> {
+    let desired = Ruleset::of(policy, &Family::ALL);
     let mut socket = NfSocket::open().map_err(|error| error.to_string())?;
     let live = LiveRuleset::read(&mut socket).map_err(|error| error.to_string())?;
     let plan = dialect.plan(&live, &Ruleset::default(), &desired, &CreatedTables::default());

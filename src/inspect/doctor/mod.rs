@@ -13,12 +13,14 @@
 //! | `kernel` | the kernel's nf_tables, iptables extensions and connection tracking |
 //! | `pod` | the pod's annotation, its definitions, and the decision about it |
 //! | `rules`, `listeners` | the pod's network namespace: rules, routes, the proxy's listeners |
+//! | `containers` | excluded containers: kernel, runtime, agent, sets and their elements |
 //! | `probe`, `probe_socket` | real packets in the network namespace |
 //! | `logs` | Events, the logs of runtime and kubelet, and the plugin's log file, with the known error messages |
 //! | `bundle`, `redact`, `scan` | none: the archive of all evidence, without secrets |
 
 mod bundle;
 mod configuration;
+mod containers;
 mod credentials;
 mod kernel;
 mod listeners;
@@ -45,6 +47,8 @@ use crate::netns::find::FoundNetns;
 use crate::pod::{Facts, PodRef};
 use crate::state::{ROOT, Store};
 use configuration::Configured;
+use containers::PodSubject;
+use listeners::Listener;
 use report::Results;
 use rules::PodNetns;
 use std::path::PathBuf;
@@ -67,9 +71,8 @@ pub struct Examination {
 pub fn examine(target: &CheckTarget) -> Examination {
     let mut results = Results::default();
     let mut seen = check_node(target, &mut results);
-    if let Some(pod) = &target.pod {
-        check_pod(target, pod, &mut seen, &mut results);
-    }
+    let checked = target.pod.as_ref().map(|pod| check_pod(target, pod, &mut seen, &mut results));
+    check_containers(target, &seen, checked, &mut results);
     let pod = target.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
     let (node, platform) = (target.node_name.clone(), target.platform.clone());
     seen.checklist = Checklist { pod, node, platform, ..Checklist::of(results.lines) };
@@ -143,7 +146,27 @@ fn foremost(configurations: &[Configured]) -> Option<&NetConf> {
     first.map(|configured| &configured.conf)
 }
 
-fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results: &mut Results) {
+/// The results of the checks of a pod that those of its excluded containers need.
+struct CheckedPod {
+    conf: Option<NetConf>,
+    found: Option<FoundNetns>,
+    listeners: Option<Vec<Listener>>,
+}
+
+fn check_containers(target: &CheckTarget, seen: &Examination, pod: Option<CheckedPod>, results: &mut Results) {
+    let conf = pod.as_ref().and_then(|pod| pod.conf.as_ref());
+    let all = seen.configurations.iter().map(|configured| &configured.conf);
+    let is_configured = containers::is_configured(all.chain(conf));
+    let subject = pod.as_ref().map(|pod| PodSubject {
+        found: pod.found.as_ref(),
+        wanted: seen.explained.as_ref().map(|explained| &explained.policy),
+        live: seen.live.as_ref(),
+        listeners: pod.listeners.as_deref(),
+    });
+    containers::examine(target, (is_configured, foremost(&seen.configurations)), subject.as_ref(), results);
+}
+
+fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results: &mut Results) -> CheckedPod {
     let conf = foremost(&seen.configurations).cloned();
     let api = api(target, seen, results);
     let (facts, conf) = check_references(target, pod, (conf, &api), seen, results);
@@ -153,12 +176,14 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results
     // Events come first: they explain why a pod that never started has no network namespace.
     logs::events(api, pod, pod_netns.found().is_some(), results);
     pod_netns.examine(target, api, conf.as_ref(), results);
-    check_netns(target, pod_netns.found(), facts.as_ref(), seen, results);
+    let listeners = check_netns(target, pod_netns.found(), facts.as_ref(), seen, results);
     let container = pod_netns.found().and_then(|found| found.container_id.as_deref());
     let uid = facts.as_ref().and_then(|facts| facts.pod.uid.as_deref());
     seen.names = [container, uid].into_iter().flatten().map(str::to_owned).collect();
     seen.log_lines = logs::node(target, pod, container, results);
     seen.log_lines.extend(logs::plugin(target, conf.as_ref(), pod, results));
+    let found = pod_netns.found().cloned();
+    CheckedPod { conf, found, listeners }
 }
 
 /// Checks the path from the pod's annotation to the decision. Returns the pod's facts and its configuration.
@@ -190,14 +215,15 @@ fn check_references(
     (facts, conf)
 }
 
-/// Checks the pod's network namespace and, with `--probe`, real packets.
+/// Checks the pod's network namespace and, with `--probe`, real packets. Returns the listening sockets; `None` if they
+/// are not known.
 fn check_netns(
     target: &CheckTarget,
     found: Option<&FoundNetns>,
     facts: Option<&Facts>,
     seen: &mut Examination,
     results: &mut Results,
-) {
+) -> Option<Vec<Listener>> {
     let wanted = seen.explained.as_ref().map(|explained| &explained.policy);
     let store = store(target);
     seen.live = rules::examine(found, &store, wanted, results);
@@ -207,6 +233,7 @@ fn check_netns(
         let before = seen.live.as_ref().map(|(_, report)| report);
         probe::examine(found, policy, facts, listeners.as_deref(), (before, &store), results);
     }
+    listeners
 }
 
 /// Returns the API server to ask about the pod, unless it is the plugin's and can't be reached.

@@ -131,7 +131,7 @@ impl<'a> Range<'a> {
 
     /// Returns the destination according to the policy.
     fn wanted(&self, user: ProbeUser, to: SocketAddr, protocol: Protocol) -> String {
-        let from = Sender::Process { uid: user.uid, gid: Some(user.gid) };
+        let from = Sender::Process { uid: user.uid, gid: Some(user.gid), set: None };
         trace(&self.book, from, Destination { address: to, protocol }, &self.own, "eth0").arrives_at
     }
 

@@ -62,6 +62,8 @@ pub enum CheckGroup {
     Probe,
     /// The logs of runtime and plugin.
     Logs,
+    /// Excluded containers, from the kernel and the runtime to the sets in the pod's network namespace.
+    Containers,
 }
 
 /// The outcome of a check.
@@ -86,6 +88,7 @@ impl CheckGroup {
             Self::Sandbox => "Sandbox",
             Self::Probe => "Probe",
             Self::Logs => "Logs",
+            Self::Containers => "Excluded containers",
         }
     }
 }
@@ -296,6 +299,8 @@ pub struct Installation {
     pub records: Vec<HostPath>,
     /// The installed programs.
     pub programs: Vec<HostPath>,
+    /// The definition of the OCI hook, if one is installed.
+    pub hook: Option<HostPath>,
     /// The types of the releases' entries in plugin lists, by the path of the list.
     pub listed_types: BTreeMap<HostPath, BTreeSet<String>>,
     /// The differences between the node and the installation, one line each; `None` without an installation. The

@@ -97,7 +97,7 @@ impl PodOfNode {
             pod.drift.iter().map(move |difference| row(none, Tone::Bad, "differs from the desired rules", difference));
         let bypasses = pod.bypasses.iter().map(move |one| {
             let tone = if one.by_other_program { Tone::Bad } else { Tone::Plain };
-            row([one.packets, one.bytes], tone, &one.traffic, &one.source)
+            row([one.packets, one.bytes], tone, &one.described(), &one.source)
         });
         let more = (pod.left_out > 0).then(|| row(none, Tone::Plain, &format!("{} more", pod.left_out), ""));
         problem.into_iter().chain(drift).chain(bypasses).chain(more)
@@ -134,7 +134,8 @@ mod tests {
     const FIRST: &str = r#"{"node": "x", "pods": [
         {"namespace": "shop", "pod": "web-0", "redirected": true, "reason": "has a sidecar", "error": null, "bypasses": [
             {"traffic": "UID 1337", "source": "pod, detour.io/exclude-uids", "packets": 1, "bytes": 60},
-            {"traffic": "DNS", "source": "configuration", "packets": 3, "bytes": 240}]},
+            {"traffic": "DNS of container vault", "source": "configuration", "packets": 3, "bytes": 240,
+             "container": "vault", "until": "proxy-ready", "note": "now, until the proxy accepts connections"}]},
         {"namespace": "shop", "pod": "clean-0", "redirected": true, "reason": "has a sidecar", "bypasses": [], "error": null}]}"#;
     const SECOND: &str = r#"{"node": "y", "pods": [
         {"namespace": "shop", "pod": "early\u001b[2J", "redirected": false, "reason": "no rules", "bypasses": []},
@@ -163,7 +164,13 @@ mod tests {
         assert!(lines[2].contains("shop/early\\u{1b}[2J") && lines[2].ends_with("no rules"), "{text}");
         assert!(text.as_str().contains("missing: x\n") && text.as_str().contains("3 more"), "{text}");
         assert!(text.as_str().contains("can't be read") && text.as_str().contains("Not audited\n"), "{text}");
+        assert!(
+            text.as_str().contains(" DNS of container vault (now, until the proxy accepts connections) "),
+            "{text}"
+        );
         let json = serde_json::to_value(&all).expect("JSON");
+        assert_eq!(json["pods"][3]["bypasses"][1]["until"], "proxy-ready");
+        assert_eq!(json["pods"][3]["bypasses"][0]["container"], serde_json::Value::Null);
         assert_eq!(json["pods"][2]["bypasses"][0]["bytes"], 900);
         assert_eq!((&json["pods"][2]["node"], &json["pods"][2]["namespace"]), (&"n2".into(), &"bank".into()));
     }

@@ -1,0 +1,382 @@
+//! Checks of excluded containers: each link from the kernel and the runtime to the bypass of a running container. Nodes
+//! and pods that don't use `container-exclude` have none of these checks.
+
+use super::credentials::AGENT;
+use super::kernel::try_container_rules;
+use super::listeners::Listener;
+use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
+use super::rules::{NETNS, RULES};
+use crate::cgroup::{self, CgroupHierarchy, enter_host_namespace};
+use crate::cluster::agent::{ContainersStatus, ExemptContainer, excluded_containers};
+use crate::cni::NetConf;
+use crate::firewall::{ContainerElement, container_elements};
+use crate::host_path::{HostPath, HostRoot};
+use crate::inspect::container_bypass::{end_text, scope_text};
+use crate::inspect::elements::{ElementLine, TABLE};
+use crate::inspect::rules::{LiveRules, RulesReport};
+use crate::netns::find::FoundNetns;
+use crate::policy::{BypassEnd, ContainerExclusion, Policy};
+use crate::sub_plugins::SubPlugin;
+use crate::trusted_file::read_text;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const fn check(id: &'static str, holds: &'static str) -> Check {
+    Check::of(CheckGroup::Containers, id, holds)
+}
+
+const KERNEL: Check = check("containers-kernel", "the kernel matches sockets by control group");
+const CGROUPS: Check = check("containers-cgroup-v2", "the node has control groups of version 2");
+const NAMESPACE: Check = check("containers-cgroup-namespace", "rules can be written from the node's cgroup namespace");
+const HOOK: Check = check("containers-hook", "the OCI hook is installed");
+const SOCKET: Check = check("containers-nri-socket", "the runtime serves NRI");
+const REGISTERED: Check = check("containers-registered", "the agent is registered at the runtime");
+const REQUESTED: Check = check("containers-requested", "the pod's rules exclude the requested containers");
+const ELEMENTS: Check = check("containers-elements", "exactly the running excluded containers bypass the sidecar");
+const ENDED: Check = check("containers-bypass-end", "no bypass outlasts the start of the proxy");
+const TRAFFIC: Check = check("containers-traffic", "packets of excluded containers match their rules");
+
+/// The runtimes' default NRI socket.
+const NRI_SOCKET: &str = "/var/run/nri/nri.sock";
+/// The definition of the OCI hook in its default directory (oci-hooks(5)).
+const HOOK_FILE: &str = "/etc/containers/oci/hooks.d/90-detour.json";
+const MAX_HOOK_FILE: u64 = 64 << 10;
+/// The timeout of the request to the agent.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The timeout for the lock of the network namespace, which a call of the plugin may hold.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a difference between the agent's answer and the elements must last: the agent removes and restores elements
+/// within this time.
+const SETTLING: Duration = Duration::from_secs(4);
+const PAUSE: Duration = Duration::from_millis(100);
+/// The port of a proxy to which another tool redirects.
+const USUAL_PORT: u16 = 15001;
+/// The number of containers and elements that a finding names; the rest is counted.
+const NAMED: usize = 3;
+
+const MODULES: &str = "use kernel 5.13 or later with CONFIG_NFT_SOCKET and CONFIG_SOCK_CGROUP_DATA, and load its modules \
+    on the node: modprobe -a nf_tables nft_socket nft_ct nft_nat";
+const ENABLE_NRI: &str = "enable NRI in the runtime and restart it: containerd: disable = false in \
+    [plugins.'io.containerd.nri.v1.nri']; CRI-O: enable_nri = true in [crio.nri]; on nodes without NRI, install the OCI \
+    hook (chart value containerExclusion.hook.enabled)";
+const SEE_AGENT: &str = "see the agent's log: kubectl logs -n NAMESPACE AGENT (kubectl get pods -A -o wide -l \
+    app.kubernetes.io/component=agent lists the agents)";
+
+/// A pod and its network namespace, as the earlier checks found them.
+pub(super) struct PodSubject<'a> {
+    pub(super) found: Option<&'a FoundNetns>,
+    /// The policy that an ADD would have now.
+    pub(super) wanted: Option<&'a Policy>,
+    pub(super) live: Option<&'a (LiveRules, RulesReport)>,
+    /// The listening sockets; `None` if they are not known.
+    pub(super) listeners: Option<&'a [Listener]>,
+}
+
+impl PodSubject<'_> {
+    fn saved(&self) -> Option<&Policy> {
+        self.live.and_then(|(live, _)| live.desired.as_ref()).map(|desired| &desired.policy)
+    }
+
+    fn is_excluding(&self) -> bool {
+        let has_elements = self.live.is_some_and(|(_, report)| report.containers.is_some());
+        has_elements || self.wanted.into_iter().chain(self.saved()).any(|policy| !policy.containers.is_empty())
+    }
+}
+
+/// Returns whether a configuration of the node can exclude containers.
+pub(super) fn is_configured<'a>(mut configurations: impl Iterator<Item = &'a NetConf>) -> bool {
+    let excludes = |conf: &NetConf| conf.chain.iter().any(|b| SubPlugin::of(b) == Some(SubPlugin::ContainerExclude));
+    configurations.any(excludes)
+}
+
+/// Adds the checks of the node and, if it excludes containers, of the pod. `conf` names the agent's socket.
+pub(super) fn examine(
+    target: &CheckTarget,
+    (is_configured, conf): (bool, Option<&NetConf>),
+    pod: Option<&PodSubject<'_>>,
+    results: &mut Results,
+) {
+    let pod = pod.filter(|pod| pod.is_excluding());
+    if !is_configured && pod.is_none() {
+        return;
+    }
+    let socket = conf.and_then(|conf| conf.kubernetes.agent_socket.as_deref());
+    let socket = socket.and_then(|path| target.reach_named(path).ok());
+    let sandbox = pod.and_then(|pod| pod.found?.container_id.as_deref());
+    let ask = || match &socket {
+        Some(socket) => excluded_containers(socket, sandbox.unwrap_or_default(), AGENT_TIMEOUT),
+        None => Err("the configuration names no agent_socket".to_owned()),
+    };
+    results.add(
+        &KERNEL,
+        match try_container_rules() {
+            Ok(()) => CheckVerdict::pass("the rules were committed and read back in a new network namespace"),
+            Err(why) if why == "EPERM" => CheckVerdict::not_checked("this needs root (CAP_SYS_ADMIN)"),
+            Err(why) => CheckVerdict::fail(why, MODULES),
+        },
+    );
+    results.add(
+        &CGROUPS,
+        match CgroupHierarchy::find(&HostRoot::new(&target.mount)) {
+            Ok(hierarchy) => CheckVerdict::pass(hierarchy.mount().display().to_string()),
+            Err(error) => CheckVerdict::fail(
+                error.msg,
+                "boot the node with cgroup v2 (kernel argument systemd.unified_cgroup_hierarchy=1); in the agent's pod, \
+                 check that containerExclusion.enabled mounts /sys/fs/cgroup",
+            ),
+        },
+    );
+    results.after(&[&CGROUPS], &NAMESPACE, || cgroup_namespace(target));
+    let hook = hook(target);
+    if let Some(verdict) = &hook {
+        results.add(&HOOK, verdict.clone());
+    }
+    let has_hook = matches!(hook, Some(CheckVerdict::Pass(_)));
+    let status = ask();
+    let runtime = status.as_ref().ok().and_then(|status| status.runtime.as_deref());
+    results.add(&SOCKET, nri_socket(target, runtime, has_hook));
+    results.after(&[&AGENT, &SOCKET], &REGISTERED, || registered(&status, has_hook));
+    if let Some(pod) = pod {
+        examine_pod(pod, ask, results);
+    }
+}
+
+/// Enters the node's cgroup namespace with a thread that ends afterwards.
+fn cgroup_namespace(target: &CheckTarget) -> CheckVerdict {
+    let root = HostRoot::new(&target.mount);
+    let entered = thread::Builder::new().spawn(move || {
+        enter_host_namespace(&root)?;
+        cgroup::require()
+    });
+    match entered.map(thread::JoinHandle::join) {
+        Ok(Ok(Ok(()))) => CheckVerdict::pass("entered"),
+        Ok(Ok(Err(error))) => CheckVerdict::fail(
+            error.msg,
+            "run detour doctor as root on the node; in the agent's pod, check that containerExclusion.enabled mounts the \
+             node's /proc, and grants SYS_ADMIN and SYS_PTRACE",
+        ),
+        Ok(Err(_)) => CheckVerdict::not_checked("the thread panicked"),
+        Err(error) => CheckVerdict::not_checked(format!("can't start a thread: {error}")),
+    }
+}
+
+/// Checks the installed hook; `None` if there is none.
+fn hook(target: &CheckTarget) -> Option<CheckVerdict> {
+    let default = HostPath::new(HOOK_FILE);
+    let file = target.installation.hook.clone().or(default)?;
+    let reached = target.reach(&file).ok()?;
+    let is_recorded = target.installation.hook.is_some();
+    if !is_recorded && fs::symlink_metadata(&reached).is_err() {
+        return None;
+    }
+    let program = || {
+        let text = read_text(&reached, MAX_HOOK_FILE).map_err(|error| format!("{file}: {error}"))?;
+        let value: Value = serde_json::from_str(&text).map_err(|error| format!("{file}: {error}"))?;
+        let program = value["hook"]["path"].as_str().and_then(HostPath::new);
+        let program = program.ok_or_else(|| format!("{file}: hook.path: expected an absolute path"))?;
+        let metadata = target.reach(&program).and_then(fs::metadata).map_err(|error| format!("{program}: {error}"))?;
+        match metadata.is_file() && metadata.permissions().mode() & 0o111 != 0 {
+            true => Ok(program),
+            false => Err(format!("{program}: expected an executable file")),
+        }
+    };
+    Some(match program() {
+        Ok(program) => CheckVerdict::pass(format!("{file} runs {program}")),
+        Err(why) => CheckVerdict::fail(
+            why,
+            "install the hook again: restart the agent with containerExclusion.hook.enabled, or run detour install \
+             --oci-hooks-dir; until then, containers may fail to start",
+        ),
+    })
+}
+
+fn nri_socket(target: &CheckTarget, runtime: Option<&str>, has_hook: bool) -> CheckVerdict {
+    if let Some(runtime) = runtime {
+        return CheckVerdict::pass(format!("the agent is connected to {runtime}"));
+    }
+    let reached = HostPath::new(NRI_SOCKET).map(|path| target.reach(&path)).transpose();
+    match reached.and_then(|path| path.map(fs::metadata).transpose()) {
+        Ok(Some(metadata)) if metadata.file_type().is_socket() => CheckVerdict::pass(NRI_SOCKET),
+        _ if has_hook => CheckVerdict::not_checked("not needed: the OCI hook exempts containers"),
+        Ok(_) => CheckVerdict::fail(format!("{NRI_SOCKET}: expected a socket"), ENABLE_NRI),
+        Err(error) => CheckVerdict::fail(format!("{NRI_SOCKET}: {error}"), ENABLE_NRI),
+    }
+}
+
+fn registered(status: &Result<ContainersStatus, String>, has_hook: bool) -> CheckVerdict {
+    match status {
+        Ok(ContainersStatus { runtime: Some(runtime), .. }) => CheckVerdict::pass(format!("at {runtime}")),
+        Ok(_) if has_hook => CheckVerdict::not_checked("not needed: the OCI hook exempts containers"),
+        Ok(ContainersStatus { error, .. }) => {
+            let why = if error.is_empty() { "the agent does not use NRI" } else { error };
+            CheckVerdict::fail(
+                format!("{why}; excluded containers start captured"),
+                format!(
+                    "set the chart value containerExclusion.enabled=true (flag --nri-socket of the agent); {SEE_AGENT}"
+                ),
+            )
+        }
+        Err(why) => CheckVerdict::fail(why.clone(), format!("upgrade the agent to the plugin's version; {SEE_AGENT}")),
+    }
+}
+
+fn examine_pod(pod: &PodSubject<'_>, ask: impl Fn() -> Result<ContainersStatus, String>, results: &mut Results) {
+    let Some((found, saved)) = pod.found.zip(pod.saved()) else {
+        results.after(&[&NETNS, &RULES], &REQUESTED, || {
+            CheckVerdict::not_checked("no attachment has rules in this network namespace")
+        });
+        return;
+    };
+    results.after(&[&NETNS, &RULES], &REQUESTED, || requested(saved, pod.wanted));
+    let needed = [&NETNS, &RULES];
+    let elements = || found.open()?.enter(LOCK_TIMEOUT, container_elements);
+    results.after(&needed, &ELEMENTS, || {
+        settled(|| match (elements(), ask()) {
+            (Err(error), _) => CheckVerdict::not_checked(error.to_string()),
+            (Ok(elements), status) => as_expected(&elements, saved, status),
+        })
+    });
+    let port = saved.redirect().map_or(USUAL_PORT, |redirect| redirect.proxy_port);
+    let is_proxy = |listener: &Listener| (listener.port, listener.tcp) == (port, true);
+    results.after(&needed, &ENDED, || match pod.listeners.map(|all| all.iter().any(is_proxy)) {
+        None => CheckVerdict::not_checked("the pod's listeners are not known"),
+        Some(listens) => settled(|| match elements() {
+            Err(error) => CheckVerdict::not_checked(error.to_string()),
+            Ok(elements) => bypass_end(&elements, saved, listens.then_some(port)),
+        }),
+    });
+    results.after(&needed, &TRAFFIC, || match pod.live {
+        Some((_, report)) => traffic(report),
+        None => CheckVerdict::not_checked("the live rules are not known"),
+    });
+}
+
+/// Repeats a check that fails while the agent may be about to change the elements.
+fn settled(verdict: impl Fn() -> CheckVerdict) -> CheckVerdict {
+    let deadline = Instant::now() + SETTLING;
+    loop {
+        let verdict = verdict();
+        if !matches!(verdict, CheckVerdict::Fail(..)) || Instant::now() >= deadline {
+            return verdict;
+        }
+        thread::park_timeout(PAUSE);
+    }
+}
+
+/// Returns the first names, and the number of the others.
+fn listed<T: AsRef<str>>(names: &[T]) -> String {
+    let more = names.len().saturating_sub(NAMED);
+    let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+    let first: Vec<&str> = names.iter().take(NAMED).map(AsRef::as_ref).collect();
+    format!("{}{more}", first.join("; "))
+}
+
+/// Compares the saved exclusions, from which the rules are made, with those that an ADD would have now.
+fn requested(saved: &Policy, wanted: Option<&Policy>) -> CheckVerdict {
+    let text = |one: &ContainerExclusion| format!("{} ({} {})", one.name, scope_text(one.scope), end_text(one.until));
+    let all: Vec<String> = saved.containers.iter().map(text).collect();
+    let none = BTreeSet::new();
+    let wanted = wanted.map(|policy| &policy.containers);
+    let missing: Vec<String> = wanted.unwrap_or(&none).difference(&saved.containers).map(text).collect();
+    if !missing.is_empty() {
+        return CheckVerdict::fail(
+            format!("requested now, but not when the pod started: {}", listed(&missing)),
+            "delete the pod: the plugin reads annotations and configurations when a pod starts",
+        );
+    }
+    let old = wanted.is_some_and(|wanted| saved.containers.iter().any(|one| !wanted.contains(one)));
+    let old = if old { "; some of them are no longer requested" } else { "" };
+    CheckVerdict::pass(format!("{}{old}", listed(&all)))
+}
+
+/// Compares the live elements with the policy and, if the agent knows the running containers, with them.
+fn as_expected(
+    elements: &[ContainerElement],
+    saved: &Policy,
+    status: Result<ContainersStatus, String>,
+) -> CheckVerdict {
+    let lines = elements.iter().map(|element| ElementLine::of(element, Some(saved)));
+    let foreign: Vec<String> = lines.filter(|line| line.foreign).map(|line| line.described()).collect();
+    if !foreign.is_empty() {
+        return CheckVerdict::fail(
+            format!("foreign: {}", listed(&foreign)),
+            "a process with CAP_NET_ADMIN added the element, possibly in the pod; find it, and delete the pod",
+        );
+    }
+    let status = match status {
+        Ok(status) => status,
+        Err(why) => return CheckVerdict::not_checked(why),
+    };
+    let Some(expected) = status.expected else {
+        let why = if status.error.is_empty() { "the agent does not know the pod's containers" } else { &status.error };
+        return CheckVerdict::not_checked(why);
+    };
+    let is_of =
+        |one: &ExemptContainer, element: &ContainerElement| (one.scope, one.cgroup) == (element.scope, element.cgroup);
+    let is_missing = |one: &&ExemptContainer| !elements.iter().any(|element| is_of(one, element));
+    let named = |one: &ExemptContainer| format!("{} (control group {})", one.name, one.cgroup);
+    let missing: Vec<String> = expected.iter().filter(is_missing).map(named).collect();
+    if !missing.is_empty() {
+        let why = if status.error.is_empty() { String::new() } else { format!(": {}", status.error) };
+        return CheckVerdict::fail(
+            format!("captured, although excluded: {}{why}", listed(&missing)),
+            format!("the agent restores a missing element within 2 s; if it does not, {SEE_AGENT}"),
+        );
+    }
+    let is_stale = |element: &&ContainerElement| !expected.iter().any(|one| is_of(one, element));
+    let stale: Vec<String> =
+        elements.iter().filter(is_stale).map(|element| ElementLine::of(element, Some(saved)).described()).collect();
+    if !stale.is_empty() {
+        return CheckVerdict::fail(
+            format!("no such container should bypass the sidecar now: {}", listed(&stale)),
+            format!("the agent removes such an element within 3 s; if it does not, {SEE_AGENT}"),
+        );
+    }
+    match expected.as_slice() {
+        [] => CheckVerdict::pass("no excluded container bypasses the sidecar now"),
+        all => CheckVerdict::pass(listed(&all.iter().map(named).collect::<Vec<_>>())),
+    }
+}
+
+/// Checks for bypasses that last although the proxy listens on a port; `None` if it does not listen.
+fn bypass_end(elements: &[ContainerElement], saved: &Policy, listens_on: Option<u16>) -> CheckVerdict {
+    let ends = saved.containers.iter().any(|one| one.until == BypassEnd::ProxyReady);
+    let Some(port) = listens_on.filter(|_| ends) else {
+        return match ends {
+            true => CheckVerdict::pass("the proxy does not accept connections yet"),
+            false => CheckVerdict::not_checked("each bypass lasts until its container exits"),
+        };
+    };
+    let lasts = |element: &&ContainerElement| {
+        let name = element.container.as_ref().map(|label| &*label.name);
+        name.is_some_and(|name| saved.container_scope(name, true) < Some(element.scope))
+    };
+    let lasting: Vec<String> =
+        elements.iter().filter(lasts).map(|element| ElementLine::of(element, Some(saved)).described()).collect();
+    if lasting.is_empty() {
+        return CheckVerdict::pass(format!(
+            "the proxy accepts connections on port {port}, and the bypasses have ended"
+        ));
+    }
+    CheckVerdict::fail(
+        format!("the proxy accepts connections on port {port}, but these still bypass it: {}", listed(&lasting)),
+        format!(
+            "the agent ends the bypass within 1 s; if it does not, check that it runs on this node, and {SEE_AGENT}"
+        ),
+    )
+}
+
+/// Checks the counters of the table's rules.
+fn traffic(report: &RulesReport) -> CheckVerdict {
+    let own = report.rules.iter().filter(|line| line.table == TABLE);
+    let direct: u64 = own.filter(|line| line.rule.ends_with(" daddr")).filter_map(|line| line.packets).sum();
+    match direct {
+        0 => CheckVerdict::not_checked("no packet of an excluded container has matched a rule yet"),
+        1 => CheckVerdict::pass("1 connection bypassed the sidecar"),
+        count => CheckVerdict::pass(format!("{count} connections bypassed the sidecar")),
+    }
+}

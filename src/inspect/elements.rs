@@ -1,0 +1,197 @@
+//! The elements of the sets of excluded containers, as `rules` shows them.
+
+use super::terminal::{Cell, Screen, Tone};
+use crate::cgroup::CgroupHierarchy;
+use crate::firewall::ContainerElement;
+use crate::host_path::HostRoot;
+use crate::policy::{ContainerScope, Policy};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs;
+use std::os::unix::fs::DirEntryExt;
+use std::path::Path;
+
+/// The table of the sets, with its family.
+pub(super) const TABLE: &str = "inet detour-containers";
+/// Limit for the elements that are listed; the rest is counted.
+const MAX_LISTED: usize = 200;
+/// Limit for the control groups that are searched for the paths of elements; a node has some thousand.
+const MAX_GROUPS: usize = 50_000;
+
+/// The elements of the sets.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ContainerSets {
+    /// The elements.
+    pub elements: Vec<ElementLine>,
+    /// The number of further elements that are not listed.
+    pub left_out: usize,
+}
+
+/// An element: a control group whose traffic bypasses the sidecar.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ElementLine {
+    /// The traffic that bypasses the sidecar; each scope has a set.
+    pub scope: ContainerScope,
+    /// The name of the container according to the element's comment; `None` without such a comment.
+    pub container: Option<String>,
+    /// The first characters of the container's ID, as `container`.
+    pub id: Option<String>,
+    /// The ID of the control group.
+    pub cgroup: u64,
+    /// The path of the control group on this node; `None` if it was not found, for example because the container exited.
+    pub path: Option<String>,
+    /// Whether the element is foreign: its comment names no container, or one that is not excluded in this way.
+    pub foreign: bool,
+}
+
+impl ContainerSets {
+    /// Returns the sets of a network namespace with the policy of its attachments; `None` if there is no element, and
+    /// the policy excludes no container.
+    pub(super) fn of(elements: &[ContainerElement], policy: Option<&Policy>) -> Option<Self> {
+        let is_used = policy.is_some_and(|policy| !policy.containers.is_empty());
+        let listed = elements.iter().take(MAX_LISTED).map(|element| ElementLine::of(element, policy));
+        let left_out = elements.len().saturating_sub(MAX_LISTED);
+        (is_used || !elements.is_empty()).then(|| Self { elements: listed.collect(), left_out })
+    }
+
+    /// Adds the paths of the control groups. The node's file system is mounted at `root`.
+    pub(super) fn add_paths(&mut self, root: &Path) {
+        let paths = cgroup_paths(self.elements.iter().map(|element| element.cgroup), root);
+        self.elements.iter_mut().for_each(|element| element.path = paths.get(&element.cgroup).cloned());
+    }
+
+    pub(super) fn write(&self, screen: &mut Screen) {
+        screen.heading(&format!("Excluded containers (elements of the sets in {TABLE})"));
+        if self.elements.is_empty() {
+            screen.line(&[Cell::of("  no element: no container bypasses the sidecar now").tone(Tone::Faint)]);
+        } else {
+            let head = ["", "scope", "container", "id", "cgroup", "path"];
+            let head = head.map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
+            let rows = self.elements.iter().map(ElementLine::row);
+            screen.table(&[head].into_iter().chain(rows).collect::<Vec<_>>());
+        }
+        if self.left_out > 0 {
+            screen.line(&[Cell::of(format!("  {} more elements not listed", self.left_out)).tone(Tone::Notable)]);
+        }
+    }
+}
+
+impl ElementLine {
+    pub(super) fn of(element: &ContainerElement, policy: Option<&Policy>) -> Self {
+        let ContainerElement { scope, cgroup, container } = element;
+        let is_excluded = |name: &str| {
+            policy.is_none_or(|policy| policy.containers.iter().any(|one| (&*one.name, one.scope) == (name, *scope)))
+        };
+        Self {
+            scope: *scope,
+            container: container.as_ref().map(|label| label.name.clone()),
+            id: container.as_ref().map(|label| label.id.clone()),
+            cgroup: *cgroup,
+            path: None,
+            foreign: container.as_ref().is_none_or(|label| !is_excluded(&label.name)),
+        }
+    }
+
+    /// Returns the element in words.
+    pub(super) fn described(&self) -> String {
+        let Self { scope, cgroup, .. } = self;
+        match (&self.container, &self.id) {
+            (Some(name), Some(id)) => format!("{name} {id} (control group {cgroup}, scope {scope})"),
+            _ => format!("an element without a container (control group {cgroup}, scope {scope})"),
+        }
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        let (label, tone) = if self.foreign { ("foreign", Tone::Notable) } else { (" ", Tone::Plain) };
+        let or_none = |text: &Option<String>| Cell::of(text.as_deref().unwrap_or("-")).tone(tone);
+        vec![
+            Cell::of(label).tone(tone),
+            Cell::of(self.scope.to_string()).tone(tone),
+            or_none(&self.container),
+            or_none(&self.id),
+            Cell::of(self.cgroup.to_string()).tone(tone),
+            or_none(&self.path),
+        ]
+    }
+}
+
+/// Returns the paths of the control groups with these IDs that are found. The node's file system is mounted at `root`.
+pub(super) fn cgroup_paths(ids: impl IntoIterator<Item = u64>, root: &Path) -> BTreeMap<u64, String> {
+    let ids: BTreeSet<u64> = ids.into_iter().collect();
+    let hierarchy = CgroupHierarchy::find(&HostRoot::new(root)).ok();
+    hierarchy.map(|hierarchy| find_paths(hierarchy.mount(), ids)).unwrap_or_default()
+}
+
+/// Searches directories below `mount` by their inode numbers, which are the IDs of control groups.
+fn find_paths(mount: &Path, mut ids: BTreeSet<u64>) -> BTreeMap<u64, String> {
+    let mut found = BTreeMap::new();
+    let mut directories = VecDeque::from([mount.to_owned()]);
+    let mut groups = 0;
+    while let Some(directory) = directories.pop_front().filter(|_| !ids.is_empty()) {
+        // A control group can be removed at any time.
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            groups += 1;
+            if groups > MAX_GROUPS {
+                return found;
+            }
+            let path = entry.path();
+            if ids.remove(&entry.ino()) {
+                let below = path.strip_prefix(mount).unwrap_or(&path);
+                found.insert(entry.ino(), format!("/{}", below.to_string_lossy()));
+            }
+            directories.push_back(path);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::firewall::ContainerLabel;
+    use crate::policy::{BypassEnd, ContainerExclusion};
+
+    fn element(scope: ContainerScope, name: Option<&str>) -> ContainerElement {
+        let container = name.map(|name| ContainerLabel { name: name.to_owned(), id: "0123456789abcdef".to_owned() });
+        ContainerElement { scope, cgroup: 7, container }
+    }
+
+    #[test]
+    fn an_element_that_the_policy_does_not_request_is_foreign() {
+        let until = BypassEnd::ContainerExit;
+        let exclusion = ContainerExclusion { name: "vault".to_owned(), scope: ContainerScope::Dns, until };
+        let policy = Policy { containers: [exclusion].into(), ..Policy::default() };
+        let of = |scope, name, policy| ElementLine::of(&element(scope, name), policy).foreign;
+        assert!(!of(ContainerScope::Dns, Some("vault"), Some(&policy)));
+        assert!(of(ContainerScope::All, Some("vault"), Some(&policy)), "a wider scope");
+        assert!(of(ContainerScope::Dns, Some("other"), Some(&policy)));
+        assert!(of(ContainerScope::Dns, None, Some(&policy)));
+        assert!(!of(ContainerScope::Dns, Some("other"), None), "the policy is unknown");
+        assert!(of(ContainerScope::Dns, None, None));
+    }
+
+    #[test]
+    fn the_list_is_bounded_and_escaped_and_absent_without_the_feature() {
+        assert_eq!(ContainerSets::of(&[], Some(&Policy::default())), None);
+        let many = vec![element(ContainerScope::All, Some("\u{1b}[2J")); MAX_LISTED + 3];
+        let sets = ContainerSets::of(&many, None).expect("elements");
+        assert_eq!((sets.elements.len(), sets.left_out), (MAX_LISTED, 3));
+        let mut screen = Screen::new(false);
+        sets.write(&mut screen);
+        let text = screen.into_text();
+        assert!(text.as_str().contains("\\u{1b}[2J") && text.as_str().contains("3 more elements"), "{text}");
+    }
+
+    #[test]
+    fn paths_are_found_by_inode_number() {
+        let root = std::env::temp_dir().join(format!("detour-elements-{}", std::process::id()));
+        fs::create_dir_all(root.join("kubepods/pod/container")).expect("made");
+        let id = std::os::unix::fs::MetadataExt::ino(&fs::metadata(root.join("kubepods/pod")).expect("made"));
+        let paths = find_paths(&root, [id, u64::MAX].into());
+        fs::remove_dir_all(&root).expect("removed");
+        assert_eq!(paths, BTreeMap::from([(id, "/kubepods/pod".to_owned())]));
+    }
+}

@@ -1,0 +1,370 @@
+//! Excluded containers: one link of the chain broken at a time, with real control groups and real elements.
+
+use crate::golden::compare;
+use crate::scene::{AGENT_CONTAINERS, POD, Plan, Scene, scene};
+use crate::support::cgroup::{Cgroup, hierarchy};
+use detour_cni::cluster::agent::{ContainersStatus, ExemptContainer};
+use detour_cni::firewall::{ContainerElement, ContainerLabel, change_container_elements};
+use detour_cni::inspect::audit::{AuditReport, Bypass};
+use detour_cni::policy::{BypassEnd, ContainerScope};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+
+const ANNOTATION: &str = "detour.io/exclude-containers";
+const ID: &str = "0123456789abcdef0123456789abcdef";
+const NRI_SOCKET: &str = "run/nri/nri.sock";
+
+/// A pod whose init container bypasses the sidecar until the proxy is ready, and whose container `backup` until it
+/// exits.
+fn plan() -> Plan {
+    let mut plan = Plan::new();
+    plan.config["chain"] = json!([{"type": "istio-redirect"}, {"type": "container-exclude"}]);
+    plan.cluster.annotate(ANNOTATION, "vault-agent-init,backup");
+    let backup = json!({"name": "backup", "securityContext": {"runAsUser": 1_000_650_000}});
+    plan.cluster.pod["spec"]["containers"].as_array_mut().expect("a list").push(backup);
+    plan
+}
+
+/// The running containers of the scene.
+struct Containers {
+    init: Cgroup,
+    backup: Cgroup,
+    _nri: UnixListener,
+}
+
+fn label(name: &str) -> Option<ContainerLabel> {
+    Some(ContainerLabel::new(name, ID))
+}
+
+fn change(scene: &Scene, remove: &[ContainerElement], add: &[ContainerElement]) {
+    scene.netns.within(|| change_container_elements(remove, add)).expect("changed");
+}
+
+impl Containers {
+    /// Makes everything as it should be after the proxy's start: `backup` bypasses the sidecar, and the init container
+    /// no longer does.
+    fn new(scene: &Scene) -> Self {
+        let groups = scene.path("sys/fs/cgroup");
+        fs::create_dir_all(&groups).expect("made");
+        mount(Some(&hierarchy()), &groups, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
+        fs::create_dir_all(scene.path(NRI_SOCKET).parent().expect("a directory")).expect("made");
+        let nri = UnixListener::bind(scene.path(NRI_SOCKET)).expect("free");
+        let containers = Self { init: Cgroup::new(), backup: Cgroup::new(), _nri: nri };
+        change(scene, &[], &[containers.element("backup")]);
+        containers.tell(scene, &["backup"], "");
+        containers
+    }
+
+    fn cgroup(&self, name: &str) -> u64 {
+        if name == "backup" { self.backup.id() } else { self.init.id() }
+    }
+
+    fn element(&self, name: &str) -> ContainerElement {
+        ContainerElement { scope: ContainerScope::All, cgroup: self.cgroup(name), container: label(name) }
+    }
+
+    /// Lets the agent expect elements for these containers.
+    fn tell(&self, scene: &Scene, expected: &[&str], error: &str) {
+        let exempt = |name: &&str| ExemptContainer {
+            name: (*name).to_owned(),
+            id: ID.to_owned(),
+            cgroup: self.cgroup(name),
+            scope: ContainerScope::All,
+        };
+        let expected = Some(expected.iter().map(exempt).collect());
+        status(scene, &ContainersStatus { runtime: Some("containerd 2.2.0".into()), error: error.into(), expected });
+    }
+
+    /// Replaces what differs from run to run.
+    fn stable(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for (name, group) in [("INIT", &self.init), ("BACKUP", &self.backup)] {
+            text = text.replace(&group.path(), &format!("/{name}"));
+            text = text.replace(&format!("control group {}", group.id()), &format!("control group {name}"));
+        }
+        text.replace(&format!("{} ", hierarchy().display()), "/sys/fs/cgroup ")
+    }
+}
+
+fn status(scene: &Scene, status: &ContainersStatus) {
+    scene.write(AGENT_CONTAINERS, &json!(status).to_string());
+}
+
+/// The outcome of each check of excluded containers, in order.
+fn outcomes(report: &Value) -> Vec<(String, String)> {
+    let text = |line: &Value, key: &str| line[key].as_str().expect("text").to_owned();
+    let checks = report["checks"].as_array().expect("checks").iter().filter(|line| line["group"] == "containers");
+    checks.map(|line| (text(line, "id"), text(line, "outcome"))).collect()
+}
+
+fn play(name: &str, failed: &str, fault: impl FnOnce(&Scene, &mut Containers) + Send) {
+    scene(plan(), |scene| {
+        let mut containers = Containers::new(scene);
+        fault(scene, &mut containers);
+        let report = scene.report(&POD);
+        let lines = report["checks"].as_array().expect("checks");
+        let failures: Vec<&str> =
+            lines.iter().filter(|line| line["outcome"] == "fail").filter_map(|line| line["id"].as_str()).collect();
+        assert_eq!(failures, if failed.is_empty() { vec![] } else { vec![failed] }, "{name}: {report:#}");
+        let text = containers.stable(&scene.printed(&POD));
+        let (_, text) = text.split_once("Excluded containers\n").expect("a section");
+        compare(&format!("{name}.txt"), text);
+    });
+}
+
+#[test]
+fn each_link_passes_if_the_containers_are_as_expected() {
+    play("containers-healthy", "", |_, _| {});
+}
+
+#[test]
+fn the_runtime_without_nri() {
+    play("containers-no-nri", "containers-nri-socket", |scene, _| {
+        fs::remove_file(scene.path(NRI_SOCKET)).expect("removed");
+        let error = "connect to /var/run/nri/nri.sock: no such file or directory".into();
+        status(scene, &ContainersStatus { error, ..ContainersStatus::default() });
+    });
+}
+
+#[test]
+fn an_agent_that_is_not_registered() {
+    play("containers-not-registered", "containers-registered", |scene, _| {
+        status(scene, &ContainersStatus::default());
+    });
+}
+
+#[test]
+fn an_installed_hook_replaces_nri() {
+    play("containers-hook", "", |scene, containers| {
+        fs::remove_file(scene.path(NRI_SOCKET)).expect("removed");
+        write_hook(scene, "/var/lib/cni/bin/detour");
+        containers.tell(scene, &["backup"], "");
+        let mut told: ContainersStatus = serde_json::from_value(scene.json(AGENT_CONTAINERS)).expect("a status");
+        told.runtime = None;
+        status(scene, &told);
+    });
+}
+
+#[test]
+fn a_hook_without_its_program() {
+    play("containers-hook-broken", "containers-hook", |scene, _| write_hook(scene, "/var/lib/cni/bin/none"));
+}
+
+fn write_hook(scene: &Scene, program: &str) {
+    fs::create_dir_all(scene.path("etc/containers/oci/hooks.d")).expect("made");
+    let hook = json!({"version": "1.0.0", "hook": {"path": program}, "when": {"always": true}, "stages": []});
+    scene.write("etc/containers/oci/hooks.d/90-detour.json", &hook.to_string());
+}
+
+#[test]
+fn a_node_without_the_unified_hierarchy() {
+    play("containers-cgroup-v1", "containers-cgroup-v2", |scene, _| {
+        umount2(&scene.path("sys/fs/cgroup"), MntFlags::MNT_DETACH).expect("unmounted");
+        fs::create_dir(scene.path("sys/fs/cgroup/memory")).expect("made");
+    });
+}
+
+#[test]
+fn a_running_container_without_its_element() {
+    play("containers-element-missing", "containers-elements", |scene, containers| {
+        change(scene, &[containers.element("backup")], &[]);
+        containers.tell(scene, &["backup"], "container backup: the kernel refuses the element");
+    });
+}
+
+#[test]
+fn an_element_of_a_container_that_has_exited() {
+    play("containers-element-stale", "containers-elements", |scene, containers| {
+        containers.tell(scene, &[], "");
+    });
+}
+
+#[test]
+fn an_element_of_another_program() {
+    play("containers-element-foreign", "containers-elements", |scene, containers| {
+        change(scene, &[], &[ContainerElement { container: None, ..containers.element("vault-agent-init") }]);
+    });
+}
+
+#[test]
+fn a_bypass_that_outlasts_the_start_of_the_proxy() {
+    play("containers-bypass-lasts", "containers-bypass-end", |scene, containers| {
+        change(scene, &[], &[containers.element("vault-agent-init")]);
+        containers.tell(scene, &["vault-agent-init", "backup"], "");
+    });
+}
+
+#[test]
+fn a_request_that_is_later_than_the_pod() {
+    play("containers-requested-later", "containers-requested", |scene, _| {
+        scene.cluster.lock().expect("unpoisoned").annotate(ANNOTATION, "vault-agent-init,backup,web");
+    });
+}
+
+#[test]
+fn a_removed_table_is_a_difference_of_the_rules() {
+    scene(plan(), |scene| {
+        let _containers = Containers::new(scene);
+        scene.netns.run("nft delete table inet detour-containers");
+        let report = scene.report(&POD);
+        let failed = report["checks"].as_array().expect("checks").iter().filter(|line| line["outcome"] == "fail");
+        assert_eq!(failed.map(|line| line["id"].clone()).collect::<Vec<_>>(), ["rules-equal"], "{report:#}");
+        let of_pod = outcomes(&report).into_iter().filter(|(id, _)| id == "containers-elements");
+        assert_eq!(of_pod.map(|(_, outcome)| outcome).collect::<Vec<_>>(), ["not-checked"]);
+    });
+}
+
+/// The checks of the node alone: the configuration decides whether they are made.
+#[test]
+fn a_node_is_checked_only_if_its_configuration_excludes_containers() {
+    let of_node = |plan: Plan, with: fn(&Scene) -> Option<Containers>| {
+        scene(plan, |scene| {
+            let _containers = with(scene);
+            outcomes(&scene.report(&["--node"]))
+        })
+    };
+    assert_eq!(of_node(Plan::new(), |_| None), []);
+    let found = of_node(plan(), |scene| Some(Containers::new(scene)));
+    let ids: Vec<&str> = found.iter().map(|(id, _)| id.as_str()).collect();
+    let expected = ["kernel", "cgroup-v2", "cgroup-namespace", "nri-socket", "registered"];
+    assert_eq!(ids, expected.map(|id| format!("containers-{id}")));
+    assert!(found.iter().all(|(_, outcome)| outcome == "pass"), "{found:?}");
+}
+
+#[test]
+fn every_check_is_documented_and_the_bundle_contains_the_elements() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/doctor.md");
+    let text = fs::read_to_string(path).expect("readable");
+    scene(plan(), |scene| {
+        let containers = Containers::new(scene);
+        write_hook(scene, "/var/lib/cni/bin/detour");
+        let found = outcomes(&scene.report(&POD));
+        assert_eq!(found.len(), 10, "{found:?}");
+        for (id, _) in &found {
+            assert!(text.contains(&format!("`{id}`")), "docs/doctor.md: {id}");
+        }
+        let archive = scene.path("pod.tar").display().to_string();
+        scene.doctor(&[&POD[..], &["--bundle", &archive]].concat());
+        let rules = std::process::Command::new("tar").args(["-xOf", &archive, "detour/rules.json"]).output();
+        let rules: Value = serde_json::from_slice(&rules.expect("tar starts").stdout).expect("JSON");
+        let elements = &rules["containers"]["elements"];
+        assert_eq!(elements.as_array().map(Vec::len), Some(1), "{rules:#}");
+        assert_eq!(
+            (&elements[0]["container"], &elements[0]["cgroup"]),
+            (&"backup".into(), &containers.backup.id().into())
+        );
+    });
+}
+
+#[test]
+fn rules_lists_the_elements_with_their_paths_and_marks_foreign_ones() {
+    scene(plan(), |scene| {
+        let containers = Containers::new(scene);
+        let odd = ContainerLabel { name: "x\u{1b}[2J".into(), id: "y".into() };
+        let odd = ContainerElement { scope: ContainerScope::All, cgroup: 7, container: Some(odd) };
+        let without = ContainerElement { container: None, ..containers.element("vault-agent-init") };
+        change(scene, &[], &[odd, without]);
+        let output = scene.command(
+            "rules",
+            &[
+                "-n",
+                "shop",
+                "web-0",
+                "--kubeconfig",
+                &scene.path(crate::scene::KUBECONFIG).display().to_string(),
+                "-o",
+                "json",
+            ],
+        );
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+        assert_eq!(report["as_asked"], true, "elements are no drift: {report:#}");
+        let mut elements = report["containers"]["elements"].as_array().expect("a list").clone();
+        elements.sort_by_key(|element| element["cgroup"].as_u64());
+        let element = |container: Value, id: Value, cgroup: u64, path: Value, foreign: bool| json!({"scope": "all", "container": container, "id": id, "cgroup": cgroup, "path": path, "foreign": foreign});
+        let (init, backup) = (&containers.init, &containers.backup);
+        let mut expected = vec![
+            element("x\u{1b}[2J".into(), "y".into(), 7, Value::Null, true),
+            element(Value::Null, Value::Null, init.id(), init.path().into(), true),
+            element("backup".into(), ID[..16].into(), backup.id(), backup.path().into(), false),
+        ];
+        expected.sort_by_key(|element| element["cgroup"].as_u64());
+        assert_eq!(elements, expected);
+        let output = scene.command("rules", &[&scene.path("run/netns/pod").display().to_string()]);
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert!(text.contains("\nExcluded containers (") && text.contains("x\\u{1b}[2J"), "{text}");
+        assert_eq!(text.lines().filter(|line| line.starts_with("  foreign")).count(), 2, "{text}");
+    });
+    scene(Plan::new(), |scene| {
+        let output = scene.command("rules", &[&scene.path("run/netns/pod").display().to_string(), "-o", "json"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+        assert_eq!(report["containers"], Value::Null);
+    });
+}
+
+fn audit(scene: &Scene, arguments: &[&str]) -> AuditReport {
+    let output = scene.command("audit", &[arguments, &["-o", "json"]].concat());
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
+}
+
+fn of_containers(report: &AuditReport) -> Vec<&Bypass> {
+    report.pods.iter().flat_map(|pod| &pod.bypasses).filter(|bypass| bypass.container.is_some()).collect()
+}
+
+#[test]
+fn audit_lists_excluded_containers_with_their_counters() {
+    for dialect in ["iptables", "nftables"] {
+        let mut plan = plan();
+        plan.config["dialect"] = dialect.into();
+        scene(plan, |scene| {
+            let containers = Containers::new(scene);
+            let connect = "exec 3<>/dev/tcp/192.0.2.1/80";
+            let command = containers.backup.command("timeout");
+            scene.netns.within(|| {
+                let mut command = command;
+                let status = command.args(["0.3", "bash", "-c", connect]).status().expect("it starts");
+                assert!(!status.success(), "no host answers");
+            });
+            let report = audit(scene, &[]);
+            let found = of_containers(&report);
+            let [init, backup] = [1, 0].map(|at| found[at]);
+            assert_eq!(found.len(), 2, "the set of both was counted: {report:#?}");
+            assert_eq!((backup.container.as_deref(), backup.until), (Some("backup"), Some(BypassEnd::ContainerExit)));
+            assert_eq!(
+                (backup.traffic.as_str(), backup.packets),
+                ("all outbound traffic of container backup", Some(1))
+            );
+            assert!(backup.bytes.is_some_and(|bytes| bytes >= 40), "{backup:?}");
+            assert_eq!(backup.source, format!("pod, {ANNOTATION}"));
+            let note = "now, until the container exits; the numbers contain those of vault-agent-init";
+            assert_eq!(backup.note.as_deref(), Some(note));
+            let note = "not now, until the proxy accepts connections; the numbers contain those of backup";
+            assert_eq!((init.until, init.note.as_deref()), (Some(BypassEnd::ProxyReady), Some(note)));
+            assert!(report.is_clean(), "an exclusion: {report:#?}");
+            if dialect == "iptables" {
+                let text = String::from_utf8(scene.command("audit", &[]).stdout).expect("text");
+                compare("audit-containers.txt", &text);
+            }
+
+            change(scene, &[], &[ContainerElement { container: None, ..containers.element("vault-agent-init") }]);
+            let report = audit(scene, &[]);
+            let first = &report.pods[0].bypasses[0];
+            let group = format!("all outbound traffic of control group {}", containers.init.id());
+            assert!(!report.is_clean() && first.by_other_program && first.traffic == group, "{report:#?}");
+        });
+    }
+}
+
+#[test]
+fn a_container_that_bypasses_now_is_listed_before_its_first_packet() {
+    scene(plan(), |scene| {
+        let _containers = Containers::new(scene);
+        let names = |arguments: &[&str]| -> Vec<String> {
+            of_containers(&audit(scene, arguments)).iter().filter_map(|one| one.container.clone()).collect()
+        };
+        assert_eq!(names(&[]), ["backup"]);
+        assert_eq!(names(&["--all"]), ["backup", "vault-agent-init"]);
+    });
+}
