@@ -54,8 +54,8 @@ pub fn run(path: &Path, mut handler: impl NriHandler, report: impl Fn(NriStatus)
         }
         match watch.wait(backoff, ended) {
             Ok(true) => backoff = MIN_BACKOFF,
-            Ok(false) => backoff = MAX_BACKOFF.min(backoff * 2),
-            Err(_) => return,
+            Err(Failure::Ended) => return,
+            Ok(false) | Err(_) => backoff = MAX_BACKOFF.min(backoff * 2),
         }
     }
 }
