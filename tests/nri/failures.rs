@@ -275,7 +275,7 @@ fn a_runtime_that_does_not_read_answers_does_not_delay_the_end() {
 }
 
 #[test]
-fn a_runtime_that_does_not_read_answers_is_given_up() {
+fn sending_to_a_runtime_that_does_not_read_answers_times_out() {
     let (_directory, path) = socket_path();
     let runtime = Runtime::listen(&path);
     let plugin = Plugin::start(&path);
