@@ -8,6 +8,7 @@ mod ended;
 mod exempt;
 #[path = "../nri/peer.rs"]
 mod peer;
+mod reports;
 mod runtime;
 mod scene;
 #[path = "../support/mod.rs"]
