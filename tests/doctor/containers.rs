@@ -205,6 +205,26 @@ fn a_request_that_is_later_than_the_pod() {
 }
 
 #[test]
+fn an_annotation_that_names_an_unknown_container() {
+    play("containers-unknown-name", "containers-requested", |scene, _| {
+        scene.cluster.lock().expect("unpoisoned").annotate(ANNOTATION, "vault-agent-int,backup");
+    });
+}
+
+#[test]
+fn an_annotation_without_the_sub_plugin() {
+    let mut plan = Plan::new();
+    plan.cluster.annotate(ANNOTATION, "vault-agent-init");
+    scene(plan, |scene| {
+        let report = scene.report(&POD);
+        assert_eq!(outcomes(&report), [("containers-requested".to_owned(), "fail".to_owned())]);
+        let text = scene.printed(&POD);
+        let (_, text) = text.split_once("Excluded containers\n").expect("a section");
+        compare("containers-not-in-chain.txt", text);
+    });
+}
+
+#[test]
 fn a_removed_table_is_a_difference_of_the_rules() {
     scene(plan(), |scene| {
         let _containers = Containers::new(scene);
