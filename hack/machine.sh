@@ -209,6 +209,33 @@ need_module() {
     mv "$program.new" "$program"
 }
 
+# The runtimes of hack/e2e.sh, in the versions of their go.mod. They have a directory of their own: tests/containerd runs
+# Debian's containerd, and its PATH begins with the directory of the other tools.
+need_runtimes() {
+    local containerd=tests/runtimes/containerd crio=tests/runtimes/cri-o runtimes wanted program
+    runtimes=$(tools_directory)/runtimes
+    wanted=$(sha256sum "$containerd/go.mod" "$crio/go.mod" "$containerd/cri/main.go")
+    [[ $(cat "$runtimes/built" 2>/dev/null) != "$wanted" ]] || return 0
+    need_go "containerd and CRI-O"
+    say "building containerd, CRI-O and a client of theirs (about five minutes on two cores)"
+    rm -f "$runtimes/built"
+    for program in containerd containerd-shim-runc-v2 ctr; do
+        (cd "$containerd" && go build -trimpath -o "$runtimes/$program" -tags 'no_btrfs no_devmapper no_zfs no_aufs' \
+            -ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$(go list -m -f '{{.Version}}' github.com/containerd/containerd/v2)" \
+            "github.com/containerd/containerd/v2/cmd/$program" </dev/null)
+    done
+    (cd "$containerd" && go build -trimpath -o "$runtimes/cri" -ldflags '-s -w' ./cri </dev/null)
+    (
+        cd "$crio" || exit
+        go build -trimpath -o "$runtimes/crio" \
+            -tags 'containers_image_ostree_stub containers_image_openpgp exclude_graphdriver_btrfs btrfs_noversion' \
+            -ldflags '-s -w' github.com/cri-o/cri-o/cmd/crio </dev/null
+        # CRI-O's helper that keeps namespaces.
+        gcc -std=c99 -Os -static -s -o "$runtimes/pinns" "$(go list -m -f '{{.Dir}}' github.com/cri-o/cri-o)"/pinns/src/*.c
+    )
+    printf '%s' "$wanted" >"$runtimes/built"
+}
+
 # version_of PROGRAM: prints the line with its version. kubectl has no --version.
 version_of() {
     if [[ $1 == */kubectl ]]; then

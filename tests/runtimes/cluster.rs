@@ -1,0 +1,168 @@
+//! The API server of the node's cluster, and the agent on the node.
+
+use crate::api::{Api, NAMESPACES, PODS};
+use crate::node::{Node, until};
+use crate::pod::Pod;
+use crate::program::program;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The sub-plugin chain of the node.
+const CHAIN: &str =
+    r#"[{"type": "istio-redirect", "redirect_dns": true, "capture_all_dns": true}, {"type": "container-exclude"}]"#;
+
+/// How the agent learns of starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Nri,
+    Hook,
+}
+
+pub(crate) struct Cluster {
+    pub(crate) api: Api,
+}
+
+impl Cluster {
+    /// An API server with the namespace `shop`, whose pods share one UID, as in OpenShift.
+    pub(crate) fn new(node: &Node) -> Self {
+        let api = Api::start();
+        let annotations = json!({"openshift.io/sa.scc.uid-range": "1000650000/10000"});
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop", "annotations": annotations}});
+        api.put(NAMESPACES, &namespace);
+        let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
+        fs::create_dir_all(node.path("account")).expect("made");
+        fs::write(node.path("account/ca.crt"), authority.cert.pem()).expect("written");
+        fs::write(node.path("account/token"), "token").expect("written");
+        fs::write(node.path("config.json"), format!(r#"{{"chain": {CHAIN}}}"#)).expect("written");
+        Self { api }
+    }
+
+    pub(crate) fn has(&self, pod: &Pod) {
+        self.api.put(PODS, &pod.manifest());
+    }
+
+    /// The messages of Events with this reason.
+    pub(crate) fn events(&self, reason: &str) -> Vec<String> {
+        let bodies = self.api.bodies();
+        let events = bodies.iter().filter(|body| body["reason"] == reason);
+        events.filter_map(|event| event["message"].as_str().or(event["note"].as_str())).map(str::to_owned).collect()
+    }
+}
+
+/// The binary: a release build from hack/e2e.sh, else that of `cargo test`.
+pub(crate) fn detour() -> PathBuf {
+    std::env::var_os("DETOUR_PROGRAM").map_or_else(|| program().to_owned(), PathBuf::from)
+}
+
+/// A running agent. Its end is SIGKILL.
+pub(crate) struct Agent {
+    process: Child,
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl Agent {
+    /// Starts the agent on the node. It uses the network of the test, in which the API server is.
+    pub(crate) fn start(node: &Node, cluster: &Cluster, mode: Mode) -> Self {
+        let first = node.first_process().to_string();
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &first, "--mount", "--pid", "--"]).arg(detour());
+        command.args(["agent", "--platform=kubernetes", "--node-name=node-1", "--health-address=127.0.0.1:0"]);
+        command.arg(format!("--api-server={}", cluster.api.url()));
+        command.arg(format!("--service-account={}", node.path("account").display()));
+        command.arg(format!("--config={}", node.path("config.json").display()));
+        command.arg(match mode {
+            Mode::Nri => "--nri-socket",
+            Mode::Hook => "--oci-hooks-dir",
+        });
+        let mut process =
+            command.env_clear().env("HOSTNAME", "a").stderr(Stdio::piped()).spawn().expect("nsenter starts");
+        let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
+        let lines = Arc::<Mutex<Vec<String>>>::default();
+        let log = Arc::clone(&lines);
+        thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                log.lock().expect("no panic while locked").push(line);
+            }
+        });
+        Self { process, lines }
+    }
+
+    /// Starts the agent and waits until the runtime uses the plugin and, with NRI, the agent.
+    pub(crate) fn start_ready(node: &Node, cluster: &Cluster, mode: Mode) -> Self {
+        let agent = Self::start(node, cluster, mode);
+        agent.until_ready(mode);
+        let has_plugin = || node.ok(&["cat", "/etc/cni/net.d/10-net.conflist"]).contains("detour");
+        until("the plugin is in the list", has_plugin);
+        node.wait_for_plugin();
+        agent
+    }
+
+    /// Waits until the agent serves the plugin and, with NRI, is registered.
+    #[track_caller]
+    pub(crate) fn until_ready(&self, mode: Mode) {
+        let mut wanted = vec!["watching pods", "watching namespaces", "serving the plugin's"];
+        if mode == Mode::Nri {
+            wanted.push("registered at the container runtime\"");
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !wanted.iter().all(|part| self.logged().iter().any(|line| line.contains(part))) {
+            assert!(Instant::now() < deadline, "the agent does not log one of {wanted:?}: {:#?}", self.logged());
+            thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+
+    /// Everything that the agent logged.
+    pub(crate) fn logged(&self) -> Vec<String> {
+        self.lines.lock().expect("no panic while locked").clone()
+    }
+
+    /// What `/metrics` says about the metric.
+    pub(crate) fn metric(&self, name: &str) -> Option<f64> {
+        let lines = self.logged();
+        let line = lines.iter().find(|line| line.contains("serving /healthz"))?;
+        let address = line.split("address=").nth(1)?.split_whitespace().next()?.to_owned();
+        let output = Command::new("curl").args(["-s", &format!("http://{address}/metrics")]).output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().find(|line| line.split([' ', '{']).next() == Some(name))?;
+        line.rsplit(' ').next()?.parse().ok()
+    }
+
+    /// Kills the agent, not the nsenter around it.
+    pub(crate) fn kill(&mut self) {
+        let nsenter = self.process.id();
+        // proc_pid(5): the children of a task.
+        let children = fs::read_to_string(format!("/proc/{nsenter}/task/{nsenter}/children")).unwrap_or_default();
+        for child in children.split_whitespace() {
+            let _ = Command::new("kill").args(["-9", child]).status();
+        }
+        let _ = self.process.wait();
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Node {
+    /// Waits until the runtime has read the plugin list with the plugin.
+    fn wait_for_plugin(&self) {
+        // crictl's answer names the plugins of containerd only.
+        let name = self.runtime.name();
+        until("the runtime uses the plugin", || match name {
+            "containerd" => {
+                let info: Value = serde_json::from_str(&self.ok(&["crictl", "info"])).expect("JSON");
+                info["cniconfig"]["Networks"].to_string().contains("detour")
+            }
+            _ => self.log().matches("Found CNI network net").count() > 1,
+        });
+    }
+}

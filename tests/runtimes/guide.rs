@@ -1,0 +1,99 @@
+//! The commands of docs/container-exclusion.md, for the pod of that page.
+
+use crate::cluster::{Agent, Cluster, Mode, detour};
+use crate::node::{Node, Runtime, until};
+use crate::pod::{CAPTURED, Class, DIRECT, Pod};
+use serde_json::json;
+use std::fs;
+use std::process::Command;
+
+/// Runs detour on the node, with the API server in reach, and prints what a user sees. Returns it.
+fn detour_says(node: &Node, cluster: &Cluster, arguments: &[&str]) -> String {
+    let kubeconfig = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": cluster.api.url()}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    });
+    fs::write(node.path("kubeconfig"), kubeconfig.to_string()).expect("written");
+    let mut command = Command::new("nsenter");
+    command
+        .args(["--target", &node.first_process().to_string(), "--mount", "--pid", "--"])
+        .arg(detour())
+        .args(arguments);
+    let output =
+        command.env("KUBECONFIG", node.path("kubeconfig")).env("NODE_NAME", "node-1").output().expect("nsenter starts");
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    println!("$ detour {}\n{text}", arguments.join(" "));
+    text
+}
+
+/// Asserts that the output has each part.
+#[track_caller]
+fn shows(output: &str, parts: &[&str]) {
+    let missing: Vec<_> = parts.iter().filter(|part| !output.contains(**part)).collect();
+    assert!(missing.is_empty(), "{missing:?} is not in this output:\n{output}");
+}
+
+#[test]
+fn the_commands_of_the_guide_show_the_bypass_and_its_end() {
+    let node = Node::start(Runtime::CriO, |_| ());
+    let cluster = Cluster::new(&node);
+    let pod = Pod::new("web-0", Class::Burstable, "vault-agent-init,vault-agent")
+        .init_container("vault-agent-init")
+        .native_sidecar("vault-agent")
+        .container("web");
+    cluster.has(&pod);
+    let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let sandbox = pod.start(&node).expect("it starts");
+    fs::write(node.path("pod.json"), pod.manifest().to_string()).expect("written");
+    let (file, config) = (node.path("pod.json").display().to_string(), "/etc/cni/net.d/10-net.conflist");
+    let says = |arguments: &[&str]| detour_says(&node, &cluster, arguments);
+
+    let explained = says(&["explain", "-f", &file, "--config", config]);
+    shows(&explained, &["vault-agent-init", "detour.io/exclude-containers"]);
+    let to = "10.85.0.1:8000/tcp";
+    shows(
+        &says(&["trace", "-f", &file, "--config", config, "--from", "container=vault-agent", "--to", to]),
+        &["direct"],
+    );
+
+    assert_eq!(sandbox.once("vault-agent-init").expect("it starts").0, DIRECT);
+    sandbox.run("vault-agent", &["/traffic", "loop", "100"]).expect("it starts");
+    until("it bypasses", || sandbox.ok_inside(&["nft", "list", "ruleset"]).contains("vault-agent"));
+    shows(&says(&["rules", "-n", "shop", "web-0"]), &["detour-containers", "vault-agent"]);
+    shows(
+        &says(&["trace", "--live", "-n", "shop", "web-0", "--from", "container=vault-agent", "--to", to]),
+        &["direct"],
+    );
+    shows(&says(&["doctor", "-n", "shop", "web-0"]), &["containers-elements"]);
+    says(&["audit"]);
+
+    sandbox.run_proxy();
+    until("the bypass has ended", || !cluster.events("DetourBypassEnded").is_empty());
+    println!("Event DetourBypassEnded: {:?}", cluster.events("DetourBypassEnded"));
+    shows(
+        &says(&["trace", "--live", "-n", "shop", "web-0", "--from", "container=vault-agent", "--to", to]),
+        &["15001"],
+    );
+    assert_eq!(sandbox.once("web").expect("it starts").0, CAPTURED);
+    says(&["doctor", "-n", "shop", "web-0"]);
+
+    // The agent is down while a container starts.
+    drop(agent);
+    let late = Pod::new("web-1", Class::Burstable, "job,typo").container("job");
+    cluster.has(&late);
+    let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let sandbox = late.start(&node).expect("it starts");
+    sandbox.run_proxy();
+    drop(agent);
+    let (job, _) = sandbox.run("job", &["/traffic", "loop", "100"]).expect("it starts");
+    says(&["doctor", "-n", "shop", "web-1"]);
+    let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    until("its Event says why", || !cluster.events("DetourContainerCaptured").is_empty());
+    println!("Event DetourContainerCaptured: {:?}", cluster.events("DetourContainerCaptured"));
+    until("it is exempt now", || sandbox.ok_inside(&["nft", "list", "ruleset"]).contains("job"));
+    node.asked(json!({"op": "stop", "container": job, "seconds": 1}));
+    let logged = agent.logged();
+    println!("{logged:#?}");
+}

@@ -1,0 +1,116 @@
+//! An agent that is killed while containers start.
+
+use crate::cluster::{Agent, Cluster, Mode};
+use crate::node::{Node, Runtime, until};
+use crate::pod::{CAPTURED, Class, DIRECT, Pod, Sandbox};
+use crate::{repetitions, result};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Containers that start at the same time.
+const PARALLEL: usize = 4;
+
+/// Numbers that look random, the same in each run (a linear congruential generator, Numerical Recipes).
+struct Random(u32);
+
+impl Random {
+    fn below(&mut self, limit: u32) -> u32 {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (self.0 >> 8) % limit
+    }
+}
+
+/// Kills the agent and starts it again until `ended`. Returns the times from the kill to the first start of an excluded
+/// container that bypasses the sidecar.
+fn kill(node: &Node, cluster: &Cluster, sandbox: &Sandbox<'_>, mut agent: Agent, ended: &AtomicBool) -> Vec<Duration> {
+    let (mut random, mut times) = (Random(1), Vec::new());
+    while !ended.load(Ordering::Relaxed) {
+        thread::park_timeout(Duration::from_millis(u64::from(random.below(1500))));
+        let begin = Instant::now();
+        agent.kill();
+        agent = Agent::start(node, cluster, Mode::Nri);
+        until("an excluded container bypasses the sidecar again", || {
+            sandbox.once("excluded").is_ok_and(|(status, _)| status == DIRECT)
+        });
+        times.push(begin.elapsed());
+    }
+    times
+}
+
+fn killed_agent(runtime: Runtime) {
+    let count = repetitions("KILL_STARTS", 30);
+    let node = Node::start(runtime, |_| ());
+    let cluster = Cluster::new(&node);
+    let pods =
+        [Pod::new("guaranteed", Class::Guaranteed, "excluded"), Pod::new("burstable", Class::Burstable, "excluded")]
+            .map(|pod| pod.container("excluded").container("ordinary"));
+    pods.iter().for_each(|pod| cluster.has(pod));
+    let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let sandboxes = pods.each_ref().map(|pod| pod.start(&node).expect("it starts"));
+    sandboxes.iter().for_each(Sandbox::run_proxy);
+
+    let (ended, next, statuses) = (AtomicBool::new(false), AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let mut recoveries = thread::scope(|scope| {
+        let killer = scope.spawn(|| kill(&node, &cluster, &sandboxes[0], agent, &ended));
+        let starters: Vec<_> = (0..PARALLEL)
+            .map(|_| {
+                scope.spawn(|| {
+                    loop {
+                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        if number >= count {
+                            return;
+                        }
+                        let name = ["excluded", "ordinary"][number % 2];
+                        let (status, _) = sandboxes[number / 2 % 2].once(name).expect("it starts");
+                        statuses.lock().expect("no panic while locked").push((name, status));
+                    }
+                })
+            })
+            .collect();
+        starters.into_iter().for_each(|starter| starter.join().expect("they all start"));
+        ended.store(true, Ordering::Relaxed);
+        killer.join().expect("the agent recovers each time")
+    });
+
+    let statuses = statuses.into_inner().expect("no panic while locked");
+    let number = |name: &str, status: u64| statuses.iter().filter(|start| **start == (name, status)).count();
+    recoveries.sort();
+    result(
+        runtime,
+        "agent killed during starts",
+        &format!(
+            "{count} starts, {} kills: {} excluded containers bypassed from their first instruction, {} started captured; {} ordinary ones captured, {} not",
+            recoveries.len(),
+            number("excluded", DIRECT),
+            count.div_ceil(2) - number("excluded", DIRECT),
+            number("ordinary", CAPTURED),
+            count / 2 - number("ordinary", CAPTURED),
+        ),
+    );
+    let seconds = |time: Option<&Duration>| time.map_or(0.0, Duration::as_secs_f64);
+    result(
+        runtime,
+        "recovery, from SIGKILL to the next container that bypasses",
+        &format!(
+            "median {:.2} s, longest {:.2} s",
+            seconds(recoveries.get(recoveries.len() / 2)),
+            seconds(recoveries.last())
+        ),
+    );
+    let bypassed: Vec<_> =
+        statuses.iter().filter(|(name, status)| *name == "ordinary" && *status != CAPTURED).collect();
+    assert!(bypassed.is_empty(), "an ordinary container bypassed the sidecar: {bypassed:?}");
+    sandboxes.iter().for_each(Sandbox::remove);
+}
+
+#[test]
+fn an_ordinary_container_never_bypasses_while_the_agent_is_killed_under_containerd() {
+    killed_agent(Runtime::Containerd);
+}
+
+#[test]
+fn an_ordinary_container_never_bypasses_while_the_agent_is_killed_under_cri_o() {
+    killed_agent(Runtime::CriO);
+}

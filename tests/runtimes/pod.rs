@@ -1,0 +1,198 @@
+//! A pod: as the API server has it, and as the kubelet asks the runtime for it.
+
+use crate::node::Node;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The UID of all containers, except for the proxy.
+pub(crate) const USER: u32 = 1_000_650_000;
+const PROXY_USER: u32 = 1_000_650_001;
+const IMAGE: &str = "detour.invalid/test:1";
+/// One DNS query or connection after the other with the first instruction.
+pub(crate) const FIRST: &[&str] = &["/first"];
+/// The proxy's listeners.
+pub(crate) const PROXY: &[&str] = &["/traffic", "answer", "P", "15001", "15053"];
+
+/// Exit status of [`FIRST`] if everything arrived at the destination.
+pub(crate) const DIRECT: u64 = 0;
+/// If everything arrived at the proxy.
+pub(crate) const CAPTURED: u64 = 1 + 3 + 9 + 27 + 81;
+/// If nothing was answered: captured, and the proxy does not listen.
+pub(crate) const REFUSED: u64 = 2 * CAPTURED;
+
+/// Where the kubelet creates the pod's control group.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Class {
+    Guaranteed,
+    Burstable,
+    /// Below a control group that a tool created for the whole node, as in kind.
+    Nested,
+}
+
+pub(crate) struct Pod {
+    pub(crate) name: String,
+    uid: String,
+    class: Class,
+    annotations: Value,
+    /// Containers and init containers as in the pod's manifest.
+    spec: Value,
+}
+
+/// A running sandbox of a pod.
+pub(crate) struct Sandbox<'a> {
+    node: &'a Node,
+    pub(crate) id: String,
+    config: Value,
+    attempts: AtomicU32,
+}
+
+impl Pod {
+    /// A pod with a sidecar. `exclude` is the value of the annotation detour.io/exclude-containers.
+    pub(crate) fn new(name: &str, class: Class, exclude: &str) -> Self {
+        static COUNTER: AtomicU32 = AtomicU32::new(1);
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let uid = format!("{:08x}-0000-4000-9000-{number:012x}", std::process::id());
+        let mut annotations = json!({"sidecar.istio.io/status": "{}"});
+        if !exclude.is_empty() {
+            annotations["detour.io/exclude-containers"] = exclude.into();
+        }
+        let proxy = json!({"name": "istio-proxy", "image": IMAGE, "args": ["proxy", "sidecar"],
+            "securityContext": {"runAsUser": PROXY_USER, "runAsGroup": PROXY_USER}});
+        Self { name: name.to_owned(), uid, class, annotations, spec: json!({"containers": [proxy]}) }
+    }
+
+    pub(crate) fn annotate(&mut self, key: &str, value: &str) {
+        self.annotations[key] = value.into();
+    }
+
+    /// Adds an ordinary container.
+    pub(crate) fn container(mut self, name: &str) -> Self {
+        self.add("containers", json!({"name": name}));
+        self
+    }
+
+    /// Adds an init container.
+    pub(crate) fn init_container(mut self, name: &str) -> Self {
+        self.add("initContainers", json!({"name": name}));
+        self
+    }
+
+    /// Adds a native sidecar.
+    pub(crate) fn native_sidecar(mut self, name: &str) -> Self {
+        self.add("initContainers", json!({"name": name, "restartPolicy": "Always"}));
+        self
+    }
+
+    fn add(&mut self, kind: &str, mut container: Value) {
+        container["image"] = IMAGE.into();
+        container["securityContext"] = json!({"runAsUser": USER});
+        let containers = &mut self.spec[kind];
+        containers
+            .as_array_mut()
+            .map(|all| all.push(container.clone()))
+            .unwrap_or_else(|| *containers = json!([container]));
+    }
+
+    pub(crate) fn manifest(&self) -> Value {
+        let mut spec = self.spec.clone();
+        spec["nodeName"] = "node-1".into();
+        let metadata =
+            json!({"name": self.name, "namespace": "shop", "uid": self.uid, "annotations": self.annotations});
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    }
+
+    /// Starts the sandbox.
+    ///
+    /// # Errors
+    /// The runtime's error.
+    pub(crate) fn start<'a>(&self, node: &'a Node) -> Result<Sandbox<'a>, String> {
+        let group = &node.group;
+        let parent = match self.class {
+            Class::Guaranteed => format!("{group}/kubepods/pod{}", self.uid),
+            Class::Burstable => format!("{group}/kubepods/burstable/pod{}", self.uid),
+            Class::Nested => format!("{group}/docker/0123/kubelet/kubepods/besteffort/pod{}", self.uid),
+        };
+        let logs = node.path("logs").join(&self.uid);
+        fs::create_dir_all(&logs).expect("made");
+        let config = json!({
+            "metadata": {"name": self.name, "namespace": "shop", "uid": self.uid, "attempt": 0},
+            "annotations": self.annotations,
+            "log_directory": logs,
+            "labels": {"io.kubernetes.pod.name": self.name, "io.kubernetes.pod.namespace": "shop", "io.kubernetes.pod.uid": self.uid},
+            "linux": {"cgroup_parent": parent, "security_context": {"namespace_options": {"pid": "CONTAINER"}}},
+        });
+        let answer = node.ask(json!({"op": "sandbox", "sandbox_config": config}))?;
+        let id = answer["sandbox"].as_str().expect("an ID").to_owned();
+        Ok(Sandbox { node, id, config, attempts: AtomicU32::new(0) })
+    }
+}
+
+impl Sandbox<'_> {
+    /// A request about the container `name` that runs this command.
+    fn request(&self, op: &str, name: &str, command: &[&str]) -> (Value, u32) {
+        let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
+        let user = if name == "istio-proxy" { PROXY_USER } else { USER };
+        let config = json!({
+            "metadata": {"name": name, "attempt": attempt},
+            "image": {"image": IMAGE, "user_specified_image": IMAGE},
+            "command": command,
+            "log_path": format!("{name}-{attempt}.log"),
+            "labels": {"io.kubernetes.container.name": name},
+            "linux": {"security_context": {
+                "namespace_options": {"pid": "CONTAINER"},
+                "run_as_user": {"value": user}, "run_as_group": {"value": user},
+            }},
+        });
+        (json!({"op": op, "sandbox": self.id, "sandbox_config": self.config, "config": config}), attempt)
+    }
+
+    /// Runs [`FIRST`] as the container `name`, and removes it. Returns its exit status, and how long the runtime took to
+    /// answer StartContainer, in microseconds.
+    pub(crate) fn once(&self, name: &str) -> Result<(u64, u64), String> {
+        let (request, _) = self.request("once", name, FIRST);
+        let answer = self.node.ask(request)?;
+        Ok((answer["exit"].as_u64().expect("a status"), answer["start_us"].as_u64().expect("a time")))
+    }
+
+    /// Starts a container. Returns its ID and the file that it prints into.
+    pub(crate) fn run(&self, name: &str, command: &[&str]) -> Result<(String, PathBuf), String> {
+        let (request, attempt) = self.request("create", name, command);
+        let answer = self.node.ask(request)?;
+        let id = answer["container"].as_str().expect("an ID").to_owned();
+        self.node.ask(json!({"op": "start", "container": id}))?;
+        let directory = self.config["log_directory"].as_str().expect("a path");
+        Ok((id, PathBuf::from(directory).join(format!("{name}-{attempt}.log"))))
+    }
+
+    /// Starts the proxy and waits until it listens.
+    pub(crate) fn run_proxy(&self) {
+        let (_, log) = self.run("istio-proxy", PROXY).expect("it starts");
+        crate::node::until("the proxy listens", || printed(&log).iter().any(|line| line.ends_with("ready")));
+    }
+
+    /// What a command prints in the pod's network namespace.
+    pub(crate) fn ok_inside(&self, command: &[&str]) -> String {
+        let netns = self.netns();
+        self.node.ok(&[&["nsenter", &format!("--net={netns}"), "--"], command].concat())
+    }
+
+    pub(crate) fn netns(&self) -> String {
+        let info = self.node.ok(&["crictl", "inspectp", &self.id]);
+        let info: Value = serde_json::from_str(&info).expect("JSON");
+        let namespaces = info["info"]["runtimeSpec"]["linux"]["namespaces"].as_array().expect("namespaces");
+        let network = namespaces.iter().find(|namespace| namespace["type"] == "network").expect("one");
+        network["path"].as_str().expect("a path").to_owned()
+    }
+
+    pub(crate) fn remove(&self) {
+        self.node.asked(json!({"op": "drop", "sandbox": self.id}));
+    }
+}
+
+/// The lines that a container printed. In its log, a time and two words precede each (CRI logging).
+pub(crate) fn printed(log: &std::path::Path) -> Vec<String> {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).map(str::to_owned).collect()
+}
