@@ -1,5 +1,7 @@
+use super::sandbox::{PATIENCE, PROXY_INTERVAL};
 use super::*;
-use crate::policy::{ContainerExclusion, ContainerScope};
+use crate::cluster::agent::ExemptContainer;
+use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
 
 const SANDBOX: &str = "sandbox";
 const CGROUP: u64 = 7;
