@@ -124,7 +124,7 @@ fn each_link_passes_if_the_containers_are_as_expected() {
 fn the_runtime_without_nri() {
     play("containers-no-nri", "containers-nri-socket", |scene, _| {
         fs::remove_file(scene.path(NRI_SOCKET)).expect("removed");
-        let error = "connect to /var/run/nri/nri.sock: no such file or directory".into();
+        let error = "/var/run/nri/nri.sock: no such file or directory".into();
         status(scene, &ContainersStatus { error, ..ContainersStatus::default() });
     });
 }

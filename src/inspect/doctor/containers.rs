@@ -156,7 +156,8 @@ pub(super) fn examine(
     let has_hook = matches!(hook, Some(CheckVerdict::Pass(_)));
     let status = ask();
     let runtime = status.as_ref().ok().and_then(|status| status.runtime.as_deref());
-    results.add(&SOCKET, nri_socket(target, runtime, has_hook));
+    let why = status.as_ref().map_or("", |status| &status.error);
+    results.add(&SOCKET, nri_socket(target, (runtime, why), has_hook));
     results.after(&[&AGENT, &SOCKET], &REGISTERED, || registered(&status, has_hook));
     match (pod, ignored) {
         (Some(pod), ignored) => examine_pod(pod, ignored, ask, results),
@@ -214,16 +215,18 @@ fn hook(target: &CheckTarget) -> Option<CheckVerdict> {
     })
 }
 
-fn nri_socket(target: &CheckTarget, runtime: Option<&str>, has_hook: bool) -> CheckVerdict {
+/// Checks the runtime's socket. The agent may use another path: `why` is the reason for which it is not connected.
+fn nri_socket(target: &CheckTarget, (runtime, why): (Option<&str>, &str), has_hook: bool) -> CheckVerdict {
     if let Some(runtime) = runtime {
         return CheckVerdict::pass(format!("the agent is connected to {runtime}"));
     }
+    let why = if why.is_empty() { String::new() } else { format!("; the agent reports: {why}") };
     let reached = HostPath::new(NRI_SOCKET).map(|path| target.reach(&path)).transpose();
     match reached.and_then(|path| path.map(fs::metadata).transpose()) {
         Ok(Some(metadata)) if metadata.file_type().is_socket() => CheckVerdict::pass(NRI_SOCKET),
         _ if has_hook => CheckVerdict::not_checked("not needed: the OCI hook exempts containers"),
-        Ok(_) => CheckVerdict::fail(format!("{NRI_SOCKET}: expected a socket"), ENABLE_NRI),
-        Err(error) => CheckVerdict::fail(format!("{NRI_SOCKET}: {error}"), ENABLE_NRI),
+        Ok(_) => CheckVerdict::fail(format!("{NRI_SOCKET}: expected a socket{why}"), ENABLE_NRI),
+        Err(error) => CheckVerdict::fail(format!("{NRI_SOCKET}: {error}{why}"), ENABLE_NRI),
     }
 }
 
