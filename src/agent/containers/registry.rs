@@ -73,6 +73,14 @@ pub(super) struct Observed {
     pub(super) proxy_ready: bool,
 }
 
+/// An excluded container that starts captured, and why.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Capture {
+    pub(super) sandbox_id: String,
+    pub(super) container: String,
+    pub(super) why: String,
+}
+
 /// A change of the sets that succeeded.
 #[derive(Default)]
 pub(super) struct Applied {
@@ -344,29 +352,27 @@ impl Registry {
         container.is_some_and(|container| container.is_exempt)
     }
 
-    /// Returns the excluded containers by sandbox that start captured because the agent is not registered, each once,
-    /// and why.
-    pub(super) fn captured_by_disconnection(&self) -> Option<(String, Vec<(String, Vec<String>)>)> {
+    /// Returns the excluded containers that start captured because the agent is not registered, each once.
+    pub(super) fn captured_by_disconnection(&self) -> Vec<Capture> {
         let mut state = self.state();
         let State { sandboxes, connection, has_hook, .. } = &mut *state;
-        let Connection::Disconnected { why, since } = connection else { return None };
+        let Connection::Disconnected { why, since } = connection else { return Vec::new() };
         if *has_hook || since.elapsed() < GRACE {
-            return None;
+            return Vec::new();
         }
         let mut captured = Vec::new();
-        for (id, sandbox) in sandboxes {
+        for (sandbox_id, sandbox) in sandboxes {
             let Some(excluding) = sandbox.excluding.as_mut().filter(|excluding| excluding.first_seen >= *since) else {
                 continue;
             };
-            let names: BTreeSet<&String> = excluding.policy.containers.iter().map(|excluded| &excluded.name).collect();
-            let new: Vec<String> =
-                names.into_iter().filter(|name| !excluding.reported.contains(*name)).cloned().collect();
-            excluding.reported.extend(new.iter().cloned());
-            if !new.is_empty() {
-                captured.push((id.clone(), new));
+            for excluded in &excluding.policy.containers {
+                if excluding.reported.insert(excluded.name.clone()) {
+                    let (sandbox_id, container) = (sandbox_id.clone(), excluded.name.clone());
+                    captured.push(Capture { sandbox_id, container, why: why.clone() });
+                }
             }
         }
-        Some((why.clone(), captured))
+        captured
     }
 
     /// Returns the pod of a sandbox, if the runtime reported it.
