@@ -106,7 +106,14 @@ impl Plugin {
 
     /// Waits for the registration, and returns the containers that the runtime has.
     pub(crate) fn registered(&self) -> (Vec<NriPod>, Vec<NriContainer>) {
-        let Call::Synchronize(pods, containers) = self.next_call() else { panic!("another call") };
+        let (pods, containers) = loop {
+            match self.next() {
+                Report::Call(Call::Synchronize(pods, containers)) => break (pods, containers),
+                // The socket of a runtime that starts exists before it listens.
+                Report::Status(NriStatus::Disconnected(cause)) if cause.contains("does not accept connections") => {}
+                report => panic!("{report:?}"),
+            }
+        };
         let Report::Status(NriStatus::Registered { .. }) = self.next() else { panic!("another report") };
         (pods, containers)
     }
