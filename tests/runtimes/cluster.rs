@@ -2,7 +2,7 @@
 
 use crate::api::{Api, NAMESPACES, PODS};
 use crate::node::{Node, until};
-use crate::pod::Pod;
+use crate::pod::{Pod, Sandbox};
 use crate::program::program;
 use serde_json::{Value, json};
 use std::fs;
@@ -16,6 +16,13 @@ use std::time::{Duration, Instant};
 /// The sub-plugin chain of the node.
 const CHAIN: &str =
     r#"[{"type": "istio-redirect", "redirect_dns": true, "capture_all_dns": true}, {"type": "container-exclude"}]"#;
+
+/// Runs a command in a control group and a cgroup namespace of its own, as runtimes run the agent's container.
+const CONTAINED: &str = r#"set -e
+group=$(findmnt --types cgroup2 --noheadings --output TARGET | head -n 1)$0/agent/container
+mkdir -p "$group"
+echo $$ >"$group/cgroup.procs"
+exec unshare --cgroup "$@""#;
 
 /// How the agent learns of starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +55,13 @@ impl Cluster {
         self.api.put(PODS, &pod.manifest());
     }
 
+    /// The kubelet reports that the pod's sandbox is complete.
+    pub(crate) fn has_started(&self, pod: &Pod, sandbox: &Sandbox<'_>) {
+        let mut started = pod.manifest();
+        started["status"] = json!({"phase": "Running", "podIPs": [{"ip": sandbox.address()}]});
+        self.api.put(PODS, &started);
+    }
+
     /// The messages of Events with this reason.
     pub(crate) fn events(&self, reason: &str) -> Vec<String> {
         let bodies = self.api.bodies();
@@ -72,8 +86,14 @@ impl Agent {
     pub(crate) fn start(node: &Node, cluster: &Cluster, mode: Mode) -> Self {
         let first = node.first_process().to_string();
         let mut command = Command::new("nsenter");
-        command.args(["--target", &first, "--mount", "--pid", "--"]).arg(detour());
-        command.args(["agent", "--platform=kubernetes", "--node-name=node-1", "--health-address=127.0.0.1:0"]);
+        command.args(["--target", &first, "--mount", "--pid", "--", "sh", "-c", CONTAINED, &node.group]).arg(detour());
+        command.args([
+            "agent",
+            "--platform=kubernetes",
+            "--node-name=node-1",
+            "--health-address=127.0.0.1:0",
+            "--repair-interval=1",
+        ]);
         command.arg(format!("--api-server={}", cluster.api.url()));
         command.arg(format!("--service-account={}", node.path("account").display()));
         command.arg(format!("--config={}", node.path("config.json").display()));
