@@ -16,6 +16,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::slice;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use support::cgroup::Cgroup;
@@ -185,7 +186,7 @@ fn an_excluded_container_is_exempt_from_its_creation_to_its_end() {
             let [process, other] = [scene.process(&cgroup), scene.process(&app)];
             scene.accepts(&state(&scene, "vault", "creating", process.id()));
             let expected = ContainerElement::new(ContainerScope::All, cgroup.id(), "vault", VAULT);
-            assert_eq!(scene.elements(), [expected.clone()]);
+            assert_eq!(scene.elements(), slice::from_ref(&expected));
             scene.accepts(&state(&scene, "app", "creating", other.id()));
             scene.accepts(&state(&scene, "vault", "creating", process.id()));
             assert_eq!(scene.elements(), [expected]);
@@ -305,9 +306,9 @@ fn check_reports_elements_that_no_excluded_container_explains() {
         let change = |remove: &[ContainerElement], add: &[ContainerElement]| {
             scene.inside(|| change_container_elements(remove, add).expect("changed"));
         };
-        change(&[], &[vault.clone()]);
+        change(&[], slice::from_ref(&vault));
         assert_eq!(scene.check(&none), None, "without an agent, the running containers are unknown");
-        change(&[], &[app.clone()]);
+        change(&[], slice::from_ref(&app));
         let error = scene.check(&none).expect("drift");
         assert_eq!(error["code"], 103, "{error}");
         let details = "unexpected: control group 2 in the set \"excluded-all\": container \"app\" is not excluded";

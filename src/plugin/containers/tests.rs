@@ -220,6 +220,8 @@ fn a_sandbox_without_exclusions_or_saved_state_has_none() {
     let text = fs::read_to_string(&file).expect("readable");
     let mut newer: Value = serde_json::from_str(&text).expect("JSON");
     newer["version"] = 99.into();
+    // The network namespace is not opened either.
+    newer["netns"] = "/run/netns/detour-none".into();
     fs::write(&file, newer.to_string()).expect("written");
     assert!(sandbox.find().expect("readable").is_none());
 }
