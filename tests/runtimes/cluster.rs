@@ -143,15 +143,17 @@ impl Agent {
         self.lines.lock().expect("no panic while locked").clone()
     }
 
-    /// What `/metrics` says about the metric.
-    pub(crate) fn metric(&self, name: &str) -> Option<f64> {
+    /// The samples of `/metrics` whose names start so: the part in braces, and the value.
+    pub(crate) fn metrics(&self, name: &str) -> Vec<(String, f64)> {
         let lines = self.logged();
-        let line = lines.iter().find(|line| line.contains("serving /healthz"))?;
-        let address = line.split("address=").nth(1)?.split_whitespace().next()?.to_owned();
-        let output = Command::new("curl").args(["-s", &format!("http://{address}/metrics")]).output().ok()?;
+        let line = lines.iter().find(|line| line.contains("serving /healthz")).expect("it serves them");
+        let address =
+            line.split("address=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("an address");
+        let output =
+            Command::new("curl").args(["-s", &format!("http://{address}/metrics")]).output().expect("curl starts");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let line = text.lines().find(|line| line.split([' ', '{']).next() == Some(name))?;
-        line.rsplit(' ').next()?.parse().ok()
+        let samples = text.lines().filter_map(|line| line.strip_prefix(name)?.rsplit_once(' '));
+        samples.filter_map(|(labels, value)| Some((labels.to_owned(), value.parse().ok()?))).collect()
     }
 
     /// Kills the agent, not the nsenter around it.

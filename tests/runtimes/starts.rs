@@ -4,6 +4,7 @@ use crate::cluster::{Agent, Cluster, Mode};
 use crate::node::{Node, Runtime, until};
 use crate::pod::{CAPTURED, Class, DIRECT, Pod, Sandbox};
 use crate::{repetitions, result};
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -50,6 +51,17 @@ fn quantiles(times: impl Iterator<Item = Duration>) -> String {
     format!("median {:.1} ms, p99 {:.1} ms of {}", at(50), at(99), times.len())
 }
 
+/// Bounds of median and 99th percentile in the buckets of a histogram, by their labels.
+fn bounds(buckets: &BTreeMap<String, f64>) -> String {
+    let bound = |label: &str| label.split('"').nth(1).and_then(|bound| bound.parse().ok()).unwrap_or(f64::INFINITY);
+    let mut buckets: Vec<(f64, f64)> = buckets.iter().map(|(label, number)| (bound(label) * 1000.0, *number)).collect();
+    buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let total = buckets.last().map_or(0.0, |last| last.1);
+    let at =
+        |part: f64| buckets.iter().find(|(_, number)| *number >= total * part).map_or(f64::INFINITY, |bucket| bucket.0);
+    format!("median at most {} ms, p99 at most {} ms of {total}", at(0.5), at(0.99))
+}
+
 /// Starts with and without the agent alternate, so that other load on the machine affects both.
 const ROUNDS: usize = 5;
 
@@ -76,12 +88,16 @@ fn first_instruction(runtime: Runtime) {
     assert_eq!(status, DIRECT, "{}\n{:#?}", sandboxes[0].ok_inside(&["nft", "list", "ruleset"]), agent.logged());
 
     let (mut with, mut without) = ([const { Vec::new() }; 2], [const { Vec::new() }; 2]);
+    let mut answers = BTreeMap::new();
     for round in 0..ROUNDS {
         if round > 0 {
             agent = Agent::start_ready(&node, &cluster, Mode::Nri);
         }
         for (starts, (parallel, _)) in with.iter_mut().zip(MODES) {
             starts.extend(start(&sandboxes, count / 2 / ROUNDS, parallel));
+        }
+        for (bound, number) in agent.metrics("detour_nri_seconds_bucket") {
+            *answers.entry(bound).or_insert(0.0) += number;
         }
         if round + 1 == ROUNDS {
             break;
@@ -91,6 +107,7 @@ fn first_instruction(runtime: Runtime) {
             starts.extend(start(&sandboxes, count / 4 / ROUNDS, parallel));
         }
     }
+    result(runtime, "time of the agent's answer to the runtime", &bounds(&answers));
     for ((with, without), (_, how)) in with.iter().zip(&without).zip(MODES) {
         for name in ["excluded", "ordinary"] {
             let times =
