@@ -24,6 +24,9 @@ mkdir -p "$group"
 echo $$ >"$group/cgroup.procs"
 exec unshare --cgroup "$@""#;
 
+/// What the agent logs when it is registered.
+pub(crate) const REGISTERED: &str = "\"registered at the container runtime\"";
+
 /// How the agent learns of starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -129,7 +132,7 @@ impl Agent {
     pub(crate) fn until_ready(&self, mode: Mode) {
         let mut wanted = vec!["watching pods", "watching namespaces", "serving the plugin's"];
         if mode == Mode::Nri {
-            wanted.push("registered at the container runtime\"");
+            wanted.push(REGISTERED);
         }
         let deadline = Instant::now() + Duration::from_secs(60);
         while !wanted.iter().all(|part| self.logged().iter().any(|line| line.contains(part))) {

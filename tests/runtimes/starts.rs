@@ -125,6 +125,10 @@ fn first_instruction(runtime: Runtime) {
         without.iter().flatten().map(|start| start.status).filter(|status| *status != CAPTURED).collect();
     assert_eq!(bypassed, [0; 0], "without the agent, every container is captured");
 
+    for sandbox in &sandboxes {
+        let set = || sandbox.ok_inside(&["nft", "list", "set", "inet", "detour-containers", "excluded-all"]);
+        until("the elements of ended containers are removed", || !set().contains("elements"));
+    }
     repair(runtime, &cluster, &pods, &sandboxes);
     sandboxes.iter().for_each(Sandbox::remove);
 }
