@@ -194,6 +194,25 @@ fn drift_names_the_rule_as_nft_writes_it() {
     });
 }
 
+/// `flags dormant` detaches all chains of a table.
+#[test]
+fn a_table_that_is_switched_off_has_drifted_and_is_written_again() {
+    in_new_netns(|| {
+        let policy =
+            policies::excluding_containers(&[All], on(Redirect { dns: DnsCapture::All, ..Redirect::default() }));
+        let ruleset = Ruleset::of(&policy, &Family::ALL);
+        for table in ["detour-containers", "detour-nat", "detour-raw"] {
+            commit(&ruleset);
+            tool("nft", &["add", "table", "inet", table, "{ flags dormant; }"], "");
+            let drift = RuleFormat::Nftables.drift(&live(), &ruleset);
+            let expected = format!("wrong hook or priority: inet {table} chain ");
+            assert!(!drift.is_empty() && drift.iter().all(|d| d.to_string().starts_with(&expected)), "{drift:?}");
+        }
+        commit(&ruleset);
+        assert!(RuleFormat::Nftables.drift(&live(), &ruleset).is_empty());
+    });
+}
+
 fn with_containers(scopes: &[ContainerScope]) -> Ruleset {
     Ruleset::of(&policies::excluding_containers(scopes, Policy::default()), &Family::ALL)
 }

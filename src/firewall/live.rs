@@ -4,15 +4,15 @@
 use super::containers::ContainerElement;
 use super::expression::Counter;
 use super::iptables;
-use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_rule, native_table_of};
-use super::native::rule::NativeAction;
+use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_rule, detach, native_table_of};
+use super::native::rule::{NativeAction, NativeTable};
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
 use super::rule::{Family, NFPROTO_INET, Rule, Table, is_redirection_chain};
 use crate::cni;
 use crate::cni::Code;
 use crate::netlink::DumpLimit;
-use crate::netlink::attributes::{Attributes, find, find_be64, find_text};
-use std::collections::BTreeMap;
+use crate::netlink::attributes::{Attributes, find, find_be32, find_be64, find_text};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// The prefix of the native tables of Istio's tools (istio/istio, `tools/istio-nftables`).
@@ -90,6 +90,8 @@ pub struct LiveRuleset {
     pub native: NativeLiveTables,
     /// The elements of the sets of excluded containers.
     pub containers: Vec<ContainerElement>,
+    /// Detour's native tables that another process switched off (`flags dormant`).
+    dormant: BTreeSet<NativeTable>,
     /// The native redirection of Istio's own tools, if present.
     pub native_istio: Option<NativeIstio>,
 }
@@ -170,6 +172,8 @@ impl LiveRuleset {
                 live.tables.entry(key).or_default();
             } else if let Some(table) = native_table_of(family, name) {
                 live.native.entry(table).or_default();
+                let flags = find_be32(body, nfta::TABLE_FLAGS).unwrap_or_default();
+                live.dormant.extend((flags & nfta::DORMANT != 0).then_some(table));
             } else if family == NFPROTO_INET && name.is_some_and(|name| name.starts_with(ISTIO_TABLES)) {
                 live.native_istio.get_or_insert_default();
             } else {
@@ -186,7 +190,11 @@ impl LiveRuleset {
                 table.entry(name.to_owned()).or_default().built_in = find(body, nfta::CHAIN_HOOK).is_some();
             }
             add_native_chain(&mut self.native, family, body);
-        })
+        })?;
+        for table in &self.dormant {
+            detach(self.native.entry(*table).or_default());
+        }
+        Ok(())
     }
 
     /// Returns the dumps that list the rules of the relevant tables: a single one, or one for each table if tables of

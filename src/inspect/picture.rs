@@ -4,12 +4,13 @@
 //! Captured traffic passes the sidecar in the upper part. Below, each kind of traffic that bypasses the sidecar has its own
 //! lane. Colors are classes in `picture.css`.
 
-use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, owner_text};
+use super::exemptions::{ContainerTraffic, ExcludedContainer, ExemptPart, application_containers, owner_text};
 use super::explain::Explained;
 use super::subject::Subject;
 use crate::pod::well_known::INIT_CONTAINER;
 use crate::policy::{
-    ContainerScope, DnsCapture, Exclusion, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+    BypassEnd, ContainerScope, DnsCapture, Exclusion, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
+    TrafficOwner,
 };
 use crate::printable::xml;
 use std::fmt::{Display, Write as _};
@@ -54,13 +55,16 @@ struct Lane {
 pub fn picture(subject: &Subject, explained: &Explained) -> String {
     let policy = &explained.policy;
     let containers = application_containers(&subject.facts.pod);
+    let excluded = &explained.explanation.excluded_containers;
     let redirect = policy.redirect();
     let (captured, lanes) = match redirect {
         Some(redirect) => {
             let captured = containers.iter().filter(|container| container.exempt_part(policy) != ExemptPart::All);
-            (captured.map(card).collect(), lanes(redirect, policy, &containers))
+            let mut lanes = lanes(redirect, policy, &containers);
+            lanes.extend(containers.iter().flat_map(|container| lanes_of_container(excluded, container)));
+            (captured.map(card).collect(), lanes)
         }
-        None => (Vec::new(), containers.iter().flat_map(|c| lanes_without_redirect(subject, policy, c)).collect()),
+        None => (Vec::new(), containers.iter().flat_map(|c| lanes_without_redirect(subject, explained, c)).collect()),
     };
     let mut drawing = Drawing::default();
     let title = format!("Pod {}", explained.explanation.pod);
@@ -101,16 +105,20 @@ fn everything(card: Card) -> Lane {
 
 /// Returns the lanes of a container that this configuration does not redirect: istio-init may do it, and exclusions
 /// apply to its rules, too.
-fn lanes_without_redirect(subject: &Subject, policy: &Policy, traffic: &ContainerTraffic<'_>) -> Vec<Lane> {
+fn lanes_without_redirect(subject: &Subject, explained: &Explained, traffic: &ContainerTraffic<'_>) -> Vec<Lane> {
     let pod = &subject.facts.pod;
     let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == INIT_CONTAINER);
     let lane = everything(card(traffic));
-    if !by_istio_init || traffic.exempt_part(policy) == ExemptPart::All {
-        return vec![lane];
+    let by_name = lanes_of_container(&explained.explanation.excluded_containers, traffic);
+    match traffic.exempt_part(&explained.policy) {
+        _ if !by_istio_init => return vec![lane],
+        ExemptPart::All if by_name.is_empty() => return vec![lane],
+        ExemptPart::All => return by_name,
+        ExemptPart::Some | ExemptPart::None => {}
     }
     let what = "captured by istio-init".to_owned();
     let captured = Lane { color: "out", what, to: "through the sidecar".to_owned(), ..lane };
-    [captured].into_iter().chain(lanes_of_container(policy, traffic)).collect()
+    [captured].into_iter().chain(by_name).collect()
 }
 
 /// Returns the lanes for exclusions and for settings that let traffic bypass the sidecar.
@@ -142,26 +150,25 @@ fn lanes(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic<'_
             .map_or_else(|| ANYWHERE.to_owned(), |nets| format!("other than {nets}"));
         add("outbound_ip_ranges_include", "TCP".to_owned(), to);
     }
-    lanes.extend(containers.iter().flat_map(|container| lanes_of_container(policy, container)));
     lanes
 }
 
-/// Returns the lanes of a container that is excluded by its name: until the proxy accepts connections, and as long as
-/// the container runs.
-fn lanes_of_container(policy: &Policy, container: &ContainerTraffic<'_>) -> Vec<Lane> {
-    let scope = |proxy_ready| policy.container_scope(container.name(), proxy_ready);
-    let at_start = scope(!container.pod.starts_before_proxy(container.name()));
-    let lasting = scope(container.runs_with_proxy());
-    let lane = |scope: ContainerScope, end: &str| {
-        let (what, to) = match scope {
-            ContainerScope::All => ("everything", ANYWHERE),
-            ContainerScope::Dns => ("DNS", "resolvers"),
-        };
-        Lane { card: card(container), color: "free", what: format!("{what}{end}"), to: to.to_owned() }
+/// Returns the lanes of a container that is excluded by its name, with the sources of each exclusion.
+fn lanes_of_container(excluded: &[ExcludedContainer], container: &ContainerTraffic<'_>) -> Vec<Lane> {
+    let starts_before_proxy = container.pod.starts_before_proxy(container.name());
+    let takes_effect = |one: &&ExcludedContainer| {
+        one.name == container.name() && (one.until == BypassEnd::ContainerExit || starts_before_proxy)
     };
-    let temporary = at_start.filter(|scope| Some(*scope) > lasting);
-    let temporary = temporary.map(|scope| lane(scope, " until the proxy is ready"));
-    temporary.into_iter().chain(lasting.map(|scope| lane(scope, ""))).collect()
+    let lane = |one: &ExcludedContainer| {
+        let end = match one.until == BypassEnd::ProxyReady && container.runs_with_proxy() {
+            true => "until the proxy is ready",
+            false => "until it exits",
+        };
+        let to = if one.scope == ContainerScope::All { ANYWHERE } else { "resolvers" };
+        let card = Card { detail: one.sources.join("; "), ..card(container) };
+        Lane { card, color: "free", what: format!("{} {end}", one.what()), to: to.to_owned() }
+    };
+    excluded.iter().filter(takes_effect).map(lane).collect()
 }
 
 fn lane(exclusion: &Exclusion, protocols: &[Protocol], containers: &[ContainerTraffic<'_>]) -> Lane {

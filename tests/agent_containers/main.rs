@@ -6,6 +6,7 @@ mod captured;
 mod container;
 mod ended;
 mod exempt;
+#[allow(dead_code, reason = "a part of it is used here")]
 #[path = "../nri/peer.rs"]
 mod peer;
 mod runtime;

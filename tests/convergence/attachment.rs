@@ -35,6 +35,8 @@ pub(crate) enum Facts {
     Annotated,
     /// Other values of these annotations, and excluded UIDs.
     AnnotatedOtherwise,
+    /// DNS capture, and an annotation that excludes a container.
+    ContainerExcluded,
     Tproxy,
     InterceptionNone,
     NoSidecar,
@@ -71,11 +73,12 @@ impl Slot {
 }
 
 impl Facts {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Plain,
         Self::DnsCaptured,
         Self::Annotated,
         Self::AnnotatedOtherwise,
+        Self::ContainerExcluded,
         Self::Tproxy,
         Self::InterceptionNone,
         Self::NoSidecar,
@@ -94,6 +97,7 @@ impl Facts {
     traffic.sidecar.istio.io/excludeInterfaces: net2,net7
     detour.io/exclude-uids: \"2000-2999\"\n"
             }
+            Self::ContainerExcluded => "    detour.io/exclude-containers: web\n",
             Self::Tproxy => "    sidecar.istio.io/interceptionMode: TPROXY\n",
             Self::InterceptionNone => "    sidecar.istio.io/interceptionMode: NONE\n",
         };
@@ -108,7 +112,8 @@ impl Facts {
     securityContext: { runAsUser: 1000659999, runAsGroup: 1000659999 }\n"
             }
         };
-        let captured = matches!(self, Self::DnsCaptured | Self::Annotated | Self::AnnotatedOtherwise);
+        let captured = [Self::DnsCaptured, Self::Annotated, Self::AnnotatedOtherwise, Self::ContainerExcluded];
+        let captured = captured.contains(&self);
         let proxy = proxy.replace('@', if captured { "true" } else { "false" });
         format!(
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web-0\n  namespace: shop\n  annotations:\n    \
@@ -146,8 +151,14 @@ impl Attachment {
     pub(crate) fn configuration(self) -> Value {
         let kubernetes = json!({ "manifests_dir": self.facts.directory() });
         let exclusions = json!([{ "type": "uid-exclude", "uids": [1337] }, { "type": "dns-exclude", "uids": [1337] }]);
-        let mut chain = exclusions.clone();
-        chain.as_array_mut().expect("an array").insert(0, json!({ "type": "istio-redirect" }));
+        let with = |first: Value| {
+            let mut chain = vec![first];
+            chain.extend(exclusions.as_array().expect("an array").iter().cloned());
+            chain
+        };
+        let mut chain = with(json!({ "type": "istio-redirect" }));
+        chain.push(json!({ "type": "container-exclude" }));
+        let exclusions = with(json!({ "type": "container-exclude", "containers": ["web"], "scope": "dns" }));
         let name = self.slot.network();
         match self.slot {
             Slot::IstioCni | Slot::IstioCniAgain => {

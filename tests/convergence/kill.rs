@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 const KILLS: u32 = 60;
 const REDIRECT: Attachment = Slot::Detour.with(Facts::DnsCaptured);
+const EXCLUDING: Attachment = Slot::Detour.with(Facts::ContainerExcluded);
 const CHANGED: Attachment = Slot::Detour.with(Facts::AnnotatedOtherwise);
 
 fn kills() -> u32 {
@@ -126,6 +127,12 @@ fn a_killed_add_is_completed_by_the_next_call() {
 #[test]
 fn a_killed_add_with_changes_is_completed_by_the_next_call() {
     on_a_node(|| Killed::new("ADD", CHANGED, |pod| pod.add(REDIRECT).done()).kill_at_all_times());
+}
+
+/// The table of excluded containers appears together with the other changes.
+#[test]
+fn a_killed_add_with_excluded_containers_is_completed_by_the_next_call() {
+    on_a_node(|| Killed::new("ADD", EXCLUDING, |pod| pod.del(REDIRECT).done()).kill_at_all_times());
 }
 
 #[test]

@@ -230,17 +230,27 @@ fn the_picture_shows_the_bypass_of_each_excluded_container() {
     let plain = svg(&one_uid(), json!([{"type": "container-exclude"}]));
     assert_eq!((drawn(&plain, "vault-agent-init"), drawn(&plain, "everything")), (1, 0));
     let by_name = svg(&one_uid(), json!([{"type": "container-exclude", "containers": "vault-*"}]));
-    assert_eq!((drawn(&by_name, "vault-agent-init"), drawn(&by_name, "everything")), (1, 1), "only in its lane");
-    let temporary = json!([{"type": "container-exclude", "containers": "web", "until": "proxy-ready"}]);
-    let temporary = svg(&one_uid(), temporary);
-    assert_eq!((drawn(&temporary, "web"), drawn(&temporary, "everything")), (2, 0), "captured later");
-    assert_eq!(drawn(&temporary, "everything until the proxy is ready"), 1);
+    assert_eq!(drawn(&by_name, "vault-agent-init"), 1, "only in its lane");
+    assert_eq!((drawn(&by_name, "everything until it exits"), drawn(&by_name, "configuration, chain[1]")), (1, 1));
+    let block = |until: &str| json!([{"type": "container-exclude", "containers": "web", "until": until}]);
+    let temporary = svg(&one_uid(), block("proxy-ready"));
+    assert_eq!((drawn(&temporary, "web"), drawn(&temporary, "everything until the proxy is ready")), (2, 1));
+    let lasting = svg(&one_uid(), block("container-exit"));
+    assert_eq!((drawn(&lasting, "web"), drawn(&lasting, "everything until it exits")), (1, 1));
     let dns = svg(&one_uid(), json!([{"type": "container-exclude", "containers": "web", "scope": "dns"}]));
-    assert_eq!((drawn(&dns, "web"), drawn(&dns, "resolvers")), (2, 1));
+    assert_eq!((drawn(&dns, "web"), drawn(&dns, "DNS until it exits"), drawn(&dns, "resolvers")), (2, 1, 1));
+    let mut late = one_uid();
+    late["spec"]["containers"].as_array_mut().expect("a list").reverse();
+    let late = svg(&late, block("proxy-ready"));
+    assert_eq!((drawn(&late, "web"), late.matches("until the proxy is ready").count()), (1, 0), "it has no bypass");
     let mut by_istio_init = one_uid();
     by_istio_init["spec"]["initContainers"].as_array_mut().expect("a list").push(json!({"name": "istio-init"}));
-    let by_istio_init = svg(&by_istio_init, json!([{"type": "container-exclude", "containers": "vault-*"}]));
-    assert_eq!((drawn(&by_istio_init, "captured by istio-init"), drawn(&by_istio_init, "everything")), (1, 1));
+    let drawn_for = |containers: &str, scope: &str| {
+        let block = json!([{"type": "container-exclude", "containers": containers, "scope": scope}]);
+        let svg = svg(&by_istio_init, block);
+        (drawn(&svg, "captured by istio-init"), svg.matches(" until it exits<").count())
+    };
+    assert_eq!((drawn_for("vault-*", "all"), drawn_for("*", "dns")), ((1, 1), (2, 2)));
 }
 
 #[test]

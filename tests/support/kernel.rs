@@ -21,7 +21,8 @@ impl Tools for Pod {
 pub(crate) struct Kernel {
     /// Rules by `FAMILY TABLE CHAIN`, as iptables-save and ip6tables-save print them.
     pub(crate) rules: BTreeMap<String, Vec<String>>,
-    /// All tables and netfilter chains of nf_tables with their hooks, including empty ones.
+    /// All tables and netfilter chains of nf_tables with their hooks, including empty ones, and the table of excluded
+    /// containers.
     chains: BTreeSet<String>,
     /// Addresses, policy rules and routes.
     rest: String,
@@ -29,8 +30,8 @@ pub(crate) struct Kernel {
 
 /// One shell runs all tools, because starting processes takes most of the time.
 const LOOK: &str = "echo '#ip'; iptables-save; echo '#ip6'; ip6tables-save; echo '#chains'; nft list tables; \
-    nft list chains; echo '#rest'; ip addr show lo; ip rule; ip -6 rule; ip route show table all dev lo; \
-    ip -6 route show table all dev lo";
+    nft list chains; nft --stateless list table inet detour-containers 2>/dev/null; echo '#rest'; ip addr show lo; \
+    ip rule; ip -6 rule; ip route show table all dev lo; ip -6 route show table all dev lo";
 
 impl Kernel {
     pub(crate) fn of(pod: &impl Tools) -> Self {

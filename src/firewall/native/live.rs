@@ -22,7 +22,8 @@ pub struct NotOurs;
 /// A live chain in one of detour's native tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NativeLiveChain {
-    /// The hook that it is attached to; an error if hook, type, priority or policy differ from detour's.
+    /// The hook that it is attached to; an error if hook, type, priority or policy differ from detour's, or if the table
+    /// is switched off.
     pub hook: Result<Option<BaseHook>, NotOurs>,
     /// The rules in order; `None` for a rule that detour would not write.
     pub rules: Vec<Option<NativeRule>>,
@@ -94,6 +95,12 @@ pub(crate) fn add_native_chain(tables: &mut NativeLiveTables, family: u8, body: 
         let chain = NativeLiveChain { hook: hook(table, body), rules: Vec::new(), counters: Vec::new() };
         tables.entry(table).or_default().insert(name.to_owned(), chain);
     }
+}
+
+/// Makes the base chains of a table that is switched off differ from detour's: no packet passes them.
+pub(crate) fn detach(chains: &mut BTreeMap<String, NativeLiveChain>) {
+    let attached = chains.values_mut().filter(|chain| chain.hook != Ok(None));
+    attached.for_each(|chain| chain.hook = Err(NotOurs));
 }
 
 fn hook(table: NativeTable, body: &[u8]) -> Result<Option<BaseHook>, NotOurs> {

@@ -3,6 +3,10 @@
 /// `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE`, `NFTA_SET_TABLE`, `NFTA_SET_ELEM_LIST_TABLE`.
 pub(crate) const TABLE: u16 = 1;
 
+/// `NFTA_TABLE_FLAGS`, and its flag `NFT_TABLE_F_DORMANT`: the table has no effect.
+pub(crate) const TABLE_FLAGS: u16 = 2;
+pub(crate) const DORMANT: u32 = 1;
+
 /// `NFTA_CHAIN_…`.
 pub(crate) const CHAIN_NAME: u16 = 3;
 pub(crate) const CHAIN_HOOK: u16 = 4;
