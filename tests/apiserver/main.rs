@@ -4,6 +4,7 @@
 mod accepted;
 mod certificates;
 mod client;
+mod containers;
 mod control_plane;
 mod facts;
 mod kubectl;

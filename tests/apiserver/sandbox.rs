@@ -47,7 +47,10 @@ impl Sandbox {
         let cached = json!({
             "kind": "cniCacheV1", "containerId": self.container_id, "config": "e30=", "ifName": "eth0",
             "networkName": "k8s-pod-network", "netns": format!("/var{}", pinned.display()),
-            "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_UID", pod["metadata"]["uid"]]],
+            "cniArgs": [
+                ["IgnoreUnknown", "1"], ["K8S_POD_NAMESPACE", pod["metadata"]["namespace"]],
+                ["K8S_POD_NAME", pod["metadata"]["name"]], ["K8S_POD_UID", pod["metadata"]["uid"]],
+            ],
             "result": {"cniVersion": "0.3.1", "interfaces": [{"name": "eth0", "sandbox": format!("/var{}", pinned.display())}],
                        "ips": [{"interface": 0, "version": "4", "address": format!("{ADDRESS}/24")}]},
         });

@@ -33,6 +33,15 @@ pub(super) struct Reconciler {
     pub(super) changes: Arc<AtomicUsize>,
 }
 
+/// The named containers that run.
+#[derive(Default)]
+struct Running {
+    /// Each with whether it has a process already.
+    containers: Vec<(RunningContainer, bool)>,
+    /// The first failure to find a control group.
+    problem: Option<Error>,
+}
+
 impl Reconciler {
     /// Reads which containers the sandbox excludes; `None` if it excludes none.
     ///
@@ -95,8 +104,8 @@ impl Reconciler {
         let Some(turn) = self.registry.turn(sandbox_id) else { return Ok(()) };
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(observed) = self.registry.observe(sandbox_id) else { return Ok(()) };
-        let (found, problem) = self.running(sandbox_id, &observed)?;
-        let running: Vec<RunningContainer> = found.iter().map(|(container, _)| container.clone()).collect();
+        let Running { containers, problem } = self.running(sandbox_id, &observed)?;
+        let running: Vec<RunningContainer> = containers.iter().map(|(container, _)| container.clone()).collect();
         // Again, because some may have exited.
         let Some(Observed { exited, complete, proxy_ready, .. }) = self.registry.observe(sandbox_id) else {
             return Ok(());
@@ -109,7 +118,7 @@ impl Reconciler {
         };
         let changes = excluded.reconcile(observed)?;
         let applied = Applied {
-            running: found.into_iter().map(|(it, has_process)| (it.id, it.cgroup, has_process)).collect(),
+            running: containers.into_iter().map(|(it, has_process)| (it.id, it.cgroup, has_process)).collect(),
             exited,
             exempted: changes.exempted.iter().map(|(name, _)| name.clone()).collect(),
             proxy_ready: changes.proxy_ready,
@@ -119,16 +128,11 @@ impl Reconciler {
         problem.map_or(Ok(()), Err)
     }
 
-    /// Returns the named containers that run, each with whether it has a process already, and the first failure to find
-    /// a control group. Records those that have exited.
-    fn running(
-        &self,
-        sandbox_id: &str,
-        observed: &Observed,
-    ) -> Result<(Vec<(RunningContainer, bool)>, Option<Error>), Error> {
-        let (mut running, mut exited, mut problem) = (Vec::new(), Vec::new(), None);
+    /// Returns the named containers that run. Records those that have exited.
+    fn running(&self, sandbox_id: &str, observed: &Observed) -> Result<Running, Error> {
+        let (mut found, mut exited) = (Running::default(), Vec::new());
         if observed.named.is_empty() {
-            return Ok((running, problem));
+            return Ok(found);
         }
         let hierarchy = CgroupHierarchy::find(&self.root)?;
         for container in &observed.named {
@@ -140,18 +144,20 @@ impl Reconciler {
                 Err(_) if container.may_have_exited || container.cgroup.is_some() => None,
                 Ok(cgroup) => Some(cgroup),
                 Err(error) => {
-                    problem = problem.or(Some(error));
+                    found.problem = found.problem.or(Some(error));
                     continue;
                 }
             };
             let NamedContainer { name, id, .. } = container.clone();
             match cgroup {
-                Some(cgroup) => running.push((RunningContainer { name, id, cgroup }, has_process == Some(true))),
+                Some(cgroup) => {
+                    found.containers.push((RunningContainer { name, id, cgroup }, has_process == Some(true)));
+                }
                 None => exited.push(id),
             }
         }
         self.registry.mark_exited(sandbox_id, &exited);
-        Ok((running, problem))
+        Ok(found)
     }
 
     /// Reports the changes of a sandbox's sets, and the containers that had started captured.

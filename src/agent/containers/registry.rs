@@ -1,28 +1,21 @@
 //! The node's running containers as the runtime reports them, by pod sandbox, with what is known about the bypass of
 //! each excluded one. No lock is held while the kernel or the runtime is asked.
 
+mod sandbox;
+
 use crate::agent::nri::{NriContainer, NriPod, NriStatus};
-use crate::cluster::agent::{ContainersStatus, ExemptContainer};
+use crate::cluster::agent::ContainersStatus;
 use crate::pod::PodRef;
-use crate::policy::{BypassEnd, Policy};
+use crate::policy::Policy;
+use sandbox::{CHECK_INTERVAL, Container, Excluding, REST_INTERVAL, Sandbox};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The interval of the checks whether the proxy accepts connections.
-const PROXY_INTERVAL: Duration = Duration::from_millis(250);
-/// The interval of the checks of excluded containers that run or may run.
-const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// The interval of the checks of sandboxes in which no excluded container runs.
-const REST_INTERVAL: Duration = Duration::from_secs(30);
 /// The pause after a failure.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// How long the start of a container may wait. The runtime starts no other container of the node meanwhile.
 const START_TIMEOUT: Duration = Duration::from_millis(90);
-/// How long the starts of all containers of a sandbox may wait in total before [`START_TIMEOUT`] applies. A node with
-/// little processor time must not capture a container, and a pod that makes its rules slow must not delay others again
-/// and again. The runtime itself waits two seconds.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the agent may not be registered before this is reported for new pods: a runtime that restarts comes back.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -59,49 +52,6 @@ enum Connection {
     Registered(String),
 }
 
-/// A pod sandbox.
-#[derive(Default)]
-struct Sandbox {
-    pod: Option<PodRef>,
-    /// The running containers, by ID.
-    containers: BTreeMap<String, Container>,
-    /// The IDs of excluded containers that have exited, until their elements are removed.
-    exited: BTreeSet<String>,
-    excluding: Option<Excluding>,
-    /// Serializes the changes of the sandbox's sets.
-    turn: Arc<Mutex<()>>,
-}
-
-/// The bypass in a sandbox that excludes containers.
-struct Excluding {
-    policy: Policy,
-    proxy_ready: bool,
-    due: Instant,
-    first_seen: Instant,
-    /// The last failure, which is logged once.
-    failure: String,
-    /// The containers whose capture was reported.
-    reported: BTreeSet<String>,
-    /// How long the runtime may still wait for this sandbox in total.
-    patience: Duration,
-}
-
-struct Container {
-    name: String,
-    cgroups_path: String,
-    pid: u32,
-    /// The ID of its control group, once known.
-    cgroup: Option<u64>,
-    /// Whether it has been seen with a process.
-    had_process: bool,
-    added: Instant,
-    /// Whether the runtime has reported its end.
-    is_ending: bool,
-    is_exempt: bool,
-    /// Whether the agent was asked before its first instruction.
-    is_from_start: bool,
-}
-
 /// A running container that the policy names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NamedContainer {
@@ -121,6 +71,14 @@ pub(super) struct Observed {
     pub(super) exited: Vec<String>,
     pub(super) complete: bool,
     pub(super) proxy_ready: bool,
+}
+
+/// An excluded container that starts captured, and why.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Capture {
+    pub(super) sandbox_id: String,
+    pub(super) container: String,
+    pub(super) why: String,
 }
 
 /// A change of the sets that succeeded.
@@ -394,29 +352,27 @@ impl Registry {
         container.is_some_and(|container| container.is_exempt)
     }
 
-    /// Returns the excluded containers by sandbox that start captured because the agent is not registered, each once,
-    /// and why.
-    pub(super) fn captured_by_disconnection(&self) -> Option<(String, Vec<(String, Vec<String>)>)> {
+    /// Returns the excluded containers that start captured because the agent is not registered, each once.
+    pub(super) fn captured_by_disconnection(&self) -> Vec<Capture> {
         let mut state = self.state();
         let State { sandboxes, connection, has_hook, .. } = &mut *state;
-        let Connection::Disconnected { why, since } = connection else { return None };
+        let Connection::Disconnected { why, since } = connection else { return Vec::new() };
         if *has_hook || since.elapsed() < GRACE {
-            return None;
+            return Vec::new();
         }
         let mut captured = Vec::new();
-        for (id, sandbox) in sandboxes {
+        for (sandbox_id, sandbox) in sandboxes {
             let Some(excluding) = sandbox.excluding.as_mut().filter(|excluding| excluding.first_seen >= *since) else {
                 continue;
             };
-            let names: BTreeSet<&String> = excluding.policy.containers.iter().map(|excluded| &excluded.name).collect();
-            let new: Vec<String> =
-                names.into_iter().filter(|name| !excluding.reported.contains(*name)).cloned().collect();
-            excluding.reported.extend(new.iter().cloned());
-            if !new.is_empty() {
-                captured.push((id.clone(), new));
+            for excluded in &excluding.policy.containers {
+                if excluding.reported.insert(excluded.name.clone()) {
+                    let (sandbox_id, container) = (sandbox_id.clone(), excluded.name.clone());
+                    captured.push(Capture { sandbox_id, container, why: why.clone() });
+                }
             }
         }
-        Some((why.clone(), captured))
+        captured
     }
 
     /// Returns the pod of a sandbox, if the runtime reported it.
@@ -467,71 +423,6 @@ impl State {
 
     fn remove_unused(&mut self) {
         self.sandboxes.retain(|_, sandbox| sandbox.excluding.is_some() || !sandbox.containers.is_empty());
-    }
-}
-
-impl Sandbox {
-    /// Makes the sandbox due now.
-    fn wake(&mut self, now: Instant) {
-        if let Some(excluding) = &mut self.excluding {
-            excluding.due = now;
-        }
-    }
-
-    /// Returns the elements that the sets must have; `None` while a container's control group is unknown.
-    fn expected(&self) -> Option<Vec<ExemptContainer>> {
-        let excluding = self.excluding.as_ref()?;
-        let scope = |container: &Container| excluding.policy.container_scope(&container.name, excluding.proxy_ready);
-        let exempt = self.containers.iter().filter_map(|(id, container)| Some((id, container, scope(container)?)));
-        exempt
-            .map(|(id, container, scope)| {
-                let (name, id, cgroup) = (container.name.clone(), id.clone(), container.cgroup?);
-                Some(ExemptContainer { name, id, cgroup, scope })
-            })
-            .collect()
-    }
-}
-
-impl Excluding {
-    fn new(policy: Policy) -> Self {
-        let now = Instant::now();
-        let (failure, reported) = (String::new(), BTreeSet::new());
-        Self { policy, proxy_ready: false, due: now, first_seen: now, failure, reported, patience: PATIENCE }
-    }
-
-    fn names(&self, name: &str) -> bool {
-        self.policy.containers.iter().any(|excluded| excluded.name == name)
-    }
-
-    /// Returns the time until the next check.
-    fn pause(&self, containers: &BTreeMap<String, Container>, is_complete: bool) -> Duration {
-        let runs = |name: &str| !is_complete || containers.values().any(|container| container.name == name);
-        let of = |until| self.policy.containers.iter().filter(move |excluded| excluded.until == until);
-        let mut until_ready = of(BypassEnd::ProxyReady).filter(|_| !self.proxy_ready).peekable();
-        let waits_for_proxy = until_ready.peek().is_some();
-        if until_ready.any(|excluded| runs(&excluded.name)) {
-            PROXY_INTERVAL
-        } else if waits_for_proxy || of(BypassEnd::ContainerExit).any(|excluded| runs(&excluded.name)) {
-            CHECK_INTERVAL
-        } else {
-            REST_INTERVAL
-        }
-    }
-}
-
-impl Container {
-    fn of(container: &NriContainer, is_from_start: bool) -> Self {
-        Self {
-            name: container.name.clone(),
-            cgroups_path: container.cgroups_path.clone(),
-            pid: container.pid,
-            cgroup: None,
-            had_process: false,
-            added: Instant::now(),
-            is_ending: false,
-            is_exempt: false,
-            is_from_start,
-        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! The thread that ends bypasses, removes the elements of exited containers and restores lost ones.
 
+use super::events::captured;
 use super::reconciler::Reconciler;
+use super::registry::Capture;
 use crate::cni::Code;
 use crate::state::ROOT;
 use std::collections::{BTreeMap, BTreeSet};
@@ -111,13 +113,10 @@ impl Watcher {
 
     /// Reports the excluded containers that start captured because the runtime does not report them.
     fn report_disconnection(&self) {
-        let Some((why, captured)) = self.reconciler.registry.captured_by_disconnection() else { return };
-        for (sandbox_id, names) in captured {
+        for Capture { sandbox_id, container, why } in self.reconciler.registry.captured_by_disconnection() {
             let pod = self.reconciler.pod(&sandbox_id);
-            for name in names {
-                let why = format!("the agent is not registered at the container runtime: {why}");
-                self.reconciler.tell(pod.as_ref(), &sandbox_id, super::events::captured(&name, &why));
-            }
+            let why = format!("the agent is not registered at the container runtime: {why}");
+            self.reconciler.tell(pod.as_ref(), &sandbox_id, captured(&container, &why));
         }
     }
 }

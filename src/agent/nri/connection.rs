@@ -54,8 +54,8 @@ pub fn run(path: &Path, mut handler: impl NriHandler, report: impl Fn(NriStatus)
         }
         match watch.wait(backoff, ended) {
             Ok(true) => backoff = MIN_BACKOFF,
-            Ok(false) => backoff = MAX_BACKOFF.min(backoff * 2),
-            Err(_) => return,
+            Err(Failure::Ended) => return,
+            Ok(false) | Err(_) => backoff = MAX_BACKOFF.min(backoff * 2),
         }
     }
 }
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_that_never_registers_the_plugin_is_given_up() {
+    fn a_registration_that_the_runtime_does_not_complete_times_out() {
         let ((mut stream, _runtime), (ended, _end)) = (UnixStream::pair().expect("a pair"), pipe().expect("a pipe"));
         let (mut session, deadline) = (Session::default(), Instant::now());
         let result = exchange(&mut stream, &mut session, &mut Ignore, |_| {}, deadline, ended.as_fd());

@@ -18,6 +18,9 @@ const REGISTRATION: u32 = 1;
 /// The limit of memory for the pods and containers of the node: about 30,000.
 const MAX_SYNCHRONIZATION: usize = 16 << 20;
 
+/// What `Synchronize` contains, for errors.
+const CONTAINERS: &str = "list of pods and containers";
+
 /// Why a connection ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Failure {
@@ -101,8 +104,9 @@ impl Session {
         let limit = Duration::from_millis(self.configuration.request_timeout);
         match self {
             Self { cause: Some(cause), .. } => cause.clone(),
-            Self { last_answer, .. } if !limit.is_zero() && *last_answer >= limit => format!(
-                "the runtime closed the connection: the plugin took {} ms for an answer; expected at most {} ms",
+            // The runtime's clock started earlier than the plugin's.
+            Self { last_answer, .. } if !limit.is_zero() && *last_answer >= limit / 2 => format!(
+                "the runtime closed the connection: the plugin's last answer took {} ms, and the runtime waits {} ms",
                 last_answer.as_millis(),
                 limit.as_millis()
             ),
@@ -183,23 +187,24 @@ impl Session {
     }
 
     fn configure(&mut self, message: &[u8]) -> Result<Message, Status> {
-        self.configuration = Configuration::read(message).map_err(|error| self.refuse(INVALID_ARGUMENT, error))?;
+        let configuration = Configuration::read(message);
+        self.configuration = configuration.map_err(|error| self.refuse("configuration", INVALID_ARGUMENT, error))?;
         Ok(Configuration::answer())
     }
 
     fn synchronize(&mut self, part: &[u8]) -> Result<Message, Status> {
         let added = self.synchronization.add(part);
-        added.map_err(|error| self.refuse(INVALID_ARGUMENT, error))?;
+        added.map_err(|error| self.refuse(CONTAINERS, INVALID_ARGUMENT, error))?;
         if self.synchronization.size() > MAX_SYNCHRONIZATION {
             let limit = format!("expected pods and containers of at most {MAX_SYNCHRONIZATION} bytes, got more");
-            return Err(self.refuse(RESOURCE_EXHAUSTED, limit));
+            return Err(self.refuse(CONTAINERS, RESOURCE_EXHAUSTED, limit));
         }
         Ok(self.synchronization.answer())
     }
 
     /// Returns an answer after which the runtime closes the connection.
-    fn refuse(&mut self, code: u64, error: impl Display) -> Status {
-        self.cause = Some(format!("can't read the list of containers of the runtime: {error}"));
+    fn refuse(&mut self, what: &str, code: u64, error: impl Display) -> Status {
+        self.cause = Some(format!("can't read the runtime's {what}: {error}"));
         Status { code, message: error.to_string() }
     }
 }

@@ -16,12 +16,12 @@ const MAX_FRAME: usize = MESSAGE_HEADER + MAX_MESSAGE;
 /// into one frame of 4 KiB: a runtime closes the connection at a larger one, which its read buffer can't hold.
 const MAX_TEXT: usize = 1024;
 
-/// The messages that a connection carries.
+/// Whose calls a connection carries, with the answers to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Caller {
-    /// Calls of the runtime, and this plugin's answers.
+    /// The runtime calls the plugin.
     Runtime,
-    /// Calls of this plugin, and the runtime's answers.
+    /// The plugin calls the runtime.
     Plugin,
 }
 
@@ -79,7 +79,7 @@ impl Received {
         number(&self.bytes, 4)
     }
 
-    /// Returns the call of the runtime; `None` if the message is none.
+    /// Returns the call of the runtime; `None` if the message is not a call.
     pub(super) fn request(&self) -> Option<Result<Request<'_>, Malformed>> {
         (self.caller == Caller::Runtime && self.bytes[8] == REQUEST).then(|| {
             let mut request = Request { service: &[], method: &[], payload: &[] };
@@ -95,7 +95,7 @@ impl Received {
         })
     }
 
-    /// Returns the runtime's answer to a call of this plugin; `None` if the message is none.
+    /// Returns the runtime's answer to a call of this plugin; `None` if the message is not an answer.
     pub(super) fn response(&self) -> Option<Result<Result<(), Status>, Malformed>> {
         (self.caller == Caller::Plugin && self.bytes[8] == RESPONSE).then(|| {
             let mut status = Status { code: 0, message: String::new() };
@@ -209,13 +209,13 @@ fn number(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes))
 }
 
-/// Returns a call of the runtime.
+/// Returns the bytes of a call of this plugin.
 pub(super) fn request(stream: u32, service: &str, method: &str, payload: &[u8]) -> Vec<u8> {
     let contents = Message::default().bytes(1, service.as_bytes()).bytes(2, method.as_bytes()).bytes(3, payload);
     frame(Caller::Plugin, stream, REQUEST, &contents.encoded())
 }
 
-/// Returns the answer to the runtime's call `stream`.
+/// Returns the bytes of the answer to the runtime's call `stream`.
 pub(super) fn response(stream: u32, result: Result<Message, Status>) -> Vec<u8> {
     let contents = match result {
         Ok(payload) => Message::default().bytes(2, &payload.encoded()),

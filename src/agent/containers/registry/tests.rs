@@ -1,5 +1,7 @@
+use super::sandbox::{PATIENCE, PROXY_INTERVAL};
 use super::*;
-use crate::policy::{ContainerExclusion, ContainerScope};
+use crate::cluster::agent::ExemptContainer;
+use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
 
 const SANDBOX: &str = "sandbox";
 const CGROUP: u64 = 7;
@@ -191,18 +193,18 @@ fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
     let why = "no socket".to_owned();
     registry.state().connection = Connection::Disconnected { why: why.clone(), since: long_ago };
     registry.set_policy(SANDBOX, Some(&policy(BypassEnd::ContainerExit)));
-    let captured = || registry.captured_by_disconnection().expect("not registered").1;
-    assert_eq!(captured(), [(SANDBOX.to_owned(), vec!["vault".to_owned()])]);
-    assert_eq!(captured(), []);
+    let capture = Capture { sandbox_id: SANDBOX.into(), container: "vault".into(), why: why.clone() };
+    assert_eq!(registry.captured_by_disconnection(), [capture]);
+    assert_eq!(registry.captured_by_disconnection(), []);
     registry.report(&registered());
-    assert!(registry.captured_by_disconnection().is_none());
+    assert!(registry.captured_by_disconnection().is_empty());
     // Pods from before the disconnection have their elements.
     registry.state().connection = Connection::Disconnected { why, since: Instant::now() };
-    assert!(registry.captured_by_disconnection().is_none(), "a runtime may restart");
+    assert!(registry.captured_by_disconnection().is_empty(), "a runtime may restart");
     let with_hook = Registry::new(true, true);
     with_hook.set_policy(SANDBOX, Some(&policy(BypassEnd::ContainerExit)));
     with_hook.state().connection = Connection::Disconnected { why: String::new(), since: long_ago };
-    assert!(with_hook.captured_by_disconnection().is_none(), "the hook exempts containers");
+    assert!(with_hook.captured_by_disconnection().is_empty(), "the hook exempts containers");
 }
 
 #[test]

@@ -1,0 +1,128 @@
+//! A pod sandbox in the registry: its running containers, and the state of its bypass.
+
+use crate::agent::nri::NriContainer;
+use crate::cluster::agent::ExemptContainer;
+use crate::pod::PodRef;
+use crate::policy::{BypassEnd, Policy};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The interval of the checks whether the proxy accepts connections.
+pub(super) const PROXY_INTERVAL: Duration = Duration::from_millis(250);
+/// The interval of the checks of excluded containers that run or may run.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// The interval of the checks of sandboxes in which no excluded container runs.
+pub(super) const REST_INTERVAL: Duration = Duration::from_secs(30);
+/// How long the starts of all containers of a sandbox may wait in total before the limit of each start applies. A node with
+/// little processor time must not capture a container, and a pod that makes its rules slow must not delay others again
+/// and again. The runtime itself waits two seconds.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A pod sandbox.
+#[derive(Default)]
+pub(super) struct Sandbox {
+    pub(super) pod: Option<PodRef>,
+    /// The running containers, by ID.
+    pub(super) containers: BTreeMap<String, Container>,
+    /// The IDs of excluded containers that have exited, until their elements are removed.
+    pub(super) exited: BTreeSet<String>,
+    pub(super) excluding: Option<Excluding>,
+    /// Serializes the changes of the sandbox's sets.
+    pub(super) turn: Arc<Mutex<()>>,
+}
+
+/// The bypass in a sandbox that excludes containers.
+pub(super) struct Excluding {
+    pub(super) policy: Policy,
+    pub(super) proxy_ready: bool,
+    pub(super) due: Instant,
+    pub(super) first_seen: Instant,
+    /// The last failure, which is logged once.
+    pub(super) failure: String,
+    /// The containers whose capture was reported.
+    pub(super) reported: BTreeSet<String>,
+    /// How long the runtime may still wait for this sandbox in total.
+    pub(super) patience: Duration,
+}
+
+pub(super) struct Container {
+    pub(super) name: String,
+    pub(super) cgroups_path: String,
+    pub(super) pid: u32,
+    /// The ID of its control group, once known.
+    pub(super) cgroup: Option<u64>,
+    /// Whether it has been seen with a process.
+    pub(super) had_process: bool,
+    pub(super) added: Instant,
+    /// Whether the runtime has reported its end.
+    pub(super) is_ending: bool,
+    pub(super) is_exempt: bool,
+    /// Whether the agent was asked before its first instruction.
+    pub(super) is_from_start: bool,
+}
+
+impl Sandbox {
+    /// Makes the sandbox due now.
+    pub(super) fn wake(&mut self, now: Instant) {
+        if let Some(excluding) = &mut self.excluding {
+            excluding.due = now;
+        }
+    }
+
+    /// Returns the elements that the sets must have; `None` while a container's control group is unknown.
+    pub(super) fn expected(&self) -> Option<Vec<ExemptContainer>> {
+        let excluding = self.excluding.as_ref()?;
+        let scope = |container: &Container| excluding.policy.container_scope(&container.name, excluding.proxy_ready);
+        let exempt = self.containers.iter().filter_map(|(id, container)| Some((id, container, scope(container)?)));
+        exempt
+            .map(|(id, container, scope)| {
+                let (name, id, cgroup) = (container.name.clone(), id.clone(), container.cgroup?);
+                Some(ExemptContainer { name, id, cgroup, scope })
+            })
+            .collect()
+    }
+}
+
+impl Excluding {
+    pub(super) fn new(policy: Policy) -> Self {
+        let now = Instant::now();
+        let (failure, reported) = (String::new(), BTreeSet::new());
+        Self { policy, proxy_ready: false, due: now, first_seen: now, failure, reported, patience: PATIENCE }
+    }
+
+    pub(super) fn names(&self, name: &str) -> bool {
+        self.policy.containers.iter().any(|excluded| excluded.name == name)
+    }
+
+    /// Returns the time until the next check.
+    pub(super) fn pause(&self, containers: &BTreeMap<String, Container>, is_complete: bool) -> Duration {
+        let runs = |name: &str| !is_complete || containers.values().any(|container| container.name == name);
+        let of = |until| self.policy.containers.iter().filter(move |excluded| excluded.until == until);
+        let mut until_ready = of(BypassEnd::ProxyReady).filter(|_| !self.proxy_ready).peekable();
+        let waits_for_proxy = until_ready.peek().is_some();
+        if until_ready.any(|excluded| runs(&excluded.name)) {
+            PROXY_INTERVAL
+        } else if waits_for_proxy || of(BypassEnd::ContainerExit).any(|excluded| runs(&excluded.name)) {
+            CHECK_INTERVAL
+        } else {
+            REST_INTERVAL
+        }
+    }
+}
+
+impl Container {
+    pub(super) fn of(container: &NriContainer, is_from_start: bool) -> Self {
+        Self {
+            name: container.name.clone(),
+            cgroups_path: container.cgroups_path.clone(),
+            pid: container.pid,
+            cgroup: None,
+            had_process: false,
+            added: Instant::now(),
+            is_ending: false,
+            is_exempt: false,
+            is_from_start,
+        }
+    }
+}
