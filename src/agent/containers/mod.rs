@@ -24,7 +24,6 @@ use events::EventQueue;
 use reconciler::Reconciler;
 pub(in crate::agent) use registry::Registry;
 use std::io::PipeWriter;
-use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use watcher::Watcher;
 
@@ -61,7 +60,6 @@ impl ContainerSettings {
             registry: registry.clone(),
             events,
             metrics: metrics.clone(),
-            changes: Arc::default(),
         };
         let mut running = RunningContainers { registry, connection: None, threads: Vec::new() };
         let watcher = Watcher::new(reconciler.clone());

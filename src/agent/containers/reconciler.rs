@@ -11,16 +11,14 @@ use crate::plugin::containers::{
     ContainerChanges, ExcludedContainers, ObservedContainers, RunningContainer, saved_policy,
 };
 use crate::pod::PodRef;
-use std::sync::Arc;
-use std::sync::PoisonError;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// The limit of concurrent changes. Each has a thread, so that a network namespace in which the kernel is slow delays
-/// no other pod.
-const MAX_CHANGES: usize = 64;
+/// The limit of changes of one sandbox that have not ended. Each has a thread, so that a network namespace in which the
+/// kernel is slow delays no other pod.
+const MAX_CHANGES: usize = 4;
 
 /// The state of a sandbox whose sets are changed.
 #[derive(Clone)]
@@ -29,8 +27,6 @@ pub(super) struct Reconciler {
     pub(super) registry: Registry,
     pub(super) events: EventQueue,
     pub(super) metrics: Metrics,
-    /// The number of changes that have not ended.
-    pub(super) changes: Arc<AtomicUsize>,
 }
 
 /// The named containers that run.
@@ -71,22 +67,20 @@ impl Reconciler {
         timeout: Duration,
     ) -> Result<(), Error> {
         let failed = |why: &str| Error::new(Code::TryAgain, why);
-        if self.changes.fetch_add(1, Ordering::Relaxed) >= MAX_CHANGES {
-            self.changes.fetch_sub(1, Ordering::Relaxed);
-            return Err(failed("too many changes of other pods have not ended; the agent retries"));
+        let Some(turn) = self.registry.turn(sandbox_id) else { return Ok(()) };
+        // One count for the registry, and one for this function.
+        if Arc::strong_count(&turn) > MAX_CHANGES + 2 {
+            return Err(failed("earlier changes of the pod's rules have not ended; the agent retries"));
         }
         let (sender, done) = channel();
         let (own, id) = (self.clone(), sandbox_id.to_owned());
         let change = move || {
-            let result = own.change(&id, &excluded);
-            own.changes.fetch_sub(1, Ordering::Relaxed);
+            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             // After the timeout, the other end is closed.
-            let _ = sender.send(result);
+            let _ = sender.send(own.change(&id, &excluded));
         };
-        if let Err(error) = thread::Builder::new().name("container".into()).spawn(change) {
-            self.changes.fetch_sub(1, Ordering::Relaxed);
-            return Err(failed("can't start a thread").with_details(error.to_string()));
-        }
+        let started = thread::Builder::new().name("container".into()).spawn(change);
+        started.map_err(|error| failed("can't start a thread").with_details(error.to_string()))?;
         done.recv_timeout(timeout).unwrap_or_else(|error| match error {
             RecvTimeoutError::Timeout => {
                 let milliseconds = timeout.as_millis();
@@ -101,8 +95,6 @@ impl Reconciler {
     /// Makes the sets match now. Changes of one sandbox run one after another: otherwise, one that began earlier would
     /// remove the elements of a container that it does not know.
     fn change(&self, sandbox_id: &str, excluded: &ExcludedContainers) -> Result<(), Error> {
-        let Some(turn) = self.registry.turn(sandbox_id) else { return Ok(()) };
-        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(observed) = self.registry.observe(sandbox_id) else { return Ok(()) };
         let Running { containers, problem } = self.running(sandbox_id, &observed)?;
         let running: Vec<RunningContainer> = containers.iter().map(|(container, _)| container.clone()).collect();

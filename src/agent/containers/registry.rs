@@ -7,7 +7,7 @@ use crate::agent::nri::{NriContainer, NriPod, NriStatus};
 use crate::cluster::agent::ContainersStatus;
 use crate::pod::PodRef;
 use crate::policy::Policy;
-use sandbox::{CHECK_INTERVAL, Container, Excluding, REST_INTERVAL, Sandbox};
+use sandbox::{CHECK_INTERVAL, Container, Excluding, PROXY_INTERVAL, REST_INTERVAL, Sandbox};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -178,9 +178,15 @@ impl Registry {
         let sandbox = state.sandboxes.entry(pod.id.clone()).or_default();
         sandbox.pod = Some(pod_ref(pod));
         sandbox.exited.remove(&container.id);
+        let is_new = !sandbox.containers.contains_key(&container.id);
         let new = || Container::of(container, is_from_start);
         sandbox.containers.entry(container.id.clone()).or_insert_with(new);
-        sandbox.wake(Instant::now());
+        if is_new {
+            // The caller exempts a container before its start; the check follows, because the proxy may have begun to
+            // accept connections meanwhile.
+            let now = Instant::now();
+            sandbox.wake(if is_from_start { now + PROXY_INTERVAL } else { now });
+        }
         self.0.changed.notify_all();
     }
 

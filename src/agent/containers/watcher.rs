@@ -99,10 +99,15 @@ impl Watcher {
             Err(error) => Err(error),
         };
         let Err(error) = result else { return };
+        let is_slow = error.code == Code::TryAgain;
         let error = error.to_string();
         if registry.failed(sandbox_id, &error) {
             let pod = self.reconciler.pod(sandbox_id).map(|pod| format!("{}/{}", pod.namespace, pod.name));
             tracing::warn!(pod, sandbox = sandbox_id, "can't update the excluded containers: {error}");
+        }
+        if is_slow {
+            // The change goes on.
+            return;
         }
         for container in registry.observe(sandbox_id).into_iter().flat_map(|observed| observed.named) {
             if !registry.is_exempt(sandbox_id, &container.id) {

@@ -63,10 +63,10 @@ pub(super) struct Container {
 }
 
 impl Sandbox {
-    /// Makes the sandbox due now.
-    pub(super) fn wake(&mut self, now: Instant) {
+    /// Makes the sandbox due at `time` at the latest.
+    pub(super) fn wake(&mut self, time: Instant) {
         if let Some(excluding) = &mut self.excluding {
-            excluding.due = now;
+            excluding.due = excluding.due.min(time);
         }
     }
 

@@ -1,4 +1,4 @@
-use super::sandbox::{PATIENCE, PROXY_INTERVAL};
+use super::sandbox::PATIENCE;
 use super::*;
 use crate::cluster::agent::ExemptContainer;
 use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
