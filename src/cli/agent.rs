@@ -53,6 +53,11 @@ ones, or which were never attached. To repair a pod in place, the agent runs the
 pod's network namespace and verifies the rules. It makes up to five attempts per pod with pauses
 between them, and reports each repair as an Event of the pod.
 
+Excluded containers: With --nri-socket, the agent registers at the container runtime, which reports
+each container before its first instruction. Containers that the sub-plugin container-exclude names
+then bypass the sidecar until they exit, or until the proxy accepts connections. Without the flag,
+or while the agent does not run, they start captured. The agent reports this as an Event of the pod.
+
 Health: /metrics uses the OpenMetrics text format; all metric names start with detour_. With
 --health-address, the agent exits with code 1 if the file system does not respond for two minutes,
 so that it is restarted.

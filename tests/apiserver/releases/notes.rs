@@ -38,6 +38,17 @@ fn the_notes_name_affected_pods_and_the_next_steps() {
              default/istio-cni\n{STEPS}"
         )
     );
+    let chain = "config.chain[0].type=istio-redirect,config.chain[1].type=container-exclude";
+    let (captured, unused) = ("Excluded containers start captured.", "containerExclusion.enabled has no effect");
+    for (values, warning) in [
+        (chain.to_owned(), Some(captured)),
+        ("containerExclusion.enabled=true".to_owned(), Some(unused)),
+        (format!("{chain},containerExclusion.enabled=true"), None),
+    ] {
+        let notes = notes(&values);
+        assert_eq!(notes.split_once("\nWarning: ").is_some(), warning.is_some(), "{notes}");
+        assert!(warning.is_none_or(|warning| notes.contains(warning)), "{notes}");
+    }
     apply(&admin, &[definition_of("shop", "a")]);
     assert_eq!(
         notes("attachments[0].name=a,attachments[0].namespaces={shop},definitions=never"),
