@@ -52,23 +52,22 @@ impl TableListing {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rulebook {
     chains: BTreeMap<(TableListing, String), Vec<RuleText>>,
-    /// The base chains of the table of excluded containers; those of the other tables have the hook's name.
-    bases: BTreeMap<(Table, Hook), String>,
+    /// The base chains of native tables; those of iptables tables have the hook's name.
+    bases: BTreeMap<(NativeTable, Table, Hook), Vec<String>>,
     /// Rules that apply, but are not in the rulebook, in words.
     pub(super) caveats: Vec<String>,
 }
 
 impl Rulebook {
-    /// Adds a base chain of the table of excluded containers.
-    fn add_base(&mut self, base: BaseHook, chain: &str) {
-        self.bases.insert((base.like, base.hook), chain.to_owned());
+    fn add_base(&mut self, table: NativeTable, base: BaseHook, chain: &str) {
+        self.bases.entry((table, base.like, base.hook)).or_default().push(chain.to_owned());
     }
 
-    /// Returns the base chain of a table at a hook, beside the chain of iptables table `like`.
-    pub(super) fn base_chain(&self, table: TableListing, like: Table, hook: Hook) -> Option<&str> {
+    /// Returns the base chains of a table at a hook, with the type and priority of iptables table `like`.
+    pub(super) fn base_chains(&self, table: TableListing, like: Table, hook: Hook) -> Vec<String> {
         match table {
-            TableListing::Native(NativeTable::Containers) => self.bases.get(&(like, hook)).map(String::as_str),
-            _ => Some(hook.chain()),
+            TableListing::Native(table) => self.bases.get(&(table, like, hook)).cloned().unwrap_or_default(),
+            TableListing::Iptables(..) => vec![hook.chain().to_owned()],
         }
     }
 
@@ -88,7 +87,7 @@ impl Rulebook {
             for (name, chain) in chains {
                 let rules = chain.rules.iter().map(|rule| native_text(Some(rule)));
                 book.add(TableListing::Native(*table), name, rules.collect());
-                chain.hook.into_iter().for_each(|base| book.add_base(base, name));
+                chain.hook.into_iter().for_each(|base| book.add_base(*table, base, name));
             }
         }
         if policy.interception == Interception::Unset {
@@ -113,9 +112,14 @@ impl Rulebook {
             for (name, chain) in chains {
                 let rules = chain.rules.iter().map(|rule| native_text(rule.as_ref()));
                 book.add(TableListing::Native(*table), name, rules.collect());
-                if let (NativeTable::Containers, Ok(Some(base))) = (table, chain.hook) {
-                    book.add_base(base, name);
-                }
+                chain.hook.into_iter().flatten().for_each(|base| book.add_base(*table, base, name));
+            }
+            if chains.values().any(|chain| chain.hook.is_err()) {
+                let table = table.name();
+                book.caveats.push(format!(
+                    "table inet {table} is switched off, or has a netfilter chain with another hook or priority than \
+                     desired: such chains are not evaluated"
+                ));
             }
         }
         if live.native_istio.is_some() {

@@ -265,11 +265,17 @@ impl Walk<'_> {
     }
 
     fn table(&mut self, table: TableListing, like: Table, hook: Hook) -> End {
-        let Some(base) = self.book.base_chain(table, like, hook) else { return End::Continue };
-        match self.chain((table, hook), base) {
-            RuleEffect::End(end) => end,
-            RuleEffect::Continue | RuleEffect::Return | RuleEffect::Jump(_) | RuleEffect::Goto(_) => End::Continue,
+        for base in self.book.base_chains(table, like, hook) {
+            match self.chain((table, hook), &base) {
+                RuleEffect::End(End::Continue)
+                | RuleEffect::Continue
+                | RuleEffect::Return
+                | RuleEffect::Jump(_)
+                | RuleEffect::Goto(_) => {}
+                RuleEffect::End(end) => return end,
+            }
         }
+        End::Continue
     }
 
     fn chain(&mut self, at: (TableListing, Hook), name: &str) -> RuleEffect {

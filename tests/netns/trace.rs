@@ -296,6 +296,12 @@ fn a_container_is_traced_as_long_as_its_bypass_lasts_and_afterwards() {
         let other = live(Some("web"));
         assert_eq!((other.arrives_at.as_str(), other.caveats.len()), ("sidecar:15001", 0));
 
+        world.nft("add table inet detour-containers { flags dormant; }");
+        let off = live(Some(CONTAINER));
+        assert_eq!(off.arrives_at, "sidecar:15001", "its rules don't apply");
+        assert!(off.caveats[0].contains("inet detour-containers is switched off"), "{:?}", off.caveats);
+        world.add(&configuration);
+
         // An element that no policy requests lets traffic bypass the sidecar as well.
         let odd = ContainerElement { container: Some(ContainerLabel::new("web", "f")), ..element };
         world.change_containers(&[], &[odd]);
