@@ -62,14 +62,24 @@ fn measure(node: &Node, sandbox: &Sandbox<'_>) {
         }
     }
     let costs = fs::read_to_string(&costs).expect("written by the program");
+    let costs: Vec<Value> = costs.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     for (label, ..) in states {
-        let costs = costs.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-        let times = costs.filter(|cost| cost["label"] == label).filter_map(|cost| cost["wall_us"].as_u64());
-        let mut times: Vec<_> = times.collect();
-        times.sort_unstable();
-        let milliseconds =
-            |part: usize| f64::from(u32::try_from(times[times.len() * part / 100]).expect("short")) / 1000.0;
-        let value = format!("median {:.2} ms, p99 {:.2} ms of {}", milliseconds(50), milliseconds(99), times.len());
+        let sorted = |keys: &[&str]| {
+            let total = |cost: &Value| keys.iter().filter_map(|key| cost[*key].as_f64()).sum::<f64>() / 1000.0;
+            let mut times: Vec<f64> = costs.iter().filter(|cost| cost["label"] == label).map(total).collect();
+            times.sort_by(f64::total_cmp);
+            times
+        };
+        let (wall, cpu) = (sorted(&["wall_us"]), sorted(&["user_us", "system_us"]));
+        let middle = wall.len() / 2;
+        let value = format!(
+            "fastest {:.2} ms, median {:.2} ms (CPU {:.2} ms), p99 {:.2} ms of {}",
+            wall[0],
+            wall[middle],
+            cpu[middle],
+            wall[wall.len() * 99 / 100],
+            wall.len(),
+        );
         result(node.runtime, &format!("OCI hook, {label}"), &value);
     }
     node.asked(json!({"op": "stop", "container": container, "seconds": 1}));
