@@ -362,7 +362,7 @@ fn as_expected(
         elements.iter().filter(is_stale).map(|element| ElementLine::of(element, Some(saved)).described()).collect();
     if !stale.is_empty() {
         return CheckVerdict::fail(
-            format!("no such container should bypass the sidecar now: {}", listed(&stale)),
+            format!("elements of containers that do not run, or whose bypass has ended: {}", listed(&stale)),
             format!("the agent removes such an element within 3 s; if it does not, {SEE_AGENT}"),
         );
     }
