@@ -32,9 +32,7 @@ impl ContainerSender {
         };
         let what = scope_text(scope);
         match (self.until, &self.afterwards) {
-            (None, _) => {
-                format!("{what} bypasses the sidecar, although the pod's policy does not exclude the container")
-            }
+            (None, _) => format!("{what} bypasses the sidecar; no saved policy requests this"),
             (Some(until), None) => format!("{what} bypasses the sidecar {}", end_text(until)),
             (Some(until), Some(then)) => format!("{what} bypasses the sidecar {}; then: {then}", end_text(until)),
         }

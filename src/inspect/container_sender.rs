@@ -101,14 +101,15 @@ impl<'a> ExcludedSenders<'a> {
 
     /// Returns a caveat if the packet arrives elsewhere when an excluded container sends it.
     fn caveat(&self, from: Sender, traced: &Trace, of: impl Fn(ContainerScope) -> Trace) -> Option<String> {
-        if matches!(from, Sender::Inbound(_)) {
+        let bypassing = self.bypassing();
+        if bypassing.is_empty() || matches!(from, Sender::Inbound(_)) {
             return None;
         }
         let differs = |scope: &ContainerScope| of(*scope).arrives_at != traced.arrives_at;
         let wide: Vec<ContainerScope> =
             [ContainerScope::Dns, ContainerScope::All].into_iter().filter(differs).collect();
         let names: Vec<&str> =
-            self.bypassing().into_iter().filter(|(_, scope)| wide.contains(scope)).map(|(name, _)| name).collect();
+            bypassing.into_iter().filter(|(_, scope)| wide.contains(scope)).map(|(name, _)| name).collect();
         let first = names.first()?;
         let more = names.len().saturating_sub(MAX_NAMED);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };

@@ -110,15 +110,19 @@ impl ExcludedContainers {
         for attachment in &attachments {
             records.0.extend(AttachmentRecord::read(store, attachment)?.map(|record| (attachment.clone(), record)));
         }
-        let place = |(_, record): &(_, AttachmentRecord)| {
-            let place = record.netns_id.zip(record.netns_path.clone());
-            place.filter(|_| !record.policy.containers.is_empty())
-        };
-        let Some((id, path)) = records.0.iter().find_map(place) else {
-            return Err(gone(sandbox_id, Path::new("(unknown)")));
-        };
-        let netns = open_netns::on_node(root, &path)?.filter(|netns| netns.id() == id);
-        let netns = netns.ok_or_else(|| gone(sandbox_id, &path))?;
+        let excluding = records.0.iter().filter(|(_, record)| !record.policy.containers.is_empty());
+        let mut last = Path::new("(unknown)");
+        let mut found = None;
+        for (id, path) in excluding.filter_map(|(_, record)| record.netns_id.zip(record.netns_path.as_deref())) {
+            // An earlier record may be of a network namespace that is gone.
+            found = open_netns::on_node(root, path)?.filter(|netns| netns.id() == id);
+            if found.is_some() {
+                break;
+            }
+            last = path;
+        }
+        let netns = found.ok_or_else(|| gone(sandbox_id, last))?;
+        let id = netns.id();
         records.0.retain(|(_, record)| record.netns_id.is_none_or(|other| other == id));
         Ok(Some(Self { policy: records.policy()?, netns }))
     }

@@ -9,6 +9,7 @@ mod exempt;
 #[allow(dead_code, reason = "a part of it is used here")]
 #[path = "../nri/peer.rs"]
 mod peer;
+mod reports;
 mod runtime;
 mod scene;
 #[path = "../support/mod.rs"]

@@ -124,7 +124,7 @@ fn each_link_passes_if_the_containers_are_as_expected() {
 fn the_runtime_without_nri() {
     play("containers-no-nri", "containers-nri-socket", |scene, _| {
         fs::remove_file(scene.path(NRI_SOCKET)).expect("removed");
-        let error = "connect to /var/run/nri/nri.sock: no such file or directory".into();
+        let error = "/var/run/nri/nri.sock: no such file or directory".into();
         status(scene, &ContainersStatus { error, ..ContainersStatus::default() });
     });
 }
@@ -201,6 +201,26 @@ fn a_bypass_that_outlasts_the_start_of_the_proxy() {
 fn a_request_that_is_later_than_the_pod() {
     play("containers-requested-later", "containers-requested", |scene, _| {
         scene.cluster.lock().expect("unpoisoned").annotate(ANNOTATION, "vault-agent-init,backup,web");
+    });
+}
+
+#[test]
+fn an_annotation_that_names_an_unknown_container() {
+    play("containers-unknown-name", "containers-requested", |scene, _| {
+        scene.cluster.lock().expect("unpoisoned").annotate(ANNOTATION, "vault-agent-int,backup");
+    });
+}
+
+#[test]
+fn an_annotation_without_the_sub_plugin() {
+    let mut plan = Plan::new();
+    plan.cluster.annotate(ANNOTATION, "vault-agent-init");
+    scene(plan, |scene| {
+        let report = scene.report(&POD);
+        assert_eq!(outcomes(&report), [("containers-requested".to_owned(), "fail".to_owned())]);
+        let text = scene.printed(&POD);
+        let (_, text) = text.split_once("Excluded containers\n").expect("a section");
+        compare("containers-not-in-chain.txt", text);
     });
 }
 

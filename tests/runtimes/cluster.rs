@@ -2,7 +2,7 @@
 
 use crate::api::{Api, NAMESPACES, PODS};
 use crate::node::{Node, until};
-use crate::pod::Pod;
+use crate::pod::{Pod, Sandbox};
 use crate::program::program;
 use serde_json::{Value, json};
 use std::fs;
@@ -16,6 +16,16 @@ use std::time::{Duration, Instant};
 /// The sub-plugin chain of the node.
 const CHAIN: &str =
     r#"[{"type": "istio-redirect", "redirect_dns": true, "capture_all_dns": true}, {"type": "container-exclude"}]"#;
+
+/// Runs a command in a control group and a cgroup namespace of its own, as runtimes run the agent's container.
+const CONTAINED: &str = r#"set -e
+group=$(findmnt --types cgroup2 --noheadings --output TARGET | head -n 1)$0/agent/container
+mkdir -p "$group"
+echo $$ >"$group/cgroup.procs"
+exec unshare --cgroup "$@""#;
+
+/// What the agent logs when it is registered.
+pub(crate) const REGISTERED: &str = "\"registered at the container runtime\"";
 
 /// How the agent learns of starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +58,13 @@ impl Cluster {
         self.api.put(PODS, &pod.manifest());
     }
 
+    /// The kubelet reports that the pod's sandbox is complete.
+    pub(crate) fn has_started(&self, pod: &Pod, sandbox: &Sandbox<'_>) {
+        let mut started = pod.manifest();
+        started["status"] = json!({"phase": "Running", "podIPs": [{"ip": sandbox.address()}]});
+        self.api.put(PODS, &started);
+    }
+
     /// The messages of Events with this reason.
     pub(crate) fn events(&self, reason: &str) -> Vec<String> {
         let bodies = self.api.bodies();
@@ -72,8 +89,14 @@ impl Agent {
     pub(crate) fn start(node: &Node, cluster: &Cluster, mode: Mode) -> Self {
         let first = node.first_process().to_string();
         let mut command = Command::new("nsenter");
-        command.args(["--target", &first, "--mount", "--pid", "--"]).arg(detour());
-        command.args(["agent", "--platform=kubernetes", "--node-name=node-1", "--health-address=127.0.0.1:0"]);
+        command.args(["--target", &first, "--mount", "--pid", "--", "sh", "-c", CONTAINED, &node.group]).arg(detour());
+        command.args([
+            "agent",
+            "--platform=kubernetes",
+            "--node-name=node-1",
+            "--health-address=127.0.0.1:0",
+            "--repair-interval=1",
+        ]);
         command.arg(format!("--api-server={}", cluster.api.url()));
         command.arg(format!("--service-account={}", node.path("account").display()));
         command.arg(format!("--config={}", node.path("config.json").display()));
@@ -109,7 +132,7 @@ impl Agent {
     pub(crate) fn until_ready(&self, mode: Mode) {
         let mut wanted = vec!["watching pods", "watching namespaces", "serving the plugin's"];
         if mode == Mode::Nri {
-            wanted.push("registered at the container runtime\"");
+            wanted.push(REGISTERED);
         }
         let deadline = Instant::now() + Duration::from_secs(60);
         while !wanted.iter().all(|part| self.logged().iter().any(|line| line.contains(part))) {
@@ -123,15 +146,17 @@ impl Agent {
         self.lines.lock().expect("no panic while locked").clone()
     }
 
-    /// What `/metrics` says about the metric.
-    pub(crate) fn metric(&self, name: &str) -> Option<f64> {
+    /// The samples of `/metrics` whose names start so: the part in braces, and the value.
+    pub(crate) fn metrics(&self, name: &str) -> Vec<(String, f64)> {
         let lines = self.logged();
-        let line = lines.iter().find(|line| line.contains("serving /healthz"))?;
-        let address = line.split("address=").nth(1)?.split_whitespace().next()?.to_owned();
-        let output = Command::new("curl").args(["-s", &format!("http://{address}/metrics")]).output().ok()?;
+        let line = lines.iter().find(|line| line.contains("serving /healthz")).expect("it serves them");
+        let address =
+            line.split("address=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("an address");
+        let output =
+            Command::new("curl").args(["-s", &format!("http://{address}/metrics")]).output().expect("curl starts");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let line = text.lines().find(|line| line.split([' ', '{']).next() == Some(name))?;
-        line.rsplit(' ').next()?.parse().ok()
+        let samples = text.lines().filter_map(|line| line.strip_prefix(name)?.rsplit_once(' '));
+        samples.filter_map(|(labels, value)| Some((labels.to_owned(), value.parse().ok()?))).collect()
     }
 
     /// Kills the agent, not the nsenter around it.

@@ -1,8 +1,8 @@
 //! An agent that is killed while containers start.
 
-use crate::cluster::{Agent, Cluster, Mode};
+use crate::cluster::{Agent, Cluster, Mode, REGISTERED};
 use crate::node::{Node, Runtime, until};
-use crate::pod::{CAPTURED, Class, DIRECT, Pod, Sandbox};
+use crate::pod::{CAPTURED, Class, DIRECT, Pod, Sandbox, printed};
 use crate::{repetitions, result};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -113,4 +113,44 @@ fn an_ordinary_container_never_bypasses_while_the_agent_is_killed_under_containe
 #[test]
 fn an_ordinary_container_never_bypasses_while_the_agent_is_killed_under_cri_o() {
     killed_agent(Runtime::CriO);
+}
+
+fn restarted_runtime(runtime: Runtime) {
+    let node = Node::start(runtime, |_| ());
+    let cluster = Cluster::new(&node);
+    let pod =
+        Pod::new("web", Class::Burstable, "excluded,job").container("excluded").container("job").container("ordinary");
+    cluster.has(&pod);
+    let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let sandbox = pod.start(&node).expect("it starts");
+    sandbox.run_proxy();
+    let (_, log) = sandbox.run("job", &["/traffic", "loop", "20"]).expect("it starts");
+    until("it has sent", || printed(&log).len() > 10);
+
+    node.restart_runtime();
+    let registrations = || agent.logged().iter().filter(|line| line.contains(REGISTERED)).count();
+    until("the agent registers again", || registrations() == 2);
+    assert_eq!(sandbox.once("excluded").expect("it starts").0, DIRECT);
+    assert_eq!(sandbox.once("ordinary").expect("it starts").0, CAPTURED);
+    let lines = printed(&log);
+    assert!(
+        lines.iter().all(|line| line.ends_with("D D D D")),
+        "the running container bypasses all the time: {lines:?}"
+    );
+    result(
+        runtime,
+        "runtime restarted",
+        "the agent registers again; a running excluded container bypasses all the time",
+    );
+    sandbox.remove();
+}
+
+#[test]
+fn the_agent_registers_again_when_containerd_restarts() {
+    restarted_runtime(Runtime::Containerd);
+}
+
+#[test]
+fn the_agent_registers_again_when_cri_o_restarts() {
+    restarted_runtime(Runtime::CriO);
 }

@@ -5,18 +5,18 @@
 //!
 //! Lines that begin with `RESULT` are the table of hack/e2e.sh.
 
-#[path = "../support/api.rs"]
-mod api;
 mod cluster;
 mod guide;
 mod hooks;
 mod kills;
 mod node;
 mod pod;
-#[path = "../support/program.rs"]
-mod program;
 mod starts;
+#[path = "../support/mod.rs"]
+mod support;
 mod timeline;
+
+use support::{api, program};
 
 /// A number of repetitions: from the environment, or a small one.
 fn repetitions(variable: &str, usual: usize) -> usize {

@@ -87,6 +87,27 @@ impl Node {
         node
     }
 
+    /// Ends the runtime and starts it again; the containers keep running.
+    pub(crate) fn restart_runtime(&self) {
+        let pid = fs::read_to_string(self.path("runtime.pid")).expect("written by node.sh");
+        self.ok(&["kill", pid.trim()]);
+        until("the runtime ends", || !self.run(&["test", "-e", &format!("/proc/{}/fd", pid.trim())]).status.success());
+        let configuration = |file: &str| self.path(file).display().to_string();
+        let mut command = match self.runtime {
+            Runtime::Containerd => self.command("containerd"),
+            Runtime::CriO => self.command("crio"),
+        };
+        match self.runtime {
+            Runtime::Containerd => command.args(["--config", &configuration("containerd.toml")]),
+            Runtime::CriO => command.args(["--config", &configuration("crio.toml"), "--config-dir", ""]),
+        };
+        let log = fs::File::options().append(true).open(self.path(&format!("{}.log", self.runtime.name())));
+        let process = command.stderr(log.expect("written by node.sh")).stdout(Stdio::null()).spawn();
+        // It ends with the node.
+        thread::spawn(move || process.expect("nsenter starts").wait());
+        until("the runtime is ready", || self.run(&["crictl", "info"]).status.success());
+    }
+
     /// A file in the node's directory.
     pub(crate) fn path(&self, within: &str) -> PathBuf {
         self.directory.join(within)

@@ -178,9 +178,17 @@ impl Sandbox<'_> {
         self.node.ok(&[&["nsenter", &format!("--net={netns}"), "--"], command].concat())
     }
 
-    pub(crate) fn netns(&self) -> String {
-        let info = self.node.ok(&["crictl", "inspectp", &self.id]);
-        let info: Value = serde_json::from_str(&info).expect("JSON");
+    fn inspect(&self) -> Value {
+        serde_json::from_str(&self.node.ok(&["crictl", "inspectp", &self.id])).expect("JSON")
+    }
+
+    /// The pod's IPv4 address.
+    pub(crate) fn address(&self) -> Value {
+        self.inspect()["status"]["network"]["ip"].clone()
+    }
+
+    fn netns(&self) -> String {
+        let info = self.inspect();
         let namespaces = info["info"]["runtimeSpec"]["linux"]["namespaces"].as_array().expect("namespaces");
         let network = namespaces.iter().find(|namespace| namespace["type"] == "network").expect("one");
         network["path"].as_str().expect("a path").to_owned()

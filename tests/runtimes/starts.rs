@@ -1,13 +1,14 @@
 //! Many starts of containers that send with their first instruction.
 
 use crate::cluster::{Agent, Cluster, Mode};
-use crate::node::{Node, Runtime};
+use crate::node::{Node, Runtime, until};
 use crate::pod::{CAPTURED, Class, DIRECT, Pod, Sandbox};
 use crate::{repetitions, result};
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How many containers start at the same time, besides one after the other.
 const PARALLEL: usize = 20;
@@ -50,6 +51,23 @@ fn quantiles(times: impl Iterator<Item = Duration>) -> String {
     format!("median {:.1} ms, p99 {:.1} ms of {}", at(50), at(99), times.len())
 }
 
+/// Bounds of median and 99th percentile in the buckets of a histogram, by their labels.
+fn bounds(buckets: &BTreeMap<String, f64>) -> String {
+    let bound = |label: &str| label.split('"').nth(1).and_then(|bound| bound.parse().ok()).unwrap_or(f64::INFINITY);
+    let mut buckets: Vec<(f64, f64)> = buckets.iter().map(|(label, number)| (bound(label) * 1000.0, *number)).collect();
+    buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let total = buckets.last().map_or(0.0, |last| last.1);
+    let at =
+        |part: f64| buckets.iter().find(|(_, number)| *number >= total * part).map_or(f64::INFINITY, |bucket| bucket.0);
+    format!("median at most {} ms, p99 at most {} ms of {total}", at(0.5), at(0.99))
+}
+
+/// Starts with and without the agent alternate, so that other load on the machine affects both.
+const ROUNDS: usize = 5;
+
+/// The number of containers that start at the same time, and its name.
+const MODES: [(usize, &str); 2] = [(1, "alone"), (PARALLEL, "20 in parallel")];
+
 fn first_instruction(runtime: Runtime) {
     let count = repetitions("STARTS", 40);
     let node = Node::start(runtime, |_| ());
@@ -61,7 +79,7 @@ fn first_instruction(runtime: Runtime) {
     ]
     .map(|pod| pod.container("excluded").container("ordinary"));
     pods.iter().for_each(|pod| cluster.has(pod));
-    let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let mut agent = Agent::start_ready(&node, &cluster, Mode::Nri);
     let sandboxes = pods.each_ref().map(|pod| pod.start(&node).expect("it starts"));
     sandboxes.iter().for_each(Sandbox::run_proxy);
 
@@ -69,34 +87,65 @@ fn first_instruction(runtime: Runtime) {
     let (status, _) = sandboxes[0].once("excluded").expect("it starts");
     assert_eq!(status, DIRECT, "{}\n{:#?}", sandboxes[0].ok_inside(&["nft", "list", "ruleset"]), agent.logged());
 
-    let mut wrong = Vec::new();
-    for (how, parallel) in [("alone", 1), ("20 in parallel", PARALLEL)] {
-        let starts = start(&sandboxes, count / 2, parallel);
-        for name in ["excluded", "ordinary"] {
-            let times = starts.iter().filter(|start| start.name == name).map(|start| start.time);
-            result(runtime, &format!("StartContainer, {name}, {how}"), &quantiles(times));
+    let (mut with, mut without) = ([const { Vec::new() }; 2], [const { Vec::new() }; 2]);
+    let mut answers = BTreeMap::new();
+    for round in 0..ROUNDS {
+        if round > 0 {
+            agent = Agent::start_ready(&node, &cluster, Mode::Nri);
         }
-        let expected = |start: &Start| if start.name == "excluded" { DIRECT } else { CAPTURED };
-        wrong.extend(
-            starts.into_iter().filter(|start| start.status != expected(start)).map(|start| (start.name, start.status)),
-        );
+        for (starts, (parallel, _)) in with.iter_mut().zip(MODES) {
+            starts.extend(start(&sandboxes, count / 2 / ROUNDS, parallel));
+        }
+        for (bound, number) in agent.metrics("detour_nri_seconds_bucket") {
+            *answers.entry(bound).or_insert(0.0) += number;
+        }
+        if round + 1 == ROUNDS {
+            break;
+        }
+        agent.kill();
+        for (starts, (parallel, _)) in without.iter_mut().zip(MODES) {
+            starts.extend(start(&sandboxes, count / 4 / ROUNDS, parallel));
+        }
     }
-    result(runtime, "wrong deliveries", &format!("{} of {count} starts", wrong.len()));
-
-    drop(agent);
-    for (how, parallel) in [("alone", 1), ("20 in parallel", PARALLEL)] {
-        let starts = start(&sandboxes, count / 4, parallel);
-        result(
-            runtime,
-            &format!("StartContainer without the agent, {how}"),
-            &quantiles(starts.iter().map(|start| start.time)),
-        );
-        let bypassed: Vec<_> =
-            starts.iter().filter(|start| start.status != CAPTURED).map(|start| start.status).collect();
-        assert_eq!(bypassed, [0; 0], "without the agent, every container is captured");
+    result(runtime, "time of the agent's answer to the runtime", &bounds(&answers));
+    for ((with, without), (_, how)) in with.iter().zip(&without).zip(MODES) {
+        for name in ["excluded", "ordinary"] {
+            let times =
+                |starts: &[Start]| quantiles(starts.iter().filter(|start| start.name == name).map(|start| start.time));
+            result(runtime, &format!("StartContainer, {name}, {how}"), &times(with));
+        }
+        let times = quantiles(without.iter().map(|start| start.time));
+        result(runtime, &format!("StartContainer without the agent, {how}"), &times);
     }
-    sandboxes.iter().for_each(Sandbox::remove);
+    let expected = |start: &&Start| start.status != if start.name == "excluded" { DIRECT } else { CAPTURED };
+    let wrong: Vec<_> = with.iter().flatten().filter(expected).map(|start| (start.name, start.status)).collect();
+    result(runtime, "wrong deliveries", &format!("{} of {} starts", wrong.len(), with.iter().flatten().count()));
     assert_eq!(wrong, []);
+    let bypassed: Vec<_> =
+        without.iter().flatten().map(|start| start.status).filter(|status| *status != CAPTURED).collect();
+    assert_eq!(bypassed, [0; 0], "without the agent, every container is captured");
+
+    for sandbox in &sandboxes {
+        let set = || sandbox.ok_inside(&["nft", "list", "set", "inet", "detour-containers", "excluded-all"]);
+        until("the elements of ended containers are removed", || !set().contains("elements"));
+    }
+    repair(runtime, &cluster, &pods, &sandboxes);
+    sandboxes.iter().for_each(Sandbox::remove);
+}
+
+/// The agent writes the rules again, from a cgroup namespace of its own.
+fn repair(runtime: Runtime, cluster: &Cluster, pods: &[Pod], sandboxes: &[Sandbox<'_>]) {
+    for (pod, sandbox) in pods.iter().zip(sandboxes) {
+        cluster.has_started(pod, sandbox);
+        sandbox.ok_inside(&["nft", "delete", "table", "inet", "detour-containers"]);
+    }
+    let deleted = Instant::now();
+    for sandbox in sandboxes {
+        until("the agent restores the rules", || sandbox.once("excluded").expect("it starts").0 == DIRECT);
+        assert_eq!(sandbox.once("ordinary").expect("it starts").0, CAPTURED);
+    }
+    let time = format!("{:.1} s, checking every second", deleted.elapsed().as_secs_f64());
+    result(runtime, "rules of three pods deleted and repaired from a private cgroup namespace", &time);
 }
 
 #[test]

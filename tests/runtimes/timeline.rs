@@ -71,7 +71,7 @@ fn timeline(runtime: Runtime) {
     let events = cluster.events("DetourBypassEnded");
     assert!(events.iter().all(|event| event.contains("migrate")), "{events:?}");
     assert_eq!(events.len(), 1, "{events:?}");
-    until("the metric counts it", || agent.metric("detour_bypasses_ended_total") == Some(1.0));
+    until("the metric counts it", || agent.metrics("detour_bypasses_ended_total") == [(String::new(), 1.0)]);
 
     // Started again, it is captured at once: the proxy was ready before.
     assert_eq!(sandbox.once("migrate").expect("it starts").0, CAPTURED);

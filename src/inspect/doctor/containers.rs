@@ -15,6 +15,7 @@ use crate::inspect::container_bypass::{end_text, scope_text};
 use crate::inspect::elements::{ElementLine, TABLE};
 use crate::inspect::rules::{LiveRules, RulesReport};
 use crate::netns::find::FoundNetns;
+use crate::pod::well_known::EXCLUDE_CONTAINERS;
 use crate::policy::{BypassEnd, ContainerExclusion, Policy};
 use crate::sub_plugins::SubPlugin;
 use crate::trusted_file::read_text;
@@ -72,6 +73,8 @@ pub(super) struct PodSubject<'a> {
     /// The policy that an ADD would have now.
     pub(super) wanted: Option<&'a Policy>,
     pub(super) live: Option<&'a (LiveRules, RulesReport)>,
+    /// The notes that an ADD would log now.
+    pub(super) notes: &'a [String],
     /// The listening sockets; `None` if they are not known.
     pub(super) listeners: Option<&'a [Listener]>,
 }
@@ -84,6 +87,19 @@ impl PodSubject<'_> {
     fn is_excluding(&self) -> bool {
         let has_elements = self.live.is_some_and(|(_, report)| report.containers.is_some());
         has_elements || self.wanted.into_iter().chain(self.saved()).any(|policy| !policy.containers.is_empty())
+    }
+
+    /// Returns the verdict about an annotation that has no effect, at least in part.
+    fn ignored(&self) -> Option<CheckVerdict> {
+        let warnings = self.notes.iter().filter_map(|note| note.strip_prefix("warning: "));
+        let note = warnings.into_iter().find(|note| note.contains(EXCLUDE_CONTAINERS))?;
+        let next = match note.contains("no block container-exclude") {
+            true => {
+                "add {\"type\": \"container-exclude\"} to the sub-plugin chain of the configuration, and delete the pod"
+            }
+            false => "correct the annotation in the pod template",
+        };
+        Some(CheckVerdict::fail(note, next))
     }
 }
 
@@ -100,8 +116,10 @@ pub(super) fn examine(
     pod: Option<&PodSubject<'_>>,
     results: &mut Results,
 ) {
+    let ignored = pod.and_then(PodSubject::ignored);
     let pod = pod.filter(|pod| pod.is_excluding());
     if !is_configured && pod.is_none() {
+        ignored.into_iter().for_each(|verdict| results.add(&REQUESTED, verdict));
         return;
     }
     let socket = conf.and_then(|conf| conf.kubernetes.agent_socket.as_deref());
@@ -138,10 +156,13 @@ pub(super) fn examine(
     let has_hook = matches!(hook, Some(CheckVerdict::Pass(_)));
     let status = ask();
     let runtime = status.as_ref().ok().and_then(|status| status.runtime.as_deref());
-    results.add(&SOCKET, nri_socket(target, runtime, has_hook));
+    let why = status.as_ref().map_or("", |status| &status.error);
+    results.add(&SOCKET, nri_socket(target, (runtime, why), has_hook));
     results.after(&[&AGENT, &SOCKET], &REGISTERED, || registered(&status, has_hook));
-    if let Some(pod) = pod {
-        examine_pod(pod, ask, results);
+    match (pod, ignored) {
+        (Some(pod), ignored) => examine_pod(pod, ignored, ask, results),
+        (None, Some(ignored)) => results.add(&REQUESTED, ignored),
+        (None, None) => {}
     }
 }
 
@@ -194,16 +215,18 @@ fn hook(target: &CheckTarget) -> Option<CheckVerdict> {
     })
 }
 
-fn nri_socket(target: &CheckTarget, runtime: Option<&str>, has_hook: bool) -> CheckVerdict {
+/// Checks the runtime's socket. The agent may use another path: `why` is the reason for which it is not connected.
+fn nri_socket(target: &CheckTarget, (runtime, why): (Option<&str>, &str), has_hook: bool) -> CheckVerdict {
     if let Some(runtime) = runtime {
         return CheckVerdict::pass(format!("the agent is connected to {runtime}"));
     }
+    let why = if why.is_empty() { String::new() } else { format!("; the agent reports: {why}") };
     let reached = HostPath::new(NRI_SOCKET).map(|path| target.reach(&path)).transpose();
     match reached.and_then(|path| path.map(fs::metadata).transpose()) {
         Ok(Some(metadata)) if metadata.file_type().is_socket() => CheckVerdict::pass(NRI_SOCKET),
         _ if has_hook => CheckVerdict::not_checked("not needed: the OCI hook exempts containers"),
-        Ok(_) => CheckVerdict::fail(format!("{NRI_SOCKET}: expected a socket"), ENABLE_NRI),
-        Err(error) => CheckVerdict::fail(format!("{NRI_SOCKET}: {error}"), ENABLE_NRI),
+        Ok(_) => CheckVerdict::fail(format!("{NRI_SOCKET}: expected a socket{why}"), ENABLE_NRI),
+        Err(error) => CheckVerdict::fail(format!("{NRI_SOCKET}: {error}{why}"), ENABLE_NRI),
     }
 }
 
@@ -224,14 +247,21 @@ fn registered(status: &Result<ContainersStatus, String>, has_hook: bool) -> Chec
     }
 }
 
-fn examine_pod(pod: &PodSubject<'_>, ask: impl Fn() -> Result<ContainersStatus, String>, results: &mut Results) {
-    let Some((found, saved)) = pod.found.zip(pod.saved()) else {
-        results.after(&[&NETNS, &RULES], &REQUESTED, || {
+fn examine_pod(
+    pod: &PodSubject<'_>,
+    ignored: Option<CheckVerdict>,
+    ask: impl Fn() -> Result<ContainersStatus, String>,
+    results: &mut Results,
+) {
+    let saved = pod.saved();
+    match (ignored, saved) {
+        (Some(ignored), _) => results.add(&REQUESTED, ignored),
+        (None, Some(saved)) => results.after(&[&NETNS, &RULES], &REQUESTED, || requested(saved, pod.wanted)),
+        (None, None) => results.after(&[&NETNS, &RULES], &REQUESTED, || {
             CheckVerdict::not_checked("no attachment has rules in this network namespace")
-        });
-        return;
-    };
-    results.after(&[&NETNS, &RULES], &REQUESTED, || requested(saved, pod.wanted));
+        }),
+    }
+    let Some((found, saved)) = pod.found.zip(saved) else { return };
     let needed = [&NETNS, &RULES];
     let elements = || found.open()?.enter(LOCK_TIMEOUT, container_elements);
     results.after(&needed, &ELEMENTS, || {

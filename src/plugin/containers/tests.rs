@@ -12,6 +12,7 @@ use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 const SANDBOX: &str = "sandbox";
 
@@ -178,6 +179,12 @@ fn a_listening_proxy_ends_and_narrows_bypasses_also_of_unobserved_containers() {
     }
     sandbox.reconcile(observed);
     drop(proxy);
+    // Another test may have forked a process that still has the socket.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while listens(15001).expect("answered") {
+        assert!(Instant::now() < deadline, "the socket is closed");
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
     // An unobserved container does not become exempt again while the proxy restarts.
     assert_eq!(sandbox.reconcile(ObservedContainers::default()), ContainerChanges::default());
     let remembered = sandbox.reconcile(ObservedContainers { proxy_ready: true, ..observed });
@@ -202,9 +209,16 @@ fn the_exclusions_of_all_attachments_count() {
     let sandbox = Sandbox::new("union", &json!([exclusion("vault", "dns", "container-exit")]));
     sandbox.save("net2", &json!({"containers": [exclusion("vault", "all", "container-exit")]}));
     sandbox.save("net3", &json!({}));
-    let vault = [running("vault", "v", 1)];
-    sandbox.reconcile(ObservedContainers { running: &vault, ..ObservedContainers::default() });
-    assert_eq!(elements(), of(&[(&vault[0], All)]));
+    // The record of a network namespace that is gone does not count.
+    sandbox.save("net0", &json!({"containers": [exclusion("app", "all", "container-exit")]}));
+    let stale = sandbox.directory.join("state/sandbox/n@net0.json");
+    let text = fs::read_to_string(&stale).expect("readable");
+    let mut record: Value = serde_json::from_str(&text).expect("JSON");
+    record["sandbox"]["inode"] = 1.into();
+    fs::write(&stale, record.to_string()).expect("written");
+    let both = [running("vault", "v", 1), running("app", "a", 2)];
+    sandbox.reconcile(ObservedContainers { running: &both, ..ObservedContainers::default() });
+    assert_eq!(elements(), of(&[(&both[0], All)]));
 }
 
 #[test]

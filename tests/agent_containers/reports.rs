@@ -1,0 +1,104 @@
+//! What `doctor`, `rules` and `trace` report about excluded containers while a real agent runs.
+
+use crate::agent_process::SETTLED;
+use crate::container::Container;
+use crate::program::program;
+use crate::scene::{Pod, SLOW, Scene, VAULT, WEB, scene, wait_until};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::process::Command;
+
+/// Runs a command about the pod on the node, and returns its report.
+fn report(scene: &Scene<'_>, command: &str, more: &[&str]) -> Value {
+    let root = scene.reach("/").display().to_string();
+    let output = Command::new(program())
+        .args([command, "--root", &root, "-o", "json"])
+        .args(more)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .output()
+        .expect("it starts");
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{command}: {error}: {output:?}"))
+}
+
+/// Writes a kubeconfig of the scene's API server. Returns its path.
+fn kubeconfig(scene: &Scene<'_>) -> String {
+    let text = json!({
+        "clusters": [{"name": "c", "cluster": {"server": scene.api.url()}}], "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}], "current-context": "x",
+    });
+    let path = scene.reach("/kubeconfig");
+    std::fs::write(&path, text.to_string()).expect("written");
+    path.display().to_string()
+}
+
+/// Returns the outcome of a check of `doctor`, and what it found.
+fn check(scene: &Scene<'_>, pod: &Pod, id: &str) -> (String, String) {
+    let kubeconfig = kubeconfig(scene);
+    let pod = ["-n", "shop", &pod.name()];
+    let report = report(scene, "doctor", &[&["--platform=kubernetes", "--kubeconfig", &kubeconfig], &pod[..]].concat());
+    let line = report["checks"].as_array().expect("checks").iter().find(|line| line["id"] == id);
+    let line = line.unwrap_or_else(|| panic!("no check {id}: {report:#}"));
+    let text = |key: &str| line[key].as_str().expect("text").to_owned();
+    (text("outcome"), text("found"))
+}
+
+#[test]
+fn the_reports_follow_a_bypass_from_the_start_of_the_container_to_its_end() {
+    scene(|scene| {
+        let pod = scene.pod(VAULT, &json!({}));
+        let (runtime, agent) = (scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_logs(&["registered at the container runtime", SETTLED]);
+        scene.publish(&pod, "1");
+        let mut vault = Container::create(&pod, VAULT);
+        plugin.start(&vault);
+        assert_eq!(vault.connect(), "direct");
+
+        let pass = |found: String| ("pass".to_owned(), found);
+        assert_eq!(check(scene, &pod, "containers-registered"), pass("at simulated v1.2".to_owned()));
+        let named = format!("{VAULT} (control group {})", vault.cgroup());
+        assert_eq!(check(scene, &pod, "containers-elements"), pass(named));
+        assert_eq!(check(scene, &pod, "containers-traffic"), pass("1 connection bypassed the sidecar".to_owned()));
+        let (outcome, found) = check(scene, &pod, "containers-bypass-end");
+        assert_eq!((outcome.as_str(), found.as_str()), ("pass", "the proxy does not accept connections yet"));
+
+        let rules = report(scene, "rules", &["--container", &pod.sandbox]);
+        let elements = rules["containers"]["elements"].as_array().expect("a list");
+        let (element, id) = (&elements[0], &vault.id[..16]);
+        assert_eq!(
+            (&element["container"], &element["id"], &element["foreign"]),
+            (&VAULT.into(), &id.into(), &false.into())
+        );
+        assert_eq!(element["path"], vault.cgroups_path());
+        let trace = |name: &str| {
+            let from = format!("container={name},uid=0");
+            report(scene, "trace", &["--container", &pod.sandbox, "--from", &from, "--to", "10.88.0.1:80/tcp"])
+        };
+        let traced = trace(VAULT);
+        assert_eq!((&traced["arrives_at"], &traced["container"]["until"]), (&"direct".into(), &"proxy-ready".into()));
+        assert_eq!(traced["container"]["afterwards"], "sidecar:15001");
+        assert_eq!(trace(WEB)["arrives_at"], "sidecar:15001");
+
+        let _proxy = pod.start_proxy();
+        pod.wait_for_elements(&[], SLOW);
+        assert_eq!(
+            check(scene, &pod, "containers-elements"),
+            pass("no excluded container bypasses the sidecar now".into())
+        );
+        let (outcome, found) = check(scene, &pod, "containers-bypass-end");
+        assert_eq!(outcome, "pass");
+        assert!(found.ends_with("the bypasses have ended"), "{found}");
+        let traced = trace(VAULT);
+        assert_eq!((&traced["arrives_at"], &traced["container"]["bypasses"]), (&"sidecar:15001".into(), &Value::Null));
+
+        drop(plugin);
+        drop(runtime);
+        wait_until("the connection ends", SLOW, || check(scene, &pod, "containers-registered").0 == "fail");
+        let (_, found) = check(scene, &pod, "containers-registered");
+        assert!(found.ends_with("; excluded containers start captured"), "{found}");
+        agent.end(Signal::SIGKILL);
+        let (outcome, found) = check(scene, &pod, "containers-registered");
+        assert_eq!((outcome.as_str(), found.as_str()), ("not-checked", "because agent-reachable failed"));
+    });
+}
