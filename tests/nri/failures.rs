@@ -189,7 +189,7 @@ fn a_dropped_plugin_reports_that_its_answer_was_late() {
     let (release, released) = channel::<()>();
     let plugin = Plugin::start_with(&path, move |call| {
         if matches!(call, Call::Start(..)) {
-            released.recv().expect("released");
+            released.recv_timeout(DEADLINE).expect("released");
         }
     });
     let mut peer = runtime.accept();

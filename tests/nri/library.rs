@@ -138,7 +138,7 @@ fn a_handler_that_exceeds_the_timeout_delays_one_start_and_the_plugin_registers_
     let mut first = true;
     let plugin = Plugin::start_with(&path, move |call| {
         if matches!(call, Call::Start(..)) && std::mem::take(&mut first) {
-            released.recv().expect("released");
+            released.recv_timeout(DEADLINE).expect("released");
         }
     });
     runtime.registered();

@@ -1,9 +1,10 @@
 //! A simulated runtime. It encodes its messages independently of the plugin.
 
 use super::plugin::DEADLINE;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, connect, listen, socket};
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
@@ -128,6 +129,9 @@ impl Runtime {
 
     /// Returns the next connection of a plugin.
     pub(crate) fn accept(&self) -> Peer {
+        let mut waiting = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        let timeout = PollTimeout::try_from(DEADLINE).expect("short");
+        assert_eq!(poll(&mut waiting, timeout), Ok(1), "a plugin connects");
         let (stream, _) = self.0.accept().expect("accepted");
         stream.set_read_timeout(Some(DEADLINE)).expect("set");
         stream.set_write_timeout(Some(DEADLINE)).expect("set");

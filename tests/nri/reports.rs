@@ -4,7 +4,7 @@ use super::peer::{
     EMPTY, PLUGIN, Runtime, bytes, call, configuration, container, entry, error, event, frame, integer, pod,
     state_change,
 };
-use super::plugin::{Call, Plugin, Report, socket_path};
+use super::plugin::{Call, DEADLINE, Plugin, Report, socket_path};
 use detour_cni::agent::nri::{NriContainer, NriPod, NriStatus};
 use std::sync::mpsc::channel;
 
@@ -96,7 +96,7 @@ fn the_runtime_waits_for_the_handler_at_the_start_of_a_container_only() {
     let (release, released) = channel::<()>();
     let plugin = Plugin::start_with(&path, move |call| {
         if !matches!(call, Call::Synchronize(..)) {
-            released.recv().expect("released");
+            released.recv_timeout(DEADLINE).expect("released");
         }
     });
     let mut peer = runtime.register(&[]);
