@@ -8,7 +8,7 @@ use crate::cluster::agent::ContainersStatus;
 use crate::pod::PodRef;
 use crate::policy::Policy;
 use sandbox::{CHECK_INTERVAL, Container, Excluding, PROXY_INTERVAL, REST_INTERVAL, Sandbox};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -252,16 +252,6 @@ impl Registry {
             None => sandbox.excluding = Some(Excluding::new(policy)),
         }
         self.0.changed.notify_all();
-    }
-
-    /// Removes what is known about the bypass in all sandboxes except these.
-    pub(super) fn retain_excluding(&self, existing: &BTreeSet<String>) {
-        let mut state = self.state();
-        for (_, sandbox) in state.sandboxes.iter_mut().filter(|(id, _)| !existing.contains(*id)) {
-            sandbox.excluding = None;
-            sandbox.exited.clear();
-        }
-        state.remove_unused();
     }
 
     /// Returns the lock that serializes the changes of a sandbox's sets.

@@ -5,7 +5,7 @@ use super::reconciler::Reconciler;
 use super::registry::Capture;
 use crate::cni::Code;
 use crate::state::ROOT;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant, SystemTime};
@@ -67,8 +67,11 @@ impl Watcher {
             }
         };
         self.logged.clear();
+        // Others may be new: their saved state was written after the directories were listed.
+        for id in self.scanned.keys().filter(|id| !directories.contains_key(*id)) {
+            self.reconciler.registry.set_policy(id, None);
+        }
         self.scanned.retain(|id, _| directories.contains_key(id));
-        self.reconciler.registry.retain_excluding(&directories.keys().cloned().collect::<BTreeSet<_>>());
         for (id, modified) in directories {
             let known = self.scanned.get(&id);
             let is_due = known.is_none_or(|known| {

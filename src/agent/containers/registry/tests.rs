@@ -211,7 +211,7 @@ fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
 fn a_sandbox_without_saved_state_and_containers_is_forgotten() {
     let registry = registry(BypassEnd::ContainerExit);
     registry.add(&pod(), &container("1", "vault"), true);
-    registry.retain_excluding(&BTreeSet::new());
+    registry.set_policy(SANDBOX, None);
     assert!(registry.observe(SANDBOX).is_none());
     registry.stopped(&pod(), &container("1", "vault"));
     assert!(registry.state().sandboxes.is_empty());
