@@ -104,7 +104,7 @@ fn first_instruction(runtime: Runtime) {
         }
         agent.kill();
         for (starts, (parallel, _)) in without.iter_mut().zip(MODES) {
-            starts.extend(start(&sandboxes, count / 4 / ROUNDS, parallel));
+            starts.extend(start(&sandboxes, count / 2 / ROUNDS, parallel));
         }
     }
     result(runtime, "time of the agent's answer to the runtime", &bounds(&answers));
