@@ -5,7 +5,8 @@
 #
 # Usage: hack/e2e.sh [NAME OF TESTS]…
 # Environment: STARTS (container starts per runtime, default 1000), KILL_STARTS (those during which the agent is killed,
-#              default 200), RUNS (runs of the OCI hook that are measured, default 200)
+#              default 200), RUNS (runs of the OCI hook that are measured, default 200), KEEP (if set: keep the logs and
+#              configurations of the nodes, in /tmp/detour-runtimes-*)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh
