@@ -85,6 +85,11 @@ fn the_commands_of_the_guide_show_the_bypass_and_its_end() {
     cluster.has(&late);
     let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
     let sandbox = late.start(&node).expect("it starts");
+    // The runtime logs what the plugin prints, and so does the agent.
+    let is_named = |line: &str| line.contains("typo") && line.contains("job") && line.contains("istio-proxy");
+    let logged = [agent.logged(), node.log().lines().map(str::to_owned).collect()].concat();
+    println!("{:#?}", logged.iter().filter(|line| line.contains("typo")).collect::<Vec<_>>());
+    assert!(logged.iter().any(|line| is_named(line)), "the unknown container, with the pod's containers: {logged:#?}");
     sandbox.run_proxy();
     drop(agent);
     let (job, _) = sandbox.run("job", &["/traffic", "loop", "100"]).expect("it starts");

@@ -1,8 +1,7 @@
-/* A container that connects with its first instruction: there is no C library, so the first system call of the process
- * is socket(), the second connect(). It sends one DNS query over each protocol as well, and reports in its exit status
- * who answered. Digits in base 3, lowest first: TCP, DNS over UDP, DNS over TCP, then the same over IPv6. Each digit is
- * 0 (the destination answered), 1 (the proxy answered) or 2 (no answer). Three digits for IPv4 only fit with one bit to
- * spare, five fit into a byte: DNS over TCP on IPv6 is left out. */
+/* Connects with its first instruction: there is no C library, so the first system call is socket(), the second
+ * connect(). It sends DNS queries as well, and reports in its exit status who answered. Digits in base 3, lowest first:
+ * TCP, DNS over UDP, DNS over TCP, then TCP and DNS over UDP with IPv6. Each digit is 0 (the destination answered),
+ * 1 (the proxy answered) or 2 (no answer). */
 #include <linux/in.h>
 #include <linux/in6.h>
 #include <linux/time_types.h>
