@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs containers that are excluded by name under containerd 2.2 and CRI-O 1.34, with real rules and real traffic, and
 # prints a table of the results. Installs missing packages and builds the runtimes first (once, about five minutes).
-# Not part of hack/test.sh, which has containerd 1.6 from Debian: these builds would take a fourth of its time.
+# hack/test.sh does not run these tests, because the builds would take a fourth of its time. It uses Debian's
+# containerd 1.6.
 #
 # Usage: hack/e2e.sh [NAME OF TESTS]…
-# Environment: STARTS (container starts per runtime, default 1000), KILL_STARTS (those during which the agent is killed,
-#              default 200), RUNS (runs of the OCI hook that are measured, default 200), KEEP (if set: keep the logs and
-#              configurations of the nodes, in /tmp/detour-runtimes-*)
+# Environment: STARTS (container starts per runtime, default 1000), KILL_STARTS (container starts while the agent is
+#              killed, default 200), RUNS (measured runs of the OCI hook, default 200), KEEP (if set: keep the logs and
+#              configurations of the nodes in /tmp/detour-runtimes-*)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh

@@ -188,7 +188,7 @@ need_crictl() {
         "about one minute" github.com/kubernetes-sigs/cri-tools/cmd/crictl github.com/kubernetes-sigs/cri-tools/pkg/version.Version
 }
 
-# The runtime's side of NRI, with the library of containerd and CRI-O in the version of its go.mod.
+# Builds the runtime's side of NRI, with the library of containerd and CRI-O in the version of its go.mod.
 need_nri_runtime() {
     local module=tests/nri/runtime
     need_module "$module" nri-runtime "$(sed -n 's/.*github.com\/containerd\/nri v\([0-9.]*\).*/\1/p' "$module/go.mod")" \
@@ -209,15 +209,15 @@ need_module() {
     mv "$program.new" "$program"
 }
 
-# The runtimes of hack/e2e.sh, in the versions of their go.mod. They have a directory of their own: tests/containerd runs
-# Debian's containerd, and its PATH begins with the directory of the other tools.
+# Builds the runtimes of hack/e2e.sh, in the versions of their go.mod. They have their own directory: tests/containerd
+# runs Debian's containerd, and its PATH begins with the directory of the other tools.
 need_runtimes() {
     local containerd=tests/runtimes/containerd crio=tests/runtimes/cri-o runtimes wanted program
     runtimes=$(tools_directory)/runtimes
     wanted=$(sha256sum "$containerd/go.mod" "$crio/go.mod" "$containerd/cri/main.go")
     [[ $(cat "$runtimes/built" 2>/dev/null) != "$wanted" ]] || return 0
     need_go "containerd and CRI-O"
-    say "building containerd, CRI-O and a client of theirs (about five minutes on two cores)"
+    say "building containerd, CRI-O and a client (about five minutes on two cores)"
     rm -f "$runtimes/built"
     for program in containerd containerd-shim-runc-v2 ctr; do
         (cd "$containerd" && go build -trimpath -o "$runtimes/$program" -tags 'no_btrfs no_devmapper no_zfs no_aufs' \
@@ -230,7 +230,7 @@ need_runtimes() {
         go build -trimpath -o "$runtimes/crio" \
             -tags 'containers_image_ostree_stub containers_image_openpgp exclude_graphdriver_btrfs btrfs_noversion' \
             -ldflags '-s -w' github.com/cri-o/cri-o/cmd/crio </dev/null
-        # CRI-O's helper that keeps namespaces.
+        # CRI-O's helper program, which pins namespaces.
         gcc -std=c99 -Os -static -s -o "$runtimes/pinns" "$(go list -m -f '{{.Dir}}' github.com/cri-o/cri-o)"/pinns/src/*.c
     )
     printf '%s' "$wanted" >"$runtimes/built"

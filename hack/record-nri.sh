@@ -13,7 +13,7 @@ need_rust
 need_crictl
 need_runtimes
 work=$(mktemp -d)
-# The node ends when its standard input does.
+# The node ends when its standard input ends.
 trap 'exec 3>&-; wait; rm -rf "$work"' EXIT
 mkdir -p tests/golden/nri
 test=$(cargo test --locked --test nri --no-run --message-format=json </dev/null |

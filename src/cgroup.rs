@@ -21,9 +21,9 @@ const INITIAL_NAMESPACE: u64 = 0xEFFF_FFFB;
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/cgroup";
 /// The mounts that the calling thread sees.
 const MOUNTINFO: &str = "/proc/thread-self/mountinfo";
-/// The most that is read of it: the kernel allows 100,000 mounts by default.
+/// The limit for reading [`MOUNTINFO`]: the kernel allows 100,000 mounts by default.
 const MAX_MOUNTINFO: u64 = 64 << 20;
-/// The most that is read of `/proc/PID/cgroup`: one path of at most 4 KiB for each hierarchy.
+/// The limit for reading `/proc/PID/cgroup`: one path of at most 4 KiB for each hierarchy.
 const MAX_PROC_FILE: u64 = 256 << 10;
 /// The default parent of a scope (systemd.special(7)).
 const DEFAULT_SLICE: &str = "system.slice";
@@ -134,8 +134,8 @@ impl CgroupHierarchy {
         is_group.then(|| metadata.ino()).ok_or_else(|| ErrorKind::NotADirectory.into())
     }
 
-    /// Checks that the hierarchy's root is that of this thread's cgroup namespace, if this is not the initial one: a
-    /// process 1 in the same namespace may be that of a container.
+    /// Checks that the hierarchy's root is the root of this thread's cgroup namespace. The initial namespace needs no
+    /// check. In another one, process 1 may be that of a container, with the same namespace as this thread.
     fn require_same_root(&self) -> Result<(), Error> {
         if own_namespace()?.inode == INITIAL_NAMESPACE {
             return Ok(());
@@ -193,9 +193,9 @@ fn path_of_process(text: &str) -> Option<&str> {
     text.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
-/// Enters the node's cgroup namespace with the calling thread, unless it is there already. The kernel counts levels of
-/// control groups from the namespace of the process that writes a rule. From here on, [`require`] in this thread
-/// refers to the node at `root`.
+/// Moves the calling thread into the node's cgroup namespace, unless it is already there. The kernel counts levels of
+/// control groups from the namespace of the process that writes a rule. Afterwards, [`require`] in this thread refers
+/// to the node at `root`.
 ///
 /// # Errors
 /// [`Code::KernelRefused`]: the node's namespace is not reachable.

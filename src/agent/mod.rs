@@ -7,7 +7,7 @@
 //! | `reconcile_loop` | installs again whenever something changes ([`run`]) |
 //! | `watch`, `stability` | waiting for changes of directories and for signals; whether an installation lasts |
 //! | `plugin_token`, `daemon_set` | the plugin's credentials; whether the agent's DaemonSet was deleted |
-//! | [`nri`] | the containers that the runtime starts and stops |
+//! | [`nri`] | the container runtime's reports of started and stopped containers |
 //! | `own_pod` | Events of the agent's own pod, for a refused configuration |
 //! | `services` | starts the threads that need the node's name |
 //! | `facts` | the watched pods, namespaces and definitions, and the answers to the plugin |

@@ -55,8 +55,9 @@ between them, and reports each repair as an Event of the pod.
 
 Excluded containers: With --nri-socket, the agent registers at the container runtime, which reports
 each container before its first instruction. Containers that the sub-plugin container-exclude names
-then bypass the sidecar until they exit, or until the proxy accepts connections. Without the flag,
-or while the agent does not run, they start captured. The agent reports this as an Event of the pod.
+bypass the sidecar until they exit, or until the proxy accepts connections. Without the flag, or
+while the agent does not run, they start captured unless the OCI hook exempts them
+(--oci-hooks-dir). The agent reports a captured container as an Event of the pod.
 
 Health: /metrics uses the OpenMetrics text format; all metric names start with detour_. With
 --health-address, the agent exits with code 1 if the file system does not respond for two minutes,
@@ -98,7 +99,7 @@ pub(super) struct AgentArguments {
     /// Key of the NoSchedule taint that the agent sets on the node while the plugin is not ready [default: no taint]
     #[arg(long, value_name = "KEY", value_parser = parse_taint)]
     taint: Option<String>,
-    /// Register at the container runtime's NRI socket on the node, to exempt excluded containers from their first instruction on [default without PATH: /var/run/nri/nri.sock; without the flag: not registered]
+    /// Register at the container runtime's NRI socket on the node, to exempt excluded containers before their first instruction [default without PATH: /var/run/nri/nri.sock; without the flag: not registered]
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "/var/run/nri/nri.sock")]
     nri_socket: Option<HostPath>,
     #[command(flatten)]

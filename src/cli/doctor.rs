@@ -20,8 +20,8 @@ use std::{env, fs, io};
 const EXAMPLES: &str = "\
 Examples:
   detour doctor
-        check this node: the installation, API access and permissions, the kernel and, if the
-        configuration excludes containers, the runtime
+        check this node: the installation, API access and permissions, and the kernel; if the
+        configuration excludes containers, also the container runtime
   detour doctor -n shop web-0
         also check the pod: from its annotations to its rules in the kernel
   detour doctor -n shop web-0 --probe
@@ -48,7 +48,7 @@ Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
 /// Limit for a file with a host name. Names have at most 64 bytes (gethostname(2)), but hostname(5) allows comments.
 const MAX_HOSTNAME_FILE: u64 = 4 << 10;
 
-/// The name of the OCI hook's definition.
+/// The file name of the OCI hook's configuration.
 const HOOK_FILE: &str = "90-detour.json";
 
 /// Check a node and a pod, and suggest what to do about each problem
@@ -234,7 +234,7 @@ fn programs(records: &[&InstallRecord]) -> Vec<HostPath> {
     programs.into_iter().cloned().collect()
 }
 
-/// Returns the definition of the installed OCI hook.
+/// Returns the path of the installed OCI hook's configuration.
 fn hook(records: &[&InstallRecord]) -> Option<HostPath> {
     records.iter().flat_map(|record| record.files.keys()).find(|path| path.name() == HOOK_FILE).cloned()
 }

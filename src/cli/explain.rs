@@ -27,9 +27,11 @@ Examples:
   detour explain -f pod.yaml --format svg > web-0.svg
 
 The output of --rules iptables contains the rules of both IP versions: iptables-restore and
-ip6tables-restore each load their own. Only the output of --rules nft contains the rules for
-containers that are excluded by name, which pods of both rule formats get. --rules and --format require exactly one pod: if FILE has
-several, select one by name. With several pods, -o json and -o yaml print a list.
+ip6tables-restore each load their own. Pods of both rule formats get the rules for containers that
+are excluded by name; only the output of --rules nft contains them.
+
+--rules and --format require exactly one pod: if FILE has several, select one by name. With several
+pods, -o json and -o yaml print a list.
 
 For a pod of the cluster, the configuration is the one that is installed on the pod's node. If the
 command runs elsewhere, it reads the ConfigMaps of the agents on that node. The report names the
@@ -112,8 +114,8 @@ impl ExplainArguments {
                     print_error(format_args!("pod {}: no rules: {decision}", subject.name()), ExitCode::SUCCESS);
                 }
                 if matches!(format, RuleFormatArgument::Iptables) && !explained.policy.containers.is_empty() {
-                    let what =
-                        "iptables can't show the rules for excluded containers: they are native; use --rules nft";
+                    let what = "iptables can't show the rules for excluded containers: they are native nftables rules; \
+                                use --rules nft";
                     print_error(format_args!("pod {}: {what}", subject.name()), ExitCode::SUCCESS);
                 }
                 let rules = Ruleset::of(&explained.policy, families);

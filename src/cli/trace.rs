@@ -25,9 +25,9 @@ Examples:
 The packet arrives at one of: sidecar:PORT, direct (it keeps its destination), dropped, or
 redirected:PORT (a rule outside of Istio's chains redirects it).
 
-For an excluded container (container-exclude), the rules of a configuration are evaluated as long as
-its bypass lasts; the output shows when that ends, and where the packet arrives then. Live rules are
-evaluated with the container's present element.
+For an excluded container (container-exclude), trace evaluates the rules of a configuration as they
+apply during the bypass. The output shows when the bypass ends, and where the packet arrives
+afterwards. With --live, trace uses the container's current element in the live sets.
 
 Live rules require root on the pod's node. For a pod on another node, the command prints what to run
 there.
@@ -55,7 +55,7 @@ pub(super) struct TraceArguments {
     netns: Option<PathBuf>,
     #[command(flatten)]
     namespace: NetnsArguments,
-    /// Sender: uid=UID[,gid=GID] (default GID: 0), container=NAME[,uid=UID[,gid=GID]] (default IDs: those of its manifest), or inbound[:ADDRESS]
+    /// Sender: uid=UID[,gid=GID] (default GID: 0), container=NAME[,uid=UID[,gid=GID]] (default IDs: those in the pod's manifest), or inbound[:ADDRESS]
     #[arg(long, value_name = "SENDER")]
     from: String,
     /// Destination: ADDRESS:PORT/tcp or ADDRESS:PORT/udp

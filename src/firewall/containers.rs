@@ -24,10 +24,10 @@ const COMMENT: u8 = 0;
 const MAX_COMMENT: usize = 128;
 /// The scopes, each of which has a set.
 const SCOPES: [ContainerScope; 2] = [ContainerScope::Dns, ContainerScope::All];
-/// How often, and for how long, a change is repeated because another process changed the rules in the meantime.
+/// The limits of retries of a change while other processes change the rules.
 const MAX_ATTEMPTS: usize = 100;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(1);
-/// How much is read: the elements of both sets, each in a message of its own at worst.
+/// The limit for reading: the elements of both sets, at worst each in its own message.
 const MAX_READ: DumpLimit = DumpLimit { objects: 4096, bytes: 4 << 20 };
 
 /// An element of a set.
@@ -126,7 +126,7 @@ pub(super) fn scope_of_set(name: &str) -> Option<ContainerScope> {
     SCOPES.into_iter().find(|scope| set_name(*scope) == name)
 }
 
-/// Reports whether a set that the kernel lists is as [`set`] creates it; its size does not count.
+/// Returns whether a set that the kernel lists is as [`set`] creates it, apart from its size.
 pub(super) fn is_container_set(listed: &[u8]) -> bool {
     let number = |kind| find_be32(listed, kind).unwrap_or_default();
     number(nfta::SET_FLAGS) == 0
@@ -148,7 +148,7 @@ pub(super) fn set(scope: ContainerScope, id: u32) -> Attributes {
     all.bytes(nfta::SET_USER_DATA, &[&nfta::KEY_BYTE_ORDER[..], &nfta::HOST_ENDIAN.to_ne_bytes()].concat())
 }
 
-/// Lists the elements in the calling thread's network namespace; none if there is no such table.
+/// Lists the elements in the calling thread's network namespace; none if the table does not exist.
 ///
 /// # Errors
 /// The kernel refuses, or there are too many elements.
@@ -157,8 +157,8 @@ pub fn container_elements() -> Result<Vec<ContainerElement>, Error> {
     retried(read).map_err(|error| failed("read", &error))
 }
 
-/// Removes and adds elements in one transaction in the calling thread's network namespace. Elements that are already
-/// gone or present are no error.
+/// Removes and adds elements in one transaction in the calling thread's network namespace. It is no error if an element
+/// is already removed or present.
 ///
 /// # Errors
 /// The kernel refuses, or a set is missing.
@@ -182,7 +182,7 @@ pub fn change_container_elements(remove: &[ContainerElement], add: &[ContainerEl
             |element: &ContainerElement| live.iter().find(|e| (e.scope, e.cgroup) == (element.scope, element.cgroup));
         let is_new = |element: &&ContainerElement| found(element) != Some(*element);
         let added: Vec<&ContainerElement> = add.iter().filter(is_new).collect();
-        // The kernel does not change the comment of an element: it is replaced.
+        // The kernel can't change the comment of an element, so the transaction replaces the element.
         let is_replaced =
             |element: &ContainerElement| added.iter().any(|a| (a.scope, a.cgroup) == (element.scope, element.cgroup));
         let is_removed = |element: &ContainerElement| {
@@ -227,7 +227,7 @@ fn failed(action: &str, error: &NfError) -> Error {
     let (code, next) = match error {
         NfError::Changed => (Code::TryAgain, "; retry"),
         NfError::Refused { errno: Errno::ENOENT, .. } => {
-            (Code::KernelRefused, "; expected the sets in the pod's network namespace, found none: delete the pod")
+            (Code::KernelRefused, ": expected the sets in the pod's network namespace, got none; delete the pod")
         }
         NfError::Refused { errno: Errno::ENFILE, .. } => (Code::KernelRefused, ": the set is full; delete the pod"),
         _ => (Code::KernelRefused, ""),

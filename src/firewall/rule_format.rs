@@ -119,14 +119,14 @@ impl Transaction {
         self.len() == 0
     }
 
-    /// Reports whether the transaction writes rules that compare control groups. The kernel counts their levels from
+    /// Returns whether the transaction writes rules that compare control groups. The kernel counts their levels from
     /// the cgroup namespace of the writing process.
     #[must_use]
     pub fn writes_container_rules(&self) -> bool {
         self.native.contains(&NativeChange::Table(NativeTable::Containers))
     }
 
-    /// Reports whether one of the changes is about excluded containers.
+    /// Returns whether a change concerns the table of excluded containers.
     #[must_use]
     pub fn is_about_containers(&self, index: usize) -> bool {
         let change = index.checked_sub(self.iptables.len()).and_then(|index| self.native.get(index));

@@ -1,5 +1,5 @@
 //! Excluded containers as senders of the packets that `trace` follows: which traffic of a container bypasses the sidecar
-//! now, and where a packet of it arrives when the bypass has ended.
+//! now, and where its packet arrives after the bypass has ended.
 
 use super::container_bypass::ContainerSender;
 use super::elements::cgroup_paths;

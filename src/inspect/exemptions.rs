@@ -184,8 +184,8 @@ impl ContainerTraffic<'_> {
         !(self.ends_before && self.pod.starts_before_proxy(self.name()))
     }
 
-    /// Returns how much of the container's traffic the exclusions of `policy` exempt, without those that end when the
-    /// proxy accepts connections if the container runs on.
+    /// Returns the scope of the container's traffic that the exclusions of `policy` exempt. If the container still runs
+    /// when the proxy accepts connections, exclusions that end then do not count.
     pub(super) fn exempt_part(&self, policy: &Policy) -> ExemptPart {
         let matching = || policy.exclusions.iter().filter(|exclusion| self.is_owned_by(exclusion.owner));
         let by_name = policy.container_scope(self.name(), self.runs_with_proxy());

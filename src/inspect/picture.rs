@@ -103,8 +103,8 @@ fn everything(card: Card) -> Lane {
     Lane { card, color: "free", what: "everything".to_owned(), to: ANYWHERE.to_owned() }
 }
 
-/// Returns the lanes of a container that this configuration does not redirect: istio-init may do it, and exclusions
-/// apply to its rules, too.
+/// Returns the lanes of a container that this configuration does not redirect. Exclusions also apply to istio-init's
+/// redirection.
 fn lanes_without_redirect(subject: &Subject, explained: &Explained, traffic: &ContainerTraffic<'_>) -> Vec<Lane> {
     let pod = &subject.facts.pod;
     let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == INIT_CONTAINER);

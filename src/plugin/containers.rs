@@ -39,7 +39,7 @@ pub struct ObservedContainers<'a> {
     pub exited: &'a [String],
     /// Whether `running` lists all running containers of the pod. Then all other elements are removed.
     pub complete: bool,
-    /// Whether the proxy is known to have accepted connections before in this sandbox. Otherwise it is checked.
+    /// Whether the proxy is known to have accepted connections before in this sandbox. If not, its port is checked.
     pub proxy_ready: bool,
 }
 
@@ -52,7 +52,7 @@ pub struct ContainerChanges {
     pub ended: Vec<String>,
     /// The number of removed elements of containers that have exited.
     pub removed: usize,
-    /// Whether the proxy accepts connections, or did before. It is only checked if a bypass ends then.
+    /// Whether the proxy accepts connections, or did before. Checked only if this ends a bypass.
     pub proxy_ready: bool,
 }
 
@@ -93,7 +93,7 @@ impl ExcludedContainers {
     }
 
     fn find_in(store: &Store, sandbox_id: &str, root: &HostRoot) -> Result<Option<Self>, Error> {
-        // No attachment has another ID, and this is the name of a directory.
+        // IDs of attachments are identifiers, and the ID becomes part of a path.
         if !is_identifier(sandbox_id) {
             return Ok(None);
         }
@@ -114,7 +114,7 @@ impl ExcludedContainers {
         let mut last = Path::new("(unknown)");
         let mut found = None;
         for (id, path) in excluding.filter_map(|(_, record)| record.netns_id.zip(record.netns_path.as_deref())) {
-            // An earlier record may be of a network namespace that is gone.
+            // An earlier record may refer to a network namespace that no longer exists.
             found = open_netns::on_node(root, path)?.filter(|netns| netns.id() == id);
             if found.is_some() {
                 break;
@@ -159,14 +159,14 @@ impl ExcludedContainers {
 
 fn gone(sandbox_id: &str, netns: &Path) -> Error {
     let msg = format!(
-        "network namespace {}: gone, or not visible in this mount namespace; pod sandbox {sandbox_id} excludes \
-         containers, delete the pod if it still runs",
+        "excluded containers of pod sandbox {sandbox_id}: network namespace {}: gone, or not visible in this mount \
+         namespace; delete the pod if it still runs",
         netns.display()
     );
     Error::new(Code::InvalidNetns, msg)
 }
 
-/// Returns the port at which the proxy accepts redirected connections. Another tool's redirection has Istio's default.
+/// Returns the port on which the proxy accepts redirected connections: Istio's default if another tool redirects.
 fn proxy_port(policy: &Policy) -> u16 {
     policy.redirect().map_or_else(|| Redirect::default().proxy_port, |redirect| redirect.proxy_port)
 }
@@ -213,7 +213,7 @@ impl ElementPlan {
     ) {
         let is_key_of = |other: &ContainerElement| (other.scope, other.cgroup) == (element.scope, element.cgroup);
         if self.add.iter().any(is_key_of) {
-            // The transaction replaces its comment.
+            // The transaction replaces the element.
             return;
         }
         let is_of =
@@ -236,7 +236,7 @@ impl ElementPlan {
         }
     }
 
-    /// Notes the end of a bypass if the proxy ended it.
+    /// Records the end of a bypass if it ended because the proxy accepts connections.
     fn note_end(&mut self, name: &str, scope: ContainerScope, policy: &Policy) {
         let now = policy.container_scope(name, self.changes.proxy_ready);
         if now < Some(scope) && policy.container_scope(name, false) >= Some(scope) {

@@ -52,7 +52,7 @@ struct Annotations {
 #[derive(Debug, PartialEq, Eq)]
 struct PodContainer {
     sandbox_id: String,
-    /// `None` if the runtime does not tell the name.
+    /// `None` if the runtime does not report the name.
     name: Option<String>,
 }
 
@@ -80,8 +80,7 @@ impl Annotations {
     }
 }
 
-/// Serves a call of the hook: exempts an excluded container, or removes it from the sets. Does nothing for every other
-/// container.
+/// Runs the hook: exempts an excluded container, or removes it from the sets. Does nothing for any other container.
 ///
 /// # Errors
 /// An excluded container can't be exempted, so it must not start; or the state is invalid.
@@ -96,7 +95,7 @@ pub fn run(stdin: impl Read) -> Result<(), Error> {
     let root = HostRoot::new("/");
     let excluded = match ExcludedContainers::find(&container.sandbox_id, &root) {
         Ok(None) => return Ok(()),
-        // After the end of the pod's network namespace, nothing is left to remove.
+        // The kernel removed the sets with the pod's network namespace.
         Err(error) if state.status == "stopped" && error.code == Code::InvalidNetns => return Ok(()),
         found => found.map_err(|error| failed(unexempted(error)))?,
     };

@@ -1,4 +1,4 @@
-//! Excluded containers that start captured, and the Events that say why.
+//! Excluded containers that start captured, and the Events with the cause.
 
 use crate::container::Container;
 use crate::scene::{SLOW, VAULT, scene};

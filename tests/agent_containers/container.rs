@@ -1,4 +1,4 @@
-//! A container: a process in a control group of its own and in the pod's network namespace, which connects when told to.
+//! A container: a process in its own control group and in the pod's network namespace. It connects on command.
 
 use crate::cgroup::Cgroup;
 use crate::node;
@@ -9,8 +9,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// `new`: connects and prints the greeting. `open`: the same, and keeps the connection. `again`: sends a line over the
-/// kept connection, and prints the answer.
+/// `new`: connects and prints the greeting. `open`: the same, and leaves the connection open. `again`: sends a line
+/// over the open connection, and prints the answer.
 const SCRIPT: &str = r#"
 while read -r command; do
   case $command in
@@ -96,12 +96,12 @@ impl<'a> Container<'a> {
         self.ask("new")
     }
 
-    /// The same, and keeps the connection.
+    /// The same, and leaves the connection open.
     pub(crate) fn open(&mut self) -> String {
         self.ask("open")
     }
 
-    /// Uses the kept connection. Returns where it ends.
+    /// Uses the open connection. Returns where it ends.
     pub(crate) fn use_open(&mut self) -> String {
         self.ask("again")
     }

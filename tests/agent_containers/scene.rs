@@ -354,7 +354,7 @@ fn run_in(netns: &Path, program: &str, arguments: &[&str], stdin: &str) -> Strin
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Waits until a condition holds.
+/// Waits until a condition is true.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + limit;

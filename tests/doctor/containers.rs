@@ -1,4 +1,4 @@
-//! Excluded containers: one link of the chain broken at a time, with real control groups and real elements.
+//! Excluded containers: each test breaks one precondition of a bypass, with real control groups and real elements.
 
 use crate::golden::compare;
 use crate::scene::{AGENT_CONTAINERS, POD, Plan, Scene, scene};
@@ -44,8 +44,8 @@ fn change(scene: &Scene, remove: &[ContainerElement], add: &[ContainerElement]) 
 }
 
 impl Containers {
-    /// Makes everything as it should be after the proxy's start: `backup` bypasses the sidecar, and the init container
-    /// no longer does.
+    /// Creates the desired state after the proxy's start: `backup` bypasses the sidecar, and the init container no
+    /// longer does.
     fn new(scene: &Scene) -> Self {
         let groups = scene.path("sys/fs/cgroup");
         fs::create_dir_all(&groups).expect("made");
@@ -78,7 +78,7 @@ impl Containers {
         status(scene, &ContainersStatus { runtime: Some("containerd 2.2.0".into()), error: error.into(), expected });
     }
 
-    /// Replaces what differs from run to run.
+    /// Replaces values that differ between runs.
     fn stable(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (name, group) in [("INIT", &self.init), ("BACKUP", &self.backup)] {
@@ -116,7 +116,7 @@ fn play(name: &str, failed: &str, fault: impl FnOnce(&Scene, &mut Containers) + 
 }
 
 #[test]
-fn each_link_passes_if_the_containers_are_as_expected() {
+fn each_check_passes_if_the_containers_are_as_expected() {
     play("containers-healthy", "", |_, _| {});
 }
 
@@ -237,7 +237,7 @@ fn a_removed_table_is_a_difference_of_the_rules() {
     });
 }
 
-/// The checks of the node alone: the configuration decides whether they are made.
+/// Without a pod, the configuration decides whether `doctor` makes the checks.
 #[test]
 fn a_node_is_checked_only_if_its_configuration_excludes_containers() {
     let of_node = |plan: Plan, with: fn(&Scene) -> Option<Containers>| {

@@ -1,4 +1,4 @@
-//! `container-exclude`: containers are told apart by their control groups, whatever UID they run as.
+//! `container-exclude`: the rules distinguish containers by their control groups, not by their UIDs.
 
 use crate::configuration::{chain, exclude_1337, story};
 use crate::dialect::Dialect;

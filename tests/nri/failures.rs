@@ -1,4 +1,4 @@
-//! Failures of the connection: each has a cause that the plugin reports, and it connects again.
+//! Failures of the connection: the plugin reports the cause of each one, and reconnects.
 
 use super::peer::{
     EMPTY, PLUGIN, Peer, Runtime, bytes, call, configuration, container, error, event, frame, integer, pod,
@@ -314,7 +314,7 @@ fn a_runtime_that_closes_each_connection_is_contacted_less_and_less_often() {
     let plugin = Plugin::start(&path);
     let begin = Instant::now();
     for _ in 0..3 {
-        // Also after a registration.
+        // Even after a registration.
         runtime.register(&[]);
     }
     drop(runtime.accept());

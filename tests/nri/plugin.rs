@@ -96,7 +96,7 @@ impl Plugin {
         }
     }
 
-    /// Returns why the plugin is not connected; the next report says so.
+    /// Returns the cause from the next report, which must be that the plugin is not connected.
     pub(crate) fn next_failure(&self) -> String {
         match self.next() {
             Report::Status(NriStatus::Disconnected(cause)) => cause,

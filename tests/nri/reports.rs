@@ -1,4 +1,4 @@
-//! What the runtime reports reaches the handler, and each call gets its answer.
+//! The runtime's reports reach the handler, and each call gets its answer.
 
 use super::peer::{
     EMPTY, PLUGIN, Runtime, bytes, call, configuration, container, entry, error, event, frame, integer, pod,

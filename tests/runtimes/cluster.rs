@@ -17,17 +17,17 @@ use std::time::{Duration, Instant};
 const CHAIN: &str =
     r#"[{"type": "istio-redirect", "redirect_dns": true, "capture_all_dns": true}, {"type": "container-exclude"}]"#;
 
-/// Runs a command in a control group and a cgroup namespace of its own, as runtimes run the agent's container.
+/// Runs a command in its own control group and cgroup namespace, as runtimes run the agent's container.
 const CONTAINED: &str = r#"set -e
 group=$(findmnt --types cgroup2 --noheadings --output TARGET | head -n 1)$0/agent/container
 mkdir -p "$group"
 echo $$ >"$group/cgroup.procs"
 exec unshare --cgroup "$@""#;
 
-/// What the agent logs when it is registered.
+/// The agent's log message after its registration.
 pub(crate) const REGISTERED: &str = "\"registered at the container runtime\"";
 
-/// How the agent learns of starts.
+/// How excluded containers are exempted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Nri,
@@ -73,12 +73,12 @@ impl Cluster {
     }
 }
 
-/// The binary: a release build from hack/e2e.sh, else that of `cargo test`.
+/// The binary: the release build of hack/e2e.sh or, as fallback, that of `cargo test`.
 pub(crate) fn detour() -> PathBuf {
     std::env::var_os("DETOUR_PROGRAM").map_or_else(|| program().to_owned(), PathBuf::from)
 }
 
-/// A running agent. Its end is SIGKILL.
+/// A running agent. Dropping it sends SIGKILL.
 pub(crate) struct Agent {
     process: Child,
     lines: Arc<Mutex<Vec<String>>>,
@@ -146,7 +146,7 @@ impl Agent {
         self.lines.lock().expect("no panic while locked").clone()
     }
 
-    /// The samples of `/metrics` whose names start so: the part in braces, and the value.
+    /// The samples of `/metrics` with this prefix of their name: the labels, and the value.
     pub(crate) fn metrics(&self, name: &str) -> Vec<(String, f64)> {
         let lines = self.logged();
         let line = lines.iter().find(|line| line.contains("serving /healthz")).expect("it serves them");

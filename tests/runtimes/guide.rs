@@ -7,8 +7,8 @@ use serde_json::json;
 use std::fs;
 use std::process::Command;
 
-/// Runs detour on the node, with the API server in reach, and prints what a user sees. Returns it.
-fn detour_says(node: &Node, cluster: &Cluster, arguments: &[&str]) -> String {
+/// Runs detour on the node with access to the API server. Prints and returns its output.
+fn run_detour(node: &Node, cluster: &Cluster, arguments: &[&str]) -> String {
     let kubeconfig = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
@@ -28,7 +28,7 @@ fn detour_says(node: &Node, cluster: &Cluster, arguments: &[&str]) -> String {
     text
 }
 
-/// Asserts that the output has each part.
+/// Asserts that the output contains each part.
 #[track_caller]
 fn shows(output: &str, parts: &[&str]) {
     let missing: Vec<_> = parts.iter().filter(|part| !output.contains(**part)).collect();
@@ -48,36 +48,33 @@ fn the_commands_of_the_guide_show_the_bypass_and_its_end() {
     let sandbox = pod.start(&node).expect("it starts");
     fs::write(node.path("pod.json"), pod.manifest().to_string()).expect("written");
     let (file, config) = (node.path("pod.json").display().to_string(), "/etc/cni/net.d/10-net.conflist");
-    let says = |arguments: &[&str]| detour_says(&node, &cluster, arguments);
+    let run = |arguments: &[&str]| run_detour(&node, &cluster, arguments);
 
-    let explained = says(&["explain", "-f", &file, "--config", config]);
+    let explained = run(&["explain", "-f", &file, "--config", config]);
     shows(&explained, &["vault-agent-init", "detour.io/exclude-containers"]);
     let to = "10.85.0.1:8000/tcp";
     shows(
-        &says(&["trace", "-f", &file, "--config", config, "--from", "container=vault-agent", "--to", to]),
+        &run(&["trace", "-f", &file, "--config", config, "--from", "container=vault-agent", "--to", to]),
         &["direct"],
     );
 
     assert_eq!(sandbox.once("vault-agent-init").expect("it starts").0, DIRECT);
     sandbox.run("vault-agent", &["/traffic", "loop", "100"]).expect("it starts");
     until("it bypasses", || sandbox.ok_inside(&["nft", "list", "ruleset"]).contains("vault-agent"));
-    shows(&says(&["rules", "-n", "shop", "web-0"]), &["detour-containers", "vault-agent"]);
+    shows(&run(&["rules", "-n", "shop", "web-0"]), &["detour-containers", "vault-agent"]);
     shows(
-        &says(&["trace", "--live", "-n", "shop", "web-0", "--from", "container=vault-agent", "--to", to]),
+        &run(&["trace", "--live", "-n", "shop", "web-0", "--from", "container=vault-agent", "--to", to]),
         &["direct"],
     );
-    shows(&says(&["doctor", "-n", "shop", "web-0"]), &["containers-elements"]);
-    says(&["audit"]);
+    shows(&run(&["doctor", "-n", "shop", "web-0"]), &["containers-elements"]);
+    run(&["audit"]);
 
     sandbox.run_proxy();
     until("the bypass has ended", || !cluster.events("DetourBypassEnded").is_empty());
     println!("Event DetourBypassEnded: {:?}", cluster.events("DetourBypassEnded"));
-    shows(
-        &says(&["trace", "--live", "-n", "shop", "web-0", "--from", "container=vault-agent", "--to", to]),
-        &["15001"],
-    );
+    shows(&run(&["trace", "--live", "-n", "shop", "web-0", "--from", "container=vault-agent", "--to", to]), &["15001"]);
     assert_eq!(sandbox.once("web").expect("it starts").0, CAPTURED);
-    says(&["doctor", "-n", "shop", "web-0"]);
+    run(&["doctor", "-n", "shop", "web-0"]);
 
     // The agent is down while a container starts.
     drop(agent);
@@ -85,7 +82,7 @@ fn the_commands_of_the_guide_show_the_bypass_and_its_end() {
     cluster.has(&late);
     let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
     let sandbox = late.start(&node).expect("it starts");
-    // The runtime logs what the plugin prints, and so does the agent.
+    // The runtime and the agent log the plugin's output.
     let is_named = |line: &str| line.contains("typo") && line.contains("job") && line.contains("istio-proxy");
     let logged = [agent.logged(), node.log().lines().map(str::to_owned).collect()].concat();
     println!("{:#?}", logged.iter().filter(|line| line.contains("typo")).collect::<Vec<_>>());
@@ -93,9 +90,9 @@ fn the_commands_of_the_guide_show_the_bypass_and_its_end() {
     sandbox.run_proxy();
     drop(agent);
     let (job, _) = sandbox.run("job", &["/traffic", "loop", "100"]).expect("it starts");
-    says(&["doctor", "-n", "shop", "web-1"]);
+    run(&["doctor", "-n", "shop", "web-1"]);
     let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
-    until("its Event says why", || !cluster.events("DetourContainerCaptured").is_empty());
+    until("its Event names the cause", || !cluster.events("DetourContainerCaptured").is_empty());
     println!("Event DetourContainerCaptured: {:?}", cluster.events("DetourContainerCaptured"));
     until("it is exempt now", || sandbox.ok_inside(&["nft", "list", "ruleset"]).contains("job"));
     node.asked(json!({"op": "stop", "container": job, "seconds": 1}));

@@ -23,7 +23,7 @@ fn base_runtime_spec(directory: &Path) {
     assert!(status.success(), "{command}");
 }
 
-/// The state of a container that the runtime would give to the hook.
+/// The state of a container as the runtime passes it to the hook.
 fn state(runtime: Runtime, status: &str, sandbox: &Sandbox<'_>, container: &str, name: &str, pid: &Value) -> String {
     let annotations = match runtime {
         Runtime::Containerd => json!({

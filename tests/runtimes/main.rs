@@ -1,7 +1,7 @@
 //! Containers that are excluded by name, under real container runtimes: containerd 2.2 and CRI-O 1.34 with runc, the
 //! agent, the plugin in the cluster network's plugin list, real rules and real traffic. hack/e2e.sh provides what the
-//! tests need and prints the results; `cargo test` without a name leaves them out, because building the runtimes takes
-//! minutes.
+//! tests need and prints the results. `cargo test` without a name does not run them, because building the runtimes
+//! takes minutes.
 //!
 //! Lines that begin with `RESULT` are the table of hack/e2e.sh.
 

@@ -1,4 +1,4 @@
-//! A node with a real container runtime, and what the kubelet asks the runtime for.
+//! A node with a real container runtime, and the kubelet's requests to the runtime.
 
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -38,7 +38,7 @@ impl Runtime {
     }
 }
 
-/// Ends with the value, with everything that runs on it.
+/// Dropping it ends the node with all its processes.
 pub(crate) struct Node {
     pub(crate) runtime: Runtime,
     directory: PathBuf,
@@ -135,7 +135,7 @@ impl Node {
         self.command(command[0]).args(&command[1..]).output().expect("nsenter starts")
     }
 
-    /// What a command prints that must succeed on the node.
+    /// The output of a command on the node, which must succeed.
     #[track_caller]
     pub(crate) fn ok(&self, command: &[&str]) -> String {
         let output = self.run(command);
@@ -162,7 +162,7 @@ fn tools() -> PathBuf {
     std::env::var_os("TOOLS").map_or_else(usual, PathBuf::from)
 }
 
-/// Waits until that holds.
+/// Waits until the condition is true.
 #[track_caller]
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;
@@ -213,7 +213,7 @@ impl Cri {
                 let sender = requests.lock().expect("no panic while locked").remove(&id).expect("its request");
                 let _ = sender.send(answer);
             }
-            // Whoever waits fails.
+            // A waiting receiver fails.
             requests.lock().expect("no panic while locked").clear();
             let _ = process.wait();
         });

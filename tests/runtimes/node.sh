@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Runs a container runtime with NRI as the only one of a node: private process, mount and network namespaces, and
-# directories of its own. Ends when its standard input does, and ends everything on the node.
+# Runs a container runtime with NRI on a simulated node: private process, mount and network namespaces, and its own
+# directories. When standard input ends, it ends all processes of the node.
 #
 # Usage: tests/runtimes/node.sh RUNTIME DIRECTORY
 #   RUNTIME    containerd (2.2) or cri-o (1.34): hack/e2e.sh builds them
 #   DIRECTORY  becomes the node's: net.d (/etc/cni/net.d; a bridge, unless it has a configuration), bin (/opt/cni/bin),
 #              hooks.d (/etc/containers/oci/hooks.d), base-spec.json (base_runtime_spec of containerd, if it exists),
-#              containerd.d (more configuration of containerd), image (the programs of the image), RUNTIME.log, enter (runs a command on the node)
+#              containerd.d (more configuration of containerd), image (the programs of the image), RUNTIME.log,
+#              enter (runs a command on the node)
 # Environment: TOOLS (default: target/tools of this repository)
 set -euo pipefail
 runtime=$1
@@ -15,7 +16,7 @@ directory=$(realpath "$2")
 repository=$(realpath "$(dirname "$0")/../..")
 tools=${TOOLS:-$repository/target/tools}
 image=detour.invalid/test:1
-# What the configuration of a runtime can't move, and detour's state.
+# Directories that a runtime's configuration can't move, and detour's state.
 private=(/var/lib/cni /var/lib/containers /run/containerd /run/crio /run/netns /run/detour /run/nri)
 
 # pack: the image of all containers, as `docker save` would write it (Docker Image Specification v1.2).

@@ -1,4 +1,4 @@
-//! A pod: as the API server has it, and as the kubelet asks the runtime for it.
+//! A pod: its object in the API server, and the kubelet's requests to the runtime for it.
 
 use crate::node::Node;
 use serde_json::{Value, json};
@@ -17,9 +17,9 @@ pub(crate) const PROXY: &[&str] = &["/traffic", "answer", "P", "15001", "15053"]
 
 /// Exit status of [`FIRST`] if everything arrived at the destination.
 pub(crate) const DIRECT: u64 = 0;
-/// If everything arrived at the proxy.
+/// … if everything arrived at the proxy.
 pub(crate) const CAPTURED: u64 = 1 + 3 + 9 + 27 + 81;
-/// If nothing was answered: captured, and the proxy does not listen.
+/// … if nothing was answered: captured, and the proxy does not listen.
 pub(crate) const REFUSED: u64 = 2 * CAPTURED;
 
 /// Where the kubelet creates the pod's control group.
@@ -172,7 +172,7 @@ impl Sandbox<'_> {
         crate::node::until("the proxy listens", || printed(&log).iter().any(|line| line.ends_with("ready")));
     }
 
-    /// What a command prints in the pod's network namespace.
+    /// The output of a command in the pod's network namespace, which must succeed.
     pub(crate) fn ok_inside(&self, command: &[&str]) -> String {
         let netns = self.netns();
         self.node.ok(&[&["nsenter", &format!("--net={netns}"), "--"], command].concat())

@@ -83,7 +83,7 @@ fn first_instruction(runtime: Runtime) {
     let sandboxes = pods.each_ref().map(|pod| pod.start(&node).expect("it starts"));
     sandboxes.iter().for_each(Sandbox::run_proxy);
 
-    // Fail early, with the rules of the pod, if nothing works.
+    // Fails early, with the rules of the pod, if no exclusion works.
     let (status, _) = sandboxes[0].once("excluded").expect("it starts");
     assert_eq!(status, DIRECT, "{}\n{:#?}", sandboxes[0].ok_inside(&["nft", "list", "ruleset"]), agent.logged());
 
@@ -133,7 +133,7 @@ fn first_instruction(runtime: Runtime) {
     sandboxes.iter().for_each(Sandbox::remove);
 }
 
-/// The agent writes the rules again, from a cgroup namespace of its own.
+/// The agent writes the rules again, from its own cgroup namespace.
 fn repair(runtime: Runtime, cluster: &Cluster, pods: &[Pod], sandboxes: &[Sandbox<'_>]) {
     for (pod, sandbox) in pods.iter().zip(sandboxes) {
         cluster.has_started(pod, sandbox);

@@ -48,7 +48,7 @@ impl Cgroup {
         format!("/{}", below.to_str().expect("text"))
     }
 
-    /// Returns a command that runs `program` in the control group from its first instruction on.
+    /// Returns a command that runs `program` in the control group from its first instruction.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         command_in(&self.directory, program)
     }
@@ -73,7 +73,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Returns a command that runs `program` in the control group `directory` from its first instruction on.
+/// Returns a command that runs `program` in the control group `directory` from its first instruction.
 pub(crate) fn command_in(directory: &Path, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", r#"echo $$ > "$0/cgroup.procs" && exec "$@""#]).arg(directory).arg(program);

@@ -50,7 +50,7 @@ impl EventQueue {
         Ok(Self(Some(sender)))
     }
 
-    /// Adds an Event without waiting. If too many wait, it is dropped.
+    /// Adds an Event without waiting; drops it if the queue is full.
     pub(super) fn push(&self, pod: &PodRef, event: Event) {
         let Some(sender) = &self.0 else { return };
         if let Err(TrySendError::Full(_)) = sender.try_send((pod.clone(), event)) {

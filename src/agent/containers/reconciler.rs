@@ -16,11 +16,11 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// The limit of changes of one sandbox that have not ended. Each has a thread, so that a network namespace in which the
-/// kernel is slow delays no other pod.
+/// The limit of unfinished changes of one sandbox. Each change has its own thread, so that a network namespace in which
+/// the kernel is slow delays no other pod.
 const MAX_CHANGES: usize = 4;
 
-/// The state of a sandbox whose sets are changed.
+/// Changes the sets of pod sandboxes, and reports the changes.
 #[derive(Clone)]
 pub(super) struct Reconciler {
     pub(super) root: HostRoot,
@@ -59,7 +59,7 @@ impl Reconciler {
     /// Makes the sets of a sandbox match its containers, within `timeout`. A change that takes longer continues.
     ///
     /// # Errors
-    /// The kernel refuses the change, a control group is missing, or the timeout.
+    /// The kernel refuses the change, a control group is missing, or the timeout expires.
     pub(super) fn reconcile(
         &self,
         sandbox_id: &str,
@@ -68,7 +68,7 @@ impl Reconciler {
     ) -> Result<(), Error> {
         let failed = |why: &str| Error::new(Code::TryAgain, why);
         let Some(turn) = self.registry.turn(sandbox_id) else { return Ok(()) };
-        // One count for the registry, and one for this function.
+        // The registry and this function have one reference each.
         if Arc::strong_count(&turn) > MAX_CHANGES + 2 {
             return Err(failed("earlier changes of the pod's rules have not ended; the agent retries"));
         }
@@ -131,7 +131,7 @@ impl Reconciler {
             let has_process = hierarchy.is_populated(&container.cgroups_path);
             let cgroup = match hierarchy.container_id(&container.cgroups_path, container.pid) {
                 _ if container.may_have_exited && has_process == Some(false) => None,
-                // Another process may have got the number of the container's first one.
+                // The kernel may have reused the PID of the container's first process.
                 Ok(cgroup) if container.cgroup.is_some_and(|known| known != cgroup) => None,
                 Err(_) if container.may_have_exited || container.cgroup.is_some() => None,
                 Ok(cgroup) => Some(cgroup),
@@ -192,7 +192,7 @@ impl Reconciler {
         }
     }
 
-    /// Returns the pod of a sandbox: from the runtime, or else from the results that the runtime caches.
+    /// Returns the pod of a sandbox: as the runtime reports it, or as fallback from cached CNI results.
     pub(super) fn pod(&self, sandbox_id: &str) -> Option<PodRef> {
         self.registry.pod(sandbox_id).or_else(|| {
             let pod = find::pod_of_sandbox(&self.root, sandbox_id).inspect_err(|error| tracing::debug!("{error}"));

@@ -1,5 +1,5 @@
 //! The node's running containers as the runtime reports them, by pod sandbox, with what is known about the bypass of
-//! each excluded one. No lock is held while the kernel or the runtime is asked.
+//! each excluded one. The registry's lock is not held during calls of the kernel or the runtime.
 
 mod sandbox;
 
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// How long the start of a container may wait. The runtime starts no other container of the node meanwhile.
 const START_TIMEOUT: Duration = Duration::from_millis(90);
-/// How long the agent may not be registered before this is reported for new pods: a runtime that restarts comes back.
+/// The time without a registration after which the agent reports captures: a restarting runtime returns earlier.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The registry; clones share it.
@@ -112,7 +112,7 @@ impl Registry {
         self.0.changed.notify_all();
     }
 
-    /// Waits until a sandbox is due, for `timeout` at most. Returns the sandboxes that are due; `None` if the agent ends.
+    /// Waits for at most `timeout` until a sandbox is due. Returns all due sandboxes; `None` if the agent ends.
     pub(super) fn wait(&self, timeout: Duration) -> Option<Vec<String>> {
         let until = Instant::now() + timeout;
         let mut state = self.state();
@@ -131,7 +131,7 @@ impl Registry {
         }
     }
 
-    /// Takes a change of the connection to the runtime into account.
+    /// Records a change of the connection to the runtime.
     pub(super) fn report(&self, status: &NriStatus) {
         let mut state = self.state();
         state.connection = match status {
@@ -145,7 +145,7 @@ impl Registry {
                 Connection::Disconnected { why: why.clone(), since }
             }
         };
-        // From now on, the containers are all that run, or may not be.
+        // Whether the registry has all running containers may have changed.
         let now = Instant::now();
         state.sandboxes.values_mut().for_each(|sandbox| sandbox.wake(now));
         self.0.changed.notify_all();
@@ -190,8 +190,8 @@ impl Registry {
         self.0.changed.notify_all();
     }
 
-    /// Takes the end of a container into account. One that the policy names stays until its control group has no
-    /// process: runtimes report the end before the last process has exited.
+    /// Records the end of a container. A container that the policy names stays until its control group has no process:
+    /// runtimes report the end before the last process has exited.
     pub(super) fn stopped(&self, pod: &NriPod, container: &NriContainer) {
         let mut state = self.state();
         let Some(sandbox) = state.sandboxes.get_mut(&pod.id) else { return };
@@ -315,7 +315,7 @@ impl Registry {
             container.had_process |= has_process;
             container.is_exempt = is_exempt;
         }
-        // Once more: the hook may have asked just before the proxy listened.
+        // Check once more: the hook may have checked just before the proxy listened.
         let pause = if became_ready { CHECK_INTERVAL } else { excluding.pause(&sandbox.containers, is_complete) };
         excluding.due = Instant::now() + pause;
         late

@@ -67,7 +67,7 @@ impl Watcher {
             }
         };
         self.logged.clear();
-        // Others may be new: their saved state was written after the directories were listed.
+        // Only sandboxes of an earlier scan: the saved state of others may be newer than the list of directories.
         for id in self.scanned.keys().filter(|id| !directories.contains_key(*id)) {
             self.reconciler.registry.set_policy(id, None);
         }
@@ -82,7 +82,7 @@ impl Watcher {
             }
             let failure = match self.reconciler.find(&id) {
                 Ok(_) => String::new(),
-                // Reported if an excluded container runs.
+                // `reconcile` reports it if an excluded container runs.
                 Err(error) if error.code == Code::InvalidNetns => String::new(),
                 Err(error) => error.to_string(),
             };
@@ -109,7 +109,7 @@ impl Watcher {
             tracing::warn!(pod, sandbox = sandbox_id, "can't update the excluded containers: {error}");
         }
         if is_slow {
-            // The change goes on.
+            // The change continues.
             return;
         }
         for container in registry.observe(sandbox_id).into_iter().flat_map(|observed| observed.named) {

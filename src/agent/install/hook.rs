@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// The name of the file. Runtimes run hooks in the order of these names.
 const FILE: &str = "90-detour.json";
-/// How many seconds the runtime waits for the hook. Then it does not start the container.
+/// The timeout of the hook in seconds. When it expires, the runtime does not start the container.
 const TIMEOUT: u32 = 10;
 
 /// Returns path and text of the hook's configuration in the directory `directory`, and the path of its program in
@@ -17,14 +17,14 @@ pub fn configuration(directory: &HostPath, bin_dir: &HostPath) -> (HostPath, Str
     let text = json!({
         "version": "1.0.0",
         "hook": {"path": program, "args": [HOOK_PROGRAM], "timeout": TIMEOUT},
-        // Conditions on annotations see only those of the pod, and its namespace or the node can exclude containers too.
+        // Conditions match only the pod's annotations, but its namespace and the node can exclude containers, too.
         "when": {"always": true},
         "stages": ["createRuntime", "poststop"],
     });
     (directory.join(FILE), format!("{text:#}\n"), program)
 }
 
-/// Returns the program that a hook's configuration runs; `None` if it is no such configuration.
+/// Returns the program that a hook's configuration runs; `None` if the text is not a hook's configuration.
 pub(super) fn program(text: &str) -> Option<HostPath> {
     let configuration: Value = serde_json::from_str(text).ok()?;
     HostPath::new(configuration["hook"]["path"].as_str()?)

@@ -189,7 +189,7 @@ impl Owned {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// The configuration of the OCI hook: without its program, no container of the node can start.
+    /// The configuration of the OCI hook. Without the hook's program, no container of the node can start.
     Hook,
     /// The plugin's own configuration.
     Configuration,

@@ -1,4 +1,4 @@
-//! Connects to the runtime's socket, and again after each failure.
+//! Connects to the runtime's socket, and reconnects after each failure.
 
 use super::session::{Failure, Session};
 use super::{NriHandler, NriStatus};
@@ -28,9 +28,9 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 const BUFFER: usize = 64 << 10;
 
 /// Registers with the runtime at `path`, and calls `handler` for what it reports, until `ended` is readable or its
-/// other end is closed (as [`std::io::pipe`] whose writer is dropped). After a failure, it connects again, with a
-/// backoff of at most 5 s, or as soon as the runtime creates the socket. `report` gets each change of the status, first
-/// the result of the first attempt.
+/// other end is closed (as [`std::io::pipe`] whose writer is dropped). After a failure, it reconnects with a backoff of
+/// at most 5 s, or as soon as the runtime creates the socket. `report` gets the result of the first attempt, and then
+/// each change of the status.
 pub fn run(path: &Path, mut handler: impl NriHandler, report: impl Fn(NriStatus), ended: impl AsFd) {
     let (ended, mut backoff, mut last) = (ended.as_fd(), MIN_BACKOFF, None);
     let watch = SocketWatch::new(path);
@@ -43,7 +43,7 @@ pub fn run(path: &Path, mut handler: impl NriHandler, report: impl Fn(NriStatus)
             report(status);
         };
         let Err(Failure::Cause(cause)) = serve(path, &mut handler, on_registration, ended) else { return };
-        // A runtime that closes each new connection must not synchronize the plugin ten times per second.
+        // Each registration lists all containers: if the runtime closes each new connection, the backoff must grow.
         if registered.is_some_and(|since: Instant| since.elapsed() > MAX_BACKOFF) {
             backoff = MIN_BACKOFF;
         }
@@ -179,7 +179,7 @@ fn wait(
     }
 }
 
-/// Watches the directory of the socket, so that a runtime that starts is noticed at once.
+/// Watches the directory of the socket, to reconnect as soon as a runtime starts.
 struct SocketWatch<'a> {
     /// `None` if the kernel refuses another instance (`fs.inotify.max_user_instances`).
     inotify: Option<Inotify>,
@@ -193,10 +193,10 @@ impl<'a> SocketWatch<'a> {
         Self { inotify, directory: path.parent(), name: path.file_name() }
     }
 
-    /// Starts to watch before an attempt, and discards events that are older.
+    /// Starts to watch before an attempt, and discards older events.
     fn start(&self) {
         if let (Some(inotify), Some(directory)) = (&self.inotify, self.directory) {
-            // Fails if the directory is missing. Then the backoff alone decides.
+            // Fails if the directory is missing. Then only the backoff applies.
             let _ = inotify.add_watch(directory, AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO);
             while inotify.read_events().is_ok() {}
         }

@@ -1,4 +1,4 @@
-//! The messages of NRI that the plugin needs, and of these only the fields that it uses (github.com/containerd/nri,
+//! The messages of NRI that the plugin needs, with only the fields that it uses (github.com/containerd/nri,
 //! `pkg/api/api.proto`, 0.6 to 0.12). A field number never changes its meaning.
 
 use super::protobuf::{Fields, Malformed, Message, Value};
@@ -115,7 +115,7 @@ pub(super) struct Configuration {
     pub(super) runtime: String,
     /// Its version.
     pub(super) version: String,
-    /// How long the runtime waits for an answer, in milliseconds; 0 if it does not say.
+    /// How long the runtime waits for an answer, in milliseconds; 0 if it does not report this.
     pub(super) request_timeout: u64,
 }
 

@@ -3,7 +3,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `connection` | connects to the runtime's socket, and again after each failure ([`run`]) |
+//! | `connection` | connects to the runtime's socket, and reconnects after each failure ([`run`]) |
 //! | `session` | one registration: answers, and calls of the [`NriHandler`] |
 //! | `messages` | the messages of NRI |
 //! | `ttrpc` | remote calls over one socket |
@@ -27,8 +27,8 @@ pub trait NriHandler: Send {
     /// Called after each registration, with all pods and containers of the node. Returns at once.
     fn synchronize(&mut self, pods: Vec<NriPod>, containers: Vec<NriContainer>);
 
-    /// Called when a container is about to start. Its control group exists, and the runtime waits with the container's
-    /// first instruction until this function returns.
+    /// Called when a container is about to start. Its control group exists, and the runtime delays the first instruction
+    /// until this function returns.
     fn start(&mut self, pod: &NriPod, container: &NriContainer);
 
     /// Called after a container has started.
@@ -65,7 +65,7 @@ pub struct NriContainer {
     pub pod_id: String,
     /// Its name in the pod; empty if the runtime does not report it.
     pub name: String,
-    /// Whether it runs. False in [`NriHandler::start`], because its first instruction is still to come.
+    /// Whether it runs. False in [`NriHandler::start`], which precedes its first instruction.
     pub running: bool,
     /// Its control group: a path, or `SLICE:PREFIX:NAME` of the systemd driver.
     pub cgroups_path: String,
@@ -76,9 +76,9 @@ pub struct NriContainer {
 /// Whether the runtime reports containers to this plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NriStatus {
-    /// It does not, with the cause and the next step.
+    /// The runtime reports no containers, with the cause and the next step.
     Disconnected(String),
-    /// It does: [`NriHandler::synchronize`] has been called.
+    /// The runtime reports containers: [`NriHandler::synchronize`] has been called.
     Registered {
         /// The name of the runtime, such as `containerd`.
         runtime: String,

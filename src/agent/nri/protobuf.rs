@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// Bytes that are not a message.
+/// The error for bytes that are not a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Malformed;
 

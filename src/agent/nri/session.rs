@@ -1,4 +1,4 @@
-//! One registration: what the plugin answers to the runtime. It knows no socket.
+//! One registration: the plugin's answers to the runtime, independent of the socket.
 
 use super::messages::{
     Configuration, Event, EventKind, PLUGIN_SERVICE, RUNTIME_SERVICE, Synchronization, registration,
@@ -68,7 +68,7 @@ impl Session {
         ttrpc::request(REGISTRATION, RUNTIME_SERVICE, "RegisterPlugin", &registration(NAME, INDEX))
     }
 
-    /// Returns the runtime as soon as it has registered the plugin.
+    /// Returns the status with the runtime after it has registered the plugin; `None` before.
     pub(super) fn registered(&self) -> Option<NriStatus> {
         let Configuration { runtime, version, .. } = &self.configuration;
         self.synchronized.then(|| NriStatus::Registered { runtime: runtime.clone(), version: version.clone() })
@@ -77,7 +77,7 @@ impl Session {
     /// Answers the calls in `input`, and calls `handler`.
     ///
     /// # Errors
-    /// Why the connection can't be used any more.
+    /// The connection can't be used anymore; the error is the cause.
     pub(super) fn receive(
         &mut self,
         mut input: &[u8],

@@ -12,11 +12,11 @@ const MESSAGE_HEADER: usize = 10;
 pub(super) const MAX_MESSAGE: usize = 4 << 20;
 /// The limit of a frame without its header; the same as in NRI.
 const MAX_FRAME: usize = MESSAGE_HEADER + MAX_MESSAGE;
-/// The limit of texts that are received in errors and sent in errors. With it, each message that this plugin sends fits
-/// into one frame of 4 KiB: a runtime closes the connection at a larger one, which its read buffer can't hold.
+/// The limit of texts in errors, received or sent. With it, each message that this plugin sends fits into one frame of
+/// 4 KiB: if a frame is larger than the runtime's read buffer, the runtime closes the connection.
 const MAX_TEXT: usize = 1024;
 
-/// Whose calls a connection carries, with the answers to them.
+/// The side whose calls, with the answers to them, a connection carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Caller {
     /// The runtime calls the plugin.
@@ -120,8 +120,8 @@ pub(super) fn short_text(text: &[u8]) -> String {
     printable::cut(&String::from_utf8_lossy(text), MAX_TEXT).into_owned()
 }
 
-/// Takes messages out of the stream of bytes of the socket. It buffers one incomplete message per connection, and as
-/// much memory as it has received for it.
+/// Splits the socket's byte stream into messages. It buffers one incomplete message per connection, and only allocates
+/// memory for bytes that it has received.
 #[derive(Debug, Default)]
 pub(super) struct Demultiplexer {
     /// The header of the current frame, as far as it has been received.

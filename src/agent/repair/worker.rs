@@ -67,7 +67,7 @@ impl RepairWorker {
             if start.recv().is_err() {
                 return;
             }
-            // For the rules of excluded containers. Without it, only these are refused.
+            // Only the rules of excluded containers need it; if it fails, only they are refused.
             if let Err(error) = cgroup::enter_host_namespace(&HostRoot::new(self.tools.node.root())) {
                 tracing::debug!("{error}");
             }

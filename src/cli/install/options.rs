@@ -59,7 +59,7 @@ pub(in crate::cli) struct InstallOptions {
     /// Install the program also under this name: istio-cni or excludedns; may be repeated
     #[arg(long = "name", value_name = "NAME", value_parser = parse_file_name)]
     names: Vec<String>,
-    /// Install the OCI hook detour-hook, with its configuration in this directory of the node, from which CRI-O reads hooks. It exempts containers that container-exclude names before their first instruction, and lets their start fail if that is not possible [default without DIR: /etc/containers/oci/hooks.d]
+    /// Install the OCI hook detour-hook, with its configuration in this directory of the node, from which CRI-O reads hooks. The hook exempts containers that container-exclude names before their first instruction; if it can't exempt a container, the container does not start [default without DIR: /etc/containers/oci/hooks.d]
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = HOOKS_DIRECTORY)]
     oci_hooks_dir: Option<HostPath>,
     /// Name of the network in a separate configuration file; attachments refer to it

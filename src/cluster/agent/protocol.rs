@@ -143,7 +143,7 @@ pub struct ContainersStatus {
     pub runtime: Option<String>,
     /// Why the agent is not registered, or could not exempt a container of this sandbox; may be empty.
     pub error: String,
-    /// The elements that the sets must have now; `None` if the agent can't say.
+    /// The elements that the sets must have now; `None` if the agent does not know them.
     pub expected: Option<Vec<ExemptContainer>>,
 }
 

@@ -1,11 +1,11 @@
 //! The rules of the table `detour-containers`: excluded containers bypass every redirection, detour's or another
-//! tool's, in either rule format. The rules work like those of `exclusions`, as `translate` writes them: the
-//! destination of a connection is fixed before any other chain can change it, and a query that would be captured is
-//! put into the zone of the proxy's own queries, over lo into no zone.
+//! tool's, in both rule formats. The rules work like those of `exclusions`, as `translate` writes them. They fix the
+//! destination of a connection before any other netfilter chain can change it. They put a query that would be captured
+//! into the zone of the proxy's own queries, or over lo into no zone.
 //!
-//! Each set is looked up with the sender's control group at every level: the level of a container's control group
-//! depends on the node, and a level that does not exist does not match. A control group below the container's matches
-//! too.
+//! The rules look up the sender's control group in each set at every level, because the level of a container's control
+//! group depends on the node. A level that does not exist does not match. A control group below the container's also
+//! matches.
 
 use super::rule::{
     BaseHook, Condition, InCgroup, Key, NativeAction, NativeChain, NativeRule, NativeTable, NativeTables,

@@ -97,7 +97,7 @@ pub(crate) fn add_native_chain(tables: &mut NativeLiveTables, family: u8, body: 
     }
 }
 
-/// Makes the base chains of a table that is switched off differ from detour's: no packet passes them.
+/// Marks the base chains of a table that is switched off as different from detour's: no packet passes them.
 pub(crate) fn detach(chains: &mut BTreeMap<String, NativeLiveChain>) {
     let attached = chains.values_mut().filter(|chain| chain.hook != Ok(None));
     attached.for_each(|chain| chain.hook = Err(NotOurs));

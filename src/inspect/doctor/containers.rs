@@ -1,5 +1,5 @@
-//! Checks of excluded containers: each link from the kernel and the runtime to the bypass of a running container. Nodes
-//! and pods that don't use `container-exclude` have none of these checks.
+//! Checks of excluded containers: each precondition of a bypass, from the kernel and the runtime to the running
+//! container. Nodes and pods that don't use `container-exclude` have none of these checks.
 
 use super::credentials::AGENT;
 use super::kernel::try_container_rules;
@@ -43,7 +43,7 @@ const TRAFFIC: Check = check("containers-traffic", "packets of excluded containe
 
 /// The runtimes' default NRI socket.
 const NRI_SOCKET: &str = "/var/run/nri/nri.sock";
-/// The definition of the OCI hook in its default directory (oci-hooks(5)).
+/// The configuration of the OCI hook in its default directory (oci-hooks(5)).
 const HOOK_FILE: &str = "/etc/containers/oci/hooks.d/90-detour.json";
 const MAX_HOOK_FILE: u64 = 64 << 10;
 /// The timeout of the request to the agent.
@@ -185,7 +185,7 @@ fn cgroup_namespace(target: &CheckTarget) -> CheckVerdict {
     }
 }
 
-/// Checks the installed hook; `None` if there is none.
+/// Checks the installed hook; `None` if no hook is installed.
 fn hook(target: &CheckTarget) -> Option<CheckVerdict> {
     let default = HostPath::new(HOOK_FILE);
     let file = target.installation.hook.clone().or(default)?;
@@ -215,7 +215,7 @@ fn hook(target: &CheckTarget) -> Option<CheckVerdict> {
     })
 }
 
-/// Checks the runtime's socket. The agent may use another path: `why` is the reason for which it is not connected.
+/// Checks the runtime's socket. The agent may use another path: `why` is the reason why it is not connected.
 fn nri_socket(target: &CheckTarget, (runtime, why): (Option<&str>, &str), has_hook: bool) -> CheckVerdict {
     if let Some(runtime) = runtime {
         return CheckVerdict::pass(format!("the agent is connected to {runtime}"));

@@ -299,7 +299,7 @@ pub struct Installation {
     pub records: Vec<HostPath>,
     /// The installed programs.
     pub programs: Vec<HostPath>,
-    /// The definition of the OCI hook, if one is installed.
+    /// The configuration of the OCI hook, if it is installed.
     pub hook: Option<HostPath>,
     /// The types of the releases' entries in plugin lists, by the path of the list.
     pub listed_types: BTreeMap<HostPath, BTreeSet<String>>,

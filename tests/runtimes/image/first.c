@@ -1,5 +1,5 @@
-/* Connects with its first instruction: there is no C library, so the first system call is socket(), the second
- * connect(). It sends DNS queries as well, and reports in its exit status who answered. Digits in base 3, lowest first:
+/* Connects with its first instruction: without a C library, the first system call is socket(), the second is
+ * connect(). It also sends DNS queries. Its exit status shows where they arrived, as digits in base 3, lowest first:
  * TCP, DNS over UDP, DNS over TCP, then TCP and DNS over UDP with IPv6. Each digit is 0 (the destination answered),
  * 1 (the proxy answered) or 2 (no answer). */
 #include <linux/in.h>

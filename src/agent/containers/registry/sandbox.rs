@@ -14,9 +14,9 @@ pub(super) const PROXY_INTERVAL: Duration = Duration::from_millis(250);
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// The interval of the checks of sandboxes in which no excluded container runs.
 pub(super) const REST_INTERVAL: Duration = Duration::from_secs(30);
-/// How long the starts of all containers of a sandbox may wait in total before the limit of each start applies. A node with
-/// little processor time must not capture a container, and a pod that makes its rules slow must not delay others again
-/// and again. The runtime itself waits two seconds.
+/// The total time that the runtime may wait for the starts of a sandbox's containers before the limit of each start
+/// applies. On a node with little CPU time, excluded containers must not start captured. A pod with slow changes of its
+/// rules must not delay other pods repeatedly. The runtime itself waits for two seconds.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A pod sandbox.
@@ -58,7 +58,7 @@ pub(super) struct Container {
     /// Whether the runtime has reported its end.
     pub(super) is_ending: bool,
     pub(super) is_exempt: bool,
-    /// Whether the agent was asked before its first instruction.
+    /// Whether the runtime reported it before its first instruction.
     pub(super) is_from_start: bool,
 }
 

@@ -1,8 +1,8 @@
 //! The files that several releases on one node share.
 //!
 //! A file is shared if the records of several releases list it: the program, the OCI hook and the node configuration.
-//! Only the last release removes or restores it. A shared program or hook has the newest version of all releases; the node configuration is
-//! composed of the parts in all records.
+//! Only the last release removes or restores it. A shared program or hook has the newest version of all releases; the
+//! node configuration is composed of the parts in all records.
 
 use super::{FoundState, InstallRecord, NodePart, NodeParts, Owned, Role, with_newest};
 use crate::agent::install::digest::Digest;
@@ -66,7 +66,7 @@ impl FoundState {
         (compare(newest, (version, digest)) == Ordering::Greater).then_some(newest.1)
     }
 
-    /// Returns the other release whose hook at `path` runs another program than `program`.
+    /// Returns another release whose hook at `path` runs a program other than `program`.
     pub(in crate::agent::install) fn owner_of_other_hook(
         &self,
         path: &HostPath,

@@ -1,6 +1,6 @@
-// Asks a container runtime what the kubelet asks it, faster than crictl: one process and one connection for all requests,
-// and any number of them at the same time. Standard input has one request as JSON on each line; standard output gets one
-// answer for each, as soon as it is known.
+// Sends the kubelet's requests to a container runtime, faster than crictl: one process and one connection serve all
+// requests, any number of them at the same time. Each line of standard input is a request as JSON. The program writes
+// each answer to standard output as soon as it arrives.
 //
 // Usage: cri ENDPOINT
 package main
