@@ -19,7 +19,7 @@ pub struct ContainerSender {
 }
 
 impl ContainerSender {
-    /// Returns in one line whether, and until when, the container's traffic bypasses the sidecar.
+    /// Returns one line: whether the container's traffic bypasses the sidecar, and when this ends.
     pub(super) fn text(&self) -> String {
         let Some(scope) = self.bypasses else {
             return match self.excluded {

@@ -69,9 +69,9 @@ pub enum SenderArgument {
     Container {
         /// The name of the container.
         name: String,
-        /// The UID, if the user gave one; otherwise that of the pod's manifest.
+        /// The UID that the user gave; `None` to use the UID of the pod's manifest.
         uid: Option<u32>,
-        /// The GID, if the user gave one.
+        /// The GID that the user gave.
         gid: Option<u32>,
     },
 }
@@ -123,8 +123,8 @@ impl SenderArgument {
         }
     }
 
-    /// Returns the sender. A container's IDs are those of the argument, or else of the manifest of `pod`. Without a
-    /// pod, the name of the container is not checked.
+    /// Returns the sender. A container's IDs are those of the argument or, as fallback, of the manifest of `pod`. Without
+    /// a pod, the name of the container is not checked.
     ///
     /// # Errors
     /// The pod does not have the container, or its UID is unknown.

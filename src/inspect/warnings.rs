@@ -126,8 +126,8 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
     pairs.map(warning).collect()
 }
 
-/// Returns the hint to exclude by name the init containers that run as `owner`, which an exclusion of the ID is
-/// probably meant for.
+/// Returns the hint to exclude the init containers that run as `owner` by their names. The exclusion of the ID is
+/// probably intended for them.
 fn exclude_by_name(containers: &[ContainerTraffic<'_>], owner: TrafficOwner) -> String {
     let init = containers.iter().filter(|container| container.ends_before && container.is_owned_by(owner));
     match init.map(ContainerTraffic::name).collect::<Vec<_>>().as_slice() {

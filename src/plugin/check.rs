@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// How long a CHECK waits for another call in the same network namespace.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a CHECK waits for the agent, which only reads its memory.
+/// The timeout of CHECK for the agent's answer. The agent only reads its memory.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum number of differences that an error lists; the others are counted.
 const MAX_LISTED: usize = 10;

@@ -16,7 +16,7 @@ pub(super) const FACT_SOURCES: &str =
 
 /// Limit of exclusions per pod; an exclusion with many ports counts several times.
 pub(super) const MAX_EXCLUSIONS: usize = 10_000;
-/// Limit of containers, init containers included, of a pod whose containers are looked up.
+/// Limit of containers, including init containers, of a pod in which a list looks up containers.
 const MAX_CONTAINERS: usize = 100;
 /// Number of port ranges that fit into one rule.
 const PORTS_PER_RULE: usize = 7;
@@ -145,7 +145,7 @@ impl RequestedExclusions {
     }
 }
 
-/// Checks that `pod` does not have too many containers to search for each item of the list at `place`.
+/// Checks that `pod` does not have too many containers for a list: each item is searched in all of them.
 pub(super) fn check_containers(pod: &Pod, place: &dyn Fn(&str) -> String) -> Result<(), Error> {
     let count = pod.all_containers().count();
     if count > MAX_CONTAINERS {

@@ -1,4 +1,4 @@
-//! The OCI hook: installed with a flag, shared by releases, removed without it.
+//! The OCI hook: a flag installs it, several releases share it, and without the flag it is removed.
 
 use crate::agent_process::Agent;
 use crate::scene::{CALICO, Scene, program};
@@ -96,7 +96,7 @@ fn the_administrators_file_is_restored_and_an_edited_hook_keeps_its_program() {
 }
 
 #[test]
-fn the_last_release_that_wants_the_hook_removes_it() {
+fn the_last_release_that_uses_the_hook_removes_it() {
     let scene = scene("releases");
     scene.ok("install", &[FLAG]);
     let installed = scene.read(HOOK);

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 /// The pause after a failure.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// How long the start of a container may wait. The runtime starts no other container of the node meanwhile.
+/// How long the start of a container may wait if its sandbox has used up its total time. The runtime starts no other
+/// container of the node meanwhile.
 const START_TIMEOUT: Duration = Duration::from_millis(90);
 /// The time without a registration after which the agent reports captures: a restarting runtime returns earlier.
 const GRACE: Duration = Duration::from_secs(2);

@@ -21,8 +21,8 @@ use std::path::PathBuf;
 
 /// What the runtime reports, in the order in which it reports it. All calls come from the thread of [`run`].
 ///
-/// The runtime handles one container of the node at a time and waits for the plugin. Therefore no method waits for the
-/// API server, or for work that takes longer than 100 ms.
+/// The runtime handles one container of the node at a time, and waits for the plugin for at most 2 s. Therefore, no
+/// method waits for the API server, or for work without a timeout.
 pub trait NriHandler: Send {
     /// Called after each registration, with all pods and containers of the node. Returns at once.
     fn synchronize(&mut self, pods: Vec<NriPod>, containers: Vec<NriContainer>);

@@ -93,10 +93,10 @@ pub fn of_container(root: &Path, id: &str) -> Result<Option<FoundNetns>, Error> 
     NodeSnapshot::take(root)?.of_container(id.rsplit("://").next().unwrap_or(id))
 }
 
-/// Returns the pod of a sandbox (`CNI_CONTAINERID`) by the cached results; `None` if there is no result for it.
+/// Returns the pod of a sandbox (`CNI_CONTAINERID`) from the runtime's cached results; `None` without a result for it.
 ///
 /// # Errors
-/// Results can't be read.
+/// The cached results can't be read.
 pub fn pod_of_sandbox(root: &HostRoot, container_id: &str) -> Result<Option<PodRef>, Error> {
     let found = cached_results(root)?.into_iter().find(|result| result.container_id == container_id);
     Ok(found.and_then(|result| {
