@@ -278,7 +278,7 @@ mod tests {
                 format!("kubepods-pod{POD}.slice:crio:{ID}"),
                 format!("/kubepods.slice/kubepods-pod{POD}.slice/crio-{ID}.scope"),
             ),
-            // kubelet in a control group of its own (kind).
+            // A kubelet with its own control group (kind).
             (
                 format!("kubelet-kubepods-burstable-pod{POD}.slice:cri-containerd:{ID}"),
                 format!(
@@ -395,7 +395,7 @@ mod tests {
         fs::metadata(OWN_NAMESPACE).expect("readable").ino()
     }
 
-    /// Runs `work` on a thread in a cgroup namespace of its own, with a node whose first process is in this one.
+    /// Runs `work` on a thread in a new cgroup namespace, with a node whose first process is in this one.
     fn in_private_namespace(name: &str, work: impl FnOnce(&HostRoot) + Send + 'static) {
         let directory = Directory::new(name);
         let root = HostRoot::new(directory.join("root"));

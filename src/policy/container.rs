@@ -1,4 +1,4 @@
-//! Containers whose traffic bypasses the sidecar, also if others have the same UID.
+//! Containers whose traffic bypasses the sidecar, even if others have the same UID.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

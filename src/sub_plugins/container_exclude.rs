@@ -1,4 +1,4 @@
-//! `container-exclude`: traffic of certain containers bypasses the sidecar, also if others have the same UID.
+//! `container-exclude`: traffic of certain containers bypasses the sidecar, even if others have the same UID.
 
 use super::context::{AnnotationValue, ListAuthor, PodContext, check_containers, name_of};
 use super::note::Note;
@@ -68,8 +68,8 @@ impl ContainerExclude {
     }
 }
 
-/// Returns the default end of a container's bypass. A container that starts before the proxy needs the bypass until
-/// the proxy can take over.
+/// Returns the default end of a container's bypass. An init container that starts before the proxy needs the bypass only
+/// until the proxy accepts connections.
 fn default_end(pod: &Pod, container: &Container) -> BypassEnd {
     if pod.is_init_container(&container.name) && pod.starts_before_proxy(&container.name) {
         BypassEnd::ProxyReady
@@ -104,8 +104,8 @@ impl ContainerList {
         Ok(Self { place: list.place.clone(), author, forms: list.distinct(ACCEPTED, ContainerForm::parse)? })
     }
 
-    /// Returns whether an item means this container. Istio's containers are never excluded. A name that is not a DNS
-    /// label can only be in a manifest that the API server would refuse.
+    /// Returns whether an item matches this container. Istio's containers are never excluded, nor are containers whose
+    /// name is not a DNS label: the API server would refuse their manifest.
     fn contains(&self, pod: &Pod, container: &Container) -> bool {
         let is_istios = ISTIO_CONTAINERS.contains(&container.name.as_str());
         !is_istios && is_dns_label(&container.name) && self.forms.iter().any(|form| form.means(pod, container))
@@ -148,7 +148,7 @@ fn quoted(names: &[&str]) -> String {
     names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns what the author of an invalid item may have meant: the form `container:NAME` belongs to `uid-exclude`.
+/// Returns a suggestion for an invalid item: the form `container:NAME` belongs to `uid-exclude`.
 fn suggestion(item: &str) -> String {
     match item.strip_prefix("container:").map(str::trim).filter(|name| is_dns_label(name)) {
         Some(name) => format!("; did you mean {name:?}?"),

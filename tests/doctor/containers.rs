@@ -358,9 +358,9 @@ fn audit_lists_excluded_containers_with_their_counters() {
             );
             assert!(backup.bytes.is_some_and(|bytes| bytes >= 40), "{backup:?}");
             assert_eq!(backup.source, format!("pod, {ANNOTATION}"));
-            let note = "now, until the container exits; the numbers include those of vault-agent-init";
+            let note = "now, until the container exits; the numbers contain those of vault-agent-init";
             assert_eq!(backup.note.as_deref(), Some(note));
-            let note = "not now, until the proxy accepts connections; the numbers include those of backup";
+            let note = "not now, until the proxy accepts connections; the numbers contain those of backup";
             assert_eq!((init.until, init.note.as_deref()), (Some(BypassEnd::ProxyReady), Some(note)));
             assert!(report.is_clean(), "an exclusion: {report:#?}");
             if dialect == "iptables" {

@@ -340,7 +340,7 @@ in_both_dialects! {
     }
 }
 
-/// Calls ADD from the control group `cgroup` and a cgroup namespace of its own. `as_first` is the command that runs as
+/// Calls ADD from the control group `cgroup` in a new cgroup namespace. `as_first` is the command that runs as
 /// process 1 of a process namespace, followed by a shell that calls the plugin.
 fn add_from(world: &World, cgroup: &Cgroup, first: &str, configuration: &Value) -> PluginOutput {
     use std::os::unix::fs::PermissionsExt;

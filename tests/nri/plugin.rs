@@ -1,4 +1,4 @@
-//! The plugin on a thread of its own, and what it reports.
+//! The plugin on its own thread, and its reports.
 
 use super::directory::Directory;
 use detour_cni::agent::nri::{self, NriContainer, NriHandler, NriPod, NriStatus};

@@ -237,7 +237,7 @@ fn calls_in_any_pieces_are_answered() {
     let plugin = Plugin::start(&path);
     let mut peer = runtime.register(&[]);
     plugin.registered();
-    // Two calls in one piece, each byte as a piece, and each byte of a message in a frame of its own.
+    // Two calls in one piece, each byte as a piece, and each byte of a message in its own frame.
     let two =
         [call(101, PLUGIN, "StartContainer", &event("a")), call(103, PLUGIN, "StopContainer", &event("a"))].concat();
     peer.write(&two);

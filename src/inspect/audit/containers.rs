@@ -36,7 +36,7 @@ pub(super) fn bypasses(
         let others: Vec<&str> = others.map(|other| &*other.name).collect();
         let mut note = format!("{}, {}", if is_active { "now" } else { "not now" }, end_text(*until));
         if !others.is_empty() {
-            note += &format!("; the numbers include those of {}", others.join(", "));
+            note += &format!("; the numbers contain those of {}", others.join(", "));
         }
         bypasses.push(Bypass {
             traffic: format!("{} of container {name}", scope_text(*scope)),
