@@ -340,8 +340,8 @@ in_both_dialects! {
     }
 }
 
-/// Calls ADD from the control group `cgroup` in a new cgroup namespace. `as_first` is the command that runs as
-/// process 1 of a process namespace, followed by a shell that calls the plugin.
+/// Calls ADD from the control group `cgroup` in a new cgroup namespace. `first` is the command that runs as
+/// process 1 of a PID namespace; its last argument is a shell that calls the plugin.
 fn add_from(world: &World, cgroup: &Cgroup, first: &str, configuration: &Value) -> PluginOutput {
     use std::os::unix::fs::PermissionsExt;
     let (directory, plugin) = (cgroup.directory().display(), env!("CARGO_BIN_EXE_detour"));
