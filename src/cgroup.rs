@@ -50,7 +50,10 @@ impl CgroupHierarchy {
         let reach = |path| HostPath::new(path).and_then(|path| root.reach(&path).ok());
         let is_unified =
             |path: &PathBuf| statfs(path).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC);
-        if let Some(mount) = MOUNTS.into_iter().filter_map(reach).find(is_unified) {
+        // Without a mount below `root`, this process may see the node's own. In a private cgroup namespace, that one has
+        // no containers of other pods, so that their paths are not found.
+        let own = MOUNTS.into_iter().map(PathBuf::from).filter(|_| !root.mount().join("sys/fs/cgroup").exists());
+        if let Some(mount) = MOUNTS.into_iter().filter_map(reach).chain(own).find(is_unified) {
             return Ok(Self { mount, proc: root.mount().join("proc") });
         }
         let first = root.mount().join("sys/fs/cgroup");
@@ -383,6 +386,9 @@ mod tests {
     fn a_node_with_version_1_only_is_refused_with_the_next_step() {
         let directory = Directory::new("cgroup-v1");
         let root = HostRoot::new(directory.join("root"));
+        let own = CgroupHierarchy::find(&root).expect("that of this mount namespace").mount;
+        assert_eq!(own, CgroupHierarchy::find(&HostRoot::new("/")).expect("mounted").mount);
+        fs::create_dir_all(root.mount().join("sys/fs/cgroup")).expect("made");
         let error = CgroupHierarchy::find(&root).expect_err("nothing is mounted");
         assert!(error.msg.contains("mount the node's /sys/fs/cgroup there"), "{error}");
         fs::create_dir_all(root.mount().join("sys/fs/cgroup/memory")).expect("made");

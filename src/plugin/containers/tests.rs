@@ -282,6 +282,8 @@ fn the_path_of_the_runtime_is_mapped_below_the_mount_of_the_node() {
     let root = HostRoot::new(sandbox.directory.join("host"));
     let file = sandbox.directory.join("state/sandbox/n@net1.json");
     let text = fs::read_to_string(&file).expect("readable");
+    let visible_here = ExcludedContainers::find_in(&sandbox.store(), SANDBOX, &root).expect("readable");
+    assert!(visible_here.is_some(), "nothing is mounted below the root");
     fs::write(&file, text.replace(&sandbox.netns_path().display().to_string(), "/run/netns/pod")).expect("written");
     let find = || ExcludedContainers::find_in(&sandbox.store(), SANDBOX, &root);
     assert_eq!(find().expect_err("not mounted").code, Code::InvalidNetns);
