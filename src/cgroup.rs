@@ -50,8 +50,8 @@ impl CgroupHierarchy {
         let reach = |path| HostPath::new(path).and_then(|path| root.reach(&path).ok());
         let is_unified =
             |path: &PathBuf| statfs(path).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC);
-        // Without a mount below `root`, this process may see the node's own. In a private cgroup namespace, that one has
-        // no containers of other pods, so that their paths are not found.
+        // Without a mount below `root`, this process may see the node's own mount. In a private cgroup namespace, that
+        // mount does not contain the groups of other pods, so their paths are not found.
         let own = MOUNTS.into_iter().map(PathBuf::from).filter(|_| !root.mount().join("sys/fs/cgroup").exists());
         if let Some(mount) = MOUNTS.into_iter().filter_map(reach).chain(own).find(is_unified) {
             return Ok(Self { mount, proc: root.mount().join("proc") });

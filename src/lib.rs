@@ -1,6 +1,6 @@
 //! `detour` is a CNI meta-plugin in one static binary. It redirects a pod's traffic to its Istio sidecar and lets
-//! excluded traffic (by UID, by container, or DNS) bypass it. The same binary installs itself on nodes, keeps pods redirected, and
-//! explains what it does.
+//! excluded traffic (by UID, by container, or DNS) bypass it. The same binary installs itself on nodes, keeps pods
+//! redirected, and explains what it does.
 //!
 //! `docs/architecture.md` describes the data flow, the agent's threads, the state files and the netfilter tables, and
 //! lists what each file contains.

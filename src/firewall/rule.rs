@@ -378,7 +378,7 @@ impl TableRules {
     }
 }
 
-/// What the rules for excluded containers depend on. They are native rules in both rule formats.
+/// The input of the rules for excluded containers, which are native rules in both rule formats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerRules {
     /// The sets of excluded containers.

@@ -13,9 +13,9 @@ use std::path::Path;
 
 /// The table of the sets, with its family.
 pub(super) const TABLE: &str = "inet detour-containers";
-/// Limit for the elements that are listed; the rest is counted.
+/// The limit of listed elements; the rest is counted.
 const MAX_LISTED: usize = 200;
-/// Limit for the control groups that are searched for the paths of elements; a node has some thousand.
+/// The limit of control groups in a search for the paths of elements; a node has a few thousand.
 const MAX_GROUPS: usize = 50_000;
 
 /// The elements of the sets.
@@ -40,7 +40,8 @@ pub struct ElementLine {
     pub cgroup: u64,
     /// The path of the control group on this node; `None` if it was not found, for example because the container exited.
     pub path: Option<String>,
-    /// Whether the element is foreign: its comment names no container, or one that is not excluded in this way.
+    /// Whether the element is foreign: its comment names no container, or one that the policy does not exclude with this
+    /// scope.
     pub foreign: bool,
 }
 
@@ -115,7 +116,7 @@ impl ElementLine {
     }
 }
 
-/// Returns the paths of the control groups with these IDs that are found. The node's file system is mounted at `root`.
+/// Returns the paths of the control groups with these IDs, as far as found. The node's file system is mounted at `root`.
 pub(super) fn cgroup_paths(ids: impl IntoIterator<Item = u64>, root: &Path) -> BTreeMap<u64, String> {
     let ids: BTreeSet<u64> = ids.into_iter().collect();
     let hierarchy = CgroupHierarchy::find(&HostRoot::new(root)).ok();

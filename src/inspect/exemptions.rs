@@ -17,7 +17,7 @@ pub struct Exemption {
     pub ports: Vec<String>,
     /// Destination: an address, a range, or `anywhere`.
     pub to: String,
-    /// The sources of the exclusion; several may have the same one.
+    /// The sources of the exclusion: several sources can request the same one.
     pub sources: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ pub struct ExcludedContainer {
     pub scope: ContainerScope,
     /// When the bypass ends: `proxy-ready` or `container-exit`.
     pub until: BypassEnd,
-    /// The sources of the exclusion; several may have the same one.
+    /// The sources of the exclusion: several sources can request the same one.
     pub sources: Vec<String>,
 }
 

@@ -287,7 +287,7 @@ pub struct NetworkReport {
     pub runs: &'static str,
     /// Whether and why it redirects the pod; `None` unless it runs in-process.
     pub decision: Option<String>,
-    /// The number of its exclusions, those of containers included.
+    /// The number of its exclusions, including those of containers.
     pub exclusions: usize,
 }
 
