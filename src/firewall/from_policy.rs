@@ -13,7 +13,7 @@ pub const MAX_RULES: usize = 16_000;
 const FIXED_RULES: usize = 30;
 /// The jumps to the exclusions, in nat and raw of both families.
 const JUMPS: usize = 4;
-/// The rules for excluded containers: two sets at each level, in raw and nat, and what they lead to.
+/// The limit of rules for excluded containers: two sets at each level, in raw and nat, and the chains that they lead to.
 const CONTAINER_RULES: usize = 60;
 /// The number of port ranges that fit into one `multiport`; a range takes two slots.
 const RANGES_PER_RULE: usize = MULTIPORT_SLOTS / 2;

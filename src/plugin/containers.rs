@@ -124,7 +124,7 @@ impl ExcludedContainers {
             }
             last = path;
         }
-        let netns = found.ok_or_else(|| gone(sandbox_id, last))?;
+        let netns = found.ok_or_else(|| gone(last))?;
         let id = netns.id();
         records.0.retain(|(_, record)| record.netns_id.is_none_or(|other| other == id));
         Ok(Some(Self { policy: records.policy()?, netns }))
@@ -160,10 +160,10 @@ impl ExcludedContainers {
     }
 }
 
-fn gone(sandbox_id: &str, netns: &Path) -> Error {
+/// Returns an error without the pod sandbox, which the callers name.
+fn gone(netns: &Path) -> Error {
     let msg = format!(
-        "excluded containers of pod sandbox {sandbox_id}: network namespace {}: gone, or not visible in this mount \
-         namespace; delete the pod if it still runs",
+        "network namespace {}: gone, or not visible in this mount namespace; delete the pod if it still runs",
         netns.display()
     );
     Error::new(Code::InvalidNetns, msg)
