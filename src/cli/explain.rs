@@ -28,8 +28,9 @@ Examples:
 
 The output of --rules iptables contains the rules of both IP versions: iptables-restore and
 ip6tables-restore each load their own. Only the output of --rules nft contains the rules for
-containers that are excluded by name, which pods of both rule formats get. --rules and --format require exactly one pod: if FILE has
-several, select one by name. With several pods, -o json and -o yaml print a list.
+containers that are excluded by name, which pods of both rule formats get. --rules and --format
+require exactly one pod: if FILE has several, select one by name. With several pods, -o json and
+-o yaml print a list.
 
 For a pod of the cluster, the configuration is the one that is installed on the pod's node. If the
 command runs elsewhere, it reads the ConfigMaps of the agents on that node. The report names the
