@@ -220,6 +220,14 @@ impl Reconciler {
         }
     }
 
+    /// Records a failure to change the sets, and logs each cause once.
+    pub(super) fn report_failure(&self, sandbox_id: &str, why: &str) {
+        if self.registry.failed(sandbox_id, why) {
+            let pod = pod_name(self.pod(sandbox_id).as_ref());
+            tracing::warn!(pod, sandbox = sandbox_id, "can't update the excluded containers: {why}");
+        }
+    }
+
     /// Reports that a container started captured, once.
     pub(super) fn report_capture(&self, sandbox_id: &str, container: &str, why: &str) {
         if self.registry.report_capture(sandbox_id, container) {
