@@ -284,7 +284,7 @@ fn elements_of_a_missing_table_are_none_and_none_can_be_added() {
         assert_eq!(elements(), []);
         change(std::slice::from_ref(&element), &[]);
         let error = change_container_elements(&[], std::slice::from_ref(&element)).expect_err("no table");
-        assert_eq!(error.code, Code::KernelRefused);
+        assert_eq!(error.code, Code::Drift);
         assert!(error.msg.contains("table inet detour-containers"), "{error}");
         // Another scope: the table exists without the set.
         commit(&with_containers(&[Dns]));

@@ -57,7 +57,9 @@ Excluded containers: With --nri-socket, the agent registers at the container run
 each container before its first instruction. Containers that the sub-plugin container-exclude names
 bypass the sidecar until they exit, or until the proxy accepts connections. Without the flag, or
 while the agent does not run, they start captured unless the OCI hook exempts them
-(--oci-hooks-dir). The agent reports a captured container as an Event of the pod.
+(--oci-hooks-dir). The agent reports a captured container as an Event of the pod. If another process
+deletes the rules for excluded containers, the agent restores them within seconds, unless --repair
+is off or --repair-selector is set.
 
 Health: /metrics uses the OpenMetrics text format; all metric names start with detour_. With
 --health-address, the agent exits with code 1 if the file system does not respond for two minutes,
@@ -313,7 +315,9 @@ impl AgentArguments {
         let account = self.install.account_for("Events of pods with excluded containers");
         let has_hook = self.install.has_oci_hook();
         let is_enabled = nri_socket.is_some() || has_hook;
-        is_enabled.then(|| ContainerSettings { nri_socket, has_hook, account: account.ok() })
+        // Without the pods' labels, it is unknown which pods a selector selects.
+        let restores = self.repair.settings().is_some_and(|repair| repair.criteria.selector.selects_all());
+        is_enabled.then(|| ContainerSettings { nri_socket, has_hook, restores, account: account.ok() })
     }
 
     fn services(&self) -> Option<Services> {

@@ -9,6 +9,7 @@ use crate::netlink::attributes::{self, Attributes, find, find_be32};
 use crate::netlink::{DumpLimit, NLM_F_CREATE};
 use crate::policy::ContainerScope;
 use nix::errno::Errno;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// The name of the table.
@@ -153,15 +154,32 @@ pub(super) fn set(scope: ContainerScope, id: u32) -> Attributes {
 /// # Errors
 /// The kernel refuses, or there are too many elements.
 pub fn container_elements() -> Result<Vec<ContainerElement>, Error> {
-    let read = |socket: &mut NfSocket| read(socket, &SCOPES);
-    retried(read).map_err(|error| failed("read", &error))
+    retried(read_all).map(|sets| sets.into_values().flatten().collect()).map_err(|error| failed("read", &error))
+}
+
+/// Lists the elements in the calling thread's network namespace, in which the sets of `required` must exist.
+///
+/// # Errors
+/// As [`container_elements`]. [`Code::Drift`]: a set is missing.
+pub fn required_container_elements(required: &BTreeSet<ContainerScope>) -> Result<Vec<ContainerElement>, Error> {
+    let sets = retried(read_all).map_err(|error| failed("read", &error))?;
+    match required.iter().find(|scope| !sets.contains_key(scope)) {
+        Some(missing) => Err(Error::new(
+            Code::Drift,
+            format!(
+                "table inet {TABLE}: expected set {}, got none: another process deleted the set or the table",
+                set_name(*missing)
+            ),
+        )),
+        None => Ok(sets.into_values().flatten().collect()),
+    }
 }
 
 /// Removes and adds elements in one transaction in the calling thread's network namespace. It is no error if an element
 /// is already removed or present.
 ///
 /// # Errors
-/// The kernel refuses, or a set is missing.
+/// The kernel refuses. [`Code::Drift`]: a set is missing.
 pub fn change_container_elements(remove: &[ContainerElement], add: &[ContainerElement]) -> Result<(), Error> {
     if let Some(element) = add.iter().find(|e| e.container.as_ref().is_some_and(|label| label.user_data().is_none())) {
         let name = element.container.as_ref().map_or("", |label| &label.name);
@@ -177,7 +195,7 @@ pub fn change_container_elements(remove: &[ContainerElement], add: &[ContainerEl
     scopes.dedup();
     let change = |socket: &mut NfSocket| {
         let generation = socket.generation()?;
-        let live = read(socket, &scopes)?;
+        let live: Vec<ContainerElement> = read(socket, &scopes)?.into_values().flatten().collect();
         let found =
             |element: &ContainerElement| live.iter().find(|e| (e.scope, e.cgroup) == (element.scope, element.cgroup));
         let is_new = |element: &&ContainerElement| found(element) != Some(*element);
@@ -196,18 +214,27 @@ pub fn change_container_elements(remove: &[ContainerElement], add: &[ContainerEl
     retried(change).map_err(|error| failed("change", &error))
 }
 
-/// Reads the elements of the sets of `scopes`; none of a set that does not exist.
-fn read(socket: &mut NfSocket, scopes: &[ContainerScope]) -> Result<Vec<ContainerElement>, NfError> {
+/// The elements of the sets that exist.
+type LiveSets = BTreeMap<ContainerScope, Vec<ContainerElement>>;
+
+fn read_all(socket: &mut NfSocket) -> Result<LiveSets, NfError> {
+    read(socket, &SCOPES)
+}
+
+/// Reads the sets of `scopes` that exist.
+fn read(socket: &mut NfSocket, scopes: &[ContainerScope]) -> Result<LiveSets, NfError> {
     socket.allow(MAX_READ);
-    let mut found = Vec::new();
+    let mut sets = LiveSets::new();
     for scope in scopes {
+        let mut found = Vec::new();
         let each = |_, message: &[u8]| found.extend(ContainerElement::read(*scope, message));
         match socket.dump_of(Verb::GetSetElements, NFPROTO_INET, elements_of(*scope), each) {
-            Err(NfError::Socket(Errno::ENOENT)) => {}
+            Err(NfError::Socket(Errno::ENOENT)) => continue,
             other => other?,
         }
+        sets.insert(*scope, found);
     }
-    Ok(found)
+    Ok(sets)
 }
 
 /// Repeats `work` while other processes change the rules.
@@ -227,7 +254,7 @@ fn failed(action: &str, error: &NfError) -> Error {
     let (code, next) = match error {
         NfError::Changed => (Code::TryAgain, "; retry"),
         NfError::Refused { errno: Errno::ENOENT, .. } => {
-            (Code::KernelRefused, ": expected the sets in the pod's network namespace, got none; delete the pod")
+            (Code::Drift, ": another process deleted the table or one of its sets")
         }
         NfError::Refused { errno: Errno::ENFILE, .. } => (Code::KernelRefused, ": the set is full; delete the pod"),
         _ => (Code::KernelRefused, ""),

@@ -28,7 +28,10 @@ mod removal;
 pub mod rule;
 mod rule_format;
 
-pub use containers::{ContainerElement, ContainerLabel, change_container_elements, container_elements, set_name};
+pub use containers::{
+    ContainerElement, ContainerLabel, change_container_elements, container_elements, required_container_elements,
+    set_name,
+};
 pub use drift::{Difference, Drift, foreign_rules};
 pub use expression::Counter;
 pub use from_policy::{MAX_RULES, max_rules};

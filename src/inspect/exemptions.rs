@@ -49,26 +49,6 @@ pub struct ExcludedContainer {
     pub sources: Vec<String>,
 }
 
-impl ExcludedContainer {
-    /// Returns the traffic that bypasses the sidecar in words.
-    #[must_use]
-    pub const fn what(&self) -> &'static str {
-        match self.scope {
-            ContainerScope::All => "everything",
-            ContainerScope::Dns => "DNS",
-        }
-    }
-
-    /// Returns the end of the bypass in words.
-    #[must_use]
-    pub const fn end(&self) -> &'static str {
-        match self.until {
-            BypassEnd::ProxyReady => "until it exits or the proxy accepts connections",
-            BypassEnd::ContainerExit => "until it exits",
-        }
-    }
-}
-
 /// Returns the excluded containers, each with its sources.
 pub(super) fn excluded_containers<'a>(
     policy: &Policy,

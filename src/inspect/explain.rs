@@ -1,5 +1,6 @@
 //! `explain`: what a configuration does with a pod's traffic, and why; for a primary plugin, also the pod's networks.
 
+use super::container_bypass::{end_text, scope_text};
 use super::evaluation::{Evaluation, evaluate, has_redirect};
 use super::exemptions::{ExcludedContainer, Exemption, excluded_containers, exemptions};
 use super::settings::{Setting, settings};
@@ -253,7 +254,12 @@ impl TextReport for Explanation {
             screen.heading("Excluded containers");
             let row = |c: &ExcludedContainer| {
                 let sources = Cell::of(c.sources.join("; ")).tone(Tone::Faint);
-                vec![Cell::of(&c.name).tone(Tone::Strong), Cell::of(c.what()), Cell::of(c.end()), sources]
+                vec![
+                    Cell::of(&c.name).tone(Tone::Strong),
+                    Cell::of(scope_text(c.scope)),
+                    Cell::of(end_text(c.until)),
+                    sources,
+                ]
             };
             screen.table(&self.excluded_containers.iter().map(row).collect::<Vec<_>>());
         }

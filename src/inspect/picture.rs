@@ -164,9 +164,12 @@ fn lanes_of_container(excluded: &[ExcludedContainer], container: &ContainerTraff
             true => "until the proxy is ready",
             false => "until it exits",
         };
-        let to = if one.scope == ContainerScope::All { ANYWHERE } else { "resolvers" };
+        let (what, to) = match one.scope {
+            ContainerScope::All => ("everything", ANYWHERE),
+            ContainerScope::Dns => ("DNS", "resolvers"),
+        };
         let card = Card { detail: one.sources.join("; "), ..card(container) };
-        Lane { card, color: "free", what: format!("{} {end}", one.what()), to: to.to_owned() }
+        Lane { card, color: "free", what: format!("{what} {end}"), to: to.to_owned() }
     };
     excluded.iter().filter(takes_effect).map(lane).collect()
 }

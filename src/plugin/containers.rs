@@ -1,10 +1,11 @@
 //! Excluded containers of a running pod: adds a container's control group to the sets in the pod's network namespace
 //! when the container starts, and removes it when the bypass ends. The node's agent and the OCI hook call it.
 
+use super::container_status::restore;
 use super::open_netns;
 use super::record::{AttachmentRecord, ContainerRecords};
 use crate::cni::{Code, Error, is_identifier};
-use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, container_elements};
+use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
 use crate::host_path::HostRoot;
 use crate::netns::{NetNs, NetnsId, listens};
 use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Policy, Redirect};
@@ -26,9 +27,14 @@ pub struct RunningContainer {
 /// The excluded containers of one pod sandbox, from saved state.
 #[derive(Debug)]
 pub struct ExcludedContainers {
+    store: Store,
+    sandbox_id: String,
     netns: NetNs,
     policy: Policy,
 }
+
+/// The mark of a sandbox in which the proxy has accepted connections.
+const PROXY_READY: &str = "proxy-ready";
 
 /// What is known about the pod's containers.
 #[derive(Debug, Clone, Copy, Default)]
@@ -127,13 +133,23 @@ impl ExcludedContainers {
         let netns = found.ok_or_else(|| gone(last))?;
         let id = netns.id();
         records.0.retain(|(_, record)| record.netns_id.is_none_or(|other| other == id));
-        Ok(Some(Self { policy: records.policy()?, netns }))
+        let (store, sandbox_id) = (store.clone(), sandbox_id.to_owned());
+        Ok(Some(Self { store, sandbox_id, policy: records.policy()?, netns }))
     }
 
     /// Returns the union of the policies of the sandbox's attachments.
     #[must_use]
     pub const fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// Restores the rules of the sandbox's attachments from saved state, as repair does. Waits for the lock of the network
+    /// namespace.
+    ///
+    /// # Errors
+    /// As [`restore`].
+    pub fn restore(&self) -> Result<(), Error> {
+        restore(&self.sandbox_id, self.netns.path())
     }
 
     /// Returns the identity of the sandbox's network namespace.
@@ -146,17 +162,33 @@ impl ExcludedContainers {
     /// call of the plugin.
     ///
     /// # Errors
-    /// The network namespace can't be entered, or the kernel refuses the change.
+    /// The network namespace can't be entered, or the kernel refuses the change. [`Code::Drift`]: a set is missing
+    /// that a bypass which has not ended needs.
     pub fn reconcile(&self, observed: ObservedContainers<'_>) -> Result<ContainerChanges, Error> {
         self.netns.enter_without_lock(|| {
             let ends_then = self.policy.containers.iter().any(|one| one.until == BypassEnd::ProxyReady);
-            let proxy_ready = observed.proxy_ready || (ends_then && listens(proxy_port(&self.policy))?);
-            let plan = ElementPlan::new(&self.policy, &container_elements()?, observed, proxy_ready);
+            let proxy_ready = observed.proxy_ready || (ends_then && self.proxy_is_ready()?);
+            let lasts = |one: &&ContainerExclusion| !(proxy_ready && one.until == BypassEnd::ProxyReady);
+            let required = self.policy.containers.iter().filter(lasts).map(|one| one.scope).collect();
+            let plan = ElementPlan::new(&self.policy, &required_container_elements(&required)?, observed, proxy_ready);
             if !(plan.remove.is_empty() && plan.add.is_empty()) {
                 change_container_elements(&plan.remove, &plan.add)?;
             }
             Ok(plan.changes)
         })
+    }
+
+    /// Returns whether the proxy accepts connections, or did before in this sandbox. A mark beside the saved state lets
+    /// the OCI hook and a restarted agent know it while the proxy restarts.
+    fn proxy_is_ready(&self) -> Result<bool, Error> {
+        if self.store.has_mark(&self.sandbox_id, PROXY_READY) {
+            return Ok(true);
+        }
+        let listens = listens(proxy_port(&self.policy))?;
+        if listens && let Err(error) = self.store.mark(&self.sandbox_id, PROXY_READY) {
+            tracing::debug!("{error}");
+        }
+        Ok(listens)
     }
 }
 

@@ -110,7 +110,11 @@ pub fn run(stdin: impl Read) -> Result<(), Error> {
     if state.status == "stopped" {
         let exited = [state.id.clone()];
         let observed = ObservedContainers { exited: &exited, ..ObservedContainers::default() };
-        return excluded.reconcile(observed).map(drop).map_err(failed);
+        return match excluded.reconcile(observed) {
+            // Without the sets, nothing is left to remove.
+            Err(error) if error.code == Code::Drift => Ok(()),
+            result => result.map(drop).map_err(failed),
+        };
     }
     let exempt = || -> Result<(), Error> {
         let cgroup = control_group(state.pid, &excluded, &root)?;

@@ -3,7 +3,7 @@
 pub mod format;
 
 use crate::cni::{Code, Error};
-use crate::trusted_file::{Durability, create_with_parents, read_nofollow, replace_file};
+use crate::trusted_file::{Durability, create_new, create_with_parents, read_nofollow, replace_file};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
@@ -122,6 +122,28 @@ impl Store {
         }
         self.remove_directory_if_empty(&attachment.container_id);
         Ok(())
+    }
+
+    /// Marks a container that has a record. The mark disappears with the last record.
+    ///
+    /// # Errors
+    /// The mark can't be written, or the container has no record.
+    pub fn mark(&self, container_id: &str, mark: &str) -> Result<(), Error> {
+        let path = self.mark_path(container_id, mark);
+        match create_new(&path) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(io_error("write", &path, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns whether a container has a mark.
+    #[must_use]
+    pub fn has_mark(&self, container_id: &str, mark: &str) -> bool {
+        fs::symlink_metadata(self.mark_path(container_id, mark)).is_ok()
+    }
+
+    fn mark_path(&self, container_id: &str, mark: &str) -> PathBuf {
+        self.directory(container_id).join(format!(".{mark}"))
     }
 
     /// Checks that a record can be written now.
@@ -254,6 +276,23 @@ mod tests {
         assert_eq!(store.containers().expect("readable"), ["c"]);
         store.remove(&two).expect("removable");
         assert!(store.containers().expect("readable").is_empty());
+    }
+
+    #[test]
+    fn a_mark_lasts_until_the_last_record_is_removed() {
+        let (_directory, store) = store("mark");
+        let (one, two) = (attachment("c", "n", "net1"), attachment("c", "n", "net2"));
+        store.mark("c", "ready").expect_err("no record");
+        store.write(&one, &Number { n: 1 }).expect("writable");
+        store.write(&two, &Number { n: 2 }).expect("writable");
+        assert!(!store.has_mark("c", "ready"));
+        store.mark("c", "ready").expect("writable");
+        store.mark("c", "ready").expect("writable twice");
+        store.remove(&one).expect("removable");
+        assert!(store.has_mark("c", "ready") && !store.has_mark("c", "other") && !store.has_mark("d", "ready"));
+        assert_eq!(store.attachments_of("c").expect("readable"), std::slice::from_ref(&two));
+        store.remove(&two).expect("removable");
+        assert!(!store.has_mark("c", "ready") && store.containers().expect("readable").is_empty());
     }
 
     #[test]

@@ -36,6 +36,30 @@ fn the_bypass_ends_when_the_proxy_listens_and_established_connections_continue()
 }
 
 #[test]
+fn a_restarted_agent_knows_that_the_proxy_has_accepted_connections() {
+    scene(|scene| {
+        let pod = scene.pod(VAULT, &json!({}));
+        let (runtime, agent) = (scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut vault = Container::create(&pod, VAULT);
+        plugin.start(&vault);
+        assert_eq!(vault.connect(), "direct");
+        let proxy = pod.start_proxy();
+        pod.wait_for_elements(&[], SLOW);
+        proxy.stop();
+        agent.end(Signal::SIGKILL);
+        drop(plugin);
+        let _agent = scene.agent();
+        let mut plugin = runtime.register(&[&pod], &[&vault]);
+        let mut next = Container::create(&pod, VAULT);
+        plugin.start(&next);
+        assert_eq!((next.connect(), vault.connect()), ("failed".into(), "failed".into()), "no proxy listens");
+        assert!(pod.elements().is_empty());
+    });
+}
+
+#[test]
 fn a_bypass_until_the_exit_outlasts_the_start_of_the_proxy() {
     scene(|scene| {
         let pod = scene.pod(WEB, &json!({}));

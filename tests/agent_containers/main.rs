@@ -10,6 +10,7 @@ mod exempt;
 #[path = "../nri/peer.rs"]
 mod peer;
 mod reports;
+mod restored;
 mod runtime;
 mod scene;
 #[path = "../support/mod.rs"]

@@ -103,6 +103,11 @@ impl Scene<'_> {
         Agent::spawn("a", &self.arguments())
     }
 
+    /// Starts an agent that repairs no pods.
+    pub(crate) fn agent_without_repair(&self) -> Agent {
+        Agent::spawn("a", &[self.arguments(), vec!["--repair=off".into()]].concat())
+    }
+
     /// Starts an agent that installs the OCI hook and does not use NRI.
     pub(crate) fn agent_with_the_hook_only(&self) -> Agent {
         let mut arguments = self.arguments();
@@ -276,6 +281,16 @@ impl Pod {
     /// Removes all elements, as another process could.
     pub(crate) fn flush_elements(&self) {
         self.tool("nft", &["flush", "set", "inet", "detour-containers", "excluded-all"], "");
+    }
+
+    /// Deletes the table of excluded containers, as another process could.
+    pub(crate) fn delete_table(&self) {
+        self.tool("nft", &["delete", "table", "inet", "detour-containers"], "");
+    }
+
+    /// Returns whether the table of excluded containers exists.
+    pub(crate) fn has_table(&self) -> bool {
+        self.tool("nft", &["list", "tables"], "").contains("inet detour-containers")
     }
 
     /// Waits until the sets have exactly these elements.

@@ -7,11 +7,13 @@ mod support;
 use detour_cni::firewall::{ContainerElement, change_container_elements, container_elements};
 use detour_cni::policy::ContainerScope;
 use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::{Shutdown, shutdown};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -218,6 +220,7 @@ fn an_excluded_container_that_cannot_be_exempted_does_not_start() {
         assert!(scene.refuses(&nameless).contains("expected the container's name"));
         scene.pod.tool("nft", &["delete", "table", "inet", "detour-containers"], "");
         assert!(scene.refuses(&start(process.id())).contains("detour-containers"));
+        scene.accepts(&scene.crio("vault", "stopped", 0));
         scene.accepts(&scene.crio("app", "creating", process.id()));
         fs::write(scene.record(), "{").expect("written");
         let message = scene.refuses(&start(process.id()));
@@ -270,9 +273,16 @@ fn a_container_that_starts_after_the_proxy_listens_is_captured() {
         let start = scene.crio("vault", "creating", process.id());
         scene.accepts(&start);
         assert_eq!(scene.elements().len(), 1);
-        let _proxy = scene.inside(|| TcpListener::bind("0.0.0.0:15001").expect("free"));
+        let proxy = scene.inside(|| TcpListener::bind("0.0.0.0:15001").expect("free"));
         scene.accepts(&start);
         assert_eq!(scene.elements(), []);
+        // Not only closed: a process that another test has just forked may still have the socket.
+        shutdown(proxy.as_raw_fd(), Shutdown::Both).expect("it listens");
+        scene.accepts(&start);
+        assert_eq!(scene.elements(), [], "the proxy restarts");
+        // The table is no longer needed.
+        scene.pod.tool("nft", &["delete", "table", "inet", "detour-containers"], "");
+        scene.accepts(&start);
     });
 }
 

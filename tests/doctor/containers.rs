@@ -75,7 +75,8 @@ impl Containers {
             scope: ContainerScope::All,
         };
         let expected = Some(expected.iter().map(exempt).collect());
-        status(scene, &ContainersStatus { runtime: Some("containerd 2.2.0".into()), error: error.into(), expected });
+        let runtime = Some("containerd 2.2.0".into());
+        status(scene, &ContainersStatus { runtime, error: error.into(), expected, ..ContainersStatus::default() });
     }
 
     /// Replaces values that differ between runs.
@@ -118,6 +119,22 @@ fn play(name: &str, failed: &str, fault: impl FnOnce(&Scene, &mut Containers) + 
 #[test]
 fn each_check_passes_if_the_containers_are_as_expected() {
     play("containers-healthy", "", |_, _| {});
+}
+
+#[test]
+fn the_socket_that_the_agent_uses_is_checked_instead_of_the_default_one() {
+    scene(plan(), |scene| {
+        let _containers = Containers::new(scene);
+        let socket = Some("/run/other/nri.sock".into());
+        status(scene, &ContainersStatus { socket, ..ContainersStatus::default() });
+        let report = scene.report(&POD);
+        let line =
+            report["checks"].as_array().expect("checks").iter().find(|line| line["id"] == "containers-nri-socket");
+        let line = line.expect("a check");
+        assert_eq!(line["outcome"], "fail");
+        let found = line["found"].as_str().expect("text");
+        assert!(found.starts_with("/run/other/nri.sock: No such file or directory"), "{found}");
+    });
 }
 
 #[test]

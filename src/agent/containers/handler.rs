@@ -53,7 +53,7 @@ impl Reconciler {
             Ok(()) if self.registry.is_exempt(&pod.id, &container.id) => Some("exempt"),
             Ok(()) => Some("captured"),
             Err(error) => {
-                self.registry.failed(&pod.id, &error.to_string());
+                self.report_failure(&pod.id, &error.to_string());
                 self.report_capture(&pod.id, name, &error.to_string());
                 Some("error")
             }

@@ -34,6 +34,8 @@ pub struct ContainerSettings {
     pub nri_socket: Option<HostPath>,
     /// Whether an OCI hook exempts containers too.
     pub has_hook: bool,
+    /// Whether lost sets are restored from saved state.
+    pub restores: bool,
     /// The account that creates Events; `None` to only log them.
     pub account: Option<ServiceAccount>,
 }
@@ -53,10 +55,11 @@ impl ContainerSettings {
     /// A thread can't be created, or the path of the socket can't be resolved.
     pub(super) fn start(&self, node: &NodeFiles, metrics: &Metrics) -> Result<RunningContainers, String> {
         let thread_error = |error| format!("can't start the threads for excluded containers: {error}");
-        let registry = Registry::new(self.nri_socket.is_some(), self.has_hook);
+        let registry = Registry::new(self.nri_socket.as_ref().map(ToString::to_string), self.has_hook);
         let events = EventQueue::start(self.account.clone()).map_err(thread_error)?;
         let reconciler = Reconciler {
             root: HostRoot::new(node.root()),
+            restores: self.restores,
             registry: registry.clone(),
             events,
             metrics: metrics.clone(),

@@ -3,7 +3,7 @@
 use super::events::{EventQueue, bypass_ended, captured};
 use super::registry::{Applied, NamedContainer, Observed, Registry};
 use crate::agent::metrics::Metrics;
-use crate::cgroup::CgroupHierarchy;
+use crate::cgroup::{self, CgroupHierarchy};
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
 use crate::netns::find;
@@ -24,6 +24,8 @@ const MAX_CHANGES: usize = 4;
 #[derive(Clone)]
 pub(super) struct Reconciler {
     pub(super) root: HostRoot,
+    /// Whether lost sets are restored from saved state.
+    pub(super) restores: bool,
     pub(super) registry: Registry,
     pub(super) events: EventQueue,
     pub(super) metrics: Metrics,
@@ -66,6 +68,17 @@ impl Reconciler {
         excluded: ExcludedContainers,
         timeout: Duration,
     ) -> Result<(), Error> {
+        let excluded = Arc::new(excluded);
+        let result = self.start_change(sandbox_id, &excluded, timeout);
+        result.map_err(|error| if error.code == Code::Drift { self.lost(sandbox_id, excluded, error) } else { error })
+    }
+
+    fn start_change(
+        &self,
+        sandbox_id: &str,
+        excluded: &Arc<ExcludedContainers>,
+        timeout: Duration,
+    ) -> Result<(), Error> {
         let failed = |why: &str| Error::new(Code::TryAgain, why);
         let Some(turn) = self.registry.turn(sandbox_id) else { return Ok(()) };
         // The registry and this function have one reference each.
@@ -73,7 +86,7 @@ impl Reconciler {
             return Err(failed("earlier changes of the pod's rules have not ended; the agent retries"));
         }
         let (sender, done) = channel();
-        let (own, id) = (self.clone(), sandbox_id.to_owned());
+        let (own, id, excluded) = (self.clone(), sandbox_id.to_owned(), Arc::clone(excluded));
         let change = move || {
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             // After the timeout, the other end is closed.
@@ -90,6 +103,41 @@ impl Reconciler {
             }
             RecvTimeoutError::Disconnected => Err(failed("the change panicked; the agent retries")),
         })
+    }
+
+    /// Restores lost sets if this is due, in a thread of its own: it waits for the lock of the network namespace, which a
+    /// process of the pod can hold. Returns the error with the next step.
+    fn lost(&self, sandbox_id: &str, excluded: Arc<ExcludedContainers>, error: Error) -> Error {
+        let next = match self.restores {
+            true => "; the agent restores it from saved state",
+            false => "; set the agent's flag --repair=repair without --repair-selector, or delete the pod",
+        };
+        if self.restores && self.registry.starts_restoring(sandbox_id) {
+            let (own, id) = (self.clone(), sandbox_id.to_owned());
+            let restore = move || {
+                own.restore(&id, &excluded);
+                own.registry.restored(&id);
+            };
+            if thread::Builder::new().name("restore".into()).spawn(restore).is_err() {
+                self.registry.restored(sandbox_id);
+            }
+        }
+        Error { msg: format!("{}{next}", error.msg), ..error }
+    }
+
+    fn restore(&self, sandbox_id: &str, excluded: &ExcludedContainers) {
+        // For the rules of excluded containers, as in the repair thread.
+        let restored = cgroup::enter_host_namespace(&self.root).and_then(|()| excluded.restore());
+        let pod = pod_name(self.pod(sandbox_id).as_ref());
+        match restored {
+            Ok(()) => tracing::info!(pod, sandbox = sandbox_id, "restored the rules for excluded containers"),
+            Err(error) => {
+                let error = format!("can't restore the rules for excluded containers: {error}");
+                if self.registry.is_new_failure(sandbox_id, &error) {
+                    tracing::warn!(pod, sandbox = sandbox_id, "{error}");
+                }
+            }
+        }
     }
 
     /// Makes the sets match now. Changes of one sandbox run one after another: otherwise, one that began earlier would
@@ -169,6 +217,14 @@ impl Reconciler {
         for container in &changes.ended {
             self.metrics.bypass_ended();
             self.tell(pod.as_ref(), sandbox_id, bypass_ended(container));
+        }
+    }
+
+    /// Records a failure to change the sets, and logs each cause once.
+    pub(super) fn report_failure(&self, sandbox_id: &str, why: &str) {
+        if self.registry.failed(sandbox_id, why) {
+            let pod = pod_name(self.pod(sandbox_id).as_ref());
+            tracing::warn!(pod, sandbox = sandbox_id, "can't update the excluded containers: {why}");
         }
     }
 

@@ -29,6 +29,8 @@ struct Shared {
     /// A sandbox is due earlier than before, or the agent ends.
     changed: Condvar,
     started: Instant,
+    /// The runtime's NRI socket; `None` if this agent does not use NRI.
+    nri_socket: Option<String>,
 }
 
 struct State {
@@ -95,11 +97,11 @@ pub(super) struct Applied {
 }
 
 impl Registry {
-    /// Creates an empty registry. `uses_nri` is whether the runtime is expected to report its containers.
-    pub(super) fn new(uses_nri: bool, has_hook: bool) -> Self {
-        let connection = if uses_nri { Connection::Starting } else { Connection::Off };
-        let state = State { sandboxes: BTreeMap::new(), connection, has_hook, ended: false };
-        Self(Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), started: Instant::now() }))
+    /// Creates an empty registry. `nri_socket` is where the runtime is expected to report its containers.
+    pub(super) fn new(nri_socket: Option<String>, has_hook: bool) -> Self {
+        let connection = if nri_socket.is_some() { Connection::Starting } else { Connection::Off };
+        let state = Mutex::new(State { sandboxes: BTreeMap::new(), connection, has_hook, ended: false });
+        Self(Arc::new(Shared { state, changed: Condvar::new(), started: Instant::now(), nri_socket }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -216,18 +218,18 @@ impl Registry {
         Some(state.sandboxes.get(sandbox_id)?.excluding.as_ref()?.names(name))
     }
 
-    /// Returns how long the runtime may wait for the start of a container of the sandbox.
+    /// Returns how long the start of a container of the sandbox may take.
     pub(super) fn start_timeout(&self, sandbox_id: &str) -> Duration {
         let state = self.state();
         let excluding = state.sandboxes.get(sandbox_id).and_then(|sandbox| sandbox.excluding.as_ref());
-        excluding.map_or(START_TIMEOUT, |excluding| excluding.patience.max(START_TIMEOUT))
+        excluding.map_or(START_TIMEOUT, |excluding| excluding.start_budget.max(START_TIMEOUT))
     }
 
-    /// Records how long the runtime has waited for the start of a container.
+    /// Records how long the start of a container has taken.
     pub(super) fn waited(&self, sandbox_id: &str, time: Duration) {
         let mut state = self.state();
         if let Some(excluding) = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut()) {
-            excluding.patience = excluding.patience.saturating_sub(time);
+            excluding.start_budget = excluding.start_budget.saturating_sub(time);
         }
     }
 
@@ -301,6 +303,7 @@ impl Registry {
         let became_ready = applied.proxy_ready && !excluding.proxy_ready;
         excluding.proxy_ready |= applied.proxy_ready;
         excluding.failure.clear();
+        excluding.restoration.lost_since = None;
         let mut late = Vec::new();
         for (id, cgroup, has_process) in &applied.running {
             let Some(container) = sandbox.containers.get_mut(id) else { continue };
@@ -322,17 +325,43 @@ impl Registry {
         late
     }
 
-    /// Records a failure to change the sets. Returns whether to log it: an excluded container runs, and the failure
-    /// differs from the last one.
+    /// Records a failure to change the sets. Returns whether to log it: an excluded container runs, and the failure was
+    /// not logged lately.
     pub(super) fn failed(&self, sandbox_id: &str, why: &str) -> bool {
         let mut state = self.state();
         let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return false };
         let Some(excluding) = &mut sandbox.excluding else { return false };
         let is_affected = sandbox.containers.values().any(|container| excluding.names(&container.name));
-        excluding.due = Instant::now() + if is_affected { RETRY_DELAY } else { REST_INTERVAL };
-        let is_new = excluding.failure != why;
+        // A lost set is restored before an excluded container starts.
+        let is_urgent = is_affected || excluding.restoration.lost_since.is_some();
+        excluding.due = Instant::now() + if is_urgent { RETRY_DELAY } else { REST_INTERVAL };
         why.clone_into(&mut excluding.failure);
-        is_new && is_affected
+        is_affected && excluding.is_new_failure(why, Instant::now())
+    }
+
+    /// Returns whether to log a failure of a sandbox, and records it as logged.
+    pub(super) fn is_new_failure(&self, sandbox_id: &str, why: &str) -> bool {
+        let mut state = self.state();
+        let excluding = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut());
+        excluding.is_some_and(|excluding| excluding.is_new_failure(why, Instant::now()))
+    }
+
+    /// Records that a set is missing. Returns whether the caller restores it now, and then calls [`Self::restored`].
+    pub(super) fn starts_restoring(&self, sandbox_id: &str) -> bool {
+        let mut state = self.state();
+        let excluding = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut());
+        excluding.is_some_and(|excluding| excluding.restoration.starts(Instant::now()))
+    }
+
+    /// Records the end of an attempt to restore a set. The sandbox is checked at once.
+    pub(super) fn restored(&self, sandbox_id: &str) {
+        let mut state = self.state();
+        let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return };
+        if let Some(excluding) = &mut sandbox.excluding {
+            excluding.restoration.is_running = false;
+        }
+        sandbox.wake(Instant::now());
+        self.0.changed.notify_all();
     }
 
     /// Records that a container's capture is reported. Returns whether it was not before.
@@ -386,6 +415,10 @@ impl Registry {
 
     /// Returns the answer to CHECK and `doctor` about a sandbox.
     pub(in crate::agent) fn status(&self, sandbox_id: &str) -> ContainersStatus {
+        ContainersStatus { socket: self.0.nri_socket.clone(), ..self.status_without_socket(sandbox_id) }
+    }
+
+    fn status_without_socket(&self, sandbox_id: &str) -> ContainersStatus {
         let state = self.state();
         let excluding = |sandbox: &&Sandbox| sandbox.excluding.is_some();
         let sandbox = state.sandboxes.get(sandbox_id).filter(excluding);
@@ -403,6 +436,7 @@ impl Registry {
                 runtime: Some(runtime.clone()),
                 error: failure.unwrap_or_default(),
                 expected: sandbox.and_then(Sandbox::expected),
+                socket: None,
             },
         }
     }

@@ -104,10 +104,7 @@ impl Watcher {
         let Err(error) = result else { return };
         let is_slow = error.code == Code::TryAgain;
         let error = error.to_string();
-        if registry.failed(sandbox_id, &error) {
-            let pod = self.reconciler.pod(sandbox_id).map(|pod| format!("{}/{}", pod.namespace, pod.name));
-            tracing::warn!(pod, sandbox = sandbox_id, "can't update the excluded containers: {error}");
-        }
+        self.reconciler.report_failure(sandbox_id, &error);
         if is_slow {
             // The change continues.
             return;

@@ -19,6 +19,12 @@ struct Requirement {
 const SYNTAX: &str = "KEY=VALUE, KEY!=VALUE, KEY in (A,B), KEY notin (A,B), KEY, !KEY, separated by commas";
 
 impl Selector {
+    /// Whether the selector selects every pod.
+    #[must_use]
+    pub const fn selects_all(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether the selector selects a pod with these labels.
     #[must_use]
     pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {

@@ -37,7 +37,7 @@ Examples:
         use the configuration that is installed on the pod's node; the report names its file
   kubectl detour trace --live -n shop web-0 --from inbound --to 10.88.0.2:8080/tcp
         use the live rules of the pod
-  kubectl detour trace --live -n shop web-0 --from container=vault-agent-init --to 10.88.0.2:8200/tcp
+  kubectl detour trace --live -n shop web-0 --from container=vault-agent --to 10.88.0.2:8200/tcp
         show whether, and until when, an excluded container bypasses the sidecar
   kubectl detour trace -f pod.yaml --from container=web --to 10.88.0.2:8080/tcp
         follow the packet in a manifest, without a cluster

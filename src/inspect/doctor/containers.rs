@@ -41,7 +41,7 @@ const ELEMENTS: Check = check("containers-elements", "exactly the running exclud
 const ENDED: Check = check("containers-bypass-end", "no bypass outlasts the start of the proxy");
 const TRAFFIC: Check = check("containers-traffic", "packets of excluded containers match their rules");
 
-/// The runtimes' default NRI socket.
+/// The runtimes' default NRI socket, if the agent does not report another one.
 const NRI_SOCKET: &str = "/var/run/nri/nri.sock";
 /// The configuration of the OCI hook in its default directory (oci-hooks(5)).
 const HOOK_FILE: &str = "/etc/containers/oci/hooks.d/90-detour.json";
@@ -157,7 +157,8 @@ pub(super) fn examine(
     let status = ask();
     let runtime = status.as_ref().ok().and_then(|status| status.runtime.as_deref());
     let why = status.as_ref().map_or("", |status| &status.error);
-    results.add(&SOCKET, nri_socket(target, (runtime, why), has_hook));
+    let socket = status.as_ref().ok().and_then(|status| status.socket.as_deref()).unwrap_or(NRI_SOCKET);
+    results.add(&SOCKET, nri_socket(target, socket, (runtime, why), has_hook));
     results.after(&[&AGENT, &SOCKET], &REGISTERED, || registered(&status, has_hook));
     match (pod, ignored) {
         (Some(pod), ignored) => examine_pod(pod, ignored, ask, results),
@@ -215,18 +216,23 @@ fn hook(target: &CheckTarget) -> Option<CheckVerdict> {
     })
 }
 
-/// Checks the runtime's socket. The agent may use another path: `why` is the reason why it is not connected.
-fn nri_socket(target: &CheckTarget, (runtime, why): (Option<&str>, &str), has_hook: bool) -> CheckVerdict {
+/// Checks the runtime's socket. `why` is the reason for which the agent is not connected.
+fn nri_socket(
+    target: &CheckTarget,
+    socket: &str,
+    (runtime, why): (Option<&str>, &str),
+    has_hook: bool,
+) -> CheckVerdict {
     if let Some(runtime) = runtime {
         return CheckVerdict::pass(format!("the agent is connected to {runtime}"));
     }
     let why = if why.is_empty() { String::new() } else { format!("; the agent reports: {why}") };
-    let reached = HostPath::new(NRI_SOCKET).map(|path| target.reach(&path)).transpose();
+    let reached = HostPath::new(socket).map(|path| target.reach(&path)).transpose();
     match reached.and_then(|path| path.map(fs::metadata).transpose()) {
-        Ok(Some(metadata)) if metadata.file_type().is_socket() => CheckVerdict::pass(NRI_SOCKET),
+        Ok(Some(metadata)) if metadata.file_type().is_socket() => CheckVerdict::pass(socket),
         _ if has_hook => CheckVerdict::not_checked("not needed: the OCI hook exempts containers"),
-        Ok(_) => CheckVerdict::fail(format!("{NRI_SOCKET}: expected a socket{why}"), ENABLE_NRI),
-        Err(error) => CheckVerdict::fail(format!("{NRI_SOCKET}: {error}{why}"), ENABLE_NRI),
+        Ok(_) => CheckVerdict::fail(format!("{socket}: expected a socket{why}"), ENABLE_NRI),
+        Err(error) => CheckVerdict::fail(format!("{socket}: {error}{why}"), ENABLE_NRI),
     }
 }
 

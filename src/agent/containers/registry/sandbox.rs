@@ -17,7 +17,17 @@ pub(super) const REST_INTERVAL: Duration = Duration::from_secs(30);
 /// The total time that the runtime may wait for the starts of a sandbox's containers before the limit of each start
 /// applies. On a node with little CPU time, excluded containers must not start captured. A pod with slow changes of its
 /// rules must not delay other pods repeatedly. The runtime itself waits for two seconds.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const START_BUDGET: Duration = Duration::from_secs(1);
+
+/// How long a set must be missing before it is restored: an ADD saves its intent before it commits the rules.
+pub(super) const RESTORE_GRACE: Duration = Duration::from_millis(500);
+/// The pause after an attempt to restore a set, doubled after each further one.
+pub(super) const MIN_RESTORE_PAUSE: Duration = Duration::from_secs(2);
+pub(super) const MAX_RESTORE_PAUSE: Duration = Duration::from_secs(600);
+/// The minimum time between two log messages about the same cause.
+pub(super) const LOG_INTERVAL: Duration = Duration::from_secs(600);
+/// The limit of causes that are logged within this time.
+pub(super) const MAX_LOGGED: usize = 8;
 
 /// A pod sandbox.
 #[derive(Default)]
@@ -38,12 +48,27 @@ pub(super) struct Excluding {
     pub(super) proxy_ready: bool,
     pub(super) due: Instant,
     pub(super) first_seen: Instant,
-    /// The last failure, which is logged once.
+    /// The last failure.
     pub(super) failure: String,
     /// The containers whose capture was reported.
     pub(super) reported: BTreeSet<String>,
-    /// How long the runtime may still wait for this sandbox in total.
-    pub(super) patience: Duration,
+    /// The rest of [`START_BUDGET`].
+    pub(super) start_budget: Duration,
+    /// The failures that were logged lately, with the time.
+    logged: BTreeMap<String, Instant>,
+    pub(super) restoration: Restoration,
+}
+
+/// When lost sets of a sandbox are restored from saved state.
+#[derive(Debug)]
+pub(super) struct Restoration {
+    /// The first of the uninterrupted checks that found a set missing.
+    pub(super) lost_since: Option<Instant>,
+    pub(super) is_running: bool,
+    /// The end of the pause after the last attempt.
+    not_before: Option<Instant>,
+    /// The pause after the next attempt.
+    pause: Duration,
 }
 
 pub(super) struct Container {
@@ -87,8 +112,28 @@ impl Sandbox {
 impl Excluding {
     pub(super) fn new(policy: Policy) -> Self {
         let now = Instant::now();
-        let (failure, reported) = (String::new(), BTreeSet::new());
-        Self { policy, proxy_ready: false, due: now, first_seen: now, failure, reported, patience: PATIENCE }
+        Self {
+            policy,
+            proxy_ready: false,
+            due: now,
+            first_seen: now,
+            failure: String::new(),
+            reported: BTreeSet::new(),
+            start_budget: START_BUDGET,
+            logged: BTreeMap::new(),
+            restoration: Restoration::default(),
+        }
+    }
+
+    /// Returns whether to log a failure, and records it as logged: each cause once per interval, and a limited number of
+    /// causes, because a pod can make them alternate.
+    pub(super) fn is_new_failure(&mut self, why: &str, now: Instant) -> bool {
+        self.logged.retain(|_, logged| now.saturating_duration_since(*logged) < LOG_INTERVAL);
+        let is_new = self.logged.len() < MAX_LOGGED && !self.logged.contains_key(why);
+        if is_new {
+            self.logged.insert(why.to_owned(), now);
+        }
+        is_new
     }
 
     pub(super) fn names(&self, name: &str) -> bool {
@@ -108,6 +153,31 @@ impl Excluding {
         } else {
             REST_INTERVAL
         }
+    }
+}
+
+impl Default for Restoration {
+    fn default() -> Self {
+        Self { lost_since: None, is_running: false, not_before: None, pause: MIN_RESTORE_PAUSE }
+    }
+}
+
+impl Restoration {
+    /// Records that a set is missing. Returns whether an attempt to restore it starts now. The pauses between the attempts
+    /// grow while a process keeps deleting the sets.
+    pub(super) fn starts(&mut self, now: Instant) -> bool {
+        let since = *self.lost_since.get_or_insert(now);
+        let is_paused = self.not_before.is_some_and(|not_before| now < not_before);
+        if self.is_running || is_paused || now < since + RESTORE_GRACE {
+            return false;
+        }
+        if self.not_before.is_none_or(|not_before| now >= not_before + MAX_RESTORE_PAUSE) {
+            self.pause = MIN_RESTORE_PAUSE;
+        }
+        self.is_running = true;
+        self.not_before = Some(now + self.pause);
+        self.pause = (self.pause * 2).min(MAX_RESTORE_PAUSE);
+        true
     }
 }
 

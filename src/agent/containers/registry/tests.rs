@@ -1,10 +1,11 @@
-use super::sandbox::PATIENCE;
+use super::sandbox::{LOG_INTERVAL, MAX_LOGGED, MAX_RESTORE_PAUSE, RESTORE_GRACE, Restoration, START_BUDGET};
 use super::*;
 use crate::cluster::agent::ExemptContainer;
 use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
 
 const SANDBOX: &str = "sandbox";
 const CGROUP: u64 = 7;
+const SOCKET: &str = "/run/nri/nri.sock";
 
 fn pod() -> NriPod {
     NriPod { id: SANDBOX.into(), name: "web-0".into(), namespace: "shop".into(), uid: "u".into(), ..NriPod::default() }
@@ -33,7 +34,7 @@ fn registered() -> NriStatus {
 
 /// A registry with a sandbox that excludes the container `vault`.
 fn registry(until: BypassEnd) -> Registry {
-    let registry = Registry::new(true, false);
+    let registry = Registry::new(Some(SOCKET.into()), false);
     registry.report(&registered());
     registry.set_policy(SANDBOX, Some(&policy(until)));
     registry
@@ -151,7 +152,7 @@ fn the_pause_depends_on_what_the_sandbox_waits_for() {
     assert_eq!(pause(&until_exit), REST_INTERVAL);
     until_exit.add(&pod(), &container("1", "vault"), true);
     assert_eq!(pause(&until_exit), CHECK_INTERVAL);
-    let unknown = Registry::new(false, true);
+    let unknown = Registry::new(None, true);
     unknown.set_policy(SANDBOX, Some(&policy(BypassEnd::ProxyReady)));
     assert_eq!(pause(&unknown), PROXY_INTERVAL, "the runtime does not report its containers");
 }
@@ -166,12 +167,13 @@ fn the_status_lists_the_elements_only_while_registered() {
     let vault = ExemptContainer { name: "vault".into(), id: "1".into(), cgroup: CGROUP, scope: ContainerScope::All };
     assert_eq!((status.runtime.as_deref(), status.expected), (Some("containerd 2.2"), Some(vec![vault])));
     assert_eq!(registry.status("other").expected, None);
+    assert_eq!(registry.status("other").socket.as_deref(), Some(SOCKET));
     registry.failed(SANDBOX, "refused");
     assert_eq!(registry.status(SANDBOX).error, "refused");
     registry.report(&NriStatus::Disconnected("no socket".into()));
     let status = registry.status(SANDBOX);
     assert_eq!((status.runtime, &*status.error, status.expected), (None, "no socket", None));
-    let error = Registry::new(false, true).status(SANDBOX).error;
+    let error = Registry::new(None, true).status(SANDBOX).error;
     assert!(error.contains("--nri-socket"), "{error}");
 }
 
@@ -182,13 +184,62 @@ fn a_failure_is_logged_once_and_only_if_an_excluded_container_runs() {
     registry.add(&pod(), &container("1", "vault"), true);
     assert!(registry.failed(SANDBOX, "refused"));
     assert!(!registry.failed(SANDBOX, "refused"));
+    // Another process lets changes fail and succeed in turn.
     apply(&registry, &["1"], &["vault"], false);
-    assert!(registry.failed(SANDBOX, "refused"));
+    assert!(!registry.failed(SANDBOX, "refused"));
+    assert!(registry.failed(SANDBOX, "another cause"));
+    assert!(!registry.failed(SANDBOX, "refused"));
+}
+
+#[test]
+fn a_failure_is_logged_again_after_the_interval_and_the_number_of_causes_is_limited() {
+    let mut excluding = Excluding::new(policy(BypassEnd::ContainerExit));
+    let now = Instant::now();
+    let logged = (0..50).filter(|number| excluding.is_new_failure(&format!("cause {number}"), now));
+    assert_eq!(logged.count(), MAX_LOGGED);
+    assert!(!excluding.is_new_failure("cause 0", now + LOG_INTERVAL / 2));
+    assert!(excluding.is_new_failure("cause 0", now + LOG_INTERVAL));
+}
+
+#[test]
+fn a_set_that_a_process_keeps_deleting_is_restored_with_growing_pauses() {
+    let (mut restoration, mut now, mut pauses) = (Restoration::default(), Instant::now(), Vec::new());
+    assert!(!restoration.starts(now), "an ADD may be about to commit the rules");
+    now += RESTORE_GRACE;
+    assert!(restoration.starts(now));
+    assert!(!restoration.starts(now + MAX_RESTORE_PAUSE), "the first attempt has not ended");
+    for _ in 0..10 {
+        let started = now;
+        restoration.is_running = false;
+        while !restoration.starts(now) {
+            now += Duration::from_secs(1);
+        }
+        pauses.push((now - started).as_secs());
+    }
+    assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 256, 512, 600]);
+    // Not deleted for a long time.
+    (restoration.is_running, restoration.lost_since) = (false, None);
+    now += 2 * MAX_RESTORE_PAUSE;
+    assert!(!restoration.starts(now) && restoration.starts(now + RESTORE_GRACE));
+    restoration.is_running = false;
+    assert!(restoration.starts(now + RESTORE_GRACE + Duration::from_secs(2)));
+}
+
+#[test]
+fn a_lost_set_is_checked_again_soon_although_no_excluded_container_runs() {
+    let registry = registry(BypassEnd::ContainerExit);
+    apply(&registry, &[], &[], false);
+    assert!(!registry.starts_restoring(SANDBOX));
+    assert!(!registry.failed(SANDBOX, "deleted"));
+    let due = registry.state().next_due().expect("it excludes containers");
+    assert!(due <= Instant::now() + RETRY_DELAY);
+    registry.restored(SANDBOX);
+    assert_eq!(registry.wait(Duration::ZERO), Some(vec![SANDBOX.to_owned()]), "its elements are added at once");
 }
 
 #[test]
 fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
-    let registry = Registry::new(true, false);
+    let registry = Registry::new(Some(SOCKET.into()), false);
     let long_ago = Instant::now().checked_sub(2 * GRACE).expect("the machine has run for a while");
     let why = "no socket".to_owned();
     registry.state().connection = Connection::Disconnected { why: why.clone(), since: long_ago };
@@ -201,7 +252,7 @@ fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
     // Pods from before the disconnection have their elements.
     registry.state().connection = Connection::Disconnected { why, since: Instant::now() };
     assert!(registry.captured_by_disconnection().is_empty(), "a runtime may restart");
-    let with_hook = Registry::new(true, true);
+    let with_hook = Registry::new(Some(SOCKET.into()), true);
     with_hook.set_policy(SANDBOX, Some(&policy(BypassEnd::ContainerExit)));
     with_hook.state().connection = Connection::Disconnected { why: String::new(), since: long_ago };
     assert!(with_hook.captured_by_disconnection().is_empty(), "the hook exempts containers");
@@ -231,10 +282,10 @@ fn waiting_ends_when_a_container_starts_and_when_the_agent_ends() {
 #[test]
 fn a_sandbox_that_made_the_runtime_wait_gets_less_time() {
     let registry = registry(BypassEnd::ContainerExit);
-    assert_eq!(registry.start_timeout(SANDBOX), PATIENCE);
+    assert_eq!(registry.start_timeout(SANDBOX), START_BUDGET);
     registry.waited(SANDBOX, Duration::from_millis(300));
-    assert_eq!(registry.start_timeout(SANDBOX), PATIENCE - Duration::from_millis(300));
-    registry.waited(SANDBOX, PATIENCE);
+    assert_eq!(registry.start_timeout(SANDBOX), START_BUDGET - Duration::from_millis(300));
+    registry.waited(SANDBOX, START_BUDGET);
     assert_eq!(registry.start_timeout(SANDBOX), START_TIMEOUT);
     assert_eq!(registry.start_timeout("other"), START_TIMEOUT);
 }
