@@ -50,7 +50,8 @@ impl Reconciler {
             }
         };
         match result {
-            Ok(()) if self.registry.is_exempt(&pod.id, &container.id) => Some("exempt"),
+            // An error may be about another container of the pod.
+            _ if self.registry.is_exempt(&pod.id, &container.id) => Some("exempt"),
             Ok(()) => Some("captured"),
             Err(error) => {
                 self.report_failure(&pod.id, &error.to_string());

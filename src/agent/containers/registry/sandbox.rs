@@ -77,7 +77,7 @@ pub(super) struct Container {
     pub(super) pid: u32,
     /// The ID of its control group, once known.
     pub(super) cgroup: Option<u64>,
-    /// Whether it has been seen with a process.
+    /// Whether it has had a process: it was seen with one, or the runtime reported that it had started.
     pub(super) had_process: bool,
     pub(super) added: Instant,
     /// Whether the runtime has reported its end.
@@ -188,7 +188,7 @@ impl Container {
             cgroups_path: container.cgroups_path.clone(),
             pid: container.pid,
             cgroup: None,
-            had_process: false,
+            had_process: !is_from_start,
             added: Instant::now(),
             is_ending: false,
             is_exempt: false,

@@ -87,6 +87,18 @@ fn an_ending_container_is_observed_until_it_has_no_process() {
 }
 
 #[test]
+fn the_report_of_a_start_may_come_after_the_exit() {
+    let registry = registry(BypassEnd::ContainerExit);
+    registry.add(&pod(), &container("1", "vault"), true);
+    apply(&registry, &["1"], &["vault"], false);
+    registry.stopped(&pod(), &container("1", "vault"));
+    registry.mark_exited(SANDBOX, &["1".to_owned()]);
+    registry.add(&pod(), &container("1", "vault"), false);
+    let observed = registry.observe(SANDBOX).expect("it excludes containers");
+    assert!(observed.named[0].may_have_exited, "its control group has no process, so it gets no element and no Event");
+}
+
+#[test]
 fn the_runtimes_list_replaces_all_containers() {
     let registry = registry(BypassEnd::ContainerExit);
     registry.add(&pod(), &container("1", "vault"), true);
