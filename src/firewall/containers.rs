@@ -172,9 +172,8 @@ pub fn change_container_elements(remove: &[ContainerElement], add: &[ContainerEl
         );
         return Err(Error::new(Code::Internal, msg));
     }
-    let mut scopes: Vec<ContainerScope> = remove.iter().chain(add).map(|element| element.scope).collect();
-    scopes.sort_unstable();
-    scopes.dedup();
+    let is_changed = |scope: &ContainerScope| remove.iter().chain(add).any(|element| element.scope == *scope);
+    let scopes: Vec<ContainerScope> = SCOPES.into_iter().filter(is_changed).collect();
     let change = |socket: &mut NfSocket| {
         let generation = socket.generation()?;
         let live = read(socket, &scopes)?;

@@ -126,7 +126,7 @@ fn captured_queries(ContainerRules { capture, families, .. }: &ContainerRules) -
 
 fn with(mut rule: NativeRule, conditions: impl IntoIterator<Item = Condition>) -> NativeRule {
     rule.conditions.extend(conditions);
-    rule.conditions.sort_by_key(|condition| condition.key);
+    Condition::sort(&mut rule.conditions);
     rule
 }
 

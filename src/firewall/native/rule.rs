@@ -52,6 +52,11 @@ pub struct Condition {
 }
 
 impl Condition {
+    /// Sorts the conditions of a rule by key.
+    pub(super) fn sort(conditions: &mut [Self]) {
+        conditions.sort_by_key(|condition| condition.key);
+    }
+
     /// Returns the values as `nft` prints them, one text per span, without quotes.
     #[must_use]
     pub fn value_texts(&self) -> Vec<String> {
