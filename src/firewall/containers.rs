@@ -22,8 +22,8 @@ const CGROUP_TYPE: u32 = 46;
 /// `NFTNL_UDATA_SET_ELEM_COMMENT` (libnftnl, udata.h), and the longest text that `nft` accepts, with its zero byte.
 const COMMENT: u8 = 0;
 const MAX_COMMENT: usize = 128;
-/// The scopes, each of which has a set.
-const SCOPES: [ContainerScope; 2] = [ContainerScope::Dns, ContainerScope::All];
+/// The scopes, each of which has a set, the narrower scope first.
+pub(super) const SCOPES: [ContainerScope; 2] = [ContainerScope::Dns, ContainerScope::All];
 /// How often, and for how long, a change is repeated because another process changed the rules in the meantime.
 const MAX_ATTEMPTS: usize = 100;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(1);

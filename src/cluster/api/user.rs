@@ -113,7 +113,7 @@ impl UserApi {
     pub fn agents(&self, namespace: Option<&str>, node: Option<&str>) -> Result<Vec<AgentPod>, Error> {
         let items = self.list(|page| ApiRequest::agents(namespace, node, page))?;
         let mut agents: Vec<AgentPod> = items.iter().filter_map(AgentPod::of).collect();
-        agents.sort_by(|a, b| (&a.node, &a.object).cmp(&(&b.node, &b.object)));
+        agents.sort_unstable_by(|a, b| (&a.node, &a.object).cmp(&(&b.node, &b.object)));
         Ok(agents)
     }
 
@@ -133,7 +133,7 @@ impl UserApi {
     pub fn nodes(&self, selector: Option<&str>) -> Result<Vec<NodeLabels>, Error> {
         let items = self.list(|page| ApiRequest::nodes(selector, page))?;
         let mut nodes: Vec<NodeLabels> = items.iter().filter_map(NodeLabels::of).collect();
-        nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         Ok(nodes)
     }
 
