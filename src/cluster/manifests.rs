@@ -308,7 +308,8 @@ fn with_kind(mut item: Value, kind: &str) -> Value {
     item
 }
 
-fn yaml<'a, T: DeserializeOwned + 'a>(
+/// Parses YAML with any number of documents. Errors contain no snippet, because a kubeconfig has secrets.
+pub(super) fn yaml<'a, T: DeserializeOwned + 'a>(
     text: &'a mut &[u8],
 ) -> impl Iterator<Item = Result<T, serde_saphyr::Error>> + 'a {
     serde_saphyr::read_with_options(text, serde_saphyr::options! { with_snippet: false })

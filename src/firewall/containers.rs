@@ -23,8 +23,8 @@ const CGROUP_TYPE: u32 = 46;
 /// `NFTNL_UDATA_SET_ELEM_COMMENT` (libnftnl, udata.h), and the longest text that `nft` accepts, with its zero byte.
 const COMMENT: u8 = 0;
 const MAX_COMMENT: usize = 128;
-/// The scopes, each of which has a set.
-const SCOPES: [ContainerScope; 2] = [ContainerScope::Dns, ContainerScope::All];
+/// The scopes, each of which has a set, the narrower scope first.
+pub(super) const SCOPES: [ContainerScope; 2] = [ContainerScope::Dns, ContainerScope::All];
 /// The limits of retries of a change while other processes change the rules.
 const MAX_ATTEMPTS: usize = 100;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -190,9 +190,8 @@ pub fn change_container_elements(remove: &[ContainerElement], add: &[ContainerEl
         );
         return Err(Error::new(Code::Internal, msg));
     }
-    let mut scopes: Vec<ContainerScope> = remove.iter().chain(add).map(|element| element.scope).collect();
-    scopes.sort_unstable();
-    scopes.dedup();
+    let is_changed = |scope: &ContainerScope| remove.iter().chain(add).any(|element| element.scope == *scope);
+    let scopes: Vec<ContainerScope> = SCOPES.into_iter().filter(is_changed).collect();
     let change = |socket: &mut NfSocket| {
         let generation = socket.generation()?;
         let live: Vec<ContainerElement> = read(socket, &scopes)?.into_values().flatten().collect();

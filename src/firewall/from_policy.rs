@@ -1,11 +1,11 @@
 //! From a policy to rules: builds the ruleset, and computes an upper bound of its size before it is built, since the
 //! lists of a policy multiply.
 
+use super::containers::SCOPES;
 use super::exclusions::{self, captured, covers_dns_port, protocols};
 use super::istio;
 use super::rule::{ContainerRules, Family, MULTIPORT_SLOTS, Rule, Ruleset};
 use crate::policy::{ContainerScope, DnsCapture, Exclusion, Groups, Policy, Ports, Protocol, Ranges, Redirect};
-use std::collections::BTreeSet;
 
 /// The maximum number of rules that an ADD writes for a pod, both families together.
 pub const MAX_RULES: usize = 16_000;
@@ -39,7 +39,8 @@ impl Ruleset {
 }
 
 fn container_rules(policy: &Policy, families: &[Family]) -> Option<ContainerRules> {
-    let scopes: BTreeSet<ContainerScope> = policy.containers.iter().map(|container| container.scope).collect();
+    let is_used = |scope: &ContainerScope| policy.containers.iter().any(|container| container.scope == *scope);
+    let scopes: Vec<ContainerScope> = SCOPES.into_iter().filter(is_used).collect();
     (!scopes.is_empty()).then(|| ContainerRules { scopes, capture: captured(policy), families: families.to_vec() })
 }
 

@@ -4,7 +4,7 @@
 use crate::policy::{ContainerScope, DnsCapture, IdRange, PortRange, Protocol};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 /// The prefix of the netfilter chains of an Istio redirection, made by detour or another tool.
 const REDIRECTION_PREFIX: &str = "ISTIO_";
@@ -381,8 +381,8 @@ impl TableRules {
 /// The input of the rules for excluded containers, which are native rules in both rule formats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerRules {
-    /// The sets of excluded containers.
-    pub scopes: BTreeSet<ContainerScope>,
+    /// The sets of excluded containers, the narrower scope first.
+    pub scopes: Vec<ContainerScope>,
     /// The DNS queries that the pod's redirection captures.
     pub capture: DnsCapture,
     /// The families that have rules.

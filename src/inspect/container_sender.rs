@@ -122,6 +122,7 @@ impl<'a> ExcludedSenders<'a> {
 
 /// Returns the level of a control group, if its path is found.
 fn level(cgroup: u64, root: &Path) -> Option<u8> {
-    let path = cgroup_paths([cgroup], root).remove(&cgroup)?;
+    let paths = cgroup_paths([cgroup], root);
+    let path = paths.get(&cgroup)?;
     u8::try_from(path.split('/').filter(|part| !part.is_empty()).count()).ok()
 }

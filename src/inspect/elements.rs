@@ -120,15 +120,15 @@ impl ElementLine {
 pub(super) fn cgroup_paths(ids: impl IntoIterator<Item = u64>, root: &Path) -> BTreeMap<u64, String> {
     let ids: BTreeSet<u64> = ids.into_iter().collect();
     let hierarchy = CgroupHierarchy::find(&HostRoot::new(root)).ok();
-    hierarchy.map(|hierarchy| find_paths(hierarchy.mount(), ids)).unwrap_or_default()
+    hierarchy.map(|hierarchy| find_paths(hierarchy.mount(), &ids)).unwrap_or_default()
 }
 
 /// Searches directories below `mount` by their inode numbers, which are the IDs of control groups.
-fn find_paths(mount: &Path, mut ids: BTreeSet<u64>) -> BTreeMap<u64, String> {
+fn find_paths(mount: &Path, ids: &BTreeSet<u64>) -> BTreeMap<u64, String> {
     let mut found = BTreeMap::new();
     let mut directories = VecDeque::from([mount.to_owned()]);
     let mut groups = 0;
-    while let Some(directory) = directories.pop_front().filter(|_| !ids.is_empty()) {
+    while let Some(directory) = directories.pop_front().filter(|_| found.len() < ids.len()) {
         // A control group can be removed at any time.
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
             if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -139,9 +139,9 @@ fn find_paths(mount: &Path, mut ids: BTreeSet<u64>) -> BTreeMap<u64, String> {
                 return found;
             }
             let path = entry.path();
-            if ids.remove(&entry.ino()) {
+            if ids.contains(&entry.ino()) {
                 let below = path.strip_prefix(mount).unwrap_or(&path);
-                found.insert(entry.ino(), format!("/{}", below.to_string_lossy()));
+                found.entry(entry.ino()).or_insert_with(|| format!("/{}", below.to_string_lossy()));
             }
             directories.push_back(path);
         }
@@ -191,7 +191,7 @@ mod tests {
         let root = std::env::temp_dir().join(format!("detour-elements-{}", std::process::id()));
         fs::create_dir_all(root.join("kubepods/pod/container")).expect("made");
         let id = std::os::unix::fs::MetadataExt::ino(&fs::metadata(root.join("kubepods/pod")).expect("made"));
-        let paths = find_paths(&root, [id, u64::MAX].into());
+        let paths = find_paths(&root, &[id, u64::MAX].into());
         fs::remove_dir_all(&root).expect("removed");
         assert_eq!(paths, BTreeMap::from([(id, "/kubepods/pod".to_owned())]));
     }

@@ -4,7 +4,6 @@ use crate::pod::well_known::ISTIO_CONTAINERS;
 use crate::pod::{Container, Pod};
 use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Exclusion, IdRange, Policy, TrafficOwner};
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 /// Traffic that bypasses the sidecar, and the sources of the exclusion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -54,10 +53,15 @@ pub(super) fn excluded_containers<'a>(
     policy: &Policy,
     configured: impl Iterator<Item = (&'a ContainerExclusion, String)>,
 ) -> Vec<ExcludedContainer> {
-    let mut sources: BTreeMap<&ContainerExclusion, Vec<String>> =
+    let mut sources: Vec<(&ContainerExclusion, Vec<String>)> =
         policy.containers.iter().map(|exclusion| (exclusion, Vec::new())).collect();
     for (exclusion, source) in configured {
-        let sources = sources.entry(exclusion).or_default();
+        let found = sources.binary_search_by_key(&exclusion, |(known, _)| known);
+        let index = found.unwrap_or_else(|index| {
+            sources.insert(index, (exclusion, Vec::new()));
+            index
+        });
+        let sources = &mut sources[index].1;
         if !sources.contains(&source) {
             sources.push(source);
         }

@@ -7,10 +7,11 @@ use super::message::{
 };
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, connect, recv, send, setsockopt, socket,
-    sockopt,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, connect, send, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
+use rustix::buffer::spare_capacity;
+use rustix::net::{RecvFlags, recv};
 use std::fmt;
 use std::fmt::{Display, Formatter};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -94,9 +95,14 @@ impl NetlinkSocket {
     /// # Errors
     /// The socket fails; `EAGAIN` if no datagram arrives within 10 s.
     pub fn receive(&mut self) -> Result<impl Iterator<Item = Received<'_>>, Errno> {
-        self.buffer.resize(READ_BUFFER, 0);
-        let read = retry_interrupted(|| recv(self.fd.as_raw_fd(), &mut self.buffer, MsgFlags::empty()))?;
-        Ok(split(self.buffer.get(..read).unwrap_or_default()))
+        self.buffer.clear();
+        // Only the pages that the kernel fills are touched.
+        self.buffer.reserve_exact(READ_BUFFER);
+        retry_interrupted(|| {
+            recv(&self.fd, spare_capacity(&mut self.buffer), RecvFlags::empty())
+                .map_err(|error| Errno::from_raw(error.raw_os_error()))
+        })?;
+        Ok(split(&self.buffer))
     }
 
     /// Sends a request and waits for the kernel's acknowledgement.

@@ -38,8 +38,9 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
         }
         let live = LiveRuleset::now()
             .map_err(|error| Error { msg: format!("CHECK{}: {}", of_pod(request), error.msg), ..error })?;
-        log_foreign(&records, &live)?;
-        Ok((differences(&records, &live)?, records.policy()?))
+        let policy = records.policy()?;
+        log_foreign(&records, &policy, &live);
+        Ok((differences(&records, &policy, &live)?, policy))
     })?;
     if !policy.containers.is_empty() {
         found.extend(element_drift(&policy, &netns, request, conf)?);
@@ -100,8 +101,7 @@ fn compare_elements(policy: &Policy, live: &[ContainerElement], expected: Option
 }
 
 /// Logs foreign redirections and rules, which are no drift.
-fn log_foreign(records: &ContainerRecords, live: &LiveRuleset) -> Result<(), Error> {
-    let policy = records.policy()?;
+fn log_foreign(records: &ContainerRecords, policy: &Policy, live: &LiveRuleset) {
     let foreign = ForeignRedirection::find(live, &records.known_rules(), policy.redirect().is_some());
     if foreign.is_none() && policy.redirect().is_some() {
         ForeignRedirection::log_legacy();
@@ -112,27 +112,30 @@ fn log_foreign(records: &ContainerRecords, live: &LiveRuleset) -> Result<(), Err
              tracked twice until the next ADD; add this attachment after the redirection"
         );
     }
-    let foreign = foreign_rules(live, &ruleset(&policy, records.ip6()));
+    let foreign = foreign_rules(live, &ruleset(policy, records.ip6()));
     for rule in foreign.iter().take(MAX_LOGGED) {
         tracing::info!("foreign rule: {rule}");
     }
     if foreign.len() > MAX_LOGGED {
         tracing::info!("{} more foreign rules", foreign.len() - MAX_LOGGED);
     }
-    Ok(())
 }
 
-/// Returns the drift from the saved state, one line per difference. Call it in the container's network namespace.
+/// Returns the drift from the saved state, one line per difference. `policy` is that of `records`. Call it in the
+/// container's network namespace.
 ///
 /// # Errors
-/// The attachments contradict each other, or the kernel's state can't be read.
-pub(super) fn differences(records: &ContainerRecords, live: &LiveRuleset) -> Result<Vec<String>, Error> {
-    let policy = records.policy()?;
-    let desired = ruleset(&policy, records.ip6());
+/// The kernel's state can't be read.
+pub(super) fn differences(
+    records: &ContainerRecords,
+    policy: &Policy,
+    live: &LiveRuleset,
+) -> Result<Vec<String>, Error> {
+    let desired = ruleset(policy, records.ip6());
     let dialect = records.dialect().unwrap_or_default();
     let mut found: Vec<String> = dialect.drift(live, &desired).iter().map(ToString::to_string).collect();
-    found.extend(fixtures(&policy, records.ip6()).drift()?);
-    found.extend(uncaptured_ip6(records, &policy)?);
+    found.extend(fixtures(policy, records.ip6()).drift()?);
+    found.extend(uncaptured_ip6(records, policy)?);
     Ok(found)
 }
 

@@ -44,9 +44,10 @@ pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> 
     netns.enter(timeout, || {
         let records = ContainerRecords::read(&store, container_id, &netns)?;
         let live = LiveRuleset::now()?;
-        let desired = records.policy()?.redirect().is_some();
+        let policy = records.policy()?;
+        let desired = policy.redirect().is_some();
         let foreign = ForeignRedirection::find(&live, &records.known_rules(), desired);
-        let drift = if records.0.is_empty() { Vec::new() } else { differences(&records, &live)? };
+        let drift = if records.0.is_empty() { Vec::new() } else { differences(&records, &policy, &live)? };
         Ok(ContainerStatus {
             // Native tables with these names belong to detour, even without saved state.
             redirected: foreign.is_some()

@@ -27,7 +27,8 @@ impl Policy {
     pub fn union(&self, other: &Self) -> Result<Self, Conflict> {
         let interception = self.interception.union(&other.interception)?;
         let exclusions = ByTraffic::group(self.exclusions.iter().chain(&other.exclusions)).exclusions();
-        let containers = self.containers.union(&other.containers).cloned().collect();
+        let mut containers = self.containers.clone();
+        containers.extend(other.containers.iter().cloned());
         let dns_captured_elsewhere = match (self.dns_captured_elsewhere, other.dns_captured_elsewhere) {
             (Some(a), Some(b)) => Some(a || b),
             (a, b) => a.or(b),

@@ -104,7 +104,7 @@ pub fn run(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput, Error
             origins.exclusions = exclusions(&chain, input, &policy, &mut notes)?;
             policy.exclusions = origins.exclusions.iter().map(|(exclusion, _)| exclusion.clone()).collect();
             origins.containers = excluded_containers(&chain, input, &mut notes)?;
-            policy.containers = origins.containers.iter().map(|(exclusion, _)| exclusion.clone()).collect();
+            policy.containers.extend(origins.containers.iter().map(|(exclusion, _)| exclusion.clone()));
         }
         notes.extend(ignored::unused_requests(&chain, input));
         notes.extend(ignored::misspelled_arguments(input));

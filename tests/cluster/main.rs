@@ -12,6 +12,7 @@ mod scene;
 #[path = "../support/mod.rs"]
 mod support;
 mod tls;
+mod user;
 mod writes;
 
 use support::server;

@@ -14,20 +14,20 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-type Authority = CertifiedIssuer<'static, KeyPair>;
+pub(crate) type Authority = CertifiedIssuer<'static, KeyPair>;
 
-fn authority() -> Authority {
+pub(crate) fn authority() -> Authority {
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("a CA")
 }
 
-fn for_names(names: &[&str]) -> CertificateParams {
+pub(crate) fn for_names(names: &[&str]) -> CertificateParams {
     CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).expect("names")
 }
 
 /// A server certificate of `authority`.
-fn serving(authority: &Authority, params: &CertificateParams) -> ServerConfig {
+pub(crate) fn serving(authority: &Authority, params: &CertificateParams) -> ServerConfig {
     config(authority, params, None)
 }
 

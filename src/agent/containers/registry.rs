@@ -158,16 +158,16 @@ impl Registry {
     pub(super) fn synchronize(&self, pods: &[NriPod], containers: Vec<NriContainer>) {
         let mut state = self.state();
         let now = Instant::now();
-        let mut before: BTreeMap<String, BTreeMap<String, Container>> = BTreeMap::new();
-        for (id, sandbox) in &mut state.sandboxes {
-            before.insert(id.clone(), std::mem::take(&mut sandbox.containers));
+        let mut before: BTreeMap<String, Container> = BTreeMap::new();
+        for sandbox in state.sandboxes.values_mut() {
+            before.extend(std::mem::take(&mut sandbox.containers));
             sandbox.wake(now);
         }
         for pod in pods {
             state.sandboxes.entry(pod.id.clone()).or_default().pod = Some(pod_ref(pod));
         }
         for container in containers.into_iter().filter(|container| container.running) {
-            let known = before.get_mut(&container.pod_id).and_then(|known| known.remove(&container.id));
+            let known = before.remove(&container.id);
             let sandbox = state.sandboxes.entry(container.pod_id.clone()).or_default();
             sandbox.containers.insert(container.id.clone(), known.unwrap_or_else(|| Container::of(&container, false)));
         }

@@ -8,14 +8,18 @@ use crate::cluster::agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
 use crate::cluster::fact_source::Cluster;
 use crate::cluster::kubeconfig::server_address;
 use crate::cluster::limited_client;
+use crate::cluster::manifests::yaml;
 use crate::cluster::resources::ObjectRef;
 use crate::cni::{Code, Error};
 use crate::pod::well_known::PROXY_CONTAINER;
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::env;
+use std::fmt::Display;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -109,7 +113,7 @@ impl UserApi {
     pub fn agents(&self, namespace: Option<&str>, node: Option<&str>) -> Result<Vec<AgentPod>, Error> {
         let items = self.list(|page| ApiRequest::agents(namespace, node, page))?;
         let mut agents: Vec<AgentPod> = items.iter().filter_map(AgentPod::of).collect();
-        agents.sort_by(|a, b| (&a.node, &a.object).cmp(&(&b.node, &b.object)));
+        agents.sort_unstable_by(|a, b| (&a.node, &a.object).cmp(&(&b.node, &b.object)));
         Ok(agents)
     }
 
@@ -129,7 +133,7 @@ impl UserApi {
     pub fn nodes(&self, selector: Option<&str>) -> Result<Vec<NodeLabels>, Error> {
         let items = self.list(|page| ApiRequest::nodes(selector, page))?;
         let mut nodes: Vec<NodeLabels> = items.iter().filter_map(NodeLabels::of).collect();
-        nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         Ok(nodes)
     }
 
@@ -210,9 +214,55 @@ fn merged(files: &[PathBuf]) -> Result<Kubeconfig, String> {
     if files.is_empty() {
         return Err("no such file; add --kubeconfig, set KUBECONFIG, or create ~/.kube/config".to_owned());
     }
-    files.iter().try_fold(Kubeconfig::default(), |merged, file| {
-        let mut next = Kubeconfig::read_from(file).map_err(|error| error.to_string())?;
-        next.current_context = next.current_context.filter(|name| !name.is_empty());
-        merged.merge(next).map_err(|error| error.to_string())
+    let mut merged = Kubeconfig::default();
+    for file in files {
+        let failed = |cause: &dyn Display| format!("{}: {cause}", file.display());
+        #[expect(clippy::disallowed_methods, reason = "the user may name a pipe, such as <(kubectl config view --raw)")]
+        let text = fs::read(file).map_err(|error| failed(&error))?;
+        for document in yaml::<Value>(&mut text.as_slice()) {
+            let mut next = parse(document.map_err(|error| failed(&error))?, file).map_err(|error| failed(&error))?;
+            next.current_context = next.current_context.filter(|name| !name.is_empty());
+            merged = merged.merge(next).map_err(|error| failed(&error))?;
+        }
+    }
+    Ok(merged)
+}
+
+/// Deserializes a document of `file`. The YAML parser for each type of [`Kubeconfig`] would be 3 % of the program, so
+/// the parser for [`Value`] is used, which manifests need too.
+fn parse(mut document: Value, file: &Path) -> Result<Kubeconfig, String> {
+    resolve_paths(&mut document, file.parent().unwrap_or(Path::new("")));
+    let deserialize = |document: &Value| match document {
+        Value::Null => Ok(Kubeconfig::default()),
+        contents => Kubeconfig::deserialize(contents),
+    };
+    deserialize(&document).map_err(|error| {
+        // The error has no line.
+        let entries = ["clusters", "users", "contexts"].iter().flat_map(|list| {
+            let entries = document[*list].as_array().into_iter().flatten().enumerate();
+            entries.map(move |(index, entry)| (format!("{list}[{index}]: "), json!({*list: [entry]})))
+        });
+        let invalid = entries.into_iter().find(|(_, alone)| deserialize(alone).is_err());
+        format!("{}{error}", invalid.map_or_else(String::new, |(place, _)| place))
     })
+}
+
+/// Makes the relative paths in a kubeconfig absolute, which are relative to its directory; `command` only if it has a
+/// slash, otherwise it is found in `PATH` (k8s.io/client-go, `tools/clientcmd`, `GetAuthInfoFileReferences`).
+fn resolve_paths(document: &mut Value, directory: &Path) {
+    for (list, path) in [
+        ("clusters", "/cluster/certificate-authority"),
+        ("users", "/user/client-certificate"),
+        ("users", "/user/client-key"),
+        ("users", "/user/tokenFile"),
+        ("users", "/user/exec/command"),
+    ] {
+        let entries = document.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten();
+        for value in entries.filter_map(|entry| entry.pointer_mut(path)) {
+            let found = value.as_str().filter(|text| !path.ends_with("command") || text.contains('/'));
+            if let Some(resolved) = found.and_then(|text| directory.join(text).to_str().map(str::to_owned)) {
+                *value = resolved.into();
+            }
+        }
+    }
 }

@@ -14,7 +14,6 @@ use super::set::{Span, Spans};
 use crate::firewall::istio::{DNS_PORT, PROXY_ZONE};
 use crate::firewall::rule::{ContainerRules, Family, Hook, Ruleset, Table, protocol_number};
 use crate::policy::{ContainerScope, DnsCapture, Protocol};
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
@@ -35,8 +34,11 @@ const LEVELS: RangeInclusive<u8> = 1..=12;
 /// Returns the table of excluded containers; no table if `ruleset` has no such rules.
 #[must_use]
 pub fn table(ruleset: &Ruleset) -> NativeTables {
-    let chains = ruleset.containers.as_ref().map(chains);
-    chains.map(|chains| (NativeTable::Containers, chains)).into_iter().collect()
+    let mut tables = NativeTables::new();
+    if let Some(containers) = &ruleset.containers {
+        tables.insert(NativeTable::Containers, chains(containers).into_iter().collect());
+    }
+    tables
 }
 
 /// Returns the chain that fixes the destination of a connection.
@@ -53,7 +55,7 @@ const fn destinations(scope: ContainerScope) -> &'static str {
     }
 }
 
-fn chains(containers: &ContainerRules) -> BTreeMap<String, NativeChain> {
+fn chains(containers: &ContainerRules) -> Vec<(String, NativeChain)> {
     // A pod with rules for one family only admits no packet of the other one.
     let only = match containers.families.as_slice() {
         [family] => Some(*family),
@@ -67,18 +69,18 @@ fn chains(containers: &ContainerRules) -> BTreeMap<String, NativeChain> {
     // The wider scope first: most excluded containers have it.
     let scopes = || containers.scopes.iter().rev().copied();
     let mut chains = vec![
-        (NAT, base(Table::Nat, scopes().flat_map(|scope| by_level(scope, destinations(scope))).collect())),
-        (DIRECT, direct()),
+        (NAT.to_owned(), base(Table::Nat, scopes().flat_map(|scope| by_level(scope, destinations(scope))).collect())),
+        (DIRECT.to_owned(), direct()),
     ];
-    chains.extend(scopes().map(|scope| (destinations(scope), plain(bypass(scope, &containers.capture)))));
+    chains.extend(scopes().map(|scope| (destinations(scope).to_owned(), plain(bypass(scope, &containers.capture)))));
     let queries = captured_queries(containers);
     if !queries.is_empty() {
         let zone = |zone| NativeRule::new(NativeAction::Zone(zone));
-        chains.push((RAW, base(Table::Raw, queries)));
-        chains.push((QUERIES, plain(scopes().flat_map(|scope| by_level(scope, ZONE)).collect())));
-        chains.push((ZONE, plain(vec![with(zone(NO_ZONE), [over_lo(true)]), zone(PROXY_ZONE)])));
+        chains.push((RAW.to_owned(), base(Table::Raw, queries)));
+        chains.push((QUERIES.to_owned(), plain(scopes().flat_map(|scope| by_level(scope, ZONE)).collect())));
+        chains.push((ZONE.to_owned(), plain(vec![with(zone(NO_ZONE), [over_lo(true)]), zone(PROXY_ZONE)])));
     }
-    chains.into_iter().map(|(name, chain)| (name.to_owned(), chain)).collect()
+    chains
 }
 
 /// Returns one rule per level that sends the packets of a set's containers to `chain`.
@@ -126,7 +128,7 @@ fn captured_queries(ContainerRules { capture, families, .. }: &ContainerRules) -
 
 fn with(mut rule: NativeRule, conditions: impl IntoIterator<Item = Condition>) -> NativeRule {
     rule.conditions.extend(conditions);
-    rule.conditions.sort_by_key(|condition| condition.key);
+    Condition::sort(&mut rule.conditions);
     rule
 }
 

@@ -2,10 +2,10 @@
 //! prints it without counters, which `nft -f` reads.
 
 use super::set::{Span, Spans};
-use crate::firewall::containers::{MAX_ELEMENTS, TABLE as CONTAINERS, set_name};
+use crate::firewall::containers::{MAX_ELEMENTS, SCOPES, TABLE as CONTAINERS, set_name};
 use crate::firewall::rule::{Family, Hook, Table, Target};
 use crate::policy::ContainerScope;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fmt::{Display, Formatter};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -52,6 +52,11 @@ pub struct Condition {
 }
 
 impl Condition {
+    /// Sorts the conditions of a rule by key.
+    pub(super) fn sort(conditions: &mut [Self]) {
+        conditions.sort_by_key(|condition| condition.key);
+    }
+
     /// Returns the values as `nft` prints them, one text per span, without quotes.
     #[must_use]
     pub fn value_texts(&self) -> Vec<String> {
@@ -210,9 +215,10 @@ impl NativeTable {
 pub type NativeTables = BTreeMap<NativeTable, BTreeMap<String, NativeChain>>;
 
 /// Returns the sets of excluded containers that the rules look up.
-pub(super) fn container_sets(chains: &BTreeMap<String, NativeChain>) -> BTreeSet<ContainerScope> {
-    let rules = chains.values().flat_map(|chain| &chain.rules);
-    rules.filter_map(|rule| rule.cgroup).map(|cgroup| cgroup.set).collect()
+pub(super) fn container_sets(chains: &BTreeMap<String, NativeChain>) -> Vec<ContainerScope> {
+    let in_cgroups = chains.values().flat_map(|chain| &chain.rules).filter_map(|rule| rule.cgroup);
+    let is_used = |scope: &ContainerScope| in_cgroups.clone().any(|cgroup| cgroup.set == *scope);
+    SCOPES.into_iter().filter(is_used).collect()
 }
 
 /// Returns the type of a base chain.

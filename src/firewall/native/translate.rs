@@ -192,7 +192,7 @@ pub fn conditions(rule: &rule::Rule, family: Family) -> Vec<Condition> {
             Match::Connmark(mark) => add(Key::CtMark, false, Spans::one(*mark)),
         }
     }
-    all.sort_by_key(|condition| condition.key);
+    Condition::sort(&mut all);
     all
 }
 

@@ -181,7 +181,7 @@ pub(super) fn decode(list: &[u8], sets: &BTreeMap<String, LiveSet>) -> Option<Na
             _ => conditions.push(reader.condition(first)?),
         }
     }
-    conditions.sort_by_key(|condition: &Condition| condition.key);
+    Condition::sort(&mut conditions);
     let family = reader.family;
     let action = read_action(&expressions[counter + 1..], family)?;
     Some(NativeRule { family, conditions, cgroup, action })

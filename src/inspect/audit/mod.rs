@@ -161,7 +161,8 @@ impl PodFindings<'_> {
             bypasses.extend(self.with_proxys_id(&proxy));
             bypasses.extend(self.of_containers());
             // As a rule of another program, a foreign element comes first.
-            bypasses.sort_by_key(|bypass| !bypass.by_other_program);
+            let (foreign, own): (Vec<_>, Vec<_>) = bypasses.into_iter().partition(|bypass| bypass.by_other_program);
+            bypasses = [foreign, own].concat();
         }
         AuditedPod { redirected, reason: self.reason(by_rules), bypasses, left_out, drift: self.drift(), ..audited }
     }
