@@ -263,12 +263,17 @@ fn compare(present: &[PresentRule], drift: Vec<Drift>, foreign: &[String]) -> (V
     let mut marks: HashMap<(String, String), Vec<Mark>> = HashMap::new();
     let mut absent_lines: Vec<Option<RuleLine>> = Vec::new();
     let mut missing: HashMap<(String, String), Vec<usize>> = HashMap::new();
+    let with_missing_rules: HashSet<(String, String)> =
+        drift.iter().filter_map(|drift| Some((drift.place.clone(), chain_of(&drift.what)?.to_owned()))).collect();
     for drift in drift {
         match (&drift.what, chain_of(&drift.what)) {
             (Difference::Extra(rule) | Difference::Moved(rule), _) => {
                 let mark = if matches!(drift.what, Difference::Extra(_)) { Mark::Extra } else { Mark::Moved };
                 marks.entry((drift.place, rule.clone())).or_default().push(mark);
             }
+            // Its missing rules are listed.
+            (Difference::MissingChain(chain), _)
+                if with_missing_rules.contains(&(drift.place.clone(), chain.clone())) => {}
             (_, chain) => {
                 let place = chain.map(|chain| (drift.place.clone(), chain.to_owned()));
                 place.into_iter().for_each(|place| missing.entry(place).or_default().push(absent_lines.len()));
@@ -327,14 +332,15 @@ fn chain_of(what: &Difference) -> Option<&str> {
     }
 }
 
-/// Returns the line for a difference that is not a live rule: a missing rule, an extra chain, or a chain with a wrong
-/// hook.
+/// Returns the line for a difference that is not a live rule: a missing rule or chain, an extra chain, or a chain with
+/// a wrong hook.
 fn absent_line(Drift { place, what }: &Drift) -> Option<RuleLine> {
     match what {
         Difference::Missing(rule) => Some(line(place, rule, Mark::Missing, None)),
+        Difference::MissingChain(chain) => Some(line(place, chain, Mark::Missing, None)),
         Difference::ExtraChain(chain) => Some(line(place, chain, Mark::Extra, None)),
         Difference::OtherHook(chain) => Some(line(place, chain, Mark::Moved, None)),
-        Difference::MissingChain(_) | Difference::Extra(_) | Difference::Moved(_) => None,
+        Difference::Extra(_) | Difference::Moved(_) => None,
     }
 }
 
@@ -429,4 +435,28 @@ fn write_table(screen: &mut Screen, heading: &str, rules: &[&RuleLine]) {
     };
     let head = ["", "packets", "bytes", "chain", "rule"].map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
     screen.table(&[head].into_iter().chain(rules.iter().map(row)).collect::<Vec<_>>());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drift(place: &str, what: Difference) -> Drift {
+        Drift { place: place.to_owned(), what }
+    }
+
+    /// Without a line for the chain, a deleted native table is a difference that neither `rules` nor `audit` names.
+    #[test]
+    fn a_missing_chain_is_listed_unless_its_missing_rules_are() {
+        let differences = vec![
+            drift("inet detour-containers", Difference::MissingChain("NAT_OUTPUT".to_owned())),
+            drift("ip nat", Difference::MissingChain("ISTIO_REDIRECT".to_owned())),
+            drift("ip nat", Difference::Missing("-A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001".to_owned())),
+        ];
+        let (lines, left_out) = compare(&[], differences, &[]);
+        let described: Vec<_> = lines.iter().map(|line| (line.chain.as_str(), line.rule.as_str(), line.mark)).collect();
+        let rule = "-p tcp -j REDIRECT --to-ports 15001";
+        assert_eq!(described, [("NAT_OUTPUT", "", Mark::Missing), ("ISTIO_REDIRECT", rule, Mark::Missing)]);
+        assert!(lines.iter().all(RuleLine::is_drift) && left_out.is_empty());
+    }
 }
