@@ -52,7 +52,7 @@ struct Annotations {
 #[derive(Debug, PartialEq, Eq)]
 struct PodContainer {
     sandbox_id: String,
-    /// `None` if the runtime does not tell the name.
+    /// `None` if the runtime does not report the name.
     name: Option<String>,
 }
 

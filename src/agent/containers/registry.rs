@@ -1,5 +1,5 @@
 //! The node's running containers as the runtime reports them, by pod sandbox, with what is known about the bypass of
-//! each excluded one. No lock is held while the kernel or the runtime is asked.
+//! each excluded one. No lock is held during a request to the kernel or the runtime.
 
 mod sandbox;
 
@@ -318,7 +318,7 @@ impl Registry {
             container.had_process |= has_process;
             container.is_exempt = is_exempt;
         }
-        // Once more: the hook may have asked just before the proxy listened.
+        // Once more: the hook may have checked just before the proxy listened.
         let pause = if became_ready { CHECK_INTERVAL } else { excluding.pause(&sandbox.containers, is_complete) };
         excluding.due = Instant::now() + pause;
         late

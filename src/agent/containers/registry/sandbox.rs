@@ -83,7 +83,7 @@ pub(super) struct Container {
     /// Whether the runtime has reported its end.
     pub(super) is_ending: bool,
     pub(super) is_exempt: bool,
-    /// Whether the agent was asked before its first instruction.
+    /// Whether the runtime reported it before its first instruction.
     pub(super) is_from_start: bool,
 }
 
