@@ -460,7 +460,7 @@ mod tests {
             let error = enter_host_namespace(root).expect_err("not reachable");
             assert_eq!(error.code, Code::KernelRefused);
             assert!(error.msg.starts_with("container-exclude: can't enter the node's cgroup namespace: "), "{error}");
-            // `require` asks for the same node, not for the process 1 that this thread sees.
+            // `require` refers to the same node, not for the process 1 that this thread sees.
             let missing = require().expect_err("no hierarchy");
             assert!(missing.msg.contains(&root.mount().display().to_string()), "{missing}");
         });

@@ -212,11 +212,11 @@ impl Reconciler {
         for container in late {
             let why = "the agent was not registered at the container runtime when it started; its new connections bypass \
                        the sidecar from now on";
-            self.tell(pod.as_ref(), sandbox_id, captured(container, why));
+            self.report_event(pod.as_ref(), sandbox_id, captured(container, why));
         }
         for container in &changes.ended {
             self.metrics.bypass_ended();
-            self.tell(pod.as_ref(), sandbox_id, bypass_ended(container));
+            self.report_event(pod.as_ref(), sandbox_id, bypass_ended(container));
         }
     }
 
@@ -231,12 +231,12 @@ impl Reconciler {
     /// Reports that a container started captured, once.
     pub(super) fn report_capture(&self, sandbox_id: &str, container: &str, why: &str) {
         if self.registry.report_capture(sandbox_id, container) {
-            self.tell(self.pod(sandbox_id).as_ref(), sandbox_id, captured(container, why));
+            self.report_event(self.pod(sandbox_id).as_ref(), sandbox_id, captured(container, why));
         }
     }
 
     /// Logs an Event and creates it.
-    pub(super) fn tell(&self, pod: Option<&PodRef>, sandbox_id: &str, event: crate::cluster::Event) {
+    pub(super) fn report_event(&self, pod: Option<&PodRef>, sandbox_id: &str, event: crate::cluster::Event) {
         let name = pod_name(pod);
         let sandbox = pod.is_none().then_some(sandbox_id);
         match event.warning {

@@ -121,7 +121,7 @@ impl Watcher {
         for Capture { sandbox_id, container, why } in self.reconciler.registry.captured_by_disconnection() {
             let pod = self.reconciler.pod(&sandbox_id);
             let why = format!("the agent is not registered at the container runtime: {why}");
-            self.reconciler.tell(pod.as_ref(), &sandbox_id, captured(&container, &why));
+            self.reconciler.report_event(pod.as_ref(), &sandbox_id, captured(&container, &why));
         }
     }
 }
