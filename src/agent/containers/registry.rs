@@ -1,9 +1,5 @@
 //! The node's running containers as the runtime reports them, by pod sandbox, with what is known about the bypass of
-<<<<<<< HEAD
 //! each excluded one. The registry's lock is not held during calls of the kernel or the runtime.
-=======
-//! each excluded one. No lock is held during a request to the kernel or the runtime.
->>>>>>> fixa
 
 mod sandbox;
 
@@ -323,11 +319,7 @@ impl Registry {
             container.had_process |= has_process;
             container.is_exempt = is_exempt;
         }
-<<<<<<< HEAD
         // Check once more: the hook may have checked just before the proxy listened.
-=======
-        // Once more: the hook may have checked just before the proxy listened.
->>>>>>> fixa
         let pause = if became_ready { CHECK_INTERVAL } else { excluding.pause(&sandbox.containers, is_complete) };
         excluding.due = Instant::now() + pause;
         late
