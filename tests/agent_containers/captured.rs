@@ -2,8 +2,10 @@
 
 use crate::container::Container;
 use crate::scene::{SLOW, VAULT, scene};
+use detour_cni::state::ROOT;
 use nix::mount::umount;
 use serde_json::json;
+use std::path::Path;
 use std::time::Duration;
 
 const CAPTURED: &str = "DetourContainerCaptured";
@@ -54,6 +56,12 @@ fn a_pod_whose_network_namespace_is_not_visible_gets_an_event_with_the_cause() {
         let path = scene.reach("/run/netns").join(&pod.sandbox);
         umount(&path).expect("unmounted");
         std::fs::remove_file(path).expect("removed");
+        // The path in the saved state must not be visible either.
+        for record in std::fs::read_dir(Path::new(ROOT).join(&pod.sandbox)).expect("readable") {
+            let record = record.expect("readable").path();
+            let text = std::fs::read_to_string(&record).expect("readable");
+            std::fs::write(&record, text.replace("/run/netns/", "/run/elsewhere/")).expect("written");
+        }
         let agent = scene.agent();
         let mut plugin = runtime.register(&[&pod], &[]);
         agent.wait_for_log("registered at the container runtime");
