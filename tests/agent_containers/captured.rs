@@ -1,8 +1,9 @@
 //! Excluded containers that start captured, and the Events with the cause.
 
 use crate::container::Container;
-use crate::scene::{SLOW, VAULT, scene};
+use crate::scene::{SLOW, SOCKET, VAULT, WEB, scene};
 use nix::mount::umount;
+use nix::sys::signal::Signal;
 use serde_json::json;
 use std::time::Duration;
 
@@ -44,6 +45,27 @@ fn without_nri_each_new_pod_gets_an_event_with_the_cause() {
         plugin.start(&vault);
         assert_eq!(vault.connect(), "direct");
         assert_eq!(scene.events(&pod, CAPTURED).len(), 1);
+    });
+}
+
+#[test]
+fn an_agent_that_starts_without_the_runtime_reports_no_container_that_bypasses_the_sidecar() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({}));
+        let (runtime, agent) = (scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut web = Container::create(&pod, WEB);
+        plugin.start(&web);
+        agent.end(Signal::SIGKILL);
+        drop((plugin, runtime));
+        std::fs::remove_file(scene.reach(SOCKET)).expect("removed");
+        let _agent = scene.agent();
+        // The Event of a pod without elements shows that the agent has reported.
+        let other = scene.pod(WEB, &json!({}));
+        scene.wait_for_event(&other, CAPTURED, WEB, RETURN);
+        assert_eq!(web.connect(), "direct");
+        assert!(scene.events(&pod, CAPTURED).is_empty());
     });
 }
 

@@ -161,6 +161,7 @@ impl Reconciler {
             running: containers.into_iter().map(|(it, has_process)| (it.id, it.cgroup, has_process)).collect(),
             exited,
             exempted: changes.exempted.iter().map(|(name, _)| name.clone()).collect(),
+            bypassing: changes.live.iter().filter_map(|one| Some(one.container.as_ref()?.name.clone())).collect(),
             proxy_ready: changes.proxy_ready,
         };
         let late = self.registry.applied(sandbox_id, &applied);
