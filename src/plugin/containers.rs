@@ -201,7 +201,8 @@ impl ExcludedContainers {
 /// Returns an error without the pod sandbox, which the callers name.
 fn gone(netns: &Path) -> Error {
     let msg = format!(
-        "network namespace {}: gone, or not visible in this mount namespace; delete the pod if it still runs",
+        "network namespace {}: gone, or not visible in this mount namespace; mount it with the propagation \
+         HostToContainer, or delete the pod if it still runs",
         netns.display()
     );
     Error::new(Code::InvalidNetns, msg)

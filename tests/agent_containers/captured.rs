@@ -73,9 +73,11 @@ fn an_agent_that_starts_without_the_runtime_reports_no_container_that_bypasses_t
 fn a_pod_whose_network_namespace_is_not_visible_gets_an_event_with_the_cause() {
     scene(|scene| {
         let (pod, runtime) = (scene.pod(VAULT, &json!({})), scene.runtime());
-        let path = scene.reach("/run/netns").join(&pod.sandbox);
-        umount(&path).expect("unmounted");
-        std::fs::remove_file(path).expect("removed");
+        for path in [scene.reach("/run/netns"), "/run/netns".into()] {
+            let path = path.join(&pod.sandbox);
+            umount(&path).expect("unmounted");
+            std::fs::remove_file(path).expect("removed");
+        }
         let agent = scene.agent();
         let mut plugin = runtime.register(&[&pod], &[]);
         agent.wait_for_log("registered at the container runtime");
@@ -84,6 +86,27 @@ fn a_pod_whose_network_namespace_is_not_visible_gets_an_event_with_the_cause() {
         assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
         let message = scene.wait_for_event(&pod, CAPTURED, VAULT, SLOW);
         assert!(message.contains("network namespace"), "{message}");
+    });
+}
+
+#[test]
+fn a_container_that_has_exited_before_its_start_is_handled_is_not_reported() {
+    scene(|scene| {
+        let (pod, runtime, agent) = (scene.pod(VAULT, &json!({})), scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut gone = Container::create(&pod, VAULT);
+        gone.vanish();
+        plugin.start(&gone);
+        // The Event of a later pod shows that the agent has reported.
+        let mut vault = Container::create(&pod, VAULT);
+        plugin.start(&vault);
+        assert_eq!(vault.connect(), "direct");
+        drop((plugin, runtime));
+        std::fs::remove_file(scene.reach(SOCKET)).expect("removed");
+        let later = scene.pod(VAULT, &json!({}));
+        scene.wait_for_event(&later, CAPTURED, VAULT, RETURN);
+        assert!(scene.events(&pod, CAPTURED).is_empty());
     });
 }
 

@@ -381,6 +381,11 @@ impl Registry {
         container.is_some_and(|container| container.is_exempt)
     }
 
+    /// Returns whether a container of a sandbox is not known to have exited.
+    pub(super) fn runs(&self, sandbox_id: &str, id: &str) -> bool {
+        self.state().sandboxes.get(sandbox_id).is_some_and(|sandbox| sandbox.containers.contains_key(id))
+    }
+
     /// Returns the excluded containers that start captured because the agent is not registered, each once.
     pub(super) fn captured_by_disconnection(&self) -> Vec<Capture> {
         let mut state = self.state();
