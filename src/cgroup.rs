@@ -1,6 +1,8 @@
 //! Control groups (cgroups(7)) of the node: their IDs in the unified hierarchy (v2), and the cgroup namespace of this
 //! thread.
 
+mod search;
+
 use crate::cni::{Code, Error};
 use crate::host_path::{HostPath, HostRoot};
 use crate::netns::enter_cgroup_namespace;
@@ -113,6 +115,13 @@ impl CgroupHierarchy {
         let text = read_text(&file, MAX_PROC_FILE).map_err(|error| failed(&error))?;
         let path = path_of_process(&text).ok_or_else(|| failed(&"expected a line 0::PATH"))?;
         self.id(path)
+    }
+
+    /// Returns whether a process has exited; false if this is unknown.
+    #[must_use]
+    pub fn has_exited(&self, pid: u32) -> bool {
+        let exists = |name: &str| self.proc.join(name).try_exists();
+        pid != 0 && exists("1").unwrap_or(false) && !exists(&pid.to_string()).unwrap_or(true)
     }
 
     /// Returns whether a process is in the control group of a runtime's `cgroups_path` or below it; `None` if the group
@@ -380,6 +389,7 @@ mod tests {
         assert!(missing.msg.contains("kubepods-pod1.slice:cri-containerd:none"), "{missing}");
         let ended = hierarchy.process_id(process.id()).expect_err("it has ended");
         assert!(ended.msg.starts_with("can't find the control group of process"), "{ended}");
+        assert!(hierarchy.has_exited(process.id()) && !hierarchy.has_exited(1) && !hierarchy.has_exited(0));
     }
 
     #[test]

@@ -86,6 +86,12 @@ impl ContainerElement {
         Self { scope, cgroup, container: Some(ContainerLabel::new(name, id)) }
     }
 
+    /// Returns whether both are the same element of the same set, regardless of the comments.
+    #[must_use]
+    pub fn has_key_of(&self, other: &Self) -> bool {
+        (self.scope, self.cgroup) == (other.scope, other.cgroup)
+    }
+
     /// Reads the elements of a set in a message of the kernel; skips elements whose key is not a cgroup ID.
     pub(super) fn read(scope: ContainerScope, message: &[u8]) -> impl Iterator<Item = Self> {
         let list = find(message, nfta::ELEMENTS).unwrap_or_default();

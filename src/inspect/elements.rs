@@ -6,17 +6,13 @@ use crate::firewall::ContainerElement;
 use crate::host_path::HostRoot;
 use crate::policy::{ContainerScope, Policy};
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fs;
-use std::os::unix::fs::DirEntryExt;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The table of the sets, with its family.
 pub(super) const TABLE: &str = "inet detour-containers";
 /// The limit of listed elements; the rest is counted.
 const MAX_LISTED: usize = 200;
-/// The limit of control groups in a search for the paths of elements; a node has a few thousand.
-const MAX_GROUPS: usize = 50_000;
 
 /// The elements of the sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -120,33 +116,7 @@ impl ElementLine {
 pub(super) fn cgroup_paths(ids: impl IntoIterator<Item = u64>, root: &Path) -> BTreeMap<u64, String> {
     let ids: BTreeSet<u64> = ids.into_iter().collect();
     let hierarchy = CgroupHierarchy::find(&HostRoot::new(root)).ok();
-    hierarchy.map(|hierarchy| find_paths(hierarchy.mount(), &ids)).unwrap_or_default()
-}
-
-/// Searches directories below `mount` by their inode numbers, which are the IDs of control groups.
-fn find_paths(mount: &Path, ids: &BTreeSet<u64>) -> BTreeMap<u64, String> {
-    let mut found = BTreeMap::new();
-    let mut directories = VecDeque::from([mount.to_owned()]);
-    let mut groups = 0;
-    while let Some(directory) = directories.pop_front().filter(|_| found.len() < ids.len()) {
-        // A control group can be removed at any time.
-        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                continue;
-            }
-            groups += 1;
-            if groups > MAX_GROUPS {
-                return found;
-            }
-            let path = entry.path();
-            if ids.contains(&entry.ino()) {
-                let below = path.strip_prefix(mount).unwrap_or(&path);
-                found.entry(entry.ino()).or_insert_with(|| format!("/{}", below.to_string_lossy()));
-            }
-            directories.push_back(path);
-        }
-    }
-    found
+    hierarchy.map(|hierarchy| hierarchy.find_paths(ids).0).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -184,15 +154,5 @@ mod tests {
         sets.write(&mut screen);
         let text = screen.into_text();
         assert!(text.as_str().contains("\\u{1b}[2J") && text.as_str().contains("3 more elements"), "{text}");
-    }
-
-    #[test]
-    fn paths_are_found_by_inode_number() {
-        let root = std::env::temp_dir().join(format!("detour-elements-{}", std::process::id()));
-        fs::create_dir_all(root.join("kubepods/pod/container")).expect("made");
-        let id = std::os::unix::fs::MetadataExt::ino(&fs::metadata(root.join("kubepods/pod")).expect("made"));
-        let paths = find_paths(&root, &[id, u64::MAX].into());
-        fs::remove_dir_all(&root).expect("removed");
-        assert_eq!(paths, BTreeMap::from([(id, "/kubepods/pod".to_owned())]));
     }
 }

@@ -60,6 +60,8 @@ pub struct ContainerChanges {
     pub removed: usize,
     /// Whether the proxy accepts connections, or did before. Checked only if this ends a bypass.
     pub proxy_ready: bool,
+    /// The elements after the call.
+    pub live: Vec<ContainerElement>,
 }
 
 /// The part of a record that says whether an attachment excludes containers.
@@ -170,11 +172,15 @@ impl ExcludedContainers {
             let proxy_ready = observed.proxy_ready || (ends_then && self.proxy_is_ready()?);
             let lasts = |one: &&ContainerExclusion| !(proxy_ready && one.until == BypassEnd::ProxyReady);
             let required = self.policy.containers.iter().filter(lasts).map(|one| one.scope).collect();
-            let plan = ElementPlan::new(&self.policy, &required_container_elements(&required)?, observed, proxy_ready);
+            let mut live = required_container_elements(&required)?;
+            let plan = ElementPlan::new(&self.policy, &live, observed, proxy_ready);
             if !(plan.remove.is_empty() && plan.add.is_empty()) {
                 change_container_elements(&plan.remove, &plan.add)?;
             }
-            Ok(plan.changes)
+            let is_replaced = |element: &ContainerElement| plan.add.iter().any(|new| new.has_key_of(element));
+            live.retain(|element| !plan.remove.contains(element) && !is_replaced(element));
+            live.extend(plan.add);
+            Ok(ContainerChanges { live, ..plan.changes })
         })
     }
 
@@ -195,7 +201,8 @@ impl ExcludedContainers {
 /// Returns an error without the pod sandbox, which the callers name.
 fn gone(netns: &Path) -> Error {
     let msg = format!(
-        "network namespace {}: gone, or not visible in this mount namespace; delete the pod if it still runs",
+        "network namespace {}: gone, or not visible in this mount namespace; mount it with the propagation \
+         HostToContainer, or delete the pod if it still runs",
         netns.display()
     );
     Error::new(Code::InvalidNetns, msg)
@@ -246,8 +253,7 @@ impl ElementPlan {
         observed: ObservedContainers<'_>,
         wanted: impl Fn(&RunningContainer) -> Option<ContainerElement>,
     ) {
-        let is_key_of = |other: &ContainerElement| (other.scope, other.cgroup) == (element.scope, element.cgroup);
-        if self.add.iter().any(is_key_of) {
+        if self.add.iter().any(|new| new.has_key_of(element)) {
             // The transaction replaces the element.
             return;
         }

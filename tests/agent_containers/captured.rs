@@ -1,11 +1,10 @@
 //! Excluded containers that start captured, and the Events with the cause.
 
 use crate::container::Container;
-use crate::scene::{SLOW, VAULT, scene};
-use detour_cni::state::ROOT;
+use crate::scene::{SLOW, SOCKET, VAULT, WEB, scene};
 use nix::mount::umount;
+use nix::sys::signal::Signal;
 use serde_json::json;
-use std::path::Path;
 use std::time::Duration;
 
 const CAPTURED: &str = "DetourContainerCaptured";
@@ -50,17 +49,34 @@ fn without_nri_each_new_pod_gets_an_event_with_the_cause() {
 }
 
 #[test]
+fn an_agent_that_starts_without_the_runtime_reports_no_container_that_bypasses_the_sidecar() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({}));
+        let (runtime, agent) = (scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut web = Container::create(&pod, WEB);
+        plugin.start(&web);
+        agent.end(Signal::SIGKILL);
+        drop((plugin, runtime));
+        std::fs::remove_file(scene.reach(SOCKET)).expect("removed");
+        let _agent = scene.agent();
+        // The Event of a pod without elements shows that the agent has reported.
+        let other = scene.pod(WEB, &json!({}));
+        scene.wait_for_event(&other, CAPTURED, WEB, RETURN);
+        assert_eq!(web.connect(), "direct");
+        assert!(scene.events(&pod, CAPTURED).is_empty());
+    });
+}
+
+#[test]
 fn a_pod_whose_network_namespace_is_not_visible_gets_an_event_with_the_cause() {
     scene(|scene| {
         let (pod, runtime) = (scene.pod(VAULT, &json!({})), scene.runtime());
-        let path = scene.reach("/run/netns").join(&pod.sandbox);
-        umount(&path).expect("unmounted");
-        std::fs::remove_file(path).expect("removed");
-        // The path in the saved state must not be visible either.
-        for record in std::fs::read_dir(Path::new(ROOT).join(&pod.sandbox)).expect("readable") {
-            let record = record.expect("readable").path();
-            let text = std::fs::read_to_string(&record).expect("readable");
-            std::fs::write(&record, text.replace("/run/netns/", "/run/elsewhere/")).expect("written");
+        for path in [scene.reach("/run/netns"), "/run/netns".into()] {
+            let path = path.join(&pod.sandbox);
+            umount(&path).expect("unmounted");
+            std::fs::remove_file(path).expect("removed");
         }
         let agent = scene.agent();
         let mut plugin = runtime.register(&[&pod], &[]);
@@ -70,6 +86,27 @@ fn a_pod_whose_network_namespace_is_not_visible_gets_an_event_with_the_cause() {
         assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
         let message = scene.wait_for_event(&pod, CAPTURED, VAULT, SLOW);
         assert!(message.contains("network namespace"), "{message}");
+    });
+}
+
+#[test]
+fn a_container_that_has_exited_before_its_start_is_handled_is_not_reported() {
+    scene(|scene| {
+        let (pod, runtime, agent) = (scene.pod(VAULT, &json!({})), scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut gone = Container::create(&pod, VAULT);
+        gone.vanish();
+        plugin.start(&gone);
+        // The Event of a later pod shows that the agent has reported.
+        let mut vault = Container::create(&pod, VAULT);
+        plugin.start(&vault);
+        assert_eq!(vault.connect(), "direct");
+        drop((plugin, runtime));
+        std::fs::remove_file(scene.reach(SOCKET)).expect("removed");
+        let later = scene.pod(VAULT, &json!({}));
+        scene.wait_for_event(&later, CAPTURED, VAULT, RETURN);
+        assert!(scene.events(&pod, CAPTURED).is_empty());
     });
 }
 

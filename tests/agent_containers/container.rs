@@ -57,6 +57,10 @@ impl<'a> Container<'a> {
         self.group.path()
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     pub(crate) fn cgroup(&self) -> u64 {
         self.group.id()
     }
@@ -104,6 +108,12 @@ impl<'a> Container<'a> {
     /// Uses the open connection. Returns where it ends.
     pub(crate) fn use_open(&mut self) -> String {
         self.ask("again")
+    }
+
+    /// Ends the processes and removes the control group.
+    pub(crate) fn vanish(&mut self) {
+        self.exit();
+        std::fs::remove_dir(self.group.directory()).expect("it is empty");
     }
 
     /// Ends the processes. The control group stays until the value is dropped.

@@ -62,6 +62,7 @@ fn encoded(container: &Container<'_>, state: u64) -> Vec<u8> {
         bytes(3, container.name),
         integer(4, state),
         bytes(11, bytes(5, container.cgroups_path())),
+        integer(12, container.pid().into()),
     ]
     .concat()
 }

@@ -315,6 +315,9 @@ fn cgroup_of(element: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| {
         use std::os::unix::fs::MetadataExt;
         let path = value.as_str().expect("a path");
+        if let Ok(id) = path.parse() {
+            return id;
+        }
         let path = Path::new("/sys/fs/cgroup").join(path.trim_start_matches('/'));
         fs::metadata(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).ino()
     })

@@ -154,6 +154,26 @@ fn an_agent_that_is_not_registered() {
 }
 
 #[test]
+fn the_next_step_names_the_runtime_if_the_agent_uses_nri() {
+    scene(plan(), |scene| {
+        let _containers = Containers::new(scene);
+        let next = |socket: Option<&str>| {
+            let error = "the runtime does not accept connections".into();
+            status(
+                scene,
+                &ContainersStatus { socket: socket.map(str::to_owned), error, ..ContainersStatus::default() },
+            );
+            let report = scene.report(&POD);
+            let checks = report["checks"].as_array().expect("checks");
+            let line = checks.iter().find(|line| line["id"] == "containers-registered").expect("a check");
+            line["next"].as_str().unwrap_or_else(|| panic!("{line}")).to_owned()
+        };
+        assert!(next(Some("/var/run/nri/nri.sock")).starts_with("check that the container runtime runs; "));
+        assert!(next(None).starts_with("set the chart value containerExclusion.enabled=true"));
+    });
+}
+
+#[test]
 fn an_installed_hook_replaces_nri() {
     play("containers-hook", "", |scene, containers| {
         fs::remove_file(scene.path(NRI_SOCKET)).expect("removed");

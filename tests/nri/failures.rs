@@ -48,6 +48,14 @@ fn a_missing_directory_is_a_missing_socket() {
 }
 
 #[test]
+fn a_file_that_is_no_socket_is_reported() {
+    let (_directory, path) = socket_path();
+    fs::write(&path, "").expect("written");
+    let plugin = Plugin::start(&path);
+    assert!(plugin.next_failure().ends_with("expected a socket; correct the path in --nri-socket"));
+}
+
+#[test]
 fn a_runtime_that_has_ended_is_reported_and_a_new_one_is_used() {
     let (_directory, path) = socket_path();
     let runtime = Runtime::listen(&path);

@@ -64,6 +64,9 @@ impl Drop for Cgroup {
         let _ = fs::write(self.directory.join("cgroup.kill"), "1");
         let deadline = Instant::now() + Duration::from_secs(10);
         while let Err(error) = fs::remove_dir(&self.directory) {
+            if error.kind() == std::io::ErrorKind::NotFound {
+                return;
+            }
             if Instant::now() > deadline {
                 eprintln!("remove {}: {error}", self.directory.display());
                 return;

@@ -29,7 +29,7 @@ impl NriHandler for Reconciler {
 
 impl Reconciler {
     /// Lets the container's traffic bypass the sidecar if it is excluded. Returns the result for the metric; `None` if
-    /// it is not excluded.
+    /// it is not excluded, or has exited already.
     fn exempt(&self, pod: &NriPod, container: &NriContainer) -> Option<&'static str> {
         let name = &container.name;
         let result = match self.find(&pod.id) {
@@ -52,6 +52,7 @@ impl Reconciler {
         match result {
             // An error may be about another container of the pod.
             _ if self.registry.is_exempt(&pod.id, &container.id) => Some("exempt"),
+            _ if !self.registry.runs(&pod.id, &container.id) => None,
             Ok(()) => Some("captured"),
             Err(error) => {
                 self.report_failure(&pod.id, &error.to_string());

@@ -7,9 +7,11 @@
 //! | `handler` | what happens when the runtime starts or stops a container |
 //! | `watcher` | the thread that ends bypasses, removes stale elements and restores lost ones |
 //! | `reconciler` | makes the sets of one pod match its containers, and reports the changes |
+//! | `exits` | finds containers that have exited without NRI |
 //! | `events` | the Events of pods |
 
 mod events;
+mod exits;
 mod handler;
 mod reconciler;
 mod registry;
@@ -21,6 +23,7 @@ use super::nri::{self, NriStatus};
 use crate::cluster::ServiceAccount;
 use crate::host_path::{HostPath, HostRoot};
 use events::EventQueue;
+use exits::KnownGroups;
 use reconciler::Reconciler;
 pub(in crate::agent) use registry::Registry;
 use std::io::PipeWriter;
@@ -62,6 +65,7 @@ impl ContainerSettings {
             restores: self.restores,
             registry: registry.clone(),
             events,
+            groups: KnownGroups::default(),
             metrics: metrics.clone(),
         };
         let mut running = RunningContainers { registry, connection: None, threads: Vec::new() };

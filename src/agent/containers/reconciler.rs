@@ -1,6 +1,7 @@
 //! Makes the sets of one pod sandbox match its running containers, and reports the changes: log, Events, metrics.
 
 use super::events::{EventQueue, bypass_ended, captured};
+use super::exits::KnownGroups;
 use super::registry::{Applied, NamedContainer, Observed, Registry};
 use crate::agent::metrics::Metrics;
 use crate::cgroup::{self, CgroupHierarchy};
@@ -28,6 +29,7 @@ pub(super) struct Reconciler {
     pub(super) restores: bool,
     pub(super) registry: Registry,
     pub(super) events: EventQueue,
+    pub(super) groups: KnownGroups,
     pub(super) metrics: Metrics,
 }
 
@@ -156,11 +158,19 @@ impl Reconciler {
             complete: complete && problem.is_none(),
             proxy_ready,
         };
-        let changes = excluded.reconcile(observed)?;
+        let mut changes = excluded.reconcile(observed)?;
+        if !complete {
+            let exited = self.groups.exited(&changes.live, &self.root);
+            if !exited.is_empty() {
+                let observed = ObservedContainers { exited: &exited, proxy_ready: changes.proxy_ready, ..observed };
+                changes.live = excluded.reconcile(observed)?.live;
+            }
+        }
         let applied = Applied {
             running: containers.into_iter().map(|(it, has_process)| (it.id, it.cgroup, has_process)).collect(),
             exited,
             exempted: changes.exempted.iter().map(|(name, _)| name.clone()).collect(),
+            bypassing: changes.live.iter().filter_map(|one| Some(one.container.as_ref()?.name.clone())).collect(),
             proxy_ready: changes.proxy_ready,
         };
         let late = self.registry.applied(sandbox_id, &applied);
@@ -183,6 +193,8 @@ impl Reconciler {
                 Ok(cgroup) if container.cgroup.is_some_and(|known| known != cgroup) => None,
                 Err(_) if container.may_have_exited || container.cgroup.is_some() => None,
                 Ok(cgroup) => Some(cgroup),
+                // Its first process can exit before the runtime's report is handled.
+                Err(_) if hierarchy.has_exited(container.pid) => None,
                 Err(error) => {
                     found.problem = found.problem.or(Some(error));
                     continue;

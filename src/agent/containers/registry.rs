@@ -8,7 +8,7 @@ use crate::cluster::agent::ContainersStatus;
 use crate::pod::PodRef;
 use crate::policy::Policy;
 use sandbox::{CHECK_INTERVAL, Container, Excluding, PROXY_INTERVAL, REST_INTERVAL, Sandbox};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -93,6 +93,8 @@ pub(super) struct Applied {
     pub(super) exited: Vec<String>,
     /// The names of the containers that have new elements.
     pub(super) exempted: Vec<String>,
+    /// The names of the containers that have elements now.
+    pub(super) bypassing: BTreeSet<String>,
     pub(super) proxy_ready: bool,
 }
 
@@ -303,6 +305,7 @@ impl Registry {
         let became_ready = applied.proxy_ready && !excluding.proxy_ready;
         excluding.proxy_ready |= applied.proxy_ready;
         excluding.failure.clear();
+        excluding.bypassing = Some(applied.bypassing.clone());
         excluding.restoration.lost_since = None;
         let mut late = Vec::new();
         for (id, cgroup, has_process) in &applied.running {
@@ -378,6 +381,11 @@ impl Registry {
         container.is_some_and(|container| container.is_exempt)
     }
 
+    /// Returns whether a container of a sandbox is not known to have exited.
+    pub(super) fn runs(&self, sandbox_id: &str, id: &str) -> bool {
+        self.state().sandboxes.get(sandbox_id).is_some_and(|sandbox| sandbox.containers.contains_key(id))
+    }
+
     /// Returns the excluded containers that start captured because the agent is not registered, each once.
     pub(super) fn captured_by_disconnection(&self) -> Vec<Capture> {
         let mut state = self.state();
@@ -391,7 +399,13 @@ impl Registry {
             let Some(excluding) = sandbox.excluding.as_mut().filter(|excluding| excluding.first_seen >= *since) else {
                 continue;
             };
-            for excluded in &excluding.policy.containers {
+            // An agent that has just started does not know which containers bypass the sidecar until the first check.
+            let failed = (!excluding.failure.is_empty()).then(BTreeSet::new);
+            let Some(bypassing) = excluding.bypassing.clone().or(failed) else { continue };
+            let is_captured = |name: &str| {
+                !bypassing.contains(name) && excluding.policy.container_scope(name, excluding.proxy_ready).is_some()
+            };
+            for excluded in excluding.policy.containers.iter().filter(|excluded| is_captured(&excluded.name)) {
                 if excluding.reported.insert(excluded.name.clone()) {
                     let (sandbox_id, container) = (sandbox_id.clone(), excluded.name.clone());
                     captured.push(Capture { sandbox_id, container, why: why.clone() });

@@ -11,6 +11,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, get
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -123,7 +124,12 @@ fn open(path: &Path) -> Result<UnixStream, Failure> {
         })
     };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let address = UnixAddr::new(&directory.join(name)).map_err(failed)?;
+    let path = directory.join(name);
+    let address = UnixAddr::new(&path).map_err(failed)?;
+    // The kernel refuses connections to other files as to a socket without a listener.
+    if std::fs::metadata(&path).is_ok_and(|metadata| !metadata.file_type().is_socket()) {
+        return Err("expected a socket; correct the path in --nri-socket".to_owned().into());
+    }
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(failed)?;
     connect(socket.as_raw_fd(), &address).map_err(failed)?;
     let owner = getsockopt(&socket, PeerCredentials).map_err(failed)?.uid();

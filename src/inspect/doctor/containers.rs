@@ -240,16 +240,18 @@ fn registered(status: &Result<ContainersStatus, String>, has_hook: bool) -> Chec
     match status {
         Ok(ContainersStatus { runtime: Some(runtime), .. }) => CheckVerdict::pass(format!("at {runtime}")),
         Ok(_) if has_hook => CheckVerdict::not_checked("not needed: the OCI hook exempts containers"),
-        Ok(ContainersStatus { error, .. }) => {
+        Ok(ContainersStatus { error, socket, .. }) => {
             let why = if error.is_empty() { "the agent does not use NRI" } else { error };
-            CheckVerdict::fail(
-                format!("{why}; excluded containers start captured"),
-                format!(
-                    "set the chart value containerExclusion.enabled=true (flag --nri-socket of the agent); {SEE_AGENT}"
-                ),
-            )
+            let next = match socket {
+                Some(_) => "check that the container runtime runs",
+                None => "set the chart value containerExclusion.enabled=true (flag --nri-socket of the agent)",
+            };
+            CheckVerdict::fail(format!("{why}; excluded containers start captured"), format!("{next}; {SEE_AGENT}"))
         }
-        Err(why) => CheckVerdict::fail(why.clone(), format!("upgrade the agent to the plugin's version; {SEE_AGENT}")),
+        Err(why) => CheckVerdict::fail(
+            why.clone(),
+            format!("check that the agent runs and has the plugin's version; {SEE_AGENT}"),
+        ),
     }
 }
 

@@ -50,6 +50,8 @@ pub(super) struct Excluding {
     pub(super) first_seen: Instant,
     /// The last failure.
     pub(super) failure: String,
+    /// The names of the containers that have elements; `None` before the first check.
+    pub(super) bypassing: Option<BTreeSet<String>>,
     /// The containers whose capture was reported.
     pub(super) reported: BTreeSet<String>,
     /// The rest of [`START_BUDGET`].
@@ -118,6 +120,7 @@ impl Excluding {
             due: now,
             first_seen: now,
             failure: String::new(),
+            bypassing: None,
             reported: BTreeSet::new(),
             start_budget: START_BUDGET,
             logged: BTreeMap::new(),

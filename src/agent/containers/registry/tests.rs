@@ -43,8 +43,9 @@ fn registry(until: BypassEnd) -> Registry {
 /// Records that these containers run and have elements, of which those in `exempted` are new.
 fn apply(registry: &Registry, ids: &[&str], exempted: &[&str], proxy_ready: bool) -> Vec<String> {
     let running = ids.iter().map(|id| ((*id).to_owned(), CGROUP, true)).collect();
-    let exempted = exempted.iter().map(|name| (*name).to_owned()).collect();
-    registry.applied(SANDBOX, &Applied { running, exempted, proxy_ready, ..Applied::default() })
+    let exempted: Vec<String> = exempted.iter().map(|name| (*name).to_owned()).collect();
+    let bypassing = exempted.iter().cloned().collect();
+    registry.applied(SANDBOX, &Applied { running, exempted, bypassing, proxy_ready, ..Applied::default() })
 }
 
 fn names(registry: &Registry) -> Vec<String> {
@@ -257,6 +258,10 @@ fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
     registry.state().connection = Connection::Disconnected { why: why.clone(), since: long_ago };
     registry.set_policy(SANDBOX, Some(&policy(BypassEnd::ContainerExit)));
     let capture = Capture { sandbox_id: SANDBOX.into(), container: "vault".into(), why: why.clone() };
+    assert_eq!(registry.captured_by_disconnection(), [], "the elements are unknown before the first check");
+    apply(&registry, &[], &["vault"], false);
+    assert_eq!(registry.captured_by_disconnection(), [], "it bypasses the sidecar");
+    apply(&registry, &[], &[], false);
     assert_eq!(registry.captured_by_disconnection(), [capture]);
     assert_eq!(registry.captured_by_disconnection(), []);
     registry.report(&registered());
@@ -266,8 +271,23 @@ fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
     assert!(registry.captured_by_disconnection().is_empty(), "a runtime may restart");
     let with_hook = Registry::new(Some(SOCKET.into()), true);
     with_hook.set_policy(SANDBOX, Some(&policy(BypassEnd::ContainerExit)));
+    apply(&with_hook, &[], &[], false);
     with_hook.state().connection = Connection::Disconnected { why: String::new(), since: long_ago };
     assert!(with_hook.captured_by_disconnection().is_empty(), "the hook exempts containers");
+}
+
+#[test]
+fn while_the_agent_is_not_registered_a_failed_check_is_reported_and_an_ended_bypass_is_not() {
+    let long_ago = Instant::now().checked_sub(2 * GRACE).expect("the machine has run for a while");
+    let captures = |observe: &dyn Fn(&Registry)| {
+        let registry = Registry::new(Some(SOCKET.into()), false);
+        registry.state().connection = Connection::Disconnected { why: String::new(), since: long_ago };
+        registry.set_policy(SANDBOX, Some(&policy(BypassEnd::ProxyReady)));
+        observe(&registry);
+        registry.captured_by_disconnection().len()
+    };
+    assert_eq!(captures(&|registry| assert!(!registry.failed(SANDBOX, "gone"))), 1);
+    assert_eq!(captures(&|registry| assert!(apply(registry, &[], &[], true).is_empty())), 0);
 }
 
 #[test]
