@@ -112,7 +112,8 @@ fn an_agent_in_a_private_cgroup_namespace_restores_rules_that_match() {
         let mut vault = Container::create(&pod, VAULT);
         plugin.start(&vault);
         assert_eq!(vault.connect(), "direct");
-        pod.tool("nft", &["delete", "table", "inet", "detour-containers"], "");
+        // The sets remain, so the repair restores the rules, not the thread that watches the sets.
+        pod.tool("nft", &["flush", "chain", "inet", "detour-containers", "DETOUR_ALL"], "");
         assert_eq!(vault.connect(), "failed");
         scene.publish(&pod, "2");
         agent.wait_for_log("traffic is redirected to the sidecar again");
