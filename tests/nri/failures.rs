@@ -20,7 +20,7 @@ const END: Duration = Duration::from_millis(500);
 const NOT_FOUND: &str =
     "socket not found; check that the container runtime runs and that its configuration enables NRI";
 /// A user who is not root.
-const NOBODY: u32 = 65534;
+const UNPRIVILEGED: u32 = 65534;
 /// The variable with the path for [`listens_as_another_user`].
 const LISTEN_AT: &str = "DETOUR_TEST_NRI_LISTEN_AT";
 
@@ -335,7 +335,7 @@ fn a_runtime_that_closes_each_connection_is_contacted_less_and_less_often() {
 fn a_socket_that_another_user_could_have_created_is_not_used() {
     let (directory, path) = socket_path();
     let _runtime = Runtime::listen(&path);
-    chown(&*directory, Some(NOBODY), None).expect("given away");
+    chown(&*directory, Some(UNPRIVILEGED), None).expect("given away");
     let plugin = Plugin::start(&path);
     let expected = format!("{} is owned by UID 65534; expected root; run chown root:root", directory.display());
     let cause = plugin.next_failure();
@@ -351,12 +351,12 @@ fn a_socket_that_another_user_could_have_created_is_not_used() {
 #[test]
 fn a_listener_of_another_user_is_not_used() {
     let (directory, path) = socket_path();
-    chown(&*directory, Some(NOBODY), None).expect("given away");
+    chown(&*directory, Some(UNPRIVILEGED), None).expect("given away");
     let mut process = Command::new(env::current_exe().expect("this test"))
         .args(["--exact", "failures::listens_as_another_user", "--nocapture"])
         .env(LISTEN_AT, &path)
-        .uid(NOBODY)
-        .gid(NOBODY)
+        .uid(UNPRIVILEGED)
+        .gid(UNPRIVILEGED)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
