@@ -201,16 +201,13 @@ pub fn change_container_elements(remove: &[ContainerElement], add: &[ContainerEl
     let change = |socket: &mut NfSocket| {
         let generation = socket.generation()?;
         let live: Vec<ContainerElement> = read(socket, &scopes)?.into_values().flatten().collect();
-        let found =
-            |element: &ContainerElement| live.iter().find(|e| (e.scope, e.cgroup) == (element.scope, element.cgroup));
+        let found = |element: &ContainerElement| live.iter().find(|other| other.has_key_of(element));
         let is_new = |element: &&ContainerElement| found(element) != Some(*element);
         let added: Vec<&ContainerElement> = add.iter().filter(is_new).collect();
         // The kernel can't change the comment of an element, so the transaction replaces the element.
-        let is_replaced =
-            |element: &ContainerElement| added.iter().any(|a| (a.scope, a.cgroup) == (element.scope, element.cgroup));
         let is_removed = |element: &ContainerElement| {
-            let same = |e: &ContainerElement| (e.scope, e.cgroup) == (element.scope, element.cgroup);
-            is_replaced(element) || (remove.iter().any(same) && !add.iter().any(same))
+            let same = |other: &ContainerElement| other.has_key_of(element);
+            added.iter().any(|new| same(new)) || (remove.iter().any(same) && !add.iter().any(same))
         };
         let deletions = live.iter().filter(|element| is_removed(element)).map(|e| e.message(Verb::DelSetElements));
         let messages: Vec<Message> = deletions.chain(added.iter().map(|e| e.message(Verb::NewSetElements))).collect();

@@ -6,6 +6,7 @@ use crate::cgroup;
 use crate::node::{self, Node, Process, Where, id, uid};
 use crate::program::program;
 use crate::runtime::Runtime;
+use crate::support::new_netns::tool_in;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
@@ -150,7 +151,7 @@ impl Scene<'_> {
                 pod.outside.pid()
             ),
         );
-        run_in(&pod.outside.netns(), "ip", &["-batch", "-"], "link set peer0 up\naddr add 10.88.0.1/24 dev peer0\n");
+        tool_in(&pod.outside.netns(), "ip", &["-batch", "-"], "link set peer0 up\naddr add 10.88.0.1/24 dev peer0\n");
         serve(&pod.outside.netns(), &format!("{DESTINATION}:80"), "direct");
         let manifest = pod.manifest();
         self.write(&format!("/manifests/{}.json", pod.uid), &manifest.to_string());
@@ -261,7 +262,7 @@ impl Pod {
     /// Runs a tool in the network namespace, which must succeed. Returns its stdout.
     #[track_caller]
     pub(crate) fn tool(&self, program: &str, arguments: &[&str], stdin: &str) -> String {
-        run_in(&self.netns(), program, arguments, stdin)
+        tool_in(&self.netns(), program, arguments, stdin)
     }
 
     /// Returns the cgroup IDs of the elements of the sets.
@@ -354,22 +355,6 @@ fn serve(netns: &Path, address: &str, greeting: &'static str) -> Proxy {
         }
     });
     Proxy(listener)
-}
-
-fn run_in(netns: &Path, program: &str, arguments: &[&str], stdin: &str) -> String {
-    let mut child = Command::new("nsenter")
-        .arg(format!("--net={}", netns.display()))
-        .arg(program)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("nsenter is needed");
-    child.stdin.take().expect("it is piped").write_all(stdin.as_bytes()).expect("it reads");
-    let output = child.wait_with_output().expect("it ends");
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("text")
 }
 
 /// Waits until a condition is true.

@@ -4,6 +4,7 @@
 use crate::kernel::Tools;
 use crate::node::{Process, Where, id, uid};
 use crate::scene::Scene;
+use crate::support::new_netns::tool_in;
 use detour_cni::agent::{EndedContainer, ObservedPod};
 use detour_cni::cluster::objects;
 use nix::mount::umount;
@@ -75,19 +76,7 @@ impl Pod {
     /// Runs a tool in the network namespace, which must succeed. Returns its stdout.
     #[track_caller]
     pub(crate) fn tool(&self, program: &str, arguments: &[&str], stdin: &str) -> String {
-        let mut child = Command::new("nsenter")
-            .arg(format!("--net={}", self.netns().display()))
-            .arg(program)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("nsenter is needed");
-        child.stdin.take().expect("it is piped").write_all(stdin.as_bytes()).expect("it reads");
-        let output = child.wait_with_output().expect("it ends");
-        assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).expect("text")
+        tool_in(&self.netns(), program, arguments, stdin)
     }
 
     /// Calls the plugin as the runtime does, which must succeed.

@@ -1,6 +1,7 @@
 //! Network namespaces for a moment, and tools that run in them.
 
 use std::io::Write as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Runs `work` in a network namespace that goes with the thread.
@@ -12,7 +13,15 @@ pub(crate) fn in_new_netns<T: Send + 'static>(work: impl FnOnce() -> T + Send + 
     thread.join().expect("the work in the namespace succeeds")
 }
 
-/// What a tool prints that gets `input`, and must succeed.
+/// Runs a tool with `input` in a network namespace. It must succeed; returns its stdout.
+#[track_caller]
+pub(crate) fn tool_in(netns: &Path, name: &str, args: &[&str], input: &str) -> String {
+    let netns = format!("--net={}", netns.display());
+    tool("nsenter", &[&[netns.as_str(), name], args].concat(), input)
+}
+
+/// Runs a tool with `input`. It must succeed; returns its stdout.
+#[track_caller]
 pub(crate) fn tool(name: &str, args: &[&str], input: &str) -> String {
     let mut child = Command::new(name)
         .args(args)

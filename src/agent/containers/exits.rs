@@ -21,7 +21,9 @@ impl KnownGroups {
         let is_of_node = |hierarchy: &CgroupHierarchy| hierarchy.mount().starts_with(root.mount());
         // Another mount may not contain the groups of all pods.
         let Some(hierarchy) = CgroupHierarchy::find(root).ok().filter(is_of_node) else { return Vec::new() };
-        let ids = live.iter().map(|element| element.cgroup);
+        // Nothing is known about an element without a container, which another process added.
+        let live = || live.iter().filter(|element| element.container.is_some());
+        let ids = live().map(|element| element.cgroup);
         let mut paths: BTreeMap<u64, String> = {
             let known = self.known();
             ids.clone().filter_map(|id| Some((id, known.get(&id)?.clone()))).collect()
@@ -35,7 +37,7 @@ impl KnownGroups {
             Some(path) => hierarchy.is_populated(path) == Some(false),
             None => is_complete,
         };
-        let exited = live.iter().filter(has_exited);
+        let exited = live().filter(has_exited);
         exited.filter_map(|element| Some(element.container.as_ref()?.id.clone())).collect()
     }
 
