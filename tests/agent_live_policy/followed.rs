@@ -2,9 +2,7 @@
 
 use crate::api::PODS;
 use crate::pod::{EXCLUDE_PORTS, EXCLUDE_UIDS, Pod};
-use crate::scene::{
-    annotate_namespace, conditions, events, publish, sample, scene, until, wait_for_event,
-};
+use crate::scene::{annotate_namespace, conditions, events, publish, sample, scene, until, wait_for_event};
 use serde_json::json;
 
 #[test]
@@ -48,8 +46,7 @@ fn the_scope_decides_whether_the_redirection_follows() {
             publish(api, &pod);
             pod.until(|pod| pod.excludes_port(3306));
             let has_tproxy = || {
-                let rules =
-                    crate::support::new_netns::tool_in(&pod.netns(), "iptables-save", &["-t", "mangle"], "");
+                let rules = crate::support::new_netns::tool_in(&pod.netns(), "iptables-save", &["-t", "mangle"], "");
                 rules.contains("TPROXY")
             };
             if follows {
