@@ -138,7 +138,8 @@ fn a_missing_right_is_logged_once_and_stops_nothing() {
         let refused = || api.requests().iter().filter(|request| request.ends_with("/status")).count();
         until("several refusals", || refused() >= 6);
         let logged = agent.logged();
-        let about = |what: &str| logged.iter().filter(|line| line.contains(what) && line.contains("level=warn")).count();
+        let about =
+            |what: &str| logged.iter().filter(|line| line.contains(what) && line.contains("level=warn")).count();
         assert_eq!(about("condition detour.io/policy not set"), 1, "{logged:#?}");
         assert_eq!(about("Event not created"), 1, "{logged:#?}");
         let line = logged.iter().find(|line| line.contains("condition detour.io/policy not set")).expect("one");

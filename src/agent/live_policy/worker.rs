@@ -1,8 +1,8 @@
 //! The thread that evaluates the policies of the node's pods, and reports them.
 
-use super::SharedPolicies;
 use super::decision::{Assessment, Input, Verdict, applied_policy, assess, assess_changed, union};
 use super::jobs::{FinishedJob, Job, Jobs};
+use super::report::SharedPolicies;
 use super::tracked_pod::TrackedPod;
 use super::{texts, wording};
 use crate::agent::facts::{ObservedPod, SharedFacts};
