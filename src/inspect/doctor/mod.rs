@@ -14,9 +14,9 @@
 //! | `pod` | the pod's annotation, its definitions, and the decision about it |
 //! | `rules`, `listeners` | the pod's network namespace: rules, routes, the proxy's listeners |
 //! | `containers` | excluded containers: kernel, runtime, agent, sets and their elements |
-//! | `probe`, `probe_socket` | real packets in the network namespace |
+//! | `probe` | real packets in the network namespace |
 //! | `logs` | Events, the logs of runtime and kubelet, and the plugin's log file, with the known error messages |
-//! | `bundle`, `redact`, `scan` | none: the archive of all evidence, without secrets |
+//! | `bundle`, `redact` | none: the archive of all evidence, without secrets |
 
 mod bundle;
 mod configuration;
@@ -27,12 +27,10 @@ mod listeners;
 mod logs;
 mod pod;
 mod probe;
-mod probe_socket;
 mod program;
 mod redact;
 mod report;
 mod rules;
-mod scan;
 
 pub use report::{CheckGroup, CheckOutcome, Checklist, ReportLine};
 pub use report::{CheckTarget, Installation};
