@@ -4,7 +4,7 @@ use super::cache::{Cache, SharedFacts};
 use super::objects::{ObservedPod, WatchedKind};
 use crate::agent::containers::Registry;
 use crate::agent::metrics::Metrics;
-use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, RequestKind};
+use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, PoliciesReport, RequestKind};
 use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
 use crate::cni::{CniCommand, Code, Error};
 use crate::pod::{Facts as PodFacts, Namespace, Pod, PodRef};
@@ -65,6 +65,7 @@ impl Answers {
             RequestKind::Report { pod, status, events } => self.report(pod, status, events, deadline).await,
             RequestKind::Probe => self.probe(deadline).await,
             RequestKind::Containers { container } => Ok(AgentAnswer::Containers(self.containers(&container))),
+            RequestKind::Policies => Ok(AgentAnswer::Policies(PoliciesReport::default())),
             RequestKind::Called(_) | RequestKind::Unknown => Ok(AgentAnswer::Unknown),
         };
         answer.unwrap_or_else(AgentAnswer::from)
