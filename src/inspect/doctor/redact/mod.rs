@@ -374,7 +374,7 @@ mod tests {
             secret in secret(),
             shape in 0..5,
         ) {
-            prop_assume!(!super::scan::is_open(&key));
+            prop_assume!(!scan::is_open(&key));
             let value = match shape {
                 0 => json!(secret),
                 1 => json!([secret, [secret]]),
