@@ -20,7 +20,6 @@
 //! | `istio_redirect` | the redirection, from four layers of settings |
 //! | `ignored` | annotations and arguments without effect |
 //! | `chain` | the evaluation of a sub-plugin chain |
-//! | `policy_changes` | the difference between two policies in words |
 
 mod chain;
 mod container_exclude;
@@ -33,7 +32,6 @@ mod istio_redirect;
 mod note;
 mod parsed_chain;
 mod pod_networks;
-mod policy_changes;
 mod settings;
 mod sub_plugin;
 #[cfg(test)]
@@ -51,6 +49,5 @@ pub use ignored::{Ignored, ignored};
 pub use note::{Note, Severity};
 pub use parsed_chain::ChainInput;
 pub use pod_networks::own_addresses;
-pub use policy_changes::policy_changes;
 pub use settings::{setting_annotations, setting_values};
 pub use sub_plugin::{Origins, SettingSource, SubPlugin};

@@ -1,6 +1,7 @@
 //! The types that all checks share: the node and pod to examine, a check and its verdict, the results, and the list
 //! that is printed or serialized.
 
+use crate::cluster::agent::PoliciesReport;
 use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use crate::pod::PodRef;
@@ -23,6 +24,8 @@ pub struct Checklist {
     pub version: &'static str,
     /// Whether no check failed.
     pub healthy: bool,
+    /// The policies of the node's running pods, as the agent reports them; `None` if they are unknown.
+    pub policies: Option<PoliciesReport>,
     /// One line per check.
     pub checks: Vec<ReportLine>,
 }
@@ -52,6 +55,8 @@ pub enum CheckGroup {
     Node,
     /// The API server, the plugin's rights there, and the agent.
     Cluster,
+    /// The policies of running pods.
+    Policies,
     /// The kernel's features.
     Kernel,
     /// The pod's annotation, definitions and decision.
@@ -85,6 +90,7 @@ impl CheckGroup {
         match self {
             Self::Node => "Node",
             Self::Cluster => "Cluster",
+            Self::Policies => "Policies of running pods",
             Self::Kernel => "Kernel",
             Self::Pod => "Pod",
             Self::Sandbox => "Sandbox",
@@ -110,7 +116,7 @@ impl Checklist {
     pub(super) fn of(lines: Vec<ReportLine>) -> Self {
         let healthy = lines.iter().all(|line| line.outcome != CheckOutcome::Fail);
         let version = env!("CARGO_PKG_VERSION");
-        Self { pod: None, node: None, platform: String::new(), version, healthy, checks: lines }
+        Self { pod: None, node: None, platform: String::new(), version, healthy, policies: None, checks: lines }
     }
 
     fn verdict(&self) -> (String, Tone) {
