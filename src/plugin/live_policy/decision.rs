@@ -145,7 +145,7 @@ pub fn union<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Policy {
 ///
 /// # Errors
 /// The annotation is neither `true` nor `false`.
-fn follows_changes(Facts { pod, namespace }: &Facts) -> Result<bool, Error> {
+pub fn follows_changes(Facts { pod, namespace }: &Facts) -> Result<bool, Error> {
     let of_pod = pod.annotations.get(LIVE_POLICY).map(|value| (format!("pod {}/{}", pod.namespace, pod.name), value));
     let of_namespace = || {
         let namespace = namespace.as_ref()?;
