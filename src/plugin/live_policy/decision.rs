@@ -121,7 +121,7 @@ pub fn assess(input: &Input<'_>) -> Assessment {
 pub fn assess_changed(input: &Input<'_>, change: &Policies) -> Assessment {
     let mut running = input.running.clone();
     running.interrupted = false;
-    for AppliedPolicy { attachment, policy } in &mut running.attachments {
+    for AppliedPolicy { attachment, policy, .. } in &mut running.attachments {
         if let Some((_, changed)) = change.iter().find(|(other, _)| other == attachment) {
             policy.clone_from(changed);
         }
