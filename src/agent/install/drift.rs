@@ -1,7 +1,7 @@
 //! Drift of a node from its installation record: what `detour install` and the agent would repair.
 
 use super::conflist;
-use super::state::{EditedList, FoundFile, FoundState, Owned, PRIVATE_MODE, PROGRAM_MODE, Role};
+use super::state::{EditedList, FoundFile, FoundState, Owned, PRIVATE_MODE, PROGRAM_MODE, RENAMED_OWN_LIST, Role};
 use crate::host_path::HostPath;
 
 /// Returns the differences between the node and its installation record, one line each.
@@ -9,7 +9,9 @@ use crate::host_path::HostPath;
 pub fn changed(found: &FoundState) -> Vec<String> {
     let files = found.record.files.iter().filter_map(|(path, owned)| file(path, owned, found));
     let lists = found.record.lists.iter().filter_map(|(path, listed)| list(path, listed, found.files.get(path)));
-    let leftovers = found.leftovers.iter().map(|path| format!("{path}: temporary file of an interrupted installation"));
+    // doctor has a check for own lists that another process renamed.
+    let leftovers = found.leftovers.iter().filter(|path| path.name() != RENAMED_OWN_LIST);
+    let leftovers = leftovers.map(|path| format!("{path}: temporary file of an interrupted installation"));
     files.chain(lists).chain(leftovers).chain(found.notes.iter().cloned()).collect()
 }
 

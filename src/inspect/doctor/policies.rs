@@ -153,7 +153,10 @@ impl PodSubject<'_> {
                         let words = changes(&applied_policy(running), &union(change.iter().map(|(_, policy)| policy)));
                         let after = assess_changed(&input, change);
                         let rest = if after.reason.is_empty() { String::new() } else { format!("; {}", after.reason) };
-                        let next = format!("wait some seconds; {SEE_AGENT}");
+                        let next = match rest.is_empty() {
+                            true => format!("wait some seconds; {SEE_AGENT}"),
+                            false => recreate,
+                        };
                         (format!("{older}; the agent applies: {words}{rest}"), next)
                     }
                     (None, Err(why)) if found.has_rules && !found.desired.is_empty() => {
