@@ -63,8 +63,7 @@ pub(super) fn not_injected(conf: &NetConf, cause: impl FnOnce() -> String) -> Op
             "not redirected: annotation {INJECTION_STATUS} is missing according to the container runtime; {}",
             cause()
         );
-        let with = EvaluatedWith::MissingFacts;
-        DesiredPolicy { policy: Policy::default(), why, ignored: Vec::new(), with }
+        DesiredPolicy { policy: Policy::default(), why, ignored: Vec::new(), with: EvaluatedWith::MissingFacts }
     })
 }
 
