@@ -83,7 +83,7 @@ fn full(resource: &str, group: &str) -> String {
 
 #[test]
 fn the_shipped_rights_equal_the_documented_table() {
-    const BASE: [&str; 3] = ["always", "onExit=auto", "repair.enabled"];
+    const BASE: [&str; 4] = ["always", "onExit=auto", "repair.enabled", "livePolicy"];
     let rows = table();
     let with = |more: &[&'static str]| -> BTreeSet<&str> { BASE.iter().chain(more).copied().collect() };
     let most = "global.platform=openshift,primaryPlugin.enabled=true,taint.enabled=true,repair.deletePods=true";
@@ -96,6 +96,8 @@ fn the_shipped_rights_equal_the_documented_table() {
             chart(&["onExit=leave,repair.enabled=false,containerExclusion.enabled=true"]),
             ["always", "containerExclusion.enabled"].into(),
         ),
+        ("live", chart(&["onExit=leave,repair.enabled=false,livePolicy=all"]), ["always", "livePolicy"].into()),
+        ("repair", chart(&["onExit=leave,livePolicy=off"]), ["always", "repair.enabled"].into()),
         ("labels", chart(&["repair.labelPods=true"]), with(&["repair.labelPods"])),
         ("most", chart(&[most]), with(&["OpenShift", "primaryPlugin.enabled", "taint.enabled", "repair.deletePods"])),
     ];
@@ -158,7 +160,7 @@ fn each_right_is_used_and_no_other_is_needed() {
     let rows = table();
     for who in ["agent", "plugin"] {
         let asked = asked(&plane, &format!("system:serviceaccount:{NAMESPACE}:detour-{who}"));
-        let when = ["always", "onExit=auto", "repair.enabled"];
+        let when = ["always", "onExit=auto", "repair.enabled", "livePolicy"];
         let rows = rows.iter().filter(|row| row.who == who && when.contains(&row.when.as_str()));
         let wanted: BTreeSet<_> = rows.flat_map(|row| row.right.clone()).collect();
         assert_eq!(asked, wanted, "{who}");
