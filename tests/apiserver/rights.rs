@@ -187,6 +187,42 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod() {
     });
 }
 
+/// Kubernetes has no right for a single condition. The subresource keeps the agent from the spec.
+#[test]
+fn an_agent_with_live_policy_may_write_a_pods_condition_and_not_the_pod() {
+    let live = |scope: &str| chart(&[&format!("onExit=leave,repair.enabled=false,livePolicy={scope}")]);
+    let plane = shipped::cluster_with("conditions", &live("exclusions"));
+    let admin = plane.admin();
+    let pod = meshed_pod(&admin, "web-0");
+    let agent: Client = plane.with_token(&admin.token(NAMESPACE, "detour-agent"));
+    let condition = |uid: &Value| {
+        let condition = json!({"type": "detour.io/policy", "status": "True", "reason": "Current", "message": "policy 3f2a1b4c5d6e"});
+        json!({"metadata": {"uid": uid}, "spec": {"activeDeadlineSeconds": 1}, "status": {"conditions": [condition]}})
+    };
+    let written = agent.merge_status(&pod, &condition(&pod["metadata"]["uid"])).expect("allowed");
+    let conditions = written["status"]["conditions"].as_array().expect("conditions");
+    assert!(conditions.iter().any(|own| own["type"] == "detour.io/policy" && own["reason"] == "Current"), "{written}");
+    assert_eq!(written["spec"], pod["spec"]);
+    let other = agent.merge_status(&pod, &condition(&json!("another-pod"))).expect_err("another pod with this name");
+    assert!(other.message.contains("metadata.uid: Invalid value"), "{other:?}");
+    let event = json!({
+        "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": "shop", "name": "web-0.1"}, "type": "Normal",
+        "reason": "DetourPolicyChanged", "involvedObject": {"kind": "Pod", "namespace": "shop", "name": "web-0"},
+    });
+    agent.create(&event).expect("allowed");
+    let refused = |outcome: Result<(), crate::client::Refused>| assert_eq!(outcome.expect_err("403").code, 403);
+    refused(agent.merge(&pod, &json!({"metadata": {"labels": {"a": "b"}}})).map(drop));
+    refused(agent.delete(&pod));
+    refused(agent.delete(&event));
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}});
+    refused(agent.merge(&namespace, &json!({"metadata": {"labels": {"a": "b"}}})).map(drop));
+
+    apply(&admin, &live("off"));
+    // The API server applies changed rights with a delay.
+    plane.until(|_| agent.merge_status(&pod, &json!({})).is_err_and(|refused| refused.code == 403));
+    plane.until(|_| agent.create(&event).is_err_and(|refused| refused.code == 403));
+}
+
 /// Returns the rights that a user's requests needed, with names where a right is limited to them.
 fn asked(plane: &ControlPlane, user: &str) -> BTreeSet<Right> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
