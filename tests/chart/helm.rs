@@ -36,9 +36,33 @@ pub(crate) fn render(values: &Value) -> Result<String, String> {
 
 /// Renders the chart with the text of a values file for a version of Kubernetes.
 pub(crate) fn render_file(values: &str, version: &str) -> Result<String, String> {
+    template(&manifests().join("chart"), values, version)
+}
+
+/// Returns the notes that helm prints after an installation with these values, from a copy of the chart in which they
+/// are a template of an object: without a cluster, helm renders only objects.
+pub(crate) fn notes(values: &Value) -> String {
+    static COPY: LazyLock<PathBuf> = LazyLock::new(|| {
+        let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chart-with-notes");
+        let _ = fs::remove_dir_all(&copy);
+        fs::create_dir_all(&copy).expect("writable");
+        let status =
+            Command::new("cp").arg("-r").arg(manifests().join("chart")).arg(&copy).status().expect("cp starts");
+        assert!(status.success());
+        let copy = copy.join("chart");
+        let notes = format!("{{{{ define \"notes\" }}}}{}{{{{ end }}}}", chart_file("templates/NOTES.txt"));
+        let object = "kind: Notes\ntext: {{ include \"notes\" . | toJson }}\n";
+        fs::write(copy.join("templates/notes.yaml"), format!("{notes}\n{object}")).expect("writable");
+        copy
+    });
+    let text = template(&COPY, &values.to_string(), "1.33.0").unwrap_or_else(|error| panic!("{values}: {error}"));
+    of_kind(&parsed(&text), "Notes")["text"].as_str().expect("text").to_owned()
+}
+
+fn template(chart: &Path, values: &str, version: &str) -> Result<String, String> {
     let helm = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm");
     let mut command = Command::new(&helm);
-    command.args(["template", "detour"]).arg(manifests().join("chart"));
+    command.args(["template", "detour"]).arg(chart);
     command.args(["--kube-version", version, "--namespace", "kube-system", "--values", "-"]);
     let mut child = command
         .stdin(Stdio::piped())

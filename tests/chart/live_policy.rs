@@ -1,6 +1,6 @@
 //! `livePolicy`: the flag of the agent, its rights, and the capabilities and mounts to enter pods' network namespaces.
 
-use crate::helm::{agent, flag, merged, objects, parsed, render_file};
+use crate::helm::{agent, flag, merged, notes, objects, parsed, render_file};
 use serde_json::{Value, json};
 
 fn scope(values: &Value) -> String {
@@ -38,6 +38,19 @@ fn the_unquoted_word_off_of_a_values_file_means_off() {
         let error = render_file(&format!("livePolicy: {text}\n"), "1.33.0").map(drop).expect_err(text);
         let expected = "at '/livePolicy': value must be one of '', 'exclusions', 'all', 'off', false";
         assert!(error.contains(expected), "{text}: {error}");
+    }
+}
+
+#[test]
+fn the_notes_tell_which_changes_running_pods_follow() {
+    let restart = "kubectl -n NAMESPACE rollout restart deployment";
+    for (scope, comment) in [
+        ("off", "    # running pods keep their rules until they are recreated\n"),
+        ("exclusions", "    # running pods follow only changes of exclusions, ports and ranges\n"),
+        ("all", "\n"),
+    ] {
+        let notes = notes(&json!({"livePolicy": scope}));
+        assert!(notes.contains(&format!("  {restart}{comment}")), "{scope}: {notes}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! `cni.ownList`: where the agent writes a plugin list of its own instead of editing the cluster network's.
 
-use crate::helm::{agent, chart_file, flag, merged, nested, objects, of_kind};
+use crate::helm::{agent, chart_file, flag, merged, nested, notes, objects, of_kind};
 use detour_cni::agent::install::{PLATFORMS, Platform};
 use serde_json::{Value, json};
 
@@ -61,6 +61,19 @@ fn it_is_on_by_default_only_for_a_release_that_redirects() {
 fn it_does_not_depend_on_attachments() {
     let values = json!({"attachments": [{"name": "excludedns", "chain": [{"type": "uid-exclude"}]}]});
     assert_eq!(own_list(&values).as_deref(), Some("true"));
+}
+
+#[test]
+fn the_notes_tell_which_list_the_runtime_uses() {
+    let own = notes(&json!({}));
+    assert!(own.contains("of its own, /etc/cni/net.d/00-detour.conflist: the agent copies"), "{own}");
+    let edited = notes(&nested("cni.ownList", json!(false)));
+    assert!(edited.contains("edits the cluster network's plugin list in /etc/cni/net.d."), "{edited}");
+    assert!(edited.contains("set cni.ownList=true"), "{edited}");
+    let exclusions = notes(&chain(json!([{"type": "uid-exclude"}])));
+    assert!(exclusions.contains("edits the cluster") && !exclusions.contains("cni.ownList"), "{exclusions}");
+    let multus = notes(&nested("global.platform", json!("openshift")));
+    assert!(!multus.contains("plugin list") && multus.contains("default/istio-cni"), "{multus}");
 }
 
 /// The agent writes the list to the directory of the original, which is mounted writable.

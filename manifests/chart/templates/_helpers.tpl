@@ -176,15 +176,20 @@ users of pods in detour doctor --probe. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* "true" if the agent writes a plugin list of its own instead of editing the cluster network's. Without chain, the
-agent adds the default sub-plugins, which redirect. A release that only excludes runs beside another plugin that
-redirects. */ -}}
-{{- define "detour.ownList" -}}
-{{- $platform := include "detour.platform" . | fromYaml -}}
+{{- /* "true" if the plugin's entry redirects. Without chain, the agent adds the default sub-plugins, which do. */ -}}
+{{- define "detour.redirects" -}}
 {{- $redirects := kindIs "invalid" .Values.config.chain -}}
 {{- range .Values.config.chain -}}
 {{- $redirects = or $redirects (eq .type "istio-redirect") -}}
 {{- end -}}
+{{- $redirects -}}
+{{- end -}}
+
+{{- /* "true" if the agent writes a plugin list of its own instead of editing the cluster network's. A release that only
+excludes runs beside another plugin that redirects. */ -}}
+{{- define "detour.ownList" -}}
+{{- $platform := include "detour.platform" . | fromYaml -}}
+{{- $redirects := eq (include "detour.redirects" .) "true" -}}
 {{- $istio := .Values.istioOwnedCNIConfig | default false -}}
 {{- $given := .Values.cni.ownList -}}
 {{- if kindIs "invalid" $given -}}
