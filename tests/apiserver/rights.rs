@@ -5,6 +5,7 @@ use crate::control_plane::ControlPlane;
 use crate::node::{SETTLED, events, meshed_pod, on_a_node};
 use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
+use detour_cni::cluster::agent::{PoliciesReport, pod_policies};
 use detour_cni::cluster::{DefinitionQuery, ObjectRef};
 use detour_cni::pod::PodRef;
 use serde_json::{Value, json};
@@ -168,11 +169,13 @@ fn each_right_is_used_and_no_other_is_needed() {
 }
 
 #[test]
-fn an_agent_without_repairs_may_create_events_of_its_own_pod() {
+fn an_agent_without_repairs_may_create_events_of_its_own_pod_and_reports_no_policies() {
     let (plane, objects) = (ControlPlane::start("refused"), chart(&["onExit=leave,repair.enabled=false"]));
     let admin = plane.admin();
     prepare(&admin);
     apply(&admin, &objects);
+    // The agent's pod does not mount the saved state that shows whether this pod has rules.
+    meshed_pod(&admin, "web-0");
     on_a_node(&plane, &objects, |node| {
         let agent = node.start_agent("detour-agent-x");
         agent.wait_for_logs(&[SETTLED]);
@@ -183,6 +186,8 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod() {
             event["reason"] == "DetourConfigurationRefused" && message.contains("log_level: invalid value \"verbose\"")
         };
         plane.until(|_| admin.list(&kind).expect("allowed").iter().any(is_refusal));
+        let report = pod_policies(&node.path("run/detour/agent.sock"), Duration::from_secs(10)).expect("an answer");
+        assert_eq!(report, PoliciesReport::default());
         assert!(agent.end().0.success());
     });
 }
