@@ -7,7 +7,7 @@
 //! | `executables` | the executables in a sub-plugin chain |
 //! | `desired_policy` | the desired policy of an attachment, and the desired rules for it |
 //! | `reconcile` | makes the kernel's rules equal to the desired ones |
-//! | `record` | the saved state of attachments |
+//! | `record`, `inputs` | the saved state of attachments; in it, the inputs of each ADD |
 //! | `netns_state` | the desired state of a network namespace, foreign redirections, the rule format |
 //! | `open_netns` | the network namespace of a call, which must not be the plugin's own |
 //! | `container_status`, `bypassing` | the agent's view on a running container, and repair |
@@ -43,6 +43,7 @@ mod del;
 pub mod desired_policy;
 mod executables;
 pub mod hook;
+mod inputs;
 pub mod live_policy;
 pub mod netns_state;
 pub mod node;

@@ -89,3 +89,80 @@ impl Redirect {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{DnsCapture, Exclusion, IdRange, InterceptionMode, Ipv6, PortRange, Ports, TrafficOwner};
+    use super::*;
+
+    fn on(redirect: Redirect) -> Policy {
+        Policy { interception: Interception::On(Box::new(redirect)), ..Policy::default() }
+    }
+
+    fn excluding(uid: u32) -> Policy {
+        let owner = TrafficOwner::Uid(IdRange::one(uid));
+        let exclusion = Exclusion { owner, destination: None, protocol: None, ports: Vec::new() };
+        Policy { exclusions: [exclusion].into(), ..Policy::default() }
+    }
+
+    #[test]
+    fn the_scope_has_three_values() {
+        for name in ["off", "exclusions", "all"] {
+            assert_eq!(name.parse::<LivePolicyScope>().map(|scope| scope.to_string()), Ok(name.to_owned()));
+        }
+        let error = "false".parse::<LivePolicyScope>().expect_err("invalid");
+        assert_eq!(error, "invalid value \"false\"; expected off, exclusions or all");
+    }
+
+    #[test]
+    fn only_lists_and_exclusions_follow_in_scope_exclusions() {
+        let old = on(Redirect::default());
+        let lists = Redirect {
+            inbound_ports_exclude: Ports::List(vec![PortRange::one(9)]),
+            outbound_ports_include: Ports::All,
+            exclude_interfaces: vec!["net1".into()],
+            ..Redirect::default()
+        };
+        let desired = Policy {
+            exclusions: excluding(7).exclusions,
+            dns_captured_elsewhere: Some(true),
+            ..on(Redirect {
+                proxy_uid: vec![7],
+                proxy_port: 7,
+                inbound_capture_port: 7,
+                inbound_interception_mode: InterceptionMode::Tproxy,
+                inbound_tproxy_mark: 7,
+                dns: DnsCapture::All,
+                drop_invalid: true,
+                ipv6: Ipv6::Off,
+                ..lists.clone()
+            })
+        };
+        let followed = old.following(&desired, LivePolicyScope::Exclusions);
+        let expected = Policy { exclusions: excluding(7).exclusions, dns_captured_elsewhere: Some(true), ..on(lists) };
+        assert_eq!(followed, expected);
+        assert_eq!(old.following(&desired, LivePolicyScope::Off), old);
+        assert_eq!(old.following(&desired, LivePolicyScope::All), desired);
+    }
+
+    #[test]
+    fn nothing_follows_if_the_kind_of_interception_changes() {
+        let off = Policy { interception: Interception::Off, ..Policy::default() };
+        let kinds = [on(Redirect::default()), excluding(7), off];
+        for (old, new) in kinds.iter().flat_map(|old| kinds.iter().map(move |new| (old, new))) {
+            assert_eq!(old.following(new, LivePolicyScope::Exclusions), *old);
+        }
+    }
+
+    #[test]
+    fn a_known_dns_capture_remains_while_the_policy_has_rules() {
+        let captured = |policy: Policy, captured| Policy { dns_captured_elsewhere: captured, ..policy };
+        let follow = |old: &Policy, new: &Policy| old.following(new, LivePolicyScope::Exclusions);
+        let old = captured(excluding(7), Some(true));
+        assert_eq!(follow(&old, &captured(excluding(8), Some(false))), captured(excluding(8), Some(true)));
+        let empty = captured(Policy::default(), None);
+        assert_eq!(follow(&empty, &captured(excluding(8), Some(false))), captured(excluding(8), Some(false)));
+        // Without rules, nothing depends on it.
+        assert_eq!(follow(&empty, &captured(Policy::default(), Some(false))), empty);
+    }
+}
