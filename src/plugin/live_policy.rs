@@ -1,6 +1,12 @@
 //! Live policy, for the node's agent: the policies of running pods from saved state, their desired policies, and the
 //! change from one to the other. Uses saved state and network namespaces only, never the cluster.
 
+mod decision;
+mod wording;
+
+pub use decision::{Assessment, Input, Policies, Verdict, applied_policy, assess, assess_changed, follows_changes, union};
+pub use wording::changes;
+
 use super::desired_policy::with_pod;
 use super::inputs::AddInputs;
 use super::open_netns;

@@ -11,6 +11,7 @@ mod forms;
 mod golden;
 mod logs;
 mod pod;
+mod policies;
 mod programs;
 mod scene;
 #[path = "../support/mod.rs"]

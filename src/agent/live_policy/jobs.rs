@@ -1,10 +1,9 @@
 //! The threads that apply changes: a network namespace in which the kernel is slow delays few other pods.
 
-use super::decision::{Assessment, Policies};
 use crate::cgroup;
 use crate::cni::Error;
 use crate::host_path::HostRoot;
-use crate::plugin::live_policy::RunningPod;
+use crate::plugin::live_policy::{Assessment, Policies, RunningPod};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

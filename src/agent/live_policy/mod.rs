@@ -4,17 +4,14 @@
 //! |---|---|
 //! | `worker` | the thread `live-policy`: which pods are evaluated, and when; the report and the metrics |
 //! | `tracked_pod` | the state of a pod between two evaluations; its reports |
-//! | `decision` | whether a pod is current, and what it gets (pure) |
 //! | `change_limit` | how often a pod is changed (pure) |
-//! | `wording`, `texts` | changes in words; Events and the condition (pure) |
+//! | `texts` | Events and the condition (pure) |
 //! | `jobs` | the threads that apply changes |
 
 mod change_limit;
-mod decision;
 mod jobs;
 mod texts;
 mod tracked_pod;
-mod wording;
 mod worker;
 
 use crate::cluster::agent::PoliciesReport;

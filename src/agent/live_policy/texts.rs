@@ -1,7 +1,7 @@
 //! The Events and the condition of a pod's policy.
 
-use super::decision::{Assessment, Verdict};
 use crate::cluster::{Event, PolicyCondition};
+use crate::plugin::live_policy::{Assessment, Verdict};
 use crate::printable::{cut, line};
 
 /// The maximum length of a condition's message in bytes, as of an Event's.

@@ -1,11 +1,11 @@
 //! The state of a pod between two evaluations.
 
 use super::change_limit::{ChangeLimit, MIN_INTERVAL};
-use super::decision::{Assessment, Verdict};
 use super::texts;
 use crate::agent::facts::ObservedPod;
 use crate::agent::pod_reports::PodReports;
 use crate::cluster::PolicyCondition;
+use crate::plugin::live_policy::{Assessment, Verdict};
 use crate::pod::{Namespace, PodRef};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};

@@ -1,10 +1,9 @@
 //! The thread that evaluates the policies of the node's pods, and reports them.
 
 use super::SharedPolicies;
-use super::decision::{Assessment, Input, Verdict, applied_policy, assess, assess_changed, union};
 use super::jobs::{FinishedJob, Job, Jobs};
+use super::texts;
 use super::tracked_pod::TrackedPod;
-use super::{texts, wording};
 use crate::agent::facts::{ObservedPod, SharedFacts};
 use crate::agent::install::{Installed, NodeFiles};
 use crate::agent::metrics::Metrics;
@@ -14,7 +13,9 @@ use crate::cluster::agent::{MAX_POLICIES, PodPolicyStatus, PoliciesReport};
 use crate::cni::{Code, NetConf};
 use crate::host_path::{HostPath, HostRoot};
 use crate::netns::find;
-use crate::plugin::live_policy::{self, RunningPod};
+use crate::plugin::live_policy::{
+    self, Assessment, Input, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, union,
+};
 use crate::pod::{Facts, PodRef};
 use crate::policy::LivePolicyScope;
 use std::collections::{BTreeMap, BTreeSet};
@@ -421,7 +422,7 @@ fn evaluate(
         return;
     }
     pod.limit.record(now);
-    let words = wording::changes(&applied_policy(running), &union(change.iter().map(|(_, policy)| policy)));
+    let words = changes(&applied_policy(running), &union(change.iter().map(|(_, policy)| policy)));
     let after = assess_changed(&input, change);
     let uid = observed.pod.uid.clone().unwrap_or_default();
     let job = Job { uid, running: running.clone(), change: change.clone(), after, words };

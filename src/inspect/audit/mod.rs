@@ -22,7 +22,7 @@ mod view;
 pub use report::{AuditReport, AuditedPod, Bypass, CountedUnit};
 
 use super::doctor::{CheckTarget, node_setup};
-use super::exemptions::application_containers;
+use super::explain::application_containers;
 use super::rules::{LiveRules, RuleLine, RulesReport};
 use super::subject::AppliedConf;
 use crate::cluster::{ApiProbe, LabeledNamespace, ScheduledPod};

@@ -10,13 +10,14 @@
 //! | `report` | none: the types of checks, verdicts, results and the printed list; the node and pod to examine |
 //! | `configuration`, `program` | configuration files and programs on the node's disk |
 //! | `credentials` | kubeconfig, agent socket, API server and the plugin's rights |
+//! | `policies` | the policies of running pods |
 //! | `kernel` | the kernel's nf_tables, iptables extensions and connection tracking |
 //! | `pod` | the pod's annotation, its definitions, and the decision about it |
 //! | `rules`, `listeners` | the pod's network namespace: rules, routes, the proxy's listeners |
 //! | `containers` | excluded containers: kernel, runtime, agent, sets and their elements |
-//! | `probe`, `probe_socket` | real packets in the network namespace |
+//! | `probe` | real packets in the network namespace |
 //! | `logs` | Events, the logs of runtime and kubelet, and the plugin's log file, with the known error messages |
-//! | `bundle`, `redact`, `scan` | none: the archive of all evidence, without secrets |
+//! | `bundle`, `redact` | none: the archive of all evidence, without secrets |
 
 mod bundle;
 mod configuration;
@@ -26,13 +27,12 @@ mod kernel;
 mod listeners;
 mod logs;
 mod pod;
+mod policies;
 mod probe;
-mod probe_socket;
 mod program;
 mod redact;
 mod report;
 mod rules;
-mod scan;
 
 pub use report::{CheckGroup, CheckOutcome, Checklist, ReportLine};
 pub use report::{CheckTarget, Installation};
@@ -40,6 +40,7 @@ pub use report::{CheckTarget, Installation};
 use super::explain::Explained;
 use super::rules::{LiveRules, RulesReport};
 use super::subject::AppliedConf;
+use crate::cluster::agent::PoliciesReport;
 use crate::cluster::{self, ApiProbe, Cluster, KubeconfigSummary};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
@@ -58,6 +59,7 @@ pub struct Examination {
     /// The results.
     pub checklist: Checklist,
     configurations: Vec<Configured>,
+    policies: Result<PoliciesReport, String>,
     kubeconfig: Option<(PathBuf, KubeconfigSummary)>,
     explained: Option<Explained>,
     live: Option<(LiveRules, RulesReport)>,
@@ -75,7 +77,8 @@ pub fn examine(target: &CheckTarget) -> Examination {
     check_containers(target, &seen, checked, &mut results);
     let pod = target.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
     let (node, platform) = (target.node_name.clone(), target.platform.clone());
-    seen.checklist = Checklist { pod, node, platform, ..Checklist::of(results.lines) };
+    let policies = seen.policies.as_ref().ok().cloned();
+    seen.checklist = Checklist { pod, node, platform, policies, ..Checklist::of(results.lines) };
     seen
 }
 
@@ -96,11 +99,16 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
         }
     }
     credentials::examine_agent(target, conf, results);
+    let policies = policies::ask(target, conf, results);
+    if target.pod.is_none() {
+        policies::examine_node(policies.as_ref(), results);
+    }
     kernel::examine(conf, results);
     let checklist = Checklist::of(Vec::new());
     Examination {
         checklist,
         configurations,
+        policies,
         kubeconfig,
         explained: None,
         live: None,

@@ -1,13 +1,13 @@
 //! `explain`: what a configuration does with a pod's traffic, and why; for a primary plugin, also the pod's networks.
 
-use super::container_bypass::{end_text, scope_text};
 use super::evaluation::{Evaluation, evaluate, has_redirect};
 use super::exemptions::{ExcludedContainer, Exemption, excluded_containers, exemptions};
 use super::settings::{Setting, settings};
-use super::subject::{ConfigurationOrigin, Subject};
-use super::terminal::{Cell, Screen, TextReport, Tone};
 use super::warnings::{Warning, warnings};
 use crate::cni::Error;
+use crate::inspect::container_bypass::{end_text, scope_text};
+use crate::inspect::subject::{ConfigurationOrigin, Subject};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
 use crate::policy::{Policy, Redirect};
 use crate::sub_plugins::{Decision, SettingSource, SkipReason, considered};

@@ -9,11 +9,11 @@ use crate::policy::{LivePolicyScope, Policy};
 use crate::state::Attachment;
 
 /// The policies of the attachments of a pod.
-pub(super) type Policies = Vec<(Attachment, Policy)>;
+pub type Policies = Vec<(Attachment, Policy)>;
 
 /// How the applied policy of a pod compares with the desired one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Verdict {
+pub enum Verdict {
     /// They are equal.
     Current,
     /// The applied policy is an earlier one.
@@ -26,10 +26,10 @@ pub(super) enum Verdict {
 
 impl Verdict {
     /// All verdicts.
-    pub(super) const ALL: [Self; 4] = [Self::Current, Self::Older, Self::Refused, Self::None];
+    pub const ALL: [Self; 4] = [Self::Current, Self::Older, Self::Refused, Self::None];
 
     /// Returns the name in metrics and reports.
-    pub(super) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Current => "current",
             Self::Older => "older",
@@ -41,37 +41,37 @@ impl Verdict {
 
 /// What is known about the policy of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Assessment {
+pub struct Assessment {
     /// `None` if the pod has no rules and needs none.
-    pub(super) verdict: Option<Verdict>,
+    pub verdict: Option<Verdict>,
     /// Whether the pod has rules of its attachments.
-    pub(super) has_rules: bool,
+    pub has_rules: bool,
     /// The hash of the applied policy; empty without rules.
-    pub(super) applied: String,
+    pub applied: String,
     /// The hash of the desired policy; empty if unknown.
-    pub(super) desired: String,
+    pub desired: String,
     /// Why the pod is not current.
-    pub(super) reason: String,
+    pub reason: String,
     /// Whether a part of the desired policy needs a new pod although the pod follows changes.
-    pub(super) is_outdated: bool,
+    pub is_outdated: bool,
     /// The policies to apply; `None` if the pod has those that it may get.
-    pub(super) change: Option<Policies>,
+    pub change: Option<Policies>,
 }
 
 /// The inputs of a decision.
-pub(super) struct Input<'a> {
+pub struct Input<'a> {
     /// The pod as it is in the saved state.
-    pub(super) running: &'a RunningPod,
+    pub running: &'a RunningPod,
     /// The facts of the pod and its namespace.
-    pub(super) facts: &'a Facts,
+    pub facts: &'a Facts,
     /// The policies that an ADD would apply now.
-    pub(super) desired: &'a Result<Policies, Error>,
+    pub desired: &'a Result<Policies, Error>,
     /// The scope of the agent.
-    pub(super) scope: LivePolicyScope,
+    pub scope: LivePolicyScope,
 }
 
 /// Decides about a pod.
-pub(super) fn assess(input: &Input<'_>) -> Assessment {
+pub fn assess(input: &Input<'_>) -> Assessment {
     let Input { running, facts, desired, scope } = input;
     let has_rules = running.has_rules();
     let applied =
@@ -118,10 +118,10 @@ pub(super) fn assess(input: &Input<'_>) -> Assessment {
 }
 
 /// Returns the assessment of the pod after its change was applied.
-pub(super) fn assess_changed(input: &Input<'_>, change: &Policies) -> Assessment {
+pub fn assess_changed(input: &Input<'_>, change: &Policies) -> Assessment {
     let mut running = input.running.clone();
     running.interrupted = false;
-    for AppliedPolicy { attachment, policy } in &mut running.attachments {
+    for AppliedPolicy { attachment, policy, .. } in &mut running.attachments {
         if let Some((_, changed)) = change.iter().find(|(other, _)| other == attachment) {
             policy.clone_from(changed);
         }
@@ -131,12 +131,12 @@ pub(super) fn assess_changed(input: &Input<'_>, change: &Policies) -> Assessment
 }
 
 /// Returns the union of the applied policies of a pod.
-pub(super) fn applied_policy(running: &RunningPod) -> Policy {
+pub fn applied_policy(running: &RunningPod) -> Policy {
     union(running.attachments.iter().map(|applied| &applied.policy))
 }
 
 /// Returns the union of policies, or the last one if they contradict each other.
-pub(super) fn union<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Policy {
+pub fn union<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Policy {
     let unite = |union: Policy, policy: &Policy| union.union(policy).unwrap_or_else(|_| policy.clone());
     policies.into_iter().fold(Policy::default(), unite)
 }
@@ -145,7 +145,7 @@ pub(super) fn union<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Polic
 ///
 /// # Errors
 /// The annotation is neither `true` nor `false`.
-fn follows_changes(Facts { pod, namespace }: &Facts) -> Result<bool, Error> {
+pub fn follows_changes(Facts { pod, namespace }: &Facts) -> Result<bool, Error> {
     let of_pod = pod.annotations.get(LIVE_POLICY).map(|value| (format!("pod {}/{}", pod.namespace, pod.name), value));
     let of_namespace = || {
         let namespace = namespace.as_ref()?;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 const MAX_WORDS: usize = 800;
 
 /// Returns the differences between two policies in words; empty without any that has an effect.
-pub(super) fn changes(before: &Policy, after: &Policy) -> String {
+pub fn changes(before: &Policy, after: &Policy) -> String {
     let mut words = Vec::new();
     let kind = |policy: &Policy| match policy.interception {
         Interception::Unset => "not redirected",
