@@ -129,7 +129,10 @@ impl Services {
             metrics: metrics.clone(),
         };
         let (node_state, states) = watch::channel(NodeState::default());
-        worker.start(states).map_err(|error| format!("can't start the thread for live policy: {error}"))?;
+        // An agent that neither repairs nor changes pods has no access to saved state: the chart mounts it for these.
+        if self.repair.is_some() || self.live_policy != LivePolicyScope::Off {
+            worker.start(states).map_err(|error| format!("can't start the thread for live policy: {error}"))?;
+        }
         let taint =
             |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };
         let taint = self.taint.as_ref().map(|key| taint(key).start()).transpose();
