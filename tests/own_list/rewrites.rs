@@ -4,7 +4,7 @@
 use crate::agent_process::{Agent, SETTLED};
 use crate::cluster_cni::ClusterCni;
 use crate::golden::{FLAG, node, wait_until};
-use crate::runtime::{OWN_LIST, Runtime, compact, used};
+use crate::runtime::{self, Runtime, compact, used};
 use crate::scene::Scene;
 use nix::sys::signal::Signal;
 use nix::unistd::{SysconfVar, sysconf};
@@ -336,8 +336,9 @@ fn rewrites_while_the_agent_is_replaced() {
         rewriter.run(20);
         times.push(rewriter.follow());
     }
-    let list = fs::read_to_string(directory.join(OWN_LIST)).expect("the own list");
-    assert!(list.contains("\"log_level\": \"debug\""), "the entry of the last agent: {list}");
+    let list = runtime::read(&directory).choice.expect("the own list").list;
+    let entry = list["plugins"].as_array().and_then(|plugins| plugins.last()).expect("the entry");
+    assert_eq!(entry["log_level"], "debug", "the entry of the last agent");
     drop(rewriter);
     report(&format!("5 upgrades, {} reads; followed {}", runtime.end(), figures(times)));
 }
