@@ -5,10 +5,13 @@
 //!
 //! Lines that begin with `RESULT` are the table of hack/e2e.sh.
 
+mod boots;
 mod cluster;
+mod cluster_cni;
 mod guide;
 mod hooks;
 mod kills;
+mod kubelet;
 mod node;
 mod pod;
 mod starts;
@@ -16,11 +19,27 @@ mod starts;
 mod support;
 mod timeline;
 
+use std::time::Duration;
 use support::{api, program};
 
 /// A number of repetitions: from the environment, or a small one.
 fn repetitions(variable: &str, usual: usize) -> usize {
     std::env::var(variable).map_or(usual, |text| text.parse().expect("a number"))
+}
+
+/// Numbers that look random, the same in each run (a linear congruential generator, Numerical Recipes).
+struct Random(u32);
+
+impl Random {
+    fn below(&mut self, limit: u32) -> u32 {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (self.0 >> 8) % limit
+    }
+
+    /// A time below this one, in milliseconds.
+    fn time(&mut self, limit: u32) -> Duration {
+        Duration::from_millis(u64::from(self.below(limit)))
+    }
 }
 
 /// Adds a row to the table.
