@@ -32,7 +32,7 @@ pub use names::{
 };
 pub use netconf::{
     DEFAULT_AGENT_PREFIXES, DefaultNetwork, Kubernetes, LogLevel, NetConf, NetworkName, NetworkStatus, OWN_TYPES,
-    PROGRAM, Primary, RuleFormatSetting, SUB_PLUGINS, ValidAttachment, configuration, unknown_key,
+    POD_ANNOTATIONS, PROGRAM, Primary, RuleFormatSetting, SUB_PLUGINS, ValidAttachment, configuration, unknown_key,
 };
 pub use node_conf::{NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NodeConf, primary_in_attachment};
 pub use request::{Args, CniCommand, Request, variables};
