@@ -220,9 +220,12 @@ impl Agent {
     /// Sends a signal to the agent, not to the nsenter around it. Waits until it has ended.
     pub(crate) fn end(&mut self, signal: &str) {
         let nsenter = self.process.id();
-        // proc_pid(5): the children of a task.
-        let children = fs::read_to_string(format!("/proc/{nsenter}/task/{nsenter}/children")).unwrap_or_default();
-        for child in children.split_whitespace() {
+        // proc_pid(5): the children of a task. There are none before nsenter has forked.
+        let children = || fs::read_to_string(format!("/proc/{nsenter}/task/{nsenter}/children")).unwrap_or_default();
+        until("nsenter starts the agent", || {
+            !children().is_empty() || self.process.try_wait().is_ok_and(|status| status.is_some())
+        });
+        for child in children().split_whitespace() {
             let _ = Command::new("kill").args([signal, child]).status();
         }
         let _ = self.process.wait();

@@ -12,7 +12,9 @@ mod guide;
 mod hooks;
 mod kills;
 mod kubelet;
+mod live_policy;
 mod node;
+mod own_list;
 mod pod;
 mod starts;
 #[path = "../support/mod.rs"]

@@ -135,9 +135,13 @@ impl Pod {
         };
         let logs = node.path("logs").join(&self.uid);
         fs::create_dir_all(&logs).expect("made");
+        // The kubelet adds these to each pod that it gets from the API server (pkg/kubelet/config).
+        let mut annotations = self.annotations.clone();
+        annotations["kubernetes.io/config.source"] = "api".into();
+        annotations["kubernetes.io/config.seen"] = "2026-01-31T12:00:00.000000000Z".into();
         let config = json!({
             "metadata": {"name": self.name, "namespace": self.namespace, "uid": self.uid, "attempt": attempt},
-            "annotations": self.annotations,
+            "annotations": annotations,
             "log_directory": logs,
             "labels": {"io.kubernetes.pod.name": self.name, "io.kubernetes.pod.namespace": self.namespace, "io.kubernetes.pod.uid": self.uid},
             "linux": {"cgroup_parent": parent, "security_context": {"namespace_options": {"pid": "CONTAINER"}}},
