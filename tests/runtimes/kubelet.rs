@@ -1,11 +1,13 @@
 //! A stand-in for the kubelet: it starts pods all the time, and retries those that do not start.
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, detour};
 use crate::node::{Node, until};
 use crate::pod::{Class, Pod};
 use crate::support::api::PODS;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, RwLock};
 use std::thread;
@@ -168,7 +170,7 @@ impl<'a> Kubelet<'a> {
     }
 }
 
-/// The rules of each kind of pod on a node whose agent is ready.
+/// The rules of each kind of pod on a node whose agent is ready. They must be those that `detour explain` shows.
 pub(crate) fn expected(node: &Node, cluster: &Cluster) -> Expected {
     let rules = |kind: Kind| {
         let pod = kind.pod(&format!("first-{kind:?}").to_lowercase());
@@ -176,12 +178,36 @@ pub(crate) fn expected(node: &Node, cluster: &Cluster) -> Expected {
         let sandbox = pod.start(node).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
         let rules = sandbox.rules();
         sandbox.remove();
+        let mut appended: Vec<_> = rules.iter().filter(|rule| rule.starts_with("-A")).cloned().collect();
+        appended.sort();
+        assert_eq!(appended, if kind == Kind::Plain { Vec::new() } else { explained(node, &pod) });
         rules
     };
     let expected: Expected = [Kind::Meshed, Kind::Excluding, Kind::Plain].map(|kind| (kind, rules(kind))).into();
-    let has = |kind: Kind, part: &str| expected[&kind].iter().any(|rule| rule.contains(part));
-    assert!(has(Kind::Meshed, "ISTIO_REDIRECT") && !has(Kind::Meshed, "9999"), "{expected:#?}");
-    assert!(has(Kind::Excluding, "ISTIO_REDIRECT") && has(Kind::Excluding, "--dport 9999"), "{expected:#?}");
-    assert!(!has(Kind::Plain, "ISTIO"), "{expected:#?}");
+    assert_ne!(expected[&Kind::Meshed], expected[&Kind::Excluding]);
     expected
+}
+
+/// The rules of both families that `detour explain` shows for a pod, in alphabetical order.
+fn explained(node: &Node, pod: &Pod) -> Vec<String> {
+    let file = node.path("explained.json");
+    fs::write(&file, pod.manifest().to_string()).expect("written");
+    let mut lists: Vec<_> = fs::read_dir(node.path("net.d")).expect("it exists").flatten().map(|e| e.path()).collect();
+    lists.sort();
+    let paths = [file, lists.remove(0)].map(|path| path.display().to_string());
+    let output = Command::new(detour())
+        .args(["explain", "--rules", "iptables", "--file", &paths[0], "--config", &paths[1]])
+        .output()
+        .expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let one = |rule: &str| vec![rule.to_owned()];
+    let rule = |line: &str| match line.split_once(' ') {
+        Some(("-4" | "-6", rule)) => one(rule),
+        Some(("-A", _)) => [one(line), one(line)].concat(),
+        _ => Vec::new(),
+    };
+    let mut rules: Vec<_> = text.lines().flat_map(rule).collect();
+    rules.sort();
+    rules
 }
