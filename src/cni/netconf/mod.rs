@@ -20,7 +20,7 @@ mod sub_plugins;
 mod unknown;
 
 pub use attachment_keys::unknown_key;
-pub use file::configuration;
+pub use file::{CNI_CONF_DIR, OWN_LIST, configuration, is_configuration_file};
 pub use keys::LogLevel;
 pub(super) use keys::{absolute, delegate_timeout};
 pub(super) use kubernetes::ISTIO_KUBECONFIG;

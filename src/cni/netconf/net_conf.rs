@@ -1,5 +1,6 @@
 //! The network configuration of this plugin, parsed except for the blocks of its sub-plugins.
 
+use super::file::CNI_CONF_DIR;
 use super::keys::{LogLevel, absolute, delegate_timeout, text};
 use super::kubernetes::Kubernetes;
 use super::pod_annotations;
@@ -34,6 +35,8 @@ pub struct NetConf {
     pub log_level: LogLevel,
     /// `log_file`: log lines are appended to this file, in addition to stderr.
     pub log_file: Option<PathBuf>,
+    /// `cni_conf_dir`: the directory of the cluster network's plugin list, of which this list is a copy.
+    pub cni_conf_dir: Option<PathBuf>,
     /// `kubernetes`: the sources of pod facts.
     pub kubernetes: Kubernetes,
     /// `dialect`.
@@ -128,6 +131,7 @@ impl NetConf {
             name,
             log_level: log_level.unwrap_or(LogLevel::Info),
             log_file,
+            cni_conf_dir: absolute(&keys, CNI_CONF_DIR)?,
             kubernetes,
             dialect: RuleFormatSetting::read(&keys)?,
             chain: if has_chain { blocks(&keys, &kind)? } else { Vec::new() },
