@@ -6,7 +6,7 @@ use crate::cluster;
 use crate::cni::{Block, Error, NetConf};
 use crate::networks::{default_network, networks};
 use crate::plugin::desired_policy;
-use crate::plugin::primary::about;
+use crate::plugin::desired_policy::about;
 use crate::pod::PodRef;
 use crate::pod::well_known::NETWORKS;
 use crate::policy::{ContainerExclusion, Exclusion, Policy};
