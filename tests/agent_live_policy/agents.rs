@@ -8,12 +8,13 @@ use crate::scene::{publish, sample, scene, wait_for_event};
 #[test]
 fn one_of_two_agents_changes_a_pod() {
     scene(|scene, api| {
-        let first = scene.agent(&["--health-address=127.0.0.1:0"]);
+        let (first, address) = scene.agent_with_metrics(&[]);
         let pod = Pod::added(scene, api, "web-0", &[]);
         scene.wait_for_counts([1, 0, 0, 0]);
-        let address = first.address();
         let second = scene.starting_agent("b", &["--health-address=127.0.0.1:0"]);
-        second.wait_for_log("serving the plugin's requests");
+        let lines = second.wait_for_logs(&["serving /healthz", "serving the plugin's requests"]);
+        let line = lines.iter().find(|line| line.contains("address=")).expect("its address");
+        let other = line.split("address=").nth(1).expect("one").trim().to_owned();
         first.wait_for_log("another agent leads");
         scene.wait_for_counts([1, 0, 0, 0]);
         pod.set(EXCLUDE_PORTS, "3306");
@@ -21,7 +22,6 @@ fn one_of_two_agents_changes_a_pod() {
         pod.until(|pod| pod.excludes_port(3306));
         wait_for_event(api, &pod, "DetourPolicyChanged", "3306");
         let applied = "detour_policy_changes_total{result=\"applied\"}";
-        let other = second.address();
         until("the metric", || sample(&other, applied) == Some(1));
         assert_eq!(sample(&address, applied), None);
         assert_eq!(sample(&address, "detour_pods{policy=\"current\"}"), Some(0));

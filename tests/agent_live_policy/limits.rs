@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 #[test]
 fn changes_that_follow_one_another_are_applied_at_most_every_half_second_and_the_last_one_counts() {
     scene(|scene, api| {
-        let agent = scene.agent(&["--health-address=127.0.0.1:0"]);
-        let address = agent.address();
+        let (_agent, address) = scene.agent_with_metrics(&[]);
         let pod = Pod::added(scene, api, "web-0", &[]);
         scene.wait_for_counts([1, 0, 0, 0]);
         let started = Instant::now();
@@ -65,8 +64,7 @@ fn after_a_burst_a_pod_waits_and_others_do_not() {
 #[test]
 fn a_busy_network_namespace_is_retried_and_delays_no_other_pod() {
     scene(|scene, api| {
-        let agent = scene.agent(&["--health-address=127.0.0.1:0"]);
-        let address = agent.address();
+        let (_agent, address) = scene.agent_with_metrics(&[]);
         // More than there are threads.
         let busy: Vec<Pod> = (0..6).map(|number| Pod::added(scene, api, &format!("busy-{number}"), &[])).collect();
         let free = Pod::added(scene, api, "free", &[]);
