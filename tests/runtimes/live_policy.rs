@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 /// The annotation that excludes a port.
 const EXCLUDED: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
 
+/// Its value if no source sets it.
+const DEFAULT: &str = "15020";
+
 /// Who answered: `P` is the proxy, `D` the destination. See `traffic loop` of the image.
 #[derive(Debug, PartialEq, Eq)]
 struct Answers {
@@ -74,7 +77,7 @@ fn follows(runtime: Runtime) {
         cluster.events("DetourPolicyRefused").iter().any(|message| message.contains("80x0"))
     });
     assert_eq!(sandbox.rules(), refused);
-    times.push(change(&cluster, &mut pod, &sandbox, &first, ("", 'P')));
+    times.push(change(&cluster, &mut pod, &sandbox, &first, (DEFAULT, 'P')));
     assert_eq!(sandbox.rules(), before);
 
     let all = |log: &Path, held: char| {

@@ -187,11 +187,12 @@ fn uninstalled(runtime: Runtime) {
         let _ = fs::remove_file(node.path("bin/detour"));
     }
     assert_eq!(node.leases(), [String::new(); 0], "all addresses and results are released");
-    result(
-        runtime,
-        "own list uninstalled while pods run",
-        "new pods use the original list, all addresses are released",
-    );
+    let deleted = match runtime {
+        Runtime::Containerd => "old pods are deleted",
+        Runtime::CriO => "old pods are deleted as soon as the program is back",
+    };
+    let text = format!("new pods use the original list, {deleted}, all addresses are released");
+    result(runtime, "own list uninstalled while pods run", &text);
 }
 
 #[test]
