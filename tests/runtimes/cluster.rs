@@ -4,9 +4,13 @@ use crate::api::{Api, NAMESPACES, PODS};
 use crate::node::{Node, until};
 use crate::pod::{Pod, Sandbox};
 use crate::program::program;
+use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::{Shutdown, shutdown};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::os::fd::AsRawFd as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -27,6 +31,9 @@ exec unshare --cgroup "$@""#;
 /// The agent's log message after its registration.
 pub(crate) const REGISTERED: &str = "\"registered at the container runtime\"";
 
+/// The address at which an agent in the node's network serves `/readyz`.
+const HEALTH: &str = "127.0.0.1:8099";
+
 /// How excluded containers are exempted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -36,6 +43,16 @@ pub(crate) enum Mode {
 
 pub(crate) struct Cluster {
     pub(crate) api: Api,
+}
+
+/// The API server in the node's network, at the same address as in the test's. It accepts connections and answers none,
+/// until [`Cluster::answer`]. Dropping it closes its port.
+pub(crate) struct Entrance(TcpListener);
+
+impl Drop for Entrance {
+    fn drop(&mut self) {
+        let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
+    }
 }
 
 impl Cluster {
@@ -52,6 +69,28 @@ impl Cluster {
         fs::write(node.path("account/token"), "token").expect("written");
         fs::write(node.path("config.json"), format!(r#"{{"chain": {CHAIN}}}"#)).expect("written");
         Self { api }
+    }
+
+    /// Opens the API server's port in the node's network.
+    pub(crate) fn open(&self, node: &Node) -> Entrance {
+        let (netns, address) = (format!("/proc/{}/ns/net", node.first_process()), self.api.address);
+        let thread = thread::spawn(move || {
+            let netns = fs::File::open(netns).expect("the node runs");
+            setns(netns, CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+            TcpListener::bind(address).expect("the port is free")
+        });
+        Entrance(thread.join().expect("it listens"))
+    }
+
+    /// Answers all connections of the entrance.
+    pub(crate) fn answer(&self, entrance: &Entrance) {
+        self.api.serve(entrance.0.try_clone().expect("a descriptor"));
+    }
+
+    /// The API server accepts only this token from now on. The kubelet has mounted it for the agent.
+    pub(crate) fn issue(&self, node: &Node, token: &str) {
+        fs::write(node.path("account/token"), token).expect("written");
+        self.api.accept_only(token);
     }
 
     pub(crate) fn has(&self, pod: &Pod) {
@@ -87,23 +126,30 @@ pub(crate) struct Agent {
 impl Agent {
     /// Starts the agent on the node. It uses the network of the test, in which the API server is.
     pub(crate) fn start(node: &Node, cluster: &Cluster, mode: Mode) -> Self {
+        let mode = match mode {
+            Mode::Nri => "--nri-socket",
+            Mode::Hook => "--oci-hooks-dir",
+        };
+        let arguments = [mode, "--health-address=127.0.0.1:0", "--repair-interval=1"];
+        Self::start_in(&["--mount", "--pid"], node, cluster, &arguments)
+    }
+
+    /// Starts the agent in the node's network, in which the API server is at times. It repairs no pods.
+    pub(crate) fn start_on_node(node: &Node, cluster: &Cluster, arguments: &[&str]) -> Self {
+        let address = format!("--health-address={HEALTH}");
+        let arguments = [&[&address, "--repair=off", "--agent-namespace=detour-system"], arguments].concat();
+        Self::start_in(&["--mount", "--pid", "--net"], node, cluster, &arguments)
+    }
+
+    fn start_in(namespaces: &[&str], node: &Node, cluster: &Cluster, arguments: &[&str]) -> Self {
         let first = node.first_process().to_string();
         let mut command = Command::new("nsenter");
-        command.args(["--target", &first, "--mount", "--pid", "--", "sh", "-c", CONTAINED, &node.group]).arg(detour());
-        command.args([
-            "agent",
-            "--platform=kubernetes",
-            "--node-name=node-1",
-            "--health-address=127.0.0.1:0",
-            "--repair-interval=1",
-        ]);
+        command.args(["--target", &first]).args(namespaces).args(["--", "sh", "-c", CONTAINED, &node.group]);
+        command.arg(detour()).args(["agent", "--platform=kubernetes", "--node-name=node-1"]);
         command.arg(format!("--api-server={}", cluster.api.url()));
         command.arg(format!("--service-account={}", node.path("account").display()));
         command.arg(format!("--config={}", node.path("config.json").display()));
-        command.arg(match mode {
-            Mode::Nri => "--nri-socket",
-            Mode::Hook => "--oci-hooks-dir",
-        });
+        command.args(arguments);
         let mut process =
             command.env_clear().env("HOSTNAME", "a").stderr(Stdio::piped()).spawn().expect("nsenter starts");
         let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
@@ -115,6 +161,13 @@ impl Agent {
             }
         });
         Self { process, lines }
+    }
+
+    /// Whether the agent in the node's network reports that it is ready.
+    pub(crate) fn is_ready(&self, node: &Node) -> bool {
+        node.run(&["curl", "--silent", "--fail", "--max-time", "5", &format!("http://{HEALTH}/readyz")])
+            .status
+            .success()
     }
 
     /// Starts the agent and waits until the runtime uses the plugin and, with NRI, the agent.
@@ -159,13 +212,21 @@ impl Agent {
         samples.filter_map(|(labels, value)| Some((labels.to_owned(), value.parse().ok()?))).collect()
     }
 
-    /// Kills the agent, not the nsenter around it.
+    /// Kills the agent.
     pub(crate) fn kill(&mut self) {
+        self.end("-KILL");
+    }
+
+    /// Sends a signal to the agent, not to the nsenter around it. Waits until it has ended.
+    pub(crate) fn end(&mut self, signal: &str) {
         let nsenter = self.process.id();
-        // proc_pid(5): the children of a task.
-        let children = fs::read_to_string(format!("/proc/{nsenter}/task/{nsenter}/children")).unwrap_or_default();
-        for child in children.split_whitespace() {
-            let _ = Command::new("kill").args(["-9", child]).status();
+        // proc_pid(5): the children of a task. There are none before nsenter has forked.
+        let children = || fs::read_to_string(format!("/proc/{nsenter}/task/{nsenter}/children")).unwrap_or_default();
+        until("nsenter starts the agent", || {
+            !children().is_empty() || self.process.try_wait().is_ok_and(|status| status.is_some())
+        });
+        for child in children().split_whitespace() {
+            let _ = Command::new("kill").args([signal, child]).status();
         }
         let _ = self.process.wait();
     }
@@ -179,7 +240,7 @@ impl Drop for Agent {
 
 impl Node {
     /// Waits until the runtime has read the plugin list with the plugin.
-    fn wait_for_plugin(&self) {
+    pub(crate) fn wait_for_plugin(&self) {
         // crictl's answer names the plugins of containerd only.
         let name = self.runtime.name();
         until("the runtime uses the plugin", || match name {

@@ -3,7 +3,7 @@
 use crate::cluster::{Agent, Cluster, Mode, REGISTERED};
 use crate::node::{Node, Runtime, until};
 use crate::pod::{CAPTURED, Class, DIRECT, Pod, Sandbox, printed};
-use crate::{repetitions, result};
+use crate::{Random, repetitions, result};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -12,22 +12,12 @@ use std::time::{Duration, Instant};
 /// Containers that start at the same time.
 const PARALLEL: usize = 4;
 
-/// Numbers that look random, the same in each run (a linear congruential generator, Numerical Recipes).
-struct Random(u32);
-
-impl Random {
-    fn below(&mut self, limit: u32) -> u32 {
-        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (self.0 >> 8) % limit
-    }
-}
-
 /// Kills the agent and starts it again until `ended`. Returns the times from the kill to the first start of an excluded
 /// container that bypasses the sidecar.
 fn kill(node: &Node, cluster: &Cluster, sandbox: &Sandbox<'_>, mut agent: Agent, ended: &AtomicBool) -> Vec<Duration> {
     let (mut random, mut times) = (Random(1), Vec::new());
     while !ended.load(Ordering::Relaxed) {
-        thread::park_timeout(Duration::from_millis(u64::from(random.below(1500))));
+        thread::park_timeout(random.time(1500));
         let begin = Instant::now();
         agent.kill();
         agent = Agent::start(node, cluster, Mode::Nri);

@@ -58,33 +58,19 @@ impl Node {
         let directory = std::env::temp_dir().join(&unique);
         fs::create_dir_all(&directory).expect("made");
         prepare(&directory);
-        let mut script = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/runtimes/node.sh"))
-            .args([runtime.name(), &directory.display().to_string()])
-            .env("TOOLS", tools())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("node.sh starts");
-        let mut ready = String::new();
-        let mut lines = BufReader::new(script.stdout.take().expect("a pipe"));
-        while ready != "ready\n" {
-            ready.clear();
-            let read = lines.read_line(&mut ready).expect("readable");
-            let log = directory.join(format!("{}.log", runtime.name()));
-            assert_ne!(read, 0, "{} does not start: {}", runtime.name(), fs::read_to_string(log).unwrap_or_default());
-        }
-        let enter = directory.join("enter");
-        let cri = Cri::start(Command::new(&enter).args(["cri", runtime.endpoint()]));
-        let node = Self { runtime, directory, script, cri, group: format!("/{unique}") };
-        let destination = Command::new(&enter)
-            .arg(node.path("image/traffic"))
-            .args(["answer", "D"])
-            .args(DESTINATION)
-            .stdout(Stdio::null())
-            .spawn();
-        // It ends with the node.
-        thread::spawn(move || destination.expect("nsenter starts").wait());
-        node
+        let (script, cri) = boot(runtime, &directory);
+        Self { runtime, directory, script, cri, group: format!("/{unique}") }
+    }
+
+    /// Ends all processes of the node, as a power failure does. Its files stay, except for those in `/run`.
+    pub(crate) fn power_off(&mut self) {
+        drop(self.script.stdin.take());
+        let _ = self.script.wait();
+    }
+
+    /// Starts the node again.
+    pub(crate) fn power_on(&mut self) {
+        (self.script, self.cri) = boot(self.runtime, &self.directory);
     }
 
     /// Ends the runtime and starts it again; the containers keep running.
@@ -150,10 +136,47 @@ impl Node {
         words.nth(1).and_then(|pid| pid.parse().ok()).expect("a process ID")
     }
 
-    /// The log of the runtime.
+    /// A path as the processes of the node see it.
+    pub(crate) fn inside(&self, path: &str) -> PathBuf {
+        // The link /var/run is absolute, and would lead to the machine's directory.
+        let path = path.strip_prefix("/var/run").map_or_else(|| path.to_owned(), |rest| format!("/run{rest}"));
+        PathBuf::from(format!("/proc/{}/root{path}", self.first_process()))
+    }
+
+    /// The log of the runtime since the node started.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.path(&format!("{}.log", self.runtime.name()))).unwrap_or_default()
     }
+}
+
+/// Starts a node with its destination. Waits until the runtime answers.
+fn boot(runtime: Runtime, directory: &Path) -> (Child, Cri) {
+    let mut script = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/runtimes/node.sh"))
+        .args([runtime.name(), &directory.display().to_string()])
+        .env("TOOLS", tools())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("node.sh starts");
+    let mut ready = String::new();
+    let mut lines = BufReader::new(script.stdout.take().expect("a pipe"));
+    while ready != "ready\n" {
+        ready.clear();
+        let read = lines.read_line(&mut ready).expect("readable");
+        let log = directory.join(format!("{}.log", runtime.name()));
+        assert_ne!(read, 0, "{} does not start: {}", runtime.name(), fs::read_to_string(log).unwrap_or_default());
+    }
+    let enter = directory.join("enter");
+    let cri = Cri::start(Command::new(&enter).args(["cri", runtime.endpoint()]));
+    let destination = Command::new(&enter)
+        .arg(directory.join("image/traffic"))
+        .args(["answer", "D"])
+        .args(DESTINATION)
+        .stdout(Stdio::null())
+        .spawn();
+    // It ends with the node.
+    thread::spawn(move || destination.expect("nsenter starts").wait());
+    (script, cri)
 }
 
 /// The directory of the tools that hack/e2e.sh builds.
@@ -174,8 +197,7 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        drop(self.script.stdin.take());
-        let _ = self.script.wait();
+        self.power_off();
         if std::env::var_os("KEEP").is_none() {
             let _ = fs::remove_dir_all(&self.directory);
         }

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Runs a container runtime with NRI on a simulated node: private process, mount and network namespaces, and its own
-# directories. When standard input ends, it ends all processes of the node.
+# directories. When standard input ends, it ends all processes of the node. With the same directory, the node starts
+# again as after a power failure: /run is empty, all other files are still there.
 #
 # Usage: tests/runtimes/node.sh RUNTIME DIRECTORY
 #   RUNTIME    containerd (2.2) or cri-o (1.34): hack/e2e.sh builds them
 #   DIRECTORY  becomes the node's: net.d (/etc/cni/net.d; a bridge, unless it has a configuration), bin (/opt/cni/bin),
 #              hooks.d (/etc/containers/oci/hooks.d), base-spec.json (base_runtime_spec of containerd, if it exists),
 #              containerd.d (more configuration of containerd), image (the programs of the image), RUNTIME.log,
-#              enter (runs a command on the node)
+#              list.json (the bridge's plugin list), enter (runs a command on the node)
 # Environment: TOOLS (default: target/tools of this repository)
 set -euo pipefail
 runtime=$1
@@ -17,7 +18,8 @@ repository=$(realpath "$(dirname "$0")/../..")
 tools=${TOOLS:-$repository/target/tools}
 image=detour.invalid/test:1
 # Directories that a runtime's configuration can't move, and detour's state.
-private=(/var/lib/cni /var/lib/containers /run/containerd /run/crio /run/netns /run/detour /run/nri)
+lasting=(/var/lib/cni /var/lib/containers)
+volatile=(/run/containerd /run/crio /run/netns /run/detour /run/nri)
 
 # pack: the image of all containers, as `docker save` would write it (Docker Image Specification v1.2).
 pack() {
@@ -45,7 +47,7 @@ configure_network() {
         ln -sf "/usr/lib/cni/$plugin" "$directory/bin/$plugin"
     done
     [[ -z $(ls "$directory/net.d") ]] || return 0
-    cat >"$directory/net.d/10-net.conflist" <<EOF
+    tee "$directory/list.json" >"$directory/net.d/10-net.conflist" <<EOF
 {
   "cniVersion": "1.0.0", "name": "net",
   "plugins": [
@@ -93,7 +95,8 @@ storage_driver = "vfs"
 log_dir = "$directory/logs"
 version_file = "/run/crio/version"
 version_file_persist = ""
-clean_shutdown_file = "$directory/clean.shutdown"
+# Else, CRI-O deletes its images after a power failure.
+clean_shutdown_file = ""
 [crio.api]
 stream_port = "0"
 [crio.runtime]
@@ -121,15 +124,20 @@ plugin_dirs = ["/opt/cni/bin"]
 [crio.nri]
 enable_nri = true
 EOF
-    skopeo --insecure-policy copy --quiet "docker-archive:$directory/image/image.tar" \
-        "containers-storage:[vfs@$directory/root+/run/crio/storage]$image"
+    [[ -e $directory/root ]] ||
+        skopeo --insecure-policy copy --quiet "docker-archive:$directory/image/image.tar" \
+            "containers-storage:[vfs@$directory/root+/run/crio/storage]$image"
 }
 
 # first: the first process of the node.
 first() {
     local path
-    for path in "${private[@]}"; do
+    for path in "${volatile[@]}"; do
         mount -t tmpfs -o mode=0755 tmpfs "$path"
+    done
+    for path in "${lasting[@]}"; do
+        mkdir -p "$directory$path"
+        mount --bind "$directory$path" "$path"
     done
     mount --bind "$directory/net.d" /etc/cni/net.d
     mount --bind "$directory/bin" /opt/cni/bin
@@ -151,7 +159,8 @@ first() {
     echo $! >"$directory/runtime.pid"
     for ((i = 0; i < 600; i++)); do
         if crictl --runtime-endpoint "$endpoint" --image-endpoint "$endpoint" info >/dev/null 2>&1; then
-            [[ $runtime != containerd ]] || ctr --namespace k8s.io images import "$directory/image/image.tar"
+            [[ $runtime != containerd || -n $(ctr --namespace k8s.io images list --quiet) ]] ||
+                ctr --namespace k8s.io images import "$directory/image/image.tar"
             echo ready >&3
             exec 3>&-
             cat
@@ -175,9 +184,11 @@ if [[ ${3:-} == first ]]; then
     first
     exit
 fi
-mkdir -p "${private[@]}" /etc/cni/net.d /opt/cni/bin /etc/containers/oci/hooks.d
-pack
-configure_network
+mkdir -p "${lasting[@]}" "${volatile[@]}" /etc/cni/net.d /opt/cni/bin /etc/containers/oci/hooks.d
+if [[ ! -e $directory/image/image.tar ]]; then
+    pack
+    configure_network
+fi
 exec 4<&0
 unshare --mount --net --pid --fork --kill-child --mount-proc "$0" "$runtime" "$directory" first <&4 &
 unshare=$!

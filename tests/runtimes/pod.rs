@@ -1,6 +1,7 @@
 //! A pod: its object in the API server, and the kubelet's requests to the runtime for it.
 
 use crate::node::Node;
+use crate::support::new_netns::tool;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -32,6 +33,7 @@ pub(crate) enum Class {
 }
 
 pub(crate) struct Pod {
+    namespace: &'static str,
     pub(crate) name: String,
     uid: String,
     class: Class,
@@ -60,7 +62,16 @@ impl Pod {
         }
         let proxy = json!({"name": "istio-proxy", "image": IMAGE, "args": ["proxy", "sidecar"],
             "securityContext": {"runAsUser": PROXY_USER, "runAsGroup": PROXY_USER}});
-        Self { name: name.to_owned(), uid, class, annotations, spec: json!({"containers": [proxy]}) }
+        Self { namespace: "shop", name: name.to_owned(), uid, class, annotations, spec: json!({"containers": [proxy]}) }
+    }
+
+    /// A pod of this namespace without a sidecar.
+    pub(crate) fn plain(namespace: &'static str, name: &str) -> Self {
+        let mut pod = Self::new(name, Class::Burstable, "");
+        pod.namespace = namespace;
+        pod.annotations = json!({});
+        pod.spec = json!({});
+        pod.container("web")
     }
 
     pub(crate) fn annotate(&mut self, key: &str, value: &str) {
@@ -99,7 +110,7 @@ impl Pod {
         let mut spec = self.spec.clone();
         spec["nodeName"] = "node-1".into();
         let metadata =
-            json!({"name": self.name, "namespace": "shop", "uid": self.uid, "annotations": self.annotations});
+            json!({"name": self.name, "namespace": self.namespace, "uid": self.uid, "annotations": self.annotations});
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     }
 
@@ -108,6 +119,14 @@ impl Pod {
     /// # Errors
     /// The runtime's error.
     pub(crate) fn start<'a>(&self, node: &'a Node) -> Result<Sandbox<'a>, String> {
+        self.start_again(node, 0)
+    }
+
+    /// Starts the sandbox after this number of failed attempts.
+    ///
+    /// # Errors
+    /// The runtime's error.
+    pub(crate) fn start_again<'a>(&self, node: &'a Node, attempt: u32) -> Result<Sandbox<'a>, String> {
         let group = &node.group;
         let parent = match self.class {
             Class::Guaranteed => format!("{group}/kubepods/pod{}", self.uid),
@@ -116,11 +135,15 @@ impl Pod {
         };
         let logs = node.path("logs").join(&self.uid);
         fs::create_dir_all(&logs).expect("made");
+        // The kubelet adds these to each pod that it gets from the API server (pkg/kubelet/config).
+        let mut annotations = self.annotations.clone();
+        annotations["kubernetes.io/config.source"] = "api".into();
+        annotations["kubernetes.io/config.seen"] = "2026-01-31T12:00:00.000000000Z".into();
         let config = json!({
-            "metadata": {"name": self.name, "namespace": "shop", "uid": self.uid, "attempt": 0},
-            "annotations": self.annotations,
+            "metadata": {"name": self.name, "namespace": self.namespace, "uid": self.uid, "attempt": attempt},
+            "annotations": annotations,
             "log_directory": logs,
-            "labels": {"io.kubernetes.pod.name": self.name, "io.kubernetes.pod.namespace": "shop", "io.kubernetes.pod.uid": self.uid},
+            "labels": {"io.kubernetes.pod.name": self.name, "io.kubernetes.pod.namespace": self.namespace, "io.kubernetes.pod.uid": self.uid},
             "linux": {"cgroup_parent": parent, "security_context": {"namespace_options": {"pid": "CONTAINER"}}},
         });
         let answer = node.ask(json!({"op": "sandbox", "sandbox_config": config}))?;
@@ -187,11 +210,20 @@ impl Sandbox<'_> {
         self.inspect()["status"]["network"]["ip"].clone()
     }
 
-    fn netns(&self) -> String {
-        let info = self.inspect();
-        let namespaces = info["info"]["runtimeSpec"]["linux"]["namespaces"].as_array().expect("namespaces");
-        let network = namespaces.iter().find(|namespace| namespace["type"] == "network").expect("one");
-        network["path"].as_str().expect("a path").to_owned()
+    /// The path of the network namespace on the node.
+    pub(crate) fn netns(&self) -> String {
+        let answer = self.node.asked(json!({"op": "netns", "sandbox": self.id}));
+        answer["netns"].as_str().expect("a path").to_owned()
+    }
+
+    /// The rules in the pod, as iptables-save prints them, without times and counters.
+    pub(crate) fn rules(&self) -> Vec<String> {
+        let netns = format!("--net={}", self.node.inside(&self.netns()).display());
+        let saved = tool("nsenter", &[&netns, "sh", "-c", "iptables-save && ip6tables-save"], "");
+        let lines = saved.lines().filter(|line| !line.starts_with('#'));
+        // The counters of a netfilter chain follow its policy.
+        let counted = |line: &str| line.starts_with(':').then(|| line.find(" [")).flatten().unwrap_or(line.len());
+        lines.map(|line| line[..counted(line)].to_owned()).collect()
     }
 
     pub(crate) fn remove(&self) {

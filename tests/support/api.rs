@@ -38,20 +38,32 @@ struct State {
     silent: bool,
     /// Lists of one object at the most.
     asks: usize,
+    /// The only token that is accepted, if there is one.
+    token: Option<String>,
 }
 
 impl Api {
     pub(crate) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let api = Self { address: listener.local_addr().expect("an address"), state: Arc::default() };
-        let state = Arc::clone(&api.state);
+        api.serve(listener);
+        api
+    }
+
+    /// Answers the connections of another listener too, until that is shut down.
+    pub(crate) fn serve(&self, listener: TcpListener) {
+        let state = Arc::clone(&self.state);
         thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
+            while let Ok((stream, _)) = listener.accept() {
                 let state = Arc::clone(&state);
                 thread::spawn(move || serve(&stream, &state));
             }
         });
-        api
+    }
+
+    /// Answers requests with another token 401.
+    pub(crate) fn accept_only(&self, token: &str) {
+        self.state().token = Some(token.to_owned());
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -171,8 +183,8 @@ enum Answer {
 
 fn serve(stream: &TcpStream, state: &Mutex<State>) {
     let mut reader = BufReader::new(stream);
-    while let Some((method, target, body)) = request(&mut reader) {
-        let answer = answer(&mut state.lock().expect("no panic while locked"), &method, &target, body);
+    while let Some((method, target, token, body)) = request(&mut reader) {
+        let answer = answer(&mut state.lock().expect("no panic while locked"), &method, &target, &token, body);
         let sent = match answer {
             Answer::Nothing => return,
             Answer::Silence => {
@@ -188,12 +200,15 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) {
     }
 }
 
-fn answer(state: &mut State, method: &str, target: &str, body: Option<Value>) -> Answer {
+fn answer(state: &mut State, method: &str, target: &str, token: &str, body: Option<Value>) -> Answer {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     state.requests.push(format!("{method} {path}"));
     state.asks += usize::from(query.split('&').any(|pair| pair == "limit=1"));
     if state.down || state.silent {
         return if state.down { Answer::Nothing } else { Answer::Silence };
+    }
+    if state.token.as_deref().is_some_and(|accepted| accepted != token) {
+        return Answer::Json(401, json!({"kind": "Status", "message": "Unauthorized", "code": 401}));
     }
     if method != "GET" {
         if let Some(status) = state.refuses_writes {
@@ -251,24 +266,28 @@ fn missing(path: &str) -> Answer {
     Answer::Json(404, json!({"kind": "Status", "message": format!("{path} not found"), "code": 404}))
 }
 
-fn request(reader: &mut impl BufRead) -> Option<(String, String, Option<Value>)> {
+/// Returns method, target, token and body of a request.
+fn request(reader: &mut impl BufRead) -> Option<(String, String, String, Option<Value>)> {
     let mut line = String::new();
     reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
     let mut words = line.split(' ').map(str::to_owned);
     let (method, target) = (words.next()?, words.next()?);
-    let mut length = 0;
+    let (mut length, mut token) = (0, String::new());
     loop {
         let mut header = String::new();
         reader.read_line(&mut header).ok()?;
-        match header.trim_end().to_lowercase().split_once(": ") {
-            Some(("content-length", value)) => length = value.parse().ok()?,
+        match header.trim_end().split_once(": ") {
+            Some((name, value)) if name.eq_ignore_ascii_case("content-length") => length = value.parse().ok()?,
+            Some((name, value)) if name.eq_ignore_ascii_case("authorization") => {
+                token = value.trim_start_matches("Bearer ").to_owned();
+            }
             Some(_) => {}
             None => break,
         }
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
-    Some((method, target, serde_json::from_slice(&body).ok()))
+    Some((method, target, token, serde_json::from_slice(&body).ok()))
 }
 
 fn respond(mut stream: &TcpStream, status: u16, body: &Value) -> std::io::Result<()> {

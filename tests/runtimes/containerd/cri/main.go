@@ -22,7 +22,8 @@ import (
 
 type request struct {
 	ID int `json:"id"`
-	// sandbox, create, start, wait, stop, remove, once (create, start, wait, remove) or drop (stop and remove a sandbox)
+	// sandbox, create, start, wait, stop, remove, once (create, start, wait, remove), drop (stop and remove a sandbox),
+	// sandboxes (their IDs) or netns (the path of a sandbox's network namespace)
 	Op            string          `json:"op"`
 	Sandbox       string          `json:"sandbox"`
 	Container     string          `json:"container"`
@@ -36,9 +37,11 @@ type answer struct {
 	Sandbox   string `json:"sandbox,omitempty"`
 	Container string `json:"container,omitempty"`
 	// How long the runtime took to answer StartContainer.
-	StartMicroseconds int64  `json:"start_us"`
-	Exit              int32  `json:"exit"`
-	Error             string `json:"error,omitempty"`
+	StartMicroseconds int64    `json:"start_us"`
+	Exit              int32    `json:"exit"`
+	Sandboxes         []string `json:"sandboxes,omitempty"`
+	Netns             string   `json:"netns,omitempty"`
+	Error             string   `json:"error,omitempty"`
 }
 
 type client struct{ cri.RuntimeServiceClient }
@@ -113,6 +116,37 @@ func (c client) once(ctx context.Context, r request, a *answer) error {
 	return err
 }
 
+func (c client) sandboxes(ctx context.Context, a *answer) error {
+	list, err := c.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	for _, sandbox := range list.GetItems() {
+		a.Sandboxes = append(a.Sandboxes, sandbox.Id)
+	}
+	return err
+}
+
+// The runtimes have it in the runtime specification of the sandbox.
+func (c client) netns(ctx context.Context, id string, a *answer) error {
+	status, err := c.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	if err != nil {
+		return err
+	}
+	var info struct {
+		RuntimeSpec struct {
+			Linux struct{ Namespaces []struct{ Type, Path string } }
+		}
+	}
+	if err := json.Unmarshal([]byte(status.Info["info"]), &info); err != nil {
+		return err
+	}
+	for _, namespace := range info.RuntimeSpec.Linux.Namespaces {
+		if namespace.Type == "network" {
+			a.Netns = namespace.Path
+			return nil
+		}
+	}
+	return fmt.Errorf("sandbox %s: no network namespace in %s", id, status.Info["info"])
+}
+
 func (c client) do(r request) answer {
 	a := answer{ID: r.ID, Container: r.Container, Sandbox: r.Sandbox}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -137,6 +171,10 @@ func (c client) do(r request) answer {
 		if _, err = c.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: r.Sandbox}); err == nil {
 			_, err = c.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: r.Sandbox})
 		}
+	case "sandboxes":
+		err = c.sandboxes(ctx, &a)
+	case "netns":
+		err = c.netns(ctx, r.Sandbox, &a)
 	default:
 		err = fmt.Errorf("unknown request %q", r.Op)
 	}
