@@ -200,7 +200,7 @@ mod tests {
         PodRef { namespace: "shop".into(), name: name.into(), uid: Some("u".into()) }
     }
 
-    fn event(reason: &str) -> Event {
+    fn event(reason: &'static str) -> Event {
         Event { warning: false, reason: reason.into(), message: String::new() }
     }
 
