@@ -97,7 +97,7 @@ impl PluginToken {
             // Fails only at the end of the agent.
             let _ = sender.send(account.token(&plugin_account, LIFETIME).map_err(|error| error.to_string()));
         };
-        // Without a thread, the receiver reports that the sender is gone.
+        // Without a thread, the receiver reports the missing sender.
         drop(thread::Builder::new().name("token".into()).spawn(request));
         receiver
     }
