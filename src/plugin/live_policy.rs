@@ -4,7 +4,9 @@
 mod decision;
 mod wording;
 
-pub use decision::{Assessment, Input, Policies, Verdict, applied_policy, assess, assess_changed, follows_changes, union};
+pub use decision::{
+    Assessment, Input, Policies, Verdict, applied_policy, assess, assess_changed, follows_changes, union,
+};
 pub use wording::changes;
 
 use super::desired_policy::with_pod;
