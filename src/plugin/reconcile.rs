@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 
 /// How long a call waits for another call in the same network namespace.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the agent waits for another call in the same network namespace: it must not delay other pods, and retries.
+const FOLLOW_LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 /// The maximum number of attempts if another process changes the rules concurrently.
 const MAX_ATTEMPTS: usize = 100;
 /// The time limit for these attempts: a process with CAP_NET_ADMIN in the pod can change rules without end.
@@ -50,7 +52,8 @@ pub(super) fn reconcile(
 ) -> Result<(), Error> {
     let kind = operation.kind();
     let lock_mode = if kind == Kind::Remove { LockMode::CleanUp } else { LockMode::Change };
-    netns.enter_to(lock_mode, LOCK_TIMEOUT, || {
+    let lock_timeout = if kind == Kind::Follow { FOLLOW_LOCK_TIMEOUT } else { LOCK_TIMEOUT };
+    netns.enter_to(lock_mode, lock_timeout, || {
         let reconciler = Reconciler { store, attachment, netns };
         if kind == Kind::Follow {
             reconciler.complete_interrupted()?;

@@ -2,9 +2,7 @@
 
 use crate::api::PODS;
 use crate::pod::{EXCLUDE_PORTS, EXCLUDE_UIDS, Pod};
-use crate::scene::{
-    annotate_namespace, conditions, events, publish, sample, scene, until, wait_for_event,
-};
+use crate::scene::{annotate_namespace, conditions, events, publish, sample, scene, until, wait_for_event};
 use serde_json::json;
 
 #[test]
@@ -39,8 +37,7 @@ fn a_pod_follows_its_annotations_and_those_of_its_namespace() {
 fn the_scope_decides_whether_the_redirection_follows() {
     for (scope, follows) in [("exclusions", false), ("all", true)] {
         scene(|scene, api| {
-            let agent = scene.agent(&[&format!("--live-policy={scope}"), "--health-address=127.0.0.1:0"]);
-            let address = agent.address();
+            let (_agent, address) = scene.agent_with_metrics(&[&format!("--live-policy={scope}")]);
             let pod = Pod::added(scene, api, "web-0", &[]);
             scene.wait_for_counts([1, 0, 0, 0]);
             pod.set("sidecar.istio.io/interceptionMode", "TPROXY");
@@ -48,8 +45,7 @@ fn the_scope_decides_whether_the_redirection_follows() {
             publish(api, &pod);
             pod.until(|pod| pod.excludes_port(3306));
             let has_tproxy = || {
-                let rules =
-                    crate::support::new_netns::tool_in(&pod.netns(), "iptables-save", &["-t", "mangle"], "");
+                let rules = crate::support::new_netns::tool_in(&pod.netns(), "iptables-save", &["-t", "mangle"], "");
                 rules.contains("TPROXY")
             };
             if follows {
@@ -62,6 +58,7 @@ fn the_scope_decides_whether_the_redirection_follows() {
                 publish(api, &pod);
                 pod.until(|pod| !pod.rules().contains("ISTIO_REDIRECT"));
             } else {
+                until("the reason", || scene.report().pods.iter().any(|it| it.reason.contains("only a new pod gets")));
                 let report = scene.wait_for_counts([0, 1, 0, 0]);
                 assert!(!has_tproxy());
                 let status = &report.pods[0];
@@ -85,8 +82,7 @@ fn the_scope_decides_whether_the_redirection_follows() {
 #[test]
 fn without_live_policy_the_agent_only_reports() {
     scene(|scene, api| {
-        let agent = scene.agent(&["--live-policy=off", "--health-address=127.0.0.1:0"]);
-        let address = agent.address();
+        let (_agent, address) = scene.agent_with_metrics(&["--live-policy=off"]);
         let pod = Pod::added(scene, api, "web-0", &[]);
         scene.wait_for_counts([1, 0, 0, 0]);
         let before = pod.rules();
@@ -160,10 +156,9 @@ fn a_change_while_no_agent_ran_is_applied_and_counted_after_the_start() {
         publish(api, &older);
         current.set(EXCLUDE_PORTS, "3306");
         publish(api, &current);
-        let agent = scene.agent(&["--health-address=127.0.0.1:0"]);
+        let (_agent, address) = scene.agent_with_metrics(&[]);
         current.until(|pod| pod.excludes_port(3306));
         scene.wait_for_counts([1, 1, 0, 0]);
-        let address = agent.address();
         let count = |policy: &str| sample(&address, &format!("detour_pods{{policy=\"{policy}\"}}"));
         assert_eq!(["current", "older", "refused", "none"].map(count), [Some(1), Some(1), Some(0), Some(0)]);
         assert_eq!(sample(&address, "detour_policy_changes_total{result=\"applied\"}"), Some(1));

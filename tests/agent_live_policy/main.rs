@@ -4,7 +4,6 @@
 //! `conditions` and `many_pods` need etcd, kube-apiserver and kubectl too.
 
 mod agents;
-mod api_server;
 #[allow(dead_code, reason = "a part of it is used here")]
 #[path = "../apiserver/certificates.rs"]
 mod certificates;
@@ -27,4 +26,4 @@ mod scene;
 mod support;
 mod traffic;
 
-use support::{agent_process, api, program, simulated_node as node};
+use support::{agent_process, api, simulated_node as node};

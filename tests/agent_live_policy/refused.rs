@@ -64,7 +64,8 @@ fn a_conflict_between_attachments_leaves_the_old_rules() {
         let pod = Pod::added(scene, api, "web-0", &[]);
         let mut other = scene.entry();
         other["name"] = json!("other");
-        other["chain"] = json!([{"type": "istio-redirect", "inbound_interception_mode": "REDIRECT", "pod_overrides": false}]);
+        other["chain"] =
+            json!([{"type": "istio-redirect", "inbound_interception_mode": "REDIRECT", "pod_overrides": false}]);
         pod.call_with(&other, "ADD").expect("it agrees");
         scene.wait_for_counts([1, 0, 0, 0]);
         let (before, applied) = (pod.rules(), pod.records());

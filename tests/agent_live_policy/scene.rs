@@ -1,6 +1,6 @@
 //! A node with an agent, pods and an API server that records what is written.
 
-use crate::agent_process::Agent;
+use crate::agent_process::{Agent, SETTLED};
 use crate::api::{Api, NAMESPACES, PODS};
 use crate::node::{self, Node};
 use crate::pod::Pod;
@@ -84,9 +84,23 @@ impl Scene<'_> {
 
     /// Starts an agent, and waits until it has installed the plugin and serves its requests.
     pub(crate) fn agent(&self, more: &[&str]) -> Agent {
-        let agent = self.starting_agent("a", more);
-        agent.wait_for_logs(&["serving the plugin's requests", "watching pods of this node", "watching namespaces"]);
-        agent
+        self.agent_with_metrics(more).0
+    }
+
+    /// The same; returns the address of its metrics too.
+    pub(crate) fn agent_with_metrics(&self, more: &[&str]) -> (Agent, String) {
+        let agent = self.starting_agent("a", &[more, &["--health-address=127.0.0.1:0"]].concat());
+        let parts = [
+            "serving /healthz",
+            SETTLED,
+            "serving the plugin's requests",
+            "watching pods of this node",
+            "watching namespaces",
+        ];
+        let lines = agent.wait_for_logs(&parts);
+        let line = lines.iter().find(|line| line.contains(parts[0])).expect("one");
+        let address = line.split("address=").nth(1).expect("the address").trim().to_owned();
+        (agent, address)
     }
 
     /// Starts an agent with this host name.
@@ -113,13 +127,6 @@ impl Scene<'_> {
         entry["cniVersion"] = list["cniVersion"].clone();
         entry["prevResult"] = json!({"cniVersion": "1.0.0"});
         entry
-    }
-
-    /// Waits until the agent has installed the plugin.
-    pub(crate) fn wait_until_installed(&self) {
-        until("the plugin is installed", || {
-            fs::read_to_string(self.reach(LIST)).is_ok_and(|text| text.contains("\"detour\""))
-        });
     }
 
     /// Returns the report of the agent.

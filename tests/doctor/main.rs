@@ -10,6 +10,7 @@ mod faults;
 mod forms;
 mod golden;
 mod logs;
+mod own_list;
 mod pod;
 mod policies;
 mod programs;

@@ -1,8 +1,9 @@
 //! The policies of running pods: what the agent reports about the node's pods.
 
 use crate::bundle::files;
+use crate::faults::edit;
 use crate::golden::compare;
-use crate::scene::{AGENT_POLICIES, Plan, Scene, scene};
+use crate::scene::{AGENT_POLICIES, POD, Plan, Scene, scene};
 use serde_json::{Value, json};
 
 fn policy_lines(report: &Value) -> Vec<&Value> {
@@ -50,7 +51,7 @@ fn pods_that_are_not_current_have_their_reason_and_the_next_step() {
         compare("policies.txt", &scene.printed(&["--node"]));
 
         // The other pods are not the subject.
-        let report = scene.report(&crate::scene::POD);
+        let report = scene.report(&POD);
         assert_eq!(report["healthy"], true, "{report:#}");
 
         let archive = scene.path("node.tar");
@@ -101,4 +102,83 @@ fn many_pods_are_counted_and_the_worst_are_listed() {
         assert!(found.ends_with("; 4294967285 of them are not listed"), "{found}");
         assert!(lines[1]["found"].as_str().is_some_and(|text| text.starts_with("shop/bare-0: none")), "{report:#}");
     });
+}
+
+/// Returns the line about the pod.
+fn pod_line(scene: &Scene) -> Value {
+    let report = scene.report(&POD);
+    let lines = policy_lines(&report);
+    assert_eq!((lines.len(), &lines[0]["id"]), (1, &json!("pod-policy")), "{report:#}");
+    lines[0].clone()
+}
+
+#[track_caller]
+fn assert_line(scene: &Scene, outcome: &str, found: &[&str], next: &str) {
+    let line = pod_line(scene);
+    let text = |key: &str| line[key].as_str().unwrap_or_default();
+    assert_eq!(line["outcome"], outcome, "{line:#}");
+    assert!(found.iter().all(|part| text("found").contains(part)), "{line:#}\nexpected {found:?}");
+    assert!(text("next").contains(next), "{line:#}");
+}
+
+fn annotate(scene: &Scene, key: &str, value: &str) {
+    scene.cluster.lock().expect("unpoisoned").annotate(key, value);
+}
+
+const RECREATE: &str = "kubectl delete pod -n shop web-0";
+
+#[test]
+fn the_difference_of_a_pods_policy_is_shown_with_what_follows() {
+    scene(Plan::new(), |scene| {
+        assert_line(scene, "pass", &["policy ", ", current; the pod follows changes of exclusions"], "");
+        annotate(scene, "detour.io/exclude-uids", "2000");
+        let follows = &["older: policy ", "a new pod gets policy ", "the agent applies: ", "UID 2000"];
+        assert_line(scene, "warn", follows, "wait some seconds");
+        compare("pod-policy-older.txt", &scene.printed(&POD));
+
+        edit(scene, |conf| conf["chain"][0]["drop_invalid"] = true.into());
+        let part = &["the agent applies: ", "UID 2000", "only a new pod gets: drop_invalid: true (before: false)"];
+        assert_line(scene, "warn", part, RECREATE);
+
+        annotate(scene, "detour.io/live-policy", "false");
+        let opted_out = &["annotation \"detour.io/live-policy\" is false; only a new pod gets: ", "UID 2000"];
+        assert_line(scene, "warn", opted_out, RECREATE);
+        annotate(scene, "detour.io/live-policy", "true");
+        answer(scene, "off", [1, 0, 0, 0], &[]);
+        assert_line(scene, "warn", &["--live-policy is off; only a new pod gets: ", "UID 2000"], RECREATE);
+        scene.write(AGENT_POLICIES, "unknown");
+        let why = &["UID 2000", "; no agent applies changes: the agent's version does not support the request"];
+        assert_line(scene, "warn", why, RECREATE);
+    });
+}
+
+#[test]
+fn a_refused_policy_names_the_value_and_the_rules_stay() {
+    scene(Plan::new(), |scene| {
+        annotate(scene, "detour.io/exclude-uids", "20\u{1b}x");
+        let found = &["refused: ", "detour.io/exclude-uids", "; the pod keeps policy "];
+        assert_line(scene, "fail", found, "correct the value");
+        let text = scene.printed(&POD);
+        assert!(!text.contains('\u{1b}') && text.contains("20\\u{1b}x"), "{text}");
+        annotate(scene, "detour.io/exclude-uids", "");
+        annotate(scene, "detour.io/live-policy", "no");
+        assert_line(scene, "pass", &["current"], "");
+        annotate(scene, "detour.io/exclude-uids", "2000");
+        assert_line(scene, "fail", &["invalid value \"no\"; expected true or false"], "correct the value");
+    });
+}
+
+#[test]
+fn saved_state_of_an_earlier_version_or_without_rules_is_no_failure() {
+    scene(Plan::new(), |scene| {
+        let path = "run/detour/attachments/0123456789abcdef/istio-cni@net1.json";
+        let mut record = scene.json(path);
+        let removed = record.as_object_mut().expect("a record").remove("inputs");
+        assert!(removed.is_some(), "{record:#}");
+        scene.write(path, &record.to_string());
+        assert_line(scene, "warn", &["an earlier version of the plugin made the rules"], RECREATE);
+    });
+    let mut plan = Plan::new();
+    plan.is_added = false;
+    scene(plan, |scene| assert_line(scene, "not-checked", &["the pod has no saved rules"], ""));
 }

@@ -214,8 +214,9 @@ impl Scene {
     /// Calls the plugin as Multus would, with the configuration that was installed.
     fn add(&self) {
         let directory = fs::read_dir(self.path("etc/cni/multus/net.d")).expect("readable");
-        let file = directory.flatten().next().expect("it was installed").path();
-        let conf: Value = serde_json::from_slice(&fs::read(file).expect("readable")).expect("JSON");
+        let files = directory.flatten().map(|entry| fs::read(entry.path()).expect("readable"));
+        let mut files = files.filter(|text| String::from_utf8_lossy(text).contains("\"detour\""));
+        let conf: Value = serde_json::from_slice(&files.next().expect("it was installed")).expect("JSON");
         let mut conf = match conf["plugins"].as_array() {
             Some(plugins) => {
                 let mut own = plugins.iter().find(|plugin| plugin["type"] == "detour").expect("it is in it").clone();

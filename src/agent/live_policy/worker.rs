@@ -1,7 +1,7 @@
 //! The thread that evaluates the policies of the node's pods, and reports them.
 
-use super::SharedPolicies;
 use super::jobs::{FinishedJob, Job, Jobs};
+use super::report::SharedPolicies;
 use super::texts;
 use super::tracked_pod::TrackedPod;
 use crate::agent::facts::{ObservedPod, SharedFacts};

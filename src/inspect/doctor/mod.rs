@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `report` | none: the types of checks, verdicts, results and the printed list; the node and pod to examine |
 //! | `configuration`, `program` | configuration files and programs on the node's disk |
+//! | `own_list` | the copy of the cluster network's plugin list |
 //! | `credentials` | kubeconfig, agent socket, API server and the plugin's rights |
 //! | `policies` | the policies of running pods |
 //! | `kernel` | the kernel's nf_tables, iptables extensions and connection tracking |
@@ -26,6 +27,7 @@ mod credentials;
 mod kernel;
 mod listeners;
 mod logs;
+mod own_list;
 mod pod;
 mod policies;
 mod probe;
@@ -35,7 +37,7 @@ mod report;
 mod rules;
 
 pub use report::{CheckGroup, CheckOutcome, Checklist, ReportLine};
-pub use report::{CheckTarget, Installation};
+pub use report::{CheckTarget, Installation, OwnList};
 
 use super::explain::Explained;
 use super::rules::{LiveRules, RulesReport};
@@ -86,6 +88,7 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
     let configurations = configuration::examine(target, results);
     let conf = foremost(&configurations);
     let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
+    own_list::examine(target, results);
     configuration::examine_node_configuration(target, results);
     program::examine(target, &kinds, results);
     let kubeconfig = credentials::examine_kubeconfig(target, conf, results);
@@ -188,6 +191,13 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results
     let listeners = check_netns(target, pod_netns.found(), facts.as_ref(), seen, results);
     let container = pod_netns.found().and_then(|found| found.container_id.as_deref());
     let uid = facts.as_ref().and_then(|facts| facts.pod.uid.as_deref());
+    let subject = policies::PodSubject {
+        found: pod_netns.found(),
+        facts: facts.as_ref(),
+        installed: seen.configurations.iter().map(|configured| &configured.conf).collect(),
+        report: seen.policies.as_ref(),
+    };
+    subject.examine(target, results);
     seen.names = [container, uid].into_iter().flatten().map(str::to_owned).collect();
     seen.log_lines = logs::node(target, pod, container, results);
     seen.log_lines.extend(logs::plugin(target, conf.as_ref(), pod, results));

@@ -1,9 +1,19 @@
-//! Checks of the policies of running pods: whether each pod has the rules that an ADD would make now.
+//! Checks of the policies of running pods: whether a pod has the rules that an ADD would make now. The agent reports the
+//! node's pods; the decision about one pod is made here, so that it does not need the agent.
 
 use super::credentials::AGENT;
+use super::pod::KNOWN;
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
+use super::rules::NETNS;
 use crate::cluster::agent::{PodPolicyStatus, PoliciesReport, pod_policies};
 use crate::cni::NetConf;
+use crate::netns::find::FoundNetns;
+use crate::plugin::live_policy::{
+    Input, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, follows_changes, running_container,
+    union,
+};
+use crate::pod::Facts;
+use crate::pod::well_known::LIVE_POLICY;
 use crate::policy::LivePolicyScope;
 use std::time::Duration;
 
@@ -79,15 +89,102 @@ fn summary(report: &PoliciesReport) -> CheckVerdict {
 /// Returns the verdict about a pod that is not current, as the agent reports it.
 fn verdict(PodPolicyStatus { pod, state, applied, reason, .. }: &PodPolicyStatus) -> CheckVerdict {
     let applied = if applied.is_empty() { String::new() } else { format!(" (policy {applied})") };
-    let found = format!("{}/{}: {state}{applied}: {reason}", pod.namespace, pod.name);
+    let name = format!("{}/{}", pod.namespace, pod.name);
+    let reason = reason.strip_prefix(&format!("pod {name}: ")).unwrap_or(reason);
+    let found = format!("{name}: {state}{applied}: {reason}");
     match state.as_str() {
         "none" => CheckVerdict::fail(
             found,
             "delete the pod, or let the agent repair it (chart value repair.enabled); detour audit shows its traffic",
         ),
         "refused" => CheckVerdict::fail(found, CORRECT),
-        _ => CheckVerdict::warn(found, format!("recreate the pod if the reason says so; {SEE_AGENT}")),
+        _ if reason.contains("new pod") || reason.contains("recreate") => {
+            CheckVerdict::warn(found, recreate(&pod.namespace, &pod.name))
+        }
+        _ => CheckVerdict::warn(found, format!("wait some seconds; {SEE_AGENT}")),
     }
 }
 
 const CORRECT: &str = "correct the value, also in the pod template; until then, the pod keeps its rules";
+
+/// A pod and what the earlier checks found about it.
+pub(super) struct PodSubject<'a> {
+    pub(super) found: Option<&'a FoundNetns>,
+    pub(super) facts: Option<&'a Facts>,
+    /// The configurations that are installed on the node.
+    pub(super) installed: Vec<&'a NetConf>,
+    /// The agent's answer about the node's pods.
+    pub(super) report: Result<&'a PoliciesReport, &'a String>,
+}
+
+impl PodSubject<'_> {
+    /// Adds the check of the pod.
+    pub(super) fn examine(&self, target: &CheckTarget, results: &mut Results) {
+        results.after(&[&KNOWN, &NETNS], &POD, || {
+            let container = self.found.and_then(|found| found.container_id.as_deref());
+            match (container.map(running_container), self.facts) {
+                (Some(Ok(Some(running))), Some(facts)) => self.compare(target, &running, facts),
+                (Some(Err(error)), _) => CheckVerdict::not_checked(error.to_string()),
+                _ => CheckVerdict::not_checked("the pod has no saved rules"),
+            }
+        });
+    }
+
+    fn compare(&self, target: &CheckTarget, running: &RunningPod, facts: &Facts) -> CheckVerdict {
+        let desired = &running.desired(&target.mount, facts, &self.installed);
+        let scope = self.report.map(|report| report.scope.parse().unwrap_or(LivePolicyScope::Off));
+        let input = Input { running, facts, desired, scope: scope.clone().unwrap_or(LivePolicyScope::Off) };
+        let found = assess(&input);
+        let Some(state) = found.verdict else {
+            return CheckVerdict::not_checked("the pod has no rules, and needs none");
+        };
+        let of = |hash: &str| if hash.is_empty() { "no rules".to_owned() } else { format!("policy {hash}") };
+        let applied = of(&found.applied);
+        let recreate = recreate(&facts.pod.namespace, &facts.pod.name);
+        match state {
+            Verdict::Current => CheckVerdict::pass(format!("{applied}, current{}", following(scope, facts))),
+            Verdict::Refused => {
+                CheckVerdict::fail(format!("refused: {}; the pod keeps {applied}", found.reason), CORRECT)
+            }
+            Verdict::Older | Verdict::None => {
+                let older = format!("older: {applied}; a new pod gets {}", of(&found.desired));
+                let (found, next) = match (&found.change, scope) {
+                    (Some(change), _) => {
+                        let words = changes(&applied_policy(running), &union(change.iter().map(|(_, policy)| policy)));
+                        let after = assess_changed(&input, change);
+                        let rest = if after.reason.is_empty() { String::new() } else { format!("; {}", after.reason) };
+                        let next = match rest.is_empty() {
+                            true => format!("wait some seconds; {SEE_AGENT}"),
+                            false => recreate,
+                        };
+                        (format!("{older}; the agent applies: {words}{rest}"), next)
+                    }
+                    (None, Err(why)) if found.has_rules && !found.desired.is_empty() => {
+                        let desired = desired.iter().flatten().map(|(_, policy)| policy);
+                        let words = changes(&applied_policy(running), &union(desired));
+                        (format!("{older}: {words}; no agent applies changes: {why}"), recreate)
+                    }
+                    (None, _) => (format!("{older}: {}", found.reason), recreate),
+                };
+                CheckVerdict::warn(found, next)
+            }
+        }
+    }
+}
+
+/// Returns what a current pod follows in the future.
+fn following(scope: Result<LivePolicyScope, &String>, facts: &Facts) -> String {
+    match scope {
+        Err(_) => String::new(),
+        Ok(LivePolicyScope::Off) => "; the pod follows no change (livePolicy is off)".to_owned(),
+        Ok(_) if follows_changes(facts).is_ok_and(|follows| !follows) => {
+            format!("; the pod follows no change (annotation {LIVE_POLICY} is false)")
+        }
+        Ok(LivePolicyScope::All) => "; the pod follows all changes".to_owned(),
+        Ok(LivePolicyScope::Exclusions) => "; the pod follows changes of exclusions".to_owned(),
+    }
+}
+
+fn recreate(namespace: &str, name: &str) -> String {
+    format!("recreate the pod, so that it gets its current policy: kubectl delete pod -n {namespace} {name}")
+}

@@ -324,11 +324,22 @@ pub struct Installation {
     pub programs: Vec<HostPath>,
     /// The configuration of the OCI hook, if it is installed.
     pub hook: Option<HostPath>,
+    /// The own lists, by their paths.
+    pub own_lists: BTreeMap<HostPath, OwnList>,
     /// The types of the releases' entries in plugin lists, by the path of the list.
     pub listed_types: BTreeMap<HostPath, BTreeSet<String>>,
     /// The differences between the node and the installation, one line each; `None` without an installation. The
     /// error is the reason why they are unknown.
     pub changed: Result<Option<Vec<String>>, String>,
+}
+
+/// A copy of the cluster network's plugin list with the plugin's entry, which runtimes use instead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnList {
+    /// The name of the file of which it is a copy, in the same directory.
+    pub source: String,
+    /// The type of the plugin's entry.
+    pub kind: String,
 }
 
 impl CheckTarget {
