@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Logged when the node becomes ready.
 const READY: &str = "the plugin is ready on this node";
@@ -20,6 +20,9 @@ const HEALTH: &str = "--health-address=127.0.0.1:0";
 /// A list that podman's package installs. It is valid, and no runtime may use it.
 const PODMAN: (&str, &str) =
     ("87-podman-bridge.conflist", r#"{"cniVersion":"0.4.0","name":"podman","plugins":[{"type":"bridge"}]}"#);
+
+/// A list that was unusable for longer than this may have lost its place.
+const SHORT: Duration = Duration::from_millis(450);
 
 /// Returns status and body of the agent's answer.
 fn readyz(address: &str) -> (String, String) {
@@ -126,9 +129,8 @@ fn each_way_to_replace_a_file_is_followed_while_a_runtime_reads() {
         fs::write(directory.join(PODMAN.0), PODMAN.1).expect("written");
         let agent = Agent::start(&scene, "a", &[FLAG]);
         agent.wait_for_log(READY);
-        let runtime = Runtime::start(&directory);
         let versions = [cni.upgraded(&cni.text()), cni.text()];
-        versions.iter().for_each(|text| runtime.allow(text));
+        let runtime = Runtime::start(&directory, &[&versions[0], &versions[1]]);
         for text in versions.iter().cycle().take(6) {
             method.write(&directory, cni.file, text);
             wait_until(&format!("{name}: {method:?}"), || used(&directory) == Some(compact(text)));
@@ -147,8 +149,7 @@ fn a_list_that_is_withdrawn_and_written_when_the_cluster_cni_is_ready_makes_no_g
     let address = agent.address();
     agent.wait_for_log(READY);
     let original = used(&directory).expect("a list");
-    let runtime = Runtime::start(&directory);
-    runtime.allow(&original);
+    let runtime = Runtime::start(&directory, &[&original]);
     fs::remove_file(directory.join(ovn.file)).expect("removed");
     wait_until("not ready", || {
         let (status, body) = readyz(&address);
@@ -170,21 +171,54 @@ fn a_list_that_stays_partial_for_a_moment_does_not_hand_over_to_another_network(
     fs::write(directory.join(PODMAN.0), PODMAN.1).expect("written");
     let agent = Agent::start(&scene, "a", &[FLAG]);
     agent.wait_for_log(READY);
-    let runtime = Runtime::start(&directory);
     let versions = [calico.upgraded(&calico.text()), calico.text()];
-    versions.iter().for_each(|text| runtime.allow(text));
+    let runtime = Runtime::start(&directory, &[&versions[0], &versions[1]]);
     for text in versions.iter().cycle().take(6) {
+        let partial = Instant::now();
         fs::write(directory.join(calico.file), &text[..text.len() / 2]).expect("written");
         thread::park_timeout(Duration::from_millis(100));
         fs::write(directory.join(calico.file), text).expect("written");
+        let slow = partial.elapsed() > SHORT;
         wait_until("the copy", || used(&directory) == Some(compact(text)));
+        if slow {
+            runtime.tolerate(PODMAN.1);
+        }
     }
     // It stays partial: the other network takes its place, until it is valid again.
-    runtime.allow(PODMAN.1);
+    runtime.tolerate(PODMAN.1);
     fs::write(directory.join(calico.file), "{").expect("written");
     wait_until("podman's list", || used(&directory) == Some(compact(PODMAN.1)));
     fs::write(directory.join(calico.file), calico.text()).expect("written");
     wait_until("the copy", || used(&directory) == Some(compact(&calico.text())));
+    runtime.end();
+}
+
+#[test]
+fn a_list_that_is_being_rewritten_when_the_first_one_disappears_is_not_passed_over() {
+    let calico = ClusterCni::named("calico");
+    let (scene, directory) = node(&calico, "two");
+    fs::write(directory.join(PODMAN.0), PODMAN.1).expect("written");
+    let cilium = ClusterCni::named("cilium");
+    fs::write(directory.join(cilium.file), cilium.text()).expect("written");
+    let agent = Agent::start(&scene, "a", &[FLAG]);
+    agent.wait_for_log(READY);
+    let runtime = Runtime::start(&directory, &[&cilium.text(), &calico.text()]);
+    for _ in 0..3 {
+        fs::remove_file(directory.join(cilium.file)).expect("removed");
+        thread::park_timeout(Duration::from_millis(350));
+        // At the end of the 500 ms, Calico's list is truncated.
+        let partial = Instant::now();
+        fs::write(directory.join(calico.file), "{").expect("written");
+        thread::park_timeout(Duration::from_millis(300));
+        fs::write(directory.join(calico.file), calico.text()).expect("written");
+        let slow = partial.elapsed() > SHORT;
+        wait_until("the copy", || used(&directory) == Some(compact(&calico.text())));
+        if slow {
+            runtime.tolerate(PODMAN.1);
+        }
+        fs::write(directory.join(cilium.file), cilium.text()).expect("written");
+        wait_until("the copy", || used(&directory) == Some(compact(&cilium.text())));
+    }
     runtime.end();
 }
 
