@@ -2,7 +2,7 @@
 //! agent runs. The annotations that the container runtime passes show whether Istio's injector has processed the pod. A
 //! pod without the injector's annotation is never redirected, so it starts.
 
-use super::desired_policy::DesiredPolicy;
+use super::desired_policy::{DesiredPolicy, EvaluatedWith};
 use crate::cni::{Error, Kubernetes, NetConf};
 use crate::pod::PodRef;
 use crate::pod::well_known::INJECTION_STATUS;
@@ -63,7 +63,7 @@ pub(super) fn not_injected(conf: &NetConf, cause: impl FnOnce() -> String) -> Op
             "not redirected: annotation {INJECTION_STATUS} is missing according to the container runtime; {}",
             cause()
         );
-        DesiredPolicy { policy: Policy::default(), why, ignored: Vec::new() }
+        DesiredPolicy { policy: Policy::default(), why, ignored: Vec::new(), with: EvaluatedWith::MissingFacts }
     })
 }
 

@@ -13,7 +13,8 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 use protocol::MAX_ANSWER;
 pub use protocol::{
-    AgentAnswer, AgentRequest, CallReport, ContainersStatus, ExemptContainer, FACTS, Hello, MAX_REQUEST, RequestKind,
+    AgentAnswer, AgentRequest, CallReport, ContainersStatus, ExemptContainer, FACTS, Hello, MAX_POLICIES, MAX_REQUEST,
+    PodPolicyStatus, PoliciesReport, RequestKind,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -48,12 +49,35 @@ pub fn tell(socket: &Path, called: CallReport) {
 /// # Errors
 /// The agent does not answer within `timeout`, or an earlier version does not know the request.
 pub fn excluded_containers(socket: &Path, sandbox_id: &str, timeout: Duration) -> Result<ContainersStatus, String> {
-    let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     let ask = RequestKind::Containers { container: sandbox_id.to_owned() };
+    ask_for(socket, ask, timeout, |answer| match answer {
+        AgentAnswer::Containers(status) => Some(status),
+        _ => None,
+    })
+}
+
+/// Returns how many pods of the node have the current policy, as the agent behind `socket` knows them.
+///
+/// # Errors
+/// The agent does not answer within `timeout`, or an earlier version does not know the request.
+pub fn pod_policies(socket: &Path, timeout: Duration) -> Result<PoliciesReport, String> {
+    ask_for(socket, RequestKind::Policies, timeout, |answer| match answer {
+        AgentAnswer::Policies(report) => Some(report),
+        _ => None,
+    })
+}
+
+/// Returns what `read` takes from the answer of the agent behind `socket`, which has no fallback.
+fn ask_for<T>(
+    socket: &Path,
+    ask: RequestKind,
+    timeout: Duration,
+    read: impl FnOnce(AgentAnswer) -> Option<T>,
+) -> Result<T, String> {
+    let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     match exchange(socket, &AgentRequest { wait_ms, ask }, Instant::now() + timeout) {
-        Ok(AgentAnswer::Containers(status)) => Ok(status),
         Ok(AgentAnswer::Failed { msg, .. }) => Err(format!("the agent failed: {msg}")),
-        Ok(_) => Err("the agent's version does not support the request".to_owned()),
+        Ok(answer) => read(answer).ok_or_else(|| "the agent's version does not support the request".to_owned()),
         Err(NoAnswer::NotListening(why)) => Err(format!("no agent listens on the socket: {why}")),
         Err(NoAnswer::Failed(why)) => Err(why),
     }

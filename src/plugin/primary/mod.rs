@@ -28,7 +28,7 @@ mod readiness;
 mod saved_state;
 
 pub(super) use call::PrimaryCall;
-pub use mesh::{InProcessAttachment, about, united};
+pub use mesh::{InProcessAttachment, united};
 pub use plan::{NetworkRunner, Preview, PreviewedNetwork, preview};
 
 use crate::cni::{CniCommand, Error};

@@ -23,9 +23,9 @@ const PROBE_TIMEOUT: u16 = 1000;
 
 /// The UID and GID that a probe is sent as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ProbeUser {
-    pub(super) uid: u32,
-    pub(super) gid: u32,
+pub(in crate::inspect::doctor) struct ProbeUser {
+    pub(in crate::inspect::doctor) uid: u32,
+    pub(in crate::inspect::doctor) gid: u32,
 }
 
 /// The fate of a probe.
@@ -150,7 +150,7 @@ const OWN: u32 = 65536;
 
 /// Maps UIDs between this process and the pod that owns a network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Users {
+pub(in crate::inspect::doctor) struct Users {
     /// The pod's root user, as this process knows it.
     root: ProbeUser,
 }
@@ -160,14 +160,14 @@ impl Users {
     ///
     /// # Errors
     /// /proc/sys can't be read.
-    pub(super) fn here() -> Result<Self, Error> {
+    pub(in crate::inspect::doctor) fn here() -> Result<Self, Error> {
         let root = fs::metadata(OF_ROOT).map(|of| ProbeUser { uid: of.uid(), gid: of.gid() });
         let root = root.map_err(|error| Error::new(Code::Io, format!("can't read the owner of {OF_ROOT}: {error}")))?;
         Ok(Self { root })
     }
 
     /// Returns the pod's `user` as this process knows it; `None` if the pod has no such user.
-    pub(super) fn outside(self, user: ProbeUser) -> Option<ProbeUser> {
+    pub(in crate::inspect::doctor) fn outside(self, user: ProbeUser) -> Option<ProbeUser> {
         let ProbeUser { uid, gid } = self.root;
         let is_own = |id: u32, root: u32| root == 0 || id < OWN;
         let is_there = is_own(user.uid, uid) && is_own(user.gid, gid);
@@ -175,7 +175,7 @@ impl Users {
     }
 
     /// Returns this process's `uid` as the pod knows it; unchanged if it is not one of the pod's.
-    pub(super) fn inside(self, uid: u32) -> u32 {
+    pub(in crate::inspect::doctor) fn inside(self, uid: u32) -> u32 {
         match uid.checked_sub(self.root.uid) {
             Some(own) if self.root.uid == 0 || own < OWN => own,
             _ => uid,

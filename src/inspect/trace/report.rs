@@ -1,13 +1,13 @@
 //! `trace`: evaluates the first packet of a connection in all tables, in the order of the kernel (nf_tables_core.c,
 //! `nft_do_chain`).
 
-use super::container_bypass::ContainerSender;
 use super::packet::{Destination, Origin, Packet, Sender, matches_iptables, matches_native};
 use super::rulebook::{RuleBody, RuleText, Rulebook, TableListing};
-use super::subject::ConfigurationOrigin;
-use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::firewall::native::rule::{NativeAction, NativeTable};
 use crate::firewall::rule::{Hook, Table};
+use crate::inspect::container_bypass::ContainerSender;
+use crate::inspect::subject::ConfigurationOrigin;
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use serde::Serialize;
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,14 +1,16 @@
 //! `explain`: what a configuration does with a pod's traffic, and why; for a primary plugin, also the pod's networks.
 
-use super::container_bypass::{end_text, scope_text};
 use super::evaluation::{Evaluation, evaluate, has_redirect};
 use super::exemptions::{ExcludedContainer, Exemption, excluded_containers, exemptions};
 use super::settings::{Setting, settings};
-use super::subject::{ConfigurationOrigin, Subject};
-use super::terminal::{Cell, Screen, TextReport, Tone};
 use super::warnings::{Warning, warnings};
 use crate::cni::Error;
+use crate::inspect::container_bypass::{end_text, scope_text};
+use crate::inspect::subject::{ConfigurationOrigin, Subject};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
+use crate::pod::Facts;
+use crate::pod::well_known::LIVE_POLICY;
 use crate::policy::{Policy, Redirect};
 use crate::sub_plugins::{Decision, SettingSource, SkipReason, considered};
 use serde::Serialize;
@@ -139,7 +141,21 @@ fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> 
     let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
     let evaluations = evaluations.iter().flat_map(Evaluation::notes);
     let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
-    subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node).collect()
+    let all = subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node);
+    all.chain(live_policy(&subject.facts)).collect()
+}
+
+/// Returns what the annotation `detour.io/live-policy` of the pod or its namespace does; `None` without a valid value.
+fn live_policy(Facts { pod, namespace }: &Facts) -> Option<String> {
+    let of_pod = pod.annotations.get(LIVE_POLICY).map(|value| ("pod", value));
+    let of_namespace = || Some(("namespace", namespace.as_ref()?.annotations.get(LIVE_POLICY)?));
+    let (object, value) = of_pod.or_else(of_namespace)?;
+    let follows = match value.as_str() {
+        "true" => "the running pod follows changes of its policy, as far as the agent's --live-policy allows",
+        "false" => "the running pod follows no change of its policy",
+        _ => return None,
+    };
+    Some(format!("annotation {LIVE_POLICY} of the {object} is {value}: {follows}"))
 }
 
 impl Proxy {

@@ -1,13 +1,13 @@
 //! Excluded containers as senders of the packets that `trace` follows: which traffic of a container bypasses the sidecar
 //! now, and where its packet arrives after the bypass has ended.
 
-use super::container_bypass::ContainerSender;
-use super::elements::cgroup_paths;
 use super::packet::{Destination, InSet, Sender};
+use super::report::{Trace, trace};
 use super::rulebook::Rulebook;
-use super::rules::LiveRules;
-use super::trace::{Trace, trace};
 use crate::firewall::ContainerElement;
+use crate::inspect::container_bypass::ContainerSender;
+use crate::inspect::elements::cgroup_paths;
+use crate::inspect::rules::LiveRules;
 use crate::policy::{BypassEnd, ContainerScope, Policy};
 use std::collections::BTreeMap;
 use std::net::IpAddr;

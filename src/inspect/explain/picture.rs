@@ -5,8 +5,8 @@
 //! lane. Colors are classes in `picture.css`.
 
 use super::exemptions::{ContainerTraffic, ExcludedContainer, ExemptPart, application_containers, owner_text};
-use super::explain::Explained;
-use super::subject::Subject;
+use super::report::Explained;
+use crate::inspect::subject::Subject;
 use crate::pod::well_known::INIT_CONTAINER;
 use crate::policy::{
     BypassEnd, ContainerScope, DnsCapture, Exclusion, Policy, PortRange, Ports, Protocol, Ranges, Redirect,

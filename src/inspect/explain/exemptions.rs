@@ -117,7 +117,7 @@ pub(super) fn owner_text(owner: TrafficOwner) -> String {
 
 /// A container of a pod, as the sender of traffic.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ContainerTraffic<'a> {
+pub(in crate::inspect) struct ContainerTraffic<'a> {
     pub pod: &'a Pod,
     pub container: &'a Container,
     /// Whether it is an init container that ends before the application starts.
@@ -126,14 +126,14 @@ pub(super) struct ContainerTraffic<'a> {
 
 /// How much of a container's traffic bypasses the sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ExemptPart {
+pub(in crate::inspect) enum ExemptPart {
     All,
     Some,
     None,
 }
 
 /// Returns all containers except Istio's, in the order in which they start.
-pub(super) fn application_containers(pod: &Pod) -> Vec<ContainerTraffic<'_>> {
+pub(in crate::inspect) fn application_containers(pod: &Pod) -> Vec<ContainerTraffic<'_>> {
     let init = pod.init_containers.iter().map(|c| (c, !c.restarts_always));
     let all = init.chain(pod.containers.iter().map(|c| (c, false)));
     let applications = all.filter(|(c, _)| !ISTIO_CONTAINERS.contains(&c.name.as_str()));
@@ -141,20 +141,20 @@ pub(super) fn application_containers(pod: &Pod) -> Vec<ContainerTraffic<'_>> {
 }
 
 impl ContainerTraffic<'_> {
-    pub(super) fn name(&self) -> &str {
+    pub(in crate::inspect) fn name(&self) -> &str {
         &self.container.name
     }
 
-    pub(super) fn uid(&self) -> Option<u32> {
+    pub(in crate::inspect) fn uid(&self) -> Option<u32> {
         u32::try_from(self.pod.user_of(self.container)?).ok()
     }
 
-    pub(super) fn gid(&self) -> Option<u32> {
+    pub(in crate::inspect) fn gid(&self) -> Option<u32> {
         u32::try_from(self.pod.group_of(self.container)?).ok()
     }
 
     /// Returns whether the container's traffic belongs to `owner`; unknown IDs never match.
-    pub(super) fn is_owned_by(&self, owner: TrafficOwner) -> bool {
+    pub(in crate::inspect) fn is_owned_by(&self, owner: TrafficOwner) -> bool {
         let within = |range: IdRange, id: Option<u32>| id.is_some_and(|id| range.covers(IdRange::one(id)));
         match owner {
             TrafficOwner::Any => true,
@@ -164,13 +164,13 @@ impl ContainerTraffic<'_> {
     }
 
     /// Returns whether the container runs while the proxy accepts connections.
-    pub(super) fn runs_with_proxy(&self) -> bool {
+    pub(in crate::inspect) fn runs_with_proxy(&self) -> bool {
         !(self.ends_before && self.pod.starts_before_proxy(self.name()))
     }
 
     /// Returns the scope of the container's traffic that the exclusions of `policy` exempt. If the container still runs
     /// when the proxy accepts connections, exclusions that end then do not count.
-    pub(super) fn exempt_part(&self, policy: &Policy) -> ExemptPart {
+    pub(in crate::inspect) fn exempt_part(&self, policy: &Policy) -> ExemptPart {
         let matching = || policy.exclusions.iter().filter(|exclusion| self.is_owned_by(exclusion.owner));
         let by_name = policy.container_scope(self.name(), self.runs_with_proxy());
         if by_name == Some(ContainerScope::All) || matching().any(covers_everything) {
@@ -184,6 +184,6 @@ impl ContainerTraffic<'_> {
 }
 
 /// Returns whether an exclusion exempts all traffic of its owner.
-pub(super) const fn covers_everything(exclusion: &Exclusion) -> bool {
+pub(in crate::inspect) const fn covers_everything(exclusion: &Exclusion) -> bool {
     exclusion.destination.is_none() && exclusion.protocol.is_none() && exclusion.ports.is_empty()
 }

@@ -5,8 +5,10 @@
 //! looks like a secret or follows the name of one. In doubt, a value is removed. The time is linear in the length of
 //! the text.
 
-use super::scan::{only_open, scan};
+mod scan;
+
 use crate::printable::{REDACTED, cut, json, lines, without_userinfo};
+use scan::{only_open, scan};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -372,7 +374,7 @@ mod tests {
             secret in secret(),
             shape in 0..5,
         ) {
-            prop_assume!(!crate::inspect::doctor::scan::is_open(&key));
+            prop_assume!(!scan::is_open(&key));
             let value = match shape {
                 0 => json!(secret),
                 1 => json!([secret, [secret]]),

@@ -1,12 +1,12 @@
 //! Evaluates the sub-plugin chains that apply to a pod: the one of the configuration or, for a primary plugin, those of
 //! the pod's attachments.
 
-use super::subject::Subject;
 use crate::cluster;
 use crate::cni::{Block, Error, NetConf};
+use crate::inspect::subject::Subject;
 use crate::networks::{default_network, networks};
 use crate::plugin::desired_policy;
-use crate::plugin::primary::about;
+use crate::plugin::desired_policy::about;
 use crate::pod::PodRef;
 use crate::pod::well_known::NETWORKS;
 use crate::policy::{ContainerExclusion, Exclusion, Policy};
@@ -18,12 +18,12 @@ const WITHOUT_FACTS: &str =
     "the configuration has no source of pod facts: the plugin uses the configuration alone, and ignores the pod";
 
 /// A configuration, and its result for the pod.
-pub(super) struct Evaluation<'a> {
+pub(in crate::inspect) struct Evaluation<'a> {
     /// The name of the attachment; `None` for the node's or the only configuration.
-    pub(super) attachment: Option<&'a str>,
-    pub(super) conf: &'a NetConf,
+    pub(in crate::inspect) attachment: Option<&'a str>,
+    pub(in crate::inspect) conf: &'a NetConf,
     /// The output of the sub-plugin chain, or why the configuration does not apply to the pod.
-    pub(super) result: Result<ChainOutput, String>,
+    pub(in crate::inspect) result: Result<ChainOutput, String>,
     notes: Vec<String>,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Evaluation<'a> {
 ///
 /// # Errors
 /// An ADD would fail.
-pub(super) fn evaluate(subject: &Subject) -> Result<Vec<Evaluation<'_>>, Error> {
+pub(in crate::inspect) fn evaluate(subject: &Subject) -> Result<Vec<Evaluation<'_>>, Error> {
     let Some(preview) = &subject.networks else {
         let unselected =
             |why| Evaluation { attachment: None, conf: &subject.conf, result: Err(why), notes: Vec::new() };
@@ -71,7 +71,7 @@ pub(super) fn unselected_network(subject: &Subject) -> Result<Option<String>, Er
 }
 
 /// Returns whether the sub-plugin chain contains `istio-redirect`.
-pub(super) fn has_redirect(chain: &[Block]) -> bool {
+pub(in crate::inspect) fn has_redirect(chain: &[Block]) -> bool {
     chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect))
 }
 
@@ -104,12 +104,12 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the policy of this configuration alone.
-    pub(super) fn policy(&self) -> Policy {
+    pub(in crate::inspect) fn policy(&self) -> Policy {
         self.result.as_ref().map(|output| output.policy.clone()).unwrap_or_default()
     }
 
     /// Returns in one line whether and why this configuration redirects the pod.
-    pub(super) fn decision(&self) -> String {
+    pub(in crate::inspect) fn decision(&self) -> String {
         match &self.result {
             Ok(output) => output.decision.to_string(),
             Err(why) => format!("not redirected: {why}"),
@@ -117,25 +117,25 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the keys of all settings with their sources.
-    pub(super) fn settings(&self) -> impl Iterator<Item = (&'static str, String)> {
+    pub(in crate::inspect) fn settings(&self) -> impl Iterator<Item = (&'static str, String)> {
         let settings = self.result.iter().flat_map(|output| &output.origins.settings);
         settings.map(|(key, source)| (*key, source_text(source)))
     }
 
     /// Returns the exclusions with their sources.
-    pub(super) fn exclusions(&self) -> impl Iterator<Item = (&Exclusion, String)> {
+    pub(in crate::inspect) fn exclusions(&self) -> impl Iterator<Item = (&Exclusion, String)> {
         let exclusions = self.result.iter().flat_map(|output| &output.origins.exclusions);
         exclusions.map(|(exclusion, source)| (exclusion, source_text(source)))
     }
 
     /// Returns the excluded containers with their sources.
-    pub(super) fn containers(&self) -> impl Iterator<Item = (&ContainerExclusion, String)> {
+    pub(in crate::inspect) fn containers(&self) -> impl Iterator<Item = (&ContainerExclusion, String)> {
         let containers = self.result.iter().flat_map(|output| &output.origins.containers);
         containers.map(|(exclusion, source)| (exclusion, source_text(source)))
     }
 
     /// Returns the notes that an ADD would log.
-    pub(super) fn notes(&self) -> impl Iterator<Item = String> {
+    pub(in crate::inspect) fn notes(&self) -> impl Iterator<Item = String> {
         self.notes.iter().map(|note| match self.attachment {
             Some(name) => format!("network {name}: {note}"),
             None => note.clone(),

@@ -5,21 +5,23 @@
 //! listens on the proxy's port, the doctor listens there for the moment, and a random token is sent through the
 //! redirection and echoed.
 
-use super::listeners::Listener;
-use super::probe_socket::{ProbeResult, ProbeUser, Users, send_as};
-use super::report::{Check, CheckGroup, CheckVerdict, Results};
-use super::rules::{self, NETNS, RULES};
+mod socket;
+
+use crate::inspect::doctor::listeners::Listener;
+use socket::{ProbeResult, ProbeUser, send_as};
+
 use crate::cni::{Code, Error};
-use crate::inspect::packet::{Destination, Sender};
-use crate::inspect::rulebook::Rulebook;
+use crate::inspect::doctor::report::{Check, CheckGroup, CheckVerdict, Results};
+use crate::inspect::doctor::rules::{self, NETNS, RULES};
 use crate::inspect::rules::RulesReport;
-use crate::inspect::trace::trace;
+use crate::inspect::trace::{Destination, Rulebook, Sender, trace};
 use crate::netns::find::FoundNetns;
 use crate::netns::own_addresses;
 use crate::pod::Facts;
 use crate::policy::{DnsCapture, Exclusion, Ipv6, Policy, Protocol, Ranges, Redirect, TrafficOwner};
 use crate::state::Store;
 use ipnet::IpNet;
+pub(super) use socket::Users;
 use std::fs::File;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};

@@ -2,8 +2,8 @@
 
 use super::evaluation::unselected_network;
 use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, covers_everything};
-use super::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::cni::Error;
+use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::pod::Namespace;
 use crate::pod::well_known::{EXCLUDE_CONTAINERS, EXCLUDE_UIDS, NETWORKS};
 use crate::policy::{
