@@ -164,7 +164,9 @@ impl Imports {
             for start in ["crate::", "super::", "self::"] {
                 for (at, _) in rest.match_indices(start) {
                     let before = rest[..at].chars().next_back();
-                    if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':') {
+                    // A visibility is not an import.
+                    let is_visibility = rest[..at].ends_with("pub(in ");
+                    if is_visibility || before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':') {
                         continue;
                     }
                     let path: String =

@@ -38,6 +38,8 @@ pub struct Metrics {
     container_starts: Counters<1>,
     ended_bypasses: Counter,
     nri_seconds: Family<Labels<0>, Histogram, fn() -> Histogram>,
+    policy_changes: Counters<1>,
+    pods: Family<Labels<1>, Gauge>,
 }
 
 impl Default for Metrics {
@@ -91,6 +93,12 @@ impl Default for Metrics {
         let nri_seconds = Family::new_with_constructor(start_buckets as fn() -> Histogram);
         let help = "How long the container runtime waited for the agent when it started a container";
         registry.register_with_unit("nri", help, Unit::Seconds, nri_seconds.clone());
+        let policy_changes = Counters::default();
+        let help = "Changes of the policies of running pods, by result";
+        registry.register("policy_changes", help, policy_changes.clone());
+        let pods = Family::default();
+        let help = "Pods with a sidecar on the node, by the policy that they have";
+        registry.register("pods", help, pods.clone());
         let registry = Arc::new(registry);
         Self {
             registry,
@@ -110,6 +118,8 @@ impl Default for Metrics {
             container_starts,
             ended_bypasses,
             nri_seconds,
+            policy_changes,
+            pods,
         }
     }
 }
@@ -207,6 +217,16 @@ impl Metrics {
         self.nri_seconds.get_or_create(&[]).observe(duration.as_secs_f64());
     }
 
+    /// Counts a change of a running pod's policy.
+    pub fn policy_change(&self, result: &'static str) {
+        self.policy_changes.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Sets the number of pods with a policy of this kind.
+    pub fn pods(&self, policy: &'static str, count: u32) {
+        self.pods.get_or_create(&[("policy", policy)]).set(count.into());
+    }
+
     /// Returns all metrics in the OpenMetrics text format.
     #[must_use]
     pub fn text(&self) -> String {
@@ -287,6 +307,8 @@ mod tests {
         metrics.container_start("exempt");
         metrics.bypass_ended();
         metrics.nri_request(Duration::from_millis(3));
+        metrics.policy_change("applied");
+        metrics.pods("older", 7);
         let samples = samples(&metrics);
         for (series, value) in [
             (r#"detour_api_fallbacks_total{reason="unknown"}"#, 1.0),
@@ -303,6 +325,8 @@ mod tests {
             ("detour_bypasses_ended_total", 1.0),
             (r#"detour_nri_seconds_bucket{le="0.004"}"#, 1.0),
             (r#"detour_nri_seconds_bucket{le="0.002"}"#, 0.0),
+            (r#"detour_policy_changes_total{result="applied"}"#, 1.0),
+            (r#"detour_pods{policy="older"}"#, 7.0),
         ] {
             assert_eq!(samples.get(series), Some(&value), "{series}");
         }

@@ -9,10 +9,11 @@ use super::install::plan::undo;
 use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, Presence, SourceTimer};
 use super::metrics::Metrics;
 use super::own_pod::OwnPod;
+use super::pod_reports::PodReports;
 use super::services::{Services, TaintDecision};
 use super::stability::{HOLD_TIME, Stability};
 use super::watch::{DirectoryWatch, WakeReason};
-use crate::cluster::Event;
+use crate::cluster::{Event, ServiceAccount};
 use messages::{LastLogged, contested};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -71,6 +72,8 @@ pub struct Job<'a> {
     pub metrics: Metrics,
     /// The services that need the node's name; `None` if it is unknown.
     pub services: Option<Services>,
+    /// The account that writes Events and conditions of pods; `None` to only log Events.
+    pub account: Option<ServiceAccount>,
     /// How excluded containers are exempted; `None` to not exempt any.
     pub containers: Option<ContainerSettings>,
     /// The agent's own pod, for Events of a configuration that is refused.
@@ -134,10 +137,13 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         daemon_set.watch().map_err(|error| format!("can't start the thread that watches the DaemonSet: {error}"))?;
     }
     // Dropping them at the end of this function ends their threads.
-    let containers = job.containers.as_ref().map(|settings| settings.start(job.node, &job.metrics)).transpose()?;
+    let reports = PodReports::start(job.account.clone());
+    let reports = reports.map_err(|error| format!("can't start the thread for reports of pods: {error}"))?;
+    let start = |settings: &ContainerSettings| settings.start(job.node, &job.metrics, reports.clone());
+    let containers = job.containers.as_ref().map(start).transpose()?;
     let registry = containers.as_ref().map(|running| running.registry.clone());
     let mut services = match &job.services {
-        Some(services) => Some(services.start(job.node, &job.metrics, registry)?),
+        Some(services) => Some(services.start(job.node, &job.metrics, registry, &reports)?),
         None => None,
     };
     let events = job.own_pod.as_ref().map(OwnPod::events).transpose();
@@ -169,7 +175,8 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             delay = delay.min(POLL_INTERVAL);
         }
         if let Some(services) = &mut services {
-            services.report(job.taint_decision(iteration.taint_decision(&readiness), presence.as_ref()));
+            let taint = job.taint_decision(iteration.taint_decision(&readiness), presence.as_ref());
+            services.report(taint, leadership != Leadership::Yielded);
         }
         job.count(&iteration, &readiness);
         job.metrics.refused(refused.is_some());
@@ -256,8 +263,8 @@ impl Job<'_> {
         let plan = timer.plan(desired, found)?;
         self.node.apply(&plan, self.program, &lock)?;
         let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
-        Ok(match &plan.waits_for {
-            None if plan.follows => Iteration::Followed(Box::new(plan)),
+        Ok(match plan.waits_for.as_ref().or(desired.missing.as_ref()) {
+            _ if plan.follows && plan.waits_for.is_none() => Iteration::Followed(Box::new(plan)),
             _ if !plan.actions.is_empty() => Iteration::Repaired(Box::new(plan)),
             Some(missing) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
             None => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
@@ -356,7 +363,7 @@ impl Iteration {
             Self::Yields(_) => (Readiness::Ready, RETRY_DELAY, false),
             Self::Waits(reason) => {
                 stability.incomplete();
-                (Readiness::Not(reason.clone()), RESYNC_INTERVAL, false)
+                (Readiness::Not(reason.clone()), RETRY_DELAY, false)
             }
             Self::Failed(reason) => {
                 stability.incomplete();

@@ -1,15 +1,18 @@
 //! Starts the threads of the agent that need the node's name: the watches and the socket (`services`), repairs
-//! (`repair`), and the node's taint (`taint`).
+//! (`repair`), the policies of running pods (`live-policy`), and the node's taint (`taint`).
 
 use super::containers::Registry;
-use super::facts::{Answers, ObservedPod, SharedFacts};
+use super::facts::{AnswerSources, Answers, ObservedPod, SharedFacts};
 use super::install::NodeFiles;
+use super::live_policy::{self, NodeState, SharedPolicies};
 use super::metrics::Metrics;
+use super::pod_reports::PodReports;
 use super::repair::{Pods, RepairSettings, RepairWorker};
 use super::socket::{self, OpenConnections};
 use super::taint::{Taint, TaintController};
 use crate::cluster::ServiceAccount;
 use crate::host_path::HostPath;
+use crate::policy::LivePolicyScope;
 use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +20,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// The limit of concurrent requests to the API server; each has a thread.
 const MAX_API_REQUESTS: usize = 16;
@@ -35,6 +38,8 @@ pub struct Services {
     pub account: ServiceAccount,
     /// How pods that bypass the mesh are repaired; `None` to not repair them.
     pub repair: Option<RepairSettings>,
+    /// Which changes of their policies running pods follow.
+    pub live_policy: LivePolicyScope,
     /// The key of the taint for a node that is not ready; `None` for no taint.
     pub taint: Option<String>,
 }
@@ -58,6 +63,8 @@ pub(super) struct RunningServices {
     thread: Option<JoinHandle<()>>,
     /// Starts the repairs.
     repair: Option<Sender<()>>,
+    /// Dropping it ends the thread for live policy.
+    node: watch::Sender<NodeState>,
     taint: Option<TaintController>,
 }
 
@@ -88,6 +95,7 @@ impl Services {
         node: &NodeFiles,
         metrics: &Metrics,
         containers: Option<Registry>,
+        reports: &PodReports,
     ) -> Result<RunningServices, String> {
         let (facts, (end, ended)) = (SharedFacts::new(), oneshot::channel());
         let socket = self.socket.as_ref().map(|socket| node.reach(socket)).transpose();
@@ -96,7 +104,9 @@ impl Services {
         builder.enable_all().max_blocking_threads(MAX_API_REQUESTS).thread_keep_alive(THREAD_IDLE_TIME);
         let runtime =
             builder.build().map_err(|error| format!("can't create the event loop of the services: {error}"))?;
-        let answers = Answers::new(facts.clone(), self.account.clone(), metrics.clone(), containers);
+        let policies = SharedPolicies::default();
+        let sources = AnswerSources { facts: facts.clone(), containers, policies: policies.clone() };
+        let answers = Answers::new(sources, self.account.clone(), metrics.clone());
         let (services, shared_facts, shared_metrics) = (self.clone(), facts.clone(), metrics.clone());
         let thread = thread::Builder::new().name("services".into());
         let thread =
@@ -109,11 +119,25 @@ impl Services {
         };
         let repair = self.repair.as_ref().map(repair).transpose();
         let repair = repair.map_err(|error| format!("can't start the thread for repairs: {error}"))?;
+        let worker = live_policy::Worker {
+            scope: self.live_policy,
+            node: node.clone(),
+            facts: facts.clone(),
+            // The rights for them belong to the function.
+            reports: if self.live_policy == LivePolicyScope::Off { PodReports::none() } else { reports.clone() },
+            policies,
+            metrics: metrics.clone(),
+        };
+        let (node_state, states) = watch::channel(NodeState::default());
+        // An agent that neither repairs nor changes pods has no access to saved state: the chart mounts it for these.
+        if self.repair.is_some() || self.live_policy != LivePolicyScope::Off {
+            worker.start(states).map_err(|error| format!("can't start the thread for live policy: {error}"))?;
+        }
         let taint =
             |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };
         let taint = self.taint.as_ref().map(|key| taint(key).start()).transpose();
         let taint = taint.map_err(|error| format!("can't start the thread for the node's taint: {error}"))?;
-        Ok(RunningServices { end: Some(end), thread: Some(thread), repair, taint })
+        Ok(RunningServices { end: Some(end), thread: Some(thread), repair, node: node_state, taint })
     }
 
     fn run(
@@ -146,8 +170,10 @@ async fn serve(socket: Option<PathBuf>, answers: &Answers, connections: &mut Ope
 }
 
 impl RunningServices {
-    /// Starts the repairs after the first attempt to install the plugin, and changes the node's taint.
-    pub(super) fn report(&mut self, taint: TaintDecision) {
+    /// Starts the repairs after the first attempt to install the plugin, and changes the node's taint. Live policy reads
+    /// the installed configurations again. `leads` is whether no later agent of the release leads.
+    pub(super) fn report(&mut self, taint: TaintDecision, leads: bool) {
+        self.node.send_modify(|state| *state = NodeState { iterations: state.iterations + 1, leads });
         if let Some(start) = self.repair.take() {
             // Fails only if the thread has ended.
             let _ = start.send(());

@@ -5,7 +5,7 @@ use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
-use detour_cni::agent::install::{HostPath, kubeconfig};
+use detour_cni::agent::install::{DesiredState, HostPath, kubeconfig};
 use detour_cni::agent::repair::{Criteria, RepairMode, RepairSettings, Selector};
 use detour_cni::agent::{
     ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken, Services, run,
@@ -14,6 +14,7 @@ use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use detour_cni::pod::PodRef;
+use detour_cni::policy::LivePolicyScope;
 use detour_cni::trusted_file::read_trusted;
 use std::cell::RefCell;
 use std::env;
@@ -52,6 +53,12 @@ whose init container istio-validation ended with exit code 126, whose rules diff
 ones, or which were never attached. To repair a pod in place, the agent runs the plugin's ADD in the
 pod's network namespace and verifies the rules. It makes up to five attempts per pod with pauses
 between them, and reports each repair as an Event of the pod.
+
+Live policy: With a node name, running pods follow changes of their policy (--live-policy): of the
+annotations of the pod and its namespace, and of the node's configuration. Established connections
+continue. A bad value changes nothing. The agent reports changes as Events and the state as the
+condition detour.io/policy of the pod. The annotation detour.io/live-policy with the value false, on
+the pod or its namespace, disables the changes.
 
 Excluded containers: With --nri-socket, the agent registers at the container runtime, which reports
 each container before its first instruction. Containers that the sub-plugin container-exclude names
@@ -104,8 +111,21 @@ pub(super) struct AgentArguments {
     /// Register at the container runtime's NRI socket on the node, to exempt excluded containers before their first instruction [default without PATH: /var/run/nri/nri.sock; without the flag: not registered]
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "/var/run/nri/nri.sock")]
     nri_socket: Option<HostPath>,
+    /// Which changes of their policies running pods follow: of annotations of the pod and its namespace, and of the node's configuration
+    #[arg(long, value_name = "SCOPE", value_enum, default_value = "exclusions")]
+    live_policy: LivePolicyArgument,
     #[command(flatten)]
     repair: RepairArguments,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LivePolicyArgument {
+    /// Exclusions, and the lists of captured and excluded ports, ranges, groups and interfaces
+    Exclusions,
+    /// All changes, also of the redirection itself
+    All,
+    /// None: only new pods get a changed policy; the agent reports which pods have an earlier one
+    Off,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -242,7 +262,11 @@ impl AgentArguments {
             }
         };
         let desired = || {
-            let desired = |given: &GivenKeys| self.install.desired(&node, &program, given, &token, socket, &warn);
+            let desired = |given: &GivenKeys| {
+                let desired = self.install.desired(&node, &program, given, &token, socket, &warn)?;
+                let missing = plugin_token.as_ref().and_then(PluginToken::missing);
+                anyhow::Ok(DesiredState { missing, ..desired })
+            };
             let newest = self.install.given_keys().and_then(|given| desired(&given).map(|desired| (desired, given)));
             match newest {
                 Ok((desired, given)) => {
@@ -268,6 +292,7 @@ impl AgentArguments {
             health_address: self.health_address,
             metrics,
             services: services.clone(),
+            account: self.install.account_for("Events of pods").ok(),
             containers: self.containers(),
             own_pod: self.own_pod(),
         };
@@ -312,12 +337,11 @@ impl AgentArguments {
     /// Returns how excluded containers are exempted; `None` without the flags.
     fn containers(&self) -> Option<ContainerSettings> {
         let nri_socket = self.nri_socket.clone();
-        let account = self.install.account_for("Events of pods with excluded containers");
         let has_hook = self.install.has_oci_hook();
         let is_enabled = nri_socket.is_some() || has_hook;
         // Without the pods' labels, it is unknown which pods a selector selects.
         let restores = self.repair.settings().is_some_and(|repair| repair.criteria.selector.selects_all());
-        is_enabled.then(|| ContainerSettings { nri_socket, has_hook, restores, account: account.ok() })
+        is_enabled.then(|| ContainerSettings { nri_socket, has_hook, restores })
     }
 
     fn services(&self) -> Option<Services> {
@@ -329,6 +353,11 @@ impl AgentArguments {
             socket: self.socket.0.clone(),
             account: account.ok()?,
             repair: self.repair.settings(),
+            live_policy: match self.live_policy {
+                LivePolicyArgument::Exclusions => LivePolicyScope::Exclusions,
+                LivePolicyArgument::All => LivePolicyScope::All,
+                LivePolicyArgument::Off => LivePolicyScope::Off,
+            },
             taint: self.taint.clone(),
         })
     }

@@ -8,7 +8,7 @@ use detour_cni::agent::install::{
     FoundState, InstallError, InstallRecord, NodeFiles, Platform, Release, Role, changed,
 };
 use detour_cni::host_path::{HostPath, HostRoot};
-use detour_cni::inspect::doctor::{CheckTarget, Installation, examine};
+use detour_cni::inspect::doctor::{CheckTarget, Installation, OwnList, examine};
 use detour_cni::pod::PodRef;
 use detour_cni::trusted_file::{overwrite, read_nofollow, read_text};
 use std::collections::{BTreeMap, BTreeSet};
@@ -160,7 +160,8 @@ impl TargetArguments {
         let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
         let found = look(&node);
         let records: Vec<_> = found.iter().flatten().map(|found| &found.record).collect();
-        let is_listed = records.iter().any(|record| !record.lists.is_empty());
+        let own_lists = own_lists(&records);
+        let is_listed = !own_lists.is_empty() || records.iter().any(|record| !record.lists.is_empty());
         let platform_dir = |path: &str| HostPath::new(path).into_iter().collect::<Vec<_>>();
         let programs = programs(&records);
         let mut bin_dirs: Vec<HostPath> = self.bin_dir.clone().into_iter().collect();
@@ -192,6 +193,7 @@ impl TargetArguments {
                 programs,
                 hook: hook(&records),
                 listed_types: listed_types(&records),
+                own_lists,
                 changed: found.as_ref().map(|found| differences(found)).map_err(ToString::to_string),
             },
             kubeconfig: self.kubeconfig.clone().or_else(kubeconfig_from_environment),
@@ -244,7 +246,18 @@ fn listed_types(records: &[&InstallRecord]) -> BTreeMap<HostPath, BTreeSet<Strin
     for (path, list) in records.iter().flat_map(|record| &record.lists) {
         types.entry(path.clone()).or_default().insert(list.kind.clone());
     }
+    for (path, list) in own_lists(records) {
+        types.entry(path).or_default().insert(list.kind);
+    }
     types
+}
+
+fn own_lists(records: &[&InstallRecord]) -> BTreeMap<HostPath, OwnList> {
+    let copied = records.iter().flat_map(|record| &record.files).filter_map(|(path, owned)| {
+        let list = owned.copy_of.as_ref()?;
+        Some((path.clone(), OwnList { source: list.source.clone(), kind: list.kind.clone() }))
+    });
+    copied.collect()
 }
 
 /// Returns the directories of the plugin's configurations, that of the cluster network first.

@@ -19,12 +19,12 @@
 use crate::cni;
 pub use agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
 pub(crate) use api::causes;
-pub use api::{ApiProbe, CommandOutput, ServiceAccount, UserApi};
+pub use api::{ApiProbe, CommandOutput, PodWriter, ServiceAccount, UserApi};
 pub use fact_source::{Cluster, ReadOnly};
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
 pub(crate) use limited_client::PAGE;
 pub use resources::{Definition, DefinitionQuery, Event, LabeledNamespace, Lookup, NodeTaints, ObjectRef};
-pub use resources::{ReportedEvent, Right, ScheduledPod, Token};
+pub use resources::{PolicyCondition, ReportedEvent, Right, ScheduledPod, Token};
 use std::path::PathBuf;
 use std::time::Duration;
 pub use text::{Given, Objects, objects};

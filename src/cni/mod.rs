@@ -32,8 +32,8 @@ pub use names::{
 };
 pub use netconf::{
     CNI_CONF_DIR, DEFAULT_AGENT_PREFIXES, DefaultNetwork, Kubernetes, LogLevel, NetConf, NetworkName, NetworkStatus,
-    OWN_LIST, OWN_TYPES, PROGRAM, Primary, RuleFormatSetting, SUB_PLUGINS, ValidAttachment, configuration,
-    is_configuration_file, unknown_key,
+    OWN_LIST, OWN_TYPES, POD_ANNOTATIONS, PROGRAM, Primary, RuleFormatSetting, SUB_PLUGINS, ValidAttachment,
+    configuration, is_configuration_file, unknown_key,
 };
 pub use node_conf::{NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NodeConf, primary_in_attachment};
 pub use request::{Args, CniCommand, Request, variables};

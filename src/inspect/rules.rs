@@ -1,8 +1,8 @@
 //! `rules`: compares the live rules of a network namespace with the desired ones.
 
 use super::elements::ContainerSets;
-use super::rulebook::Rulebook;
 use super::terminal::{Cell, Screen, TextReport, Tone};
+use super::trace::Rulebook;
 use crate::cni::{Code, Error};
 use crate::firewall::{Counter, Difference, Drift, LiveRuleset, Ruleset, foreign_rules, legacy_tables};
 use crate::netns::find::FoundNetns;

@@ -1,6 +1,7 @@
 //! ADD of an attachment: evaluates the desired policy and applies it.
 
 use super::desired_policy::{check_rules, desired_policy};
+use super::inputs::AddInputs;
 use super::open_netns;
 use super::reconcile::{Operation, reconcile};
 use super::record::{AttachmentRecord, NetnsRecord, attachment};
@@ -22,24 +23,34 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
     desired.ignored.iter().for_each(|ignored| tracing::warn!("{ignored}"));
     let exclusions = desired.policy.exclusions.len() + desired.policy.containers.len();
     tracing::info!(exclusions, "{}", desired.why);
-    apply(request, conf, desired.policy)?;
+    let inputs = AddInputs::new(request, conf, [(None, conf, desired.with)]);
+    apply(request, conf, desired.policy, inputs)?;
     Ok(Some(result))
 }
 
-/// Applies a policy and saves it. An empty policy enters the network namespace only if another attachment of the
+/// Applies a policy and saves it with the inputs that live policy needs. An empty policy enters the network namespace only if another attachment of the
 /// container may have rules there.
 ///
 /// # Errors
 /// A limit is exceeded, the attachments contradict each other, or the rules can't be applied. The call leaves nothing
 /// behind.
-pub(super) fn apply(request: &Request, conf: &NetConf, policy: Policy) -> Result<(), Error> {
+pub(super) fn apply(
+    request: &Request,
+    conf: &NetConf,
+    policy: Policy,
+    mut inputs: Option<AddInputs>,
+) -> Result<(), Error> {
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
     let attachments = store.attachments_of(&attachment.container_id)?;
     let count = attachments.len() + usize::from(!attachments.contains(&attachment));
     at_most(MAX_ATTACHMENTS, "attachments", &format!("pod {}: {attachment}", request.about()), count)?;
     check_rules(&policy, &format!("pod {}", request.about()))?;
     if policy.is_empty() && !may_have_rules(&store, &attachment)? {
-        let record = AttachmentRecord { policy: policy.clone(), ..AttachmentRecord::default() };
+        if let Some(inputs) = &mut inputs {
+            inputs.netns = open_netns::identified(request)?;
+        }
+        let recorded = inputs.as_ref().and_then(AddInputs::to_value);
+        let record = AttachmentRecord { policy: policy.clone(), inputs: recorded, ..AttachmentRecord::default() };
         store.write(&attachment, &record)?;
         // A concurrent ADD may not have seen this record, whose policy may forbid all rules.
         match may_have_rules(&store, &attachment) {
@@ -53,7 +64,8 @@ pub(super) fn apply(request: &Request, conf: &NetConf, policy: Policy) -> Result
             }
         }
     }
-    reconcile(&store, &attachment, &open_netns::of_request(request)?, Operation::Apply(policy, conf.dialect))
+    let inputs = inputs.as_ref().and_then(AddInputs::to_value);
+    reconcile(&store, &attachment, &open_netns::of_request(request)?, Operation::Apply(policy, conf.dialect, inputs))
 }
 
 /// Returns whether any attachment of the container may have rules in the kernel.

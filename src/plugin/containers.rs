@@ -122,11 +122,8 @@ impl ExcludedContainers {
         let mut last = Path::new("(unknown)");
         let mut found = None;
         for (id, path) in excluding.filter_map(|(_, record)| record.netns_id.zip(record.netns_path.as_deref())) {
-            // An earlier record may refer to a network namespace that no longer exists. If nothing is mounted below
-            // `root`, the path may be visible in this mount namespace. The ID identifies the network namespace.
-            let is_same = |netns: &NetNs| netns.id() == id;
-            found = open_netns::on_node(root, path)?.filter(is_same);
-            found = found.or_else(|| NetNs::open(path).ok().flatten().filter(is_same));
+            // An earlier record may refer to a network namespace that no longer exists.
+            found = open_netns::recorded(root, path, id)?;
             if found.is_some() {
                 break;
             }

@@ -1,6 +1,7 @@
 //! The desired policy of an attachment, evaluated from its configuration, its arguments and the pod's facts; and the
 //! desired state of the kernel for a policy.
 
+use super::without_facts;
 use crate::cni::{Block, Error, NetConf, Request, at_most};
 use crate::firewall::rule::Family;
 use crate::firewall::{LiveRuleset, MAX_RULES, Ruleset, max_rules};
@@ -24,11 +25,39 @@ pub(super) struct DesiredPolicy {
     pub(super) why: String,
     /// Settings of the pod that have no effect.
     pub(super) ignored: Vec<Ignored>,
+    /// What it was evaluated with.
+    pub(super) with: EvaluatedWith,
+}
+
+/// What a policy was evaluated with, besides the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EvaluatedWith {
+    /// Nothing: the pod is skipped without facts.
+    Nothing,
+    /// Nothing: the configuration names no source of facts.
+    NoSource,
+    /// Nothing: no source of facts answered.
+    MissingFacts,
+    /// The facts of a pod with a sidecar.
+    Facts,
+    /// The facts of a pod that has no sidecar, and will not get one.
+    FactsWithoutSidecar,
+}
+
+impl EvaluatedWith {
+    fn of(facts: Option<&Facts>) -> Self {
+        match facts {
+            None => Self::NoSource,
+            Some(facts) if facts.pod.host_network || facts.pod.proxy().is_none() => Self::FactsWithoutSidecar,
+            Some(_) => Self::Facts,
+        }
+    }
 }
 
 impl DesiredPolicy {
     fn skip(reason: &SkipReason) -> Self {
-        Self { policy: Policy::default(), why: reason.to_string(), ignored: Vec::new() }
+        let with = EvaluatedWith::Nothing;
+        Self { policy: Policy::default(), why: reason.to_string(), ignored: Vec::new(), with }
     }
 }
 
@@ -41,14 +70,15 @@ pub(super) type FetchFacts<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> +
 /// As [`evaluate`].
 pub(super) fn desired_policy(request: &Request, conf: &NetConf) -> Result<DesiredPolicy, Error> {
     let pod = request.args.pod.as_ref();
-    match cluster::source(&conf.kubernetes) {
+    match cluster::source(&without_facts::sources(conf)) {
         Some(source) => evaluate(pod, conf, Some(&|pod: &PodRef, with_namespace| source.facts(pod, with_namespace))),
         None => evaluate(pod, conf, None),
     }
 }
 
 /// Evaluates the desired policy of a pod. `fetch_facts` is `None` without a source of facts. No facts are fetched for
-/// pods that are skipped.
+/// pods that are skipped. If there are none, the annotations from the container runtime decide whether the pod needs
+/// them.
 ///
 /// # Errors
 /// The facts can't be fetched, or a setting of the configuration or of the pod is invalid.
@@ -68,13 +98,19 @@ pub(super) fn evaluate(
                 conf.chain.iter().filter(|block| !of_pods.contains(&SubPlugin::of(block))).cloned().collect();
             run(&others, conf, None)
         }
-        (Some(_), None) => run(&conf.chain, conf, None),
+        (Some(_), None) => match without_facts::not_injected(conf, || "no source of facts is configured".to_owned()) {
+            Some(desired) => Ok(desired),
+            None => run(&conf.chain, conf, None),
+        },
         (Some(pod), Some(fetch_facts)) => {
             let wants = sub_plugins::wants(&conf.chain);
             if !wants.pod {
                 return Ok(DesiredPolicy::skip(&SkipReason::NoSubPlugin));
             }
-            run(&conf.chain, conf, Some(&fetch_facts(pod, wants.namespace)?))
+            match fetch_facts(pod, wants.namespace) {
+                Ok(facts) => run(&conf.chain, conf, Some(&facts)),
+                Err(error) => without_facts::desired_policy(pod, conf, error),
+            }
         }
     }
 }
@@ -93,14 +129,25 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Desire
         }
     }
     let ignored = facts.map(sub_plugins::ignored).unwrap_or_default();
-    Ok(DesiredPolicy { policy: output.policy, why: output.decision.to_string(), ignored })
+    let (why, with) = (output.decision.to_string(), EvaluatedWith::of(facts));
+    Ok(DesiredPolicy { policy: output.policy, why, ignored, with })
 }
 
 /// Adds the pod's name to the error, unless the error contains it.
-fn with_pod(facts: Option<&Facts>, error: Error) -> Error {
+pub(super) fn with_pod(facts: Option<&Facts>, error: Error) -> Error {
     match facts.map(|facts| format!("{}/{}", facts.pod.namespace, facts.pod.name)) {
         Some(pod) if !error.msg.contains(&pod) => Error { msg: format!("pod {pod}: {}", error.msg), ..error },
         _ => error,
+    }
+}
+
+/// Returns the error with the name of an attachment's network, unless the path of a block in it names it already.
+#[must_use]
+pub fn about(name: &str, error: Error) -> Error {
+    if error.msg.contains("network ") {
+        error
+    } else {
+        Error { msg: format!("network {name}: {}", error.msg), ..error }
     }
 }
 
@@ -119,7 +166,7 @@ pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result
 
 /// Reads the GIDs of the host's groups by name (group(5): `name:password:GID:members`). The first entry of a name
 /// takes precedence.
-fn host_groups(file: &Path) -> HashMap<String, u32> {
+pub(super) fn host_groups(file: &Path) -> HashMap<String, u32> {
     let groups = read_text(file, MAX_GROUP_FILE).unwrap_or_default();
     let group = |line: &str| {
         let mut fields = line.split(':');

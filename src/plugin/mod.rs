@@ -6,11 +6,13 @@
 //! | `primary` | the commands of a primary plugin |
 //! | `executables` | the executables in a sub-plugin chain |
 //! | `desired_policy` | the desired policy of an attachment, and the desired rules for it |
+//! | `without_facts` | the decision about a pod whose facts are unavailable |
 //! | `reconcile` | makes the kernel's rules equal to the desired ones |
-//! | `record` | the saved state of attachments |
+//! | `record`, `inputs` | the saved state of attachments; in it, the inputs of each ADD |
 //! | `netns_state` | the desired state of a network namespace, foreign redirections, the rule format |
 //! | `open_netns` | the network namespace of a call, which must not be the plugin's own |
 //! | `container_status`, `bypassing` | the agent's view on a running container, and repair |
+//! | `live_policy` | for the agent: the policies of running pods, and their changes |
 //! | `containers` | excluded containers of a running pod |
 //! | `hook` | the OCI hook, which exempts excluded containers when they start |
 //! | `node` | the node configuration file, and the report to the agent |
@@ -42,6 +44,8 @@ mod del;
 pub mod desired_policy;
 mod executables;
 pub mod hook;
+mod inputs;
+pub mod live_policy;
 pub mod netns_state;
 pub mod node;
 mod open_netns;
@@ -50,6 +54,7 @@ mod reconcile;
 mod record;
 mod status;
 mod validate;
+mod without_facts;
 
 /// Serves a call. `program` is the name under which the binary was started.
 ///

@@ -2,11 +2,10 @@
 
 use crate::cni::{Code, Error, Request};
 use crate::host_path::{HostPath, HostRoot};
-use crate::netns::NetNs;
-use crate::trusted_file::FileId;
+use crate::netns::{NetNs, NetnsId};
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Opens the network namespace of a call.
 ///
@@ -17,6 +16,29 @@ pub(super) fn of_request(request: &Request) -> Result<NetNs, Error> {
     let missing =
         || Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: no network namespace at this path", path.display()));
     NetNs::open(path)?.ok_or_else(missing)
+}
+
+/// Returns the path of the network namespace of a call and its identity, without opening it; `None` without
+/// `CNI_NETNS`, or if no file has this path.
+///
+/// # Errors
+/// [`Code::InvalidNetns`]: the file can't be examined.
+pub(super) fn identified(request: &Request) -> Result<Option<(PathBuf, NetnsId)>, Error> {
+    let Some(path) = request.netns.as_deref() else { return Ok(None) };
+    Ok(identity(path)?.map(|id| (path.to_owned(), id)))
+}
+
+/// Opens the network namespace `id` whose path in the runtime is `path`, on the node at `root`. If nothing is mounted
+/// below `root`, the path may be visible in this mount namespace. Returns `None` if the network namespace is gone, not
+/// visible here, or replaced by another one.
+///
+/// # Errors
+/// As [`on_node`].
+pub(super) fn recorded(root: &HostRoot, path: &Path, id: NetnsId) -> Result<Option<NetNs>, Error> {
+    // The identity proves that the path leads to the same network namespace.
+    let is_same = |netns: &NetNs| netns.id() == id;
+    let found = on_node(root, path)?.filter(is_same);
+    Ok(found.or_else(|| NetNs::open(path).ok().flatten().filter(is_same)))
 }
 
 /// Opens the network namespace at a path.
@@ -52,7 +74,7 @@ pub(super) fn refuse_own_of_request(request: &Request) -> Result<(), Error> {
 }
 
 /// Refuses the path of the network namespace that this process runs in.
-fn refuse_own(path: &Path) -> Result<(), Error> {
+pub(super) fn refuse_own(path: &Path) -> Result<(), Error> {
     let own = identity(Path::new("/proc/self/ns/net"))?;
     if own.is_some() && own == identity(path)? {
         // The wording of the reference library.
@@ -63,9 +85,9 @@ fn refuse_own(path: &Path) -> Result<(), Error> {
 }
 
 /// Returns the file identity, which identifies a namespace (namespaces(7)); `None` if no file has this path.
-fn identity(path: &Path) -> Result<Option<FileId>, Error> {
+fn identity(path: &Path) -> Result<Option<NetnsId>, Error> {
     match fs::metadata(path) {
-        Ok(metadata) => Ok(Some(FileId::of(&metadata))),
+        Ok(metadata) => Ok(Some(NetnsId::of(&metadata))),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) => {
             let msg = format!("network namespace {}: can't be examined: {error}", path.display());

@@ -33,6 +33,13 @@ pub(super) struct AttachmentRecord {
     /// Tables and built-in chains that were created for it.
     #[serde(default, rename = "made")]
     pub(super) created_tables: CreatedTables,
+    /// The policy as it was evaluated, if it was adapted to the network namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) evaluated: Option<Policy>,
+    /// The inputs of its ADD ([`AddInputs`](super::inputs::AddInputs)). They are not parsed here: nothing in them may
+    /// block a DEL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) inputs: Option<Value>,
     /// Routes, policy rules and addresses that were added for it. A record without them gets all that its policy
     /// needs ([`AttachmentRecord::read`]).
     pub(super) fixtures: Fixtures,
@@ -98,6 +105,11 @@ impl AttachmentRecord {
             record.assume_fixtures();
         }
         Some(record)
+    }
+
+    /// Returns the policy as it was evaluated.
+    pub(super) fn evaluated(&self) -> &Policy {
+        self.evaluated.as_ref().unwrap_or(&self.policy)
     }
 
     fn dialect_of_rules(&self) -> Option<RuleFormat> {
@@ -198,7 +210,20 @@ impl ContainerRecords {
         let policies = self.0.iter().flat_map(|(_, record)| [Some(&record.policy), record.previous_policy.as_ref()]);
         let mut known = ruleset(&self.policy().unwrap_or_default(), true);
         policies.flatten().for_each(|policy| known.add_owned(&ruleset(policy, true)));
+        if let Some(before) = self.previous_union() {
+            known.add_owned(&ruleset(&before, true));
+        }
         known
+    }
+
+    /// Returns the union of the policies before a change that may not be committed; `None` without such a change. Some
+    /// rules depend on several settings, which different attachments may have.
+    fn previous_union(&self) -> Option<Policy> {
+        let is_changing = self.0.iter().any(|(_, record)| record.previous_policy.is_some());
+        let policies = self.0.iter().map(|(_, record)| record.previous_policy.as_ref().unwrap_or(&record.policy));
+        let mut policies = policies.filter(|_| is_changing);
+        let first = policies.next()?.clone();
+        policies.try_fold(first, |union, policy| union.union(policy).ok())
     }
 
     /// Returns whether there are rules for IPv6.

@@ -74,7 +74,9 @@ fn check_facts(conf: &NetConf) -> Result<bool, Error> {
     match cluster::source(&conf.kubernetes).map_or(Ok(()), |source| source.probe()) {
         Ok(()) => Ok(true),
         Err(error) if has_agent(&conf.kubernetes) => {
-            tracing::warn!("an ADD would fail now; the agent on this node repairs this: {error}");
+            tracing::warn!(
+                "an ADD of a pod with a sidecar would fail now; the agent on this node repairs this: {error}"
+            );
             Ok(false)
         }
         Err(error) => Err(error),

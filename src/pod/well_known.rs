@@ -59,7 +59,7 @@ pub const OTHER_ANNOTATIONS: [(&str, &str); 4] = [
     ),
     ("traffic.sidecar.istio.io", ""),
     (ISTIO_PREFIX, "autoRegistrationGroup connectedAt disconnectedAt dry-run rev workloadController"),
-    ("detour.io", ""),
+    ("detour.io", "live-policy"),
 ];
 
 /// UIDs whose outbound traffic bypasses the sidecar.
@@ -72,6 +72,10 @@ pub const EXCLUDE_PORTS_FOR_UIDS: &str = "detour.io/exclude-outbound-ports-for-u
 pub const EXCLUDE_DNS: &str = "detour.io/exclude-dns";
 /// Containers whose outbound traffic bypasses the sidecar.
 pub const EXCLUDE_CONTAINERS: &str = "detour.io/exclude-containers";
+/// Whether a running pod follows changes of its policy; on the pod or its namespace.
+pub const LIVE_POLICY: &str = "detour.io/live-policy";
+/// The type of the pod condition that shows whether the pod's rules are current.
+pub const POLICY_CONDITION: &str = "detour.io/policy";
 
 /// Annotation of a namespace: the UIDs of its pods (`openshift/api`, `security/v1/consts.go`). Istio's injector takes
 /// the proxy's UID from it.

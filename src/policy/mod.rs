@@ -9,9 +9,11 @@
 //! | `container` | containers whose traffic bypasses the sidecar |
 //! | `exclusion`, `owners` | exclusions; many exclusions grouped by traffic |
 //! | `traffic_policy`, `union` | the policy of an attachment; the union of several |
+//! | `live` | which part of a changed policy a running pod follows |
 
 mod container;
 mod exclusion;
+mod live;
 mod owners;
 mod redirect;
 mod traffic_policy;
@@ -19,6 +21,7 @@ mod union;
 
 pub use container::{BypassEnd, ContainerExclusion, ContainerScope};
 pub use exclusion::{Exclusion, IdRange, Protocol, TrafficOwner};
+pub use live::LivePolicyScope;
 pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, PortRange, Ports, Ranges, Redirect};
 pub use traffic_policy::{Interception, Policy};
 pub use union::{Combine, Conflict};

@@ -3,7 +3,7 @@
 pub mod format;
 
 use crate::cni::{Code, Error};
-use crate::trusted_file::{Durability, create_new, create_with_parents, read_nofollow, replace_file};
+use crate::trusted_file::{Durability, create_new, create_with_parents, exchange_file, read_nofollow, replace_file};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
@@ -108,6 +108,23 @@ impl Store {
         let text = format::print(record).map_err(|error| io_error("write", &path, &error.into()))?;
         let written = replace_file(&path, &temporary_name(&path), self.durability, |file| file.write_all(&text));
         written.map_err(|error| io_error("write", &path, &error))
+    }
+
+    /// Replaces the record of an attachment. Returns false if it has no record: a DEL may have removed it meanwhile, and
+    /// nothing must create it again.
+    ///
+    /// # Errors
+    /// The file can't be written.
+    pub fn update<T: Serialize>(&self, attachment: &Attachment, record: &T) -> Result<bool, Error> {
+        let path = self.file(attachment);
+        let text = format::print(record).map_err(|error| io_error("write", &path, &error.into()))?;
+        match exchange_file(&path, &temporary_name(&path), |file| file.write_all(&text)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.remove_directory_if_empty(&attachment.container_id);
+                Ok(false)
+            }
+            written => written.map(|()| true).map_err(|error| io_error("write", &path, &error)),
+        }
     }
 
     /// Removes the record of an attachment, if there is one, and the container's directory with its last record.
@@ -276,6 +293,22 @@ mod tests {
         assert_eq!(store.containers().expect("readable"), ["c"]);
         store.remove(&two).expect("removable");
         assert!(store.containers().expect("readable").is_empty());
+    }
+
+    #[test]
+    fn an_update_replaces_a_record_and_creates_none() {
+        let (_directory, store) = store("update");
+        let one = attachment("c", "n", "net1");
+        assert!(!store.update(&one, &Number { n: 1 }).expect("writable"));
+        assert!(!store.root.exists());
+        store.write(&one, &Number { n: 1 }).expect("writable");
+        assert!(store.update(&one, &Number { n: 2 }).expect("writable"));
+        assert_eq!(store.read(&one).expect("readable"), Some(Number { n: 2 }));
+        assert_eq!(fs::read_dir(store.directory("c")).expect("readable").count(), 1);
+        store.remove(&one).expect("removable");
+        fs::create_dir(store.directory("c")).expect("creatable");
+        assert!(!store.update(&one, &Number { n: 3 }).expect("writable"));
+        assert!(!store.directory("c").exists());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Replaces files atomically: readers find the old or the new contents, never a part.
 
 use super::open::{create_directories, create_new, open_directory};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -60,6 +61,22 @@ pub fn replace_file(
         },
         Durability::OldOrNew | Durability::Volatile => Ok(()),
     }
+}
+
+/// Replaces the contents of the existing file at `path` atomically, through a new file of this name in the same
+/// directory. A crash of the node may lose them.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`]: the file does not exist, or another process removes it meanwhile; it is not created. The
+/// file can't be written.
+pub fn exchange_file(path: &Path, temporary: &str, fill: impl Fn(&mut File) -> io::Result<()>) -> io::Result<()> {
+    let temporary = path.with_file_name(temporary);
+    let exchanged = create_new(&temporary).and_then(|mut file| {
+        fill(&mut file)?;
+        Ok(renameat_with(CWD, &temporary, CWD, path, RenameFlags::EXCHANGE)?)
+    });
+    let _ = fs::remove_file(&temporary);
+    exchanged
 }
 
 /// Creates the file at `path` as [`create_new`] does, and the directories that contain it.

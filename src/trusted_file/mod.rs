@@ -25,7 +25,7 @@ mod atomic;
 mod check;
 mod open;
 
-pub use atomic::{Durability, create_with_parents, replace_file, sync_directory};
+pub use atomic::{Durability, create_with_parents, exchange_file, replace_file, sync_directory};
 pub use check::{FileError, check, is_trusted};
 pub use open::{
     FileId, append_below, create_directories, create_new, follow, open, open_directory, open_lock, overwrite, read,

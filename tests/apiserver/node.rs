@@ -23,6 +23,8 @@ use std::time::Duration;
 
 const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist");
 pub(crate) const LIST: &str = "etc/cni/net.d/10-calico.conflist";
+/// The agent's own list, which the runtime uses because it sorts first.
+pub(crate) const OWN_LIST: &str = "etc/cni/net.d/00-detour.conflist";
 pub(crate) const NAME: &str = "node-1";
 pub(crate) const SETTLED: &str = "the node has the desired state";
 /// The mount point of the node's file system in the agent's container.
@@ -151,9 +153,14 @@ impl Node<'_> {
         found
     }
 
+    /// Returns the plugin list that the runtime uses.
+    fn list(&self) -> String {
+        self.read(if self.path(OWN_LIST).exists() { OWN_LIST } else { LIST })
+    }
+
     /// Whether the plugin is installed.
     pub(crate) fn is_installed(&self) -> bool {
-        let list = self.read(LIST) != CALICO;
+        let list = self.list() != CALICO;
         let program = self.path("opt/cni/bin/detour").exists();
         assert_eq!(list, program, "both or neither");
         list
@@ -228,17 +235,29 @@ impl Node<'_> {
 
     /// Returns the installed plugin's source of facts.
     pub(crate) fn source(&self) -> Box<dyn Cluster> {
-        let conf = configuration(&self.path(LIST), self.read(LIST).as_bytes()).expect("a configuration");
+        let conf = configuration(&self.path(OWN_LIST), self.list().as_bytes()).expect("a configuration");
         source(&conf.kubernetes).expect("it names one")
     }
 
     /// Calls the plugin as the node's runtime does, for a pod as the API knows it.
     pub(crate) fn call(&self, verb: &str, sandbox: &Sandbox, pod: &Value) -> Result<(), Value> {
-        let list: Value = serde_json::from_str(&self.read(LIST)).expect("JSON");
+        self.call_with(verb, sandbox, pod, &json!({}))
+    }
+
+    /// Calls the installed plugin with this `runtimeConfig`.
+    pub(crate) fn call_with(
+        &self,
+        verb: &str,
+        sandbox: &Sandbox,
+        pod: &Value,
+        runtime_config: &Value,
+    ) -> Result<(), Value> {
+        let list: Value = serde_json::from_str(&self.list()).expect("JSON");
         let members = list["plugins"].as_array().expect("members");
         let mut conf = members.iter().find(|member| member["type"] == "detour").expect("the plugin is listed").clone();
         conf["name"] = list["name"].clone();
         conf["cniVersion"] = list["cniVersion"].clone();
+        conf["runtimeConfig"] = runtime_config.clone();
         conf["prevResult"] = json!({
             "cniVersion": list["cniVersion"], "interfaces": [{"name": "eth0", "sandbox": sandbox.path()}],
             "ips": [{"interface": 0, "address": "10.88.0.2/24"}],

@@ -5,6 +5,7 @@ use crate::control_plane::ControlPlane;
 use crate::node::{SETTLED, events, meshed_pod, on_a_node};
 use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
+use detour_cni::cluster::agent::{PoliciesReport, pod_policies};
 use detour_cni::cluster::{DefinitionQuery, ObjectRef};
 use detour_cni::pod::PodRef;
 use serde_json::{Value, json};
@@ -83,7 +84,7 @@ fn full(resource: &str, group: &str) -> String {
 
 #[test]
 fn the_shipped_rights_equal_the_documented_table() {
-    const BASE: [&str; 3] = ["always", "onExit=auto", "repair.enabled"];
+    const BASE: [&str; 4] = ["always", "onExit=auto", "repair.enabled", "livePolicy"];
     let rows = table();
     let with = |more: &[&'static str]| -> BTreeSet<&str> { BASE.iter().chain(more).copied().collect() };
     let most = "global.platform=openshift,primaryPlugin.enabled=true,taint.enabled=true,repair.deletePods=true";
@@ -96,6 +97,8 @@ fn the_shipped_rights_equal_the_documented_table() {
             chart(&["onExit=leave,repair.enabled=false,containerExclusion.enabled=true"]),
             ["always", "containerExclusion.enabled"].into(),
         ),
+        ("live", chart(&["onExit=leave,repair.enabled=false,livePolicy=all"]), ["always", "livePolicy"].into()),
+        ("repair", chart(&["onExit=leave,livePolicy=off"]), ["always", "repair.enabled"].into()),
         ("labels", chart(&["repair.labelPods=true"]), with(&["repair.labelPods"])),
         ("most", chart(&[most]), with(&["OpenShift", "primaryPlugin.enabled", "taint.enabled", "repair.deletePods"])),
     ];
@@ -158,7 +161,7 @@ fn each_right_is_used_and_no_other_is_needed() {
     let rows = table();
     for who in ["agent", "plugin"] {
         let asked = asked(&plane, &format!("system:serviceaccount:{NAMESPACE}:detour-{who}"));
-        let when = ["always", "onExit=auto", "repair.enabled"];
+        let when = ["always", "onExit=auto", "repair.enabled", "livePolicy"];
         let rows = rows.iter().filter(|row| row.who == who && when.contains(&row.when.as_str()));
         let wanted: BTreeSet<_> = rows.flat_map(|row| row.right.clone()).collect();
         assert_eq!(asked, wanted, "{who}");
@@ -166,11 +169,13 @@ fn each_right_is_used_and_no_other_is_needed() {
 }
 
 #[test]
-fn an_agent_without_repairs_may_create_events_of_its_own_pod() {
+fn an_agent_without_repairs_may_create_events_of_its_own_pod_and_reports_no_policies() {
     let (plane, objects) = (ControlPlane::start("refused"), chart(&["onExit=leave,repair.enabled=false"]));
     let admin = plane.admin();
     prepare(&admin);
     apply(&admin, &objects);
+    // The agent's pod does not mount the saved state that shows whether this pod has rules.
+    meshed_pod(&admin, "web-0");
     on_a_node(&plane, &objects, |node| {
         let agent = node.start_agent("detour-agent-x");
         agent.wait_for_logs(&[SETTLED]);
@@ -181,8 +186,46 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod() {
             event["reason"] == "DetourConfigurationRefused" && message.contains("log_level: invalid value \"verbose\"")
         };
         plane.until(|_| admin.list(&kind).expect("allowed").iter().any(is_refusal));
+        let report = pod_policies(&node.path("run/detour/agent.sock"), Duration::from_secs(10)).expect("an answer");
+        assert_eq!(report, PoliciesReport::default());
         assert!(agent.end().0.success());
     });
+}
+
+/// Kubernetes has no right for a single condition. The subresource keeps the agent from the spec.
+#[test]
+fn an_agent_with_live_policy_may_write_a_pods_condition_and_not_the_pod() {
+    let live = |scope: &str| chart(&[&format!("onExit=leave,repair.enabled=false,livePolicy={scope}")]);
+    let plane = shipped::cluster_with("conditions", &live("exclusions"));
+    let admin = plane.admin();
+    let pod = meshed_pod(&admin, "web-0");
+    let agent: Client = plane.with_token(&admin.token(NAMESPACE, "detour-agent"));
+    let condition = |uid: &Value| {
+        let condition = json!({"type": "detour.io/policy", "status": "True", "reason": "Current", "message": "policy 3f2a1b4c5d6e"});
+        json!({"metadata": {"uid": uid}, "spec": {"activeDeadlineSeconds": 1}, "status": {"conditions": [condition]}})
+    };
+    let written = agent.merge_status(&pod, &condition(&pod["metadata"]["uid"])).expect("allowed");
+    let conditions = written["status"]["conditions"].as_array().expect("conditions");
+    assert!(conditions.iter().any(|own| own["type"] == "detour.io/policy" && own["reason"] == "Current"), "{written}");
+    assert_eq!(written["spec"], pod["spec"]);
+    let other = agent.merge_status(&pod, &condition(&json!("another-pod"))).expect_err("another pod with this name");
+    assert!(other.message.contains("metadata.uid: Invalid value"), "{other:?}");
+    let event = json!({
+        "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": "shop", "name": "web-0.1"}, "type": "Normal",
+        "reason": "DetourPolicyChanged", "involvedObject": {"kind": "Pod", "namespace": "shop", "name": "web-0"},
+    });
+    agent.create(&event).expect("allowed");
+    let refused = |outcome: Result<(), crate::client::Refused>| assert_eq!(outcome.expect_err("403").code, 403);
+    refused(agent.merge(&pod, &json!({"metadata": {"labels": {"a": "b"}}})).map(drop));
+    refused(agent.delete(&pod));
+    refused(agent.delete(&event));
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}});
+    refused(agent.merge(&namespace, &json!({"metadata": {"labels": {"a": "b"}}})).map(drop));
+
+    apply(&admin, &live("off"));
+    // The API server applies changed rights with a delay.
+    plane.until(|_| agent.merge_status(&pod, &json!({})).is_err_and(|refused| refused.code == 403));
+    plane.until(|_| agent.create(&event).is_err_and(|refused| refused.code == 403));
 }
 
 /// Returns the rights that a user's requests needed, with names where a right is limited to them.

@@ -1,6 +1,6 @@
 //! Values that the chart accepts. Each value of `values.yaml` has an effect.
 
-use crate::helm::{DEFAULT, agent, leaves, merged, nested, objects, of_kind, render, values};
+use crate::helm::{DEFAULT, agent, flag, leaves, merged, nested, objects, of_kind, render, values};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -35,6 +35,7 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("cniConfFileName", json!("10-calico.conflist"), none()),
         ("cniNetnsDir", json!("/var/run/docker/netns"), none()),
         ("chained", json!(false), none()),
+        ("cni.ownList", json!(false), none()),
         ("provider", json!("multus"), none()),
         ("programNames", json!(["istio-cni", "excludedns"]), none()),
         (
@@ -59,6 +60,7 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("repair.initContainerName", json!("check"), none()),
         ("repair.selector", json!("app in (web,db)"), none()),
         ("repair.intervalSeconds", json!(86_400), none()),
+        ("livePolicy", json!("all"), none()),
         ("containerExclusion.enabled", json!(true), none()),
         ("containerExclusion.nriSocket", json!("/run/nri/own.sock"), exclusion()),
         ("containerExclusion.hook.enabled", json!(true), exclusion()),
@@ -145,11 +147,7 @@ fn the_value_outside_global_takes_precedence() {
 
 #[test]
 fn each_form_of_istios_log_level_sets_the_level_of_the_plugin() {
-    let level = |values: &Value| {
-        let agent = agent(values);
-        let flags = agent["args"].as_array().expect("a list").iter().filter_map(Value::as_str);
-        flags.filter_map(|flag| flag.strip_prefix("--log-level=")).collect::<Vec<_>>().join(" ")
-    };
+    let level = |values: &Value| flag(&agent(values), "log-level").expect("a flag");
     for (given, wanted) in [
         ("debug", "debug"),
         ("default:warn", "warn"),

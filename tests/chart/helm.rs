@@ -31,17 +31,46 @@ pub(crate) fn values() -> Value {
 
 /// Renders the chart with a values file. The error is the text that helm prints.
 pub(crate) fn render(values: &Value) -> Result<String, String> {
+    render_file(&values.to_string(), "1.33.0")
+}
+
+/// Renders the chart with the text of a values file for a version of Kubernetes.
+pub(crate) fn render_file(values: &str, version: &str) -> Result<String, String> {
+    template(&manifests().join("chart"), values, version)
+}
+
+/// Returns the notes that helm prints after an installation with these values, from a copy of the chart in which they
+/// are a template of an object: without a cluster, helm renders only objects.
+pub(crate) fn notes(values: &Value) -> String {
+    static COPY: LazyLock<PathBuf> = LazyLock::new(|| {
+        let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chart-with-notes");
+        let _ = fs::remove_dir_all(&copy);
+        fs::create_dir_all(&copy).expect("writable");
+        let status =
+            Command::new("cp").arg("-r").arg(manifests().join("chart")).arg(&copy).status().expect("cp starts");
+        assert!(status.success());
+        let copy = copy.join("chart");
+        let notes = format!("{{{{ define \"notes\" }}}}{}{{{{ end }}}}", chart_file("templates/NOTES.txt"));
+        let object = "kind: Notes\ntext: {{ include \"notes\" . | toJson }}\n";
+        fs::write(copy.join("templates/notes.yaml"), format!("{notes}\n{object}")).expect("writable");
+        copy
+    });
+    let text = template(&COPY, &values.to_string(), "1.33.0").unwrap_or_else(|error| panic!("{values}: {error}"));
+    of_kind(&parsed(&text), "Notes")["text"].as_str().expect("text").to_owned()
+}
+
+fn template(chart: &Path, values: &str, version: &str) -> Result<String, String> {
     let helm = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm");
     let mut command = Command::new(&helm);
-    command.args(["template", "detour"]).arg(manifests().join("chart"));
-    command.args(["--kube-version", "1.33.0", "--namespace", "kube-system", "--values", "-"]);
+    command.args(["template", "detour"]).arg(chart);
+    command.args(["--kube-version", version, "--namespace", "kube-system", "--values", "-"]);
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap_or_else(|error| panic!("{}: {error}: hack/test.sh --test chart builds it", helm.display()));
-    child.stdin.take().expect("a pipe").write_all(values.to_string().as_bytes()).expect("helm reads its stdin");
+    child.stdin.take().expect("a pipe").write_all(values.as_bytes()).expect("helm reads its stdin");
     let output = child.wait_with_output().expect("helm ends");
     let text = |bytes| String::from_utf8(bytes).expect("text");
     if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
@@ -88,8 +117,12 @@ pub(crate) fn names_unknown_key(message: &str, pointer: &str, key: &str) -> bool
 /// Renders the chart and returns its objects.
 #[track_caller]
 pub(crate) fn objects(values: &Value) -> Vec<Value> {
-    let text = render(values).unwrap_or_else(|error| panic!("{values}: {error}"));
-    let all: Vec<Value> = serde_saphyr::from_multiple(&text).expect("YAML");
+    parsed(&render(values).unwrap_or_else(|error| panic!("{values}: {error}")))
+}
+
+/// Returns the objects of a rendered chart.
+pub(crate) fn parsed(text: &str) -> Vec<Value> {
+    let all: Vec<Value> = serde_saphyr::from_multiple(text).expect("YAML");
     all.into_iter().filter(|object| !object.is_null()).collect()
 }
 
@@ -102,6 +135,13 @@ pub(crate) fn of_kind<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
 #[track_caller]
 pub(crate) fn agent(values: &Value) -> Value {
     of_kind(&objects(values), "DaemonSet")["spec"]["template"]["spec"]["containers"][0].clone()
+}
+
+/// Returns the value of a flag of the agent.
+pub(crate) fn flag(agent: &Value, name: &str) -> Option<String> {
+    let prefix = format!("--{name}=");
+    let mut flags = agent["args"].as_array().expect("a list").iter().filter_map(Value::as_str);
+    flags.find_map(|flag| flag.strip_prefix(&prefix)).map(str::to_owned)
 }
 
 /// Returns values with only the value at `path`, such as `global.hub`.

@@ -56,6 +56,7 @@ fn effective(name: &str) -> (Value, Value) {
         "podAnnotations" | "daemonSetLabels" | "podLabels" => (json!({"team": "mesh"}), none),
         "tolerations" => (published("1.27").into_iter().find(|(own, _)| *own == name).expect("listed").1, none),
         "chained" => (json!(false), none),
+        "istioOwnedCNIConfig" => (json!(true), json!({"primaryPlugin": {"enabled": true}})),
         "provider" => (json!("multus"), none),
         "repair.enabled" | "repair.repairPods" => (json!(false), none),
         "repair.deletePods" | "repair.labelPods" => (json!(true), none),

@@ -3,7 +3,9 @@
 mod accepted;
 mod helm;
 mod istio_cni;
+mod live_policy;
 mod monitoring;
+mod own_list;
 mod platforms;
 mod plugin_keys;
 mod readme;

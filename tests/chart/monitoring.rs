@@ -65,6 +65,8 @@ fn exported() -> BTreeMap<String, BTreeSet<String>> {
     metrics.nri_registered(true);
     metrics.container_start("a");
     metrics.nri_request(std::time::Duration::ZERO);
+    metrics.policy_change("a");
+    metrics.pods("a", 1);
     let text = metrics.text();
     let mut exported = BTreeMap::<String, BTreeSet<String>>::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {

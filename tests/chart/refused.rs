@@ -27,6 +27,7 @@ fn an_unknown_key_at_each_level_is_refused() {
         ("/repair", "repairPod", json!({"repair": {"repairPod": false}})),
         ("/containerExclusion", "socket", json!({"containerExclusion": {"socket": "/s"}})),
         ("/containerExclusion/hook", "dir", json!({"containerExclusion": {"hook": {"dir": "/d"}}})),
+        ("/cni", "own_list", json!({"cni": {"own_list": true}})),
         ("/taint", "effect", json!({"taint": {"effect": "NoExecute"}})),
         ("/primaryPlugin", "enable", json!({"primaryPlugin": {"enable": true}})),
         ("/seLinuxOptions", "kind", json!({"seLinuxOptions": {"kind": "spc_t"}})),
@@ -114,6 +115,9 @@ fn a_wrong_value_is_refused() {
         ("prometheusRule.labels", json!({"app.kubernetes.io/name": "mine"})),
         ("cniNetnsDir", json!("netns")),
         ("chained", json!("false")),
+        ("cni.ownList", json!("auto")),
+        ("livePolicy", json!("exclusion")),
+        ("istioOwnedCNIConfig", json!("true")),
         ("provider", json!("multus-cni")),
         ("programNames", json!(["other"])),
         ("config.dialect", json!("nft")),
@@ -225,6 +229,15 @@ fn values_that_contradict_each_other_are_refused() {
             json!({"containerExclusion": {"enabled": true, "nriSocket": ""}}),
         ),
         ("chained: with true", json!({"chained": true, "global": {"platform": "openshift"}})),
+        (
+            "cni.ownList: with true, the agent copies the cluster network's plugin list, but chained is false",
+            json!({"cni": {"ownList": true}, "global": {"platform": "openshift"}}),
+        ),
+        ("istioOwnedCNIConfig: with true", json!({"istioOwnedCNIConfig": true, "chained": false})),
+        (
+            "cni.ownList: false, but istioOwnedCNIConfig is true",
+            json!({"istioOwnedCNIConfig": true, "cni": {"ownList": false}}),
+        ),
         ("provider: \"default\"", json!({"provider": "default", "global": {"platform": "openshift"}})),
         (
             "cniConfFileName: has no effect with attachments",

@@ -401,6 +401,25 @@ fn pods_without_redirection_are_listed_with_the_reason() {
     });
 }
 
+/// As after a boot without facts, or if the injector's annotation is added later: the saved state has no rules.
+#[test]
+fn a_pod_with_a_sidecar_that_started_without_rules_is_listed() {
+    let mut plan = Plan::new();
+    let annotations = plan.cluster.pod["metadata"]["annotations"].as_object_mut().expect("annotations");
+    let status = annotations.remove("sidecar.istio.io/status").expect("it is injected");
+    scene(plan, |scene| {
+        let report = audit(scene, &[]);
+        let pod = only_pod(&report);
+        assert!(!pod.redirected && pod.reason.contains("annotation sidecar.istio.io/status is missing"), "{pod:#?}");
+        scene.cluster.lock().expect("unpoisoned").annotate("sidecar.istio.io/status", status);
+        let report = audit(scene, &[]);
+        let pod = only_pod(&report);
+        let wanted =
+            "not redirected: the plugin made no rules when the pod started, because the pod had no sidecar then";
+        assert!(!pod.redirected && pod.reason.starts_with(wanted), "{pod:#?}");
+    });
+}
+
 /// The process in the pod can add rules; neither their number nor their text affects other pods or the terminal.
 #[test]
 fn a_hostile_pod_does_not_hide_others_or_reach_the_terminal() {

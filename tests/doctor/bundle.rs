@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// The files of the archive, as tar has them.
-fn files(archive: &Path) -> BTreeMap<String, String> {
+pub(crate) fn files(archive: &Path) -> BTreeMap<String, String> {
     let tar = |arguments: &[&str]| {
         let output = Command::new("tar").arg("-f").arg(archive).args(arguments).output().expect("tar starts");
         assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");

@@ -161,7 +161,7 @@ fn mode(scene: &Scene, within: &str, mode: u32) {
     fs::set_permissions(scene.path(within), fs::Permissions::from_mode(mode)).expect("changed");
 }
 
-fn edit(scene: &Scene, change: impl FnOnce(&mut Value)) {
+pub(crate) fn edit(scene: &Scene, change: impl FnOnce(&mut Value)) {
     let mut conf = scene.json(CONF);
     change(&mut conf);
     scene.write(CONF, &conf.to_string());

@@ -10,7 +10,9 @@ mod faults;
 mod forms;
 mod golden;
 mod logs;
+mod own_list;
 mod pod;
+mod policies;
 mod programs;
 mod scene;
 #[path = "../support/mod.rs"]

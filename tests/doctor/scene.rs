@@ -214,8 +214,9 @@ impl Scene {
     /// Calls the plugin as Multus would, with the configuration that was installed.
     fn add(&self) {
         let directory = fs::read_dir(self.path("etc/cni/multus/net.d")).expect("readable");
-        let file = directory.flatten().next().expect("it was installed").path();
-        let conf: Value = serde_json::from_slice(&fs::read(file).expect("readable")).expect("JSON");
+        let files = directory.flatten().map(|entry| fs::read(entry.path()).expect("readable"));
+        let mut files = files.filter(|text| String::from_utf8_lossy(text).contains("\"detour\""));
+        let conf: Value = serde_json::from_slice(&files.next().expect("it was installed")).expect("JSON");
         let mut conf = match conf["plugins"].as_array() {
             Some(plugins) => {
                 let mut own = plugins.iter().find(|plugin| plugin["type"] == "detour").expect("it is in it").clone();
@@ -316,10 +317,15 @@ fn without_chance(text: &str) -> String {
 /// The file with the agent's answer about excluded containers.
 pub(crate) const AGENT_CONTAINERS: &str = "agent-containers.json";
 
-/// An agent that is well and knows nothing of pods, except for what [`AGENT_CONTAINERS`] contains.
+/// The file with the agent's answer about policies: JSON, or `unknown` for an agent of an earlier version.
+pub(crate) const AGENT_POLICIES: &str = "agent-policies.json";
+
+/// An agent that is well and knows nothing of pods, except for what [`AGENT_CONTAINERS`] and
+/// [`AGENT_POLICIES`] contain.
 fn agent(root: &Path) {
     let listener = UnixListener::bind(root.join("run/detour/agent.sock")).expect("free");
     let containers = root.join(AGENT_CONTAINERS);
+    let policies = root.join(AGENT_POLICIES);
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let hello = stream.write_all(format!("{}\n", json!(Hello::own())).as_bytes());
@@ -331,6 +337,10 @@ fn agent(root: &Path) {
                     let text = fs::read(&containers).unwrap_or_else(|_| b"{}".to_vec());
                     AgentAnswer::Containers(serde_json::from_slice(&text).expect("a status"))
                 }
+                () if line.contains("\"policies\"") => {
+                    let text = fs::read(&policies).unwrap_or_else(|_| HEALTHY_POLICIES.to_vec());
+                    serde_json::from_slice(&text).map_or(AgentAnswer::Unknown, AgentAnswer::Policies)
+                }
                 () => AgentAnswer::Unknown,
             };
             // One that tells something does not wait for an answer.
@@ -338,6 +348,8 @@ fn agent(root: &Path) {
         }
     });
 }
+
+const HEALTHY_POLICIES: &[u8] = br#"{"scope": "exclusions", "current": 1}"#;
 
 fn authority() -> String {
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");

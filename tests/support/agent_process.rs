@@ -88,7 +88,7 @@ impl Agent {
         assert_eq!(status, WaitStatus::Stopped(self.id(), Signal::SIGSTOP));
     }
 
-    fn id(&self) -> Pid {
+    pub(crate) fn id(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.process.id()).expect("an id"))
     }
 

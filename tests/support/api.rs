@@ -31,6 +31,8 @@ struct State {
     refuses_watches: Option<u16>,
     /// Whether a watch from a version is answered 410.
     forgets_versions: bool,
+    /// The status with which changes are refused.
+    refuses_writes: Option<u16>,
     down: bool,
     /// Whether requests are taken and never answered.
     silent: bool,
@@ -107,6 +109,11 @@ impl Api {
     /// Answers lists and watches again.
     pub(crate) fn grant_watches(&self) {
         self.state().refuses_watches = None;
+    }
+
+    /// Answers changes with this status; `None` accepts them again.
+    pub(crate) fn refuse_writes(&self, status: Option<u16>) {
+        self.state().refuses_writes = status;
     }
 
     /// Ends every watch; each that would go on where it ended is answered 410 until there was a list.
@@ -189,6 +196,9 @@ fn answer(state: &mut State, method: &str, target: &str, body: Option<Value>) ->
         return if state.down { Answer::Nothing } else { Answer::Silence };
     }
     if method != "GET" {
+        if let Some(status) = state.refuses_writes {
+            return Answer::Json(status, json!({"kind": "Status", "message": "refused", "code": status}));
+        }
         state.bodies.extend(body);
         return Answer::Json(200, json!({}));
     }

@@ -1,7 +1,7 @@
 {{- /* Fails if a value is missing, because it is null, or because "helm upgrade --reuse-values" keeps the previous chart's
 values. */ -}}
 {{- define "detour.complete" -}}
-{{- $objects := list "config" "containerExclusion" "containerExclusion.hook" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
+{{- $objects := list "cni" "config" "containerExclusion" "containerExclusion.hook" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
 {{- $others := list "image" "global.hub" "attachmentConfDir" "containerExclusion.hook.directory" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "repair.initContainerName" "repair.intervalSeconds" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
 {{- range $path := concat $objects $others -}}
 {{- $value := $.Values -}}
@@ -166,7 +166,42 @@ users of pods in detour doctor --probe. */ -}}
 
 {{- /* "true" if the agent enters pods' network namespaces. */ -}}
 {{- define "detour.entersPods" -}}
-{{- or .Values.repair.enabled (.Values.containerExclusion.enabled | default false) -}}
+{{- or .Values.repair.enabled (.Values.containerExclusion.enabled | default false) (ne (include "detour.livePolicy" .) "off") -}}
+{{- end -}}
+
+{{- /* The scope of the live policy. YAML's unquoted off is false. */ -}}
+{{- define "detour.livePolicy" -}}
+{{- if kindIs "bool" .Values.livePolicy }}off
+{{- else }}{{ .Values.livePolicy | default (ternary "exclusions" "off" .Values.repair.enabled) }}
+{{- end -}}
+{{- end -}}
+
+{{- /* "true" if the plugin's entry redirects. Without chain, the agent adds the default sub-plugins, which do. */ -}}
+{{- define "detour.redirects" -}}
+{{- $redirects := kindIs "invalid" .Values.config.chain -}}
+{{- range .Values.config.chain -}}
+{{- $redirects = or $redirects (eq .type "istio-redirect") -}}
+{{- end -}}
+{{- $redirects -}}
+{{- end -}}
+
+{{- /* "true" if the agent writes a plugin list of its own instead of editing the cluster network's. A release that only
+excludes runs beside another plugin that redirects. */ -}}
+{{- define "detour.ownList" -}}
+{{- $platform := include "detour.platform" . | fromYaml -}}
+{{- $redirects := eq (include "detour.redirects" .) "true" -}}
+{{- $istio := .Values.istioOwnedCNIConfig | default false -}}
+{{- $given := .Values.cni.ownList -}}
+{{- if kindIs "invalid" $given -}}
+{{- $given = or $istio (and $platform.chained $redirects (not .Values.primaryPlugin.enabled)) -}}
+{{- end -}}
+{{- if and $istio (not $given) -}}
+{{- fail "cni.ownList: false, but istioOwnedCNIConfig is true; remove one of the two values" -}}
+{{- end -}}
+{{- if and $given (not $platform.chained) -}}
+{{- fail (printf "%s: with true, the agent copies the cluster network's plugin list, but chained is false; set chained to true, or remove the value" (ternary "istioOwnedCNIConfig" "cni.ownList" $istio)) -}}
+{{- end -}}
+{{- $given -}}
 {{- end -}}
 
 {{- define "detour.repair" -}}

@@ -8,7 +8,7 @@
 //! | `watcher` | the thread that ends bypasses, removes stale elements and restores lost ones |
 //! | `reconciler` | makes the sets of one pod match its containers, and reports the changes |
 //! | `exits` | finds containers that have exited without NRI |
-//! | `events` | the Events of pods |
+//! | `events` | the texts of the pods' Events |
 
 mod events;
 mod exits;
@@ -20,9 +20,8 @@ mod watcher;
 use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::nri::{self, NriStatus};
-use crate::cluster::ServiceAccount;
+use super::pod_reports::PodReports;
 use crate::host_path::{HostPath, HostRoot};
-use events::EventQueue;
 use exits::KnownGroups;
 use reconciler::Reconciler;
 pub(in crate::agent) use registry::Registry;
@@ -39,8 +38,6 @@ pub struct ContainerSettings {
     pub has_hook: bool,
     /// Whether lost sets are restored from saved state.
     pub restores: bool,
-    /// The account that creates Events; `None` to only log them.
-    pub account: Option<ServiceAccount>,
 }
 
 /// The running threads. Dropping them ends them.
@@ -56,15 +53,19 @@ impl ContainerSettings {
     ///
     /// # Errors
     /// A thread can't be created, or the path of the socket can't be resolved.
-    pub(super) fn start(&self, node: &NodeFiles, metrics: &Metrics) -> Result<RunningContainers, String> {
+    pub(super) fn start(
+        &self,
+        node: &NodeFiles,
+        metrics: &Metrics,
+        reports: PodReports,
+    ) -> Result<RunningContainers, String> {
         let thread_error = |error| format!("can't start the threads for excluded containers: {error}");
         let registry = Registry::new(self.nri_socket.as_ref().map(ToString::to_string), self.has_hook);
-        let events = EventQueue::start(self.account.clone()).map_err(thread_error)?;
         let reconciler = Reconciler {
             root: HostRoot::new(node.root()),
             restores: self.restores,
             registry: registry.clone(),
-            events,
+            reports,
             groups: KnownGroups::default(),
             metrics: metrics.clone(),
         };

@@ -1,9 +1,10 @@
 //! Makes the sets of one pod sandbox match its running containers, and reports the changes: log, Events, metrics.
 
-use super::events::{EventQueue, bypass_ended, captured};
+use super::events::{bypass_ended, captured};
 use super::exits::KnownGroups;
 use super::registry::{Applied, NamedContainer, Observed, Registry};
 use crate::agent::metrics::Metrics;
+use crate::agent::pod_reports::PodReports;
 use crate::cgroup::{self, CgroupHierarchy};
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
@@ -28,7 +29,7 @@ pub(super) struct Reconciler {
     /// Whether lost sets are restored from saved state.
     pub(super) restores: bool,
     pub(super) registry: Registry,
-    pub(super) events: EventQueue,
+    pub(super) reports: PodReports,
     pub(super) groups: KnownGroups,
     pub(super) metrics: Metrics,
 }
@@ -256,7 +257,7 @@ impl Reconciler {
             false => tracing::info!(pod = name, sandbox, "{}", event.message),
         }
         if let Some(pod) = pod {
-            self.events.push(pod, event);
+            self.reports.event(pod, event);
         }
     }
 

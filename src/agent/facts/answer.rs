@@ -3,6 +3,7 @@
 use super::cache::{Cache, SharedFacts};
 use super::objects::{ObservedPod, WatchedKind};
 use crate::agent::containers::Registry;
+use crate::agent::live_policy::SharedPolicies;
 use crate::agent::metrics::Metrics;
 use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, RequestKind};
 use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
@@ -22,27 +23,34 @@ const SILENCE_TIME: Duration = Duration::from_secs(5);
 /// How long before the plugin's deadline the answer is sent.
 const MARGIN: Duration = Duration::from_millis(100);
 
+/// What the answers consist of, except for those of the API server.
+#[derive(Clone)]
+pub(in crate::agent) struct AnswerSources {
+    /// The watched objects.
+    pub(in crate::agent) facts: SharedFacts,
+    /// The running containers, if the agent exempts excluded ones.
+    pub(in crate::agent) containers: Option<Registry>,
+    /// The policies of running pods.
+    pub(in crate::agent) policies: SharedPolicies,
+}
+
 /// Answers the plugin's requests. Clones share their state.
 #[derive(Clone)]
 pub(in crate::agent) struct Answers {
     facts: SharedFacts,
     account: Arc<ServiceAccount>,
     metrics: Metrics,
-    /// The running containers, if the agent exempts excluded ones.
     containers: Option<Registry>,
+    policies: SharedPolicies,
     /// The end of the time in which the API server is not asked if the cache has a fallback.
     silent_until: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Answers {
-    /// Creates answers from `facts`, and from the API server as `account`.
-    pub(in crate::agent) fn new(
-        facts: SharedFacts,
-        account: ServiceAccount,
-        metrics: Metrics,
-        containers: Option<Registry>,
-    ) -> Self {
-        Self { facts, account: Arc::new(account), metrics, containers, silent_until: Arc::default() }
+    /// Creates answers from `sources`, and from the API server as `account`.
+    pub(in crate::agent) fn new(sources: AnswerSources, account: ServiceAccount, metrics: Metrics) -> Self {
+        let AnswerSources { facts, containers, policies } = sources;
+        Self { facts, account: Arc::new(account), metrics, containers, policies, silent_until: Arc::default() }
     }
 
     /// Logs and counts a call that the plugin reports.
@@ -65,6 +73,7 @@ impl Answers {
             RequestKind::Report { pod, status, events } => self.report(pod, status, events, deadline).await,
             RequestKind::Probe => self.probe(deadline).await,
             RequestKind::Containers { container } => Ok(AgentAnswer::Containers(self.containers(&container))),
+            RequestKind::Policies => Ok(AgentAnswer::Policies(self.policies.report())),
             RequestKind::Called(_) | RequestKind::Unknown => Ok(AgentAnswer::Unknown),
         };
         answer.unwrap_or_else(AgentAnswer::from)

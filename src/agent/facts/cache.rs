@@ -36,6 +36,21 @@ impl SharedFacts {
         self.pods().wait_for_change(seen, timeout)
     }
 
+    /// Returns the last observed state of a namespace. It is the same `Arc` until the namespace changes.
+    pub(in crate::agent) fn namespace(&self, name: &str) -> Option<Arc<Namespace>> {
+        self.namespaces().get(&ObjectRef { namespace: String::new(), name: name.to_owned() })
+    }
+
+    /// Whether pods and namespaces are complete and current, except for the lag of a watch.
+    pub(in crate::agent) fn are_current(&self) -> bool {
+        self.pods().is_synced() && self.namespaces().is_synced()
+    }
+
+    /// Returns the numbers of changes of pods and of namespaces, for tasks that wait.
+    pub(in crate::agent) fn changes(&self) -> [watch::Receiver<u64>; 2] {
+        [self.pods().changes.subscribe(), self.namespaces().changes.subscribe()]
+    }
+
     pub(super) fn pods(&self) -> &Cache<ObservedPod> {
         &self.0.pods
     }

@@ -16,6 +16,6 @@ mod cache;
 mod objects;
 mod watching;
 
-pub(super) use answer::Answers;
+pub(super) use answer::{AnswerSources, Answers};
 pub(super) use cache::SharedFacts;
 pub use objects::{EndedContainer, ObservedPod};

@@ -1,7 +1,8 @@
 //! The watched kinds of objects. Only the parts that the agent uses are parsed, and only some of them are cached.
 
 use crate::cluster::wire::{self, DefinitionSpec, PodSpec, null_is_empty};
-use crate::cluster::{Definition, ObjectRef};
+use crate::cluster::{Definition, ObjectRef, PolicyCondition};
+use crate::pod::well_known::POLICY_CONDITION;
 use crate::pod::{Namespace, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
@@ -29,6 +30,8 @@ pub struct ObservedPod {
     pub addresses: Vec<IpAddr>,
     /// The containers of `status.initContainerStatuses` that have ended at least once.
     pub ended_init_containers: Vec<EndedContainer>,
+    /// The condition `detour.io/policy`.
+    pub policy_condition: Option<PolicyCondition>,
 }
 
 /// How an init container ended.
@@ -140,6 +143,25 @@ struct SentPodStatus {
     pod_ips: Vec<SentPodAddress>,
     #[serde(deserialize_with = "null_is_empty")]
     init_container_statuses: Vec<SentContainerStatus>,
+    #[serde(deserialize_with = "null_is_empty")]
+    conditions: Vec<SentCondition>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct SentCondition {
+    r#type: String,
+    status: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    reason: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    message: String,
+}
+
+impl From<SentCondition> for PolicyCondition {
+    fn from(SentCondition { status, reason, message, .. }: SentCondition) -> Self {
+        Self { is_current: status == "True", reason, message }
+    }
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -192,6 +214,7 @@ impl WatchedKind for ObservedPod {
             ending,
             addresses: status.pod_ips.iter().filter_map(|address| address.ip.parse().ok()).collect(),
             ended_init_containers: status.init_container_statuses.into_iter().filter_map(ended).collect(),
+            policy_condition: status.conditions.into_iter().find(|it| it.r#type == POLICY_CONDITION).map(Into::into),
         }
     }
 
@@ -276,6 +299,10 @@ mod tests {
                     {"name": "again", "state": {"waiting": {}}, "lastState": {"terminated": {"exitCode": 2}}},
                     {"name": "mended", "state": {"terminated": {"exitCode": 0}},
                      "lastState": {"terminated": {"exitCode": 3, "message": "old"}}}
+                ],
+                "conditions": [
+                    {"type": "Ready", "status": "False"},
+                    {"type": "detour.io/policy", "status": "False", "reason": "Older", "message": "policy 1"}
                 ]
             }
         }));
@@ -302,6 +329,11 @@ mod tests {
                 ended("again", false, Some(2), ""),
                 ended("mended", true, Some(3), "old"),
             ],
+            policy_condition: Some(PolicyCondition {
+                is_current: false,
+                reason: "Older".into(),
+                message: "policy 1".into(),
+            }),
         };
         assert_eq!(read, expected);
     }

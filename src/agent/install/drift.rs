@@ -10,14 +10,9 @@ use serde_json::Value;
 pub fn changed(found: &FoundState) -> Vec<String> {
     let files = found.record.files.iter().filter_map(|(path, owned)| file(path, owned, found));
     let lists = found.record.lists.iter().filter_map(|(path, listed)| list(path, listed, found.files.get(path)));
-    let leftovers = found.leftovers.iter().map(|path| {
-        let what = if path.name() == RENAMED_OWN_LIST {
-            "own list that Cilium renamed; set cni.exclusive=false in Cilium's chart"
-        } else {
-            "temporary file of an interrupted installation"
-        };
-        format!("{path}: {what}")
-    });
+    // doctor has a check for own lists that another process renamed.
+    let leftovers = found.leftovers.iter().filter(|path| path.name() != RENAMED_OWN_LIST);
+    let leftovers = leftovers.map(|path| format!("{path}: temporary file of an interrupted installation"));
     files.chain(lists).chain(leftovers).chain(found.notes.iter().cloned()).collect()
 }
 
@@ -144,6 +139,7 @@ mod tests {
                 entry: json!({"type": "detour", "log_level": "info", "chain": [{"uids": ["1337"], "type": "uid-exclude"}]}),
                 own_list: false,
             }],
+            missing: None,
         };
         let contents = list(&json!([{"type": "bridge"}])).to_string().into_bytes();
         let cluster_network = ConfFile { name: "1.conflist".into(), contents, mode: 0o600 };

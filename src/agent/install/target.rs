@@ -2,7 +2,8 @@
 
 use super::conflist::{self, UnusableList};
 use super::state::ConfFile;
-use crate::cni::is_configuration_file;
+use crate::cni::{OWN_LIST, is_configuration_file};
+use std::collections::BTreeSet;
 
 /// The selected file and its plugin list.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,6 +42,14 @@ pub(super) fn choose<'a>(
         }
     }
     (None, skipped)
+}
+
+/// Returns the names of the files that configure a pod network, except the own list's.
+pub(super) fn usable(files: &[ConfFile]) -> BTreeSet<String> {
+    let is_usable = |file: &&ConfFile| {
+        is_configuration_file(&file.name) && file.name != OWN_LIST && list(file).and_then(pod_network).is_ok()
+    };
+    files.iter().filter(is_usable).map(|file| file.name.clone()).collect()
 }
 
 /// Returns the name of the list that is made of a file: `10-x.conflist` for `10-x.conf` and `10-x.json`.

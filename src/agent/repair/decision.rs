@@ -2,7 +2,7 @@
 
 use super::selector::Selector;
 use crate::agent::facts::{EndedContainer, ObservedPod};
-use crate::agent::install::Installed;
+use crate::agent::install::{Installed, NodeFiles, Release};
 use crate::cni::Block;
 use crate::networks;
 use crate::plugin::{ContainerStatus, desired_policy};
@@ -99,26 +99,44 @@ pub fn suspect<'a>(
 
 /// Another release on the node, whose agent is running.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct OtherRelease {
+pub(in crate::agent) struct OtherRelease {
     /// Whether its name sorts before that of this release.
     pub(super) precedes: bool,
     /// Its installed configurations.
-    pub(super) installed: Vec<Installed>,
+    pub(in crate::agent) installed: Vec<Installed>,
 }
 
-/// Whether the agent of another release is responsible for the pod, so that only one agent repairs or deletes it.
+impl OtherRelease {
+    /// Returns the other releases on the node whose agents are running. A release whose files this process does not see
+    /// has no configurations, so that it takes no pods.
+    pub(in crate::agent) fn all(node: &NodeFiles) -> Vec<Self> {
+        let present = node.present_releases().unwrap_or_else(|error| {
+            tracing::warn!("can't determine the other releases on this node: {error}");
+            Vec::new()
+        });
+        let other = |release: Release| Self {
+            precedes: release < *node.release(),
+            installed: node.of_release(release).installed().unwrap_or_default(),
+        };
+        present.into_iter().map(other).collect()
+    }
+}
+
+/// Whether the agent of another release is responsible for the pod, so that only one agent changes or deletes it.
 /// Responsible is the first release by name whose configuration would redirect the pod. If none would, it is the first
-/// release whose configuration includes the pod. `own` is the evidence for this release.
+/// release whose configuration includes the pod. `own` is the evidence for this release; `None` if its configurations
+/// exclude the pod.
 #[must_use]
-pub(super) fn is_left_to_other(
+pub(in crate::agent) fn is_left_to_other(
     others: &[OtherRelease],
     criteria: &Criteria,
     observed: &ObservedPod,
-    own: Suspicion,
+    own: Option<Suspicion>,
 ) -> bool {
+    let own = own.map(|own| own.redirectable);
     let takes = |other: &OtherRelease| {
         let theirs = suspect(criteria, &other.installed, observed).map(|(_, suspicion)| suspicion.redirectable);
-        theirs.is_some_and(|theirs| (theirs, other.precedes) > (own.redirectable, false))
+        theirs.is_some() && (theirs, other.precedes) > (own, false)
     };
     others.iter().any(takes)
 }
@@ -295,7 +313,7 @@ mod tests {
         let left = |others: &[OtherRelease], own: bool| {
             let own = [installed(LISTED, own)];
             let (_, own) = suspect(&criteria, &own, &meshed()).expect("it has a sidecar");
-            is_left_to_other(others, &criteria, &meshed(), own)
+            is_left_to_other(others, &criteria, &meshed(), Some(own))
         };
         // Both would redirect the pod, or neither.
         for both in [true, false] {

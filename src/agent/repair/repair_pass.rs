@@ -73,7 +73,7 @@ impl<'a> RepairPass<'a> {
             watched.rest();
             return None;
         };
-        if is_left_to_other(self.others, &self.tools.settings.criteria, &observed, suspicion) {
+        if is_left_to_other(self.others, &self.tools.settings.criteria, &observed, Some(suspicion)) {
             watched.record_check(None, self.interval(&observed), GRACE, self.started.0 + self.started.1.elapsed());
             return None;
         }

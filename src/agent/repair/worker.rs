@@ -6,7 +6,7 @@ use super::repair_pass::{RepairPass, RepairTools};
 use super::retry_budget::{DeletionLimit, MAX_QUEUE_LENGTH, RepairQueue};
 use super::watched::WatchedPod;
 use crate::agent::facts::ObservedPod;
-use crate::agent::install::{Installed, NodeFiles, Release};
+use crate::agent::install::{Installed, NodeFiles};
 use crate::agent::metrics::Metrics;
 use crate::cgroup;
 use crate::cluster::ServiceAccount;
@@ -92,7 +92,7 @@ impl RepairWorker {
             self.defer_all(now + NOT_INSTALLED_PAUSE);
             return results;
         }
-        let others = self.others();
+        let others = OtherRelease::all(&self.tools.node);
         let mut pass = RepairPass::new(&self.tools, (&installed, &others), &mut self.deletions, now);
         while let Some(uid) = self.queue.pop() {
             if let Some(watched) = self.watched.get_mut(&uid) {
@@ -153,21 +153,6 @@ impl RepairWorker {
         installed.unwrap_or_default()
     }
 
-    /// Returns the other releases on the node whose agents are running. A release whose files this process does not see
-    /// has no configurations, so that it takes no pods.
-    fn others(&self) -> Vec<OtherRelease> {
-        let node = &self.tools.node;
-        let present = node.present_releases().unwrap_or_else(|error| {
-            tracing::warn!("can't determine the other releases on this node: {error}");
-            Vec::new()
-        });
-        let other = |release: Release| OtherRelease {
-            precedes: release < *node.release(),
-            installed: node.of_release(release).installed().unwrap_or_default(),
-        };
-        present.into_iter().map(other).collect()
-    }
-
     /// Removes the saved state of pods that have ended. The runtime calls no DEL for an attachment that a repair added.
     fn clean_up(&mut self) {
         if !std::mem::take(&mut self.needs_cleanup) {
@@ -184,7 +169,7 @@ impl RepairWorker {
 
 /// Checks that this process sees the plugin's state directory of the node. Without it, the rules of every pod would seem
 /// to belong to another tool.
-fn check_state_directory(node: &NodeFiles) -> Result<(), String> {
+pub(in crate::agent) fn check_state_directory(node: &NodeFiles) -> Result<(), String> {
     let directory = Path::new(ROOT).parent().unwrap_or(Path::new(ROOT));
     // It does not exist before the plugin's first call.
     let _ = fs::create_dir_all(directory);

@@ -13,7 +13,8 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 use protocol::MAX_ANSWER;
 pub use protocol::{
-    AgentAnswer, AgentRequest, CallReport, ContainersStatus, ExemptContainer, FACTS, Hello, MAX_REQUEST, RequestKind,
+    AgentAnswer, AgentRequest, CallReport, ContainersStatus, ExemptContainer, FACTS, Hello, MAX_POLICIES, MAX_REQUEST,
+    PodPolicyStatus, PoliciesReport, RequestKind,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -48,12 +49,35 @@ pub fn tell(socket: &Path, called: CallReport) {
 /// # Errors
 /// The agent does not answer within `timeout`, or an earlier version does not know the request.
 pub fn excluded_containers(socket: &Path, sandbox_id: &str, timeout: Duration) -> Result<ContainersStatus, String> {
-    let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     let ask = RequestKind::Containers { container: sandbox_id.to_owned() };
+    ask_for(socket, ask, timeout, |answer| match answer {
+        AgentAnswer::Containers(status) => Some(status),
+        _ => None,
+    })
+}
+
+/// Returns how many pods of the node have the current policy, as the agent behind `socket` knows them.
+///
+/// # Errors
+/// The agent does not answer within `timeout`, or an earlier version does not know the request.
+pub fn pod_policies(socket: &Path, timeout: Duration) -> Result<PoliciesReport, String> {
+    ask_for(socket, RequestKind::Policies, timeout, |answer| match answer {
+        AgentAnswer::Policies(report) => Some(report),
+        _ => None,
+    })
+}
+
+/// Returns what `read` takes from the answer of the agent behind `socket`, which has no fallback.
+fn ask_for<T>(
+    socket: &Path,
+    ask: RequestKind,
+    timeout: Duration,
+    read: impl FnOnce(AgentAnswer) -> Option<T>,
+) -> Result<T, String> {
+    let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     match exchange(socket, &AgentRequest { wait_ms, ask }, Instant::now() + timeout) {
-        Ok(AgentAnswer::Containers(status)) => Ok(status),
         Ok(AgentAnswer::Failed { msg, .. }) => Err(format!("the agent failed: {msg}")),
-        Ok(_) => Err("the agent's version does not support the request".to_owned()),
+        Ok(answer) => read(answer).ok_or_else(|| "the agent's version does not support the request".to_owned()),
         Err(NoAnswer::NotListening(why)) => Err(format!("no agent listens on the socket: {why}")),
         Err(NoAnswer::Failed(why)) => Err(why),
     }
@@ -106,7 +130,7 @@ impl AgentClient {
         match &self.api {
             Some(api) => {
                 tracing::debug!(facts = "api", why, "asking the API server instead of the agent");
-                fallback(api, started)
+                fallback(api, started).map_err(|error| self.with_agent(error, &why))
             }
             None => Err(self.no_facts(&why)),
         }
@@ -133,6 +157,13 @@ impl AgentClient {
             *self.agent_error.borrow_mut() = Some(why.clone());
             why
         })
+    }
+
+    /// Returns an error of the fallback with the reason why the agent was passed over.
+    fn with_agent(&self, error: Error, why: &str) -> Error {
+        let separator = if error.details.is_empty() { "" } else { "; " };
+        let details = format!("{}{separator}agent_socket {}: {why}", error.details, self.socket.display());
+        error.with_details(details)
     }
 
     fn no_facts(&self, why: &str) -> Error {
@@ -294,7 +325,9 @@ fn read<T: DeserializeOwned>(lines: &mut BufReader<DeadlineStream>) -> io::Resul
 fn cause(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => "timeout; the agent is stuck or too slow".into(),
-        ErrorKind::UnexpectedEof => "the agent closed the connection".into(),
+        ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+            "the agent closed the connection".into()
+        }
         _ => error.to_string(),
     }
 }

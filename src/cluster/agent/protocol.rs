@@ -99,6 +99,8 @@ pub enum RequestKind {
         #[serde(default)]
         container: String,
     },
+    /// [`super::pod_policies`].
+    Policies,
     /// A report that a call of the plugin has ended; without an answer.
     Called(CallReport),
     /// A request of a later version.
@@ -163,6 +165,43 @@ pub struct ExemptContainer {
     pub scope: ContainerScope,
 }
 
+/// How many pods of the node have the current policy, and those that don't.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PoliciesReport {
+    /// What follows changes in running pods: `off`, `exclusions` or `all`; empty if the agent does not watch policies.
+    pub scope: String,
+    /// The pods whose rules are those that an ADD would make now.
+    pub current: u32,
+    /// The pods with the rules of an earlier policy, which need a new pod or a retry.
+    pub older: u32,
+    /// The pods whose newest policy is refused: a bad value or a conflict.
+    pub refused: u32,
+    /// The pods with a sidecar that the node's configuration would redirect, and without saved rules.
+    pub none: u32,
+    /// The pods that are not current, at most [`MAX_POLICIES`].
+    pub pods: Vec<PodPolicyStatus>,
+}
+
+/// The policy of a pod that is not current.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodPolicyStatus {
+    /// The pod.
+    pub pod: PodRef,
+    /// `older`, `refused` or `none`.
+    pub state: String,
+    /// The hash of the applied policy; empty without one.
+    pub applied: String,
+    /// The hash of the policy that an ADD would apply now; empty if unknown.
+    pub desired: String,
+    /// Why the pod is not current.
+    pub reason: String,
+}
+
+/// The limit of [`PoliciesReport::pods`].
+pub const MAX_POLICIES: usize = 100;
+
 /// The agent's second line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
@@ -196,6 +235,8 @@ pub enum AgentAnswer {
     },
     /// To [`RequestKind::Containers`].
     Containers(ContainersStatus),
+    /// To [`RequestKind::Policies`].
+    Policies(PoliciesReport),
     /// To [`RequestKind::Report`] and [`RequestKind::Probe`]: success.
     Done,
     /// The request failed.
@@ -250,6 +291,7 @@ mod tests {
     fn messages_survive_serialization() {
         let definition = Definition { config: "{\n}".into(), ..Definition::default() };
         let (name, id) = ("vault".to_owned(), "7c".to_owned());
+        let policy = PodPolicyStatus { state: "older".into(), ..PodPolicyStatus::default() };
         let exempt = ExemptContainer { name, id, cgroup: u64::MAX, scope: ContainerScope::Dns };
         for answer in [
             AgentAnswer::Facts { pod: pod().into(), namespace: Some(Namespace::default()) },
@@ -258,6 +300,7 @@ mod tests {
             AgentAnswer::Namespaces { names: vec!["a".into()] },
             AgentAnswer::Containers(ContainersStatus { expected: Some(vec![exempt]), ..ContainersStatus::default() }),
             AgentAnswer::Containers(ContainersStatus { runtime: Some("r 1".into()), ..ContainersStatus::default() }),
+            AgentAnswer::Policies(PoliciesReport { older: 1, pods: vec![policy], ..PoliciesReport::default() }),
             AgentAnswer::Done,
             AgentAnswer::from(Error::new(Code::PodUnknown, "no").with_details("why")),
         ] {
@@ -272,6 +315,7 @@ mod tests {
             RequestKind::Report { pod: PodRef::default(), status: Some("[]".into()), events: vec![Event::default()] },
             RequestKind::Called(CallReport { code: Some(7), ..CallReport::default() }),
             RequestKind::Containers { container: "c".into() },
+            RequestKind::Policies,
             RequestKind::Probe,
         ] {
             let request = AgentRequest { wait_ms: 7, ask };

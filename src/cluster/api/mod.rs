@@ -34,4 +34,5 @@ pub use probe::ApiProbe;
 pub(super) use server::Api;
 pub use service_account::ServiceAccount;
 pub use user::UserApi;
+pub use writes::PodWriter;
 pub(super) use writes::WRITE_TIMEOUT;

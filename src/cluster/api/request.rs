@@ -1,9 +1,9 @@
 //! The requests to the Kubernetes API, one constructor each: what is sent, and what an error message about it names.
 
 use crate::cluster::limited_client::PAGE;
-use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Right};
+use crate::cluster::resources::{Event, NodeTaints, ObjectRef, PolicyCondition, Right};
 use crate::cni::{Code, Error, is_dns_subdomain};
-use crate::pod::well_known::NETWORK_STATUS;
+use crate::pod::well_known::{NETWORK_STATUS, POLICY_CONDITION};
 use crate::pod::{Pod, PodRef};
 use crate::printable::{cut, line};
 use hyper::Request;
@@ -105,10 +105,37 @@ impl ApiRequest {
         Self::patch_pod_status(pod, json!({"metadata": metadata}))
     }
 
+    /// Sets a pod's condition of this type, with the pod's UID as precondition. A condition whose status changes gets
+    /// the current time as the time of its transition; otherwise that remains.
+    pub(super) fn policy_condition(
+        pod: &PodRef,
+        condition: &PolicyCondition,
+        has_changed_status: bool,
+    ) -> Result<Self, Error> {
+        let status = if condition.is_current { "True" } else { "False" };
+        // Escaped because `kubectl describe` prints it to a terminal.
+        let message = line(&condition.message);
+        let mut body = json!({
+            "type": POLICY_CONDITION, "status": status, "reason": condition.reason,
+            "message": cut(&message, MAX_EVENT_MESSAGE),
+        });
+        if has_changed_status {
+            body["lastTransitionTime"] = json!(now());
+        }
+        let PodRef { namespace, name, uid } = pod;
+        // A merge patch would replace the other conditions.
+        let patch = Patch::Strategic(json!({"metadata": {"uid": uid}, "status": {"conditions": [body]}}));
+        Self::patch_status(namespace, name, &patch)
+    }
+
     fn patch_pod_status(Pod { namespace, name, .. }: &Pod, patch: Value) -> Result<Self, Error> {
+        Self::patch_status(namespace, name, &Patch::Merge(patch))
+    }
+
+    fn patch_status(namespace: &str, name: &str, patch: &Patch<Value>) -> Result<Self, Error> {
         check_names("pod", [namespace, name])?;
         let pods = namespaced(namespace, "pods");
-        let http = pods.patch_subresource("status", name, &PatchParams::default(), &Patch::Merge(patch));
+        let http = pods.patch_subresource("status", name, &PatchParams::default(), patch);
         Self::of_pod(http, (namespace, name), "patch pods/status")
     }
 
@@ -373,9 +400,14 @@ fn check_names<'a>(
     Err(Error::new(Code::Environment, format!("{source}: invalid object name {name:?}; {expected}")))
 }
 
+/// Returns the current time as Kubernetes writes it.
+fn now() -> String {
+    Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
 /// The message is escaped because `kubectl describe` prints it to a terminal.
 fn event_body(pod: &Pod, event: &Event) -> Value {
-    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let now = now();
     json!({
         "apiVersion": "v1",
         "kind": "Event",

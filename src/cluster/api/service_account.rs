@@ -2,6 +2,7 @@
 //! kubelet renews them while the agent runs.
 
 use super::server::Api;
+use super::writes::PodWriter;
 use crate::cluster::fact_source::Cluster;
 use crate::cluster::kubeconfig::{CONNECT_TIMEOUT, Kubeconfig};
 use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Token};
@@ -95,6 +96,12 @@ impl ServiceAccount {
     /// As [`Cluster::report`].
     pub fn tell(&self, pod: &Pod, event: &Event) -> Result<(), Error> {
         self.api(CONTROL_TIMEOUT).report(pod, None, slice::from_ref(event))
+    }
+
+    /// Returns a writer for several changes of pods, which share one connection.
+    #[must_use]
+    pub fn pod_writer(&self) -> PodWriter {
+        PodWriter::new(self.api(CONTROL_TIMEOUT))
     }
 
     /// Deletes a pod that still has this UID and `resourceVersion` (`delete pods`).

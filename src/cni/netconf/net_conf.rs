@@ -3,6 +3,7 @@
 use super::file::CNI_CONF_DIR;
 use super::keys::{LogLevel, absolute, delegate_timeout, text};
 use super::kubernetes::Kubernetes;
+use super::pod_annotations;
 use super::primary::Primary;
 use super::sub_plugins::{blocks, kind};
 use super::unknown;
@@ -49,7 +50,7 @@ pub struct NetConf {
     pub delegate_timeout: Duration,
     /// `args.cni`: the arguments from a pod's annotation that Multus passes, by sub-plugin.
     pub args: Map<String, Value>,
-    /// `runtimeConfig`.
+    /// `runtimeConfig`, without invalid annotations of the pod.
     pub runtime_config: Map<String, Value>,
     /// `prevResult`, unchanged.
     pub prev_result: Option<Value>,
@@ -122,6 +123,8 @@ impl NetConf {
             kubernetes.kubeconfig = kubernetes.kubeconfig.or_else(|| primary.kubeconfig.clone());
             kubernetes.cni_bin_dir = kubernetes.cni_bin_dir.or_else(|| Some(primary.bin_dir.clone()));
         }
+        let mut runtime_config = keys.block("runtimeConfig")?.map(|config| config.keys).unwrap_or_default();
+        pod_annotations::check(&mut runtime_config, &mut warnings);
         let has_chain = primary.is_none() || keys.value("chain").is_some();
         Ok(Self {
             cni_version: document.cni_version.clone(),
@@ -139,7 +142,7 @@ impl NetConf {
                 Some(args) => args.reader().block("cni")?.map(|cni| cni.keys).unwrap_or_default(),
                 None => Map::new(),
             },
-            runtime_config: keys.block("runtimeConfig")?.map(|config| config.keys).unwrap_or_default(),
+            runtime_config,
             prev_result: keys.value("prevResult").cloned(),
             valid_attachments: valid_attachments(&keys)?,
             attachments_may_exclude_namespaces: keys.boolean("attachments_may_exclude_namespaces")?.unwrap_or(false),

@@ -22,7 +22,7 @@ mod view;
 pub use report::{AuditReport, AuditedPod, Bypass, CountedUnit};
 
 use super::doctor::{CheckTarget, node_setup};
-use super::exemptions::application_containers;
+use super::explain::application_containers;
 use super::rules::{LiveRules, RuleLine, RulesReport};
 use super::subject::AppliedConf;
 use crate::cluster::{ApiProbe, LabeledNamespace, ScheduledPod};
@@ -125,7 +125,10 @@ impl Node<'_> {
             Ok((live, found)) => {
                 let requests = Requests::of(&self.configurations, &facts, self.api.cluster());
                 let report = live.report(&found.netns);
-                PodFindings { pod, live: &live, report: &report, requests: &requests, all }.fill(of(String::new()))
+                let saved = found.container_id.as_deref().map(|id| self.store.attachments_of(id));
+                let was_called = saved.is_some_and(|saved| saved.is_ok_and(|attachments| !attachments.is_empty()));
+                let findings = PodFindings { pod, live: &live, report: &report, requests: &requests, was_called, all };
+                findings.fill(of(String::new()))
             }
         })
     }
@@ -141,6 +144,8 @@ struct PodFindings<'a> {
     live: &'a LiveRules,
     report: &'a RulesReport,
     requests: &'a Result<Requests, Error>,
+    /// Whether the saved state contains an ADD of this pod, perhaps without rules.
+    was_called: bool,
     all: bool,
 }
 
@@ -205,6 +210,11 @@ impl PodFindings<'_> {
             (false, true) => format!("not redirected: the rules for network {} are missing", networks()),
             (false, false) => match self.requests {
                 Err(error) => format!("not redirected: an ADD of this pod would fail: {error}"),
+                Ok(requests) if requests.redirects && self.was_called => {
+                    "not redirected: the plugin made no rules when the pod started, because the pod had no sidecar then \
+                     or its facts were unavailable; delete the pod, or let the agent repair it (repair.enabled)"
+                        .to_owned()
+                }
                 Ok(requests) if requests.redirects => {
                     "not redirected: the plugin did not run for this pod; delete the \
                      pod, or let the agent repair it (repair.enabled)"

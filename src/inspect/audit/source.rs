@@ -6,7 +6,7 @@ use crate::cni::Error;
 use crate::firewall::native::rule::{Condition, Key};
 use crate::firewall::native::set::Spans;
 use crate::firewall::rule::{Family, protocol_number};
-use crate::inspect::evaluation::{evaluate, has_redirect};
+use crate::inspect::explain::{evaluate, has_redirect};
 use crate::inspect::subject::{AppliedConf, Subject};
 use crate::pod::{Facts, Pod};
 use crate::policy::{ContainerExclusion, Exclusion, TrafficOwner};

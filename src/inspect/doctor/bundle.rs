@@ -7,9 +7,9 @@ use super::{Configured, Examination};
 use crate::cni::Error;
 use crate::firewall::native;
 use crate::host_path::HostPath;
-use crate::inspect::rulebook::restore_text;
 use crate::inspect::rules::RulesView;
 use crate::inspect::terminal::{Format, render};
+use crate::inspect::trace::restore_text;
 use crate::printable::{cut, line};
 use crate::state::ROOT;
 use crate::trusted_file::{read, read_nofollow};
@@ -62,6 +62,12 @@ impl Examination {
         let configuration =
             |configured: &Configured| (named("node", configured.path.as_path()), structured(&configured.text));
         files.extend(configurations.into_iter().map(configuration));
+        for (own, list) in &target.installation.own_lists {
+            let path = own.parent().join(&list.source);
+            let Ok(reached) = target.reach(&path) else { continue };
+            let text = text(&reached).map_or_else(|why| why, |text| structured(&text));
+            files.push((named("node", path.as_path()), text));
+        }
         if let Some((path, _)) = &self.kubeconfig {
             files.push(("kubeconfig".to_owned(), text(path).map_or_else(|why| why, |text| structured(&text))));
         }

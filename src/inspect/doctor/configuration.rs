@@ -24,6 +24,12 @@ const MAX_FILE: u64 = 1 << 20;
 const INSTALL: &str =
     "run detour install (see detour install --help), or check why the agent on this node does not write it";
 
+const KEEPS_OWN_LIST: &str = "check why the agent on this node, which keeps the own list in place, does not correct this; or run detour install again";
+/// What Cilium adds to the names of other plugin lists.
+const RENAMED: &str = ".cilium_bak";
+pub(super) const CILIUM: &str =
+    "set the Helm value cni.exclusive of Cilium to false: otherwise, Cilium renames the plugin lists of other tools";
+
 /// A valid configuration of this plugin.
 #[derive(Debug, Clone)]
 pub(super) struct Configured {
@@ -34,10 +40,10 @@ pub(super) struct Configured {
 }
 
 /// A configuration file that runtimes read.
-struct RuntimeFile {
-    path: HostPath,
+pub(super) struct RuntimeFile {
+    pub(super) path: HostPath,
     text: String,
-    json: Result<Value, String>,
+    pub(super) json: Result<Value, String>,
 }
 
 impl RuntimeFile {
@@ -69,8 +75,13 @@ impl RuntimeFile {
     }
 
     /// Whether the file only has plugins that Multus and runtimes skip when they look for the cluster network.
-    fn is_other(&self) -> bool {
+    pub(super) fn is_other(&self) -> bool {
         self.types().iter().all(|kind| ["loopback", "multus", "multus-shim"].contains(kind))
+    }
+
+    /// Whether the file configures Multus, which runs the cluster network itself.
+    pub(super) fn is_multus(&self) -> bool {
+        self.types().first().is_some_and(|kind| ["multus", "multus-shim"].contains(kind))
     }
 }
 
@@ -87,7 +98,13 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
         }
     };
     let elsewhere: Vec<_> = target.other_conf_dirs.iter().flat_map(|dir| files_in(target, dir)).collect();
-    let ours: Vec<&RuntimeFile> = files.iter().chain(&elsewhere).filter(|file| file.is_ours()).collect();
+    // Entries in the source of an own list are those of other tools.
+    let is_source = |file: &RuntimeFile| {
+        let mut own_lists = target.installation.own_lists.iter();
+        own_lists.any(|(path, list)| file.path == path.parent().join(&list.source))
+    };
+    let is_ours = |file: &&RuntimeFile| file.is_ours() && !is_source(file);
+    let ours: Vec<&RuntimeFile> = files.iter().chain(&elsewhere).filter(is_ours).collect();
     let (mut valid, mut wrong) = (Vec::new(), Vec::new());
     for file in &ours {
         let path = &file.path;
@@ -133,6 +150,10 @@ fn present(target: &CheckTarget, files: &[RuntimeFile], ours: &[&RuntimeFile]) -
     if !ours.is_empty() {
         return CheckVerdict::pass(ours.iter().map(|file| file.path.to_string()).collect::<Vec<_>>().join(", "));
     }
+    let missing = target.installation.own_lists.keys().find(|path| !files.iter().any(|file| file.path == **path));
+    if let Some(path) = missing {
+        return lost(target, path);
+    }
     let broken = files.iter().filter_map(|file| Some(format!("{}: {}", file.path, file.json.as_ref().err()?)));
     let broken: Vec<String> = broken.collect();
     let own = OWN_TYPES.join(" or ");
@@ -147,6 +168,24 @@ fn present(target: &CheckTarget, files: &[RuntimeFile], ours: &[&RuntimeFile]) -
             "correct the file, or run detour install again",
         ),
     }
+}
+
+/// Returns the verdict about a missing own list: without it, runtimes use the cluster network's list, which does not call
+/// the plugin.
+fn lost(target: &CheckTarget, path: &HostPath) -> CheckVerdict {
+    match renamed(target, path) {
+        Some(renamed) => {
+            CheckVerdict::fail(format!("{path} not found; another process renamed it to {renamed}"), CILIUM)
+        }
+        None => CheckVerdict::fail(format!("{path} not found"), KEEPS_OWN_LIST),
+    }
+}
+
+/// Returns the name to which Cilium renamed an earlier version of the own list at `path`.
+pub(super) fn renamed(target: &CheckTarget, path: &HostPath) -> Option<String> {
+    let renamed = format!("{}{RENAMED}", path.name());
+    let reached = target.reach(&path.parent().join(&renamed)).ok()?;
+    fs::symlink_metadata(reached).is_ok().then_some(renamed)
 }
 
 /// Checks whether runtimes use the configuration: they take the first file by name (libcni, `LoadConfList` of
@@ -167,7 +206,15 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
                 file.types().join(", "),
                 ours.iter().map(|configured| configured.path.name()).collect::<Vec<_>>().join(", ")
             ),
-            format!("add detour to that plugin list: detour install --chained=true --conf-name {}", file.path.name()),
+            match target.installation.own_lists.is_empty() {
+                true => {
+                    format!(
+                        "add detour to that plugin list: detour install --chained=true --conf-name {}",
+                        file.path.name()
+                    )
+                }
+                false => KEEPS_OWN_LIST.to_owned(),
+            },
         ),
         None => CheckVerdict::not_checked("the directory has no configuration of a cluster network"),
     }
@@ -175,7 +222,7 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
 
 /// Returns the files that runtimes read (libcni, `ConfFiles`), in the order of their names, or the one that the user
 /// named.
-fn files(target: &CheckTarget, conf: &HostPath) -> Result<Vec<RuntimeFile>, String> {
+pub(super) fn files(target: &CheckTarget, conf: &HostPath) -> Result<Vec<RuntimeFile>, String> {
     let reached = target.reach(conf).map_err(|why| why.to_string())?;
     if reached.is_file() {
         return Ok(vec![read(conf.clone(), &reached)]);

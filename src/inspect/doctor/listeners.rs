@@ -1,6 +1,6 @@
 //! Checks whether the proxy listens on the ports that the rules redirect to, and as which user.
 
-use super::probe_socket::Users;
+use super::probe::Users;
 use super::report::{Check, CheckGroup, CheckVerdict, Results};
 use super::rules::{NETNS, RULES};
 use crate::cni::{Code, Error};

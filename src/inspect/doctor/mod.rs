@@ -9,14 +9,16 @@
 //! |---|---|
 //! | `report` | none: the types of checks, verdicts, results and the printed list; the node and pod to examine |
 //! | `configuration`, `program` | configuration files and programs on the node's disk |
+//! | `own_list` | the copy of the cluster network's plugin list |
 //! | `credentials` | kubeconfig, agent socket, API server and the plugin's rights |
+//! | `policies` | the policies of running pods |
 //! | `kernel` | the kernel's nf_tables, iptables extensions and connection tracking |
 //! | `pod` | the pod's annotation, its definitions, and the decision about it |
 //! | `rules`, `listeners` | the pod's network namespace: rules, routes, the proxy's listeners |
 //! | `containers` | excluded containers: kernel, runtime, agent, sets and their elements |
-//! | `probe`, `probe_socket` | real packets in the network namespace |
+//! | `probe` | real packets in the network namespace |
 //! | `logs` | Events, the logs of runtime and kubelet, and the plugin's log file, with the known error messages |
-//! | `bundle`, `redact`, `scan` | none: the archive of all evidence, without secrets |
+//! | `bundle`, `redact` | none: the archive of all evidence, without secrets |
 
 mod bundle;
 mod configuration;
@@ -25,21 +27,22 @@ mod credentials;
 mod kernel;
 mod listeners;
 mod logs;
+mod own_list;
 mod pod;
+mod policies;
 mod probe;
-mod probe_socket;
 mod program;
 mod redact;
 mod report;
 mod rules;
-mod scan;
 
 pub use report::{CheckGroup, CheckOutcome, Checklist, ReportLine};
-pub use report::{CheckTarget, Installation};
+pub use report::{CheckTarget, Installation, OwnList};
 
 use super::explain::Explained;
 use super::rules::{LiveRules, RulesReport};
 use super::subject::AppliedConf;
+use crate::cluster::agent::PoliciesReport;
 use crate::cluster::{self, ApiProbe, Cluster, KubeconfigSummary};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
@@ -58,6 +61,7 @@ pub struct Examination {
     /// The results.
     pub checklist: Checklist,
     configurations: Vec<Configured>,
+    policies: Result<PoliciesReport, String>,
     kubeconfig: Option<(PathBuf, KubeconfigSummary)>,
     explained: Option<Explained>,
     live: Option<(LiveRules, RulesReport)>,
@@ -75,7 +79,8 @@ pub fn examine(target: &CheckTarget) -> Examination {
     check_containers(target, &seen, checked, &mut results);
     let pod = target.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
     let (node, platform) = (target.node_name.clone(), target.platform.clone());
-    seen.checklist = Checklist { pod, node, platform, ..Checklist::of(results.lines) };
+    let policies = seen.policies.as_ref().ok().cloned();
+    seen.checklist = Checklist { pod, node, platform, policies, ..Checklist::of(results.lines) };
     seen
 }
 
@@ -83,6 +88,7 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
     let configurations = configuration::examine(target, results);
     let conf = foremost(&configurations);
     let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
+    own_list::examine(target, results);
     configuration::examine_node_configuration(target, results);
     program::examine(target, &kinds, results);
     let kubeconfig = credentials::examine_kubeconfig(target, conf, results);
@@ -96,11 +102,16 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
         }
     }
     credentials::examine_agent(target, conf, results);
+    let policies = policies::ask(target, conf, results);
+    if target.pod.is_none() {
+        policies::examine_node(policies.as_ref(), results);
+    }
     kernel::examine(conf, results);
     let checklist = Checklist::of(Vec::new());
     Examination {
         checklist,
         configurations,
+        policies,
         kubeconfig,
         explained: None,
         live: None,
@@ -180,6 +191,13 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results
     let listeners = check_netns(target, pod_netns.found(), facts.as_ref(), seen, results);
     let container = pod_netns.found().and_then(|found| found.container_id.as_deref());
     let uid = facts.as_ref().and_then(|facts| facts.pod.uid.as_deref());
+    let subject = policies::PodSubject {
+        found: pod_netns.found(),
+        facts: facts.as_ref(),
+        installed: seen.configurations.iter().map(|configured| &configured.conf).collect(),
+        report: seen.policies.as_ref(),
+    };
+    subject.examine(target, results);
     seen.names = [container, uid].into_iter().flatten().map(str::to_owned).collect();
     seen.log_lines = logs::node(target, pod, container, results);
     seen.log_lines.extend(logs::plugin(target, conf.as_ref(), pod, results));

@@ -1,6 +1,7 @@
 //! The types that all checks share: the node and pod to examine, a check and its verdict, the results, and the list
 //! that is printed or serialized.
 
+use crate::cluster::agent::PoliciesReport;
 use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use crate::pod::PodRef;
@@ -23,6 +24,8 @@ pub struct Checklist {
     pub version: &'static str,
     /// Whether no check failed.
     pub healthy: bool,
+    /// The policies of the node's running pods, as the agent reports them; `None` if they are unknown.
+    pub policies: Option<PoliciesReport>,
     /// One line per check.
     pub checks: Vec<ReportLine>,
 }
@@ -52,6 +55,8 @@ pub enum CheckGroup {
     Node,
     /// The API server, the plugin's rights there, and the agent.
     Cluster,
+    /// The policies of running pods.
+    Policies,
     /// The kernel's features.
     Kernel,
     /// The pod's annotation, definitions and decision.
@@ -72,6 +77,8 @@ pub enum CheckGroup {
 pub enum CheckOutcome {
     /// The condition is met.
     Pass,
+    /// The condition is not met, but the node works as configured: there is something to do or to know.
+    Warn,
     /// The condition is not met.
     Fail,
     /// The check was not possible, or not needed.
@@ -83,6 +90,7 @@ impl CheckGroup {
         match self {
             Self::Node => "Node",
             Self::Cluster => "Cluster",
+            Self::Policies => "Policies of running pods",
             Self::Kernel => "Kernel",
             Self::Pod => "Pod",
             Self::Sandbox => "Sandbox",
@@ -97,6 +105,7 @@ impl CheckOutcome {
     const fn sign(self) -> (&'static str, Tone) {
         match self {
             Self::Pass => ("pass", Tone::Good),
+            Self::Warn => ("warn", Tone::Notable),
             Self::Fail => ("FAIL", Tone::Bad),
             Self::NotChecked => ("-", Tone::Faint),
         }
@@ -107,13 +116,18 @@ impl Checklist {
     pub(super) fn of(lines: Vec<ReportLine>) -> Self {
         let healthy = lines.iter().all(|line| line.outcome != CheckOutcome::Fail);
         let version = env!("CARGO_PKG_VERSION");
-        Self { pod: None, node: None, platform: String::new(), version, healthy, checks: lines }
+        Self { pod: None, node: None, platform: String::new(), version, healthy, policies: None, checks: lines }
     }
 
     fn verdict(&self) -> (String, Tone) {
         let count = |outcome| self.checks.iter().filter(|line| line.outcome == outcome).count();
         let (pass, fail) = (count(CheckOutcome::Pass), count(CheckOutcome::Fail));
         let text = format!("{pass} passed, {fail} failed, {} not checked", count(CheckOutcome::NotChecked));
+        let text = match count(CheckOutcome::Warn) {
+            0 => text,
+            1 => format!("{text}, 1 warning"),
+            count => format!("{text}, {count} warnings"),
+        };
         (text, if self.healthy { Tone::Good } else { Tone::Bad })
     }
 }
@@ -138,10 +152,10 @@ impl TextReport for Checklist {
 }
 
 impl ReportLine {
-    /// Writes one line; a failure has its finding and the next step on lines of their own.
+    /// Writes one line; a failure or warning has its finding and the next step on lines of their own.
     fn write(&self, (ids, statements): (usize, usize), page: &mut Screen) {
         let (sign, tone) = self.outcome.sign();
-        let failed = self.outcome == CheckOutcome::Fail;
+        let failed = matches!(self.outcome, CheckOutcome::Fail | CheckOutcome::Warn);
         let statement = Cell::of(format!(" {:statements$}", self.checked));
         let mut cells = vec![
             Cell::of(format!("  {sign:4}")).tone(tone),
@@ -153,7 +167,7 @@ impl ReportLine {
         }
         page.line(&cells);
         if failed {
-            page.line(&[Cell::of("       "), Cell::of(&self.found).tone(Tone::Bad)]);
+            page.line(&[Cell::of("       "), Cell::of(&self.found).tone(tone)]);
         }
         // Next steps may have several lines, for commands. A finding is one line: it can contain text from elsewhere.
         let next = self.next.iter().flat_map(|next| next.lines()).enumerate();
@@ -185,6 +199,8 @@ impl Check {
 pub(super) enum CheckVerdict {
     /// The condition is met: the finding.
     Pass(String),
+    /// The condition is not met, but the node works as configured: the finding and the next step.
+    Warn(String, String),
     /// The condition is not met: the finding and the next step.
     Fail(String, String),
     /// The check was not possible: the reason, and the next step if there is one.
@@ -196,23 +212,28 @@ impl CheckVerdict {
         Self::Pass(found.into())
     }
 
+    pub(super) fn warn(found: impl Into<String>, next: impl Into<String>) -> Self {
+        Self::Warn(found.into(), next.into())
+    }
+
     pub(super) fn fail(found: impl Into<String>, next: impl Into<String>) -> Self {
         Self::Fail(found.into(), next.into())
     }
 
-    /// Unites the verdicts of several attempts: the first failure, or else all findings. Without an attempt, the
+    /// Unites the verdicts of several attempts: the first failure or warning, or else all findings. Without an attempt, the
     /// reason is `none`.
     pub(super) fn all(verdicts: Vec<Self>, none: &str) -> Self {
-        let (mut passed, mut failed, mut not_checked) = (Vec::new(), None, None);
+        let (mut passed, mut warned, mut failed, mut not_checked) = (Vec::new(), None, None, None);
         for verdict in verdicts {
             match verdict {
                 Self::Pass(found) => passed.push(found),
+                Self::Warn(..) => drop(warned.get_or_insert(verdict)),
                 Self::Fail(..) => drop(failed.get_or_insert(verdict)),
                 Self::NotChecked(..) => drop(not_checked.get_or_insert(verdict)),
             }
         }
         let passed = (!passed.is_empty()).then(|| Self::Pass(passed.join("; ")));
-        failed.or(passed).or(not_checked).unwrap_or_else(|| Self::not_checked(none))
+        failed.or(warned).or(passed).or(not_checked).unwrap_or_else(|| Self::not_checked(none))
     }
 
     pub(super) fn not_checked(why: impl Into<String>) -> Self {
@@ -231,6 +252,7 @@ impl Results {
     pub(super) fn add(&mut self, check: &Check, verdict: CheckVerdict) {
         let (outcome, found, next) = match verdict {
             CheckVerdict::Pass(found) => (CheckOutcome::Pass, found, None),
+            CheckVerdict::Warn(found, next) => (CheckOutcome::Warn, found, Some(next)),
             CheckVerdict::Fail(found, next) => (CheckOutcome::Fail, found, Some(next)),
             CheckVerdict::NotChecked(why, next) => (CheckOutcome::NotChecked, why, next),
         };
@@ -240,7 +262,7 @@ impl Results {
         self.lines.push(ReportLine { id, group, checked: holds, outcome, found, next });
     }
 
-    /// Runs a check if all of `needed` passed, and else adds it as not checked.
+    /// Runs a check if none of `needed` failed or was not checked, and else adds it as not checked.
     pub(super) fn after(&mut self, needed: &[&Check], check: &Check, verdict: impl FnOnce() -> CheckVerdict) {
         let verdict = match self.obstacle(needed) {
             Some(why) => CheckVerdict::not_checked(why),
@@ -254,10 +276,11 @@ impl Results {
         self.lines.iter().any(|line| line.id == check.id && line.outcome == CheckOutcome::Fail)
     }
 
-    /// Returns why the first of `needed` that did not pass prevents other checks.
+    /// Returns why the first of `needed` that failed or was not checked prevents other checks.
     pub(super) fn obstacle(&self, needed: &[&Check]) -> Option<String> {
         let bad = |check: &&Check| {
-            let line = self.lines.iter().find(|line| line.id == check.id && line.outcome != CheckOutcome::Pass)?;
+            let is_usable = |outcome| matches!(outcome, CheckOutcome::Pass | CheckOutcome::Warn);
+            let line = self.lines.iter().find(|line| line.id == check.id && !is_usable(line.outcome))?;
             let how = if line.outcome == CheckOutcome::Fail { "failed" } else { "was not checked" };
             Some(format!("because {} {how}", line.id))
         };
@@ -301,11 +324,22 @@ pub struct Installation {
     pub programs: Vec<HostPath>,
     /// The configuration of the OCI hook, if it is installed.
     pub hook: Option<HostPath>,
+    /// The own lists, by their paths.
+    pub own_lists: BTreeMap<HostPath, OwnList>,
     /// The types of the releases' entries in plugin lists, by the path of the list.
     pub listed_types: BTreeMap<HostPath, BTreeSet<String>>,
     /// The differences between the node and the installation, one line each; `None` without an installation. The
     /// error is the reason why they are unknown.
     pub changed: Result<Option<Vec<String>>, String>,
+}
+
+/// A copy of the cluster network's plugin list with the plugin's entry, which runtimes use instead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnList {
+    /// The name of the file of which it is a copy, in the same directory.
+    pub source: String,
+    /// The type of the plugin's entry.
+    pub kind: String,
 }
 
 impl CheckTarget {
@@ -335,6 +369,8 @@ mod tests {
     fn a_check_that_was_not_run_is_not_a_failure() {
         let fine = || vec![line("a", CheckOutcome::Pass, None), line("b", CheckOutcome::NotChecked, None)];
         assert!(Checklist::of(fine()).healthy);
+        let warned = [fine(), vec![line("c", CheckOutcome::Warn, Some("restart it"))]].concat();
+        assert!(Checklist::of(warned).healthy);
         let failed = [fine(), vec![line("c", CheckOutcome::Fail, Some("mend it"))]].concat();
         assert!(!Checklist::of(failed).healthy);
     }
@@ -350,6 +386,19 @@ mod tests {
         assert!(text.starts_with("This node (k3s): 0 passed, 1 failed, 0 not checked\n\nNode\n"), "{text}");
         let lines: Vec<&str> = text.lines().skip(3).collect();
         assert_eq!(lines, ["  FAIL  c  it holds", "        c was found", "        next: mend it"]);
+    }
+
+    #[test]
+    fn a_warning_is_counted_and_has_its_next_step() {
+        let warned = vec![line("a", CheckOutcome::Pass, None), line("c", CheckOutcome::Warn, Some("restart it"))];
+        let list = Checklist { platform: "k3s".into(), ..Checklist::of(warned) };
+        let mut page = Screen::new(false);
+        list.write(&mut page);
+        let text = page.into_text();
+        let lines: Vec<&str> = text.as_str().lines().collect();
+        assert_eq!(lines[0], "This node (k3s): 1 passed, 0 failed, 0 not checked, 1 warning");
+        assert_eq!(lines[4..], ["  warn  c  it holds", "        c was found", "        next: restart it"]);
+        assert_eq!(serde_json::to_value(CheckOutcome::Warn).expect("serialized"), "warn");
     }
 
     const A: Check = Check::of(CheckGroup::Node, "a", "a");

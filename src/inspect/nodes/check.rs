@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct NodesCheck {
     /// Whether no node has a problem.
     pub healthy: bool,
+    /// The policies of the running pods of all nodes; `None` if no agent reports them.
+    pub policies: Option<PolicyCounts>,
     /// One entry per agent, and one per node without an agent; sorted by node.
     pub nodes: Vec<NodeCheck>,
 }
@@ -30,6 +32,35 @@ pub struct NodeCheck {
     pub reason: Option<String>,
     /// The checks that failed.
     pub failed: Vec<FailedCheck>,
+    /// The checks with a warning, in the same form.
+    pub warnings: Vec<FailedCheck>,
+    /// The policies of the node's running pods; `None` if the agent does not report them.
+    pub policies: Option<PolicyCounts>,
+}
+
+/// How many pods have the current policy (`PoliciesReport` of the agent).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PolicyCounts {
+    /// The rules are those that an ADD would make now.
+    pub current: u32,
+    /// The rules are those of an earlier policy.
+    pub older: u32,
+    /// The newest policy is refused.
+    pub refused: u32,
+    /// A pod with a sidecar has no rules.
+    pub none: u32,
+}
+
+impl PolicyCounts {
+    const fn plus(self, other: Self) -> Self {
+        Self {
+            current: self.current.saturating_add(other.current),
+            older: self.older.saturating_add(other.older),
+            refused: self.refused.saturating_add(other.refused),
+            none: self.none.saturating_add(other.none),
+        }
+    }
 }
 
 /// The result of a node. Of a node with several agents, the greatest result counts.
@@ -67,6 +98,8 @@ struct Report {
     #[serde(deserialize_with = "short")]
     version: String,
     healthy: bool,
+    #[serde(default)]
+    policies: Option<PolicyCounts>,
     checks: Vec<Check>,
 }
 
@@ -82,7 +115,8 @@ impl NodesCheck {
     #[must_use]
     pub fn of(mut nodes: Vec<NodeCheck>) -> Self {
         nodes.sort_by(|a, b| (&a.node, &a.release, &a.agent).cmp(&(&b.node, &b.release, &b.agent)));
-        Self { healthy: nodes.iter().all(|node| node.result != NodeResult::Unhealthy), nodes }
+        let policies = nodes.iter().filter_map(|node| node.policies).reduce(PolicyCounts::plus);
+        Self { healthy: nodes.iter().all(|node| node.result != NodeResult::Unhealthy), policies, nodes }
     }
 
     /// Returns the names of the nodes with problems.
@@ -107,6 +141,8 @@ impl NodeCheck {
             result: if expected { NodeResult::Skipped } else { NodeResult::Unhealthy },
             reason: Some(reason),
             failed: Vec::new(),
+            warnings: Vec::new(),
+            policies: None,
         }
     }
 
@@ -128,12 +164,18 @@ impl NodeCheck {
         };
         match report {
             Err(why) => Self { reason: Some(why), ..own },
-            Ok(Report { version, healthy, checks }) => {
-                let failed = checks.into_iter().filter(|check| check.outcome == "fail").take(MAX_ITEMS);
-                let failed: Vec<FailedCheck> = failed.map(|check| check.check).collect();
+            Ok(Report { version, healthy, policies, checks }) => {
+                let (mut failed, mut warnings) = (Vec::new(), Vec::new());
+                for Check { outcome, check } in checks.into_iter().take(MAX_ITEMS) {
+                    match outcome.as_str() {
+                        "fail" => failed.push(check),
+                        "warn" => warnings.push(check),
+                        _ => {}
+                    }
+                }
                 let is_healthy = healthy && ready && failed.is_empty();
                 let result = if is_healthy { NodeResult::Healthy } else { NodeResult::Unhealthy };
-                Self { version: Some(version), result, reason: not_ready, failed, ..own }
+                Self { version: Some(version), result, reason: not_ready, failed, warnings, policies, ..own }
             }
         }
     }
@@ -144,9 +186,13 @@ impl NodeCheck {
             NodeResult::Unhealthy => ("UNHEALTHY", Tone::Bad),
             NodeResult::Skipped => ("skipped", Tone::Faint),
         };
-        let failed: Vec<&str> = self.failed.iter().map(|check| check.id.as_str()).collect();
-        let failed = (!failed.is_empty()).then(|| format!("failed: {}", failed.join(", ")));
-        let what: Vec<String> = self.reason.iter().cloned().chain(failed).collect();
+        let named = |title: &str, checks: &[FailedCheck]| {
+            let mut ids: Vec<&str> = checks.iter().map(|check| check.id.as_str()).collect();
+            ids.dedup();
+            (!ids.is_empty()).then(|| format!("{title}: {}", ids.join(", ")))
+        };
+        let checks = [named("failed", &self.failed), named("warnings", &self.warnings)];
+        let what: Vec<String> = self.reason.iter().cloned().chain(checks.into_iter().flatten()).collect();
         vec![
             Cell::of(&self.node).tone(Tone::Strong),
             Cell::of(word).tone(tone),
@@ -166,12 +212,18 @@ impl TextReport for NodesCheck {
         let text = format!("{healthy} healthy, {unhealthy} unhealthy, {} skipped", count(NodeResult::Skipped));
         let tone = if self.healthy { Tone::Good } else { Tone::Bad };
         screen.line(&[Cell::of("Nodes:"), Cell::of(text).tone(tone)]);
+        if let Some(PolicyCounts { current, older, refused, none }) = self.policies {
+            let text = format!("{current} current, {older} older, {refused} refused, {none} without rules");
+            let tone = if refused.saturating_add(none) > 0 { Tone::Bad } else { Tone::Plain };
+            screen.line(&[Cell::of("Policies of running pods:"), Cell::of(text).tone(tone)]);
+        }
         screen.table(&self.nodes.iter().map(NodeCheck::row).collect::<Vec<_>>());
-        for node in self.nodes.iter().filter(|node| !node.failed.is_empty()) {
+        for node in self.nodes.iter().filter(|node| !node.failed.is_empty() || !node.warnings.is_empty()) {
             screen.heading(&format!("Node {}, agent {}", node.node, node.agent.as_deref().unwrap_or("-")));
-            for FailedCheck { id, checked, found, next } in &node.failed {
-                let check = [Cell::of("  FAIL").tone(Tone::Bad), Cell::of(id).tone(Tone::Strong), Cell::of(checked)];
-                screen.line(&check);
+            let failed = node.failed.iter().map(|check| ("  FAIL", Tone::Bad, check));
+            let warnings = node.warnings.iter().map(|check| ("  warn", Tone::Notable, check));
+            for (sign, tone, FailedCheck { id, checked, found, next }) in failed.chain(warnings) {
+                screen.line(&[Cell::of(sign).tone(tone), Cell::of(id).tone(Tone::Strong), Cell::of(checked)]);
                 screen.line(&[Cell::of(format!("       {found}"))]);
                 if !next.is_empty() {
                     screen.line(&[Cell::of(format!("       → {next}")).tone(Tone::Faint)]);
@@ -189,6 +241,13 @@ mod tests {
     const REPORT: &str = r#"{"pod": null, "node": "other", "platform": "kubernetes", "version": "0.2.0", "healthy": false, "checks": [
         {"id": "program-installed", "group": "node", "checked": "a", "outcome": "pass", "found": "b", "next": null},
         {"id": "token-valid", "group": "cluster", "checked": "c", "outcome": "fail", "found": "d\u001b[2J", "next": "e"}]}"#;
+
+    /// With a field of a later version.
+    const POLICIES: &str = r#"{"version": "0.3.0", "healthy": true,
+        "policies": {"scope": "exclusions", "current": 3, "older": 2, "pods": [], "later": 1}, "checks": [
+        {"id": "policies", "checked": "a", "outcome": "warn", "found": "2 older", "next": "b"},
+        {"id": "pod-policy", "checked": "c", "outcome": "warn", "found": "x/y: older\u001b[2J", "next": "d"},
+        {"id": "pod-policy", "checked": "c", "outcome": "warn", "found": "x/z: older", "next": "d"}]}"#;
 
     fn agent(ready: bool, output: Result<&str, &str>) -> NodeCheck {
         let output = output.map(|stdout| (stdout.as_bytes(), &b"detour: x"[..])).map_err(str::to_owned);
@@ -221,5 +280,28 @@ mod tests {
         let text = render(&report, Format::Table { color: false }).expect("text");
         assert!(text.as_str().starts_with("Nodes: 0 healthy, 2 unhealthy, 1 skipped\n"), "{text}");
         assert!(text.as_str().contains("       d\\u{1b}[2J\n       → e\n"), "{text}");
+    }
+
+    #[test]
+    fn warnings_do_not_make_a_node_unhealthy_and_policies_add_up() {
+        let warned = agent(true, Ok(POLICIES));
+        assert_eq!(warned.result, NodeResult::Healthy);
+        let refused = PolicyCounts { refused: u32::MAX, ..PolicyCounts::default() };
+        let other = NodeCheck {
+            policies: Some(refused),
+            ..agent(true, Ok(r#"{"version": "0.2.0", "healthy": true, "checks": []}"#))
+        };
+        let alone = NodesCheck::of(vec![agent(true, Err("why"))]);
+        assert_eq!(alone.policies, None);
+        let report = NodesCheck::of(vec![warned.clone(), other, warned]);
+        assert_eq!(report.policies, Some(PolicyCounts { current: 6, older: 4, refused: u32::MAX, none: 0 }));
+        let text = render(&report, Format::Table { color: false }).expect("text");
+        let text = text.as_str();
+        assert!(
+            text.contains("\nPolicies of running pods: 6 current, 4 older, 4294967295 refused, 0 without rules\n"),
+            "{text}"
+        );
+        assert!(text.contains("warnings: policies, pod-policy\n"), "{text}");
+        assert!(text.contains("  warn pod-policy c\n       x/y: older\\u{1b}[2J\n       → d\n"), "{text}");
     }
 }

@@ -5,7 +5,7 @@ mod audit;
 mod check;
 
 pub use audit::{NodesAudit, PodOfNode};
-pub use check::{FailedCheck, NodeCheck, NodeResult, NodesCheck};
+pub use check::{FailedCheck, NodeCheck, NodeResult, NodesCheck, PolicyCounts};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;

@@ -5,7 +5,9 @@ use super::call::PrimaryCall;
 use super::lazy_pod::LazyPod;
 use crate::cni::{Block, CniCommand, Code, Error, NetConf, RuleFormatSetting, primary_in_attachment};
 use crate::networks::PodNetwork;
-use crate::plugin::desired_policy::evaluate;
+use crate::plugin::desired_policy::{about, evaluate};
+use crate::plugin::inputs::AddInputs;
+use crate::plugin::without_facts;
 use crate::pod::PodRef;
 use crate::policy::Policy;
 use crate::sub_plugins::{self, SubPlugin, skip_reason};
@@ -135,7 +137,8 @@ pub(super) fn evaluated(
     if applies_to_all_pods { vec![InProcessAttachment::node(node)] } else { attached }
 }
 
-/// Fetches the facts that [`desired_policy`] needs, before anything is changed.
+/// Fetches the facts that [`desired_policy`] needs, before anything is changed. A pod that can start without them may
+/// have none.
 ///
 /// # Errors
 /// The facts can't be fetched.
@@ -148,14 +151,16 @@ pub(super) fn fetch_facts(
     for InProcessAttachment { conf, .. } in evaluated {
         let wants = sub_plugins::wants(&conf.chain);
         if wants.pod && skip_reason(conf, pod_ref).is_none() {
-            pod.facts(pod_ref, wants.namespace)?;
+            if let Err(error) = pod.facts(pod_ref, wants.namespace) {
+                without_facts::desired_policy(pod_ref, conf, error)?;
+            }
         }
     }
     Ok(())
 }
 
-/// Returns the policy of the pod and the format of its rules. `default_result` is the default network's result in
-/// the configuration's version.
+/// Returns the policy of the pod, the format of its rules, and the inputs for live policy. `default_result` is the
+/// default network's result in the configuration's version.
 ///
 /// # Errors
 /// The facts can't be fetched, a setting is invalid, or two attachments contradict each other.
@@ -164,20 +169,24 @@ pub(super) fn desired_policy(
     pod: &LazyPod<'_>,
     evaluated: &[InProcessAttachment],
     default_result: &Value,
-) -> Result<(Policy, RuleFormatSetting), Error> {
+) -> Result<(Policy, RuleFormatSetting, Option<AddInputs>), Error> {
     let (mut policies, mut ignored): (Vec<(&str, Policy)>, _) = (Vec::new(), BTreeSet::new());
+    let mut inputs = Vec::new();
     for InProcessAttachment { name, conf } in evaluated {
-        let conf = NetConf { prev_result: Some(default_result.clone()), ..conf.clone() };
+        let with_result = NetConf { prev_result: Some(default_result.clone()), ..conf.clone() };
         let facts = |pod_ref: &PodRef, with_namespace| pod.facts(pod_ref, with_namespace);
-        let desired = evaluate(call.request.args.pod.as_ref(), &conf, pod.cluster().is_some().then_some(&facts));
+        let desired = evaluate(call.request.args.pod.as_ref(), &with_result, pod.cluster().is_some().then_some(&facts));
         let desired = desired.map_err(|error| about(name, error))?;
         let exclusions = desired.policy.exclusions.len() + desired.policy.containers.len();
         tracing::info!(attachment = name, exclusions, "{}", desired.why);
         policies.push((name, desired.policy));
         ignored.extend(desired.ignored);
+        inputs.push((Some(name.as_str()), conf, desired.with));
     }
     ignored.iter().for_each(|ignored| tracing::warn!("{ignored}"));
-    Ok((united(&policies)?, rule_format(call.conf, evaluated)?))
+    let dialect = rule_format(call.conf, evaluated)?;
+    let conf = NetConf { prev_result: Some(default_result.clone()), dialect, ..call.conf.clone() };
+    Ok((united(&policies)?, dialect, AddInputs::new(call.request, &conf, inputs)))
 }
 
 /// Returns the union of the policies of all attachments, which are given by name.
@@ -194,16 +203,6 @@ pub fn united(policies: &[(&str, Policy)]) -> Result<Policy, Error> {
         })?;
     }
     Ok(union)
-}
-
-/// Returns the error with the attachment's name, unless the path of a block in it names the attachment already.
-#[must_use]
-pub fn about(name: &str, error: Error) -> Error {
-    if error.msg.contains("network ") {
-        error
-    } else {
-        Error { msg: format!("network {name}: {}", error.msg), ..error }
-    }
 }
 
 /// Returns the rule format that the attachments set, otherwise the node's.

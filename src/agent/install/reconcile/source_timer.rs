@@ -1,9 +1,12 @@
 //! How long the source of an own list is unusable.
 
+use super::cluster_list::SOURCE_TIMEOUT;
 use super::reconcile;
 use crate::agent::install::error::InstallError;
 use crate::agent::install::plan::InstallPlan;
 use crate::agent::install::state::{DesiredState, FoundState};
+use crate::agent::install::target;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// A timer that runs while the source of the own list is unusable.
@@ -11,6 +14,10 @@ use std::time::{Duration, Instant};
 pub struct SourceTimer {
     since: Option<Instant>,
     left: Option<Duration>,
+    /// The lists that were usable at the last look.
+    usable: BTreeSet<String>,
+    /// Those that became unusable since, and when.
+    lost: BTreeMap<String, Instant>,
 }
 
 impl SourceTimer {
@@ -20,12 +27,14 @@ impl SourceTimer {
     /// # Errors
     /// As [`reconcile`].
     pub fn plan(&mut self, desired: &DesiredState, mut found: FoundState) -> Result<InstallPlan, InstallError> {
+        let now = Instant::now();
+        self.look(target::usable(&found.configurations), now);
         let mut plan = reconcile(desired, &found)?;
-        let Some(timeout) = plan.source_timeout else {
-            *self = Self::default();
+        if plan.source_timeout.is_none() {
+            (self.since, self.left) = (None, None);
             return Ok(plan);
-        };
-        let left = timeout.saturating_sub(self.since.get_or_insert_with(Instant::now).elapsed());
+        }
+        let left = self.remaining(now);
         if left.is_zero() {
             found.source_expired = true;
             plan = reconcile(desired, &found)?;
@@ -36,8 +45,51 @@ impl SourceTimer {
         Ok(plan)
     }
 
+    /// Records which lists are usable now.
+    fn look(&mut self, usable: BTreeSet<String>, now: Instant) {
+        self.lost.extend(self.usable.difference(&usable).map(|name| (name.clone(), now)));
+        self.lost.retain(|name, lost| !usable.contains(name) && now.duration_since(*lost) < SOURCE_TIMEOUT);
+        self.usable = usable;
+    }
+
+    /// Returns how long the last copy must stay: until the source, and each list that runtimes would prefer to the first
+    /// usable one, has been unusable for [`SOURCE_TIMEOUT`]. Another process may just be writing it.
+    fn remaining(&mut self, now: Instant) -> Duration {
+        let since = *self.since.get_or_insert(now);
+        let first = self.usable.first();
+        let preferred = self.lost.iter().filter(|(name, _)| first.is_none_or(|first| *name < first));
+        let latest = preferred.map(|(_, lost)| *lost).fold(since, Instant::max);
+        SOURCE_TIMEOUT.saturating_sub(now.duration_since(latest))
+    }
+
     /// Returns, once for each plan, the time after which the plan must be made again.
     pub fn take_left(&mut self) -> Option<Duration> {
         self.left.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_list_that_is_just_being_written_is_not_passed_over() {
+        let (mut timer, start) = (SourceTimer::default(), Instant::now());
+        let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        timer.look(names(&["05-a", "10-b", "87-c"]), start);
+        // The source 05-a disappears. Before its time is over, 10-b is truncated for a moment.
+        timer.look(names(&["10-b", "87-c"]), at(1000));
+        assert_eq!(timer.remaining(at(1000)), SOURCE_TIMEOUT);
+        timer.look(names(&["87-c"]), at(1400));
+        assert_eq!(timer.remaining(at(1500)), Duration::from_millis(400), "87-c does not take over");
+        timer.look(names(&["10-b", "87-c"]), at(1600));
+        assert_eq!(timer.remaining(at(1600)), Duration::ZERO, "10-b does");
+        timer.look(names(&["87-c"]), at(1700));
+        timer.look(names(&["87-c"]), at(2200));
+        assert_eq!(timer.remaining(at(2200)), Duration::ZERO, "10-b was away for too long");
     }
 }

@@ -1,0 +1,479 @@
+//! The thread that evaluates the policies of the node's pods, and reports them.
+
+use super::jobs::{FinishedJob, Job, Jobs};
+use super::report::SharedPolicies;
+use super::texts;
+use super::tracked_pod::TrackedPod;
+use crate::agent::facts::{ObservedPod, SharedFacts};
+use crate::agent::install::{Installed, NodeFiles};
+use crate::agent::metrics::Metrics;
+use crate::agent::pod_reports::PodReports;
+use crate::agent::repair::{Criteria, OtherRelease, check_state_directory, is_left_to_other, suspect};
+use crate::cluster::agent::{MAX_POLICIES, PodPolicyStatus, PoliciesReport};
+use crate::cni::{Code, NetConf};
+use crate::host_path::{HostPath, HostRoot};
+use crate::netns::find;
+use crate::plugin::live_policy::{
+    self, Assessment, Input, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, union,
+};
+use crate::pod::{Facts, PodRef};
+use crate::policy::LivePolicyScope;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{io, thread};
+use tokio::runtime::Builder;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+/// The interval in which every pod is evaluated although nothing has changed.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(600);
+/// The minimum pause between two passes, in which changes are collected.
+const MIN_PAUSE: Duration = Duration::from_millis(20);
+/// The pause after a pass, as a multiple of its duration: pods that change all the time take at most a fifth of a
+/// processor.
+const PAUSE_FACTOR: u32 = 4;
+const MAX_PAUSE: Duration = Duration::from_secs(2);
+/// The pause after saved state or a configuration that can't be read.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+
+/// The state of the node after an iteration of the reconcile loop.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::agent) struct NodeState {
+    /// The number of iterations; 0 before the first one.
+    pub(in crate::agent) iterations: u64,
+    /// Whether this agent leads among those of its release.
+    pub(in crate::agent) leads: bool,
+}
+
+/// The state of the thread.
+pub(in crate::agent) struct Worker {
+    /// What follows changes.
+    pub(in crate::agent) scope: LivePolicyScope,
+    /// The node on which the plugin is installed.
+    pub(in crate::agent) node: NodeFiles,
+    /// The watched pods and namespaces.
+    pub(in crate::agent) facts: SharedFacts,
+    /// The Events and conditions.
+    pub(in crate::agent) reports: PodReports,
+    /// The report for the agent socket.
+    pub(in crate::agent) policies: SharedPolicies,
+    pub(in crate::agent) metrics: Metrics,
+}
+
+/// The installed configurations that decide about pods.
+#[derive(PartialEq)]
+struct Configurations {
+    own: Vec<Installed>,
+    /// The other releases whose agents run.
+    others: Vec<OtherRelease>,
+    /// The configurations of all other releases: they have effect without an agent too.
+    installed_by_others: Vec<Installed>,
+}
+
+impl Configurations {
+    /// Reads the configurations.
+    ///
+    /// # Errors
+    /// Those of this release can't be read, or there are none.
+    fn read(node: &NodeFiles) -> Result<Self, String> {
+        let own = check_state_directory(node).and_then(|()| node.installed())?;
+        if own.is_empty() {
+            return Err("the plugin is not installed".to_owned());
+        }
+        let releases = node.releases().map_err(|error| error.to_string())?;
+        let others = releases.into_iter().filter(|release| release != node.release());
+        let installed_by_others = others.flat_map(|other| node.of_release(other).installed().unwrap_or_default());
+        Ok(Self { own, others: OtherRelease::all(node), installed_by_others: installed_by_others.collect() })
+    }
+
+    /// Returns all configurations, those of this release first.
+    fn all(&self) -> Vec<&NetConf> {
+        self.own.iter().chain(&self.installed_by_others).map(|installed| &installed.conf).collect()
+    }
+}
+
+/// The state between two passes.
+struct Passes {
+    worker: Worker,
+    jobs: Jobs,
+    /// By UID.
+    pods: BTreeMap<String, TrackedPod>,
+    /// `None` until the plugin is installed. While it is missing, the last ones apply.
+    configurations: Option<Configurations>,
+    /// The pods of containers whose records do not contain them; `None` if unknown.
+    unnamed: BTreeMap<String, Option<PodRef>>,
+    leads: bool,
+    /// Whether the caches were complete and current in the last pass.
+    was_current: bool,
+    /// When every pod is evaluated.
+    next_resync: Instant,
+    /// When the saved state is read again after a failure.
+    retry: Option<Instant>,
+    logged: String,
+}
+
+impl Worker {
+    /// Starts the thread. It begins after the first iteration of the reconcile loop, and ends with the sender of `node`.
+    ///
+    /// # Errors
+    /// The thread or its event loop can't be created.
+    pub(in crate::agent) fn start(self, node: watch::Receiver<NodeState>) -> io::Result<()> {
+        let runtime = Builder::new_current_thread().enable_time().build()?;
+        let work = move || runtime.block_on(self.run(node));
+        thread::Builder::new().name("live-policy".into()).spawn(work).map(drop)
+    }
+
+    async fn run(self, mut node: watch::Receiver<NodeState>) {
+        if node.changed().await.is_err() {
+            return;
+        }
+        self.policies.set(PoliciesReport { scope: self.scope.to_string(), ..PoliciesReport::default() });
+        let [mut pods, mut namespaces] = self.facts.changes();
+        let (sender, mut results) = unbounded_channel();
+        let now = Instant::now();
+        let mut passes = Passes {
+            jobs: Jobs::new(self.node.root().to_owned(), sender),
+            pods: BTreeMap::new(),
+            configurations: None,
+            unnamed: BTreeMap::new(),
+            leads: false,
+            was_current: false,
+            next_resync: now + RESYNC_INTERVAL,
+            retry: None,
+            logged: String::new(),
+            worker: self,
+        };
+        let mut state = *node.borrow_and_update();
+        passes.set_node(state, now);
+        loop {
+            let started = Instant::now();
+            passes.run(&mut results, started);
+            let pause = (started.elapsed() * PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE);
+            sleep(pause).await;
+            let wait = passes.wait(Instant::now());
+            tokio::select! {
+                changed = node.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    state = *node.borrow_and_update();
+                    passes.set_node(state, Instant::now());
+                }
+                // The sender is in the caches, which this thread owns too.
+                _ = pods.changed() => {}
+                _ = namespaces.changed() => {}
+                finished = results.recv() => {
+                    if let Some(finished) = finished {
+                        passes.finish(finished, Instant::now());
+                    }
+                }
+                () = sleep(wait) => {}
+            }
+            pods.mark_unchanged();
+            namespaces.mark_unchanged();
+        }
+    }
+}
+
+impl Passes {
+    /// Returns the time until a pod is due.
+    fn wait(&self, now: Instant) -> Duration {
+        if !self.is_active() {
+            return RESYNC_INTERVAL;
+        }
+        let pods = self.pods.values().filter(|pod| !pod.is_changing).filter_map(|pod| pod.due);
+        let next = pods.min().map(|due| self.retry.map_or(due, |retry| due.max(retry)));
+        let next = next.map_or(self.next_resync, |next| next.min(self.next_resync));
+        next.saturating_duration_since(now)
+    }
+
+    /// Updates the role of this agent, and evaluates all pods if the configurations of the node have changed.
+    fn set_node(&mut self, state: NodeState, now: Instant) {
+        if self.leads && !state.leads {
+            tracing::info!("another agent leads: it changes the policies of running pods");
+            // That agent exports them.
+            Verdict::ALL.iter().for_each(|verdict| self.worker.metrics.pods(verdict.name(), 0));
+        }
+        let has_taken_over = state.leads && !self.leads;
+        self.leads = state.leads;
+        if !self.leads {
+            return;
+        }
+        match Configurations::read(&self.worker.node) {
+            Ok(read) if has_taken_over || self.configurations.as_ref() != Some(&read) => {
+                self.configurations = Some(read);
+                self.pods.values_mut().for_each(|pod| pod.resync(now));
+            }
+            Ok(_) => {}
+            Err(error) => {
+                log(&mut self.logged, format!("policies of running pods do not follow the configuration: {error}"));
+            }
+        }
+    }
+
+    /// Whether pods are evaluated.
+    const fn is_active(&self) -> bool {
+        self.leads && self.configurations.is_some()
+    }
+
+    /// Evaluates the pods that are due.
+    fn run(&mut self, results: &mut UnboundedReceiver<FinishedJob>, now: Instant) {
+        if !self.is_active() {
+            return;
+        }
+        let mut has_changed = false;
+        while let Ok(finished) = results.try_recv() {
+            self.finish(finished, now);
+            has_changed = true;
+        }
+        has_changed |= self.update(now);
+        let is_due = self.pods.values().any(|pod| pod.is_due(now)) && self.retry.is_none_or(|retry| retry <= now);
+        if is_due && self.evaluate(now) {
+            has_changed = true;
+        }
+        if has_changed {
+            self.publish();
+        }
+    }
+
+    /// Updates the observed states. Returns whether the counts change although no pod is evaluated: a pod was removed, or
+    /// the caches have become current.
+    fn update(&mut self, now: Instant) -> bool {
+        let is_resync = now >= self.next_resync;
+        if is_resync {
+            self.next_resync = now + RESYNC_INTERVAL;
+        }
+        let observed: Vec<Arc<ObservedPod>> =
+            self.worker.facts.all_pods().into_iter().filter(|observed| !observed.pod.host_network).collect();
+        let uids: BTreeSet<&str> = observed.iter().filter_map(|observed| observed.pod.uid.as_deref()).collect();
+        let is_current = self.worker.facts.are_current();
+        let became_current = is_current && !std::mem::replace(&mut self.was_current, is_current);
+        let before = self.pods.len();
+        self.pods.retain(|uid, _| uids.contains(uid.as_str()));
+        for observed in &observed {
+            let Some(uid) = &observed.pod.uid else { continue };
+            let namespace = self.worker.facts.namespace(&observed.pod.namespace);
+            let new = || TrackedPod::new(Arc::clone(observed), now);
+            let pod = self.pods.entry(uid.clone()).or_insert_with(new);
+            pod.update(observed, namespace, now);
+            if is_resync {
+                pod.resync(now);
+            } else if became_current && pod.container_id.is_none() {
+                pod.wake(now);
+            }
+        }
+        became_current || self.pods.len() < before
+    }
+
+    /// Evaluates the pods that are due. Returns whether there were any.
+    fn evaluate(&mut self, now: Instant) -> bool {
+        let Some(configurations) = &self.configurations else { return false };
+        let running = match live_policy::running() {
+            Ok(running) => running,
+            Err(error) => {
+                self.retry = Some(now + RETRY_DELAY);
+                log(&mut self.logged, format!("policies of running pods are not evaluated: {error}"));
+                return false;
+            }
+        };
+        self.retry = None;
+        self.logged.clear();
+        let running = by_pod(running, &mut self.unnamed, &HostRoot::new(self.worker.node.root()));
+        let due: Vec<String> =
+            self.pods.iter().filter(|(_, pod)| pod.is_due(now)).map(|(uid, _)| uid.clone()).collect();
+        let is_current = self.worker.facts.are_current();
+        let root = HostRoot::new(self.worker.node.root());
+        for uid in &due {
+            let Some(pod) = self.pods.get_mut(uid) else { continue };
+            let name = (pod.observed.pod.namespace.clone(), pod.observed.pod.name.clone());
+            let sandboxes = running.get(&name).into_iter().flatten();
+            let sandboxes: Vec<&RunningPod> =
+                sandboxes.filter(|running| is_of(running, &pod.observed) && exists(running, &root)).collect();
+            // While a previous sandbox is removed, there are two.
+            let sandbox = sandboxes.last().copied();
+            let is_known = sandbox.is_some_and(|sandbox| pod.container_id.as_ref() == Some(&sandbox.container_id));
+            if pod.observed.ending {
+                pod.evaluated(now);
+                pod.assessment = Assessment::default();
+            } else if is_known || is_current {
+                pod.evaluated(now);
+                evaluate(pod, sandbox, (&self.worker, configurations, &self.jobs), now);
+            } else {
+                // The facts of its ADD may be newer than the cache.
+                pod.retry(now);
+            }
+        }
+        !due.is_empty()
+    }
+
+    /// Records the result of a change.
+    fn finish(&mut self, FinishedJob { job, result }: FinishedJob, now: Instant) {
+        let Some(pod) = self.pods.get_mut(&job.uid) else { return };
+        pod.is_changing = false;
+        let Worker { metrics, reports, .. } = &self.worker;
+        let pod_ref = pod.pod_ref();
+        let name = format!("{}/{}", pod_ref.namespace, pod_ref.name);
+        match result {
+            Ok(()) => {
+                metrics.policy_change("applied");
+                pod.succeeded();
+                let event = texts::changed(&pod.assessment.applied, &job.after.applied, &job.words);
+                tracing::info!(pod = name, "{}", event.message);
+                if !job.words.is_empty() {
+                    reports.event(&pod_ref, event);
+                }
+                pod.report(job.after, reports);
+            }
+            Err(error) if error.code == Code::InvalidConfig => {
+                metrics.policy_change("refused");
+                let reason = error.to_string();
+                let assessment = Assessment { verdict: Some(Verdict::Refused), reason, ..pod.assessment.clone() };
+                pod.report(Assessment { change: None, ..assessment }, reports);
+            }
+            Err(error) => {
+                metrics.policy_change("failed");
+                let reason = format!("the change failed, and the agent retries: {error}");
+                if pod.assessment.reason != reason {
+                    tracing::warn!(pod = name, "can't change its policy: {error}");
+                }
+                let assessment = Assessment { change: None, reason, ..pod.assessment.clone() };
+                pod.report(assessment, reports);
+                pod.retry(now);
+            }
+        }
+        self.publish();
+    }
+
+    /// Sets the report for the agent socket, and the metrics.
+    fn publish(&self) {
+        let mut report = PoliciesReport { scope: self.worker.scope.to_string(), ..PoliciesReport::default() };
+        for pod in self.pods.values() {
+            let Assessment { verdict: Some(verdict), applied, desired, reason, .. } = &pod.assessment else { continue };
+            match verdict {
+                Verdict::Current => report.current += 1,
+                Verdict::Older => report.older += 1,
+                Verdict::Refused => report.refused += 1,
+                Verdict::None => report.none += 1,
+            }
+            if *verdict != Verdict::Current && report.pods.len() < MAX_POLICIES {
+                report.pods.push(PodPolicyStatus {
+                    pod: pod.pod_ref(),
+                    state: verdict.name().to_owned(),
+                    applied: applied.clone(),
+                    desired: desired.clone(),
+                    reason: reason.clone(),
+                });
+            }
+        }
+        let counts = [report.current, report.older, report.refused, report.none];
+        for (verdict, count) in Verdict::ALL.into_iter().zip(counts) {
+            self.worker.metrics.pods(verdict.name(), count);
+        }
+        self.worker.policies.set(report);
+    }
+}
+
+/// Evaluates a pod, and starts its change.
+fn evaluate(
+    pod: &mut TrackedPod,
+    sandbox: Option<&RunningPod>,
+    (worker, configurations, jobs): (&Worker, &Configurations, &Jobs),
+    now: Instant,
+) {
+    let observed = Arc::clone(&pod.observed);
+    let suspicion = suspect(&Criteria::default(), &configurations.own, &observed).map(|(_, suspicion)| suspicion);
+    if is_left_to_other(&configurations.others, &Criteria::default(), &observed, suspicion) {
+        pod.assessment = Assessment::default();
+        return;
+    }
+    pod.container_id = sandbox.map(|sandbox| sandbox.container_id.clone());
+    let Some(running) = sandbox else {
+        // A repair that adds the rules does not change the pod in the cluster.
+        let is_bypassing = suspicion.is_some_and(|it| it.redirectable && it.settled);
+        let reason = "no saved rules: the plugin was not called for it, or another tool redirects it".to_owned();
+        let none = Assessment { verdict: Some(Verdict::None), reason, ..Assessment::default() };
+        pod.assessment = if is_bypassing { none } else { Assessment::default() };
+        if is_bypassing {
+            pod.retry(now);
+        }
+        return;
+    };
+    let Some(namespace) = &pod.namespace else {
+        // Its watch wakes this thread.
+        return;
+    };
+    let facts = Facts { pod: observed.pod.clone(), namespace: Some((**namespace).clone()) };
+    let desired = running.desired(worker.node.root(), &facts, &configurations.all());
+    let input = Input { running, facts: &facts, desired: &desired, scope: worker.scope };
+    let assessment = assess(&input);
+    let was_refused = pod.assessment.verdict == Some(Verdict::Refused) && pod.assessment.reason == assessment.reason;
+    if assessment.verdict == Some(Verdict::Refused) && !was_refused && worker.scope != LivePolicyScope::Off {
+        worker.metrics.policy_change("refused");
+    }
+    let Some(change) = &assessment.change else {
+        pod.report(assessment, &worker.reports);
+        return;
+    };
+    if let Some(next) = pod.limit.next(now) {
+        let reason = format!("its policy changes too often; the next change follows in {} s", (next - now).as_secs());
+        pod.wake(next);
+        pod.assessment = Assessment { reason, ..assessment };
+        return;
+    }
+    pod.limit.record(now);
+    let words = changes(&applied_policy(running), &union(change.iter().map(|(_, policy)| policy)));
+    let after = assess_changed(&input, change);
+    let uid = observed.pod.uid.clone().unwrap_or_default();
+    let job = Job { uid, running: running.clone(), change: change.clone(), after, words };
+    pod.assessment = Assessment { change: None, ..assessment };
+    pod.is_changing = true;
+    jobs.start(job);
+}
+
+/// Logs a problem, once until it changes.
+fn log(logged: &mut String, problem: String) {
+    if *logged != problem {
+        tracing::warn!("{problem}");
+        *logged = problem;
+    }
+}
+
+/// Returns the containers with saved state by the namespaces and names of their pods. `unnamed` has the pods of
+/// containers whose records do not contain them, as far as they were searched.
+fn by_pod(
+    running: Vec<RunningPod>,
+    unnamed: &mut BTreeMap<String, Option<PodRef>>,
+    root: &HostRoot,
+) -> BTreeMap<(String, String), Vec<RunningPod>> {
+    let mut by_pod: BTreeMap<_, Vec<RunningPod>> = BTreeMap::new();
+    let mut known = std::mem::take(unnamed);
+    for mut container in running {
+        if container.pod.is_none() && container.has_rules() {
+            let id = container.container_id.clone();
+            let find = || find::pod_of_sandbox(root, &id).ok().flatten();
+            let pod = known.remove(&id).unwrap_or_else(find);
+            container.pod.clone_from(&pod);
+            unnamed.insert(id, pod);
+        }
+        if let Some(PodRef { namespace, name, .. }) = container.pod.clone() {
+            by_pod.entry((namespace, name)).or_default().push(container);
+        }
+    }
+    by_pod
+}
+
+/// Whether the container is one of the pod.
+fn is_of(running: &RunningPod, observed: &ObservedPod) -> bool {
+    running.pod.as_ref().is_some_and(|pod| observed.pod.matches(pod))
+}
+
+/// Whether the path of the container's network namespace exists. An unknown path may.
+fn exists(running: &RunningPod, root: &HostRoot) -> bool {
+    if running.netns.as_os_str().is_empty() || running.netns.starts_with(root.mount()) {
+        return true;
+    }
+    let path = HostPath::new(&running.netns).and_then(|path| root.reach(&path).ok());
+    path.is_none_or(|path| path.exists())
+}

@@ -1,0 +1,302 @@
+//! Events and conditions of the node's pods, and the thread that writes them to the API server.
+
+use crate::cluster::{Event, PodWriter, PolicyCondition, ServiceAccount};
+use crate::cni::{Code, Error};
+use crate::pod::PodRef;
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// The limit of Events that wait for the API server.
+const MAX_EVENTS: usize = 256;
+/// The limit of pods whose conditions wait for the API server: twice the pods of a large node.
+const MAX_CONDITIONS: usize = 1024;
+/// The pause after a report that the API server did not accept.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+
+/// The reports that wait for the API server. The thread ends with the last clone.
+#[derive(Clone)]
+pub(super) struct PodReports(Option<Arc<Handle>>);
+
+/// Ends the thread when it is dropped.
+struct Handle(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    events: VecDeque<(PodRef, Event)>,
+    /// The latest condition of each pod, by namespace and name, and whether its status has changed.
+    conditions: BTreeMap<(String, String), (PodRef, PolicyCondition, bool)>,
+    /// Whether an Event is next if both wait, so that neither delays the other.
+    prefers_event: bool,
+    /// Whether an Event was dropped since one was written.
+    has_dropped: bool,
+    has_ended: bool,
+}
+
+/// A report about a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Report {
+    Event(PodRef, Event),
+    Condition(PodRef, PolicyCondition, bool),
+}
+
+impl PodReports {
+    /// Starts the thread; without an account, reports are dropped.
+    ///
+    /// # Errors
+    /// The thread can't be created.
+    pub(super) fn start(account: Option<ServiceAccount>) -> io::Result<Self> {
+        let Some(account) = account else { return Ok(Self::none()) };
+        let reports = Self::new();
+        let shared = reports.0.as_ref().map(|handle| Arc::clone(&handle.0)).unwrap_or_default();
+        // Reports that follow one another share a connection; the credentials are read again for the next ones.
+        let mut writer: Option<PodWriter> = None;
+        let mut write = move |report: Option<&Report>| {
+            let Some(report) = report else {
+                writer = None;
+                return Ok(());
+            };
+            let open = writer.get_or_insert_with(|| account.pod_writer());
+            match report {
+                Report::Event(pod, event) => open.tell(pod, event),
+                Report::Condition(pod, condition, has_changed) => open.set_condition(pod, condition, *has_changed),
+            }
+        };
+        thread::Builder::new().name("pod-reports".into()).spawn(move || shared.write_all(&mut write, RETRY_DELAY))?;
+        Ok(reports)
+    }
+
+    /// Returns reports that are dropped.
+    pub(super) const fn none() -> Self {
+        Self(None)
+    }
+
+    fn new() -> Self {
+        Self(Some(Arc::new(Handle(Arc::default()))))
+    }
+
+    /// Adds an Event without waiting; drops it if too many wait.
+    pub(super) fn event(&self, pod: &PodRef, event: Event) {
+        let Some(Handle(shared)) = self.0.as_deref() else { return };
+        let mut queue = shared.queue();
+        if queue.events.len() >= MAX_EVENTS {
+            if !std::mem::replace(&mut queue.has_dropped, true) {
+                tracing::warn!("Events dropped: {MAX_EVENTS} Events wait for the API server");
+            }
+            return;
+        }
+        queue.events.push_back((pod.clone(), event));
+        shared.changed.notify_all();
+    }
+
+    /// Sets a pod's condition without waiting. It replaces one that still waits. `has_changed_status` is whether its
+    /// status differs from that in the cluster. Drops it if too many wait.
+    pub(super) fn condition(&self, pod: &PodRef, condition: PolicyCondition, has_changed_status: bool) {
+        let Some(Handle(shared)) = self.0.as_deref() else { return };
+        let mut queue = shared.queue();
+        let key = (pod.namespace.clone(), pod.name.clone());
+        if queue.conditions.len() < MAX_CONDITIONS || queue.conditions.contains_key(&key) {
+            queue.conditions.insert(key, (pod.clone(), condition, has_changed_status));
+            shared.changed.notify_all();
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.queue().has_ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Queue {
+    fn next(&mut self) -> Option<Report> {
+        self.prefers_event = !self.prefers_event;
+        let prefers_event = self.prefers_event;
+        let condition = |queue: &mut Self| {
+            let (_, (pod, condition, has_changed)) = queue.conditions.pop_first()?;
+            Some(Report::Condition(pod, condition, has_changed))
+        };
+        let event = |queue: &mut Self| queue.events.pop_front().map(|(pod, event)| Report::Event(pod, event));
+        if prefers_event { event(self).or_else(|| condition(self)) } else { condition(self).or_else(|| event(self)) }
+    }
+
+    /// Returns a report that was not accepted to its place.
+    fn put_back(&mut self, report: Report) {
+        match report {
+            Report::Event(pod, event) => self.events.push_front((pod, event)),
+            Report::Condition(pod, condition, has_changed) => {
+                let key = (pod.namespace.clone(), pod.name.clone());
+                // A later one takes precedence.
+                self.conditions.entry(key).or_insert((pod, condition, has_changed));
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes reports until the queue ends. While the API server does not answer, they wait. `write` gets `None` when no
+    /// report follows at once.
+    fn write_all(&self, write: &mut dyn FnMut(Option<&Report>) -> Result<(), Error>, retry_delay: Duration) {
+        let mut logged = [None, None];
+        loop {
+            let Some(report) = self.wait() else { return };
+            let is_last = |queue: &Queue| queue.events.is_empty() && queue.conditions.is_empty();
+            let result = write(Some(&report));
+            log(&report, result.as_ref().err(), &mut logged);
+            self.queue().has_dropped &= result.is_err();
+            let is_unavailable = result.is_err_and(|error| error.code == Code::TryAgain);
+            if is_unavailable || is_last(&self.queue()) {
+                // Can't fail.
+                let _ = write(None);
+            }
+            if is_unavailable {
+                let mut queue = self.queue();
+                queue.put_back(report);
+                drop(self.changed.wait_timeout_while(queue, retry_delay, |queue| !queue.has_ended));
+            }
+        }
+    }
+
+    /// Waits for the next report; `None` if the queue has ended.
+    fn wait(&self) -> Option<Report> {
+        let is_idle = |queue: &mut Queue| !queue.has_ended && queue.events.is_empty() && queue.conditions.is_empty();
+        let mut queue = self.changed.wait_while(self.queue(), is_idle).unwrap_or_else(PoisonError::into_inner);
+        if queue.has_ended { None } else { queue.next() }
+    }
+}
+
+/// Logs a failure, once until a report of this kind is accepted or fails for another reason. Messages contain the pod,
+/// so only the code tells whether the reason is the same.
+fn log(report: &Report, error: Option<&Error>, logged: &mut [Option<Code>; 2]) {
+    let (what, logged) = match report {
+        Report::Event(..) => ("Event not created", &mut logged[0]),
+        Report::Condition(..) => ("condition detour.io/policy not set", &mut logged[1]),
+    };
+    match error {
+        // The pod was deleted, which ends its reports.
+        Some(error) if error.code == Code::PodUnknown => tracing::debug!("{what}: {error}"),
+        Some(error) if *logged != Some(error.code) => {
+            tracing::warn!("{what}: {error}");
+            *logged = Some(error.code);
+        }
+        Some(error) => tracing::debug!("{what}: {error}"),
+        None => *logged = None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(name: &str) -> PodRef {
+        PodRef { namespace: "shop".into(), name: name.into(), uid: Some("u".into()) }
+    }
+
+    fn event(reason: &'static str) -> Event {
+        Event { warning: false, reason: reason.into(), message: String::new() }
+    }
+
+    fn condition(reason: &str) -> PolicyCondition {
+        PolicyCondition { reason: reason.into(), ..PolicyCondition::default() }
+    }
+
+    fn text(report: &Report) -> String {
+        match report {
+            Report::Event(pod, event) => format!("{} {}", pod.name, event.reason),
+            Report::Condition(pod, condition, _) => format!("{} = {}", pod.name, condition.reason),
+        }
+    }
+
+    /// Writes everything that waits, with the results that `answer` returns by the number of earlier writes. Returns
+    /// the reports in the order of the attempts.
+    fn written(reports: PodReports, mut answer: impl FnMut(usize, &PodReports) -> Result<(), Error>) -> Vec<String> {
+        let shared = Arc::clone(&reports.0.as_ref().expect("started").0);
+        let (mut written, mut handle) = (Vec::new(), Some(reports));
+        shared.write_all(
+            &mut |report| {
+                let Some(report) = report else {
+                    // Nothing else waits.
+                    if shared.queue().events.is_empty() && shared.queue().conditions.is_empty() {
+                        handle = None;
+                    }
+                    return Ok(());
+                };
+                written.push(text(report));
+                handle.as_ref().map_or(Ok(()), |reports| answer(written.len(), reports))
+            },
+            Duration::ZERO,
+        );
+        written
+    }
+
+    #[test]
+    fn reports_wait_in_order_while_the_api_server_does_not_answer() {
+        let reports = PodReports::new();
+        for name in ["a", "b"] {
+            reports.event(&pod(name), event("E"));
+        }
+        let written = written(reports, |number, reports| match number {
+            1 => {
+                reports.event(&pod("c"), event("E"));
+                Err(Error::new(Code::TryAgain, "no answer"))
+            }
+            3 => Err(Error::new(Code::Forbidden, "refused")),
+            _ => Ok(()),
+        });
+        assert_eq!(written, ["a E", "a E", "b E", "c E"], "a refused Event is dropped");
+    }
+
+    #[test]
+    fn only_the_latest_condition_of_a_pod_is_written() {
+        let reports = PodReports::new();
+        reports.condition(&pod("a"), condition("Older"), true);
+        reports.condition(&pod("a"), condition("Current"), true);
+        reports.condition(&pod("b"), condition("Older"), true);
+        let written = written(reports, |number, reports| {
+            if number == 1 {
+                // The condition that is being written is outdated.
+                reports.condition(&pod("a"), condition("Refused"), true);
+                return Err(Error::new(Code::TryAgain, "no answer"));
+            }
+            Ok(())
+        });
+        assert_eq!(written, ["a = Current", "a = Refused", "b = Older"]);
+    }
+
+    #[test]
+    fn an_event_that_does_not_fit_is_dropped_without_waiting() {
+        let reports = PodReports::new();
+        for number in 0..=MAX_EVENTS {
+            reports.event(&pod(&number.to_string()), event("E"));
+        }
+        for number in 0..=MAX_CONDITIONS {
+            reports.condition(&pod(&number.to_string()), condition("Current"), true);
+        }
+        let queue = reports.0.as_ref().expect("started").0.queue();
+        assert_eq!((queue.events.len(), queue.conditions.len()), (MAX_EVENTS, MAX_CONDITIONS));
+        assert_eq!(queue.events.front().map(|(pod, _)| pod.name.as_str()), Some("0"));
+    }
+
+    #[test]
+    fn events_and_conditions_alternate() {
+        let reports = PodReports::new();
+        for name in ["a", "b"] {
+            reports.event(&pod(name), event("E"));
+            reports.condition(&pod(name), condition("Current"), false);
+        }
+        assert_eq!(written(reports, |_, _| Ok(())), ["a E", "a = Current", "b E", "b = Current"]);
+    }
+}

@@ -1,0 +1,189 @@
+//! The traffic that bypasses the sidecar: by exclusion, and by container.
+
+use crate::pod::well_known::ISTIO_CONTAINERS;
+use crate::pod::{Container, Pod};
+use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Exclusion, IdRange, Policy, TrafficOwner};
+use serde::Serialize;
+
+/// Traffic that bypasses the sidecar, and the sources of the exclusion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Exemption {
+    /// The owner: `uid 1337`, `uid 1000-1999`, `gid 7`, or `every process`.
+    pub who: String,
+    /// `tcp`, `udp`, or `everything`.
+    pub protocol: String,
+    /// Destination ports; an empty list means every port.
+    pub ports: Vec<String>,
+    /// Destination: an address, a range, or `anywhere`.
+    pub to: String,
+    /// The sources of the exclusion: several sources can request the same one.
+    pub sources: Vec<String>,
+}
+
+impl Exemption {
+    /// Returns the owner's exempt traffic in one line.
+    #[must_use]
+    pub fn what(&self) -> String {
+        let mut words = vec![self.protocol.clone()];
+        match self.ports.as_slice() {
+            [] => {}
+            [one] => words.push(format!("port {one}")),
+            several => words.push(format!("ports {}", several.join(", "))),
+        }
+        words.push(format!("to {}", self.to));
+        words.join(" ")
+    }
+}
+
+/// A container whose traffic bypasses the sidecar, and the sources of its exclusion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ExcludedContainer {
+    /// The name of the container.
+    pub name: String,
+    /// The traffic that bypasses the sidecar: `all` or `dns`.
+    pub scope: ContainerScope,
+    /// When the bypass ends: `proxy-ready` or `container-exit`.
+    pub until: BypassEnd,
+    /// The sources of the exclusion: several sources can request the same one.
+    pub sources: Vec<String>,
+}
+
+/// Returns the excluded containers, each with its sources.
+pub(super) fn excluded_containers<'a>(
+    policy: &Policy,
+    configured: impl Iterator<Item = (&'a ContainerExclusion, String)>,
+) -> Vec<ExcludedContainer> {
+    let mut sources: Vec<(&ContainerExclusion, Vec<String>)> =
+        policy.containers.iter().map(|exclusion| (exclusion, Vec::new())).collect();
+    for (exclusion, source) in configured {
+        let found = sources.binary_search_by_key(&exclusion, |(known, _)| known);
+        let index = found.unwrap_or_else(|index| {
+            sources.insert(index, (exclusion, Vec::new()));
+            index
+        });
+        let sources = &mut sources[index].1;
+        if !sources.contains(&source) {
+            sources.push(source);
+        }
+    }
+    let excluded = |(exclusion, sources): (&ContainerExclusion, Vec<String>)| ExcludedContainer {
+        name: exclusion.name.clone(),
+        scope: exclusion.scope,
+        until: exclusion.until,
+        sources,
+    };
+    sources.into_iter().map(excluded).collect()
+}
+
+/// Returns the exclusions in effect, each with its sources.
+pub(super) fn exemptions<'a>(
+    in_effect: impl IntoIterator<Item = &'a Exclusion>,
+    configured: impl Iterator<Item = (&'a Exclusion, String)>,
+) -> Vec<Exemption> {
+    let configured: Vec<_> = configured.collect();
+    let sources = |exclusion: &Exclusion| {
+        let mut sources: Vec<String> = Vec::new();
+        // The policy merges adjacent ranges.
+        let merged = |owner: TrafficOwner| exclusion.owner != TrafficOwner::Any && exclusion.owner.covers(owner);
+        let part_of = |other: &Exclusion| {
+            (other.owner == exclusion.owner || merged(other.owner))
+                && Exclusion { owner: exclusion.owner, ..other.clone() } == *exclusion
+        };
+        for (_, source) in configured.iter().filter(|(other, _)| part_of(other)) {
+            if !sources.contains(source) {
+                sources.push(source.clone());
+            }
+        }
+        sources
+    };
+    let exemption = |exclusion: &Exclusion| Exemption {
+        who: owner_text(exclusion.owner),
+        protocol: exclusion.protocol.map_or_else(|| "everything".to_owned(), |protocol| protocol.to_string()),
+        ports: exclusion.ports.iter().map(ToString::to_string).collect(),
+        to: exclusion.destination.map_or_else(|| "anywhere".to_owned(), |net| net.to_string()),
+        sources: sources(exclusion),
+    };
+    in_effect.into_iter().map(exemption).collect()
+}
+
+/// Returns an owner in words.
+pub(super) fn owner_text(owner: TrafficOwner) -> String {
+    match owner {
+        TrafficOwner::Any => "every process".to_owned(),
+        TrafficOwner::Uid(range) => format!("uid {range}"),
+        TrafficOwner::Gid(range) => format!("gid {range}"),
+    }
+}
+
+/// A container of a pod, as the sender of traffic.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::inspect) struct ContainerTraffic<'a> {
+    pub pod: &'a Pod,
+    pub container: &'a Container,
+    /// Whether it is an init container that ends before the application starts.
+    pub ends_before: bool,
+}
+
+/// How much of a container's traffic bypasses the sidecar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::inspect) enum ExemptPart {
+    All,
+    Some,
+    None,
+}
+
+/// Returns all containers except Istio's, in the order in which they start.
+pub(in crate::inspect) fn application_containers(pod: &Pod) -> Vec<ContainerTraffic<'_>> {
+    let init = pod.init_containers.iter().map(|c| (c, !c.restarts_always));
+    let all = init.chain(pod.containers.iter().map(|c| (c, false)));
+    let applications = all.filter(|(c, _)| !ISTIO_CONTAINERS.contains(&c.name.as_str()));
+    applications.map(|(container, ends_before)| ContainerTraffic { pod, container, ends_before }).collect()
+}
+
+impl ContainerTraffic<'_> {
+    pub(in crate::inspect) fn name(&self) -> &str {
+        &self.container.name
+    }
+
+    pub(in crate::inspect) fn uid(&self) -> Option<u32> {
+        u32::try_from(self.pod.user_of(self.container)?).ok()
+    }
+
+    pub(in crate::inspect) fn gid(&self) -> Option<u32> {
+        u32::try_from(self.pod.group_of(self.container)?).ok()
+    }
+
+    /// Returns whether the container's traffic belongs to `owner`; unknown IDs never match.
+    pub(in crate::inspect) fn is_owned_by(&self, owner: TrafficOwner) -> bool {
+        let within = |range: IdRange, id: Option<u32>| id.is_some_and(|id| range.covers(IdRange::one(id)));
+        match owner {
+            TrafficOwner::Any => true,
+            TrafficOwner::Uid(range) => within(range, self.uid()),
+            TrafficOwner::Gid(range) => within(range, self.gid()),
+        }
+    }
+
+    /// Returns whether the container runs while the proxy accepts connections.
+    pub(in crate::inspect) fn runs_with_proxy(&self) -> bool {
+        !(self.ends_before && self.pod.starts_before_proxy(self.name()))
+    }
+
+    /// Returns the scope of the container's traffic that the exclusions of `policy` exempt. If the container still runs
+    /// when the proxy accepts connections, exclusions that end then do not count.
+    pub(in crate::inspect) fn exempt_part(&self, policy: &Policy) -> ExemptPart {
+        let matching = || policy.exclusions.iter().filter(|exclusion| self.is_owned_by(exclusion.owner));
+        let by_name = policy.container_scope(self.name(), self.runs_with_proxy());
+        if by_name == Some(ContainerScope::All) || matching().any(covers_everything) {
+            ExemptPart::All
+        } else if by_name.is_some() || matching().next().is_some() {
+            ExemptPart::Some
+        } else {
+            ExemptPart::None
+        }
+    }
+}
+
+/// Returns whether an exclusion exempts all traffic of its owner.
+pub(in crate::inspect) const fn covers_everything(exclusion: &Exclusion) -> bool {
+    exclusion.destination.is_none() && exclusion.protocol.is_none() && exclusion.ports.is_empty()
+}

@@ -1,0 +1,356 @@
+//! `explain`: what a configuration does with a pod's traffic, and why; for a primary plugin, also the pod's networks.
+
+use super::evaluation::{Evaluation, evaluate, has_redirect};
+use super::exemptions::{ExcludedContainer, Exemption, excluded_containers, exemptions};
+use super::settings::{Setting, settings};
+use super::warnings::{Warning, warnings};
+use crate::cni::Error;
+use crate::inspect::container_bypass::{end_text, scope_text};
+use crate::inspect::subject::{ConfigurationOrigin, Subject};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
+use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
+use crate::pod::Facts;
+use crate::pod::well_known::LIVE_POLICY;
+use crate::policy::{Policy, Redirect};
+use crate::sub_plugins::{Decision, SettingSource, SkipReason, considered};
+use serde::Serialize;
+
+/// The report about one pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// `NAMESPACE/NAME`.
+    pub pod: String,
+    /// The object with the pod template, `KIND NAMESPACE/NAME`; `None` for a pod.
+    pub template_of: Option<String>,
+    /// The configuration's `name`.
+    pub network: String,
+    /// Where the configuration comes from.
+    pub configuration: ConfigurationOrigin,
+    /// The pod's networks; empty unless the configuration is a primary plugin's.
+    pub networks: Vec<NetworkReport>,
+    /// Whether this configuration redirects the pod's traffic to its sidecar.
+    pub redirected: bool,
+    /// Whether and why the pod is redirected, in one line.
+    pub decision: String,
+    /// The evaluated conditions, up to the one that decided.
+    pub considered: Vec<ExplainedRule>,
+    /// The proxy; `None` if the pod is not redirected.
+    pub proxy: Option<Proxy>,
+    /// Every setting of the redirection; empty if the pod is not redirected.
+    pub settings: Vec<Setting>,
+    /// The traffic that bypasses the sidecar.
+    pub exempt: Vec<Exemption>,
+    /// The containers whose traffic bypasses the sidecar.
+    pub excluded_containers: Vec<ExcludedContainer>,
+    /// Problems that the configuration or the pod will cause.
+    pub warnings: Vec<Warning>,
+    /// Further notes: those that an ADD would log, and what excluded containers require on the node.
+    pub notes: Vec<String>,
+}
+
+/// A condition of the decision.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ExplainedRule {
+    /// The condition.
+    pub wanted: String,
+    /// The facts that decide the condition.
+    pub found: String,
+    /// Whether the condition is met; the first one that is not decides.
+    pub holds: bool,
+}
+
+/// The IDs that identify the proxy's own traffic.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Proxy {
+    /// UIDs.
+    pub uid: Vec<u32>,
+    /// The sources of the UIDs.
+    pub uid_sources: Vec<String>,
+    /// GIDs.
+    pub gid: Vec<u32>,
+    /// The sources of the GIDs.
+    pub gid_sources: Vec<String>,
+}
+
+/// A report, and the policy that it explains.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explained {
+    /// The report.
+    pub explanation: Explanation,
+    /// The policy from which rules are made.
+    pub policy: Policy,
+}
+
+const NO_CHAIN: &str =
+    "not redirected: neither the pod's networks nor the node's configuration have a sub-plugin chain";
+
+const NEEDED_ON_NODE: &str = "excluded containers need the agent with --nri-socket, or the OCI hook \
+    (--oci-hooks-dir), on the pod's node; otherwise, their traffic is captured";
+
+/// The reports about several pods.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Explanations(pub Vec<Explanation>);
+
+impl TextReport for Explanations {
+    fn write(&self, screen: &mut Screen) {
+        for explanation in &self.0 {
+            let pod = || format!("Pod {}", explanation.pod);
+            screen.heading(&explanation.template_of.clone().unwrap_or_else(pod));
+            explanation.write(screen);
+        }
+    }
+}
+
+/// Evaluates the pod as an ADD would.
+///
+/// # Errors
+/// An ADD would fail: the configuration or the pod is invalid, or two attachments contradict each other.
+pub fn explain(subject: &Subject) -> Result<Explained, Error> {
+    let evaluations = evaluate(subject)?;
+    let policies: Vec<(&str, Policy)> =
+        evaluations.iter().map(|one| (one.attachment.unwrap_or_default(), one.policy())).collect();
+    let policy = united(&policies)?;
+    let redirects = |one: &&Evaluation<'_>| one.policy().redirect().is_some();
+    let applies = |one: &&Evaluation<'_>| one.result.is_ok();
+    let decisive =
+        evaluations.iter().find(redirects).or_else(|| evaluations.iter().find(applies)).or(evaluations.first());
+    let networks = subject.networks.iter().flat_map(|preview| &preview.networks);
+    let sources = evaluations.iter().flat_map(Evaluation::settings);
+    let settings = policy.redirect().map(|redirect| settings(redirect, sources));
+    let explanation = Explanation {
+        pod: subject.name(),
+        template_of: subject.template_of.clone(),
+        network: subject.conf.name.clone(),
+        configuration: subject.origin.clone(),
+        networks: networks.map(|network| NetworkReport::of(network, &evaluations)).collect(),
+        redirected: policy.redirect().is_some(),
+        decision: decisive.map_or_else(|| NO_CHAIN.to_owned(), Evaluation::decision),
+        considered: decisive.map(|decisive| conditions(subject, decisive)).unwrap_or_default(),
+        proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
+        settings: settings.unwrap_or_default(),
+        exempt: exemptions(&policy.exclusions_in_effect(), evaluations.iter().flat_map(Evaluation::exclusions)),
+        excluded_containers: excluded_containers(&policy, evaluations.iter().flat_map(Evaluation::containers)),
+        warnings: warnings(subject, &policy)?,
+        notes: notes(subject, &evaluations, &policy),
+    };
+    Ok(Explained { explanation, policy })
+}
+
+fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> Vec<String> {
+    let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
+    let evaluations = evaluations.iter().flat_map(Evaluation::notes);
+    let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
+    let all = subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node);
+    all.chain(live_policy(&subject.facts)).collect()
+}
+
+/// Returns what the annotation `detour.io/live-policy` of the pod or its namespace does; `None` without a valid value.
+fn live_policy(Facts { pod, namespace }: &Facts) -> Option<String> {
+    let of_pod = pod.annotations.get(LIVE_POLICY).map(|value| ("pod", value));
+    let of_namespace = || Some(("namespace", namespace.as_ref()?.annotations.get(LIVE_POLICY)?));
+    let (object, value) = of_pod.or_else(of_namespace)?;
+    let follows = match value.as_str() {
+        "true" => "the running pod follows changes of its policy, as far as the agent's --live-policy allows",
+        "false" => "the running pod follows no change of its policy",
+        _ => return None,
+    };
+    Some(format!("annotation {LIVE_POLICY} of the {object} is {value}: {follows}"))
+}
+
+impl Proxy {
+    fn of(redirect: &Redirect, settings: &[Setting]) -> Self {
+        let sources = |key: &str| {
+            let setting = settings.iter().find(|setting| setting.key == key);
+            setting.map(|setting| setting.sources.clone()).unwrap_or_default()
+        };
+        Self {
+            uid: redirect.proxy_uid.clone(),
+            uid_sources: sources("proxy_uid"),
+            gid: redirect.proxy_gid.clone(),
+            gid_sources: sources("proxy_gid"),
+        }
+    }
+}
+
+/// Returns the evaluated conditions, up to the one that decided.
+fn conditions(subject: &Subject, evaluation: &Evaluation<'_>) -> Vec<ExplainedRule> {
+    let namespace = &subject.facts.pod.namespace;
+    let found = |_: &_| format!("namespace {namespace} is not excluded");
+    let applies = ExplainedRule {
+        wanted: "the configuration applies to the pod".to_owned(),
+        found: evaluation.result.as_ref().map_or_else(Clone::clone, found),
+        holds: evaluation.result.is_ok(),
+    };
+    let output = evaluation.result.iter();
+    let more =
+        output.flat_map(|output| chain_conditions(subject, evaluation, &output.decision, &output.origins.settings));
+    [applies].into_iter().chain(more).collect()
+}
+
+/// Returns the conditions of the sub-plugin chain: that it redirects, those of the pod, and the interception mode.
+fn chain_conditions(
+    subject: &Subject,
+    evaluation: &Evaluation<'_>,
+    decision: &Decision,
+    sources: &[(&'static str, SettingSource)],
+) -> Vec<ExplainedRule> {
+    let chain = &evaluation.conf.chain;
+    let has_redirect = has_redirect(chain);
+    let types: Vec<&str> = chain.iter().filter_map(|block| block.keys.get("type")?.as_str()).collect();
+    let in_chain = ExplainedRule {
+        wanted: "the sub-plugin chain contains istio-redirect".to_owned(),
+        found: if types.is_empty() { "the chain is empty".to_owned() } else { types.join(", ") },
+        holds: has_redirect,
+    };
+    let pod = considered(&subject.facts.pod);
+    let pod =
+        pod.into_iter().map(|rule| ExplainedRule { wanted: rule.wanted.into(), found: rule.found, holds: rule.holds });
+    match decision {
+        Decision::LeaveAlone(SkipReason::NotInChain) => vec![in_chain],
+        Decision::LeaveAlone(SkipReason::ModeNone) => {
+            let source = sources.iter().find(|(key, _)| *key == "inbound_interception_mode");
+            let source = source.map_or_else(|| "pod".to_owned(), |(_, source)| source.to_string());
+            let found = format!("the interception mode is NONE ({source})");
+            let mode = ExplainedRule { wanted: "interception is enabled".to_owned(), found, holds: false };
+            let before = has_redirect.then_some(in_chain).into_iter().chain(pod.filter(|_| has_redirect));
+            before.chain([mode]).collect()
+        }
+        _ if has_redirect => [in_chain].into_iter().chain(pod).collect(),
+        _ => pod.collect(),
+    }
+}
+
+impl TextReport for Explanation {
+    fn write(&self, screen: &mut Screen) {
+        let tone = if self.redirected { Tone::Good } else { Tone::Notable };
+        let pod = match &self.template_of {
+            Some(object) => format!("Pod {} of {object} is", self.pod),
+            None => format!("Pod {} is", self.pod),
+        };
+        screen.line(&[Cell::of(pod), Cell::of(&self.decision).tone(tone)]);
+        if let Some(origin) = self.configuration.text() {
+            screen.line(&[Cell::of("Configuration:"), Cell::of(origin).tone(Tone::Faint)]);
+        }
+        if !self.networks.is_empty() {
+            screen.heading("Networks");
+            screen.table(&self.networks.iter().map(NetworkReport::row).collect::<Vec<_>>());
+        }
+        screen.heading("Why");
+        let rule = |rule: &ExplainedRule| {
+            let (word, tone) = if rule.holds { ("yes", Tone::Good) } else { ("no", Tone::Bad) };
+            vec![Cell::of(word).tone(tone), Cell::of(&rule.wanted), Cell::of(&rule.found).tone(Tone::Faint)]
+        };
+        screen.table(&self.considered.iter().map(rule).collect::<Vec<_>>());
+        if let Some(proxy) = &self.proxy {
+            screen.heading("Proxy");
+            let row = |name: &str, ids: &[u32], sources: &[String]| {
+                let ids = ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                vec![Cell::of(name), Cell::of(ids).tone(Tone::Strong), Cell::of(sources.join("; ")).tone(Tone::Faint)]
+            };
+            screen.table(&[row("UID", &proxy.uid, &proxy.uid_sources), row("GID", &proxy.gid, &proxy.gid_sources)]);
+        }
+        if !self.settings.is_empty() {
+            screen.heading("Settings");
+            let row = |setting: &Setting| {
+                let tone = if setting.is_default() { Tone::Faint } else { Tone::Strong };
+                let (value, sources) = (setting.shown(), setting.sources.join("; "));
+                vec![Cell::of(setting.key), Cell::of(value).tone(tone), Cell::of(sources).tone(Tone::Faint)]
+            };
+            screen.table(&self.settings.iter().map(row).collect::<Vec<_>>());
+        }
+        if !self.exempt.is_empty() {
+            screen.heading("Excluded traffic");
+            let row = |e: &Exemption| {
+                vec![Cell::of(&e.who), Cell::of(e.what()), Cell::of(e.sources.join("; ")).tone(Tone::Faint)]
+            };
+            screen.table(&self.exempt.iter().map(row).collect::<Vec<_>>());
+        }
+        if !self.excluded_containers.is_empty() {
+            screen.heading("Excluded containers");
+            let row = |c: &ExcludedContainer| {
+                let sources = Cell::of(c.sources.join("; ")).tone(Tone::Faint);
+                vec![
+                    Cell::of(&c.name).tone(Tone::Strong),
+                    Cell::of(scope_text(c.scope)),
+                    Cell::of(end_text(c.until)),
+                    sources,
+                ]
+            };
+            screen.table(&self.excluded_containers.iter().map(row).collect::<Vec<_>>());
+        }
+        if !self.warnings.is_empty() {
+            screen.heading("Warnings");
+            for warning in &self.warnings {
+                screen.table(&[vec![Cell::of("!").tone(Tone::Notable), Cell::of(&warning.what)]]);
+                screen.table(&[vec![Cell::of(" "), Cell::of(format!("→ {}", warning.next)).tone(Tone::Faint)]]);
+            }
+        }
+        if !self.notes.is_empty() {
+            screen.heading("Notes");
+            screen.table(&self.notes.iter().map(|note| vec![Cell::of(note)]).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// A network of the pod, for a primary plugin.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NetworkReport {
+    /// `NAMESPACE/NAME` of its definition, or the name of its configuration.
+    pub name: String,
+    /// `pod` or `configuration`.
+    pub selected_by: &'static str,
+    /// Its interface; `None` if it has no own interface.
+    pub interface: Option<String>,
+    /// The types of its plugins; empty if its configuration is only on the node.
+    pub types: Vec<String>,
+    /// How the plugin runs it: `delegate` for executables that create an interface, `chain` for an executable that gets
+    /// the default network's result, `in-process` for sub-plugins.
+    pub runs: &'static str,
+    /// Whether and why it redirects the pod; `None` unless it runs in-process.
+    pub decision: Option<String>,
+    /// The number of its exclusions, including those of containers.
+    pub exclusions: usize,
+}
+
+impl NetworkReport {
+    fn of(network: &PreviewedNetwork, evaluations: &[Evaluation<'_>]) -> Self {
+        let is_own = |one: &&Evaluation<'_>| {
+            one.attachment == Some(network.name.as_str()) && network.place == NetworkRunner::Here
+        };
+        let own = evaluations.iter().find(is_own);
+        Self {
+            name: network.name.clone(),
+            selected_by: if network.selected { "pod" } else { "configuration" },
+            interface: network.interface.clone(),
+            types: network.types.clone(),
+            runs: match network.place {
+                NetworkRunner::Delegate => "delegate",
+                NetworkRunner::Chain => "chain",
+                NetworkRunner::Here => "in-process",
+            },
+            decision: own.map(|own| match has_redirect(&own.conf.chain) {
+                true => own.decision(),
+                false => "no istio-redirect in its sub-plugin chain".to_owned(),
+            }),
+            exclusions: own.map_or(0, |own| own.policy().exclusions_in_effect().len() + own.policy().containers.len()),
+        }
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        let decision = match (&self.decision, self.exclusions) {
+            (None, _) => String::new(),
+            (Some(decision), 0) => decision.clone(),
+            (Some(decision), 1) => format!("{decision}; 1 exclusion"),
+            (Some(decision), n) => format!("{decision}; {n} exclusions"),
+        };
+        vec![
+            Cell::of(&self.name).tone(Tone::Strong),
+            Cell::of(self.interface.as_deref().unwrap_or("-")),
+            Cell::of(if self.types.is_empty() { "unknown type".to_owned() } else { self.types.join(", ") }),
+            Cell::of(self.runs),
+            Cell::of(format!("selected by {}", self.selected_by)).tone(Tone::Faint),
+            Cell::of(decision),
+        ]
+    }
+}

@@ -1,0 +1,267 @@
+//! Warnings about a configuration or a pod that is valid, but hardly ever has the intended effect.
+
+use super::evaluation::unselected_network;
+use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, covers_everything};
+use crate::cni::Error;
+use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
+use crate::pod::Namespace;
+use crate::pod::well_known::{EXCLUDE_CONTAINERS, EXCLUDE_UIDS, NETWORKS};
+use crate::policy::{
+    DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+};
+use crate::sub_plugins::{self, SubPlugin};
+use ipnet::IpNet;
+use serde::Serialize;
+
+/// The proxy's ports, which Istio itself excludes in both directions.
+const PROXY_PORTS: [PortRange; 3] = [PortRange::one(15020), PortRange::one(15021), PortRange::one(15090)];
+
+/// A warning about the effect of a valid configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Warning {
+    /// The kind of warning; stable.
+    pub code: &'static str,
+    /// The effect.
+    pub what: String,
+    /// What to do.
+    pub next: String,
+}
+
+/// Returns all warnings about the pod.
+///
+/// # Errors
+/// An annotation that selects networks is malformed.
+pub(super) fn warnings(subject: &Subject, policy: &Policy) -> Result<Vec<Warning>, Error> {
+    let containers = application_containers(&subject.facts.pod);
+    let mut all = excluded_with_application(&containers, policy);
+    all.extend(ended_before_start(&containers, policy));
+    all.extend(unselected_network(subject)?.map(|_| not_selected(&subject.conf.name)));
+    all.extend(not_yet_injected(subject));
+    all.extend(unknown_configuration(subject));
+    if let Some(redirect) = policy.redirect() {
+        all.extend(captured_too_early(subject, &containers, policy));
+        all.extend(ranges_without_dns(redirect, policy));
+        all.extend(excluded_both_ways(redirect));
+        all.extend(inbound_exclusion_without_effect(redirect));
+    }
+    if let (Some(namespace), false) = (&subject.facts.namespace, policy.is_empty()) {
+        all.extend(outside_uid_range(subject, namespace));
+    }
+    all.extend(sub_plugins::ignored(&subject.facts).into_iter().map(Warning::from));
+    Ok(all)
+}
+
+fn not_selected(name: &str) -> Warning {
+    Warning {
+        code: "network-not-selected",
+        what: format!(
+            "Multus does not run this configuration for the pod, because the pod does not select network {name}"
+        ),
+        next: format!(
+            "add {name} to annotation {NETWORKS}; if the container runtime runs the plugin for every pod, use its \
+             plugin list: --config FILE.conflist"
+        ),
+    }
+}
+
+/// Warns about a report that does not use the whole configuration of the pod's node.
+fn unknown_configuration(subject: &Subject) -> Option<Warning> {
+    let ConfigurationOrigin { source, reason, .. } = &subject.origin;
+    let reason = reason.as_ref()?;
+    Some(Warning {
+        code: "unknown-configuration",
+        what: match source {
+            ConfigurationSource::BuiltIn => {
+                format!("the report uses built-in defaults, not the node's configuration: {reason}")
+            }
+            _ => format!("the report uses only a part of the node's configuration: {reason}"),
+        },
+        next: "use kubectl detour explain, run the command on the pod's node, or add --config FILE".to_owned(),
+    })
+}
+
+/// Warns about a pod template without a sidecar.
+fn not_yet_injected(subject: &Subject) -> Option<Warning> {
+    let pod = &subject.facts.pod;
+    let object = subject.template_of.as_ref().filter(|_| !pod.host_network && pod.proxy().is_none())?;
+    Some(Warning {
+        code: "template-without-sidecar",
+        what: format!("the pod template of {object} has no container istio-proxy; Istio injects it into each new pod"),
+        next: "use the manifest of a running pod (kubectl get pod NAME -o yaml), or inject the template first: \
+               istioctl kube-inject -f FILE | detour explain -f -"
+            .to_owned(),
+    })
+}
+
+impl From<sub_plugins::Ignored> for Warning {
+    fn from(sub_plugins::Ignored { code, what, next }: sub_plugins::Ignored) -> Self {
+        Self { code, what, next }
+    }
+}
+
+/// Warns about an application that runs as an excluded ID.
+fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
+    let excluded = policy.exclusions.iter().filter(|e| covers_everything(e) && e.owner != TrafficOwner::Any);
+    let applications = || containers.iter().filter(|container| !container.ends_before);
+    let owned = |e: &Exclusion| applications().filter(|container| container.is_owned_by(e.owner)).collect::<Vec<_>>();
+    let pairs = excluded.flat_map(|e| owned(e).into_iter().map(move |container| (e, container)));
+    let warning = |(exclusion, container): (&Exclusion, &ContainerTraffic<'_>)| {
+        let name = container.name();
+        let runs_as = match exclusion.owner {
+            TrafficOwner::Gid(_) => format!("GID {}", container.gid().unwrap_or_default()),
+            TrafficOwner::Uid(_) | TrafficOwner::Any => format!("UID {}", container.uid().unwrap_or_default()),
+        };
+        Warning {
+            code: "excluded-with-application",
+            what: format!(
+                "container {name} runs as {runs_as}, which is excluded: all traffic that it sends bypasses the sidecar"
+            ),
+            next: format!(
+                "{}, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), or run {name} as \
+                 another ID",
+                exclude_by_name(containers, exclusion.owner)
+            ),
+        }
+    };
+    pairs.map(warning).collect()
+}
+
+/// Returns the hint to exclude the init containers that run as `owner` by their names. The exclusion of the ID is
+/// probably intended for them.
+fn exclude_by_name(containers: &[ContainerTraffic<'_>], owner: TrafficOwner) -> String {
+    let init = containers.iter().filter(|container| container.ends_before && container.is_owned_by(owner));
+    match init.map(ContainerTraffic::name).collect::<Vec<_>>().as_slice() {
+        [] => format!("exclude a container instead of its ID ({EXCLUDE_CONTAINERS})"),
+        names => format!("exclude a container instead of its ID ({})", annotation_for(&names.join(","))),
+    }
+}
+
+/// Returns the annotation that excludes these containers, with the sub-plugin that it needs.
+fn annotation_for(names: &str) -> String {
+    format!("annotation {EXCLUDE_CONTAINERS}: \"{names}\", sub-plugin {}", SubPlugin::ContainerExclude.name())
+}
+
+/// Warns about excluded containers whose bypass has ended before they start.
+fn ended_before_start(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
+    let late = |container: &&ContainerTraffic<'_>| {
+        let scope = |proxy_ready| policy.container_scope(container.name(), proxy_ready);
+        !container.pod.starts_before_proxy(container.name()) && scope(false) > scope(true)
+    };
+    let warning = |container: &ContainerTraffic<'_>| Warning {
+        code: "bypass-ended-before-start",
+        what: format!(
+            "container {} is excluded until the proxy accepts connections, but starts after istio-proxy: its bypass \
+             has usually ended before it starts",
+            container.name()
+        ),
+        next: format!("set \"until\": \"container-exit\" in the block that excludes {}", container.name()),
+    };
+    containers.iter().filter(late).map(warning).collect()
+}
+
+/// Warns about init containers that send traffic before the sidecar listens.
+fn captured_too_early(subject: &Subject, containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
+    let init = &subject.facts.pod.init_containers;
+    let position = |name: &str| init.iter().position(|container| container.name == name);
+    let native = position("istio-proxy").filter(|index| init[*index].restarts_always);
+    let early = containers.iter().filter(|container| {
+        container.ends_before && native.is_none_or(|proxy| position(container.name()) < Some(proxy))
+    });
+    let captured = early.map(|container| (container, container.exempt_part(policy)));
+    let captured = captured.filter(|(_, exempt)| *exempt != ExemptPart::All);
+    let warning = |(container, exempt): (&ContainerTraffic<'_>, ExemptPart)| {
+        let name = container.name();
+        let except = if exempt == ExemptPart::Some { ", except for excluded traffic" } else { "" };
+        Warning {
+            code: "init-container-too-early",
+            what: format!(
+                "init container {name} runs before the sidecar: the traffic that it sends is captured and lost{except}"
+            ),
+            next: early_container_hint(container, containers),
+        }
+    };
+    captured.map(warning).collect()
+}
+
+fn early_container_hint(container: &ContainerTraffic<'_>, all: &[ContainerTraffic<'_>]) -> String {
+    let native = "or make istio-proxy a native sidecar that starts before it (ENABLE_NATIVE_SIDECARS of istiod)";
+    let is_application = |uid: u32| all.iter().any(|other| !other.ends_before && other.uid() == Some(uid));
+    let by_name = annotation_for(container.name());
+    match container.uid() {
+        Some(uid) if !is_application(uid) => {
+            format!("exclude its UID: annotation {EXCLUDE_UIDS}: \"{uid}\"; or exclude it by name: {by_name}; {native}")
+        }
+        Some(uid) => format!("exclude it by name, because an application also runs as UID {uid}: {by_name}; {native}"),
+        None => format!("exclude it by name, because its UID is unknown: {by_name}; {native}"),
+    }
+}
+
+/// Warns about excluded ranges while DNS is captured: the rules for DNS precede those for ranges.
+fn ranges_without_dns(redirect: &Redirect, policy: &Policy) -> Option<Warning> {
+    let exempt = |destination: Option<IpNet>| {
+        let (owner, protocol) = (TrafficOwner::Any, Some(Protocol::Udp));
+        let query = Exclusion { owner, destination, protocol, ports: vec![PortRange::one(53)] };
+        policy.exclusions.iter().any(|exclusion| exclusion.covers(&query))
+    };
+    let captured: Vec<String> = match &redirect.outbound_ip_ranges_exclude {
+        Ranges::All => (!exempt(None)).then(|| "*".to_owned()).into_iter().collect(),
+        Ranges::List(nets) => nets.iter().filter(|net| !exempt(Some(**net))).map(ToString::to_string).collect(),
+    };
+    (redirect.dns != DnsCapture::Off && !captured.is_empty()).then(|| Warning {
+        code: "excluded-ranges-without-dns",
+        what: format!("DNS to the excluded ranges ({}) is still captured", captured.join(", ")),
+        next: "exclude DNS, too: annotation detour.io/exclude-dns: excluded-ranges".to_owned(),
+    })
+}
+
+fn excluded_both_ways(redirect: &Redirect) -> Option<Warning> {
+    let (Ports::List(inbound), Ports::List(outbound)) =
+        (&redirect.inbound_ports_exclude, &redirect.outbound_ports_exclude)
+    else {
+        return None;
+    };
+    let both = inbound.iter().filter(|port| outbound.contains(port) && !PROXY_PORTS.contains(port));
+    let both = both.map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    (!both.is_empty()).then(|| Warning {
+        code: "port-excluded-both-ways",
+        what: format!(
+            "port {both} is excluded inbound and outbound: both calls to the pod at this port and calls from the pod to \
+             this port bypass the sidecar"
+        ),
+        next:
+            "exclude it in one direction only: excludeInboundPorts in the pod that serves it, excludeOutboundPorts in \
+             the pods that call it"
+                .to_owned(),
+    })
+}
+
+fn inbound_exclusion_without_effect(redirect: &Redirect) -> Option<Warning> {
+    let default = Redirect::default().inbound_ports_exclude;
+    (redirect.inbound_ports_include != Ports::All && redirect.inbound_ports_exclude != default).then(|| Warning {
+        code: "inbound-exclusion-without-effect",
+        what: "inbound_ports_exclude has no effect: only the ports in inbound_ports_include are captured".to_owned(),
+        next: "remove the ports from includeInboundPorts, or set includeInboundPorts to *".to_owned(),
+    })
+}
+
+/// Warns about UIDs outside of the namespace's range, which OpenShift's default SCC refuses.
+fn outside_uid_range(subject: &Subject, namespace: &Namespace) -> Vec<Warning> {
+    let Some(ranges) = sub_plugins::namespace_uids(namespace) else { return Vec::new() };
+    let shown = ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let pod = &subject.facts.pod;
+    let all = pod.all_containers().filter_map(|container| {
+        let uid = u32::try_from(pod.user_of(container)?).ok()?;
+        (!ranges.iter().any(|range| range.covers(IdRange::one(uid)))).then_some((&container.name, uid))
+    });
+    let warning = |(name, uid): (&String, u32)| Warning {
+        code: "uid-outside-namespace-range",
+        what: format!(
+            "container {name} runs as UID {uid}, which is outside namespace {}'s range {shown}",
+            namespace.name
+        ),
+        next:
+            "grant its service account an SCC that allows the UID (nonroot-v2, anyuid); restricted-v2 refuses the pod"
+                .to_owned(),
+    };
+    all.map(warning).collect()
+}

@@ -1,0 +1,206 @@
+//! The inputs of an ADD that the pod's facts do not contain. With them, the node's agent evaluates the policy of a
+//! running pod again when its facts or the node's configuration change.
+
+use super::desired_policy::{EvaluatedWith, about, host_groups};
+use crate::cni::{Block, Code, Error, NetConf, Request, RuleFormatSetting};
+use crate::netns::NetnsId;
+use crate::pod::{Facts, PodRef};
+use crate::policy::Policy;
+use crate::sub_plugins::{self, ChainInput, Resolvers, SubPlugin, skip_reason};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::cell::OnceCell;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+/// The inputs of one ADD, a part of its record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct AddInputs {
+    pub(super) pod: PodRef,
+    /// The network namespace of an ADD without rules; otherwise the record has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) netns: Option<(PathBuf, NetnsId)>,
+    /// The evaluated configurations: one for an attachment, one for each network of a primary plugin; none if the pod
+    /// was skipped without facts.
+    #[serde(default)]
+    evaluated: Vec<EvaluatedConfiguration>,
+    /// Whether the configuration names no source of facts.
+    #[serde(default, skip_serializing_if = "is_false")]
+    without_facts: bool,
+    /// `runtimeConfig.dns.servers`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    runtime_nameservers: Vec<IpAddr>,
+    /// `prevResult.dns.nameservers`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    previous_nameservers: Vec<IpAddr>,
+    /// The configured rule format, unless it is `auto`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dialect: Option<RuleFormatName>,
+}
+
+/// The sub-plugins of one configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct EvaluatedConfiguration {
+    /// The name of the network in the configuration of a primary plugin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network: Option<String>,
+    /// The blocks of the sub-plugins, each with its path.
+    blocks: Vec<(String, Map<String, Value>)>,
+    /// `args.cni` of the sub-plugins.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    args: Map<String, Value>,
+    /// `kubernetes.cluster_dns`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    cluster_dns: Vec<IpAddr>,
+}
+
+/// A rule format as in the key `dialect`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RuleFormatName {
+    Iptables,
+    Nftables,
+}
+
+impl EvaluatedConfiguration {
+    /// Returns the sub-plugins of `conf`; executables are not evaluated, and their blocks may contain anything.
+    fn new(network: Option<&str>, conf: &NetConf) -> Self {
+        let blocks = conf.chain.iter().filter(|block| SubPlugin::of(block).is_some());
+        let args = conf.args.iter().filter(|(key, _)| SubPlugin::ALL.iter().any(|known| known.name() == *key));
+        Self {
+            network: network.map(str::to_owned),
+            blocks: blocks.map(|block| (block.path.clone(), block.keys.clone())).collect(),
+            args: args.map(|(key, value)| (key.clone(), value.clone())).collect(),
+            cluster_dns: conf.kubernetes.cluster_dns.clone(),
+        }
+    }
+
+    fn blocks(&self) -> Vec<Block> {
+        self.blocks.iter().map(|(path, keys)| Block { path: path.clone(), keys: keys.clone() }).collect()
+    }
+}
+
+impl AddInputs {
+    /// Returns the inputs of an ADD whose policy was evaluated from `evaluated`, each with the name of its network for a
+    /// primary plugin. Returns `None` if the policy can't change while the pod runs: it has no sidecar.
+    pub(super) fn new<'a>(
+        request: &Request,
+        conf: &NetConf,
+        evaluated: impl IntoIterator<Item = (Option<&'a str>, &'a NetConf, EvaluatedWith)>,
+    ) -> Option<Self> {
+        let pod = request.args.pod.clone()?;
+        let (mut configurations, mut without_facts) = (Vec::new(), false);
+        for (network, conf, with) in evaluated {
+            match with {
+                EvaluatedWith::FactsWithoutSidecar => return None,
+                EvaluatedWith::NoSource => without_facts = true,
+                EvaluatedWith::Nothing => continue,
+                EvaluatedWith::Facts | EvaluatedWith::MissingFacts => {}
+            }
+            configurations.push(EvaluatedConfiguration::new(network, conf));
+        }
+        Some(Self {
+            pod,
+            netns: None,
+            evaluated: configurations,
+            without_facts,
+            runtime_nameservers: conf.runtime_nameservers(),
+            previous_nameservers: conf.prev_result_nameservers(),
+            dialect: match conf.dialect {
+                RuleFormatSetting::Auto => None,
+                RuleFormatSetting::Iptables => Some(RuleFormatName::Iptables),
+                RuleFormatSetting::Nftables => Some(RuleFormatName::Nftables),
+            },
+        })
+    }
+
+    /// Reads the inputs in a record. Those of a newer version that this one can't read count as missing.
+    pub(super) fn read(value: &Value) -> Option<Self> {
+        Self::deserialize(value).ok()
+    }
+
+    /// Returns the inputs for a record.
+    pub(super) fn to_value(&self) -> Option<Value> {
+        serde_json::to_value(self).ok()
+    }
+
+    /// Returns the configured rule format.
+    pub(super) const fn dialect(&self) -> RuleFormatSetting {
+        match self.dialect {
+            None => RuleFormatSetting::Auto,
+            Some(RuleFormatName::Iptables) => RuleFormatSetting::Iptables,
+            Some(RuleFormatName::Nftables) => RuleFormatSetting::Nftables,
+        }
+    }
+
+    /// Evaluates the policies that an ADD with these inputs would apply now, each with the name of its network for a
+    /// primary plugin. `installed` replaces the recorded configuration of an attachment. `group_file` is the host's
+    /// `/etc/group`.
+    ///
+    /// # Errors
+    /// The facts are of another pod, or a setting of the configuration or of the pod is invalid.
+    pub(super) fn evaluate(
+        &self,
+        facts: &Facts,
+        installed: Option<&NetConf>,
+        group_file: &Path,
+    ) -> Result<Vec<(Option<&str>, Policy)>, Error> {
+        if !facts.pod.matches(&self.pod) {
+            let (expected, got) = (self.pod.uid.as_deref(), facts.pod.uid.as_deref());
+            let msg = format!(
+                "expected UID {}, got {}: the pod was replaced",
+                expected.unwrap_or_default(),
+                got.unwrap_or_default()
+            );
+            return Err(Error::new(Code::PodUnknown, msg));
+        }
+        let groups = OnceCell::new();
+        let group_id = |name: &str| groups.get_or_init(|| host_groups(group_file)).get(name).copied();
+        let recorded = self.evaluated.first();
+        let Some(conf) = installed.filter(|_| recorded.is_none_or(|recorded| recorded.network.is_none())) else {
+            let evaluate = |one: &'_ EvaluatedConfiguration| {
+                self.run(&one.blocks(), &one.args, &one.cluster_dns, facts, &group_id)
+            };
+            return self
+                .evaluated
+                .iter()
+                .map(|one| match (evaluate(one), one.network.as_deref()) {
+                    (Ok(policy), network) => Ok((network, policy)),
+                    (Err(error), Some(network)) => Err(about(network, error)),
+                    (Err(error), None) => Err(error),
+                })
+                .collect();
+        };
+        if skip_reason(conf, &self.pod).is_some() {
+            return Ok(Vec::new());
+        }
+        let args = recorded.map(|recorded| recorded.args.clone()).unwrap_or_default();
+        let cluster_dns = match (conf.kubernetes.cluster_dns.as_slice(), recorded) {
+            ([], Some(recorded)) => &recorded.cluster_dns,
+            (installed, _) => installed,
+        };
+        Ok(vec![(None, self.run(&conf.chain, &args, cluster_dns, facts, &group_id)?)])
+    }
+
+    fn run(
+        &self,
+        blocks: &[Block],
+        args: &Map<String, Value>,
+        cluster_dns: &[IpAddr],
+        facts: &Facts,
+        group_id: &dyn Fn(&str) -> Option<u32>,
+    ) -> Result<Policy, Error> {
+        if !sub_plugins::wants(blocks).pod {
+            return Ok(Policy::default());
+        }
+        let resolvers =
+            Resolvers { runtime: &self.runtime_nameservers, cluster_dns, previous: &self.previous_nameservers };
+        let facts = (!self.without_facts).then_some(facts);
+        sub_plugins::run(blocks, &ChainInput { facts, args, resolvers, group_id }).map(|output| output.policy)
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+const fn is_false(value: &bool) -> bool {
+    !*value
+}

@@ -1,0 +1,164 @@
+//! Whether a running pod has its current policy, and what it gets (pure).
+
+use super::wording;
+use crate::cni::{Code, Error, excerpt};
+use crate::plugin::live_policy::{AppliedPolicy, RunningPod, policy_hash};
+use crate::pod::Facts;
+use crate::pod::well_known::LIVE_POLICY;
+use crate::policy::{LivePolicyScope, Policy};
+use crate::state::Attachment;
+
+/// The policies of the attachments of a pod.
+pub type Policies = Vec<(Attachment, Policy)>;
+
+/// How the applied policy of a pod compares with the desired one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// They are equal.
+    Current,
+    /// The applied policy is an earlier one.
+    Older,
+    /// The desired policy is invalid, or contradicts itself.
+    Refused,
+    /// The pod has a sidecar and no rules, and would be redirected.
+    None,
+}
+
+impl Verdict {
+    /// All verdicts.
+    pub const ALL: [Self; 4] = [Self::Current, Self::Older, Self::Refused, Self::None];
+
+    /// Returns the name in metrics and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Current => "current",
+            Self::Older => "older",
+            Self::Refused => "refused",
+            Self::None => "none",
+        }
+    }
+}
+
+/// What is known about the policy of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Assessment {
+    /// `None` if the pod has no rules and needs none.
+    pub verdict: Option<Verdict>,
+    /// Whether the pod has rules of its attachments.
+    pub has_rules: bool,
+    /// The hash of the applied policy; empty without rules.
+    pub applied: String,
+    /// The hash of the desired policy; empty if unknown.
+    pub desired: String,
+    /// Why the pod is not current.
+    pub reason: String,
+    /// Whether a part of the desired policy needs a new pod although the pod follows changes.
+    pub is_outdated: bool,
+    /// The policies to apply; `None` if the pod has those that it may get.
+    pub change: Option<Policies>,
+}
+
+/// The inputs of a decision.
+pub struct Input<'a> {
+    /// The pod as it is in the saved state.
+    pub running: &'a RunningPod,
+    /// The facts of the pod and its namespace.
+    pub facts: &'a Facts,
+    /// The policies that an ADD would apply now.
+    pub desired: &'a Result<Policies, Error>,
+    /// The scope of the agent.
+    pub scope: LivePolicyScope,
+}
+
+/// Decides about a pod.
+pub fn assess(input: &Input<'_>) -> Assessment {
+    let Input { running, facts, desired, scope } = input;
+    let has_rules = running.has_rules();
+    let applied =
+        if has_rules { policy_hash(running.attachments.iter().map(|one| &one.policy)) } else { String::new() };
+    let known = Assessment { has_rules, applied, ..Assessment::default() };
+    let with = |verdict: Verdict, reason: String| Assessment { verdict: Some(verdict), reason, ..known.clone() };
+    if !running.has_inputs() {
+        let reason = "an earlier version of the plugin made the rules and did not save their inputs; recreate the pod";
+        return if has_rules { with(Verdict::Older, reason.to_owned()) } else { known };
+    }
+    let desired = match desired {
+        Ok(desired) => desired,
+        Err(error) if facts.pod.proxy().is_some() || has_rules => return with(Verdict::Refused, error.to_string()),
+        Err(_) => return known,
+    };
+    let desired_hash = policy_hash(desired.iter().map(|(_, policy)| policy));
+    let with = |verdict, reason| Assessment { desired: desired_hash.clone(), ..with(verdict, reason) };
+    if !has_rules && desired.iter().all(|(_, policy)| policy.is_empty()) {
+        return known;
+    }
+    if running.has_applied(desired) {
+        return with(Verdict::Current, String::new());
+    }
+    let older = if has_rules { Verdict::Older } else { Verdict::None };
+    let rest = || wording::changes(&applied_policy(running), &union(desired.iter().map(|(_, policy)| policy)));
+    match follows_changes(facts) {
+        Err(error) => return with(Verdict::Refused, error.to_string()),
+        Ok(false) => {
+            let reason = format!("annotation {LIVE_POLICY:?} is false; only a new pod gets: {}", rest());
+            return with(older, reason);
+        }
+        Ok(true) if *scope == LivePolicyScope::Off => {
+            let reason = format!("the agent's flag --live-policy is off; only a new pod gets: {}", rest());
+            return with(older, reason);
+        }
+        Ok(true) => {}
+    }
+    let next = running.following(facts, desired, *scope);
+    if running.has_applied(&next) {
+        let reason = format!("only a new pod gets: {}; recreate the pod", rest());
+        return Assessment { is_outdated: has_rules, ..with(older, reason) };
+    }
+    Assessment { change: Some(next), ..with(older, "the change is not applied yet".to_owned()) }
+}
+
+/// Returns the assessment of the pod after its change was applied.
+pub fn assess_changed(input: &Input<'_>, change: &Policies) -> Assessment {
+    let mut running = input.running.clone();
+    running.interrupted = false;
+    for AppliedPolicy { attachment, policy, .. } in &mut running.attachments {
+        if let Some((_, changed)) = change.iter().find(|(other, _)| other == attachment) {
+            policy.clone_from(changed);
+        }
+    }
+    // What differs still would be another change.
+    Assessment { change: None, ..assess(&Input { running: &running, ..*input }) }
+}
+
+/// Returns the union of the applied policies of a pod.
+pub fn applied_policy(running: &RunningPod) -> Policy {
+    union(running.attachments.iter().map(|applied| &applied.policy))
+}
+
+/// Returns the union of policies, or the last one if they contradict each other.
+pub fn union<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Policy {
+    let unite = |union: Policy, policy: &Policy| union.union(policy).unwrap_or_else(|_| policy.clone());
+    policies.into_iter().fold(Policy::default(), unite)
+}
+
+/// Returns whether a pod follows changes of its policy: its own annotation, or else that of its namespace.
+///
+/// # Errors
+/// The annotation is neither `true` nor `false`.
+pub fn follows_changes(Facts { pod, namespace }: &Facts) -> Result<bool, Error> {
+    let of_pod = pod.annotations.get(LIVE_POLICY).map(|value| (format!("pod {}/{}", pod.namespace, pod.name), value));
+    let of_namespace = || {
+        let namespace = namespace.as_ref()?;
+        Some((format!("namespace {}", namespace.name), namespace.annotations.get(LIVE_POLICY)?))
+    };
+    match of_pod.or_else(of_namespace) {
+        None => Ok(true),
+        Some((_, value)) if value == "true" => Ok(true),
+        Some((_, value)) if value == "false" => Ok(false),
+        Some((object, value)) => {
+            let value = excerpt(value);
+            let msg = format!("{object}: annotation {LIVE_POLICY:?}: invalid value {value:?}; expected true or false");
+            Err(Error::new(Code::InvalidConfig, msg))
+        }
+    }
+}

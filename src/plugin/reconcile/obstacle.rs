@@ -1,0 +1,113 @@
+//! Why an attempt to reconcile the rules failed, and the errors of transactions that the kernel refused.
+
+use crate::cni::{Code, Error};
+use crate::firewall::nfnetlink::NfError;
+use crate::firewall::{self, Transaction};
+use nix::errno::Errno;
+
+/// The reason why one attempt failed.
+pub(super) enum Obstacle {
+    /// Another process changed the rules or the attachments concurrently.
+    Changed,
+    /// The kernel does not support the rule format.
+    Unsupported(Error),
+    /// The netlink socket failed.
+    Socket(Error),
+    /// An error that a retry does not solve.
+    Final(Error),
+}
+
+impl Obstacle {
+    pub(super) fn new(error: NfError, transaction: Option<&Transaction>) -> Self {
+        match error {
+            NfError::Changed => Self::Changed,
+            NfError::Socket(_) => Self::Socket(refused(&error, transaction)),
+            _ => Self::Final(refused(&error, transaction)),
+        }
+    }
+}
+
+impl From<Error> for Obstacle {
+    fn from(error: Error) -> Self {
+        Self::Final(error)
+    }
+}
+
+/// Returns whether the kernel does not support the iptables format: it has no nft_compat, lacks an extension, or the
+/// pod has a user namespace of its own (`owner_check` of net/netfilter/xt_owner.c: EINVAL). A refused transaction
+/// changes nothing, so trying it is the cheapest probe.
+pub(super) fn is_unsupported(error: &NfError, transaction: &Transaction) -> bool {
+    let errnos = [Errno::EINVAL, Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT];
+    let NfError::Refused { errno, index } = error else { return false };
+    // The rules for excluded containers are the same in both formats.
+    errnos.contains(errno) && !index.is_some_and(|index| transaction.is_about_containers(index))
+}
+
+/// Returns the error of a transaction, with the rule that the kernel refused and what the kernel must support.
+pub(super) fn refused(error: &NfError, transaction: Option<&Transaction>) -> Error {
+    if matches!(error, NfError::TooMany(_) | NfError::TooManyDeletions { .. }) {
+        return firewall::failed("change", *error);
+    }
+    let lacking = [Errno::EAGAIN, Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
+    if matches!(error, NfError::Socket(errno) if lacking.contains(errno)) {
+        let msg =
+            format!("the pod's rules: {error}: the node lacks memory or file descriptors; the runtime should retry");
+        return Error::new(Code::TryAgain, msg);
+    }
+    let place = match error {
+        NfError::Refused { index: Some(index), .. } => transaction.and_then(|plan| plan.describe(*index)),
+        _ => None,
+    };
+    let place = place.unwrap_or_else(|| "the pod's rules".to_owned());
+    let is_about_containers = |index| transaction.is_some_and(|plan| plan.is_about_containers(index));
+    if matches!(error, NfError::Refused { index: Some(index), .. } if is_about_containers(*index)) {
+        let msg = format!(
+            "container-exclude: {place}: {error}; check that the node's kernel can match control groups (cgroup v2 in \
+             nft_socket: CONFIG_NFT_SOCKET and CONFIG_SOCK_CGROUP_DATA, 5.13 or later), or remove container-exclude"
+        );
+        return Error::new(Code::KernelRefused, msg);
+    }
+    let needed = match transaction {
+        Some(transaction) if transaction.iptables.is_empty() => {
+            "nf_tables with nat, redirect, tproxy and ct expressions for family inet (5.2 or later)"
+        }
+        _ => "nf_tables with nft_compat and the xtables extensions (dialect nftables needs only nf_tables)",
+    };
+    let msg = format!("{place}: {error}; check that the node's kernel has {needed}");
+    Error::new(Code::KernelRefused, msg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::firewall::rule::Family;
+    use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
+    use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Interception, Policy};
+
+    /// The kernel has no expression `socket`, or can't compare control groups.
+    #[test]
+    fn a_kernel_that_refuses_control_groups_is_named_and_no_other_format_is_tried() {
+        let container = ContainerExclusion {
+            name: "vault".to_owned(),
+            scope: ContainerScope::All,
+            until: BypassEnd::ContainerExit,
+        };
+        let interception = Interception::On(Box::default());
+        let policy = Policy { containers: [container].into(), interception, ..Policy::default() };
+        let (live, nothing) = (LiveRuleset::default(), Ruleset::default());
+        let desired = Ruleset::of(&policy, &Family::ALL);
+        let plan = RuleFormat::Iptables.plan(&live, &nothing, &desired, &CreatedTables::default());
+        let has_cgroup = |index: &usize| plan.describe(*index).is_some_and(|text| text.contains("socket cgroupv2"));
+        let index = (0..plan.len()).find(has_cgroup);
+        for errno in [Errno::ENOENT, Errno::EOPNOTSUPP] {
+            let error = NfError::Refused { index, errno };
+            assert!(!is_unsupported(&error, &plan));
+            let error = refused(&error, Some(&plan));
+            assert_eq!(error.code, Code::KernelRefused);
+            for word in ["container-exclude", "socket cgroupv2 level 1 @excluded-all", "cgroup v2", "nft_socket"] {
+                assert!(error.msg.contains(word), "{error}");
+            }
+            assert!(is_unsupported(&NfError::Refused { index: Some(0), errno }, &plan));
+        }
+    }
+}

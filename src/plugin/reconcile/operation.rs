@@ -1,0 +1,206 @@
+//! What a call changes in the desired state of a container's attachments, and how policies are adapted to the network
+//! namespace.
+
+use crate::cni::{Code, Error, LIST_ITEMS, RuleFormatSetting, at_most};
+use crate::netns;
+use crate::plugin::inputs::AddInputs;
+use crate::plugin::netns_state::ForeignRedirection;
+use crate::plugin::record::{AttachmentRecord, ContainerRecords};
+use crate::policy::{Interception, Policy, Redirect};
+use crate::state::Attachment;
+use serde_json::Value;
+use std::collections::HashSet;
+
+/// What a call changes in the desired state of the container.
+#[derive(Debug, Clone)]
+pub(in crate::plugin) enum Operation {
+    /// ADD: replaces the policy of one attachment, with a setting for the rule format and the inputs to save.
+    Apply(Policy, RuleFormatSetting, Option<Value>),
+    /// Live policy: replaces the evaluated policies of attachments with saved state, all or none.
+    Follow(Vec<(Attachment, Policy)>),
+    /// Repair: restores the saved policy of one attachment; does nothing without one.
+    Reapply,
+    /// DEL: removes the policy of one attachment.
+    Remove,
+}
+
+/// The changes of a call.
+#[derive(Debug)]
+pub(super) struct Changes {
+    pub(super) kind: Kind,
+    pub(super) list: Vec<Change>,
+    pub(super) dialect: RuleFormatSetting,
+}
+
+/// The kind of an [`Operation`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Add,
+    Follow,
+    Reapply,
+    Remove,
+}
+
+/// The new policy of one attachment.
+#[derive(Debug)]
+pub(super) struct Change {
+    pub(super) attachment: Attachment,
+    /// The policy as evaluated.
+    pub(super) evaluated: Policy,
+    /// The policy, adapted to the interfaces in the network namespace.
+    policy: Policy,
+    /// The inputs to save; `None` if the saved ones remain.
+    pub(super) inputs: Option<Option<Value>>,
+}
+
+impl Operation {
+    pub(super) const fn kind(&self) -> Kind {
+        match self {
+            Self::Apply(..) => Kind::Add,
+            Self::Follow(_) => Kind::Follow,
+            Self::Reapply => Kind::Reapply,
+            Self::Remove => Kind::Remove,
+        }
+    }
+
+    /// Returns the changes of the operation on `attachment`; `None` if there is nothing to do. Call it in the network
+    /// namespace.
+    ///
+    /// # Errors
+    /// An attachment has no saved state, or the interfaces can't be listed.
+    pub(super) fn changes(self, attachment: &Attachment, saved: &ContainerRecords) -> Result<Option<Changes>, Error> {
+        let kind = self.kind();
+        let own = saved.get(attachment);
+        let mut dialect = RuleFormatSetting::Auto;
+        let mut list = match self {
+            Self::Apply(policy, setting, inputs) => {
+                dialect = setting;
+                vec![Change { inputs: Some(inputs), ..Change::new(attachment, policy) }]
+            }
+            Self::Follow(policies) => {
+                let list = followed(policies, saved)?;
+                let settings = list.iter().filter_map(|change| saved.get(&change.attachment)?.inputs.as_ref());
+                let mut settings = settings.filter_map(|inputs| Some(AddInputs::read(inputs)?.dialect()));
+                // Rules that exist already have a format.
+                if saved.dialect().is_none() {
+                    dialect = settings.find(|one| *one != RuleFormatSetting::Auto).unwrap_or(dialect);
+                }
+                list
+            }
+            Self::Reapply => {
+                let Some(own) = own else { return Ok(None) };
+                vec![Change { evaluated: own.evaluated().clone(), ..Change::new(attachment, own.policy.clone()) }]
+            }
+            Self::Remove if own.is_some() => vec![Change::new(attachment, Policy::default())],
+            Self::Remove if saved.0.is_empty() => Vec::new(),
+            Self::Remove => return Ok(None),
+        };
+        if kind == Kind::Follow && list.is_empty() {
+            return Ok(None);
+        }
+        list.iter_mut().try_for_each(Change::exclude_secondary_networks)?;
+        Ok(Some(Changes { kind, list, dialect }))
+    }
+}
+
+/// Returns the changes that differ from the saved state.
+fn followed(policies: Vec<(Attachment, Policy)>, saved: &ContainerRecords) -> Result<Vec<Change>, Error> {
+    let mut list = Vec::new();
+    for (attachment, policy) in policies {
+        let own = saved.get(&attachment).ok_or_else(|| gone(&attachment))?;
+        if *own.evaluated() != policy || own.previous_policy.is_some() {
+            let mut change = Change::new(&attachment, policy);
+            change.keep_interfaces(own);
+            list.push(change);
+        }
+    }
+    Ok(list)
+}
+
+/// Returns the error for an attachment without saved state.
+pub(super) fn gone(attachment: &Attachment) -> Error {
+    Error::new(Code::NoAdd, format!("no saved state of the {attachment}: the pod was deleted"))
+}
+
+impl Changes {
+    pub(super) fn redirects(&self) -> bool {
+        self.kind != Kind::Remove && self.list.iter().any(|change| change.policy.redirect().is_some())
+    }
+}
+
+impl Change {
+    fn new(attachment: &Attachment, policy: Policy) -> Self {
+        Self { attachment: attachment.clone(), evaluated: policy.clone(), policy, inputs: None }
+    }
+
+    /// Excludes the interfaces of secondary networks that exist already, if the policy does not capture such networks.
+    fn exclude_secondary_networks(&mut self) -> Result<(), Error> {
+        let Some(redirect) = not_capturing_secondary(&mut self.policy) else { return Ok(()) };
+        let secondary = netns::secondary_interfaces()?;
+        at_most(LIST_ITEMS, "interfaces", "the pod's network namespace", secondary.len())?;
+        exclude_interfaces(redirect, secondary);
+        Ok(())
+    }
+
+    /// Excludes the interfaces that an earlier call found, which may be down or gone for a moment.
+    fn keep_interfaces(&mut self, own: &AttachmentRecord) {
+        let (Some(applied), Some(evaluated)) = (own.policy.redirect(), own.evaluated().redirect()) else { return };
+        let Some(redirect) = not_capturing_secondary(&mut self.policy) else { return };
+        if !evaluated.capture_secondary_networks {
+            let known: HashSet<&String> = evaluated.exclude_interfaces.iter().collect();
+            let found = applied.exclude_interfaces.iter().filter(|name| !known.contains(name));
+            exclude_interfaces(redirect, found.cloned());
+        }
+    }
+
+    /// Returns the policy, adapted to the redirection of another tool. `own` is the saved record.
+    ///
+    /// # Errors
+    /// Another tool began to redirect a running pod that detour redirects.
+    pub(super) fn adapted(
+        &self,
+        kind: Kind,
+        own: Option<&AttachmentRecord>,
+        foreign: Option<ForeignRedirection>,
+    ) -> Result<Policy, Error> {
+        let policy = self.policy.clone();
+        match (kind, own, foreign) {
+            (Kind::Remove, ..) => Ok(policy),
+            (Kind::Follow, Some(own), Some(_)) if own.policy.redirect().is_some() && policy.redirect().is_some() => {
+                let msg = format!(
+                    "{}: another tool redirects the pod too since it started; remove its rules, or delete the pod",
+                    self.attachment
+                );
+                Err(Error::new(Code::ForeignRules, msg))
+            }
+            (_, _, Some(foreign)) => Ok(foreign.adapt(policy)),
+            (Kind::Follow, Some(own), None) => Ok(as_adapted_before(policy, own)),
+            (_, _, None) => Ok(policy),
+        }
+    }
+}
+
+/// Returns the policy with the adaptations of the ADD to another tool's redirection, although its rules are not found
+/// now: they may be restored at any time, and a running pod does not begin to be redirected.
+fn as_adapted_before(mut policy: Policy, own: &AttachmentRecord) -> Policy {
+    let evaluated = own.evaluated();
+    if evaluated.redirect().is_some() && own.policy.redirect().is_none() && policy.redirect().is_some() {
+        policy.interception = Interception::Unset;
+    }
+    if evaluated.dns_captured_elsewhere != own.policy.dns_captured_elsewhere {
+        policy.dns_captured_elsewhere = own.policy.dns_captured_elsewhere;
+    }
+    policy
+}
+
+fn not_capturing_secondary(policy: &mut Policy) -> Option<&mut Redirect> {
+    match &mut policy.interception {
+        Interception::On(redirect) if !redirect.capture_secondary_networks => Some(redirect),
+        _ => None,
+    }
+}
+
+fn exclude_interfaces(redirect: &mut Redirect, names: impl IntoIterator<Item = String>) {
+    let mut excluded: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
+    redirect.exclude_interfaces.extend(names.into_iter().filter(|name| excluded.insert(name.clone())));
+}

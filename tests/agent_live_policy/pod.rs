@@ -1,0 +1,167 @@
+//! A running pod with a sidecar: its sandbox's process in a network namespace.
+
+use crate::node::{Process, Where, id, uid};
+use crate::scene::{DEADLINE, Scene, bind, pause};
+use crate::support::new_netns::tool_in;
+use serde_json::{Value, json};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+pub(crate) const EXCLUDE_UIDS: &str = "detour.io/exclude-uids";
+pub(crate) const EXCLUDE_PORTS: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
+
+pub(crate) struct Pod {
+    pub(crate) name: String,
+    /// Its UID, which a real API server replaces.
+    pub(crate) uid: String,
+    pub(crate) sandbox: String,
+    pub(crate) pause: Process,
+    pub(crate) annotations: RefCell<BTreeMap<String, String>>,
+    has_sidecar: bool,
+}
+
+impl Pod {
+    /// Creates the pod's network namespace. The plugin was not called yet.
+    pub(crate) fn new(scene: &Scene<'_>, name: &str) -> Self {
+        let (uid, sandbox) = (uid(), id("b"));
+        let group = format!("kubepods.slice/kubepods-pod{uid}.slice/crio-{sandbox}.scope");
+        let pause = scene.node.process("pause", &group, Where::New);
+        for path in [scene.reach("/run/netns"), PathBuf::from("/run/netns")] {
+            let path = path.join(&sandbox);
+            fs::write(&path, "").expect("written");
+            bind(&pause.netns(), &path);
+        }
+        let annotations = [("sidecar.istio.io/status".to_owned(), "{}".to_owned())].into();
+        let pod = Self {
+            name: name.to_owned(),
+            uid,
+            sandbox,
+            pause,
+            annotations: RefCell::new(annotations),
+            has_sidecar: true,
+        };
+        let links = "link set lo up\nlink add eth0 type veth peer name peer0\nlink set eth0 up\nlink set peer0 up\n\
+                     addr add 10.88.0.2/24 dev eth0\n";
+        tool_in(&pod.netns(), "ip", &["-batch", "-"], links);
+        pod
+    }
+
+    /// Creates a pod, publishes it, and calls ADD for it.
+    pub(crate) fn added(scene: &Scene<'_>, api: &crate::api::Api, name: &str, annotations: &[(&str, &str)]) -> Self {
+        let pod = Self::new(scene, name);
+        annotations.iter().for_each(|(key, value)| pod.set(key, value));
+        crate::scene::publish(api, &pod);
+        pod.call(scene, "ADD").expect("added");
+        pod
+    }
+
+    /// Removes the sidecar from the manifest.
+    pub(crate) fn without_sidecar(self) -> Self {
+        Self { has_sidecar: false, ..self }
+    }
+
+    pub(crate) fn netns(&self) -> PathBuf {
+        self.pause.netns()
+    }
+
+    /// Sets an annotation of the manifest.
+    pub(crate) fn set(&self, key: &str, value: &str) {
+        self.annotations.borrow_mut().insert(key.to_owned(), value.to_owned());
+    }
+
+    /// Removes an annotation of the manifest.
+    pub(crate) fn unset(&self, key: &str) {
+        self.annotations.borrow_mut().remove(key);
+    }
+
+    /// Returns the pod as it is in the cluster.
+    pub(crate) fn object(&self) -> Value {
+        let mut containers = vec![json!({"name": "web", "image": "web"})];
+        if self.has_sidecar {
+            containers.push(json!({
+                "name": "istio-proxy", "image": "proxy", "args": ["proxy", "sidecar"],
+                "securityContext": {"runAsUser": 1337},
+            }));
+        }
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": self.name, "namespace": "shop", "uid": self.uid, "annotations": *self.annotations.borrow(),
+            },
+            "spec": {"nodeName": "node-1", "automountServiceAccountToken": false, "containers": containers},
+            "status": {"phase": "Running", "podIPs": [{"ip": "10.88.0.2"}]},
+        })
+    }
+
+    /// Calls the plugin as the runtime does.
+    ///
+    /// # Errors
+    /// The call fails; the text is what it prints.
+    pub(crate) fn call(&self, scene: &Scene<'_>, verb: &str) -> Result<(), String> {
+        self.call_with(&scene.entry(), verb)
+    }
+
+    /// The same with this configuration.
+    pub(crate) fn call_with(&self, conf: &Value, verb: &str) -> Result<(), String> {
+        let args =
+            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={};K8S_POD_UID={}", self.name, self.uid);
+        let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
+            .env_clear()
+            .envs([
+                ("CNI_COMMAND", verb),
+                ("CNI_CONTAINERID", &self.sandbox),
+                ("CNI_NETNS", &format!("/run/netns/{}", self.sandbox)),
+                ("CNI_IFNAME", "eth0"),
+                ("CNI_PATH", "/opt/cni/bin"),
+                ("CNI_ARGS", &args),
+            ])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        child.stdin.take().expect("it is piped").write_all(conf.to_string().as_bytes()).expect("it reads");
+        let output = child.wait_with_output().expect("it ends");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(()) } else { Err(text(&output.stdout) + &text(&output.stderr)) }
+    }
+
+    /// Returns the rules of the table nat, without the time that iptables-save adds.
+    pub(crate) fn rules(&self) -> String {
+        let text = tool_in(&self.netns(), "iptables-save", &["-t", "nat"], "");
+        text.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Whether traffic of this UID bypasses the sidecar.
+    pub(crate) fn excludes_uid(&self, uid: u32) -> bool {
+        self.rules().contains(&format!("--uid-owner {uid} "))
+    }
+
+    /// Whether traffic to this port bypasses the sidecar.
+    pub(crate) fn excludes_port(&self, port: u16) -> bool {
+        self.rules().contains(&format!("-p tcp -m tcp --dport {port} -j RETURN"))
+    }
+
+    /// Waits until the rules meet a condition.
+    #[track_caller]
+    pub(crate) fn until(&self, holds: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + DEADLINE;
+        while !holds(self) {
+            assert!(Instant::now() < deadline, "not in time: pod {}:\n{}", self.name, self.rules());
+            pause();
+        }
+    }
+
+    /// Returns the saved records.
+    pub(crate) fn records(&self) -> Vec<String> {
+        let directory = Path::new("/run/detour/attachments").join(&self.sandbox);
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        let files = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|it| it == "json"));
+        files.filter_map(|path| fs::read_to_string(path).ok()).collect()
+    }
+}

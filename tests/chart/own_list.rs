@@ -1,0 +1,89 @@
+//! `cni.ownList`: where the agent writes a plugin list of its own instead of editing the cluster network's.
+
+use crate::helm::{agent, chart_file, flag, merged, nested, notes, objects, of_kind};
+use detour_cni::agent::install::{PLATFORMS, Platform};
+use serde_json::{Value, json};
+
+fn own_list(values: &Value) -> Option<String> {
+    flag(&agent(values), "own-list")
+}
+
+fn chain(entries: Value) -> Value {
+    nested("config.chain", entries)
+}
+
+/// Under Multus, the runtime reads Multus's configuration, and the plugin has a file in Multus's directory.
+#[test]
+fn it_is_on_by_default_on_each_platform_where_the_plugin_is_in_the_cluster_networks_list() {
+    for name in Platform::names() {
+        let is_chained = Platform::named(name).expect("a name").chained;
+        let wanted = is_chained.then(|| "true".to_owned());
+        assert_eq!(own_list(&nested("global.platform", json!(name))), wanted, "{name}");
+    }
+    assert!(PLATFORMS.iter().any(|platform| !platform.chained));
+    assert_eq!(own_list(&json!({"chained": false, "provider": "multus"})), None);
+}
+
+#[test]
+fn it_is_on_by_default_only_for_a_release_that_redirects() {
+    let exclusions = json!([{"type": "uid-exclude", "uids": [1337]}]);
+    let redirection = json!([{"type": "uid-exclude", "uids": [1337]}, {"type": "istio-redirect"}]);
+    for (values, wanted) in [
+        (chain(redirection), "true"),
+        // Without chain, the agent adds the default sub-plugins.
+        (chain(Value::Null), "true"),
+        (chain(exclusions.clone()), "false"),
+        (chain(json!([])), "false"),
+        (chain(json!([{"type": "exclude-ldap"}])), "false"),
+        // The runtime reads the primary plugin's own file.
+        (json!({"primaryPlugin": {"enabled": true}}), "false"),
+    ] {
+        assert_eq!(own_list(&values).as_deref(), Some(wanted), "{values}");
+        // The value overrides the default.
+        for given in [true, false] {
+            let values = merged(&values, &nested("cni.ownList", json!(given)));
+            assert_eq!(own_list(&values), Some(given.to_string()), "{values}");
+        }
+        let istio = merged(&values, &json!({"istioOwnedCNIConfig": true}));
+        assert_eq!(own_list(&istio).as_deref(), Some("true"), "{istio}");
+        let istio = merged(&values, &json!({"istioOwnedCNIConfig": false}));
+        assert_eq!(own_list(&istio).as_deref(), Some(wanted), "{istio}");
+    }
+    let excludedns: Value = serde_saphyr::from_str(&chart_file("values-excludedns.yaml")).expect("YAML");
+    assert_eq!(own_list(&excludedns), None);
+    let without_multus = merged(&excludedns, &json!({"global": {"platform": "kubernetes"}, "attachments": null}));
+    assert_eq!(own_list(&without_multus).as_deref(), Some("false"));
+}
+
+/// Attachments under Multus beside an entry of the cluster network's list: the agent edits that list where Multus's
+/// configuration is in the same directory.
+#[test]
+fn it_does_not_depend_on_attachments() {
+    let values = json!({"attachments": [{"name": "excludedns", "chain": [{"type": "uid-exclude"}]}]});
+    assert_eq!(own_list(&values).as_deref(), Some("true"));
+}
+
+#[test]
+fn the_notes_tell_which_list_the_runtime_uses() {
+    let own = notes(&json!({}));
+    assert!(own.contains("of its own, /etc/cni/net.d/00-detour.conflist: the agent copies"), "{own}");
+    let edited = notes(&nested("cni.ownList", json!(false)));
+    assert!(edited.contains("edits the cluster network's plugin list in /etc/cni/net.d."), "{edited}");
+    assert!(edited.contains("set cni.ownList=true"), "{edited}");
+    let exclusions = notes(&chain(json!([{"type": "uid-exclude"}])));
+    assert!(exclusions.contains("edits the cluster") && !exclusions.contains("cni.ownList"), "{exclusions}");
+    let multus = notes(&nested("global.platform", json!("openshift")));
+    assert!(!multus.contains("plugin list") && multus.contains("default/istio-cni"), "{multus}");
+}
+
+/// The agent writes the list to the directory of the original, which is mounted writable.
+#[test]
+fn it_needs_no_further_mount() {
+    let pod = |own: bool| {
+        let objects = objects(&nested("cni.ownList", json!(own)));
+        let mut pod = of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"].clone();
+        pod["containers"][0]["args"].take();
+        pod
+    };
+    assert_eq!(pod(true), pod(false));
+}

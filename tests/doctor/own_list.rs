@@ -1,0 +1,150 @@
+//! The own list: a copy of the cluster network's plugin list, which an agent keeps current. There is no agent here that
+//! corrects it.
+
+use crate::bundle::files;
+use crate::faults::{LIST, chained, istio_cni};
+use crate::golden::compare;
+use crate::scene::{Plan, Scene, scene};
+use serde_json::{Value, json};
+use std::fs;
+
+const OWN: &str = "etc/cni/multus/net.d/00-detour.conflist";
+const DIRECTORY: &str = "etc/cni/multus/net.d";
+
+fn plan() -> Plan {
+    let mut plan = Plan::new();
+    chained(&mut plan);
+    plan.install.push("--own-list=true".into());
+    plan
+}
+
+/// Checks that only this line fails, that it contains these texts, and that its next step contains `next`.
+#[track_caller]
+fn assert_fails(scene: &Scene, id: &str, found: &str, next: &str) {
+    let report = scene.report(&["--node"]);
+    let failed: Vec<&Value> =
+        report["checks"].as_array().expect("checks").iter().filter(|line| line["outcome"] == "fail").collect();
+    assert_eq!(failed.len(), 1, "{failed:#?}");
+    let text = |key: &str| failed[0][key].as_str().expect("text");
+    assert_eq!(text("id"), id, "{failed:#?}");
+    assert!(text("found").contains(found) && text("next").contains(next), "{failed:#?}");
+}
+
+fn line(report: &Value, id: &str) -> Value {
+    let mut lines = report["checks"].as_array().expect("checks").iter();
+    lines.find(|line| line["id"] == id).cloned().unwrap_or_default()
+}
+
+fn edit_source(scene: &Scene, change: impl FnOnce(&mut Value)) {
+    let mut list = scene.json(LIST);
+    change(&mut list);
+    scene.write(LIST, &list.to_string());
+}
+
+#[test]
+fn a_current_copy_is_healthy_and_its_entry_is_the_configuration() {
+    let mut plan = plan();
+    // An entry of another tool whose type is one of detour's too.
+    plan.lists[0].1["plugins"].as_array_mut().expect("a list").push(istio_cni());
+    scene(plan, |scene| {
+        let report = scene.report(&["--node"]);
+        assert_eq!(report["healthy"], true, "{report:#}");
+        let own = line(&report, "own-list");
+        let found = json!("00-detour.conflist is a copy of 10-cluster.conflist");
+        assert_eq!((&own["outcome"], &own["found"]), (&json!("pass"), &found), "{report:#}");
+        assert_eq!(line(&report, "configuration-picked")["found"], "00-detour.conflist is the first file");
+        let valid = line(&report, "configuration-valid");
+        let text = "network c, type detour in 00-detour.conflist: istio-redirect, uid-exclude, dns-exclude";
+        assert_eq!(valid["found"], text);
+        compare("own-list.txt", &scene.printed(&["--node"]));
+
+        let archive = scene.path("node.tar");
+        scene.doctor(&["--node", "--bundle", &archive.display().to_string()]);
+        let bundled = files(&archive);
+        for name in [OWN, LIST] {
+            assert!(bundled.contains_key(&format!("detour/node/{name}")), "{name}: {:?}", bundled.keys());
+        }
+    });
+}
+
+#[test]
+fn an_older_copy_names_what_differs() {
+    scene(plan(), |scene| {
+        edit_source(scene, |list| list["plugins"] = json!([{"type": "bridge"}, {"type": "portmap"}]));
+        let found =
+            "is an older copy of 10-cluster.conflist: its plugins are bridge, those of the list are bridge, portmap";
+        assert_fails(scene, "own-list", found, "why the agent on this node does not write the copy");
+        compare("own-list-older.txt", &scene.printed(&["--node"]));
+        edit_source(scene, |list| list["plugins"] = json!([{"type": "bridge", "mtu": 1400}]));
+        assert_fails(scene, "own-list", "the configuration of plugin bridge differs", "run detour install");
+        edit_source(scene, |list| {
+            list["plugins"] = json!([{"type": "bridge"}]);
+            list["cniVersion"] = "0.4.0".into();
+        });
+        assert_fails(scene, "own-list", "key \"cniVersion\" differs", "run detour install");
+    });
+}
+
+#[test]
+fn a_missing_or_invalid_source_is_the_cluster_networks_problem() {
+    scene(plan(), |scene| {
+        let text = fs::read_to_string(scene.path(LIST)).expect("readable");
+        scene.write(LIST, "{\"name\":");
+        assert_fails(
+            scene,
+            "own-list",
+            "is a copy of 10-cluster.conflist, which is invalid now",
+            "pods of the cluster",
+        );
+        fs::remove_file(scene.path(LIST)).expect("removed");
+        assert_fails(scene, "own-list", "was removed: the cluster network is not ready", "pods of the cluster network");
+        // Another list, which the agent would copy.
+        scene.write(&format!("{DIRECTORY}/20-new.conflist"), &text);
+        assert_fails(scene, "own-list", "is a copy of 10-cluster.conflist, which was removed", "check why the agent");
+    });
+}
+
+#[test]
+fn a_list_before_the_own_list_or_multus_beside_it_is_found() {
+    scene(plan(), |scene| {
+        let text = fs::read_to_string(scene.path(LIST)).expect("readable");
+        let first = format!("{DIRECTORY}/00-a.conflist");
+        scene.write(&first, &text);
+        let next = "the agent on this node, which keeps the own list";
+        assert_fails(scene, "configuration-picked", "runtimes use 00-a.conflist, whose plugins are bridge", next);
+        fs::remove_file(scene.path(&first)).expect("removed");
+        let multus = json!({"cniVersion": "1.0.0", "name": "m", "type": "multus-shim"});
+        scene.write(&format!("{DIRECTORY}/00-multus.conf"), &multus.to_string());
+        let found = "00-multus.conf is a configuration of Multus, which 00-detour.conflist bypasses";
+        assert_fails(scene, "own-list", found, "replace the own list by an entry");
+    });
+}
+
+#[test]
+fn a_renamed_own_list_has_the_hint_for_cilium() {
+    scene(plan(), |scene| {
+        let own = scene.path(OWN);
+        let renamed = own.with_file_name("00-detour.conflist.cilium_bak");
+        fs::copy(&own, &renamed).expect("copied");
+        let report = scene.report(&["--node"]);
+        let warned = line(&report, "own-list");
+        assert_eq!((&warned["outcome"], &report["healthy"]), (&json!("warn"), &json!(true)), "{report:#}");
+        assert!(warned["next"].as_str().is_some_and(|next| next.contains("cni.exclusive")), "{warned:#}");
+        fs::remove_file(&own).expect("removed");
+        let found = "00-detour.conflist not found; another process renamed it to 00-detour.conflist.cilium_bak";
+        assert_fails(scene, "configuration-present", found, "cni.exclusive of Cilium to false");
+        compare("own-list-renamed.txt", &scene.printed(&["--node"]));
+        fs::remove_file(&renamed).expect("removed");
+        assert_fails(scene, "configuration-present", "00-detour.conflist not found", "keeps the own list in place");
+    });
+}
+
+#[test]
+fn an_edited_own_list_is_a_changed_installation() {
+    scene(plan(), |scene| {
+        let mut own = scene.json(OWN);
+        own["plugins"][1]["log_level"] = "debug".into();
+        scene.write(OWN, &own.to_string());
+        assert_fails(scene, "installation", "00-detour.conflist: edited after the installation", "detour install");
+    });
+}

@@ -1,0 +1,12 @@
+//! The own plugin list, `00-detour.conflist`, beside the cluster CNIs of real clusters: what a container runtime reads
+//! at each moment while another process rewrites its list.
+
+mod cluster_cni;
+mod golden;
+mod rewrites;
+mod runtime;
+mod simulated;
+#[path = "../support/mod.rs"]
+mod support;
+
+use support::{agent_process, install_scene as scene};

@@ -1,0 +1,168 @@
+//! How a container runtime reads its configuration directory (libcni, `ConfFiles` and `NetworkConfFromBytes`).
+
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+pub(crate) const OWN_LIST: &str = "00-detour.conflist";
+
+/// The configuration that a runtime uses for a new pod.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Choice {
+    pub(crate) file: String,
+    pub(crate) list: Value,
+}
+
+/// What a runtime finds in its directory.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Found {
+    /// The first file by name. containerd accepts no other one.
+    pub(crate) first: Option<String>,
+    /// The first valid file by name. CRI-O skips invalid files.
+    pub(crate) choice: Option<Choice>,
+}
+
+/// Returns what a runtime finds in `directory`. A file that disappears between listing and reading is skipped.
+pub(crate) fn read(directory: &Path) -> Found {
+    let entries = fs::read_dir(directory).expect("the directory");
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .filter(|name| [".conflist", ".conf", ".json"].iter().any(|suffix| name.ends_with(suffix)))
+        .filter(|name| !directory.join(name).is_dir())
+        .collect();
+    names.sort();
+    let valid = |name: &String| Some(Choice { file: name.clone(), list: list(&directory.join(name))? });
+    Found { choice: names.iter().find_map(valid), first: names.into_iter().next() }
+}
+
+/// Returns the plugin list in a file; `None` if the runtime refuses it.
+fn list(path: &Path) -> Option<Value> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+        Err(error) => panic!("{}: {error}", path.display()),
+    };
+    let value: Value = serde_json::from_str(&text).ok()?;
+    value["name"].as_str()?;
+    let has_type = |plugin: &Value| plugin["type"].as_str().is_some_and(|kind| !kind.is_empty());
+    if path.extension().is_some_and(|extension| extension == "conflist") {
+        let plugins = value["plugins"].as_array()?;
+        return (!plugins.is_empty() && plugins.iter().all(has_type)).then_some(value);
+    }
+    let wrapped = json!({"name": value["name"], "cniVersion": value["cniVersion"], "plugins": [value]});
+    has_type(&wrapped["plugins"][0]).then_some(wrapped)
+}
+
+impl Choice {
+    /// Returns the list without the plugin's entry: the cluster CNI's list.
+    ///
+    /// # Errors
+    /// The list has no entry of the plugin, several ones, or another plugin after it.
+    pub(crate) fn original(&self) -> Result<Value, String> {
+        let types: Vec<_> =
+            self.list["plugins"].as_array().into_iter().flatten().map(|plugin| plugin["type"].clone()).collect();
+        let own: Vec<_> = (0..types.len()).filter(|index| types[*index] == "detour").collect();
+        if own != [types.len() - 1] {
+            return Err(format!("{}: expected the entry detour once, at the end, got {types:?}", self.file));
+        }
+        let mut list = self.list.clone();
+        list["plugins"].as_array_mut().expect("a list").pop();
+        Ok(list)
+    }
+}
+
+/// Returns the list that the runtime uses, without the plugin's entry, as text.
+pub(crate) fn used(directory: &Path) -> Option<String> {
+    let choice = read(directory).choice?;
+    Some(choice.original().ok()?.to_string())
+}
+
+/// Returns a list as the text that [`used`] returns.
+pub(crate) fn compact(text: &str) -> String {
+    serde_json::from_str::<Value>(text).expect("JSON").to_string()
+}
+
+/// A runtime that reads its directory all the time, and records each choice that would start a pod outside the mesh.
+pub(crate) struct Runtime {
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<u64>>,
+    /// The texts of the lists that a runtime may use, without the plugin's entry.
+    allowed: Arc<Mutex<BTreeSet<String>>>,
+    violations: Arc<Mutex<Vec<String>>>,
+}
+
+impl Runtime {
+    /// Starts to read `directory`, which has a copy of one of these lists.
+    pub(crate) fn start(directory: &Path, allowed: &[&str]) -> Self {
+        let (ends, lists) = (Arc::new(AtomicBool::new(false)), allowed.iter().map(|text| compact(text)).collect());
+        let allowed = Arc::new(Mutex::new(lists));
+        let violations = Arc::new(Mutex::new(Vec::new()));
+        let (ended, directory) = (Arc::clone(&ends), directory.to_owned());
+        let (accepted, seen) = (Arc::clone(&allowed), Arc::clone(&violations));
+        let thread = thread::spawn(move || {
+            let mut reads = 0;
+            while !ended.load(Ordering::Relaxed) {
+                let found = read(&directory);
+                if let Err(violation) = check(&found, &accepted) {
+                    seen.lock().expect("unpoisoned").push(violation);
+                }
+                reads += 1;
+                thread::park_timeout(Duration::from_micros(100));
+            }
+            reads
+        });
+        Self { ends, thread: Some(thread), allowed, violations }
+    }
+
+    /// Accepts this version of the cluster CNI's list from now on.
+    pub(crate) fn allow(&self, text: &str) {
+        self.allowed.lock().expect("unpoisoned").insert(compact(text));
+    }
+
+    /// Accepts the reads of this list so far, because the machine was too slow for the test. Returns their number.
+    pub(crate) fn tolerate(&self, text: &str) -> usize {
+        let mut violations = self.violations.lock().expect("unpoisoned");
+        let before = violations.len();
+        violations.retain(|violation| !violation.ends_with(&compact(text)));
+        before - violations.len()
+    }
+
+    /// Fails the test if the runtime could have started a pod outside the mesh.
+    #[track_caller]
+    pub(crate) fn assert_no_violation(&self) {
+        let violations = self.violations.lock().expect("unpoisoned").clone();
+        assert!(violations.is_empty(), "{} of the reads: {:#?}", violations.len(), &violations[..1]);
+    }
+
+    /// Stops reading. Returns the number of reads.
+    #[track_caller]
+    pub(crate) fn end(mut self) -> u64 {
+        self.ends.store(true, Ordering::Relaxed);
+        let reads = self.thread.take().expect("it runs").join().expect("it reads");
+        self.assert_no_violation();
+        reads
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn check(found: &Found, allowed: &Mutex<BTreeSet<String>>) -> Result<(), String> {
+    let choice = found.choice.as_ref().ok_or("no valid configuration")?;
+    if choice.file != OWN_LIST || found.first.as_deref() != Some(OWN_LIST) {
+        return Err(format!("the runtime uses {}, and {:?} is first", choice.file, found.first));
+    }
+    let original = choice.original()?.to_string();
+    let is_allowed = allowed.lock().expect("unpoisoned").contains(&original);
+    if is_allowed { Ok(()) } else { Err(format!("the cluster CNI never wrote {original}")) }
+}
