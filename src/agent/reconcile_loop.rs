@@ -264,8 +264,8 @@ impl Job<'_> {
         self.node.apply(&plan, self.program, &lock)?;
         let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
         Ok(match plan.waits_for.as_ref().or(desired.missing.as_ref()) {
-            _ if plan.follows && plan.waits_for.is_none() => Iteration::Followed(Box::new(plan)),
-            _ if !plan.actions.is_empty() => Iteration::Repaired(Box::new(plan)),
+            None if plan.follows => Iteration::Followed(Box::new(plan)),
+            _ if !plan.actions.is_empty() && !plan.follows => Iteration::Repaired(Box::new(plan)),
             Some(missing) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
             None => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
         })
