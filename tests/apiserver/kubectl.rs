@@ -172,7 +172,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
             (report, configuration)
         };
         let (on_node, configuration) = report(&machine.detour(&["explain", "web-0", "-o", "json"]));
-        let file = "/etc/cni/net.d/10-calico.conflist";
+        let file = "/etc/cni/net.d/00-detour.conflist";
         assert_eq!(configuration, json!({"source": "node", "places": [file], "reason": null}));
         let anywhere = machine.run(
             Path::new(env!("CARGO_BIN_EXE_detour")),

@@ -116,7 +116,7 @@ fn a_killed_installation_of_the_own_list_leaves_valid_files() {
 fn first_list(scene: &Scene) -> String {
     let entries = fs::read_dir(scene.path("etc/cni/net.d")).expect("readable");
     let paths = entries.map(|entry| entry.expect("readable").path());
-    let first = paths.filter(|path| !path.extension().is_some_and(|extension| extension == "tmp")).min();
+    let first = paths.filter(|path| path.extension().is_none_or(|extension| extension != "tmp")).min();
     fs::read_to_string(first.expect("a list")).expect("readable")
 }
 

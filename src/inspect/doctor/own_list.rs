@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const CURRENT: Check =
+pub(super) const CURRENT: Check =
     Check::of(CheckGroup::Node, "own-list", "the own plugin list is a copy of the cluster network's list");
 
 /// How long a difference must last: the agent follows a change within this time.

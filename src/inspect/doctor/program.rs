@@ -3,7 +3,7 @@
 //! worth a dependency.
 
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Installation, Results};
-use super::{configuration, credentials, kernel};
+use super::{configuration, credentials, kernel, own_list};
 use crate::host_path::HostPath;
 use crate::trusted_file;
 use crate::trusted_file::{read, read_nofollow};
@@ -260,7 +260,7 @@ pub(super) fn examine_installation(target: &CheckTarget, results: &mut Results) 
         .into_iter()
         .chain(configuration::ALL)
         .chain(credentials::ALL)
-        .chain([&configuration::NODE_CONFIGURATION_VALID]);
+        .chain([&own_list::CURRENT, &configuration::NODE_CONFIGURATION_VALID]);
     let failed = all.into_iter().find(|check| results.has_failed(check));
     let verdict = match failed {
         Some(check) => CheckVerdict::not_checked(format!("because {} failed", check.id)),

@@ -10,7 +10,12 @@ Next steps:
   kubectl -n kube-system rollout status daemonset/detour-agent
   helm test detour -n kube-system
   kubectl detour check
-  kubectl -n NAMESPACE rollout restart deployment    # running pods keep their rules until they are recreated
+  kubectl -n NAMESPACE rollout restart deployment    # running pods follow only changes of exclusions, ports and ranges
+";
+const OWN_LIST: &str = "
+Each node has a plugin list of its own, /etc/cni/net.d/00-detour.conflist: the agent copies the cluster network's
+list and adds the plugin. If another configuration must sort first, such as Multus's, the agent edits the cluster
+network's list instead, and its log contains the reason.
 ";
 
 #[test]
@@ -26,7 +31,7 @@ fn the_notes_name_affected_pods_and_the_next_steps() {
         notes("definitions=auto"),
         format!(
             "{HEAD}kubernetes: DaemonSet kube-system/detour-agent\n\n\
-             The plugin runs for new pods that have a sidecar, except in the namespaces istio-system, kube-system.\n{STEPS}"
+             The plugin runs for new pods that have a sidecar, except in the namespaces istio-system, kube-system.\n{OWN_LIST}{STEPS}"
         )
     );
     assert_eq!(
@@ -56,7 +61,7 @@ fn the_notes_name_affected_pods_and_the_next_steps() {
             "{HEAD}kubernetes: DaemonSet kube-system/detour-agent\n\n\
              The plugin runs for new pods that have a sidecar, except in the namespaces istio-system, kube-system.\n\
              Pods can also select one of these attachments in the annotation k8s.v1.cni.cncf.io/networks:\n  \
-             default/a\n  shop/a\n{STEPS}\n\
+             default/a\n  shop/a\n{OWN_LIST}{STEPS}\n\
              Warning: this release does not create NetworkAttachmentDefinition default/a (definitions=never).\n\
              Pods can select it only if another owner creates it.\n\n\
              Warning: NetworkAttachmentDefinition shop/a belongs to another owner (not managed by Helm).\n\
