@@ -58,17 +58,12 @@ impl PluginToken {
     /// The API server grants no token, and the node has none; returns the reason.
     pub fn current(&self, installed: impl FnOnce() -> Option<String>) -> Result<String, String> {
         let mut granted = self.granted.borrow_mut();
-        let was_logged = granted.failure.is_some();
         let fallback = || Token::of_account(&installed()?, &self.plugin_account.namespace, &self.plugin_account.name);
         let now = Timestamp::now();
-        let token = granted.at(now, |patience| self.request(patience), fallback);
+        let token = granted.at(now, |patience, expires| self.request(patience, expires), fallback);
         self.metrics
             .token_renewal_failed(token.is_err() || granted.failure.is_some() || granted.expired(now).is_some());
-        let token = token?;
-        if let Some(failure) = granted.failure.as_ref().filter(|_| !was_logged) {
-            tracing::warn!("{failure}; the plugin keeps its current token, valid until {}", token.expires);
-        }
-        Ok(token.text)
+        Ok(token?.text)
     }
 
     /// Returns what the plugin lacks if its token has expired: the node is not ready, but everything else is installed.
@@ -77,10 +72,11 @@ impl PluginToken {
         self.granted.borrow().expired(Timestamp::now())
     }
 
-    /// Returns the result of a request, which it starts unless one is running; `None` if there is none after `patience`.
-    fn request(&self, patience: Duration) -> Option<Result<Token, String>> {
+    /// Returns the result of a request, which it starts unless one is running; `None` if there is none after `patience`. A
+    /// failure is logged if the plugin keeps a token that expires at `kept`.
+    fn request(&self, patience: Duration, kept: Option<Timestamp>) -> Option<Result<Token, String>> {
         let mut pending = self.pending.borrow_mut();
-        let result = pending.get_or_insert_with(|| self.start()).recv_timeout(patience);
+        let result = pending.get_or_insert_with(|| self.start(kept)).recv_timeout(patience);
         let result = match result {
             Err(RecvTimeoutError::Timeout) => return None,
             Err(RecvTimeoutError::Disconnected) => Err("the thread that requests the plugin's token failed".to_owned()),
@@ -90,12 +86,18 @@ impl PluginToken {
         Some(result)
     }
 
-    fn start(&self) -> Receiver<Result<Token, String>> {
+    fn start(&self, kept: Option<Timestamp>) -> Receiver<Result<Token, String>> {
         let (sender, receiver) = channel();
-        let (account, plugin_account) = (self.account.clone(), self.plugin_account.clone());
+        let (account, plugin_account, metrics) =
+            (self.account.clone(), self.plugin_account.clone(), self.metrics.clone());
         let request = move || {
+            let result = account.token(&plugin_account, LIFETIME).map_err(|error| error.to_string());
+            if let (Err(failure), Some(kept)) = (&result, kept) {
+                tracing::warn!("{failure}; the plugin keeps its current token, valid until {kept}");
+                metrics.token_renewal_failed(true);
+            }
             // Fails only at the end of the agent.
-            let _ = sender.send(account.token(&plugin_account, LIFETIME).map_err(|error| error.to_string()));
+            let _ = sender.send(result);
         };
         // Without a thread, the receiver reports the missing sender.
         drop(thread::Builder::new().name("token".into()).spawn(request));
@@ -105,18 +107,19 @@ impl PluginToken {
 
 impl GrantedToken {
     /// Returns the token to use at `now`: the granted one until its renewal, then the result of `request`, which gets the
-    /// time to wait for it. If that fails or has no result yet, returns the granted token or else the `fallback`.
+    /// time to wait for it, and the expiry of the kept token if a failure is new. If that fails or has no result yet, returns the granted token or else the `fallback`.
     fn at(
         &mut self,
         now: Timestamp,
-        request: impl FnOnce(Duration) -> Option<Result<Token, String>>,
+        request: impl FnOnce(Duration, Option<Timestamp>) -> Option<Result<Token, String>>,
         fallback: impl FnOnce() -> Option<Token>,
     ) -> Result<Token, String> {
         if let Some(token) = self.token.as_ref().filter(|_| self.since <= now && now < self.renewal) {
             return Ok(token.clone());
         }
         let old = self.token.take().or_else(fallback);
-        let result = request(if old.is_some() { PATIENCE } else { TIMEOUT });
+        let kept = old.as_ref().filter(|_| self.failure.is_none()).map(|token| token.expires);
+        let result = request(if old.is_some() { PATIENCE } else { TIMEOUT }, kept);
         let (token, renewal, failure) = match (result, old) {
             (Some(Ok(token)), _) => (token.clone(), renewal(now, token.expires), None),
             (Some(Err(failure)), Some(old)) => {
@@ -159,21 +162,21 @@ mod tests {
         Token { text: text.into(), expires: at(expires) }
     }
 
-    fn not_requested(_: Duration) -> Option<Result<Token, String>> {
+    fn not_requested(_: Duration, _: Option<Timestamp>) -> Option<Result<Token, String>> {
         panic!("no request is expected")
     }
 
-    fn unavailable(_: Duration) -> Option<Result<Token, String>> {
+    fn unavailable(_: Duration, _: Option<Timestamp>) -> Option<Result<Token, String>> {
         Some(Err("down".into()))
     }
 
-    fn pending(_: Duration) -> Option<Result<Token, String>> {
+    fn pending(_: Duration, _: Option<Timestamp>) -> Option<Result<Token, String>> {
         None
     }
 
-    fn grants(token: &Token) -> impl FnOnce(Duration) -> Option<Result<Token, String>> {
+    fn grants(token: &Token) -> impl FnOnce(Duration, Option<Timestamp>) -> Option<Result<Token, String>> {
         let token = token.clone();
-        move |_| Some(Ok(token))
+        move |_, _| Some(Ok(token))
     }
 
     #[test]
