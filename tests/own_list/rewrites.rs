@@ -275,7 +275,9 @@ fn a_thousand_rewrites_never_show_a_runtime_another_list_and_each_one_is_followe
     let reads = runtime.end();
     let mut sorted = followed.clone();
     sorted.sort();
-    report(&format!("1000 rewrites in {elapsed:.1?}, {reads} reads, slow, reads of another list: {slow:?}; CPU of the agent: {cpu:.1?}"));
+    report(&format!(
+        "1000 rewrites in {elapsed:.1?}, {reads} reads, slow, reads of another list: {slow:?}; CPU of the agent: {cpu:.1?}"
+    ));
     report(&format!("followed {}; last {last:.1?}", figures(followed)));
     report(&format!("another list after the first one disappeared: {}", figures(handed_over)));
     assert!(sorted[sorted.len() / 2] < Duration::from_secs(1), "the agent follows within a second");
@@ -316,7 +318,11 @@ fn rewrites_while_the_agent_is_killed_at_random_instants() {
     rewriter.check();
     let slow = (rewriter.slow, rewriter.tolerated);
     drop(rewriter);
-    report(&format!("300 rewrites, {} kills, {} reads, slow, reads of another list: {slow:?}", kills.into_inner(), runtime.end()));
+    report(&format!(
+        "300 rewrites, {} kills, {} reads, slow, reads of another list: {slow:?}",
+        kills.into_inner(),
+        runtime.end()
+    ));
     drop(agent);
 }
 
