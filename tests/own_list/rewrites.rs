@@ -276,7 +276,7 @@ fn a_thousand_rewrites_never_show_a_runtime_another_list_and_each_one_is_followe
     let mut sorted = followed.clone();
     sorted.sort();
     report(&format!(
-        "1000 rewrites in {elapsed:.1?}, {reads} reads, slow, reads of another list: {slow:?}; CPU of the agent: {cpu:.1?}"
+        "1000 rewrites in {elapsed:.1?}, {reads} reads; slow machine, tolerated reads: {slow:?}; CPU of the agent: {cpu:.1?}"
     ));
     report(&format!("followed {}; last {last:.1?}", figures(followed)));
     report(&format!("another list after the first one disappeared: {}", figures(handed_over)));
@@ -319,7 +319,7 @@ fn rewrites_while_the_agent_is_killed_at_random_instants() {
     let slow = (rewriter.slow, rewriter.tolerated);
     drop(rewriter);
     report(&format!(
-        "300 rewrites, {} kills, {} reads, slow, reads of another list: {slow:?}",
+        "300 rewrites, {} kills, {} reads; slow machine, tolerated reads: {slow:?}",
         kills.into_inner(),
         runtime.end()
     ));
