@@ -40,7 +40,9 @@ fn rules(world: &World) -> (Vec<Ruleset>, Vec<String>) {
 fn snapshot(world: &World) -> Snapshot {
     let directory = Path::new(STATE).join(&world.name);
     let paths = std::fs::read_dir(directory).expect("saved state").map(|entry| entry.expect("readable").path());
-    let records = paths.map(|path| (path.clone(), std::fs::read(path).expect("readable"))).collect();
+    // A temporary file that can't be removed is ignored, and removed with the last record.
+    let is_record = |path: &PathBuf| path.extension().is_some() && !path.to_string_lossy().contains("/.");
+    let records = paths.filter(is_record).map(|path| (path.clone(), std::fs::read(path).expect("readable"))).collect();
     Snapshot { rules: rules(world), records }
 }
 
