@@ -4,7 +4,7 @@ use super::containers::ContainerSettings;
 use super::daemon_set::DaemonSet;
 use super::health::Health;
 use super::install::plan::undo;
-use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, Presence, reconcile};
+use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, Presence, SourceTimer};
 use super::metrics::Metrics;
 use super::own_pod::OwnPod;
 use super::pod_reports::PodReports;
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
 /// The pause after a failure, for example because of a full disk.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// The pause after the own list followed its source, which limits the load while another process keeps writing that.
+const FOLLOW_DELAY: Duration = Duration::from_millis(50);
 /// How long one iteration may take before the agent counts as stuck.
 const ITERATION_TIMEOUT: Duration = Duration::from_secs(30);
 /// The interval of the watchdog's checks.
@@ -89,6 +91,8 @@ enum Iteration {
     Settled(String),
     /// This plan was applied.
     Repaired(Box<InstallPlan>),
+    /// The own list was written again because its source changed. Everything else was in place.
+    Followed(Box<InstallPlan>),
     /// Something is missing that another tool must provide, described by the text.
     Waits(String),
     /// The named agent, which started later, leads.
@@ -140,7 +144,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     let events = job.own_pod.as_ref().map(OwnPod::events).transpose();
     let mut events = events.map_err(|error| format!("can't start the thread for Events: {error}"))?;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
-    let (mut leadership, mut presence) = (Leadership::New, None);
+    let (mut leadership, mut presence, mut timer) = (Leadership::New, None, SourceTimer::default());
     loop {
         watch.discard_events();
         let (desired, refused) = match (job.desired)() {
@@ -152,13 +156,16 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             presence = job.node.be_present(&desired.installer).ok();
             job.node.forget_absent();
         }
-        let iteration = job.iterate(desired, leadership);
+        let iteration = job.iterate(desired, leadership, &mut timer);
         leadership = match iteration {
             Iteration::Yields(_) => Leadership::Yielded,
             Iteration::Failed(_) => leadership,
             _ => Leadership::Leads,
         };
-        let (readiness, delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
+        let (readiness, mut delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
+        if let (Iteration::Settled(_), Some(left)) = (&iteration, timer.take_left()) {
+            delay = delay.min(left);
+        }
         if let Some(services) = &mut services {
             let taint = job.taint_decision(iteration.taint_decision(&readiness), presence.as_ref());
             services.report(taint, leadership != Leadership::Yielded);
@@ -220,25 +227,36 @@ impl OnExit {
 }
 
 impl Job<'_> {
-    fn iterate(&self, desired: Result<DesiredState, String>, leadership: Leadership) -> Iteration {
+    fn iterate(
+        &self,
+        desired: Result<DesiredState, String>,
+        leadership: Leadership,
+        timer: &mut SourceTimer,
+    ) -> Iteration {
         let desired = match desired {
             Ok(desired) => desired,
             Err(reason) => return Iteration::Failed(reason),
         };
-        self.reconcile(&desired, leadership).unwrap_or_else(|error| Iteration::Failed(error.to_string()))
+        self.reconcile(&desired, leadership, timer).unwrap_or_else(|error| Iteration::Failed(error.to_string()))
     }
 
-    fn reconcile(&self, desired: &DesiredState, leadership: Leadership) -> Result<Iteration, InstallError> {
+    fn reconcile(
+        &self,
+        desired: &DesiredState,
+        leadership: Leadership,
+        timer: &mut SourceTimer,
+    ) -> Result<Iteration, InstallError> {
         let lock = self.node.lock()?;
         let found = self.node.look(Some(desired))?;
         let other = &found.record.installer;
         if leadership != Leadership::New && *other != desired.installer && self.node.is_present(other) {
             return Ok(Iteration::Yields(other.clone()));
         }
-        let plan = reconcile(desired, &found)?;
+        let plan = timer.plan(desired, found)?;
         self.node.apply(&plan, self.program, &lock)?;
         let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
-        Ok(match &plan.waits_for {
+        Ok(match plan.waits_for.as_ref().or(desired.missing.as_ref()) {
+            _ if plan.follows && plan.waits_for.is_none() => Iteration::Followed(Box::new(plan)),
             _ if !plan.actions.is_empty() => Iteration::Repaired(Box::new(plan)),
             Some(missing) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
             None => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
@@ -267,7 +285,7 @@ impl Job<'_> {
         match iteration {
             Iteration::Repaired(_) => self.metrics.install("done"),
             Iteration::Failed(_) => self.metrics.install("failed"),
-            Iteration::Settled(_) | Iteration::Waits(_) | Iteration::Yields(_) => {}
+            Iteration::Settled(_) | Iteration::Followed(_) | Iteration::Waits(_) | Iteration::Yields(_) => {}
         }
     }
 
@@ -311,11 +329,15 @@ impl Iteration {
     /// Returns the readiness of the node, the delay before the next iteration, and whether to ignore events until then.
     fn assess(&self, stability: &mut Stability, now: Instant) -> (Readiness, Duration, bool) {
         match self {
-            Self::Settled(_) => match stability.in_place(now) {
-                Duration::ZERO => (Readiness::Ready, RESYNC_INTERVAL, false),
-                left if stability.is_ready() => (Readiness::Ready, left, false),
-                left => (Readiness::Confirming, left, false),
-            },
+            Self::Settled(_) | Self::Followed(_) => {
+                let left = stability.in_place(now);
+                let readiness = if stability.is_ready() { Readiness::Ready } else { Readiness::Confirming };
+                match self {
+                    Self::Followed(_) => (readiness, FOLLOW_DELAY, true),
+                    _ if left.is_zero() => (readiness, RESYNC_INTERVAL, false),
+                    _ => (readiness, left, false),
+                }
+            }
             Self::Repaired(plan) => {
                 let pause = stability.repaired();
                 let readiness = match &plan.waits_for {
@@ -332,7 +354,7 @@ impl Iteration {
             Self::Yields(_) => (Readiness::Ready, RETRY_DELAY, false),
             Self::Waits(reason) => {
                 stability.incomplete();
-                (Readiness::Not(reason.clone()), RESYNC_INTERVAL, false)
+                (Readiness::Not(reason.clone()), RETRY_DELAY, false)
             }
             Self::Failed(reason) => {
                 stability.incomplete();
@@ -381,6 +403,7 @@ fn contested(plan: &InstallPlan, stability: &Stability) -> String {
 struct LastLogged {
     state: String,
     refused: Option<String>,
+    followed: Option<Instant>,
     ready: bool,
 }
 
@@ -397,6 +420,15 @@ impl LastLogged {
         self.refused = reason.map(str::to_owned);
     }
 
+    /// Logs that the own list followed its source, once in [`HOLD_TIME`].
+    fn followed(&mut self, plan: &InstallPlan) {
+        if self.followed.is_none_or(|logged| logged.elapsed() > HOLD_TIME) {
+            let actions = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+            tracing::info!("the cluster network's plugin list changed: {actions}");
+            self.followed = Some(Instant::now());
+        }
+    }
+
     /// Logs each applied action, each new state, and when the node becomes ready.
     fn iteration(&mut self, iteration: &Iteration, readiness: &Readiness, delay: Duration) {
         let state = match iteration {
@@ -408,6 +440,10 @@ impl LastLogged {
                     tracing::warn!("{reason}; next check in {} s", delay.as_secs());
                 }
                 String::new()
+            }
+            Iteration::Followed(plan) => {
+                self.followed(plan);
+                self.state.clone()
             }
             Iteration::Settled(state) | Iteration::Waits(state) | Iteration::Failed(state) => state.clone(),
             Iteration::Yields(other) => format!("agent {other} has taken over; this agent is on standby"),

@@ -10,7 +10,7 @@ use super::output::CommandError;
 use anyhow::{Context, Result};
 use clap::Args;
 use detour_cni::agent::install::plan::undo;
-use detour_cni::agent::install::{Digest, HostPath, HostRoot, InstallPlan, NodeFiles, Release, reconcile};
+use detour_cni::agent::install::{Digest, HostPath, HostRoot, InstallPlan, NodeFiles, Release, SourceTimer};
 use detour_cni::cni::NODE_CONFIGURATION;
 use detour_cni::printable::Text;
 use detour_cni::trusted_file::follow;
@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::thread;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -150,12 +151,22 @@ impl InstallArguments {
             Ok(desired) => desired,
             Err(why) => return Ok(super::print_error(format_args!("{why:#}"), ExitCode::from(2))),
         };
-        if self.dry_run {
-            let plan = reconcile(&desired, &node.look(Some(&desired))?)?;
-            return Ok(print_diff(&plan));
+        if self.options.has_own_list() {
+            print_note(
+                "note",
+                "the command copies the cluster network's plugin list once; `detour agent` follows its changes",
+            );
         }
-        let lock = node.lock()?;
-        let plan = reconcile(&desired, &node.look(Some(&desired))?)?;
+        let lock = if self.dry_run { None } else { Some(node.lock()?) };
+        let mut timer = SourceTimer::default();
+        let plan = loop {
+            let plan = timer.plan(&desired, node.look(Some(&desired))?)?;
+            match timer.take_left() {
+                Some(left) => thread::park_timeout(left),
+                None => break plan,
+            }
+        };
+        let Some(lock) = lock else { return Ok(print_diff(&plan)) };
         node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
         Ok(print_changes(&plan))
     }

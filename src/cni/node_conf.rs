@@ -94,10 +94,10 @@ impl NodeConf {
         }
     }
 
-    /// Returns the configuration for the agent's own pod while the file `place` can't be used: attachments cannot set
-    /// keys of the node, and the agent's pod is still recognized.
+    /// Returns the configuration for pods that start while the file `place` can't be used: attachments cannot set keys of
+    /// the node, and the agent's pod is still recognized.
     #[must_use]
-    pub fn of_agent(conf: &NetConf, place: &str) -> Self {
+    pub fn without_file(conf: &NetConf, place: &str) -> Self {
         let mut kubernetes = Self::from_configuration(conf).kubernetes;
         kubernetes.retain(|key, _| ["agent_namespace", "agent_pod_prefixes"].contains(&key.as_str()));
         Self {

@@ -1,6 +1,7 @@
 //! The desired policy of an attachment, evaluated from its configuration, its arguments and the pod's facts; and the
 //! desired state of the kernel for a policy.
 
+use super::without_facts;
 use crate::cni::{Block, Error, NetConf, Request, at_most};
 use crate::firewall::rule::Family;
 use crate::firewall::{LiveRuleset, MAX_RULES, Ruleset, max_rules};
@@ -69,14 +70,15 @@ pub(super) type FetchFacts<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> +
 /// As [`evaluate`].
 pub(super) fn desired_policy(request: &Request, conf: &NetConf) -> Result<DesiredPolicy, Error> {
     let pod = request.args.pod.as_ref();
-    match cluster::source(&conf.kubernetes) {
+    match cluster::source(&without_facts::sources(conf)) {
         Some(source) => evaluate(pod, conf, Some(&|pod: &PodRef, with_namespace| source.facts(pod, with_namespace))),
         None => evaluate(pod, conf, None),
     }
 }
 
 /// Evaluates the desired policy of a pod. `fetch_facts` is `None` without a source of facts. No facts are fetched for
-/// pods that are skipped.
+/// pods that are skipped. If there are none, the annotations from the container runtime decide whether the pod needs
+/// them.
 ///
 /// # Errors
 /// The facts can't be fetched, or a setting of the configuration or of the pod is invalid.
@@ -96,13 +98,19 @@ pub(super) fn evaluate(
                 conf.chain.iter().filter(|block| !of_pods.contains(&SubPlugin::of(block))).cloned().collect();
             run(&others, conf, None)
         }
-        (Some(_), None) => run(&conf.chain, conf, None),
+        (Some(_), None) => match without_facts::not_injected(conf, || "no source of facts is configured".to_owned()) {
+            Some(desired) => Ok(desired),
+            None => run(&conf.chain, conf, None),
+        },
         (Some(pod), Some(fetch_facts)) => {
             let wants = sub_plugins::wants(&conf.chain);
             if !wants.pod {
                 return Ok(DesiredPolicy::skip(&SkipReason::NoSubPlugin));
             }
-            run(&conf.chain, conf, Some(&fetch_facts(pod, wants.namespace)?))
+            match fetch_facts(pod, wants.namespace) {
+                Ok(facts) => run(&conf.chain, conf, Some(&facts)),
+                Err(error) => without_facts::desired_policy(pod, conf, error),
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 //! | `primary` | the commands of a primary plugin |
 //! | `executables` | the executables in a sub-plugin chain |
 //! | `desired_policy` | the desired policy of an attachment, and the desired rules for it |
+//! | `without_facts` | the decision about a pod whose facts are unavailable |
 //! | `reconcile` | makes the kernel's rules equal to the desired ones |
 //! | `record`, `inputs` | the saved state of attachments; in it, the inputs of each ADD |
 //! | `netns_state` | the desired state of a network namespace, foreign redirections, the rule format |
@@ -53,6 +54,7 @@ mod reconcile;
 mod record;
 mod status;
 mod validate;
+mod without_facts;
 
 /// Serves a call. `program` is the name under which the binary was started.
 ///

@@ -2,7 +2,7 @@
 //! the agent's log.
 
 use super::desired_policy::is_agent;
-use super::status;
+use super::{status, without_facts};
 use crate::cluster::agent::{self, CallReport};
 use crate::cni::{
     CniCommand, Code, Document, Error, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, Request,
@@ -24,7 +24,7 @@ const MAX_REPORTED_ERROR: usize = 4000;
 /// # Errors
 /// The file is invalid or not trusted, or an attachment's configuration would make this the primary plugin. These are
 /// warnings for DEL and GC, which must not block the deletion of a pod. An invalid file is a warning for STATUS and for
-/// the agent's own pod too, because the agent restores the file.
+/// pods that need no facts too, because the agent restores the file.
 pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -> Result<Vec<String>, Error> {
     let is_cleanup = matches!(request.command, CniCommand::Del | CniCommand::Gc);
     let (node, mut warnings) = match read(NODE_CONFIGURATION, Path::new(NODE_CONFIGURATION)) {
@@ -49,13 +49,14 @@ pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -
     Ok(warnings)
 }
 
-/// Lets the calls continue that the agent's own pod depends on, because the agent restores the file. `error` is the
-/// reason why the file can't be used. STATUS concerns the runtime's own configuration, because no pod is involved.
-/// Returns the warnings.
+/// Lets the calls continue for the agent's own pod, which restores the file, and for pods that need no facts. `error`
+/// is the reason why the file can't be used. STATUS concerns the runtime's own configuration, because no pod is
+/// involved. Returns the warnings.
 ///
 /// The configuration of an ADD may come from an attachment, so it can't set any key of the node. Its description of the
-/// agent's pod applies: at worst, its author excludes pods that need not select it anyway. A primary plugin's
-/// configuration executes programs for every pod, and its author may not be the node's administrator.
+/// agent's pod and its annotations of the pod apply: at worst, its author excludes pods that need not select it anyway.
+/// A primary plugin's configuration executes programs for every pod, and its author may not be the node's
+/// administrator.
 ///
 /// # Errors
 /// `error`, for every other call.
@@ -67,17 +68,28 @@ fn apply_without_file(
 ) -> Result<Vec<String>, Error> {
     let warning = format!("the node's keys are not applied until the agent restores the file: {}", error.msg);
     let conf = NetConf::from_document(document, request.command, program).ok();
-    let is_agents = |conf: &NetConf| request.args.pod.as_ref().is_some_and(|pod| is_agent(conf, pod));
+    let needs_no_facts = |conf: &NetConf| {
+        let is_agents = request.args.pod.as_ref().is_some_and(|pod| is_agent(conf, pod));
+        is_agents || without_facts::is_injected(conf) == Some(false)
+    };
     match (request.command, conf) {
         (CniCommand::Status, Some(conf)) if status::has_agent(&conf.kubernetes) => Ok(vec![warning]),
         (CniCommand::Status, _) => Err(Error { code: Code::NotAvailable, ..error }),
-        (CniCommand::Add | CniCommand::Check, Some(conf)) if !document.is_primary() && is_agents(&conf) => {
+        (CniCommand::Add | CniCommand::Check, Some(conf)) if !document.is_primary() && needs_no_facts(&conf) => {
             let mut warnings = vec![warning];
-            warnings.extend(document.govern(&NodeConf::of_agent(&conf, NODE_CONFIGURATION), program));
+            warnings.extend(document.govern(&NodeConf::without_file(&conf, NODE_CONFIGURATION), program));
             Ok(warnings)
         }
-        _ => Err(error),
+        _ => Err(unusable(request, error)),
     }
+}
+
+/// Returns the error for a call that needs the file, with the pod's name and the next step.
+fn unusable(request: &Request, error: Error) -> Error {
+    let pod = request.about();
+    let about = if pod.is_empty() { pod } else { format!("pod {pod}: ") };
+    let next = "the agent on this node restores the file; without an agent, run detour install";
+    Error { msg: format!("{about}{}; {next}", error.msg), ..error }
 }
 
 /// Reads the node configuration and its warnings; `None` if the file does not exist. `place` is its name in messages,

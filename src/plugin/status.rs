@@ -5,10 +5,11 @@
 //! NotReady.
 
 use crate::cluster;
-use crate::cni::{Code, Error, Kubernetes, NetConf, Request};
+use crate::cni::{Code, Error, Kubernetes, NetConf, OWN_LIST, Request, is_configuration_file};
 use crate::firewall::nfnetlink::NfSocket;
 use crate::state::{ROOT, Store};
 use serde_json::Value;
+use std::{fs, io};
 
 /// Runs STATUS, which has no result.
 ///
@@ -26,11 +27,12 @@ pub(super) fn run(_: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
 pub(super) fn check_availability(conf: &NetConf) -> Result<bool, Error> {
     let facts = check_facts(conf);
     let has_facts = matches!(facts, Ok(true));
-    let causes: Vec<String> = [check_ambient(conf), facts.map(drop), check_kernel(), Store::new(ROOT).probe()]
-        .into_iter()
-        .filter_map(Result::err)
-        .map(|error| error.to_string())
-        .collect();
+    let causes: Vec<String> =
+        [check_ambient(conf), check_cluster_network(conf), facts.map(drop), check_kernel(), Store::new(ROOT).probe()]
+            .into_iter()
+            .filter_map(Result::err)
+            .map(|error| error.to_string())
+            .collect();
     if causes.is_empty() {
         return Ok(has_facts);
     }
@@ -43,13 +45,38 @@ fn check_ambient(conf: &NetConf) -> Result<(), Error> {
     if conf.ambient_enabled { Err(Error::new(Code::InvalidConfig, msg)) } else { Ok(()) }
 }
 
+/// Checks that the cluster network has not withdrawn its plugin list, of which this one is a copy: without the copy, the
+/// runtime would report no network.
+fn check_cluster_network(conf: &NetConf) -> Result<(), Error> {
+    let Some(directory) = &conf.cni_conf_dir else { return Ok(()) };
+    let entries = match fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>) {
+        Ok(entries) => entries,
+        Err(error) => {
+            tracing::warn!("can't read cni_conf_dir: {}: {error}", directory.display());
+            return Ok(());
+        }
+    };
+    let is_other = |name: &str| name != OWN_LIST && is_configuration_file(name);
+    if entries.iter().any(|entry| entry.file_name().to_str().is_some_and(is_other)) {
+        return Ok(());
+    }
+    let directory = directory.display();
+    let msg = format!(
+        "cni_conf_dir: {directory} has no configuration of the cluster network: {OWN_LIST} is a copy of one that was \
+         removed; check the pods of the cluster network on this node"
+    );
+    Err(Error::new(Code::NotAvailable, msg))
+}
+
 /// Returns whether facts can be fetched. If the configuration names an agent on this node, an error is only logged: the
 /// agent renews the kubeconfig, and its own pod is attached without facts.
 fn check_facts(conf: &NetConf) -> Result<bool, Error> {
     match cluster::source(&conf.kubernetes).map_or(Ok(()), |source| source.probe()) {
         Ok(()) => Ok(true),
         Err(error) if has_agent(&conf.kubernetes) => {
-            tracing::warn!("an ADD would fail now; the agent on this node repairs this: {error}");
+            tracing::warn!(
+                "an ADD of a pod with a sidecar would fail now; the agent on this node repairs this: {error}"
+            );
             Ok(false)
         }
         Err(error) => Err(error),

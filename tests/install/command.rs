@@ -49,7 +49,7 @@ fn install_writes_the_program_a_private_kubeconfig_and_an_entry_in_the_list() {
     });
     let wanted = json!({
         "type": "detour", "log_level": "debug", "kubernetes": kubernetes, "chain": default_chain(),
-        "capabilities": { "dns": true },
+        "capabilities": { "dns": true, "io.kubernetes.cri.pod-annotations": true },
     });
     assert_eq!(*entry, wanted);
     assert_eq!(scene.ok("install", &["--agent-namespace=istio-system", "--log-level=debug"]), "nothing to do\n");

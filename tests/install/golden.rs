@@ -36,7 +36,7 @@ fn desired(file: Option<&str>) -> DesiredState {
         "kubernetes": { "kubeconfig": "/var/lib/cni/detour/kubeconfig", "exclude_namespaces": ["kube-system"] },
         "chain": [{ "type": "istio-redirect" }],
     });
-    let configuration = ConfigurationTarget::Listed { dir: dir(), file: file.map(Into::into), entry };
+    let configuration = ConfigurationTarget::Listed { dir: dir(), file: file.map(Into::into), entry, own_list: false };
     DesiredState {
         installer: "test".into(),
         program: Digest::of(b""),
@@ -46,6 +46,7 @@ fn desired(file: Option<&str>) -> DesiredState {
         kubeconfig: None,
         node: None,
         configurations: vec![configuration],
+        missing: None,
     }
 }
 

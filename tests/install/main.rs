@@ -8,6 +8,7 @@ mod exposition;
 mod golden;
 mod hook;
 mod manifests;
+mod own_list;
 mod releases;
 #[path = "../support/mod.rs"]
 mod support;

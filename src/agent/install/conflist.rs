@@ -2,6 +2,7 @@
 //! All other bytes of the file stay the same.
 
 use super::digest::Digest;
+use crate::cni::CNI_CONF_DIR;
 use crate::cni::json_spans::{elements, members};
 use serde_json::{Map, Value};
 use std::ops::Range;
@@ -112,6 +113,12 @@ pub fn of_type(text: &str, kind: &str) -> Result<Vec<Value>, UnusableList> {
 /// As [`rewrite`].
 pub(super) fn digests(text: &str, kind: &str) -> Result<Vec<Digest>, UnusableList> {
     Ok(of_type(text, kind)?.iter().map(Digest::of_value).collect())
+}
+
+/// Whether the plugin list `text` is an own list: an entry has the key `cni_conf_dir`.
+#[must_use]
+pub fn is_own_list(text: &str) -> bool {
+    ConfList::parse(text).is_ok_and(|list| list.plugins.iter().any(|plugin| plugin.get(CNI_CONF_DIR).is_some()))
 }
 
 /// Returns the types of the plugins in the list, in order.

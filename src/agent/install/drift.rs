@@ -66,8 +66,12 @@ mod tests {
     /// A node with a program and a list, and their record.
     fn node(program: FoundFile, list: &Value) -> FoundState {
         let (own, entry) = (Digest::of(b"program"), json!({"type": "detour"}));
-        let owned =
-            Owned { role: Role::Program, ours: vec![Digest::of(b"older"), own], before: PreviousContent::Nothing };
+        let owned = Owned {
+            role: Role::Program,
+            ours: vec![Digest::of(b"older"), own],
+            before: PreviousContent::Nothing,
+            copy_of: None,
+        };
         let ours = vec![Digest::of_value(&entry)];
         let listed = EditedList { kind: "detour".into(), ours, single: None };
         let record = InstallRecord {
@@ -107,7 +111,9 @@ mod tests {
                 dir: dir.clone(),
                 file: None,
                 entry: json!({"type": "detour", "log_level": "info", "chain": [{"uids": ["1337"], "type": "uid-exclude"}]}),
+                own_list: false,
             }],
+            missing: None,
         };
         let contents = list(&json!([{"type": "bridge"}])).to_string().into_bytes();
         let cluster_network = ConfFile { name: "1.conflist".into(), contents, mode: 0o600 };

@@ -2,7 +2,7 @@
 
 use super::error::InstallError;
 use super::state::NodePart;
-use crate::cni::{CniCommand, DEFAULT_AGENT_PREFIXES, NetConf, NodeConf, PROGRAM};
+use crate::cni::{CniCommand, DEFAULT_AGENT_PREFIXES, NetConf, NodeConf, POD_ANNOTATIONS, PROGRAM};
 use crate::host_path::HostPath;
 use crate::plugin::validate;
 use serde_json::{Map, Value, json};
@@ -56,10 +56,13 @@ impl EntrySettings {
         let mut keys = self.plugin();
         keys.shift_remove("name");
         keys.shift_remove("cniVersion");
-        // With this capability, the runtime passes the pod's resolvers (`runtimeConfig.dns`).
+        // With these capabilities, the runtime passes the pod's resolvers (`runtimeConfig.dns`) and annotations, the last
+        // source of facts about the pod.
         let capabilities = keys.entry("capabilities").or_insert_with(|| json!({}));
         if let Some(capabilities) = capabilities.as_object_mut() {
-            capabilities.entry("dns").or_insert(true.into());
+            for name in ["dns", POD_ANNOTATIONS] {
+                capabilities.entry(name).or_insert(true.into());
+            }
         }
         let mut alone = keys.clone();
         alone.insert("name".into(), "n".into());

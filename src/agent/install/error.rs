@@ -69,6 +69,11 @@ impl InstallError {
         Self::Owned { what, hint, owner: owner.to_string() }
     }
 
+    pub(super) fn owned_list(path: &HostPath, owner: &Release) -> Self {
+        let hint = "install this release without --own-list (cni.ownList=false in the chart)";
+        Self::Owned { what: format!("the plugin list {path}"), hint, owner: owner.to_string() }
+    }
+
     pub(super) fn owned_entry(kind: &str, path: &HostPath, owner: &Release) -> Self {
         let hint = "add the entries of chain to the configuration of that release";
         Self::Owned { what: format!("the entry of the plugin {kind:?} in {path}"), hint, owner: owner.to_string() }

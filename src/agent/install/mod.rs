@@ -8,7 +8,7 @@
 //! | file | content |
 //! |---|---|
 //! | `state` | desired state, found state, and the installation record of a release; files that releases share |
-//! | `reconcile` | desired state − found state = plan |
+//! | `reconcile` | desired state − found state = plan; `reconcile/own_list`: the copy of the cluster network's list |
 //! | `release` | the name of a release |
 //! | `plan` | the file operations of a plan, their diffs, and the plan of an uninstallation |
 //! | `drift` | the differences between a node and its installation record |
@@ -44,9 +44,9 @@ pub use error::InstallError;
 pub use node::{InstallLock, Installed, InstalledTexts, NodeFiles, Presence};
 pub use plan::{FileAction, InstallPlan};
 pub use platform::{PLATFORMS, Platform};
-pub use reconcile::reconcile;
+pub use reconcile::{SourceTimer, reconcile};
 pub use release::Release;
 pub use state::{
-    ConfFile, ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, NodePart, NodeParts,
-    Owned, PreviousContent, Role,
+    ConfFile, ConfigurationTarget, CopiedList, DesiredState, EditedList, FoundFile, FoundState, InstallRecord,
+    NodePart, NodeParts, OWN_LIST, Owned, PreviousContent, Role,
 };

@@ -13,8 +13,11 @@ use super::digest::Digest;
 use super::error::InstallError;
 use super::plan::{FileAction, InstallPlan};
 use super::release::Release;
-use super::state::{ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, InstallRecord, Owned};
-use super::target::is_configuration;
+use super::state::{
+    ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, InstallRecord, OWN_LIST, Owned,
+    RENAMED_OWN_LIST,
+};
+use crate::cni::is_configuration_file;
 use crate::host_path::{HostPath, HostRoot};
 use crate::state::format;
 use crate::trusted_file::{self, is_trusted, read_nofollow};
@@ -154,8 +157,9 @@ impl NodeFiles {
             paths.extend(desired.configurations.iter().filter_map(ConfigurationTarget::file).cloned());
             found.notes.extend(self.untrusted(desired));
             for target in &desired.configurations {
-                if let ConfigurationTarget::Listed { dir, .. } = target {
+                if let ConfigurationTarget::Listed { dir, own_list, .. } = target {
                     directories.insert(dir.clone());
+                    paths.extend(own_list.then(|| dir.join(OWN_LIST)));
                     found.configurations = self.configurations(dir)?;
                 }
             }
@@ -167,7 +171,8 @@ impl NodeFiles {
         paths.extend(asides.into_iter().cloned().collect::<Vec<_>>());
         directories.extend(paths.iter().map(HostPath::parent));
         for directory in &directories {
-            let names = self.names(directory)?.into_iter().filter(|name| atomic::is_leftover(name));
+            let is_leftover = |name: &String| atomic::is_leftover(name) || self.is_renamed_own_list(directory, name);
+            let names = self.names(directory)?.into_iter().filter(is_leftover);
             found.leftovers.extend(names.map(|name| directory.join(&name)));
         }
         for path in paths {
@@ -185,6 +190,12 @@ impl NodeFiles {
         Ok(found)
     }
 
+    /// Whether this file is an own list that Cilium renamed.
+    fn is_renamed_own_list(&self, directory: &HostPath, name: &str) -> bool {
+        let text = || self.file(&directory.join(name)).ok()??.text;
+        name == RENAMED_OWN_LIST && text().is_some_and(|text| conflist::is_own_list(&text))
+    }
+
     /// Returns the value of [`FoundState::aliases`].
     fn aliases(&self, desired: &DesiredState, found: &FoundState) -> BTreeMap<HostPath, HostPath> {
         let mut directories = BTreeMap::new();
@@ -196,8 +207,9 @@ impl NodeFiles {
         let recorded: BTreeMap<_, _> = others.filter_map(|path| Some((location(path)?, path))).collect();
         let own = desired.configurations.iter().filter_map(ConfigurationTarget::file).cloned();
         let list_directory = desired.configurations.iter().find(|target| target.file().is_none());
+        let names: BTreeSet<_> = found.configurations.iter().map(|file| file.name.as_str()).chain([OWN_LIST]).collect();
         let listed = list_directory.map(ConfigurationTarget::directory).into_iter();
-        let listed = listed.flat_map(|dir| found.configurations.iter().map(move |file| dir.join(&file.name)));
+        let listed = listed.flat_map(|dir| names.iter().map(move |name| dir.join(name)));
         let alias = |path: HostPath| Some((*recorded.get(&location(&path)?)?).clone()).map(|other| (path, other));
         own.chain(listed).filter_map(alias).filter(|(path, other)| path != other).collect()
     }
@@ -267,7 +279,7 @@ impl NodeFiles {
     fn configurations(&self, dir: &HostPath) -> Result<Vec<ConfFile>, InstallError> {
         let names = self.names(dir)?;
         let mut files = Vec::new();
-        for name in names.into_iter().filter(|name| is_configuration(name)) {
+        for name in names.into_iter().filter(|name| is_configuration_file(name)) {
             let path = dir.join(&name);
             let file = self.file(&path).map_err(|error| InstallError::file("read", &path, &error))?;
             let text = |file: FoundFile| ConfFile {
@@ -320,8 +332,8 @@ impl NodeFiles {
         Ok(Some(FoundFile { digest, text, mode, trusted }))
     }
 
-    /// Applies the plan; `program` is the file to copy. The records are written before the first change. The release's
-    /// own record is removed after the last one if nothing of it is installed any more.
+    /// Applies the plan; `program` is the file to copy. The records are written before the first change. What the plan
+    /// reverts leaves the release's own record after the last change; the record is removed if nothing is left in it.
     ///
     /// # Errors
     /// The file system refuses a change. The changes before it stay, and every configuration is complete.
@@ -331,17 +343,20 @@ impl NodeFiles {
         }
         let is_empty = plan.record.is_empty();
         if !is_empty {
-            self.write_record(&plan.release, &plan.record)?;
+            let InstallRecord { mut files, mut lists, .. } = self.record(&plan.release).unwrap_or_default();
+            files.extend(plan.record.files.clone());
+            lists.extend(plan.record.lists.clone());
+            self.write_record(&plan.release, &InstallRecord { files, lists, ..plan.record.clone() })?;
         }
         for action in &plan.actions {
             self.act(action, program).map_err(|error| InstallError::file(verb(action), target(action), &error))?;
         }
-        if is_empty {
-            let path = self.record_path(&plan.release);
-            let removed = self.root.reach_entry(&path).and_then(|path| atomic::remove(&path));
-            removed.map_err(|error| InstallError::file("remove", &path, &error))?;
+        if !is_empty {
+            return self.write_record(&plan.release, &plan.record);
         }
-        Ok(())
+        let path = self.record_path(&plan.release);
+        let removed = self.root.reach_entry(&path).and_then(|path| atomic::remove(&path));
+        removed.map_err(|error| InstallError::file("remove", &path, &error))
     }
 
     fn write_record(&self, release: &Release, record: &InstallRecord) -> Result<(), InstallError> {

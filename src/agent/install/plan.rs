@@ -13,6 +13,7 @@ use similar::udiff::UnifiedHunkHeader;
 use similar::{DiffOp, DiffTag, group_diff_ops};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 /// One change of the node's file system. It takes effect as a whole or not at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,6 +144,11 @@ pub struct InstallPlan {
     pub notes: Vec<String>,
     /// What is missing on the node before the installation can be completed.
     pub waits_for: Option<String>,
+    /// Whether the only change is that the own list follows its source, which is not a repair.
+    pub follows: bool,
+    /// The source of the own list is unusable, perhaps because another process is writing it: another file may replace it
+    /// after this time.
+    pub source_timeout: Option<Duration>,
 }
 
 impl InstallPlan {

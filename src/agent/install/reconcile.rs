@@ -1,19 +1,24 @@
 //! The difference between a node's desired and found state, as a plan.
 
-use super::conflist;
+mod cluster_list;
+mod source_timer;
+
+pub use source_timer::SourceTimer;
+
 use super::digest::Digest;
 use super::error::InstallError;
 use super::hook;
 use super::plan::{self, FileAction, InstallPlan};
 use super::state::{
-    ConfFile, ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, NodeParts, Owned,
-    PRIVATE_MODE, PROGRAM_MODE, PreviousContent, Role, with_newest,
+    ConfigurationTarget, DesiredState, FoundFile, FoundState, InstallRecord, NodeParts, Owned, PRIVATE_MODE,
+    PROGRAM_MODE, PreviousContent, Role, with_newest,
 };
-use super::target;
 use crate::cni::{NODE_CONFIGURATION_LIMIT, PROGRAM};
 use crate::host_path::HostPath;
 use crate::plugin::hook::HOOK_PROGRAM;
+use cluster_list::ClusterList;
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// Returns the plan that brings a node from its found to its desired state; it is empty if both are equal.
 ///
@@ -25,6 +30,7 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
     check_owners(desired, found)?;
     let mut plan = InstallPlan::of(found);
     plan.notes.clone_from(&found.notes);
+    (plan.record.files, plan.record.lists) = (BTreeMap::new(), BTreeMap::new());
     plan.record.installer.clone_from(&desired.installer);
     plan.record.program_version.clone_from(&desired.program_version);
     plan.actions.extend(found.leftovers.iter().map(|path| FileAction::Remove { path: path.clone(), before: None }));
@@ -41,7 +47,6 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
     if let Some((path, parts)) = &desired.node {
         add_node(path, parts, found, &mut plan)?;
     }
-    let mut lists = Vec::new();
     for configuration in &desired.configurations {
         match configuration {
             ConfigurationTarget::Own { path, text } => {
@@ -49,15 +54,14 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
                 let before = previous_content(path, text, found, kind);
                 add_text(path, Role::Configuration, text, before, found, &mut plan);
             }
-            ConfigurationTarget::Listed { dir, file, entry } => {
-                lists.extend(add_entry(dir, file.as_deref(), entry, found, &mut plan)?);
+            ConfigurationTarget::Listed { dir, file, entry, own_list } => {
+                let list = ClusterList { dir, file: file.as_deref(), entry, found };
+                if *own_list { list.copy(&mut plan)? } else { list.edit(&mut plan)? }
             }
         }
     }
-    // While the cluster network's list is missing, the entry in an earlier list stays.
-    if plan.waits_for.is_none() {
-        revert_undesired(desired, &lists, found, &mut plan);
-    }
+    revert_undesired(found, &mut plan);
+    plan.follows &= plan.actions.len() == 1;
     Ok(plan)
 }
 
@@ -208,111 +212,25 @@ fn log_file(
 ) {
     let file = found.files.get(path).filter(|_| found.is_ours(path));
     let earlier: Vec<_> = file.map(|file| file.digest.clone()).into_iter().collect();
-    plan.record.files.insert(path.clone(), Owned { role, ours: with_newest(&earlier, desired), before });
+    plan.record.files.insert(path.clone(), Owned { role, ours: with_newest(&earlier, desired), before, copy_of: None });
 }
 
-/// Adds the entry to the cluster network's plugin list. Returns the path of the list; `None` if there is no list yet.
-///
-/// # Errors
-/// Another release has an entry of the same type in the list.
-fn add_entry(
-    dir: &HostPath,
-    file: Option<&str>,
-    entry: &Value,
-    found: &FoundState,
-    plan: &mut InstallPlan,
-) -> Result<Option<HostPath>, InstallError> {
-    let kind = entry["type"].as_str().unwrap_or_default();
-    let (target, skipped) = target::choose(&found.configurations, file, kind);
-    plan.notes.extend(skipped.iter().map(|(name, reason)| format!("{}: skipped: {reason}", dir.join(name))));
-    let Some(target) = target else {
-        let name =
-            file.map_or_else(|| "the cluster network's configuration".to_owned(), |name| format!("a valid {name}"));
-        plan.waits_for = Some(format!("{name} in {dir}, to which the plugin is added"));
-        return Ok(None);
-    };
-    let (path, single) = (dir.join(&target.list_name), dir.join(&target.file.name));
-    let recorded = found.recorded_path(&path);
-    let listed_by = found.others.iter().filter_map(|(release, record)| Some((release, record.lists.get(recorded)?)));
-    if let Some((owner, _)) = listed_by.clone().find(|(_, listed)| listed.kind == kind) {
-        return Err(InstallError::owned_entry(kind, &path, owner));
-    }
-    match conflist::rewrite(&target.list, entry) {
-        Ok(text) => write_list(&path, &single, target.file, text, found, plan),
-        Err(reason) => plan.notes.push(format!("{single}: skipped: {reason}")),
-    }
-    for other in other_meshes(&target.list, kind) {
-        plan.notes.push(format!(
-            "{path}: plugin {other:?} in the same list also redirects traffic; uninstall it with the tool that added it"
-        ));
-    }
-    let earlier = found.record.lists.get(&path);
-    let ours = with_newest(&own_entries(earlier, &target.list, kind), Digest::of_value(entry));
-    let text = || String::from_utf8_lossy(&target.file.contents).into_owned();
-    let converted = (single != path).then(|| (single.clone(), text(), target.file.mode));
-    let earlier = earlier.into_iter().chain(listed_by.map(|(_, listed)| listed));
-    let single = converted.or_else(|| earlier.filter_map(|listed| listed.single.clone()).next());
-    plan.record.lists.insert(path.clone(), EditedList { kind: kind.to_owned(), ours, single });
-    Ok(Some(path))
-}
-
-/// Writes the list if it differs, and then removes the single-plugin configuration from which it was made. Runtimes use
-/// that until it is removed: its name sorts first.
-fn write_list(
-    path: &HostPath,
-    single: &HostPath,
-    file: &ConfFile,
-    text: String,
-    found: &FoundState,
-    plan: &mut InstallPlan,
-) {
-    let existing = found.configurations.iter().find(|other| other.name == path.name());
-    let before = existing.map(|other| String::from_utf8_lossy(&other.contents).into_owned());
-    if before.as_ref() != Some(&text) {
-        plan.actions.push(FileAction::Write {
-            path: path.clone(),
-            text,
-            mode: file.mode,
-            before,
-            follow: true,
-            secret: false,
-        });
-    }
-    if single != path {
-        let before = Some(String::from_utf8_lossy(&file.contents).into_owned());
-        plan.actions.push(FileAction::Remove { path: single.clone(), before });
-    }
-}
-
-/// Returns the digests of the list's entries that the record attributes to the installation.
-fn own_entries(earlier: Option<&EditedList>, list: &str, kind: &str) -> Vec<Digest> {
-    let is_ours = |digest: &Digest| earlier.is_some_and(|listed| listed.ours.contains(digest));
-    conflist::digests(list, kind).into_iter().flatten().filter(is_ours).collect()
-}
-
-/// Returns the types of the other plugins in the list that redirect traffic to a mesh.
-fn other_meshes(list: &str, kind: &str) -> Vec<String> {
-    const MESHES: [&str; 4] = ["istio-cni", "linkerd-cni", "kuma-cni", "consul-cni"];
-    let types = conflist::types(list).into_iter().flatten();
-    types.filter(|other| other != kind && MESHES.contains(&other.as_str())).collect()
-}
-
-/// Reverts the parts of earlier installations that are no longer desired.
-fn revert_undesired(desired: &DesiredState, lists: &[HostPath], found: &FoundState, plan: &mut InstallPlan) {
-    let is_own = |path: &HostPath| desired.configurations.iter().any(|target| target.file() == Some(path));
-    let kubeconfig = desired.kubeconfig.as_ref().map(|(path, _)| path);
-    let node = desired.node.as_ref().map(|(path, _)| path);
-    let hook = desired.hook.as_ref().map(|(path, _)| path);
-    let is_desired = |path: &HostPath| {
-        desired.programs.contains(path) || is_own(path) || [kubeconfig, node, hook].contains(&Some(path))
-    };
+/// Reverts the parts of earlier installations that are no longer desired. While the cluster network's list is missing,
+/// they stay.
+fn revert_undesired(found: &FoundState, plan: &mut InstallPlan) {
     let mut undesired = InstallRecord::default();
-    undesired.files.extend(found.record.files.clone().into_iter().filter(|(path, _)| !is_desired(path)));
-    undesired.lists.extend(found.record.lists.clone().into_iter().filter(|(path, _)| !lists.contains(path)));
-    let reverted = plan::revert(&undesired, found);
-    plan.record.files.retain(|path, _| is_desired(path) || reverted.record.files.contains_key(path));
-    plan.record.lists.retain(|path, _| lists.contains(path) || reverted.record.lists.contains_key(path));
-    plan.actions.extend(reverted.actions);
-    plan.notes.extend(reverted.notes);
-    plan.others.extend(reverted.others);
+    let InstallRecord { files, lists, .. } = found.record.clone();
+    undesired.files.extend(files.into_iter().filter(|(path, _)| !plan.record.files.contains_key(path)));
+    undesired.lists.extend(lists.into_iter().filter(|(path, _)| !plan.record.lists.contains_key(path)));
+    let kept = if plan.waits_for.is_some() {
+        undesired
+    } else {
+        let reverted = plan::revert(&undesired, found);
+        plan.actions.extend(reverted.actions);
+        plan.notes.extend(reverted.notes);
+        plan.others.extend(reverted.others);
+        reverted.record
+    };
+    plan.record.files.extend(kept.files);
+    plan.record.lists.extend(kept.lists);
 }

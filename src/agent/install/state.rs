@@ -5,6 +5,7 @@ mod shared;
 
 use super::digest::Digest;
 use super::release::Release;
+pub use crate::cni::OWN_LIST;
 use crate::host_path::HostPath;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,6 +14,9 @@ use std::collections::BTreeMap;
 pub(super) const PROGRAM_MODE: u32 = 0o755;
 /// Configurations and kubeconfigs can hold secrets or name them (CIS Kubernetes Benchmark, 1.1.9).
 pub(super) const PRIVATE_MODE: u32 = 0o600;
+
+/// The name to which Cilium with `cni.exclusive=true` renames the own list.
+pub(super) const RENAMED_OWN_LIST: &str = "00-detour.conflist.cilium_bak";
 
 /// What a node should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +37,8 @@ pub struct DesiredState {
     pub hook: Option<(HostPath, String)>,
     /// The configurations with which runtimes or Multus call the plugin; at most one of them is an entry in a list.
     pub configurations: Vec<ConfigurationTarget>,
+    /// What the plugin lacks and the agent can't install now; the node is not ready without it.
+    pub missing: Option<String>,
 }
 
 /// The place of one of the plugin's configurations.
@@ -45,7 +51,7 @@ pub enum ConfigurationTarget {
         /// Its whole text.
         text: String,
     },
-    /// An entry in the plugin list of the cluster network.
+    /// An entry in the plugin list of the cluster network, or in a copy of it.
     Listed {
         /// The directory of the list.
         dir: HostPath,
@@ -53,6 +59,8 @@ pub enum ConfigurationTarget {
         file: Option<String>,
         /// The plugin's entry; it has a `type`.
         entry: Value,
+        /// Whether the entry is in a copy of the list, which runtimes use instead: the own list ([`OWN_LIST`]).
+        own_list: bool,
     },
 }
 
@@ -93,7 +101,9 @@ pub struct FoundState {
     pub files: BTreeMap<HostPath, FoundFile>,
     /// The configuration files in the directory of the cluster network's list.
     pub configurations: Vec<ConfFile>,
-    /// Temporary files of installations that were killed.
+    /// Whether the source of the own list has been unusable for so long that another one may replace it.
+    pub source_expired: bool,
+    /// Temporary files of installations that were killed, and own lists that Cilium renamed.
     pub leftovers: Vec<HostPath>,
     /// Warnings, one line each.
     pub notes: Vec<String>,
@@ -173,6 +183,18 @@ pub struct Owned {
     pub ours: Vec<Digest>,
     /// What was at this path before the first installation.
     pub before: PreviousContent,
+    /// The list of which this file is a copy with the plugin's entry: this file is the own list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_of: Option<CopiedList>,
+}
+
+/// The cluster network's list of which the own list is a copy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopiedList {
+    /// The name of its file, in the directory of the own list.
+    pub source: String,
+    /// The `type` of the plugin's entry in the own list.
+    pub kind: String,
 }
 
 impl Owned {

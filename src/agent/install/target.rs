@@ -2,6 +2,7 @@
 
 use super::conflist::{self, UnusableList};
 use super::state::ConfFile;
+use crate::cni::is_configuration_file;
 
 /// The selected file and its plugin list.
 #[derive(Debug, PartialEq, Eq)]
@@ -14,30 +15,27 @@ pub(super) struct ConfTarget<'a> {
 
 const LIST_SUFFIX: &str = ".conflist";
 
-/// Whether a runtime reads a file of this name (libcni, `ConfFiles`).
-pub(super) fn is_configuration(name: &str) -> bool {
-    [LIST_SUFFIX, ".conf", ".json"].iter().any(|suffix| name.ends_with(suffix))
-}
-
 /// Returns the first file by name that configures a pod network, as runtimes do, or the file `desired`. A `desired`
 /// single-plugin configuration is also found as the list that an earlier installation made of it. The second part of
-/// the result are the files that were skipped before it.
+/// the result are the files that were skipped before it. A list that is `copied` replaces no file.
 pub(super) fn choose<'a>(
-    files: &'a [ConfFile],
+    files: &[&'a ConfFile],
     desired: Option<&str>,
     kind: &str,
+    copied: bool,
 ) -> (Option<ConfTarget<'a>>, Vec<(&'a str, UnusableList)>) {
     let mut candidates: Vec<&ConfFile> = match desired {
         Some(name) => {
-            let named = |name: &str| files.iter().find(|file| file.name == name);
+            let named = |name: &str| files.iter().copied().find(|file| file.name == name);
             named(name).or_else(|| named(&list_name(name))).into_iter().collect()
         }
-        None => files.iter().filter(|file| is_configuration(&file.name)).collect(),
+        None => files.iter().copied().filter(|file| is_configuration_file(&file.name)).collect(),
     };
     candidates.sort_by(|a, b| a.name.cmp(&b.name));
     let mut skipped = Vec::new();
     for file in candidates {
-        match list(file, files, kind).and_then(|list| if desired.is_none() { pod_network(list) } else { Ok(list) }) {
+        let usable = if copied { list(file) } else { list(file).and_then(|list| replaceable(file, list, files, kind)) };
+        match usable.and_then(|list| if desired.is_none() { pod_network(list) } else { Ok(list) }) {
             Ok(list) => return (Some(ConfTarget { file, list_name: list_name(&file.name), list }), skipped),
             Err(error) => skipped.push((file.name.as_str(), error)),
         }
@@ -51,23 +49,36 @@ fn list_name(name: &str) -> String {
     stem.map_or_else(|| name.to_owned(), |stem| format!("{stem}{LIST_SUFFIX}"))
 }
 
-fn list(file: &ConfFile, files: &[ConfFile], kind: &str) -> Result<String, UnusableList> {
+/// Returns the plugin list in a file, or the one that is made of its single plugin.
+///
+/// # Errors
+/// A runtime would refuse the file.
+pub(super) fn list(file: &ConfFile) -> Result<String, UnusableList> {
     let text = str::from_utf8(&file.contents).map_err(|_| UnusableList::NotJson("expected UTF-8".into()))?;
-    let name = list_name(&file.name);
-    if name == file.name {
-        return conflist::types(text).map(|_| text.to_owned());
+    if file.name.ends_with(LIST_SUFFIX) {
+        conflist::types(text).map(|_| text.to_owned())
+    } else {
+        conflist::list_of(text)
     }
-    let list = conflist::list_of(text)?;
+}
+
+/// Refuses a list that is made of a single plugin if another tool has a list of that name.
+fn replaceable(file: &ConfFile, list: String, files: &[&ConfFile], kind: &str) -> Result<String, UnusableList> {
+    let name = list_name(&file.name);
     // A list that has the plugin's entry was made of this file by an earlier installation.
-    let foreign = |other: &&ConfFile| {
+    let foreign = |other: &ConfFile| {
         let text = String::from_utf8_lossy(&other.contents);
         other.name == name && conflist::of_type(&text, kind).is_ok_and(|own| own.is_empty())
     };
-    if files.iter().any(|other| foreign(&other)) { Err(UnusableList::Twice(name)) } else { Ok(list) }
+    let is_foreign = name != file.name && files.iter().any(|other| foreign(other));
+    if is_foreign { Err(UnusableList::Twice(name)) } else { Ok(list) }
 }
 
 /// Refuses lists that may come first in the directory and are not the cluster network.
-fn pod_network(list: String) -> Result<String, UnusableList> {
+///
+/// # Errors
+/// [`UnusableList::Multus`], [`UnusableList::Loopback`], or a runtime would refuse the list.
+pub(super) fn pod_network(list: String) -> Result<String, UnusableList> {
     let types = conflist::types(&list)?;
     if matches!(types.first().map(String::as_str), Some("multus" | "multus-shim")) {
         return Err(UnusableList::Multus);
@@ -93,7 +104,7 @@ mod tests {
 
     fn chosen(in_directory: &[(&str, &str)], desired: Option<&str>) -> Option<(String, String)> {
         let files = files(in_directory);
-        let (target, _) = choose(&files, desired, "detour");
+        let (target, _) = choose(&files.iter().collect::<Vec<_>>(), desired, "detour", false);
         target.map(|target| (target.file.name.clone(), target.list_name))
     }
 

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, anyhow};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::kubeconfig::PluginCredentials;
 use detour_cni::agent::install::{
-    ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, NodeFiles, NodeParts, PROGRAM, Platform,
-    Release, hook, kubeconfig,
+    ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, NodeFiles, NodeParts, OWN_LIST, PROGRAM,
+    Platform, Release, hook, kubeconfig,
 };
 use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
 use detour_cni::cni::LogLevel;
@@ -44,10 +44,13 @@ pub(in crate::cli) struct InstallOptions {
     /// Add the plugin to the cluster network's plugin list (true), or write a separate configuration file (false) [default: depends on the platform]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
+    /// Add the plugin to a copy of the cluster network's plugin list, 00-detour.conflist, which runtimes use instead (true), or to the list itself (false) [default: false]
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = false, hide_default_value = true)]
+    own_list: bool,
     /// Whether the runtime calls the plugin as the primary plugin; if false, attachments can't make it the primary plugin [default: depends on the installed configuration]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     primary: Option<bool>,
-    /// Configuration file to change or write [default: the first valid plugin list with --chained=true, else istio-cni.conf; with --attachments and --chained=false, it is not used]
+    /// Configuration file to change, copy (--own-list=true) or write [default: the first valid plugin list with --chained=true, else istio-cni.conf; with --attachments and --chained=false, it is not used]
     #[arg(long, value_name = "FILE", value_parser = parse_file_name)]
     conf_name: Option<String>,
     /// Directory on the node from which the runtime, or Multus, runs plugins [default: depends on the platform]
@@ -128,9 +131,27 @@ impl InstallOptions {
     /// Returns the node's files.
     ///
     /// # Errors
-    /// Those of [`NodeArguments::check_root`].
+    /// Those of [`NodeArguments::check_root`]; flags contradict each other.
     pub(in crate::cli) fn node(&self) -> Result<NodeFiles, CommandError> {
-        self.place.check_root().map(|()| self.place.node().of_release(self.release.clone()))
+        self.place.check_root()?;
+        let node = self.place.node().of_release(self.release.clone());
+        let platform = self.platform(&node);
+        if self.own_list && !self.chained.unwrap_or(platform.chained) {
+            let default =
+                if self.chained.is_none() { format!(", the default of {}", platform.name) } else { String::new() };
+            return Err(CommandError::Usage(format!("--own-list=true: expected --chained=true, got false{default}")));
+        }
+        if self.own_list && self.conf_name.as_deref() == Some(OWN_LIST) {
+            let message =
+                format!("--conf-name {OWN_LIST}: expected the cluster network's plugin list, got the copy of it");
+            return Err(CommandError::Usage(message));
+        }
+        Ok(node)
+    }
+
+    /// Whether the plugin's entry is in a copy of the cluster network's list.
+    pub(in crate::cli) fn has_own_list(&self) -> bool {
+        self.own_list
     }
 
     /// Returns whether the OCI hook is installed.
@@ -184,6 +205,7 @@ impl InstallOptions {
                     dir: conf_dir.clone(),
                     file: self.conf_name.clone(),
                     entry: settings.member()?,
+                    own_list: self.own_list,
                 }
             } else {
                 let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
@@ -221,6 +243,7 @@ impl InstallOptions {
             hook: hook.map(|(path, text, _)| (path, text)),
             node: self.place.node_configuration().map(|path| (path, parts)),
             configurations,
+            missing: None,
         })
     }
 

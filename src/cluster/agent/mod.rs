@@ -130,7 +130,7 @@ impl AgentClient {
         match &self.api {
             Some(api) => {
                 tracing::debug!(facts = "api", why, "asking the API server instead of the agent");
-                fallback(api, started)
+                fallback(api, started).map_err(|error| self.with_agent(error, &why))
             }
             None => Err(self.no_facts(&why)),
         }
@@ -157,6 +157,13 @@ impl AgentClient {
             *self.agent_error.borrow_mut() = Some(why.clone());
             why
         })
+    }
+
+    /// Returns an error of the fallback with the reason why the agent was passed over.
+    fn with_agent(&self, error: Error, why: &str) -> Error {
+        let separator = if error.details.is_empty() { "" } else { "; " };
+        let details = format!("{}{separator}agent_socket {}: {why}", error.details, self.socket.display());
+        error.with_details(details)
     }
 
     fn no_facts(&self, why: &str) -> Error {
@@ -318,7 +325,9 @@ fn read<T: DeserializeOwned>(lines: &mut BufReader<DeadlineStream>) -> io::Resul
 fn cause(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => "timeout; the agent is stuck or too slow".into(),
-        ErrorKind::UnexpectedEof => "the agent closed the connection".into(),
+        ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+            "the agent closed the connection".into()
+        }
         _ => error.to_string(),
     }
 }

@@ -7,6 +7,18 @@ use crate::cni::request::CniCommand;
 use serde_json::Value;
 use std::path::Path;
 
+/// The file name of the plugin's own list: a copy of the cluster network's plugin list with the plugin's entry. Of the
+/// files in their configuration directory, runtimes use the first one.
+pub const OWN_LIST: &str = "00-detour.conflist";
+/// The key of the entry in an own list with the directory of the cluster network's list.
+pub const CNI_CONF_DIR: &str = "cni_conf_dir";
+
+/// Whether a runtime reads a file of this name (libcni, `ConfFiles`).
+#[must_use]
+pub fn is_configuration_file(name: &str) -> bool {
+    [".conflist", ".conf", ".json"].iter().any(|suffix| name.ends_with(suffix))
+}
+
 /// Parses a plugin's configuration, or the one plugin of a plugin list that is of this plugin's types.
 ///
 /// # Errors

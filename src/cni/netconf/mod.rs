@@ -5,6 +5,7 @@
 //! | `net_conf` | the parsed configuration |
 //! | `kubernetes`, `primary`, `sub_plugins` | its parts: sources of facts, keys of a primary plugin, the sub-plugin chain |
 //! | `keys` | keys that several configurations have |
+//! | `pod_annotations` | the pod's annotations that the container runtime passes |
 //! | `unknown`, `attachment_keys` | unknown keys: warnings, and errors for attachments |
 //! | `file` | configuration files |
 
@@ -13,17 +14,19 @@ mod file;
 mod keys;
 mod kubernetes;
 mod net_conf;
+mod pod_annotations;
 mod primary;
 mod sub_plugins;
 mod unknown;
 
 pub use attachment_keys::unknown_key;
-pub use file::configuration;
+pub use file::{CNI_CONF_DIR, OWN_LIST, configuration, is_configuration_file};
 pub use keys::LogLevel;
 pub(super) use keys::{absolute, delegate_timeout};
 pub(super) use kubernetes::ISTIO_KUBECONFIG;
 pub use kubernetes::{DEFAULT_AGENT_PREFIXES, Kubernetes};
 pub use net_conf::{NetConf, RuleFormatSetting, ValidAttachment};
+pub use pod_annotations::POD_ANNOTATIONS;
 pub(super) use primary::is_primary;
 pub use primary::{DefaultNetwork, NetworkName, NetworkStatus, Primary};
 pub use sub_plugins::{OWN_TYPES, PROGRAM, SUB_PLUGINS};

@@ -1,7 +1,9 @@
 //! The network configuration of this plugin, parsed except for the blocks of its sub-plugins.
 
+use super::file::CNI_CONF_DIR;
 use super::keys::{LogLevel, absolute, delegate_timeout, text};
 use super::kubernetes::Kubernetes;
+use super::pod_annotations;
 use super::primary::Primary;
 use super::sub_plugins::{blocks, kind};
 use super::unknown;
@@ -33,6 +35,8 @@ pub struct NetConf {
     pub log_level: LogLevel,
     /// `log_file`: log lines are appended to this file, in addition to stderr.
     pub log_file: Option<PathBuf>,
+    /// `cni_conf_dir`: the directory of the cluster network's plugin list, of which this list is a copy.
+    pub cni_conf_dir: Option<PathBuf>,
     /// `kubernetes`: the sources of pod facts.
     pub kubernetes: Kubernetes,
     /// `dialect`.
@@ -46,7 +50,7 @@ pub struct NetConf {
     pub delegate_timeout: Duration,
     /// `args.cni`: the arguments from a pod's annotation that Multus passes, by sub-plugin.
     pub args: Map<String, Value>,
-    /// `runtimeConfig`.
+    /// `runtimeConfig`, without invalid annotations of the pod.
     pub runtime_config: Map<String, Value>,
     /// `prevResult`, unchanged.
     pub prev_result: Option<Value>,
@@ -119,12 +123,15 @@ impl NetConf {
             kubernetes.kubeconfig = kubernetes.kubeconfig.or_else(|| primary.kubeconfig.clone());
             kubernetes.cni_bin_dir = kubernetes.cni_bin_dir.or_else(|| Some(primary.bin_dir.clone()));
         }
+        let mut runtime_config = keys.block("runtimeConfig")?.map(|config| config.keys).unwrap_or_default();
+        pod_annotations::check(&mut runtime_config, &mut warnings);
         let has_chain = primary.is_none() || keys.value("chain").is_some();
         Ok(Self {
             cni_version: document.cni_version.clone(),
             name,
             log_level: log_level.unwrap_or(LogLevel::Info),
             log_file,
+            cni_conf_dir: absolute(&keys, CNI_CONF_DIR)?,
             kubernetes,
             dialect: RuleFormatSetting::read(&keys)?,
             chain: if has_chain { blocks(&keys, &kind)? } else { Vec::new() },
@@ -135,7 +142,7 @@ impl NetConf {
                 Some(args) => args.reader().block("cni")?.map(|cni| cni.keys).unwrap_or_default(),
                 None => Map::new(),
             },
-            runtime_config: keys.block("runtimeConfig")?.map(|config| config.keys).unwrap_or_default(),
+            runtime_config,
             prev_result: keys.value("prevResult").cloned(),
             valid_attachments: valid_attachments(&keys)?,
             attachments_may_exclude_namespaces: keys.boolean("attachments_may_exclude_namespaces")?.unwrap_or(false),

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use std::collections::HashSet;
 
 /// The keys of this plugin at the top level.
-const OWN: &str = "attachments_may_exclude_namespaces chain chain_types delegate_timeout_seconds dialect \
+const OWN: &str = "attachments_may_exclude_namespaces chain chain_types cni_conf_dir delegate_timeout_seconds dialect \
     in_process_types kubernetes log_file log_level merge_addresses network_status readiness_timeout_seconds";
 /// The keys of istio-cni (`cni/pkg/plugin/plugin.go`), earlier versions included.
 const ISTIO: &str = "ambient_enabled cni_agent_run_dir cni_event_address ebpf_enabled enable_ambient_detection_retry \
@@ -107,8 +107,8 @@ mod tests {
             keys.keys().cloned().collect::<std::collections::BTreeSet<String>>()
         };
         let words = |keys: &str| keys.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        // The chart's logLevel sets log_level. kubernetes has a list of its own.
-        let own = words(OWN).into_iter().filter(|key| key != "log_level");
+        // The chart's logLevel sets log_level, and the agent sets cni_conf_dir. kubernetes has a list of its own.
+        let own = words(OWN).into_iter().filter(|key| !["log_level", "cni_conf_dir"].contains(&key.as_str()));
         // Of Multus's keys, those that have an effect, except those for which detour has keys of its own.
         let multus = words(
             "binDir clusterNetwork cniDir confDir defaultNetworks delegates globalNamespaces multusNamespace \

@@ -40,7 +40,7 @@ pub(super) fn run(call: &PrimaryCall<'_>) -> Result<Value, Error> {
     check_state_directory(&call.primary.cni_dir)?;
     let netns = open_netns::of_request(call.request)?;
     readiness::wait(call.primary)?;
-    let pod = LazyPod::new(call)?;
+    let pod = LazyPod::new(call);
     let annotated = pod.with_annotations()?;
     let mut plan = AddPlan::new(call, &pod, annotated)?;
     mesh::fetch_facts(call, &pod, &plan.evaluated)?;

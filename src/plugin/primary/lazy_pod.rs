@@ -2,18 +2,16 @@
 //! first needed, and only once.
 
 use super::call::PrimaryCall;
+use crate::cluster;
 use crate::cluster::Cluster;
-use crate::cni::{Error, wrong_type};
+use crate::cni::{Error, NetConf};
 use crate::plugin::desired_policy::is_agent;
-use crate::pod::well_known::INJECTION_STATUS;
+use crate::plugin::without_facts;
+use crate::pod::well_known::{DEFAULT_NETWORK, NETWORKS};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::sub_plugins;
 use serde_json::Value;
 use std::cell::OnceCell;
-
-/// The capability with which runtimes pass all annotations of the pod (CRI-O, `internal/config/cnimgr`; containerd,
-/// `pkg/cri/annotations`).
-const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
 /// A pod whose data is fetched when needed.
 pub(super) struct LazyPod<'a> {
@@ -24,22 +22,29 @@ pub(super) struct LazyPod<'a> {
     from_runtime: Option<Pod>,
     fetched: OnceCell<Pod>,
     namespace: OnceCell<Namespace>,
+    /// Why its facts could not be fetched.
+    unavailable: OnceCell<Error>,
 }
 
 impl<'a> LazyPod<'a> {
     /// Returns the pod that `CNI_ARGS` names, without a request.
-    ///
-    /// # Errors
-    /// The annotations that the runtime passes are not an object of strings.
-    pub(super) fn new(call: &'a PrimaryCall<'a>) -> Result<Self, Error> {
+    pub(super) fn new(call: &'a PrimaryCall<'a>) -> Self {
         let pod_ref = call.request.args.pod.as_ref();
-        let annotations = call.conf.runtime_config.get(POD_ANNOTATIONS).filter(|value| !value.is_null());
-        let from_runtime = match (pod_ref, annotations) {
-            (Some(pod_ref), Some(annotations)) => Some(annotated_pod(pod_ref, annotations)?),
-            _ => None,
+        let from_runtime = pod_ref.and_then(|pod_ref| annotated_pod(pod_ref, call.conf));
+        let (fetched, namespace, unavailable) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
+        let mut pod = Self { call, pod_ref, cluster: None, from_runtime, fetched, namespace, unavailable };
+        // A pod that selects networks needs their definitions, so it waits for them as long as a pod with a sidecar.
+        pod.cluster = match pod.needs_only_configured_networks() {
+            true => cluster::source_or_in_cluster(&without_facts::sources(call.conf)),
+            false => call.cluster(),
         };
-        let cluster = call.cluster();
-        Ok(Self { call, pod_ref, cluster, from_runtime, fetched: OnceCell::new(), namespace: OnceCell::new() })
+        pod
+    }
+
+    /// Returns whether the pod has no sidecar and selects no network, according to the container runtime.
+    pub(super) fn needs_only_configured_networks(&self) -> bool {
+        let selects = |pod: &Pod| [NETWORKS, DEFAULT_NETWORK].iter().any(|key| pod.annotations.contains_key(*key));
+        self.from_runtime.as_ref().is_some_and(|pod| !self.may_have_sidecar() && !selects(pod))
     }
 
     /// Returns the source of pods and definitions.
@@ -77,15 +82,19 @@ impl<'a> LazyPod<'a> {
 
     /// Returns whether the pod may have a sidecar, judged without a request.
     pub(super) fn may_have_sidecar(&self) -> bool {
-        self.from_runtime.as_ref().is_none_or(|pod| pod.annotations.contains_key(INJECTION_STATUS))
+        without_facts::is_injected(self.call.conf).unwrap_or(true)
     }
 
-    /// Returns the facts of the pod, and those of its namespace if `with_namespace`.
+    /// Returns the facts of the pod, and those of its namespace if `with_namespace`. After an error, it sends no further
+    /// request.
     ///
     /// # Errors
     /// The facts can't be fetched.
     pub(super) fn facts(&self, pod_ref: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        self.fetch(pod_ref, with_namespace)?;
+        if let Some(error) = self.unavailable.get() {
+            return Err(error.clone());
+        }
+        self.fetch(pod_ref, with_namespace).inspect_err(|error| drop(self.unavailable.set(error.clone())))?;
         let pod = self.fetched.get().cloned().unwrap_or_default();
         Ok(Facts { pod, namespace: self.namespace.get().filter(|_| with_namespace).cloned() })
     }
@@ -105,20 +114,10 @@ impl<'a> LazyPod<'a> {
     }
 }
 
-/// Returns the pod with the annotations that the runtime passes.
-fn annotated_pod(pod_ref: &PodRef, annotations: &Value) -> Result<Pod, Error> {
-    let place = format!("runtimeConfig.{POD_ANNOTATIONS}");
-    let invalid = |place: &str, value: &Value, expected| Err(wrong_type(place, value, expected));
-    let Value::Object(annotations) = annotations else { return invalid(&place, annotations, "an object of strings") };
-    let mut pod = Pod {
-        namespace: pod_ref.namespace.clone(),
-        name: pod_ref.name.clone(),
-        uid: pod_ref.uid.clone(),
-        ..Pod::default()
-    };
-    for (key, value) in annotations {
-        let Value::String(text) = value else { return invalid(&format!("{place}.{key}"), value, "a string") };
-        pod.annotations.insert(key.clone(), text.clone());
-    }
-    Ok(pod)
+/// Returns the pod with the annotations that the runtime passes; `None` if it passes none.
+fn annotated_pod(pod_ref: &PodRef, conf: &NetConf) -> Option<Pod> {
+    let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+    let annotations = conf.pod_annotations()?.iter().filter_map(text).collect();
+    let PodRef { namespace, name, uid } = pod_ref.clone();
+    Some(Pod { namespace, name, uid, annotations, ..Pod::default() })
 }

@@ -7,6 +7,7 @@ use crate::cni::{Block, CniCommand, Code, Error, NetConf, RuleFormatSetting, pri
 use crate::networks::PodNetwork;
 use crate::plugin::desired_policy::{about, evaluate};
 use crate::plugin::inputs::AddInputs;
+use crate::plugin::without_facts;
 use crate::pod::PodRef;
 use crate::policy::Policy;
 use crate::sub_plugins::{self, SubPlugin, skip_reason};
@@ -136,7 +137,8 @@ pub(super) fn evaluated(
     if applies_to_all_pods { vec![InProcessAttachment::node(node)] } else { attached }
 }
 
-/// Fetches the facts that [`desired_policy`] needs, before anything is changed.
+/// Fetches the facts that [`desired_policy`] needs, before anything is changed. A pod that can start without them may
+/// have none.
 ///
 /// # Errors
 /// The facts can't be fetched.
@@ -149,7 +151,9 @@ pub(super) fn fetch_facts(
     for InProcessAttachment { conf, .. } in evaluated {
         let wants = sub_plugins::wants(&conf.chain);
         if wants.pod && skip_reason(conf, pod_ref).is_none() {
-            pod.facts(pod_ref, wants.namespace)?;
+            if let Err(error) = pod.facts(pod_ref, wants.namespace) {
+                without_facts::desired_policy(pod_ref, conf, error)?;
+            }
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 use super::NodeFiles;
 use crate::agent::install::conflist;
 use crate::agent::install::error::InstallError;
-use crate::agent::install::state::Role;
+use crate::agent::install::state::{InstallRecord, Role};
 use crate::cni::{NetConf, configuration};
 use crate::host_path::HostPath;
 use crate::sub_plugins::SubPlugin;
@@ -37,10 +37,9 @@ impl NodeFiles {
     /// The installation record or a configuration can't be read or parsed.
     pub fn installed(&self) -> Result<Vec<Installed>, String> {
         let record = self.record(&self.release).map_err(|error| error.to_string())?;
-        let own = record.files.iter().filter(|(_, owned)| owned.role == Role::Configuration).map(|(path, _)| path);
-        let lists = record.lists.iter().map(|(path, listed)| (path, Some(listed.kind.as_str())));
-        let all = lists.chain(own.map(|path| (path, None)));
-        all.filter_map(|(path, kind)| self.installed_at(path, kind).transpose()).collect()
+        let mut all: Vec<_> = configurations(&record).collect();
+        all.sort_by_key(|(_, kind)| kind.is_none());
+        all.into_iter().filter_map(|(path, kind)| self.installed_at(path, kind).transpose()).collect()
     }
 
     /// Returns the configuration in a file. In a plugin list, this is the entry of type `kind`: another release, or
@@ -72,18 +71,13 @@ impl NodeFiles {
         let mut found = InstalledTexts::default();
         for release in self.releases().map_err(|error| error.to_string())? {
             let record = self.record(&release).map_err(|error| error.to_string())?;
-            for (path, listed) in &record.lists {
-                let Some(list) = self.text(path)? else {
+            for (path, kind) in configurations(&record) {
+                let Some(text) = self.text(path)? else {
                     found.missing.push(path.clone());
                     continue;
                 };
-                found.texts.extend(only_entries(path, &list, &listed.kind)?.map(|text| (path.clone(), text)));
-            }
-            for (path, _) in record.files.iter().filter(|(_, owned)| owned.role == Role::Configuration) {
-                match self.text(path)? {
-                    Some(text) => found.texts.push((path.clone(), text)),
-                    None => found.missing.push(path.clone()),
-                }
+                let text = kind.map_or(Ok(Some(text.clone())), |kind| only_entries(path, &text, kind))?;
+                found.texts.extend(text.map(|text| (path.clone(), text)));
             }
         }
         Ok(found)
@@ -104,6 +98,14 @@ impl NodeFiles {
     fn reach_path(&self, path: PathBuf) -> Result<PathBuf, InstallError> {
         HostPath::new(&path).map_or(Ok(path), |path| self.reach(&path))
     }
+}
+
+/// Returns the files of a record with the plugin's configurations: plugin lists with the type of the plugin's entry, and
+/// files of single plugins.
+fn configurations(record: &InstallRecord) -> impl Iterator<Item = (&HostPath, Option<&str>)> {
+    let own = record.files.iter().filter(|(_, owned)| owned.role == Role::Configuration);
+    let own = own.map(|(path, owned)| (path, owned.copy_of.as_ref().map(|list| list.kind.as_str())));
+    record.lists.iter().map(|(path, listed)| (path, Some(listed.kind.as_str()))).chain(own)
 }
 
 /// Returns a plugin list with only its entries of type `kind`; `None` if it has none.

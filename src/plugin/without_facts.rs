@@ -1,0 +1,126 @@
+//! The decision about a pod whose facts are unavailable: after a reboot, the runtime calls the plugin before the node's
+//! agent runs. The annotations that the container runtime passes show whether Istio's injector has processed the pod.
+//! Without its annotation, the pod is not redirected whatever else the facts are, so it can start.
+
+use super::desired_policy::{DesiredPolicy, EvaluatedWith};
+use crate::cni::{Error, Kubernetes, NetConf};
+use crate::pod::PodRef;
+use crate::pod::well_known::INJECTION_STATUS;
+use crate::policy::Policy;
+use std::borrow::Cow;
+use std::time::Duration;
+
+/// The timeout for facts of a pod that can start without them.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Returns whether Istio's injector has processed the pod, according to the container runtime; `None` if the runtime
+/// passes no annotations.
+pub(super) fn is_injected(conf: &NetConf) -> Option<bool> {
+    conf.pod_annotations().map(|annotations| annotations.contains_key(INJECTION_STATUS))
+}
+
+/// Returns the sources of facts for a call, with a short timeout for a pod that can start without facts.
+pub(super) fn sources(conf: &NetConf) -> Cow<'_, Kubernetes> {
+    match is_injected(conf) {
+        Some(false) => {
+            let timeout = conf.kubernetes.timeout.min(TIMEOUT);
+            Cow::Owned(Kubernetes { timeout, ..conf.kubernetes.clone() })
+        }
+        Some(true) | None => Cow::Borrowed(&conf.kubernetes),
+    }
+}
+
+/// Returns the policy of a pod without facts: an empty one if its annotations from the runtime show that it is not
+/// redirected. `error` is the reason why there are no facts.
+///
+/// # Errors
+/// `error`, with the pod's name.
+pub(super) fn desired_policy(pod: &PodRef, conf: &NetConf, error: Error) -> Result<DesiredPolicy, Error> {
+    let no_facts = || format!("its facts are unavailable: {error}");
+    if let Some(desired) = not_injected(conf, no_facts) {
+        return Ok(desired);
+    }
+    let name = format!("{}/{}", pod.namespace, pod.name);
+    let mut error = error;
+    if !error.msg.contains(&name) {
+        error.msg = format!("pod {name}: {}", error.msg);
+    }
+    if is_injected(conf) == Some(true) {
+        let separator = if error.details.is_empty() { "" } else { "; " };
+        error.details += &format!(
+            "{separator}the pod has a sidecar (annotation {INJECTION_STATUS}), so it starts only with its rules; the \
+             runtime retries"
+        );
+    }
+    Err(error)
+}
+
+/// Returns the empty policy if the annotations from the runtime show that the pod is not redirected. `cause` is why
+/// only these annotations are known.
+pub(super) fn not_injected(conf: &NetConf, cause: impl FnOnce() -> String) -> Option<DesiredPolicy> {
+    (is_injected(conf) == Some(false)).then(|| {
+        let why = format!(
+            "not redirected: annotation {INJECTION_STATUS} is missing according to the container runtime; {}",
+            cause()
+        );
+        let with = EvaluatedWith::MissingFacts;
+        DesiredPolicy { policy: Policy::default(), why, ignored: Vec::new(), with }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::{CniCommand, Code};
+    use serde_json::{Value, json};
+
+    fn conf(annotations: Option<Value>, timeout: u64) -> NetConf {
+        let mut conf = json!({"name": "n", "type": "detour", "kubernetes": {"timeout_seconds": timeout}});
+        if let Some(annotations) = annotations {
+            conf["runtimeConfig"] = json!({"io.kubernetes.cri.pod-annotations": annotations});
+        }
+        NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "").expect("accepted")
+    }
+
+    fn decided(annotations: Option<Value>, error: Error) -> Result<DesiredPolicy, Error> {
+        let pod = PodRef { namespace: "shop".into(), name: "web-0".into(), uid: None };
+        desired_policy(&pod, &conf(annotations, 10), error)
+    }
+
+    fn down() -> Error {
+        Error::new(Code::TryAgain, "pod shop/web-0: GET …: no usable answer").with_details("connection refused")
+    }
+
+    #[test]
+    fn a_pod_that_the_injector_has_not_processed_starts_without_facts() {
+        for annotations in [json!({}), json!({"k8s.v1.cni.cncf.io/networks": "a", "detour.io/exclude-uids": "7"})] {
+            let desired = decided(Some(annotations), down()).expect("it starts");
+            assert!(desired.policy.is_empty());
+            for part in ["sidecar.istio.io/status is missing", "container runtime", "connection refused"] {
+                assert!(desired.why.contains(part), "{}", desired.why);
+            }
+        }
+    }
+
+    #[test]
+    fn other_pods_fail_with_their_name_and_the_cause() {
+        // Istio's rule is about the annotation, not its value.
+        for value in ["{}", ""] {
+            let error = decided(Some(json!({"sidecar.istio.io/status": value})), down()).expect_err("it waits");
+            assert_eq!((error.code, &error.msg), (Code::TryAgain, &down().msg));
+            assert!(error.details.starts_with("connection refused; the pod has a sidecar"), "{error}");
+        }
+        assert_eq!(decided(None, down()), Err(down()));
+        let error = decided(None, Error::new(Code::InvalidConfig, "kubeconfig /k: empty")).expect_err("it waits");
+        assert_eq!(error.msg, "pod shop/web-0: kubeconfig /k: empty");
+    }
+
+    #[test]
+    fn only_a_pod_that_can_start_without_facts_has_the_short_timeout() {
+        let timeout = |annotations, configured| sources(&conf(annotations, configured)).timeout.as_secs();
+        assert_eq!(timeout(Some(json!({"a": "b"})), 10), 2);
+        assert_eq!(timeout(Some(json!({"a": "b"})), 1), 1);
+        assert_eq!(timeout(Some(json!({"sidecar.istio.io/status": "{}"})), 10), 10);
+        assert_eq!(timeout(None, 10), 10);
+    }
+}
