@@ -111,7 +111,9 @@ struct Passes {
     next_resync: Instant,
     /// When the saved state is read again after a failure.
     retry: Option<Instant>,
+    /// The last logged problems of the saved state and of the configurations.
     logged: String,
+    logged_configuration: String,
 }
 
 impl Worker {
@@ -143,6 +145,7 @@ impl Worker {
             next_resync: now + RESYNC_INTERVAL,
             retry: None,
             logged: String::new(),
+            logged_configuration: String::new(),
             worker: self,
         };
         let mut state = *node.borrow_and_update();
@@ -201,15 +204,17 @@ impl Passes {
         if !self.leads {
             return;
         }
-        match Configurations::read(&self.worker.node) {
-            Ok(read) if has_taken_over || self.configurations.as_ref() != Some(&read) => {
-                self.configurations = Some(read);
-                self.pods.values_mut().for_each(|pod| pod.resync(now));
-            }
-            Ok(_) => {}
+        let read = match Configurations::read(&self.worker.node) {
+            Ok(read) => read,
             Err(error) => {
-                log(&mut self.logged, format!("policies of running pods do not follow the configuration: {error}"));
+                let problem = format!("policies of running pods do not follow the configuration: {error}");
+                return log(&mut self.logged_configuration, problem);
             }
+        };
+        self.logged_configuration.clear();
+        if has_taken_over || self.configurations.as_ref() != Some(&read) {
+            self.configurations = Some(read);
+            self.pods.values_mut().for_each(|pod| pod.resync(now));
         }
     }
 
@@ -249,7 +254,8 @@ impl Passes {
             self.worker.facts.all_pods().into_iter().filter(|observed| !observed.pod.host_network).collect();
         let uids: BTreeSet<&str> = observed.iter().filter_map(|observed| observed.pod.uid.as_deref()).collect();
         let is_current = self.worker.facts.are_current();
-        let became_current = is_current && !std::mem::replace(&mut self.was_current, is_current);
+        let was_current = std::mem::replace(&mut self.was_current, is_current);
+        let became_current = is_current && !was_current;
         let before = self.pods.len();
         self.pods.retain(|uid, _| uids.contains(uid.as_str()));
         for observed in &observed {
@@ -448,12 +454,14 @@ fn by_pod(
     root: &HostRoot,
 ) -> BTreeMap<(String, String), Vec<RunningPod>> {
     let mut by_pod: BTreeMap<_, Vec<RunningPod>> = BTreeMap::new();
-    let mut known = std::mem::take(unnamed);
+    let (mut known, mut found) = (std::mem::take(unnamed), None);
     for mut container in running {
         if container.pod.is_none() && container.has_rules() {
             let id = container.container_id.clone();
-            let find = || find::pod_of_sandbox(root, &id).ok().flatten();
-            let pod = known.remove(&id).unwrap_or_else(find);
+            // Read once for all of them, which are many after an upgrade.
+            let mut find =
+                || found.get_or_insert_with(|| find::sandbox_pods(root).unwrap_or_default()).get(&id).cloned();
+            let pod = known.remove(&id).unwrap_or_else(&mut find);
             container.pod.clone_from(&pod);
             unnamed.insert(id, pod);
         }
