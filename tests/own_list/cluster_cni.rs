@@ -75,7 +75,7 @@ pub(crate) struct ClusterCni {
     pub(crate) change: (&'static str, &'static str),
 }
 
-pub(crate) const CLUSTER_CNIS: [ClusterCni; 11] = [
+pub(crate) const CLUSTER_CNIS: [ClusterCni; 12] = [
     ClusterCni {
         name: "calico",
         source: "projectcalico/calico 37e585c6, cni-plugin/pkg/install/install.go, writeCNIConfig, with the \
@@ -161,6 +161,15 @@ pub(crate) const CLUSTER_CNIS: [ClusterCni; 11] = [
         mode: 0o644,
         method: Method::Rename(".10-flannel.conflist.tmp"),
         change: ("\"hairpinMode\": true", "\"hairpinMode\": false"),
+    },
+    ClusterCni {
+        name: "cilium-chaining",
+        source: "cilium/cilium 01990e1c, daemon/cmd/cni/config.go, mergeExistingCNIConfig: with cni.chainingTarget=aws-cni, \
+                 Cilium adds itself to the first list of this network name",
+        file: "05-cilium.conflist",
+        mode: 0o644,
+        method: Method::Rename(".05-cilium.conflist483920"),
+        change: ("\"enable-debug\": false", "\"enable-debug\": true"),
     },
     ClusterCni {
         name: "sorts-first",
