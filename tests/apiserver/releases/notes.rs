@@ -14,8 +14,8 @@ Next steps:
 ";
 const OWN_LIST: &str = "
 Each node has a plugin list of its own, /etc/cni/net.d/00-detour.conflist: the agent copies the cluster network's
-list and adds the plugin. If another configuration must sort first, such as Multus's, the agent edits the cluster
-network's list instead, and its log contains the reason.
+list and adds the plugin. In a few cases, for example beside Multus, the agent edits the cluster network's list instead;
+its log contains the reason.
 ";
 
 #[test]
