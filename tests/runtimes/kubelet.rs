@@ -161,7 +161,16 @@ impl<'a> Kubelet<'a> {
     }
 
     fn remove(&self, sandbox: &str) {
-        until("the runtime removes a sandbox", || self.node.ask(json!({"op": "drop", "sandbox": sandbox})).is_ok());
+        let mut refused = None;
+        let mut is_removed = || {
+            let error = self.node.ask(json!({"op": "drop", "sandbox": sandbox})).err();
+            if error.is_some() && error != refused {
+                println!("{:?}: {error:?}", self.begin.elapsed());
+                refused.clone_from(&error);
+            }
+            error.is_none()
+        };
+        until("the runtime removes a sandbox", &mut is_removed);
     }
 
     /// Removes these sandboxes, as the kubelet removes those from before a reboot.
