@@ -52,6 +52,27 @@ fn the_error_has_the_reason() {
     assert!(details.contains("ambient_enabled") && details.contains("/no/such/directory"), "{details}");
 }
 
+/// Without the own list, the runtime would find no configuration.
+#[test]
+fn status_fails_if_the_cluster_network_has_removed_the_source_of_the_own_list() {
+    let directory = Directory::new("status-own-list");
+    let conf = |directory: &std::path::Path| json!({"chain": [], "cni_conf_dir": directory});
+    let write = |name: &str| std::fs::write(directory.join(name), "{}").expect("writable");
+    write("00-detour.conflist");
+    write("00-detour.conflist.cilium_bak");
+    let details = refused(conf(&directory));
+    assert!(details.contains(&format!("cni_conf_dir: {} has no configuration", directory.display())), "{details}");
+    for other in ["10-calico.conflist", "10-calico.conf", "10-calico.json"] {
+        write(other);
+        assert_eq!(status(conf(&directory)), (Some(0), String::new()), "{other}");
+        std::fs::remove_file(directory.join(other)).expect("removed");
+    }
+    // The agent writes the own list again.
+    assert_eq!(status(conf(&directory.join("missing"))), (Some(0), String::new()));
+    let (exit, stdout) = status(json!({"cni_conf_dir": "etc/cni/net.d"}));
+    assert!(exit == Some(1) && stdout.contains("cni_conf_dir") && stdout.contains("an absolute path"), "{stdout}");
+}
+
 /// Otherwise the node would be NotReady, and the agent's pod, which writes the kubeconfig, could not start.
 #[test]
 fn faults_that_the_agent_repairs_do_not_fail_status() {

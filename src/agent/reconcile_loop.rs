@@ -1,5 +1,7 @@
 //! The agent's main loop: reconciles the node with the desired state at every change, and reports readiness.
 
+mod messages;
+
 use super::containers::ContainerSettings;
 use super::daemon_set::DaemonSet;
 use super::health::Health;
@@ -12,6 +14,7 @@ use super::services::{Services, TaintDecision};
 use super::stability::{HOLD_TIME, Stability};
 use super::watch::{DirectoryWatch, WakeReason};
 use crate::cluster::{Event, ServiceAccount};
+use messages::{LastLogged, contested};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,6 +23,8 @@ use std::time::{Duration, Instant};
 
 /// The interval of reconciliations without a change: not every file system reports changes.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
+/// The interval of reconciliations if the kernel does not report changes.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The pause after a failure, for example because of a full disk.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// The pause after the own list followed its source, which limits the load while another process keeps writing that.
@@ -166,6 +171,9 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         if let (Iteration::Settled(_), Some(left)) = (&iteration, timer.take_left()) {
             delay = delay.min(left);
         }
+        if !watch.is_complete() && !ignore_events {
+            delay = delay.min(POLL_INTERVAL);
+        }
         if let Some(services) = &mut services {
             let taint = job.taint_decision(iteration.taint_decision(&readiness), presence.as_ref());
             services.report(taint, leadership != Leadership::Yielded);
@@ -299,7 +307,8 @@ impl Job<'_> {
             paths.extend(desired.configurations.iter().map(ConfigurationTarget::directory));
         }
         let reached = paths.iter().filter_map(|path| self.node.reach(path).ok());
-        reached.chain(self.sources.iter().cloned()).collect()
+        let linked = desired.into_iter().flat_map(|desired| self.node.linked_directories(desired));
+        reached.chain(linked).chain(self.sources.iter().cloned()).collect()
     }
 
     fn end(&self, installer: &str, removes: bool) -> Result<(), String> {
@@ -384,83 +393,6 @@ impl Readiness {
             }
             Self::Not(reason) => Some(reason.clone()),
         }
-    }
-}
-
-/// Returns why a node is not ready although the plan was just applied.
-fn contested(plan: &InstallPlan, stability: &Stability) -> String {
-    let actions = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-    format!(
-        "another process keeps reverting the installation: {} repairs in a row did not last {} s, the last one: \
-         {actions}; stop that process (Cilium: set cni.exclusive=false)",
-        stability.repairs(),
-        HOLD_TIME.as_secs()
-    )
-}
-
-/// The last logged state; only changes of it are logged.
-#[derive(Debug, Default)]
-struct LastLogged {
-    state: String,
-    refused: Option<String>,
-    followed: Option<Instant>,
-    ready: bool,
-}
-
-impl LastLogged {
-    /// Logs each refused configuration once, and that the newest one is accepted again.
-    fn refused(&mut self, reason: Option<&str>) {
-        if self.refused.as_deref() == reason {
-            return;
-        }
-        match reason {
-            Some(reason) => tracing::error!("{reason}"),
-            None => tracing::info!("the newest configuration is accepted"),
-        }
-        self.refused = reason.map(str::to_owned);
-    }
-
-    /// Logs that the own list followed its source, once in [`HOLD_TIME`].
-    fn followed(&mut self, plan: &InstallPlan) {
-        if self.followed.is_none_or(|logged| logged.elapsed() > HOLD_TIME) {
-            let actions = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-            tracing::info!("the cluster network's plugin list changed: {actions}");
-            self.followed = Some(Instant::now());
-        }
-    }
-
-    /// Logs each applied action, each new state, and when the node becomes ready.
-    fn iteration(&mut self, iteration: &Iteration, readiness: &Readiness, delay: Duration) {
-        let state = match iteration {
-            Iteration::Repaired(plan) => {
-                plan.actions.iter().for_each(|action| tracing::info!("{action}"));
-                if let Readiness::Not(reason) = readiness
-                    && plan.waits_for.is_none()
-                {
-                    tracing::warn!("{reason}; next check in {} s", delay.as_secs());
-                }
-                String::new()
-            }
-            Iteration::Followed(plan) => {
-                self.followed(plan);
-                self.state.clone()
-            }
-            Iteration::Settled(state) | Iteration::Waits(state) | Iteration::Failed(state) => state.clone(),
-            Iteration::Yields(other) => format!("agent {other} has taken over; this agent is on standby"),
-        };
-        if self.state != state && !state.is_empty() {
-            match iteration {
-                Iteration::Failed(_) => tracing::error!("{state}"),
-                Iteration::Waits(_) => tracing::warn!("{state}"),
-                _ => tracing::info!("{state}"),
-            }
-        }
-        self.state = state;
-        let ready = *readiness == Readiness::Ready;
-        if ready && !self.ready {
-            tracing::info!("the plugin is ready on this node");
-        }
-        self.ready = ready;
     }
 }
 

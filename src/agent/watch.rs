@@ -28,6 +28,8 @@ pub(super) struct DirectoryWatch {
     signals: SignalFd,
     /// `None` if the kernel refuses another instance (`fs.inotify.max_user_instances`).
     inotify: Option<Inotify>,
+    /// Whether the kernel watches all requested directories.
+    complete: bool,
     /// The watched directories. With a name, only events of the entry of this name count.
     watched: BTreeMap<i32, Option<OsString>>,
 }
@@ -48,7 +50,8 @@ impl DirectoryWatch {
         if let Err(error) = &inotify {
             tracing::warn!(%error, "can't watch files; polling them instead: raise fs.inotify.max_user_instances");
         }
-        Ok(Self { signals, inotify: inotify.ok(), watched: BTreeMap::new() })
+        let inotify = inotify.ok();
+        Ok(Self { signals, complete: inotify.is_some(), inotify, watched: BTreeMap::new() })
     }
 
     /// Watches these directories and their parents, so that a directory that is created again or a symbolic link that
@@ -78,14 +81,24 @@ impl DirectoryWatch {
                 requested.entry(path).and_modify(merge).or_insert((flags, child.clone()));
             }
         }
-        let mut watched = BTreeMap::new();
+        let (mut watched, mut complete) = (BTreeMap::new(), true);
         for (path, (flags, child)) in requested {
             match inotify.add_watch(path, flags | AddWatchFlags::IN_ONLYDIR) {
                 Ok(watch) => drop(watched.insert(id(watch), child)),
-                Err(error) => tracing::warn!(directory = %path.display(), %error, "can't watch directory"),
+                // Polling finds again and again what can't be watched.
+                Err(error) if self.complete => {
+                    complete = false;
+                    tracing::warn!(directory = %path.display(), %error, "can't watch directory; polling it instead");
+                }
+                Err(_) => complete = false,
             }
         }
-        self.watched = watched;
+        (self.watched, self.complete) = (watched, complete);
+    }
+
+    /// Whether the kernel reports all changes; otherwise, they must be polled.
+    pub(super) fn is_complete(&self) -> bool {
+        self.complete
     }
 
     /// Discards all pending events of directories.

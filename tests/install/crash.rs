@@ -106,6 +106,51 @@ fn a_killed_replacement_of_another_plugin_leaves_valid_files() {
     kill_everywhere(&scene, &more, "etc/cni/multus/net.d", "var/lib/cni/bin");
 }
 
+#[test]
+fn a_killed_installation_of_the_own_list_leaves_valid_files() {
+    let scene = Scene::with("crash-own-list", "10-calico.conflist", CALICO);
+    kill_everywhere(&scene, &["--own-list=true"], "etc/cni/net.d", "opt/cni/bin");
+}
+
+/// Returns the text of the configuration that a runtime uses.
+fn first_list(scene: &Scene) -> String {
+    let entries = fs::read_dir(scene.path("etc/cni/net.d")).expect("readable");
+    let paths = entries.map(|entry| entry.expect("readable").path());
+    let first = paths.filter(|path| !path.extension().is_some_and(|extension| extension == "tmp")).min();
+    fs::read_to_string(first.expect("a list")).expect("readable")
+}
+
+#[test]
+fn a_killed_change_between_the_own_and_the_original_list_leaves_the_entry_in_the_first_list() {
+    let single = "{ \"cniVersion\": \"0.3.1\", \"name\": \"weave\", \"type\": \"weave-net\" }\n";
+    for (name, text) in [("10-calico.conflist", CALICO), ("10-weave.conf", single)] {
+        let scene = Scene::with(&format!("crash-change-{name}"), name, text);
+        let before = scene.files();
+        let mut instants = 0;
+        for (from, to) in [(&[][..], &["--own-list=true"][..]), (&["--own-list=true"], &[])] {
+            for call in ["/^rename", "/^unlink"] {
+                for count in 1.. {
+                    scene.ok("install", from);
+                    let was_killed = killed(&scene, "install", to, call, count);
+                    let when = format!("{to:?}, call {count} of {call}");
+                    assert!(first_list(&scene).contains("\"detour\""), "{when}");
+                    if count % 2 == 0 {
+                        scene.ok("install", to);
+                        assert!(first_list(&scene).contains("\"detour\""), "{when}");
+                    }
+                    scene.ok("uninstall", &[]);
+                    assert_eq!(scene.files(), before, "{when}");
+                    if !was_killed {
+                        break;
+                    }
+                    instants += 1;
+                }
+            }
+        }
+        assert!(instants > 6, "{instants} instants");
+    }
+}
+
 /// Checks what the release needs whose configuration is the file `conf`.
 fn usable(scene: &Scene, conf: &str, when: &str) {
     let text = fs::read_to_string(scene.path(conf)).unwrap_or_else(|error| panic!("{when}: {conf}: {error}"));

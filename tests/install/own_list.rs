@@ -2,14 +2,27 @@
 
 use crate::agent_process::{Agent, SETTLED};
 use crate::scene::{CALICO, Scene};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 const SOURCE: &str = "etc/cni/net.d/10-calico.conflist";
 const OWN: &str = "etc/cni/net.d/00-detour.conflist";
+const RENAMED: &str = "etc/cni/net.d/00-detour.conflist.cilium_bak";
 const OWN_LIST: &str = "--own-list=true";
+const HEALTH: &str = "--health-address=127.0.0.1:0";
+/// Logged when the node becomes ready.
+const READY: &str = "the plugin is ready on this node";
+/// The file of another network, as Podman installs it.
+const PODMAN: &str = "etc/cni/net.d/87-podman-bridge.conflist";
 /// Generous, for a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -95,4 +108,209 @@ fn an_edited_renamed_or_deleted_own_list_is_restored() {
     back(&|| scene.write(OWN, CALICO));
     // As Cilium does with `cni.exclusive=true`.
     back(&|| fs::rename(&own, own.with_file_name("00-detour.conflist.cilium_bak")).expect("renamed"));
+}
+
+/// Returns the answer of `/readyz`.
+fn readyz(address: &str) -> String {
+    let mut connection = TcpStream::connect(address).expect("it listens");
+    write!(connection, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).expect("answered");
+    answer
+}
+
+fn is_ready(address: &str) -> bool {
+    readyz(address).starts_with("HTTP/1.1 200 ")
+}
+
+#[test]
+fn the_node_stays_ready_while_another_process_keeps_writing_the_source() {
+    let scene = Scene::with("own-ready", "10-calico.conflist", CALICO);
+    let agent = Agent::start(&scene, "a", &[OWN_LIST, HEALTH]);
+    let address = agent.address();
+    agent.wait_for_log(READY);
+    for i in 0..50 {
+        // In place, so that it is empty for a moment.
+        scene.write(SOURCE, &list(&format!("changed-{i}")));
+        assert!(is_ready(&address), "{}", readyz(&address));
+        assert_eq!(types(&scene, OWN), ["calico", "portmap", "bandwidth", "detour"]);
+    }
+    wait_until("the copy follows", || network(&scene, OWN) == "changed-49");
+    assert!(is_ready(&address), "{}", readyz(&address));
+}
+
+#[test]
+fn another_file_becomes_the_source_only_after_half_a_second_and_without_one_the_node_is_not_ready() {
+    let scene = Scene::with("own-missing", "10-calico.conflist", CALICO);
+    let agent = Agent::start(&scene, "a", &[OWN_LIST, HEALTH]);
+    let address = agent.address();
+    agent.wait_for_log(READY);
+    for unusable in [None, Some("")] {
+        scene.write(PODMAN, &list("podman"));
+        let start = Instant::now();
+        match unusable {
+            None => fs::remove_file(scene.path(SOURCE)).expect("removed"),
+            Some(text) => scene.write(SOURCE, text),
+        }
+        wait_until("the other file becomes the source", || network(&scene, OWN) == "podman");
+        assert!(start.elapsed() >= Duration::from_millis(500), "{:?}", start.elapsed());
+        let copy = scene.read(OWN);
+        fs::remove_file(scene.path(PODMAN)).expect("removed");
+        wait_until("the node is not ready", || !is_ready(&address));
+        assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
+        let answer = readyz(&address);
+        assert!(
+            answer.contains("the cluster network's configuration in /etc/cni/net.d, to which the plugin"),
+            "{answer}"
+        );
+        assert!(answer.contains("pods start with the last copy"), "{answer}");
+        assert_eq!(scene.read(OWN), copy);
+        scene.write(SOURCE, CALICO);
+        wait_until("the node is ready again", || is_ready(&address));
+        assert_eq!(network(&scene, OWN), "k8s-pod-network");
+    }
+}
+
+#[test]
+fn a_list_behind_symbolic_links_is_followed() {
+    let scene = Scene::with("own-link", "readme.txt", "");
+    scene.write("etc/calico/..1/net.conflist", CALICO);
+    symlink("..1", scene.path("etc/calico/..data")).expect("linked");
+    symlink("../../calico/..data/net.conflist", scene.path(SOURCE)).expect("linked");
+    let agent = Agent::start(&scene, "a", &[OWN_LIST]);
+    agent.wait_for_log(SETTLED);
+    scene.write("etc/calico/..1/net.conflist", &list("written"));
+    wait_until("a change of the file is followed", || network(&scene, OWN) == "written");
+    // As the kubelet replaces the files of a ConfigMap.
+    scene.write("etc/calico/..2/net.conflist", &list("replaced"));
+    symlink("..2", scene.path("etc/calico/new")).expect("linked");
+    fs::rename(scene.path("etc/calico/new"), scene.path("etc/calico/..data")).expect("renamed");
+    wait_until("a change of the link is followed", || network(&scene, OWN) == "replaced");
+    assert!(scene.path(SOURCE).is_symlink());
+}
+
+/// Renames the own list whenever it exists, as Cilium does with `cni.exclusive=true`.
+struct Exclusive {
+    ends: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Exclusive {
+    fn start(own: PathBuf, renamed: PathBuf) -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&ends);
+        let thread = thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                // It is missing most of the time.
+                let _ = fs::rename(&own, &renamed);
+                thread::park_timeout(Duration::from_millis(1));
+            }
+        });
+        Self { ends, thread: Some(thread) }
+    }
+}
+
+impl Drop for Exclusive {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+#[test]
+fn a_node_is_not_ready_while_cilium_renames_the_own_list_and_nothing_of_it_is_left() {
+    let scene = Scene::with("own-cilium", "05-cilium.conflist", CALICO);
+    let before = scene.files();
+    let exclusive = Exclusive::start(scene.path(OWN), scene.path(RENAMED));
+    let agent = Agent::start(&scene, "a", &[OWN_LIST, HEALTH]);
+    let address = agent.address();
+    let line = agent.wait_for_log("another process keeps reverting");
+    assert!(line.contains("Cilium renames the file: set cni.exclusive=false"), "{line}");
+    let answer = readyz(&address);
+    assert!(answer.contains("cni.exclusive=false"), "{answer}");
+    drop(exclusive);
+    agent.wait_for_log(READY);
+    assert!(scene.path(OWN).exists() && !scene.path(RENAMED).exists());
+    drop(agent);
+    fs::rename(scene.path(OWN), scene.path(RENAMED)).expect("renamed");
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn agents_of_both_modes_take_over_from_each_other_without_a_fight() {
+    let scene = Scene::with("own-rollout", "10-calico.conflist", CALICO);
+    let first = Agent::start(&scene, "first", &[]);
+    first.wait_for_log(SETTLED);
+    assert!(types(&scene, SOURCE).contains(&"detour".to_owned()));
+    let second = Agent::start(&scene, "second", &[OWN_LIST]);
+    second.wait_for_log(SETTLED);
+    first.wait_for_log("second has taken over");
+    assert_eq!(scene.read(SOURCE), CALICO);
+    for i in 0..5 {
+        let name = format!("changed-{i}");
+        scene.write(SOURCE, &list(&name));
+        wait_until("the copy follows", || network(&scene, OWN) == json!(name));
+    }
+    assert_eq!(first.logged(), [""; 0], "the first agent is on standby");
+    assert!(!second.logged().iter().any(|line| line.contains("keeps reverting")));
+    second.end(Signal::SIGKILL);
+    first.wait_for_log("remove /etc/cni/net.d/00-detour.conflist");
+    first.wait_for_log(SETTLED);
+    assert_eq!(network(&scene, SOURCE), "changed-4");
+    assert!(types(&scene, SOURCE).contains(&"detour".to_owned()) && !scene.path(OWN).exists());
+}
+
+#[test]
+fn a_second_release_edits_the_original_list_and_its_entry_is_copied() {
+    let scene = Scene::with("own-releases", "10-calico.conflist", CALICO);
+    let first = Agent::start(&scene, "a", &[OWN_LIST]);
+    first.wait_for_log(SETTLED);
+    scene.write("config.json", r#"{"type": "excludedns"}"#);
+    let config = format!("--config={}", scene.path("config.json").display());
+    let more = ["--release=b", "--name=excludedns", &config];
+    let why = scene.fails("install", &[&more[..], &[OWN_LIST]].concat());
+    assert!(why.contains("the plugin list /etc/cni/net.d/00-detour.conflist belongs to release \"detour\""), "{why}");
+    let second = Agent::start(&scene, "b", &more);
+    second.wait_for_log(SETTLED);
+    assert_eq!(types(&scene, SOURCE).last().map(String::as_str), Some("excludedns"));
+    let both = ["calico", "portmap", "bandwidth", "excludedns", "detour"];
+    wait_until("the entry is copied", || types(&scene, OWN) == both);
+    // The cluster network drops the entry of the second release.
+    scene.write(SOURCE, &list("upgraded"));
+    wait_until("the new list is copied", || network(&scene, OWN) == "upgraded" && types(&scene, OWN) == both);
+    drop((first, second));
+    scene.ok("uninstall", &["--release=detour"]);
+    assert!(!scene.path(OWN).exists());
+    assert_eq!(types(&scene, SOURCE).last().map(String::as_str), Some("excludedns"));
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.read(SOURCE), list("upgraded"));
+}
+
+#[test]
+fn contradicting_flags_are_errors_of_usage() {
+    let scene = Scene::with("own-usage", "10-calico.conflist", CALICO);
+    let before = scene.files();
+    for command in ["install", "agent"] {
+        let why = scene.ends(2, command, &[OWN_LIST, "--chained=false"]);
+        assert!(why.contains("--own-list=true: expected --chained=true, got false"), "{why}");
+        let why = scene.ends(2, command, &[OWN_LIST, "--platform=openshift"]);
+        assert!(why.contains("got false, the default of openshift"), "{why}");
+        let why = scene.ends(2, command, &[OWN_LIST, "--conf-name=00-detour.conflist"]);
+        assert!(why.contains("--conf-name 00-detour.conflist: expected the cluster network's plugin list"), "{why}");
+    }
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn the_original_list_is_edited_as_soon_as_multus_is_installed() {
+    let scene = Scene::with("own-program", "10-calico.conflist", CALICO);
+    scene.ok("install", &[OWN_LIST]);
+    // Multus arrives: its program is installed before it looks for the cluster network's file.
+    let agent = Agent::start(&scene, "a", &[OWN_LIST]);
+    agent.wait_for_log(SETTLED);
+    scene.write("opt/cni/bin/multus-shim", "");
+    agent.wait_for_log("remove /etc/cni/net.d/00-detour.conflist");
+    assert!(types(&scene, SOURCE).contains(&"detour".to_owned()));
+    agent.wait_for_log("runtimes would bypass Multus (/opt/cni/bin/multus-shim)");
 }

@@ -121,6 +121,11 @@ pub fn is_own_list(text: &str) -> bool {
     ConfList::parse(text).is_ok_and(|list| list.plugins.iter().any(|plugin| plugin.get(CNI_CONF_DIR).is_some()))
 }
 
+/// Returns the name of the network of the plugin list `text`.
+pub(super) fn name(text: &str) -> Option<String> {
+    ConfList::parse(text).ok()?.keys["name"].as_str().map(str::to_owned)
+}
+
 /// Returns the types of the plugins in the list, in order.
 ///
 /// # Errors

@@ -1,8 +1,9 @@
-//! Reads and changes the node's files: the found state and the plan, the locks of installers (`locks`), and the
-//! installed configurations (`installed`).
+//! Reads and changes the node's files: the found state and the plan, the locks of installers (`locks`), the installed
+//! configurations (`installed`), and programs (`programs`).
 
 mod installed;
 mod locks;
+mod programs;
 
 pub use installed::{Installed, InstalledTexts};
 pub use locks::{InstallLock, Presence};
@@ -21,6 +22,7 @@ use crate::cni::is_configuration_file;
 use crate::host_path::{HostPath, HostRoot};
 use crate::state::format;
 use crate::trusted_file::{self, is_trusted, read_nofollow};
+use programs::ProgramDigests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -49,6 +51,7 @@ pub struct NodeFiles {
     state: HostPath,
     /// The release whose installation this is.
     release: Release,
+    programs: ProgramDigests,
 }
 
 impl NodeFiles {
@@ -56,7 +59,7 @@ impl NodeFiles {
     /// release in the directory `state`.
     #[must_use]
     pub fn new(root: HostRoot, state: HostPath) -> Self {
-        Self { root, state, release: Release::default() }
+        Self { root, state, release: Release::default(), programs: ProgramDigests::default() }
     }
 
     /// Returns the same view for another release.
@@ -83,16 +86,20 @@ impl NodeFiles {
         self.root.reach(path).is_ok_and(|path| path.exists())
     }
 
-    /// Whether one of `directories` has the program `name`; `None` if it is not found and one of the directories does
-    /// not exist here, as in a pod that mounts only some of them. The first is the installation's own directory, which
-    /// is created if it does not exist.
+    /// Returns the directories, as this process reaches them, of the configurations to which symbolic links in the
+    /// directory of the cluster network's list lead.
     #[must_use]
-    pub fn has_program(&self, name: &str, directories: &[HostPath]) -> Option<bool> {
-        let is_file = |directory: &HostPath| self.root.reach(&directory.join(name)).is_ok_and(|path| path.is_file());
-        match directories.iter().any(is_file) {
-            true => Some(true),
-            false => directories.iter().skip(1).all(|directory| self.has(directory)).then_some(false),
+    pub fn linked_directories(&self, desired: &DesiredState) -> BTreeSet<PathBuf> {
+        let listed = desired.configurations.iter().filter(|target| target.file().is_none());
+        let mut found = BTreeSet::new();
+        for dir in listed.map(ConfigurationTarget::directory) {
+            for name in self.names(&dir).unwrap_or_default().iter().filter(|name| is_configuration_file(name)) {
+                let path = dir.join(name);
+                let (Ok(entry), Ok(reached)) = (self.root.reach_entry(&path), self.root.reach(&path)) else { continue };
+                found.extend(reached.parent().filter(|_| entry != reached).map(Path::to_owned));
+            }
         }
+        found
     }
 
     /// Returns the path in this process of a path of the node.
@@ -148,6 +155,7 @@ impl NodeFiles {
         let record = &found.record;
         let mut paths: BTreeSet<HostPath> = record.files.keys().chain(record.lists.keys()).cloned().collect();
         paths.extend(record.lists.values().filter_map(|listed| Some(listed.single.as_ref()?.0.clone())));
+        paths.extend(record.files.iter().filter_map(|(path, owned)| owned.source(path)));
         let mut directories = BTreeSet::from([self.state.clone()]);
         if let Some(desired) = desired {
             paths.extend(desired.programs.iter().cloned());
@@ -159,8 +167,12 @@ impl NodeFiles {
             for target in &desired.configurations {
                 if let ConfigurationTarget::Listed { dir, own_list, .. } = target {
                     directories.insert(dir.clone());
-                    paths.extend(own_list.then(|| dir.join(OWN_LIST)));
                     found.configurations = self.configurations(dir)?;
+                    if *own_list {
+                        let names = found.configurations.iter().map(|file| file.name.as_str()).chain([OWN_LIST]);
+                        paths.extend(names.map(|name| dir.join(name)));
+                        found.multus = self.multus(desired);
+                    }
                 }
             }
         }
@@ -252,17 +264,6 @@ impl NodeFiles {
         Ok(())
     }
 
-    /// Returns a warning for each program directory from which the plugin refuses to execute plugins.
-    fn untrusted(&self, desired: &DesiredState) -> Vec<String> {
-        let directories: BTreeSet<_> = desired.programs.iter().map(HostPath::parent).collect();
-        let warning = |directory: &HostPath| {
-            let error = trusted_file::check(&self.root.reach(directory).ok()?).err()?;
-            let problem = format!("{directory}: plugins in this directory are not executed: {error}");
-            (!error.is_not_found()).then(|| format!("{problem}; run on the node: chown -R root:root {directory}"))
-        };
-        directories.iter().filter_map(warning).collect()
-    }
-
     fn record(&self, release: &Release) -> Result<InstallRecord, InstallError> {
         let path = self.record_path(release);
         match self.root.reach(&path).and_then(|path| read_nofollow(&path, MAX_RECORD_SIZE)) {
@@ -322,7 +323,7 @@ impl NodeFiles {
         };
         let metadata = file.metadata()?;
         let (digest, text) = if metadata.len() > MAX_TEXT_SIZE {
-            (Digest::read(file)?, None)
+            (self.programs.digest(file, &metadata)?, None)
         } else {
             let mut contents = Vec::new();
             Read::by_ref(&mut file).take(MAX_TEXT_SIZE).read_to_end(&mut contents)?;

@@ -5,7 +5,8 @@ use super::conflist;
 use super::digest::Digest;
 use super::release::Release;
 use super::state::{
-    EditedList, FoundFile, FoundState, InstallRecord, NodeParts, Owned, PRIVATE_MODE, PreviousContent, Role,
+    EditedList, FoundFile, FoundState, InstallRecord, NodeParts, Owned, PRIVATE_MODE, PreviousContent,
+    RENAMED_OWN_LIST, Role,
 };
 use crate::host_path::HostPath;
 use similar::algorithms::{Capture, myers};
@@ -162,6 +163,14 @@ impl InstallPlan {
         }
     }
 
+    /// Whether the plan removes an own list that Cilium renamed.
+    #[must_use]
+    pub fn removes_renamed_list(&self) -> bool {
+        let is_renamed =
+            |action: &FileAction| matches!(action, FileAction::Remove { path, .. } if path.name() == RENAMED_OWN_LIST);
+        self.actions.iter().any(is_renamed)
+    }
+
     /// Appends the changes and notes of a plan for another release.
     pub fn extend(&mut self, plan: Self) {
         self.actions.extend(plan.actions);
@@ -239,7 +248,9 @@ const EDITED: &str = "another process changed it after the installation";
 fn revert_file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec<FileAction>, String> {
     let Some(file) = found.files.get(path) else { return Ok(Vec::new()) };
     let before = file.text.clone().filter(|_| matches!(owned.role, Role::Configuration | Role::Node | Role::Hook));
-    if !owned.ours.contains(&file.digest) {
+    // Another tool added a plugin to the own list. The original list is still there.
+    let is_own_list = owned.copy_of.is_some() && file.text.as_deref().is_some_and(conflist::is_own_list);
+    if !owned.ours.contains(&file.digest) && !is_own_list {
         // An installation that was killed had not replaced the file yet.
         return match &owned.before {
             PreviousContent::Text(text, _) if file.text.as_ref() == Some(text) => Ok(Vec::new()),

@@ -10,8 +10,8 @@ use super::error::InstallError;
 use super::hook;
 use super::plan::{self, FileAction, InstallPlan};
 use super::state::{
-    ConfigurationTarget, DesiredState, FoundFile, FoundState, InstallRecord, NodeParts, Owned, PRIVATE_MODE,
-    PROGRAM_MODE, PreviousContent, Role, with_newest,
+    ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, NodeParts, Owned,
+    PRIVATE_MODE, PROGRAM_MODE, PreviousContent, Role, with_newest,
 };
 use crate::cni::{NODE_CONFIGURATION_LIMIT, PROGRAM};
 use crate::host_path::HostPath;
@@ -47,6 +47,7 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
     if let Some((path, parts)) = &desired.node {
         add_node(path, parts, found, &mut plan)?;
     }
+    let mut stale = BTreeMap::new();
     for configuration in &desired.configurations {
         match configuration {
             ConfigurationTarget::Own { path, text } => {
@@ -56,11 +57,11 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
             }
             ConfigurationTarget::Listed { dir, file, entry, own_list } => {
                 let list = ClusterList { dir, file: file.as_deref(), entry, found };
-                if *own_list { list.copy(&mut plan)? } else { list.edit(&mut plan)? }
+                stale.extend(if *own_list { list.copy(&mut plan)? } else { list.edit(&mut plan)? });
             }
         }
     }
-    revert_undesired(found, &mut plan);
+    revert_undesired(stale, found, &mut plan);
     plan.follows &= plan.actions.len() == 1;
     Ok(plan)
 }
@@ -215,13 +216,14 @@ fn log_file(
     plan.record.files.insert(path.clone(), Owned { role, ours: with_newest(&earlier, desired), before, copy_of: None });
 }
 
-/// Reverts the parts of earlier installations that are no longer desired. While the cluster network's list is missing,
-/// they stay.
-fn revert_undesired(found: &FoundState, plan: &mut InstallPlan) {
+/// Reverts the parts of earlier installations that are no longer desired, and the `stale` entries in lists. While the
+/// cluster network's list is missing, they stay.
+fn revert_undesired(stale: BTreeMap<HostPath, EditedList>, found: &FoundState, plan: &mut InstallPlan) {
     let mut undesired = InstallRecord::default();
     let InstallRecord { files, lists, .. } = found.record.clone();
     undesired.files.extend(files.into_iter().filter(|(path, _)| !plan.record.files.contains_key(path)));
     undesired.lists.extend(lists.into_iter().filter(|(path, _)| !plan.record.lists.contains_key(path)));
+    undesired.lists.extend(stale);
     let kept = if plan.waits_for.is_some() {
         undesired
     } else {

@@ -101,6 +101,8 @@ pub struct FoundState {
     pub configurations: Vec<ConfFile>,
     /// Whether the source of the own list has been unusable for so long that another one may replace it.
     pub source_expired: bool,
+    /// The program of Multus, if it is beside the desired programs.
+    pub multus: Option<HostPath>,
     /// Temporary files of installations that were killed, and own lists that Cilium renamed.
     pub leftovers: Vec<HostPath>,
     /// Warnings, one line each.
@@ -196,6 +198,11 @@ pub struct CopiedList {
 }
 
 impl Owned {
+    /// Returns the path of the list of which the file at `path` is a copy.
+    pub(super) fn source(&self, path: &HostPath) -> Option<HostPath> {
+        self.copy_of.as_ref().map(|copied| path.sibling(&copied.source))
+    }
+
     /// Returns the path of the program that was moved aside.
     pub(super) fn aside(&self) -> Option<&HostPath> {
         match &self.before {

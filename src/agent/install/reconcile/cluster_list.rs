@@ -9,7 +9,7 @@ use crate::agent::install::plan::{FileAction, InstallPlan};
 use crate::agent::install::state::{
     ConfFile, CopiedList, EditedList, FoundFile, FoundState, OWN_LIST, PRIVATE_MODE, PreviousContent, Role,
 };
-use crate::agent::install::target;
+use crate::agent::install::target::{self, ConfTarget};
 use crate::cni::CNI_CONF_DIR;
 use crate::host_path::HostPath;
 use serde_json::Value;
@@ -18,6 +18,11 @@ use std::time::Duration;
 /// How long the source of an own list must be unusable before another file may replace it: a process that writes it in
 /// place truncates it first.
 pub(super) const SOURCE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A file that was skipped, and the reason.
+type Skipped<'a> = (&'a str, UnusableList);
+/// A list with entries of earlier installations, which must be reverted.
+type Stale = Option<(HostPath, EditedList)>;
 
 /// The cluster network's plugin list, and the entry that it gets.
 pub(super) struct ClusterList<'a> {
@@ -38,91 +43,93 @@ impl<'a> ClusterList<'a> {
     }
 
     /// Returns the files in the directory except the own list of this or another release. A file of that name is one if
-    /// a record lists it, or if it has the key that only an own list has.
-    fn sources(&self) -> Vec<&'a ConfFile> {
+    /// it has the key that only an own list has, or if a record lists it. In its own record, a release that `edits` lists
+    /// ignores a file that another process replaced.
+    fn sources(&self, edits: bool) -> Vec<&'a ConfFile> {
         let (found, path) = (self.found, self.own_list());
-        let is_recorded =
-            found.record.files.contains_key(&path) || found.sharers(found.recorded_path(&path)).next().is_some();
+        let is_recorded = found.record.files.contains_key(&path) && !edits
+            || found.sharers(found.recorded_path(&path)).next().is_some();
         let is_own = |file: &&ConfFile| {
-            let text = String::from_utf8_lossy(&file.contents);
-            file.name == OWN_LIST && (is_recorded || conflist::is_own_list(&text))
+            file.name == OWN_LIST && (is_recorded || conflist::is_own_list(&String::from_utf8_lossy(&file.contents)))
         };
         found.configurations.iter().filter(|file| !is_own(file)).collect()
     }
 
     /// Returns why runtimes would not use the own list, or must not.
     fn obstacle(&self, sources: &[&ConfFile]) -> Option<String> {
-        let obstacle = |file: &&ConfFile| match target::list(file).and_then(target::pod_network) {
-            Err(UnusableList::Multus) => {
-                Some(format!("{} is a configuration of Multus, which the own list would bypass", file.name))
+        let (mut names, mut is_chained) = (Vec::new(), false);
+        for file in sources {
+            let name = &file.name;
+            match target::list(file).and_then(target::pod_network) {
+                // Multus invalidates its file when it ends, and truncates it when it starts.
+                Err(error) if error == UnusableList::Multus || name.contains("multus") => {
+                    let is_named = String::from_utf8_lossy(&file.contents).contains(OWN_LIST);
+                    let restart =
+                        if is_named { "; restart Multus on this node: its file names the own list" } else { "" };
+                    return Some(format!("runtimes would bypass Multus ({name}){restart}"));
+                }
+                Ok(_) if name.as_str() <= OWN_LIST => return Some(format!("runtimes use {name} before it")),
+                Ok(list) => {
+                    let entries = conflist::of_type(&list, "cilium-cni").unwrap_or_default();
+                    is_chained |= entries.iter().any(|entry| entry.get("chaining-mode").is_some());
+                    names.extend(conflist::name(&list));
+                }
+                Err(_) => {}
             }
-            Ok(_) if file.name.as_str() <= OWN_LIST => Some(format!("runtimes use {} before it", file.name)),
-            _ => None,
-        };
-        sources.iter().find_map(obstacle)
+        }
+        // Multus removes its file when it ends, and later generates it from the first file in the directory.
+        if let Some(program) = &self.found.multus {
+            return Some(format!("runtimes would bypass Multus ({program}); if it is not used, remove its program"));
+        }
+        // Cilium finds the list to which it adds itself by the name of the network.
+        names.sort();
+        let is_target = is_chained && names.windows(2).any(|pair| pair[0] == pair[1]);
+        is_target.then(|| "Cilium (cni.chainingTarget) would add itself to the own list".to_owned())
     }
 
-    /// Adds the entry to a copy of the list. If runtimes would not use the copy, the list itself gets the entry.
+    /// Adds the entry to a copy of the list. If runtimes would not use the copy, the list itself gets the entry. Returns
+    /// the list itself if it has entries of earlier installations.
     ///
     /// # Errors
     /// The own list, or an entry of the same type in the list, belongs to another release.
-    pub(super) fn copy(&self, plan: &mut InstallPlan) -> Result<(), InstallError> {
-        let (found, path, kind) = (self.found, self.own_list(), self.kind());
+    pub(super) fn copy(&self, plan: &mut InstallPlan) -> Result<Stale, InstallError> {
+        let (found, path) = (self.found, self.own_list());
         if let Some(owner) = found.owner(found.recorded_path(&path)) {
             return Err(InstallError::owned_list(&path, owner));
         }
-        let sources = self.sources();
+        let sources = self.sources(false);
         if let Some(obstacle) = self.obstacle(&sources) {
-            let note = format!("{path}: not used: {obstacle}; the plugin's entry is in the list itself instead");
+            let note = format!("{path}: not written, the plugin's entry is in the original list instead: {obstacle}");
             plan.notes.push(note);
             return self.edit(plan);
         }
         let mut entry = self.entry.clone();
         entry[CNI_CONF_DIR] = self.dir.to_string().into();
-        let (target, mut skipped) = target::choose(&sources, self.file, kind, true);
-        let written = target.and_then(|target| {
-            // The entry of an earlier installation in the list itself.
-            let list = conflist::without(&target.list, kind).map(|list| list.unwrap_or(target.list.clone()));
-            match list.and_then(|list| conflist::rewrite(&list, &entry)) {
-                Ok(text) => Some((target, text)),
-                Err(reason) => {
-                    skipped.push((&target.file.name, reason));
-                    None
-                }
-            }
-        });
-        let copied = found.record.files.get(&path).and_then(|owned| owned.copy_of.clone());
         let current = found.files.get(&path).and_then(|file| file.text.as_deref());
         let kept = current.and_then(|text| conflist::rewrite(text, &entry).ok());
-        let holds = copied.as_ref().filter(|_| kept.is_some()).is_some_and(|copied| {
-            let is_usable = |file: &&&ConfFile| file.name == copied.source && target::list(file).is_ok();
-            let is_source = written.as_ref().is_some_and(|(target, _)| target.file.name == copied.source);
-            !is_source && !sources.iter().any(|file| is_usable(&file))
-        });
-        if holds {
-            plan.source_timeout = Some(SOURCE_TIMEOUT);
-        }
+        let copied = found.record.files.get(&path).and_then(|owned| owned.copy_of.clone());
+        let (mut text, mut copy_of, mut stale) = (kept.clone(), copied.clone(), None);
+        let (written, skipped) = self.written(&sources, &entry);
+        let is_usable = |file: &&ConfFile| copied.as_ref().is_some_and(|copied| is_usable_source(file, copied));
         // Another process may just be writing the source.
-        let is_held = holds && !found.source_expired;
-        if !is_held {
+        let is_writing = kept.is_some() && copied.is_some() && !sources.iter().any(is_usable);
+        plan.source_timeout = is_writing.then_some(SOURCE_TIMEOUT);
+        if !is_writing || found.source_expired {
             plan.notes.extend(skipped.iter().map(|(name, reason)| self.skipped(name, reason)));
-        }
-        let (text, copy_of) = match written.filter(|_| !is_held) {
-            Some((target, text)) => {
+            if let Some((target, list)) = written {
                 let source = self.dir.join(&target.file.name);
                 self.check_releases(&source)?;
+                stale = self.stale_entries(&source, &target.list, plan);
                 plan.notes.extend(self.other_meshes(&source, &target.list));
-                (text, Some(CopiedList { source: target.file.name.clone(), kind: kind.to_owned() }))
-            }
-            None => {
+                text = Some(list);
+                copy_of = Some(CopiedList { source: target.file.name.clone(), kind: self.kind().to_owned() });
+            } else {
                 let stays = if kept.is_some() { "; until then, pods start with the last copy of it" } else { "" };
-                if !is_held {
-                    plan.waits_for = Some(self.missing(stays));
-                }
-                let Some(text) = kept else { return Ok(()) };
-                (text, copied)
+                plan.waits_for = Some(self.missing(stays));
             }
-        };
+        }
+        let Some(text) = text else { return Ok(None) };
+        plan.notes.extend(current.and_then(|current| self.added(&path, current, &text)));
         let is_intact = |file: &FoundFile| file.mode == PRIVATE_MODE && file.trusted && found.is_ours(&path);
         let before = plan.actions.len();
         add_text(&path, Role::Configuration, &text, PreviousContent::Nothing, found, plan);
@@ -130,20 +137,51 @@ impl<'a> ClusterList<'a> {
         if let Some(owned) = plan.record.files.get_mut(&path) {
             owned.copy_of = copy_of;
         }
-        Ok(())
+        Ok(stale)
+    }
+
+    /// Returns the text of the own list with the list of which it is a copy, and the files that were skipped.
+    fn written(&self, sources: &[&'a ConfFile], entry: &Value) -> (Option<(ConfTarget<'a>, String)>, Vec<Skipped<'a>>) {
+        let (target, mut skipped) = target::choose(sources, self.file, self.kind(), true);
+        let Some(target) = target else { return (None, skipped) };
+        // An earlier installation may have added its entry to the list itself.
+        let others = conflist::without(&target.list, self.kind());
+        match others.and_then(|others| conflist::rewrite(others.as_ref().unwrap_or(&target.list), entry)) {
+            Ok(text) => (Some((target, text)), skipped),
+            Err(reason) => {
+                skipped.push((&target.file.name, reason));
+                (None, skipped)
+            }
+        }
+    }
+
+    /// Returns the source if it has entries of earlier installations in the list itself, which must be reverted. If
+    /// another tool made the source of the own list, records the entries, so that the uninstallation removes them.
+    fn stale_entries(&self, source: &HostPath, list: &str, plan: &mut InstallPlan) -> Stale {
+        let entries = conflist::of_type(list, self.kind()).unwrap_or_default();
+        let latest = entries.last()?;
+        let ours = entries.iter().map(Digest::of_value).collect();
+        let earlier = self.found.record.lists.get(source);
+        let single = earlier.and_then(|listed| listed.single.clone());
+        let listed = EditedList { kind: self.kind().to_owned(), ours, single };
+        if latest.get(CNI_CONF_DIR).is_none() {
+            return Some((source.clone(), listed));
+        }
+        plan.record.lists.insert(source.clone(), listed);
+        None
     }
 
     /// Adds the entry to the list.
     ///
     /// # Errors
     /// Another release has an entry of the same type in the list.
-    pub(super) fn edit(&self, plan: &mut InstallPlan) -> Result<(), InstallError> {
+    pub(super) fn edit(&self, plan: &mut InstallPlan) -> Result<Stale, InstallError> {
         let (found, dir, entry, kind) = (self.found, self.dir, self.entry, self.kind());
-        let (target, skipped) = target::choose(&self.sources(), self.file, kind, false);
+        let (target, skipped) = target::choose(&self.sources(true), self.file, kind, false);
         plan.notes.extend(skipped.iter().map(|(name, reason)| self.skipped(name, reason)));
         let Some(target) = target else {
             plan.waits_for = Some(self.missing(""));
-            return Ok(());
+            return Ok(None);
         };
         let (path, single) = (dir.join(&target.list_name), dir.join(&target.file.name));
         self.check_releases(&path)?;
@@ -161,7 +199,7 @@ impl<'a> ClusterList<'a> {
         let earlier = earlier.into_iter().chain(listed_by);
         let single = converted.or_else(|| earlier.filter_map(|listed| listed.single.clone()).next());
         plan.record.lists.insert(path, EditedList { kind: kind.to_owned(), ours, single });
-        Ok(())
+        Ok(None)
     }
 
     /// Checks that no other release has an entry of the same type in the list at `path` or in its own list.
@@ -179,6 +217,21 @@ impl<'a> ClusterList<'a> {
             Some((owner, ..)) => Err(InstallError::owned_entry(kind, &own_list, owner)),
             None => Ok(()),
         }
+    }
+
+    /// Returns a note if another tool added plugins to the own list: some add theirs to the first file.
+    fn added(&self, path: &HostPath, current: &str, text: &str) -> Option<String> {
+        let types = |text: &str| conflist::types(text).unwrap_or_default();
+        let known = types(text);
+        let added: Vec<_> = types(current).into_iter().filter(|kind| !known.contains(kind)).collect();
+        let is_ours = self.found.is_ours(path);
+        (!added.is_empty() && !is_ours).then(|| {
+            format!(
+                "{path}: another tool added the plugin {:?}; configure it to add the plugin to the original list, or \
+                 install without --own-list (cni.ownList=false in the chart)",
+                added.join(", ")
+            )
+        })
     }
 
     fn skipped(&self, name: &str, reason: &UnusableList) -> String {
@@ -205,6 +258,10 @@ impl<'a> ClusterList<'a> {
         };
         others.map(note).collect()
     }
+}
+
+fn is_usable_source(file: &ConfFile, copied: &CopiedList) -> bool {
+    file.name == copied.source && target::list(file).is_ok()
 }
 
 /// Writes the list if it differs, and then removes the single-plugin configuration from which it was made. Runtimes use
@@ -240,3 +297,6 @@ fn own_entries(earlier: Option<&EditedList>, list: &str, kind: &str) -> Vec<Dige
     let is_ours = |digest: &Digest| earlier.is_some_and(|listed| listed.ours.contains(digest));
     conflist::digests(list, kind).into_iter().flatten().filter(is_ours).collect()
 }
+
+#[cfg(test)]
+mod tests;

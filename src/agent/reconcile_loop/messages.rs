@@ -1,0 +1,89 @@
+//! The messages of the loop: what it logs, and why a node is not ready.
+
+use super::{Iteration, Readiness};
+use crate::agent::install::InstallPlan;
+use crate::agent::stability::{HOLD_TIME, Stability};
+use std::time::{Duration, Instant};
+
+/// Returns why a node is not ready although the plan was just applied.
+pub(super) fn contested(plan: &InstallPlan, stability: &Stability) -> String {
+    let done = plan.actions.iter().map(ToString::to_string).chain(plan.notes.iter().cloned());
+    let next_step = if plan.removes_renamed_list() {
+        "Cilium renames the file: set cni.exclusive=false in its chart"
+    } else {
+        "stop that process (Cilium: set cni.exclusive=false)"
+    };
+    format!(
+        "another process keeps reverting the installation: {} repairs in a row did not last {} s, the last one: {}; \
+         {next_step}",
+        stability.repairs(),
+        HOLD_TIME.as_secs(),
+        done.collect::<Vec<_>>().join("; ")
+    )
+}
+
+/// The last logged state; only changes of it are logged.
+#[derive(Debug, Default)]
+pub(super) struct LastLogged {
+    state: String,
+    refused: Option<String>,
+    followed: Option<Instant>,
+    ready: bool,
+}
+
+impl LastLogged {
+    /// Logs each refused configuration once, and that the newest one is accepted again.
+    pub(super) fn refused(&mut self, reason: Option<&str>) {
+        if self.refused.as_deref() == reason {
+            return;
+        }
+        match reason {
+            Some(reason) => tracing::error!("{reason}"),
+            None => tracing::info!("the newest configuration is accepted"),
+        }
+        self.refused = reason.map(str::to_owned);
+    }
+
+    /// Logs that the own list followed its source, once in [`HOLD_TIME`].
+    fn followed(&mut self, plan: &InstallPlan) {
+        if self.followed.is_none_or(|logged| logged.elapsed() > HOLD_TIME) {
+            let actions = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+            tracing::info!("the cluster network's plugin list changed: {actions}");
+            self.followed = Some(Instant::now());
+        }
+    }
+
+    /// Logs each applied action, each new state, and when the node becomes ready.
+    pub(super) fn iteration(&mut self, iteration: &Iteration, readiness: &Readiness, delay: Duration) {
+        let state = match iteration {
+            Iteration::Repaired(plan) => {
+                plan.actions.iter().for_each(|action| tracing::info!("{action}"));
+                if let Readiness::Not(reason) = readiness
+                    && plan.waits_for.is_none()
+                {
+                    tracing::warn!("{reason}; next check in {} s", delay.as_secs());
+                }
+                String::new()
+            }
+            Iteration::Followed(plan) => {
+                self.followed(plan);
+                self.state.clone()
+            }
+            Iteration::Settled(state) | Iteration::Waits(state) | Iteration::Failed(state) => state.clone(),
+            Iteration::Yields(other) => format!("agent {other} has taken over; this agent is on standby"),
+        };
+        if self.state != state && !state.is_empty() {
+            match iteration {
+                Iteration::Failed(_) => tracing::error!("{state}"),
+                Iteration::Waits(_) => tracing::warn!("{state}"),
+                _ => tracing::info!("{state}"),
+            }
+        }
+        self.state = state;
+        let ready = *readiness == Readiness::Ready;
+        if ready && !self.ready {
+            tracing::info!("the plugin is ready on this node");
+        }
+        self.ready = ready;
+    }
+}
