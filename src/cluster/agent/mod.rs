@@ -325,7 +325,9 @@ fn read<T: DeserializeOwned>(lines: &mut BufReader<DeadlineStream>) -> io::Resul
 fn cause(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => "timeout; the agent is stuck or too slow".into(),
-        ErrorKind::UnexpectedEof => "the agent closed the connection".into(),
+        ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+            "the agent closed the connection".into()
+        }
         _ => error.to_string(),
     }
 }

@@ -2,11 +2,12 @@
 
 use super::call::PrimaryCall;
 use super::invocation::Invocation;
+use super::plan::{NetworkRunner, runner};
 use super::readiness;
 use super::saved_state::SavedState;
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, ValidAttachment};
 use crate::delegate::{Call, Executables, NetworkConfiguration};
-use crate::networks::PodNetworks;
+use crate::networks::{PodNetwork, PodNetworks};
 use crate::plugin::{check, del, status};
 use crate::state::Attachment;
 use std::path::PathBuf;
@@ -60,7 +61,9 @@ fn configured(call: &PrimaryCall<'_>) -> SavedState {
     let (request, conf) = (call.request, call.conf);
     let invocation =
         |(position, network)| Invocation::for_network(network, position == 0, &conf.runtime_config, request);
-    let mut invocations: Vec<_> = networks.iter().enumerate().map(invocation).collect();
+    // In-process attachments have no executable; their rules are removed afterwards.
+    let runs = |(_, network): &(usize, &PodNetwork)| runner(call.primary, network) != NetworkRunner::Here;
+    let mut invocations: Vec<_> = networks.iter().enumerate().filter(runs).map(invocation).collect();
     let default = networks.first().map_or(request.ifname.as_str(), |network| network.interface.as_str());
     invocations.extend(Invocation::for_executables(&conf.name, default, conf, &request.args_text));
     SavedState::without_netns(invocations)

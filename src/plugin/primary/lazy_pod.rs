@@ -7,6 +7,7 @@ use crate::cluster::Cluster;
 use crate::cni::{Error, NetConf};
 use crate::plugin::desired_policy::is_agent;
 use crate::plugin::without_facts;
+use crate::pod::well_known::{DEFAULT_NETWORK, NETWORKS};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::sub_plugins;
 use serde_json::Value;
@@ -31,7 +32,19 @@ impl<'a> LazyPod<'a> {
         let pod_ref = call.request.args.pod.as_ref();
         let from_runtime = pod_ref.and_then(|pod_ref| annotated_pod(pod_ref, call.conf));
         let (fetched, namespace, unavailable) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        Self { call, pod_ref, cluster: call.cluster(), from_runtime, fetched, namespace, unavailable }
+        let mut pod = Self { call, pod_ref, cluster: None, from_runtime, fetched, namespace, unavailable };
+        // A pod that selects networks needs their definitions, so it waits for them as long as a pod with a sidecar.
+        pod.cluster = match pod.needs_only_configured_networks() {
+            true => cluster::source_or_in_cluster(&without_facts::sources(call.conf)),
+            false => call.cluster(),
+        };
+        pod
+    }
+
+    /// Returns whether the pod has no sidecar and selects no network, according to the container runtime.
+    pub(super) fn needs_only_configured_networks(&self) -> bool {
+        let selects = |pod: &Pod| [NETWORKS, DEFAULT_NETWORK].iter().any(|key| pod.annotations.contains_key(*key));
+        self.from_runtime.as_ref().is_some_and(|pod| !self.may_have_sidecar() && !selects(pod))
     }
 
     /// Returns the source of pods and definitions.
@@ -87,10 +100,7 @@ impl<'a> LazyPod<'a> {
     }
 
     fn fetch(&self, pod_ref: &PodRef, with_namespace: bool) -> Result<(), Error> {
-        // A pod that can start without facts has a shorter timeout for them, but not for definitions, which it needs.
-        let short =
-            (!self.may_have_sidecar()).then(|| cluster::source_or_in_cluster(&without_facts::sources(self.call.conf)));
-        let Some(cluster) = short.as_ref().unwrap_or(&self.cluster) else { return Ok(()) };
+        let Some(cluster) = &self.cluster else { return Ok(()) };
         if self.fetched.get().is_none() {
             let Facts { pod, namespace } = cluster.facts(pod_ref, with_namespace)?;
             self.fetched.get_or_init(|| pod);

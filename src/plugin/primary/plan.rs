@@ -4,13 +4,14 @@
 //! [`preview`] makes the same plan for a pod without a call: it runs nothing and reads nothing on the node.
 
 use super::call::PrimaryCall;
+use super::files_instead::FilesInstead;
 use super::invocation::Invocation;
 use super::lazy_pod::LazyPod;
 use super::mesh::{InProcessAttachment, combine, evaluated, rule_format};
 use super::networks::pod_networks;
 use crate::cluster::{Cluster, ReadOnly};
 use crate::cni::{Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, at_most};
-use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, Selection};
+use crate::networks::{PodNetwork, PodNetworks, Selection};
 use crate::plugin::desired_policy::is_agent;
 use crate::pod::{Pod, PodRef};
 use serde_json::json;
@@ -39,7 +40,7 @@ impl AddPlan {
         let (request, conf, primary) = (call.request, call.conf, call.primary);
         let resolved = match pod.is_agent() {
             true => agent_networks(call, pod)?,
-            false => pod_networks(conf, primary, pod.cluster(), annotated, &request.ifname)?,
+            false => networks_of(call, pod, annotated)?,
         };
         for warning in &resolved.warnings {
             tracing::warn!("{warning}");
@@ -84,6 +85,23 @@ fn agent_networks(call: &PrimaryCall<'_>, pod: &LazyPod<'_>) -> Result<PodNetwor
     })
 }
 
+/// Resolves the networks of a pod. While no source answers, the networks of a pod that selects none and has no sidecar
+/// are those of files.
+fn networks_of(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, annotated: Option<&Pod>) -> Result<PodNetworks, Error> {
+    let resolve = |cluster| pod_networks(call.conf, call.primary, cluster, annotated, &call.request.ifname);
+    let Some(cluster) = pod.cluster().filter(|_| pod.needs_only_configured_networks()) else {
+        return resolve(pod.cluster());
+    };
+    let files = FilesInstead::of(cluster);
+    resolve(Some(&files)).map_err(|error| match files.failure() {
+        Some(failure) => {
+            let msg = format!("networks of pod {}: {}", call.request.about(), failure.msg);
+            Error { msg, ..failure.clone() }.with_details(format!("{}; {error}", failure.details))
+        }
+        None => error,
+    })
+}
+
 /// How a network is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NetworkRunner {
@@ -101,7 +119,7 @@ pub enum NetworkRunner {
 /// The default network creates no interface, or too many networks run in this process.
 fn with_runners(primary: &Primary, networks: Vec<PodNetwork>) -> Result<Vec<(PodNetwork, NetworkRunner)>, Error> {
     let with_runner = |(position, network): (usize, PodNetwork)| {
-        let runner = runner_of(&network.configuration, &primary.in_process_types, &primary.chain_types);
+        let runner = runner(primary, &network);
         if position == 0 && runner != NetworkRunner::Delegate {
             Err(no_interface(&network))
         } else {
@@ -119,13 +137,13 @@ fn with_runners(primary: &Primary, networks: Vec<PodNetwork>) -> Result<Vec<(Pod
 }
 
 /// Returns how a network is run. Its type decides only if the network has a single plugin.
-fn runner_of(configuration: &RunnableConfiguration, in_process: &[String], chain: &[String]) -> NetworkRunner {
+pub(super) fn runner(primary: &Primary, PodNetwork { configuration, .. }: &PodNetwork) -> NetworkRunner {
     let is_one_of = |types: &[String]| {
         configuration.plugins.len() == 1 && configuration.types().all(|own| types.iter().any(|kind| kind == own))
     };
-    if is_one_of(in_process) {
+    if is_one_of(&primary.in_process_types) {
         NetworkRunner::Here
-    } else if is_one_of(chain) {
+    } else if is_one_of(&primary.chain_types) {
         NetworkRunner::Chain
     } else {
         NetworkRunner::Delegate
@@ -225,6 +243,7 @@ fn with_placeholder(primary: &Primary) -> Primary {
 mod tests {
     use super::*;
     use crate::cni::{CniCommand, NetConf};
+    use crate::networks::RunnableConfiguration;
 
     /// Plans a default network and `in_process` networks that run in this process.
     fn networks(in_process: usize) -> Result<Vec<(PodNetwork, NetworkRunner)>, Error> {

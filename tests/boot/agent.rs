@@ -1,0 +1,241 @@
+//! The agent while it starts, hangs or is replaced, with real agents and a simulated API server.
+
+use crate::agent_process::{Agent, SETTLED};
+use crate::api::{Api, NAMESPACES, PODS};
+use crate::pod::Pod;
+use crate::scene::{Kind, Scene, call, has_rules, is_redirected};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// A node with the files of an agent, and the API server that the agent uses.
+struct AgentScene<'a> {
+    scene: &'a Scene,
+    api: Api,
+}
+
+impl AgentScene<'_> {
+    /// Runs a test on a node whose API knows namespace and pod `shop/web-0`, with a sidecar.
+    fn run(test: impl FnOnce(&AgentScene<'_>) + Send) {
+        Scene::run(|scene| {
+            for directory in ["sa", "etc/cni/net.d"] {
+                fs::create_dir_all(scene.root.join(directory)).expect("made");
+            }
+            // Not used for verification: the simulated API server speaks plain HTTP.
+            let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
+            fs::write(scene.root.join("sa/ca.crt"), authority.cert.pem()).expect("written");
+            fs::write(scene.root.join("sa/token"), "token").expect("written");
+            test(&AgentScene { scene, api: api() });
+        });
+    }
+
+    /// Starts an agent in a pod of this name.
+    fn agent(&self, pod: &str) -> Agent {
+        let root = self.scene.root.display();
+        let arguments = [
+            "agent".to_owned(),
+            "--platform=openshift".to_owned(),
+            "--node-name=node-1".to_owned(),
+            format!("--root={root}"),
+            format!("--service-account={root}/sa"),
+            format!("--api-server={}", self.api.url()),
+        ];
+        Agent::spawn(pod, &arguments)
+    }
+
+    /// Starts an agent, and waits until its caches are synced.
+    fn synced_agent(&self) -> Agent {
+        let agent = self.agent("first");
+        agent.wait_for_logs(&["watching pods", "watching namespaces", "serving the plugin's", SETTLED]);
+        agent
+    }
+
+    /// The configuration, in which the plugin's own API server is this one.
+    fn conf(&self, api: &Api) -> Value {
+        self.scene.write_kubeconfig(&json!({"server": api.url()}));
+        self.scene.conf()
+    }
+
+    /// The configuration without an API server.
+    fn conf_of_agent_alone(&self) -> Value {
+        let mut conf = self.scene.conf();
+        conf["kubernetes"].as_object_mut().expect("an object").remove("kubeconfig");
+        conf
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.scene.socket()
+    }
+}
+
+fn api() -> Api {
+    let api = Api::start();
+    api.put(NAMESPACES, &json!({"metadata": {"name": "shop"}}));
+    let containers = json!([{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]);
+    let metadata = json!({
+        "name": "web-0", "namespace": "shop", "uid": "uid-1", "annotations": {"sidecar.istio.io/status": "{}"},
+    });
+    api.put(PODS, &json!({"metadata": metadata, "spec": {"nodeName": "node-1", "containers": containers}}));
+    api
+}
+
+/// An API server that accepts connections and never answers.
+fn silent() -> Api {
+    let api = api();
+    api.go_silent();
+    api
+}
+
+/// Waits until the agent has accepted this many connections (proc(5): an accepted socket has the listener's path).
+fn wait_for_connections(socket: &Path, wanted: usize) {
+    let started = Instant::now();
+    // The agent binds the socket elsewhere in the directory, and moves it.
+    let directory = socket.parent().expect("a directory");
+    let is_connected = |line: &&str| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        columns.get(5) == Some(&"03") && columns.last().is_some_and(|path| Path::new(path).starts_with(directory))
+    };
+    while fs::read_to_string("/proc/net/unix").expect("readable").lines().filter(is_connected).count() < wanted {
+        assert!(started.elapsed() < DEADLINE, "no {wanted} connections");
+        thread::yield_now();
+    }
+}
+
+/// Adds a meshed pod, which must be redirected.
+#[track_caller]
+fn redirects(conf: &Value) -> Duration {
+    let pod = Pod::new();
+    let called = call(&pod, "ADD", conf, &Kind::meshed());
+    let took = called.took;
+    called.done();
+    assert!(is_redirected(&pod));
+    call(&pod, "DEL", conf, &Kind::meshed()).done();
+    took
+}
+
+/// Adds a meshed pod, which must fail with these parts in the message.
+#[track_caller]
+fn fails(conf: &Value, parts: &[&str]) -> Duration {
+    let pod = Pod::new();
+    let called = call(&pod, "ADD", conf, &Kind::meshed());
+    let (code, text) = called.refused();
+    assert_eq!(code, 11, "{text}");
+    for part in ["pod shop/web-0", "the pod has a sidecar"].iter().chain(parts) {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!has_rules(&pod));
+    call(&pod, "DEL", conf, &Kind::meshed()).done();
+    called.took
+}
+
+#[test]
+fn an_agent_that_hangs_delays_a_pod_by_a_second_at_most() {
+    AgentScene::run(|node| {
+        let agent = node.synced_agent();
+        agent.freeze();
+        let took = redirects(&node.conf(&node.api));
+        println!("with a stopped agent and an API server: {took:?}");
+        assert!(took < DEADLINE);
+
+        let conf = node.conf(&silent());
+        println!("without both: {:?}", fails(&conf, &["no greeting: timeout; the agent is stuck or too slow"]));
+        let pod = Pod::new();
+        let called = call(&pod, "ADD", &conf, &Kind::plain());
+        println!("a pod without a sidecar: {:?}", called.took);
+        assert!(called.took < DEADLINE);
+        called.done();
+        call(&pod, "DEL", &conf, &Kind::plain()).done();
+    });
+}
+
+/// The socket is served before the caches are synced, and so before the agent is ready.
+#[test]
+fn an_agent_that_has_just_started_answers_from_the_api_server() {
+    AgentScene::run(|node| {
+        node.api.refuse_watches(500);
+        let agent = node.agent("first");
+        agent.wait_for_log("serving the plugin's");
+        redirects(&node.conf_of_agent_alone());
+        node.api.grant_watches();
+        agent.wait_for_logs(&["watching pods", "watching namespaces"]);
+        redirects(&node.conf_of_agent_alone());
+    });
+}
+
+#[test]
+fn an_agent_without_an_api_server_fails_only_pods_with_a_sidecar() {
+    AgentScene::run(|node| {
+        node.api.go_silent();
+        let agent = node.agent("first");
+        agent.wait_for_log("serving the plugin's");
+        let conf = node.conf_of_agent_alone();
+        fails(&conf, &["no usable answer in", "/sa)"]);
+        for kind in Kind::starting() {
+            crate::scene::starts(&kind, &conf);
+        }
+    });
+}
+
+#[test]
+fn a_call_whose_agent_ends_asks_the_api_server_at_once() {
+    AgentScene::run(|node| {
+        node.api.go_silent();
+        let agent = node.agent("first");
+        agent.wait_for_log("serving the plugin's");
+        let (with_api, alone) = (node.conf(&api()), node.conf_of_agent_alone());
+        thread::scope(|scope| {
+            let (pod, other) = (Pod::new(), Pod::new());
+            let in_flight = scope.spawn(move || {
+                let called = call(&pod, "ADD", &with_api, &Kind::meshed());
+                let took = called.took;
+                called.done();
+                assert!(is_redirected(&pod));
+                call(&pod, "DEL", &with_api, &Kind::meshed()).done();
+                took
+            });
+            let without_api = scope.spawn(move || {
+                let called = call(&other, "ADD", &alone, &Kind::meshed());
+                let (code, text) = called.refused();
+                assert!(code == 11 && text.contains("the agent closed the connection"), "{code}: {text}");
+                assert!(text.contains("pod shop/web-0") && text.contains("check that the agent's pod"), "{text}");
+                assert!(!has_rules(&other));
+                call(&other, "DEL", &alone, &Kind::meshed()).done();
+            });
+            // Both calls wait for the agent.
+            wait_for_connections(&node.socket(), 2);
+            agent.end(Signal::SIGKILL);
+            println!("in flight: {:?}", in_flight.join().expect("no panic"));
+            without_api.join().expect("no panic");
+        });
+    });
+}
+
+#[test]
+fn a_replaced_agent_leaves_no_gap() {
+    AgentScene::run(|node| {
+        let first = node.synced_agent();
+        let conf = node.conf_of_agent_alone();
+        redirects(&conf);
+        let started = Instant::now();
+        let second = node.agent("second");
+        let (mut calls, mut watches) = (0, false);
+        // Each call is answered by one of the two, while the second one takes over the socket.
+        loop {
+            redirects(&conf);
+            calls += 1;
+            watches |= second.logged().iter().any(|line| line.contains("watching pods"));
+            if watches && calls >= 5 {
+                break;
+            }
+            assert!(started.elapsed() < DEADLINE, "the second agent does not watch pods");
+        }
+        assert!(first.end(Signal::SIGTERM).success());
+        redirects(&conf);
+        println!("{calls} calls during the replacement");
+    });
+}

@@ -1,0 +1,212 @@
+//! Each state of a node in which neither the agent nor the API server gives the facts of a pod.
+
+use crate::scene::{Kind, Scene, call, has_rules, starts, waits};
+use crate::server::{Answer, Server, closed_port};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use nix::unistd::{Gid, Uid, chown};
+use rcgen::{CertificateParams, CertifiedKey, KeyPair};
+use rustls::ServerConfig;
+use rustls::pki_types::PrivateKeyDer;
+use serde_json::{Value, json};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+
+const NO_AGENT: &str = "no agent listens on the socket";
+const GET_POD: &str = "GET http";
+
+#[test]
+fn no_agent_and_a_refused_connection() {
+    Scene::run(|scene| {
+        scene.write_kubeconfig(&json!({"server": format!("http://{}", closed_port())}));
+        let parts = [NO_AGENT, GET_POD, "no usable answer", "check that this node can reach the API server"];
+        scene.only_pods_with_a_sidecar_wait(11, &parts);
+    });
+}
+
+#[test]
+fn no_agent_and_an_api_server_that_does_not_answer() {
+    Scene::run(|scene| {
+        let server = Server::plain(|_| Answer::Hang);
+        scene.write_kubeconfig(&json!({"server": server.http()}));
+        scene.only_pods_with_a_sidecar_wait(11, &[NO_AGENT, GET_POD, "no answer within 5.0 s"]);
+        let log = starts(&Kind::plain(), &scene.conf());
+        assert!(log.contains("no answer within 2.0 s"), "{log}");
+    });
+}
+
+#[test]
+fn no_agent_and_no_network() {
+    Scene::run(|scene| {
+        scene.write_kubeconfig(&json!({"server": "http://api.invalid:6443"}));
+        scene.only_pods_with_a_sidecar_wait(11, &[NO_AGENT, "api.invalid", "no usable answer"]);
+    });
+}
+
+/// Each status: the code of the error, and what its message contains.
+#[test]
+fn no_agent_and_an_api_server_that_refuses() {
+    let table: [(u16, u64, &str); 6] = [
+        (401, 101, "the credentials in"),
+        (403, 101, "lack the right to get"),
+        (404, 100, "not found in"),
+        (429, 11, "no usable answer"),
+        (500, 11, "no usable answer"),
+        (503, 11, "no usable answer"),
+    ];
+    std::thread::scope(|scope| {
+        for (status, code, part) in table {
+            scope.spawn(move || {
+                Scene::run(|scene| {
+                    let server =
+                        Server::plain(move |_| Answer::Reply(status, "Retry-After: 1\r\n".into(), b"no".into()));
+                    scene.write_kubeconfig(&json!({"server": server.http()}));
+                    scene.only_pods_with_a_sidecar_wait(code, &[NO_AGENT, GET_POD, part]);
+                });
+            });
+        }
+    });
+}
+
+fn certified() -> CertifiedKey<KeyPair> {
+    let key = KeyPair::generate().expect("a key");
+    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("parameters");
+    CertifiedKey { cert: params.self_signed(&key).expect("a certificate"), signing_key: key }
+}
+
+/// The cluster's authority was replaced while the node was off.
+#[test]
+fn no_agent_and_an_api_server_with_another_certificate() {
+    Scene::run(|scene| {
+        let (own, trusted) = (certified(), certified());
+        let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).expect("a key");
+        let config = ServerConfig::builder().with_no_client_auth();
+        let server = Server::tls(
+            config.with_single_cert(vec![own.cert.der().clone()], key).expect("a certificate and its key"),
+            |_| Answer::text(500, ""),
+        );
+        let authority = BASE64_STANDARD.encode(trusted.cert.pem());
+        scene.write_kubeconfig(&json!({"server": server.https(), "certificate-authority-data": authority}));
+        scene.only_pods_with_a_sidecar_wait(7, &[NO_AGENT, "GET https", "certificate"]);
+    });
+}
+
+#[test]
+fn no_agent_and_no_usable_kubeconfig() {
+    Scene::run(|scene| {
+        let kubeconfig = scene.kubeconfig();
+        let name = kubeconfig.display().to_string();
+        scene.only_pods_with_a_sidecar_wait(11, &[NO_AGENT, &name, "check that the pod of the agent"]);
+        for text in ["", "apiVersion: v1\nclu", "{}"] {
+            fs::write(&kubeconfig, text).expect("written");
+            scene.only_pods_with_a_sidecar_wait(7, &[NO_AGENT, &name]);
+        }
+        scene.write_kubeconfig(&json!({"server": "http://127.0.0.1:1"}));
+        chown(&kubeconfig, Some(Uid::from_raw(12345)), Some(Gid::from_raw(0))).expect("root");
+        scene.only_pods_with_a_sidecar_wait(7, &[NO_AGENT, &name, "expected root"]);
+        fs::remove_file(&kubeconfig).expect("there");
+        fs::create_dir(&kubeconfig).expect("made");
+        scene.only_pods_with_a_sidecar_wait(5, &[NO_AGENT, &name, "got a directory"]);
+    });
+}
+
+#[test]
+fn no_agent_and_no_kubeconfig_in_the_configuration() {
+    Scene::run(|scene| {
+        let mut conf = scene.conf();
+        conf["kubernetes"].as_object_mut().expect("an object").remove("kubeconfig");
+        let socket = scene.socket().display().to_string();
+        for kind in Kind::waiting() {
+            waits(&kind, &conf, 11, &[NO_AGENT, &socket, "check that the agent's pod"]);
+        }
+        Kind::starting().iter().for_each(|kind| drop(starts(kind, &conf)));
+    });
+}
+
+/// The file was damaged when the node lost power.
+#[test]
+fn a_damaged_node_configuration() {
+    Scene::run(|scene| {
+        scene.write_kubeconfig(&json!({"server": format!("http://{}", closed_port())}));
+        let file = scene.node_configuration();
+        for (text, owner, part) in
+            [("", 0, "invalid JSON"), ("{\"kub", 0, "invalid JSON"), ("{}", 12345, "expected root")]
+        {
+            fs::write(&file, text).expect("written");
+            fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("set");
+            chown(&file, Some(Uid::from_raw(owner)), None).expect("root");
+            for kind in Kind::waiting() {
+                waits(&kind, &scene.conf(), 7, &["node.json", part, "the agent on this node restores the file"]);
+            }
+            waits(&Kind::excluded(), &scene.conf(), 7, &["node.json", part]);
+            starts(&Kind::plain(), &scene.conf());
+            starts(&Kind::agent(), &scene.conf());
+        }
+    });
+}
+
+/// A runtime or another program passes something else than annotations.
+#[test]
+fn annotations_of_a_wrong_type_or_size_count_as_absent() {
+    Scene::run(|scene| {
+        scene.write_kubeconfig(&json!({"server": format!("http://{}", closed_port())}));
+        let large = "x".repeat(600 << 10);
+        let invalid =
+            [json!([]), json!("a"), json!({"a": 1}), json!({"sidecar.istio.io/status": 1}), json!({"a": large})];
+        std::thread::scope(|scope| {
+            for annotations in invalid {
+                scope.spawn(move || {
+                    let (pod, kind) =
+                        (crate::pod::Pod::new(), Kind { annotations: Some(annotations), ..Kind::plain() });
+                    let called = call(&pod, "ADD", &scene.conf(), &kind);
+                    assert_eq!(called.refused().0, 11, "{called:?}");
+                    let warning = "the annotations from the runtime are ignored";
+                    assert!(called.stderr.contains(warning), "{}", called.stderr);
+                    assert!(!has_rules(&pod));
+                });
+            }
+        });
+        // containerd passes `null` for a pod without annotations.
+        starts(&Kind { annotations: Some(Value::Null), ..Kind::plain() }, &scene.conf());
+    });
+}
+
+#[test]
+fn facts_of_a_slow_api_server_still_apply_to_a_pod_with_a_sidecar() {
+    Scene::run(|scene| {
+        let server = Server::plain(|request| {
+            crate::server::takes(std::time::Duration::from_millis(2600));
+            let annotations = json!({"sidecar.istio.io/status": "{}"});
+            let metadata = json!({"name": "web-0", "namespace": "shop", "uid": "uid-1", "annotations": annotations});
+            let containers = json!([{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]);
+            Answer::json(
+                200,
+                &match request.line.contains("/pods/") {
+                    true => json!({"metadata": metadata, "spec": {"containers": containers}}),
+                    false => json!({"metadata": {"name": "shop"}}),
+                },
+            )
+        });
+        scene.write_kubeconfig(&json!({"server": server.http()}));
+        let pod = crate::pod::Pod::new();
+        call(&pod, "ADD", &scene.conf(), &Kind::meshed()).done();
+        assert!(crate::scene::is_redirected(&pod));
+        call(&pod, "DEL", &scene.conf(), &Kind::meshed()).done();
+    });
+}
+
+#[test]
+fn the_log_states_why_a_pod_started_without_rules() {
+    Scene::run(|scene| {
+        scene.write_kubeconfig(&json!({"server": format!("http://{}", closed_port())}));
+        let pod = crate::pod::Pod::new();
+        let log = call(&pod, "ADD", &scene.conf(), &Kind::plain()).done();
+        let line = log.lines().find(|line| line.contains("annotation sidecar.istio.io/status is missing"));
+        let line = line.unwrap_or_else(|| panic!("{log}"));
+        assert!(
+            line.contains("level=info") && line.contains("container runtime") && line.contains("GET http"),
+            "{line}"
+        );
+        call(&pod, "DEL", &scene.conf(), &Kind::plain()).done();
+    });
+}
