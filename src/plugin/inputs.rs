@@ -82,15 +82,17 @@ impl EvaluatedConfiguration {
 
 impl AddInputs {
     /// Returns the inputs of an ADD whose policy was evaluated from `evaluated`, each with the name of its network for a
-    /// primary plugin. Returns `None` if the policy can't change while the pod runs: it has no sidecar.
+    /// primary plugin. Returns `None` if the policy can't change while the pod runs: it has no sidecar, or no
+    /// configuration applies to it.
     pub(super) fn new<'a>(
         request: &Request,
         conf: &NetConf,
         evaluated: impl IntoIterator<Item = (Option<&'a str>, &'a NetConf, EvaluatedWith)>,
     ) -> Option<Self> {
         let pod = request.args.pod.clone()?;
-        let (mut configurations, mut without_facts) = (Vec::new(), false);
+        let (mut configurations, mut without_facts, mut is_none) = (Vec::new(), false, true);
         for (network, conf, with) in evaluated {
+            is_none = false;
             match with {
                 EvaluatedWith::FactsWithoutSidecar => return None,
                 EvaluatedWith::NoSource => without_facts = true,
@@ -99,7 +101,7 @@ impl AddInputs {
             }
             configurations.push(EvaluatedConfiguration::new(network, conf));
         }
-        Some(Self {
+        (!is_none).then(|| Self {
             pod,
             netns: None,
             evaluated: configurations,

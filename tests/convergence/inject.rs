@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// The system calls and their possible errors. After EINTR the plugin must continue as if it had not occurred.
-const ERRORS: [(&str, &[&str]); 23] = [
+const ERRORS: [(&str, &[&str]); 24] = [
     ("bind", &["ENOMEM"]),
     ("clone", &["EAGAIN"]),
     ("clone3", &["EAGAIN"]),
@@ -28,6 +28,7 @@ const ERRORS: [(&str, &[&str]); 23] = [
     ("recvfrom", &["ENOBUFS", "EINTR", ALWAYS]),
     ("recvmsg", &["ENOBUFS"]),
     ("rename", &["EIO"]),
+    ("renameat2", &["EIO"]),
     ("sendto", &["ENOBUFS", "EINTR", ALWAYS]),
     ("setns", &["EPERM"]),
     ("setsockopt", &["ENOMEM"]),

@@ -16,6 +16,7 @@ mod istio;
 mod istio_init;
 mod late_ipv6;
 mod limits;
+mod live_policy;
 mod many_uids;
 mod migration;
 mod native;

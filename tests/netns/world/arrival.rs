@@ -46,7 +46,7 @@ impl Arrival {
         Self::Direct { at, from }
     }
 
-    pub(super) fn parse(answer: &[u8]) -> serde_json::Result<Self> {
+    pub(crate) fn parse(answer: &[u8]) -> serde_json::Result<Self> {
         Ok(match serde_json::from_slice(answer)? {
             Line::Answer { label, listener, original_destination, .. }
                 if label == "pod" && SIDECAR.contains(&listener) =>

@@ -63,7 +63,7 @@ pub(crate) struct Process {
     pub(crate) gid: u32,
 }
 
-const ROOT: Process = Process { uid: 0, gid: 0 };
+pub(crate) const ROOT: Process = Process { uid: 0, gid: 0 };
 
 /// The transport protocol of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -219,6 +219,11 @@ impl World {
     /// Returns the path of the pod's network namespace.
     pub(crate) fn netns(&self) -> PathBuf {
         self.pod.path()
+    }
+
+    /// Returns the path of the network namespace outside the pod.
+    pub(crate) fn outside_netns(&self) -> PathBuf {
+        self.outside.path()
     }
 
     /// Writes manifests to a new directory, for `manifests_dir`.

@@ -1,0 +1,237 @@
+//! Live policy: a running pod gets the rules of its changed policy, and its connections continue.
+
+mod failures;
+mod inputs;
+mod traffic;
+
+use crate::configuration::{chain, exclude_1337, story};
+use crate::dialect::Dialect;
+use crate::expectations::*;
+use crate::istio::Dns;
+use crate::pod::{self, APP_PROCESS, PROXY};
+use crate::support::cgroup::Cgroup;
+use crate::world::*;
+use detour_cni::cluster;
+use detour_cni::cni::{CniCommand, Error, NetConf};
+use detour_cni::firewall::ContainerElement;
+use detour_cni::plugin::live_policy::{RunningPod, running_container};
+use detour_cni::pod::{Facts, PodRef};
+use detour_cni::policy::{ContainerScope, LivePolicyScope, Policy};
+use detour_cni::state::Attachment;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use traffic::Traffic;
+
+/// Where the node's file system is mounted.
+const NODE: &str = "/";
+const SWITCHES: usize = 20;
+
+/// The annotations of a pod that excludes the server, the application's port and the resolver.
+fn excluding() -> [(&'static str, String); 3] {
+    let both = |host: Host, lengths: [u8; 2]| {
+        format!("{}/{},{}/{}", host.ip(Family::V4), lengths[0], host.ip(Family::V6), lengths[1])
+    };
+    [
+        ("traffic.sidecar.istio.io/excludeOutboundIPRanges", both(SERVER, [32, 128])),
+        ("traffic.sidecar.istio.io/excludeInboundPorts", APP.to_string()),
+        ("detour.io/exclude-dns", both(RESOLVER, [32, 128])),
+    ]
+}
+
+/// The annotations in the states between which tests switch.
+fn annotations(excludes: bool) -> Vec<(&'static str, String)> {
+    if excludes { excluding().to_vec() } else { Vec::new() }
+}
+
+fn written(world: &World, dns: Dns, annotations: &[(&'static str, String)]) -> PathBuf {
+    let annotations: Vec<(&str, &str)> = annotations.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    story(world, dns, &annotations)
+}
+
+/// Reads the facts of the example pod from manifests.
+fn facts(manifests: &Path) -> Facts {
+    let text = chain(manifests, json!([])).to_string();
+    let conf = NetConf::parse(text.as_bytes(), CniCommand::Add, "").expect("valid");
+    let pod = PodRef { namespace: "shop".into(), name: "web-0".into(), uid: Some(pod::UID.into()) };
+    cluster::source(&conf.kubernetes).expect("manifests").facts(&pod, true).expect("readable")
+}
+
+fn running(world: &World) -> RunningPod {
+    running_container(&world.name).expect("readable").expect("saved state")
+}
+
+/// Returns the policies that the pod with these facts gets in the scope `exclusions`.
+fn policies(pod: &RunningPod, facts: &Facts) -> Result<Vec<(Attachment, Policy)>, Error> {
+    let desired = pod.desired(Path::new(NODE), facts, &[])?;
+    Ok(pod.following(facts, &desired, LivePolicyScope::Exclusions))
+}
+
+/// Applies what the pod's manifests request, as the node's agent does.
+fn follow(world: &World, manifests: &Path) -> Result<(), Error> {
+    let (pod, facts) = (running(world), facts(manifests));
+    pod.apply(Path::new(NODE), &policies(&pod, &facts)?)
+}
+
+/// Asserts that connections and queries which begin now follow the policy.
+#[track_caller]
+fn new_traffic_follows(world: &World, excludes: bool) {
+    if !excludes {
+        tcp_is_captured(world, APP_PROCESS);
+        dns_is_captured(world, APP_PROCESS, RESOLVER);
+        inbound_is_captured(world);
+        return;
+    }
+    tcp_is_direct(world, APP_PROCESS);
+    dns_is_direct(world, APP_PROCESS, RESOLVER);
+    for &family in world.families() {
+        let to = POD.at(family, APP);
+        assert_eq!(world.outside_sends(Protocol::Tcp, to), Arrival::direct(to, GATEWAY.ip(family)));
+    }
+}
+
+fn of_pod(world: &World, process: Process, to: SocketAddr) -> Traffic {
+    Traffic::connection(world.netns(), process, to)
+}
+
+/// Starts the long connections of each family: outbound, inbound, and to the resolver.
+fn long_connections(world: &World) -> Vec<Traffic> {
+    let of_family = |family: &Family| {
+        [
+            of_pod(world, APP_PROCESS, SERVER.at(*family, HTTPS)),
+            of_pod(world, APP_PROCESS, RESOLVER.at(*family, DNS)),
+            Traffic::connection(world.outside_netns(), ROOT, POD.at(*family, APP)),
+        ]
+    };
+    world.families().iter().flat_map(of_family).collect()
+}
+
+in_both_dialects! {
+    fn long_connections_survive_each_switch_and_new_ones_follow_the_new_policy(dialect) {
+        let world = World::new(Families::Both);
+        let states = [false, true].map(|excludes| written(&world, Dns::Captured, &annotations(excludes)));
+        world.add(&dialect.of(exclude_1337(&states[0])));
+        let mut connections = long_connections(&world);
+        follow(&world, &states[1]).expect("applied");
+        connections.extend(long_connections(&world));
+        let mut times = Vec::new();
+        for switch in 0..SWITCHES {
+            connections.iter().for_each(|connection| connection.wait_for(1));
+            let start = Instant::now();
+            follow(&world, &states[switch % 2]).expect("applied");
+            times.push(start.elapsed());
+            connections.iter().for_each(|connection| connection.wait_for(1));
+            if switch < 4 {
+                new_traffic_follows(&world, switch % 2 == 1);
+            }
+        }
+        times.sort();
+        println!("apply: median {:?}, max {:?}", times[SWITCHES / 2], times[SWITCHES - 1]);
+        for connection in connections {
+            let (arrivals, messages) = connection.stop();
+            assert!(arrivals.len() == 1 && messages > 2 * SWITCHES, "{arrivals:?} after {messages} messages");
+        }
+        world.call("CHECK", &dialect.of(exclude_1337(&states[1]))).run().expect_success();
+    }
+
+    fn a_flood_of_new_connections_meets_the_old_or_the_new_policy(dialect) {
+        let world = World::new(Families::Both);
+        let states = [false, true].map(|excludes| written(&world, Dns::Left, &annotations(excludes)));
+        world.add(&dialect.of(exclude_1337(&states[0])));
+        let mut floods = Vec::new();
+        for &family in world.families() {
+            let (server, app) = (SERVER.at(family, HTTPS), POD.at(family, APP));
+            let direct = Arrival::direct(server, POD.ip(family));
+            let outbound = Traffic::connections(world.netns(), APP_PROCESS, server);
+            floods.push((outbound, vec![Arrival::captured(OUTBOUND, server), direct.clone()]));
+            let inbound = Traffic::connections(world.outside_netns(), ROOT, app);
+            floods.push((inbound, vec![Arrival::captured(INBOUND, app), Arrival::direct(app, GATEWAY.ip(family))]));
+            floods.push((Traffic::connections(world.netns(), PROXY, server), vec![direct]));
+        }
+        for switch in 1..=SWITCHES {
+            follow(&world, &states[switch % 2]).expect("applied");
+            floods.iter().for_each(|(flood, _)| flood.wait_for(3));
+        }
+        for (flood, expected) in floods {
+            let (arrivals, connections) = flood.stop();
+            println!("{connections} connections: {arrivals:?}");
+            assert!(arrivals.iter().all(|arrival| expected.contains(arrival)), "{arrivals:?}");
+            assert_eq!(arrivals.len(), expected.len(), "{arrivals:?}");
+        }
+    }
+
+    fn each_query_of_one_socket_is_answered(dialect) {
+        let world = World::new(Families::Both);
+        let states = [false, true].map(|excludes| written(&world, Dns::Captured, &annotations(excludes)));
+        world.add(&dialect.of(exclude_1337(&states[0])));
+        let sockets: Vec<(Traffic, SocketAddr)> = world
+            .families()
+            .iter()
+            .map(|family| RESOLVER.at(*family, DNS))
+            .map(|to| (Traffic::queries(world.netns(), APP_PROCESS, to), to))
+            .collect();
+        for switch in 1..=SWITCHES {
+            follow(&world, &states[switch % 2]).expect("applied");
+            sockets.iter().for_each(|(socket, _)| socket.wait_for(3));
+        }
+        for (socket, to) in sockets {
+            let (arrivals, _) = socket.stop();
+            let direct = |arrival: &Arrival| matches!(arrival, Arrival::Direct { at, .. } if *at == to);
+            let captured = |arrival: &Arrival| *arrival == Arrival::captured_datagram(DNS_PROXY);
+            assert!(arrivals.iter().any(direct) && arrivals.iter().any(captured), "{arrivals:?}");
+            assert!(arrivals.iter().all(|arrival| direct(arrival) || captured(arrival)), "{arrivals:?}");
+        }
+    }
+
+    fn long_connections_survive_each_switch_under_tproxy(dialect) {
+        let proxy = Process { uid: 0, gid: 1337 };
+        let world = World::new(Families::Both);
+        let state = |excludes: bool| {
+            let mut all = annotations(excludes);
+            all.push(("sidecar.istio.io/interceptionMode", "TPROXY".to_owned()));
+            let all: Vec<(&str, &str)> = all.iter().map(|(key, value)| (*key, value.as_str())).collect();
+            world.manifests(&[pod::NAMESPACE, &pod::manifest(false, proxy, &all)])
+        };
+        let states = [false, true].map(state);
+        world.add(&dialect.of(exclude_1337(&states[0])));
+        let mut connections = long_connections(&world);
+        follow(&world, &states[1]).expect("applied");
+        connections.extend(long_connections(&world));
+        for switch in 0..SWITCHES {
+            follow(&world, &states[switch % 2]).expect("applied");
+            connections.iter().for_each(|connection| connection.wait_for(1));
+        }
+        for connection in connections {
+            let (arrivals, _) = connection.stop();
+            assert_eq!(arrivals.len(), 1, "{arrivals:?}");
+        }
+    }
+
+    fn excluded_containers_keep_their_bypass(dialect) {
+        let world = World::new(Families::Both);
+        let name = "vault-agent-init";
+        let container = ("detour.io/exclude-containers", name.to_owned());
+        let state = |excludes: bool| {
+            let mut all = annotations(excludes);
+            all.push(container.clone());
+            written(&world, Dns::Left, &all)
+        };
+        let states = [false, true].map(state);
+        let sub_plugins = json!([
+            {"type": "istio-redirect"}, {"type": "dns-exclude"}, {"type": "uid-exclude"}, {"type": "container-exclude"},
+        ]);
+        world.add(&dialect.of(chain(&states[0], sub_plugins)));
+        let cgroup = Cgroup::new();
+        let element = ContainerElement::new(ContainerScope::All, cgroup.id(), name, "0123456789abcdef0123");
+        world.change_containers(&[], std::slice::from_ref(&element));
+        for switch in 1..=4 {
+            follow(&world, &states[switch % 2]).expect("applied");
+            assert_eq!(world.containers(), std::slice::from_ref(&element));
+            world.within(&cgroup, || tcp_is_direct(&world, APP_PROCESS));
+        }
+        follow(&world, &written(&world, Dns::Left, &[])).expect("applied");
+        assert_eq!(world.containers(), []);
+        world.within(&cgroup, || tcp_is_captured(&world, APP_PROCESS));
+    }
+}

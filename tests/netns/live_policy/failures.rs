@@ -1,0 +1,207 @@
+//! Changes that fail or are interrupted: the pod has all of its old rules or all of its new ones.
+
+use super::*;
+use crate::world::Ruleset;
+use detour_cni::cni::Code;
+use detour_cni::policy::{Exclusion, IdRange, Interception, TrafficOwner};
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const STATE: &str = "/run/detour/attachments";
+/// How many processes are killed while they apply a policy, in each dialect.
+const KILLS: u32 = 40;
+/// The variable with the container of a process that is killed.
+const CONTAINER: &str = "LIVE_POLICY_CONTAINER";
+
+/// The pod's rules and its saved state.
+#[derive(Debug, PartialEq)]
+struct Snapshot {
+    rules: (Vec<Ruleset>, Vec<String>),
+    records: BTreeMap<PathBuf, Vec<u8>>,
+}
+
+fn rules(world: &World) -> (Vec<Ruleset>, Vec<String>) {
+    (world.families().iter().map(|family| world.iptables_save(*family)).collect(), world.native_tables())
+}
+
+fn snapshot(world: &World) -> Snapshot {
+    let directory = Path::new(STATE).join(&world.name);
+    let paths = std::fs::read_dir(directory).expect("saved state").map(|entry| entry.expect("readable").path());
+    let records = paths.map(|path| (path.clone(), std::fs::read(path).expect("readable"))).collect();
+    Snapshot { rules: rules(world), records }
+}
+
+/// Returns the path of the record of an attachment.
+fn record(world: &World) -> PathBuf {
+    Path::new(STATE).join(&world.name).join("istio-cni@net1.json")
+}
+
+fn apply(world: &World, policies: &[(Attachment, Policy)]) -> Error {
+    running(world).apply(Path::new(NODE), policies).expect_err("refused")
+}
+
+in_both_dialects! {
+    fn a_refused_policy_leaves_rules_and_saved_state(dialect) {
+        let world = World::new(Families::Both);
+        let state = written(&world, Dns::Captured, &annotations(true));
+        let configuration = dialect.of(exclude_1337(&state));
+        world.add(&configuration);
+        world.call("ADD", &configuration).interface("net2").run().expect_success();
+        let before = snapshot(&world);
+
+        let bad = written(&world, Dns::Captured, &[("detour.io/exclude-uids", "abc".to_owned())]);
+        let error = policies(&running(&world), &facts(&bad)).expect_err("a bad value");
+        for word in ["pod shop/web-0", "detour.io/exclude-uids", "\"abc\"", "expected"] {
+            assert!(error.msg.contains(word), "{error}");
+        }
+
+        let pod = running(&world);
+        let applied: Vec<_> = pod.attachments.iter().map(|own| (own.attachment.clone(), own.policy.clone())).collect();
+        let change = |change: &dyn Fn(usize, &mut Policy)| {
+            let mut policies = applied.clone();
+            policies.iter_mut().enumerate().for_each(|(index, (_, policy))| change(index, policy));
+            policies
+        };
+        let contradicting = change(&|index, policy| {
+            let Interception::On(redirect) = &mut policy.interception else { panic!("redirected") };
+            redirect.proxy_port += u16::from(index == 1);
+        });
+        let error = apply(&world, &contradicting);
+        assert!(error.code == Code::InvalidConfig && error.msg.contains("proxy_port is 15001"), "{error}");
+        let one = |uid: u32| Exclusion {
+            owner: TrafficOwner::Uid(IdRange::one(2 * uid)), destination: None, protocol: None, ports: Vec::new(),
+        };
+        let many = change(&|_, policy| policy.exclusions.extend((0..20_000).map(one)));
+        let error = apply(&world, &many);
+        assert!(error.code == Code::InvalidConfig && error.msg.contains("rules"), "{error}");
+        let unknown = Attachment { ifname: "net9".to_owned(), ..applied[0].0.clone() };
+        let mut more = change(&|_, policy| policy.exclusions.clear());
+        more.push((unknown, Policy::default()));
+        let error = apply(&world, &more);
+        assert!(error.code == Code::NoAdd && error.msg.contains("net9"), "{error}");
+        assert_eq!(snapshot(&world), before);
+    }
+
+    fn a_killed_process_leaves_the_old_or_the_new_rules_and_the_next_one_completes(dialect) {
+        let world = World::new(Families::Both);
+        let states = [false, true].map(|excludes| written(&world, Dns::Captured, &annotations(excludes)));
+        let configuration = dialect.of(exclude_1337(&states[0]));
+        world.add(&configuration);
+        world.call("ADD", &configuration).interface("net2").run().expect_success();
+        let mut usual = Duration::ZERO;
+        let expected = [1, 0].map(|index| {
+            let start = Instant::now();
+            follow(&world, &states[index]).expect("applied");
+            usual = start.elapsed();
+            rules(&world)
+        });
+        let (mut old, mut interrupted) = (0, 0);
+        for kill in 0..KILLS {
+            let mut child = Command::new(std::env::current_exe().expect("this program"))
+                .args(["--exact", "live_policy::failures::a_process_that_is_killed", "--ignored", "--nocapture"])
+                .env(CONTAINER, format!("{}:{}", world.name, states[1].display()))
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("it starts");
+            let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().expect("it is piped")));
+            assert!(lines.any(|line| line.expect("text").contains("ready")), "it applies the policy");
+            let deadline = Instant::now() + usual * kill * 3 / 2 / KILLS;
+            while Instant::now() < deadline {
+                std::hint::spin_loop();
+            }
+            child.kill().expect("it can be killed");
+            child.wait().expect("it ends");
+            let found = rules(&world);
+            assert!(expected.contains(&found), "after kill {kill}: {found:?}");
+            old += u32::from(found == expected[1]);
+            let pod = running(&world);
+            interrupted += u32::from(pod.interrupted);
+            // What is in the kernel is known: the next change leaves nothing of it.
+            let next = usize::try_from(kill).expect("small") % 2;
+            follow(&world, &states[next]).expect("completed");
+            assert_eq!(rules(&world), expected[1 - next], "after kill {kill}");
+            assert!(!running(&world).interrupted);
+            follow(&world, &states[0]).expect("applied");
+        }
+        println!("{old} of {KILLS} processes left the old rules, {interrupted} an interrupted change");
+    }
+}
+
+/// Runs in a process of its own, which is killed.
+#[test]
+#[ignore = "a part of the test above"]
+fn a_process_that_is_killed() {
+    let Ok(target) = std::env::var(CONTAINER) else { return };
+    let (container, manifests) = target.split_once(':').expect("a container and a directory");
+    let pod = running_container(container).expect("readable").expect("saved state");
+    let policies = policies(&pod, &facts(Path::new(manifests))).expect("valid");
+    println!("ready");
+    pod.apply(Path::new(NODE), &policies).expect("applied");
+}
+
+#[test]
+fn a_deleted_pod_gets_neither_rules_nor_saved_state_again() {
+    let world = World::new(Families::Both);
+    let states = [false, true].map(|excludes| written(&world, Dns::Left, &annotations(excludes)));
+    let configuration = exclude_1337(&states[0]);
+    world.add(&configuration);
+    let (pod, facts) = (running(&world), facts(&states[1]));
+    let policies = policies(&pod, &facts).expect("valid");
+    world.call("DEL", &configuration).run().expect_success();
+    let before = rules(&world);
+    let error = pod.apply(Path::new(NODE), &policies).expect_err("the pod is gone");
+    assert_eq!(error.code, Code::NoAdd, "{error}");
+    assert!(running_container(&world.name).expect("readable").is_none());
+    assert!(!Path::new(STATE).join(&world.name).exists());
+    assert_eq!(rules(&world), before);
+}
+
+#[test]
+fn the_network_namespace_of_another_pod_is_not_changed() {
+    let world = World::new(Families::Both);
+    let states = [false, true].map(|excludes| written(&world, Dns::Left, &annotations(excludes)));
+    world.add(&exclude_1337(&states[0]));
+    let text = std::fs::read_to_string(record(&world)).expect("readable");
+    let mut changed: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    changed["sandbox"]["inode"] = json!(changed["sandbox"]["inode"].as_u64().expect("a number") + 1);
+    std::fs::write(record(&world), changed.to_string()).expect("writable");
+    let before = snapshot(&world);
+    let error = follow(&world, &states[1]).expect_err("another network namespace");
+    assert!(error.code == Code::InvalidNetns && error.msg.contains("replaced"), "{error}");
+    assert_eq!(snapshot(&world), before);
+    std::fs::write(record(&world), text).expect("writable");
+    follow(&world, &states[1]).expect("applied");
+    new_traffic_follows(&world, true);
+}
+
+/// Each call waits for the others in the network namespace.
+#[test]
+fn concurrent_calls_end_in_the_state_of_one_of_them() {
+    let world = World::new(Families::Both);
+    let states = [false, true].map(|excludes| written(&world, Dns::Left, &annotations(excludes)));
+    let configuration = exclude_1337(&states[0]);
+    world.add(&configuration);
+    let expected = [1, 0].map(|index| {
+        follow(&world, &states[index]).expect("applied");
+        rules(&world)
+    });
+    let (pod, facts) = (running(&world), states.each_ref().map(|state| facts(state)));
+    let desired = facts.each_ref().map(|facts| policies(&pod, facts).expect("valid"));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (pod, desired) = (&pod, &desired);
+            scope.spawn(move || {
+                (0..10).for_each(|n| pod.apply(Path::new(NODE), &desired[(n + thread) % 2]).expect("applied"));
+            });
+        }
+        let restore = || detour_cni::plugin::restore(&world.name, &world.netns()).expect("restored");
+        (0..10).for_each(|_| {
+            restore();
+            world.add(&configuration);
+        });
+    });
+    assert!(expected.contains(&rules(&world)));
+    assert!(!running(&world).interrupted);
+}
