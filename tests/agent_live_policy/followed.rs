@@ -58,6 +58,7 @@ fn the_scope_decides_whether_the_redirection_follows() {
                 publish(api, &pod);
                 pod.until(|pod| !pod.rules().contains("ISTIO_REDIRECT"));
             } else {
+                until("the reason", || scene.report().pods.iter().any(|it| it.reason.contains("only a new pod gets")));
                 let report = scene.wait_for_counts([0, 1, 0, 0]);
                 assert!(!has_tproxy());
                 let status = &report.pods[0];

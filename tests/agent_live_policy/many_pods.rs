@@ -83,7 +83,7 @@ fn all_pods_of_a_node_follow_their_namespace_and_no_long_connection_fails() {
         let resent: u64 = pods[..4].iter().map(retransmissions).sum();
         let (idle, idle_since) = (cpu_ticks(&agent), Instant::now());
         if is_measured {
-            std::thread::sleep(Duration::from_secs(20));
+            std::thread::park_timeout(Duration::from_secs(20));
         }
         times.sort();
         println!(

@@ -131,9 +131,10 @@ impl Pod {
         if output.status.success() { Ok(()) } else { Err(text(&output.stdout) + &text(&output.stderr)) }
     }
 
-    /// Returns the rules of the table nat.
+    /// Returns the rules of the table nat, without the time that iptables-save adds.
     pub(crate) fn rules(&self) -> String {
-        tool_in(&self.netns(), "iptables-save", &["-t", "nat"], "")
+        let text = tool_in(&self.netns(), "iptables-save", &["-t", "nat"], "");
+        text.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n")
     }
 
     /// Whether traffic of this UID bypasses the sidecar.

@@ -1,8 +1,8 @@
 //! The thread that evaluates the policies of the node's pods, and reports them.
 
-use super::SharedPolicies;
 use super::decision::{Assessment, Input, Verdict, applied_policy, assess, assess_changed, union};
 use super::jobs::{FinishedJob, Job, Jobs};
+use super::report::SharedPolicies;
 use super::tracked_pod::TrackedPod;
 use super::{texts, wording};
 use crate::agent::facts::{ObservedPod, SharedFacts};
@@ -237,7 +237,8 @@ impl Passes {
         }
     }
 
-    /// Updates the observed states. Returns whether a pod was removed.
+    /// Updates the observed states. Returns whether the counts change although no pod is evaluated: a pod was removed, or
+    /// the caches have become current.
     fn update(&mut self, now: Instant) -> bool {
         let is_resync = now >= self.next_resync;
         if is_resync {
@@ -262,7 +263,7 @@ impl Passes {
                 pod.wake(now);
             }
         }
-        self.pods.len() < before
+        became_current || self.pods.len() < before
     }
 
     /// Evaluates the pods that are due. Returns whether there were any.
