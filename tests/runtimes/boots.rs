@@ -204,8 +204,12 @@ fn boot(
             }
         }
         let (meshed, complete) = (kubelet.meshed(), Instant::now());
-        let limit = Duration::from_secs(if plan.has_facts() { 30 } else { 6 });
-        while kubelet.meshed() < meshed + 2 && complete.elapsed() < limit {
+        let is_complete = || match plan.has_facts() {
+            true => kubelet.meshed() >= meshed + 2 && kubelet.plain() > 0,
+            // A pod with a sidecar that starts nevertheless needs some time.
+            false => kubelet.plain() > 0 && complete.elapsed() > Duration::from_secs(6),
+        };
+        while !is_complete() && complete.elapsed() < Duration::from_secs(60) {
             thread::park_timeout(Duration::from_millis(20));
         }
         written.store(true, Ordering::Relaxed);

@@ -93,6 +93,11 @@ impl<'a> Kubelet<'a> {
         self.counts.lock().expect("no panic while locked").meshed()
     }
 
+    /// How many pods without a sidecar have started.
+    pub(crate) fn plain(&self) -> usize {
+        self.counts.lock().expect("no panic while locked").plain()
+    }
+
     pub(crate) fn counts(self) -> Counts {
         self.counts.into_inner().expect("no panic while locked")
     }
