@@ -29,6 +29,8 @@ impl SourceTimer {
         if left.is_zero() {
             found.source_expired = true;
             plan = reconcile(desired, &found)?;
+            // The timer of another source starts anew.
+            self.since.take_if(|_| plan.waits_for.is_none());
         }
         self.left = Some(left).filter(|left| !left.is_zero());
         Ok(plan)
