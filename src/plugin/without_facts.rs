@@ -1,6 +1,6 @@
 //! The decision about a pod whose facts are unavailable: after a reboot, the runtime calls the plugin before the node's
-//! agent runs. The annotations that the container runtime passes show whether Istio's injector has processed the pod.
-//! Without its annotation, the pod is not redirected whatever else the facts are, so it can start.
+//! agent runs. The annotations that the container runtime passes show whether Istio's injector has processed the pod. A
+//! pod without the injector's annotation is never redirected, so it starts.
 
 use super::desired_policy::{DesiredPolicy, EvaluatedWith};
 use crate::cni::{Error, Kubernetes, NetConf};

@@ -57,7 +57,7 @@ fn gc_keeps_the_pod_and_removes_it_when_the_runtime_has_deleted_it() {
     });
 }
 
-/// A container that a user wrote by hand, without Istio's injector: its exclusions are missing.
+/// The pod has a container istio-proxy that Istio's injector did not add: without facts, its exclusions are missing.
 #[test]
 fn an_add_with_facts_applies_what_the_first_one_missed() {
     Scene::run(|scene| {
@@ -75,8 +75,7 @@ fn an_add_with_facts_applies_what_the_first_one_missed() {
     });
 }
 
-/// An ADD without facts does not remove rules that an earlier one applied with facts, unless it succeeds as the pod's
-/// last word: the same pod has the same annotations.
+/// A failed ADD does not remove the rules of an earlier one.
 #[test]
 fn a_repeated_add_of_a_pod_with_a_sidecar_keeps_its_rules_while_facts_are_unavailable() {
     Scene::run(|scene| {
