@@ -64,6 +64,10 @@ enum ApiServer {
     SilentUntil(Duration),
 }
 
+/// Shows the plugin lists and the processes of the node, and why the agent is not ready.
+const SCENE: &str = "date; ls -l --time-style=full-iso /etc/cni/net.d; ps axo pid,etimes,stat,wchan:20,args | cut -c 1-200; \
+                     curl --silent --max-time 5 127.0.0.1:8099/readyz; true";
+
 enum Step {
     OpenApi,
     StartAgent,
@@ -222,6 +226,7 @@ fn boot(
             is_ready = agent.is_ready(node);
             if !is_ready {
                 println!("{}: the agent is not ready: {:#?}", plan.what, agent.logged());
+                println!("{}", node.ok(&["sh", "-c", SCENE]));
             }
         }
         kubelet.ended.store(true, Ordering::Relaxed);
