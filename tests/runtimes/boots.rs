@@ -64,6 +64,10 @@ enum ApiServer {
     SilentUntil(Duration),
 }
 
+/// Shows the plugin lists and the processes of the node, and why the agent is not ready.
+const SCENE: &str = "date; ls -l --time-style=full-iso /etc/cni/net.d; ps axo pid,etimes,stat,wchan:20,args | cut -c 1-200; \
+                     curl --silent --max-time 5 127.0.0.1:8099/readyz; true";
+
 enum Step {
     OpenApi,
     StartAgent,
@@ -204,8 +208,12 @@ fn boot(
             }
         }
         let (meshed, complete) = (kubelet.meshed(), Instant::now());
-        let limit = Duration::from_secs(if plan.has_facts() { 30 } else { 6 });
-        while kubelet.meshed() < meshed + 2 && complete.elapsed() < limit {
+        let is_complete = || match plan.has_facts() {
+            true => kubelet.meshed() >= meshed + 2 && kubelet.plain() > 0,
+            // A pod with a sidecar that starts nevertheless needs some time.
+            false => kubelet.plain() > 0 && complete.elapsed() > Duration::from_secs(6),
+        };
+        while !is_complete() && complete.elapsed() < Duration::from_secs(60) {
             thread::park_timeout(Duration::from_millis(20));
         }
         written.store(true, Ordering::Relaxed);
@@ -218,6 +226,7 @@ fn boot(
             is_ready = agent.is_ready(node);
             if !is_ready {
                 println!("{}: the agent is not ready: {:#?}", plan.what, agent.logged());
+                println!("{}", node.ok(&["sh", "-c", SCENE]));
             }
         }
         kubelet.ended.store(true, Ordering::Relaxed);

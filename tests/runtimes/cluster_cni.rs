@@ -36,8 +36,11 @@ impl ClusterCni {
             let _ = fs::remove_file(&self.list);
             thread::park_timeout(time);
         }
-        while !ended.load(Ordering::Relaxed) {
+        loop {
             self.write(&mut random);
+            if ended.load(Ordering::Relaxed) {
+                break;
+            }
             thread::park_timeout(random.time(PAUSE));
         }
     }

@@ -93,6 +93,11 @@ impl<'a> Kubelet<'a> {
         self.counts.lock().expect("no panic while locked").meshed()
     }
 
+    /// How many pods without a sidecar have started.
+    pub(crate) fn plain(&self) -> usize {
+        self.counts.lock().expect("no panic while locked").plain()
+    }
+
     pub(crate) fn counts(self) -> Counts {
         self.counts.into_inner().expect("no panic while locked")
     }
@@ -161,7 +166,16 @@ impl<'a> Kubelet<'a> {
     }
 
     fn remove(&self, sandbox: &str) {
-        until("the runtime removes a sandbox", || self.node.ask(json!({"op": "drop", "sandbox": sandbox})).is_ok());
+        let mut refused = None;
+        let mut is_removed = || {
+            let error = self.node.ask(json!({"op": "drop", "sandbox": sandbox})).err();
+            if error.is_some() && error != refused {
+                println!("{:?}: {error:?}", self.begin.elapsed());
+                refused.clone_from(&error);
+            }
+            error.is_none()
+        };
+        until("the runtime removes a sandbox", &mut is_removed);
     }
 
     /// Removes these sandboxes, as the kubelet removes those from before a reboot.

@@ -147,7 +147,7 @@ fn uninstalled(runtime: Runtime) {
     until("the agent is ready", || agent.is_ready(&node));
     node.wait_for_plugin();
     let expected = expected(&node, &cluster);
-    assert_eq!(node.leases(), [String::new(); 0], "all pods are removed");
+    assert_eq!(node.leases(), Vec::<String>::new(), "all pods are removed");
     let with_edit = start("with-edit");
     drop(agent);
 
@@ -186,7 +186,7 @@ fn uninstalled(runtime: Runtime) {
         until("the pod is deleted", || node.ask(json!({"op": "drop", "sandbox": sandbox.id})).is_ok());
         let _ = fs::remove_file(node.path("bin/detour"));
     }
-    assert_eq!(node.leases(), [String::new(); 0], "all addresses and results are released");
+    assert_eq!(node.leases(), Vec::<String>::new(), "all addresses and results are released");
     let deleted = match runtime {
         Runtime::Containerd => "old pods are deleted",
         Runtime::CriO => "old pods are deleted as soon as the program is back",
