@@ -1,17 +1,24 @@
-//! The plugin's own token: requested, renewed in time, and reused while the API server is unavailable.
+//! The plugin's own token: requested, renewed in time, and reused while the API server is unavailable. A request does not
+//! delay the installation: plugin lists must be restored while the API server does not answer.
 
 use super::metrics::Metrics;
 use crate::cluster::{ObjectRef, ServiceAccount, Token};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use std::cell::RefCell;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
 use std::time::Duration;
 
 /// The requested lifetime. The token is not bound to the agent's pod, so that the plugin works while an agent is
 /// replaced. A token that is renewed after a third of a day lasts through a night without agent or API server, and a
 /// stolen one is useless the day after.
 const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
-/// The pause after a failed request.
+/// The pause after a failed request, unless the token has expired.
 const RETRY_DELAY: SignedDuration = SignedDuration::from_secs(60);
+/// How long a request is waited for if the node has a token; its result is used later.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a request is waited for if the node has no token. Requests have a shorter timeout.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The token of the service account that the plugin uses on a node.
 #[derive(Debug)]
@@ -20,12 +27,16 @@ pub struct PluginToken {
     plugin_account: ObjectRef,
     metrics: Metrics,
     granted: RefCell<GrantedToken>,
+    /// The result of the running request.
+    pending: RefCell<Option<Receiver<Result<Token, String>>>>,
 }
 
 /// The last granted token.
 #[derive(Debug, Default)]
 struct GrantedToken {
     token: Option<Token>,
+    /// The time of the last request. An earlier current time shows that the clock was corrected.
+    since: Timestamp,
     /// The time of the next request.
     renewal: Timestamp,
     /// Why the last request failed.
@@ -36,50 +47,96 @@ impl PluginToken {
     /// Creates the token of the service account `plugin_account`, which `account` requests.
     #[must_use]
     pub fn new(account: ServiceAccount, plugin_account: ObjectRef, metrics: Metrics) -> Self {
-        Self { account, plugin_account, metrics, granted: RefCell::default() }
+        let (granted, pending) = (RefCell::default(), RefCell::default());
+        Self { account, plugin_account, metrics, granted, pending }
     }
 
     /// Returns the current token. `installed` returns the token on the node, which an agent that has just started
-    /// reuses while the API server grants none.
+    /// reuses while the API server grants none, even if it has expired ([`Self::missing`]).
     ///
     /// # Errors
-    /// The API server grants no token, and none is valid; returns the reason.
+    /// The API server grants no token, and the node has none; returns the reason.
     pub fn current(&self, installed: impl FnOnce() -> Option<String>) -> Result<String, String> {
         let mut granted = self.granted.borrow_mut();
         let was_logged = granted.failure.is_some();
-        let request = || self.account.token(&self.plugin_account, LIFETIME).map_err(|error| error.to_string());
         let fallback = || Token::of_account(&installed()?, &self.plugin_account.namespace, &self.plugin_account.name);
-        let token = granted.at(Timestamp::now(), request, fallback);
-        self.metrics.token_renewal_failed(token.is_err() || granted.failure.is_some());
+        let now = Timestamp::now();
+        let token = granted.at(now, |patience| self.request(patience), fallback);
+        self.metrics
+            .token_renewal_failed(token.is_err() || granted.failure.is_some() || granted.expired(now).is_some());
         let token = token?;
         if let Some(failure) = granted.failure.as_ref().filter(|_| !was_logged) {
             tracing::warn!("{failure}; the plugin keeps its current token, valid until {}", token.expires);
         }
         Ok(token.text)
     }
+
+    /// Returns what the plugin lacks if its token has expired: the node is not ready, but everything else is installed.
+    #[must_use]
+    pub fn missing(&self) -> Option<String> {
+        self.granted.borrow().expired(Timestamp::now())
+    }
+
+    /// Returns the result of a request, which it starts unless one is running; `None` if there is none after `patience`.
+    fn request(&self, patience: Duration) -> Option<Result<Token, String>> {
+        let mut pending = self.pending.borrow_mut();
+        let result = pending.get_or_insert_with(|| self.start()).recv_timeout(patience);
+        let result = match result {
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => Err("the thread that requests the plugin's token failed".to_owned()),
+            Ok(result) => result,
+        };
+        *pending = None;
+        Some(result)
+    }
+
+    fn start(&self) -> Receiver<Result<Token, String>> {
+        let (sender, receiver) = channel();
+        let (account, plugin_account) = (self.account.clone(), self.plugin_account.clone());
+        let request = move || {
+            // Fails only at the end of the agent.
+            let _ = sender.send(account.token(&plugin_account, LIFETIME).map_err(|error| error.to_string()));
+        };
+        // Without a thread, the receiver reports that the sender is gone.
+        drop(thread::Builder::new().name("token".into()).spawn(request));
+        receiver
+    }
 }
 
 impl GrantedToken {
-    /// Returns the token to use at `now`: the granted one until its renewal, then the result of `request`. If that
-    /// fails, returns the granted token or else the `fallback`, unless it has expired.
+    /// Returns the token to use at `now`: the granted one until its renewal, then the result of `request`, which gets the
+    /// time to wait for it. If that fails or has no result yet, returns the granted token or else the `fallback`.
     fn at(
         &mut self,
         now: Timestamp,
-        request: impl FnOnce() -> Result<Token, String>,
+        request: impl FnOnce(Duration) -> Option<Result<Token, String>>,
         fallback: impl FnOnce() -> Option<Token>,
     ) -> Result<Token, String> {
-        if let Some(token) = self.token.as_ref().filter(|_| now < self.renewal) {
+        if let Some(token) = self.token.as_ref().filter(|_| self.since <= now && now < self.renewal) {
             return Ok(token.clone());
         }
-        let (token, renewal, failure) = match request() {
-            Ok(token) => (token.clone(), renewal(now, token.expires), None),
-            Err(failure) => match self.token.take().or_else(fallback).filter(|token| now < token.expires) {
-                Some(token) => (token, now.saturating_add(RETRY_DELAY).unwrap_or(now), Some(failure)),
-                None => return Err(failure),
-            },
+        let old = self.token.take().or_else(fallback);
+        let result = request(if old.is_some() { PATIENCE } else { TIMEOUT });
+        let (token, renewal, failure) = match (result, old) {
+            (Some(Ok(token)), _) => (token.clone(), renewal(now, token.expires), None),
+            (Some(Err(failure)), Some(old)) => {
+                let delay = if now < old.expires { RETRY_DELAY } else { SignedDuration::ZERO };
+                (old, now.saturating_add(delay).unwrap_or(now), Some(failure))
+            }
+            // The next call gets the result.
+            (None, Some(old)) => (old, now, self.failure.take()),
+            (Some(Err(failure)), None) => return Err(failure),
+            (None, None) => return Err("the API server has not granted the plugin's token yet".to_owned()),
         };
-        *self = Self { token: Some(token.clone()), renewal, failure };
+        *self = Self { token: Some(token.clone()), since: now, renewal, failure };
         Ok(token)
+    }
+
+    /// Returns what is missing if the token has expired.
+    fn expired(&self, now: Timestamp) -> Option<String> {
+        let expires = self.token.as_ref()?.expires;
+        let failure = self.failure.as_deref().unwrap_or("the API server has not granted another one yet");
+        (expires <= now).then(|| format!("a valid token of the plugin, whose token expired at {expires}: {failure}"))
     }
 }
 
@@ -102,49 +159,84 @@ mod tests {
         Token { text: text.into(), expires: at(expires) }
     }
 
-    fn not_requested() -> Result<Token, String> {
+    fn not_requested(_: Duration) -> Option<Result<Token, String>> {
         panic!("no request is expected")
     }
 
-    fn unavailable() -> Result<Token, String> {
-        Err("down".into())
+    fn unavailable(_: Duration) -> Option<Result<Token, String>> {
+        Some(Err("down".into()))
+    }
+
+    fn pending(_: Duration) -> Option<Result<Token, String>> {
+        None
+    }
+
+    fn grants(token: &Token) -> impl FnOnce(Duration) -> Option<Result<Token, String>> {
+        let token = token.clone();
+        move |_| Some(Ok(token))
     }
 
     #[test]
     fn a_token_is_renewed_after_a_third_of_its_life() {
         let mut granted = GrantedToken::default();
         let first = token("first", 1000 + 600);
-        assert_eq!(granted.at(at(1000), || Ok(first.clone()), || None), Ok(first.clone()));
+        assert_eq!(granted.at(at(1000), grants(&first), || None), Ok(first.clone()));
         assert_eq!(granted.at(at(1199), not_requested, || None), Ok(first));
         let second = token("second", 1200 + 86_400);
-        assert_eq!(granted.at(at(1200), || Ok(second.clone()), || None), Ok(second.clone()));
+        assert_eq!(granted.at(at(1200), grants(&second), || None), Ok(second.clone()));
         assert_eq!(granted.at(at(1200 + 28_799), not_requested, || None), Ok(second));
     }
 
     #[test]
-    fn without_a_new_token_the_old_one_is_used_until_it_expires_and_requested_once_a_minute() {
+    fn without_a_new_token_the_old_one_is_used_and_requested_once_a_minute_until_it_expires() {
         let mut granted = GrantedToken::default();
         let first = token("first", 3000);
-        granted.at(at(0), || Ok(first.clone()), || None).expect("given");
+        granted.at(at(0), grants(&first), || None).expect("given");
         assert_eq!(granted.at(at(1000), unavailable, || None), Ok(first.clone()));
         assert_eq!(granted.failure.as_deref(), Some("down"));
         assert_eq!(granted.at(at(1059), not_requested, || None), Ok(first.clone()));
-        assert_eq!(granted.at(at(2999), unavailable, || None), Ok(first));
-        assert_eq!(granted.at(at(3059), unavailable, || None), Err("down".into()));
+        assert_eq!(granted.at(at(2999), unavailable, || None), Ok(first.clone()));
+        assert_eq!(granted.expired(at(2999)), None);
+        // The token stays on the node, so that the rest of the installation can be restored.
+        assert_eq!(granted.at(at(3059), unavailable, || None), Ok(first.clone()));
+        let missing = granted.expired(at(3059)).expect("it has expired");
+        assert!(missing.contains("expired at 1970-01-01T00:50:00Z: down"), "{missing}");
+        assert_eq!(granted.at(at(3059), pending, || None), Ok(first), "requested again at once");
         let second = token("second", 6000);
-        assert_eq!(granted.at(at(3060), || Ok(second.clone()), || None), Ok(second));
-        assert_eq!(granted.failure, None);
+        assert_eq!(granted.at(at(3060), grants(&second), || None), Ok(second));
+        assert_eq!((granted.failure.as_deref(), granted.expired(at(3060))), (None, None));
     }
 
     #[test]
-    fn after_a_start_a_valid_token_on_the_node_is_reused() {
+    fn after_a_start_the_token_on_the_node_is_reused_until_there_is_another_one() {
         let installed = token("installed", 100);
-        assert_eq!(GrantedToken::default().at(at(99), unavailable, || Some(installed.clone())), Ok(installed.clone()));
-        assert_eq!(GrantedToken::default().at(at(100), unavailable, || Some(installed.clone())), Err("down".into()));
+        for now in [99, 100, 2_592_000] {
+            for request in [unavailable, pending] {
+                let mut granted = GrantedToken::default();
+                assert_eq!(granted.at(at(now), request, || Some(installed.clone())), Ok(installed.clone()));
+                assert_eq!(granted.expired(at(now)).is_some(), now >= 100, "{now}");
+                let fresh = token("fresh", now + 200);
+                assert_eq!(granted.at(at(now + 60), grants(&fresh), || None), Ok(fresh));
+            }
+        }
+        assert_eq!(GrantedToken::default().at(at(0), unavailable, || None), Err("down".into()));
+        assert!(GrantedToken::default().at(at(0), pending, || None).is_err());
         let fresh = token("fresh", 200);
-        assert_eq!(
-            GrantedToken::default().at(at(0), || Ok(fresh.clone()), || panic!("no fallback is expected")),
-            Ok(fresh)
-        );
+        assert_eq!(GrantedToken::default().at(at(0), grants(&fresh), || Some(installed)), Ok(fresh));
+    }
+
+    /// The clock of a node may be wrong until it is synchronized after the boot.
+    #[test]
+    fn a_token_is_requested_again_after_the_clock_was_corrected() {
+        let month = 2_592_000;
+        let (ahead, right) = (at(2 * month), at(month));
+        let mut granted = GrantedToken::default();
+        granted.at(ahead, grants(&token("first", month + 86_400)), || None).expect("granted");
+        let second = token("second", month + 86_400);
+        assert_eq!(granted.at(right, grants(&second), || None), Ok(second));
+        let behind = &mut GrantedToken::default();
+        behind.at(at(0), grants(&token("first", month + 86_400)), || None).expect("granted");
+        let third = token("third", month + 86_400);
+        assert_eq!(behind.at(right, grants(&third), || None), Ok(third));
     }
 }

@@ -36,6 +36,8 @@ struct Queue {
     conditions: BTreeMap<(String, String), (PodRef, PolicyCondition, bool)>,
     /// Whether an Event is next if both wait, so that neither delays the other.
     prefers_event: bool,
+    /// Whether an Event was dropped since one was written.
+    has_dropped: bool,
     has_ended: bool,
 }
 
@@ -86,7 +88,9 @@ impl PodReports {
         let Some(Handle(shared)) = self.0.as_deref() else { return };
         let mut queue = shared.queue();
         if queue.events.len() >= MAX_EVENTS {
-            tracing::warn!("Event dropped: {MAX_EVENTS} Events wait for the API server");
+            if !std::mem::replace(&mut queue.has_dropped, true) {
+                tracing::warn!("Events dropped: {MAX_EVENTS} Events wait for the API server");
+            }
             return;
         }
         queue.events.push_back((pod.clone(), event));
@@ -152,6 +156,7 @@ impl Shared {
             let is_last = |queue: &Queue| queue.events.is_empty() && queue.conditions.is_empty();
             let result = write(Some(&report));
             log(&report, result.as_ref().err(), &mut logged);
+            self.queue().has_dropped &= result.is_err();
             let is_unavailable = result.is_err_and(|error| error.code == Code::TryAgain);
             if is_unavailable || is_last(&self.queue()) {
                 // Can't fail.
@@ -200,7 +205,7 @@ mod tests {
         PodRef { namespace: "shop".into(), name: name.into(), uid: Some("u".into()) }
     }
 
-    fn event(reason: &str) -> Event {
+    fn event(reason: &'static str) -> Event {
         Event { warning: false, reason: reason.into(), message: String::new() }
     }
 

@@ -263,8 +263,8 @@ impl Job<'_> {
         let plan = timer.plan(desired, found)?;
         self.node.apply(&plan, self.program, &lock)?;
         let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
-        Ok(match &plan.waits_for {
-            None if plan.follows => Iteration::Followed(Box::new(plan)),
+        Ok(match plan.waits_for.as_ref().or(desired.missing.as_ref()) {
+            _ if plan.follows && plan.waits_for.is_none() => Iteration::Followed(Box::new(plan)),
             _ if !plan.actions.is_empty() => Iteration::Repaired(Box::new(plan)),
             Some(missing) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
             None => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
@@ -363,7 +363,7 @@ impl Iteration {
             Self::Yields(_) => (Readiness::Ready, RETRY_DELAY, false),
             Self::Waits(reason) => {
                 stability.incomplete();
-                (Readiness::Not(reason.clone()), RESYNC_INTERVAL, false)
+                (Readiness::Not(reason.clone()), RETRY_DELAY, false)
             }
             Self::Failed(reason) => {
                 stability.incomplete();

@@ -5,7 +5,7 @@ use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
-use detour_cni::agent::install::{HostPath, kubeconfig};
+use detour_cni::agent::install::{DesiredState, HostPath, kubeconfig};
 use detour_cni::agent::repair::{Criteria, RepairMode, RepairSettings, Selector};
 use detour_cni::agent::{
     ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken, Services, run,
@@ -262,7 +262,11 @@ impl AgentArguments {
             }
         };
         let desired = || {
-            let desired = |given: &GivenKeys| self.install.desired(&node, &program, given, &token, socket, &warn);
+            let desired = |given: &GivenKeys| {
+                let desired = self.install.desired(&node, &program, given, &token, socket, &warn)?;
+                let missing = plugin_token.as_ref().and_then(PluginToken::missing);
+                anyhow::Ok(DesiredState { missing, ..desired })
+            };
             let newest = self.install.given_keys().and_then(|given| desired(&given).map(|desired| (desired, given)));
             match newest {
                 Ok((desired, given)) => {

@@ -82,15 +82,17 @@ impl EvaluatedConfiguration {
 
 impl AddInputs {
     /// Returns the inputs of an ADD whose policy was evaluated from `evaluated`, each with the name of its network for a
-    /// primary plugin. Returns `None` if the policy can't change while the pod runs: it has no sidecar.
+    /// primary plugin. Returns `None` if the policy can't change while the pod runs: it has no sidecar, or no
+    /// configuration applies to it.
     pub(super) fn new<'a>(
         request: &Request,
         conf: &NetConf,
         evaluated: impl IntoIterator<Item = (Option<&'a str>, &'a NetConf, EvaluatedWith)>,
     ) -> Option<Self> {
         let pod = request.args.pod.clone()?;
-        let (mut configurations, mut without_facts) = (Vec::new(), false);
+        let (mut configurations, mut without_facts, mut is_none) = (Vec::new(), false, true);
         for (network, conf, with) in evaluated {
+            is_none = false;
             match with {
                 EvaluatedWith::FactsWithoutSidecar => return None,
                 EvaluatedWith::NoSource => without_facts = true,
@@ -99,7 +101,7 @@ impl AddInputs {
             }
             configurations.push(EvaluatedConfiguration::new(network, conf));
         }
-        Some(Self {
+        (!is_none).then(|| Self {
             pod,
             netns: None,
             evaluated: configurations,
@@ -203,4 +205,79 @@ impl AddInputs {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
 const fn is_false(value: &bool) -> bool {
     !*value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::{Container, Pod};
+    use crate::policy::{Exclusion, IdRange, TrafficOwner};
+    use serde_json::json;
+
+    /// A record contains them in this form; later versions must read it.
+    fn saved() -> Value {
+        json!({
+            "pod": {"namespace": "shop", "name": "web-0", "uid": "u"},
+            "netns": ["/var/run/netns/a", {"device": 4, "inode": 7}],
+            "evaluated": [{
+                "blocks": [["chain[0]", {"type": "uid-exclude", "uids": [7]}]],
+                "args": {"uid-exclude": {"uids": ["8"]}},
+                "cluster_dns": ["10.96.0.10"],
+            }],
+            "runtime_nameservers": ["10.0.0.1"],
+            "previous_nameservers": ["10.0.0.2"],
+            "dialect": "nftables",
+        })
+    }
+
+    fn facts() -> Facts {
+        let proxy = Container { name: "istio-proxy".into(), ..Container::default() };
+        let (namespace, name) = ("shop".into(), "web-0".into());
+        let pod = Pod { namespace, name, uid: Some("u".into()), containers: vec![proxy], ..Pod::default() };
+        Facts { pod, namespace: None }
+    }
+
+    fn excluded(policy: &Policy) -> Vec<TrafficOwner> {
+        policy.exclusions.iter().map(|Exclusion { owner, .. }| *owner).collect()
+    }
+
+    #[test]
+    fn saved_inputs_are_read_and_evaluated() {
+        let inputs = AddInputs::read(&saved()).expect("readable");
+        assert_eq!(inputs.to_value(), Some(saved()));
+        assert_eq!(inputs.dialect(), RuleFormatSetting::Nftables);
+        let policies = inputs.evaluate(&facts(), None, Path::new("/none")).expect("valid");
+        let of_uid = |uid| TrafficOwner::Uid(IdRange::one(uid));
+        assert_eq!(policies.len(), 1);
+        assert_eq!(excluded(&policies[0].1), [of_uid(7), of_uid(8)]);
+    }
+
+    #[test]
+    fn inputs_of_a_newer_version_count_as_missing_if_they_cannot_be_read() {
+        let mut newer = saved();
+        newer["new"] = json!(1);
+        assert!(AddInputs::read(&newer).is_some());
+        newer["dialect"] = json!("new");
+        assert_eq!(AddInputs::read(&newer), None);
+    }
+
+    #[test]
+    fn inputs_of_a_configuration_without_facts_need_none() {
+        let mut saved = saved();
+        saved["without_facts"] = json!(true);
+        let inputs = AddInputs::read(&saved).expect("readable");
+        let no_sidecar = Facts { pod: Pod { containers: Vec::new(), ..facts().pod }, namespace: None };
+        let policies = inputs.evaluate(&no_sidecar, None, Path::new("/none")).expect("valid");
+        assert_eq!(excluded(&policies[0].1).len(), 2);
+    }
+
+    #[test]
+    fn errors_name_the_network_of_a_primary_plugin() {
+        let mut saved = saved();
+        saved["evaluated"][0]["network"] = json!("default/excludedns");
+        saved["evaluated"][0]["blocks"][0][1]["uids"] = json!(["abc"]);
+        let inputs = AddInputs::read(&saved).expect("readable");
+        let error = inputs.evaluate(&facts(), None, Path::new("/none")).expect_err("invalid");
+        assert!(error.msg.contains("network default/excludedns") && error.msg.contains("abc"), "{error}");
+    }
 }

@@ -63,7 +63,8 @@ pub(super) fn not_injected(conf: &NetConf, cause: impl FnOnce() -> String) -> Op
             "not redirected: annotation {INJECTION_STATUS} is missing according to the container runtime; {}",
             cause()
         );
-        DesiredPolicy { policy: Policy::default(), why, ignored: Vec::new(), with: EvaluatedWith::MissingFacts }
+        let with = EvaluatedWith::MissingFacts;
+        DesiredPolicy { policy: Policy::default(), why, ignored: Vec::new(), with }
     })
 }
 

@@ -92,6 +92,8 @@ impl Scene<'_> {
             "--node-name=node-1".into(),
             "--health-address=127.0.0.1:0".into(),
             format!("--nri-socket={SOCKET}"),
+            // The pods have other configurations than the node.
+            "--live-policy=off".into(),
             format!("--root={ROOT}"),
             format!("--api-server={}", self.api.url()),
             format!("--service-account={}", token.parent().expect("a directory").display()),

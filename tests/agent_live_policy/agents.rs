@@ -30,6 +30,7 @@ fn one_of_two_agents_changes_a_pod() {
         publish(api, &pod);
         pod.until(|pod| pod.excludes_port(3307));
         until("the metric", || sample(&address, "detour_pods{policy=\"current\"}") == Some(1));
+        wait_for_event(api, &pod, "DetourPolicyChanged", "3307");
         assert_eq!(events(api, &pod, "DetourPolicyChanged").len(), 2);
     });
 }

@@ -234,11 +234,23 @@ impl Node<'_> {
 
     /// Calls the plugin as the node's runtime does, for a pod as the API knows it.
     pub(crate) fn call(&self, verb: &str, sandbox: &Sandbox, pod: &Value) -> Result<(), Value> {
+        self.call_with(verb, sandbox, pod, &json!({}))
+    }
+
+    /// Calls the installed plugin with this `runtimeConfig`.
+    pub(crate) fn call_with(
+        &self,
+        verb: &str,
+        sandbox: &Sandbox,
+        pod: &Value,
+        runtime_config: &Value,
+    ) -> Result<(), Value> {
         let list: Value = serde_json::from_str(&self.read(LIST)).expect("JSON");
         let members = list["plugins"].as_array().expect("members");
         let mut conf = members.iter().find(|member| member["type"] == "detour").expect("the plugin is listed").clone();
         conf["name"] = list["name"].clone();
         conf["cniVersion"] = list["cniVersion"].clone();
+        conf["runtimeConfig"] = runtime_config.clone();
         conf["prevResult"] = json!({
             "cniVersion": list["cniVersion"], "interfaces": [{"name": "eth0", "sandbox": sandbox.path()}],
             "ips": [{"interface": 0, "address": "10.88.0.2/24"}],

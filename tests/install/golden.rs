@@ -46,6 +46,7 @@ fn desired(file: Option<&str>) -> DesiredState {
         kubeconfig: None,
         node: None,
         configurations: vec![configuration],
+        missing: None,
     }
 }
 

@@ -8,6 +8,7 @@ mod chain;
 mod cnitool;
 mod default_route;
 mod definitions;
+mod live_policy;
 mod networks;
 mod node;
 mod readiness;

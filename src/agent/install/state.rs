@@ -37,6 +37,8 @@ pub struct DesiredState {
     pub hook: Option<(HostPath, String)>,
     /// The configurations with which runtimes or Multus call the plugin; at most one of them is an entry in a list.
     pub configurations: Vec<ConfigurationTarget>,
+    /// What the plugin lacks and the agent can't install now; the node is not ready without it.
+    pub missing: Option<String>,
 }
 
 /// The place of one of the plugin's configurations.

@@ -47,3 +47,42 @@ pub(super) fn condition(assessment: &Assessment, has_sidecar: bool) -> Option<Po
 fn kept(applied: &str) -> String {
     if applied.is_empty() { "the pod has no rules".to_owned() } else { format!("the pod keeps policy {applied}") }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_pod_with_a_sidecar_and_rules_has_a_condition() {
+        let with = |verdict, has_rules| Assessment {
+            verdict,
+            has_rules,
+            applied: "3f2a00000000".into(),
+            ..Assessment::default()
+        };
+        let current = with(Some(Verdict::Current), true);
+        let expected =
+            PolicyCondition { is_current: true, reason: "Current".into(), message: "policy 3f2a00000000".into() };
+        assert_eq!(condition(&current, true), Some(expected));
+        assert_eq!(condition(&current, false), None);
+        assert_eq!(condition(&with(Some(Verdict::Refused), false), true), None);
+        assert_eq!(condition(&with(None, true), true), None);
+    }
+
+    /// Otherwise, the agent would set the condition again after each start.
+    #[test]
+    fn the_message_is_as_the_api_server_gets_it() {
+        let reason = format!("invalid value {:?} and \u{1b}[2J {}", "a\nb", "long ".repeat(400));
+        let refused = Assessment {
+            verdict: Some(Verdict::Refused),
+            has_rules: true,
+            applied: "3f2a00000000".into(),
+            reason,
+            ..Assessment::default()
+        };
+        let PolicyCondition { is_current, reason, message } = condition(&refused, true).expect("one");
+        assert!(!is_current && reason == "Refused" && message.starts_with("policy 3f2a00000000: invalid value"));
+        assert!(message.len() <= MAX_MESSAGE && !message.contains('\u{1b}'), "{message}");
+        assert_eq!(cut(&line(&message), MAX_MESSAGE), message, "it is stable");
+    }
+}

@@ -238,7 +238,8 @@ impl Passes {
         }
     }
 
-    /// Updates the observed states. Returns whether a pod was removed.
+    /// Updates the observed states. Returns whether the counts change although no pod is evaluated: a pod was removed, or
+    /// the caches have become current.
     fn update(&mut self, now: Instant) -> bool {
         let is_resync = now >= self.next_resync;
         if is_resync {
@@ -263,7 +264,7 @@ impl Passes {
                 pod.wake(now);
             }
         }
-        self.pods.len() < before
+        became_current || self.pods.len() < before
     }
 
     /// Evaluates the pods that are due. Returns whether there were any.

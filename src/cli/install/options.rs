@@ -243,6 +243,7 @@ impl InstallOptions {
             hook: hook.map(|(path, text, _)| (path, text)),
             node: self.place.node_configuration().map(|path| (path, parts)),
             configurations,
+            missing: None,
         })
     }
 

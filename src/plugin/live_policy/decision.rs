@@ -162,3 +162,38 @@ pub fn follows_changes(Facts { pod, namespace }: &Facts) -> Result<bool, Error> 
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::{Namespace, Pod};
+
+    fn follows(of_pod: Option<&str>, of_namespace: Option<&str>) -> Result<bool, String> {
+        let annotations = |value: Option<&str>| value.map(|value| (LIVE_POLICY.to_owned(), value.to_owned()));
+        let pod = Pod {
+            namespace: "shop".into(),
+            name: "web-0".into(),
+            annotations: annotations(of_pod).into_iter().collect(),
+            ..Pod::default()
+        };
+        let annotations = annotations(of_namespace).into_iter().collect();
+        let namespace = Some(Namespace { name: "shop".into(), annotations, ..Namespace::default() });
+        follows_changes(&Facts { pod, namespace }).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_annotation_of_the_pod_takes_precedence_over_that_of_its_namespace() {
+        assert_eq!(follows(None, None), Ok(true));
+        assert_eq!(follows(None, Some("false")), Ok(false));
+        assert_eq!(follows(Some("true"), Some("false")), Ok(true));
+        assert_eq!(follows(Some("false"), Some("true")), Ok(false));
+        assert_eq!(follows(Some("true"), Some("maybe")), Ok(true));
+        for (error, object) in [
+            (follows(Some("no"), None), "pod shop/web-0: annotation \"detour.io/live-policy\": invalid value \"no\""),
+            (follows(None, Some("")), "namespace shop: annotation \"detour.io/live-policy\": invalid value \"\""),
+        ] {
+            let error = error.expect_err("not a boolean");
+            assert_eq!(error, format!("{object}; expected true or false"));
+        }
+    }
+}

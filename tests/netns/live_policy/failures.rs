@@ -11,6 +11,18 @@ use std::time::Duration;
 const STATE: &str = "/run/detour/attachments";
 /// How many processes are killed while they apply a policy, in each dialect.
 const KILLS: u32 = 40;
+/// The system calls that fail, with their errors.
+const FAULTS: [(&str, &str); 7] = [
+    ("flock", "ENOLCK"),
+    ("recvfrom", "ENOBUFS"),
+    ("renameat2", "EIO"),
+    ("sendto", "ENOMEM"),
+    ("setns", "EPERM"),
+    ("unlink", "EIO"),
+    ("write", "ENOSPC"),
+];
+/// How many calls of each kind fail, one after another.
+const FAULTS_OF_EACH: u32 = 5;
 /// The variable with the container of a process that is killed.
 const CONTAINER: &str = "LIVE_POLICY_CONTAINER";
 
@@ -89,22 +101,22 @@ in_both_dialects! {
         let configuration = dialect.of(exclude_1337(&states[0]));
         world.add(&configuration);
         world.call("ADD", &configuration).interface("net2").run().expect_success();
+        let mut usual = Duration::ZERO;
         let expected = [1, 0].map(|index| {
+            let start = Instant::now();
             follow(&world, &states[index]).expect("applied");
+            usual = start.elapsed();
             rules(&world)
         });
         let (mut old, mut interrupted) = (0, 0);
         for kill in 0..KILLS {
-            let mut child = Command::new(std::env::current_exe().expect("this program"))
-                .args(["--exact", "live_policy::failures::a_process_that_is_killed", "--ignored", "--nocapture"])
-                .env(CONTAINER, format!("{}:{}", world.name, states[1].display()))
-                .stdin(Stdio::null())
+            let mut child = applying(Command::new(this_program()), &world, &states[1])
                 .stdout(Stdio::piped())
                 .spawn()
                 .expect("it starts");
             let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().expect("it is piped")));
             assert!(lines.any(|line| line.expect("text").contains("ready")), "it applies the policy");
-            let deadline = Instant::now() + Duration::from_micros(250) * kill;
+            let deadline = Instant::now() + usual * kill * 3 / 2 / KILLS;
             while Instant::now() < deadline {
                 std::hint::spin_loop();
             }
@@ -124,6 +136,52 @@ in_both_dialects! {
         }
         println!("{old} of {KILLS} processes left the old rules, {interrupted} an interrupted change");
     }
+
+    fn a_system_call_that_fails_leaves_the_old_or_the_new_rules(dialect) {
+        let world = World::new(Families::Both);
+        let states = [false, true].map(|excludes| written(&world, Dns::Captured, &annotations(excludes)));
+        let configuration = dialect.of(exclude_1337(&states[0]));
+        world.add(&configuration);
+        world.call("ADD", &configuration).interface("net2").run().expect_success();
+        let new = {
+            follow(&world, &states[1]).expect("applied");
+            rules(&world)
+        };
+        follow(&world, &states[0]).expect("applied");
+        let before = snapshot(&world);
+        let mut failed = 0;
+        for (fault, number) in FAULTS.iter().flat_map(|fault| (1..=FAULTS_OF_EACH).map(move |number| (fault, number))) {
+            let mut strace = Command::new("strace");
+            let inject = format!("inject={}:error={}:when={number}", fault.0, fault.1);
+            strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &inject]).arg(this_program());
+            let output = applying(strace, &world, &states[1]).output().expect("strace is needed");
+            let left = snapshot(&world);
+            let is_new = left.rules == new;
+            assert!(is_new || left.rules == before.rules, "{inject}: {left:#?}");
+            if !output.status.success() && !is_new && !running(&world).interrupted {
+                failed += 1;
+                assert_eq!(left.records, before.records, "{inject}");
+            }
+            follow(&world, &states[1]).expect("completed");
+            assert_eq!(rules(&world), new, "{inject}");
+            follow(&world, &states[0]).expect("applied");
+            assert_eq!(snapshot(&world), before, "{inject}");
+        }
+        assert!(failed > FAULTS.len(), "{failed}");
+    }
+}
+
+fn this_program() -> PathBuf {
+    std::env::current_exe().expect("this program")
+}
+
+/// Completes a command that runs this program, so that it applies the policy of the manifests.
+fn applying(mut command: Command, world: &World, manifests: &Path) -> Command {
+    command
+        .args(["--exact", "live_policy::failures::a_process_that_is_killed", "--ignored", "--nocapture"])
+        .env(CONTAINER, format!("{}:{}", world.name, manifests.display()))
+        .stdin(Stdio::null());
+    command
 }
 
 /// Runs in a process of its own, which is killed.
