@@ -150,10 +150,11 @@ pub(super) fn fetch_facts(
     let (Some(pod_ref), Some(_)) = (&call.request.args.pod, pod.cluster()) else { return Ok(()) };
     for InProcessAttachment { conf, .. } in evaluated {
         let wants = sub_plugins::wants(&conf.chain);
-        if wants.pod && skip_reason(conf, pod_ref).is_none() {
-            if let Err(error) = pod.facts(pod_ref, wants.namespace) {
-                without_facts::desired_policy(pod_ref, conf, error)?;
-            }
+        if wants.pod
+            && skip_reason(conf, pod_ref).is_none()
+            && let Err(error) = pod.facts(pod_ref, wants.namespace)
+        {
+            without_facts::desired_policy(pod_ref, conf, error)?;
         }
     }
     Ok(())

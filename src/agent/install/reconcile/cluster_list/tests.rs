@@ -25,6 +25,7 @@ fn desired(kind: &str, own_list: bool) -> DesiredState {
         node: None,
         hook: None,
         configurations: vec![ConfigurationTarget::Listed { dir: dir(), file: None, entry, own_list }],
+        missing: None,
     }
 }
 
