@@ -20,8 +20,9 @@ use std::{env, fs, io};
 const EXAMPLES: &str = "\
 Examples:
   detour doctor
-        check this node: the installation, API access and permissions, and the kernel; if the
-        configuration excludes containers, also the container runtime
+        check this node: the installation, API access and permissions, whether running pods have
+        their current policies, and the kernel; if the configuration excludes containers, also the
+        container runtime
   detour doctor -n shop web-0
         also check the pod: from its annotations to its rules in the kernel
   detour doctor -n shop web-0 --probe
@@ -42,6 +43,9 @@ files and the journal. In this container, write a bundle to /run/detour, a direc
 To read the pod, the command uses the first of these that exists: --kubeconfig, KUBECONFIG,
 ~/.kube/config, the service account of the pod in which it runs, the plugin's own kubeconfig. The
 plugin's own kubeconfig may lack permissions.
+
+A warning is something to do or to know on a node that works as configured, such as a pod with an
+older policy. It does not change the exit code.
 
 Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
 

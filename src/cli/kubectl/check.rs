@@ -28,9 +28,10 @@ Exit codes: 0 all nodes are healthy or skipped, 1 a node is unhealthy or the clu
 /// Time limit for the checks of one node.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Check the installation, API access and the kernel on all nodes
+/// Check the installation, API access, the policies of running pods and the kernel on all nodes
 ///
-/// The output has one line per node and, for each failed check, what was found and the next step.
+/// The output has the number of pods with the current policy, one line per node and, for each failed check and each
+/// warning, what was found and the next step.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct CheckArguments {

@@ -133,7 +133,7 @@ impl PodSubject<'_> {
     fn compare(&self, target: &CheckTarget, running: &RunningPod, facts: &Facts) -> CheckVerdict {
         let desired = &running.desired(&target.mount, facts, &self.installed);
         let scope = self.report.map(|report| report.scope.parse().unwrap_or(LivePolicyScope::Off));
-        let input = Input { running, facts, desired, scope: scope.clone().unwrap_or(LivePolicyScope::Off) };
+        let input = Input { running, facts, desired, scope: scope.unwrap_or(LivePolicyScope::Off) };
         let found = assess(&input);
         let Some(state) = found.verdict else {
             return CheckVerdict::not_checked("the pod has no rules, and needs none");

@@ -178,7 +178,7 @@ fn looks_random(word: &str) -> bool {
 }
 
 /// Keys whose values are shown. All values below any other key are removed.
-const OPEN: [&str; 6] = [
+const OPEN: [&str; 7] = [
     // The plugin's configuration, and istio-cni's.
     "cniVersion cniVersions name type log_level plugin_log_level log_file kubernetes kubeconfig agent_socket
     manifests_dir exclude_namespaces cni_bin_dir timeout_seconds agent_namespace agent_pod_prefixes cluster_dns dialect
@@ -205,8 +205,10 @@ const OPEN: [&str; 6] = [
     "current-context contexts clusters users user cluster context namespace server certificate-authority proxy-url
     tls-server-name tokenFile client-certificate client-key exec command apiVersion kind interactiveMode env
     auth-provider",
-    // The installation's record.
-    "installer role ours before aside program_version node network node_configuration",
+    // The inputs of an evaluation in a state file. `args` is not open: a kubeconfig has that key too.
+    "inputs pod uid evaluated network blocks without_facts runtime_nameservers previous_nameservers",
+    // The installation's record, and the own list.
+    "installer role ours before aside program_version node network node_configuration copy_of source cni_conf_dir",
 ];
 /// Keys of objects whose members have arbitrary names, such as paths.
 const MAPS: [&str; 3] = ["files", "lists", "networks"];
