@@ -341,7 +341,7 @@ impl AgentArguments {
         let is_enabled = nri_socket.is_some() || has_hook;
         // Without the pods' labels, it is unknown which pods a selector selects.
         let restores = self.repair.settings().is_some_and(|repair| repair.criteria.selector.selects_all());
-        is_enabled.then(|| ContainerSettings { nri_socket, has_hook, restores })
+        is_enabled.then_some(ContainerSettings { nri_socket, has_hook, restores })
     }
 
     fn services(&self) -> Option<Services> {

@@ -177,7 +177,7 @@ mod tests {
             ..Pod::default()
         };
         let annotations = annotations(of_namespace).into_iter().collect();
-        let namespace = Some(Namespace { name: "shop".into(), annotations, ..Namespace::default() });
+        let namespace = Some(Namespace { name: "shop".into(), annotations });
         follows_changes(&Facts { pod, namespace }).map_err(|error| error.to_string())
     }
 
