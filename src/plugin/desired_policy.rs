@@ -59,6 +59,12 @@ impl DesiredPolicy {
         let with = EvaluatedWith::Nothing;
         Self { policy: Policy::default(), why: reason.to_string(), ignored: Vec::new(), with }
     }
+
+    /// Returns the policy of a pod that starts although no source of facts answered.
+    pub(super) fn missing_facts(why: String) -> Self {
+        let with = EvaluatedWith::MissingFacts;
+        Self { policy: Policy::default(), why, ignored: Vec::new(), with }
+    }
 }
 
 /// Fetches the facts of a pod; with those of its namespace if the flag is set.
@@ -99,7 +105,7 @@ pub(super) fn evaluate(
             run(&others, conf, None)
         }
         (Some(_), None) => match without_facts::not_injected(conf, || "no source of facts is configured".to_owned()) {
-            Some(desired) => Ok(desired),
+            Some(why) => Ok(DesiredPolicy::missing_facts(why)),
             None => run(&conf.chain, conf, None),
         },
         (Some(pod), Some(fetch_facts)) => {
@@ -109,7 +115,7 @@ pub(super) fn evaluate(
             }
             match fetch_facts(pod, wants.namespace) {
                 Ok(facts) => run(&conf.chain, conf, Some(&facts)),
-                Err(error) => without_facts::desired_policy(pod, conf, error),
+                Err(error) => without_facts::check(pod, conf, error).map(DesiredPolicy::missing_facts),
             }
         }
     }

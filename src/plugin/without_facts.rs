@@ -2,11 +2,9 @@
 //! agent runs. The annotations that the container runtime passes show whether Istio's injector has processed the pod. A
 //! pod without the injector's annotation is never redirected, so it starts.
 
-use super::desired_policy::{DesiredPolicy, EvaluatedWith};
 use crate::cni::{Error, Kubernetes, NetConf};
 use crate::pod::PodRef;
 use crate::pod::well_known::INJECTION_STATUS;
-use crate::policy::Policy;
 use std::borrow::Cow;
 use std::time::Duration;
 
@@ -30,15 +28,15 @@ pub(super) fn sources(conf: &NetConf) -> Cow<'_, Kubernetes> {
     }
 }
 
-/// Returns the policy of a pod without facts: an empty one if its annotations from the runtime show that it is not
-/// redirected. `error` is the reason why there are no facts.
+/// Checks that a pod without facts can start: that its annotations from the runtime show that it is not redirected.
+/// `error` is the reason why there are no facts. Returns a line that explains it.
 ///
 /// # Errors
 /// `error`, with the pod's name.
-pub(super) fn desired_policy(pod: &PodRef, conf: &NetConf, error: Error) -> Result<DesiredPolicy, Error> {
+pub(super) fn check(pod: &PodRef, conf: &NetConf, error: Error) -> Result<String, Error> {
     let no_facts = || format!("its facts are unavailable: {error}");
-    if let Some(desired) = not_injected(conf, no_facts) {
-        return Ok(desired);
+    if let Some(why) = not_injected(conf, no_facts) {
+        return Ok(why);
     }
     let name = format!("{}/{}", pod.namespace, pod.name);
     let mut error = error;
@@ -55,15 +53,12 @@ pub(super) fn desired_policy(pod: &PodRef, conf: &NetConf, error: Error) -> Resu
     Err(error)
 }
 
-/// Returns the empty policy if the annotations from the runtime show that the pod is not redirected. `cause` is why
-/// only these annotations are known.
-pub(super) fn not_injected(conf: &NetConf, cause: impl FnOnce() -> String) -> Option<DesiredPolicy> {
+/// Returns a line that explains that the pod is not redirected, if the annotations from the runtime show it. `cause` is
+/// why only these annotations are known.
+pub(super) fn not_injected(conf: &NetConf, cause: impl FnOnce() -> String) -> Option<String> {
     (is_injected(conf) == Some(false)).then(|| {
-        let why = format!(
-            "not redirected: annotation {INJECTION_STATUS} is missing according to the container runtime; {}",
-            cause()
-        );
-        DesiredPolicy { policy: Policy::default(), why, ignored: Vec::new(), with: EvaluatedWith::MissingFacts }
+        let cause = cause();
+        format!("not redirected: annotation {INJECTION_STATUS} is missing according to the container runtime; {cause}")
     })
 }
 
@@ -81,9 +76,9 @@ mod tests {
         NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "").expect("accepted")
     }
 
-    fn decided(annotations: Option<Value>, error: Error) -> Result<DesiredPolicy, Error> {
+    fn decided(annotations: Option<Value>, error: Error) -> Result<String, Error> {
         let pod = PodRef { namespace: "shop".into(), name: "web-0".into(), uid: None };
-        desired_policy(&pod, &conf(annotations, 10), error)
+        check(&pod, &conf(annotations, 10), error)
     }
 
     fn down() -> Error {
@@ -93,10 +88,9 @@ mod tests {
     #[test]
     fn a_pod_that_the_injector_has_not_processed_starts_without_facts() {
         for annotations in [json!({}), json!({"k8s.v1.cni.cncf.io/networks": "a", "detour.io/exclude-uids": "7"})] {
-            let desired = decided(Some(annotations), down()).expect("it starts");
-            assert!(desired.policy.is_empty());
+            let why = decided(Some(annotations), down()).expect("it starts");
             for part in ["sidecar.istio.io/status is missing", "container runtime", "connection refused"] {
-                assert!(desired.why.contains(part), "{}", desired.why);
+                assert!(why.contains(part), "{why}");
             }
         }
     }

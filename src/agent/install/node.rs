@@ -1,6 +1,7 @@
 //! Reads and changes the node's files: the found state and the plan, the locks of installers (`locks`), the installed
-//! configurations (`installed`), and programs (`programs`).
+//! configurations (`installed`), programs (`programs`), and digests of programs (`digests`).
 
+mod digests;
 mod installed;
 mod locks;
 mod programs;
@@ -22,7 +23,7 @@ use crate::cni::is_configuration_file;
 use crate::host_path::{HostPath, HostRoot};
 use crate::state::format;
 use crate::trusted_file::{self, is_trusted, read_nofollow};
-use programs::ProgramDigests;
+use digests::ProgramDigests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};

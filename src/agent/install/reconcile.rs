@@ -1,6 +1,7 @@
 //! The difference between a node's desired and found state, as a plan.
 
 mod cluster_list;
+mod own_file;
 mod source_timer;
 
 pub use source_timer::SourceTimer;
@@ -10,13 +11,14 @@ use super::error::InstallError;
 use super::hook;
 use super::plan::{self, FileAction, InstallPlan};
 use super::state::{
-    ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, NodeParts, Owned,
-    PRIVATE_MODE, PROGRAM_MODE, PreviousContent, Role, with_newest,
+    ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, NodeParts, PRIVATE_MODE,
+    PROGRAM_MODE, PreviousContent, Role,
 };
 use crate::cni::{NODE_CONFIGURATION_LIMIT, PROGRAM};
 use crate::host_path::HostPath;
 use crate::plugin::hook::HOOK_PROGRAM;
 use cluster_list::ClusterList;
+use own_file::{add_text, log_file};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -162,29 +164,6 @@ fn add_node(
     Ok(())
 }
 
-fn add_text(
-    path: &HostPath,
-    role: Role,
-    text: &str,
-    before: PreviousContent,
-    found: &FoundState,
-    plan: &mut InstallPlan,
-) {
-    let desired = Digest::of(text.as_bytes());
-    let file = found.files.get(path);
-    if file.is_none_or(|file| file.digest != desired || file.mode != PRIVATE_MODE || !file.trusted) {
-        plan.actions.push(FileAction::Write {
-            path: path.clone(),
-            text: text.to_owned(),
-            mode: PRIVATE_MODE,
-            before: file.and_then(|file| file.text.clone()),
-            follow: false,
-            secret: role == Role::Kubeconfig,
-        });
-    }
-    log_file(path, role, desired, before, found, plan);
-}
-
 /// Returns what an uninstallation restores at `path`. A file of the same kind as `text` is taken for an earlier version
 /// of the plugin's own file and not restored.
 fn previous_content<T: PartialEq>(
@@ -200,20 +179,6 @@ fn previous_content<T: PartialEq>(
         }
         (None, _) => PreviousContent::Nothing,
     }
-}
-
-/// Adds a file to the record, with its desired contents and, if an installation wrote them, its current ones.
-fn log_file(
-    path: &HostPath,
-    role: Role,
-    desired: Digest,
-    before: PreviousContent,
-    found: &FoundState,
-    plan: &mut InstallPlan,
-) {
-    let file = found.files.get(path).filter(|_| found.is_ours(path));
-    let earlier: Vec<_> = file.map(|file| file.digest.clone()).into_iter().collect();
-    plan.record.files.insert(path.clone(), Owned { role, ours: with_newest(&earlier, desired), before, copy_of: None });
 }
 
 /// Reverts the parts of earlier installations that are no longer desired, and the `stale` entries in lists. While the

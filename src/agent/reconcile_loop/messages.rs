@@ -1,26 +1,9 @@
-//! The messages of the loop: what it logs, and why a node is not ready.
+//! What the loop logs.
 
-use super::{Iteration, Readiness};
+use super::iteration::{Iteration, Readiness};
 use crate::agent::install::InstallPlan;
-use crate::agent::stability::{HOLD_TIME, Stability};
+use crate::agent::stability::HOLD_TIME;
 use std::time::{Duration, Instant};
-
-/// Returns why a node is not ready although the plan was just applied.
-pub(super) fn contested(plan: &InstallPlan, stability: &Stability) -> String {
-    let done = plan.actions.iter().map(ToString::to_string).chain(plan.notes.iter().cloned());
-    let next_step = if plan.removes_renamed_list() {
-        "Cilium renames the file: set cni.exclusive=false in its chart"
-    } else {
-        "stop that process (Cilium: set cni.exclusive=false)"
-    };
-    format!(
-        "another process keeps reverting the installation: {} repairs in a row did not last {} s, the last one: {}; \
-         {next_step}",
-        stability.repairs(),
-        HOLD_TIME.as_secs(),
-        done.collect::<Vec<_>>().join("; ")
-    )
-}
 
 /// The last logged state; only changes of it are logged.
 #[derive(Debug, Default)]

@@ -10,8 +10,6 @@ use std::path::Path;
 /// The file name of the plugin's own list: a copy of the cluster network's plugin list with the plugin's entry. Of the
 /// files in their configuration directory, runtimes use the first one.
 pub const OWN_LIST: &str = "00-detour.conflist";
-/// The key of the entry in an own list with the directory of the cluster network's list.
-pub const CNI_CONF_DIR: &str = "cni_conf_dir";
 
 /// Whether a runtime reads a file of this name (libcni, `ConfFiles`).
 #[must_use]

@@ -7,6 +7,9 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// The key of the entry in an own list with the directory of the cluster network's list.
+pub const CNI_CONF_DIR: &str = "cni_conf_dir";
+
 /// The default timeout of an executable, in seconds. kubelet gives a runtime two minutes for a pod
 /// (`runtimeRequestTimeout`), in which a failed ADD must also be undone.
 const DELEGATE_TIMEOUT: u32 = 60;

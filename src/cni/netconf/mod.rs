@@ -20,8 +20,8 @@ mod sub_plugins;
 mod unknown;
 
 pub use attachment_keys::unknown_key;
-pub use file::{CNI_CONF_DIR, OWN_LIST, configuration, is_configuration_file};
-pub use keys::LogLevel;
+pub use file::{OWN_LIST, configuration, is_configuration_file};
+pub use keys::{CNI_CONF_DIR, LogLevel};
 pub(super) use keys::{absolute, delegate_timeout};
 pub(super) use kubernetes::ISTIO_KUBECONFIG;
 pub use kubernetes::{DEFAULT_AGENT_PREFIXES, Kubernetes};

@@ -1,7 +1,6 @@
 //! The network configuration of this plugin, parsed except for the blocks of its sub-plugins.
 
-use super::file::CNI_CONF_DIR;
-use super::keys::{LogLevel, absolute, delegate_timeout, text};
+use super::keys::{CNI_CONF_DIR, LogLevel, absolute, delegate_timeout, text};
 use super::kubernetes::Kubernetes;
 use super::pod_annotations;
 use super::primary::Primary;
@@ -168,6 +167,12 @@ impl NetConf {
         };
         parse_only(&["name", "clusterNetwork", "delegates", "cniDir", "binDir", "retryDeleteOnError"])
             .or_else(|_| parse_only(&["name"]))
+    }
+
+    /// Returns the pod's annotations, all of which are strings; `None` if the runtime does not pass them.
+    #[must_use]
+    pub fn pod_annotations(&self) -> Option<&Map<String, Value>> {
+        self.runtime_config.get(pod_annotations::POD_ANNOTATIONS)?.as_object()
     }
 
     /// Returns the pod's nameservers that the runtime passes in `runtimeConfig.dns` (capability `dns`).

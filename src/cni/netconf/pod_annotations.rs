@@ -1,7 +1,6 @@
 //! The pod's annotations as the container runtime passes them. The runtime has them from the kubelet, so they are
 //! available without an API server.
 
-use super::NetConf;
 use crate::cni::list::wrong_type;
 use serde_json::{Map, Value};
 
@@ -12,14 +11,6 @@ pub const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 /// The maximum size of all keys and values. The API server accepts 256 KiB (apimachinery, `TotalAnnotationSizeLimitB`),
 /// and the kubelet adds a few annotations.
 const MAX_SIZE: usize = 512 << 10;
-
-impl NetConf {
-    /// Returns the pod's annotations, all of which are strings; `None` if the runtime does not pass them.
-    #[must_use]
-    pub fn pod_annotations(&self) -> Option<&Map<String, Value>> {
-        self.runtime_config.get(POD_ANNOTATIONS)?.as_object()
-    }
-}
 
 /// Checks the annotations in `runtimeConfig`. Removes invalid ones with a warning, all of them together: a part could
 /// lack the annotation that decides. Replaces `null`, as which containerd passes a pod without annotations.
@@ -57,7 +48,7 @@ fn place() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::CniCommand;
+    use crate::cni::{CniCommand, NetConf};
     use serde_json::json;
 
     fn conf(runtime_config: &Value) -> NetConf {

@@ -154,7 +154,7 @@ pub(super) fn fetch_facts(
             && skip_reason(conf, pod_ref).is_none()
             && let Err(error) = pod.facts(pod_ref, wants.namespace)
         {
-            without_facts::desired_policy(pod_ref, conf, error)?;
+            without_facts::check(pod_ref, conf, error)?;
         }
     }
     Ok(())

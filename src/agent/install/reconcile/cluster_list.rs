@@ -1,13 +1,13 @@
 //! The plugin's entry in the cluster network's plugin list: in the list itself, or in a copy that runtimes use instead,
 //! the own list.
 
-use super::{add_text, with_newest};
+use super::own_file::add_text;
 use crate::agent::install::conflist::{self, UnusableList};
 use crate::agent::install::digest::Digest;
 use crate::agent::install::error::InstallError;
 use crate::agent::install::plan::{FileAction, InstallPlan};
 use crate::agent::install::state::{
-    ConfFile, CopiedList, EditedList, FoundFile, FoundState, OWN_LIST, PRIVATE_MODE, PreviousContent, Role,
+    ConfFile, CopiedList, EditedList, FoundFile, FoundState, OWN_LIST, PRIVATE_MODE, PreviousContent, Role, with_newest,
 };
 use crate::agent::install::target::{self, ConfTarget};
 use crate::cni::CNI_CONF_DIR;
