@@ -58,7 +58,8 @@ Examples:
 
 Pods keep their rules. The command first removes the configuration, then the node configuration, the
 kubeconfig and the program. It keeps files that were edited after the installation and the files
-that they require, and lists them.
+that they require, and lists them. It also keeps the program while the container runtime needs it to
+delete running pods (CRI-O): repeat the command after these pods were deleted.
 
 Exit codes: 0 success, 1 incomplete (see stderr), 2 invalid arguments or input.";
 

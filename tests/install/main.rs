@@ -10,6 +10,7 @@ mod hook;
 mod manifests;
 mod own_list;
 mod releases;
+mod saved_results;
 #[path = "../support/mod.rs"]
 mod support;
 

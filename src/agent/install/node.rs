@@ -177,6 +177,7 @@ impl NodeFiles {
                 }
             }
         }
+        self.find_needed_programs(desired, &mut found);
         if let Some(desired) = desired {
             found.aliases = self.aliases(desired, &found);
         }

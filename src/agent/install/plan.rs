@@ -180,11 +180,16 @@ impl InstallPlan {
 
 /// Returns the plan that reverts everything in the installation record and removes temporary files of interrupted
 /// installations.
+///
+/// Programs that the runtime needs to delete running pods stay.
 #[must_use]
 pub fn undo(found: &FoundState) -> InstallPlan {
     let mut plan = revert(&found.record, found);
     let leftovers = found.leftovers.iter().map(|path| FileAction::Remove { path: path.clone(), before: None });
     plan.actions.extend(leftovers);
+    if plan.record.files.keys().any(|path| found.needed_programs.contains_key(path)) {
+        plan.notes.push("delete these pods (drain the node), then run `detour uninstall` again".to_owned());
+    }
     plan
 }
 
@@ -192,7 +197,7 @@ pub fn undo(found: &FoundState) -> InstallPlan {
 /// programs.
 ///
 /// What another process changed stays, with a note, and stays in the plan's record. While such a configuration exists,
-/// the files that it may need stay too. What another release needs stays, and the record of that release covers it.
+/// the files that it may need stay too, and so does a program that the runtime needs to delete running pods. What another release needs stays, and the record of that release covers it.
 pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan {
     let mut plan = InstallPlan::of(found);
     plan.record = InstallRecord { files: BTreeMap::new(), lists: BTreeMap::new(), ..record.clone() };
@@ -225,6 +230,14 @@ pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan 
                 plan.record.files.insert(path.clone(), owned.clone());
             }
         }
+    }
+    let is_removed = |action: &FileAction| match action {
+        FileAction::Remove { path, .. } => record.files.get(path).is_some_and(|owned| owned.role == Role::Program),
+        _ => false,
+    };
+    if plan.actions.iter().any(is_removed) {
+        let note = |problem: &String| format!("pods that need the program for their deletion may exist: {problem}");
+        plan.notes.extend(found.unread_results.iter().map(note));
     }
     if plan.record.files.values().all(|owned| owned.role != Role::Node) {
         plan.record.node.clear();
@@ -264,10 +277,14 @@ fn revert_file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec
             _ => Err(EDITED.to_owned()),
         };
     }
+    let pods = found.needed_programs.get(path).copied().unwrap_or_default();
     Ok(vec![match &owned.before {
         PreviousContent::Text(text, mode) => write(path, text, *mode, before),
         PreviousContent::Aside(aside) if found.files.contains_key(aside) => {
             FileAction::Restore { aside: aside.clone(), path: path.clone() }
+        }
+        PreviousContent::Aside(_) | PreviousContent::Nothing if pods > 0 => {
+            return Err(format!("the runtime needs it to delete pods whose saved plugin lists name it (pods: {pods})"));
         }
         PreviousContent::Aside(_) | PreviousContent::Nothing => FileAction::Remove { path: path.clone(), before },
     }])

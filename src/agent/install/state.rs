@@ -107,6 +107,11 @@ pub struct FoundState {
     pub multus: Option<HostPath>,
     /// Temporary files of installations that were killed, and own lists that Cilium renamed.
     pub leftovers: Vec<HostPath>,
+    /// The programs that the runtime needs to delete running pods, with the number of these pods: their saved plugin lists
+    /// name the program.
+    pub needed_programs: BTreeMap<HostPath, usize>,
+    /// Why `needed_programs` may be incomplete, one line each.
+    pub unread_results: Vec<String>,
     /// Warnings, one line each.
     pub notes: Vec<String>,
 }

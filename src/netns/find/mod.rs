@@ -5,6 +5,8 @@
 mod processes;
 mod results;
 
+pub use results::containers_by_type;
+
 use super::addresses::own_addresses;
 use super::lock::NetnsId;
 use super::namespace::NetNs;

@@ -4,8 +4,11 @@
 use crate::cni::{Code, Error};
 use crate::host_path::{HostPath, HostRoot};
 use crate::trusted_file::read_nofollow;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -14,6 +17,8 @@ use std::path::PathBuf;
 const DIRECTORIES: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
 /// The largest file that is read.
 const MAX_RESULT: u64 = 4 << 20;
+/// The maximum number of files that are read for [`containers_by_type`].
+const MAX_RESULTS: usize = 10_000;
 /// The `kind` of a cached result.
 const KIND: &str = "cniCacheV1";
 
@@ -79,6 +84,27 @@ impl CachedResult {
     }
 }
 
+/// The configuration in the cached result of an ADD.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CachedConfiguration {
+    kind: String,
+    container_id: String,
+    /// Base64 of the plugin list, or of a single plugin's configuration.
+    config: String,
+}
+
+impl CachedConfiguration {
+    /// Returns the container ID and the types of the plugins.
+    fn types(text: &[u8]) -> Option<(String, BTreeSet<String>)> {
+        let Self { kind, container_id, config } = serde_json::from_slice(text).ok()?;
+        let config: Value = serde_json::from_slice(&BASE64_STANDARD.decode(config).ok()?).ok()?;
+        let plugins = config["plugins"].as_array().map_or(std::slice::from_ref(&config), Vec::as_slice);
+        let types = plugins.iter().filter_map(|plugin| plugin["type"].as_str()).map(str::to_owned).collect();
+        (kind == KIND).then_some((container_id, types))
+    }
+}
+
 /// Reads all cached results, sorted by file name. Skips files in another format.
 ///
 /// # Errors
@@ -86,21 +112,69 @@ impl CachedResult {
 pub(super) fn cached_results(node: &HostRoot) -> Result<Vec<CachedResult>, Error> {
     let mut all = Vec::new();
     for name in DIRECTORIES {
-        let failed = |error| Error::new(Code::Io, format!("can't read the cached results in {name}: {error}"));
-        let Some(directory) = HostPath::new(name) else { continue };
-        let entries = match fs::read_dir(node.reach(&directory).map_err(failed)?) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            Err(error) => return Err(failed(error)),
-        };
-        let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-        files.sort();
-        all.extend(files.into_iter().filter_map(|path| {
-            let file = directory.join(path.file_name()?.to_str()?);
+        all.extend(files(node, name)?.into_iter().filter_map(|path| {
+            let file = HostPath::new(name)?.join(path.file_name()?.to_str()?);
             CachedResult::parse(file.to_string(), &read_nofollow(&path, MAX_RESULT).ok()?)
         }));
     }
     Ok(all)
+}
+
+/// Returns the containers whose cached configuration has a plugin of one of `types`, by type; and the problems of
+/// reading them, one for each directory. Runtimes call these plugins again to delete the containers' pods.
+#[must_use]
+pub fn containers_by_type(
+    node: &HostRoot,
+    types: &BTreeSet<String>,
+) -> (BTreeMap<String, BTreeSet<String>>, Vec<Error>) {
+    let (mut containers, mut problems): (BTreeMap<_, BTreeSet<_>>, _) = (BTreeMap::new(), Vec::new());
+    for name in DIRECTORIES {
+        let found = files(node, name).unwrap_or_else(|problem| {
+            problems.push(problem);
+            Vec::new()
+        });
+        if found.len() > MAX_RESULTS {
+            let msg = format!("{name}: expected at most {MAX_RESULTS} cached results, got {}", found.len());
+            problems.push(Error::new(Code::Io, msg));
+        }
+        let read = |path: PathBuf| match read_nofollow(&path, MAX_RESULT) {
+            Ok(text) => Ok(CachedConfiguration::types(&text)),
+            // The runtime has deleted the container.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => {
+                let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                Err(Error::new(Code::Io, format!("can't read the cached result {name}/{file}: {error}")))
+            }
+        };
+        let mut unread = None;
+        for read in found.into_iter().take(MAX_RESULTS).map(read) {
+            let (container_id, plugins) = read
+                .unwrap_or_else(|error| {
+                    unread.get_or_insert(error);
+                    None
+                })
+                .unwrap_or_default();
+            for kind in plugins.intersection(types) {
+                containers.entry(kind.clone()).or_default().insert(container_id.clone());
+            }
+        }
+        problems.extend(unread);
+    }
+    (containers, problems)
+}
+
+/// Returns the sorted files of a cache directory; none if it does not exist.
+fn files(node: &HostRoot, name: &str) -> Result<Vec<PathBuf>, Error> {
+    let failed = |error| Error::new(Code::Io, format!("can't read the cached results in {name}: {error}"));
+    let Some(directory) = HostPath::new(name) else { return Ok(Vec::new()) };
+    let entries = match fs::read_dir(node.reach(&directory).map_err(failed)?) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    Ok(files)
 }
 
 #[cfg(test)]
@@ -155,5 +229,22 @@ mod tests {
         let mut other = text();
         other["kind"] = "cniCacheV9".into();
         assert_eq!(parse(&other), None);
+    }
+
+    #[test]
+    fn the_types_of_a_cached_list_or_plugin_are_read() {
+        let types = |config: &Value| {
+            let mut text = text();
+            text["config"] = BASE64_STANDARD.encode(config.to_string()).into();
+            let (container, types) = CachedConfiguration::types(text.to_string().as_bytes()).expect("a configuration");
+            assert_eq!(container, "c");
+            types.into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(types(&json!({"plugins": [{"type": "b"}, {"type": "a"}, {}]})), ["a", "b"]);
+        assert_eq!(types(&json!({"type": "istio-cni"})), ["istio-cni"]);
+        assert_eq!(types(&json!([])), [""; 0]);
+        let mut invalid = text();
+        invalid["config"] = "%".into();
+        assert_eq!(CachedConfiguration::types(invalid.to_string().as_bytes()), None);
     }
 }

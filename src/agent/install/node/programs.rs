@@ -1,8 +1,9 @@
 //! Programs on the node: which exist, and who may change them.
 
 use super::NodeFiles;
-use crate::agent::install::state::DesiredState;
+use crate::agent::install::state::{DesiredState, FoundState, Role};
 use crate::host_path::HostPath;
+use crate::netns::find::containers_by_type;
 use crate::trusted_file;
 use std::collections::BTreeSet;
 
@@ -31,6 +32,23 @@ impl NodeFiles {
             (!error.is_not_found()).then(|| format!("{problem}; run on the node: chown -R root:root {directory}"))
         };
         directories.iter().filter_map(warning).collect()
+    }
+
+    /// Finds the programs in the record that are not desired, and that the runtime needs to delete running pods: CRI-O
+    /// deletes a pod with the plugin list with which it started, as Multus does with each attachment.
+    pub(super) fn find_needed_programs(&self, desired: Option<&DesiredState>, found: &mut FoundState) {
+        let is_desired = |path| desired.is_some_and(|desired| desired.programs.contains(path));
+        let programs =
+            found.record.files.iter().filter(|(path, owned)| owned.role == Role::Program && !is_desired(path));
+        let programs: Vec<_> = programs.map(|(path, _)| path.clone()).collect();
+        if programs.is_empty() {
+            return;
+        }
+        let types = programs.iter().map(HostPath::name).map(|name| name.to_string()).collect();
+        let (containers, problems) = containers_by_type(&self.root, &types);
+        let pods = |path: HostPath| containers.get(&*path.name()).map(BTreeSet::len).map(|pods| (path, pods));
+        found.needed_programs = programs.into_iter().filter_map(pods).collect();
+        found.unread_results = problems.iter().map(ToString::to_string).collect();
     }
 
     /// Returns the program of Multus, if it is beside the desired programs.

@@ -1,0 +1,145 @@
+//! Uninstallation while the runtime has saved plugin lists that name the program. CRI-O deletes a pod with the plugin
+//! list that libcni saved at its ADD.
+
+use crate::agent_process::{Agent, SETTLED};
+use crate::scene::{CALICO, Scene};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+const LIST: &str = "etc/cni/net.d/10-calico.conflist";
+const OWN: &str = "etc/cni/net.d/00-detour.conflist";
+const RECORD: &str = "var/lib/cni/detour/install.json";
+const PROGRAM: &str = "opt/cni/bin/detour";
+
+/// Writes the result of an ADD as libcni does.
+fn save(scene: &Scene, directory: &str, container: &str, config: &str) -> String {
+    let file = format!("{directory}/k8s-pod-network-{container}-eth0");
+    let cached = json!({
+        "kind": "cniCacheV1", "containerId": container, "config": BASE64_STANDARD.encode(config),
+        "ifName": "eth0", "networkName": "k8s-pod-network", "cniArgs": [], "result": {},
+    });
+    fs::create_dir_all(scene.path(directory)).expect("made");
+    scene.write(&file, &cached.to_string());
+    file
+}
+
+/// Runs the installed program as CRI-O does to delete a pod: with the saved entry.
+fn delete_pod(scene: &Scene, list: &Value) {
+    let mut entry = list["plugins"].as_array().expect("a list").last().expect("an entry").clone();
+    (entry["name"], entry["cniVersion"]) = (list["name"].clone(), list["cniVersion"].clone());
+    let kubeconfig = scene.path("var/lib/cni/detour/kubeconfig");
+    assert!(!kubeconfig.exists());
+    entry["kubernetes"]["kubeconfig"] = kubeconfig.to_str().expect("text").into();
+    let mut program = Command::new(scene.path(PROGRAM));
+    let environment = [
+        ("CNI_COMMAND", "DEL"),
+        ("CNI_CONTAINERID", "install-saved-results"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_NETNS", ""),
+        ("CNI_PATH", "/opt/cni/bin"),
+        ("CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web"),
+    ];
+    program.env_clear().envs(environment).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = program.spawn().expect("it starts");
+    process.stdin.take().expect("piped").write_all(entry.to_string().as_bytes()).expect("written");
+    let output = process.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn a_program_stays_until_the_pods_that_need_it_are_deleted() {
+    let scene = Scene::with("saved-results", "10-calico.conflist", CALICO);
+    let before = scene.files();
+    scene.ok("install", &["--own-list=true", "--name=istio-cni"]);
+    let list = scene.json(OWN);
+    let results = "var/lib/cni/results";
+    let other = save(&scene, results, "c0", CALICO);
+    let needing = [
+        save(&scene, results, "c1", &list.to_string()),
+        save(&scene, results, "c2", &list.to_string()),
+        // The same container with another interface, and an attachment that Multus added.
+        save(&scene, "var/lib/cni/multus/results", "c2", r#"{"name": "a", "type": "detour"}"#),
+    ];
+    scene.write(&format!("{results}/no-result"), "{");
+
+    let dry_run = scene.run("uninstall", &["--dry-run"]);
+    let stderr = scene.fails("uninstall", &[]);
+    assert_eq!(String::from_utf8_lossy(&dry_run.stderr), stderr);
+    let kept = "/opt/cni/bin/detour is not reverted: the runtime needs it to delete pods whose saved plugin lists name it \
+                (pods: 2)";
+    assert!(stderr.contains(kept) && stderr.contains("then run `detour uninstall` again"), "{stderr}");
+    assert!(!scene.path(OWN).exists() && !scene.path("opt/cni/bin/istio-cni").exists());
+    assert!(!scene.path("var/lib/cni/detour/node.json").exists());
+    let record = scene.json(RECORD);
+    assert_eq!(record["files"].as_object().expect("files").keys().collect::<Vec<_>>(), ["/opt/cni/bin/detour"]);
+    delete_pod(&scene, &list);
+
+    // The pods are deleted one after the other.
+    fs::remove_file(scene.path(&needing[0])).expect("removed");
+    assert!(scene.fails("uninstall", &[]).contains("(pods: 1)"));
+    for file in &needing[1..] {
+        fs::remove_file(scene.path(file)).expect("removed");
+    }
+    scene.ok("uninstall", &[]);
+    fs::remove_file(scene.path(&other)).expect("removed");
+    fs::remove_dir_all(scene.path(results)).expect("removed");
+    fs::remove_dir_all(scene.path("var/lib/cni/multus")).expect("removed");
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn an_agent_that_removes_the_plugin_keeps_the_program_for_running_pods() {
+    let scene = Scene::with("saved-results-agent", "10-calico.conflist", CALICO);
+    let agent = Agent::start(&scene, "a", &["--on-exit=remove"]);
+    agent.wait_for_log(SETTLED);
+    let file = save(&scene, "var/lib/cni/results", "c1", &scene.read(LIST));
+    assert!(agent.end(Signal::SIGTERM).success());
+    assert_eq!(scene.read(LIST), CALICO);
+    assert!(scene.path(PROGRAM).exists() && scene.path(RECORD).exists());
+    // A later installation takes the program over.
+    let agent = Agent::start(&scene, "b", &["--on-exit=remove"]);
+    agent.wait_for_log(SETTLED);
+    fs::remove_file(scene.path(&file)).expect("removed");
+    assert!(agent.end(Signal::SIGTERM).success());
+    assert!(!scene.path(PROGRAM).exists() && !scene.path(RECORD).exists());
+}
+
+#[test]
+fn a_program_name_that_an_upgrade_drops_stays_for_running_pods() {
+    let scene = Scene::with("saved-results-name", "10-calico.conflist", CALICO);
+    scene.ok("install", &["--name=istio-cni"]);
+    let istio = r#"{"name": "a", "plugins": [{"type": "istio-cni"}]}"#;
+    let file = save(&scene, "var/lib/cni/results", "c1", istio);
+    let output = scene.run("install", &[]);
+    assert!(output.status.success());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("/opt/cni/bin/istio-cni is not reverted: the runtime needs it"), "{stderr}");
+    assert!(scene.path("opt/cni/bin/istio-cni").exists());
+    fs::remove_file(scene.path(&file)).expect("removed");
+    scene.ok("install", &[]);
+    assert!(!scene.path("opt/cni/bin/istio-cni").exists());
+}
+
+#[test]
+fn results_that_cannot_be_read_cause_a_note_and_stop_nothing() {
+    let scene = Scene::with("saved-results-unread", "10-calico.conflist", CALICO);
+    let before = scene.files();
+    scene.ok("install", &[]);
+    // A file instead of the directory, and a directory instead of a file.
+    scene.write("var/lib/cni/results", "");
+    fs::create_dir_all(scene.path("var/lib/cni/multus/results/directory")).expect("made");
+    let stderr = scene.fails("uninstall", &[]);
+    for place in ["in /var/lib/cni/results: ", "result /var/lib/cni/multus/results/directory: "] {
+        let note = "pods that need the program for their deletion may exist: can't read the cached result";
+        assert!(stderr.contains(note) && stderr.contains(place), "{stderr}");
+    }
+    assert!(!scene.path(PROGRAM).exists() && !scene.path(RECORD).exists());
+    fs::remove_file(scene.path("var/lib/cni/results")).expect("removed");
+    fs::remove_dir_all(scene.path("var/lib/cni/multus")).expect("removed");
+    assert_eq!(scene.files(), before);
+}
