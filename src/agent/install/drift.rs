@@ -1,9 +1,9 @@
-//! Drift of a node from its installation record: what `detour install` and the agent would repair.
+//! Drift of a node from its installation record: what `detour install` and the agent would repair. doctor has a check of
+//! its own for an own list that differs from its source.
 
-use super::conflist::{self, UnusableList};
+use super::conflist;
 use super::state::{EditedList, FoundFile, FoundState, Owned, PRIVATE_MODE, PROGRAM_MODE, RENAMED_OWN_LIST, Role};
 use crate::host_path::HostPath;
-use serde_json::Value;
 
 /// Returns the differences between the node and its installation record, one line each.
 #[must_use]
@@ -28,28 +28,7 @@ fn file(path: &HostPath, owned: &Owned, state: &FoundState) -> Option<String> {
     } else if !found.trusted {
         Some(format!("{path}: not owned by root"))
     } else {
-        outdated_copy(path, owned, state)
-    }
-}
-
-/// Compares an own list with its source.
-fn outdated_copy(path: &HostPath, owned: &Owned, state: &FoundState) -> Option<String> {
-    let (source, kind) = (owned.source(path)?, &owned.copy_of.as_ref()?.kind);
-    let Some(original) = state.files.get(&source) else {
-        return Some(format!("{path}: copy of {source}, which was not found"));
-    };
-    let original = original.text.as_deref()?;
-    let others = |text: &str| -> Result<Value, UnusableList> {
-        let text = conflist::without(text, kind)?.unwrap_or_else(|| text.to_owned());
-        serde_json::from_str(&text).map_err(|error| UnusableList::NotJson(error.to_string()))
-    };
-    let is_list = source.name().ends_with(".conflist");
-    let list = if is_list { others(original) } else { conflist::list_of(original).and_then(|list| others(&list)) };
-    let copy = state.files.get(path)?.text.as_deref().map(others)?;
-    match list {
-        Ok(list) if Ok(&list) == copy.as_ref() => None,
-        Ok(_) => Some(format!("{path}: outdated copy of {source}")),
-        Err(error) => Some(format!("{path}: copy of {source}: {error}")),
+        None
     }
 }
 
@@ -76,10 +55,8 @@ mod tests {
     use crate::agent::install::digest::Digest;
     use crate::agent::install::plan::FileAction;
     use crate::agent::install::reconcile::reconcile;
-    use crate::agent::install::state::{
-        ConfFile, ConfigurationTarget, CopiedList, DesiredState, InstallRecord, PreviousContent,
-    };
-    use serde_json::json;
+    use crate::agent::install::state::{ConfFile, ConfigurationTarget, DesiredState, InstallRecord, PreviousContent};
+    use serde_json::{Value, json};
 
     fn path(text: &str) -> HostPath {
         text.parse().expect("a path")
@@ -169,29 +146,6 @@ mod tests {
         other.files.get_mut(&path("/bin/detour")).expect("a program").ours = vec![program().digest];
         found.others.insert("other".parse().expect("a name"), other);
         assert!(changed(&found).is_empty(), "{:?}", changed(&found));
-    }
-
-    #[test]
-    fn an_own_list_that_differs_from_its_source_is_outdated() {
-        let own = path("/net.d/00-detour.conflist");
-        let copy = list(&json!([{"type": "bridge"}, {"type": "detour", "cni_conf_dir": "/net.d"}])).to_string();
-        let copy_of = CopiedList { source: "1.conflist".into(), kind: "detour".into() };
-        let ours = vec![Digest::of(copy.as_bytes())];
-        let before = PreviousContent::Nothing;
-        let owned = Owned { role: Role::Configuration, ours, before, copy_of: Some(copy_of) };
-        let of_source = |source: Option<Value>| {
-            let record = InstallRecord { files: [(own.clone(), owned.clone())].into(), ..InstallRecord::default() };
-            let source = source.map(|source| (path("/net.d/1.conflist"), found_file(&source.to_string(), 0o644)));
-            let files = source.into_iter().chain([(own.clone(), found_file(&copy, 0o600))]).collect();
-            changed(&FoundState { record, files, ..FoundState::default() })
-        };
-        assert_eq!(of_source(Some(list(&json!([{"type": "bridge"}])))), [""; 0]);
-        let outdated = of_source(Some(list(&json!([{"type": "macvlan"}]))));
-        assert_eq!(outdated, ["/net.d/00-detour.conflist: outdated copy of /net.d/1.conflist"]);
-        let unusable = of_source(Some(list(&json!([]))));
-        assert_eq!(unusable, ["/net.d/00-detour.conflist: copy of /net.d/1.conflist: missing key \"plugins\""]);
-        let missing = of_source(None);
-        assert_eq!(missing, ["/net.d/00-detour.conflist: copy of /net.d/1.conflist, which was not found"]);
     }
 
     #[test]

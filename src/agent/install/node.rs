@@ -156,7 +156,6 @@ impl NodeFiles {
         let record = &found.record;
         let mut paths: BTreeSet<HostPath> = record.files.keys().chain(record.lists.keys()).cloned().collect();
         paths.extend(record.lists.values().filter_map(|listed| Some(listed.single.as_ref()?.0.clone())));
-        paths.extend(record.files.iter().filter_map(|(path, owned)| owned.source(path)));
         let mut directories = BTreeSet::from([self.state.clone()]);
         if let Some(desired) = desired {
             paths.extend(desired.programs.iter().cloned());

@@ -205,11 +205,6 @@ pub struct CopiedList {
 }
 
 impl Owned {
-    /// Returns the path of the list of which the file at `path` is a copy.
-    pub(super) fn source(&self, path: &HostPath) -> Option<HostPath> {
-        self.copy_of.as_ref().map(|copied| path.sibling(&copied.source))
-    }
-
     /// Returns the path of the program that was moved aside.
     pub(super) fn aside(&self) -> Option<&HostPath> {
         match &self.before {
