@@ -197,7 +197,8 @@ pub fn undo(found: &FoundState) -> InstallPlan {
 /// programs.
 ///
 /// What another process changed stays, with a note, and stays in the plan's record. While such a configuration exists,
-/// the files that it may need stay too, and so does a program that the runtime needs to delete running pods. What another release needs stays, and the record of that release covers it.
+/// the files that it may need stay too, and so does a program that the runtime needs to delete running pods. What
+/// another release needs stays, and the record of that release covers it.
 pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan {
     let mut plan = InstallPlan::of(found);
     plan.record = InstallRecord { files: BTreeMap::new(), lists: BTreeMap::new(), ..record.clone() };

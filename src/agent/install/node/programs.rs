@@ -1,4 +1,4 @@
-//! Programs on the node: which exist, and who may change them.
+//! Programs on the node: which exist, who may change them, and which the runtime needs to delete running pods.
 
 use super::NodeFiles;
 use crate::agent::install::state::{DesiredState, FoundState, Role};
