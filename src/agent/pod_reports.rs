@@ -3,6 +3,7 @@
 use crate::cluster::{Event, PodWriter, PolicyCondition, ServiceAccount};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;
+use rustix::process::setpriority_process;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,8 @@ use std::time::Duration;
 const MAX_EVENTS: usize = 256;
 /// The limit of pods whose conditions wait for the API server: twice the pods of a large node.
 const MAX_CONDITIONS: usize = 1024;
+/// The niceness of the thread (sched(7)).
+const NICENESS: i32 = 10;
 /// The pause after a report that the API server did not accept.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
@@ -70,7 +73,14 @@ impl PodReports {
                 Report::Condition(pod, condition, has_changed) => open.set_condition(pod, condition, *has_changed),
             }
         };
-        thread::Builder::new().name("pod-reports".into()).spawn(move || shared.write_all(&mut write, RETRY_DELAY))?;
+        let work = move || {
+            // Of this thread (setpriority(2)). Reports about many pods must not delay the changes that they report.
+            if let Err(error) = setpriority_process(None, NICENESS) {
+                tracing::debug!("can't lower the priority of the thread for reports: {error}");
+            }
+            shared.write_all(&mut write, RETRY_DELAY);
+        };
+        thread::Builder::new().name("pod-reports".into()).spawn(work)?;
         Ok(reports)
     }
 

@@ -122,7 +122,7 @@ pub(super) struct AgentArguments {
 enum LivePolicyArgument {
     /// Exclusions, and the lists of captured and excluded ports, ranges, groups and interfaces
     Exclusions,
-    /// All changes, also of the redirection itself
+    /// All changes, also of the settings of the redirection; a running pod's redirection never begins or ends
     All,
     /// None: only new pods get a changed policy; the agent reports which pods have an earlier one
     Off,

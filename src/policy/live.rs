@@ -13,7 +13,7 @@ pub enum LivePolicyScope {
     /// Exclusions, and the lists of captured and excluded ports, ranges, groups and interfaces.
     #[default]
     Exclusions,
-    /// All changes.
+    /// All changes, except the begin and the end of a redirection.
     All,
 }
 
@@ -40,14 +40,25 @@ impl FromStr for LivePolicyScope {
 impl Policy {
     /// Returns the policy that a running pod with this policy gets if its desired policy is `desired`.
     ///
-    /// With [`LivePolicyScope::Exclusions`], a pod whose kind of interception would change keeps its policy: the proxy
-    /// expects its traffic as it was when the pod started.
+    /// The redirection of a running pod neither begins nor ends, nor that of IPv6: without a rule for NAT, the kernel
+    /// does not translate the addresses of established connections either, and with the first one, it redirects them. A
+    /// pod whose redirection would begin or end keeps its policy.
+    ///
+    /// With [`LivePolicyScope::Exclusions`], so does a pod whose kind of interception would change in another way: the
+    /// proxy expects its traffic as it was when the pod started.
     #[must_use]
     pub fn following(&self, desired: &Self, scope: LivePolicyScope) -> Self {
         match scope {
             LivePolicyScope::Off => self.clone(),
-            LivePolicyScope::All => desired.clone(),
             LivePolicyScope::Exclusions => self.with_exclusions_of(desired),
+            LivePolicyScope::All => match (self.redirect(), desired.redirect()) {
+                (None, None) => desired.clone(),
+                (Some(own), Some(other)) => {
+                    let redirect = Redirect { ipv6: own.ipv6, ..other.clone() };
+                    Self { interception: Interception::On(Box::new(redirect)), ..desired.clone() }
+                }
+                _ => self.clone(),
+            },
         }
     }
 
@@ -142,7 +153,10 @@ mod tests {
         let expected = Policy { exclusions: excluding(7).exclusions, dns_captured_elsewhere: Some(true), ..on(lists) };
         assert_eq!(followed, expected);
         assert_eq!(old.following(&desired, LivePolicyScope::Off), old);
-        assert_eq!(old.following(&desired, LivePolicyScope::All), desired);
+        let Some(redirect) = desired.redirect().cloned() else { panic!("redirected") };
+        let interception = on(Redirect { ipv6: Ipv6::Auto, ..redirect }).interception;
+        let expected = Policy { interception, ..desired.clone() };
+        assert_eq!(old.following(&desired, LivePolicyScope::All), expected);
     }
 
     #[test]
@@ -152,6 +166,13 @@ mod tests {
         for (old, new) in kinds.iter().flat_map(|old| kinds.iter().map(move |new| (old, new))) {
             assert_eq!(old.following(new, LivePolicyScope::Exclusions), *old);
         }
+        let [redirected, excluding, off] = kinds;
+        for (old, new) in
+            [(&redirected, &excluding), (&redirected, &off), (&excluding, &redirected), (&off, &redirected)]
+        {
+            assert_eq!(old.following(new, LivePolicyScope::All), *old);
+        }
+        assert_eq!(off.following(&excluding, LivePolicyScope::All), excluding);
     }
 
     #[test]

@@ -32,7 +32,7 @@ fn a_pod_follows_its_annotations_and_those_of_its_namespace() {
     });
 }
 
-/// With the scope `exclusions`, the basics of the redirection need a new pod; with `all`, they do not.
+/// With the scope `exclusions`, the basics of the redirection need a new pod; with `all`, only its end does.
 #[test]
 fn the_scope_decides_whether_the_redirection_follows() {
     for (scope, follows) in [("exclusions", false), ("all", true)] {
@@ -52,11 +52,13 @@ fn the_scope_decides_whether_the_redirection_follows() {
                 until("TPROXY", has_tproxy);
                 scene.wait_for_counts([1, 0, 0, 0]);
                 assert_eq!(sample(&address, "detour_pods{policy=\"current\"}"), Some(1));
-                // And back to no redirection at all.
                 pod.set("sidecar.istio.io/inject", "false");
                 pod.unset("sidecar.istio.io/status");
                 publish(api, &pod);
-                pod.until(|pod| !pod.rules().contains("ISTIO_REDIRECT"));
+                let message = wait_for_event(api, &pod, "DetourPolicyOutdated", "only a new pod gets");
+                assert!(message.contains("not redirected (before: redirected)"), "{message}");
+                scene.wait_for_counts([0, 1, 0, 0]);
+                assert!(has_tproxy() && pod.excludes_port(3306));
             } else {
                 until("the reason", || scene.report().pods.iter().any(|it| it.reason.contains("only a new pod gets")));
                 let report = scene.wait_for_counts([0, 1, 0, 0]);

@@ -2,6 +2,7 @@
 
 mod failures;
 mod inputs;
+mod scope_all;
 mod traffic;
 
 use crate::configuration::{chain, exclude_1337, story};

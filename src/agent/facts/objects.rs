@@ -34,6 +34,14 @@ pub struct ObservedPod {
     pub policy_condition: Option<PolicyCondition>,
 }
 
+impl ObservedPod {
+    /// Returns whether the condition `detour.io/policy` is all that differs from `other`.
+    pub(in crate::agent) fn differs_only_in_condition(&self, other: &Self) -> bool {
+        let same = |one: &Self| Self { resource_version: String::new(), policy_condition: None, ..one.clone() };
+        self.policy_condition != other.policy_condition && same(self) == same(other)
+    }
+}
+
 /// How an init container ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EndedContainer {

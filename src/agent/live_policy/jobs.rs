@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use tokio::sync::mpsc::UnboundedSender;
 
-/// The limit of threads.
-const MAX_THREADS: usize = 4;
+/// The limit of threads. Most of the time of a change, the kernel waits until no packet uses the old rules.
+const MAX_THREADS: usize = 8;
 
 /// A change of one pod.
 pub(super) struct Job {

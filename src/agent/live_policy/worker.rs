@@ -1,5 +1,6 @@
 //! The thread that evaluates the policies of the node's pods, and reports them.
 
+use super::change_limit::MIN_INTERVAL;
 use super::jobs::{FinishedJob, Job, Jobs};
 use super::report::SharedPolicies;
 use super::texts;
@@ -31,10 +32,11 @@ use tokio::time::sleep;
 const RESYNC_INTERVAL: Duration = Duration::from_secs(600);
 /// The minimum pause between two passes, in which changes are collected.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
-/// The pause after a pass, as a multiple of its duration: pods that change all the time take at most a fifth of a
+/// The pause after a short pass, as a multiple of its duration: pods that change all the time take at most a fifth of a
 /// processor.
 const PAUSE_FACTOR: u32 = 4;
-const MAX_PAUSE: Duration = Duration::from_secs(2);
+/// The longest pause. A pod is not changed more often either.
+const MAX_PAUSE: Duration = MIN_INTERVAL;
 /// The pause after saved state or a configuration that can't be read.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
@@ -107,6 +109,8 @@ struct Passes {
     leads: bool,
     /// Whether the caches were complete and current in the last pass.
     was_current: bool,
+    /// Whether an assessment has changed since the last report.
+    has_changed: bool,
     /// When every pod is evaluated.
     next_resync: Instant,
     /// When the saved state is read again after a failure.
@@ -142,6 +146,7 @@ impl Worker {
             unnamed: BTreeMap::new(),
             leads: false,
             was_current: false,
+            has_changed: false,
             next_resync: now + RESYNC_INTERVAL,
             retry: None,
             logged: String::new(),
@@ -228,24 +233,20 @@ impl Passes {
         if !self.is_active() {
             return;
         }
-        let mut has_changed = false;
         while let Ok(finished) = results.try_recv() {
             self.finish(finished, now);
-            has_changed = true;
         }
-        has_changed |= self.update(now);
-        let is_due = self.pods.values().any(|pod| pod.is_due(now)) && self.retry.is_none_or(|retry| retry <= now);
-        if is_due && self.evaluate(now) {
-            has_changed = true;
+        self.update(now);
+        if self.pods.values().any(|pod| pod.is_due(now)) && self.retry.is_none_or(|retry| retry <= now) {
+            self.evaluate(now);
         }
-        if has_changed {
+        if std::mem::take(&mut self.has_changed) {
             self.publish();
         }
     }
 
-    /// Updates the observed states. Returns whether the counts change although no pod is evaluated: a pod was removed, or
-    /// the caches have become current.
-    fn update(&mut self, now: Instant) -> bool {
+    /// Updates the observed states.
+    fn update(&mut self, now: Instant) {
         let is_resync = now >= self.next_resync;
         if is_resync {
             self.next_resync = now + RESYNC_INTERVAL;
@@ -270,18 +271,18 @@ impl Passes {
                 pod.wake(now);
             }
         }
-        became_current || self.pods.len() < before
+        // The counts change although no pod is evaluated.
+        self.has_changed |= became_current || self.pods.len() < before;
     }
 
-    /// Evaluates the pods that are due. Returns whether there were any.
-    fn evaluate(&mut self, now: Instant) -> bool {
-        let Some(configurations) = &self.configurations else { return false };
+    /// Evaluates the pods that are due.
+    fn evaluate(&mut self, now: Instant) {
+        let Some(configurations) = &self.configurations else { return };
         let running = match live_policy::running() {
             Ok(running) => running,
             Err(error) => {
                 self.retry = Some(now + RETRY_DELAY);
-                log(&mut self.logged, format!("policies of running pods are not evaluated: {error}"));
-                return false;
+                return log(&mut self.logged, format!("policies of running pods are not evaluated: {error}"));
             }
         };
         self.retry = None;
@@ -311,12 +312,13 @@ impl Passes {
                 pod.retry(now);
             }
         }
-        !due.is_empty()
+        self.has_changed = true;
     }
 
     /// Records the result of a change.
     fn finish(&mut self, FinishedJob { job, result }: FinishedJob, now: Instant) {
         let Some(pod) = self.pods.get_mut(&job.uid) else { return };
+        self.has_changed = true;
         pod.is_changing = false;
         let Worker { metrics, reports, .. } = &self.worker;
         let pod_ref = pod.pod_ref();
@@ -349,7 +351,6 @@ impl Passes {
                 pod.retry(now);
             }
         }
-        self.publish();
     }
 
     /// Sets the report for the agent socket, and the metrics.

@@ -81,10 +81,14 @@ impl WatchedPod {
         }
     }
 
-    /// Updates the observed state. A pod that has changed is checked soon.
+    /// Updates the observed state. A pod that has changed is checked soon, unless the change is the condition that the
+    /// agent sets.
     pub(super) fn update(&mut self, observed: &Arc<ObservedPod>, now: Instant) {
-        if !Arc::ptr_eq(&self.observed, observed) {
-            self.observed = Arc::clone(observed);
+        if Arc::ptr_eq(&self.observed, observed) {
+            return;
+        }
+        let old = std::mem::replace(&mut self.observed, Arc::clone(observed));
+        if !old.differs_only_in_condition(observed) {
             let soon = self.last_check.map_or(now, |last| now.max(last + MIN_INTERVAL));
             let soon = self.not_before.map_or(soon, |not_before| soon.max(not_before));
             self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
@@ -170,6 +174,7 @@ impl WatchedPod {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::PolicyCondition;
 
     const SECOND: Duration = Duration::from_secs(1);
     const GRACE: Duration = Duration::from_secs(3);
@@ -186,6 +191,31 @@ mod tests {
             watched.update(&Arc::new(ObservedPod::default()), now + second * SECOND);
         }
         assert!(!watched.is_due(now + 4 * SECOND) && watched.is_due(now + MIN_INTERVAL));
+    }
+
+    #[test]
+    fn the_condition_that_the_agent_sets_is_no_reason_for_a_check() {
+        let now = Instant::now();
+        let with = |version: &str, current: bool, ending: bool| {
+            let message = String::new();
+            let condition = PolicyCondition { is_current: current, reason: "Current".into(), message };
+            let policy_condition = Some(condition);
+            Arc::new(ObservedPod {
+                resource_version: version.into(),
+                policy_condition,
+                ending,
+                ..ObservedPod::default()
+            })
+        };
+        let mut watched = WatchedPod::new(with("1", false, false), now);
+        watched.record_check(None, MINUTE, GRACE, now);
+        watched.update(&with("2", true, false), now);
+        assert!(!watched.is_due(now + MIN_INTERVAL));
+        watched.update(&with("3", true, false), now);
+        assert!(watched.is_due(now + MIN_INTERVAL), "another part of the object has changed");
+        watched.record_check(None, MINUTE, GRACE, now);
+        watched.update(&with("4", false, true), now);
+        assert!(watched.is_due(now + MIN_INTERVAL), "so has the pod");
     }
 
     #[test]

@@ -69,7 +69,7 @@ fn summary(report: &PoliciesReport) -> CheckVerdict {
     let counts = format!("{current} current, {older} older, {refused} refused, {none} without rules");
     let follows = match scope.parse() {
         Ok(LivePolicyScope::Off) => "; running pods follow no change (livePolicy is off)",
-        Ok(LivePolicyScope::All) => "; running pods follow all changes",
+        Ok(LivePolicyScope::All) => "; running pods follow changes of exclusions and of the redirection's settings",
         Ok(LivePolicyScope::Exclusions) => "; running pods follow changes of exclusions",
         Err(_) => "",
     };
@@ -180,7 +180,9 @@ fn following(scope: Result<LivePolicyScope, &String>, facts: &Facts) -> String {
         Ok(_) if follows_changes(facts).is_ok_and(|follows| !follows) => {
             format!("; the pod follows no change (annotation {LIVE_POLICY} is false)")
         }
-        Ok(LivePolicyScope::All) => "; the pod follows all changes".to_owned(),
+        Ok(LivePolicyScope::All) => {
+            "; the pod follows changes of exclusions and of the redirection's settings".to_owned()
+        }
         Ok(LivePolicyScope::Exclusions) => "; the pod follows changes of exclusions".to_owned(),
     }
 }
