@@ -215,7 +215,10 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
                         file.path.name()
                     )
                 }
-                false => WRITE_OWN_LIST.to_owned(),
+                false => {
+                    "check why the agent on this node does not add detour to that list, or run detour install again"
+                        .to_owned()
+                }
             },
         ),
         None => CheckVerdict::not_checked("the directory has no configuration of a cluster network"),
