@@ -97,7 +97,7 @@ impl Default for Metrics {
         let help = "Changes of the policies of running pods, by result";
         registry.register("policy_changes", help, policy_changes.clone());
         let pods = Family::default();
-        let help = "Pods with a sidecar on the node, by the policy that they have";
+        let help = "Pods with a sidecar on the node, by the state of their policy";
         registry.register("pods", help, pods.clone());
         let registry = Arc::new(registry);
         Self {

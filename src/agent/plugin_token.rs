@@ -1,5 +1,5 @@
-//! The plugin's own token: requested, renewed in time, and reused while the API server is unavailable. A request does not
-//! delay the installation: plugin lists must be restored while the API server does not answer.
+//! The plugin's own token: requested, renewed in time, and reused while the API server is unavailable. A request runs in
+//! a thread of its own, because the agent must restore plugin lists while the API server does not answer.
 
 use super::metrics::Metrics;
 use crate::cluster::{ObjectRef, ServiceAccount, Token};
@@ -15,9 +15,9 @@ use std::time::Duration;
 const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// The pause after a failed request, unless the token has expired.
 const RETRY_DELAY: SignedDuration = SignedDuration::from_secs(60);
-/// How long a request is waited for if the node has a token; its result is used later.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// How long a request is waited for if the node has no token. Requests have a shorter timeout.
+/// How long a call waits for the request if the node has a token. A later call uses the result.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a call waits for the request if the node has no token. Requests have a shorter timeout.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The token of the service account that the plugin uses on a node.
@@ -60,7 +60,7 @@ impl PluginToken {
         let mut granted = self.granted.borrow_mut();
         let fallback = || Token::of_account(&installed()?, &self.plugin_account.namespace, &self.plugin_account.name);
         let now = Timestamp::now();
-        let token = granted.at(now, |patience, expires| self.request(patience, expires), fallback);
+        let token = granted.at(now, |timeout, kept| self.request(timeout, kept), fallback);
         self.metrics
             .token_renewal_failed(token.is_err() || granted.failure.is_some() || granted.expired(now).is_some());
         Ok(token?.text)
@@ -72,11 +72,11 @@ impl PluginToken {
         self.granted.borrow().expired(Timestamp::now())
     }
 
-    /// Returns the result of a request, which it starts unless one is running; `None` if there is none after `patience`. A
-    /// failure is logged if the plugin keeps a token that expires at `kept`.
-    fn request(&self, patience: Duration, kept: Option<Timestamp>) -> Option<Result<Token, String>> {
+    /// Starts a request unless one is running, and returns its result; `None` if it has none after `timeout`. Logs a
+    /// failure if the plugin keeps a token that expires at `kept`.
+    fn request(&self, timeout: Duration, kept: Option<Timestamp>) -> Option<Result<Token, String>> {
         let mut pending = self.pending.borrow_mut();
-        let result = pending.get_or_insert_with(|| self.start(kept)).recv_timeout(patience);
+        let result = pending.get_or_insert_with(|| self.start(kept)).recv_timeout(timeout);
         let result = match result {
             Err(RecvTimeoutError::Timeout) => return None,
             Err(RecvTimeoutError::Disconnected) => Err("the thread that requests the plugin's token failed".to_owned()),
@@ -93,7 +93,7 @@ impl PluginToken {
         let request = move || {
             let result = account.token(&plugin_account, LIFETIME).map_err(|error| error.to_string());
             if let (Err(failure), Some(kept)) = (&result, kept) {
-                tracing::warn!("{failure}; the plugin keeps its current token, valid until {kept}");
+                tracing::warn!("{failure}; the plugin keeps its current token (expiry: {kept})");
                 metrics.token_renewal_failed(true);
             }
             // Fails only at the end of the agent.
@@ -106,8 +106,9 @@ impl PluginToken {
 }
 
 impl GrantedToken {
-    /// Returns the token to use at `now`: the granted one until its renewal, then the result of `request`, which gets the
-    /// time to wait for it, and the expiry of the kept token if a failure is new. If that fails or has no result yet, returns the granted token or else the `fallback`.
+    /// Returns the token to use at `now`: the granted one until its renewal, then the result of `request`. If the request
+    /// fails or has no result yet, returns the granted token, otherwise the `fallback`. `request` gets its timeout and, if
+    /// a failure would be new, the expiry of the kept token.
     fn at(
         &mut self,
         now: Timestamp,
@@ -119,7 +120,7 @@ impl GrantedToken {
         }
         let old = self.token.take().or_else(fallback);
         let kept = old.as_ref().filter(|_| self.failure.is_none()).map(|token| token.expires);
-        let result = request(if old.is_some() { PATIENCE } else { TIMEOUT }, kept);
+        let result = request(if old.is_some() { SHORT_TIMEOUT } else { TIMEOUT }, kept);
         let (token, renewal, failure) = match (result, old) {
             (Some(Ok(token)), _) => (token.clone(), renewal(now, token.expires), None),
             (Some(Err(failure)), Some(old)) => {

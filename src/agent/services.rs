@@ -123,13 +123,13 @@ impl Services {
             scope: self.live_policy,
             node: node.clone(),
             facts: facts.clone(),
-            // The rights for them belong to the function.
+            // Without live policy, the agent lacks the rights to write them.
             reports: if self.live_policy == LivePolicyScope::Off { PodReports::none() } else { reports.clone() },
             policies,
             metrics: metrics.clone(),
         };
         let (node_state, states) = watch::channel(NodeState::default());
-        // An agent that neither repairs nor changes pods has no access to saved state: the chart mounts it for these.
+        // An agent that neither repairs nor changes pods may have no access to saved state: the chart does not mount it.
         if self.repair.is_some() || self.live_policy != LivePolicyScope::Off {
             worker.start(states).map_err(|error| format!("can't start the thread for live policy: {error}"))?;
         }

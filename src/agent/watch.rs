@@ -85,7 +85,7 @@ impl DirectoryWatch {
         for (path, (flags, child)) in requested {
             match inotify.add_watch(path, flags | AddWatchFlags::IN_ONLYDIR) {
                 Ok(watch) => drop(watched.insert(id(watch), child)),
-                // Polling finds again and again what can't be watched.
+                // While the agent polls, the same failure recurs with each poll.
                 Err(error) if self.complete => {
                     complete = false;
                     tracing::warn!(directory = %path.display(), %error, "can't watch directory; polling it instead");

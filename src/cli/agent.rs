@@ -54,11 +54,11 @@ ones, or which were never attached. To repair a pod in place, the agent runs the
 pod's network namespace and verifies the rules. It makes up to five attempts per pod with pauses
 between them, and reports each repair as an Event of the pod.
 
-Live policy: With a node name, running pods follow changes of their policy (--live-policy): of the
-annotations of the pod and its namespace, and of the node's configuration. Established connections
-continue. A bad value changes nothing. The agent reports changes as Events and the state as the
-condition detour.io/policy of the pod. The annotation detour.io/live-policy with the value false, on
-the pod or its namespace, disables the changes.
+Live policy: With a node name, the agent applies changes of annotations (pod, namespace) and of the
+node's configuration to running pods (--live-policy). Established connections continue. An invalid
+value changes nothing. The agent reports each change as an Event, and the state as the pod's
+condition detour.io/policy. The annotation detour.io/live-policy=false on a pod or its namespace
+disables the changes.
 
 Excluded containers: With --nri-socket, the agent registers at the container runtime, which reports
 each container before its first instruction. Containers that the sub-plugin container-exclude names
@@ -111,7 +111,7 @@ pub(super) struct AgentArguments {
     /// Register at the container runtime's NRI socket on the node, to exempt excluded containers before their first instruction [default without PATH: /var/run/nri/nri.sock; without the flag: not registered]
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "/var/run/nri/nri.sock")]
     nri_socket: Option<HostPath>,
-    /// Which changes of their policies running pods follow: of annotations of the pod and its namespace, and of the node's configuration
+    /// Which changes of annotations and of the node's configuration to apply to running pods
     #[arg(long, value_name = "SCOPE", value_enum, default_value = "exclusions")]
     live_policy: LivePolicyArgument,
     #[command(flatten)]
@@ -120,7 +120,7 @@ pub(super) struct AgentArguments {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum LivePolicyArgument {
-    /// Exclusions, and the lists of captured and excluded ports, ranges, groups and interfaces
+    /// Those of exclusions, and of the lists of captured and excluded ports, ranges, groups and interfaces
     Exclusions,
     /// All changes, also of the settings of the redirection; a running pod's redirection never begins or ends
     All,

@@ -44,8 +44,8 @@ To read the pod, the command uses the first of these that exists: --kubeconfig, 
 ~/.kube/config, the service account of the pod in which it runs, the plugin's own kubeconfig. The
 plugin's own kubeconfig may lack permissions.
 
-A warning is something to do or to know on a node that works as configured, such as a pod with an
-older policy. It does not change the exit code.
+A warning names a next step on a node that works as configured, for example for a pod with an older
+policy. It does not change the exit code.
 
 Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
 

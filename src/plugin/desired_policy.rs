@@ -25,22 +25,22 @@ pub(super) struct DesiredPolicy {
     pub(super) why: String,
     /// Settings of the pod that have no effect.
     pub(super) ignored: Vec<Ignored>,
-    /// What it was evaluated with.
+    /// The facts with which it was evaluated.
     pub(super) with: EvaluatedWith,
 }
 
-/// What a policy was evaluated with, besides the configuration.
+/// The facts with which a policy was evaluated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EvaluatedWith {
-    /// Nothing: the pod is skipped without facts.
+    /// None: the pod is skipped without them.
     Nothing,
-    /// Nothing: the configuration names no source of facts.
+    /// None: the configuration names no source of facts.
     NoSource,
-    /// Nothing: no source of facts answered.
+    /// None: no source of facts answered.
     MissingFacts,
     /// The facts of a pod with a sidecar.
     Facts,
-    /// The facts of a pod that has no sidecar, and will not get one.
+    /// The facts of a pod without a sidecar, which a running pod does not get later.
     FactsWithoutSidecar,
 }
 
@@ -83,8 +83,7 @@ pub(super) fn desired_policy(request: &Request, conf: &NetConf) -> Result<Desire
 }
 
 /// Evaluates the desired policy of a pod. `fetch_facts` is `None` without a source of facts. No facts are fetched for
-/// pods that are skipped. If there are none, the annotations from the container runtime decide whether the pod needs
-/// them.
+/// pods that are skipped. Without facts, the annotations from the container runtime decide whether the pod needs them.
 ///
 /// # Errors
 /// The facts can't be fetched, or a setting of the configuration or of the pod is invalid.
@@ -149,7 +148,7 @@ pub(super) fn with_pod(facts: Option<&Facts>, error: Error) -> Error {
 
 /// Returns the error with the name of an attachment's network, unless the path of a block in it names it already.
 #[must_use]
-pub fn about(name: &str, error: Error) -> Error {
+pub(crate) fn about(name: &str, error: Error) -> Error {
     if error.msg.contains("network ") {
         error
     } else {

@@ -3,6 +3,7 @@
 
 use super::desired_policy::{EvaluatedWith, about, host_groups};
 use crate::cni::{Block, Code, Error, NetConf, Request, RuleFormatSetting};
+use crate::firewall::RuleFormat;
 use crate::netns::NetnsId;
 use crate::pod::{Facts, PodRef};
 use crate::policy::Policy;
@@ -35,7 +36,7 @@ pub(super) struct AddInputs {
     previous_nameservers: Vec<IpAddr>,
     /// The configured rule format, unless it is `auto`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    dialect: Option<RuleFormatName>,
+    dialect: Option<RuleFormat>,
 }
 
 /// The sub-plugins of one configuration.
@@ -52,14 +53,6 @@ struct EvaluatedConfiguration {
     /// `kubernetes.cluster_dns`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     cluster_dns: Vec<IpAddr>,
-}
-
-/// A rule format as in the key `dialect`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum RuleFormatName {
-    Iptables,
-    Nftables,
 }
 
 impl EvaluatedConfiguration {
@@ -81,18 +74,18 @@ impl EvaluatedConfiguration {
 }
 
 impl AddInputs {
-    /// Returns the inputs of an ADD whose policy was evaluated from `evaluated`, each with the name of its network for a
-    /// primary plugin. Returns `None` if the policy can't change while the pod runs: it has no sidecar, or no
-    /// configuration applies to it.
+    /// Returns the inputs of an ADD whose policy was evaluated from `evaluated`: configurations, for a primary plugin with
+    /// the names of their networks. Returns `None` if the policy can't change while the pod runs: the pod has no sidecar,
+    /// or no configuration applies to it.
     pub(super) fn new<'a>(
         request: &Request,
         conf: &NetConf,
         evaluated: impl IntoIterator<Item = (Option<&'a str>, &'a NetConf, EvaluatedWith)>,
     ) -> Option<Self> {
         let pod = request.args.pod.clone()?;
-        let (mut configurations, mut without_facts, mut is_none) = (Vec::new(), false, true);
+        let (mut configurations, mut without_facts, mut is_evaluated) = (Vec::new(), false, false);
         for (network, conf, with) in evaluated {
-            is_none = false;
+            is_evaluated = true;
             match with {
                 EvaluatedWith::FactsWithoutSidecar => return None,
                 EvaluatedWith::NoSource => without_facts = true,
@@ -101,7 +94,7 @@ impl AddInputs {
             }
             configurations.push(EvaluatedConfiguration::new(network, conf));
         }
-        (!is_none).then(|| Self {
+        is_evaluated.then(|| Self {
             pod,
             netns: None,
             evaluated: configurations,
@@ -110,13 +103,13 @@ impl AddInputs {
             previous_nameservers: conf.prev_result_nameservers(),
             dialect: match conf.dialect {
                 RuleFormatSetting::Auto => None,
-                RuleFormatSetting::Iptables => Some(RuleFormatName::Iptables),
-                RuleFormatSetting::Nftables => Some(RuleFormatName::Nftables),
+                RuleFormatSetting::Iptables => Some(RuleFormat::Iptables),
+                RuleFormatSetting::Nftables => Some(RuleFormat::Nftables),
             },
         })
     }
 
-    /// Reads the inputs in a record. Those of a newer version that this one can't read count as missing.
+    /// Reads the inputs in a record. Inputs of a newer version count as missing if this version can't read them.
     pub(super) fn read(value: &Value) -> Option<Self> {
         Self::deserialize(value).ok()
     }
@@ -130,13 +123,13 @@ impl AddInputs {
     pub(super) const fn dialect(&self) -> RuleFormatSetting {
         match self.dialect {
             None => RuleFormatSetting::Auto,
-            Some(RuleFormatName::Iptables) => RuleFormatSetting::Iptables,
-            Some(RuleFormatName::Nftables) => RuleFormatSetting::Nftables,
+            Some(RuleFormat::Iptables) => RuleFormatSetting::Iptables,
+            Some(RuleFormat::Nftables) => RuleFormatSetting::Nftables,
         }
     }
 
-    /// Evaluates the policies that an ADD with these inputs would apply now, each with the name of its network for a
-    /// primary plugin. `installed` replaces the recorded configuration of an attachment. `group_file` is the host's
+    /// Evaluates the policies that an ADD with these inputs would apply now, for a primary plugin each with the name of its
+    /// network. `installed` replaces the recorded configuration of an attachment. `group_file` is the host's
     /// `/etc/group`.
     ///
     /// # Errors
@@ -226,7 +219,7 @@ mod tests {
             }],
             "runtime_nameservers": ["10.0.0.1"],
             "previous_nameservers": ["10.0.0.2"],
-            "dialect": "nftables",
+            "dialect": "Nftables",
         })
     }
 

@@ -1,13 +1,13 @@
-//! Live policy, for the node's agent: the policies of running pods from saved state, their desired policies, and the
-//! change from one to the other. Uses saved state and network namespaces only, never the cluster.
+//! Live policy, for the node's agent and `doctor`: the policies of running pods from saved state, their desired policies,
+//! and the change from one to the other. This module does not use the cluster.
 
 mod decision;
 mod wording;
 
-pub use decision::{
+pub(crate) use decision::{
     Assessment, Input, Policies, Verdict, applied_policy, assess, assess_changed, follows_changes, union,
 };
-pub use wording::changes;
+pub(crate) use wording::changes;
 
 use super::desired_policy::with_pod;
 use super::inputs::AddInputs;
@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 const GROUP_FILE: &str = "/etc/group";
 /// The number of bytes of a digest that [`policy_hash`] shows.
 const HASH_BYTES: usize = 6;
-/// Stands for the default of a field in a list's objects, which is null, false or empty.
+/// Stands for an unknown default. Fields of objects in lists have the defaults null, false or empty.
 const UNKNOWN_DEFAULT: Value = Value::Bool(false);
 
 /// A container of the runtime (a pod sandbox) with saved state.
@@ -56,10 +56,10 @@ pub struct RunningPod {
 pub struct AppliedPolicy {
     /// The attachment.
     pub attachment: Attachment,
-    /// Its policy as evaluated, before it was adapted to the network namespace. It compares with a desired policy.
+    /// Its policy as evaluated, before it was adapted to the network namespace; comparable with a desired policy.
     pub policy: Policy,
     inputs: Option<AddInputs>,
-    /// Where its rules are, or will be.
+    /// The network namespace of its rules: its path in the runtime, and its identity.
     netns: Option<(PathBuf, NetnsId)>,
     /// Whether it was adapted to the redirection of another tool.
     is_redirected_elsewhere: bool,
@@ -69,7 +69,7 @@ pub struct AppliedPolicy {
 ///
 /// # Errors
 /// The saved state can't be read.
-pub fn running() -> Result<Vec<RunningPod>, Error> {
+pub(crate) fn running() -> Result<Vec<RunningPod>, Error> {
     let store = Store::new(ROOT);
     let mut pods = Vec::new();
     for container_id in store.containers()? {
@@ -172,8 +172,8 @@ impl RunningPod {
         self.attachments.iter().map(|applied| evaluate(applied).map_err(about)).collect()
     }
 
-    /// Returns the policies that the pod gets within `scope` if `desired` are its desired ones. Exclusions are not added
-    /// to a pod that nothing redirects.
+    /// Returns the policies that the pod gets within `scope` if `desired` are its desired ones. A pod that nothing
+    /// redirects gets no exclusions.
     #[must_use]
     pub fn following(
         &self,
@@ -239,7 +239,7 @@ fn group_file(root: &Path) -> PathBuf {
 
 /// Returns the hash of the union of policies: 12 hexadecimal digits. Fields with default values do not contribute, so
 /// that a new version with more fields returns the same hash. All policies without rules have the same hash.
-pub fn policy_hash<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> String {
+pub(crate) fn policy_hash<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> String {
     let mut policies: Vec<&Policy> = policies.into_iter().collect();
     let union = policies.iter().try_fold(Policy::default(), |union, policy| union.union(policy).ok());
     // Policies that contradict each other are never applied.

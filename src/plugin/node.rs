@@ -54,7 +54,7 @@ pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -
 /// involved. Returns the warnings.
 ///
 /// The configuration of an ADD may come from an attachment, so it can't set any key of the node. Its description of the
-/// agent's pod and its annotations of the pod apply: at worst, its author excludes pods that need not select it anyway.
+/// agent's pod and the pod's annotations apply: at worst, its author excludes pods that need not select it anyway.
 /// A primary plugin's configuration executes programs for every pod, and its author may not be the node's
 /// administrator.
 ///

@@ -109,8 +109,8 @@ struct PendingWork {
 }
 
 impl Reconciler<'_> {
-    /// Completes a change whose call was killed. Until then, the saved state does not contain what else may be in the
-    /// kernel once the policy changes again.
+    /// Completes a change whose call was killed. A record can describe only one unfinished change, so another change must
+    /// not begin before.
     fn complete_interrupted(&self) -> Result<(), Error> {
         let is_changing = |(_, record): &(Attachment, AttachmentRecord)| record.previous_policy.is_some();
         if self.read_records()?.0.iter().any(is_changing)

@@ -91,7 +91,7 @@ fn while_the_api_server_is_down_the_token_on_the_node_stays() {
         let serving = started.wait_for_log("serving /healthz");
         // The request runs in the background.
         let subject = "ServiceAccount kube-system/detour-plugin: POST https://127.0.0.1:";
-        started.wait_for_logs(&[subject, "valid until 20", SETTLED]);
+        started.wait_for_logs(&[subject, "expiry: 20", SETTLED]);
         assert_eq!(node.plugin_token(), token);
         let (_, port) = serving.rsplit_once(':').expect("an address");
         let metrics = metrics(port.trim().parse().expect("a port"));

@@ -1,6 +1,6 @@
 //! Each state of a node in which neither the agent nor the API server gives the facts of a pod.
 
-use crate::scene::{Kind, Scene, call, has_rules, starts, waits};
+use crate::scene::{Kind, Scene, call, facts_of_shop, has_rules, starts, waits};
 use crate::server::{Answer, Server, closed_port};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -16,7 +16,7 @@ const NO_AGENT: &str = "no agent listens on the socket";
 const GET_POD: &str = "GET http";
 
 #[test]
-fn no_agent_and_a_refused_connection() {
+fn only_pods_with_a_sidecar_wait_if_the_api_server_refuses_connections() {
     Scene::run(|scene| {
         scene.write_kubeconfig(&json!({"server": format!("http://{}", closed_port())}));
         let parts = [NO_AGENT, GET_POD, "no usable answer", "check that this node can reach the API server"];
@@ -25,7 +25,7 @@ fn no_agent_and_a_refused_connection() {
 }
 
 #[test]
-fn no_agent_and_an_api_server_that_does_not_answer() {
+fn only_pods_with_a_sidecar_wait_if_the_api_server_does_not_answer() {
     Scene::run(|scene| {
         let server = Server::plain(|_| Answer::Hang);
         scene.write_kubeconfig(&json!({"server": server.http()}));
@@ -36,7 +36,7 @@ fn no_agent_and_an_api_server_that_does_not_answer() {
 }
 
 #[test]
-fn no_agent_and_no_network() {
+fn only_pods_with_a_sidecar_wait_without_a_network() {
     Scene::run(|scene| {
         scene.write_kubeconfig(&json!({"server": "http://api.invalid:6443"}));
         scene.only_pods_with_a_sidecar_wait(11, &[NO_AGENT, "api.invalid", "no usable answer"]);
@@ -45,7 +45,7 @@ fn no_agent_and_no_network() {
 
 /// Each status: the code of the error, and what its message contains.
 #[test]
-fn no_agent_and_an_api_server_that_refuses() {
+fn only_pods_with_a_sidecar_wait_if_the_api_server_answers_with_an_error() {
     let table: [(u16, u64, &str); 6] = [
         (401, 101, "the credentials in"),
         (403, 101, "lack the right to get"),
@@ -76,7 +76,7 @@ fn certified() -> CertifiedKey<KeyPair> {
 
 /// The cluster's authority was replaced while the node was off.
 #[test]
-fn no_agent_and_an_api_server_with_another_certificate() {
+fn only_pods_with_a_sidecar_wait_if_the_api_server_has_another_certificate() {
     Scene::run(|scene| {
         let (own, trusted) = (certified(), certified());
         let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).expect("a key");
@@ -92,7 +92,7 @@ fn no_agent_and_an_api_server_with_another_certificate() {
 }
 
 #[test]
-fn no_agent_and_no_usable_kubeconfig() {
+fn only_pods_with_a_sidecar_wait_without_a_usable_kubeconfig() {
     Scene::run(|scene| {
         let kubeconfig = scene.kubeconfig();
         let name = kubeconfig.display().to_string();
@@ -111,7 +111,7 @@ fn no_agent_and_no_usable_kubeconfig() {
 }
 
 #[test]
-fn no_agent_and_no_kubeconfig_in_the_configuration() {
+fn only_pods_with_a_sidecar_wait_if_the_configuration_names_no_kubeconfig() {
     Scene::run(|scene| {
         let mut conf = scene.conf();
         conf["kubernetes"].as_object_mut().expect("an object").remove("kubeconfig");
@@ -125,7 +125,7 @@ fn no_agent_and_no_kubeconfig_in_the_configuration() {
 
 /// The file was damaged when the node lost power.
 #[test]
-fn a_damaged_node_configuration() {
+fn only_pods_with_a_sidecar_wait_if_the_node_configuration_is_damaged() {
     Scene::run(|scene| {
         scene.write_kubeconfig(&json!({"server": format!("http://{}", closed_port())}));
         let file = scene.node_configuration();
@@ -176,16 +176,7 @@ fn facts_of_a_slow_api_server_still_apply_to_a_pod_with_a_sidecar() {
     Scene::run(|scene| {
         let server = Server::plain(|request| {
             crate::server::takes(std::time::Duration::from_millis(2600));
-            let annotations = json!({"sidecar.istio.io/status": "{}"});
-            let metadata = json!({"name": "web-0", "namespace": "shop", "uid": "uid-1", "annotations": annotations});
-            let containers = json!([{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]);
-            Answer::json(
-                200,
-                &match request.line.contains("/pods/") {
-                    true => json!({"metadata": metadata, "spec": {"containers": containers}}),
-                    false => json!({"metadata": {"name": "shop"}}),
-                },
-            )
+            facts_of_shop(request, true)
         });
         scene.write_kubeconfig(&json!({"server": server.http()}));
         let pod = crate::pod::Pod::new();

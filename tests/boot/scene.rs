@@ -2,6 +2,7 @@
 
 use crate::pod::Pod;
 use crate::private_node::{left_in_state, on_a_node_with};
+use crate::server::{Answer, Request};
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::fs;
@@ -187,6 +188,20 @@ pub(crate) fn starts(kind: &Kind, conf: &Value) -> String {
     call(&pod, "DEL", conf, kind).done();
     call(&pod, "DEL", conf, kind).done();
     log
+}
+
+/// Answers like an API server that knows the pod with a sidecar, and with or without the annotation of Istio's injector.
+pub(crate) fn facts_of_shop(request: &Request, with_annotation: bool) -> Answer {
+    let annotations = if with_annotation { json!({"sidecar.istio.io/status": "{}"}) } else { json!({}) };
+    let metadata = json!({"name": "web-0", "namespace": "shop", "uid": "uid-1", "annotations": annotations});
+    let containers = json!([{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]);
+    Answer::json(
+        200,
+        &match request.line.contains("/pods/") {
+            true => json!({"metadata": metadata, "spec": {"containers": containers}}),
+            false => json!({"metadata": {"name": "shop"}}),
+        },
+    )
 }
 
 /// Returns whether a rule of this plugin is in the pod.

@@ -2,24 +2,13 @@
 
 use crate::pod::Pod;
 use crate::private_node::left_in_state;
-use crate::scene::{Kind, Scene, call, has_rules, is_redirected};
-use crate::server::{Answer, Server, closed_port};
+use crate::scene::{Kind, Scene, call, facts_of_shop, has_rules, is_redirected};
+use crate::server::{Server, closed_port};
 use serde_json::{Value, json};
 
-/// Answers like an API server that knows the pod with a sidecar.
+/// An API server that knows the pod with a sidecar.
 fn knows(with_annotation: bool) -> Server {
-    Server::plain(move |request| {
-        let annotations = if with_annotation { json!({"sidecar.istio.io/status": "{}"}) } else { json!({}) };
-        let metadata = json!({"name": "web-0", "namespace": "shop", "uid": "uid-1", "annotations": annotations});
-        let containers = json!([{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]);
-        Answer::json(
-            200,
-            &match request.line.contains("/pods/") {
-                true => json!({"metadata": metadata, "spec": {"containers": containers}}),
-                false => json!({"metadata": {"name": "shop"}}),
-            },
-        )
-    })
+    Server::plain(move |request| facts_of_shop(request, with_annotation))
 }
 
 /// Starts a pod without facts. It has a saved record.

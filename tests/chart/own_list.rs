@@ -66,10 +66,10 @@ fn it_does_not_depend_on_attachments() {
 #[test]
 fn the_notes_tell_which_list_the_runtime_uses() {
     let own = notes(&json!({}));
-    assert!(own.contains("of its own, /etc/cni/net.d/00-detour.conflist: the agent copies"), "{own}");
+    assert!(own.contains("writes /etc/cni/net.d/00-detour.conflist, a copy of the cluster network's"), "{own}");
     let edited = notes(&nested("cni.ownList", json!(false)));
     assert!(edited.contains("edits the cluster network's plugin list in /etc/cni/net.d."), "{edited}");
-    assert!(edited.contains("set cni.ownList=true"), "{edited}");
+    assert!(edited.contains("set\ncni.ownList=true"), "{edited}");
     let exclusions = notes(&chain(json!([{"type": "uid-exclude"}])));
     assert!(exclusions.contains("edits the cluster") && !exclusions.contains("cni.ownList"), "{exclusions}");
     let multus = notes(&nested("global.platform", json!("openshift")));

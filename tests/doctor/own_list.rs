@@ -74,7 +74,7 @@ fn an_older_copy_names_what_differs() {
         edit_source(scene, |list| list["plugins"] = json!([{"type": "bridge"}, {"type": "portmap"}]));
         let found =
             "is an older copy of 10-cluster.conflist: its plugins are bridge, those of the list are bridge, portmap";
-        assert_fails(scene, "own-list", found, "why the agent on this node does not write the copy");
+        assert_fails(scene, "own-list", found, "why the agent on this node does not write the own list");
         compare("own-list-older.txt", &scene.printed(&["--node"]));
         edit_source(scene, |list| list["plugins"] = json!([{"type": "bridge", "mtu": 1400}]));
         assert_fails(scene, "own-list", "the configuration of plugin bridge differs", "run detour install");
@@ -111,7 +111,7 @@ fn a_list_before_the_own_list_or_multus_beside_it_is_found() {
         let text = fs::read_to_string(scene.path(LIST)).expect("readable");
         let first = format!("{DIRECTORY}/00-a.conflist");
         scene.write(&first, &text);
-        let next = "the agent on this node, which keeps the own list";
+        let next = "the agent on this node does not add detour to that list";
         assert_fails(scene, "configuration-picked", "runtimes use 00-a.conflist, whose plugins are bridge", next);
         fs::remove_file(scene.path(&first)).expect("removed");
         let multus = json!({"cniVersion": "1.0.0", "name": "m", "type": "multus-shim"});
@@ -136,7 +136,7 @@ fn a_renamed_own_list_has_the_hint_for_cilium() {
         assert_fails(scene, "configuration-present", found, "cni.exclusive of Cilium to false");
         compare("own-list-renamed.txt", &scene.printed(&["--node"]));
         fs::remove_file(&renamed).expect("removed");
-        assert_fails(scene, "configuration-present", "00-detour.conflist not found", "keeps the own list in place");
+        assert_fails(scene, "configuration-present", "00-detour.conflist not found", "does not write the own list");
     });
 }
 

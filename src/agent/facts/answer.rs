@@ -23,7 +23,7 @@ const SILENCE_TIME: Duration = Duration::from_secs(5);
 /// How long before the plugin's deadline the answer is sent.
 const MARGIN: Duration = Duration::from_millis(100);
 
-/// What the answers consist of, except for those of the API server.
+/// The sources of the answers, except the API server.
 #[derive(Clone)]
 pub(in crate::agent) struct AnswerSources {
     /// The watched objects.

@@ -8,7 +8,7 @@
 //! | file | content |
 //! |---|---|
 //! | `state` | desired state, found state, and the installation record of a release; files that releases share |
-//! | `reconcile` | desired state − found state = plan; `reconcile/own_list`: the copy of the cluster network's list |
+//! | `reconcile` | desired state − found state = plan; `reconcile/cluster_list`: the own list |
 //! | `release` | the name of a release |
 //! | `plan` | the file operations of a plan, their diffs, and the plan of an uninstallation |
 //! | `drift` | the differences between a node and its installation record |

@@ -262,7 +262,7 @@ const EDITED: &str = "another process changed it after the installation";
 fn revert_file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec<FileAction>, String> {
     let Some(file) = found.files.get(path) else { return Ok(Vec::new()) };
     let before = file.text.clone().filter(|_| matches!(owned.role, Role::Configuration | Role::Node | Role::Hook));
-    // Another tool added a plugin to the own list. The original list is still there.
+    // Another tool added a plugin to the own list. The cluster network's list still exists.
     let is_own_list = owned.copy_of.is_some() && file.text.as_deref().is_some_and(conflist::is_own_list);
     if !owned.ours.contains(&file.digest) && !is_own_list {
         // An installation that was killed had not replaced the file yet.

@@ -30,8 +30,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Check the installation, API access, the policies of running pods and the kernel on all nodes
 ///
-/// The output has the number of pods with the current policy, one line per node and, for each failed check and each
-/// warning, what was found and the next step.
+/// The output has the number of pods with the current policy, and one line per node. For each failed check and each
+/// warning, it has what was found and the next step.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct CheckArguments {

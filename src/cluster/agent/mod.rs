@@ -67,7 +67,7 @@ pub fn pod_policies(socket: &Path, timeout: Duration) -> Result<PoliciesReport, 
     })
 }
 
-/// Returns what `read` takes from the answer of the agent behind `socket`, which has no fallback.
+/// Sends a request without a fallback to the agent behind `socket`. Returns what `read` takes from the answer.
 fn ask_for<T>(
     socket: &Path,
     ask: RequestKind,
@@ -159,7 +159,7 @@ impl AgentClient {
         })
     }
 
-    /// Returns an error of the fallback with the reason why the agent was passed over.
+    /// Adds the reason why the agent gave no answer to an error of the fallback.
     fn with_agent(&self, error: Error, why: &str) -> Error {
         let separator = if error.details.is_empty() { "" } else { "; " };
         let details = format!("{}{separator}agent_socket {}: {why}", error.details, self.socket.display());

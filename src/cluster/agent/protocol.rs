@@ -165,17 +165,17 @@ pub struct ExemptContainer {
     pub scope: ContainerScope,
 }
 
-/// How many pods of the node have the current policy, and those that don't.
+/// How many pods of the node have the current policy, and the pods that do not.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PoliciesReport {
-    /// What follows changes in running pods: `off`, `exclusions` or `all`; empty if the agent does not watch policies.
+    /// Which changes running pods follow: `off`, `exclusions` or `all`; empty if the agent does not compare policies.
     pub scope: String,
     /// The pods whose rules are those that an ADD would make now.
     pub current: u32,
     /// The pods with the rules of an earlier policy, which need a new pod or a retry.
     pub older: u32,
-    /// The pods whose newest policy is refused: a bad value or a conflict.
+    /// The pods whose newest policy is refused: an invalid value or a conflict.
     pub refused: u32,
     /// The pods with a sidecar that the node's configuration would redirect, and without saved rules.
     pub none: u32,

@@ -105,8 +105,8 @@ impl ApiRequest {
         Self::patch_pod_status(pod, json!({"metadata": metadata}))
     }
 
-    /// Sets a pod's condition of this type, with the pod's UID as precondition. A condition whose status changes gets
-    /// the current time as the time of its transition; otherwise that remains.
+    /// Sets the condition `detour.io/policy` of a pod. The pod's UID is a precondition. If the status has changed, the
+    /// time of the transition is the current time; otherwise it remains.
     pub(super) fn policy_condition(
         pod: &PodRef,
         condition: &PolicyCondition,

@@ -37,14 +37,14 @@ impl PodWriter {
     /// transition time.
     ///
     /// # Errors
-    /// [`crate::cni::Code::PodUnknown`] if the pod was deleted; else as [`Self::tell`].
+    /// [`crate::cni::Code::PodUnknown`] if the pod was deleted; otherwise as [`Self::tell`].
     pub fn set_condition(
         &self,
         pod: &PodRef,
         condition: &PolicyCondition,
         has_changed_status: bool,
     ) -> Result<(), Error> {
-        self.0.set_condition(pod, condition, has_changed_status)
+        self.0.write(Instant::now(), &[ApiRequest::policy_condition(pod, condition, has_changed_status)?])
     }
 }
 
@@ -60,11 +60,6 @@ impl Api {
         let status = status.map(|status| ApiRequest::network_status(pod, status));
         let events = events.iter().map(|event| ApiRequest::event(pod, event));
         self.write(started, &status.into_iter().chain(events).collect::<Result<Vec<_>, _>>()?)
-    }
-
-    /// Sets the condition of a pod's policy. A condition with `has_changed_status` gets a new transition time.
-    fn set_condition(&self, pod: &PodRef, condition: &PolicyCondition, has_changed_status: bool) -> Result<(), Error> {
-        self.write(Instant::now(), &[ApiRequest::policy_condition(pod, condition, has_changed_status)?])
     }
 
     /// Deletes a pod that still has this `resourceVersion`.

@@ -24,7 +24,9 @@ const MAX_FILE: u64 = 1 << 20;
 const INSTALL: &str =
     "run detour install (see detour install --help), or check why the agent on this node does not write it";
 
-const KEEPS_OWN_LIST: &str = "check why the agent on this node, which keeps the own list in place, does not correct this; or run detour install again";
+/// The next step if an own list is missing, damaged or outdated.
+pub(super) const WRITE_OWN_LIST: &str =
+    "check why the agent on this node does not write the own list again, or run detour install again";
 /// What Cilium adds to the names of other plugin lists.
 const RENAMED: &str = ".cilium_bak";
 pub(super) const CILIUM: &str =
@@ -177,7 +179,7 @@ fn lost(target: &CheckTarget, path: &HostPath) -> CheckVerdict {
         Some(renamed) => {
             CheckVerdict::fail(format!("{path} not found; another process renamed it to {renamed}"), CILIUM)
         }
-        None => CheckVerdict::fail(format!("{path} not found"), KEEPS_OWN_LIST),
+        None => CheckVerdict::fail(format!("{path} not found"), WRITE_OWN_LIST),
     }
 }
 
@@ -213,7 +215,10 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
                         file.path.name()
                     )
                 }
-                false => KEEPS_OWN_LIST.to_owned(),
+                false => {
+                    "check why the agent on this node does not add detour to that list, or run detour install again"
+                        .to_owned()
+                }
             },
         ),
         None => CheckVerdict::not_checked("the directory has no configuration of a cluster network"),

@@ -1,7 +1,7 @@
 //! The check of the own list: the copy of the cluster network's plugin list with detour's entry, which runtimes use
 //! instead of it. Nodes without an own list have no such check.
 
-use super::configuration::{self, CILIUM, RuntimeFile};
+use super::configuration::{self, CILIUM, RuntimeFile, WRITE_OWN_LIST};
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, OwnList, Results};
 use crate::host_path::HostPath;
 use serde_json::{Value, json};
@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 pub(super) const CURRENT: Check =
     Check::of(CheckGroup::Node, "own-list", "the own plugin list is a copy of the cluster network's list");
 
-/// How long a difference must last: the agent follows a change within this time.
+/// How long a difference must last to be a failure: the agent follows a change within this time.
 const SETTLING: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(100);
-const INSTALL: &str = "check why the agent on this node does not write the copy again, or run detour install again";
 
 /// Checks each own list against the list of which it is a copy.
 pub(super) fn examine(target: &CheckTarget, results: &mut Results) {
@@ -40,7 +39,7 @@ fn verdict(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &Own
     };
     let named = |name: &str| files.iter().find(|file| file.path.name() == name);
     let Some(own) = named(&path.name()) else {
-        return CheckVerdict::fail(format!("{path} not found"), INSTALL);
+        return CheckVerdict::fail(format!("{path} not found"), WRITE_OWN_LIST);
     };
     if let Some(multus) = files.iter().find(|file| file.is_multus()) {
         return CheckVerdict::fail(
@@ -52,7 +51,7 @@ fn verdict(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &Own
     let has_other = files.iter().any(|file| file.path != *path && file.json.is_ok() && !file.is_other());
     let Some(original) = named(source) else {
         return match has_other {
-            true => CheckVerdict::fail(format!("{path} is a copy of {source}, which was removed"), INSTALL),
+            true => CheckVerdict::fail(format!("{path} is a copy of {source}, which was removed"), WRITE_OWN_LIST),
             false => CheckVerdict::fail(
                 format!("{path} is a copy of {source}, which was removed: the cluster network is not ready"),
                 "check the pods of the cluster network on this node; until then, pods start with the last copy",
@@ -64,10 +63,10 @@ fn verdict(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &Own
             format!("{path} is a copy of {source}, which is invalid now: {why}"),
             "check the pods of the cluster network, which writes this file; until then, pods start with the last copy",
         ),
-        (Err(why), _) => CheckVerdict::fail(format!("{path}: {why}"), INSTALL),
+        (Err(why), _) => CheckVerdict::fail(format!("{path}: {why}"), WRITE_OWN_LIST),
         (Ok(copied), Ok(current)) if copied != current => CheckVerdict::fail(
             format!("{path} is an older copy of {source}: {}", difference(&copied, &current)),
-            format!("{INSTALL}; until then, pods start with the older network configuration"),
+            format!("{WRITE_OWN_LIST}; until then, pods start with the older network configuration"),
         ),
         _ => match configuration::renamed(target, path) {
             Some(renamed) => {

@@ -77,7 +77,7 @@ pub enum CheckGroup {
 pub enum CheckOutcome {
     /// The condition is met.
     Pass,
-    /// The condition is not met, but the node works as configured: there is something to do or to know.
+    /// The condition is not met, but the node works as configured.
     Warn,
     /// The condition is not met.
     Fail,
@@ -220,8 +220,8 @@ impl CheckVerdict {
         Self::Fail(found.into(), next.into())
     }
 
-    /// Unites the verdicts of several attempts: the first failure or warning, or else all findings. Without an attempt, the
-    /// reason is `none`.
+    /// Unites the verdicts of several attempts: the first failure or warning, otherwise all findings. Without an attempt,
+    /// the reason is `none`.
     pub(super) fn all(verdicts: Vec<Self>, none: &str) -> Self {
         let (mut passed, mut warned, mut failed, mut not_checked) = (Vec::new(), None, None, None);
         for verdict in verdicts {
@@ -262,7 +262,7 @@ impl Results {
         self.lines.push(ReportLine { id, group, checked: holds, outcome, found, next });
     }
 
-    /// Runs a check if none of `needed` failed or was not checked, and else adds it as not checked.
+    /// Runs a check if none of `needed` failed or was not checked; otherwise adds it as not checked.
     pub(super) fn after(&mut self, needed: &[&Check], check: &Check, verdict: impl FnOnce() -> CheckVerdict) {
         let verdict = match self.obstacle(needed) {
             Some(why) => CheckVerdict::not_checked(why),
@@ -333,10 +333,10 @@ pub struct Installation {
     pub changed: Result<Option<Vec<String>>, String>,
 }
 
-/// A copy of the cluster network's plugin list with the plugin's entry, which runtimes use instead.
+/// An own list: the copy of the cluster network's plugin list that runtimes use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnList {
-    /// The name of the file of which it is a copy, in the same directory.
+    /// The name of its source, a file in the same directory.
     pub source: String,
     /// The type of the plugin's entry.
     pub kind: String,

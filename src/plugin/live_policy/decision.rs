@@ -1,4 +1,4 @@
-//! Whether a running pod has its current policy, and what it gets (pure).
+//! Whether a running pod has its current policy, and which policy it gets (pure).
 
 use super::wording;
 use crate::cni::{Code, Error, excerpt};
@@ -9,11 +9,11 @@ use crate::policy::{LivePolicyScope, Policy};
 use crate::state::Attachment;
 
 /// The policies of the attachments of a pod.
-pub type Policies = Vec<(Attachment, Policy)>;
+pub(crate) type Policies = Vec<(Attachment, Policy)>;
 
 /// How the applied policy of a pod compares with the desired one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// They are equal.
     Current,
     /// The applied policy is an earlier one.
@@ -26,10 +26,10 @@ pub enum Verdict {
 
 impl Verdict {
     /// All verdicts.
-    pub const ALL: [Self; 4] = [Self::Current, Self::Older, Self::Refused, Self::None];
+    pub(crate) const ALL: [Self; 4] = [Self::Current, Self::Older, Self::Refused, Self::None];
 
     /// Returns the name in metrics and reports.
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Current => "current",
             Self::Older => "older",
@@ -39,39 +39,39 @@ impl Verdict {
     }
 }
 
-/// What is known about the policy of a pod.
+/// The comparison of a pod's applied policy with the desired one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Assessment {
+pub(crate) struct Assessment {
     /// `None` if the pod has no rules and needs none.
-    pub verdict: Option<Verdict>,
+    pub(crate) verdict: Option<Verdict>,
     /// Whether the pod has rules of its attachments.
-    pub has_rules: bool,
+    pub(crate) has_rules: bool,
     /// The hash of the applied policy; empty without rules.
-    pub applied: String,
+    pub(crate) applied: String,
     /// The hash of the desired policy; empty if unknown.
-    pub desired: String,
+    pub(crate) desired: String,
     /// Why the pod is not current.
-    pub reason: String,
+    pub(crate) reason: String,
     /// Whether a part of the desired policy needs a new pod although the pod follows changes.
-    pub is_outdated: bool,
+    pub(crate) is_outdated: bool,
     /// The policies to apply; `None` if the pod has those that it may get.
-    pub change: Option<Policies>,
+    pub(crate) change: Option<Policies>,
 }
 
 /// The inputs of a decision.
-pub struct Input<'a> {
+pub(crate) struct Input<'a> {
     /// The pod as it is in the saved state.
-    pub running: &'a RunningPod,
+    pub(crate) running: &'a RunningPod,
     /// The facts of the pod and its namespace.
-    pub facts: &'a Facts,
+    pub(crate) facts: &'a Facts,
     /// The policies that an ADD would apply now.
-    pub desired: &'a Result<Policies, Error>,
+    pub(crate) desired: &'a Result<Policies, Error>,
     /// The scope of the agent.
-    pub scope: LivePolicyScope,
+    pub(crate) scope: LivePolicyScope,
 }
 
 /// Decides about a pod.
-pub fn assess(input: &Input<'_>) -> Assessment {
+pub(crate) fn assess(input: &Input<'_>) -> Assessment {
     let Input { running, facts, desired, scope } = input;
     let has_rules = running.has_rules();
     let applied =
@@ -118,7 +118,7 @@ pub fn assess(input: &Input<'_>) -> Assessment {
 }
 
 /// Returns the assessment of the pod after its change was applied.
-pub fn assess_changed(input: &Input<'_>, change: &Policies) -> Assessment {
+pub(crate) fn assess_changed(input: &Input<'_>, change: &Policies) -> Assessment {
     let mut running = input.running.clone();
     running.interrupted = false;
     for AppliedPolicy { attachment, policy, .. } in &mut running.attachments {
@@ -126,26 +126,26 @@ pub fn assess_changed(input: &Input<'_>, change: &Policies) -> Assessment {
             policy.clone_from(changed);
         }
     }
-    // What differs still would be another change.
+    // A remaining difference would be another change.
     Assessment { change: None, ..assess(&Input { running: &running, ..*input }) }
 }
 
 /// Returns the union of the applied policies of a pod.
-pub fn applied_policy(running: &RunningPod) -> Policy {
+pub(crate) fn applied_policy(running: &RunningPod) -> Policy {
     union(running.attachments.iter().map(|applied| &applied.policy))
 }
 
 /// Returns the union of policies, or the last one if they contradict each other.
-pub fn union<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Policy {
+pub(crate) fn union<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Policy {
     let unite = |union: Policy, policy: &Policy| union.union(policy).unwrap_or_else(|_| policy.clone());
     policies.into_iter().fold(Policy::default(), unite)
 }
 
-/// Returns whether a pod follows changes of its policy: its own annotation, or else that of its namespace.
+/// Returns whether a pod follows changes of its policy. Its own annotation takes precedence over that of its namespace.
 ///
 /// # Errors
 /// The annotation is neither `true` nor `false`.
-pub fn follows_changes(Facts { pod, namespace }: &Facts) -> Result<bool, Error> {
+pub(crate) fn follows_changes(Facts { pod, namespace }: &Facts) -> Result<bool, Error> {
     let of_pod = pod.annotations.get(LIVE_POLICY).map(|value| (format!("pod {}/{}", pod.namespace, pod.name), value));
     let of_namespace = || {
         let namespace = namespace.as_ref()?;

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 /// The maximum length of a change in words, in bytes: an Event contains it together with both hashes.
 const MAX_WORDS: usize = 800;
 
-/// Returns the differences between two policies in words; empty without any that has an effect.
-pub fn changes(before: &Policy, after: &Policy) -> String {
+/// Returns the differences between two policies in words; empty if none has an effect.
+pub(crate) fn changes(before: &Policy, after: &Policy) -> String {
     let mut words = Vec::new();
     let kind = |policy: &Policy| match policy.interception {
         Interception::Unset => "not redirected",

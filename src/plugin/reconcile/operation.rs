@@ -142,7 +142,7 @@ impl Change {
         Ok(())
     }
 
-    /// Excludes the interfaces that an earlier call found, which may be down or gone for a moment.
+    /// Excludes the interfaces that an earlier call found. They may be temporarily down or missing.
     fn keep_interfaces(&mut self, own: &AttachmentRecord) {
         let (Some(applied), Some(evaluated)) = (own.policy.redirect(), own.evaluated().redirect()) else { return };
         let Some(redirect) = not_capturing_secondary(&mut self.policy) else { return };
@@ -168,7 +168,7 @@ impl Change {
             (Kind::Remove, ..) => Ok(policy),
             (Kind::Follow, Some(own), Some(_)) if own.policy.redirect().is_some() && policy.redirect().is_some() => {
                 let msg = format!(
-                    "{}: another tool redirects the pod too since it started; remove its rules, or delete the pod",
+                    "{}: another tool has also redirected the pod since it started; remove its rules, or delete the pod",
                     self.attachment
                 );
                 Err(Error::new(Code::ForeignRules, msg))
@@ -180,8 +180,8 @@ impl Change {
     }
 }
 
-/// Returns the policy with the adaptations of the ADD to another tool's redirection, although its rules are not found
-/// now: they may be restored at any time, and a running pod does not begin to be redirected.
+/// Returns the policy with the adaptations of the ADD to another tool's redirection, even if its rules are not found now:
+/// the tool may restore them at any time, and detour does not begin to redirect a running pod.
 fn as_adapted_before(mut policy: Policy, own: &AttachmentRecord) -> Policy {
     let evaluated = own.evaluated();
     if evaluated.redirect().is_some() && own.policy.redirect().is_none() && policy.redirect().is_some() {

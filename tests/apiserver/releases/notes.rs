@@ -13,9 +13,9 @@ Next steps:
   kubectl -n NAMESPACE rollout restart deployment    # running pods follow only changes of exclusions, ports and ranges
 ";
 const OWN_LIST: &str = "
-Each node has a plugin list of its own, /etc/cni/net.d/00-detour.conflist: the agent copies the cluster network's
-list and adds the plugin. In a few cases, for example beside Multus, the agent edits the cluster network's list instead;
-its log contains the reason.
+On each node, the agent writes /etc/cni/net.d/00-detour.conflist, a copy of the cluster network's plugin
+list with the plugin's entry. In a few cases, for example beside Multus, it edits the cluster network's list instead.
+Its log contains the reason.
 ";
 
 #[test]

@@ -99,7 +99,8 @@ impl<'a> ClusterList<'a> {
         }
         let sources = self.sources(false);
         if let Some(obstacle) = self.obstacle(&sources) {
-            let note = format!("{path}: not written, the plugin's entry is in the original list instead: {obstacle}");
+            let note =
+                format!("{path}: not written, the plugin's entry is in the cluster network's list instead: {obstacle}");
             plan.notes.push(note);
             return self.edit(plan);
         }
