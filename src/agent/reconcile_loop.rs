@@ -168,7 +168,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             _ => Leadership::Leads,
         };
         let (readiness, mut delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
-        if let (Iteration::Settled(_), Some(left)) = (&iteration, timer.take_left()) {
+        if let (Iteration::Settled(_) | Iteration::Waits(_), Some(left)) = (&iteration, timer.take_left()) {
             delay = delay.min(left);
         }
         if !watch.is_complete() && !ignore_events {
@@ -352,7 +352,7 @@ impl Iteration {
                 let readiness = match &plan.waits_for {
                     Some(missing) => {
                         stability.incomplete();
-                        Readiness::Not(missing.clone())
+                        Readiness::Not(format!("missing: {missing}"))
                     }
                     None if stability.is_contested() => Readiness::Not(contested(plan, stability)),
                     None if stability.is_ready() => Readiness::Ready,
@@ -425,7 +425,7 @@ mod tests {
         let missing = InstallPlan { waits_for: Some("a list".into()), ..InstallPlan::default() };
         assert_eq!(
             assessed(&Iteration::Repaired(Box::new(missing)), fresh, now),
-            (TaintDecision::Add, Some("a list".into()))
+            (TaintDecision::Add, Some("missing: a list".into()))
         );
         let contested = &mut Stability::default();
         for _ in 0..4 {
