@@ -139,7 +139,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             _ => Leadership::Leads,
         };
         let (readiness, mut delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
-        if let (Iteration::Settled(_), Some(left)) = (&iteration, timer.take_left()) {
+        if let (Iteration::Settled(_) | Iteration::Waits(_), Some(left)) = (&iteration, timer.take_left()) {
             delay = delay.min(left);
         }
         if !watch.is_complete() && !ignore_events {

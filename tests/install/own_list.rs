@@ -172,6 +172,61 @@ fn another_file_becomes_the_source_only_after_half_a_second_and_without_one_the_
 }
 
 #[test]
+fn a_first_list_that_is_just_being_written_is_not_passed_over() {
+    for partial in ["", &CALICO[..CALICO.len() / 2]] {
+        let scene = Scene::with("own-first", "10-calico.conflist", partial);
+        scene.write(PODMAN, &list("podman"));
+        let start = Instant::now();
+        let _agent = Agent::start(&scene, "a", &[OWN_LIST]);
+        wait_until("the other file becomes the source", || scene.path(OWN).exists());
+        assert!(start.elapsed() >= Duration::from_millis(500), "{:?}", start.elapsed());
+        assert_eq!(network(&scene, OWN), "podman");
+        scene.write(SOURCE, CALICO);
+        wait_until("the first file becomes the source", || network(&scene, OWN) == "k8s-pod-network");
+    }
+}
+
+#[test]
+fn the_edited_list_keeps_its_entry_while_a_list_before_it_is_partial() {
+    let scene = Scene::with("own-first-edited", "10-calico.conflist", CALICO);
+    scene.ok("install", &[]);
+    let edited = scene.read(SOURCE);
+    scene.write("etc/cni/net.d/05-new.conflist", "");
+    let agent = Agent::start(&scene, "a", &[OWN_LIST]);
+    wait_until("the own list is written", || {
+        let has_entry = scene.read(SOURCE) == edited;
+        assert!(has_entry || scene.path(OWN).exists(), "no list has the entry");
+        scene.path(OWN).exists()
+    });
+    agent.wait_for_log(SETTLED);
+    assert_eq!((scene.read(SOURCE), network(&scene, OWN)), (CALICO.to_owned(), json!("k8s-pod-network")));
+}
+
+/// A runtime uses such a file: the copy of another one would attach pods to another network.
+#[test]
+fn a_list_that_is_too_large_or_not_utf_8_is_not_passed_over() {
+    let large = CALICO.replace("k8s-pod-network", &"x".repeat(2 << 20)).into_bytes();
+    let latin = [CALICO.replace("k8s-pod-network", "name").into_bytes(), b" ".to_vec()].concat();
+    let latin: Vec<u8> = latin.into_iter().map(|byte| if byte == b'm' { 0xe9 } else { byte }).collect();
+    for contents in [large, latin] {
+        let scene = Scene::with("own-large", "10-calico.conflist", "");
+        fs::write(scene.path(SOURCE), &contents).expect("written");
+        scene.write(PODMAN, &list("podman"));
+        let stderr = scene.fails("install", &[OWN_LIST]);
+        assert!(stderr.contains("10-calico.conflist: skipped: expected UTF-8 text of at most 1 MiB"), "{stderr}");
+        assert!(!scene.path(OWN).exists());
+
+        scene.write(SOURCE, CALICO);
+        let agent = Agent::start(&scene, "a", &[OWN_LIST]);
+        agent.wait_for_log(SETTLED);
+        let copy = scene.read(OWN);
+        fs::write(scene.path(SOURCE), &contents).expect("written");
+        agent.wait_for_log("expected UTF-8 text of at most 1 MiB");
+        assert_eq!(scene.read(OWN), copy);
+    }
+}
+
+#[test]
 fn a_list_behind_symbolic_links_is_followed() {
     let scene = Scene::with("own-link", "readme.txt", "");
     scene.write("etc/calico/..1/net.conflist", CALICO);

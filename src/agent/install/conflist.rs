@@ -17,6 +17,9 @@ pub enum UnusableList {
     /// The file is not JSON. Runtimes accept no byte order marks, comments or trailing commas.
     #[error("invalid JSON: {0}")]
     NotJson(String),
+    /// The file is too large, or not UTF-8. Runtimes may accept it.
+    #[error("expected UTF-8 text of at most 1 MiB")]
+    NotText,
     /// The file is JSON, but not an object.
     #[error("expected a JSON object")]
     NotObject,
@@ -41,6 +44,13 @@ pub enum UnusableList {
     /// Another tool's `.conflist` file has the name that the list made of this `.conf` file would have.
     #[error("{0:?} is a plugin list of the same name; remove one of the two files")]
     Twice(String),
+}
+
+impl UnusableList {
+    /// Whether another process may just be writing the file.
+    pub(super) fn may_be_partial(&self) -> bool {
+        matches!(self, Self::Empty | Self::NotJson(_))
+    }
 }
 
 /// Returns the plugin list `text` with `entry`, which replaces an entry of the same `type` or is appended. The text

@@ -32,6 +32,8 @@ use std::path::{Path, PathBuf};
 
 /// The maximum size of a configuration; a larger file is a program.
 const MAX_TEXT_SIZE: u64 = 1 << 20;
+/// The contents of a configuration that is larger, or not UTF-8: invalid UTF-8.
+const NOT_TEXT: &[u8] = &[0xff];
 /// The maximum size of an installation record, which holds the texts of a few configurations.
 const MAX_RECORD_SIZE: u64 = 4 << 20;
 
@@ -286,7 +288,7 @@ impl NodeFiles {
             let file = self.file(&path).map_err(|error| InstallError::file("read", &path, &error))?;
             let text = |file: FoundFile| ConfFile {
                 name,
-                contents: file.text.unwrap_or_else(|| "(not UTF-8)".into()).into_bytes(),
+                contents: file.text.map_or_else(|| NOT_TEXT.to_vec(), String::into_bytes),
                 mode: file.mode,
             };
             files.extend(file.map(text));

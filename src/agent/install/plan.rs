@@ -275,6 +275,9 @@ fn revert_file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec
                 }
                 Some(_) => Err(EDITED.to_owned()),
             },
+            _ if owned.copy_of.is_some() => Err(format!(
+                "{EDITED}; runtimes use it instead of the cluster network's list; delete it, and uninstall again"
+            )),
             _ => Err(EDITED.to_owned()),
         };
     }

@@ -63,7 +63,7 @@ fn list_name(name: &str) -> String {
 /// # Errors
 /// A runtime would refuse the file.
 pub(super) fn list(file: &ConfFile) -> Result<String, UnusableList> {
-    let text = str::from_utf8(&file.contents).map_err(|_| UnusableList::NotJson("expected UTF-8".into()))?;
+    let text = str::from_utf8(&file.contents).map_err(|_| UnusableList::NotText)?;
     if file.name.ends_with(LIST_SUFFIX) {
         conflist::types(text).map(|_| text.to_owned())
     } else {

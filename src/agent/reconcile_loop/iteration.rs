@@ -55,7 +55,7 @@ impl Iteration {
                 let readiness = match &plan.waits_for {
                     Some(missing) => {
                         stability.incomplete();
-                        Readiness::Not(missing.clone())
+                        Readiness::Not(format!("missing: {missing}"))
                     }
                     None if stability.is_contested() => Readiness::Not(contested(plan, stability)),
                     None if stability.is_ready() => Readiness::Ready,
@@ -145,7 +145,7 @@ mod tests {
         let missing = InstallPlan { waits_for: Some("a list".into()), ..InstallPlan::default() };
         assert_eq!(
             assessed(&Iteration::Repaired(Box::new(missing)), fresh, now),
-            (TaintDecision::Add, Some("a list".into()))
+            (TaintDecision::Add, Some("missing: a list".into()))
         );
         let contested = &mut Stability::default();
         for _ in 0..4 {

@@ -112,8 +112,12 @@ impl<'a> ClusterList<'a> {
         let (mut text, mut copy_of, mut stale) = (kept.clone(), copied.clone(), None);
         let (written, skipped) = self.written(&sources, &entry);
         let is_usable = |file: &&ConfFile| copied.as_ref().is_some_and(|copied| is_usable_source(file, copied));
-        // Another process may just be writing the source.
-        let is_writing = kept.is_some() && copied.is_some() && !sources.iter().any(is_usable);
+        // Another process may just be writing the source, or the first list that runtimes would use.
+        let is_writing = if kept.is_some() && copied.is_some() {
+            !sources.iter().any(is_usable)
+        } else {
+            written.is_some() && skipped.iter().any(|(_, reason)| reason.may_be_partial())
+        };
         plan.source_timeout = is_writing.then_some(SOURCE_TIMEOUT);
         if !is_writing || found.source_expired {
             plan.notes.extend(skipped.iter().map(|(name, reason)| self.skipped(name, reason)));
@@ -129,7 +133,11 @@ impl<'a> ClusterList<'a> {
                 plan.waits_for = Some(self.missing(stays));
             }
         }
-        let Some(text) = text else { return Ok(None) };
+        let Some(text) = text else {
+            // Entries of earlier installations stay until then.
+            plan.waits_for.get_or_insert_with(|| self.missing(""));
+            return Ok(None);
+        };
         plan.notes.extend(current.and_then(|current| self.added(&path, current, &text)));
         let is_intact = |file: &FoundFile| file.mode == PRIVATE_MODE && file.trusted && found.is_ours(&path);
         let before = plan.actions.len();
@@ -145,6 +153,10 @@ impl<'a> ClusterList<'a> {
     fn written(&self, sources: &[&'a ConfFile], entry: &Value) -> (Option<(ConfTarget<'a>, String)>, Vec<Skipped<'a>>) {
         let (target, mut skipped) = target::choose(sources, self.file, self.kind(), true);
         let Some(target) = target else { return (None, skipped) };
+        // Runtimes may use such a file, so another list would change the network of the pods.
+        if skipped.iter().any(|(_, reason)| *reason == UnusableList::NotText) {
+            return (None, skipped);
+        }
         // An earlier installation may have added its entry to the list itself.
         let others = conflist::without(&target.list, self.kind());
         match others.and_then(|others| conflist::rewrite(others.as_ref().unwrap_or(&target.list), entry)) {

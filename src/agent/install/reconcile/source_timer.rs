@@ -71,6 +71,9 @@ impl SourceTimer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::install::digest::Digest;
+    use crate::agent::install::state::{ConfFile, ConfigurationTarget};
+    use serde_json::json;
 
     fn names(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(ToString::to_string).collect()
@@ -91,5 +94,42 @@ mod tests {
         timer.look(names(&["87-c"]), at(1700));
         timer.look(names(&["87-c"]), at(2200));
         assert_eq!(timer.remaining(at(2200)), Duration::ZERO, "10-b was away for too long");
+    }
+
+    #[test]
+    fn a_first_own_list_waits_for_a_list_that_is_just_being_written() {
+        let desired = DesiredState {
+            installer: "a".into(),
+            program: Digest::of(b"program"),
+            program_version: String::new(),
+            programs: Vec::new(),
+            kubeconfig: None,
+            hook: None,
+            node: None,
+            configurations: vec![ConfigurationTarget::Listed {
+                dir: "/net.d".parse().expect("a path"),
+                file: None,
+                entry: json!({"type": "detour"}),
+                own_list: true,
+            }],
+            missing: None,
+        };
+        let file = |(name, text): (&str, &str)| ConfFile { name: name.into(), contents: text.into(), mode: 0o600 };
+        let list = r#"{"name":"n","plugins":[{"type":"bridge"}]}"#;
+        let found = |partial| FoundState {
+            configurations: [("10-a.conflist", partial), ("87-b.conflist", list)].map(file).into(),
+            ..FoundState::default()
+        };
+        for partial in ["", &list[..20]] {
+            let mut timer = SourceTimer::default();
+            let plan = timer.plan(&desired, found(partial)).expect("a plan");
+            assert!(plan.actions.is_empty() && plan.waits_for.is_some(), "{plan:?}");
+            assert!(timer.take_left().is_some_and(|left| left <= SOURCE_TIMEOUT));
+            timer.since = timer.since.map(|since| since - SOURCE_TIMEOUT);
+            let plan = timer.plan(&desired, found(partial)).expect("a plan");
+            assert!(plan.actions.len() == 1 && plan.waits_for.is_none(), "the other list is copied: {plan:?}");
+        }
+        let invalid = SourceTimer::default().plan(&desired, found("[]")).expect("a plan");
+        assert_eq!(invalid.actions.len(), 1, "this list is complete");
     }
 }
