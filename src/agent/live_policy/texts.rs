@@ -27,16 +27,26 @@ pub(super) fn outdated(assessment: &Assessment) -> Event {
     Event { warning: false, reason: "DetourPolicyOutdated".into(), message }
 }
 
-/// Returns the condition of a pod; `None` if it has no rules or no sidecar. Its message has the length and the
-/// characters that the API server gets, so that it compares with the one that the API server returns.
-pub(super) fn condition(assessment: &Assessment, has_sidecar: bool) -> Option<PolicyCondition> {
-    let verdict = assessment.verdict.filter(|_| assessment.has_rules && has_sidecar)?;
+/// Returns the condition of a pod; `None` if it has no sidecar, or neither rules nor a condition. A pod that has lost its
+/// rules must not keep the condition of its earlier ones. Its message has the length and the characters that the API
+/// server gets, so that it compares with the one that the API server returns.
+pub(super) fn condition(assessment: &Assessment, has_sidecar: bool, has_condition: bool) -> Option<PolicyCondition> {
+    if !has_sidecar || !(assessment.has_rules || has_condition) {
+        return None;
+    }
+    let verdict = match assessment.verdict {
+        // The pod has no rules, and needs none.
+        None if !assessment.has_rules => Verdict::Current,
+        verdict => verdict?,
+    };
     let reason = match verdict {
         Verdict::Current => "Current",
         Verdict::Refused => "Refused",
-        Verdict::Older | Verdict::None => "Older",
+        Verdict::Older => "Older",
+        Verdict::None => "NoRules",
     };
-    let mut message = format!("policy {}", assessment.applied);
+    let mut message =
+        if assessment.has_rules { format!("policy {}", assessment.applied) } else { "no rules".to_owned() };
     if !assessment.reason.is_empty() {
         message += &format!(": {}", assessment.reason);
     }
@@ -63,10 +73,21 @@ mod tests {
         let current = with(Some(Verdict::Current), true);
         let expected =
             PolicyCondition { is_current: true, reason: "Current".into(), message: "policy 3f2a00000000".into() };
-        assert_eq!(condition(&current, true), Some(expected));
-        assert_eq!(condition(&current, false), None);
-        assert_eq!(condition(&with(Some(Verdict::Refused), false), true), None);
-        assert_eq!(condition(&with(None, true), true), None);
+        assert_eq!(condition(&current, true, false), Some(expected));
+        assert_eq!(condition(&current, false, false), None);
+        assert_eq!(condition(&with(Some(Verdict::Refused), false), true, false), None);
+        assert_eq!(condition(&with(None, true), true, false), None);
+        assert_eq!(condition(&with(Some(Verdict::None), false), true, false), None);
+    }
+
+    #[test]
+    fn a_pod_without_rules_does_not_keep_an_earlier_condition() {
+        let with = |verdict| Assessment { verdict, ..Assessment::default() };
+        let of = |verdict| condition(&with(verdict), true, true).map(|it| (it.is_current, it.reason, it.message));
+        assert_eq!(of(Some(Verdict::None)), Some((false, "NoRules".into(), "no rules".into())));
+        assert_eq!(of(Some(Verdict::Refused)), Some((false, "Refused".into(), "no rules".into())));
+        assert_eq!(of(None), Some((true, "Current".into(), "no rules".into())));
+        assert_eq!(condition(&with(Some(Verdict::None)), false, true), None);
     }
 
     /// Otherwise, the agent would set the condition again after each start.
@@ -80,7 +101,7 @@ mod tests {
             reason,
             ..Assessment::default()
         };
-        let PolicyCondition { is_current, reason, message } = condition(&refused, true).expect("one");
+        let PolicyCondition { is_current, reason, message } = condition(&refused, true, false).expect("one");
         assert!(!is_current && reason == "Refused" && message.starts_with("policy 3f2a00000000: invalid value"));
         assert!(message.len() <= MAX_MESSAGE && !message.contains('\u{1b}'), "{message}");
         assert_eq!(cut(&line(&message), MAX_MESSAGE), message, "it is stable");

@@ -130,8 +130,8 @@ impl TrackedPod {
             tracing::warn!(pod = name, "policy refused: {}", event.message);
             reports.event(&pod, event);
         }
-        let condition = texts::condition(&assessment, self.observed.pod.proxy().is_some());
         let known = self.sent.as_ref().or(self.observed.policy_condition.as_ref());
+        let condition = texts::condition(&assessment, self.observed.pod.proxy().is_some(), known.is_some());
         if assessment.is_outdated && self.outdated != assessment.desired {
             self.outdated.clone_from(&assessment.desired);
             // An earlier agent has reported it already.

@@ -399,11 +399,13 @@ fn evaluate(
     let Some(running) = sandbox else {
         // A repair that adds the rules does not change the pod in the cluster.
         let is_bypassing = suspicion.is_some_and(|it| it.redirectable && it.settled);
-        let reason = "no saved rules: the plugin was not called for it, or another tool redirects it".to_owned();
-        let none = Assessment { verdict: Some(Verdict::None), reason, ..Assessment::default() };
-        pod.assessment = if is_bypassing { none } else { Assessment::default() };
         if is_bypassing {
+            let reason = "no saved rules: the plugin was not called for it, or another tool redirects it".to_owned();
+            let none = Assessment { verdict: Some(Verdict::None), reason, ..Assessment::default() };
+            pod.report(none, &worker.reports);
             pod.retry(now);
+        } else {
+            pod.assessment = Assessment::default();
         }
         return;
     };
@@ -424,9 +426,15 @@ fn evaluate(
         return;
     };
     if let Some(next) = pod.limit.next(now) {
-        let reason = format!("its policy changes too often; the next change follows in {} s", (next - now).as_secs());
         pod.wake(next);
-        pod.assessment = Assessment { reason, ..assessment };
+        // The text is the same until the change, so that the condition is set once.
+        let reason = "its policy changes too often; the next change follows within 10 s".to_owned();
+        let waiting = Assessment { reason, ..assessment };
+        if next - now > MIN_INTERVAL {
+            pod.report(waiting, &worker.reports);
+        } else {
+            pod.assessment = waiting;
+        }
         return;
     }
     pod.limit.record(now);
