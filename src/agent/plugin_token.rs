@@ -93,8 +93,8 @@ impl PluginToken {
         let request = move || {
             let result = account.token(&plugin_account, LIFETIME).map_err(|error| error.to_string());
             if let (Err(failure), Some(kept)) = (&result, kept) {
-                tracing::warn!("{failure}; the plugin keeps its current token (expiry: {kept})");
                 metrics.token_renewal_failed(true);
+                tracing::warn!("{failure}; the plugin keeps its current token (expiry: {kept})");
             }
             // Fails only at the end of the agent.
             let _ = sender.send(result);

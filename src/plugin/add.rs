@@ -38,7 +38,7 @@ pub(super) fn apply(
     request: &Request,
     conf: &NetConf,
     policy: Policy,
-    mut inputs: Option<AddInputs>,
+    mut inputs: Option<AddInputs<'_>>,
 ) -> Result<(), Error> {
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
     let attachments = store.attachments_of(&attachment.container_id)?;
@@ -49,7 +49,7 @@ pub(super) fn apply(
         if let Some(inputs) = &mut inputs {
             inputs.netns = open_netns::identified(request)?;
         }
-        let recorded = inputs.as_ref().and_then(AddInputs::to_value);
+        let recorded = inputs.as_ref().and_then(AddInputs::to_saved);
         let record = AttachmentRecord { policy: policy.clone(), inputs: recorded, ..AttachmentRecord::default() };
         store.write(&attachment, &record)?;
         // A concurrent ADD may not have seen this record, whose policy may forbid all rules.
@@ -64,7 +64,7 @@ pub(super) fn apply(
             }
         }
     }
-    let inputs = inputs.as_ref().and_then(AddInputs::to_value);
+    let inputs = inputs.as_ref().and_then(AddInputs::to_saved);
     reconcile(&store, &attachment, &open_netns::of_request(request)?, Operation::Apply(policy, conf.dialect, inputs))
 }
 

@@ -9,14 +9,30 @@ use crate::pod::{Facts, PodRef};
 use crate::policy::Policy;
 use crate::sub_plugins::{self, ChainInput, Resolvers, SubPlugin, skip_reason};
 use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+/// The text of the inputs in a record. The plugin copies it; only [`AddInputs::read`] parses it, so that nothing in it
+/// costs time or blocks a DEL.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct SavedInputs(Box<RawValue>);
+
+impl PartialEq for SavedInputs {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.get() == other.0.get()
+    }
+}
+
+impl Eq for SavedInputs {}
+
 /// The inputs of one ADD, a part of its record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct AddInputs {
+pub(super) struct AddInputs<'a> {
     pub(super) pod: PodRef,
     /// The network namespace of an ADD without rules; otherwise the record has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -24,7 +40,7 @@ pub(super) struct AddInputs {
     /// The evaluated configurations: one for an attachment, one for each network of a primary plugin; none if the pod
     /// was skipped without facts.
     #[serde(default)]
-    evaluated: Vec<EvaluatedConfiguration>,
+    evaluated: Vec<EvaluatedConfiguration<'a>>,
     /// Whether the configuration names no source of facts.
     #[serde(default, skip_serializing_if = "is_false")]
     without_facts: bool,
@@ -39,14 +55,17 @@ pub(super) struct AddInputs {
     dialect: Option<RuleFormat>,
 }
 
+/// The block of a sub-plugin with its path.
+type SavedBlock<'a> = (Cow<'a, str>, Cow<'a, Map<String, Value>>);
+
 /// The sub-plugins of one configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct EvaluatedConfiguration {
+struct EvaluatedConfiguration<'a> {
     /// The name of the network in the configuration of a primary plugin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    network: Option<String>,
+    network: Option<Cow<'a, str>>,
     /// The blocks of the sub-plugins, each with its path.
-    blocks: Vec<(String, Map<String, Value>)>,
+    blocks: Vec<SavedBlock<'a>>,
     /// `args.cni` of the sub-plugins.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     args: Map<String, Value>,
@@ -55,29 +74,30 @@ struct EvaluatedConfiguration {
     cluster_dns: Vec<IpAddr>,
 }
 
-impl EvaluatedConfiguration {
+impl<'a> EvaluatedConfiguration<'a> {
     /// Returns the sub-plugins of `conf`; executables are not evaluated, and their blocks may contain anything.
-    fn new(network: Option<&str>, conf: &NetConf) -> Self {
+    fn new(network: Option<&'a str>, conf: &'a NetConf) -> Self {
         let blocks = conf.chain.iter().filter(|block| SubPlugin::of(block).is_some());
         let args = conf.args.iter().filter(|(key, _)| SubPlugin::ALL.iter().any(|known| known.name() == *key));
         Self {
-            network: network.map(str::to_owned),
-            blocks: blocks.map(|block| (block.path.clone(), block.keys.clone())).collect(),
+            network: network.map(Cow::Borrowed),
+            blocks: blocks.map(|Block { path, keys }| (path.into(), Cow::Borrowed(keys))).collect(),
             args: args.map(|(key, value)| (key.clone(), value.clone())).collect(),
             cluster_dns: conf.kubernetes.cluster_dns.clone(),
         }
     }
 
     fn blocks(&self) -> Vec<Block> {
-        self.blocks.iter().map(|(path, keys)| Block { path: path.clone(), keys: keys.clone() }).collect()
+        let block = |(path, keys): &SavedBlock<'_>| Block { path: path.to_string(), keys: keys.clone().into_owned() };
+        self.blocks.iter().map(block).collect()
     }
 }
 
-impl AddInputs {
+impl<'a> AddInputs<'a> {
     /// Returns the inputs of an ADD whose policy was evaluated from `evaluated`: configurations, for a primary plugin with
     /// the names of their networks. Returns `None` if the policy can't change while the pod runs: the pod has no sidecar,
     /// or no configuration applies to it.
-    pub(super) fn new<'a>(
+    pub(super) fn new(
         request: &Request,
         conf: &NetConf,
         evaluated: impl IntoIterator<Item = (Option<&'a str>, &'a NetConf, EvaluatedWith)>,
@@ -110,13 +130,13 @@ impl AddInputs {
     }
 
     /// Reads the inputs in a record. Inputs of a newer version count as missing if this version can't read them.
-    pub(super) fn read(value: &Value) -> Option<Self> {
-        Self::deserialize(value).ok()
+    pub(super) fn read(saved: &SavedInputs) -> Option<AddInputs<'static>> {
+        serde_json::from_str(saved.0.get()).ok()
     }
 
     /// Returns the inputs for a record.
-    pub(super) fn to_value(&self) -> Option<Value> {
-        serde_json::to_value(self).ok()
+    pub(super) fn to_saved(&self) -> Option<SavedInputs> {
+        to_raw_value(self).ok().map(SavedInputs)
     }
 
     /// Returns the configured rule format.
@@ -153,7 +173,7 @@ impl AddInputs {
         let group_id = |name: &str| groups.get_or_init(|| host_groups(group_file)).get(name).copied();
         let recorded = self.evaluated.first();
         let Some(conf) = installed.filter(|_| recorded.is_none_or(|recorded| recorded.network.is_none())) else {
-            let evaluate = |one: &'_ EvaluatedConfiguration| {
+            let evaluate = |one: &EvaluatedConfiguration<'_>| {
                 self.run(&one.blocks(), &one.args, &one.cluster_dns, facts, &group_id)
             };
             return self
@@ -223,6 +243,10 @@ mod tests {
         })
     }
 
+    fn read(saved: &Value) -> Option<AddInputs<'static>> {
+        AddInputs::read(&serde_json::from_value(saved.clone()).expect("any JSON"))
+    }
+
     fn facts() -> Facts {
         let proxy = Container { name: "istio-proxy".into(), ..Container::default() };
         let (namespace, name) = ("shop".into(), "web-0".into());
@@ -236,8 +260,8 @@ mod tests {
 
     #[test]
     fn saved_inputs_are_read_and_evaluated() {
-        let inputs = AddInputs::read(&saved()).expect("readable");
-        assert_eq!(inputs.to_value(), Some(saved()));
+        let inputs = read(&saved()).expect("readable");
+        assert_eq!(inputs.to_saved().map(|saved| saved.0.get().to_owned()), Some(saved().to_string()));
         assert_eq!(inputs.dialect(), RuleFormatSetting::Nftables);
         let policies = inputs.evaluate(&facts(), None, Path::new("/none")).expect("valid");
         let of_uid = |uid| TrafficOwner::Uid(IdRange::one(uid));
@@ -249,16 +273,16 @@ mod tests {
     fn inputs_of_a_newer_version_count_as_missing_if_they_cannot_be_read() {
         let mut newer = saved();
         newer["new"] = json!(1);
-        assert!(AddInputs::read(&newer).is_some());
+        assert!(read(&newer).is_some());
         newer["dialect"] = json!("new");
-        assert_eq!(AddInputs::read(&newer), None);
+        assert_eq!(read(&newer), None);
     }
 
     #[test]
     fn inputs_of_a_configuration_without_facts_need_none() {
         let mut saved = saved();
         saved["without_facts"] = json!(true);
-        let inputs = AddInputs::read(&saved).expect("readable");
+        let inputs = read(&saved).expect("readable");
         let no_sidecar = Facts { pod: Pod { containers: Vec::new(), ..facts().pod }, namespace: None };
         let policies = inputs.evaluate(&no_sidecar, None, Path::new("/none")).expect("valid");
         assert_eq!(excluded(&policies[0].1).len(), 2);
@@ -269,7 +293,7 @@ mod tests {
         let mut saved = saved();
         saved["evaluated"][0]["network"] = json!("default/excludedns");
         saved["evaluated"][0]["blocks"][0][1]["uids"] = json!(["abc"]);
-        let inputs = AddInputs::read(&saved).expect("readable");
+        let inputs = read(&saved).expect("readable");
         let error = inputs.evaluate(&facts(), None, Path::new("/none")).expect_err("invalid");
         assert!(error.msg.contains("network default/excludedns") && error.msg.contains("abc"), "{error}");
     }

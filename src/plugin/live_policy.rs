@@ -58,7 +58,7 @@ pub struct AppliedPolicy {
     pub attachment: Attachment,
     /// Its policy as evaluated, before it was adapted to the network namespace; comparable with a desired policy.
     pub policy: Policy,
-    inputs: Option<AddInputs>,
+    inputs: Option<AddInputs<'static>>,
     /// The network namespace of its rules: its path in the runtime, and its identity.
     netns: Option<(PathBuf, NetnsId)>,
     /// Whether it was adapted to the redirection of another tool.

@@ -1,6 +1,7 @@
 //! The saved state of attachments: one record per attachment, and all records of one container.
 
 use super::desired_policy::{fixtures, ruleset};
+use super::inputs::SavedInputs;
 use crate::cni::{Code, Error, Request};
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use crate::netns::{Fixtures, NetNs, NetnsId};
@@ -36,10 +37,9 @@ pub(super) struct AttachmentRecord {
     /// The policy as it was evaluated, if it was adapted to the network namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) evaluated: Option<Policy>,
-    /// The inputs of its ADD ([`AddInputs`](super::inputs::AddInputs)). They are not parsed here: nothing in them may
-    /// block a DEL.
+    /// The inputs of its ADD.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) inputs: Option<Value>,
+    pub(super) inputs: Option<SavedInputs>,
     /// Routes, policy rules and addresses that were added for it. A record without them gets all that its policy
     /// needs ([`AttachmentRecord::read`]).
     pub(super) fixtures: Fixtures,

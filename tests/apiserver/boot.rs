@@ -1,6 +1,6 @@
 //! A node that was off for a month: the plugin's token has expired, and the agent starts with or without an API server.
 
-use crate::node::{LIST, Node, SETTLED, meshed_pod, on_a_node};
+use crate::node::{Node, OWN_LIST, SETTLED, meshed_pod, on_a_node};
 use crate::sandbox::Sandbox;
 use crate::shipped::{NAMESPACE, base, cluster};
 use base64::Engine;
@@ -97,9 +97,9 @@ fn without_a_valid_token_and_an_api_server_the_agent_still_restores_the_plugin_l
         let second = node.start_agent("b");
         let serving = second.wait_for_log("serving /healthz");
         second.wait_for_log("missing: a valid token of the plugin, whose token expired at 2001-09-09");
-        node.write(LIST, CALICO);
-        second.wait_for_log("10-calico.conflist");
-        assert!(node.read(LIST).contains("\"detour\""), "{}", node.read(LIST));
+        node.write(OWN_LIST, CALICO);
+        second.wait_for_log("write /etc/cni/net.d/00-detour.conflist");
+        assert!(node.read(OWN_LIST).contains("\"detour\""), "{}", node.read(OWN_LIST));
         assert_eq!(node.plugin_token(), expired);
         let ready = readiness(&serving);
         assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");

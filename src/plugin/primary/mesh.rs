@@ -165,12 +165,12 @@ pub(super) fn fetch_facts(
 ///
 /// # Errors
 /// The facts can't be fetched, a setting is invalid, or two attachments contradict each other.
-pub(super) fn desired_policy(
+pub(super) fn desired_policy<'a>(
     call: &PrimaryCall<'_>,
     pod: &LazyPod<'_>,
-    evaluated: &[InProcessAttachment],
+    evaluated: &'a [InProcessAttachment],
     default_result: &Value,
-) -> Result<(Policy, RuleFormatSetting, Option<AddInputs>), Error> {
+) -> Result<(Policy, RuleFormatSetting, Option<AddInputs<'a>>), Error> {
     let (mut policies, mut ignored): (Vec<(&str, Policy)>, _) = (Vec::new(), BTreeSet::new());
     let mut inputs = Vec::new();
     for InProcessAttachment { name, conf } in evaluated {

@@ -3,19 +3,18 @@
 
 use crate::cni::{Code, Error, LIST_ITEMS, RuleFormatSetting, at_most};
 use crate::netns;
-use crate::plugin::inputs::AddInputs;
+use crate::plugin::inputs::{AddInputs, SavedInputs};
 use crate::plugin::netns_state::ForeignRedirection;
 use crate::plugin::record::{AttachmentRecord, ContainerRecords};
 use crate::policy::{Interception, Policy, Redirect};
 use crate::state::Attachment;
-use serde_json::Value;
 use std::collections::HashSet;
 
 /// What a call changes in the desired state of the container.
 #[derive(Debug, Clone)]
 pub(in crate::plugin) enum Operation {
     /// ADD: replaces the policy of one attachment, with a setting for the rule format and the inputs to save.
-    Apply(Policy, RuleFormatSetting, Option<Value>),
+    Apply(Policy, RuleFormatSetting, Option<SavedInputs>),
     /// Live policy: replaces the evaluated policies of attachments with saved state, all or none.
     Follow(Vec<(Attachment, Policy)>),
     /// Repair: restores the saved policy of one attachment; does nothing without one.
@@ -50,7 +49,7 @@ pub(super) struct Change {
     /// The policy, adapted to the interfaces in the network namespace.
     policy: Policy,
     /// The inputs to save; `None` if the saved ones remain.
-    pub(super) inputs: Option<Option<Value>>,
+    pub(super) inputs: Option<Option<SavedInputs>>,
 }
 
 impl Operation {
