@@ -146,7 +146,7 @@ fn without_nri_the_elements_of_containers_that_have_exited_are_removed() {
         // The control group of the first one remains.
         empty.exit();
         drop(gone);
-        pod.wait_for_elements(&[stays.cgroup()], Duration::from_secs(3));
+        pod.wait_for_elements(&[stays.cgroup()], SLOW);
         assert_eq!(stays.connect(), "direct");
         assert!(agent.end(Signal::SIGTERM).success());
     });
