@@ -172,8 +172,8 @@ fn uninstalled(runtime: Runtime) {
 
     // CRI-O deletes a pod with the list with which the pod started, which libcni has saved (ocicni). containerd saves
     // the lists in the same directory.
-    let (complete, notes) = uninstall(&node);
-    assert!(!complete && notes.contains("needs it to delete pods") && notes.contains("(pods: 2)"), "{notes}");
+    let (succeeded, notes) = uninstall(&node);
+    assert!(succeeded && notes.contains("needs it to delete pods") && notes.contains("(pods: 2)"), "{notes}");
     assert!(!node.path(OWN_LIST).exists() && node.path("bin/detour").exists());
     let mut number = 0;
     until("the runtime uses the original list", || {
