@@ -129,13 +129,12 @@ impl<'a> ClusterList<'a> {
                 text = Some(list);
                 copy_of = Some(CopiedList { source: target.file.name.clone(), kind: self.kind().to_owned() });
             } else {
-                let stays = if kept.is_some() { "; until then, pods start with the last copy of it" } else { "" };
-                plan.waits_for = Some(self.missing(stays));
+                plan.waits_for = Some(self.missing(kept.is_some()));
             }
         }
         let Some(text) = text else {
             // Entries of earlier installations stay until then.
-            plan.waits_for.get_or_insert_with(|| self.missing(""));
+            plan.waits_for.get_or_insert_with(|| self.missing(false));
             return Ok(None);
         };
         plan.notes.extend(current.and_then(|current| self.added(&path, current, &text)));
@@ -193,7 +192,7 @@ impl<'a> ClusterList<'a> {
         let (target, skipped) = target::choose(&self.sources(true), self.file, kind, false);
         plan.notes.extend(skipped.iter().map(|(name, reason)| self.skipped(name, reason)));
         let Some(target) = target else {
-            plan.waits_for = Some(self.missing(""));
+            plan.waits_for = Some(self.missing(false));
             return Ok(None);
         };
         let (path, single) = (dir.join(&target.list_name), dir.join(&target.file.name));
@@ -251,11 +250,13 @@ impl<'a> ClusterList<'a> {
         format!("{}: skipped: {reason}", self.dir.join(name))
     }
 
-    fn missing(&self, more: &str) -> String {
+    /// Returns what the installation waits for, with the next step.
+    fn missing(&self, is_copied: bool) -> String {
         let name = self
             .file
             .map_or_else(|| "the cluster network's configuration".to_owned(), |name| format!("a valid {name}"));
-        format!("{name} in {}, to which the plugin is added{more}", self.dir)
+        let copy = if is_copied { "; pods start with the last copy of it" } else { "" };
+        format!("{name} in {}{copy}; check the pods of the cluster network on this node", self.dir)
     }
 
     /// Returns a note for each of the other plugins in the list that redirect traffic to a mesh.

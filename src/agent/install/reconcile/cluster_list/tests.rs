@@ -143,7 +143,9 @@ fn an_unusable_source_is_replaced_only_after_the_timeout() {
             assert_eq!(plan.notes.len(), usize::from(broken.is_some()), "{:?}", plan.notes);
             assert_eq!(text(&found, OWN_LIST) == copy, !has_other);
             let missing = plan.waits_for.unwrap_or_default();
-            assert_eq!(missing.contains("pods start with the last copy"), !has_other, "{missing}");
+            let expected = "the cluster network's configuration in /etc/cni/net.d; pods start with the last copy of it; \
+                            check the pods of the cluster network on this node";
+            assert_eq!(missing, if has_other { "" } else { expected });
             // The network comes back.
             write(&mut found, "10-a.conflist", CALICO);
             install(&mut found, &desired("detour", true));
@@ -166,6 +168,16 @@ fn the_last_copy_gets_a_new_entry() {
     apply(&mut found, &plan);
     assert!(plan.waits_for.is_some() && text(&found, OWN_LIST).contains("debug"));
     assert_eq!(types(&found, OWN_LIST), "calico,portmap,detour");
+}
+
+#[test]
+fn a_node_without_a_cluster_network_names_the_next_step() {
+    let expected = "the cluster network's configuration in /etc/cni/net.d; check the pods of the cluster network on this \
+                    node";
+    for own_list in [true, false] {
+        let plan = reconcile(&desired("detour", own_list), &node(&[])).expect("a plan");
+        assert_eq!(plan.waits_for.as_deref(), Some(expected));
+    }
 }
 
 #[test]
