@@ -68,7 +68,12 @@ impl<'a> ClusterList<'a> {
                         if is_named { "; restart Multus on this node: its file names the own list" } else { "" };
                     return Some(format!("runtimes would bypass Multus ({name}){restart}"));
                 }
-                Ok(_) if name.as_str() <= OWN_LIST => return Some(format!("runtimes use {name} before it")),
+                Ok(_) if name == OWN_LIST => {
+                    return Some(
+                        "the file belongs to another tool, and runtimes use it; rename or remove it".to_owned(),
+                    );
+                }
+                Ok(_) if name.as_str() < OWN_LIST => return Some(format!("runtimes use {name} before it")),
                 Ok(list) => {
                     let entries = conflist::of_type(&list, "cilium-cni").unwrap_or_default();
                     is_chained |= entries.iter().any(|entry| entry.get("chaining-mode").is_some());

@@ -190,7 +190,7 @@ fn the_original_list_is_edited_if_runtimes_must_not_use_the_own_list() {
         (("00-multus.conf", MULTUS), "10-a.conflist", "Multus (00-multus.conf); restart Multus on this node"),
         (("99-multus.conf", "{invalidated}"), "10-a.conflist", "runtimes would bypass Multus (99-multus.conf)"),
         (("00-a.conflist", PODMAN), "00-a.conflist", "runtimes use 00-a.conflist before it"),
-        ((OWN_LIST, PODMAN), OWN_LIST, "runtimes use 00-detour.conflist before it"),
+        ((OWN_LIST, PODMAN), OWN_LIST, "belongs to another tool, and runtimes use it"),
         (("05-cilium.conflist", &cilium), "05-cilium.conflist", "Cilium (cni.chainingTarget)"),
     ];
     for ((name, other), edited, reason) in rows {
