@@ -341,6 +341,23 @@ fn a_second_release_edits_the_original_list_and_its_entry_is_copied() {
 }
 
 #[test]
+fn symbolic_links_without_a_file_are_skipped_with_a_note() {
+    let scene = Scene::with("own-links", "10-calico.conflist", CALICO);
+    for (target, link) in
+        [("/no/such.conflist", "05-gone.conflist"), ("06-loop.conf", "06-loop.conf"), ("/no", "99-last.conf")]
+    {
+        symlink(target, scene.path("etc/cni/net.d").join(link)).expect("linked");
+    }
+    let output = scene.run("install", &[OWN_LIST]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let gone = "05-gone.conflist: skipped: symbolic link to a missing file, or to one that is not mounted here";
+    assert!(stderr.contains(gone) && stderr.contains("06-loop.conf: skipped: "), "{stderr}");
+    assert!(!stderr.contains("99-last.conf"), "{stderr}");
+    assert_eq!(network(&scene, OWN), "k8s-pod-network");
+}
+
+#[test]
 fn contradicting_flags_are_errors_of_usage() {
     let scene = Scene::with("own-usage", "10-calico.conflist", CALICO);
     let before = scene.files();

@@ -134,7 +134,9 @@ impl<'a> ClusterList<'a> {
                 text = Some(list);
                 copy_of = Some(CopiedList { source: target.file.name.clone(), kind: self.kind().to_owned() });
             } else {
-                plan.waits_for = Some(self.missing(kept.is_some()));
+                let used = skipped.iter().find(|(_, reason)| reason.may_be_used());
+                let uncopied = used.map(|used| self.uncopied(used, kept.is_some()));
+                plan.waits_for = uncopied.or_else(|| Some(self.missing(kept.is_some())));
             }
         }
         let Some(text) = text else {
@@ -157,8 +159,7 @@ impl<'a> ClusterList<'a> {
     fn written(&self, sources: &[&'a ConfFile], entry: &Value) -> (Option<(ConfTarget<'a>, String)>, Vec<Skipped<'a>>) {
         let (target, mut skipped) = target::choose(sources, self.file, self.kind(), true);
         let Some(target) = target else { return (None, skipped) };
-        // Runtimes may use such a file, so another list would change the network of the pods.
-        if skipped.iter().any(|(_, reason)| *reason == UnusableList::NotText) {
+        if skipped.iter().any(|(_, reason)| reason.may_be_used()) {
             return (None, skipped);
         }
         // An earlier installation may have added its entry to the list itself.
@@ -262,6 +263,12 @@ impl<'a> ClusterList<'a> {
             .map_or_else(|| "the cluster network's configuration".to_owned(), |name| format!("a valid {name}"));
         let copy = if is_copied { "; pods start with the last copy of it" } else { "" };
         format!("{name} in {}{copy}; check the pods of the cluster network on this node", self.dir)
+    }
+
+    /// Returns what the installation waits for if it can't copy a list that runtimes may use.
+    fn uncopied(&self, (name, reason): &Skipped<'_>, is_copied: bool) -> String {
+        let (path, copy) = (self.dir.join(name), if is_copied { "; pods start with the last copy" } else { "" });
+        format!("a list that can be copied: runtimes may use {path}, but {reason}{copy}; change or remove this file")
     }
 
     /// Returns a note for each of the other plugins in the list that redirect traffic to a mesh.

@@ -180,6 +180,37 @@ fn a_node_without_a_cluster_network_names_the_next_step() {
     }
 }
 
+/// Runtimes may use a list that can't be copied, so the next list is not copied instead.
+#[test]
+fn a_list_that_only_runtimes_can_read_is_not_passed_over() {
+    let nested =
+        format!(r#"{{"name":"k8s","x":{}{},"plugins":[{{"type":"calico"}}]}}"#, "[".repeat(200), "]".repeat(200));
+    let rows = [
+        (r#"{"name":"k8s","loadOnlyInlinedPlugins":false}"#, "loadOnlyInlinedPlugins"),
+        (r#"{"name":"k8s","loadOnlyInlinedPlugins":false,"plugins":[]}"#, "loadOnlyInlinedPlugins"),
+        (nested.as_str(), "recursion limit exceeded"),
+        (r#"{"name":"k8s","x":"\ud800","plugins":[{"type":"calico"}]}"#, "without lone surrogates"),
+        (r#"{"name":"k8s","x":"\ud800\u0020","plugins":[{"type":"calico"}]}"#, "without lone surrogates"),
+        (r#"{"name":"k8s","x":"\udc00","plugins":[{"type":"calico"}]}"#, "without lone surrogates"),
+    ];
+    for (uncopied, reason) in rows {
+        for is_copied in [false, true] {
+            let mut found = node(&[("10-a.conflist", CALICO), ("87-podman-bridge.conflist", PODMAN)]);
+            if is_copied {
+                install(&mut found, &desired("detour", true));
+            }
+            write(&mut found, "10-a.conflist", uncopied);
+            found.source_expired = true;
+            let plan = reconcile(&desired("detour", true), &found).expect("a plan");
+            assert!(plan.actions.is_empty(), "{:?}", plan.actions);
+            assert!(plan.notes.iter().any(|note| note.contains(reason)), "{reason}: {:?}", plan.notes);
+            let missing = plan.waits_for.unwrap_or_default();
+            assert!(missing.contains("runtimes may use /etc/cni/net.d/10-a.conflist"), "{missing}");
+            assert_eq!(missing.contains("pods start with the last copy"), is_copied, "{missing}");
+        }
+    }
+}
+
 #[test]
 fn the_original_list_is_edited_if_runtimes_must_not_use_the_own_list() {
     let chained = |kind: &str, more: &str| {
