@@ -153,12 +153,6 @@ impl InstallArguments {
             Ok(desired) => desired,
             Err(why) => return Ok(super::print_error(format_args!("{why:#}"), ExitCode::from(2))),
         };
-        if self.options.has_own_list() {
-            print_note(
-                "note",
-                "the command copies the cluster network's plugin list once; `detour agent` follows its changes",
-            );
-        }
         let lock = if self.dry_run { None } else { Some(node.lock()?) };
         let mut timer = SourceTimer::default();
         let plan = loop {
@@ -168,6 +162,12 @@ impl InstallArguments {
                 None => break plan,
             }
         };
+        if plan.writes_own_list() {
+            print_note(
+                "note",
+                "the command copies the cluster network's plugin list once; `detour agent` follows its changes",
+            );
+        }
         let Some(lock) = lock else { return Ok(print_diff(&plan)) };
         node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
         Ok(print_changes(&plan))

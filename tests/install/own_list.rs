@@ -71,7 +71,9 @@ fn the_own_list_is_a_copy_with_the_entry_and_uninstall_removes_it() {
     assert_eq!(own, serde_json::from_str::<Value>(CALICO).expect("JSON"));
     assert_eq!(entry["cni_conf_dir"], "/etc/cni/net.d");
     let installed = scene.files();
-    assert_eq!(scene.ok("install", &[OWN_LIST]).trim(), "nothing to do");
+    let again = scene.run("install", &[OWN_LIST]);
+    assert_eq!(String::from_utf8_lossy(&again.stdout).trim(), "nothing to do");
+    assert!(!String::from_utf8_lossy(&again.stderr).contains("detour agent"), "{again:?}");
     assert_eq!(scene.files(), installed);
     scene.ok("uninstall", &[]);
     assert_eq!(scene.files(), before);
@@ -355,6 +357,16 @@ fn symbolic_links_without_a_file_are_skipped_with_a_note() {
     assert!(stderr.contains(gone) && stderr.contains("06-loop.conf: skipped: "), "{stderr}");
     assert!(!stderr.contains("99-last.conf"), "{stderr}");
     assert_eq!(network(&scene, OWN), "k8s-pod-network");
+}
+
+#[test]
+fn the_command_does_not_announce_a_copy_if_it_edits_the_original_list() {
+    let scene = Scene::with("own-fallback", "10-calico.conflist", CALICO);
+    scene.write("etc/cni/net.d/00-detour.conflist", &list("other"));
+    let output = scene.run("install", &[OWN_LIST]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && stderr.contains("belongs to another tool"), "{stderr}");
+    assert!(!stderr.contains("detour agent"), "{stderr}");
 }
 
 #[test]

@@ -174,6 +174,13 @@ impl InstallPlan {
         self.actions.iter().any(is_renamed)
     }
 
+    /// Whether the plan writes the own list.
+    #[must_use]
+    pub fn writes_own_list(&self) -> bool {
+        let is_copy = |path| self.record.files.get(path).is_some_and(|owned| owned.copy_of.is_some());
+        self.actions.iter().any(|action| matches!(action, FileAction::Write { path, .. } if is_copy(path)))
+    }
+
     /// Appends the changes and notes of a plan for another release.
     pub fn extend(&mut self, plan: Self) {
         self.actions.extend(plan.actions);

@@ -268,7 +268,7 @@ impl<'a> ClusterList<'a> {
     /// Returns what the installation waits for if it can't copy a list that runtimes may use.
     fn uncopied(&self, (name, reason): &Skipped<'_>, is_copied: bool) -> String {
         let (path, copy) = (self.dir.join(name), if is_copied { "; pods start with the last copy" } else { "" });
-        format!("a list that can be copied: runtimes may use {path}, but {reason}{copy}; change or remove this file")
+        format!("a list that can be copied: runtimes may use {path} ({reason}){copy}; change or remove this file")
     }
 
     /// Returns a note for each of the other plugins in the list that redirect traffic to a mesh.
