@@ -67,6 +67,15 @@ fn status_fails_if_the_cluster_network_has_removed_the_source_of_the_own_list() 
         assert_eq!(status(conf(&directory)), (Some(0), String::new()), "{other}");
         std::fs::remove_file(directory.join(other)).expect("removed");
     }
+    let write_text = |name: &str, text: &str| std::fs::write(directory.join(name), text).expect("writable");
+    write_text("99-loopback.conf", r#"{"name": "lo", "type": "loopback"}"#);
+    write_text("99-loopback.conflist", r#"{"name": "lo", "plugins": [{"type": "loopback"}]}"#);
+    assert!(refused(conf(&directory)).contains("has no configuration of the cluster network"));
+    for other in [r#"{"name": "n", "plugins": [{"type": "loopback"}, {"type": "calico"}]}"#, "{", &" ".repeat(20 << 10)]
+    {
+        write_text("10-calico.conflist", other);
+        assert_eq!(status(conf(&directory)), (Some(0), String::new()), "{other}");
+    }
     // The agent writes the own list again.
     assert_eq!(status(conf(&directory.join("missing"))), (Some(0), String::new()));
     let (exit, stdout) = status(json!({"cni_conf_dir": "etc/cni/net.d"}));

@@ -346,7 +346,11 @@ impl AgentArguments {
 
     fn services(&self) -> Option<Services> {
         let named = self.node_name.clone().or_else(|| env::var("NODE_NAME").ok());
-        let node_name = named.filter(|name| !name.is_empty())?;
+        let node_name = named.filter(|name| !name.is_empty());
+        if let (None, Some(taint)) = (&node_name, &self.taint) {
+            tracing::warn!("--taint {taint}: the agent sets no taint: unknown node name; add --node-name NAME");
+        }
+        let node_name = node_name?;
         let account = self.install.account_for("pods are not watched").inspect_err(|why| tracing::warn!("{why}"));
         Some(Services {
             node_name,

@@ -59,9 +59,10 @@ Examples:
 Pods keep their rules. The command first removes the configuration, then the node configuration, the
 kubeconfig and the program. It keeps files that were edited after the installation and the files
 that they require, and lists them. It also keeps the program while the container runtime needs it to
-delete running pods (CRI-O): repeat the command after these pods were deleted.
+delete running pods (CRI-O), with a note: run it again after these pods are deleted.
 
-Exit codes: 0 success, 1 incomplete (see stderr), 2 invalid arguments or input.";
+Exit codes: 0 success, also if the program stays for running pods; 1 incomplete (see stderr);
+2 invalid arguments or input.";
 
 /// The running program's file.
 pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
@@ -152,12 +153,6 @@ impl InstallArguments {
             Ok(desired) => desired,
             Err(why) => return Ok(super::print_error(format_args!("{why:#}"), ExitCode::from(2))),
         };
-        if self.options.has_own_list() {
-            print_note(
-                "note",
-                "the command copies the cluster network's plugin list once; `detour agent` follows its changes",
-            );
-        }
         let lock = if self.dry_run { None } else { Some(node.lock()?) };
         let mut timer = SourceTimer::default();
         let plan = loop {
@@ -167,6 +162,12 @@ impl InstallArguments {
                 None => break plan,
             }
         };
+        if plan.writes_own_list() {
+            print_note(
+                "note",
+                "the command copies the cluster network's plugin list once; `detour agent` follows its changes",
+            );
+        }
         let Some(lock) = lock else { return Ok(print_diff(&plan)) };
         node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
         Ok(print_changes(&plan))
@@ -214,7 +215,7 @@ impl UninstallArguments {
         node.forget_absent();
         node.forget_lock(lock);
         let code = print_changes(&reverted);
-        Ok(if reverted.notes.is_empty() { code } else { ExitCode::FAILURE })
+        Ok(if reverted.incomplete { ExitCode::FAILURE } else { code })
     }
 }
 

@@ -8,8 +8,13 @@ use crate::cluster;
 use crate::cni::{Code, Error, Kubernetes, NetConf, OWN_LIST, Request, is_configuration_file};
 use crate::firewall::nfnetlink::NfSocket;
 use crate::state::{ROOT, Store};
+use crate::trusted_file;
 use serde_json::Value;
+use std::path::Path;
 use std::{fs, io};
+
+/// The maximum size of a configuration of the loopback interface; a larger file configures another network.
+const MAX_LOOPBACK_SIZE: u64 = 16 << 10;
 
 /// Runs STATUS, which has no result.
 ///
@@ -57,7 +62,8 @@ fn check_cluster_network(conf: &NetConf) -> Result<(), Error> {
         }
     };
     let is_other = |name: &str| name != OWN_LIST && is_configuration_file(name);
-    if entries.iter().any(|entry| entry.file_name().to_str().is_some_and(is_other)) {
+    let mut others = entries.iter().filter(|entry| entry.file_name().to_str().is_some_and(is_other));
+    if others.any(|entry| !is_loopback(&entry.path())) {
         return Ok(());
     }
     let directory = directory.display();
@@ -66,6 +72,17 @@ fn check_cluster_network(conf: &NetConf) -> Result<(), Error> {
          removed; check the pods of the cluster network on this node"
     );
     Err(Error::new(Code::NotAvailable, msg))
+}
+
+/// Whether a file configures only the loopback interface. A file that can't be read may be the cluster network's.
+fn is_loopback(path: &Path) -> bool {
+    let text = trusted_file::read(path, MAX_LOOPBACK_SIZE).ok();
+    let value: Option<Value> = text.and_then(|text| serde_json::from_slice(&text).ok());
+    let has_type = |plugin: &Value| plugin["type"] == "loopback";
+    value.is_some_and(|value| match value["plugins"].as_array() {
+        Some(plugins) => !plugins.is_empty() && plugins.iter().all(has_type),
+        None => has_type(&value),
+    })
 }
 
 /// Returns whether facts can be fetched. If the configuration names an agent on this node, an error is only logged: the

@@ -71,7 +71,9 @@ fn the_own_list_is_a_copy_with_the_entry_and_uninstall_removes_it() {
     assert_eq!(own, serde_json::from_str::<Value>(CALICO).expect("JSON"));
     assert_eq!(entry["cni_conf_dir"], "/etc/cni/net.d");
     let installed = scene.files();
-    assert_eq!(scene.ok("install", &[OWN_LIST]).trim(), "nothing to do");
+    let again = scene.run("install", &[OWN_LIST]);
+    assert_eq!(String::from_utf8_lossy(&again.stdout).trim(), "nothing to do");
+    assert!(!String::from_utf8_lossy(&again.stderr).contains("detour agent"), "{again:?}");
     assert_eq!(scene.files(), installed);
     scene.ok("uninstall", &[]);
     assert_eq!(scene.files(), before);
@@ -159,10 +161,7 @@ fn another_file_becomes_the_source_only_after_half_a_second_and_without_one_the_
         wait_until("the node is not ready", || !is_ready(&address));
         assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
         let answer = readyz(&address);
-        assert!(
-            answer.contains("the cluster network's configuration in /etc/cni/net.d, to which the plugin"),
-            "{answer}"
-        );
+        assert!(answer.contains("the cluster network's configuration in /etc/cni/net.d; pods start with"), "{answer}");
         assert!(answer.contains("pods start with the last copy"), "{answer}");
         assert_eq!(scene.read(OWN), copy);
         scene.write(SOURCE, CALICO);
@@ -341,6 +340,33 @@ fn a_second_release_edits_the_original_list_and_its_entry_is_copied() {
     assert_eq!(types(&scene, SOURCE).last().map(String::as_str), Some("excludedns"));
     scene.ok("uninstall", &[]);
     assert_eq!(scene.read(SOURCE), list("upgraded"));
+}
+
+#[test]
+fn symbolic_links_without_a_file_are_skipped_with_a_note() {
+    let scene = Scene::with("own-links", "10-calico.conflist", CALICO);
+    for (target, link) in
+        [("/no/such.conflist", "05-gone.conflist"), ("06-loop.conf", "06-loop.conf"), ("/no", "99-last.conf")]
+    {
+        symlink(target, scene.path("etc/cni/net.d").join(link)).expect("linked");
+    }
+    let output = scene.run("install", &[OWN_LIST]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let gone = "05-gone.conflist: skipped: symbolic link to a missing file, or to one that is not mounted here";
+    assert!(stderr.contains(gone) && stderr.contains("06-loop.conf: skipped: "), "{stderr}");
+    assert!(!stderr.contains("99-last.conf"), "{stderr}");
+    assert_eq!(network(&scene, OWN), "k8s-pod-network");
+}
+
+#[test]
+fn the_command_does_not_announce_a_copy_if_it_edits_the_original_list() {
+    let scene = Scene::with("own-fallback", "10-calico.conflist", CALICO);
+    scene.write("etc/cni/net.d/00-detour.conflist", &list("other"));
+    let output = scene.run("install", &[OWN_LIST]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && stderr.contains("belongs to another tool"), "{stderr}");
+    assert!(!stderr.contains("detour agent"), "{stderr}");
 }
 
 #[test]

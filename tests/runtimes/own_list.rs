@@ -172,8 +172,8 @@ fn uninstalled(runtime: Runtime) {
 
     // CRI-O deletes a pod with the list with which the pod started, which libcni has saved (ocicni). containerd saves
     // the lists in the same directory.
-    let (complete, notes) = uninstall(&node);
-    assert!(!complete && notes.contains("needs it to delete pods") && notes.contains("(pods: 2)"), "{notes}");
+    let (succeeded, notes) = uninstall(&node);
+    assert!(succeeded && notes.contains("needs it to delete pods") && notes.contains("(pods: 2)"), "{notes}");
     assert!(!node.path(OWN_LIST).exists() && node.path("bin/detour").exists());
     let mut number = 0;
     until("the runtime uses the original list", || {
@@ -187,8 +187,8 @@ fn uninstalled(runtime: Runtime) {
         assert_eq!(sandbox.rules(), expected[&Kind::Meshed], "a running pod keeps its rules");
         node.ask(json!({"op": "drop", "sandbox": sandbox.id})).expect("the pod is deleted");
     }
-    let (complete, notes) = uninstall(&node);
-    assert!(complete && !node.path("bin/detour").exists(), "{notes}");
+    let (succeeded, notes) = uninstall(&node);
+    assert!(succeeded && !node.path("bin/detour").exists(), "{notes}");
     assert_eq!(node.leases(), Vec::<String>::new(), "all addresses and results are released");
     let text = "new pods use the original list, old pods are deleted, all addresses are released";
     result(runtime, "own list uninstalled while pods run", text);

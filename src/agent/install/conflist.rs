@@ -20,6 +20,12 @@ pub enum UnusableList {
     /// The file is too large, or not UTF-8. Runtimes may accept it.
     #[error("expected UTF-8 text of at most 1 MiB")]
     NotText,
+    /// The JSON has a feature that this parser refuses. Runtimes may accept it.
+    #[error("expected JSON with at most 127 levels and without lone surrogates: {0}")]
+    Unsupported(String),
+    /// The plugins are in files of a subdirectory (CNI 1.1).
+    #[error("expected plugins in the list itself, got \"loadOnlyInlinedPlugins\": false")]
+    NotInlined,
     /// The file is JSON, but not an object.
     #[error("expected a JSON object")]
     NotObject,
@@ -50,6 +56,11 @@ impl UnusableList {
     /// Whether another process may just be writing the file.
     pub(super) fn may_be_partial(&self) -> bool {
         matches!(self, Self::Empty | Self::NotJson(_))
+    }
+
+    /// Whether runtimes may use the file, so that another list would change the network of the pods.
+    pub(super) fn may_be_used(&self) -> bool {
+        matches!(self, Self::NotText | Self::Unsupported(_) | Self::NotInlined)
     }
 }
 
@@ -169,7 +180,17 @@ fn object(text: &str) -> Result<Map<String, Value>, UnusableList> {
         Ok(Value::Object(keys)) => Ok(keys),
         Ok(_) => Err(UnusableList::NotObject),
         Err(_) if text.starts_with('\u{feff}') => Err(UnusableList::NotJson("byte order mark at the start".into())),
-        Err(error) => Err(UnusableList::NotJson(error.to_string())),
+        Err(error) => Err(refused(error.to_string())),
+    }
+}
+
+/// Tells JSON that Go's parser may accept from invalid JSON.
+fn refused(error: String) -> UnusableList {
+    let features = ["recursion limit exceeded", "surrogate", "unexpected end of hex escape"];
+    if features.iter().any(|feature| error.contains(feature)) {
+        UnusableList::Unsupported(error)
+    } else {
+        UnusableList::NotJson(error)
     }
 }
 
@@ -188,7 +209,9 @@ impl ConfList {
             return Err(UnusableList::NoName);
         }
         let plugins = keys.get("plugins").and_then(Value::as_array).filter(|plugins| !plugins.is_empty());
-        let plugins = plugins.ok_or(UnusableList::NoPlugins)?.clone();
+        let is_elsewhere = keys.get("loadOnlyInlinedPlugins") == Some(&Value::Bool(false));
+        let absent = if is_elsewhere { UnusableList::NotInlined } else { UnusableList::NoPlugins };
+        let plugins = plugins.ok_or(absent)?.clone();
         if let Some(index) = plugins.iter().position(|plugin| plugin["type"].as_str().is_none_or(str::is_empty)) {
             return Err(UnusableList::NoType(index));
         }

@@ -19,11 +19,13 @@ use super::state::{
     ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, InstallRecord, OWN_LIST, Owned,
     RENAMED_OWN_LIST,
 };
+use super::target;
 use crate::cni::is_configuration_file;
 use crate::host_path::{HostPath, HostRoot};
 use crate::state::format;
 use crate::trusted_file::{self, is_trusted, read_nofollow};
 use digests::ProgramDigests;
+use nix::errno::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -169,7 +171,9 @@ impl NodeFiles {
             for target in &desired.configurations {
                 if let ConfigurationTarget::Listed { dir, own_list, .. } = target {
                     directories.insert(dir.clone());
-                    found.configurations = self.configurations(dir)?;
+                    let notes;
+                    (found.configurations, notes) = self.configurations(dir)?;
+                    found.notes.extend(notes);
                     if *own_list {
                         let names = found.configurations.iter().map(|file| file.name.as_str()).chain([OWN_LIST]);
                         paths.extend(names.map(|name| dir.join(name)));
@@ -280,12 +284,26 @@ impl NodeFiles {
         self.state.join(&release.record_name())
     }
 
-    fn configurations(&self, dir: &HostPath) -> Result<Vec<ConfFile>, InstallError> {
+    /// Returns the configurations in a directory, and a note for each symbolic link before the first usable one that
+    /// leads to no file.
+    fn configurations(&self, dir: &HostPath) -> Result<(Vec<ConfFile>, Vec<String>), InstallError> {
         let names = self.names(dir)?;
-        let mut files = Vec::new();
+        let (mut files, mut links) = (Vec::new(), Vec::new());
         for name in names.into_iter().filter(|name| is_configuration_file(name)) {
             let path = dir.join(&name);
-            let file = self.file(&path).map_err(|error| InstallError::file("read", &path, &error))?;
+            let is_link = || self.root.reach_entry(&path).is_ok_and(|entry| entry.is_symlink());
+            let file = match self.file(&path) {
+                Ok(None) if is_link() => {
+                    let what = "symbolic link to a missing file, or to one that is not mounted here";
+                    links.push((name, format!("{path}: skipped: {what}")));
+                    continue;
+                }
+                Err(error) if error.raw_os_error() == Some(Errno::ELOOP as i32) => {
+                    links.push((name, format!("{path}: skipped: {error}")));
+                    continue;
+                }
+                file => file.map_err(|error| InstallError::file("read", &path, &error))?,
+            };
             let text = |file: FoundFile| ConfFile {
                 name,
                 contents: file.text.map_or_else(|| NOT_TEXT.to_vec(), String::into_bytes),
@@ -293,7 +311,9 @@ impl NodeFiles {
             };
             files.extend(file.map(text));
         }
-        Ok(files)
+        let usable = target::usable(&files);
+        links.retain(|(name, _)| usable.first().is_none_or(|first| name < first));
+        Ok((files, links.into_iter().map(|(_, note)| note).collect()))
     }
 
     /// Returns the sorted names in a directory; none if it does not exist.

@@ -143,6 +143,9 @@ pub struct InstallPlan {
     pub record: InstallRecord,
     /// Warnings: what was found and left unchanged, and why; one line each.
     pub notes: Vec<String>,
+    /// Whether something stays that an uninstallation should revert, and the user must act. A program that running pods
+    /// need does not count.
+    pub incomplete: bool,
     /// What is missing on the node before the installation can be completed.
     pub waits_for: Option<String>,
     /// Whether the only change is that the own list follows its source, which is not a repair.
@@ -171,10 +174,18 @@ impl InstallPlan {
         self.actions.iter().any(is_renamed)
     }
 
+    /// Whether the plan writes the own list.
+    #[must_use]
+    pub fn writes_own_list(&self) -> bool {
+        let is_copy = |path| self.record.files.get(path).is_some_and(|owned| owned.copy_of.is_some());
+        self.actions.iter().any(|action| matches!(action, FileAction::Write { path, .. } if is_copy(path)))
+    }
+
     /// Appends the changes and notes of a plan for another release.
     pub fn extend(&mut self, plan: Self) {
         self.actions.extend(plan.actions);
         self.notes.extend(plan.notes);
+        self.incomplete |= plan.incomplete;
     }
 }
 
@@ -207,6 +218,7 @@ pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan 
             Ok(actions) => plan.actions.extend(actions),
             Err(reason) => {
                 plan.notes.push(format!("{path} is not reverted: {reason}"));
+                plan.incomplete = true;
                 plan.record.lists.insert(path.clone(), listed.clone());
             }
         }
@@ -217,7 +229,7 @@ pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan 
     for (path, owned) in files {
         let needs_others = matches!(owned.role, Role::Configuration | Role::Hook);
         let actions = if is_needed && !needs_others {
-            Err("a configuration that was not reverted needs it".to_owned())
+            Err(Obstacle::Needed)
         } else if found.sharers(path).next().is_some() {
             Ok(release_shared(path, owned, found, &mut plan))
         } else {
@@ -227,6 +239,7 @@ pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan 
             Ok(actions) => plan.actions.extend(actions),
             Err(reason) => {
                 is_needed |= needs_others;
+                plan.incomplete |= !matches!(reason, Obstacle::Pods(_));
                 plan.notes.push(format!("{path} is not reverted: {reason}"));
                 plan.record.files.insert(path.clone(), owned.clone());
             }
@@ -239,6 +252,7 @@ pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan 
     if plan.actions.iter().any(is_removed) {
         let note = |problem: &String| format!("pods that need the program for their deletion may exist: {problem}");
         plan.notes.extend(found.unread_results.iter().map(note));
+        plan.incomplete |= !found.unread_results.is_empty();
     }
     if plan.record.files.values().all(|owned| owned.role != Role::Node) {
         plan.record.node.clear();
@@ -257,9 +271,24 @@ fn release_shared(path: &HostPath, owned: &Owned, found: &FoundState, plan: &mut
     changed.map(|text| write(path, &text, PRIVATE_MODE, file.text.clone())).into_iter().collect()
 }
 
-const EDITED: &str = "another process changed it after the installation";
+/// Why a file is not reverted.
+#[derive(Debug, thiserror::Error)]
+enum Obstacle {
+    #[error("another process changed it after the installation")]
+    Edited,
+    #[error(
+        "another process changed it after the installation; runtimes use it instead of the cluster network's list; \
+         delete it, and uninstall again"
+    )]
+    EditedOwnList,
+    #[error("a configuration that was not reverted needs it")]
+    Needed,
+    /// The number of pods.
+    #[error("the runtime needs it to delete pods whose saved plugin lists name it (pods: {0})")]
+    Pods(usize),
+}
 
-fn revert_file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec<FileAction>, String> {
+fn revert_file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec<FileAction>, Obstacle> {
     let Some(file) = found.files.get(path) else { return Ok(Vec::new()) };
     let before = file.text.clone().filter(|_| matches!(owned.role, Role::Configuration | Role::Node | Role::Hook));
     // Another tool added a plugin to the own list. The cluster network's list still exists.
@@ -273,12 +302,10 @@ fn revert_file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec
                 Some(same) if same.digest == file.digest => {
                     Ok(vec![FileAction::Remove { path: aside.clone(), before: None }])
                 }
-                Some(_) => Err(EDITED.to_owned()),
+                Some(_) => Err(Obstacle::Edited),
             },
-            _ if owned.copy_of.is_some() => Err(format!(
-                "{EDITED}; runtimes use it instead of the cluster network's list; delete it, and uninstall again"
-            )),
-            _ => Err(EDITED.to_owned()),
+            _ if owned.copy_of.is_some() => Err(Obstacle::EditedOwnList),
+            _ => Err(Obstacle::Edited),
         };
     }
     let pods = found.needed_programs.get(path).copied().unwrap_or_default();
@@ -288,7 +315,7 @@ fn revert_file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec
             FileAction::Restore { aside: aside.clone(), path: path.clone() }
         }
         PreviousContent::Aside(_) | PreviousContent::Nothing if pods > 0 => {
-            return Err(format!("the runtime needs it to delete pods whose saved plugin lists name it (pods: {pods})"));
+            return Err(Obstacle::Pods(pods));
         }
         PreviousContent::Aside(_) | PreviousContent::Nothing => FileAction::Remove { path: path.clone(), before },
     }])

@@ -149,11 +149,6 @@ impl InstallOptions {
         Ok(node)
     }
 
-    /// Whether the plugin's entry is in a copy of the cluster network's list.
-    pub(in crate::cli) fn has_own_list(&self) -> bool {
-        self.own_list
-    }
-
     /// Returns whether the OCI hook is installed.
     pub(in crate::cli) fn has_oci_hook(&self) -> bool {
         self.oci_hooks_dir.is_some()

@@ -68,7 +68,12 @@ impl<'a> ClusterList<'a> {
                         if is_named { "; restart Multus on this node: its file names the own list" } else { "" };
                     return Some(format!("runtimes would bypass Multus ({name}){restart}"));
                 }
-                Ok(_) if name.as_str() <= OWN_LIST => return Some(format!("runtimes use {name} before it")),
+                Ok(_) if name == OWN_LIST => {
+                    return Some(
+                        "the file belongs to another tool, and runtimes use it; rename or remove it".to_owned(),
+                    );
+                }
+                Ok(_) if name.as_str() < OWN_LIST => return Some(format!("runtimes use {name} before it")),
                 Ok(list) => {
                     let entries = conflist::of_type(&list, "cilium-cni").unwrap_or_default();
                     is_chained |= entries.iter().any(|entry| entry.get("chaining-mode").is_some());
@@ -129,13 +134,14 @@ impl<'a> ClusterList<'a> {
                 text = Some(list);
                 copy_of = Some(CopiedList { source: target.file.name.clone(), kind: self.kind().to_owned() });
             } else {
-                let stays = if kept.is_some() { "; until then, pods start with the last copy of it" } else { "" };
-                plan.waits_for = Some(self.missing(stays));
+                let used = skipped.iter().find(|(_, reason)| reason.may_be_used());
+                let uncopied = used.map(|used| self.uncopied(used, kept.is_some()));
+                plan.waits_for = uncopied.or_else(|| Some(self.missing(kept.is_some())));
             }
         }
         let Some(text) = text else {
             // Entries of earlier installations stay until then.
-            plan.waits_for.get_or_insert_with(|| self.missing(""));
+            plan.waits_for.get_or_insert_with(|| self.missing(false));
             return Ok(None);
         };
         plan.notes.extend(current.and_then(|current| self.added(&path, current, &text)));
@@ -153,8 +159,7 @@ impl<'a> ClusterList<'a> {
     fn written(&self, sources: &[&'a ConfFile], entry: &Value) -> (Option<(ConfTarget<'a>, String)>, Vec<Skipped<'a>>) {
         let (target, mut skipped) = target::choose(sources, self.file, self.kind(), true);
         let Some(target) = target else { return (None, skipped) };
-        // Runtimes may use such a file, so another list would change the network of the pods.
-        if skipped.iter().any(|(_, reason)| *reason == UnusableList::NotText) {
+        if skipped.iter().any(|(_, reason)| reason.may_be_used()) {
             return (None, skipped);
         }
         // An earlier installation may have added its entry to the list itself.
@@ -193,7 +198,7 @@ impl<'a> ClusterList<'a> {
         let (target, skipped) = target::choose(&self.sources(true), self.file, kind, false);
         plan.notes.extend(skipped.iter().map(|(name, reason)| self.skipped(name, reason)));
         let Some(target) = target else {
-            plan.waits_for = Some(self.missing(""));
+            plan.waits_for = Some(self.missing(false));
             return Ok(None);
         };
         let (path, single) = (dir.join(&target.list_name), dir.join(&target.file.name));
@@ -251,11 +256,19 @@ impl<'a> ClusterList<'a> {
         format!("{}: skipped: {reason}", self.dir.join(name))
     }
 
-    fn missing(&self, more: &str) -> String {
+    /// Returns what the installation waits for, with the next step.
+    fn missing(&self, is_copied: bool) -> String {
         let name = self
             .file
             .map_or_else(|| "the cluster network's configuration".to_owned(), |name| format!("a valid {name}"));
-        format!("{name} in {}, to which the plugin is added{more}", self.dir)
+        let copy = if is_copied { "; pods start with the last copy of it" } else { "" };
+        format!("{name} in {}{copy}; check the pods of the cluster network on this node", self.dir)
+    }
+
+    /// Returns what the installation waits for if it can't copy a list that runtimes may use.
+    fn uncopied(&self, (name, reason): &Skipped<'_>, is_copied: bool) -> String {
+        let (path, copy) = (self.dir.join(name), if is_copied { "; pods start with the last copy" } else { "" });
+        format!("a list that can be copied: runtimes may use {path} ({reason}){copy}; change or remove this file")
     }
 
     /// Returns a note for each of the other plugins in the list that redirect traffic to a mesh.

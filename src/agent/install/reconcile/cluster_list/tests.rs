@@ -143,7 +143,9 @@ fn an_unusable_source_is_replaced_only_after_the_timeout() {
             assert_eq!(plan.notes.len(), usize::from(broken.is_some()), "{:?}", plan.notes);
             assert_eq!(text(&found, OWN_LIST) == copy, !has_other);
             let missing = plan.waits_for.unwrap_or_default();
-            assert_eq!(missing.contains("pods start with the last copy"), !has_other, "{missing}");
+            let expected = "the cluster network's configuration in /etc/cni/net.d; pods start with the last copy of it; \
+                            check the pods of the cluster network on this node";
+            assert_eq!(missing, if has_other { "" } else { expected });
             // The network comes back.
             write(&mut found, "10-a.conflist", CALICO);
             install(&mut found, &desired("detour", true));
@@ -169,6 +171,47 @@ fn the_last_copy_gets_a_new_entry() {
 }
 
 #[test]
+fn a_node_without_a_cluster_network_names_the_next_step() {
+    let expected = "the cluster network's configuration in /etc/cni/net.d; check the pods of the cluster network on this \
+                    node";
+    for own_list in [true, false] {
+        let plan = reconcile(&desired("detour", own_list), &node(&[])).expect("a plan");
+        assert_eq!(plan.waits_for.as_deref(), Some(expected));
+    }
+}
+
+/// Runtimes may use a list that can't be copied, so the next list is not copied instead.
+#[test]
+fn a_list_that_only_runtimes_can_read_is_not_passed_over() {
+    let nested =
+        format!(r#"{{"name":"k8s","x":{}{},"plugins":[{{"type":"calico"}}]}}"#, "[".repeat(200), "]".repeat(200));
+    let rows = [
+        (r#"{"name":"k8s","loadOnlyInlinedPlugins":false}"#, "loadOnlyInlinedPlugins"),
+        (r#"{"name":"k8s","loadOnlyInlinedPlugins":false,"plugins":[]}"#, "loadOnlyInlinedPlugins"),
+        (nested.as_str(), "recursion limit exceeded"),
+        (r#"{"name":"k8s","x":"\ud800","plugins":[{"type":"calico"}]}"#, "without lone surrogates"),
+        (r#"{"name":"k8s","x":"\ud800\u0020","plugins":[{"type":"calico"}]}"#, "without lone surrogates"),
+        (r#"{"name":"k8s","x":"\udc00","plugins":[{"type":"calico"}]}"#, "without lone surrogates"),
+    ];
+    for (uncopied, reason) in rows {
+        for is_copied in [false, true] {
+            let mut found = node(&[("10-a.conflist", CALICO), ("87-podman-bridge.conflist", PODMAN)]);
+            if is_copied {
+                install(&mut found, &desired("detour", true));
+            }
+            write(&mut found, "10-a.conflist", uncopied);
+            found.source_expired = true;
+            let plan = reconcile(&desired("detour", true), &found).expect("a plan");
+            assert!(plan.actions.is_empty(), "{:?}", plan.actions);
+            assert!(plan.notes.iter().any(|note| note.contains(reason)), "{reason}: {:?}", plan.notes);
+            let missing = plan.waits_for.unwrap_or_default();
+            assert!(missing.contains("runtimes may use /etc/cni/net.d/10-a.conflist"), "{missing}");
+            assert_eq!(missing.contains("pods start with the last copy"), is_copied, "{missing}");
+        }
+    }
+}
+
+#[test]
 fn the_original_list_is_edited_if_runtimes_must_not_use_the_own_list() {
     let chained = |kind: &str, more: &str| {
         format!(r#"{{"name":"aws","plugins":[{{"type":"aws-cni"}},{{"type":"{kind}"{more}}}]}}"#)
@@ -178,7 +221,7 @@ fn the_original_list_is_edited_if_runtimes_must_not_use_the_own_list() {
         (("00-multus.conf", MULTUS), "10-a.conflist", "Multus (00-multus.conf); restart Multus on this node"),
         (("99-multus.conf", "{invalidated}"), "10-a.conflist", "runtimes would bypass Multus (99-multus.conf)"),
         (("00-a.conflist", PODMAN), "00-a.conflist", "runtimes use 00-a.conflist before it"),
-        ((OWN_LIST, PODMAN), OWN_LIST, "runtimes use 00-detour.conflist before it"),
+        ((OWN_LIST, PODMAN), OWN_LIST, "belongs to another tool, and runtimes use it"),
         (("05-cilium.conflist", &cilium), "05-cilium.conflist", "Cilium (cni.chainingTarget)"),
     ];
     for ((name, other), edited, reason) in rows {
