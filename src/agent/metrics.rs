@@ -94,6 +94,9 @@ impl Default for Metrics {
         let help = "How long the container runtime waited for the agent when it started a container";
         registry.register_with_unit("nri", help, Unit::Seconds, nri_seconds.clone());
         let policy_changes = Counters::default();
+        for result in ["applied", "refused", "failed"] {
+            let _: Counter = policy_changes.get_or_create_owned(&[("result", result)]);
+        }
         let help = "Changes of the policies of running pods, by result";
         registry.register("policy_changes", help, policy_changes.clone());
         let pods = Family::default();
@@ -266,6 +269,9 @@ mod tests {
             ("detour_drift_total".into(), 0.0),
             ("detour_install_ready".into(), 0.0),
             ("detour_plugin_token_renewal_failed".into(), 0.0),
+            (r#"detour_policy_changes_total{result="applied"}"#.into(), 0.0),
+            (r#"detour_policy_changes_total{result="failed"}"#.into(), 0.0),
+            (r#"detour_policy_changes_total{result="refused"}"#.into(), 0.0),
             ("detour_repair_queue_overflows_total".into(), 0.0),
         ];
         assert_eq!(samples(&Metrics::default()), BTreeMap::from(expected));

@@ -6,9 +6,10 @@ use crate::pod::PodRef;
 use rustix::process::setpriority_process;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::ops::Bound;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The limit of Events that wait for the API server.
 const MAX_EVENTS: usize = 256;
@@ -18,6 +19,8 @@ const MAX_CONDITIONS: usize = 1024;
 const NICENESS: i32 = 10;
 /// The pause after a report that the API server did not accept.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// The pause after a condition that the API server refused. It refuses everything while it loads its roles.
+const REFUSED_DELAY: Duration = Duration::from_secs(30);
 
 /// The reports that wait for the API server. The thread ends with the last clone.
 #[derive(Clone)]
@@ -32,11 +35,21 @@ struct Shared {
     changed: Condvar,
 }
 
+/// A namespace and the name of a pod.
+type PodName = (String, String);
+
 #[derive(Default)]
 struct Queue {
     events: VecDeque<(PodRef, Event)>,
-    /// The latest condition of each pod, by namespace and name, and whether its status has changed.
-    conditions: BTreeMap<(String, String), (PodRef, PolicyCondition, bool)>,
+    /// The latest condition of each pod, and whether its status has changed.
+    conditions: BTreeMap<PodName, (PodRef, PolicyCondition, bool)>,
+    /// The conditions that the API server refused (403). One of them is retried after a pause; each result other than
+    /// another refusal retries the next one at once.
+    refused: BTreeMap<PodName, (PodRef, PolicyCondition, bool)>,
+    /// When the next refused condition is retried.
+    refused_due: Option<Instant>,
+    /// The pod of the last refused condition that was retried.
+    last_retried: PodName,
     /// Whether an Event is next if both wait, so that neither delays the other.
     prefers_event: bool,
     /// Whether an Event was dropped since one was written.
@@ -78,7 +91,7 @@ impl PodReports {
             if let Err(error) = setpriority_process(None, NICENESS) {
                 tracing::debug!("can't lower the priority of the thread for reports: {error}");
             }
-            shared.write_all(&mut write, RETRY_DELAY);
+            shared.write_all(&mut write, RETRY_DELAY, REFUSED_DELAY);
         };
         thread::Builder::new().name("pod-reports".into()).spawn(work)?;
         Ok(reports)
@@ -89,8 +102,15 @@ impl PodReports {
         Self(None)
     }
 
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(Some(Arc::new(Handle(Arc::default()))))
+    }
+
+    /// Returns the reasons of the Events that wait.
+    #[cfg(test)]
+    pub(super) fn waiting_events(&self) -> Vec<String> {
+        let Some(Handle(shared)) = self.0.as_deref() else { return Vec::new() };
+        shared.queue().events.iter().map(|(_, event)| event.reason.to_string()).collect()
     }
 
     /// Adds an Event without waiting; drops it if too many wait.
@@ -113,8 +133,11 @@ impl PodReports {
         let Some(Handle(shared)) = self.0.as_deref() else { return };
         let mut queue = shared.queue();
         let key = (pod.namespace.clone(), pod.name.clone());
-        if queue.conditions.len() < MAX_CONDITIONS || queue.conditions.contains_key(&key) {
-            queue.conditions.insert(key, (pod.clone(), condition, has_changed_status));
+        // The status in the cluster is still the one before the replaced condition.
+        let replaced = queue.conditions.remove(&key).or_else(|| queue.refused.remove(&key));
+        let has_changed = has_changed_status || replaced.is_some_and(|(_, _, has_changed)| has_changed);
+        if queue.conditions.len() < MAX_CONDITIONS {
+            queue.conditions.insert(key, (pod.clone(), condition, has_changed));
             shared.changed.notify_all();
         }
     }
@@ -139,6 +162,36 @@ impl Queue {
         if prefers_event { event(self).or_else(|| condition(self)) } else { condition(self).or_else(|| event(self)) }
     }
 
+    fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.conditions.is_empty()
+    }
+
+    /// Stores a condition that the API server refused, unless a later one waits.
+    fn keep_refused(&mut self, report: Report, due: Instant) {
+        let Report::Condition(pod, condition, has_changed) = report else { return };
+        let key = (pod.namespace.clone(), pod.name.clone());
+        self.refused_due = Some(due);
+        if let Some((.., later)) = self.conditions.get_mut(&key) {
+            *later |= has_changed;
+            return;
+        }
+        if self.refused.len() >= MAX_CONDITIONS {
+            self.refused.pop_first();
+        }
+        self.refused.insert(key, (pod, condition, has_changed));
+    }
+
+    /// Moves the next refused condition to those that wait.
+    fn retry_refused(&mut self) {
+        self.refused_due = None;
+        let later = self.refused.range((Bound::Excluded(&self.last_retried), Bound::Unbounded)).next();
+        let Some(key) = later.or_else(|| self.refused.first_key_value()).map(|(key, _)| key.clone()) else { return };
+        if let Some(refused) = self.refused.remove(&key) {
+            self.conditions.entry(key.clone()).or_insert(refused);
+        }
+        self.last_retried = key;
+    }
+
     /// Returns a report that was not accepted to its place.
     fn put_back(&mut self, report: Report) {
         match report {
@@ -146,7 +199,8 @@ impl Queue {
             Report::Condition(pod, condition, has_changed) => {
                 let key = (pod.namespace.clone(), pod.name.clone());
                 // A later one takes precedence.
-                self.conditions.entry(key).or_insert((pod, condition, has_changed));
+                let (.., later) = self.conditions.entry(key).or_insert((pod, condition, false));
+                *later |= has_changed;
             }
         }
     }
@@ -159,20 +213,36 @@ impl Shared {
 
     /// Writes reports until the queue ends. While the API server does not answer, they wait. `write` gets `None` when no
     /// report follows at once.
-    fn write_all(&self, write: &mut dyn FnMut(Option<&Report>) -> Result<(), Error>, retry_delay: Duration) {
+    fn write_all(
+        &self,
+        write: &mut dyn FnMut(Option<&Report>) -> Result<(), Error>,
+        retry_delay: Duration,
+        refused_delay: Duration,
+    ) {
         let mut logged = [None, None];
         loop {
             let Some(report) = self.wait() else { return };
-            let is_last = |queue: &Queue| queue.events.is_empty() && queue.conditions.is_empty();
             let result = write(Some(&report));
             log(&report, result.as_ref().err(), &mut logged);
             self.queue().has_dropped &= result.is_err();
-            let is_unavailable = result.is_err_and(|error| error.code == Code::TryAgain);
-            if is_unavailable || is_last(&self.queue()) {
+            let code = result.err().map(|error| error.code);
+            let unavailable = match (code, &report) {
+                (Some(Code::TryAgain), _) => Some(report),
+                (Some(Code::Forbidden), _) => {
+                    self.queue().keep_refused(report, Instant::now() + refused_delay);
+                    None
+                }
+                (_, Report::Condition(..)) => {
+                    self.queue().retry_refused();
+                    None
+                }
+                (_, Report::Event(..)) => None,
+            };
+            if unavailable.is_some() || self.queue().is_empty() {
                 // Can't fail.
                 let _ = write(None);
             }
-            if is_unavailable {
+            if let Some(report) = unavailable {
                 let mut queue = self.queue();
                 queue.put_back(report);
                 drop(self.changed.wait_timeout_while(queue, retry_delay, |queue| !queue.has_ended));
@@ -182,9 +252,26 @@ impl Shared {
 
     /// Waits for the next report; `None` if the queue has ended.
     fn wait(&self) -> Option<Report> {
-        let is_idle = |queue: &mut Queue| !queue.has_ended && queue.events.is_empty() && queue.conditions.is_empty();
-        let mut queue = self.changed.wait_while(self.queue(), is_idle).unwrap_or_else(PoisonError::into_inner);
-        if queue.has_ended { None } else { queue.next() }
+        let mut queue = self.queue();
+        loop {
+            let now = Instant::now();
+            if queue.refused_due.is_some_and(|due| due <= now) {
+                queue.retry_refused();
+            }
+            if queue.has_ended {
+                return None;
+            }
+            if !queue.is_empty() {
+                return queue.next();
+            }
+            queue = match queue.refused_due {
+                Some(due) => {
+                    let waited = self.changed.wait_timeout(queue, due.saturating_duration_since(now));
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
     }
 }
 
@@ -239,7 +326,7 @@ mod tests {
             &mut |report| {
                 let Some(report) = report else {
                     // Nothing else waits.
-                    if shared.queue().events.is_empty() && shared.queue().conditions.is_empty() {
+                    if shared.queue().is_empty() && shared.queue().refused.is_empty() {
                         handle = None;
                     }
                     return Ok(());
@@ -248,6 +335,7 @@ mod tests {
                 handle.as_ref().map_or(Ok(()), |reports| answer(written.len(), reports))
             },
             Duration::ZERO,
+            Duration::from_millis(1),
         );
         written
     }
@@ -284,6 +372,35 @@ mod tests {
             Ok(())
         });
         assert_eq!(written, ["a = Current", "a = Refused", "b = Older"]);
+    }
+
+    #[test]
+    fn refused_conditions_are_retried_one_at_a_time_until_one_is_accepted() {
+        let reports = PodReports::new();
+        for name in ["a", "b", "c"] {
+            reports.condition(&pod(name), condition("Older"), true);
+        }
+        let written = written(reports, |number, reports| {
+            if number == 3 {
+                // It replaces the refused one, and its status still differs from that in the cluster.
+                reports.condition(&pod("b"), condition("Refused"), false);
+                assert!(reports.0.as_ref().is_some_and(|it| it.0.queue().conditions.values().all(|it| it.2)));
+            }
+            if number <= 5 { Err(Error::new(Code::Forbidden, "refused")) } else { Ok(()) }
+        });
+        let first = ["a = Older", "b = Older", "c = Older", "b = Refused"];
+        assert_eq!(written[..4], first);
+        assert_eq!(written[4..], ["a = Older", "b = Refused", "c = Older", "a = Older"]);
+    }
+
+    #[test]
+    fn refused_conditions_have_a_limit() {
+        let mut queue = Queue::default();
+        for number in 0..=MAX_CONDITIONS {
+            let report = Report::Condition(pod(&number.to_string()), condition("Older"), true);
+            queue.keep_refused(report, Instant::now());
+        }
+        assert_eq!(queue.refused.len(), MAX_CONDITIONS);
     }
 
     #[test]

@@ -125,17 +125,21 @@ impl TrackedPod {
     pub(super) fn report(&mut self, assessment: Assessment, reports: &PodReports) {
         let pod = self.pod_ref();
         let name = format!("{}/{}", pod.namespace, pod.name);
-        if assessment.verdict == Some(Verdict::Refused) && self.is_new_message(&assessment.reason) {
-            let event = texts::refused(&assessment);
-            tracing::warn!(pod = name, "policy refused: {}", event.message);
-            reports.event(&pod, event);
-        }
+        let is_refused_anew = assessment.verdict == Some(Verdict::Refused) && self.is_new_message(&assessment.reason);
         let known = self.sent.as_ref().or(self.observed.policy_condition.as_ref());
         let condition = texts::condition(&assessment, self.observed.pod.proxy().is_some(), known.is_some());
+        // An earlier agent has reported it already.
+        let is_reported = condition.is_some() && known == condition.as_ref();
+        if is_refused_anew {
+            let event = texts::refused(&assessment);
+            tracing::warn!(pod = name, "policy refused: {}", event.message);
+            if !is_reported {
+                reports.event(&pod, event);
+            }
+        }
         if assessment.is_outdated && self.outdated != assessment.desired {
             self.outdated.clone_from(&assessment.desired);
-            // An earlier agent has reported it already.
-            if condition.is_none() || known != condition.as_ref() {
+            if !is_reported {
                 let event = texts::outdated(&assessment);
                 tracing::info!(pod = name, "{}", event.message);
                 reports.event(&pod, event);
@@ -159,5 +163,42 @@ impl TrackedPod {
         }
         self.refused.push_back(hash);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::{Container, Pod};
+
+    fn refused() -> Assessment {
+        Assessment {
+            verdict: Some(Verdict::Refused),
+            has_rules: true,
+            applied: "3f2a00000000".into(),
+            reason: "invalid value".into(),
+            ..Assessment::default()
+        }
+    }
+
+    /// Returns the Events of a new agent about a refused pod with this condition.
+    fn events(policy_condition: Option<PolicyCondition>) -> Vec<String> {
+        let proxy = Container { name: "istio-proxy".into(), ..Container::default() };
+        let pod = Pod { containers: vec![proxy], ..Pod::default() };
+        let observed = ObservedPod { pod, policy_condition, ..ObservedPod::default() };
+        let reports = PodReports::new();
+        let mut pod = TrackedPod::new(Arc::new(observed), Instant::now());
+        pod.report(refused(), &reports);
+        pod.report(refused(), &reports);
+        reports.waiting_events()
+    }
+
+    #[test]
+    fn a_refusal_that_an_earlier_agent_reported_has_no_second_event() {
+        let reported = texts::condition(&refused(), true, false);
+        assert_eq!(events(reported.clone()), [""; 0]);
+        assert_eq!(events(None), ["DetourPolicyRefused"]);
+        let other = reported.map(|it| PolicyCondition { message: "policy 3f2a00000000: other".into(), ..it });
+        assert_eq!(events(other), ["DetourPolicyRefused"]);
     }
 }

@@ -16,8 +16,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 const OTHER_TOOL: &str = "the rules of another tool, such as istio-init";
-const NO_LONGER: &str =
-    "requested when the pod started, but no longer by the pod, its namespace or this node's configuration";
+const NO_LONGER: &str = "requested earlier, but no longer by the pod, its namespace or this node's configuration";
 const UNKNOWN: &str = "unknown";
 
 /// What the node's configurations and the pod's annotations request for a pod.
@@ -144,5 +143,17 @@ fn number(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => u32::from(address).into(),
         IpAddr::V6(address) => address.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exclusion_without_request_may_have_come_after_the_start_of_the_pod() {
+        let source = |is_known| Requests { is_known, ..Requests::default() }.joined(BTreeSet::new());
+        assert!(source(true).starts_with("requested earlier, but no longer"));
+        assert_eq!(source(false), UNKNOWN);
     }
 }

@@ -9,8 +9,8 @@ use crate::cluster::agent::{PodPolicyStatus, PoliciesReport, pod_policies};
 use crate::cni::NetConf;
 use crate::netns::find::FoundNetns;
 use crate::plugin::live_policy::{
-    Input, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, follows_changes, running_container,
-    union,
+    Assessment, Input, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, follows_changes,
+    running_container, union,
 };
 use crate::pod::Facts;
 use crate::pod::well_known::LIVE_POLICY;
@@ -138,8 +138,7 @@ impl PodSubject<'_> {
         let Some(state) = found.verdict else {
             return CheckVerdict::not_checked("the pod has no rules, and needs none");
         };
-        let of = |hash: &str| if hash.is_empty() { "no rules".to_owned() } else { format!("policy {hash}") };
-        let applied = of(&found.applied);
+        let applied = named(&found.applied);
         let recreate = recreate(&facts.pod.namespace, &facts.pod.name);
         match state {
             Verdict::Current => CheckVerdict::pass(format!("{applied}, current{}", following(scope, facts))),
@@ -147,7 +146,7 @@ impl PodSubject<'_> {
                 CheckVerdict::fail(format!("refused: {}; the pod keeps {applied}", found.reason), CORRECT)
             }
             Verdict::Older | Verdict::None => {
-                let older = format!("older: {applied}; a new pod gets {}", of(&found.desired));
+                let older = older(&found);
                 let (found, next) = match (&found.change, scope) {
                     (Some(change), _) => {
                         let words = changes(&applied_policy(running), &union(change.iter().map(|(_, policy)| policy)));
@@ -172,6 +171,16 @@ impl PodSubject<'_> {
     }
 }
 
+fn named(hash: &str) -> String {
+    if hash.is_empty() { "no rules".to_owned() } else { format!("policy {hash}") }
+}
+
+/// Returns the policy of a pod that is not current, and the desired one unless its inputs are unknown.
+fn older(Assessment { applied, desired, .. }: &Assessment) -> String {
+    let desired = if desired.is_empty() { String::new() } else { format!("; a new pod gets {}", named(desired)) };
+    format!("older: {}{desired}", named(applied))
+}
+
 /// Returns what a current pod follows in the future.
 fn following(scope: Result<LivePolicyScope, &String>, facts: &Facts) -> String {
     match scope {
@@ -189,4 +198,19 @@ fn following(scope: Result<LivePolicyScope, &String>, facts: &Facts) -> String {
 
 fn recreate(namespace: &str, name: &str) -> String {
     format!("recreate the pod, so that it gets its current policy: kubectl delete pod -n {namespace} {name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_policy_of_a_new_pod_is_named_only_if_it_is_known() {
+        let of = |desired: &str| {
+            let (applied, desired) = ("3f2a00000000".to_owned(), desired.to_owned());
+            older(&Assessment { applied, desired, ..Assessment::default() })
+        };
+        assert_eq!(of(""), "older: policy 3f2a00000000");
+        assert_eq!(of("af31cf3862f0"), "older: policy 3f2a00000000; a new pod gets policy af31cf3862f0");
+    }
 }

@@ -92,22 +92,21 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
     if !has_rules && desired.iter().all(|(_, policy)| policy.is_empty()) {
         return known;
     }
+    // An invalid value is reported although the next change may be far off.
+    let follows = match follows_changes(facts) {
+        Ok(follows) => follows,
+        Err(error) => return with(Verdict::Refused, error.to_string()),
+    };
     if running.has_applied(desired) {
         return with(Verdict::Current, String::new());
     }
     let older = if has_rules { Verdict::Older } else { Verdict::None };
     let rest = || wording::changes(&applied_policy(running), &union(desired.iter().map(|(_, policy)| policy)));
-    match follows_changes(facts) {
-        Err(error) => return with(Verdict::Refused, error.to_string()),
-        Ok(false) => {
-            let reason = format!("annotation {LIVE_POLICY:?} is false; only a new pod gets: {}", rest());
-            return with(older, reason);
-        }
-        Ok(true) if *scope == LivePolicyScope::Off => {
-            let reason = format!("the agent's flag --live-policy is off; only a new pod gets: {}", rest());
-            return with(older, reason);
-        }
-        Ok(true) => {}
+    if !follows {
+        return with(older, format!("annotation {LIVE_POLICY:?} is false; only a new pod gets: {}", rest()));
+    }
+    if *scope == LivePolicyScope::Off {
+        return with(older, format!("the agent's flag --live-policy is off; only a new pod gets: {}", rest()));
     }
     let next = running.following(facts, desired, *scope);
     if running.has_applied(&next) {

@@ -21,6 +21,8 @@ const PLUGIN: Check = Check::of(CheckGroup::Logs, "plugin-log", "the plugin logg
 
 /// Reasons of Events that report a failed pod sandbox (kubelet, `pkg/kubelet/events`; Multus).
 const FAILURES: [&str; 3] = ["FailedCreatePodSandBox", "FailedCreatePodContainer", "NoNetworkFound"];
+/// The beginning of the reasons of the agent's Events about the policies of running pods.
+const POLICY_EVENTS: &str = "DetourPolicy";
 /// The number of bytes that are read from the end of a log file.
 const TAIL: u64 = 1 << 20;
 const REPLACE_LOG: &str = "set log_file to a path such as /var/log/detour.log";
@@ -56,7 +58,9 @@ fn events_verdict(events: &[ReportedEvent], running: bool) -> CheckVerdict {
 }
 
 fn is_failure(event: &ReportedEvent) -> bool {
-    FAILURES.contains(&event.reason.as_str()) || next(&event.message).is_some()
+    // A policy that is refused for a running pod has the message of a failed ADD.
+    !event.reason.starts_with(POLICY_EVENTS)
+        && (FAILURES.contains(&event.reason.as_str()) || next(&event.message).is_some())
 }
 
 /// Checks the logs of the runtime and of the kubelet. Returns the lines about the pod.
@@ -165,6 +169,15 @@ mod tests {
             matches!(events_verdict(&events, true), CheckVerdict::Pass(found) if found.starts_with("the pod started since"))
         );
         assert!(matches!(events_verdict(&events[1..], false), CheckVerdict::Pass(_)));
+    }
+
+    #[test]
+    fn a_refused_policy_of_a_running_pod_is_no_failed_start() {
+        let message = "pod shop/web-0: annotation \"detour.io/exclude-uids\": invalid UID \"abc\"; expected a number";
+        assert!(is_failure(&event("Failed", message)));
+        for reason in ["DetourPolicyRefused", "DetourPolicyOutdated"] {
+            assert!(!is_failure(&event(reason, message)));
+        }
     }
 
     #[test]
