@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::world::Ruleset;
-use detour_cni::cni::Code;
+use detour_cni::cni::{Code, Error};
 use detour_cni::policy::{Exclusion, IdRange, Interception, TrafficOwner};
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -233,6 +233,10 @@ fn the_network_namespace_of_another_pod_is_not_changed() {
     new_traffic_follows(&world, true);
 }
 
+fn is_locked(result: &Result<(), Error>) -> bool {
+    result.as_ref().is_err_and(|error| error.code == Code::TryAgain)
+}
+
 /// Each call waits for the others in the network namespace.
 #[test]
 fn concurrent_calls_end_in_the_state_of_one_of_them() {
@@ -250,7 +254,12 @@ fn concurrent_calls_end_in_the_state_of_one_of_them() {
         for thread in 0..4 {
             let (pod, desired) = (&pod, &desired);
             scope.spawn(move || {
-                (0..10).for_each(|n| pod.apply(Path::new(NODE), &desired[(n + thread) % 2]).expect("applied"));
+                for n in 0..10 {
+                    // A change waits 200 ms for the lock, and the agent retries it.
+                    let apply = || pod.apply(Path::new(NODE), &desired[(n + thread) % 2]);
+                    let error = std::iter::repeat_with(apply).find(|result| !is_locked(result)).and_then(Result::err);
+                    assert_eq!(error, None);
+                }
             });
         }
         let restore = || detour_cni::plugin::restore(&world.name, &world.netns()).expect("restored");
