@@ -61,7 +61,7 @@ kubeconfig and the program. It keeps files that were edited after the installati
 that they require, and lists them. It also keeps the program while the container runtime needs it to
 delete running pods (CRI-O), with a note: run it again after these pods are deleted.
 
-Exit codes: 0 success, also if the program stays for running pods; 1 incomplete (see stderr);
+Exit codes: 0 success, also if the program stays for running pods, 1 incomplete (see stderr),
 2 invalid arguments or input.";
 
 /// The running program's file.
