@@ -7,7 +7,7 @@ mod wording;
 pub(crate) use decision::{
     Assessment, Input, Policies, Verdict, applied_policy, assess, assess_changed, follows_changes, union,
 };
-pub(crate) use wording::changes;
+pub(crate) use wording::{changes, policy_name};
 
 use super::desired_policy::with_pod;
 use super::inputs::AddInputs;

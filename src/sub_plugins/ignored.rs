@@ -176,12 +176,10 @@ fn invalid_injection_request(pod: &Pod) -> Option<Ignored> {
 
 /// Returns a value of `detour.io/live-policy` that is not a boolean: the agent refuses it.
 fn invalid_live_policy(facts: &Facts) -> Option<Ignored> {
-    let values = [Some(&facts.pod.annotations), facts.namespace.as_ref().map(|namespace| &namespace.annotations)];
-    let value = values.into_iter().flatten().find_map(|annotations| annotations.get(LIVE_POLICY))?;
-    if ["true", "false"].contains(&value.as_str()) {
+    let AnnotationValue { place, value, .. } = AnnotationValue::of_pod_or_namespace(facts, LIVE_POLICY)?;
+    if ["true", "false"].contains(&value) {
         return None;
     }
-    let place = AnnotationValue::of_pod_or_namespace(facts, LIVE_POLICY)?.place;
     Some(Ignored {
         code: "live-policy-not-a-boolean",
         what: format!("{place}: {:?} is not a boolean", excerpt(value)),

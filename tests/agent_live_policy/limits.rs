@@ -86,7 +86,9 @@ fn a_busy_network_namespace_is_retried_and_delays_no_other_pod() {
             scene.report().pods.iter().all(|status| status.reason.contains("the change failed, and the agent retries"))
         });
         assert!(busy.iter().all(|pod| !pod.excludes_uid(7000)), "{report:?}");
-        assert!(sample(&address, "detour_policy_changes_total{result=\"failed\"}").expect("some") >= 6);
+        until("each failure is counted", || {
+            sample(&address, "detour_policy_changes_total{result=\"failed\"}").is_some_and(|failed| failed >= 6)
+        });
         drop(locks);
         scene.wait_for_counts([7, 0, 0, 0]);
         assert!(busy.iter().all(|pod| pod.excludes_uid(7000)));

@@ -25,6 +25,22 @@ fn expire_token(node: &Node<'_>) -> String {
     expired
 }
 
+/// Installs the plugin with an agent that ends, and replaces the token as [`expire_token`] does.
+fn leave_expired_token(node: &Node<'_>) -> String {
+    let agent = node.start_agent("a");
+    agent.wait_for_log(SETTLED);
+    assert!(agent.end().0.success());
+    expire_token(node)
+}
+
+#[track_caller]
+fn the_pod_starts(node: &Node<'_>, pod: &Value) {
+    let sandbox = Sandbox::new();
+    node.call_with("ADD", &sandbox, pod, &annotations(pod)).expect("added");
+    assert!(sandbox.redirects());
+    node.call("DEL", &sandbox, pod).expect("deleted");
+}
+
 /// Returns the agent's readiness: the status line and the body.
 fn readiness(serving: &str) -> String {
     let (_, port) = serving.rsplit_once(':').expect("an address");
@@ -62,10 +78,7 @@ fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent() {
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
-        let first = node.start_agent("a");
-        first.wait_for_log(SETTLED);
-        assert!(first.end().0.success());
-        let expired = expire_token(node);
+        let expired = leave_expired_token(node);
         only_the_pod_with_a_sidecar_waits(node, &pod, 101, "401");
 
         // The agent renews the token with its own one, before the node is ready.
@@ -75,10 +88,7 @@ fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent() {
         assert_ne!(node.plugin_token(), expired);
         second.wait_for_log("the plugin is ready on this node");
         assert!(readiness(&serving).starts_with("HTTP/1.1 200"));
-        let sandbox = Sandbox::new();
-        node.call_with("ADD", &sandbox, &pod, &annotations(&pod)).expect("added");
-        assert!(sandbox.redirects());
-        node.call("DEL", &sandbox, &pod).expect("deleted");
+        the_pod_starts(node, &pod);
     });
 }
 
@@ -88,10 +98,7 @@ fn without_a_valid_token_and_an_api_server_the_agent_still_restores_the_plugin_l
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
-        let first = node.start_agent("a");
-        first.wait_for_log(SETTLED);
-        assert!(first.end().0.success());
-        let expired = expire_token(node);
+        let expired = leave_expired_token(node);
         plane.kill_api();
 
         let second = node.start_agent("b");
@@ -109,9 +116,6 @@ fn without_a_valid_token_and_an_api_server_the_agent_still_restores_the_plugin_l
         second.wait_for_log("write /var/lib/cni/detour/kubeconfig");
         second.wait_for_log(SETTLED);
         assert_ne!(node.plugin_token(), expired);
-        let sandbox = Sandbox::new();
-        node.call_with("ADD", &sandbox, &pod, &annotations(&pod)).expect("added");
-        assert!(sandbox.redirects());
-        node.call("DEL", &sandbox, &pod).expect("deleted");
+        the_pod_starts(node, &pod);
     });
 }

@@ -1,7 +1,7 @@
 //! The Events and the condition of a pod's policy.
 
 use crate::cluster::{Event, PolicyCondition};
-use crate::plugin::live_policy::{Assessment, Verdict};
+use crate::plugin::live_policy::{Assessment, Verdict, policy_name};
 use crate::printable::{cut, line};
 
 /// The maximum length of a condition's message in bytes, as of an Event's.
@@ -9,8 +9,7 @@ const MAX_MESSAGE: usize = 1024;
 
 /// Returns the Event for a change that was applied.
 pub(super) fn changed(before: &str, after: &str, words: &str) -> Event {
-    let of = |hash: &str| if hash.is_empty() { "no rules".to_owned() } else { format!("policy {hash}") };
-    let message = format!("{} replaces {}: {words}", of(after), of(before));
+    let message = format!("{} replaces {}: {words}", policy_name(after), policy_name(before));
     Event { warning: false, reason: "DetourPolicyChanged".into(), message }
 }
 
@@ -45,8 +44,7 @@ pub(super) fn condition(assessment: &Assessment, has_sidecar: bool, has_conditio
         Verdict::Older => "Older",
         Verdict::None => "NoRules",
     };
-    let mut message =
-        if assessment.has_rules { format!("policy {}", assessment.applied) } else { "no rules".to_owned() };
+    let mut message = policy_name(&assessment.applied);
     if !assessment.reason.is_empty() {
         message += &format!(": {}", assessment.reason);
     }

@@ -357,7 +357,10 @@ impl Passes {
     fn publish(&self) {
         let mut report = PoliciesReport { scope: self.worker.scope.to_string(), ..PoliciesReport::default() };
         for pod in self.pods.values() {
-            let Assessment { verdict: Some(verdict), applied, desired, reason, .. } = &pod.assessment else { continue };
+            let Assessment { verdict: Some(verdict), applied, desired, reason, needs_new_pod, .. } = &pod.assessment
+            else {
+                continue;
+            };
             match verdict {
                 Verdict::Current => report.current += 1,
                 Verdict::Older => report.older += 1,
@@ -371,6 +374,7 @@ impl Passes {
                     applied: applied.clone(),
                     desired: desired.clone(),
                     reason: reason.clone(),
+                    needs_new_pod: *needs_new_pod,
                 });
             }
         }

@@ -197,6 +197,8 @@ pub struct PodPolicyStatus {
     pub desired: String,
     /// Why the pod is not current.
     pub reason: String,
+    /// Whether only a new pod gets all of the desired policy.
+    pub needs_new_pod: bool,
 }
 
 /// The limit of [`PoliciesReport::pods`].

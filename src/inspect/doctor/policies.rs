@@ -10,7 +10,7 @@ use crate::cni::NetConf;
 use crate::netns::find::FoundNetns;
 use crate::plugin::live_policy::{
     Assessment, Input, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, follows_changes,
-    running_container, union,
+    policy_name, running_container, union,
 };
 use crate::pod::Facts;
 use crate::pod::well_known::LIVE_POLICY;
@@ -87,7 +87,8 @@ fn summary(report: &PoliciesReport) -> CheckVerdict {
 }
 
 /// Returns the verdict about a pod that is not current, as the agent reports it.
-fn verdict(PodPolicyStatus { pod, state, applied, reason, .. }: &PodPolicyStatus) -> CheckVerdict {
+fn verdict(status: &PodPolicyStatus) -> CheckVerdict {
+    let PodPolicyStatus { pod, state, applied, reason, needs_new_pod, .. } = status;
     let applied = if applied.is_empty() { String::new() } else { format!(" (policy {applied})") };
     let name = format!("{}/{}", pod.namespace, pod.name);
     let reason = reason.strip_prefix(&format!("pod {name}: ")).unwrap_or(reason);
@@ -98,9 +99,7 @@ fn verdict(PodPolicyStatus { pod, state, applied, reason, .. }: &PodPolicyStatus
             "delete the pod, or let the agent repair it (chart value repair.enabled); detour audit shows its traffic",
         ),
         "refused" => CheckVerdict::fail(found, CORRECT),
-        _ if reason.contains("new pod") || reason.contains("recreate") => {
-            CheckVerdict::warn(found, recreate(&pod.namespace, &pod.name))
-        }
+        _ if *needs_new_pod => CheckVerdict::warn(found, recreate(&pod.namespace, &pod.name)),
         _ => CheckVerdict::warn(found, format!("wait some seconds; {SEE_AGENT}")),
     }
 }
@@ -138,7 +137,7 @@ impl PodSubject<'_> {
         let Some(state) = found.verdict else {
             return CheckVerdict::not_checked("the pod has no rules, and needs none");
         };
-        let applied = named(&found.applied);
+        let applied = policy_name(&found.applied);
         let recreate = recreate(&facts.pod.namespace, &facts.pod.name);
         match state {
             Verdict::Current => CheckVerdict::pass(format!("{applied}, current{}", following(scope, facts))),
@@ -171,14 +170,10 @@ impl PodSubject<'_> {
     }
 }
 
-fn named(hash: &str) -> String {
-    if hash.is_empty() { "no rules".to_owned() } else { format!("policy {hash}") }
-}
-
 /// Returns the policy of a pod that is not current, and the desired one unless its inputs are unknown.
 fn older(Assessment { applied, desired, .. }: &Assessment) -> String {
-    let desired = if desired.is_empty() { String::new() } else { format!("; a new pod gets {}", named(desired)) };
-    format!("older: {}{desired}", named(applied))
+    let desired = if desired.is_empty() { String::new() } else { format!("; a new pod gets {}", policy_name(desired)) };
+    format!("older: {}{desired}", policy_name(applied))
 }
 
 /// Returns what a current pod follows in the future.

@@ -52,7 +52,9 @@ pub(crate) struct Assessment {
     pub(crate) desired: String,
     /// Why the pod is not current.
     pub(crate) reason: String,
-    /// Whether a part of the desired policy needs a new pod although the pod follows changes.
+    /// Whether only a new pod gets all of the desired policy.
+    pub(crate) needs_new_pod: bool,
+    /// Whether it needs a new pod although it follows changes.
     pub(crate) is_outdated: bool,
     /// The policies to apply; `None` if the pod has those that it may get.
     pub(crate) change: Option<Policies>,
@@ -80,7 +82,8 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
     let with = |verdict: Verdict, reason: String| Assessment { verdict: Some(verdict), reason, ..known.clone() };
     if !running.has_inputs() {
         let reason = "an earlier version of the plugin made the rules and did not save their inputs; recreate the pod";
-        return if has_rules { with(Verdict::Older, reason.to_owned()) } else { known };
+        let older = Assessment { needs_new_pod: true, ..with(Verdict::Older, reason.to_owned()) };
+        return if has_rules { older } else { known };
     }
     let desired = match desired {
         Ok(desired) => desired,
@@ -101,17 +104,18 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
         return with(Verdict::Current, String::new());
     }
     let older = if has_rules { Verdict::Older } else { Verdict::None };
+    let needs_new_pod = |reason| Assessment { needs_new_pod: true, ..with(older, reason) };
     let rest = || wording::changes(&applied_policy(running), &union(desired.iter().map(|(_, policy)| policy)));
     if !follows {
-        return with(older, format!("annotation {LIVE_POLICY:?} is false; only a new pod gets: {}", rest()));
+        return needs_new_pod(format!("annotation {LIVE_POLICY:?} is false; only a new pod gets: {}", rest()));
     }
     if *scope == LivePolicyScope::Off {
-        return with(older, format!("the agent's flag --live-policy is off; only a new pod gets: {}", rest()));
+        return needs_new_pod(format!("the agent's flag --live-policy is off; only a new pod gets: {}", rest()));
     }
     let next = running.following(facts, desired, *scope);
     if running.has_applied(&next) {
         let reason = format!("only a new pod gets: {}; recreate the pod", rest());
-        return Assessment { is_outdated: has_rules, ..with(older, reason) };
+        return Assessment { is_outdated: has_rules, ..needs_new_pod(reason) };
     }
     Assessment { change: Some(next), ..with(older, "the change is not applied yet".to_owned()) }
 }

@@ -1,4 +1,4 @@
-//! Changes of policies in words, for Events and logs.
+//! Policies and their changes in words, for Events and logs.
 
 use crate::policy::{ContainerExclusion, Exclusion, Interception, Policy, TrafficOwner};
 use crate::printable::cut;
@@ -8,6 +8,11 @@ use std::collections::BTreeMap;
 
 /// The maximum length of a change in words, in bytes: an Event contains it together with both hashes.
 const MAX_WORDS: usize = 800;
+
+/// Returns a policy by its hash, which is empty without rules.
+pub(crate) fn policy_name(hash: &str) -> String {
+    if hash.is_empty() { "no rules".to_owned() } else { format!("policy {hash}") }
+}
 
 /// Returns the differences between two policies in words; empty if none has an effect.
 pub(crate) fn changes(before: &Policy, after: &Policy) -> String {

@@ -9,7 +9,7 @@
 //! | `readiness` | the readiness file of the cluster's network |
 //! | `lazy_pod` | the pod of a call, fetched at most once |
 //! | `networks` | the networks of a pod, with the node's keys in definitions of users |
-//! | `files_instead` | the networks of the configuration while their definitions are unavailable |
+//! | `optional_definitions` | the networks of the configuration while their definitions are unavailable |
 //! | `plan` | which network runs where; the same without a call, for `explain` |
 //! | `mesh` | the policy of all attachments and of the node's own sub-plugins |
 //! | `invocation` | one network or plugin list to run, with all that a later DEL, CHECK or GC needs |
@@ -18,11 +18,11 @@
 mod add;
 mod call;
 mod commands;
-mod files_instead;
 mod invocation;
 mod lazy_pod;
 mod mesh;
 mod networks;
+mod optional_definitions;
 mod plan;
 mod readiness;
 mod saved_state;

@@ -4,11 +4,11 @@
 //! [`preview`] makes the same plan for a pod without a call: it runs nothing and reads nothing on the node.
 
 use super::call::PrimaryCall;
-use super::files_instead::FilesInstead;
 use super::invocation::Invocation;
 use super::lazy_pod::LazyPod;
 use super::mesh::{InProcessAttachment, combine, evaluated, rule_format};
 use super::networks::pod_networks;
+use super::optional_definitions::OptionalDefinitions;
 use crate::cluster::{Cluster, ReadOnly};
 use crate::cni::{Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, at_most};
 use crate::networks::{PodNetwork, PodNetworks, Selection};
@@ -92,7 +92,7 @@ fn networks_of(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, annotated: Option<&Pod
     let Some(cluster) = pod.cluster().filter(|_| pod.needs_only_configured_networks()) else {
         return resolve(pod.cluster());
     };
-    let files = FilesInstead::of(cluster);
+    let files = OptionalDefinitions::of(cluster);
     resolve(Some(&files)).map_err(|error| match files.failure() {
         Some(failure) => {
             let msg = format!("networks of pod {}: {}", call.request.about(), failure.msg);

@@ -7,12 +7,12 @@ use crate::pod::{Facts, Namespace, Pod, PodRef};
 use std::cell::OnceCell;
 
 /// A source that reports definitions as missing if it can't look them up.
-pub(super) struct FilesInstead<'a> {
+pub(super) struct OptionalDefinitions<'a> {
     source: &'a dyn Cluster,
     failure: OnceCell<Error>,
 }
 
-impl<'a> FilesInstead<'a> {
+impl<'a> OptionalDefinitions<'a> {
     pub(super) fn of(source: &'a dyn Cluster) -> Self {
         Self { source, failure: OnceCell::new() }
     }
@@ -23,7 +23,7 @@ impl<'a> FilesInstead<'a> {
     }
 }
 
-impl Cluster for FilesInstead<'_> {
+impl Cluster for OptionalDefinitions<'_> {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         self.source.facts(wanted, with_namespace)
     }
