@@ -1,279 +1,330 @@
 #!/usr/bin/env bash
-# Measures the cost of one plugin call, and of the tools that could apply the same rules. Each run has a fresh network
-# namespace; the figures are medians. Each contender runs once per round, so that noise affects all of them equally.
+# Measures the cost of the plugin's calls, of a floor program that does only what no plugin can avoid, and of the tools
+# that could apply the same rules. Prints medians, ratios and the targets of docs/performance.md.
 #
-# Usage: hack/bench.sh [ROUNDS]     (default 30)
+# Each contender runs once per round in a fresh network namespace, in an order that rotates, so that noise affects all
+# of them equally. Facts come from the agent unless the row names another source.
+#
+# Usage: hack/bench.sh [ROUNDS [FILTER]]     (default 30 rounds, all rows)
+#   FILTER           an extended regular expression: measure the rows that match, and those they are compared with
+#   DETOUR_PROGRAM   the binary to measure; default: build it
+#   BENCH_TOOLS      a directory with measure, probe, floor and empty (static); default: build them
+#   STORMS           how many storms of 100 pods (default: a fifth of the rounds)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh
 source hack/machine.sh
+# shellcheck source-path=SCRIPTDIR source=bench/scene.sh
+source hack/bench/scene.sh
 
 rounds=${1:-30}
-netns="detour-bench-$$"
+filter=${2:-}
+storms=${STORMS:-$(((rounds + 4) / 5))}
 bridge="dtb$$"
-work=''
-api=''
-agent=''
+dialects='iptables nftables'
+storm_pods=100
 
-clean_up() {
-    local status=$?
-    trap - EXIT
-    trap '' INT TERM
-    local process
-    for process in $agent $api; do
-        kill "$process" 2>/dev/null || true
-        wait "$process" 2>/dev/null || true
+# Each list: a name, the size, a filter of jq that adds it to a configuration. Ranges are not adjacent, so that none of
+# them are merged.
+range='"\(. / 256 | floor).\(. % 256).0/25"'
+lists() {
+    local size
+    for size in 10 100 1000; do
+        echo "uids-$size|$size UIDs|.chain[1].uids = [range($size) | 20000 + 2 * .]"
     done
-    if [[ -e /run/netns/$netns ]]; then
-        ip netns delete "$netns" || true
-    fi
-    ip link delete "$bridge" 2>/dev/null || true
-    if [[ -n $work ]]; then
-        rm -rf "$work"
-    fi
-    exit "$status"
+    for size in 10 100 1000; do
+        echo "cidrs-$size|$size CIDRs|.chain[0].outbound_ip_ranges_exclude = [range($size) | \"10.\" + $range]"
+    done
+    for size in 10 2000; do
+        echo "dns-$size|$size DNS ranges|.chain[2] = {type: \"dns-exclude\",
+            resolvers: [range($size) | \"11.\" + $range]}" | paste -sd' '
+    done
 }
 
-make_pod_netns() {
-    ip netns add "$netns"
-    ip -n "$netns" -batch - <<EOF
-link set lo up
-link add eth0 type veth peer name peer0
-link set peer0 up
-link set eth0 up
-addr add 10.88.0.2/24 dev eth0
-addr add fd88::2/64 dev eth0 nodad
+# The rows: CONTENDER|ROW|COMPARED WITH|TARGETS. A contender is a function below with its arguments. TARGETS limit CPU
+# and wall time: a ratio (1.6x), a difference (+2ms) or an absolute value (150ms).
+rows() {
+    local dialect of list name title shortest growth each
+    cat <<'EOF'
+empty|an empty static program of the same size||
+call VERSION|VERSION|an empty static program of the same size|cpu 1.3x
+excluded|ADD, excluded namespace|an empty static program of the same size|cpu 1.3x
 EOF
-}
-
-pod_uid=8e5bd6a4-9a35-4f0e-9d2b-1c33a5b0a001
-pod='{
-  "apiVersion": "v1", "kind": "Pod",
-  "metadata": {
-    "name": "web-0", "namespace": "shop", "uid": "'$pod_uid'",
-    "annotations": { "sidecar.istio.io/status": "{}", "k8s.v1.cni.cncf.io/networks": "default/istio-cni" }
-  },
-  "spec": {
-    "nodeName": "node-1",
-    "initContainers": [ { "name": "vault-agent-init", "image": "vault", "securityContext": { "runAsUser": 1337 } } ],
-    "containers": [
-      { "name": "web", "image": "web", "securityContext": { "runAsUser": 1000650000 } },
-      {
-        "name": "istio-proxy", "image": "proxyv2", "args": [ "proxy", "sidecar" ],
-        "env": [ { "name": "ISTIO_META_DNS_CAPTURE", "value": "true" } ],
-        "securityContext": { "runAsUser": 1000659999, "runAsGroup": 1000659999 }
-      }
-    ]
-  }
-}'
-namespace='{
-  "apiVersion": "v1", "kind": "Namespace",
-  "metadata": { "name": "shop", "annotations": { "openshift.io/sa.scc.uid-range": "1000650000/10000" } }
-}'
-
-# conf FILE KEY VALUE: writes the plugin's configuration.
-conf() {
-    cat >"$work/$1" <<EOF
-{
-  "cniVersion": "1.0.0", "name": "istio-cni", "type": "detour", "log_level": "error", "dialect": "iptables",
-  "kubernetes": { "$2": "$3", "exclude_namespaces": ["kube-system"] },
-  "chain": [
-    { "type": "istio-redirect" },
-    { "type": "uid-exclude", "uids": ["1337"] },
-    { "type": "dns-exclude", "uids": ["1337"] }
-  ]
-}
+    for dialect in $dialects; do
+        of="$dialect: floor program"
+        cat <<EOF
+floor $dialect|$of||
+lifecycle $dialect|$dialect: ADD|$of|cpu 1.6x, wall 1.8x
+lifecycle $dialect|$dialect: ADD again|$of|
+lifecycle $dialect|$dialect: CHECK|$dialect: ADD|cpu 1x
+lifecycle $dialect|$dialect: DEL|$of|
+second_attachment $dialect|$dialect: ADD, second attachment|$of|
+add $dialect files|$dialect: ADD, facts from files|$of|
+add $dialect api|$dialect: ADD, facts from an API|$of|
+add $dialect tls|$dialect: ADD, facts from an API over TLS|$of|cpu +2ms
 EOF
+    done
+    cat <<'EOF'
+network bridge /usr/lib/cni/bridge|bridge alone: ADD||
+network primary|primary, bridge and istio-cni: ADD|bridge alone: ADD|cpu +3ms
+network primary-api|primary, facts from an API: ADD|bridge alone: ADD|
+other nft|nft -f, both families|iptables: floor program|
+other iptables-nft-restore|iptables-nft-restore, IPv4 only|iptables: floor program|
+other ip6tables-nft-restore|ip6tables-nft-restore, IPv6 only|iptables: floor program|
+EOF
+    for dialect in $dialects; do
+        while IFS='|' read -r name title _; do
+            list="$dialect, $title" shortest="$dialect, 10 ${title#* }" growth='' each=''
+            [[ $list != 'nftables, 1000 CIDRs' ]] || growth='cpu 2x, wall 2x'
+            [[ $title != '2000 DNS ranges' ]] || each='wall 150ms'
+            [[ $list != "$shortest" ]] || shortest=''
+            cat <<EOF
+floor $dialect-$name|$list: floor program|${shortest:+$shortest: floor program}|
+lifecycle $dialect-$name|$list: ADD|${shortest:+$shortest: ADD}|$growth$each
+lifecycle $dialect-$name|$list: ADD again|${shortest:+$shortest: ADD again}|$each
+lifecycle $dialect-$name|$list: CHECK|${shortest:+$shortest: CHECK}|
+lifecycle $dialect-$name|$list: DEL|${shortest:+$shortest: DEL}|$each
+EOF
+        done < <(lists)
+    done
+    for dialect in $dialects; do
+        cat <<EOF
+storm_of_floor $dialect|$dialect: storm of $storm_pods, floor program||
+storm $dialect|$dialect: storm of $storm_pods, ADD|$dialect: storm of $storm_pods, floor program|cpu 2x, wall 2x
+EOF
+    done
 }
 
-write_files() {
-    mkdir -p "$work/manifests" "$work/api/api/v1/namespaces/shop/pods"
-    tee "$work/manifests/pod.json" >"$work/api/api/v1/namespaces/shop/pods/web-0.json" <<<"$pod"
-    tee "$work/manifests/namespace.json" >"$work/api/api/v1/namespaces/shop.json" <<<"$namespace"
-    conf manifests.conf manifests_dir "$work/manifests"
-    conf api.conf kubeconfig "$work/kubeconfig"
-    jq --arg socket "$work/node/agent.sock" '.kubernetes.agent_socket = $socket' "$work/api.conf" >"$work/agent.conf"
-    jq '{ metadata: { resourceVersion: "1" }, items: [ . ] }' <<<"$pod" >"$work/api/api/v1/pods.json"
-    jq '{ metadata: { resourceVersion: "1" }, items: [ . ] }' <<<"$namespace" >"$work/api/api/v1/namespaces.json"
-    jq '.dialect = "nftables"' "$work/manifests.conf" >"$work/native.conf"
-    jq '.chain |= .[:1]' "$work/manifests.conf" >"$work/redirect.conf"
-    mkdir -p "$work/api/api/v1/namespaces/shop/pods/web-0" \
-        "$work/api/apis/k8s.cni.cncf.io/v1/namespaces/default/network-attachment-definitions"
-    tee "$work/api/api/v1/namespaces/shop/pods/web-0/status.json" >"$work/api/api/v1/namespaces/shop/events.json" <<<'{}'
-    jq -n '{ apiVersion: "k8s.cni.cncf.io/v1", kind: "NetworkAttachmentDefinition",
-        metadata: { name: "istio-cni", namespace: "default" },
-        spec: { config: "{\"cniVersion\":\"0.3.1\",\"name\":\"istio-cni\",\"type\":\"istio-cni\"}" } }' \
-        >"$work/api/apis/k8s.cni.cncf.io/v1/namespaces/default/network-attachment-definitions/istio-cni.json"
+# Prints the rows to measure.
+selected_rows() {
+    rows | awk -F'|' -v filter="$filter" '
+        { line[NR] = $0; label[NR] = $2; base[NR] = $3; number[$2] = NR; if ($2 ~ filter) wanted[NR] = 1 }
+        END {
+            for (n = NR; n > 0; n--) if (wanted[n] && base[n] != "") wanted[number[base[n]]] = 1
+            for (n = NR; n > 0; n--) if (wanted[n] && base[n] != "") wanted[number[base[n]]] = 1
+            for (n = 1; n <= NR; n++) if (wanted[n]) print line[n]
+        }'
+}
+
+write_configurations() {
+    local dialect source name title change
+    for dialect in $dialects; do
+        configure "$dialect" agent "$dialect"
+        configure "$dialect-redirect" agent "$dialect" '.chain |= .[:1]'
+        configure "$dialect-exclude" agent "$dialect" '.chain |= .[1:] | .name = "excludedns"'
+        for source in files api tls; do
+            configure "$dialect-$source" "$source" "$dialect"
+        done
+        while IFS='|' read -r name title change; do
+            configure "$dialect-$name" agent "$dialect" "$change"
+        done < <(lists)
+    done
     jq -n --arg bridge "$bridge" --arg data "$work/ipam" '{ cniVersion: "1.0.0", name: "bench", type: "bridge",
         bridge: $bridge, isDefaultGateway: true,
         ipam: { type: "host-local", subnet: "10.89.0.0/16", dataDir: $data } }' >"$work/bridge.conf"
-    jq --slurpfile bridge "$work/bridge.conf" --arg state "$work/state" 'del(.chain) |
-        .name = "primary" | .delegates = $bridge | .cniDir = $state | .binDir = "/usr/lib/cni"' \
-        "$work/api.conf" >"$work/primary.conf"
-    jq '.chain |= .[1:] | .name = "excludedns"' "$work/manifests.conf" >"$work/exclude.conf"
-    printf 'fn main() {}\n' >"$work/empty.rs"
-    rustc --target "$target" -O -C strip=symbols -o "$work/empty" "$work/empty.rs"
+    local primary
+    primary='del(.chain) | .name = "primary" | .cniDir = "'$work'/state" | .binDir = "/usr/lib/cni"
+        | .delegates = ['$(<"$work/bridge.conf")']'
+    configure primary agent iptables "$primary"
+    configure primary-api api iptables "$primary"
 }
 
-start_api() {
-    local ready='' address
-    mkfifo "$work/alive" "$work/ready"
-    exec 3<>"$work/alive"
-    "$probe" api "$work/api" <"$work/alive" >"$work/ready" 3>&- &
-    api=$!
-    read -r -t 10 ready address <"$work/ready" || true
-    [[ $ready == ready ]] || die "API server of the test: not ready within 10 s"
-    cat >"$work/kubeconfig" <<EOF
-{
-  "apiVersion": "v1", "kind": "Config", "current-context": "bench",
-  "clusters": [ { "name": "bench", "cluster": { "server": "http://$address" } } ],
-  "users": [ { "name": "bench", "user": { "token": "bench" } } ],
-  "contexts": [ { "name": "bench", "context": { "cluster": "bench", "user": "bench" } } ]
-}
-EOF
-}
-
-# Starts the node agent and waits until it has read the pod and its namespace.
-start_agent() {
-    local line server left=3
-    mkdir -p "$work/node/etc/cni/net.d" "$work/account"
-    printf bench >"$work/account/token"
-    # A placeholder: the API server is reached by plain HTTP.
-    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout /dev/null \
-        -subj /CN=bench -days 1 -out "$work/account/ca.crt" 2>/dev/null
-    server=$(jq -r '.clusters[0].cluster.server' "$work/kubeconfig")
-    mkfifo "$work/said"
-    env -i "$detour" agent --platform openshift --root "$work/node" --socket /agent.sock --node-name node-1 \
-        --service-account "$work/account" --api-server "$server" 2>"$work/said" &
-    agent=$!
-    exec 4<"$work/said"
-    while ((left > 0)); do
-        read -r -t 10 line <&4 || die "agent: not ready within 10 s"
-        case $line in *'watching pods'* | *'watching namespaces'* | *"serving the plugin's"*) left=$((left - 1)) ;; esac
-    done
-    # Keep reading, so that the agent never waits for a full pipe.
-    cat <&4 >/dev/null &
-    exec 4<&-
+# Records the transaction and the result of an ADD for the floor program, and its rules as input for other tools. nft
+# can't read the CT target of iptables; an expression replaces it.
+record() {
+    local conf=$1
+    make_pods "$netns"
+    cni ADD shop "$strace" -f -o "$work/trace" -e trace=sendto,sendmsg -e raw=all -e write=all "$detour" \
+        <"$work/$conf.conf" >"$work/$conf.result"
+    "$measure" record "$work/trace" "$work/$conf.transaction"
+    if [[ $conf == iptables ]]; then
+        ip netns exec "$netns" iptables-save >"$work/rules.v4"
+        ip netns exec "$netns" ip6tables-save >"$work/rules.v6"
+        ip netns exec "$netns" nft list ruleset 2>/dev/null | sed 's/xt target "\?CT"\?/ct zone set 1/' >"$work/rules.nft"
+        grep -q '^-A' "$work/rules.v4" || die "the ADD made no rules; expected rules to compare with"
+    fi
+    with_result "$conf"
+    cni DEL shop "$detour" <"$work/$conf-added.conf"
+    delete_pods "$netns"
 }
 
-# cni COMMAND NAMESPACE PROGRAM…: runs a program with the environment in which Multus runs the plugin.
-cni() {
-    local command=$1 arguments="K8S_POD_NAMESPACE=$2;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=$netns;K8S_POD_UID=$pod_uid"
-    shift 2
-    env -i PATH= \
-        CNI_COMMAND="$command" CNI_CONTAINERID="$netns" CNI_NETNS="/var/run/netns/$netns" CNI_IFNAME="${CNI_IFNAME_OF_CALL:-net1}" \
-        CNI_PATH=/opt/cni/bin:/usr/lib/cni CNI_ARGS="IgnoreUnknown=true;$arguments;IgnoreUnknown=1;$arguments" "$@"
+# measured COMMAND NAMESPACE LABEL CONF [PROGRAM…]: measures a call of the plugin, or of another program.
+measured() {
+    local command=$1 namespace=$2 label=$3 conf=$4
+    shift 4
+    cni "$command" "$namespace" "$measure" run --label "$label" --out "$work/costs" --stdin "$work/$conf.conf" \
+        -- "${@:-$detour}"
 }
 
-# Saves the rules of an ADD as input for the other tools. nft can't read the CT target of iptables; an expression
-# replaces it.
-record_rules() {
-    make_pod_netns
-    cni ADD shop "$detour" <"$work/manifests.conf" >/dev/null
-    ip netns exec "$netns" iptables-save >"$work/rules.v4"
-    ip netns exec "$netns" ip6tables-save >"$work/rules.v6"
-    ip netns exec "$netns" nft list ruleset 2>/dev/null | sed 's/xt target "\?CT"\?/ct zone set 1/' >"$work/rules.nft"
-    grep -q '^-A' "$work/rules.v4" || die "the ADD made no rules; expected rules to compare with"
-    cni DEL shop "$detour" <"$work/manifests.conf"
-    ip netns delete "$netns"
+# unmeasured COMMAND CONF [PROGRAM]
+unmeasured() {
+    cni "$1" shop "${3:-$detour}" <"$work/$2.conf" >/dev/null
 }
 
-# run LABEL STDIN PROGRAM…: measures a program in this network namespace.
-run() {
-    local label=$1 stdin=$2
-    shift 2
-    "$measure" run --label "$label" --out "$work/costs" --stdin "$stdin" -- "$@"
+# The contenders. Each has a fresh network namespace.
+
+empty() {
+    "$measure" run --label "an empty static program of the same size" --out "$work/costs" -- "$empty"
 }
 
-# run_inside LABEL STDIN PROGRAM…: measures a program in the pod's network namespace.
-run_inside() {
-    local label=$1 stdin=$2
-    shift 2
-    ip netns exec "$netns" "$measure" run --label "$label" --out "$work/costs" --stdin "$stdin" -- "$@"
+call() {
+    measured "$1" shop "$1" iptables-api
 }
 
-# add LABEL CONF NAMESPACE: measures an ADD. The DEL that removes its state is not measured.
+excluded() {
+    measured ADD kube-system "ADD, excluded namespace" iptables-api
+    cni DEL kube-system "$detour" <"$work/iptables-api.conf"
+}
+
+# title_of CONF: prints how rows name a configuration.
+title_of() {
+    local dialect=${1%%-*} name=${1#*-}
+    lists | awk -F'|' -v dialect="$dialect" -v name="$name" '
+        $1 == name { title = ", " $2 }
+        END { print dialect title }'
+}
+
+floor() {
+    "$measure" run --label "$(title_of "$1"): floor program" --out "$work/costs" \
+        -- "$floor" "/run/netns/$netns" "$work/$1.transaction" "$work/$1.result"
+}
+
+lifecycle() {
+    local title
+    title=$(title_of "$1")
+    measured ADD shop "$title: ADD" "$1"
+    measured ADD shop "$title: ADD again" "$1"
+    measured CHECK shop "$title: CHECK" "$1-added"
+    measured DEL shop "$title: DEL" "$1-added"
+}
+
 add() {
-    cni ADD "$3" "$measure" run --label "$1" --out "$work/costs" --stdin "$work/$2" -- "$detour"
-    cni DEL "$3" "$detour" <"$work/$2"
+    local -A sources=([files]=files [api]='an API' [tls]='an API over TLS')
+    measured ADD shop "$1: ADD, facts from ${sources[$2]}" "$1-$2"
+    unmeasured DEL "$1-$2"
 }
 
-# after_add LABEL COMMAND: measures a call for an attachment that was added before. It gets the result of ADD.
-after_add() {
-    cni ADD shop "$detour" <"$work/manifests.conf" >"$work/result.json"
-    jq --slurpfile result "$work/result.json" '.prevResult = $result[0]' "$work/manifests.conf" >"$work/added.conf"
-    cni "$2" shop "$measure" run --label "$1" --out "$work/costs" --stdin "$work/added.conf" -- "$detour"
-    cni DEL shop "$detour" <"$work/manifests.conf"
-}
-
-# second_attachment LABEL: measures an ADD of exclusions in a pod that another attachment redirects.
+# An ADD of exclusions in a pod that another attachment redirects.
 second_attachment() {
-    cni ADD shop "$detour" <"$work/redirect.conf" >/dev/null
-    cni ADD shop "$measure" run --label "$1" --out "$work/costs" --stdin "$work/exclude.conf" -- "$detour"
-    cni DEL shop "$detour" <"$work/exclude.conf"
-    cni DEL shop "$detour" <"$work/redirect.conf"
+    unmeasured ADD "$1-redirect"
+    measured ADD shop "$1: ADD, second attachment" "$1-exclude"
+    unmeasured DEL "$1-exclude"
+    unmeasured DEL "$1-redirect"
 }
 
-# network LABEL CONF PROGRAM: measures the plugin that makes the pod's network.
+# network CONF [PROGRAM]: the plugin that makes the pod's network.
 network() {
+    local -A titles=([bridge]='bridge alone' [primary]='primary, bridge and istio-cni'
+        [primary-api]='primary, facts from an API')
     ip -n "$netns" link delete eth0
-    CNI_IFNAME_OF_CALL=eth0 cni ADD shop "$measure" run --label "$1" --out "$work/costs" --stdin "$work/$2" -- "$3"
-    CNI_IFNAME_OF_CALL=eth0 cni DEL shop "$3" <"$work/$2"
+    CNI_IFNAME_OF_CALL=eth0 measured ADD shop "${titles[$1]}: ADD" "$1" "${2:-$detour}"
+    CNI_IFNAME_OF_CALL=eth0 unmeasured DEL "$1" "${2:-$detour}"
 }
 
-contenders=16
-
-# contend NUMBER: runs one contender in a fresh network namespace.
-contend() {
+# other PROGRAM: another tool in the pod's network namespace, with the same rules.
+other() {
+    local label stdin=/dev/null program=("$1")
     case $1 in
-        0) add "detour ADD, facts from an API" api.conf shop ;;
-        1) add "detour ADD, facts from files" manifests.conf shop ;;
-        2) add "detour ADD, excluded namespace" api.conf kube-system ;;
-        3) cni VERSION shop "$measure" run --label "detour VERSION" --out "$work/costs" --stdin "$work/api.conf" -- "$detour" ;;
-        4) after_add "detour CHECK" CHECK ;;
-        5) after_add "detour DEL" DEL ;;
-        6) after_add "detour ADD again, unchanged" ADD ;;
-        7) second_attachment "detour ADD, second attachment" ;;
-        8) run_inside "nft -f, both families" /dev/null nft -f "$work/rules.nft" ;;
-        9) run_inside "iptables-nft-restore, IPv4 only" "$work/rules.v4" iptables-nft-restore ;;
-        10) run_inside "ip6tables-nft-restore, IPv6 only" "$work/rules.v6" ip6tables-nft-restore ;;
-        11) add "detour ADD, native rules" native.conf shop ;;
-        12) network "bridge alone, ADD" bridge.conf /usr/lib/cni/bridge ;;
-        13) network "detour primary, bridge and istio-cni, ADD" primary.conf "$detour" ;;
-        14) add "detour ADD, facts from the agent" agent.conf shop ;;
-        15) run "an empty static program" /dev/null "$work/empty" ;;
+        nft) label="nft -f, both families" program+=(-f "$work/rules.nft") ;;
+        iptables-nft-restore) label="$1, IPv4 only" stdin=$work/rules.v4 ;;
+        ip6tables-nft-restore) label="$1, IPv6 only" stdin=$work/rules.v6 ;;
     esac
+    ip netns exec "$netns" "$measure" run --label "$label" --out "$work/costs" --stdin "$stdin" -- "${program[@]}"
+}
+
+# in_storm COMMAND CONF LABEL OUT PROGRAM…: runs a program for each of 100 pods, 8 at a time. The tool replaces {} by the
+# number of the pod.
+in_storm() {
+    local command=$1 conf=$2 label=$3 out=$4
+    shift 4
+    netns="$netns-{}" cni "$command" shop "$measure" storm --label "$label" --out "$out" \
+        --count "$storm_pods" --parallel 8 --stdin "$work/$conf.conf" -- "$@"
+}
+
+storm_of_floor() {
+    in_storm ADD "$1" "$1: storm of $storm_pods, floor program" "$work/costs" \
+        "$floor" "/run/netns/$netns-{}" "$work/$1.transaction" "$work/$1.result"
+}
+
+storm() {
+    in_storm ADD "$1" "$1: storm of $storm_pods, ADD" "$work/costs" "$detour"
+    in_storm DEL "$1" "clean-up" /dev/null "$detour"
 }
 
 need_root
 need_commands gcc=build-essential jq=jq ip=iproute2 iptables-nft-restore=iptables nft=nftables openssl=openssl \
-    /usr/lib/cni/bridge=containernetworking-plugins
-need_rust
+    strace=strace /usr/lib/cni/bridge=containernetworking-plugins
+strace=$(command -v strace)
 trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 work=$(mktemp -d)
 
-say "building (the first time: several minutes)"
-build_static release --bin detour
-build_static release --example probe --example measure
-built="$(target_directory)/$target/release"
-detour="$built/detour" probe="$built/examples/probe" measure="$built/examples/measure"
-write_files
-start_api
-start_agent
-record_rules
+selected_rows >"$work/rows"
+mapfile -t contenders < <(cut -d'|' -f1 "$work/rows" | awk '!seen[$0]++' | grep -v '^storm')
+mapfile -t storm_contenders < <(cut -d'|' -f1 "$work/rows" | grep '^storm')
+[[ -s $work/rows ]] || die "filter \"$filter\": no row matches; expected part of a row's name, for example \"CHECK\""
 
-say "measuring: $rounds rounds of $contenders contenders"
-for ((round = 0; round < rounds; round++)); do
-    for ((turn = 0; turn < contenders; turn++)); do
-        make_pod_netns
-        # Rotate the order from round to round.
-        contend $(((round + turn) % contenders))
-        ip netns delete "$netns"
-    done
+built="$(target_directory)/$target/release"
+detour=${DETOUR_PROGRAM:-}
+if [[ -z $detour ]]; then
+    need_rust
+    say "building the plugin (the first time: several minutes)"
+    build_static release --bin detour
+    detour="$built/detour"
+fi
+tools=${BENCH_TOOLS:-}
+if [[ -z $tools ]]; then
+    need_rust
+    say "building the tools (the first time: several minutes)"
+    build_static release --example probe --example measure --example floor
+    tools="$built/examples"
+    # The floor program's size is about that of an empty program without padding.
+    EMPTY_PADDING=$(($(stat -c %s "$detour") - $(stat -c %s "$tools/floor"))) build_static release --example empty
+fi
+probe="$tools/probe" measure="$tools/measure" floor="$tools/floor" empty="$tools/empty"
+
+write_facts
+start_api
+start_tls_api
+start_agent
+write_configurations
+: >"$work/costs"
+# A row with a mistake fails now.
+"$measure" table "$work/costs" --rows "$work/rows" >/dev/null
+say "recording transactions"
+record iptables
+record nftables
+for contender in "${contenders[@]}"; do
+    conf=${contender#* }
+    if [[ ($contender == lifecycle* || $contender == floor*) && ! -e $work/$conf.transaction ]]; then
+        record "$conf"
+    fi
 done
-"$measure" table "$work/costs"
+
+say "measuring: $rounds rounds of ${#contenders[@]} contenders, then ${#storm_contenders[@]} storms $storms times"
+for ((round = 0; round < rounds && ${#contenders[@]} > 0; round++)); do
+    for ((turn = 0; turn < ${#contenders[@]}; turn++)); do
+        make_pods "$netns"
+        # The words of a contender are its function and arguments.
+        # shellcheck disable=SC2086
+        ${contenders[(round + turn) % ${#contenders[@]}]}
+        delete_pods "$netns"
+    done
+    echo "round $((round + 1)) of $rounds: $SECONDS s"
+done
+for ((round = 0; round < storms; round++)); do
+    for contender in "${storm_contenders[@]}"; do
+        mapfile -t pods < <(printf "$netns-%s\n" $(seq 0 $((storm_pods - 1))))
+        make_pods "${pods[@]}"
+        # shellcheck disable=SC2086
+        $contender
+        delete_pods "${pods[@]}"
+    done
+    [[ ${#storm_contenders[@]} -eq 0 ]] || echo "storm $((round + 1)) of $storms: $SECONDS s"
+done
+echo
+"$measure" table "$work/costs" --rows "$work/rows"
 echo
 echo "rules applied: $(grep -hc '^-A' "$work/rules.v4" "$work/rules.v6" | paste -sd+ | sed 's/+/ (IPv4) + /; s/$/ (IPv6)/')"
-echo "binary: $(stat -c %s "$detour") bytes ($target)"
+echo "binary: $(stat -c %s "$detour") bytes, empty program: $(stat -c %s "$empty") bytes ($target)"

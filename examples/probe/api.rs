@@ -1,10 +1,14 @@
 //! A minimal Kubernetes API: `GET /PATH` returns `DIR/PATH.json`. A watch returns no events.
 
 use anyhow::Context;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::json;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 
 #[derive(clap::Args)]
@@ -12,6 +16,9 @@ pub(crate) struct Api {
     /// Where to listen; port 0 picks a free one
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
+    /// Serve over TLS, and write the certificate of the authority to this file
+    #[arg(long)]
+    tls: Option<PathBuf>,
     /// The directory of the files: api/v1/namespaces/NS.json, api/v1/namespaces/NS/pods/POD.json, …
     dir: PathBuf,
 }
@@ -20,12 +27,19 @@ impl Api {
     /// Prints `ready ADDR:PORT` when it can answer, then serves until stdin ends.
     pub(crate) fn run(self) -> anyhow::Result<()> {
         let listener = TcpListener::bind(self.listen).with_context(|| format!("listen on {}", self.listen))?;
+        let tls = self.tls.map(|authority| certified(self.listen.ip(), &authority)).transpose()?;
         println!("ready {}", listener.local_addr()?);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let dir = self.dir.clone();
+                let (dir, tls) = (self.dir.clone(), tls.clone());
                 thread::spawn(move || {
-                    if let Err(error) = serve(&dir, &stream) {
+                    let served = match tls {
+                        None => serve(&dir, stream),
+                        Some(tls) => ServerConnection::new(tls)
+                            .map_err(Into::into)
+                            .and_then(|connection| serve(&dir, StreamOwned::new(connection, stream))),
+                    };
+                    if let Err(error) = served {
                         eprintln!("probe: api: {error:#}");
                     }
                 });
@@ -35,12 +49,26 @@ impl Api {
     }
 }
 
-fn serve(dir: &Path, mut stream: &TcpStream) -> anyhow::Result<()> {
+/// Returns a configuration with a certificate for `address`, of a new authority. Writes the authority's certificate.
+fn certified(address: IpAddr, authority: &Path) -> anyhow::Result<Arc<ServerConfig>> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+    std::fs::write(authority, issuer.pem()).with_context(|| format!("write {}", authority.display()))?;
+    let key = KeyPair::generate()?;
+    let certificate = CertificateParams::new([address.to_string()])?.signed_by(&key, &issuer)?;
+    let key = PrivateKeyDer::try_from(key.serialize_der()).map_err(anyhow::Error::msg)?;
+    let config = ServerConfig::builder().with_no_client_auth();
+    Ok(Arc::new(config.with_single_cert(vec![certificate.der().clone()], key)?))
+}
+
+fn serve(dir: &Path, stream: impl Read + Write) -> anyhow::Result<()> {
     let mut reader = BufReader::new(stream);
     while let Some(Request { path, watches }) = read_request(&mut reader)? {
         if watches {
             let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
-            stream.write_all(head.as_bytes())?;
+            reader.get_mut().write_all(head.as_bytes())?;
+            reader.get_mut().flush()?;
             reader.read_to_end(&mut Vec::new())?;
             return Ok(());
         }
@@ -50,7 +78,8 @@ fn serve(dir: &Path, mut stream: &TcpStream) -> anyhow::Result<()> {
         };
         let head =
             format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len());
-        stream.write_all((head + &body).as_bytes())?;
+        reader.get_mut().write_all((head + &body).as_bytes())?;
+        reader.get_mut().flush()?;
     }
     Ok(())
 }
@@ -64,9 +93,12 @@ struct Request {
 /// The next request; `None` at the end of the connection. Bodies are discarded.
 fn read_request(reader: &mut impl BufRead) -> anyhow::Result<Option<Request>> {
     let mut request = String::new();
-    if reader.read_line(&mut request)? == 0 {
-        return Ok(None);
-    }
+    match reader.read_line(&mut request) {
+        Ok(0) => return Ok(None),
+        // A client that exits ends the connection without TLS's close_notify.
+        Err(error) if request.is_empty() && error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    };
     let mut header = String::new();
     let mut length = 0;
     while reader.read_line(&mut header)? > 2 {

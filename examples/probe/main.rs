@@ -20,7 +20,7 @@ enum Probe {
     Send(send::Send),
     /// Keep one TCP connection, and send a token over it for each line of stdin
     Hold(hold::Hold),
-    /// Serve JSON files as a Kubernetes API over plain HTTP, until stdin ends
+    /// Serve JSON files as a Kubernetes API over HTTP or HTTPS, until stdin ends
     Api(api::Api),
 }
 
