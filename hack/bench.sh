@@ -253,7 +253,8 @@ storm() {
 
 need_root
 need_commands gcc=build-essential jq=jq ip=iproute2 iptables-nft-restore=iptables nft=nftables openssl=openssl \
-    strace=strace /usr/lib/cni/bridge=containernetworking-plugins
+    strace=strace unshare=util-linux /usr/lib/cni/bridge=containernetworking-plugins
+in_own_mounts "$@"
 strace=$(command -v strace)
 trap clean_up EXIT
 trap 'exit 130' INT
