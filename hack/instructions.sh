@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Counts what the plugin's calls cost, regardless of the load of the machine: instructions in user space, system calls,
-# and the size of the binary. Fails if a count exceeds its limit in hack/bench/limits.json.
+# page faults, and the size of the binary. Fails if a count exceeds its limit in hack/bench/limits.json.
 #
 # Usage: hack/instructions.sh [--update]
 #   --update         write the counts to the file of limits
 #   DETOUR_PROGRAM   the binary to measure; default: build it
+#   PROFILES         a directory: keep callgrind's profiles, for callgrind_annotate. They name functions if the binary
+#                    was built with CARGO_PROFILE_RELEASE_STRIP=false.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh
@@ -18,34 +20,42 @@ if [[ $target != x86_64-* ]]; then
     exit
 fi
 
-# cost NAME COMMAND NAMESPACE CONF PROGRAM…: runs a call under a program that counts, and appends the count. The variable
-# `tool` selects the program. Prints the result of the call.
+# cost NAME COMMAND NAMESPACE CONF: runs a call under a program that counts, and appends the count. The variable `tool`
+# selects the program.
 cost() {
-    local name=$1 command=$2 namespace=$3 conf=$4
+    local name=$1 command=$2 namespace=$3 conf=$work/$4.conf profile=/dev/null
     case $tool in
         callgrind)
-            cni "$command" "$namespace" "$valgrind" --tool=callgrind --callgrind-out-file=/dev/null \
-                --log-file="$work/log" "$detour" <"$work/$conf.conf"
+            [[ -z ${PROFILES:-} ]] || profile="$PROFILES/$name.out"
+            cni "$command" "$namespace" "$valgrind" --tool=callgrind --log-file="$work/log" \
+                --callgrind-out-file="$profile" "$detour" <"$conf" >/dev/null
             sed -n "s/.* Collected : \([0-9]*\)$/$name: instructions|\1/p" "$work/log" >>"$work/counts"
             ;;
+        # Without setarch -R, the distances between memory regions vary, and with them some counts.
         strace)
-            cni "$command" "$namespace" "$setarch" -R "$strace" -f -c -o "$work/log" "$detour" <"$work/$conf.conf"
+            cni "$command" "$namespace" "$setarch" -R "$strace" -f -c -o "$work/log" "$detour" <"$conf" >/dev/null
             awk -v name="$name" '$NF == "total" { print name ": system calls|" $4 }' "$work/log" >>"$work/counts"
+            ;;
+        measure)
+            rm -f "$work/log"
+            cni "$command" "$namespace" "$setarch" -R "$measure" run --label "$name" --out "$work/log" \
+                --stdin "$conf" -- "$detour"
+            jq -r '"\(.label): page faults|\(.page_faults)"' "$work/log" >>"$work/counts"
             ;;
     esac
 }
 
 # costs CONF TITLE: the calls for one attachment.
 costs() {
-    cost "$2: ADD" ADD shop "$1" >"$work/$1.result"
-    with_result "$1"
-    cost "$2: ADD again" ADD shop "$1" >/dev/null
+    cost "$2: ADD" ADD shop "$1"
+    cost "$2: ADD again" ADD shop "$1"
     cost "$2: CHECK" CHECK shop "$1-added"
     cost "$2: DEL" DEL shop "$1-added"
 }
 
 need_root
-need_commands gcc=build-essential jq=jq ip=iproute2 openssl=openssl strace=strace unshare=util-linux valgrind=valgrind
+need_commands gcc=build-essential jq=jq ip=iproute2 openssl=openssl strace=strace unshare=util-linux \
+    valgrind=valgrind
 need_rust
 in_own_mounts "$@"
 setarch=$(command -v setarch) strace=$(command -v strace) valgrind=$(command -v valgrind)
@@ -72,17 +82,22 @@ configure nftables agent nftables
 configure files files iptables
 say "counting"
 echo "binary: bytes|$(stat -c %s "$detour")" >"$work/counts"
-# The first call on a node makes directories.
-make_pods "$netns"
-cni ADD shop "$detour" <"$work/files.conf" >/dev/null
-cni DEL shop "$detour" <"$work/files.conf"
-delete_pods "$netns"
-for tool in callgrind strace; do
+attachments=('iptables|iptables' 'nftables|nftables' 'files|iptables, facts from files')
+# The result for the calls after an ADD. Besides, the first call on a node makes directories and is not measured.
+for attachment in "${attachments[@]}"; do
+    conf=${attachment%|*}
     make_pods "$netns"
-    cost VERSION VERSION shop files >/dev/null
-    cost "ADD, excluded namespace" ADD kube-system files >/dev/null
+    cni ADD shop "$detour" <"$work/$conf.conf" >"$work/$conf.result"
+    with_result "$conf"
+    cni DEL shop "$detour" <"$work/$conf-added.conf"
     delete_pods "$netns"
-    for attachment in 'iptables|iptables' 'nftables|nftables' 'files|iptables, facts from files'; do
+done
+for tool in callgrind strace measure; do
+    make_pods "$netns"
+    cost VERSION VERSION shop files
+    cost "ADD, excluded namespace" ADD kube-system files
+    delete_pods "$netns"
+    for attachment in "${attachments[@]}"; do
         make_pods "$netns"
         costs "${attachment%|*}" "${attachment#*|}"
         delete_pods "$netns"
