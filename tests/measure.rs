@@ -1,5 +1,6 @@
-//! The guard of hack/instructions.sh: it names the counts that exceed their limits, and `--update` writes new ones. And
-//! the verdicts of hack/bench.sh's targets.
+//! The tools of the benchmark. The guard of hack/instructions.sh names the counts that exceed their limits, and
+//! `--update` writes new ones. hack/bench.sh compares medians with targets, and with a floor program that sends a recorded
+//! transaction.
 
 mod support;
 
@@ -56,10 +57,14 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("text")
 }
 
-fn measure(arguments: &[&str]) -> Output {
-    let path = Path::new(env!("CARGO_BIN_EXE_detour")).with_file_name("examples").join("measure");
+fn example(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_detour")).with_file_name("examples").join(name);
     assert!(path.exists(), "{} is missing: run `cargo build --examples`", path.display());
-    Command::new(path).args(arguments).output().expect("started")
+    path
+}
+
+fn measure(arguments: &[&str]) -> Output {
+    Command::new(example("measure")).args(arguments).output().expect("started")
 }
 
 /// Returns the words of the line that begins with `name`.
@@ -150,4 +155,74 @@ fn targets_compare_medians_and_say_which_are_missed() {
         ["ADD", "wall", "4ms", "4.0ms", "yes", "floor"],
     ];
     assert_eq!(verdicts, expected);
+}
+
+/// Returns a message of nf_tables: `nlmsghdr`, `nfgenmsg` and attributes.
+fn message(kind: u16, flags: u16, family: u8, resource: u16, attributes: &[u8]) -> Vec<u8> {
+    let mut message = u32::try_from(20 + attributes.len()).expect("short").to_ne_bytes().to_vec();
+    message.extend([kind.to_ne_bytes(), flags.to_ne_bytes()].concat());
+    message.extend([1u32.to_ne_bytes(), 0u32.to_ne_bytes()].concat());
+    message.extend([family, 0]);
+    message.extend(resource.to_be_bytes());
+    message.extend(attributes);
+    message
+}
+
+/// Returns a transaction with one acknowledged message about the table `inet floor`.
+fn transaction(kind: u16) -> Vec<u8> {
+    const NF_TABLES: u16 = 10;
+    const INET: u8 = 1;
+    // NFNL_MSG_BATCH_BEGIN and NFNL_MSG_BATCH_END are 16 and 17; NFTA_TABLE_NAME is 1; REQUEST, ACK, CREATE.
+    let name = [&10u16.to_ne_bytes()[..], &1u16.to_ne_bytes(), b"floor\0\0\0"].concat();
+    let edge = |kind| message(kind, 1, 0, NF_TABLES, &[]);
+    [edge(16), message(NF_TABLES << 8 | kind, 1 | 4 | 0x400, INET, 0, &name), edge(17)].concat()
+}
+
+#[test]
+fn the_floor_program_sends_the_transaction_and_fails_if_the_kernel_refuses_it() {
+    const NEWTABLE: u16 = 0;
+    const DELTABLE: u16 = 2;
+    let directory = Directory::new("floor");
+    let (file, result) = (directory.join("transaction"), directory.join("result"));
+    fs::write(&result, "{}\n").expect("written");
+    let floor = |kind| {
+        fs::write(&file, transaction(kind)).expect("written");
+        let mut command = Command::new("unshare");
+        command.arg("--net").arg(example("floor")).arg("/proc/self/ns/net").args([&file, &result]);
+        command.output().expect("started")
+    };
+    let added = floor(NEWTABLE);
+    assert!(added.status.success() && added.stdout == b"{}\n", "{added:?}");
+    let refused = floor(DELTABLE);
+    assert!(!refused.status.success() && refused.stdout.is_empty(), "{refused:?}");
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(error.contains("the kernel refuses the transaction: ENOENT"), "{error}");
+}
+
+#[test]
+fn a_recorded_transaction_is_that_of_the_trace() {
+    let directory = Directory::new("record");
+    let (trace, file) = (directory.join("trace"), directory.join("transaction"));
+    let transaction = transaction(0);
+    // As strace prints it: 16 bytes a line in two groups, then the same as text.
+    let dump = |data: &[u8]| {
+        let lines = data.chunks(16).enumerate().map(|(number, bytes)| {
+            let groups: Vec<_> = bytes
+                .chunks(8)
+                .map(|group| group.iter().map(|byte| format!("{byte:02x} ")).collect::<String>())
+                .collect();
+            format!(" | {:05x}  {:<49}  {:16} |\n", number * 16, groups.join(" "), "7f 7f")
+        });
+        format!("7 sendto(0x6, 0x7f9f, {:#x}, 0, 0, 0) = 1\n{}", data.len(), lines.collect::<String>())
+    };
+    let request = message(0xa01, 1, 0, 0, &[]);
+    fs::write(&trace, dump(&request) + &dump(&transaction) + "7 +++ exited with 0 +++\n").expect("written");
+    let recorded = measure(&["record", text(&trace), text(&file)]);
+    assert!(recorded.status.success(), "{recorded:?}");
+    assert_eq!(fs::read(&file).expect("readable"), transaction);
+
+    fs::write(&trace, dump(&request)).expect("written");
+    let refused = measure(&["record", text(&trace), text(&file)]);
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && error.contains("expected 1 transaction, got 0"), "{error}");
 }
