@@ -47,6 +47,7 @@ rows() {
     local dialect of list name title shortest growth each
     cat <<'EOF'
 empty|an empty static program of the same size||
+floor nothing|an empty transaction: floor program||
 call VERSION|VERSION|an empty static program of the same size|cpu 1.3x
 excluded|ADD, excluded namespace|an empty static program of the same size|cpu 1.3x
 EOF
@@ -181,7 +182,7 @@ title_of() {
     local dialect=${1%%-*} name=${1#*-}
     lists | awk -F'|' -v dialect="$dialect" -v name="$name" '
         $1 == name { title = ", " $2 }
-        END { print dialect title }'
+        END { print (dialect == "nothing" ? "an empty transaction" : dialect title) }'
 }
 
 floor() {
@@ -294,6 +295,11 @@ write_configurations
 # A row with a mistake fails now.
 "$measure" table "$work/costs" --rows "$work/rows" >/dev/null
 say "recording transactions"
+# NFNL_MSG_BATCH_BEGIN and NFNL_MSG_BATCH_END for nf_tables, little-endian: a transaction without messages.
+for kind in '\x10' '\x11'; do
+    printf '\x14\0\0\0%b\0\1\0\1\0\0\0\0\0\0\0\0\0\0\x0a' "$kind"
+done >"$work/nothing.transaction"
+echo '{}' >"$work/nothing.result"
 record iptables
 record nftables
 for contender in "${contenders[@]}"; do
