@@ -72,7 +72,7 @@ impl Figures {
             runs: costs.len(),
             cpu_ms,
             user_ms,
-            system_ms: cpu_ms - user_ms,
+            system_ms: (cpu_ms - user_ms).abs(),
             wall_ms: median(|c| c.wall_us) / 1000.0,
             max_rss_mib: median(|c| c.max_rss_kib) / 1024.0,
             page_faults: median(|c| c.page_faults),
