@@ -129,8 +129,7 @@ pub fn objects(place: &Path, text: &str, namespace: &str) -> Result<Objects, Err
         if manifest.is_a(manifests::POD) {
             objects.pods.push(given(manifest.read()?));
         } else if let Some(template) = manifest.template() {
-            let with_title = |error: Error| Error { msg: format!("{}: {title}", error.msg), ..error };
-            objects.pods.push(given(template.read().map_err(with_title)?));
+            objects.pods.push(given(template.read()?));
         } else if manifest.is_a(manifests::NAMESPACE) {
             objects.namespaces.push(manifest.read::<wire::NamespaceObject>()?.into());
         } else if manifest.is_a(manifests::DEFINITION) {
