@@ -245,7 +245,12 @@ impl ManifestObject {
 
     /// Deserializes the object.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
-        typed(&self.object).map_err(|cause| manifest_error(&self.file, format!("{}: {cause}", self.title())))
+        self.read_part_of(&self.title())
+    }
+
+    /// Deserializes the object, which errors name as a part of the object `title`.
+    pub(super) fn read_part_of<T: DeserializeOwned>(&self, title: &str) -> Result<T, Error> {
+        typed(&self.object).map_err(|cause| manifest_error(&self.file, format!("{title}: {cause}")))
     }
 }
 

@@ -6,8 +6,8 @@ use crate::trusted_file;
 use kube::Config;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring};
-use rustls::{CipherSuite, ClientConfig, DigitallySignedStruct, Error, NamedGroup, RootCertStore, SignatureScheme};
+use rustls::crypto::ring::default_provider;
+use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use std::path::{Path, PathBuf};
@@ -31,9 +31,7 @@ pub(super) fn client_config(config: &Config, identity: Option<Identity>) -> Resu
         }
         None => system_authorities()?,
     };
-    let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| ClientError::Credentials(error.to_string()))?;
-    let builder = builder.with_root_certificates(authorities);
+    let builder = ClientConfig::builder().with_root_certificates(authorities);
     let mut tls = match identity {
         None => builder.with_no_client_auth(),
         Some(Identity { certificate, key }) => {
@@ -55,15 +53,6 @@ pub(super) fn client_config(config: &Config, identity: Option<Identity>) -> Resu
         tls.dangerous().set_certificate_verifier(Arc::new(verifier));
     }
     Ok(tls)
-}
-
-/// Returns the cryptography, with the algorithms first that cost the least processor time and that API servers prefer
-/// too: a handshake with X25519 and SHA-384 takes twice as long.
-fn provider() -> Arc<CryptoProvider> {
-    let mut provider = ring::default_provider();
-    provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
-    provider.kx_groups.sort_by_key(|group| group.name() != NamedGroup::secp256r1);
-    Arc::new(provider)
 }
 
 fn add(store: &mut RootCertStore, certificate: CertificateDer<'_>) -> Result<(), String> {
@@ -89,7 +78,7 @@ fn load(path: &Path) -> Result<Arc<WebPkiServerVerifier>, String> {
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         add(&mut store, certificate.map_err(|error| error.to_string())?)?;
     }
-    WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider()).build().map_err(|error| error.to_string())
+    WebPkiServerVerifier::builder(Arc::new(store)).build().map_err(|error| error.to_string())
 }
 
 /// Verifies with the CAs in a file, which it reads again from time to time: the kubelet replaces it when the cluster's
@@ -187,6 +176,6 @@ impl ServerCertVerifier for Unverified {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        provider().signature_verification_algorithms.supported_schemes()
+        default_provider().signature_verification_algorithms.supported_schemes()
     }
 }
