@@ -77,10 +77,18 @@ done
 ip netns add "$netns"
 call ADD auto shop
 
-# A function's section is .text.NAME. Hashes in names differ from build to build.
+# A function's section is .text.NAME, or .text.unlikely.NAME of a cold one. Hashes in names differ from build to build. A
+# function of which the linker has merged several copies has all their names.
+sed -n "s/^c\\?fn=([0-9]*) \\(_[ZR][^ ']*\\).*$/\\1/p" "$work"/calls.* >"$work/executed"
+nm "$program" >"$work/symbols"
 {
     echo "/* The functions that calls of the plugin execute, by hack/layout.sh. */"
-    sed -n 's/^c\?fn=([0-9]*) \(_[ZR][^ ]*\)$/\1/p' "$work"/calls.* |
-        sed -E 's/17h[0-9a-f]{16}E.*$/17h/; s/Cs[0-9A-Za-z]+_/Cs*_/g; s/^(.{100}).*/\1/; s/.*/*(.text.&*)/' | LC_ALL=C sort -u
+    awk 'NR == FNR { executed[$1]; next }
+        { names[$1] = names[$1] " " $3 }
+        $3 in executed { addresses[$1] }
+        END { for (address in addresses) print names[address] }' "$work/executed" "$work/symbols" |
+        tr ' ' '\n' | sed -n -E '/^_[ZR]/ {
+            s/17h[0-9a-f]{16}E.*$/17h/; s/Cs[0-9A-Za-z]+_/Cs*_/g; s/^(.{100}).*/\1/; s/.*/*(.text*.&*)/p
+        }' | LC_ALL=C sort -u
 } >hack/plugin-functions.ld
 say "hack/plugin-functions.ld: $(grep -c '^\*' hack/plugin-functions.ld) functions"
