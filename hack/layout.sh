@@ -54,7 +54,7 @@ call() {
     }')
     CNI_COMMAND=$1 CNI_CONTAINERID=layout CNI_NETNS=/run/netns/$netns CNI_IFNAME=net1 CNI_PATH=/nonexistent \
         CNI_ARGS='K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0' \
-        valgrind --tool=callgrind --demangle=no --callgrind-out-file="$work/calls.$((++calls))" "$program" \
+        valgrind --tool=callgrind --demangle=no --callgrind-out-file="$work/$1.$((++calls)).calls" "$program" \
         <<<"$conf" >"$work/output" 2>&1 || die "$1: $(<"$work/output")"
 }
 
@@ -77,12 +77,11 @@ done
 ip netns add "$netns"
 call ADD auto shop
 
-# A function's section is .text.NAME, or .text.unlikely.NAME of a cold one. Hashes in names differ from build to build. A
-# function of which the linker has merged several copies has all their names.
-sed -n "s/^c\\?fn=([0-9]*) \\(_[ZR][^ ']*\\).*$/\\1/p" "$work"/calls.* >"$work/executed"
-nm "$program" >"$work/symbols"
-{
-    echo "/* The functions that calls of the plugin execute, by hack/layout.sh. */"
+# functions CALLS…: prints patterns for the sections of all functions that these calls executed. A function's section is
+# .text.NAME, or .text.unlikely.NAME of a cold one. Hashes in names differ from build to build. A function of which the
+# linker has merged several copies has all their names.
+functions() {
+    sed -n "s/^c\\?fn=([0-9]*) \\(_[ZR][^ ']*\\).*$/\\1/p" "$@" >"$work/executed"
     awk 'NR == FNR { executed[$1]; next }
         { names[$1] = names[$1] " " $3 }
         $3 in executed { addresses[$1] }
@@ -90,5 +89,11 @@ nm "$program" >"$work/symbols"
         tr ' ' '\n' | sed -n -E '/^_[ZR]/ {
             s/17h[0-9a-f]{16}E.*$/17h/; s/Cs[0-9A-Za-z]+_/Cs*_/g; s/^(.{100}).*/\1/; s/.*/*(.text*.&*)/p
         }' | LC_ALL=C sort -u
+}
+nm "$program" >"$work/symbols"
+{
+    echo "/* The functions that calls of the plugin execute, by hack/layout.sh: those of VERSION, then all. */"
+    functions "$work"/VERSION.*
+    functions "$work"/*.calls
 } >hack/plugin-functions.ld
-say "hack/plugin-functions.ld: $(grep -c '^\*' hack/plugin-functions.ld) functions"
+say "hack/plugin-functions.ld: $(grep -c '^\*' hack/plugin-functions.ld) lines"
