@@ -93,7 +93,6 @@ functions() {
 nm "$program" >"$work/symbols"
 {
     echo "/* The functions that calls of the plugin execute, by hack/layout.sh: those of VERSION, then all. */"
-    functions "$work"/VERSION.*
-    functions "$work"/*.calls
+    { functions "$work"/VERSION.*; functions "$work"/*.calls; } | awk '!printed[$0]++'
 } >hack/plugin-functions.ld
 say "hack/plugin-functions.ld: $(grep -c '^\*' hack/plugin-functions.ld) lines"
