@@ -1,6 +1,6 @@
 //! Connections to an API server, directly or through an HTTP proxy.
 
-use super::ClientError;
+use super::error::ClientError;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use hyper::Uri;

@@ -1,6 +1,6 @@
 //! What identifies the client to the API server.
 
-use super::ClientError;
+use super::error::ClientError;
 use crate::cluster::yaml::{documents, typed};
 use crate::trusted_file;
 use base64::Engine;

@@ -7,9 +7,11 @@
 //! | `tls` | verification of the server's certificate; the client's certificate |
 //! | `credentials` | tokens and passwords, from the kubeconfig, a file or a credential plugin |
 //! | `limit` | size limits of responses |
+//! | `error` | why a client can't be created |
 
 use connector::Connector;
 use credentials::Credentials;
+pub(super) use error::ClientError;
 use hyper::http::uri::{Parts, PathAndQuery};
 use hyper::{HeaderMap, Request, Response, Uri, header};
 use hyper_util::client::legacy;
@@ -25,28 +27,9 @@ use tower::{BoxError, Service};
 
 mod connector;
 mod credentials;
+mod error;
 mod limit;
 mod tls;
-
-/// Why a client can't be created.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ClientError {
-    /// The certificates that verify the server.
-    #[error("CA certificates: {0}")]
-    Authority(String),
-    /// The name in the server's certificate.
-    #[error("tls-server-name: {0}")]
-    ServerName(String),
-    /// The client's certificate.
-    #[error("client certificate: {0}")]
-    Certificate(String),
-    /// The key of the client's certificate.
-    #[error("client key: {0}")]
-    Key(String),
-    /// Other credentials, or the certificate does not match its key.
-    #[error("{0}")]
-    Credentials(String),
-}
 
 /// Returns a client for the API server that `config` describes, which limits the size of responses. Its credential
 /// plugin runs. Call it inside a Tokio runtime.

@@ -1,7 +1,7 @@
 //! TLS: how the server's certificate is verified, and the client's certificate.
 
-use super::ClientError;
 use super::credentials::Identity;
+use super::error::ClientError;
 use crate::trusted_file;
 use kube::Config;
 use rustls::client::WebPkiServerVerifier;
