@@ -95,7 +95,7 @@ build_for() {
         emulator="qemu-$machine"
         need_commands "$prefix-g++=crossbuild-essential-$1" "$emulator=qemu-user"
         variable=${target//-/_}
-        export "CC_$variable=$prefix-gcc" "CARGO_TARGET_${variable^^}_LINKER=$prefix-gcc"
+        export "CC_$variable=$prefix-gcc"
     fi
     need_rust
 }

@@ -4,6 +4,7 @@
 use super::fact_source::{Cluster, uid_mismatch, with_pod};
 use super::resources::{DefinitionQuery, Event, Lookup, ObjectRef};
 use super::wire;
+use super::yaml::{self, typed};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::trusted_file::{self, check, read_trusted};
@@ -12,7 +13,6 @@ use serde_json::{Value, json};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
@@ -44,12 +44,6 @@ const TEMPLATES: [&str; 3] = ["/spec/template", "/spec/jobTemplate/spec/template
 #[derive(Debug)]
 pub(super) struct ManifestObject {
     file: PathBuf,
-    /// The contents of the file.
-    text: Arc<str>,
-    /// The index of the document in the file, from 0.
-    document: usize,
-    /// Whether it is an item of a `List`.
-    listed: bool,
     object: Value,
 }
 
@@ -240,13 +234,7 @@ impl ManifestObject {
             metadata.insert("name".to_owned(), format!("{}-*", self.name()).into());
             metadata.insert("namespace".to_owned(), self.namespace().into());
         }
-        Some(Self {
-            file: self.file.clone(),
-            text: Arc::clone(&self.text),
-            document: self.document,
-            listed: true,
-            object,
-        })
+        Some(Self { file: self.file.clone(), object })
     }
 
     fn is(&self, kind: ObjectKind, namespace: Option<&str>, name: &str) -> bool {
@@ -257,16 +245,12 @@ impl ManifestObject {
 
     /// Deserializes the object.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
-        serde_json::from_value(self.object.clone()).map_err(|error| {
-            let cause = if self.listed { None } else { self.error_with_line::<T>() };
-            manifest_error(&self.file, cause.unwrap_or_else(|| error.to_string()))
-        })
+        self.read_part_of(&self.title())
     }
 
-    /// Parses the text again for an error with its line: an error of a `Value` has none.
-    fn error_with_line<T: DeserializeOwned>(&self) -> Option<String> {
-        let result = yaml::<T>(&mut self.text.as_bytes()).nth(self.document)?;
-        result.err().map(|error| error.to_string())
+    /// Deserializes the object, which errors name as a part of the object `title`.
+    pub(super) fn read_part_of<T: DeserializeOwned>(&self, title: &str) -> Result<T, Error> {
+        typed(&self.object).map_err(|cause| manifest_error(&self.file, format!("{title}: {cause}")))
     }
 }
 
@@ -276,25 +260,14 @@ fn find_definition<'a>(manifests: &'a [ManifestObject], wanted: &ObjectRef) -> O
 
 /// Adds the objects in a file's text to `all`; a list adds its items.
 pub(super) fn documents(file: &Path, text: &str, all: &mut Vec<ManifestObject>) -> Result<(), Error> {
-    let contents: Arc<str> = text.into();
-    for (document, result) in yaml::<Value>(&mut text.as_bytes()).enumerate() {
-        let mut object = result.map_err(|error| manifest_error(file, error))?;
-        let manifest = |listed, object| ManifestObject {
-            file: file.to_owned(),
-            text: Arc::clone(&contents),
-            document,
-            listed,
-            object,
-        };
-        if object.is_null() {
-            continue;
-        }
+    let manifest = |object| ManifestObject { file: file.to_owned(), object };
+    for mut object in yaml::documents(text).map_err(|error| manifest_error(file, error))? {
         let item_kind = object["kind"].as_str().and_then(|kind| kind.strip_suffix("List")).map(str::to_owned);
         match (item_kind, object.get_mut("items")) {
             (Some(kind), Some(Value::Array(items))) => {
-                all.extend(items.drain(..).map(|item| manifest(true, with_kind(item, &kind))));
+                all.extend(items.drain(..).map(|item| manifest(with_kind(item, &kind))));
             }
-            _ => all.push(manifest(false, object)),
+            _ => all.push(manifest(object)),
         }
     }
     Ok(())
@@ -306,13 +279,6 @@ fn with_kind(mut item: Value, kind: &str) -> Value {
         keys.entry("kind").or_insert_with(|| kind.into());
     }
     item
-}
-
-/// Parses YAML with any number of documents. Errors contain no snippet, because a kubeconfig has secrets.
-pub(super) fn yaml<'a, T: DeserializeOwned + 'a>(
-    text: &'a mut &[u8],
-) -> impl Iterator<Item = Result<T, serde_saphyr::Error>> + 'a {
-    serde_saphyr::read_with_options(text, serde_saphyr::options! { with_snippet: false })
 }
 
 fn manifest_error(file: &Path, cause: impl std::fmt::Display) -> Error {

@@ -12,17 +12,18 @@
 //! | `manifests` | a directory of manifests as a source |
 //! | `text` | manifests that the user passes to a command |
 //! | `kubeconfig` | kubeconfigs: parsing, credentials, the files that they name |
-//! | `limited_client` | an API client with limits on the size of responses |
+//! | `http_client` | the HTTP client for API servers: connections, TLS, credentials, limits on the size of responses |
 //! | `resources` | Kubernetes resources as values |
 //! | `wire` | the fields of Kubernetes objects that are read, as the API sends them |
+//! | `yaml` | objects in YAML or JSON text, as values |
 
 use crate::cni;
 pub use agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
 pub(crate) use api::causes;
 pub use api::{ApiProbe, CommandOutput, PodWriter, ServiceAccount, UserApi};
 pub use fact_source::{Cluster, ReadOnly};
+pub(crate) use http_client::PAGE;
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
-pub(crate) use limited_client::PAGE;
 pub use resources::{Definition, DefinitionQuery, Event, LabeledNamespace, Lookup, NodeTaints, ObjectRef};
 pub use resources::{PolicyCondition, ReportedEvent, Right, ScheduledPod, Token};
 use std::path::PathBuf;
@@ -33,12 +34,13 @@ pub mod agent;
 mod agent_pod;
 mod api;
 mod fact_source;
+mod http_client;
 mod kubeconfig;
-mod limited_client;
 mod manifests;
 mod resources;
 mod text;
 pub(crate) mod wire;
+pub(crate) mod yaml;
 
 /// Returns the source that the configuration selects: `manifests_dir`, or `agent_socket` with `kubeconfig` as
 /// fallback, or `kubeconfig`; `None` if it sets none of them.

@@ -129,8 +129,7 @@ pub fn objects(place: &Path, text: &str, namespace: &str) -> Result<Objects, Err
         if manifest.is_a(manifests::POD) {
             objects.pods.push(given(manifest.read()?));
         } else if let Some(template) = manifest.template() {
-            let with_title = |error: Error| Error { msg: format!("{}: {title}", error.msg), ..error };
-            objects.pods.push(given(template.read().map_err(with_title)?));
+            objects.pods.push(given(template.read_part_of(&title)?));
         } else if manifest.is_a(manifests::NAMESPACE) {
             objects.namespaces.push(manifest.read::<wire::NamespaceObject>()?.into());
         } else if manifest.is_a(manifests::DEFINITION) {
@@ -201,7 +200,7 @@ metadata: {name: alone}
                 "kind: Job\nmetadata: {{name: j}}\nspec: {{template: {{{wrong}spec: {{containers: [{{name: [c]}}]}}}}}}"
             );
             let error = objects(Path::new("f"), &text, "default").expect_err("refused");
-            assert!(error.msg.starts_with("manifest f: ") && error.msg.ends_with(": Job j"), "{error}");
+            assert!(error.msg.starts_with("manifest f: Job j: "), "{error}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! `validate`: checks the configurations in a file as `detour install` and the agent do.
 
 use super::terminal::{Cell, Screen, TextReport, Tone};
+use crate::cluster::yaml::documents;
 use crate::cni::{Code, Error, NODE_CONFIGURATION, NodeConf, PROGRAM, configuration};
 use crate::plugin::validate;
 use serde::Serialize;
@@ -72,7 +73,7 @@ pub fn validate_text(
     let failed = |what: String| Error::new(Code::InvalidConfig, format!("{}: {what}", place.display()));
     let documents = match serde_json::from_str::<Value>(text) {
         Ok(value) => vec![value],
-        Err(json) => serde_saphyr::from_multiple::<Value>(text)
+        Err(json) => documents(text)
             .map_err(|yaml| failed(format!("expected JSON or YAML: invalid JSON: {json}; invalid YAML: {yaml}")))?,
     };
     let mut configurations = Vec::new();

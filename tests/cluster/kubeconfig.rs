@@ -50,7 +50,11 @@ fn an_error_names_the_entry_or_the_line() {
         ("empty", "", "current-context"),
         ("json", "{\"clusters\": [{]}", "line"),
         ("scalar", "hello", "invalid kubeconfig"),
-        ("wrong-type", "apiVersion: v1\nclusters:\n- name: k\n  cluster: {server: [1]}\n", "line 4"),
+        (
+            "wrong-type",
+            "apiVersion: v1\nclusters:\n- name: k\n  cluster: {server: [1]}\n",
+            "clusters[0].cluster.server: invalid type",
+        ),
         ("no-context", "clusters: null\nusers: null\ncontexts:\n- {name: a}\n- {name: b}\n", "expected one of: a, b"),
         ("context", "current-context: x\ncontexts:\n- {name: a}\n", "current-context"),
         (

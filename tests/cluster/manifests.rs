@@ -95,16 +95,19 @@ fn a_broken_file_is_an_error_only_if_something_is_missing() {
 }
 
 #[test]
-fn an_invalid_pod_is_reported_with_its_line() {
+fn an_error_names_the_invalid_part_of_a_pod() {
     let wrong = format!("{NAMESPACE}---\n{POD}  hostNetwork: [1]\n");
     let error = read("shape", &[("a.yaml", &wrong)]).expect_err("a wrong type");
     assert_eq!(error.code, Code::InvalidConfig);
-    assert!(error.msg.contains("a.yaml") && error.msg.contains("line 11"), "{error}");
+    assert!(error.msg.contains("a.yaml: Pod shop/web-0: spec.hostNetwork: invalid type: sequence"), "{error}");
     let listed = r#"{"kind": "List", "items": [{"kind": "Pod", "metadata": {"name": "web-0", "namespace": "shop"},
                      "spec": {"hostNetwork": 5}}]}"#;
     let error = read("shape-list", &[("l.json", listed)]).expect_err("a wrong type");
     assert_eq!(error.code, Code::InvalidConfig);
-    assert!(error.msg.contains("l.json"), "{error}");
+    assert!(
+        error.msg.contains("l.json: Pod shop/web-0: spec.hostNetwork: invalid type: integer, expected a boolean"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub(crate) fn serving(authority: &Authority, params: &CertificateParams) -> Serv
     config(authority, params, None)
 }
 
-fn config(authority: &Authority, params: &CertificateParams, clients: Option<&Authority>) -> ServerConfig {
+pub(crate) fn config(authority: &Authority, params: &CertificateParams, clients: Option<&Authority>) -> ServerConfig {
     let key = KeyPair::generate().expect("a key");
     let certificate = params.signed_by(&key, authority).expect("a certificate");
     let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");

@@ -85,10 +85,13 @@ fn an_error_names_the_file_and_the_place_in_it_but_no_secret() {
     }
     for (text, expected) in [
         ("users: [\n  a: b: secret\n", "line 2"),
-        ("clusters:\n- {name: k}\nusers:\n- name: u\n- {name: v, user: {token: {secret: 1}}}\n", "users[1]: "),
+        (
+            "clusters:\n- {name: k}\nusers:\n- name: u\n- {name: v, user: {token: {secret: 1}}}\n",
+            "users[1].user.token: ",
+        ),
         ("contexts:\n- {name: [1]}\n", "contexts[0]: invalid type: sequence, expected a string"),
         ("current-context: [1]\n", "invalid type: sequence, expected a string"),
-        ("hello\n", "invalid type: string \"hello\""),
+        ("hello\n", "invalid type: string, expected struct Kubeconfig"),
         ("", "current context"),
     ] {
         let path = directory("user-invalid").join("config");

@@ -3,7 +3,7 @@
 use super::certificate;
 use super::request::ApiRequest;
 use super::retry::{AttemptError, RetriesExhausted, retry};
-use crate::cluster::limited_client::TooLarge;
+use crate::cluster::http_client::TooLarge;
 use crate::cni::{Code, Error};
 use kube::Client;
 use kube::client::Body;

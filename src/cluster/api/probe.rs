@@ -10,6 +10,7 @@ use crate::cluster::wire::{NamespaceObject, PodObject};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;
 use k8s_openapi::jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -140,13 +141,13 @@ impl ApiProbe {
 fn scheduled_pod(object: Value) -> Option<ScheduledPod> {
     let phase = object["status"]["phase"].as_str().unwrap_or_default().to_owned();
     let is_ending = object["metadata"]["deletionTimestamp"].is_string();
-    let pod = serde_json::from_value::<PodObject>(object).ok()?.into();
+    let pod = PodObject::deserialize(&object).ok()?.into();
     Some(ScheduledPod { pod, phase, is_ending })
 }
 
 /// Parses a namespace. An object that is not a namespace is skipped.
 fn labeled_namespace(object: Value) -> Option<LabeledNamespace> {
-    let object: NamespaceObject = serde_json::from_value(object).ok()?;
+    let object = NamespaceObject::deserialize(&object).ok()?;
     Some(LabeledNamespace { labels: object.metadata.labels.clone(), namespace: object.into() })
 }
 

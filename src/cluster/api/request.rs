@@ -1,6 +1,6 @@
 //! The requests to the Kubernetes API, one constructor each: what is sent, and what an error message about it names.
 
-use crate::cluster::limited_client::PAGE;
+use crate::cluster::http_client::PAGE;
 use crate::cluster::resources::{Event, NodeTaints, ObjectRef, PolicyCondition, Right};
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::well_known::{NETWORK_STATUS, POLICY_CONDITION};

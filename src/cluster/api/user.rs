@@ -1,21 +1,19 @@
 //! The API server as a user of kubectl reaches it, and the requests of the command line about agents.
 
-use super::call::causes;
 use super::request::ApiRequest;
 use super::server::{Api, Session};
 use super::service_account::ServiceAccount;
 use crate::cluster::agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
 use crate::cluster::fact_source::Cluster;
+use crate::cluster::http_client;
 use crate::cluster::kubeconfig::server_address;
-use crate::cluster::limited_client;
-use crate::cluster::manifests::yaml;
 use crate::cluster::resources::ObjectRef;
+use crate::cluster::yaml::{documents, typed};
 use crate::cni::{Code, Error};
 use crate::pod::well_known::PROXY_CONTAINER;
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::env;
 use std::fmt::Display;
@@ -62,7 +60,7 @@ impl UserApi {
             };
             namespace.clone_from(&config.default_namespace);
             let server = server_address(&config);
-            let client = limited_client::client(config).map_err(|error| invalid(causes(&error)))?;
+            let client = http_client::client(&config).map_err(|error| invalid(error.to_string()))?;
             Ok((server, client))
         })?;
         Ok(Self { api: Api::with_session(source, session, TIMEOUT), namespace })
@@ -219,32 +217,15 @@ fn merged(files: &[PathBuf]) -> Result<Kubeconfig, String> {
         let failed = |cause: &dyn Display| format!("{}: {cause}", file.display());
         #[expect(clippy::disallowed_methods, reason = "the user may name a pipe, such as <(kubectl config view --raw)")]
         let text = fs::read(file).map_err(|error| failed(&error))?;
-        for document in yaml::<Value>(&mut text.as_slice()) {
-            let mut next = parse(document.map_err(|error| failed(&error))?, file).map_err(|error| failed(&error))?;
+        let text = String::from_utf8(text).map_err(|error| failed(&error))?;
+        for mut document in documents(&text).map_err(|error| failed(&error))? {
+            resolve_paths(&mut document, file.parent().unwrap_or(Path::new("")));
+            let mut next: Kubeconfig = typed(&document).map_err(|error| failed(&error))?;
             next.current_context = next.current_context.filter(|name| !name.is_empty());
             merged = merged.merge(next).map_err(|error| failed(&error))?;
         }
     }
     Ok(merged)
-}
-
-/// Deserializes a document of `file`. The YAML parser for each type of [`Kubeconfig`] would be 3 % of the program, so
-/// the parser for [`Value`] is used, which manifests need too.
-fn parse(mut document: Value, file: &Path) -> Result<Kubeconfig, String> {
-    resolve_paths(&mut document, file.parent().unwrap_or(Path::new("")));
-    let deserialize = |document: &Value| match document {
-        Value::Null => Ok(Kubeconfig::default()),
-        contents => Kubeconfig::deserialize(contents),
-    };
-    deserialize(&document).map_err(|error| {
-        // The error has no line.
-        let entries = ["clusters", "users", "contexts"].iter().flat_map(|list| {
-            let entries = document[*list].as_array().into_iter().flatten().enumerate();
-            entries.map(move |(index, entry)| (format!("{list}[{index}]: "), json!({*list: [entry]})))
-        });
-        let invalid = entries.into_iter().find(|(_, alone)| deserialize(alone).is_err());
-        format!("{}{error}", invalid.map_or_else(String::new, |(place, _)| place))
-    })
 }
 
 /// Makes the relative paths in a kubeconfig absolute, which are relative to its directory; `command` only if it has a

@@ -4,6 +4,7 @@
 use super::redact::Redactor;
 use super::report::CheckTarget;
 use super::{Configured, Examination};
+use crate::cluster::yaml::documents;
 use crate::cni::Error;
 use crate::firewall::native;
 use crate::host_path::HostPath;
@@ -99,7 +100,8 @@ impl Examination {
 
 /// Parses JSON or, for a kubeconfig, YAML.
 fn parsed(text: &str) -> Option<Value> {
-    serde_json::from_str(text).or_else(|_| serde_saphyr::from_str(text)).ok().filter(|value: &Value| value.is_object())
+    let mut documents = documents(text).ok()?;
+    documents.pop().filter(|value| value.is_object() && documents.is_empty())
 }
 
 fn named(directory: &str, path: &Path) -> String {

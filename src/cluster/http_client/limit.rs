@@ -1,16 +1,14 @@
-//! A Kubernetes API client that limits the size of responses, so that a server that is not an API server can't
-//! exhaust the memory of this process.
+//! Limits of the size of responses, so that a server that is not an API server can't exhaust the memory of this
+//! process.
 //!
 //! The API server accepts objects of at most 1.5 MiB, the limit of etcd (`--max-request-bytes`). As JSON, an object
 //! can be six times as large if all of its text needs escapes. Responses are not compressed.
 
-use hyper::body::{Body, Bytes, Frame, SizeHint};
-use hyper::{Request, Response};
-use kube::client::ClientBuilder;
-use kube::{Client, Config};
+use hyper::Request;
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use tower::{BoxError, Layer, Service};
+use tower::BoxError;
 
 /// The maximum size in bytes of an object, of an unpaged list, and of one event of a watch.
 const MAX_OBJECT: u64 = 16 << 20;
@@ -19,15 +17,10 @@ const MAX_PAGE: u64 = 64 << 20;
 /// The number of objects per page that the agent's lists request.
 pub(crate) const PAGE: u32 = 40;
 
-/// Returns a client with size limits for the API server that `config` describes.
-pub(super) fn client(config: Config) -> kube::Result<Client> {
-    Ok(ClientBuilder::try_from(config)?.with_layer(&LimitLayer).build())
-}
-
 /// The error for a response that exceeds its limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{request}: expected {part} of at most {limit} bytes, got more")]
-pub(super) struct TooLarge {
+pub(in crate::cluster) struct TooLarge {
     request: String,
     part: &'static str,
     limit: u64,
@@ -35,40 +28,20 @@ pub(super) struct TooLarge {
 
 impl TooLarge {
     /// Returns this error if it is `error` or one of its sources.
-    pub(super) fn find_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Self> {
+    pub(in crate::cluster) fn find_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Self> {
         let mut errors = std::iter::successors(Some(error), |error| error.source());
         errors.find_map(|error| error.downcast_ref())
     }
 }
 
-struct LimitLayer;
-
-impl<S> Layer<S> for LimitLayer {
-    type Service = LimitedService<S>;
-
-    fn layer(&self, service: S) -> Self::Service {
-        LimitedService(service)
-    }
+/// The limit of the response to a request.
+pub(super) struct Limit {
+    per_line: bool,
+    too_large: TooLarge,
 }
 
-/// A service whose response bodies are [`LimitedBody`]s.
-#[derive(Debug, Clone)]
-struct LimitedService<S>(S);
-
-impl<S, B, R> Service<Request<R>> for LimitedService<S>
-where
-    S: Service<Request<R>, Response = Response<B>>,
-    S::Future: Send + 'static,
-{
-    type Response = Response<LimitedBody<B>>;
-    type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.0.poll_ready(context)
-    }
-
-    fn call(&mut self, request: Request<R>) -> Self::Future {
+impl Limit {
+    pub(super) fn of<B>(request: &Request<B>) -> Self {
         let has = |parameter: &str| {
             let query = request.uri().query().unwrap_or_default();
             query.split('&').any(|pair| pair.split('=').next() == Some(parameter))
@@ -78,17 +51,18 @@ where
             (_, true) => ("a page", MAX_PAGE, false),
             _ => ("a response", MAX_OBJECT, false),
         };
-        let request_line = format!("{} {}", request.method(), request.uri().path());
-        let response = self.0.call(request);
-        Box::pin(async move {
-            let too_large = TooLarge { request: request_line, part, limit };
-            Ok(response.await?.map(|body| LimitedBody { body, per_line, read: 0, too_large }))
-        })
+        let request = format!("{} {}", request.method(), request.uri().path());
+        Self { per_line, too_large: TooLarge { request, part, limit } }
+    }
+
+    /// Returns the response's body with this limit.
+    pub(super) fn apply(self, body: Incoming) -> LimitedBody {
+        LimitedBody { body, per_line: self.per_line, read: 0, too_large: self.too_large }
     }
 }
 
 /// A response body that fails when it exceeds its limit.
-struct LimitedBody<B> {
+pub(super) struct LimitedBody<B = Incoming> {
     body: B,
     /// Whether the limit applies to each line instead of the whole body.
     per_line: bool,
