@@ -1,0 +1,1 @@
+//! Faults of the API server, the agent and delegates.
