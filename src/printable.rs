@@ -98,7 +98,8 @@ pub fn without_tokens(text: &str) -> Cow<'_, str> {
         word.len().checked_sub(SCHEME.len()).is_some_and(|at| word[at..].eq_ignore_ascii_case(SCHEME.as_bytes()))
     };
     // Prose, as in `invalid bearer token`, has no digits or capitals.
-    let is_prose = |word: &str| word.chars().all(|c| c.is_ascii_lowercase() || matches!(c, '.' | ';' | ':' | ')' | '='));
+    let is_prose =
+        |word: &str| word.chars().all(|c| c.is_ascii_lowercase() || matches!(c, '.' | ';' | ':' | ')' | '='));
     let (mut out, mut follows_scheme, mut found) = (String::new(), false, false);
     for piece in text.split_inclusive(is_end) {
         let word = piece.trim_end_matches(is_end);

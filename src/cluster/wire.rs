@@ -44,7 +44,8 @@ impl Metadata {
         if (found, self.name.as_str()) == (namespace, name) {
             return Ok(());
         }
-        let path = |namespace: Option<&str>, name: &str| namespace.map_or(name.into(), |space| format!("{space}/{name}"));
+        let path =
+            |namespace: Option<&str>, name: &str| namespace.map_or(name.into(), |space| format!("{space}/{name}"));
         Err(format!("expected the object {}, got {}", path(namespace, name), path(found, &self.name)))
     }
 }
