@@ -127,13 +127,18 @@ impl Store {
         }
     }
 
-    /// Removes the record of an attachment, if there is one, and the container's directory with its last record.
+    /// Removes the record of an attachment, if there is one, and the container's directory with its last record. A
+    /// directory at its path is removed too: a DEL must not leave rules behind because of it.
     ///
     /// # Errors
     /// The file can't be removed.
     pub fn remove(&self, attachment: &Attachment) -> Result<(), Error> {
         let path = self.file(attachment);
-        match fs::remove_file(&path) {
+        let removed = match fs::remove_file(&path) {
+            Err(error) if error.kind() == ErrorKind::IsADirectory => fs::remove_dir_all(&path),
+            other => other,
+        };
+        match removed {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(io_error("remove", &path, &error)),
             _ => {}
         }
@@ -338,6 +343,16 @@ mod tests {
         assert_eq!(error.code, Code::State);
         assert!(error.msg.contains("/c/n@net1.json: "), "{error}");
         store.remove(&one).expect("removable");
+    }
+
+    #[test]
+    fn a_directory_at_the_path_of_a_record_is_removed() {
+        let (_directory, store) = store("directory");
+        let one = attachment("c", "n", "net1");
+        fs::create_dir_all(store.file(&one).join("below")).expect("creatable");
+        assert_eq!(store.read::<Number>(&one).expect_err("a directory").code, Code::State);
+        store.remove(&one).expect("removable");
+        assert!(store.containers().expect("readable").is_empty());
     }
 
     #[test]

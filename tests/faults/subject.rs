@@ -192,6 +192,16 @@ impl Subject {
         self.reader.read()
     }
 
+    /// Returns the file with the saved state that DEL reads first.
+    pub(crate) fn record(&self) -> PathBuf {
+        let directory = match self.mode {
+            Mode::Primary => PathBuf::from(PRIMARY_STATE),
+            _ => Path::new(STATE).join("attachments"),
+        };
+        let ifname = if self.mode == Mode::Primary { "eth0" } else { Slot::Detour.ifname() };
+        directory.join(&self.pod.container_id).join(format!("detour@{ifname}.json"))
+    }
+
     /// Returns whether the container has saved state, or its default network an interface.
     pub(crate) fn has_state(&self) -> bool {
         let id = &self.pod.container_id;
@@ -216,12 +226,14 @@ impl Subject {
         };
         let mut left: Vec<&str> = Some(rules).filter(|rules| !rules.is_empty()).into_iter().collect();
         let fixtures = left.is_empty() && now.fixtures != self.none.fixtures;
-        left.extend(fixtures.then_some("routes without effect"));
+        left.extend(fixtures.then_some("an address or route without effect"));
         let is_clean = left.is_empty();
         left.extend((is_clean && self.has_interface()).then_some("the default network's interface"));
         let needs_state = !left.is_empty();
         left.extend((is_clean && self.has_state()).then_some("saved state"));
-        let is_whole = now.has_same_rules(from) || now.has_same_rules(to);
+        // An ADD of the primary plugin that fails undoes the whole pod, also if an earlier one succeeded.
+        let is_undone = self.mode == Mode::Primary && verb.command() == "ADD" && left.is_empty();
+        let is_whole = now.has_same_rules(from) || now.has_same_rules(to) || is_undone;
         let verdict = match () {
             () if !is_whole => Err("there is a part of the rules".to_owned()),
             () if ended.answer == Answer::Done && !now.has_same_rules(to) => Err("the call did nothing".into()),

@@ -2,7 +2,9 @@
 //! linux/netfilter/nf_tables.h).
 
 use crate::netlink::attributes::{Attributes, find_be32};
-use crate::netlink::{self, DumpLimit, EXCEEDED, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkSocket, Received};
+use crate::netlink::{
+    self, DumpLimit, EXCEEDED, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkSocket, Received, is_lack_of_resources,
+};
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
@@ -39,6 +41,19 @@ pub enum NfError {
         /// The kernel's error.
         errno: Errno,
     },
+}
+
+impl NfError {
+    /// Returns whether the node lacks memory or file descriptors, which is temporary. `ENFILE` in an answer is none of
+    /// these: a set is full.
+    #[must_use]
+    pub fn is_lack_of_resources(&self) -> bool {
+        match self {
+            Self::Socket(errno) => is_lack_of_resources(*errno),
+            Self::Refused { errno, .. } => matches!(errno, Errno::ENOBUFS | Errno::ENOMEM),
+            _ => false,
+        }
+    }
 }
 
 /// A socket to nf_tables.

@@ -48,8 +48,7 @@ pub(super) fn refused(error: &NfError, transaction: Option<&Transaction>) -> Err
     if matches!(error, NfError::TooMany(_) | NfError::TooManyDeletions { .. }) {
         return firewall::failed("change", *error);
     }
-    let lacking = [Errno::EAGAIN, Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
-    if matches!(error, NfError::Socket(errno) if lacking.contains(errno)) {
+    if error.is_lack_of_resources() {
         let msg =
             format!("the pod's rules: {error}: the node lacks memory or file descriptors; the runtime should retry");
         return Error::new(Code::TryAgain, msg);
