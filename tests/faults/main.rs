@@ -12,7 +12,9 @@
 
 mod call;
 mod kills;
+mod limits;
 mod peers;
+mod refusals;
 mod ruleset;
 mod state;
 mod subject;

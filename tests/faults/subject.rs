@@ -6,6 +6,7 @@ use crate::node::{STATE, left_in_state};
 use crate::pod::Pod;
 use crate::ruleset::{Reader, Ruleset};
 use crate::support::directory::Directory;
+use crate::table::Table;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -160,6 +161,33 @@ impl Subject {
             _ => (self.pod.netns().display().to_string(), ifname),
         };
         Call::new(verb.command(), &self.pod.container_id, &netns, ifname, &self.configuration(verb))
+    }
+
+    /// Tries a fault that a runner injects: makes the calls before it, runs it, and checks the answer with `is_right`,
+    /// what it left, and that the next calls complete the work.
+    pub(crate) fn try_fault(
+        &self,
+        table: &mut Table,
+        verb: Verb,
+        fault: &str,
+        change: impl FnOnce(Call) -> Call,
+        is_right: impl FnOnce(&Ended) -> Result<(), String>,
+    ) {
+        self.prepare(verb);
+        let ended = change(self.call(verb)).run();
+        let (left, verdict) = self.left(verb, &ended);
+        let context = format!("{} ({:?}, {}), {fault}", verb.name(), self.mode, self.dialect);
+        let verdict = verdict.and_then(|()| is_right(&ended)).map_err(|why| format!("{context}: {why}"));
+        if verb == Verb::Status {
+            // The next STATUS removes the file of a killed one.
+            self.done(Verb::Status);
+        }
+        let verdict = verdict.and_then(|()| self.completes(verb.command() == "ADD", &context));
+        if verdict.is_err() {
+            // The next fault must not find what this one left.
+            let _ = self.call(Verb::Del).run();
+        }
+        table.add(fault, verb.name(), &ended, &left, verdict);
     }
 
     /// Runs a call, which must succeed.

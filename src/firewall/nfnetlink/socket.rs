@@ -84,7 +84,10 @@ impl NfSocket {
         let message = Message { verb: Verb::GetGeneration, flags: 0, family: 0, attributes: Attributes::new() };
         message.write(0, sequence, &mut request);
         self.0.send(&request)?;
-        let reply = self.0.receive()?.find(|m| m.sequence == sequence && m.kind != NLMSG_ERROR);
+        let reply = self.0.receive()?.find(|m| m.sequence == sequence);
+        if let Some(error) = reply.as_ref().filter(|m| m.kind == NLMSG_ERROR && m.errno() != 0) {
+            return Err(NfError::Socket(Errno::from_raw(error.errno())));
+        }
         let generation = reply.and_then(|m| find_be32(parts(m.body)?.1, GENERATION_ID));
         generation.ok_or(NfError::Socket(Errno::ENOTSUP))
     }

@@ -53,6 +53,10 @@ pub(super) fn refused(error: &NfError, transaction: Option<&Transaction>) -> Err
             format!("the pod's rules: {error}: the node lacks memory or file descriptors; the runtime should retry");
         return Error::new(Code::TryAgain, msg);
     }
+    if matches!(error, NfError::Socket(Errno::EPERM)) {
+        let msg = format!("the pod's rules: {error}; check that the plugin runs with CAP_NET_ADMIN");
+        return Error::new(Code::KernelRefused, msg);
+    }
     let place = match error {
         NfError::Refused { index: Some(index), .. } => transaction.and_then(|plan| plan.describe(*index)),
         _ => None,
