@@ -11,8 +11,11 @@
 //! | `peers` | faults of the API server, the agent and delegates |
 
 mod call;
+mod cycles;
 mod kills;
 mod limits;
+mod netns;
+mod parallel;
 mod peers;
 mod refusals;
 mod ruleset;

@@ -131,6 +131,14 @@ impl Subject {
         subject
     }
 
+    /// Returns another pod with the same states.
+    pub(crate) fn another(&self) -> Self {
+        let pod = Pod::new();
+        let reader = Reader::new(&pod.netns());
+        let (none, added, changed) = (self.none.clone(), self.added.clone(), self.changed.clone());
+        Self { pod, reader, none, added, changed, ..*self }
+    }
+
     /// Returns the configuration of a call.
     pub(crate) fn configuration(&self, verb: Verb) -> Value {
         let facts = match (self.mode, verb) {
