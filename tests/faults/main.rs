@@ -11,6 +11,7 @@
 //! | `peers` | faults of the API server, the agent and delegates |
 
 mod call;
+mod clock;
 mod cycles;
 mod kills;
 mod limits;
