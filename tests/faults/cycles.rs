@@ -71,7 +71,7 @@ fn cycles_leave_nothing() {
         ];
         for (mode, dialect) in modes {
             let subject = Subject::new(mode, dialect);
-            let mut cycle = |table: &mut Table| {
+            let cycle = |table: &mut Table| {
                 for verb in [Verb::Add, Verb::Check, Verb::AddChanged, Verb::Del] {
                     let ended = subject.call(verb).run();
                     let left = if verb == Verb::Del { "nothing" } else { "its rules" };
@@ -153,7 +153,7 @@ fn cycles_leave_nothing_in_the_agent() {
         let kinds = ["watching pods", "watching namespaces", "watching network attachment"];
         agent.wait_for_logs(&[&kinds[..], &["serving the plugin's", SETTLED]].concat());
         let subject = Subject::new(Mode::Redirect, "nftables");
-        let mut cycle = |table: &mut Table| {
+        let cycle = |table: &mut Table| {
             for verb in [Verb::Add, Verb::Check, Verb::Del] {
                 let mut configuration = subject.configuration(verb);
                 configuration["kubernetes"] = json!({ "agent_socket": root.join("run/detour/agent.sock") });
