@@ -11,11 +11,20 @@
 //! | `peers` | faults of the API server, the agent and delegates |
 
 mod call;
+mod clock;
+mod cycles;
+mod kills;
+mod limits;
+mod netns;
+mod parallel;
 mod peers;
+mod refusals;
 mod ruleset;
+mod state;
 mod subject;
 #[path = "../support/mod.rs"]
 mod support;
+mod system_calls;
 mod table;
 
 use support::{attachment, kernel, netns_pod as pod, private_node as node};

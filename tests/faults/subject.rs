@@ -6,6 +6,7 @@ use crate::node::{STATE, left_in_state};
 use crate::pod::Pod;
 use crate::ruleset::{Reader, Ruleset};
 use crate::support::directory::Directory;
+use crate::table::Table;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -130,6 +131,14 @@ impl Subject {
         subject
     }
 
+    /// Returns another pod with the same states.
+    pub(crate) fn another(&self) -> Self {
+        let pod = Pod::new();
+        let reader = Reader::new(&pod.netns());
+        let (none, added, changed) = (self.none.clone(), self.added.clone(), self.changed.clone());
+        Self { pod, reader, none, added, changed, ..*self }
+    }
+
     /// Returns the configuration of a call.
     pub(crate) fn configuration(&self, verb: Verb) -> Value {
         let facts = match (self.mode, verb) {
@@ -162,6 +171,33 @@ impl Subject {
         Call::new(verb.command(), &self.pod.container_id, &netns, ifname, &self.configuration(verb))
     }
 
+    /// Tries a fault that a runner injects: makes the calls before it, runs it, and checks the answer with `is_right`,
+    /// what it left, and that the next calls complete the work.
+    pub(crate) fn try_fault(
+        &self,
+        table: &mut Table,
+        verb: Verb,
+        fault: &str,
+        change: impl FnOnce(Call) -> Call,
+        is_right: impl FnOnce(&Ended) -> Result<(), String>,
+    ) {
+        self.prepare(verb);
+        let ended = change(self.call(verb)).run();
+        let (left, verdict) = self.left(verb, &ended);
+        let context = format!("{} ({:?}, {}), {fault}", verb.name(), self.mode, self.dialect);
+        let verdict = verdict.and_then(|()| is_right(&ended)).map_err(|why| format!("{context}: {why}"));
+        if verb == Verb::Status {
+            // The next STATUS removes the file of a killed one.
+            self.done(Verb::Status);
+        }
+        let verdict = verdict.and_then(|()| self.completes(verb.command() == "ADD", &context));
+        if verdict.is_err() {
+            // The next fault must not find what this one left.
+            let _ = self.call(Verb::Del).run();
+        }
+        table.add(fault, verb.name(), &ended, &left, verdict);
+    }
+
     /// Runs a call, which must succeed.
     #[track_caller]
     pub(crate) fn done(&self, verb: Verb) {
@@ -192,6 +228,16 @@ impl Subject {
         self.reader.read()
     }
 
+    /// Returns the file with the saved state that DEL reads first.
+    pub(crate) fn record(&self) -> PathBuf {
+        let directory = match self.mode {
+            Mode::Primary => PathBuf::from(PRIMARY_STATE),
+            _ => Path::new(STATE).join("attachments"),
+        };
+        let ifname = if self.mode == Mode::Primary { "eth0" } else { Slot::Detour.ifname() };
+        directory.join(&self.pod.container_id).join(format!("detour@{ifname}.json"))
+    }
+
     /// Returns whether the container has saved state, or its default network an interface.
     pub(crate) fn has_state(&self) -> bool {
         let id = &self.pod.container_id;
@@ -216,12 +262,14 @@ impl Subject {
         };
         let mut left: Vec<&str> = Some(rules).filter(|rules| !rules.is_empty()).into_iter().collect();
         let fixtures = left.is_empty() && now.fixtures != self.none.fixtures;
-        left.extend(fixtures.then_some("routes without effect"));
+        left.extend(fixtures.then_some("an address or route without effect"));
         let is_clean = left.is_empty();
         left.extend((is_clean && self.has_interface()).then_some("the default network's interface"));
         let needs_state = !left.is_empty();
         left.extend((is_clean && self.has_state()).then_some("saved state"));
-        let is_whole = now.has_same_rules(from) || now.has_same_rules(to);
+        // An ADD of the primary plugin that fails undoes the whole pod, also if an earlier one succeeded.
+        let is_undone = self.mode == Mode::Primary && verb.command() == "ADD" && left.is_empty();
+        let is_whole = now.has_same_rules(from) || now.has_same_rules(to) || is_undone;
         let verdict = match () {
             () if !is_whole => Err("there is a part of the rules".to_owned()),
             () if ended.answer == Answer::Done && !now.has_same_rules(to) => Err("the call did nothing".into()),

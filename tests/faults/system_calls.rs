@@ -1,245 +1,272 @@
-//! Fault injection: each system call of an ADD and of a DEL fails once, or from one call on all fail. Then the kernel
-//! has all rules or none, or the saved state lets the next DEL remove them. `FAULTS=all` tries every fault in every
-//! scenario; otherwise each fault is tried in one of them.
+//! Each system call of a call fails once, or the process is killed before it. Then the kernel has all rules or none,
+//! and the saved state lets the next DEL remove them. `FAULTS=all` tries every fault in every mode and rule format.
 
-use crate::attachment::{Facts, Slot};
-use crate::kernel::Kernel;
-use crate::node::{STATE, left_in_state, on_a_node};
-use crate::pod::Pod;
-use serde_json::Value;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use crate::call::{Answer, Ended};
+use crate::node::{STATE, on_a_node_with};
+use crate::subject::{MODES, Mode, Subject, Verb};
+use crate::table::{Table, is_answer, is_complete};
+use std::collections::BTreeMap;
+use std::path::Path;
 
-/// The system calls and their possible errors. After EINTR the plugin must continue as if it had not occurred.
-const ERRORS: [(&str, &[&str]); 24] = [
+/// The system calls and the errors that the kernel can return, according to their manual pages. A call without
+/// errors can't fail with valid arguments. The plugin has no signal handlers, so only calls with a timeout can return
+/// EINTR, after SIGSTOP and SIGCONT (signal(7)). `close` closes the descriptor whatever it returns, which strace can't
+/// imitate.
+const ERRORS: [(&str, &[&str]); 80] = [
+    ("access", &["EACCES", "EIO"]),
+    ("arch_prctl", &[]),
     ("bind", &["ENOMEM"]),
+    ("brk", &["ENOMEM"]),
+    ("clock_gettime", &[]),
     ("clone", &["EAGAIN"]),
     ("clone3", &["EAGAIN"]),
+    ("close", &[]),
     ("connect", &["ENOBUFS", "EINTR"]),
+    ("execve", &[]),
+    ("exit_group", &[]),
+    ("fchmod", &["EIO", "EROFS"]),
+    ("fcntl", &["ENOMEM", "EMFILE"]),
     ("flock", &["ENOLCK", "EINTR"]),
     ("fstat", &["EIO"]),
     ("fstatfs", &["EIO"]),
+    ("fsync", &["EIO", "ENOSPC"]),
+    ("ftruncate", &["EIO"]),
+    ("futex", &[]),
     ("getdents64", &["EIO"]),
-    ("mkdir", &["ENOSPC"]),
-    ("newfstatat", &["EIO"]),
-    ("openat", &["EMFILE"]),
+    ("geteuid", &[]),
+    ("getegid", &[]),
+    ("getgid", &[]),
+    ("getpid", &[]),
+    ("getppid", &[]),
+    ("getrandom", &["EINTR", "ENOSYS"]),
+    ("getsockname", &["ENOBUFS"]),
+    ("getsockopt", &["ENOMEM"]),
+    ("gettid", &[]),
+    ("getuid", &[]),
+    ("ioctl", &["ENOTTY"]),
+    ("kill", &["ESRCH"]),
+    ("lseek", &["EINVAL"]),
+    ("lstat", &["EIO", "EACCES"]),
+    ("madvise", &["ENOMEM"]),
+    ("mkdir", &["ENOSPC", "EROFS", "EACCES"]),
+    ("mmap", &["ENOMEM"]),
+    ("mprotect", &["ENOMEM"]),
+    ("mremap", &["ENOMEM"]),
+    ("munmap", &["ENOMEM"]),
+    ("newfstatat", &["EIO", "EACCES"]),
+    ("open", &["EMFILE", "ENOMEM", "EACCES", "EIO"]),
+    ("openat", &["EMFILE", "ENOMEM", "EACCES", "EIO"]),
+    ("openat2", &["EMFILE", "ENOMEM", "EACCES", "EIO", "EAGAIN", "ENOSYS"]),
+    ("pidfd_open", &["EMFILE", "ENOSYS"]),
+    ("pidfd_send_signal", &["EPERM", "ENOSYS"]),
+    ("pipe2", &["EMFILE", "ENFILE"]),
     ("poll", &["ENOMEM", "EINTR"]),
+    ("ppoll", &["ENOMEM", "EINTR"]),
+    ("prctl", &["EINVAL"]),
+    ("pread64", &["EIO"]),
+    ("prlimit64", &["EPERM"]),
     ("read", &["EIO", "EINTR"]),
+    ("readlink", &["EIO", "EACCES"]),
     ("recvfrom", &["ENOBUFS", "EINTR", ALWAYS]),
-    ("recvmsg", &["ENOBUFS"]),
-    ("rename", &["EIO"]),
-    ("renameat2", &["EIO"]),
+    ("recvmsg", &["ENOBUFS", "EINTR"]),
+    ("rename", &["EIO", "ENOSPC", "EROFS"]),
+    ("renameat2", &["EIO", "ENOSPC", "EROFS", "ENOSYS"]),
+    ("rmdir", &["EBUSY", "EIO"]),
+    ("rseq", &[]),
+    ("rt_sigaction", &[]),
+    ("rt_sigprocmask", &[]),
+    ("rt_sigreturn", &[]),
+    ("sched_getaffinity", &[]),
+    ("sendmsg", &["ENOBUFS", "EINTR"]),
     ("sendto", &["ENOBUFS", "EINTR", ALWAYS]),
-    ("setns", &["EPERM"]),
+    ("set_robust_list", &[]),
+    ("set_tid_address", &[]),
+    ("setns", &["EPERM", "ENOMEM"]),
     ("setsockopt", &["ENOMEM"]),
-    ("socket", &["EMFILE"]),
-    ("statx", &["EIO"]),
-    ("unlink", &["EIO"]),
-    ("write", &["ENOSPC"]),
+    ("sigaltstack", &["ENOMEM"]),
+    ("signalfd4", &["EMFILE", "ENOMEM"]),
+    ("socket", &["EMFILE", "ENOBUFS"]),
+    ("socketpair", &["EMFILE"]),
+    ("stat", &["EIO", "EACCES"]),
+    ("statx", &["EIO", "EACCES", "ENOSYS"]),
+    ("unlink", &["EIO", "EROFS"]),
+    ("wait4", &["EINTR"]),
+    ("waitid", &["EINTR"]),
+    ("write", &["ENOSPC", "EIO", "EINTR"]),
 ];
 /// From this call on, all calls of its kind fail.
 const ALWAYS: &str = "ENOMEM";
+/// Without memory, the process can't start or continue, and can't always report it.
+const MEMORY: [&str; 8] = ["brk", "fcntl", "madvise", "mmap", "mprotect", "mremap", "munmap", "sigaltstack"];
+/// In a sample, each of these numbers of faults is tried once.
+const SAMPLE: usize = 41;
 
-/// One system call that fails.
-#[derive(Debug)]
+/// One system call of a call, and what happens to it.
 struct Fault {
-    call: &'static str,
+    system_call: String,
     number: usize,
+    /// An error, or `SIGKILL`.
     error: &'static str,
 }
 
 impl Fault {
     fn option(&self) -> String {
-        let after = if self.error == ALWAYS { "+" } else { "" };
-        format!("inject={}:error={}:when={}{after}", self.call, self.error, self.number)
+        let Self { system_call, number, error } = self;
+        let after = if *error == ALWAYS && system_call.starts_with(['r', 's']) { "+" } else { "" };
+        match error.strip_prefix("SIG") {
+            Some(signal) => format!("inject={system_call}:signal={signal}:when={number}"),
+            None => format!("inject={system_call}:error={error}:when={number}{after}"),
+        }
+    }
+
+    /// Returns the name of the row.
+    fn name(&self) -> String {
+        match self.error {
+            "SIGKILL" => "SIGKILL before each system call".into(),
+            "SIGTERM" => "SIGTERM before each system call".into(),
+            error if self.option().ends_with('+') => {
+                format!("{}: {error}, each call and all after it", self.system_call)
+            }
+            error => format!("{}: {error}, each call", self.system_call),
+        }
     }
 }
 
-/// A pod, and an attachment that is added and deleted.
-struct Scenario {
-    pod: Pod,
-    verb: &'static str,
-    configuration: Value,
-    /// The configuration of an ADD before the call that fails.
-    first: Option<Value>,
-    /// The kernel's state before any ADD.
-    before: Kernel,
-    /// The kernel's states before and after the call.
-    from: Kernel,
-    to: Kernel,
-    step: usize,
-    tried: usize,
+/// Returns the system calls of a call, by name, with their numbers.
+pub(crate) fn system_calls(subject: &Subject, verb: Verb) -> BTreeMap<String, usize> {
+    let log = Path::new(STATE).join("strace");
+    let ended = subject.call(verb).under(&["strace", "-qq", "-o", log.to_str().expect("text")]).run();
+    assert_eq!(ended.answer, Answer::Done, "{}", ended.stderr);
+    let text = std::fs::read_to_string(&log).expect("written");
+    std::fs::remove_file(log).expect("it was written");
+    let mut counts = BTreeMap::new();
+    for name in text.lines().filter_map(|line| line.split_once('(')).map(|(name, _)| name) {
+        if name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+            *counts.entry(name.to_owned()).or_default() += 1;
+        }
+    }
+    let unknown: Vec<_> = counts.keys().filter(|name| !ERRORS.iter().any(|(known, _)| known == name)).collect();
+    assert!(unknown.is_empty(), "add the errors of these system calls to ERRORS: {unknown:?}");
+    counts
 }
 
-fn configuration(facts: Facts, dialect: &str) -> Value {
-    let mut configuration = Slot::Detour.with(facts).configuration();
-    configuration["dialect"] = dialect.into();
-    configuration["log_level"] = "none".into();
-    configuration
+fn errors(system_call: &str) -> &'static [&'static str] {
+    ERRORS.iter().find(|(known, _)| *known == system_call).map_or(&[], |(_, errors)| errors)
 }
 
-impl Scenario {
-    fn new(verb: &'static str, first: Option<Value>, configuration: Value) -> Self {
-        let pod = Pod::new();
-        let before = Kernel::of(&pod);
-        let (from, to) = (before.clone(), before.clone());
-        let mut scenario = Self { pod, verb, configuration, first, before, from, to, step: 0, tried: 0 };
-        scenario.prepare();
-        scenario.from = Kernel::of(&scenario.pod);
-        scenario.done(verb, &scenario.configuration);
-        scenario.to = Kernel::of(&scenario.pod);
-        assert_ne!(scenario.from, scenario.to);
-        scenario.done("DEL", &scenario.configuration);
-        scenario
+/// Returns whether the answer to a fault satisfies the contract.
+fn is_right(fault: &Fault, ended: &Ended) -> Result<(), String> {
+    let Fault { system_call, error, .. } = fault;
+    match &ended.answer {
+        Answer::Signaled(9) if *error == "SIGKILL" => Ok(()),
+        Answer::Signaled(15) if *error == "SIGTERM" => Ok(()),
+        Answer::Done => Ok(()),
+        _ if *error == "EINTR" => Err("a call must continue after EINTR".into()),
+        Answer::Signaled(_) | Answer::Silent(_) if MEMORY.contains(&system_call.as_str()) => Ok(()),
+        // The fault may affect stdout.
+        Answer::Silent(_) if ["write", "poll"].contains(&system_call.as_str()) => Ok(()),
+        // No process may continue in a pod's network namespace.
+        Answer::Refused(108, _) if system_call == "setns" => Ok(()),
+        Answer::Refused(102, _) if ["EMFILE", "ENOBUFS", "ENOMEM"].contains(error) => {
+            Err("the kernel lacks memory, which is temporary, and did not refuse the rules".into())
+        }
+        _ => is_answer(ended),
     }
+}
 
-    fn prepare(&self) {
-        self.first.iter().for_each(|first| self.done("ADD", first));
-    }
-
-    fn done(&self, verb: &str, configuration: &Value) {
-        let netns = self.pod.netns().display().to_string();
-        self.pod.call_with(verb, Slot::Detour.ifname(), configuration, &netns).done();
-    }
-
-    /// Runs the call under strace.
-    fn traced(&self, options: &[&str]) -> Output {
-        let input = Path::new(STATE).join("stdin");
-        std::fs::write(&input, self.configuration.to_string()).expect("writable");
-        let mut command = Command::new("strace");
-        command.args(["-f", "-qq"]).args(options).arg(env!("CARGO_BIN_EXE_detour"));
-        command.env_clear().envs([
-            ("PATH", std::env::var("PATH").expect("a path").as_str()),
-            ("CNI_COMMAND", self.verb),
-            ("CNI_CONTAINERID", &self.pod.container_id),
-            ("CNI_NETNS", &self.pod.netns().display().to_string()),
-            ("CNI_IFNAME", Slot::Detour.ifname()),
-            ("CNI_PATH", "/opt/cni/bin"),
-            ("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"),
-        ]);
-        command.stdin(std::fs::File::open(&input).expect("it was written"));
-        let output = command.output().expect("strace is needed");
-        std::fs::remove_file(input).expect("it was written");
-        output
-    }
-
-    /// Returns the faults that can occur in a call after it has entered the pod's network namespace.
-    fn faults(&self) -> Vec<Fault> {
-        let log = Path::new(STATE).join("strace");
-        let calls: Vec<&str> = ERRORS.iter().map(|(call, _)| *call).collect();
-        // Calls that the architecture or the kernel does not have are ignored.
-        let calls = format!("trace=?{}", calls.join(",?"));
-        let output = self.traced(&["-e", &calls, "-o", log.to_str().expect("text")]);
-        assert!(output.status.success(), "{output:?}");
-        let text = std::fs::read_to_string(&log).expect("written");
-        std::fs::remove_file(log).expect("it was written");
-        let mut counts = std::collections::BTreeMap::<&str, usize>::new();
-        let (mut begun, mut found) = (false, Vec::new());
-        for line in text.lines() {
-            begun |= line.contains(&self.pod.netns().display().to_string());
-            let name = line.split_once('(').map_or("", |(before, _)| before.rsplit(' ').next().unwrap_or(before));
-            let Some((call, errors)) = ERRORS.iter().find(|(call, _)| *call == name) else { continue };
-            let number = counts.entry(call).or_default();
-            *number += 1;
-            if begun {
-                found.extend(errors.iter().map(|error| Fault { call, number: *number, error }));
+/// Tries the faults of these calls that `faults` returns for a system call.
+fn all_fail(verbs: &[Verb], faults: fn(&str, Mode) -> Vec<&'static str>) {
+    on_a_node_with("size=64m", || {
+        let (mut table, mut step, mut tried) = (Table::new("system calls"), 0, 0);
+        for (at, verb) in verbs.iter().enumerate() {
+            for (mode_at, (mode, dialect)) in MODES.into_iter().enumerate() {
+                // A sample tries each verb in one mode.
+                if !is_complete() && mode_at != (at * 3 + verbs.len()) % MODES.len() {
+                    continue;
+                }
+                let subject = Subject::new(mode, dialect);
+                subject.prepare(*verb);
+                let counts = system_calls(&subject, *verb);
+                subject.done(Verb::Del);
+                for (system_call, count) in counts {
+                    for error in faults(&system_call, mode) {
+                        for number in 1..=count {
+                            step += 1;
+                            if is_complete() || step % SAMPLE == 0 {
+                                tried += 1;
+                                let fault = Fault { system_call: system_call.clone(), number, error };
+                                fail(&subject, *verb, &fault, tried % 5 == 0, &mut table);
+                            }
+                        }
+                    }
+                }
             }
         }
-        assert!(found.len() > 50, "{text}");
-        found
+        assert!(tried > 0, "no fault was tried");
+        table.end();
+    });
+}
+
+fn fail(subject: &Subject, verb: Verb, fault: &Fault, with_add: bool, table: &mut Table) {
+    let option = fault.option();
+    let trace = format!("trace={}", fault.system_call);
+    subject.prepare(verb);
+    let ended = subject.call(verb).under(&["strace", "-qq", "-o", "/dev/null", "-e", &trace, "-e", &option]).run();
+    let (left, verdict) = subject.left(verb, &ended);
+    let context = format!("{} ({:?}, {}) with {option}", verb.name(), subject.mode, subject.dialect);
+    let verdict = verdict.and_then(|()| is_right(fault, &ended)).map_err(|why| format!("{context}: {why}"));
+    if verb == Verb::Status {
+        // The next STATUS removes the file of a killed one.
+        subject.done(Verb::Status);
     }
-
-    fn state(&self) -> PathBuf {
-        Path::new(STATE).join("attachments").join(&self.pod.container_id)
+    let verdict = verdict.and_then(|()| subject.completes(with_add, &context));
+    if verdict.is_err() {
+        // The next fault must not find what this one left.
+        let _ = subject.call(Verb::Del).run();
     }
+    let call = if fault.error.starts_with("SIG") {
+        format!("{} ({:?})", verb.name(), subject.mode)
+    } else {
+        verb.command().into()
+    };
+    table.add(&fault.name(), &call, &ended, &left, verdict);
+}
 
-    /// Returns whether a fault is tried in this scenario.
-    fn is_sampled(&mut self, index: usize, of: usize) -> bool {
-        self.step += 1;
-        std::env::var("FAULTS").is_ok_and(|which| which == "all") || self.step % of == index
-    }
+fn with_errors(system_call: &str, _: Mode) -> Vec<&'static str> {
+    errors(system_call).to_vec()
+}
 
-    fn fail(&mut self, fault: &Fault) {
-        self.tried += 1;
-        let option = fault.option();
-        let output = self.traced(&["-o", "/dev/null", "-e", &format!("trace={}", fault.call), "-e", &option]);
-        let kernel = Kernel::of(&self.pod);
-        let context = format!("{} with {option}: {}", self.verb, String::from_utf8_lossy(&output.stdout));
-        if output.status.success() {
-            assert!(kernel.has_same_rules(&self.to), "{context}\n{kernel:?}");
-            // Only fixtures that are no longer needed may remain until DEL.
-            if self.verb == "DEL" || self.first.is_none() {
-                kernel.assert_is(&self.to, &context);
-            }
-        } else {
-            assert_ne!(fault.error, "EINTR", "{context}");
-            let error: Option<Value> = serde_json::from_slice(&output.stdout).ok();
-            let code = error.and_then(|error| error["code"].as_u64());
-            // The fault may affect stdout; and no thread may continue in a pod's network namespace.
-            let is_answered = code.is_some_and(|code| code != 108 || fault.call == "setns");
-            assert!(is_answered || fault.call == "write", "{context} {output:?}");
-            assert!(fault.error != "ENOBUFS" || code != Some(102) || !context.contains("does the node's kernel"));
-            assert!(kernel.has_same_rules(&self.from) || kernel.has_same_rules(&self.to), "{context}\n{kernel:?}");
-            assert!(kernel == self.before || self.state().exists(), "{context}\n{kernel:?}");
-        }
-        if self.verb == "ADD" && self.tried.is_multiple_of(5) {
-            self.done("ADD", &self.configuration);
-            Kernel::of(&self.pod).assert_is(&self.to, &format!("an ADD after {context}"));
-        }
-        self.done("DEL", &self.configuration);
-        Kernel::of(&self.pod).assert_is(&self.before, &format!("a DEL after {context}"));
-        assert_eq!(left_in_state(), Vec::<PathBuf>::new(), "after {context}");
-    }
-
-    /// Tries every fault, or this scenario's share.
-    fn all_fail(mut self, (index, of): (usize, usize)) {
-        self.prepare();
-        let faults = self.faults();
-        self.done("DEL", &self.configuration);
-        for fault in &faults {
-            if self.is_sampled(index, of) {
-                self.prepare();
-                self.fail(fault);
-            }
-        }
-        println!("{} of {} faults of {}", self.tried, faults.len(), self.verb);
-    }
+/// SIGTERM differs from SIGKILL only while the plugin runs an executable.
+fn with_signals(_: &str, mode: Mode) -> Vec<&'static str> {
+    if mode == Mode::Primary { vec!["SIGKILL", "SIGTERM"] } else { vec!["SIGKILL"] }
 }
 
 #[test]
-fn faults_in_add_with_nat() {
-    on_a_node(|| Scenario::new("ADD", None, configuration(Facts::DnsCaptured, "iptables")).all_fail((0, 4)));
+fn errors_in_the_first_add() {
+    all_fail(&[Verb::Add], with_errors);
 }
 
 #[test]
-fn faults_in_add_with_nat_in_nftables_format() {
-    on_a_node(|| Scenario::new("ADD", None, configuration(Facts::DnsCaptured, "nftables")).all_fail((1, 4)));
+fn errors_in_later_adds() {
+    all_fail(&[Verb::AddAgain, Verb::AddChanged], with_errors);
 }
 
 #[test]
-fn faults_in_add_with_tproxy() {
-    on_a_node(|| Scenario::new("ADD", None, configuration(Facts::Tproxy, "iptables")).all_fail((2, 4)));
+fn errors_in_check_and_status() {
+    all_fail(&[Verb::Check, Verb::Status], with_errors);
 }
 
 #[test]
-fn faults_in_add_with_tproxy_in_nftables_format() {
-    on_a_node(|| Scenario::new("ADD", None, configuration(Facts::Tproxy, "nftables")).all_fail((3, 4)));
+fn errors_in_del_and_gc() {
+    all_fail(&[Verb::Del, Verb::Gc], with_errors);
 }
 
 #[test]
-fn faults_in_add_that_changes_tproxy_to_nat() {
-    let (first, then) = (configuration(Facts::Tproxy, "iptables"), configuration(Facts::DnsCaptured, "iptables"));
-    on_a_node(|| Scenario::new("ADD", Some(first), then).all_fail((0, 3)));
+fn killed_before_each_system_call_of_add() {
+    all_fail(&[Verb::Add, Verb::AddAgain, Verb::AddChanged], with_signals);
 }
 
 #[test]
-fn faults_in_del_with_tproxy() {
-    let added = configuration(Facts::Tproxy, "iptables");
-    on_a_node(|| Scenario::new("DEL", Some(added.clone()), added).all_fail((0, 3)));
-}
-
-#[test]
-fn faults_in_del_with_nat_in_nftables_format() {
-    let added = configuration(Facts::DnsCaptured, "nftables");
-    on_a_node(|| Scenario::new("DEL", Some(added.clone()), added).all_fail((1, 3)));
+fn killed_before_each_system_call_of_other_calls() {
+    all_fail(&[Verb::Check, Verb::Status, Verb::Del, Verb::Gc], with_signals);
 }
