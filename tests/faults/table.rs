@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The longest text of an answer in the table, in characters.
-const MAX_TEXT: usize = 200;
+const MAX_TEXT: usize = 320;
 
 /// The rows of one group. Tries of the same fault in the same kind of call become one row.
 pub(crate) struct Table {

@@ -3,7 +3,7 @@
 
 use super::case::{Case, Row, case, run};
 use super::listener::{foreign_listener, listener, that_accepts_nothing};
-use super::scene::{Expected, Mode, POD, Scene, TIMEOUT, fails, works};
+use super::scene::{Mode, POD, Scene, TIMEOUT, fails, works};
 use super::server::Server;
 use crate::support::server::takes;
 use crate::table::is_complete;
@@ -19,7 +19,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const HELLO: &str = "{\"version\":\"0.2.0\",\"facts\":1}\n";
-/// The plugin prefers the API server from this time on, if it has one.
 const NO_AGENT: &str = "no agent listens on the socket";
 /// What the error of a call without an API server contains.
 const ALONE: [&str; 2] = ["no facts from the agent", "check that the agent's pod (detour-agent-…) runs on this node"];
@@ -93,20 +92,36 @@ fn endless(start: &'static str, part: &'static str) -> Place {
     })
 }
 
-/// A fault, the reason that the log and the error contain, and whether the plugin takes the answer after all.
+/// A fault, and the reason that the log or the error contains.
 struct Fault {
     name: &'static str,
     place: Place,
     why: &'static str,
-    works: bool,
+    answer: AgentAnswer,
+}
+
+/// What the plugin makes of the agent's answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AgentAnswer {
+    Facts,
+    None,
+    /// The agent's error.
+    Failed(u64),
 }
 
 fn fault(name: &'static str, why: &'static str, place: Place) -> Fault {
-    Fault { name, place, why, works: false }
+    Fault { name, place, why, answer: AgentAnswer::None }
 }
 
 fn usable(name: &'static str, place: Place) -> Fault {
-    Fault { name, place, why: "", works: true }
+    Fault { name, place, why: "", answer: AgentAnswer::Facts }
+}
+
+/// The agent answers with an error; the plugin's has another code if that is none of its own.
+fn failed(name: &'static str, (code, expected): (u64, u64), msg: &str, why: &'static str) -> Fault {
+    let answer = json!({"answer": "failed", "code": code, "msg": msg});
+    let place = says(format!("{HELLO}{answer}\n"));
+    Fault { name, place, why, answer: AgentAnswer::Failed(expected) }
 }
 
 fn sockets() -> Vec<Fault> {
@@ -184,8 +199,6 @@ fn conversations() -> Vec<Fault> {
         })
     };
     let before_the_end = changed(|_| {}).len() - 3;
-    let failed =
-        |code: u64, msg: &str| says(format!("{HELLO}{}\n", json!({"answer": "failed", "code": code, "msg": msg})));
     let nested = format!("{HELLO}{{\"answer\":{}\n", "[".repeat(1 << 20));
     let large = changed(|answer| answer["pod"]["labels"] = json!({"a": "x".repeat(50_000_000)}));
     vec![
@@ -271,10 +284,10 @@ fn conversations() -> Vec<Fault> {
         fault("agent: an endless greeting", "no greeting", endless("", "x")),
         fault("agent: an endless answer", "no answer", endless(HELLO, "{}, ")),
         fault("agent: endless lines", "no greeting", endless("", "\n")),
-        fault("agent: fails with code 101", "no right", failed(101, "no right")),
-        fault("agent: fails with code 0", "no code", failed(0, "no code")),
-        fault("agent: fails with code 999", "odd code", failed(999, "odd code")),
-        fault("agent: fails with control characters", "\\u{1b}[2J", failed(11, "\u{1b}[2J")),
+        failed("agent: fails with code 101", (101, 101), "no right", "no right"),
+        failed("agent: fails with code 0", (0, 11), "no code", "no code"),
+        failed("agent: fails with code 999", (999, 11), "odd code", "odd code"),
+        failed("agent: fails with control characters", (11, 11), "\u{1b}[2J", "\\u{1b}[2J"),
     ]
 }
 
@@ -286,22 +299,21 @@ fn attempt(scene: &mut Scene, fault: &Fault, usable: &Server) {
     let with_api = json!({"agent_socket": scene.socket(), "kubeconfig": scene.root.join("kubeconfig")});
     for mode in Mode::BOTH.into_iter().take(if is_complete() { 2 } else { 1 }) {
         let socket = scene.socket().display().to_string();
-        // The answer is only that of an attachment.
-        if !(fault.works && mode == Mode::Primary) {
-            let expected = match fault {
-                Fault { works: true, .. } => works(),
-                Fault { why, .. } if why.contains("code") || why.contains("right") || why.contains("1b") => {
-                    Expected { codes: vec![11, 101], ..fails(11, &[why]) }
-                }
-                Fault { why, .. } => fails(11, &ALONE).with(&[why, &socket]),
+        // The facts are all that the primary plugin gets from this agent.
+        if (mode, fault.answer) != (Mode::Primary, AgentAnswer::Facts) {
+            let expected = match fault.answer {
+                AgentAnswer::Facts => works(),
+                AgentAnswer::Failed(code) => fails(code, &[fault.why]),
+                AgentAnswer::None => fails(11, &ALONE).with(&[fault.why, &socket]),
             };
             let conf = scene.conf(mode, &alone);
             scene.expect("ADD", mode, &conf, &expected);
             scene.expect("DEL", mode, &conf, &works());
         }
         let conf = scene.conf(mode, &with_api);
-        let expected =
-            works().with(&[fault.why, if fault.works { "" } else { "asking the API server instead of the agent" }]);
+        let fallback = "asking the API server instead of the agent";
+        let parts: &[&str] = if fault.answer == AgentAnswer::Facts { &[] } else { &[fault.why, fallback] };
+        let expected = works().with(parts);
         scene.expect_as("ADD with an API server", "ADD", mode, &conf, &expected);
         scene.expect("CHECK", mode, &conf, &works());
         scene.expect("DEL", mode, &conf, &works());

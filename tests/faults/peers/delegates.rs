@@ -106,7 +106,7 @@ fn behaviors() -> Vec<Fault> {
             timeout: 30,
             ..in_add(
                 "prints 100 MB to stderr",
-                &format!("/usr/bin/yes | /usr/bin/head -c 100000000 >&2; {prints_ok}"),
+                &format!("/usr/bin/yes $(printf %0100d 7) | /usr/bin/head -c 100000000 >&2; {prints_ok}"),
                 works().within(Duration::from_secs(30)),
             )
         },

@@ -117,10 +117,6 @@ impl Server {
         format!("{}://{}", self.scheme, self.address)
     }
 
-    pub(crate) fn port(&self) -> u16 {
-        self.address.port()
-    }
-
     /// Returns the lines of all requests so far.
     pub(crate) fn requests(&self) -> Vec<String> {
         self.requests.lock().expect("no panic while locked").clone()
