@@ -159,6 +159,11 @@ impl Ended {
         Self { answer, stdout: text(&output.stdout), stderr: text(&output.stderr), took }
     }
 
+    /// Returns whether the program started: the loader of a debug build can fail, and the release build needs none.
+    pub(crate) fn is_loaded(&self) -> bool {
+        !(self.answer == Answer::Silent(127) && self.stderr.contains("error while loading shared libraries"))
+    }
+
     /// Returns the end of something that is no call of the plugin.
     pub(crate) fn other(answer: Answer, took: Duration) -> Self {
         Self { answer, stdout: String::new(), stderr: String::new(), took }

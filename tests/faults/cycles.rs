@@ -29,9 +29,10 @@ fn counts(subject: &Subject) -> BTreeMap<&'static str, usize> {
     let connections = text.split("#connections\n").nth(1).and_then(|rest| rest.lines().next()).unwrap_or_default();
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").expect("readable");
     let processes = fs::read_dir("/proc").expect("readable").flatten();
+    let own = format!("CNI_CONTAINERID={}", subject.pod.container_id);
     let is_of_pod = |entry: &fs::DirEntry| {
         let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
-        String::from_utf8_lossy(&environment).contains(&subject.pod.container_id)
+        environment.split(|byte| *byte == 0).any(|variable| variable == own.as_bytes())
     };
     [
         ("files of state", walk(Path::new(STATE))),

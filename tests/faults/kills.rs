@@ -8,7 +8,7 @@ use crate::subject::{MODES, Mode, Subject, Verb};
 use crate::table::{Table, number};
 use std::time::{Duration, Instant};
 
-const KILLS: usize = 10;
+const KILLS: usize = 6;
 const VERBS: [Verb; 5] = [Verb::Add, Verb::AddChanged, Verb::Check, Verb::Del, Verb::Gc];
 const LIMIT: Duration = Duration::from_secs(60);
 
