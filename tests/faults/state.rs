@@ -163,7 +163,7 @@ const DAMAGES: [Damage; 13] = [
     ("record: a directory", |path| replace(path, |path| fs::create_dir(path).expect("writable"))),
     ("record: a symbolic link", |path| replace(path, |path| symlink("/etc/passwd", path).expect("writable"))),
     ("record: a FIFO", |path| replace(path, |path| nix::unistd::mkfifo(path, Permissions::S_IRWXU).expect("writable"))),
-    ("record: unreadable mode", |path| fs::set_permissions(path, fs::Permissions::from_mode(0)).expect("root")),
+    ("record: unreadable mode", |path| fs::set_permissions(path, fs::Permissions::from_mode(0o000)).expect("root")),
 ];
 
 /// DEL must not fail. Without the record, detour can't identify the redirection in iptables format as its own; it

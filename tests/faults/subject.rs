@@ -12,6 +12,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 /// What the plugin does in the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -244,6 +245,23 @@ impl Subject {
         let id = &self.pod.container_id;
         let directories = [Path::new(STATE).join("attachments").join(id), Path::new(PRIMARY_STATE).join(id)];
         directories.iter().any(|path| path.symlink_metadata().is_ok())
+    }
+
+    /// Waits for the executables of a call that was killed: they keep running, and could otherwise create an interface
+    /// after the next DEL.
+    pub(crate) fn wait_for_executables(&self) {
+        let own = format!("CNI_CONTAINERID={}", self.pod.container_id);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let runs = || {
+            let processes = fs::read_dir("/proc").expect("readable").flatten();
+            let environments = processes.filter_map(|process| fs::read(process.path().join("environ")).ok());
+            let is_own = |text: Vec<u8>| text.split(|byte| *byte == 0).any(|variable| variable == own.as_bytes());
+            environments.map(is_own).any(|is_own| is_own)
+        };
+        while self.mode == Mode::Primary && runs() {
+            assert!(Instant::now() < deadline, "an executable does not end");
+            std::thread::yield_now();
+        }
     }
 
     /// Returns whether the interface of the default network exists.

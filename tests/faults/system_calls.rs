@@ -212,6 +212,7 @@ fn fail(subject: &Subject, verb: Verb, fault: &Fault, with_add: bool, table: &mu
     let trace = format!("trace={}", fault.system_call);
     subject.prepare(verb);
     let ended = subject.call(verb).under(&["strace", "-qq", "-o", "/dev/null", "-e", &trace, "-e", &option]).run();
+    subject.wait_for_executables();
     let (left, verdict) = subject.left(verb, &ended);
     let context = format!("{} ({:?}, {}) with {option}", verb.name(), subject.mode, subject.dialect);
     let answered = if ended.is_loaded() { is_right(fault, &ended) } else { Ok(()) };
