@@ -30,7 +30,6 @@ pub(crate) enum Answer {
 #[derive(Debug, Clone)]
 pub(crate) struct Ended {
     pub(crate) answer: Answer,
-    pub(crate) stdout: String,
     pub(crate) stderr: String,
     pub(crate) took: Duration,
 }
@@ -156,11 +155,16 @@ impl Ended {
             (_, Some(exit), None) => Answer::Silent(exit),
         };
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Self { answer, stdout: text(&output.stdout), stderr: text(&output.stderr), took }
+        Self { answer, stderr: text(&output.stderr), took }
+    }
+
+    /// Returns whether the program started: the loader of a debug build can fail, and the release build needs none.
+    pub(crate) fn is_loaded(&self) -> bool {
+        !(self.answer == Answer::Silent(127) && self.stderr.contains("error while loading shared libraries"))
     }
 
     /// Returns the end of something that is no call of the plugin.
     pub(crate) fn other(answer: Answer, took: Duration) -> Self {
-        Self { answer, stdout: String::new(), stderr: String::new(), took }
+        Self { answer, stderr: String::new(), took }
     }
 }

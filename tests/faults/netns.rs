@@ -100,6 +100,7 @@ impl Mounted {
 }
 
 /// Runs a call, with `event` before its system call of this number; `None` if it makes fewer.
+#[expect(clippy::zombie_processes, reason = "the loop waits with waitpid")]
 fn with_event_before(call: Call, number: usize, event: impl FnOnce()) -> Option<Ended> {
     let child = call.in_shell("kill -STOP $$; exec \"$@\"").start();
     let pid = Pid::from_raw(i32::try_from(child.id()).expect("an ID"));
@@ -127,6 +128,7 @@ fn with_event_before(call: Call, number: usize, event: impl FnOnce()) -> Option<
             WaitStatus::PtraceSyscall(_) | WaitStatus::PtraceEvent(..) => None,
             WaitStatus::Stopped(_, Signal::SIGSTOP | Signal::SIGCONT | Signal::SIGTRAP) => None,
             WaitStatus::Stopped(_, signal) => Some(signal),
+            // It has ended, and waitpid(2) has removed it.
             _ => return None,
         };
         ptrace::syscall(pid, signal).expect("stopped");

@@ -163,7 +163,7 @@ const DAMAGES: [Damage; 13] = [
     ("record: a directory", |path| replace(path, |path| fs::create_dir(path).expect("writable"))),
     ("record: a symbolic link", |path| replace(path, |path| symlink("/etc/passwd", path).expect("writable"))),
     ("record: a FIFO", |path| replace(path, |path| nix::unistd::mkfifo(path, Permissions::S_IRWXU).expect("writable"))),
-    ("record: unreadable mode", |path| fs::set_permissions(path, fs::Permissions::from_mode(0)).expect("root")),
+    ("record: unreadable mode", |path| fs::set_permissions(path, fs::Permissions::from_mode(0o000)).expect("root")),
 ];
 
 /// DEL must not fail. Without the record, detour can't identify the redirection in iptables format as its own; it
@@ -172,9 +172,13 @@ const DAMAGES: [Damage; 13] = [
 fn a_damaged_record_fails_add_and_check_and_not_del() {
     let mut table = Table::new("state");
     on_a_node_with("size=64m", || {
-        for (name, damage) in DAMAGES {
-            for (mode, dialect) in subjects() {
+        for (at, (name, damage)) in DAMAGES.into_iter().enumerate() {
+            for (subject_at, (mode, dialect)) in SUBJECTS.iter().enumerate() {
                 for verb in [Verb::AddAgain, Verb::AddChanged, Verb::Check, Verb::Gc, Verb::Del] {
+                    // A sample tries each damage in one mode.
+                    if !is_complete() && (at % SUBJECTS.len() != subject_at || verb == Verb::AddChanged) {
+                        continue;
+                    }
                     let subject = Subject::new(*mode, dialect);
                     subject.prepare(verb);
                     damage(&subject.record());

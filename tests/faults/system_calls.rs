@@ -212,9 +212,11 @@ fn fail(subject: &Subject, verb: Verb, fault: &Fault, with_add: bool, table: &mu
     let trace = format!("trace={}", fault.system_call);
     subject.prepare(verb);
     let ended = subject.call(verb).under(&["strace", "-qq", "-o", "/dev/null", "-e", &trace, "-e", &option]).run();
+    subject.wait_for_executables();
     let (left, verdict) = subject.left(verb, &ended);
     let context = format!("{} ({:?}, {}) with {option}", verb.name(), subject.mode, subject.dialect);
-    let verdict = verdict.and_then(|()| is_right(fault, &ended)).map_err(|why| format!("{context}: {why}"));
+    let answered = if ended.is_loaded() { is_right(fault, &ended) } else { Ok(()) };
+    let verdict = verdict.and(answered).map_err(|why| format!("{context}: {why}"));
     if verb == Verb::Status {
         // The next STATUS removes the file of a killed one.
         subject.done(Verb::Status);
