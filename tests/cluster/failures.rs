@@ -1,7 +1,7 @@
 //! Failures of the API server: which errors are retried, for how long, and which message they produce.
 
 use crate::scene::{GET_POD, api, facts, facts_by, has_both, kubeconfig, pod, status, wanted};
-use crate::server::{Answer, Request, Server, closed_port, takes};
+use crate::server::{Answer, Request, Server, takes};
 use detour_cni::cluster;
 use detour_cni::cni::{Code, Error};
 use serde_json::json;
@@ -164,4 +164,43 @@ fn an_invalid_name_is_not_sent_to_the_server() {
     let source = cluster::source(&api(&path, SHORT)).expect("a source");
     assert_eq!(source.facts(&wanted, true).expect_err("no name").code, Code::Environment);
     assert_eq!(server.connections(), 0);
+}
+
+#[test]
+fn at_the_deadline_the_cause_of_an_earlier_attempt_is_reported() {
+    let server = server(|nth| Some(if nth == 0 { status(500, "etcd leader changed") } else { Answer::Hang }));
+    let (error, _) = fails("hangs-later", &server.http(), BRIEF);
+    assert_eq!(error.code, Code::TryAgain);
+    let expected = "no answer within 0.3 s; an earlier attempt failed: 500, etcd leader changed";
+    assert_eq!(error.details, expected);
+}
+
+#[test]
+fn another_object_than_the_requested_one_is_not_used() {
+    let mut other = pod("uid-1");
+    other["metadata"]["name"] = json!("web-1");
+    let pods = server(move |_| Some(Answer::json(200, &other)));
+    let namespaces = Server::plain(|request| match request.line.as_str() {
+        GET_POD => has_both(request),
+        _ => Answer::json(200, &json!({"metadata": {"name": "prod"}})),
+    });
+    for (server, part) in [(pods, "expected the object shop/web-0, got shop/web-1"), (namespaces, "shop, got prod")] {
+        let (error, _) = fails("another-object", &server.http(), BRIEF);
+        assert!(error.code == Code::TryAgain && error.details.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_token_in_an_answer_is_removed() {
+    let answers: [fn(&str) -> Answer; 3] = [
+        |token| Answer::text(400, &format!("bad header Authorization: {token}")),
+        |token| status(500, token),
+        |token| Answer::json(200, &json!(token)),
+    ];
+    for answer in answers {
+        let server = Server::plain(move |request| answer(&request.headers["authorization"]));
+        let path = kubeconfig("token", &json!({"server": server.http()}), &json!({"token": "s3cr3t"}));
+        let error = facts(&api(&path, BRIEF)).expect_err("an error").to_string();
+        assert!(error.contains("Bearer (redacted)") && !error.contains("s3cr3t"), "{error}");
+    }
 }

@@ -354,7 +354,7 @@ fn bodies() -> Vec<Fault> {
             connection.send(&good(&request.line));
         }
     });
-    let expected = works().with(&["no answer within 1.0 s"]).within(Duration::from_secs(2));
+    let expected = works().with(&["no answer within 2.0 s"]).within(Duration::from_secs(2));
     faults.push(Fault { only: Some(Mode::Primary), ..fault("API: hangs when it is written to", script, expected) });
     let refuses =
         move |request: &Request| if is_write(request) { status(403, "", "no right") } else { good(&request.line) };

@@ -111,6 +111,7 @@ impl Expected {
 #[derive(Debug)]
 pub(crate) struct Called {
     pub(crate) ended: Ended,
+    stdout: String,
     /// The maximum resident memory in KiB, as far as it was seen.
     memory: u64,
 }
@@ -349,7 +350,7 @@ pub(crate) fn ended(mut child: Child, started: Instant) -> Called {
         (Some(_), Some((code, text))) => Answer::Refused(code, text),
         (Some(exit), None) => Answer::Silent(exit),
     };
-    Called { ended: Ended { answer, stdout, stderr, took }, memory }
+    Called { ended: Ended { answer, stderr, took }, stdout, memory }
 }
 
 /// Returns code and whole text of an error object, if it is the only document.
@@ -365,7 +366,7 @@ impl Called {
     }
 
     fn problems(&self, expected: &Expected) -> Vec<String> {
-        let Ended { answer, stdout, stderr, took } = &self.ended;
+        let Ended { answer, stderr, took } = &self.ended;
         // An executable's own code is returned.
         let is_expected = matches!(answer, Answer::Refused(code, _) if expected.codes.contains(code));
         let mut problems: Vec<String> = is_answer(&self.ended).err().filter(|_| !is_expected).into_iter().collect();
@@ -384,7 +385,7 @@ impl Called {
         let pod = (*answer != Answer::Done && expected.names_pod).then_some(POD);
         let missing = expected.parts.iter().map(String::as_str).chain(pod).filter(|part| !text.contains(part));
         problems.extend(missing.map(|part| format!("the text does not contain {part:?}")));
-        if [stdout, stderr].iter().any(|text| text.contains(TOKEN)) {
+        if [&self.stdout, stderr].iter().any(|text| text.contains(TOKEN)) {
             problems.push("the token is in the output".to_owned());
         }
         if *took > expected.within + slack() {
