@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 /// The number of cases that run at the same time: most of them wait.
-const WORKERS: usize = 6;
+const WORKERS: usize = 4;
 
 /// Without `FAULTS=all`, one case of so many is tried in a group that is not small.
 const SAMPLE: usize = 5;
