@@ -86,6 +86,39 @@ pub fn without_userinfo(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// Returns the text without bearer tokens: the word after `Bearer`, and tokens of known form (JSON Web Tokens, those of
+/// OpenShift). A server may quote the request's header `Authorization` in its answer.
+#[must_use]
+pub fn without_tokens(text: &str) -> Cow<'_, str> {
+    const SCHEME: &str = "bearer";
+    const STARTS: [&str; 2] = ["eyJ", "sha256~"];
+    let is_end = |c: char| c.is_whitespace() || matches!(c, '"' | '\'' | ',' | '\\' | '<' | '>');
+    let ends_with_scheme = |word: &str| {
+        let word = word.trim_end_matches([':', '=']).as_bytes();
+        word.len().checked_sub(SCHEME.len()).is_some_and(|at| word[at..].eq_ignore_ascii_case(SCHEME.as_bytes()))
+    };
+    // Prose, as in `invalid bearer token`, has no digits or capitals.
+    let is_prose =
+        |word: &str| word.chars().all(|c| c.is_ascii_lowercase() || matches!(c, '.' | ';' | ':' | ')' | '='));
+    let (mut out, mut follows_scheme, mut found) = (String::new(), false, false);
+    for piece in text.split_inclusive(is_end) {
+        let word = piece.trim_end_matches(is_end);
+        let known = STARTS.iter().filter_map(|start| word.find(start)).min();
+        let kept = if follows_scheme && !is_prose(word) { Some(0) } else { known };
+        follows_scheme = ends_with_scheme(word) || follows_scheme && word.is_empty();
+        match kept {
+            Some(at) => {
+                found = true;
+                out += &word[..at];
+                out += REDACTED;
+                out += &piece[word.len()..];
+            }
+            None => out += piece,
+        }
+    }
+    if found { Cow::Owned(out) } else { Cow::Borrowed(text) }
+}
+
 /// Returns at most `bytes` bytes of the text; a longer text ends in `…`.
 #[must_use]
 pub fn cut(text: &str, bytes: usize) -> Cow<'_, str> {
@@ -187,6 +220,22 @@ mod tests {
     const BAD: &str = "\0\u{7}\u{8}\r\u{1b}\u{7f}\u{85}\u{9b}\u{61c}\u{200b}\u{200d}\u{200e}\u{200f}\u{2028}\u{2029}\
         \u{202a}\u{202b}\u{202c}\u{202d}\u{202e}\u{2060}\u{2066}\u{2067}\u{2068}\u{2069}\u{ad}\u{feff}\u{fff9}\
         \u{fffe}\u{ffff}\u{e0001}\u{e0041}\u{a0}\u{fe0f}";
+
+    #[test]
+    fn bearer_tokens_are_removed() {
+        for (text, expected) in [
+            ("Authorization: Bearer s3cr3t", "Authorization: Bearer (redacted)"),
+            ("{\"Authorization\":\"Bearer s3/cr+3t==\"}", "{\"Authorization\":\"Bearer (redacted)\"}"),
+            ("[\"bearer\", \"s3cr3t\"] x", "[\"bearer\", \"(redacted)\"] x"),
+            ("invalid token \\\"Bearer S\\\"", "invalid token \\\"Bearer (redacted)\\\""),
+            ("x=eyJhbGciOiJub25lIn0.s3.cr3t, no", "x=(redacted), no"),
+            ("sha256~s3cr3t", "(redacted)"),
+        ] {
+            assert_eq!(without_tokens(text), expected);
+        }
+        let prose = "401, invalid bearer token, the service account token has expired; BEARER";
+        assert_eq!(without_tokens(prose), prose);
+    }
 
     #[test]
     fn only_characters_that_terminals_interpret_are_escaped() {

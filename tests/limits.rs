@@ -9,12 +9,10 @@ use directory::Directory;
 use nix::fcntl::OFlag;
 use serde_json::{Value, json};
 use std::fs::{self, OpenOptions};
-use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -176,96 +174,4 @@ fn a_full_stdout_is_a_failure() {
 
 fn directory(name: &str) -> Directory {
     Directory::new(&format!("limits-{name}"))
-}
-
-/// Starts a server that answers each request with `head` and an endless sequence of the chunk `piece`.
-fn endless(head: &'static str, piece: &'static str) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("an address");
-    thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            thread::spawn(move || flood(&stream, head, piece));
-        }
-    });
-    address
-}
-
-fn flood(mut stream: &TcpStream, head: &str, piece: &str) {
-    let mut lines = BufReader::new(stream).lines();
-    while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
-    let mut sent = stream.write_all(head.as_bytes());
-    let piece = piece.repeat(10_000);
-    let chunk = format!("{:x}\r\n{piece}\r\n", piece.len());
-    while sent.is_ok() {
-        sent = stream.write_all(chunk.as_bytes());
-    }
-}
-
-const CHUNKED: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
-const REFUSED: &str = "HTTP/1.1 500 no\r\ntransfer-encoding: chunked\r\n\r\n";
-const ANNOUNCED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 1000000000000\r\n\r\n";
-
-#[test]
-fn an_endless_response_is_read_up_to_the_limit() {
-    for (head, piece) in [(CHUNKED, "x"), (CHUNKED, "{\"kind\":\"Pod\"}\n"), (REFUSED, " "), (ANNOUNCED, " ")] {
-        let directory = directory("endless");
-        let kubeconfig = directory.join("kubeconfig");
-        let server = format!("http://admin:s3cr3t@{}", endless(head, piece));
-        let text = json!({
-            "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k", "user": ""}}],
-            "clusters": [{"name": "k", "cluster": {"server": server}}],
-        });
-        fs::write(&kubeconfig, text.to_string()).expect("written");
-        let conf = json!({
-            "cniVersion": "1.1.0", "name": "n", "type": "detour", "kubernetes": {"kubeconfig": kubeconfig},
-            "chain": [{"type": "istio-redirect"}],
-        });
-        let mut detour = call("ADD");
-        // The pod is looked up before its network namespace.
-        detour.env("CNI_NETNS", "/run/netns/detour-absent");
-        let mut process = detour.spawn().expect("it starts");
-        process.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("written");
-        let (_, memory) = end(&mut process);
-        let (code, text) = error(&mut process);
-        let expected =
-            "GET /api/v1/namespaces/shop/pods/web-0: expected a response of at most 16777216 bytes, got more";
-        assert!(code == 7 && text.contains(expected) && text.contains("pod shop/web-0"), "{text}");
-        assert!(!text.contains("s3cr3t") && !text.contains("admin"), "{text}");
-        assert!(memory < MEMORY, "{memory} KiB");
-    }
-}
-
-#[test]
-fn the_agent_limits_lists_to_a_page() {
-    let root = directory("agent");
-    fs::create_dir_all(root.join("sa")).expect("made");
-    // No server is checked by it: this one is asked in plain HTTP.
-    let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
-    fs::write(root.join("sa/ca.crt"), authority.cert.pem()).expect("written");
-    fs::write(root.join("sa/token"), "token").expect("written");
-    let mut process = Command::new(env!("CARGO_BIN_EXE_detour"))
-        .args(["agent", "--node-name=n", "--socket=", "--repair=off"])
-        .arg(format!("--root={}", root.display()))
-        .arg(format!("--service-account={}/sa", root.display()))
-        .arg(format!("--api-server=http://{}", endless(CHUNKED, "{\"items\":[")))
-        .env_clear()
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    let lines = BufReader::new(process.stderr.take().expect("a pipe")).lines().map_while(Result::ok);
-    let (sender, log) = channel();
-    thread::spawn(move || lines.into_iter().try_for_each(|line| sender.send(line)));
-    let mut wanted = vec!["GET /api/v1/pods", "GET /api/v1/namespaces"];
-    let is_reason = |line: &str, request: &str| {
-        line.contains(&format!("{request}: expected a page of at most 67108864 bytes, got more"))
-    };
-    let mut seen = Vec::new();
-    while !wanted.is_empty() {
-        let Ok(line) = log.recv_timeout(DEADLINE) else { break };
-        wanted.retain(|request| !is_reason(&line, request));
-        seen.push(line);
-    }
-    process.kill().expect("a child");
-    process.wait().expect("a child");
-    assert!(wanted.is_empty(), "{wanted:?} in {seen:#?}");
 }

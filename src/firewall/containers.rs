@@ -258,6 +258,7 @@ fn failed(action: &str, error: &NfError) -> Error {
         NfError::Refused { errno: Errno::ENOENT, .. } => {
             (Code::Drift, ": another process deleted the table or one of its sets")
         }
+        error if error.is_lack_of_resources() => (Code::TryAgain, ": the node lacks memory or file descriptors; retry"),
         NfError::Refused { errno: Errno::ENFILE, .. } => (Code::KernelRefused, ": the set is full; delete the pod"),
         _ => (Code::KernelRefused, ""),
     };

@@ -255,13 +255,14 @@ impl LiveRuleset {
 }
 
 /// Returns the CNI error for a failed `action` ("read") on the rules: [`Code::ForeignRules`] if there are
-/// too many of them, otherwise [`Code::KernelRefused`].
+/// too many of them, [`Code::TryAgain`] if the node lacks memory, otherwise [`Code::KernelRefused`].
 #[must_use]
 pub fn failed(action: &str, error: NfError) -> cni::Error {
     let (code, next) = match error {
         NfError::TooMany(_) | NfError::TooManyDeletions { .. } => {
             (Code::ForeignRules, "; remove rules in the pod's network namespace, or delete the pod")
         }
+        error if error.is_lack_of_resources() => (Code::TryAgain, ": the node lacks memory or file descriptors; retry"),
         _ => (Code::KernelRefused, ""),
     };
     cni::Error::new(code, format!("can't {action} the rules of the network namespace: {error}{next}"))

@@ -14,4 +14,4 @@ pub use attributes::Attributes;
 pub use message::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NLMSG_ERROR, Received, put, split,
 };
-pub use socket::{DumpLimit, EXCEEDED, NetlinkSocket, retry_interrupted};
+pub use socket::{DumpLimit, EXCEEDED, NetlinkSocket, is_lack_of_resources, retry_interrupted};

@@ -2,7 +2,7 @@
 //! errors count as success.
 
 use crate::cni::{Code, Error};
-use crate::netlink::{DumpLimit, EXCEEDED, NetlinkSocket};
+use crate::netlink::{DumpLimit, EXCEEDED, NetlinkSocket, is_lack_of_resources};
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
@@ -60,11 +60,15 @@ pub(super) fn failed_with_hint(what: &str, errno: &Errno, hint: &str) -> Error {
 }
 
 /// Returns the error of a failed request: [`Code::ForeignRules`] if the namespace contains too many objects,
-/// otherwise [`Code::KernelRefused`].
+/// [`Code::TryAgain`] if the node lacks memory, otherwise [`Code::KernelRefused`].
 pub(super) fn failed(what: &str, errno: &Errno) -> Error {
     if *errno == EXCEEDED {
         let msg = format!("{what}: expected {}, got more; delete the pod", DumpLimit::USUAL);
         return Error::new(Code::ForeignRules, msg);
+    }
+    if is_lack_of_resources(*errno) {
+        let msg = format!("{what}: {errno}: the node lacks memory or file descriptors; the runtime should retry");
+        return Error::new(Code::TryAgain, msg);
     }
     Error::new(Code::KernelRefused, format!("{what}: {errno}"))
 }

@@ -127,13 +127,18 @@ impl Store {
         }
     }
 
-    /// Removes the record of an attachment, if there is one, and the container's directory with its last record.
+    /// Removes the record of an attachment, if there is one, and the container's directory with its last record. A
+    /// directory at its path is removed too: a DEL must not leave rules behind because of it.
     ///
     /// # Errors
     /// The file can't be removed.
     pub fn remove(&self, attachment: &Attachment) -> Result<(), Error> {
         let path = self.file(attachment);
-        match fs::remove_file(&path) {
+        let removed = match fs::remove_file(&path) {
+            Err(error) if error.kind() == ErrorKind::IsADirectory => fs::remove_dir_all(&path),
+            other => other,
+        };
+        match removed {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(io_error("remove", &path, &error)),
             _ => {}
         }
@@ -168,10 +173,15 @@ impl Store {
     /// # Errors
     /// The directory can't be created or written to.
     pub fn probe(&self) -> Result<(), Error> {
-        let path = self.root.join(format!(".probe.{}", std::process::id()));
+        // One name, so that a probe that is killed leaves at most one file, which the next probe removes.
+        let path = self.root.join(".probe");
         let flush = |file: fs::File| if self.durability == Durability::Volatile { Ok(()) } else { file.sync_all() };
         let written = create_with_parents(&path).and_then(flush).and_then(|()| fs::remove_file(&path));
-        written.map_err(|error| io_error("write", &path, &error))
+        match written {
+            // A concurrent probe has created or removed the file.
+            Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => Ok(()),
+            other => other.map_err(|error| io_error("write", &path, &error)),
+        }
     }
 
     fn directory(&self, container_id: &str) -> PathBuf {
@@ -338,6 +348,25 @@ mod tests {
         assert_eq!(error.code, Code::State);
         assert!(error.msg.contains("/c/n@net1.json: "), "{error}");
         store.remove(&one).expect("removable");
+    }
+
+    #[test]
+    fn a_probe_removes_the_file_of_a_killed_one() {
+        let (_directory, store) = store("probe");
+        store.probe().expect("writable");
+        fs::write(store.root.join(".probe"), "").expect("writable");
+        store.probe().expect("writable");
+        assert_eq!(fs::read_dir(&store.root).expect("readable").count(), 0);
+    }
+
+    #[test]
+    fn a_directory_at_the_path_of_a_record_is_removed() {
+        let (_directory, store) = store("directory");
+        let one = attachment("c", "n", "net1");
+        fs::create_dir_all(store.file(&one).join("below")).expect("creatable");
+        assert_eq!(store.read::<Number>(&one).expect_err("a directory").code, Code::State);
+        store.remove(&one).expect("removable");
+        assert!(store.containers().expect("readable").is_empty());
     }
 
     #[test]

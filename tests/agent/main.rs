@@ -4,7 +4,6 @@
 mod answers;
 mod call_reports;
 mod fallback;
-mod listener;
 mod primary;
 mod scene;
 #[path = "../support/mod.rs"]

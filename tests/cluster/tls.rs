@@ -1,11 +1,11 @@
 //! TLS: server and client certificates.
 
-use crate::scene::{api, facts, facts_by, has_both, kubeconfig};
+use crate::scene::{facts_by, has_both, kubeconfig};
 use crate::server::Server;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use detour_cni::cni::{Code, Error};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::PrivateKeyDer;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
@@ -107,22 +107,6 @@ fn a_certificate_of_an_unknown_ca_is_an_error_without_retry() {
 }
 
 #[test]
-fn an_expired_certificate_and_a_ca_certificate_are_reported_as_such() {
-    let ca = authority();
-    let mut expired = for_names(&["127.0.0.1"]);
-    (expired.not_before, expired.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
-    let server = Server::tls(serving(&ca, &expired), has_both);
-    let error = fails_at_once("expired", &server, &trusting(&server, &ca), &json!({}));
-    assert!(error.msg.contains("has expired"), "{error}");
-
-    let mut its_own = for_names(&["127.0.0.1"]);
-    its_own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let server = Server::tls(serving(&ca, &its_own), has_both);
-    let error = fails_at_once("ca-as-server", &server, &trusting(&server, &ca), &json!({}));
-    assert!(error.msg.contains("CA:FALSE"), "{error}");
-}
-
-#[test]
 fn a_client_certificate_is_sent_from_inline_data_or_files() {
     let ca = authority();
     let server = Server::tls(config(&ca, &for_names(&["127.0.0.1"]), Some(&ca)), has_both);
@@ -146,13 +130,4 @@ fn a_required_client_certificate_is_reported_without_retry() {
     let server = Server::tls(config(&ca, &for_names(&["127.0.0.1"]), Some(&ca)), has_both);
     let error = fails_at_once("client-none", &server, &trusting(&server, &ca), &json!({"token": "t"}));
     assert!(error.msg.contains("client-certificate"), "{error}");
-}
-
-#[test]
-fn a_server_without_tls_is_a_temporary_error() {
-    let server = Server::plain(has_both);
-    let cluster = json!({"server": server.https(), "insecure-skip-tls-verify": true});
-    let path = kubeconfig("no-tls", &cluster, &json!({}));
-    let conf = api(&path, Duration::from_millis(300));
-    assert_eq!(facts(&conf).expect_err("an error").code, Code::TryAgain);
 }

@@ -1,4 +1,4 @@
-//! Saved state that can't be read or written, and network namespaces that are gone or replaced.
+//! Saved state that is gone, and network namespaces that are gone or replaced. `tests/faults` has damaged state.
 
 use crate::attachment::{Attachment, Facts, Slot};
 use crate::call::Answer;
@@ -6,7 +6,6 @@ use crate::expect::from_scratch;
 use crate::kernel::Kernel;
 use crate::node::{STATE, left_in_state, on_a_node, on_a_node_with};
 use crate::pod::Pod;
-use nix::mount::{MsFlags, mount};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -16,102 +15,6 @@ const OTHER: Attachment = Slot::ExcludeDns.with(Facts::Plain);
 fn record_path(pod: &Pod, attachment: Attachment) -> PathBuf {
     let name = format!("{}@{}.json", attachment.slot.network(), attachment.slot.ifname());
     Path::new(STATE).join("attachments").join(&pod.container_id).join(name)
-}
-
-/// Returns damaged variants of a record.
-fn damaged(text: &str) -> Vec<String> {
-    let half = &text[..text.len() / 2];
-    [half, "", "\0\0\0\0", "[]", "{}", "{\"policy\": 7}", "null"].map(str::to_owned).into()
-}
-
-#[test]
-fn damaged_state_is_an_error_with_a_next_step_and_does_not_block_del() {
-    on_a_node(|| {
-        let pod = Pod::new();
-        pod.add(REDIRECT).done();
-        let file = record_path(&pod, REDIRECT);
-        for text in damaged(&std::fs::read_to_string(&file).expect("saved")) {
-            pod.add(REDIRECT).done();
-            let before = Kernel::of(&pod);
-            std::fs::write(&file, &text).expect("writable");
-            for verb in ["ADD", "CHECK"] {
-                let error = pod.call(verb, REDIRECT).refused(105);
-                assert!(error.contains(file.to_str().expect("text")) && error.contains("delete the pod"), "{error}");
-                pod.call(verb, OTHER).refused(105);
-            }
-            Kernel::of(&pod).assert_is(&before, "calls that were refused");
-            pod.del(OTHER).done();
-            assert!(file.exists(), "the DEL of another attachment takes nothing of this one");
-            pod.del(REDIRECT).done();
-            assert!(!file.exists());
-            let left = Kernel::of(&pod);
-            assert!(!left.rules.keys().any(|chain| chain.contains("DETOUR_")), "{left:?}");
-            // Without the record, detour can't identify the redirection as its own; it remains until the pod is deleted.
-            for program in ["iptables-restore", "ip6tables-restore"] {
-                pod.tool(program, &[], "*nat\nCOMMIT\n*raw\nCOMMIT\n");
-            }
-        }
-    });
-}
-
-#[test]
-fn state_that_is_not_a_file_is_an_error_and_does_not_block_del() {
-    on_a_node_with("size=1m", || {
-        let pod = Pod::new();
-        std::fs::create_dir_all(record_path(&pod, REDIRECT)).expect("writable");
-        pod.add(REDIRECT).refused(105);
-        pod.check(REDIRECT).refused(105);
-        pod.del(REDIRECT).done();
-        assert!(!Kernel::of(&pod).has_rules());
-    });
-}
-
-fn nothing_changes_if_state_can_not_be_saved(pod: &Pod) {
-    let before = Kernel::of(pod);
-    let error = pod.add(REDIRECT).refused(5);
-    assert!(error.contains(STATE), "{error}");
-    pod.check(REDIRECT).refused(104);
-    Kernel::of(pod).assert_is(&before, "an ADD that was refused");
-}
-
-fn remount(flags: MsFlags) {
-    mount(None::<&str>, STATE, None::<&str>, MsFlags::MS_REMOUNT | flags, None::<&str>).expect("needs root");
-}
-
-#[test]
-fn a_read_only_state_directory_fails_add_and_not_del() {
-    on_a_node_with("size=1m", || {
-        let (with, without) = (Pod::new(), Pod::new());
-        with.add(REDIRECT).done();
-        remount(MsFlags::MS_RDONLY);
-        nothing_changes_if_state_can_not_be_saved(&without);
-        without.del(REDIRECT).done();
-        with.check(REDIRECT).done();
-        with.del(REDIRECT).done();
-        assert!(!Kernel::of(&with).has_rules());
-        remount(MsFlags::empty());
-        with.del(REDIRECT).done();
-        assert!(!record_path(&with, REDIRECT).exists());
-    });
-}
-
-#[test]
-fn a_full_file_system_fails_add_and_not_del() {
-    on_a_node_with("size=64k", || {
-        let (with, without) = (Pod::new(), Pod::new());
-        with.add(REDIRECT).done();
-        let filler = Path::new(STATE).join("filler");
-        std::fs::write(&filler, vec![0; 1 << 20]).expect_err("it is full");
-        nothing_changes_if_state_can_not_be_saved(&without);
-        without.del(REDIRECT).done();
-        with.check(REDIRECT).done();
-        with.add(Slot::Detour.with(Facts::Annotated)).refused(5);
-        with.check(REDIRECT).done();
-        with.del(REDIRECT).done();
-        assert!(!Kernel::of(&with).has_rules());
-        std::fs::remove_file(filler).expect("exists");
-        assert_eq!(left_in_state(), Vec::<PathBuf>::new());
-    });
 }
 
 #[test]

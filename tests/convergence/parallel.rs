@@ -1,4 +1,4 @@
-//! Concurrent calls. `CYCLES` sets how often a pod is added and deleted.
+//! Concurrent calls in one pod. Those in many pods are in `tests/faults`.
 
 use crate::attachment::{Attachment, Facts, Slot};
 use crate::call::Answer;
@@ -14,9 +14,7 @@ const REDIRECT: Attachment = Slot::Detour.with(Facts::DnsCaptured);
 /// Without DNS capture, so that it needs fewer tables than an attachment with exclusions only.
 const PLAIN: Attachment = Slot::Detour.with(Facts::Plain);
 const OTHER: Attachment = Slot::ExcludeDns.with(Facts::Plain);
-const PODS: usize = 200;
 const IN_ONE_POD: u32 = 20;
-const CYCLES: u32 = 100;
 
 /// Waits for all calls; none may fail.
 fn all_succeed(calls: impl IntoIterator<Item = Child>) {
@@ -24,24 +22,6 @@ fn all_succeed(calls: impl IntoIterator<Item = Child>) {
         let output = call.wait_with_output().expect("it ends");
         assert!(output.status.success(), "{output:?}");
     }
-}
-
-#[test]
-fn concurrent_calls_in_different_pods_succeed() {
-    on_a_node(|| {
-        let expected = from_scratch(None, &[REDIRECT].into()).expect("accepted");
-        let pods: Vec<Pod> = (0..PODS).map(|_| Pod::new()).collect();
-        let start = Instant::now();
-        all_succeed(pods.iter().map(|pod| pod.start("ADD", REDIRECT)));
-        println!("{PODS} ADDs in as many pods: {:?}", start.elapsed());
-        for pod in &pods {
-            Kernel::of(pod).assert_is(&expected, "an ADD among many");
-        }
-        let start = Instant::now();
-        all_succeed(pods.iter().map(|pod| pod.start("DEL", REDIRECT)));
-        println!("{PODS} DELs: {:?}", start.elapsed());
-        assert!(pods.iter().all(|pod| !Kernel::of(pod).has_rules()));
-    });
 }
 
 fn excluding(uid: u32) -> Value {
@@ -126,21 +106,5 @@ fn an_add_with_interception_none_prevents_the_rules_of_a_concurrent_add() {
             assert_eq!(pod.check(OTHER), Answer::Done);
             all_succeed([pod.start("DEL", none), pod.start("DEL", OTHER)]);
         }
-    });
-}
-
-#[test]
-fn repeated_adds_and_dels_leave_nothing() {
-    let cycles = std::env::var("CYCLES").map_or(CYCLES, |text| text.parse().expect("CYCLES is a number"));
-    on_a_node(|| {
-        let pod = Pod::new();
-        let before = Kernel::of(&pod);
-        let start = Instant::now();
-        for _ in 0..cycles {
-            pod.add(REDIRECT).done();
-            pod.del(REDIRECT).done();
-        }
-        println!("{cycles} cycles of ADD and DEL: {:?}", start.elapsed());
-        Kernel::of(&pod).assert_is(&before, "at the end");
     });
 }

@@ -1,4 +1,5 @@
-//! Executables that fail: the ADD reports the cause and leaves nothing behind.
+//! Executables that fail: the order of the undo, signals, and text for terminals. `tests/faults/peers/delegates.rs` has
+//! the faults of executables.
 
 use crate::pod::{Output, Pod, conf, ended, start, with};
 use crate::recorders::{Recorders, add_prints, fails};
@@ -23,19 +24,6 @@ fn recorders() -> Recorders {
     Recorders::new().with("first", &first).with("third", "")
 }
 
-/// Returns the error message of an ADD whose executable `second` behaves as given; checks that the ADD is undone.
-#[track_caller]
-fn message(behaviour: &str, more: &Value) -> String {
-    let recorders = recorders().with("second", behaviour);
-    let output = failed(&recorders, &Pod::new(), more);
-    assert_eq!(output.stdout["code"], 106, "{}", output.stdout);
-    assert_eq!(recorders.order()[..2], ["ADD first", "ADD second"]);
-    assert!(recorders.order().ends_with(&["DEL second".to_owned(), "DEL first".to_owned()]));
-    let message = output.stdout["msg"].as_str().expect("a message").to_owned();
-    assert!(message.starts_with("plugin type=\"second\" failed (add): "), "{message}");
-    message
-}
-
 fn nothing() -> Value {
     json!({})
 }
@@ -54,23 +42,6 @@ fn a_failed_add_is_undone_in_reverse_and_keeps_its_code() {
     assert_eq!(seen[3].stdin["prevResult"], json!({"cniVersion": "1.0.0", "ips": []}));
     let state = std::path::Path::new("/run/detour/attachments").join(&pod.name);
     assert!(!state.exists(), "no state is left");
-}
-
-#[test]
-fn a_failed_undo_is_logged_and_the_first_error_is_reported() {
-    let no = |msg: &str| format!("printf '%s' '{}'; exit 1", json!({"code": 7, "msg": msg}));
-    let recorders = recorders().with("second", &format!("{}\n{}", fails("ADD", &json!({"msg": "a"})), no("b")));
-    let output = failed(&recorders, &Pod::new(), &nothing());
-    assert_eq!(output.stdout["msg"], "plugin type=\"second\" failed (add): a");
-    assert!(output.stderr.contains("failed (delete): b"), "{}", output.stderr);
-}
-
-#[test]
-fn an_executable_that_hangs_is_killed_at_the_timeout() {
-    let hang = "if [ $CNI_COMMAND = ADD ]; then echo waiting for godot >&2; exec /bin/sleep 1000; fi";
-    let message = message(hang, &json!({"delegate_timeout_seconds": 1}));
-    assert!(message.contains("did not end within 1 s"), "{message}");
-    assert!(message.contains("waiting for godot") && message.contains("delegate_timeout_seconds"), "{message}");
 }
 
 /// Like stopping the runtime's service.
@@ -105,39 +76,6 @@ fn sigterm_to_the_plugin_kills_the_executable_and_undoes_the_add() {
 }
 
 #[test]
-fn an_invalid_result_is_quoted() {
-    let message = message("if [ $CNI_COMMAND = ADD ]; then echo hello; fi", &nothing());
-    assert!(
-        message.contains("invalid result on stdout: expected JSON") && message.contains(r#""hello\n""#),
-        "{message}"
-    );
-}
-
-#[test]
-fn a_failure_without_an_error_object_reports_the_exit_status() {
-    let message = message("if [ $CNI_COMMAND = ADD ]; then echo oh no >&2; exit 3; fi", &nothing());
-    assert!(message.contains("exit status: 3") && message.contains("oh no"), "{message}");
-}
-
-#[test]
-fn a_child_killed_by_a_signal_is_reported() {
-    let message = message("if [ $CNI_COMMAND = ADD ]; then kill -KILL $$; fi", &nothing());
-    assert!(message.contains("signal: 9"), "{message}");
-}
-
-#[test]
-fn ten_megabytes_on_stdout_are_refused() {
-    let flood = "if [ $CNI_COMMAND = ADD ]; then exec /usr/bin/head -c 10000000 /dev/zero; fi";
-    assert!(message(flood, &nothing()).contains("more than 4 MiB"));
-}
-
-#[test]
-fn a_result_with_a_wrong_type_is_refused() {
-    let message = message(&add_prints(&json!({"cniVersion": "1.0.0", "ips": "10.0.0.1/8"})), &nothing());
-    assert!(message.contains("result.ips: invalid value \"10.0.0.1/8\""), "{message}");
-}
-
-#[test]
 fn stderr_is_forwarded() {
     let recorders = recorders().with("second", "echo a line of its own >&2");
     let executables = [json!({"type": "second"})];
@@ -153,14 +91,6 @@ fn a_missing_executable_is_detected_before_anything_runs() {
     let wanted = format!("failed to find plugin \"second\" in path [{}]", recorders.bin().display());
     assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains(&wanted)), "{}", output.stdout);
     assert_eq!(recorders.order(), [""; 0]);
-}
-
-#[test]
-fn a_file_without_x_bits_has_a_hint() {
-    let recorders = recorders().with_file("second", "#!/bin/sh\n", 0o644);
-    let output = failed(&recorders, &Pod::new(), &nothing());
-    assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("x bits")), "{}", output.stdout);
-    assert_eq!(recorders.order(), ["ADD first", "DEL first"]);
 }
 
 /// Runtimes copy the message to Events, and stderr to their log.

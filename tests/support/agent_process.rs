@@ -4,6 +4,7 @@ use super::program::program;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use std::cell::RefCell;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -18,6 +19,8 @@ const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) struct Agent {
     process: Child,
     lines: Receiver<String>,
+    /// All lines that were received so far.
+    log: RefCell<Vec<String>>,
 }
 
 impl Agent {
@@ -49,7 +52,7 @@ impl Agent {
                 }
             }
         });
-        Self { process, lines }
+        Self { process, lines, log: RefCell::default() }
     }
 
     /// Waits for a log line that contains `part`. Returns it.
@@ -65,6 +68,7 @@ impl Agent {
         while !left.is_empty() {
             let line = self.lines.recv_timeout(DEADLINE);
             let line = line.unwrap_or_else(|why| panic!("{left:?} was not logged ({why}), but {others:#?}"));
+            self.log.borrow_mut().push(line.clone());
             match left.iter().position(|part| line.contains(part)) {
                 Some(at) => {
                     left.remove(at);
@@ -78,7 +82,15 @@ impl Agent {
 
     /// Returns the log lines since the last wait.
     pub(crate) fn logged(&self) -> Vec<String> {
-        self.lines.try_iter().collect()
+        let lines: Vec<_> = self.lines.try_iter().collect();
+        self.log.borrow_mut().extend(lines.iter().cloned());
+        lines
+    }
+
+    /// Returns all log lines since the start.
+    pub(crate) fn log(&self) -> Vec<String> {
+        self.logged();
+        self.log.borrow().clone()
     }
 
     /// Stops the process with SIGSTOP.

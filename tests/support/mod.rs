@@ -5,6 +5,7 @@
 
 pub(crate) mod agent_process;
 pub(crate) mod api;
+pub(crate) mod attachment;
 pub(crate) mod cgroup;
 pub(crate) mod delegate_pod;
 pub(crate) mod directory;
@@ -13,6 +14,7 @@ pub(crate) mod install_scene;
 pub(crate) mod kernel;
 pub(crate) mod netns_pod;
 pub(crate) mod new_netns;
+pub(crate) mod plugin_call;
 pub(crate) mod policies;
 pub(crate) mod private_node;
 pub(crate) mod program;

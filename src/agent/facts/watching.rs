@@ -4,6 +4,7 @@ use super::cache::{Cache, SharedFacts};
 use super::objects::WatchedKind;
 use crate::agent::metrics::Metrics;
 use crate::cluster::{PAGE, ServiceAccount, causes};
+use crate::printable::without_tokens;
 use futures_util::StreamExt;
 use kube::api::ListParams;
 use kube::runtime::watcher::{Config, DefaultBackoff, Error, Event, watcher};
@@ -133,11 +134,11 @@ impl WatchFailure {
             _ => None,
         };
         let cause = match (status, error) {
-            (Some(status), _) => format!("{}, {}", status.code, status.message),
+            (Some(status), _) => format!("{}, {}", status.code, without_tokens(&status.message)),
             (None, Error::InitialListFailed(error) | Error::WatchStartFailed(error) | Error::WatchFailed(error)) => {
                 causes(error)
             }
-            (None, other) => other.to_string(),
+            (None, other) => without_tokens(&other.to_string()).into_owned(),
         };
         let code = status.map_or(0, |status| status.code);
         Self { cause, unknown: code == 404, refused: matches!(code, 401 | 403 | 404), expired: code == 410 }

@@ -180,7 +180,8 @@ impl Cluster for AgentClient {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         let matches = |pod: &Pod, namespace: &Option<Namespace>| {
             let same_name = (&pod.namespace, &pod.name) == (&wanted.namespace, &wanted.name);
-            same_name && pod.matches(wanted) && namespace.is_some() == with_namespace
+            let namespace = namespace.as_ref().map(|namespace| &namespace.name);
+            same_name && pod.matches(wanted) && namespace == with_namespace.then_some(&wanted.namespace)
         };
         let read = |answer| match answer {
             AgentAnswer::Facts { pod, namespace } if matches(&pod, &namespace) => Some(Facts { pod: *pod, namespace }),

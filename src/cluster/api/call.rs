@@ -5,6 +5,7 @@ use super::request::ApiRequest;
 use super::retry::{AttemptError, RetriesExhausted, retry};
 use crate::cluster::http_client::TooLarge;
 use crate::cni::{Code, Error};
+use crate::printable::without_tokens;
 use kube::Client;
 use kube::client::Body;
 use serde::Deserialize;
@@ -59,8 +60,13 @@ impl ApiCall<'_> {
     /// Sends the request and parses the response: one attempt.
     pub(super) async fn get<T: DeserializeOwned>(&self) -> Result<T, AttemptError> {
         let body = self.send().await?;
-        serde_json::from_slice(&body)
-            .map_err(|error| self.transient(format!("200, but the body is not the expected object: {error}"), None))
+        serde_json::from_slice(&body).map_err(|error| self.unexpected(&error.to_string()))
+    }
+
+    /// The error for a successful response whose body is not the requested object.
+    pub(super) fn unexpected(&self, why: &str) -> AttemptError {
+        let why = without_tokens(why);
+        self.transient(format!("200, but the body is not the expected object: {why}"), None)
     }
 
     /// Sends the request and returns the body of a successful response: one attempt.
@@ -194,7 +200,7 @@ fn status_message(body: &[u8]) -> String {
         Err(_) => String::from_utf8_lossy(body).into_owned(),
     };
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.chars().take(MAX_CHARS).collect()
+    without_tokens(&line).chars().take(MAX_CHARS).collect()
 }
 
 /// Whether the body is a `Status` about the object `name` (apimachinery, `errors.NewNotFound`).
@@ -214,5 +220,8 @@ pub(crate) fn causes(error: &kube::Error) -> String {
         }
         next = source.source();
     }
-    if line.is_empty() { error.to_string() } else { line }
+    if line.is_empty() {
+        line = error.to_string();
+    }
+    without_tokens(&line).into_owned()
 }

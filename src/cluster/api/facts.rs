@@ -63,7 +63,7 @@ impl Api {
         let namespace = with_namespace.then(|| ApiRequest::namespace(wanted)).transpose()?;
         let session = self.session().map_err(|error| with_pod(wanted, error))?;
         let get_namespace = async || match &namespace {
-            Some(request) => self.get_namespace(started, session, request).await.map(Some),
+            Some(request) => self.get_namespace(started, session, request, wanted).await.map(Some),
             None => Ok(None),
         };
         session.run(async {
@@ -75,7 +75,7 @@ impl Api {
     pub(in crate::cluster) fn namespace_since(&self, started: Instant, wanted: &PodRef) -> Result<Namespace, Error> {
         let request = ApiRequest::namespace(wanted)?;
         let session = self.session()?;
-        session.run(self.get_namespace(started, session, &request))
+        session.run(self.get_namespace(started, session, &request, wanted))
     }
 
     pub(in crate::cluster) fn definitions_since(
@@ -86,10 +86,10 @@ impl Api {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        let requests = wanted.iter().map(|query| Ok((ApiRequest::definition(&query.object)?, query.awaited)));
+        let requests = wanted.iter().map(|query| Ok((ApiRequest::definition(&query.object)?, query)));
         let requests: Vec<_> = requests.collect::<Result<_, Error>>()?;
         let session = self.session()?;
-        let lookups = requests.iter().map(|(request, awaited)| self.look_up(started, session, request, *awaited));
+        let lookups = requests.iter().map(|(request, query)| self.look_up(started, session, request, query));
         session.run(try_join_all(lookups))
     }
 
@@ -102,7 +102,10 @@ impl Api {
     ) -> Result<Pod, Error> {
         let call = self.facts_call(session, request);
         let attempt = async || {
-            let pod = Pod::from(call.get::<wire::PodObject>().await?);
+            let object: wire::PodObject = call.get().await?;
+            let is_requested = object.metadata.is_of(Some(&wanted.namespace), &wanted.name);
+            is_requested.map_err(|why| call.unexpected(&why))?;
+            let pod = Pod::from(object);
             if pod.matches(wanted) { Ok(pod) } else { Err(AttemptError::NotFound(uid_mismatch(&pod, wanted))) }
         };
         call.run(started, self.timeout, attempt).await
@@ -113,9 +116,14 @@ impl Api {
         started: Instant,
         session: &Session,
         request: &ApiRequest,
+        wanted: &PodRef,
     ) -> Result<Namespace, Error> {
         let call = self.facts_call(session, request);
-        let attempt = async || Ok(call.get::<wire::NamespaceObject>().await?.into());
+        let attempt = async || {
+            let object: wire::NamespaceObject = call.get().await?;
+            object.metadata.is_of(None, &wanted.namespace).map_err(|why| call.unexpected(&why))?;
+            Ok(object.into())
+        };
         call.run(started, self.timeout, attempt).await
     }
 
@@ -124,11 +132,14 @@ impl Api {
         started: Instant,
         session: &Session,
         request: &ApiRequest,
-        awaited: bool,
+        DefinitionQuery { object, awaited }: &DefinitionQuery,
     ) -> Result<Lookup, Error> {
         let call = self.facts_call(session, request);
         let attempt = async || match call.get::<wire::DefinitionObject>().await {
-            Ok(definition) => Ok(Lookup::Found(definition.into())),
+            Ok(definition) => match definition.metadata.is_of(Some(&object.namespace), &object.name) {
+                Ok(()) => Ok(Lookup::Found(definition.into())),
+                Err(why) => Err(call.unexpected(&why)),
+            },
             Err(AttemptError::NotFound(cause)) if !awaited => Ok(Lookup::Missing(format!("{call}: {cause}"))),
             Err(error) => Err(error),
         };

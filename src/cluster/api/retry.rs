@@ -58,6 +58,7 @@ pub(super) async fn retry<T>(
     let mut schedule = RetrySchedule::new(started, timeout);
     let mut running = Vec::new();
     let mut next = Some(Instant::now());
+    let mut earlier = String::new();
     loop {
         let now = Instant::now();
         if next.is_some_and(|next| next <= now) {
@@ -75,14 +76,19 @@ pub(super) async fn retry<T>(
             Ok(Err(error)) => {
                 next = schedule.backoff(now, &error).map(|backoff| now + backoff);
                 let another_runs = matches!(error, AttemptError::Transient { .. }) && !running.is_empty();
-                if next.is_some() || another_runs {
-                    continue;
+                match error {
+                    AttemptError::NotFound(cause) | AttemptError::Transient { cause, .. }
+                        if next.is_some() || another_runs =>
+                    {
+                        earlier = format!("; an earlier attempt failed: {cause}");
+                        continue;
+                    }
+                    last => last,
                 }
-                error
             }
             Err(_) if now < schedule.deadline => continue,
             Err(_) => {
-                let cause = format!("no answer within {:.1} s", timeout.as_secs_f32());
+                let cause = format!("no answer within {:.1} s{earlier}", timeout.as_secs_f32());
                 AttemptError::Transient { cause, retry_after: None }
             }
         };

@@ -2,7 +2,9 @@
 //! linux/netfilter/nf_tables.h).
 
 use crate::netlink::attributes::{Attributes, find_be32};
-use crate::netlink::{self, DumpLimit, EXCEEDED, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkSocket, Received};
+use crate::netlink::{
+    self, DumpLimit, EXCEEDED, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkSocket, Received, is_lack_of_resources,
+};
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
@@ -41,6 +43,19 @@ pub enum NfError {
     },
 }
 
+impl NfError {
+    /// Returns whether the node lacks memory or file descriptors, which is temporary. `ENFILE` in an answer is none of
+    /// these: a set is full.
+    #[must_use]
+    pub fn is_lack_of_resources(&self) -> bool {
+        match self {
+            Self::Socket(errno) => is_lack_of_resources(*errno),
+            Self::Refused { errno, .. } => matches!(errno, Errno::ENOBUFS | Errno::ENOMEM),
+            _ => false,
+        }
+    }
+}
+
 /// A socket to nf_tables.
 #[derive(Debug)]
 pub struct NfSocket(NetlinkSocket);
@@ -69,7 +84,10 @@ impl NfSocket {
         let message = Message { verb: Verb::GetGeneration, flags: 0, family: 0, attributes: Attributes::new() };
         message.write(0, sequence, &mut request);
         self.0.send(&request)?;
-        let reply = self.0.receive()?.find(|m| m.sequence == sequence && m.kind != NLMSG_ERROR);
+        let reply = self.0.receive()?.find(|m| m.sequence == sequence);
+        if let Some(error) = reply.as_ref().filter(|m| m.kind == NLMSG_ERROR && m.errno() != 0) {
+            return Err(NfError::Socket(Errno::from_raw(error.errno())));
+        }
         let generation = reply.and_then(|m| find_be32(parts(m.body)?.1, GENERATION_ID));
         generation.ok_or(NfError::Socket(Errno::ENOTSUP))
     }

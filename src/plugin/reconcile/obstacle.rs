@@ -48,11 +48,14 @@ pub(super) fn refused(error: &NfError, transaction: Option<&Transaction>) -> Err
     if matches!(error, NfError::TooMany(_) | NfError::TooManyDeletions { .. }) {
         return firewall::failed("change", *error);
     }
-    let lacking = [Errno::EAGAIN, Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
-    if matches!(error, NfError::Socket(errno) if lacking.contains(errno)) {
+    if error.is_lack_of_resources() {
         let msg =
             format!("the pod's rules: {error}: the node lacks memory or file descriptors; the runtime should retry");
         return Error::new(Code::TryAgain, msg);
+    }
+    if matches!(error, NfError::Socket(Errno::EPERM)) {
+        let msg = format!("the pod's rules: {error}; check that the plugin runs with CAP_NET_ADMIN");
+        return Error::new(Code::KernelRefused, msg);
     }
     let place = match error {
         NfError::Refused { index: Some(index), .. } => transaction.and_then(|plan| plan.describe(*index)),

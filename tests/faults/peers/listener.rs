@@ -51,7 +51,7 @@ pub(crate) fn foreign_listener(path: &Path) -> Foreign {
     std::os::unix::fs::chown(directory, Some(NOBODY), Some(NOBODY)).expect("given away");
     let program = env::current_exe().expect("this test");
     let mut process = Command::new(program)
-        .args(["--exact", "listener::listens_as_another_user", "--nocapture"])
+        .args(["--exact", "peers::listener::listens_as_another_user", "--nocapture"])
         .env(LISTEN_AT, path)
         .uid(NOBODY)
         .gid(NOBODY)

@@ -124,7 +124,7 @@ impl Facts {
 
     fn directory(self) -> PathBuf {
         static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
-            let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("convergence");
+            let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("attachments");
             for facts in Facts::ALL {
                 let directory = root.join(format!("{facts:?}"));
                 std::fs::create_dir_all(&directory).expect("writable");

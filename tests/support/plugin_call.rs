@@ -1,7 +1,8 @@
 //! Calls of the plugin.
 
-use crate::attachment::Attachment;
-use crate::pod::Pod;
+use super::attachment::Attachment;
+use super::netns_pod::Pod;
+use super::program::program;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::process::{Child, Command, Output, Stdio};
@@ -68,7 +69,7 @@ impl Pod {
 
     /// Starts a call with these parameters.
     pub(crate) fn start_with(&self, verb: &str, ifname: &str, configuration: &Value, netns: &str) -> Child {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_detour"));
+        let mut command = Command::new(program());
         command.env_clear().envs([
             ("CNI_COMMAND", verb),
             ("CNI_CONTAINERID", &self.container_id),

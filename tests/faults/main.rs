@@ -1,0 +1,48 @@
+//! Faults of the plugin, the node, the kernel and the plugin's peers: what a call answers, and what it leaves behind.
+//! Each test prints rows of the fault table; `hack/faults.sh` runs all of them in full and writes `docs/faults.md`.
+//! Without its variables, the tests try a sample. Needs root, `ip`, `nft`, `iptables` and `strace`.
+//!
+//! | file | content |
+//! |---|---|
+//! | `table` | the rows, how they are merged and printed |
+//! | `call` | one call with its input, its limits and the program that runs it, such as strace; how it ended |
+//! | `subject` | a pod in one mode and rule format, its calls, and what they left |
+//! | `ruleset` | the rules and routes of a network namespace, read in less than a millisecond |
+//! | `peers` | faults of the API server, the agent and delegates |
+
+mod call;
+mod clock;
+mod cycles;
+mod kills;
+mod limits;
+mod netns;
+mod parallel;
+mod peers;
+mod refusals;
+mod ruleset;
+mod state;
+mod subject;
+#[path = "../support/mod.rs"]
+mod support;
+mod system_calls;
+mod table;
+
+use support::{attachment, kernel, netns_pod as pod, private_node as node};
+
+/// The framework itself, tried with each mode and rule format.
+#[test]
+fn each_call_succeeds_without_a_fault() {
+    node::on_a_node_with("size=64m", || {
+        for (mode, dialect) in subject::MODES.into_iter().chain([(subject::Mode::Containers, "iptables")]) {
+            let subject = subject::Subject::new(mode, dialect);
+            for verb in subject::Verb::ALL {
+                subject.prepare(verb);
+                let ended = subject.call(verb).run();
+                table::is_done(&ended).unwrap_or_else(|why| panic!("{mode:?} {verb:?}: {why}: {ended:?}"));
+                let (left, verdict) = subject.left(verb, &ended);
+                verdict.unwrap_or_else(|why| panic!("{mode:?} {verb:?}: {why}: {left}"));
+                subject.completes(true, verb.name()).unwrap_or_else(|why| panic!("{mode:?} {dialect}: {why}"));
+            }
+        }
+    });
+}

@@ -1,0 +1,201 @@
+//! Network namespaces that are missing, are something else, or vanish during a call.
+
+use crate::attachment::{Facts, Slot};
+use crate::call::{Answer, Call, Ended, ended};
+use crate::node::{STATE, left_in_state, on_a_node_with};
+use crate::pod::Pod;
+use crate::subject::{Mode, Subject, Verb};
+use crate::support::directory::Directory;
+use crate::table::{Table, is_answer, is_complete, is_done, is_refused};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::ptrace;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_path_without_network_namespace() {
+    let mut table = Table::new("netns");
+    on_a_node_with("size=1m", || {
+        let directory = Directory::new("netns");
+        let file = |name: &str| directory.join(name).display().to_string();
+        fs::write(file("empty"), "").expect("writable");
+        nix::unistd::mkfifo(&*file("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("writable");
+        let paths = [
+            ("is empty", String::new(), &[4][..]),
+            ("does not exist", file("none"), &[8]),
+            ("ends below a file", file("empty/below"), &[8]),
+            ("is an empty file, after an unmount", file("empty"), &[8]),
+            ("is of a process that ended", "/proc/4194304/ns/net".into(), &[8]),
+            ("is a directory", STATE.into(), &[8]),
+            ("is a FIFO", file("fifo"), &[8]),
+            ("is a device", "/dev/zero".into(), &[8]),
+            ("is a mount namespace", "/proc/self/ns/mnt".into(), &[8]),
+            ("is the plugin's own", "/proc/self/ns/net".into(), &[8]),
+        ];
+        for (mode, dialect) in [(Mode::Redirect, "iptables"), (Mode::Primary, "nftables")] {
+            let subject = Subject::new(mode, dialect);
+            for (what, path, codes) in &paths {
+                for verb in [Verb::Add, Verb::AddAgain, Verb::Check, Verb::Del] {
+                    // A namespace of another kind, or its own, is refused by each call.
+                    let is_odd = path.starts_with("/proc/self");
+                    let is_right = |ended: &Ended| match verb {
+                        Verb::Del if is_odd => is_refused(ended, &[0, 8]),
+                        Verb::Del => is_done(ended),
+                        _ => is_refused(ended, codes),
+                    };
+                    subject.prepare(verb);
+                    let ended = subject.call(verb).with("CNI_NETNS", path).run();
+                    let (mut left, _) = subject.left(verb, &ended);
+                    if verb == Verb::Del && !is_odd {
+                        left = "nothing on the node".into();
+                    }
+                    let mut verdict = is_right(&ended);
+                    if ended.answer == Answer::Done && subject.has_state() {
+                        verdict = Err("DEL left saved state".into());
+                    }
+                    // Rules go with the network namespace. This one still exists, for the next try.
+                    let again = subject.call(Verb::Del).run();
+                    if again.answer != Answer::Done || subject.has_state() || subject.has_interface() {
+                        verdict = Err(format!("the DEL after it: {:?}", again.answer));
+                    }
+                    let context = format!("{} ({mode:?}), CNI_NETNS {what}", verb.name());
+                    let fault = format!("CNI_NETNS {what}");
+                    table.add(&fault, verb.name(), &ended, &left, verdict.map_err(|why| format!("{context}: {why}")));
+                    clear(&subject);
+                }
+            }
+        }
+    });
+    table.end();
+}
+
+/// Removes the rules that no record describes.
+fn clear(subject: &Subject) {
+    subject.pod.tool("nft", &["flush", "ruleset"], "");
+    let _ = subject.pod.try_tool("sh", &["-c", "ip addr del 127.0.0.6/32 dev lo; ip -6 addr del ::6/128 dev lo"], "");
+}
+
+/// A network namespace that nothing but its mount keeps alive.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(name: &str) -> (Self, String) {
+        let path = Path::new(STATE).join(name);
+        fs::write(&path, "").expect("writable");
+        let pod = Pod::new();
+        mount(Some(&pod.netns()), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("needs root");
+        (Self(path), pod.container_id.clone())
+    }
+
+    fn vanish(&self) {
+        umount2(&self.0, MntFlags::MNT_DETACH).expect("it is mounted");
+        fs::remove_file(&self.0).expect("it is a file");
+    }
+}
+
+/// Runs a call, with `event` before its system call of this number; `None` if it makes fewer.
+#[expect(clippy::zombie_processes, reason = "the loop waits with waitpid")]
+fn with_event_before(call: Call, number: usize, event: impl FnOnce()) -> Option<Ended> {
+    let child = call.in_shell("kill -STOP $$; exec \"$@\"").start();
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("an ID"));
+    assert_eq!(waitpid(pid, Some(WaitPidFlag::WUNTRACED)), Ok(WaitStatus::Stopped(pid, Signal::SIGSTOP)));
+    let options = ptrace::Options::PTRACE_O_TRACEEXEC | ptrace::Options::PTRACE_O_TRACESYSGOOD;
+    ptrace::seize(pid, options).expect("a child");
+    kill(pid, Signal::SIGCONT).expect("a child");
+    let (mut is_plugin, mut stops, mut event) = (false, 0, Some(event));
+    loop {
+        let signal = match waitpid(pid, None).expect("a child") {
+            WaitStatus::PtraceEvent(_, _, code) if code == ptrace::Event::PTRACE_EVENT_EXEC as i32 => {
+                is_plugin = true;
+                None
+            }
+            // Each system call stops the process twice; the end of `exec` is the first stop.
+            WaitStatus::PtraceSyscall(_) if is_plugin => {
+                stops += 1;
+                if stops == 2 * number {
+                    event.take().expect("once")();
+                    ptrace::detach(pid, None).expect("stopped");
+                    return Some(ended(child, LIMIT));
+                }
+                None
+            }
+            WaitStatus::PtraceSyscall(_) | WaitStatus::PtraceEvent(..) => None,
+            WaitStatus::Stopped(_, Signal::SIGSTOP | Signal::SIGCONT | Signal::SIGTRAP) => None,
+            WaitStatus::Stopped(_, signal) => Some(signal),
+            // It has ended, and waitpid(2) has removed it.
+            _ => return None,
+        };
+        ptrace::syscall(pid, signal).expect("stopped");
+    }
+}
+
+/// The runtime deletes the pod while the plugin adds or removes it. The open file keeps the network namespace until
+/// the process ends.
+#[test]
+fn a_network_namespace_that_vanishes_during_a_call() {
+    let mut table = Table::new("netns");
+    on_a_node_with("size=64m", || {
+        for (dialect, facts) in [("iptables", Facts::DnsCaptured), ("nftables", Facts::Tproxy)] {
+            for verb in ["ADD", "CHECK", "DEL"] {
+                for number in (1..).step_by(if is_complete() { 1 } else { 29 }) {
+                    let (netns, container) = Mounted::new(&format!("netns-{number}"));
+                    let path = netns.0.display().to_string();
+                    let mut configuration = Slot::Detour.with(facts).configuration();
+                    configuration["dialect"] = dialect.into();
+                    let call = |verb| Call::new(verb, &container, &path, Slot::Detour.ifname(), &configuration);
+                    if verb != "ADD" {
+                        assert_eq!(call("ADD").run().answer, Answer::Done);
+                    }
+                    let Some(ended) = with_event_before(call(verb), number, || netns.vanish()) else {
+                        netns.vanish();
+                        assert_eq!(call("DEL").run().answer, Answer::Done);
+                        break;
+                    };
+                    let state = Path::new(STATE).join("attachments").join(&container);
+                    let left = if state.exists() { "saved state" } else { "nothing" };
+                    let verdict = is_refused(&ended, if verb == "DEL" { &[0] } else { &[0, 8] });
+                    let del = call("DEL").run();
+                    let verdict = verdict.and_then(|()| is_done(&del));
+                    let files: Vec<PathBuf> = left_in_state();
+                    let verdict = verdict
+                        .and_then(|()| if files.is_empty() { Ok(()) } else { Err(format!("{files:?} is left")) });
+                    let context = format!("{verb} ({facts:?}, {dialect}), before system call {number}");
+                    let fault = "the network namespace vanishes before each system call";
+                    table.add(fault, verb, &ended, left, verdict.map_err(|why| format!("{context}: {why}")));
+                }
+            }
+        }
+    });
+    table.end();
+}
+
+/// A process of the pod can change the interfaces while the plugin works.
+#[test]
+fn the_pods_network_goes_down_during_an_add() {
+    let mut table = Table::new("netns");
+    on_a_node_with("size=64m", || {
+        let subject = Subject::new(Mode::Tproxy, "nftables");
+        for number in (1..).step_by(if is_complete() { 1 } else { 29 }) {
+            let pod = &subject.pod;
+            let down = || drop(pod.tool("ip", &["link", "set", "lo", "down"], ""));
+            let ended = with_event_before(subject.call(Verb::Add), number, down);
+            pod.tool("ip", &["link", "set", "lo", "up"], "");
+            let Some(ended) = ended else {
+                subject.done(Verb::Del);
+                break;
+            };
+            let (left, verdict) = subject.left(Verb::Add, &ended);
+            let context = format!("before system call {number}");
+            let verdict = verdict.and_then(|()| is_answer(&ended)).and_then(|()| subject.completes(true, &context));
+            let verdict = verdict.map_err(|why| format!("{context}: {why}"));
+            table.add("lo goes down before each system call", "ADD", &ended, &left, verdict);
+        }
+    });
+    table.end();
+}

@@ -1,0 +1,228 @@
+//! Faults of the saved state and of the file system that contains it.
+
+use crate::kernel::Kernel;
+use crate::node::{STATE, left_in_state, on_a_node_with};
+use crate::subject::{Mode, Subject, Verb};
+use crate::table::{Table, is_complete, is_done, is_refused};
+use nix::mount::{MsFlags, mount};
+use nix::sys::stat::Mode as Permissions;
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+const SUBJECTS: [(Mode, &str); 4] = [
+    (Mode::Redirect, "iptables"),
+    (Mode::Redirect, "nftables"),
+    (Mode::Primary, "iptables"),
+    (Mode::Tproxy, "nftables"),
+];
+
+fn subjects() -> &'static [(Mode, &'static str)] {
+    if is_complete() { &SUBJECTS } else { &SUBJECTS[1..3] }
+}
+
+/// A fault of the file system at [`STATE`].
+struct Disk {
+    name: &'static str,
+    options: &'static str,
+    begin: fn(),
+    end: fn(),
+    /// The codes of the calls; 0 stands for success.
+    codes: fn(Verb) -> &'static [u64],
+}
+
+fn filler() -> PathBuf {
+    Path::new(STATE).join("filler")
+}
+
+fn remount(flags: MsFlags) {
+    mount(None::<&str>, STATE, None::<&str>, MsFlags::MS_REMOUNT | flags, None::<&str>).expect("needs root");
+}
+
+/// An ADD that must save state fails; a DEL succeeds.
+fn unwritable(verb: Verb) -> &'static [u64] {
+    match verb {
+        Verb::Add | Verb::AddChanged => &[5],
+        // A second ADD has nothing new to save; the primary plugin's writes its plan.
+        Verb::AddAgain => &[0, 5],
+        Verb::Status => &[50],
+        Verb::Check | Verb::Del | Verb::Gc => &[0],
+    }
+}
+
+const DISKS: [Disk; 4] = [
+    Disk {
+        name: "state: read-only file system",
+        options: "size=1m",
+        begin: || remount(MsFlags::MS_RDONLY),
+        end: || remount(MsFlags::empty()),
+        // The primary plugin reports the state that it could not remove; the runtime repeats GC.
+        codes: |verb| if verb == Verb::Gc { &[0, 5] } else { unwritable(verb) },
+    },
+    Disk {
+        name: "state: file system full",
+        options: "size=256k",
+        begin: || drop(fs::write(filler(), vec![0; 1 << 20]).expect_err("it is full")),
+        end: || fs::remove_file(filler()).expect("it was written"),
+        // An empty file, such as that of STATUS, needs no space.
+        codes: |verb| if verb == Verb::Status { &[0, 50] } else { unwritable(verb) },
+    },
+    Disk {
+        name: "state: no inodes left",
+        options: "size=1m,nr_inodes=64",
+        begin: || {
+            fs::create_dir(filler()).expect("one is left");
+            while fs::write(filler().join(fs::read_dir(filler()).expect("readable").count().to_string()), "").is_ok() {}
+        },
+        end: || fs::remove_dir_all(filler()).expect("it was made"),
+        codes: unwritable,
+    },
+    Disk {
+        name: "state: locks can't be created",
+        options: "size=1m",
+        begin: || {
+            let _ = fs::remove_dir_all(Path::new(STATE).join("locks"));
+            fs::write(Path::new(STATE).join("locks"), "").expect("writable");
+        },
+        end: || fs::remove_file(Path::new(STATE).join("locks")).expect("it was written"),
+        codes: |verb| match verb {
+            Verb::Add | Verb::AddAgain | Verb::AddChanged => &[5],
+            Verb::Status => &[0, 50],
+            _ => &[0],
+        },
+    },
+];
+
+#[test]
+fn a_file_system_that_takes_no_state_fails_add_and_not_del() {
+    let mut table = Table::new("state");
+    for disk in DISKS {
+        on_a_node_with(disk.options, || {
+            for (mode, dialect) in subjects() {
+                let subject = Subject::new(*mode, dialect);
+                for verb in Verb::ALL {
+                    subject.prepare(verb);
+                    (disk.begin)();
+                    let ended = subject.call(verb).run();
+                    let (left, verdict) = subject.left(verb, &ended);
+                    (disk.end)();
+                    let context = format!("{} ({mode:?}, {dialect}), {}", verb.name(), disk.name);
+                    let verdict = verdict.and_then(|()| is_refused(&ended, (disk.codes)(verb)));
+                    let verdict = verdict.and_then(|()| subject.completes(true, &context));
+                    table.add(
+                        disk.name,
+                        verb.name(),
+                        &ended,
+                        &left,
+                        verdict.map_err(|why| format!("{context}: {why}")),
+                    );
+                }
+            }
+        });
+    }
+    table.end();
+}
+
+type Damage = (&'static str, fn(&Path));
+
+fn change(path: &Path, change: fn(&mut Value)) {
+    let mut record: Value = serde_json::from_slice(&fs::read(path).expect("saved")).expect("JSON");
+    change(&mut record);
+    fs::write(path, record.to_string()).expect("writable");
+}
+
+fn replace(path: &Path, with: impl FnOnce(&Path)) {
+    fs::remove_file(path).expect("saved");
+    with(path);
+}
+
+const DAMAGES: [Damage; 13] = [
+    ("record: empty", |path| fs::write(path, "").expect("writable")),
+    ("record: truncated", |path| {
+        let text = fs::read(path).expect("saved");
+        fs::write(path, &text[..text.len() / 2]).expect("writable");
+    }),
+    ("record: zeros, as after a crash of the node", |path| {
+        let length = fs::metadata(path).expect("saved").len();
+        fs::write(path, vec![0; usize::try_from(length).expect("small")]).expect("writable");
+    }),
+    ("record: other JSON", |path| fs::write(path, "[]").expect("writable")),
+    ("record: null", |path| fs::write(path, "null").expect("writable")),
+    ("record: a key has another type", |path| {
+        change(path, |record| {
+            let first = record.as_object_mut().expect("an object").iter_mut().find(|(_, value)| value.is_object());
+            *first.expect("a nested object").1 = 7.into();
+        })
+    }),
+    ("record: of a newer version", |path| change(path, |record| record["version"] = 1_000_000.into())),
+    ("record: 100 MB, sparse", |path| {
+        fs::File::options().write(true).open(path).and_then(|file| file.set_len(100 << 20)).expect("writable")
+    }),
+    ("record: 17 MB of JSON", |path| fs::write(path, format!("[{}0]", "0,".repeat(17 << 19))).expect("writable")),
+    ("record: a directory", |path| replace(path, |path| fs::create_dir(path).expect("writable"))),
+    ("record: a symbolic link", |path| replace(path, |path| symlink("/etc/passwd", path).expect("writable"))),
+    ("record: a FIFO", |path| replace(path, |path| nix::unistd::mkfifo(path, Permissions::S_IRWXU).expect("writable"))),
+    ("record: unreadable mode", |path| fs::set_permissions(path, fs::Permissions::from_mode(0o000)).expect("root")),
+];
+
+/// DEL must not fail. Without the record, detour can't identify the redirection in iptables format as its own; it
+/// remains until the pod is deleted.
+#[test]
+fn a_damaged_record_fails_add_and_check_and_not_del() {
+    let mut table = Table::new("state");
+    on_a_node_with("size=64m", || {
+        for (at, (name, damage)) in DAMAGES.into_iter().enumerate() {
+            for (subject_at, (mode, dialect)) in SUBJECTS.iter().enumerate() {
+                for verb in [Verb::AddAgain, Verb::AddChanged, Verb::Check, Verb::Gc, Verb::Del] {
+                    // A sample tries each damage in one mode.
+                    if !is_complete() && (at % SUBJECTS.len() != subject_at || verb == Verb::AddChanged) {
+                        continue;
+                    }
+                    let subject = Subject::new(*mode, dialect);
+                    subject.prepare(verb);
+                    damage(&subject.record());
+                    let ended = subject.call(verb).run();
+                    let codes: &[u64] = match verb {
+                        // Root can read it nevertheless.
+                        _ if name.contains("mode") => &[0],
+                        Verb::Del => &[0],
+                        Verb::Gc => &[0, 5, 105],
+                        // The primary plugin's ADD replaces its own record.
+                        _ if *mode == Mode::Primary && verb != Verb::Check => &[0, 5, 105],
+                        _ => &[105],
+                    };
+                    let context = format!("{} ({mode:?}, {dialect}), {name}", verb.name());
+                    let (mut left, mut verdict) = subject.left(verb, &ended);
+                    let verdict_of_answer = is_refused(&ended, codes);
+                    if verb == Verb::Gc {
+                        // Only the record knows where the rules are.
+                        verdict = Ok(());
+                    } else if verb != Verb::Del && verdict.is_ok() {
+                        let del = subject.call(Verb::Del).run();
+                        verdict = is_done(&del).map_err(|why| format!("DEL after {context}: {why}: {:?}", del.answer));
+                    }
+                    if verb != Verb::Gc && *dialect == "iptables" && subject.read().rules != subject.none.rules {
+                        let chains = Kernel::of(&subject.pod).rules;
+                        let own = chains.iter().any(|(chain, rules)| chain.contains("DETOUR_") && !rules.is_empty());
+                        verdict = if own { Err("rules with detour's names are left".into()) } else { Ok(()) };
+                        if verb == Verb::Del {
+                            left = "the ISTIO_ rules".into();
+                        }
+                    }
+                    let is_found = matches!(verb, Verb::Del | Verb::Gc) && left != "nothing";
+                    left += if is_found { ", until the pod is deleted" } else { "" };
+                    let files =
+                        left_in_state().into_iter().filter(|path| path.ends_with(&subject.pod.container_id)).count();
+                    let verdict = verdict.and(verdict_of_answer);
+                    let verdict = verdict
+                        .and_then(|()| if files == 0 { Ok(()) } else { Err(format!("{:?} is left", left_in_state())) });
+                    table.add(name, verb.name(), &ended, &left, verdict.map_err(|why| format!("{context}: {why}")));
+                    let _ = fs::remove_dir_all(Path::new(STATE).join("attachments"));
+                    let _ = fs::remove_dir_all(Path::new(STATE).join("primary"));
+                }
+            }
+        }
+    });
+    table.end();
+}

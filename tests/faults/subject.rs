@@ -1,0 +1,339 @@
+//! A pod in one mode and rule format: its calls, and what they left.
+
+use crate::attachment::{Facts, Slot};
+use crate::call::{Answer, Call, Ended};
+use crate::node::{STATE, left_in_state};
+use crate::pod::Pod;
+use crate::ruleset::{Reader, Ruleset};
+use crate::support::directory::Directory;
+use crate::table::Table;
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+/// What the plugin does in the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// An attachment with redirection and exclusions.
+    Redirect,
+    Tproxy,
+    /// An attachment with a table of excluded containers.
+    Containers,
+    /// The primary plugin with a default network and the same sub-plugins as [`Self::Redirect`].
+    Primary,
+}
+
+/// A call of the plugin in a situation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Verb {
+    Add,
+    /// ADD again, with the same inputs.
+    AddAgain,
+    /// ADD again, with other annotations of the pod.
+    AddChanged,
+    Check,
+    Del,
+    Gc,
+    Status,
+}
+
+pub(crate) const MODES: [(Mode, &str); 6] = [
+    (Mode::Redirect, "iptables"),
+    (Mode::Redirect, "nftables"),
+    (Mode::Tproxy, "iptables"),
+    (Mode::Tproxy, "nftables"),
+    (Mode::Primary, "iptables"),
+    (Mode::Primary, "nftables"),
+];
+
+/// The default network of [`Mode::Primary`]: its interface is a file.
+const NETWORK: &str = r#"#!/bin/sh
+read -r conf
+file="${0%/*}/../interfaces/$CNI_CONTAINERID"
+case $CNI_COMMAND in
+ADD) : > "$file"
+    echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"x"}],"ips":[{"interface":0,"address":"10.88.0.2/24"}]}' ;;
+DEL) /bin/rm -f "$file" ;;
+esac
+"#;
+/// The state of the primary plugin.
+const PRIMARY_STATE: &str = "/run/detour/primary";
+
+/// The directory of the delegate, which belongs to this process.
+static NETWORKS: LazyLock<Directory> = LazyLock::new(|| {
+    let directory = Directory::new("faults");
+    fs::create_dir(directory.join("bin")).expect("writable");
+    fs::create_dir(directory.join("interfaces")).expect("writable");
+    fs::write(directory.join("bin/network"), NETWORK).expect("writable");
+    fs::set_permissions(directory.join("bin/network"), fs::Permissions::from_mode(0o755)).expect("set");
+    directory
+});
+
+impl Verb {
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Add, Self::AddAgain, Self::AddChanged, Self::Check, Self::Del, Self::Gc, Self::Status];
+
+    /// Returns `CNI_COMMAND`.
+    pub(crate) fn command(self) -> &'static str {
+        match self {
+            Self::Add | Self::AddAgain | Self::AddChanged => "ADD",
+            Self::Check => "CHECK",
+            Self::Del => "DEL",
+            Self::Gc => "GC",
+            Self::Status => "STATUS",
+        }
+    }
+
+    /// Returns the name for the table.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AddAgain => "second ADD",
+            Self::AddChanged => "changed ADD",
+            other => other.command(),
+        }
+    }
+}
+
+/// A pod, and the states of its network namespace.
+pub(crate) struct Subject {
+    pub(crate) pod: Pod,
+    pub(crate) mode: Mode,
+    pub(crate) dialect: &'static str,
+    reader: Reader,
+    /// Before any ADD.
+    pub(crate) none: Ruleset,
+    /// After ADD.
+    pub(crate) added: Ruleset,
+    /// After an ADD with other annotations.
+    pub(crate) changed: Ruleset,
+}
+
+impl Subject {
+    /// Creates a pod, and finds out its states. Call it on a node of [`crate::node::on_a_node`].
+    pub(crate) fn new(mode: Mode, dialect: &'static str) -> Self {
+        Self::of(Pod::new(), mode, dialect)
+    }
+
+    /// The same for an existing pod.
+    pub(crate) fn of(pod: Pod, mode: Mode, dialect: &'static str) -> Self {
+        let reader = Reader::new(&pod.netns());
+        let none = reader.read();
+        let mut subject = Self { pod, mode, dialect, reader, added: none.clone(), changed: none.clone(), none };
+        subject.done(Verb::Add);
+        subject.added = subject.read();
+        subject.done(Verb::AddChanged);
+        subject.changed = subject.read();
+        subject.done(Verb::Del);
+        assert!(subject.none != subject.added && subject.added != subject.changed, "the states differ");
+        subject.assert_nothing_is_left("DEL");
+        subject
+    }
+
+    /// Returns another pod with the same states.
+    pub(crate) fn another(&self) -> Self {
+        let pod = Pod::new();
+        let reader = Reader::new(&pod.netns());
+        let (none, added, changed) = (self.none.clone(), self.added.clone(), self.changed.clone());
+        Self { pod, reader, none, added, changed, ..*self }
+    }
+
+    /// Returns the configuration of a call.
+    pub(crate) fn configuration(&self, verb: Verb) -> Value {
+        let facts = match (self.mode, verb) {
+            (Mode::Tproxy, Verb::AddChanged) => Facts::DnsCaptured,
+            (_, Verb::AddChanged) => Facts::AnnotatedOtherwise,
+            (Mode::Tproxy, _) => Facts::Tproxy,
+            (Mode::Containers, _) => Facts::ContainerExcluded,
+            (Mode::Redirect | Mode::Primary, _) => Facts::DnsCaptured,
+        };
+        let mut configuration = Slot::Detour.with(facts).configuration();
+        configuration["dialect"] = self.dialect.into();
+        if self.mode == Mode::Primary {
+            configuration["delegates"] = json!([{ "cniVersion": "1.0.0", "name": "cluster", "type": "network" }]);
+            configuration["binDir"] = NETWORKS.join("bin").display().to_string().into();
+            configuration["cniDir"] = PRIMARY_STATE.into();
+        }
+        if verb == Verb::Gc {
+            configuration["cni.dev/valid-attachments"] = json!([]);
+        }
+        configuration
+    }
+
+    /// Returns a call.
+    pub(crate) fn call(&self, verb: Verb) -> Call {
+        let ifname = if self.mode == Mode::Primary { "eth0" } else { Slot::Detour.ifname() };
+        let (netns, ifname) = match verb {
+            Verb::Gc | Verb::Status => (String::new(), ""),
+            _ => (self.pod.netns().display().to_string(), ifname),
+        };
+        Call::new(verb.command(), &self.pod.container_id, &netns, ifname, &self.configuration(verb))
+    }
+
+    /// Tries a fault that a runner injects: makes the calls before it, runs it, and checks the answer with `is_right`,
+    /// what it left, and that the next calls complete the work.
+    pub(crate) fn try_fault(
+        &self,
+        table: &mut Table,
+        verb: Verb,
+        fault: &str,
+        change: impl FnOnce(Call) -> Call,
+        is_right: impl FnOnce(&Ended) -> Result<(), String>,
+    ) {
+        self.prepare(verb);
+        let ended = change(self.call(verb)).run();
+        let (left, verdict) = self.left(verb, &ended);
+        let context = format!("{} ({:?}, {}), {fault}", verb.name(), self.mode, self.dialect);
+        let answered = if ended.is_loaded() { is_right(&ended) } else { Ok(()) };
+        let verdict = verdict.and(answered).map_err(|why| format!("{context}: {why}"));
+        if verb == Verb::Status {
+            // The next STATUS removes the file of a killed one.
+            self.done(Verb::Status);
+        }
+        let verdict = verdict.and_then(|()| self.completes(verb.command() == "ADD", &context));
+        if verdict.is_err() {
+            // The next fault must not find what this one left.
+            let _ = self.call(Verb::Del).run();
+        }
+        table.add(fault, verb.name(), &ended, &left, verdict);
+    }
+
+    /// Runs a call, which must succeed.
+    #[track_caller]
+    pub(crate) fn done(&self, verb: Verb) {
+        let ended = self.call(verb).run();
+        assert_eq!(ended.answer, Answer::Done, "{} ({:?}, {}): {}", verb.name(), self.mode, self.dialect, ended.stderr);
+    }
+
+    /// Makes the calls that come before this one.
+    pub(crate) fn prepare(&self, verb: Verb) {
+        if !matches!(verb, Verb::Add | Verb::Status) {
+            self.done(Verb::Add);
+        }
+    }
+
+    /// Returns the states before and after a call.
+    pub(crate) fn states(&self, verb: Verb) -> (&Ruleset, &Ruleset) {
+        match verb {
+            Verb::Add => (&self.none, &self.added),
+            Verb::AddAgain | Verb::Check => (&self.added, &self.added),
+            Verb::AddChanged => (&self.added, &self.changed),
+            Verb::Del | Verb::Gc => (&self.added, &self.none),
+            Verb::Status => (&self.none, &self.none),
+        }
+    }
+
+    /// Reads the state of the network namespace.
+    pub(crate) fn read(&self) -> Ruleset {
+        self.reader.read()
+    }
+
+    /// Returns the file with the saved state that DEL reads first.
+    pub(crate) fn record(&self) -> PathBuf {
+        let directory = match self.mode {
+            Mode::Primary => PathBuf::from(PRIMARY_STATE),
+            _ => Path::new(STATE).join("attachments"),
+        };
+        let ifname = if self.mode == Mode::Primary { "eth0" } else { Slot::Detour.ifname() };
+        directory.join(&self.pod.container_id).join(format!("detour@{ifname}.json"))
+    }
+
+    /// Returns whether the container has saved state, or its default network an interface.
+    pub(crate) fn has_state(&self) -> bool {
+        let id = &self.pod.container_id;
+        let directories = [Path::new(STATE).join("attachments").join(id), Path::new(PRIMARY_STATE).join(id)];
+        directories.iter().any(|path| path.symlink_metadata().is_ok())
+    }
+
+    /// Waits for the executables of a call that was killed: they keep running, and could otherwise create an interface
+    /// after the next DEL.
+    pub(crate) fn wait_for_executables(&self) {
+        let own = format!("CNI_CONTAINERID={}", self.pod.container_id);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let runs = || {
+            let processes = fs::read_dir("/proc").expect("readable").flatten();
+            let environments = processes.filter_map(|process| fs::read(process.path().join("environ")).ok());
+            let is_own = |text: Vec<u8>| text.split(|byte| *byte == 0).any(|variable| variable == own.as_bytes());
+            environments.map(is_own).any(|is_own| is_own)
+        };
+        while self.mode == Mode::Primary && runs() {
+            assert!(Instant::now() < deadline, "an executable does not end");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Returns whether the interface of the default network exists.
+    pub(crate) fn has_interface(&self) -> bool {
+        NETWORKS.join("interfaces").join(&self.pod.container_id).exists()
+    }
+
+    /// Returns what a call left, as text for the table, and checks the contract: either the state before the call or
+    /// the state after it, and saved state for everything that DEL has to remove.
+    pub(crate) fn left(&self, verb: Verb, ended: &Ended) -> (String, Result<(), String>) {
+        let (now, (from, to)) = (self.read(), self.states(verb));
+        let rules = match () {
+            () if now.has_same_rules(&self.none) => "",
+            () if now.has_same_rules(from) => "the rules as before",
+            () if now.has_same_rules(to) => "all rules",
+            () => "a part of the rules",
+        };
+        let mut left: Vec<&str> = Some(rules).filter(|rules| !rules.is_empty()).into_iter().collect();
+        let fixtures = left.is_empty() && now.fixtures != self.none.fixtures;
+        left.extend(fixtures.then_some("an address or route without effect"));
+        let is_clean = left.is_empty();
+        left.extend((is_clean && self.has_interface()).then_some("the default network's interface"));
+        // Without `retryDeleteOnError`, a DEL removes the state also if a network fails, as with Multus. The next DEL
+        // finds the default network in the configuration.
+        let is_configured = is_clean && matches!(verb, Verb::Del | Verb::Gc);
+        let needs_state = !left.is_empty() && !is_configured;
+        left.extend((is_clean && self.has_state()).then_some("saved state"));
+        // An ADD of the primary plugin that fails undoes the whole pod, also if an earlier one succeeded.
+        let is_undone = self.mode == Mode::Primary && verb.command() == "ADD" && left.is_empty();
+        let is_whole = now.has_same_rules(from) || now.has_same_rules(to) || is_undone;
+        let verdict = match () {
+            () if !is_whole => Err("there is a part of the rules".to_owned()),
+            () if ended.answer == Answer::Done && !now.has_same_rules(to) => Err("the call did nothing".into()),
+            () if needs_state && !self.has_state() => Err("no saved state describes what is left".into()),
+            () => Ok(()),
+        };
+        (if left.is_empty() { "nothing".into() } else { left.join(" and ") }, verdict)
+    }
+
+    /// Fails unless everything is as before any ADD.
+    #[track_caller]
+    pub(crate) fn assert_nothing_is_left(&self, when: &str) {
+        self.nothing_is_left(when).unwrap_or_else(|left| panic!("{left}"));
+    }
+
+    /// Returns an error unless everything is as before any ADD.
+    pub(crate) fn nothing_is_left(&self, when: &str) -> Result<(), String> {
+        let now = self.read();
+        let mut files = left_in_state();
+        files.retain(|path: &PathBuf| path != Path::new(PRIMARY_STATE));
+        match () {
+            () if now.rules != self.none.rules => Err(format!("after {when}: rules are left")),
+            () if now != self.none => {
+                Err(format!("after {when}: {:?} instead of {:?}", now.fixtures, self.none.fixtures))
+            }
+            () if !files.is_empty() => Err(format!("after {when}: {files:?} is left")),
+            () if self.has_interface() => Err(format!("after {when}: the default network's interface is left")),
+            () => Ok(()),
+        }
+    }
+
+    /// Checks that the next call completes the work: an ADD reaches its state, and a DEL leaves nothing.
+    pub(crate) fn completes(&self, with_add: bool, when: &str) -> Result<(), String> {
+        if with_add {
+            let ended = self.call(Verb::Add).run();
+            crate::table::is_done(&ended).map_err(|why| format!("ADD after {when}: {why}: {:?}", ended.answer))?;
+            if self.read() != self.added {
+                return Err(format!("ADD after {when}: the rules are not as after one ADD"));
+            }
+        }
+        let ended = self.call(Verb::Del).run();
+        crate::table::is_done(&ended).map_err(|why| format!("DEL after {when}: {why}: {:?}", ended.answer))?;
+        self.nothing_is_left(&format!("DEL after {when}"))
+    }
+}
