@@ -209,11 +209,12 @@ need_module() {
     mv "$program.new" "$program"
 }
 
-# Builds the components of hack/e2e.sh, in the versions of their go.mod. They have their own directory: tests/containerd
-# runs Debian's containerd, and its PATH begins with the directory of the other tools. Sets without_crio to the reason if
-# CRI-O can't be built; all other failures end the script.
+# need_runtimes NAME…: builds components of hack/e2e.sh, in the versions of their go.mod: containerd and Multus, and of
+# istio-cni and cri-o those that are named. They have their own directory: tests/containerd runs Debian's containerd, and
+# its PATH begins with the directory of the other tools. Sets without_crio to the reason if CRI-O can't be built; all other
+# failures end the script.
 need_runtimes() {
-    local containerd=tests/runtimes/containerd crio=tests/runtimes/cri-o name version pinns
+    local containerd=tests/runtimes/containerd crio=tests/runtimes/cri-o name version pinns wanted=" $* "
     version=$(sed -n 's/.*github.com\/containerd\/containerd\/v2 \(v[^ ]*\).*/\1/p' "$containerd/go.mod")
     for name in containerd containerd-shim-runc-v2 ctr; do
         need_runtime "$containerd" "$name" "about one minute" -tags 'no_btrfs no_devmapper no_zfs no_aufs' \
@@ -223,9 +224,12 @@ need_runtimes() {
     need_runtime "$containerd" cri "some seconds" -ldflags '-s -w' ./cri
     need_runtime tests/runtimes/multus multus "about one minute" -ldflags '-s -w' \
         gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus
-    need_runtime tests/runtimes/istio-cni istio-cni "about two minutes" -ldflags '-s -w' \
-        istio.io/istio/cni/cmd/istio-cni
+    if [[ $wanted == *" istio-cni "* ]]; then
+        need_runtime tests/runtimes/istio-cni istio-cni "about three minutes" -ldflags '-s -w' \
+            istio.io/istio/cni/cmd/istio-cni
+    fi
     without_crio=''
+    [[ $wanted == *" cri-o "* ]] || return 0
     pinns=$(tools_directory)/runtimes/pinns
     if ! need_runtime "$crio" crio "about two minutes" -ldflags '-s -w' \
         -tags 'containers_image_ostree_stub containers_image_openpgp exclude_graphdriver_btrfs btrfs_noversion' \
