@@ -209,31 +209,59 @@ need_module() {
     mv "$program.new" "$program"
 }
 
-# Builds the runtimes of hack/e2e.sh, in the versions of their go.mod. They have their own directory: tests/containerd
-# runs Debian's containerd, and its PATH begins with the directory of the other tools.
+# need_runtimes NAME…: builds components of hack/e2e.sh, in the versions of their go.mod: containerd and Multus, and of
+# istio-cni and cri-o those that are named. They have their own directory: tests/containerd runs Debian's containerd, and
+# its PATH begins with the directory of the other tools. Sets without_crio to the reason if CRI-O can't be built; all other
+# failures end the script.
 need_runtimes() {
-    local containerd=tests/runtimes/containerd crio=tests/runtimes/cri-o runtimes wanted program
-    runtimes=$(tools_directory)/runtimes
-    wanted=$(sha256sum "$containerd/go.mod" "$crio/go.mod" "$containerd/cri/main.go")
-    [[ $(cat "$runtimes/built" 2>/dev/null) != "$wanted" ]] || return 0
-    need_go "containerd and CRI-O"
-    say "building containerd, CRI-O and a client (about five minutes on two cores)"
-    rm -f "$runtimes/built"
-    for program in containerd containerd-shim-runc-v2 ctr; do
-        (cd "$containerd" && go build -trimpath -o "$runtimes/$program" -tags 'no_btrfs no_devmapper no_zfs no_aufs' \
-            -ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$(go list -m -f '{{.Version}}' github.com/containerd/containerd/v2)" \
-            "github.com/containerd/containerd/v2/cmd/$program" </dev/null)
+    local containerd=tests/runtimes/containerd crio=tests/runtimes/cri-o name version pinns wanted=" $* "
+    version=$(sed -n 's/.*github.com\/containerd\/containerd\/v2 \(v[^ ]*\).*/\1/p' "$containerd/go.mod")
+    for name in containerd containerd-shim-runc-v2 ctr; do
+        need_runtime "$containerd" "$name" "about one minute" -tags 'no_btrfs no_devmapper no_zfs no_aufs' \
+            -ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$version" \
+            "github.com/containerd/containerd/v2/cmd/$name"
     done
-    (cd "$containerd" && go build -trimpath -o "$runtimes/cri" -ldflags '-s -w' ./cri </dev/null)
-    (
-        cd "$crio" || exit
-        go build -trimpath -o "$runtimes/crio" \
-            -tags 'containers_image_ostree_stub containers_image_openpgp exclude_graphdriver_btrfs btrfs_noversion' \
-            -ldflags '-s -w' github.com/cri-o/cri-o/cmd/crio </dev/null
-        # CRI-O's helper program, which pins namespaces.
-        gcc -std=c99 -Os -static -s -o "$runtimes/pinns" "$(go list -m -f '{{.Dir}}' github.com/cri-o/cri-o)"/pinns/src/*.c
-    )
-    printf '%s' "$wanted" >"$runtimes/built"
+    need_runtime "$containerd" cri "some seconds" -ldflags '-s -w' ./cri
+    need_runtime tests/runtimes/multus multus "about one minute" -ldflags '-s -w' \
+        gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus
+    if [[ $wanted == *" istio-cni "* ]]; then
+        need_runtime tests/runtimes/istio-cni istio-cni "about three minutes" -ldflags '-s -w' \
+            istio.io/istio/cni/cmd/istio-cni
+    fi
+    without_crio=''
+    [[ $wanted == *" cri-o "* ]] || return 0
+    pinns=$(tools_directory)/runtimes/pinns
+    if ! need_runtime "$crio" crio "about two minutes" -ldflags '-s -w' \
+        -tags 'containers_image_ostree_stub containers_image_openpgp exclude_graphdriver_btrfs btrfs_noversion' \
+        github.com/cri-o/cri-o/cmd/crio; then
+        without_crio="CRI-O not built: go build failed"
+    elif [[ ! -x $pinns || $pinns -ot ${pinns%/*}/crio.inputs ]] && ! build_pinns "$crio" "$pinns"; then
+        without_crio="CRI-O not built: building pinns failed"
+    fi
+    : "$without_crio"
+}
+
+# build_pinns DIRECTORY PROGRAM: builds CRI-O's helper program, which pins namespaces.
+build_pinns() (
+    cd "$1" || exit
+    sources=$(go list -m -f '{{.Dir}}' github.com/cri-o/cri-o) || exit
+    gcc -std=c99 -Os -static -s -o "$2" "$sources"/pinns/src/*.c
+)
+
+# need_runtime DIRECTORY NAME TIME ARGUMENT…: builds the program NAME in the directory of a Go module, with arguments of
+# go build. A file next to the program records what it was built from.
+need_runtime() {
+    local directory=$1 name=$2 duration=$3 program inputs
+    shift 3
+    program=$(tools_directory)/runtimes/$name
+    inputs=$(find "$directory" -type f -exec sha256sum {} + | sort && echo "$*")
+    [[ ! -x $program || $(cat "$program.inputs" 2>/dev/null) != "$inputs" ]] || return 0
+    need_go "$name"
+    say "building $name ($duration)"
+    mkdir -p "${program%/*}"
+    (cd "$directory" && go build -trimpath -o "$program.new" "$@" </dev/null) || return
+    mv "$program.new" "$program"
+    printf '%s' "$inputs" >"$program.inputs"
 }
 
 # version_of PROGRAM: prints the line with its version. kubectl has no --version.

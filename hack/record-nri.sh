@@ -11,7 +11,7 @@ need_root
 need_commands gcc=build-essential runc=runc conmon=conmon skopeo=skopeo /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
 need_crictl
-need_runtimes
+need_runtimes cri-o
 work=$(mktemp -d)
 # The node ends when its standard input ends.
 trap 'exec 3>&-; wait; rm -rf "$work"' EXIT

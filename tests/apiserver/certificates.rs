@@ -4,6 +4,9 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use std::fs;
 use std::path::Path;
 
+/// The address of the Service `kubernetes`.
+pub(crate) const SERVICE: &str = "10.96.0.1";
+
 /// Writes `ca.crt`, `server.crt`, `server.key`, `tokens.key` and `tokens.pub`. Returns certificate and key of an
 /// administrator as PEM.
 pub(crate) fn write(directory: &Path) -> (String, String) {
@@ -17,7 +20,8 @@ pub(crate) fn write(directory: &Path) -> (String, String) {
     };
     let put = |name: &str, text: &str| fs::write(directory.join(name), text).expect("writable");
     put("ca.crt", &authority.pem());
-    let (certificate, server_key) = signed(CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("an address"));
+    let addresses = ["127.0.0.1", SERVICE].map(str::to_owned).to_vec();
+    let (certificate, server_key) = signed(CertificateParams::new(addresses).expect("addresses"));
     put("server.crt", &certificate);
     put("server.key", &server_key);
     let tokens = key();

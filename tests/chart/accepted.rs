@@ -72,6 +72,7 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("taint.enabled", json!(true), none()),
         ("taint.key", json!("example.com/not-ready"), json!({"taint": {"enabled": true}})),
         ("primaryPlugin.enabled", json!(true), none()),
+        ("primaryPlugin.network", json!("k8s-pod-network"), json!({"primaryPlugin": {"enabled": true}})),
         ("seLinuxOptions", json!({"level": "s0:c1"}), none()),
         ("resources", json!({"limits": {"cpu": 2, "memory": "1Gi"}}), none()),
         ("podMonitor.enabled", json!(true), none()),

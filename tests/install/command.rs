@@ -73,6 +73,15 @@ fn openshift_is_detected_and_gets_a_configuration_file_of_its_own() {
 }
 
 #[test]
+fn the_version_of_a_primary_configuration_has_check() {
+    let scene = Scene::with("primary-version", "10-calico.conflist", CALICO);
+    scene.write("config.json", r#"{"clusterNetwork": "/etc/cni/net.d/10-calico.conflist"}"#);
+    let config = format!("--config={}", scene.path("config.json").display());
+    scene.ok("install", &["--chained=false", "--primary=true", "--conf-name=00-detour.conf", &config]);
+    assert_eq!(scene.json("etc/cni/net.d/00-detour.conf")["cniVersion"], "1.0.0");
+}
+
+#[test]
 fn uninstall_restores_every_file() {
     let scene = openshift("round-trip");
     scene.write(OPENSHIFT_CONF, r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni"}"#);

@@ -8,13 +8,23 @@
 //! Lines that begin with `RESULT` are the table of hack/e2e.sh.
 
 mod boots;
+#[allow(dead_code, reason = "a part of it is used here")]
+#[path = "../apiserver/certificates.rs"]
+mod certificates;
+#[allow(dead_code, reason = "a part of it is used here")]
+#[path = "../apiserver/client.rs"]
+mod client;
 mod cluster;
 mod cluster_cni;
+#[allow(dead_code, reason = "a part of it is used here")]
+#[path = "../apiserver/control_plane.rs"]
+mod control_plane;
 mod guide;
 mod hooks;
 mod kills;
 mod kubelet;
 mod live_policy;
+mod matrix;
 mod node;
 mod own_list;
 mod pod;

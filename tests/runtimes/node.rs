@@ -180,7 +180,7 @@ fn boot(runtime: Runtime, directory: &Path) -> (Child, Cri) {
 }
 
 /// The directory of the tools that hack/e2e.sh builds.
-fn tools() -> PathBuf {
+pub(crate) fn tools() -> PathBuf {
     let usual = || Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
     std::env::var_os("TOOLS").map_or_else(usual, PathBuf::from)
 }

@@ -5,14 +5,14 @@
 #
 # Usage: tests/runtimes/node.sh RUNTIME DIRECTORY
 #   RUNTIME    containerd (2.2) or cri-o (1.34): hack/e2e.sh builds them
-#   DIRECTORY  becomes the node's: net.d (/etc/cni/net.d; a bridge, unless it has a configuration), bin (/opt/cni/bin),
-#              hooks.d (/etc/containers/oci/hooks.d), base-spec.json (base_runtime_spec of containerd, if it exists),
+#   DIRECTORY  becomes the node's: net.d (/etc/cni/net.d; a bridge, unless it has a configuration), multus.d
+#              (/etc/cni/multus/net.d), bin (/opt/cni/bin), hooks.d (/etc/containers/oci/hooks.d), base-spec.json (base_runtime_spec of containerd, if it exists),
 #              containerd.d (more configuration of containerd), image (the programs of the image), RUNTIME.log,
 #              list.json (the bridge's plugin list), enter (runs a command on the node)
 # Environment: TOOLS (default: target/tools of this repository)
 set -euo pipefail
 runtime=$1
-mkdir -p "$2"/{bin,net.d,hooks.d,containerd.d,image,logs}
+mkdir -p "$2"/{bin,net.d,multus.d,hooks.d,containerd.d,image,logs}
 directory=$(realpath "$2")
 repository=$(realpath "$(dirname "$0")/../..")
 tools=${TOOLS:-$repository/target/tools}
@@ -132,6 +132,8 @@ EOF
 # first: the first process of the node.
 first() {
     local path
+    # Containers see mounts of network namespaces only below shared mounts, as systemd makes them.
+    mount --make-rshared /
     for path in "${volatile[@]}"; do
         mount -t tmpfs -o mode=0755 tmpfs "$path"
     done
@@ -140,9 +142,12 @@ first() {
         mount --bind "$directory$path" "$path"
     done
     mount --bind "$directory/net.d" /etc/cni/net.d
+    mount --bind "$directory/multus.d" /etc/cni/multus/net.d
     mount --bind "$directory/bin" /opt/cni/bin
     mount --bind "$directory/hooks.d" /etc/containers/oci/hooks.d
     ip link set lo up
+    # The address of the API server's Service.
+    ip address add 10.96.0.1/32 dev lo
     export PATH=$tools/runtimes:$tools:$PATH
     exec 3>&1 >"$directory/$runtime.log" 2>&1
     case $runtime in
@@ -184,7 +189,7 @@ if [[ ${3:-} == first ]]; then
     first
     exit
 fi
-mkdir -p "${lasting[@]}" "${volatile[@]}" /etc/cni/net.d /opt/cni/bin /etc/containers/oci/hooks.d
+mkdir -p "${lasting[@]}" "${volatile[@]}" /etc/cni/net.d /etc/cni/multus/net.d /opt/cni/bin /etc/containers/oci/hooks.d
 if [[ ! -e $directory/image/image.tar ]]; then
     pack
     configure_network

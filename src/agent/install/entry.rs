@@ -30,8 +30,12 @@ pub struct EntrySettings {
     pub primary: Option<bool>,
 }
 
-/// The CNI version in a configuration file of the plugin's own: the version that Istio uses and every Multus supports.
-const CNI_VERSION: &str = "0.3.1";
+/// The CNI version in a configuration file for Multus: the version that Istio uses and every Multus supports.
+const ATTACHMENT_VERSION: &str = "0.3.1";
+
+/// The CNI version in a configuration file for the runtime. It has CHECK, which runtimes call from 0.4.0 on, and containerd
+/// 1.6 supports it.
+const PRIMARY_VERSION: &str = "1.0.0";
 
 impl EntrySettings {
     /// Returns the text of a configuration file for the network `name`.
@@ -39,7 +43,8 @@ impl EntrySettings {
     /// # Errors
     /// The plugin would refuse it.
     pub fn standalone(&self, name: &str) -> Result<String, InstallError> {
-        let head = json!({ "cniVersion": CNI_VERSION, "name": name });
+        let version = if self.is_primary()? { PRIMARY_VERSION } else { ATTACHMENT_VERSION };
+        let head = json!({ "cniVersion": version, "name": name });
         let mut keys = head.as_object().cloned().unwrap_or_default();
         keys.extend(self.plugin());
         keys.insert("name".into(), name.into());

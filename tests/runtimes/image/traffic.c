@@ -1,6 +1,8 @@
 /* The other programs of the test image, and the destination on the node:
  *   traffic pause                      waits
- *   traffic answer LETTER TCP DNS [MS] listens on these ports after MS milliseconds, and answers each byte with LETTER
+ *   traffic answer LETTER TCP DNS [MS] listens on these ports after MS milliseconds, and answers each byte with LETTER;
+ *                                      P, the proxy, also listens on 15006 and prints the port and the original
+ *                                      destination of each TCP connection
  *   traffic loop MS [SECONDS]          opens connections and sends DNS queries, and prints who answered */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -37,20 +39,37 @@ static int listener(int type, const char *address, int port) {
     return fd;
 }
 
+/* The destination of a connection before its redirection; SO_ORIGINAL_DST has this number in both families. */
+static void print_original(int fd, int port) {
+    enum { ORIGINAL_DESTINATION = 80 };
+    char text[INET6_ADDRSTRLEN];
+    struct sockaddr_in to4;
+    struct sockaddr_in6 to6;
+    socklen_t length4 = sizeof to4, length6 = sizeof to6;
+    if (getsockopt(fd, IPPROTO_IP, ORIGINAL_DESTINATION, &to4, &length4) == 0) {
+        inet_ntop(AF_INET, &to4.sin_addr, text, sizeof text);
+        printf("%.4f %d %s:%d\n", now(), port, text, ntohs(to4.sin_port));
+    } else if (getsockopt(fd, IPPROTO_IPV6, ORIGINAL_DESTINATION, &to6, &length6) == 0) {
+        inet_ntop(AF_INET6, &to6.sin6_addr, text, sizeof text);
+        printf("%.4f %d [%s]:%d\n", now(), port, text, ntohs(to6.sin6_port));
+    }
+}
+
 _Noreturn static void answer(char letter, int tcp, int dns) {
-    enum { SIZE = 4096 };
+    enum { SIZE = 4096, LISTENERS = 5, INBOUND = 15006 };
     static struct pollfd fds[SIZE];
-    int count = 4, is_proxy = letter == 'P';
+    int count = LISTENERS, is_proxy = letter == 'P';
     char buffer[2048];
     /* Like Istio's agent, so that an answer has the address to which the query was redirected as its source. */
     fds[0] = (struct pollfd){.fd = listener(SOCK_DGRAM, is_proxy ? "::ffff:127.0.0.1" : "::", dns), .events = POLLIN};
     fds[1] = (struct pollfd){.fd = is_proxy ? listener(SOCK_DGRAM, "::1", dns) : -1, .events = POLLIN};
     fds[2] = (struct pollfd){.fd = listener(SOCK_STREAM, "::", dns), .events = POLLIN};
     fds[3] = (struct pollfd){.fd = listener(SOCK_STREAM, "::", tcp), .events = POLLIN};
+    fds[4] = (struct pollfd){.fd = is_proxy ? listener(SOCK_STREAM, "::", INBOUND) : -1, .events = POLLIN};
     printf("%.4f ready\n", now());
     for (;;) {
         if (poll(fds, count, -1) < 0) continue;
-        for (int i = count - 1; i > 3; i--) {
+        for (int i = count - 1; i >= LISTENERS; i--) {
             if (!fds[i].revents) continue;
             if (read(fds[i].fd, buffer, sizeof buffer) > 0) {
                 if (write(fds[i].fd, &letter, 1) == 1) continue;
@@ -58,10 +77,11 @@ _Noreturn static void answer(char letter, int tcp, int dns) {
             close(fds[i].fd);
             fds[i] = fds[--count];
         }
-        for (int i = 2; i < 4; i++) {
+        for (int i = 2; i < LISTENERS; i++) {
             if (!fds[i].revents) continue;
             int fd = accept(fds[i].fd, NULL, NULL);
             if (fd < 0) continue;
+            if (is_proxy && i > 2) print_original(fd, i == 3 ? tcp : INBOUND);
             if (count == SIZE) close(fd);
             else fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
         }
