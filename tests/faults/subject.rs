@@ -290,7 +290,7 @@ impl Subject {
         let needs_state = !left.is_empty() && !is_configured;
         left.extend((is_clean && self.has_state()).then_some("saved state"));
         // An ADD of the primary plugin that fails undoes the whole pod, also if an earlier one succeeded.
-        let is_undone = self.mode == Mode::Primary && verb.command() == "ADD" && left.is_empty();
+        let is_undone = self.mode == Mode::Primary && verb.command() == "ADD" && rules.is_empty();
         let is_whole = now.has_same_rules(from) || now.has_same_rules(to) || is_undone;
         let verdict = match () {
             () if !is_whole => Err("there is a part of the rules".to_owned()),
