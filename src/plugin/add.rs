@@ -4,14 +4,11 @@ use super::desired_policy::{check_rules, desired_policy};
 use super::inputs::AddInputs;
 use super::open_netns;
 use super::reconcile::{Operation, reconcile};
-use super::record::{AttachmentRecord, NetnsRecord, attachment};
+use super::record::{AttachmentRecord, MAX_ATTACHMENTS, NetnsRecord, attachment};
 use crate::cni::{Error, NetConf, Request, at_most, result};
 use crate::policy::Policy;
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
-
-/// The maximum number of attachments of one container: each call reads the records of all of them.
-const MAX_ATTACHMENTS: usize = 32;
 
 /// Applies the policy of the attachment. Returns the previous result.
 ///

@@ -65,7 +65,8 @@ pub(super) fn remove(store: &Store, attachment: &Attachment, netns: Option<&NetN
         Some(netns) if is_of_another_pod(store, attachment, record.as_ref(), netns)? => {}
         Some(netns) => match reconcile(store, attachment, netns, Operation::Remove) {
             Err(error) if error.code == Code::State => tracing::warn!("{error}"),
-            other => other?,
+            // The record is gone. A concurrent ADD may have written another one since, which describes its rules.
+            other => return other,
         },
         // Calls remove their own locks, unless they are killed.
         None => remove_stale_locks(),

@@ -13,9 +13,9 @@ mod operation;
 
 use super::desired_policy::{check_rules, fixtures, ruleset, unrecorded_fixtures};
 use super::netns_state::{ForeignRedirection, FormatFacts, choose_format};
-use super::record::{AttachmentRecord, ContainerRecords};
+use super::record::{AttachmentRecord, ContainerRecords, MAX_ATTACHMENTS};
 use crate::cgroup;
-use crate::cni::{Code, Error, RuleFormatSetting};
+use crate::cni::{Code, Error, RuleFormatSetting, at_most};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::{self, CreatedTables, LiveRuleset, RuleFormat, Transaction};
 use crate::netns::{self, Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
@@ -61,6 +61,11 @@ pub(super) fn reconcile(
         match reconciler.run(operation) {
             Err(error) if kind == Kind::Remove && error.code == Code::ForeignRules => {
                 abandon(store, attachment, netns, &error)
+            }
+            Ok(()) if kind == Kind::Remove => {
+                // Under the lock, so that it is not the record of a concurrent ADD; also if there were no rules.
+                store.remove(attachment).unwrap_or_else(|error| tracing::warn!("{error}"));
+                Ok(())
             }
             other => other,
         }
@@ -203,6 +208,11 @@ impl Reconciler<'_> {
         let attachments = self.store.attachments_of(&self.attachment.container_id)?;
         let saved = self.read_records()?;
         let known_rules = saved.known_rules();
+        if changes.kind == Kind::Add {
+            // Concurrent ADDs see each other's records only under the lock.
+            let count = attachments.len() + usize::from(!attachments.contains(self.attachment));
+            at_most(MAX_ATTACHMENTS, "attachments", &self.attachment.to_string(), count)?;
+        }
         let mut records = saved.clone();
         let own = saved.get(self.attachment);
         let redirected = changes.redirects() || saved.policy().is_ok_and(|policy| policy.redirect().is_some());

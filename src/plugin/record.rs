@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
+/// The maximum number of attachments of one container: each call reads the records of all of them.
+pub(super) const MAX_ATTACHMENTS: usize = 32;
+
 /// The saved state of one attachment: its policy, and what was added to the network namespace for it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AttachmentRecord {

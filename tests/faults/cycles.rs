@@ -19,7 +19,7 @@ const CYCLES: usize = 10;
 /// to this node or pod counts.
 fn counts(subject: &Subject) -> BTreeMap<&'static str, usize> {
     // Routes of other tables and IPv6 routes are in the ruleset: the kernel adds its own after it has verified addresses.
-    let script = "echo '#rules'; nft list ruleset; echo '#routes'; ip rule; ip -6 rule; ip route show table all; \
+    let script = "echo '#rules'; nft list ruleset; echo '#routes'; ip rule; ip -6 rule; ip -4 route show table all; \
         echo '#addresses'; ip -oneline addr; echo '#connections'; \
         cat /proc/sys/net/netfilter/nf_conntrack_count; echo '#sockets'; cat /proc/self/net/unix /proc/self/net/tcp";
     let text = subject.pod.tool("sh", &["-c", script], "");

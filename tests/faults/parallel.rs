@@ -11,7 +11,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns the number of concurrent calls.
 fn many() -> usize {
-    if is_complete() { 200 } else { 24 }
+    if is_complete() { 200 } else { 48 }
 }
 
 /// Runs calls at the same time. Each took until then.
@@ -112,7 +112,8 @@ fn add_check_and_del_of_one_attachment() {
             let now = subject.read();
             let is_whole =
                 [&subject.none, &subject.added, &subject.changed].iter().any(|state| now.has_same_rules(state));
-            assert!(is_whole, "the calls left a part of the rules");
+            let kernel = crate::kernel::Kernel::of(&subject.pod);
+            assert!(is_whole, "the calls left a part of the rules: {kernel:?}");
             subject.completes(true, "concurrent calls").unwrap_or_else(|why| panic!("{why}"));
         }
     });

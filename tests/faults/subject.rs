@@ -254,9 +254,9 @@ impl Subject {
         let deadline = Instant::now() + Duration::from_secs(30);
         let runs = || {
             let processes = fs::read_dir("/proc").expect("readable").flatten();
-            let environments = processes.filter_map(|process| fs::read(process.path().join("environ")).ok());
+            let mut environments = processes.filter_map(|process| fs::read(process.path().join("environ")).ok());
             let is_own = |text: Vec<u8>| text.split(|byte| *byte == 0).any(|variable| variable == own.as_bytes());
-            environments.map(is_own).any(|is_own| is_own)
+            environments.any(is_own)
         };
         while self.mode == Mode::Primary && runs() {
             assert!(Instant::now() < deadline, "an executable does not end");
@@ -290,7 +290,7 @@ impl Subject {
         let needs_state = !left.is_empty() && !is_configured;
         left.extend((is_clean && self.has_state()).then_some("saved state"));
         // An ADD of the primary plugin that fails undoes the whole pod, also if an earlier one succeeded.
-        let is_undone = self.mode == Mode::Primary && verb.command() == "ADD" && left.is_empty();
+        let is_undone = self.mode == Mode::Primary && verb.command() == "ADD" && rules.is_empty();
         let is_whole = now.has_same_rules(from) || now.has_same_rules(to) || is_undone;
         let verdict = match () {
             () if !is_whole => Err("there is a part of the rules".to_owned()),

@@ -127,6 +127,8 @@ fn cell(text: &str) -> String {
     let text = numbers_replaced(&text, "/proc/", "/fd/", "NETNS");
     let text = numbers_replaced(&text, "convergence-", "-", "CONTAINER");
     let text = numbers_replaced(&text, "locks/", "-", "locks/LOCK");
+    let text = numbers_replaced(&text, "/detour-netns-", "-", "");
+    let text = numbers_replaced(&text, "/detour-faults-", "-", "");
     let text = text.trim().trim_end_matches(':');
     match text.char_indices().nth(MAX_TEXT) {
         Some((end, _)) => format!("{}…", &text[..end]),
