@@ -73,10 +73,19 @@ struct Reconciler<'a> {
     netns: &'a NetNs,
 }
 
+/// The saved state of a container.
+struct Saved {
+    /// The attachments that have a record, in any network namespace.
+    attachments: Vec<Attachment>,
+    /// The records of this network namespace.
+    records: ContainerRecords,
+}
+
 /// The inputs of one attempt.
 #[derive(Clone, Copy)]
 struct Attempt<'a> {
     changes: &'a Changes,
+    saved: &'a Saved,
     addresses: OwnFamilies,
     /// Whether the kernel has refused the rules in iptables format.
     force_nftables: bool,
@@ -113,7 +122,7 @@ impl Reconciler<'_> {
     /// not begin before.
     fn complete_interrupted(&self) -> Result<(), Error> {
         let is_changing = |(_, record): &(Attachment, AttachmentRecord)| record.previous_policy.is_some();
-        if self.read_records()?.0.iter().any(is_changing)
+        if self.read()?.records.0.iter().any(is_changing)
             && let Err(error) = self.run(Operation::Reapply)
         {
             tracing::warn!("can't complete an interrupted change: {}: {error}", self.attachment);
@@ -122,29 +131,30 @@ impl Reconciler<'_> {
     }
 
     fn run(&self, operation: Operation) -> Result<(), Error> {
-        let saved = self.read_records()?;
-        let Some(changes) = operation.changes(self.attachment, &saved)? else { return Ok(()) };
+        let saved = self.read()?;
+        let Some(changes) = operation.changes(self.attachment, &saved.records)? else { return Ok(()) };
         let mut started = StartedWork::default();
-        let outcome = self.commit(&changes, &mut started).and_then(|work| self.complete(work, changes.kind));
+        let outcome = self.commit(&changes, &saved, &mut started).and_then(|work| self.complete(work, changes.kind));
         // The next DEL retries what a DEL can't remove.
         if outcome.is_err() && changes.kind != Kind::Remove {
-            self.undo(&changes, &saved, &started);
+            self.undo(&changes, &saved.records, &started);
         }
         outcome
     }
 
-    /// Retries until the rules are committed.
-    fn commit(&self, changes: &Changes, started: &mut StartedWork) -> Result<PendingWork, Error> {
-        let mut attempt = Attempt { changes, addresses: netns::own_families()?, force_nftables: false };
+    /// Retries until the rules are committed. `saved` is the saved state for the first attempt.
+    fn commit(&self, changes: &Changes, saved: &Saved, started: &mut StartedWork) -> Result<PendingWork, Error> {
+        let (addresses, mut force_nftables, mut read_again) = (netns::own_families()?, false, None);
         let mut socket_failures = 0;
         let deadline = Instant::now() + RETRY_TIMEOUT;
         for _ in (0..MAX_ATTEMPTS).take_while(|_| Instant::now() < deadline) {
-            match self.commit_once(attempt, started) {
+            let saved = read_again.as_ref().unwrap_or(saved);
+            match self.commit_once(Attempt { changes, saved, addresses, force_nftables }, started) {
                 Ok(work) => return Ok(work),
                 Err(Obstacle::Changed) => {}
                 Err(Obstacle::Unsupported(error)) => {
                     tracing::info!("using the nftables rule format: {error}");
-                    attempt.force_nftables = true;
+                    force_nftables = true;
                 }
                 Err(Obstacle::Socket(error)) => {
                     socket_failures += 1;
@@ -155,6 +165,7 @@ impl Reconciler<'_> {
                 }
                 Err(Obstacle::Final(error)) => return Err(error),
             }
+            read_again = Some(self.read()?);
         }
         let msg = "can't change the pod's rules: another process keeps changing them; the runtime should retry";
         Err(Error::new(Code::TryAgain, msg))
@@ -186,8 +197,10 @@ impl Reconciler<'_> {
         }
     }
 
-    fn read_records(&self) -> Result<ContainerRecords, Error> {
-        ContainerRecords::read(self.store, &self.attachment.container_id, self.netns)
+    fn read(&self) -> Result<Saved, Error> {
+        let attachments = self.store.attachments_of(&self.attachment.container_id)?;
+        let records = ContainerRecords::read_of(self.store, &attachments, self.netns)?;
+        Ok(Saved { attachments, records })
     }
 
     /// Plans the changes and saves the intent. Returns [`Obstacle::Changed`] if another attachment was added
@@ -198,16 +211,14 @@ impl Reconciler<'_> {
         live: &LiveRuleset,
         started: &mut StartedWork,
     ) -> Result<PendingWork, Obstacle> {
-        let Attempt { changes, addresses, .. } = attempt;
+        let Attempt { changes, addresses, saved: Saved { attachments, records: saved }, .. } = attempt;
         let is_removal = changes.kind == Kind::Remove;
-        let attachments = self.store.attachments_of(&self.attachment.container_id)?;
-        let saved = self.read_records()?;
         let known_rules = saved.known_rules();
         let mut records = saved.clone();
         let own = saved.get(self.attachment);
         let redirected = changes.redirects() || saved.policy().is_ok_and(|policy| policy.redirect().is_some());
         let foreign = ForeignRedirection::find(live, &known_rules, redirected);
-        if foreign.is_none() && redirected {
+        if foreign.is_none() && redirected && !is_removal {
             ForeignRedirection::log_legacy();
         }
         let facts = FormatFacts {
@@ -230,7 +241,7 @@ impl Reconciler<'_> {
         let policy = records.policy()?;
         // Existing rules can always be repaired and removed.
         if matches!(changes.kind, Kind::Add | Kind::Follow) {
-            check_rules(&policy, &format!("{} and the container's other attachments", self.attachment))?;
+            check_rules(&policy, format_args!("{} and the container's other attachments", self.attachment))?;
         }
         let desired = ruleset(&policy, records.ip6());
         let needed = fixtures(&policy, records.ip6());
@@ -250,7 +261,8 @@ impl Reconciler<'_> {
         records.record_additions(self.attachment, is_removal, live, &created, &added);
         started.has_intent = true;
         started.added.extend(&missing);
-        match self.write_changed(changes.kind, &records, &saved) {
+        let mut changed = records.0.iter().filter(|(attachment, record)| saved.get(attachment) != Some(record));
+        match changed.try_for_each(|record| self.write(changes.kind, record)) {
             // A DEL must not fail because its intent can't be saved: until it is complete, the old records apply.
             Err(error) if is_removal => tracing::warn!("{error}"),
             other => other?,
@@ -283,14 +295,13 @@ impl Reconciler<'_> {
         record
     }
 
-    /// Writes the records that differ from the saved ones. Only an ADD creates records.
-    fn write_changed(&self, kind: Kind, records: &ContainerRecords, saved: &ContainerRecords) -> Result<(), Error> {
-        let mut changed = records.0.iter().filter(|(attachment, record)| saved.get(attachment) != Some(record));
-        changed.try_for_each(|(attachment, record)| match kind {
+    /// Writes a record that differs from the saved one. Only an ADD creates records.
+    fn write(&self, kind: Kind, (attachment, record): &(Attachment, AttachmentRecord)) -> Result<(), Error> {
+        match kind {
             Kind::Add => self.store.write(attachment, record),
             _ if self.store.update(attachment, record)? => Ok(()),
             _ => Err(gone(attachment)),
-        })
+        }
     }
 
     /// Removes fixtures that are no longer needed, and the intent from the records. Failing to write the records is
@@ -301,20 +312,29 @@ impl Reconciler<'_> {
     fn complete(&self, work: PendingWork, kind: Kind) -> Result<(), Error> {
         let is_removal = kind == Kind::Remove;
         tracing::debug!(changes = work.transaction.len(), "rules committed");
-        let mut records = work.records.clone();
+        let mut records = work.records;
         let mut added = records.fixtures();
         added.extend(&work.unrecorded);
-        match added.remove_but(&work.needed) {
-            Ok(()) => records.0.iter_mut().for_each(|(_, record)| record.fixtures.retain(&work.needed)),
-            Err(error) if is_removal => return Err(error),
+        let only_needed = added.remove_but(&work.needed);
+        match &only_needed {
+            Ok(()) => {}
+            Err(_) if is_removal => return only_needed,
             // An unused fixture is harmless; DEL removes it.
             Err(error) => tracing::warn!("{error}"),
         }
-        records.0.iter_mut().for_each(|(_, record)| record.previous_policy = None);
         if is_removal {
             records.0.retain(|(attachment, _)| attachment != self.attachment);
         }
-        let written = self.write_changed(kind, &records, &work.records);
+        let mut changed = records.0.iter_mut().filter_map(|one| {
+            let (_, record) = one;
+            let fixtures = record.fixtures.clone();
+            if only_needed.is_ok() {
+                record.fixtures.retain(&work.needed);
+            }
+            let was_changing = record.previous_policy.take().is_some();
+            (was_changing || record.fixtures != fixtures).then_some(&*one)
+        });
+        let written = changed.try_for_each(|record| self.write(kind, record));
         let removed = if is_removal { self.store.remove(self.attachment) } else { Ok(()) };
         for error in [written, removed].into_iter().filter_map(Result::err) {
             tracing::warn!("{error}");
