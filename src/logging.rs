@@ -140,7 +140,7 @@ impl Log {
 
 impl Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && (self.prints(metadata) || self.collects(metadata))
+        !metadata.is_span() && (self.prints(metadata) || self.collects(metadata))
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
@@ -326,12 +326,32 @@ mod tests {
         assert!(!line.contains('…'), "a value that fits is complete");
     }
 
+    fn log(level: LevelFilter, collector: Option<EventCollector>) -> Log {
+        Log { level, context: String::new(), lines: None, file: None, collector }
+    }
+
+    #[test]
+    fn events_of_dependencies_are_printed_only_at_level_debug() {
+        let is_enabled = |level, collector, is_own| {
+            tracing::subscriber::with_default(log(level, collector), || match is_own {
+                true => [tracing::enabled!(Level::INFO), tracing::enabled!(Level::DEBUG)],
+                false => {
+                    [tracing::enabled!(target: "kube", Level::INFO), tracing::enabled!(target: "kube", Level::DEBUG)]
+                }
+            })
+        };
+        assert_eq!(is_enabled(LevelFilter::INFO, None, true), [true, false]);
+        assert_eq!(is_enabled(LevelFilter::INFO, None, false), [false, false]);
+        assert_eq!(is_enabled(LevelFilter::DEBUG, None, false), [true, true]);
+        let collector = Some(EventCollector::default());
+        assert_eq!(is_enabled(LevelFilter::ERROR, collector.clone(), true), [true, true]);
+        assert_eq!(is_enabled(LevelFilter::ERROR, collector, false), [false, false]);
+    }
+
     #[test]
     fn warnings_and_the_source_of_facts_are_collected() {
         let collector = EventCollector::default();
-        let (lines, collected) = (None, Some(collector.clone()));
-        let log = Log { level: LevelFilter::OFF, context: String::new(), lines, file: None, collector: collected };
-        tracing::subscriber::with_default(log, || {
+        tracing::subscriber::with_default(log(LevelFilter::OFF, Some(collector.clone())), || {
             tracing::info!("nothing");
             tracing::warn!(why = "so", "look {}", 1);
             tracing::debug!(facts = "agent", "answered");

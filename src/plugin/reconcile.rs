@@ -23,7 +23,7 @@ use crate::policy::Policy;
 use crate::state::{Attachment, Store};
 use obstacle::{Obstacle, is_unsupported, refused};
 pub(super) use operation::Operation;
-use operation::{Change, Changes, Kind, gone};
+use operation::{Change, Changes, InputsChange, Kind, gone};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,8 @@ struct Saved {
 #[derive(Clone, Copy)]
 struct Attempt<'a> {
     changes: &'a Changes,
-    saved: &'a Saved,
+    /// The saved state; `None` to read it again.
+    saved: Option<&'a Saved>,
     addresses: OwnFamilies,
     /// Whether the kernel has refused the rules in iptables format.
     force_nftables: bool,
@@ -142,19 +143,21 @@ impl Reconciler<'_> {
         outcome
     }
 
-    /// Retries until the rules are committed. `saved` is the saved state for the first attempt.
+    /// Retries until the rules are committed. `saved` is the saved state before the first attempt.
     fn commit(&self, changes: &Changes, saved: &Saved, started: &mut StartedWork) -> Result<PendingWork, Error> {
-        let (addresses, mut force_nftables, mut read_again) = (netns::own_families()?, false, None);
+        // An ADD without rules takes no lock, so that the record of another attachment may have changed meanwhile.
+        let is_alone = saved.attachments.iter().all(|attachment| attachment == self.attachment);
+        let (saved, addresses) = (is_alone.then_some(saved), netns::own_families()?);
+        let mut attempt = Attempt { changes, saved, addresses, force_nftables: false };
         let mut socket_failures = 0;
         let deadline = Instant::now() + RETRY_TIMEOUT;
         for _ in (0..MAX_ATTEMPTS).take_while(|_| Instant::now() < deadline) {
-            let saved = read_again.as_ref().unwrap_or(saved);
-            match self.commit_once(Attempt { changes, saved, addresses, force_nftables }, started) {
+            match self.commit_once(attempt, started) {
                 Ok(work) => return Ok(work),
                 Err(Obstacle::Changed) => {}
                 Err(Obstacle::Unsupported(error)) => {
                     tracing::info!("using the nftables rule format: {error}");
-                    force_nftables = true;
+                    attempt.force_nftables = true;
                 }
                 Err(Obstacle::Socket(error)) => {
                     socket_failures += 1;
@@ -165,7 +168,7 @@ impl Reconciler<'_> {
                 }
                 Err(Obstacle::Final(error)) => return Err(error),
             }
-            read_again = Some(self.read()?);
+            attempt.saved = None;
         }
         let msg = "can't change the pod's rules: another process keeps changing them; the runtime should retry";
         Err(Error::new(Code::TryAgain, msg))
@@ -211,8 +214,16 @@ impl Reconciler<'_> {
         live: &LiveRuleset,
         started: &mut StartedWork,
     ) -> Result<PendingWork, Obstacle> {
-        let Attempt { changes, addresses, saved: Saved { attachments, records: saved }, .. } = attempt;
+        let Attempt { changes, addresses, .. } = attempt;
         let is_removal = changes.kind == Kind::Remove;
+        let read_again;
+        let Saved { attachments, records: saved } = match attempt.saved {
+            Some(saved) => saved,
+            None => {
+                read_again = self.read()?;
+                &read_again
+            }
+        };
         let known_rules = saved.known_rules();
         let mut records = saved.clone();
         let own = saved.get(self.attachment);
@@ -285,7 +296,7 @@ impl Reconciler<'_> {
             record.policy = adapted;
         }
         record.evaluated = (change.evaluated != record.policy).then(|| change.evaluated.clone());
-        if let Some(inputs) = &change.inputs {
+        if let InputsChange::Replace(inputs) = &change.inputs {
             record.inputs.clone_from(inputs);
         }
         // The path is updated with the network namespace only: the agent's path differs from the runtime's.

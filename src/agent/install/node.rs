@@ -444,7 +444,6 @@ mod tests {
     use super::*;
     use nix::errno::Errno;
     use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-    use rustix::fs::OFlags;
 
     /// A node in a temporary directory.
     fn node(name: &str) -> (PathBuf, NodeFiles) {
