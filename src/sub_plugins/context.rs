@@ -152,7 +152,7 @@ impl RequestedExclusions {
 pub(super) fn check_containers(pod: &Pod, place: &dyn Fn(&str) -> String) -> Result<(), Error> {
     let count = pod.all_containers().count();
     if count > MAX_CONTAINERS {
-        at_most(MAX_CONTAINERS, "containers", &place(&format!("pod {}", name_of(pod))), count)?;
+        at_most(MAX_CONTAINERS, "containers", place(&format!("pod {}", name_of(pod))), count)?;
     }
     Ok(())
 }
