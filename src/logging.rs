@@ -6,22 +6,19 @@ use crate::printable;
 use crate::streams::Stderr;
 use crate::trusted_file::append_below;
 use std::borrow::Cow;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Component, Path};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{fmt, io};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
-use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::filter::Targets;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
-use tracing_subscriber::fmt::writer::{BoxMakeWriter, MakeWriterExt};
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
-use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
-use tracing_subscriber::registry::LookupSpan;
-use tracing_subscriber::util::SubscriberInitExt;
 
 /// The directory of log files. Other paths are refused, since the author of a configuration could append to any file
 /// of the node.
@@ -64,27 +61,14 @@ pub fn start(
     let opened = file.filter(|_| level != LevelFilter::OFF);
     let opened = opened.map(|path| {
         let opened = check_log_file(path).map_err(io::Error::other);
-        opened.and_then(|()| append_below(Path::new(DIRECTORY), path)).map(Arc::new).map_err(|error| (path, error))
+        opened.and_then(|()| append_below(Path::new(DIRECTORY), path)).map_err(|error| (path, error))
     });
-    let opened = opened.transpose();
-    let writer = match &opened {
-        Ok(Some(file)) => BoxMakeWriter::new((|| Stderr).and(Arc::clone(file))),
-        Ok(None) | Err(_) => BoxMakeWriter::new(|| Stderr),
+    let (file, failure) = match opened.transpose() {
+        Ok(file) => (file, None),
+        Err(failure) => (None, Some(failure)),
     };
-    let own = env!("CARGO_PKG_NAME").split('-').next().unwrap_or_default();
-    // This crate's errors for failed requests have more context than those of dependencies.
-    let dependencies = if level == LevelFilter::DEBUG { level } else { LevelFilter::OFF };
-    let filter = Targets::new().with_target(own, level).with_default(dependencies);
-    // If stderr is closed, the layer would report that to stderr and panic.
-    let layer = tracing_subscriber::fmt::layer()
-        .event_format(LineFormat { context: pairs(context), lines: lines.cloned() })
-        .with_writer(writer)
-        .log_internal_errors(false)
-        .with_filter(filter);
-    let debug = Targets::new().with_target(own, LevelFilter::DEBUG);
-    let collector = collector.map(|collector| collector.clone().with_filter(debug));
-    let started = tracing_subscriber::registry().with(layer).with(collector).try_init();
-    if let (Ok(()), Err((path, error))) = (started, opened) {
+    let log = Log { level, context: pairs(context), lines: lines.cloned(), file, collector: collector.cloned() };
+    if let (Ok(()), Some((path, error))) = (tracing::subscriber::set_global_default(log), failure) {
         tracing::warn!(file = %path.display(), %error, "can't open log_file; logging to stderr only");
     }
 }
@@ -123,29 +107,82 @@ fn pair(line: &mut dyn fmt::Write, key: &str, value: &str, room: usize) -> fmt::
     }
 }
 
-/// The format of log lines.
-struct LineFormat {
+/// Prints and collects the events of this process. Spans, which only dependencies have, are ignored: the registry of
+/// `tracing-subscriber` allocates a table for them in each call of the plugin.
+struct Log {
+    level: LevelFilter,
+    /// The pairs at the end of each line.
     context: String,
     lines: Option<Lines>,
+    file: Option<File>,
+    collector: Option<EventCollector>,
 }
 
-impl<S, N> FormatEvent<S, N> for LineFormat
-where
-    S: Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
-{
-    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        if self.lines.as_ref().is_some_and(|lines| !lines.admit(*event.metadata().level())) {
-            return Err(fmt::Error);
-        }
-        writer.write_str("time=")?;
-        SystemTime.format_time(&mut writer)?;
-        write!(writer, " level={}", event.metadata().level().as_str().to_ascii_lowercase())?;
-        let mut fields = EventFields::default();
-        event.record(&mut fields);
-        pair(&mut writer, "msg", &fields.message, MAX_MESSAGE_BYTES)?;
-        writeln!(writer, "{}{}", fields.others, self.context)
+impl Log {
+    fn prints(&self, metadata: &Metadata<'_>) -> bool {
+        // This crate's errors for failed requests have more context than those of dependencies.
+        *metadata.level() <= self.level && (is_own(metadata) || self.level == LevelFilter::DEBUG)
     }
+
+    fn collects(&self, metadata: &Metadata<'_>) -> bool {
+        self.collector.is_some() && is_own(metadata) && *metadata.level() <= Level::DEBUG
+    }
+
+    fn line(&self, event: &Event<'_>) -> Result<String, fmt::Error> {
+        let fields = EventFields::of(event);
+        let level = event.metadata().level().as_str().to_ascii_lowercase();
+        let mut line = "time=".to_owned();
+        SystemTime.format_time(&mut Writer::new(&mut line))?;
+        line += &format!(" level={level}");
+        pair(&mut line, "msg", &fields.message, MAX_MESSAGE_BYTES)?;
+        line += &fields.others;
+        line += &self.context;
+        line.push('\n');
+        Ok(line)
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        !metadata.is_span() && (self.prints(metadata) || self.collects(metadata))
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(if self.collector.is_some() { self.level.max(LevelFilter::DEBUG) } else { self.level })
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        if let Some(collector) = self.collector.as_ref().filter(|_| self.collects(event.metadata())) {
+            collector.collect(event);
+        }
+        let is_admitted = || self.lines.as_ref().is_none_or(|lines| lines.admit(*event.metadata().level()));
+        if self.prints(event.metadata())
+            && is_admitted()
+            && let Ok(line) = self.line(event)
+        {
+            // A failure to write a log line can't be logged.
+            let _ = Stderr.write_all(line.as_bytes());
+            let _ = self.file.as_ref().map(|mut file| file.write_all(line.as_bytes()));
+        }
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// Returns whether an event is this crate's, not a dependency's.
+fn is_own(metadata: &Metadata<'_>) -> bool {
+    let own = env!("CARGO_PKG_NAME").split('-').next().unwrap_or_default();
+    metadata.target().starts_with(own)
 }
 
 /// The message and the other fields of an event.
@@ -153,6 +190,14 @@ where
 struct EventFields {
     message: String,
     others: String,
+}
+
+impl EventFields {
+    fn of(event: &Event<'_>) -> Self {
+        let mut fields = Self::default();
+        event.record(&mut fields);
+        fields
+    }
 }
 
 impl Visit for EventFields {
@@ -222,6 +267,19 @@ impl EventCollector {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn collect(&self, event: &Event<'_>) {
+        let mut source = FactsSource::default();
+        event.record(&mut source);
+        let mut events = self.lock();
+        if !source.0.is_empty() && (events.facts.is_empty() || events.facts == "agent") {
+            events.facts = source.0;
+        }
+        if *event.metadata().level() == Level::WARN && events.warnings.len() < MAX_EVENTS {
+            let fields = EventFields::of(event);
+            events.warnings.push((fields.message + &fields.others).chars().take(MAX_EVENT_CHARACTERS).collect());
+        }
+    }
+
     /// Returns the first warnings, at most `MAX_EVENTS`.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
@@ -232,22 +290,6 @@ impl EventCollector {
     #[must_use]
     pub fn facts(&self) -> String {
         self.lock().facts.clone()
-    }
-}
-
-impl<S: Subscriber> Layer<S> for EventCollector {
-    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let mut source = FactsSource::default();
-        event.record(&mut source);
-        let mut events = self.lock();
-        if !source.0.is_empty() && (events.facts.is_empty() || events.facts == "agent") {
-            events.facts = source.0;
-        }
-        if *event.metadata().level() == Level::WARN && events.warnings.len() < MAX_EVENTS {
-            let mut fields = EventFields::default();
-            event.record(&mut fields);
-            events.warnings.push((fields.message + &fields.others).chars().take(MAX_EVENT_CHARACTERS).collect());
-        }
     }
 }
 
@@ -268,7 +310,6 @@ impl Visit for FactsSource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tracing_subscriber::layer::SubscriberExt;
 
     #[test]
     fn values_that_are_not_one_word_are_quoted() {
@@ -289,11 +330,32 @@ mod tests {
         assert!(!line.contains('…'), "a value that fits is complete");
     }
 
+    fn log(level: LevelFilter, collector: Option<EventCollector>) -> Log {
+        Log { level, context: String::new(), lines: None, file: None, collector }
+    }
+
+    #[test]
+    fn events_of_dependencies_are_printed_only_at_level_debug() {
+        let is_enabled = |level, collector, is_own| {
+            tracing::subscriber::with_default(log(level, collector), || match is_own {
+                true => [tracing::enabled!(Level::INFO), tracing::enabled!(Level::DEBUG)],
+                false => {
+                    [tracing::enabled!(target: "kube", Level::INFO), tracing::enabled!(target: "kube", Level::DEBUG)]
+                }
+            })
+        };
+        assert_eq!(is_enabled(LevelFilter::INFO, None, true), [true, false]);
+        assert_eq!(is_enabled(LevelFilter::INFO, None, false), [false, false]);
+        assert_eq!(is_enabled(LevelFilter::DEBUG, None, false), [true, true]);
+        let collector = Some(EventCollector::default());
+        assert_eq!(is_enabled(LevelFilter::ERROR, collector.clone(), true), [true, true]);
+        assert_eq!(is_enabled(LevelFilter::ERROR, collector, false), [false, false]);
+    }
+
     #[test]
     fn warnings_and_the_source_of_facts_are_collected() {
         let collector = EventCollector::default();
-        let subscriber = tracing_subscriber::registry().with(collector.clone());
-        tracing::subscriber::with_default(subscriber, || {
+        tracing::subscriber::with_default(log(LevelFilter::OFF, Some(collector.clone())), || {
             tracing::info!("nothing");
             tracing::warn!(why = "so", "look {}", 1);
             tracing::debug!(facts = "agent", "answered");

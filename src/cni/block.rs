@@ -59,11 +59,11 @@ impl<'a> BlockReader<'a> {
     fn typed<T>(
         &self,
         key: &'static str,
-        expected: &str,
+        expected: impl FnOnce() -> String,
         convert: impl Fn(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        convert(value).map(Some).ok_or_else(|| wrong_type(&self.place(key), value, expected))
+        convert(value).map(Some).ok_or_else(|| wrong_type(&self.place(key), value, &expected()))
     }
 
     /// Reads a string.
@@ -71,7 +71,7 @@ impl<'a> BlockReader<'a> {
     /// # Errors
     /// The value has another type.
     pub fn string(&self, key: &'static str) -> Result<Option<&'a str>, Error> {
-        self.typed(key, "a string", Value::as_str)
+        self.typed(key, || "a string".to_owned(), Value::as_str)
     }
 
     /// Reads a boolean.
@@ -79,7 +79,7 @@ impl<'a> BlockReader<'a> {
     /// # Errors
     /// The value has another type.
     pub fn boolean(&self, key: &'static str) -> Result<Option<bool>, Error> {
-        self.typed(key, "true or false", Value::as_bool)
+        self.typed(key, || "true or false".to_owned(), Value::as_bool)
     }
 
     /// Reads an integer from `min` to `max`; a string of digits is also accepted.
@@ -87,10 +87,14 @@ impl<'a> BlockReader<'a> {
     /// # Errors
     /// The value has another type or is out of bounds.
     pub fn number(&self, key: &'static str, min: u32, max: u32) -> Result<Option<u32>, Error> {
-        self.typed(key, &format!("a whole number from {min} to {max}"), |value| {
-            let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok())?;
-            u32::try_from(number).ok().filter(|n| (min..=max).contains(n))
-        })
+        self.typed(
+            key,
+            || format!("a whole number from {min} to {max}"),
+            |value| {
+                let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok())?;
+                u32::try_from(number).ok().filter(|n| (min..=max).contains(n))
+            },
+        )
     }
 
     /// Reads a port, 1 to 65535.
@@ -106,11 +110,15 @@ impl<'a> BlockReader<'a> {
     /// # Errors
     /// The value is not a string or not one of the names.
     pub fn one_of<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<Option<T>, Error> {
-        let names = choices.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-        self.typed(key, &format!("one of {names}"), |value| {
-            let text = value.as_str()?;
-            choices.iter().find(|(name, _)| *name == text).map(|(_, choice)| *choice)
-        })
+        let names = || choices.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+        self.typed(
+            key,
+            || format!("one of {}", names()),
+            |value| {
+                let text = value.as_str()?;
+                choices.iter().find(|(name, _)| *name == text).map(|(_, choice)| *choice)
+            },
+        )
     }
 
     /// Reads a list; an empty one is `Some`.

@@ -3,6 +3,7 @@
 use super::error::{Code, Error};
 use serde_json::Value;
 use std::collections::HashSet;
+use std::fmt::Display;
 use std::hash::Hash;
 
 /// The maximum number of items of a list: of an annotation, of `args.cni`, or of a key of the configuration.
@@ -105,7 +106,7 @@ pub fn wrong_type(place: &str, value: &Value, expected: &str) -> Error {
 ///
 /// # Errors
 /// [`Code::InvalidConfig`] with the place, the limit and the number.
-pub fn at_most(limit: usize, what: &str, place: &str, got: usize) -> Result<(), Error> {
+pub fn at_most(limit: usize, what: &str, place: impl Display, got: usize) -> Result<(), Error> {
     if got <= limit {
         return Ok(());
     }

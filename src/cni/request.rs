@@ -69,6 +69,9 @@ pub struct Request {
     pub args: Args,
     /// The unparsed `CNI_ARGS`, for all commands.
     pub args_text: String,
+    /// The pod as `NAMESPACE/NAME` for messages, also for commands that do not use `args`; empty if `CNI_ARGS` names no
+    /// pod.
+    pub about: String,
     /// `CNI_PATH`: the directories that are searched for executables, in order.
     pub path: Vec<PathBuf>,
     /// `CNI_NETNS_OVERRIDE`: `CNI_NETNS` may be the plugin's own network namespace.
@@ -92,14 +95,6 @@ pub fn variables(
 }
 
 impl Request {
-    /// Returns the pod as `NAMESPACE/NAME` for messages, also for commands that do not use `args`; empty if `CNI_ARGS`
-    /// names no pod.
-    #[must_use]
-    pub fn about(&self) -> String {
-        let pod = Args::parse(&self.args_text).ok().and_then(|args| args.pod);
-        pod.map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default()
-    }
-
     /// Reads and checks the variables that the command requires, in the order and with the messages of the reference
     /// library (`pkg/skel`). An empty variable counts as missing.
     ///
@@ -129,9 +124,14 @@ impl Request {
             return Err(refuse(format!("required env variables [{}] missing", variables.missing.join(","))));
         }
         let args_text = variables.optional("CNI_ARGS").unwrap_or_default();
-        let args = match command {
-            CniCommand::Add | CniCommand::Check => Args::parse(&args_text)?,
-            CniCommand::Del | CniCommand::Gc | CniCommand::Status => Args::default(),
+        let (args, pod) = match (command, Args::parse(&args_text)) {
+            (CniCommand::Add | CniCommand::Check, args) => {
+                let args = args?;
+                (args.clone(), args.pod)
+            }
+            (CniCommand::Del | CniCommand::Gc | CniCommand::Status, args) => {
+                (Args::default(), args.ok().and_then(|args| args.pod))
+            }
         };
         let netns_override = variables.optional("CNI_NETNS_OVERRIDE");
         Ok(Self {
@@ -141,6 +141,7 @@ impl Request {
             ifname,
             args,
             args_text,
+            about: pod.map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default(),
             path: std::env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty()).collect(),
             netns_override: netns_override.is_some_and(|v| v == "1" || v.eq_ignore_ascii_case("true")),
         })
@@ -187,16 +188,17 @@ impl Args {
     /// # Errors
     /// An item has no `=`, or the name or namespace of the pod is invalid in Kubernetes: both become parts of URLs and
     /// paths.
-    pub fn parse(text: &str) -> Result<Self, Error> {
-        let mut values = HashMap::new();
-        for item in text.split(';').filter(|item| !item.is_empty()) {
-            let Some((key, value)) = item.split_once('=') else {
-                let msg = format!("CNI_ARGS: invalid item {item:?}; expected KEY=VALUE, separated by ;");
-                return Err(refuse(msg));
-            };
-            values.insert(key, value);
-        }
-        let value = |key: &str| values.get(key).filter(|v| !v.is_empty()).map(|v| (*v).to_owned());
+    pub fn parse<'a>(text: &'a str) -> Result<Self, Error> {
+        let items = text.split(';').filter(|item| !item.is_empty());
+        let pair = |item: &'a str| {
+            let invalid = || refuse(format!("CNI_ARGS: invalid item {item:?}; expected KEY=VALUE, separated by ;"));
+            item.split_once('=').ok_or_else(invalid)
+        };
+        let pairs = items.map(pair).collect::<Result<Vec<_>, _>>()?;
+        let value = |key: &str| {
+            let (_, value) = pairs.iter().rev().find(|(other, _)| *other == key)?;
+            (!value.is_empty()).then(|| (*value).to_owned())
+        };
         let name = value("K8S_POD_NAME");
         let namespace = value("K8S_POD_NAMESPACE");
         if let Some(name) = name.as_ref().filter(|name| !is_dns_subdomain(name)) {
@@ -245,7 +247,7 @@ mod tests {
         assert_eq!((request.container_id.as_str(), request.ifname.as_str()), ("c1", "eth0"));
         assert_eq!(request.path, [PathBuf::from("/a"), PathBuf::from("/b")]);
         assert!(request.args.pod.is_some() && !request.netns_override);
-        assert_eq!(request.about(), "a/b");
+        assert_eq!(request.about, "a/b");
     }
 
     #[test]
@@ -280,8 +282,8 @@ mod tests {
         assert_eq!(call("GC", &odd).expect("accepted").container_id, "");
         assert!(call("STATUS", &odd).is_ok());
         assert_eq!(call("DEL", &[("CNI_ARGS", "x")]).expect("accepted").args, Args::default());
-        assert_eq!(call("DEL", &[("CNI_ARGS", "x")]).expect("accepted").about(), "");
-        assert_eq!(call("DEL", &[]).expect("accepted").about(), "a/b");
+        assert_eq!(call("DEL", &[("CNI_ARGS", "x")]).expect("accepted").about, "");
+        assert_eq!(call("DEL", &[]).expect("accepted").about, "a/b");
         assert!(call("ADD", &[("CNI_ARGS", "x")]).is_err());
     }
 

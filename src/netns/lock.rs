@@ -2,9 +2,10 @@
 //! every user can open it where it is mounted, and every process inside has it in `/proc/self/ns`.
 
 use crate::trusted_file;
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use rustix::fs::OFlags;
+use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,7 @@ impl NetnsLock {
         let path = directory.join(format!("{}-{}", id.device, id.inode));
         let mut attempts_left = MAX_ATTEMPTS;
         let mut open = || loop {
-            let opened = trusted_file::open(&path, OpenOptions::new().write(true).create(true).mode(0o600));
+            let opened = trusted_file::open(&path, OFlags::WRONLY | OFlags::CREATE);
             match opened {
                 Err(error) if error.kind() == ErrorKind::NotFound && create && attempts_left > 0 => {
                     attempts_left -= 1;
@@ -93,7 +94,7 @@ pub fn remove_stale_locks() {
 fn remove_stale_locks_in(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
-        if let Ok(file) = trusted_file::open(&path, OpenOptions::new().write(true)) {
+        if let Ok(file) = trusted_file::open(&path, OFlags::WRONLY) {
             // Dropping the lock removes the file.
             let _ = NetnsLock::try_acquire(&path, file);
         }

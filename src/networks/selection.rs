@@ -97,12 +97,12 @@ impl NetworksAnnotation<'_> {
 
     /// Rejects an annotation that is too long.
     pub(super) fn check_length(&self) -> Result<(), Error> {
-        at_most(MAX_BYTES, "bytes", &self.to_string(), self.text.len())
+        at_most(MAX_BYTES, "bytes", self, self.text.len())
     }
 
     /// Rejects too many elements.
     pub(super) fn check_count(&self, elements: usize) -> Result<(), Error> {
-        at_most(MAX_ELEMENTS, "elements", &self.to_string(), elements)
+        at_most(MAX_ELEMENTS, "elements", self, elements)
     }
 
     pub(super) fn reject(&self, why: &str) -> Error {

@@ -40,9 +40,9 @@ pub(super) fn apply(
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
     let attachments = store.attachments_of(&attachment.container_id)?;
     let count = attachments.len() + usize::from(!attachments.contains(&attachment));
-    at_most(MAX_ATTACHMENTS, "attachments", &format!("pod {}: {attachment}", request.about()), count)?;
-    check_rules(&policy, &format!("pod {}", request.about()))?;
-    if policy.is_empty() && !may_have_rules(&store, &attachment)? {
+    at_most(MAX_ATTACHMENTS, "attachments", format_args!("pod {}: {attachment}", request.about), count)?;
+    check_rules(&policy, format_args!("pod {}", request.about))?;
+    if policy.is_empty() && !may_have_rules(&store, &attachments)? {
         if let Some(inputs) = &mut inputs {
             inputs.netns = open_netns::identified(request)?;
         }
@@ -50,7 +50,11 @@ pub(super) fn apply(
         let record = AttachmentRecord { policy: policy.clone(), inputs: recorded, ..AttachmentRecord::default() };
         store.write(&attachment, &record)?;
         // A concurrent ADD may not have seen this record, whose policy may forbid all rules.
-        match may_have_rules(&store, &attachment) {
+        let others = store.attachments_of(&attachment.container_id).map(|mut all| {
+            all.retain(|other| *other != attachment);
+            all
+        });
+        match others.and_then(|others| may_have_rules(&store, &others)) {
             Ok(false) => return Ok(()),
             Ok(true) => {}
             Err(error) => {
@@ -65,10 +69,10 @@ pub(super) fn apply(
     reconcile(&store, &attachment, &open_netns::of_request(request)?, Operation::Apply(policy, conf.dialect, inputs))
 }
 
-/// Returns whether any attachment of the container may have rules in the kernel.
-fn may_have_rules(store: &Store, attachment: &Attachment) -> Result<bool, Error> {
-    for other in store.attachments_of(&attachment.container_id)? {
-        if store.read_part::<NetnsRecord>(&other)?.is_some_and(|record| record.netns_id.is_some()) {
+/// Returns whether one of the attachments may have rules in the kernel.
+fn may_have_rules(store: &Store, attachments: &[Attachment]) -> Result<bool, Error> {
+    for attachment in attachments {
+        if store.read_part::<NetnsRecord>(attachment)?.is_some_and(|record| record.netns_id.is_some()) {
             return Ok(true);
         }
     }

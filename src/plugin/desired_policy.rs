@@ -13,6 +13,7 @@ use crate::trusted_file::read_text;
 use crate::{cluster, sub_plugins};
 use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::Display;
 use std::path::Path;
 
 /// A group file with more bytes is a mistake: NSS serves directories of many users.
@@ -226,7 +227,7 @@ pub(super) fn unrecorded_fixtures(live: &LiveRuleset) -> Result<Fixtures, Error>
 ///
 /// # Errors
 /// [`Code::InvalidConfig`](crate::cni::Code::InvalidConfig) with `place` and both numbers.
-pub(super) fn check_rules(policy: &Policy, place: &str) -> Result<(), Error> {
-    let place = format!("{place}: the redirection with all exclusions, for IPv4 and IPv6");
-    at_most(MAX_RULES, "rules", &place, max_rules(policy))
+pub(super) fn check_rules(policy: &Policy, place: impl Display) -> Result<(), Error> {
+    let place = format_args!("{place}: the redirection with all exclusions, for IPv4 and IPv6");
+    at_most(MAX_RULES, "rules", place, max_rules(policy))
 }

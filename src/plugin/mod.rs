@@ -124,13 +124,12 @@ fn parse(request: &Request, document: &mut Document, program: &str) -> Result<Ne
 
 fn start_logging(request: &Request, conf: &NetConf, events: &EventCollector, lines: &Lines) {
     let context = [
-        ("command", request.command.to_string()),
-        ("network", conf.name.clone()),
-        ("container", request.container_id.clone()),
-        ("ifname", request.ifname.clone()),
-        ("pod", request.about()),
+        ("command", request.command.name()),
+        ("network", &conf.name),
+        ("container", &request.container_id),
+        ("ifname", &request.ifname),
+        ("pod", &request.about),
     ];
-    let context: Vec<_> = context.iter().map(|(key, value)| (*key, value.as_str())).collect();
     let events = conf.kubernetes.agent_socket.is_some().then_some(events);
     logging::start(conf.log_level, conf.log_file.as_deref(), &context, events, Some(lines));
 }

@@ -86,8 +86,8 @@ fn apply_without_file(
 
 /// Returns the error for a call that needs the file, with the pod's name and the next step.
 fn unusable(request: &Request, error: Error) -> Error {
-    let pod = request.about();
-    let about = if pod.is_empty() { pod } else { format!("pod {pod}: ") };
+    let pod = &request.about;
+    let about = if pod.is_empty() { String::new() } else { format!("pod {pod}: ") };
     let next = "the agent on this node restores the file; without an agent, run detour install";
     Error { msg: format!("{about}{}; {next}", error.msg), ..error }
 }
@@ -134,7 +134,7 @@ pub(super) fn report<T>(
     let error = outcome.as_ref().err();
     let report = CallReport {
         command: request.command.to_string(),
-        pod: request.about(),
+        pod: request.about.clone(),
         container: request.container_id.clone(),
         network: conf.name.clone(),
         ifname: request.ifname.clone(),

@@ -23,7 +23,7 @@ use crate::policy::Policy;
 use crate::state::{Attachment, Store};
 use obstacle::{Obstacle, is_unsupported, refused};
 pub(super) use operation::Operation;
-use operation::{Change, Changes, Kind, gone};
+use operation::{Change, Changes, InputsChange, Kind, gone};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -78,10 +78,20 @@ struct Reconciler<'a> {
     netns: &'a NetNs,
 }
 
+/// The saved state of a container.
+struct Saved {
+    /// The attachments that have a record, in any network namespace.
+    attachments: Vec<Attachment>,
+    /// The records of this network namespace.
+    records: ContainerRecords,
+}
+
 /// The inputs of one attempt.
 #[derive(Clone, Copy)]
 struct Attempt<'a> {
     changes: &'a Changes,
+    /// The saved state; `None` to read it again.
+    saved: Option<&'a Saved>,
     addresses: OwnFamilies,
     /// Whether the kernel has refused the rules in iptables format.
     force_nftables: bool,
@@ -118,7 +128,7 @@ impl Reconciler<'_> {
     /// not begin before.
     fn complete_interrupted(&self) -> Result<(), Error> {
         let is_changing = |(_, record): &(Attachment, AttachmentRecord)| record.previous_policy.is_some();
-        if self.read_records()?.0.iter().any(is_changing)
+        if self.read()?.records.0.iter().any(is_changing)
             && let Err(error) = self.run(Operation::Reapply)
         {
             tracing::warn!("can't complete an interrupted change: {}: {error}", self.attachment);
@@ -127,20 +137,23 @@ impl Reconciler<'_> {
     }
 
     fn run(&self, operation: Operation) -> Result<(), Error> {
-        let saved = self.read_records()?;
-        let Some(changes) = operation.changes(self.attachment, &saved)? else { return Ok(()) };
+        let saved = self.read()?;
+        let Some(changes) = operation.changes(self.attachment, &saved.records)? else { return Ok(()) };
         let mut started = StartedWork::default();
-        let outcome = self.commit(&changes, &mut started).and_then(|work| self.complete(work, changes.kind));
+        let outcome = self.commit(&changes, &saved, &mut started).and_then(|work| self.complete(work, changes.kind));
         // The next DEL retries what a DEL can't remove.
         if outcome.is_err() && changes.kind != Kind::Remove {
-            self.undo(&changes, &saved, &started);
+            self.undo(&changes, &saved.records, &started);
         }
         outcome
     }
 
-    /// Retries until the rules are committed.
-    fn commit(&self, changes: &Changes, started: &mut StartedWork) -> Result<PendingWork, Error> {
-        let mut attempt = Attempt { changes, addresses: netns::own_families()?, force_nftables: false };
+    /// Retries until the rules are committed. `saved` is the saved state before the first attempt.
+    fn commit(&self, changes: &Changes, saved: &Saved, started: &mut StartedWork) -> Result<PendingWork, Error> {
+        // An ADD without rules takes no lock, so that the record of another attachment may have changed meanwhile.
+        let is_alone = saved.attachments.iter().all(|attachment| attachment == self.attachment);
+        let (saved, addresses) = (is_alone.then_some(saved), netns::own_families()?);
+        let mut attempt = Attempt { changes, saved, addresses, force_nftables: false };
         let mut socket_failures = 0;
         let deadline = Instant::now() + RETRY_TIMEOUT;
         for _ in (0..MAX_ATTEMPTS).take_while(|_| Instant::now() < deadline) {
@@ -160,6 +173,7 @@ impl Reconciler<'_> {
                 }
                 Err(Obstacle::Final(error)) => return Err(error),
             }
+            attempt.saved = None;
         }
         let msg = "can't change the pod's rules: another process keeps changing them; the runtime should retry";
         Err(Error::new(Code::TryAgain, msg))
@@ -191,8 +205,10 @@ impl Reconciler<'_> {
         }
     }
 
-    fn read_records(&self) -> Result<ContainerRecords, Error> {
-        ContainerRecords::read(self.store, &self.attachment.container_id, self.netns)
+    fn read(&self) -> Result<Saved, Error> {
+        let attachments = self.store.attachments_of(&self.attachment.container_id)?;
+        let records = ContainerRecords::read_of(self.store, &attachments, self.netns)?;
+        Ok(Saved { attachments, records })
     }
 
     /// Plans the changes and saves the intent. Returns [`Obstacle::Changed`] if another attachment was added
@@ -205,8 +221,14 @@ impl Reconciler<'_> {
     ) -> Result<PendingWork, Obstacle> {
         let Attempt { changes, addresses, .. } = attempt;
         let is_removal = changes.kind == Kind::Remove;
-        let attachments = self.store.attachments_of(&self.attachment.container_id)?;
-        let saved = self.read_records()?;
+        let read_again;
+        let Saved { attachments, records: saved } = match attempt.saved {
+            Some(saved) => saved,
+            None => {
+                read_again = self.read()?;
+                &read_again
+            }
+        };
         let known_rules = saved.known_rules();
         if changes.kind == Kind::Add {
             // Concurrent ADDs see each other's records only under the lock.
@@ -217,7 +239,7 @@ impl Reconciler<'_> {
         let own = saved.get(self.attachment);
         let redirected = changes.redirects() || saved.policy().is_ok_and(|policy| policy.redirect().is_some());
         let foreign = ForeignRedirection::find(live, &known_rules, redirected);
-        if foreign.is_none() && redirected {
+        if foreign.is_none() && redirected && !is_removal {
             ForeignRedirection::log_legacy();
         }
         let facts = FormatFacts {
@@ -240,7 +262,7 @@ impl Reconciler<'_> {
         let policy = records.policy()?;
         // Existing rules can always be repaired and removed.
         if matches!(changes.kind, Kind::Add | Kind::Follow) {
-            check_rules(&policy, &format!("{} and the container's other attachments", self.attachment))?;
+            check_rules(&policy, format_args!("{} and the container's other attachments", self.attachment))?;
         }
         let desired = ruleset(&policy, records.ip6());
         let needed = fixtures(&policy, records.ip6());
@@ -260,7 +282,8 @@ impl Reconciler<'_> {
         records.record_additions(self.attachment, is_removal, live, &created, &added);
         started.has_intent = true;
         started.added.extend(&missing);
-        match self.write_changed(changes.kind, &records, &saved) {
+        let mut changed = records.0.iter().filter(|(attachment, record)| saved.get(attachment) != Some(record));
+        match changed.try_for_each(|record| self.write(changes.kind, record)) {
             // A DEL must not fail because its intent can't be saved: until it is complete, the old records apply.
             Err(error) if is_removal => tracing::warn!("{error}"),
             other => other?,
@@ -283,7 +306,7 @@ impl Reconciler<'_> {
             record.policy = adapted;
         }
         record.evaluated = (change.evaluated != record.policy).then(|| change.evaluated.clone());
-        if let Some(inputs) = &change.inputs {
+        if let InputsChange::Replace(inputs) = &change.inputs {
             record.inputs.clone_from(inputs);
         }
         // The path is updated with the network namespace only: the agent's path differs from the runtime's.
@@ -293,14 +316,13 @@ impl Reconciler<'_> {
         record
     }
 
-    /// Writes the records that differ from the saved ones. Only an ADD creates records.
-    fn write_changed(&self, kind: Kind, records: &ContainerRecords, saved: &ContainerRecords) -> Result<(), Error> {
-        let mut changed = records.0.iter().filter(|(attachment, record)| saved.get(attachment) != Some(record));
-        changed.try_for_each(|(attachment, record)| match kind {
+    /// Writes a record that differs from the saved one. Only an ADD creates records.
+    fn write(&self, kind: Kind, (attachment, record): &(Attachment, AttachmentRecord)) -> Result<(), Error> {
+        match kind {
             Kind::Add => self.store.write(attachment, record),
             _ if self.store.update(attachment, record)? => Ok(()),
             _ => Err(gone(attachment)),
-        })
+        }
     }
 
     /// Removes fixtures that are no longer needed, and the intent from the records. Failing to write the records is
@@ -311,20 +333,29 @@ impl Reconciler<'_> {
     fn complete(&self, work: PendingWork, kind: Kind) -> Result<(), Error> {
         let is_removal = kind == Kind::Remove;
         tracing::debug!(changes = work.transaction.len(), "rules committed");
-        let mut records = work.records.clone();
+        let mut records = work.records;
         let mut added = records.fixtures();
         added.extend(&work.unrecorded);
-        match added.remove_but(&work.needed) {
-            Ok(()) => records.0.iter_mut().for_each(|(_, record)| record.fixtures.retain(&work.needed)),
-            Err(error) if is_removal => return Err(error),
+        let only_needed = added.remove_but(&work.needed);
+        match &only_needed {
+            Ok(()) => {}
+            Err(_) if is_removal => return only_needed,
             // An unused fixture is harmless; DEL removes it.
             Err(error) => tracing::warn!("{error}"),
         }
-        records.0.iter_mut().for_each(|(_, record)| record.previous_policy = None);
         if is_removal {
             records.0.retain(|(attachment, _)| attachment != self.attachment);
         }
-        let written = self.write_changed(kind, &records, &work.records);
+        let mut changed = records.0.iter_mut().filter_map(|one| {
+            let (_, record) = one;
+            let fixtures = record.fixtures.clone();
+            if only_needed.is_ok() {
+                record.fixtures.retain(&work.needed);
+            }
+            let was_changing = record.previous_policy.take().is_some();
+            (was_changing || record.fixtures != fixtures).then_some(&*one)
+        });
+        let written = changed.try_for_each(|record| self.write(kind, record));
         let removed = if is_removal { self.store.remove(self.attachment) } else { Ok(()) };
         for error in [written, removed].into_iter().filter_map(Result::err) {
             tracing::warn!("{error}");

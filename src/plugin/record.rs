@@ -148,12 +148,17 @@ pub(super) struct ContainerRecords(pub(super) Vec<(Attachment, AttachmentRecord)
 impl ContainerRecords {
     /// Reads the records of a container. Skips those of another network namespace, which is gone.
     pub(super) fn read(store: &Store, container_id: &str, netns: &NetNs) -> Result<Self, Error> {
+        Self::read_of(store, &store.attachments_of(container_id)?, netns)
+    }
+
+    /// Reads the records of a container's `attachments` as [`Self::read`] does.
+    pub(super) fn read_of(store: &Store, attachments: &[Attachment], netns: &NetNs) -> Result<Self, Error> {
         let mut records = Self::default();
-        for attachment in store.attachments_of(container_id)? {
-            if let Some(record) = AttachmentRecord::read(store, &attachment)?
+        for attachment in attachments {
+            if let Some(record) = AttachmentRecord::read(store, attachment)?
                 && record.netns_id.is_none_or(|id| id == netns.id())
             {
-                records.0.push((attachment, record));
+                records.0.push((attachment.clone(), record));
             }
         }
         Ok(records)

@@ -7,6 +7,7 @@ pub mod well_known;
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 use well_known::PROXY_CONTAINER;
 
@@ -91,6 +92,38 @@ pub struct Facts {
     pub pod: Pod,
     /// Its namespace, if the sub-plugins need it.
     pub namespace: Option<Namespace>,
+}
+
+impl Facts {
+    /// Returns the value of the pod's annotation, or of its namespace's if the pod has none, with the object that has
+    /// it.
+    #[must_use]
+    pub fn annotation(&self, key: &str) -> Option<(AnnotatedObject<'_>, &str)> {
+        let of_pod = self.pod.annotations.get(key).map(|value| (AnnotatedObject::Pod(&self.pod), value));
+        let of_namespace = || {
+            let namespace = self.namespace.as_ref()?;
+            Some((AnnotatedObject::Namespace(namespace), namespace.annotations.get(key)?))
+        };
+        of_pod.or_else(of_namespace).map(|(object, value)| (object, value.as_str()))
+    }
+}
+
+/// The object that has an annotation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnnotatedObject<'a> {
+    /// The pod.
+    Pod(&'a Pod),
+    /// Its namespace.
+    Namespace(&'a Namespace),
+}
+
+impl fmt::Display for AnnotatedObject<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod(pod) => write!(f, "pod {}/{}", pod.namespace, pod.name),
+            Self::Namespace(namespace) => write!(f, "namespace {}", namespace.name),
+        }
+    }
 }
 
 /// The annotation of a static pod's mirror with the UID that the runtime uses (kubelet,

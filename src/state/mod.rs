@@ -3,7 +3,9 @@
 pub mod format;
 
 use crate::cni::{Code, Error};
-use crate::trusted_file::{Durability, create_new, create_with_parents, exchange_file, read_nofollow, replace_file};
+use crate::trusted_file::{
+    self, Durability, create_new, create_with_parents, exchange_file, read_nofollow, replace_file,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
@@ -212,8 +214,10 @@ impl Store {
     /// directory that can't be removed is harmless.
     fn remove_directory_if_empty(&self, container_id: &str) {
         let directory = self.directory(container_id);
-        if self.attachments_of(container_id).is_ok_and(|attachments| attachments.is_empty()) {
-            for leftover in names_in(&directory).unwrap_or_default().iter().filter(|name| is_temporary(name)) {
+        if let Ok(leftovers) = trusted_file::names_in(&directory)
+            && leftovers.iter().all(|name| is_temporary(name))
+        {
+            for leftover in leftovers {
                 let _ = fs::remove_file(directory.join(leftover));
             }
             // If another call has added an attachment meanwhile, the directory stays.
@@ -236,17 +240,10 @@ fn is_temporary(name: &str) -> bool {
 
 /// Returns the names in a directory, sorted; none if the directory is missing.
 fn names_in(directory: &Path) -> Result<Vec<String>, Error> {
-    let entries = match fs::read_dir(directory) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(io_error("read", directory, &error)),
-    };
-    // One unreadable entry fails the call, since the list would be incomplete without it.
-    let names: io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.file_name().into_string().ok())).collect();
-    let names = names.map_err(|error| io_error("read", directory, &error))?;
-    let mut names: Vec<String> = names.into_iter().flatten().collect();
-    names.sort();
-    Ok(names)
+    match trusted_file::names_in(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        names => names.map_err(|error| io_error("read", directory, &error)),
+    }
 }
 
 /// Returns whether a retry can't succeed: the path leads to a file that can't be a record.

@@ -4,7 +4,7 @@
 use super::note::Note;
 use super::sub_plugin::SettingSource;
 use crate::cni::{Code, Error, ItemList, at_most};
-use crate::pod::{Facts, Pod};
+use crate::pod::{AnnotatedObject, Facts, Pod};
 use crate::policy::{Exclusion, PortRange, Protocol, Redirect, TrafficOwner};
 use ipnet::IpNet;
 use std::fmt::Display;
@@ -76,17 +76,20 @@ impl<'a> AnnotationValue<'a> {
     /// Returns the pod's annotation.
     pub(super) fn of_pod(pod: &'a Pod, key: &str) -> Option<Self> {
         let value = pod.annotations.get(key)?;
-        Some(Self { place: format!("annotation {key:?} of pod {}", name_of(pod)), value, author: ListAuthor::Pod })
+        Some(Self::of_object(AnnotatedObject::Pod(pod), key, value))
     }
 
     /// Returns the pod's annotation, or its namespace's if the pod has none.
     pub(super) fn of_pod_or_namespace(facts: &'a Facts, key: &str) -> Option<Self> {
-        Self::of_pod(&facts.pod, key).or_else(|| {
-            let namespace = facts.namespace.as_ref()?;
-            let value = namespace.annotations.get(key)?;
-            let place = format!("annotation {key:?} of namespace {}", namespace.name);
-            Some(Self { place, value, author: ListAuthor::Administrator })
-        })
+        facts.annotation(key).map(|(object, value)| Self::of_object(object, key, value))
+    }
+
+    fn of_object(object: AnnotatedObject<'_>, key: &str, value: &'a str) -> Self {
+        let author = match object {
+            AnnotatedObject::Pod(_) => ListAuthor::Pod,
+            AnnotatedObject::Namespace(_) => ListAuthor::Administrator,
+        };
+        Self { place: format!("annotation {key:?} of {object}"), value, author }
     }
 
     /// Returns the source of a setting that this annotation sets; `key` is the annotation's.
@@ -149,7 +152,7 @@ impl RequestedExclusions {
 pub(super) fn check_containers(pod: &Pod, place: &dyn Fn(&str) -> String) -> Result<(), Error> {
     let count = pod.all_containers().count();
     if count > MAX_CONTAINERS {
-        at_most(MAX_CONTAINERS, "containers", &place(&format!("pod {}", name_of(pod))), count)?;
+        at_most(MAX_CONTAINERS, "containers", place(&format!("pod {}", name_of(pod))), count)?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@
 //! | [`check()`] | a path that root executes or uses: only trusted users can change it |
 //! | [`create_new`], [`overwrite`], [`append_below`] | a file that is written: never through a link that another user made |
 //! | [`replace_file`] | a file that is replaced as a whole |
-//! | [`open_lock`], [`open_directory`], [`create_directories`] | a file that is locked; a directory that is opened or created |
+//! | [`open_lock`], [`open_directory`], [`create_directories`], [`names_in`] | a file that is locked; a directory that is opened, created or listed |
 //! | [`FileId`] | whether two paths or open files are the same file |
 //!
 //! A trusted user is root or the user of this process. Group root counts as root, as in sudo's
@@ -28,8 +28,8 @@ mod open;
 pub use atomic::{Durability, create_with_parents, exchange_file, replace_file, sync_directory};
 pub use check::{FileError, check, is_trusted};
 pub use open::{
-    FileId, append_below, create_directories, create_new, follow, open, open_directory, open_lock, overwrite, read,
-    read_nofollow, read_text, read_trusted, read_with_owner,
+    FileId, append_below, create_directories, create_new, follow, names_in, open, open_directory, open_lock, overwrite,
+    read, read_nofollow, read_text, read_trusted, read_with_owner,
 };
 
 #[cfg(test)]

@@ -2,13 +2,14 @@
 #![allow(clippy::disallowed_methods, reason = "the only file that opens files")]
 
 use super::check::{FileError, check, is_trusted, verify};
-use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat};
-use nix::sys::stat::Mode;
+use rustix::fs::{CWD, Mode, OFlags, RawDir, openat};
+use rustix::io::{Errno, retry_on_intr};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Component, Path};
 
 /// Identifies a file independently of the path or descriptor that leads to it.
@@ -30,19 +31,17 @@ impl FileId {
 
 /// Open flags so that opening a FIFO does not wait for its other end, and a terminal does not become the
 /// controlling terminal of the process.
-const NON_BLOCKING: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOCTTY);
+const NON_BLOCKING: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY);
+/// The mode of a file that is created: accessible for its owner only.
+const OWNER_ONLY: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// Opens the regular file at `path` with `options`. It does not follow a symbolic link in the last part of the
-/// path, and does not wait for the other end of a FIFO.
+/// Opens the regular file at `path`; a file that `flags` create is accessible for its owner only. It does not follow a
+/// symbolic link in the last part of the path, and does not wait for the other end of a FIFO.
 ///
 /// # Errors
 /// The file can't be opened; [`ErrorKind::InvalidInput`] if it is not a regular file.
-pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    let opened = options.custom_flags((NON_BLOCKING | OFlag::O_NOFOLLOW).bits()).open(path);
-    regular(opened.map_err(|error| match error.raw_os_error() {
-        Some(errno) if errno == Errno::ELOOP as i32 && path.is_symlink() => not_regular("a symbolic link"),
-        _ => error,
-    })?)
+pub fn open(path: &Path, flags: OFlags) -> io::Result<File> {
+    open_regular(path, flags | OFlags::NOFOLLOW).map(|(file, _)| file)
 }
 
 /// Opens the regular file at `path` for reading; follows symbolic links, also those of proc(5) whose
@@ -51,7 +50,21 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 /// # Errors
 /// The file can't be opened, or is not a regular file.
 pub fn follow(path: &Path) -> io::Result<File> {
-    regular(OpenOptions::new().read(true).custom_flags(NON_BLOCKING.bits()).open(path)?)
+    open_regular(path, OFlags::RDONLY).map(|(file, _)| file)
+}
+
+fn open_regular(path: &Path, flags: OFlags) -> io::Result<(File, Metadata)> {
+    match open_any(CWD, path, flags | NON_BLOCKING, OWNER_ONLY) {
+        Err(Errno::LOOP) if flags.contains(OFlags::NOFOLLOW) && path.is_symlink() => {
+            Err(not_regular("a symbolic link"))
+        }
+        opened => regular(opened?),
+    }
+}
+
+/// Opens a file that may be of any kind. `std` makes a second system call in static builds, because musl does.
+fn open_any(directory: impl AsFd, path: &Path, flags: OFlags, mode: Mode) -> Result<File, Errno> {
+    retry_on_intr(|| openat(&directory, path, flags | OFlags::CLOEXEC, mode)).map(File::from)
 }
 
 /// Reads the regular file at `path`, of at most `limit` bytes; follows symbolic links.
@@ -59,7 +72,8 @@ pub fn follow(path: &Path) -> io::Result<File> {
 /// # Errors
 /// The file can't be read, is not a regular file, or is larger.
 pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    read_up_to(&follow(path)?, limit)
+    let (file, metadata) = open_regular(path, OFlags::RDONLY)?;
+    read_up_to(&file, &metadata, limit)
 }
 
 /// Reads a text file as [`read`] does.
@@ -75,7 +89,8 @@ pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
 /// # Errors
 /// As [`open`]; the file is larger.
 pub fn read_nofollow(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    read_up_to(&open(path, OpenOptions::new().read(true))?, limit)
+    let (file, metadata) = open_regular(path, OFlags::RDONLY | OFlags::NOFOLLOW)?;
+    read_up_to(&file, &metadata, limit)
 }
 
 /// Reads a file as [`read`] does, and returns its contents and the UID of its owner.
@@ -83,8 +98,8 @@ pub fn read_nofollow(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// As [`read`].
 pub fn read_with_owner(path: &Path, limit: u64) -> io::Result<(Vec<u8>, u32)> {
-    let file = follow(path)?;
-    Ok((read_up_to(&file, limit)?, file.metadata()?.uid()))
+    let (file, metadata) = open_regular(path, OFlags::RDONLY)?;
+    Ok((read_up_to(&file, &metadata, limit)?, metadata.uid()))
 }
 
 /// Reads the file at `path`, of at most `limit` bytes, if only trusted users can change it or the path
@@ -93,10 +108,10 @@ pub fn read_with_owner(path: &Path, limit: u64) -> io::Result<(Vec<u8>, u32)> {
 /// # Errors
 /// The file can't be read, is larger, or [`check`] refuses it.
 pub fn read_trusted(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
-    let file = open(&check(path)?, OpenOptions::new().read(true))?;
+    let (file, metadata) = open_regular(&check(path)?, OFlags::RDONLY | OFlags::NOFOLLOW)?;
     // A trusted user may have changed the path meanwhile, so check the file that is read.
-    verify(path, &file.metadata()?)?;
-    Ok(read_up_to(&file, limit)?)
+    verify(path, &metadata)?;
+    Ok(read_up_to(&file, &metadata, limit)?)
 }
 
 /// Creates the file at `path` for writing, readable for its owner only. An existing file, link or FIFO is removed
@@ -106,13 +121,13 @@ pub fn read_trusted(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
 /// The file can't be created; the path is a directory, or another process created it again.
 pub fn create_new(path: &Path) -> io::Result<File> {
     // O_EXCL follows no symbolic link (open(2)).
-    let create = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let create = || open_any(CWD, path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, OWNER_ONLY);
     match create() {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+        Err(Errno::EXIST) => {
             fs::remove_file(path)?;
-            create()
+            Ok(create()?)
         }
-        created => created,
+        created => Ok(created?),
     }
 }
 
@@ -122,7 +137,7 @@ pub fn create_new(path: &Path) -> io::Result<File> {
 /// The file can't be written; it is a symbolic link, is not a regular file, belongs to an untrusted user, or has
 /// a second name (hard link), which may be another important file.
 pub fn overwrite(path: &Path) -> io::Result<File> {
-    let file = verify_not_shared(open(path, OpenOptions::new().write(true).create(true).truncate(false).mode(0o600))?)?;
+    let file = verify_not_shared(open_regular(path, OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW)?)?;
     file.set_permissions(Permissions::from_mode(0o600))?;
     file.set_len(0)?;
     Ok(file)
@@ -135,13 +150,13 @@ pub fn overwrite(path: &Path) -> io::Result<File> {
 /// As [`open`].
 pub fn open_lock(path: &Path) -> io::Result<File> {
     // Opening an existing file for writing would wake processes that watch the directory.
-    let file = match open(path, OpenOptions::new().read(true)) {
+    let (file, metadata) = match open_regular(path, OFlags::RDONLY | OFlags::NOFOLLOW) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            open(path, OpenOptions::new().write(true).create(true).truncate(false).mode(0o600))?
+            open_regular(path, OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW)?
         }
         opened => opened?,
     };
-    if file.metadata()?.mode() & 0o077 != 0 {
+    if metadata.mode() & 0o077 != 0 {
         file.set_permissions(Permissions::from_mode(0o600))?;
     }
     Ok(file)
@@ -162,14 +177,12 @@ pub fn append_below(directory: &Path, path: &Path) -> io::Result<File> {
     while let Some(Component::Normal(name)) = names.next() {
         let last = names.peek().is_none();
         let flags = match last {
-            true => OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT,
-            false => OFlag::O_RDONLY | OFlag::O_DIRECTORY,
+            true => OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE,
+            false => OFlags::RDONLY | OFlags::DIRECTORY,
         };
-        let flags = flags | NON_BLOCKING | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let file = File::from(
-            openat(&parent, name, flags, Mode::from_bits_truncate(0o640))
-                .map_err(|errno| if errno == Errno::ELOOP { not_regular("a symbolic link") } else { errno.into() })?,
-        );
+        let mode = OWNER_ONLY | Mode::RGRP;
+        let file = open_any(&parent, Path::new(name), flags | NON_BLOCKING | OFlags::NOFOLLOW, mode)
+            .map_err(|errno| if errno == Errno::LOOP { not_regular("a symbolic link") } else { errno.into() })?;
         if last {
             return verify_not_shared(regular(file)?);
         }
@@ -192,12 +205,29 @@ pub fn create_directories(path: &Path) -> io::Result<()> {
 /// # Errors
 /// The directory can't be opened.
 pub fn open_directory(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(OFlag::O_DIRECTORY.bits()).open(path)
+    Ok(open_any(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?)
+}
+
+/// Returns the names in the directory at `path` that are UTF-8, sorted.
+///
+/// # Errors
+/// The directory can't be opened or read. One unreadable entry fails the call, since the list would be incomplete
+/// without it.
+pub fn names_in(path: &Path) -> io::Result<Vec<String>> {
+    let directory = open_directory(path)?;
+    // On the stack: `std` allocates the buffer with musl's allocator, which needs system calls for it.
+    let mut buffer = [MaybeUninit::uninit(); 2048];
+    let (mut entries, mut names) = (RawDir::new(&directory, &mut buffer), Vec::new());
+    while let Some(entry) = entries.next() {
+        let name = entry?.file_name().to_str().map(str::to_owned);
+        names.extend(name.ok().filter(|name| name != "." && name != ".."));
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// Returns `file` if a trusted user owns it and it has no second name.
-fn verify_not_shared(file: File) -> io::Result<File> {
-    let metadata = file.metadata()?;
+fn verify_not_shared((file, metadata): (File, Metadata)) -> io::Result<File> {
     if !is_trusted(metadata.uid()) {
         return Err(denied(format!("owned by UID {}; expected root; remove the file first", metadata.uid())));
     }
@@ -215,9 +245,9 @@ fn text(contents: Vec<u8>) -> io::Result<String> {
     String::from_utf8(contents).map_err(|_| io::Error::new(ErrorKind::InvalidData, "expected UTF-8"))
 }
 
-fn read_up_to(file: &File, limit: u64) -> io::Result<Vec<u8>> {
+fn read_up_to(file: &File, metadata: &Metadata, limit: u64) -> io::Result<Vec<u8>> {
     // Files of proc(5) report size 0.
-    let expected = file.metadata()?.len().min(limit) + 1;
+    let expected = metadata.len().min(limit) + 1;
     let mut contents = Vec::with_capacity(usize::try_from(expected).unwrap_or_default());
     file.take(limit + 1).read_to_end(&mut contents)?;
     if contents.len() as u64 > limit {
@@ -226,11 +256,11 @@ fn read_up_to(file: &File, limit: u64) -> io::Result<Vec<u8>> {
     Ok(contents)
 }
 
-fn regular(file: File) -> io::Result<File> {
+fn regular(file: File) -> io::Result<(File, Metadata)> {
     let metadata = file.metadata()?;
     let kind = metadata.file_type();
     Err(not_regular(if kind.is_file() {
-        return Ok(file);
+        return Ok((file, metadata));
     } else if kind.is_dir() {
         "a directory"
     } else if kind.is_fifo() {

@@ -1,8 +1,9 @@
 use super::*;
 use nix::sys::stat::Mode;
 use nix::unistd::{Gid, Uid, chown, mkfifo};
+use rustix::fs::OFlags;
 use std::fs::Permissions;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -49,7 +50,7 @@ fn opening_a_fifo_directory_or_device_fails_at_once() {
         let error = read(path, LIMIT).expect_err("refused").to_string();
         assert_eq!(error, format!("expected a regular file, got {wanted}"));
     }
-    let refused = open(&link, OpenOptions::new().read(true)).expect_err("a link");
+    let refused = open(&link, OFlags::RDONLY).expect_err("a link");
     assert_eq!(refused.to_string(), "expected a regular file, got a symbolic link");
     assert_eq!(read(&link, LIMIT).expect("followed"), b"text");
 }

@@ -26,8 +26,9 @@ use crate::state::format;
 use crate::trusted_file::{self, is_trusted, read_nofollow};
 use digests::ProgramDigests;
 use nix::errno::Errno;
+use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -416,7 +417,7 @@ impl NodeFiles {
 
 /// Opens a file for reading; [`HostRoot`] has resolved its path.
 fn open(reached: &Path) -> io::Result<File> {
-    trusted_file::open(reached, OpenOptions::new().read(true))
+    trusted_file::open(reached, OFlags::RDONLY)
 }
 
 fn verb(action: &FileAction) -> &'static str {

@@ -8,7 +8,9 @@ use super::fact_source::{Cluster, with_pod};
 use super::resources::{DefinitionQuery, Event, Lookup};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
+use crate::streams::ready;
 use nix::errno::Errno;
+use nix::poll::PollFlags;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 use protocol::MAX_ANSWER;
@@ -21,7 +23,7 @@ use serde::de::DeserializeOwned;
 use std::cell::RefCell;
 use std::io;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -262,12 +264,10 @@ enum NoAnswer {
 
 /// Sends a request and waits for the answer until `deadline`.
 fn exchange(path: &Path, request: &AgentRequest, deadline: Instant) -> Result<AgentAnswer, NoAnswer> {
-    let mut stream = open(path)?;
+    let mut stream = DeadlineStream { stream: open(path)?, deadline: deadline.min(Instant::now() + HELLO_TIMEOUT) };
     let failed = |what: &str, error: &io::Error| NoAnswer::Failed(format!("{what}: {}", cause(error)));
-    let sent = stream.set_write_timeout(Some(HELLO_TIMEOUT)).and_then(|()| stream.write_all(&line(request)));
-    sent.map_err(|error| failed("request not sent", &error))?;
-    let hello_deadline = deadline.min(Instant::now() + HELLO_TIMEOUT);
-    let mut lines = BufReader::new(DeadlineStream { stream, deadline: hello_deadline });
+    stream.write_all(&line(request)).map_err(|error| failed("request not sent", &error))?;
+    let mut lines = BufReader::new(stream);
     let hello: Hello = read(&mut lines).map_err(|error| failed("no greeting", &error))?;
     if hello.facts < FACTS {
         let version = hello.version;
@@ -280,12 +280,10 @@ fn exchange(path: &Path, request: &AgentRequest, deadline: Instant) -> Result<Ag
 /// Sends a request without waiting.
 fn send_report(path: &Path, request: &AgentRequest) -> Result<(), NoAnswer> {
     let mut stream = open(path)?;
-    let failed = |error: io::Error| NoAnswer::Failed(error.to_string());
-    stream.set_nonblocking(true).map_err(failed)?;
-    stream.write_all(&line(request)).map_err(failed)
+    stream.write_all(&line(request)).map_err(|error| NoAnswer::Failed(error.to_string()))
 }
 
-/// Connects to a listener that belongs to root.
+/// Connects to a listener that belongs to root. No operation on the stream waits.
 fn open(path: &Path) -> Result<UnixStream, NoAnswer> {
     let failed = |errno: Errno| NoAnswer::Failed(errno.desc().to_lowercase());
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -303,9 +301,7 @@ fn open(path: &Path) -> Result<UnixStream, NoAnswer> {
             "expected root as listener on the socket, got UID {owner}; remove the socket"
         )));
     }
-    let stream = UnixStream::from(socket);
-    stream.set_nonblocking(false).map_err(|error| NoAnswer::Failed(error.to_string()))?;
-    Ok(stream)
+    Ok(socket.into())
 }
 
 fn line(value: &impl Serialize) -> Vec<u8> {
@@ -333,19 +329,43 @@ fn cause(error: &io::Error) -> String {
     }
 }
 
-/// A stream whose reads fail after a deadline.
+/// A non-blocking stream whose reads and writes wait until a deadline.
 struct DeadlineStream {
     stream: UnixStream,
     deadline: Instant,
 }
 
+impl DeadlineStream {
+    fn wait(&self, events: PollFlags) -> io::Result<()> {
+        // A peer that never stops sending must not extend the deadline.
+        let is_ready = Instant::now() < self.deadline && ready(self.stream.as_fd(), events, self.deadline)?;
+        if is_ready { Ok(()) } else { Err(ErrorKind::TimedOut.into()) }
+    }
+}
+
 impl Read for DeadlineStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
+        loop {
+            self.wait(PollFlags::POLLIN)?;
+            match self.stream.read(buffer) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                read => return read,
+            }
         }
-        self.stream.set_read_timeout(Some(left))?;
-        self.stream.read(buffer)
+    }
+}
+
+impl Write for DeadlineStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.stream.write(bytes) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(PollFlags::POLLOUT)?,
+                written => return written,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

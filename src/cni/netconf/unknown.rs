@@ -3,7 +3,6 @@
 use crate::cni::list::excerpt;
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value};
-use std::collections::HashSet;
 
 /// The keys of this plugin at the top level.
 const OWN: &str = "attachments_may_exclude_namespaces chain chain_types cni_conf_dir delegate_timeout_seconds dialect \
@@ -49,8 +48,11 @@ fn known_at_the_top() -> impl Iterator<Item = &'static str> {
 }
 
 fn unknown_at_the_top(keys: &Map<String, Value>) -> impl Iterator<Item = &str> {
-    let all: HashSet<&str> = known_at_the_top().chain(CNI.split_whitespace()).collect();
-    let is_known = move |key: &str| key.starts_with(CNI_PREFIX) || all.contains(key);
+    // The lists of the most frequent keys first.
+    let is_known = |key: &str| {
+        let is_in = |keys: &str| keys.split(' ').any(|known| known == key);
+        [CNI, OWN, ISTIO, MULTUS].into_iter().any(is_in) || key.starts_with(CNI_PREFIX)
+    };
     keys.keys().map(String::as_str).filter(move |key| !is_known(key))
 }
 

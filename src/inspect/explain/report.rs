@@ -9,8 +9,8 @@ use crate::inspect::container_bypass::{end_text, scope_text};
 use crate::inspect::subject::{ConfigurationOrigin, Subject};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
-use crate::pod::Facts;
 use crate::pod::well_known::LIVE_POLICY;
+use crate::pod::{AnnotatedObject, Facts};
 use crate::policy::{Policy, Redirect};
 use crate::sub_plugins::{Decision, SettingSource, SkipReason, considered};
 use serde::Serialize;
@@ -146,11 +146,13 @@ fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> 
 }
 
 /// Returns what the annotation `detour.io/live-policy` of the pod or its namespace does; `None` without a valid value.
-fn live_policy(Facts { pod, namespace }: &Facts) -> Option<String> {
-    let of_pod = pod.annotations.get(LIVE_POLICY).map(|value| ("pod", value));
-    let of_namespace = || Some(("namespace", namespace.as_ref()?.annotations.get(LIVE_POLICY)?));
-    let (object, value) = of_pod.or_else(of_namespace)?;
-    let follows = match value.as_str() {
+fn live_policy(facts: &Facts) -> Option<String> {
+    let (object, value) = facts.annotation(LIVE_POLICY)?;
+    let object = match object {
+        AnnotatedObject::Pod(_) => "pod",
+        AnnotatedObject::Namespace(_) => "namespace",
+    };
+    let follows = match value {
         "true" => "the running pod follows changes of its policy, as far as the agent's --live-policy allows",
         "false" => "the running pod follows no change of its policy",
         _ => return None,

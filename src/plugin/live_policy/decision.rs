@@ -148,16 +148,10 @@ pub(crate) fn union<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Polic
 ///
 /// # Errors
 /// The annotation is neither `true` nor `false`.
-pub(crate) fn follows_changes(Facts { pod, namespace }: &Facts) -> Result<bool, Error> {
-    let of_pod = pod.annotations.get(LIVE_POLICY).map(|value| (format!("pod {}/{}", pod.namespace, pod.name), value));
-    let of_namespace = || {
-        let namespace = namespace.as_ref()?;
-        Some((format!("namespace {}", namespace.name), namespace.annotations.get(LIVE_POLICY)?))
-    };
-    match of_pod.or_else(of_namespace) {
-        None => Ok(true),
-        Some((_, value)) if value == "true" => Ok(true),
-        Some((_, value)) if value == "false" => Ok(false),
+pub(crate) fn follows_changes(facts: &Facts) -> Result<bool, Error> {
+    match facts.annotation(LIVE_POLICY) {
+        None | Some((_, "true")) => Ok(true),
+        Some((_, "false")) => Ok(false),
         Some((object, value)) => {
             let value = excerpt(value);
             let msg = format!("{object}: annotation {LIVE_POLICY:?}: invalid value {value:?}; expected true or false");

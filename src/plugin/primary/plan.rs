@@ -95,7 +95,7 @@ fn networks_of(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, annotated: Option<&Pod
     let files = OptionalDefinitions::of(cluster);
     resolve(Some(&files)).map_err(|error| match files.failure() {
         Some(failure) => {
-            let msg = format!("networks of pod {}: {}", call.request.about(), failure.msg);
+            let msg = format!("networks of pod {}: {}", call.request.about, failure.msg);
             Error { msg, ..failure.clone() }.with_details(format!("{}; {error}", failure.details))
         }
         None => error,

@@ -48,8 +48,16 @@ pub(super) struct Change {
     pub(super) evaluated: Policy,
     /// The policy, adapted to the interfaces in the network namespace.
     policy: Policy,
-    /// The inputs to save; `None` if the saved ones remain.
-    pub(super) inputs: Option<Option<SavedInputs>>,
+    pub(super) inputs: InputsChange,
+}
+
+/// What happens to the saved inputs of an attachment.
+#[derive(Debug)]
+pub(super) enum InputsChange {
+    /// The saved ones remain.
+    Keep,
+    /// An ADD replaces them, or removes them if its policy can't change while the pod runs.
+    Replace(Option<SavedInputs>),
 }
 
 impl Operation {
@@ -74,7 +82,7 @@ impl Operation {
         let mut list = match self {
             Self::Apply(policy, setting, inputs) => {
                 dialect = setting;
-                vec![Change { inputs: Some(inputs), ..Change::new(attachment, policy) }]
+                vec![Change { inputs: InputsChange::Replace(inputs), ..Change::new(attachment, policy) }]
             }
             Self::Follow(policies) => {
                 let list = followed(policies, saved)?;
@@ -129,7 +137,7 @@ impl Changes {
 
 impl Change {
     fn new(attachment: &Attachment, policy: Policy) -> Self {
-        Self { attachment: attachment.clone(), evaluated: policy.clone(), policy, inputs: None }
+        Self { attachment: attachment.clone(), evaluated: policy.clone(), policy, inputs: InputsChange::Keep }
     }
 
     /// Excludes the interfaces of secondary networks that exist already, if the policy does not capture such networks.

@@ -6,7 +6,8 @@ use crate::agent::install::error::InstallError;
 use crate::agent::install::release::Release;
 use crate::host_path::HostPath;
 use crate::trusted_file::{self, FileId, create_directories, open_lock};
-use std::fs::{self, File, OpenOptions, TryLockError};
+use rustix::fs::OFlags;
+use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -46,7 +47,7 @@ impl Presence {
         let key = key.unwrap_or_default();
         if required_taint(&open(&self.path)?)? != key {
             // Closing the file wakes the other agents, which watch the directory.
-            trusted_file::open(&self.path, OpenOptions::new().write(true).truncate(true))?.write_all(key.as_bytes())?;
+            trusted_file::open(&self.path, OFlags::WRONLY | OFlags::TRUNC)?.write_all(key.as_bytes())?;
         }
         Ok(())
     }

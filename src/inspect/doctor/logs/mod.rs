@@ -11,7 +11,7 @@ use crate::cni::NetConf;
 use crate::pod::PodRef;
 use crate::{logging, trusted_file};
 use known_errors::next;
-use std::fs::OpenOptions;
+use rustix::fs::OFlags;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -139,7 +139,7 @@ fn shown(text: &str) -> String {
 
 /// Reads the last part of a file.
 fn tail(file: &Path) -> std::io::Result<String> {
-    let mut file = trusted_file::open(file, OpenOptions::new().read(true))?;
+    let mut file = trusted_file::open(file, OFlags::RDONLY)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
     let mut bytes = Vec::new();
