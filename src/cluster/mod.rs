@@ -33,6 +33,8 @@ pub mod agent;
 mod agent_pod;
 mod api;
 mod fact_source;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod kubeconfig;
 mod limited_client;
 mod manifests;
