@@ -14,8 +14,8 @@ cd "$(dirname "$0")/.."
 source hack/machine.sh
 
 jobs=2
-# The maximum length of a new input, and of an input that --keep keeps, in bytes.
-max_length=16384 max_kept=3072
+# The maximum length of a new input, and of the inputs of a target that --keep keeps, in bytes.
+max_length=16384 max_kept=45000
 
 seconds=60 keep='' targets=()
 while [[ $# -gt 0 ]]; do
@@ -75,6 +75,24 @@ run() {
     return 1
 }
 
+# minimize TARGET: replaces the kept inputs by the fewest and shortest ones that reach the same code, within the limit.
+minimize() {
+    local target=$1 all=$directory/merge/$1 size length input
+    rm -rf "$all"
+    mkdir -p "$all/inputs"
+    TARGET=$target "$program" -merge=1 -use_counters=0 "$all/inputs" "fuzz/corpus/$target" "$directory/corpus/$target" \
+        </dev/null >"$all/log" 2>&1 || die "minimizing the inputs of $target failed: see $all/log"
+    size=0
+    while read -r length input; do
+        size=$((size + length))
+        [[ $size -le $max_kept ]] || rm "$input"
+    done < <(find "$all/inputs" -type f -printf '%s %p\n' | sort -n)
+    rm -r "fuzz/corpus/$target"
+    mv "$all/inputs" "fuzz/corpus/$target"
+    printf '%-14s %s inputs, %s\n' "$target" "$(find "fuzz/corpus/$target" -type f | wc -l)" \
+        "$(du -sh --apparent-size "fuzz/corpus/$target" | cut -f 1)"
+}
+
 # The targets share the time; two run at once.
 share=$((seconds * jobs / ${#targets[@]}))
 share=$((share > 0 ? share : 1))
@@ -97,16 +115,7 @@ done
 if [[ -n $keep ]]; then
     say "minimizing fuzz/corpus"
     for target in "${targets[@]}"; do
-        all=$directory/merge/$target
-        rm -rf "$all"
-        mkdir -p "$all/from" "$all/to"
-        find "fuzz/corpus/$target" "$directory/corpus/$target" -type f -size "-${max_kept}c" -exec cp -t "$all/from" {} +
-        TARGET=$target "$program" -merge=1 "$all/to" "$all/from" </dev/null >"$all/log" 2>&1 ||
-            die "merging the inputs of $target failed: see $all/log"
-        rm -r "fuzz/corpus/$target"
-        mv "$all/to" "fuzz/corpus/$target"
-        printf '%-14s %s inputs, %s\n' "$target" "$(find "fuzz/corpus/$target" -type f | wc -l)" \
-            "$(du -sh --apparent-size "fuzz/corpus/$target" | cut -f 1)"
+        minimize "$target"
     done
 fi
 say "no target failed"

@@ -9,6 +9,7 @@ use crate::fuzzing::check_error;
 use crate::pod::{Namespace, Pod, PodRef};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::fmt::Debug;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -25,8 +26,24 @@ fn scratch(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("detour-fuzzing-{}-{name}", process::id()))
 }
 
-/// A kubeconfig.
+/// Returns the credentials in a kubeconfig that occur nowhere else in it.
+fn secrets(text: &str) -> Vec<String> {
+    let file: Value = serde_saphyr::from_str(text).unwrap_or_default();
+    let users = file["users"].as_array().cloned().unwrap_or_default();
+    let keys = ["token", "client-key-data", "password"];
+    let values =
+        users.iter().flat_map(|user| keys.map(|key| user["user"][key].as_str().unwrap_or_default().to_owned()));
+    values.filter(|secret| secret.len() >= 6 && text.matches(secret.as_str()).count() == 1).collect()
+}
+
+/// A kubeconfig. Errors contain no credentials.
 pub(crate) fn kubeconfig(input: &[u8]) {
+    let secrets = secrets(&String::from_utf8_lossy(input));
+    let check_error = |error: &crate::cni::Error| {
+        check_error(error);
+        let text = error.to_string();
+        assert!(!secrets.iter().any(|secret| text.contains(secret)), "a secret in an error: {text}");
+    };
     static FILE: Mutex<()> = Mutex::new(());
     let _lock = FILE.lock();
     let path = scratch("kubeconfig");

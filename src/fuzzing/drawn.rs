@@ -1,11 +1,13 @@
 //! Policies drawn from the bytes of an input: mostly from few ports, addresses and owners, so that their parts overlap.
 
 use super::Choices;
+use crate::inspect::{Destination, InSet, Sender};
 use crate::policy::{
     BypassEnd, ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Groups, IdRange, Interception,
     InterceptionMode, Ipv6, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use std::net::SocketAddr;
 
 /// The maximum length of a drawn list.
 const MAX: usize = 5;
@@ -23,6 +25,34 @@ pub(crate) fn policy(from: &mut Choices<'_>) -> Policy {
         containers: from.many(3, container).into_iter().collect(),
         dns_captured_elsewhere: from.one(&[None, Some(false), Some(true)]),
     }
+}
+
+/// Draws the first packet of a connection.
+pub(crate) fn packet(from: &mut Choices<'_>) -> (Sender, Destination) {
+    let places = [
+        "192.0.2.1:80",
+        "10.96.0.10:53",
+        "10.1.2.3:8005",
+        "127.0.0.1:22",
+        "127.0.0.6:80",
+        "[fd96::a]:53",
+        "[fd96::b]:443",
+        "[::1]:80",
+    ];
+    let to = match from.below(places.len() + 1) {
+        index @ 0..8 => places[index].parse().expect("an address"),
+        _ => SocketAddr::new(net(from).addr(), ports(from).first),
+    };
+    let scope = from.one(&[None, Some(ContainerScope::Dns), Some(ContainerScope::All)]);
+    let sender = match from.below(6) {
+        0 => Sender::Inbound(None),
+        _ => Sender::Process {
+            uid: ids(from).first,
+            gid: Some(ids(from).first),
+            set: scope.map(|scope| InSet { scope, level: Some(4) }),
+        },
+    };
+    (sender, Destination { address: to, protocol: from.one(&[Protocol::Tcp, Protocol::Udp]) })
 }
 
 fn sorted<T: Ord>(mut list: Vec<T>) -> Vec<T> {

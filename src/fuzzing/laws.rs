@@ -5,7 +5,7 @@ use super::simulated_kernel::Rules;
 use super::{Choices, check_printed};
 use crate::firewall::rule::{Family, Table};
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, Transaction, max_rules, native};
-use crate::inspect::restore_text;
+use crate::inspect::{Destination, Rulebook, Sender, restore_text, trace};
 use crate::netlink::attributes::Attributes;
 use crate::policy::{LivePolicyScope, Policy};
 use crate::printable;
@@ -71,8 +71,9 @@ fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
     Ruleset::of(policy, if ip6 { &Family::ALL } else { &[Family::Ip] })
 }
 
-/// Checks that the rules of a policy can be written, read back as the same and removed, in both formats.
-pub(super) fn check_rules(policy: &Policy) {
+/// Checks that the rules of a policy can be written, read back as the same and removed, in both formats, and that
+/// packets arrive at the same place in both.
+fn check_rules(policy: &Policy, packets: &[(Sender, Destination)]) {
     for ip6 in [true, false] {
         let desired = ruleset(policy, ip6);
         assert_eq!(ruleset(policy, ip6), desired);
@@ -87,23 +88,39 @@ pub(super) fn check_rules(policy: &Policy) {
         assert!(count <= max_rules(policy), "{count} rules, {} are the limit", max_rules(policy));
         check_printed(&printable::lines(&restore_text(&desired)));
         check_printed(&printable::lines(&native::text(&native::translate(&desired))));
-        for format in [RuleFormat::Iptables, RuleFormat::Nftables] {
-            let (pod, _) = Pod::new(format, Rules::default()).change_to(&desired);
-            let pod = pod.check(&desired);
-            let (pod, _) = pod.change_to(&Ruleset::default());
-            let (_, live) = pod.live();
-            assert!(live.tables.is_empty() && live.native.is_empty(), "{live:#?}");
+        let [iptables, native] = [RuleFormat::Iptables, RuleFormat::Nftables]
+            .map(|format| Rulebook::of_live(&check_format(&desired, format)));
+        for (from, to) in packets.iter().filter(|(_, to)| ip6 || to.address.is_ipv4()) {
+            let arrival = |book| {
+                let trace = trace(book, *from, *to, &["10.1.2.3".parse().expect("an address")], "eth0");
+                (trace.arrives_at, trace.zone, trace.caveats)
+            };
+            assert_eq!(arrival(&iptables), arrival(&native), "{from:?} to {to:?}");
         }
     }
 }
 
-/// A policy: what is written for it is read back as the same.
-pub(super) fn rules(input: &[u8]) {
-    check_rules(&drawn::policy(&mut Choices::new(input)));
+/// Checks that rules can be written, read back as the same and removed in one format; returns them as they are read.
+pub(super) fn check_format(desired: &Ruleset, format: RuleFormat) -> LiveRuleset {
+    let (pod, _) = Pod::new(format, Rules::default()).change_to(desired);
+    let (pod, live) = pod.check(desired).live();
+    let (pod, _) = pod.change_to(&Ruleset::default());
+    let (_, left) = pod.live();
+    assert!(left.tables.is_empty() && left.native.is_empty(), "{left:#?}");
+    live
 }
 
-/// Rules of other tools, and several policies one after the other: each has the same rules as without its predecessors,
-/// and the foreign rules stay in their order.
+/// A policy, and packets: what is written for the policy is read back as the same, and packets arrive at the same place
+/// in both formats.
+pub(super) fn rules(input: &[u8]) {
+    let mut from = Choices::new(input);
+    let policy = drawn::policy(&mut from);
+    let packets = from.many(12, drawn::packet);
+    check_rules(&policy, &packets);
+}
+
+/// Rules of other tools, and several policies one after the other, between which another process damages detour's rules:
+/// each policy has all of its rules, and foreign rules stay in their order.
 pub(super) fn changes(input: &[u8]) {
     let mut from = Choices::new(input);
     let format = from.one(&[RuleFormat::Iptables, RuleFormat::Nftables]);
@@ -114,16 +131,16 @@ pub(super) fn changes(input: &[u8]) {
     let foreign = kernel.clone();
     let mut pod = Pod::new(format, kernel);
     for _ in 0..=from.below(4) {
+        for _ in 0..from.below(4) {
+            pod.kernel.damage(&foreign, &mut from);
+        }
         let policy = drawn::policy(&mut from);
         let desired = ruleset(&policy, from.flag());
         (pod, _) = pod.change_to(&desired);
         pod = pod.check(&desired);
         assert_foreign(&foreign, &pod.kernel);
-        let (_, again) = {
-            let (unchanged, transaction) = pod.change_to(&desired);
-            pod = unchanged;
-            ((), transaction)
-        };
+        let again;
+        (pod, again) = pod.change_to(&desired);
         assert!(again.is_empty(), "{again:#?}");
     }
     let (pod, _) = pod.change_to(&Ruleset::default());

@@ -1,6 +1,7 @@
 //! nf_tables without a kernel: applies transactions and lists rules as the kernel does (linux/net/netfilter,
 //! `nf_tables_api.c`), so that changes can be planned, encoded, committed, listed and decoded without privileges.
 
+use super::Choices;
 use super::kernel_socket::{self, Reply, with_socket};
 use crate::firewall::nfnetlink::{NfSocket, nfta};
 use crate::netlink::attributes::{Attributes, find, find_be32, find_be64, find_text, parse};
@@ -80,6 +81,40 @@ impl Rules {
     /// Adds an empty chain of another tool.
     pub(crate) fn add_chain(&mut self, table: (u8, &str), chain: &str) {
         self.tables.entry((table.0, table.1.to_owned())).or_default().chains.entry(chain.to_owned()).or_default();
+    }
+
+    /// Damages rules as another process in the pod can: deletes, repeats or moves a rule, flushes a chain or deletes a
+    /// table. The rules in `kept` stay in their order.
+    pub(crate) fn damage(&mut self, kept: &Self, from: &mut Choices<'_>) {
+        let keys: Vec<(u8, String)> = self.tables.keys().cloned().collect();
+        let Some(key) = keys.get(from.below(keys.len().max(1))) else { return };
+        let kept = kept.tables.get(key);
+        let Some(table) = self.tables.get_mut(key) else { return };
+        let action = from.below(8);
+        if action == 0 && kept.is_none() {
+            self.tables.remove(key);
+            return;
+        }
+        let names: Vec<String> = table.chains.keys().cloned().collect();
+        let name = &names[from.below(names.len())];
+        let kept: Vec<u64> = kept
+            .and_then(|kept| kept.chains.get(name))
+            .into_iter()
+            .flat_map(|chain| chain.rules.iter().map(|rule| rule.handle))
+            .collect();
+        let Some(chain) = table.chains.get_mut(name).filter(|chain| !chain.rules.is_empty()) else { return };
+        let (at, to) = (from.below(chain.rules.len()), from.below(chain.rules.len()));
+        if action == 1 {
+            chain.rules.retain(|rule| kept.contains(&rule.handle));
+        } else if !kept.contains(&chain.rules[at].handle) {
+            let rule = if action < 4 { chain.rules[at].clone() } else { chain.rules.remove(at) };
+            if action < 6 {
+                self.last_handle += 1;
+                chain.rules.insert(to, KernelRule { handle: self.last_handle, ..rule });
+            }
+        }
+        self.generation += 1;
+        self.drop_unused_sets();
     }
 
     /// Returns the expressions of all rules by chain, without handles.

@@ -5,7 +5,8 @@ use crate::agent::install::conflist::{list_of, of_type, rewrite, types, without}
 use crate::cluster::{Definition, ObjectRef};
 use crate::cni::result::{AddResult, passed_through};
 use crate::cni::{CniCommand, Document, Error, NetConf, NodeConf, PROGRAM, Request, configuration, version};
-use crate::firewall::{MAX_RULES, max_rules};
+use crate::firewall::rule::Family;
+use crate::firewall::{MAX_RULES, RuleFormat, Ruleset, max_rules};
 use crate::inspect::{
     AppliedConf, ConfigurationOrigin, Explained, Format, ManifestTexts, PodManifest, PodSelector, Subject, explain,
     picture, render, validate_text,
@@ -352,7 +353,7 @@ fn explained(subject: &Subject) {
     check_rendered(explanation);
     check_printed(&crate::printable::lines(&picture(subject, first.as_ref().expect("explained"))));
     if max_rules(policy) <= MAX_RULES / 8 {
-        laws::check_rules(policy);
+        laws::check_format(&Ruleset::of(policy, &Family::ALL), RuleFormat::Nftables);
     }
 }
 
