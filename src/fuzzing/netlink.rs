@@ -29,7 +29,7 @@ fn objects(from: &mut Choices<'_>) -> Vec<Reply> {
     objects
 }
 
-fn answer(objects: &mut Vec<Reply>, messages: &[Received<'_>]) -> Vec<Vec<u8>> {
+fn answer(objects: &[Reply], messages: &[Received<'_>]) -> Vec<Vec<u8>> {
     let Some(request) = messages.first() else { return Vec::new() };
     if request.kind == GET_GENERATION {
         let generation = Attributes::new().be32(GENERATION, 7);
@@ -47,7 +47,8 @@ pub(super) fn dump(input: &[u8]) {
     let objects = objects(&mut from);
     let read =
         |socket: &mut NfSocket| (LiveRuleset::read(socket), LiveRuleset::read(socket), socket.connections(|_| true));
-    let (objects, (live, again, connections)) = with_socket(objects, answer, read);
+    let (objects, (live, again, connections)) =
+        with_socket(objects, |objects, messages| answer(objects, messages), read);
     assert_eq!(live, again);
     assert!(connections.is_ok_and(|found| found.len() <= objects.len()));
     let live = match live {
