@@ -11,6 +11,7 @@
 //!
 //! | row | modules | responsibility |
 //! |---|---|---|
+//! | tests | `fuzzing` | targets of coverage-guided fuzzing; not part of the product |
 //! | entry points | `main` with `cli`, [`agent`], [`inspect`] | plugin or command line; the node agent: install, keep installed, serve facts, repair; explain, trace, rules, doctor |
 //! | CNI calls | [`plugin`] | ADD, DEL, CHECK, GC, STATUS: the order of steps |
 //! | policy and other plugins | [`sub_plugins`], [`delegate`] | pod facts and configuration → traffic policy (pure functions); other CNI plugins as child processes |
@@ -30,6 +31,8 @@ pub mod cluster;
 pub mod cni;
 pub mod delegate;
 pub mod firewall;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod host_path;
 pub mod inspect;
 pub mod logging;

@@ -110,6 +110,36 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(10))]
+
+    #[test]
+    fn any_policy_can_replace_any_other_in_both_formats(policies in prop::collection::vec(drawn::any(), 2..4)) {
+        for format in [RuleFormat::Iptables, RuleFormat::Nftables] {
+            let policies = policies.clone();
+            in_new_netns(move || change_all(format, &policies));
+        }
+    }
+}
+
+/// Commits one policy after the other, and then none.
+fn change_all(format: RuleFormat, policies: &[Policy]) {
+    let (mut previous, mut made) = (Ruleset::default(), CreatedTables::default());
+    for policy in policies.iter().chain([&Policy::default()]) {
+        let (before, desired) = (live(), Ruleset::of(policy, &Family::ALL));
+        if format == RuleFormat::Iptables {
+            made.add(&CreatedTables::missing_in(&desired, &before));
+        }
+        let changes = format.plan(&before, &previous, &desired, &made);
+        changes.commit(&mut NfSocket::open().expect("nfnetlink"), &before).expect("accepted");
+        let after = live();
+        assert_eq!(format.drift(&after, &desired), []);
+        assert!(format.plan(&after, &desired, &desired, &made).is_empty(), "{policy:?} is final");
+        previous = desired;
+    }
+    assert!(live().tables.is_empty() && live().native.is_empty(), "{:?}", live());
+}
+
 #[test]
 fn rules_of_other_tables_are_not_read() {
     let (_, policy) = policies().into_iter().next_back().expect("a policy");

@@ -50,7 +50,9 @@ fn failure(program: &Path, exit: &ChildExit) -> Error {
     let objects = serde_json::Deserializer::from_slice(&exit.stdout).into_iter::<Value>();
     let last = objects.map_while(Result::ok).last();
     if let Some(reported) = last.and_then(|object| serde_json::from_value::<PluginError>(object).ok()) {
-        let error = Error::new(Code::Delegate, reported.msg).with_details(reported.details);
+        let unexplained = || format!("{}: plugin failed without a message", program.display());
+        let msg = if reported.msg.is_empty() { unexplained() } else { reported.msg };
+        let error = Error::new(Code::Delegate, msg).with_details(reported.details);
         return if [0, UNSPECIFIC].contains(&reported.code) { error } else { error.answered_with(reported.code) };
     }
     let got = if exit.stdout.trim_ascii().is_empty() { "nothing".to_owned() } else { quoted(&exit.stdout) };
@@ -133,6 +135,12 @@ mod tests {
             let error = refused(256, unspecific, "");
             assert_eq!((error.number(), error.msg.as_str()), (106, "m"));
         }
+    }
+
+    #[test]
+    fn an_error_without_a_message_names_the_plugin() {
+        let error = refused(256, r#"{"code": 11, "msg": ""}"#, "");
+        assert_eq!((error.number(), error.msg.as_str()), (11, "/bin/x: plugin failed without a message"));
     }
 
     #[test]

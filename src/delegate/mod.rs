@@ -16,6 +16,8 @@
 mod answer;
 mod call;
 mod find;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod network;
 mod process;
 mod runner;

@@ -46,6 +46,7 @@ pub use subject::{
 };
 pub use terminal::{Cell, Format, Screen, TextReport, Tone, render};
 pub use trace::{
-    Destination, ExcludedSenders, Hop, Origin, RulePlace, Rulebook, Sender, SenderArgument, Trace, restore_text, trace,
+    Destination, ExcludedSenders, Hop, InSet, Origin, RulePlace, Rulebook, Sender, SenderArgument, Trace, restore_text,
+    trace,
 };
 pub use validate::{CheckedConf, ValidationReport, validate_text};

@@ -67,6 +67,13 @@ impl NetlinkSocket {
         Ok(Self { fd: connect_to_kernel(protocol)?, protocol, sequence: 0, buffer: Vec::new(), allowance, remaining })
     }
 
+    /// Returns a socket whose other end, which is not the kernel, the caller has.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn of(fd: OwnedFd) -> Self {
+        let (protocol, allowance) = (SockProtocol::NetlinkNetFilter, DumpLimit::USUAL);
+        Self { fd, protocol, sequence: 0, buffer: Vec::new(), allowance, remaining: allowance }
+    }
+
     /// Limits how much all following dumps together may return; the default is [`DumpLimit::USUAL`].
     pub fn allow(&mut self, allowance: DumpLimit) {
         (self.allowance, self.remaining) = (allowance, allowance);

@@ -63,7 +63,7 @@ const fn header(family: u8) -> [u8; HEADER] {
 
 /// Converts a listed route to the form that a request accepts. The kernel lists a route over a nexthop object with the
 /// object and its paths, but accepts only one of the two (`rtm_to_fib_config`, net/ipv4/fib_frontend.c).
-fn by_nexthop(route: Vec<u8>) -> Vec<u8> {
+pub(super) fn by_nexthop(route: Vec<u8>) -> Vec<u8> {
     let Some((header, attributes)) = route.split_first_chunk::<HEADER>() else { return route };
     if find(attributes, RTA_NH_ID).is_none() {
         return route;
@@ -76,7 +76,7 @@ fn by_nexthop(route: Vec<u8>) -> Vec<u8> {
 
 /// The rest of a default route without its paths over one interface.
 #[derive(Debug, PartialEq, Eq)]
-enum RemainingPaths {
+pub(super) enum RemainingPaths {
     Nothing,
     /// A route over the other paths.
     Paths(Vec<u8>),
@@ -84,7 +84,7 @@ enum RemainingPaths {
 
 /// Removes the paths over `interface` from a default route of the main table. Returns `None` for any other route, and
 /// for one without such a path.
-fn without_interface(route: &[u8], interface: u32) -> Option<RemainingPaths> {
+pub(super) fn without_interface(route: &[u8], interface: u32) -> Option<RemainingPaths> {
     let (header, attributes) = route.split_first_chunk::<HEADER>()?;
     let number = |kind| find(attributes, kind).and_then(|value| value.try_into().ok()).map(u32::from_ne_bytes);
     let [family, destination_length, _, _, table, _, _, kind, ..] = *header;

@@ -15,6 +15,8 @@ mod connections;
 mod default_route;
 pub mod find;
 mod fixtures;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod lock;
 mod namespace;
 mod rtnetlink;

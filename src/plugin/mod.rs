@@ -43,6 +43,8 @@ pub mod containers;
 mod del;
 pub mod desired_policy;
 mod executables;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 pub mod hook;
 mod inputs;
 pub mod live_policy;

@@ -10,6 +10,8 @@
 //! | `protobuf` | the encoding of messages |
 
 mod connection;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod messages;
 mod protobuf;
 mod session;

@@ -113,6 +113,7 @@ impl AgentClient {
         let agent_timeout = if self.api.is_some() { (timeout / 2).min(MAX_AGENT_TIMEOUT) } else { timeout };
         let why = match self.ask_agent(ask, started, agent_timeout) {
             Ok(AgentAnswer::Failed { code, msg, details }) => {
+                let msg = if msg.is_empty() { "the agent failed without a message".to_owned() } else { msg };
                 let error = Error::new(Code::from_number(code).unwrap_or(Code::TryAgain), msg).with_details(details);
                 if protocol::is_final(code) || self.api.is_none() {
                     return Err(error);

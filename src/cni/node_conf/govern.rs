@@ -7,6 +7,7 @@ use crate::cni::error::Error;
 use crate::cni::list::{ItemList, quoted};
 use crate::cni::netconf::{ISTIO_KUBECONFIG, default_chain, is_primary, kind};
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 use std::path::Path;
 
 impl Document {
@@ -84,16 +85,19 @@ impl NodeConf {
         ignored: &mut Vec<String>,
     ) {
         let excludes_all = names.iter().any(|all| all == "*");
+        // Both lists can be long, and the author of a definition decides on one of them.
+        let mut known: HashSet<String> = names.iter().cloned().collect();
         for keys in [kubernetes as &mut Map<_, _>, conf] {
             let Some(written) = keys.get(EXCLUDED).filter(|value| !value.is_null()) else { continue };
             // The plugin refuses a value that is not a list later.
             let Ok(list) = ItemList::from_json(EXCLUDED, written) else { return };
             keys.shift_remove(EXCLUDED);
             for name in list.items {
-                if names.contains(&name) || excludes_all {
+                if known.contains(&name) || excludes_all {
                     continue;
                 }
                 if self.attachments_may_exclude_namespaces {
+                    known.insert(name.clone());
                     names.push(name);
                 } else {
                     ignored.push(format!(
@@ -285,12 +289,13 @@ mod tests {
 
     #[test]
     fn attachments_exclude_namespaces_only_if_the_node_allows_it() {
-        let conf = json!({"exclude_namespaces": ["shop", "kube-system"], "kubernetes": {"exclude_namespaces": "*"}});
+        let conf =
+            json!({"exclude_namespaces": ["shop", "kube-system", "shop"], "kubernetes": {"exclude_namespaces": "*"}});
         let mut text = all_keys();
         let (own, ignored) = governed(&node(&text), &conf);
         assert_eq!(own["kubernetes"]["exclude_namespaces"], json!(["kube-system"]));
         assert!(own.get("exclude_namespaces").is_none(), "{own}");
-        assert!(ignored.len() == 2 && ignored[1].starts_with("exclude_namespaces: \"shop\" is ignored"), "{ignored:?}");
+        assert!(ignored.len() == 3 && ignored[1].starts_with("exclude_namespaces: \"shop\" is ignored"), "{ignored:?}");
         text["attachments_may_exclude_namespaces"] = json!(true);
         let (own, ignored) = governed(&node(&text), &conf);
         assert_eq!(own["kubernetes"]["exclude_namespaces"], json!(["kube-system", "*", "shop"]));

@@ -33,7 +33,11 @@ impl AddResult {
                 }
             }
         }
-        Ok(with_others(object, &self.others))
+        let defined: &[&str] = match ResultShape::of(cni_version) {
+            Some(ResultShape::V0_1) => &["ip4", "ip6"],
+            _ => &["interfaces", "ips", "routes"],
+        };
+        Ok(with_undefined(object, &self.others, defined))
     }
 
     /// Adds the first address of each address family with the family's routes; interfaces are dropped.
@@ -46,7 +50,7 @@ impl AddResult {
             let routes = self.routes.iter().filter(|route| is_ours(&route.dst.addr()));
             let routes = routes.map(|one| route(&Route { metrics: Map::new(), ..one.clone() }));
             insert(&mut ip, "routes", routes.collect::<Vec<_>>());
-            object.insert(key.to_owned(), with_others(ip, &first.others));
+            object.insert(key.to_owned(), with_undefined(ip, &first.others, &["routes"]));
         }
         if !self.ips.is_empty() || (self.interfaces.is_empty() && self.routes.is_empty()) {
             return Ok(());
@@ -83,7 +87,7 @@ fn address(ip: &InterfaceAddress, shape: ResultShape) -> Value {
     }
     object.insert("address".to_owned(), ip.address.to_string().into());
     insert(&mut object, "gateway", text(ip.gateway));
-    with_others(object, &ip.others)
+    with_undefined(object, &ip.others, &["interface"])
 }
 
 fn route(route: &Route) -> Value {
@@ -115,6 +119,14 @@ fn insert(object: &mut Map<String, Value>, key: &str, value: impl Into<Value>) {
     }
 }
 
+/// Appends keys that the specification does not define in any version, or in the version of the result. `defined` are
+/// keys that only the version to be written defines: in the result, they had no meaning and were not checked.
+fn with_undefined(object: Map<String, Value>, others: &Map<String, Value>, defined: &[&str]) -> Value {
+    let is_undefined = |(key, _): &(&String, &Value)| !defined.contains(&key.as_str());
+    let undefined = others.iter().filter(is_undefined).map(|(key, value)| (key.clone(), value.clone()));
+    with_others(object, &undefined.collect())
+}
+
 /// Appends keys that the specification does not define.
 fn with_others(mut object: Map<String, Value>, others: &Map<String, Value>) -> Value {
     for (key, value) in others {
@@ -130,6 +142,16 @@ mod tests {
     /// Converts a result to another version.
     fn converted(from: &Value, to: &str) -> Value {
         AddResult::read(from, "0.1.0").and_then(|result| result.to_json(to)).expect("a result")
+    }
+
+    #[test]
+    fn keys_that_only_the_version_to_be_written_defines_are_dropped() {
+        let old = json!({"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/24", "interface": "x", "own": 1}, "ips": [7], "own": 2});
+        let new = converted(&old, "1.0.0");
+        assert_eq!(new, json!({"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.2/24", "own": 1}], "own": 2}));
+        let new = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.2/24", "routes": 7}], "ip6": "x"});
+        let old = converted(&new, "0.2.0");
+        assert_eq!(old, json!({"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/24"}, "dns": {}}));
     }
 
     fn newest() -> Value {

@@ -69,6 +69,12 @@ impl NfSocket {
         Ok(Self(NetlinkSocket::open(SockProtocol::NetlinkNetFilter)?))
     }
 
+    /// Returns a socket whose other end, which is not the kernel, the caller has.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn of(fd: std::os::fd::OwnedFd) -> Self {
+        Self(NetlinkSocket::of(fd))
+    }
+
     /// Limits how much all following dumps together may return.
     pub fn allow(&mut self, allowance: DumpLimit) {
         self.0.allow(allowance);

@@ -13,6 +13,6 @@ mod report;
 mod rulebook;
 
 pub use container_sender::ExcludedSenders;
-pub use packet::{Destination, Origin, Sender, SenderArgument};
+pub use packet::{Destination, InSet, Origin, Sender, SenderArgument};
 pub use report::{Hop, RulePlace, Trace, trace};
 pub use rulebook::{Rulebook, restore_text};

@@ -52,7 +52,7 @@ impl SavedState {
         })
     }
 
-    fn recover(fields: &Map<String, Value>) -> Option<Self> {
+    pub(super) fn recover(fields: &Map<String, Value>) -> Option<Self> {
         let invocations = fields.get("members")?.as_array()?;
         let invocations = invocations.iter().filter_map(|found| Invocation::deserialize(found).ok()).collect();
         Some(Self { invocations, ..format::parse_known_fields(fields) })

@@ -1,0 +1,220 @@
+//! Laws of policies, and of the changes that lead from the rules of one policy to those of another.
+
+use super::drawn;
+use super::simulated_kernel::Rules;
+use super::{Choices, check_printed};
+use crate::firewall::rule::{Family, Table};
+use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, Transaction, max_rules, native};
+use crate::inspect::{Destination, Rulebook, Sender, restore_text, trace};
+use crate::netlink::attributes::Attributes;
+use crate::policy::{LivePolicyScope, Policy};
+use crate::printable;
+
+/// The chains of other tools in the generated rules.
+const FOREIGN_CHAINS: [&str; 3] = ["KUBE-MARK", "ISTIO_FOREIGN", "OTHER"];
+/// The maximum number of foreign rules.
+const MAX_FOREIGN: usize = 6;
+
+/// One pod's rules in a format, and what its saved state knows of them.
+struct Pod {
+    format: RuleFormat,
+    kernel: Rules,
+    previous: Ruleset,
+    made: CreatedTables,
+}
+
+impl Pod {
+    fn new(format: RuleFormat, kernel: Rules) -> Self {
+        Self { format, kernel, previous: Ruleset::default(), made: CreatedTables::default() }
+    }
+
+    fn live(self) -> (Self, LiveRuleset) {
+        let (kernel, live) = self.kernel.with_socket(|socket| LiveRuleset::read(socket).expect("readable rules"));
+        (Self { kernel, ..self }, live)
+    }
+
+    /// Makes the rules those of `desired`, as an ADD does.
+    fn change_to(self, desired: &Ruleset) -> (Self, Transaction) {
+        let Self { format, kernel, previous, mut made } = self;
+        let (kernel, transaction) = kernel.with_socket(|socket| {
+            let live = LiveRuleset::read(socket).expect("readable rules");
+            if format == RuleFormat::Iptables {
+                made.add(&CreatedTables::missing_in(desired, &live));
+            }
+            let transaction = format.plan(&live, &previous, desired, &made);
+            transaction.commit(socket, &live).unwrap_or_else(|error| {
+                let steps: Vec<_> = (0..transaction.len()).filter_map(|step| transaction.describe(step)).collect();
+                panic!("the kernel refuses the changes: {error}: {steps:#?}")
+            });
+            transaction
+        });
+        (Self { format, kernel, previous: desired.clone(), made }, transaction)
+    }
+
+    /// Checks that the live rules are those of `desired`, and that nothing remains to be changed.
+    fn check(self, desired: &Ruleset) -> Self {
+        let (pod, live) = self.live();
+        let drift = pod.format.drift(&live, desired);
+        assert!(drift.is_empty(), "{drift:#?}");
+        let left = pod.format.plan(&live, desired, desired, &pod.made);
+        assert!(left.is_empty(), "{left:#?}");
+        for (_, _, chain, rules) in live.chains().filter(|(_, _, chain, _)| !FOREIGN_CHAINS.contains(chain)) {
+            let is_own = pod.previous.tables.values().any(|table| table.chains.iter().any(|(name, _)| name == chain));
+            assert!(!is_own || rules.rules.iter().all(|rule| rule.rule.is_ok()), "{chain}: {rules:#?}");
+        }
+        pod
+    }
+}
+
+/// Returns a ruleset for both families or for IPv4 alone.
+fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
+    Ruleset::of(policy, if ip6 { &Family::ALL } else { &[Family::Ip] })
+}
+
+/// Checks that the rules of a policy can be written, read back as the same and removed, in both formats, and that
+/// packets arrive at the same place in both.
+fn check_rules(policy: &Policy, packets: &[(Sender, Destination)]) {
+    for ip6 in [true, false] {
+        let desired = ruleset(policy, ip6);
+        assert_eq!(ruleset(policy, ip6), desired);
+        let count: usize = desired
+            .tables
+            .values()
+            .map(|table| {
+                let hooks: usize = table.hooks.values().map(Vec::len).sum();
+                hooks + table.chains.iter().map(|(_, rules)| rules.len()).sum::<usize>()
+            })
+            .sum();
+        assert!(count <= max_rules(policy), "{count} rules, {} are the limit", max_rules(policy));
+        check_printed(&printable::lines(&restore_text(&desired)));
+        check_printed(&printable::lines(&native::text(&native::translate(&desired))));
+        let [iptables, native] = [RuleFormat::Iptables, RuleFormat::Nftables]
+            .map(|format| Rulebook::of_live(&check_format(&desired, format)));
+        for (from, to) in packets.iter().filter(|(_, to)| ip6 || to.address.is_ipv4()) {
+            let arrival = |book| {
+                let trace = trace(book, *from, *to, &["10.1.2.3".parse().expect("an address")], "eth0");
+                (trace.arrives_at, trace.zone, trace.caveats)
+            };
+            assert_eq!(arrival(&iptables), arrival(&native), "{from:?} to {to:?}");
+        }
+    }
+}
+
+/// Checks that rules can be written, read back as the same and removed in one format; returns them as they are read.
+pub(super) fn check_format(desired: &Ruleset, format: RuleFormat) -> LiveRuleset {
+    let (pod, _) = Pod::new(format, Rules::default()).change_to(desired);
+    let (pod, live) = pod.check(desired).live();
+    let (pod, _) = pod.change_to(&Ruleset::default());
+    let (_, left) = pod.live();
+    assert!(left.tables.is_empty() && left.native.is_empty(), "{left:#?}");
+    live
+}
+
+/// A policy, and packets: what is written for the policy is read back as the same, and packets arrive at the same place
+/// in both formats.
+pub(super) fn rules(input: &[u8]) {
+    let mut from = Choices::new(input);
+    let policy = drawn::policy(&mut from);
+    let packets = from.many(12, drawn::packet);
+    check_rules(&policy, &packets);
+}
+
+/// Rules of other tools, and several policies one after the other, between which another process damages detour's rules:
+/// each policy has all of its rules, and foreign rules stay in their order.
+pub(super) fn changes(input: &[u8]) {
+    let mut from = Choices::new(input);
+    let format = from.one(&[RuleFormat::Iptables, RuleFormat::Nftables]);
+    let mut kernel = Rules::default();
+    for _ in 0..from.below(MAX_FOREIGN + 1) {
+        add_foreign(&mut kernel, &mut from);
+    }
+    let foreign = kernel.clone();
+    let mut pod = Pod::new(format, kernel);
+    for _ in 0..=from.below(4) {
+        for _ in 0..from.below(4) {
+            pod.kernel.damage(&foreign, &mut from);
+        }
+        let policy = drawn::policy(&mut from);
+        let desired = ruleset(&policy, from.flag());
+        (pod, _) = pod.change_to(&desired);
+        pod = pod.check(&desired);
+        assert_foreign(&foreign, &pod.kernel);
+        let again;
+        (pod, again) = pod.change_to(&desired);
+        assert!(again.is_empty(), "{again:#?}");
+    }
+    let (pod, _) = pod.change_to(&Ruleset::default());
+    assert_foreign(&foreign, &pod.kernel);
+    let left: Vec<_> = pod.kernel.expressions().into_iter().filter(|(_, rules)| !rules.is_empty()).collect();
+    let before: Vec<_> = foreign.expressions().into_iter().filter(|(_, rules)| !rules.is_empty()).collect();
+    assert_eq!(left, before, "removal leaves the rules of other tools");
+}
+
+/// Checks that the rules of other tools are in the same order as before.
+fn assert_foreign(before: &Rules, after: &Rules) {
+    let after = after.expressions();
+    for (chain, rules) in before.expressions() {
+        let left: Vec<&[u8]> =
+            after.get(&chain).into_iter().flatten().copied().filter(|rule| rules.contains(rule)).collect();
+        assert_eq!(left, rules, "{chain:?}");
+    }
+}
+
+/// Adds a rule that detour would not write.
+fn add_foreign(kernel: &mut Rules, from: &mut Choices<'_>) {
+    let family = from.one(&[2_u8, 10]);
+    let table = from.one(&[Table::Raw, Table::Mangle, Table::Nat]).name();
+    let to = from.one(&FOREIGN_CHAINS);
+    let chain = from.one(&["OUTPUT", "PREROUTING", "POSTROUTING", to]);
+    let number = from.number();
+    // A comparison with a number makes each rule unique; then a jump or a verdict.
+    let expression =
+        |name: &str, data: Attributes| Attributes::new().nested(1, &Attributes::new().text(1, name).nested(2, &data));
+    let value = Attributes::new().bytes(1, &number.to_be_bytes());
+    let compare = expression("cmp", Attributes::new().be32(1, 9).be32(2, 0).nested(3, &value));
+    let verdict = match from.flag() && chain != to {
+        true => Attributes::new().be32(1, -3_i32 as u32).text(2, to),
+        false => Attributes::new().be32(1, 1),
+    };
+    let data = Attributes::new().be32(1, 0).nested(2, &Attributes::new().nested(2, &verdict));
+    let immediate = expression("immediate", data);
+    let mut all = Attributes::new();
+    for list in [&compare, &immediate] {
+        for (kind, value) in crate::netlink::attributes::parse(list.as_bytes()) {
+            all = all.bytes(kind, value);
+        }
+    }
+    if chain != to {
+        kernel.add_chain((family, table), to);
+    }
+    kernel.add_foreign((family, table), chain, from.below(4), &all);
+}
+
+/// Three policies: the laws of unions and of live changes, and the saved form.
+pub(super) fn policies(input: &[u8]) {
+    let mut from = Choices::new(input);
+    let [a, b, c] = std::array::from_fn(|_| drawn::policy(&mut from));
+    let text = serde_json::to_string(&a).expect("JSON");
+    assert_eq!(serde_json::from_str::<Policy>(&text).expect("its own text"), a);
+
+    assert_eq!(a.union(&b).ok(), b.union(&a).ok(), "a union does not depend on the order");
+    let own = a.union(&a).expect("a policy does not contradict itself");
+    assert_eq!(own.union(&a).expect("the same"), own, "a union is idempotent");
+    assert_eq!(own.exclusions_in_effect(), a.exclusions_in_effect());
+    assert_eq!(a.union(&Policy::default()).expect("nothing").exclusions, own.exclusions);
+    let left = a.union(&b).and_then(|both| both.union(&c));
+    let right = b.union(&c).and_then(|both| a.union(&both));
+    assert_eq!(left.ok(), right.ok(), "a union does not depend on the grouping");
+    let in_effect = a.exclusions_in_effect();
+    let covered = |exclusion| in_effect.iter().any(|wide| wide.covers(exclusion));
+    assert!(own.exclusions.iter().all(covered), "{:?} are not covered by {in_effect:?}", own.exclusions);
+
+    for scope in [LivePolicyScope::Off, LivePolicyScope::Exclusions, LivePolicyScope::All] {
+        let followed = a.following(&b, scope);
+        assert_eq!(a.following(&a, scope), a, "nothing changes without a change");
+        assert_eq!(followed.following(&b, scope), followed, "a change is complete: {scope}");
+        assert_eq!(followed.redirect().is_some(), a.redirect().is_some(), "a redirection neither begins nor ends");
+        assert_eq!(followed.redirect().map(|redirect| redirect.ipv6), a.redirect().map(|redirect| redirect.ipv6));
+    }
+    assert_eq!(a.following(&b, LivePolicyScope::Off), a);
+}
