@@ -6,7 +6,7 @@ use super::rtnetlink::{
 };
 use crate::cni::{DEFAULT_INTERFACE, Error, is_matchable_interface};
 use crate::netlink::attributes::{Attributes, find, find_text};
-use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};
+use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL, NetlinkSocket};
 use nix::errno::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -135,26 +135,26 @@ fn list(kind: u16, header: &[u8], each: impl FnMut(&[u8])) -> Result<(), Errno> 
 }
 
 /// Adds the address [`PROXY_LOOPBACK`] to lo, unless lo has it already.
-pub(super) fn add_proxy_loopback() -> Result<(), Error> {
+pub(super) fn add_proxy_loopback(socket: &mut NetlinkSocket) -> Result<(), Error> {
     // Without IFA_F_NODAD, the proxy can't bind to the address until duplicate address detection has finished.
-    accept_existing(proxy_loopback(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, IFA_F_NODAD))
+    accept_existing(proxy_loopback(socket, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, IFA_F_NODAD))
         .map_err(|e| failed_with_hint("can't add the address ::6 to lo", &e, IP6_HINT))
 }
 
 /// Removes the address [`PROXY_LOOPBACK`] from lo, if lo has it.
-pub(super) fn remove_proxy_loopback() -> Result<(), Error> {
+pub(super) fn remove_proxy_loopback(socket: &mut NetlinkSocket) -> Result<(), Error> {
     // If IPv6 is disabled, lo has no IPv6 addresses.
-    match proxy_loopback(RTM_DELADDR, 0, 0) {
+    match proxy_loopback(socket, RTM_DELADDR, 0, 0) {
         Err(Errno::ENXIO | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => Ok(()),
         other => accept_missing(other).map_err(|e| failed("can't remove the address ::6 from lo", &e)),
     }
 }
 
 /// Sends a request about [`PROXY_LOOPBACK`] on lo, with a `struct ifaddrmsg` as header.
-fn proxy_loopback(kind: u16, flags: u16, address_flags: u8) -> Result<(), Errno> {
+fn proxy_loopback(socket: &mut NetlinkSocket, kind: u16, flags: u16, address_flags: u8) -> Result<(), Errno> {
     let [a, b, c, d] = LO.to_ne_bytes();
     let header = [AF_INET6, 128, address_flags, 0, a, b, c, d];
     let octets = PROXY_LOOPBACK.octets();
     let attributes = Attributes::new().bytes(IFA_ADDRESS, &octets).bytes(IFA_LOCAL, &octets);
-    open()?.request(kind, flags, &header, attributes.as_bytes())
+    socket.request(kind, flags, &header, attributes.as_bytes())
 }

@@ -16,7 +16,7 @@
 use super::containers::{self, DIRECT, NO_ZONE, interface};
 use super::rule::{BaseHook, Condition, Key, NativeAction, NativeChain, NativeRule, NativeTable, NativeTables};
 use super::set::{Span, Spans};
-use crate::firewall::exclusions::OUTPUT as EXCLUSIONS;
+use crate::firewall::exclusions::{self, OUTPUT as EXCLUSIONS};
 use crate::firewall::rule;
 use crate::firewall::rule::{CtState, Family, Hook, Is, Match, Ruleset, Table, TableRules, Target, protocol_number};
 use crate::policy::{IdRange, PortRange};
@@ -150,8 +150,8 @@ fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> Vec<N
         ..NativeRule::new(action)
     };
     let action = match &rule.target {
-        Target::Accept if chain == EXCLUSIONS && table == Table::Nat => NativeAction::Jump(DIRECT.to_owned()),
-        Target::Accept if chain == EXCLUSIONS && table == Table::Raw => NativeAction::Zone(NO_ZONE),
+        Target::Accept if exclusions::has_chain(chain) && table == Table::Nat => NativeAction::Jump(DIRECT.to_owned()),
+        Target::Accept if exclusions::has_chain(chain) && table == Table::Raw => NativeAction::Zone(NO_ZONE),
         Target::Tproxy { .. } => return vec![of(NativeAction::from(&rule.target)), of(NativeAction::Drop)],
         other => NativeAction::from(other),
     };

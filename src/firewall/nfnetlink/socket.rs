@@ -173,6 +173,9 @@ const HEADER: usize = 4;
 /// On a request that adds an object: append it to the others.
 pub const NLM_F_APPEND: u16 = 0x800;
 
+/// The number of bytes that the attributes of a usual message need; a longer message grows.
+pub const USUAL_LENGTH: usize = 512;
+
 /// The type of a message (`enum nf_tables_msg_types`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
