@@ -213,8 +213,8 @@ pub fn change_container_elements(remove: &[ContainerElement], add: &[ContainerEl
             added.iter().any(|new| same(new)) || (remove.iter().any(same) && !add.iter().any(same))
         };
         let deletions = live.iter().filter(|element| is_removed(element)).map(|e| e.message(Verb::DelSetElements));
-        let messages: Vec<Message> = deletions.chain(added.iter().map(|e| e.message(Verb::NewSetElements))).collect();
-        socket.transact(&messages, generation)
+        let additions = added.iter().map(|e| e.message(Verb::NewSetElements));
+        socket.transact(deletions.chain(additions), generation)
     };
     retried(change).map_err(|error| failed("change", &error))
 }

@@ -140,10 +140,13 @@ impl Transaction {
     pub fn commit(&self, socket: &mut NfSocket, live: &LiveRuleset) -> Result<(), NfError> {
         check_deletions(&self.iptables)?;
         let iptables = self.iptables.iter().map(|((family, table), step)| message(*family, *table, step));
-        let native = native::messages(&self.native).into_iter();
-        let native = native.map(|(index, message)| (self.iptables.len() + index, message));
-        let (indexes, messages): (Vec<usize>, Vec<Message>) = iptables.enumerate().chain(native).unzip();
-        socket.transact(&messages, live.generation).map_err(|error| match error {
+        let native = native::messages(&self.native).map(|(index, message)| (self.iptables.len() + index, message));
+        let mut indexes = Vec::new();
+        let messages = iptables.enumerate().chain(native).map(|(index, message)| {
+            indexes.push(index);
+            message
+        });
+        socket.transact(messages, live.generation).map_err(|error| match error {
             NfError::Refused { index, errno } => {
                 NfError::Refused { index: index.and_then(|index| indexes.get(index).copied()), errno }
             }

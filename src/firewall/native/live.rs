@@ -217,10 +217,10 @@ fn creation(
 
 /// Returns the messages of all changes, each with the index of its change.
 #[must_use]
-pub fn messages(changes: &[NativeChange]) -> Vec<(usize, Message)> {
+pub fn messages(changes: &[NativeChange]) -> impl Iterator<Item = (usize, Message)> {
     let mut next_set = 1;
     let each = changes.iter().enumerate();
-    each.flat_map(|(at, change)| change.messages(&mut next_set).into_iter().map(move |message| (at, message))).collect()
+    each.flat_map(move |(at, change)| change.messages(&mut next_set).into_iter().map(move |message| (at, message)))
 }
 
 impl NativeChange {
