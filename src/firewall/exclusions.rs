@@ -26,7 +26,7 @@ pub(super) fn has_chain(name: &str) -> bool {
 pub(super) fn write(policy: &Policy, exclusions: &BTreeSet<Exclusion>, family: Family, ruleset: &mut Ruleset) {
     let capture = captured(policy);
     let exclusions = exclusions.iter().filter(|e| e.destination.is_none_or(|net| family.has(&net)));
-    let (queries, others): (Vec<&Exclusion>, Vec<&Exclusion>) = exclusions.partition(|e| has_queries_only(e));
+    let (queries, others) = split_off_queries(&exclusions.collect::<Vec<_>>());
     let chains = [
         (Table::Nat, chains_of_nat(&queries, &others, &capture)),
         (Table::Raw, chains_of_raw(&queries, &others, family, &capture)),
@@ -82,9 +82,23 @@ pub(super) fn captured(policy: &Policy) -> DnsCapture {
     }
 }
 
-/// Reports whether the exclusion applies to queries to a given destination, over UDP and TCP, and to nothing else.
-pub(super) fn has_queries_only(exclusion: &Exclusion) -> bool {
-    exclusion.destination.is_some() && exclusion.protocol.is_none() && exclusion.ports == [DNS_PORT]
+/// Separates the excluded queries to given destinations, over UDP and TCP, from all other exclusions. Returns one
+/// exclusion for each owner and destination of such queries, regardless of its protocol. `exclusions` are sorted.
+fn split_off_queries<'a>(exclusions: &[&'a Exclusion]) -> (Vec<&'a Exclusion>, Vec<&'a Exclusion>) {
+    let (mut queries, mut others) = (Vec::new(), Vec::new());
+    let is_query = |e: &Exclusion| e.ports == [DNS_PORT];
+    for group in exclusions.chunk_by(|a, b| (a.owner, a.destination) == (b.owner, b.destination)) {
+        let has = |protocol| group.iter().any(|e| is_query(e) && e.protocol == protocol);
+        let is_complete = has(None) || (has(Some(Protocol::Udp)) && has(Some(Protocol::Tcp)));
+        match group.iter().find(|e| is_query(e) && e.destination.is_some() && is_complete) {
+            Some(query) => {
+                queries.push(*query);
+                others.extend(group.iter().filter(|e| !is_query(e)));
+            }
+            None => others.extend(group),
+        }
+    }
+    (queries, others)
 }
 
 /// Returns the jump to [`QUERIES`]. Queries over lo are excluded only if they would be captured there.
@@ -212,9 +226,11 @@ mod tests {
     use super::*;
     use crate::policy::{IdRange, Interception, Redirect};
 
-    fn query_to(destination: &str, owner: TrafficOwner) -> Exclusion {
+    /// Returns the exclusions of `dns-exclude` for one destination.
+    fn query_to(destination: &str, owner: TrafficOwner) -> [Exclusion; 2] {
         let destination = Some(destination.parse().expect("a network"));
-        Exclusion { owner, destination, protocol: None, ports: vec![DNS_PORT] }
+        let of = |protocol| Exclusion { owner, destination, protocol: Some(protocol), ports: vec![DNS_PORT] };
+        [of(Protocol::Udp), of(Protocol::Tcp)]
     }
 
     /// Returns the rules of the exclusions' chains in one table, as `iptables-save` prints them.
@@ -233,7 +249,8 @@ mod tests {
             query_to("10.0.0.1/32", TrafficOwner::Any),
             query_to("10.1.0.0/16", proxy),
             query_to("fd00::1/128", TrafficOwner::Any),
-        ];
+        ]
+        .concat();
         let in_table = |table| rules(DnsCapture::All, &exclusions, Family::Ip, table);
         assert_eq!(
             in_table(Table::Nat),
@@ -259,8 +276,21 @@ mod tests {
     }
 
     #[test]
+    fn queries_over_one_protocol_to_a_destination_keep_their_own_rules() {
+        let [udp, _] = query_to("10.0.0.1/32", TrafficOwner::Any);
+        let nat = rules(DnsCapture::All, &[udp], Family::Ip, Table::Nat);
+        assert_eq!(
+            nat,
+            [
+                "DETOUR_OUTPUT -d 10.0.0.1/32 ! -o lo -p udp -m udp --dport 53 -j ACCEPT",
+                "DETOUR_OUTPUT -d 10.0.0.1/32 -o lo -p udp -m udp --dport 53 -j ACCEPT",
+            ]
+        );
+    }
+
+    #[test]
     fn queries_over_lo_are_excluded_only_if_they_are_captured() {
-        let exclusions = [query_to("10.0.0.1/32", TrafficOwner::Any)];
+        let exclusions = query_to("10.0.0.1/32", TrafficOwner::Any);
         assert_eq!(
             rules(DnsCapture::Off, &exclusions, Family::Ip, Table::Nat),
             [
@@ -275,7 +305,8 @@ mod tests {
     fn zones_are_set_for_the_captured_resolvers_of_a_range() {
         let servers = ["10.0.0.1", "10.0.0.2", "192.0.2.1"].map(|address| address.parse().expect("an address"));
         let capture = DnsCapture::Servers { v4: servers.into(), v6: Default::default() };
-        let exclusions = [query_to("10.0.0.0/24", TrafficOwner::Any), query_to("198.51.100.0/24", TrafficOwner::Any)];
+        let exclusions =
+            [query_to("10.0.0.0/24", TrafficOwner::Any), query_to("198.51.100.0/24", TrafficOwner::Any)].concat();
         let raw = rules(capture, &exclusions, Family::Ip, Table::Raw);
         assert_eq!(
             raw[1..3],

@@ -2,7 +2,7 @@
 //! lists of a policy multiply.
 
 use super::containers::SCOPES;
-use super::exclusions::{self, captured, covers_dns_port, has_queries_only, protocols};
+use super::exclusions::{self, captured, covers_dns_port, protocols};
 use super::istio;
 use super::rule::{ContainerRules, Family, MULTIPORT_SLOTS, Rule, Ruleset};
 use crate::policy::{ContainerScope, DnsCapture, Exclusion, Groups, Policy, Ports, Protocol, Ranges, Redirect};
@@ -57,9 +57,6 @@ pub fn max_rules(policy: &Policy) -> usize {
 }
 
 fn of_exclusion(exclusion: &Exclusion, capture: &DnsCapture) -> usize {
-    if has_queries_only(exclusion) {
-        return 1 + captured_servers(capture);
-    }
     let families = if exclusion.destination.is_some() { 1 } else { 2 };
     let protocols = protocols(exclusion);
     let accepts = match exclusion.ports.len() {
