@@ -216,7 +216,6 @@ fn creation(
 }
 
 /// Returns the messages of all changes, each with the index of its change.
-#[must_use]
 pub fn messages(changes: &[NativeChange]) -> impl Iterator<Item = (usize, Message)> {
     let mut next_set = 1;
     let each = changes.iter().enumerate();
