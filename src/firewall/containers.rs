@@ -105,15 +105,18 @@ impl ContainerElement {
 
     /// Returns the message that adds the element to its set or deletes it from there.
     pub(super) fn message(&self, verb: Verb) -> Message {
-        let key = Attributes::new().bytes(nfta::ELEMENT_VALUE, &self.cgroup.to_ne_bytes());
-        let element = Attributes::new().nested(nfta::ELEMENT_KEY, &key);
+        let key = |key: Attributes| key.bytes(nfta::ELEMENT_VALUE, &self.cgroup.to_ne_bytes());
         let user_data = self.container.as_ref().filter(|_| verb == Verb::NewSetElements);
-        let element = match user_data.and_then(ContainerLabel::user_data) {
-            Some(data) => element.bytes(nfta::ELEMENT_USER_DATA, &data),
-            None => element,
+        let user_data = user_data.and_then(ContainerLabel::user_data);
+        let element = |element: Attributes| {
+            let element = element.nested(nfta::ELEMENT_KEY, key);
+            match &user_data {
+                Some(data) => element.bytes(nfta::ELEMENT_USER_DATA, data),
+                None => element,
+            }
         };
-        let list = Attributes::new().nested(nfta::LIST_ELEMENT, &element);
-        let attributes = elements_of(self.scope).nested(nfta::ELEMENTS, &list);
+        let attributes =
+            elements_of(self.scope).nested(nfta::ELEMENTS, |list| list.nested(nfta::LIST_ELEMENT, element));
         let flags = if verb == Verb::NewSetElements { NLM_F_CREATE } else { 0 };
         Message { verb, flags, family: NFPROTO_INET, attributes }
     }
@@ -150,8 +153,8 @@ fn elements_of(scope: ContainerScope) -> Attributes {
 pub(super) fn set(scope: ContainerScope, id: u32) -> Attributes {
     let all = Attributes::new().text(nfta::TABLE, TABLE).text(nfta::SET_NAME, set_name(scope));
     let all = all.be32(nfta::SET_FLAGS, 0).be32(nfta::SET_KEY_TYPE, CGROUP_TYPE);
-    let size = Attributes::new().be32(nfta::SET_SIZE, MAX_ELEMENTS);
-    let all = all.be32(nfta::SET_KEY_LENGTH, KEY_LENGTH).nested(nfta::SET_DESCRIPTION, &size).be32(nfta::SET_ID, id);
+    let all = all.be32(nfta::SET_KEY_LENGTH, KEY_LENGTH);
+    let all = all.nested(nfta::SET_DESCRIPTION, |size| size.be32(nfta::SET_SIZE, MAX_ELEMENTS)).be32(nfta::SET_ID, id);
     all.bytes(nfta::SET_USER_DATA, &[&nfta::KEY_BYTE_ORDER[..], &nfta::HOST_ENDIAN.to_ne_bytes()].concat())
 }
 
@@ -210,8 +213,8 @@ pub fn change_container_elements(remove: &[ContainerElement], add: &[ContainerEl
             added.iter().any(|new| same(new)) || (remove.iter().any(same) && !add.iter().any(same))
         };
         let deletions = live.iter().filter(|element| is_removed(element)).map(|e| e.message(Verb::DelSetElements));
-        let messages: Vec<Message> = deletions.chain(added.iter().map(|e| e.message(Verb::NewSetElements))).collect();
-        socket.transact(&messages, generation)
+        let additions = added.iter().map(|e| e.message(Verb::NewSetElements));
+        socket.transact(deletions.chain(additions), generation)
     };
     retried(change).map_err(|error| failed("change", &error))
 }

@@ -2,7 +2,7 @@
 //! the built-in chains.
 
 use super::live::{LiveRule, LiveRuleset};
-use super::native::live::{NativeLiveChain, NativeLiveTables};
+use super::native::live::{NativeLiveChain, NativeLiveTables, are_equal};
 use super::native::rule::{NativeChain, NativeTable, NativeTables};
 use super::plan::{CreatedTables, Step, check_steps};
 use super::rule::{Family, Hook, Ruleset, Table};
@@ -132,6 +132,10 @@ fn native_differences(
     desired: &BTreeMap<String, NativeChain>,
 ) -> Vec<Difference> {
     let mut found = Vec::new();
+    // Rules with sets can be long as text.
+    if are_equal(live, desired) {
+        return found;
+    }
     for (name, chain) in desired {
         match live.get(name) {
             Some(live) => found.extend(differences_of_chain(name, live, chain)),

@@ -198,53 +198,72 @@ impl Expression {
     /// Appends the expression to a rule's list.
     #[must_use]
     pub(super) fn write(&self, list: Attributes) -> Attributes {
-        let new = Attributes::new;
-        let value = |bytes: &[u8]| new().bytes(VALUE, bytes);
-        let (name, data) = match self {
-            Self::Meta(key) => ("meta", new().be32(2, *key as u32).be32(1, REGISTER)),
+        list.nested(LIST_ELEMENT, |element| element.text(NAME, self.name()).nested(DATA, |data| self.write_data(data)))
+    }
+
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Meta(_) | Self::SetMeta(_) => "meta",
+            Self::Payload { .. } => "payload",
+            Self::Mask(_) => "bitwise",
+            Self::Compare { .. } | Self::AtLeast(_) | Self::AtMost(_) => "cmp",
+            Self::Range { .. } => "range",
+            Self::Ct(_) | Self::SetCt(_) => "ct",
+            Self::CgroupAt(_) => "socket",
+            Self::NetworkOrder => "byteorder",
+            Self::Lookup { .. } => "lookup",
+            Self::Counter => "counter",
+            Self::Constant(_) | Self::Verdict(_) => "immediate",
+            Self::Redirect => "redir",
+            Self::Tproxy(_) => "tproxy",
+            Self::DestinationNat(_) => "nat",
+            Self::Match(_) => "match",
+            Self::Target(_) => "target",
+        }
+    }
+
+    fn write_data(&self, data: Attributes) -> Attributes {
+        let value = |kind, bytes: &[u8], data: Attributes| data.nested(kind, |data| data.bytes(VALUE, bytes));
+        let compare =
+            |operation, bytes: &[u8], data: Attributes| value(3, bytes, data.be32(1, REGISTER).be32(2, operation));
+        match self {
+            Self::Meta(key) => data.be32(2, *key as u32).be32(1, REGISTER),
             Self::Payload { base, offset, length } => {
-                ("payload", new().be32(1, REGISTER).be32(2, *base as u32).be32(3, *offset).be32(4, *length))
+                data.be32(1, REGISTER).be32(2, *base as u32).be32(3, *offset).be32(4, *length)
             }
             Self::Mask(mask) => {
                 let length = u32::try_from(mask.len()).unwrap_or_default();
-                let data = new().be32(1, REGISTER).be32(2, REGISTER).be32(3, length);
-                ("bitwise", data.nested(4, &value(mask)).nested(5, &value(&vec![0; mask.len()])))
+                let data = data.be32(1, REGISTER).be32(2, REGISTER).be32(3, length);
+                value(5, &vec![0; mask.len()], value(4, mask, data))
             }
-            Self::Compare { not, value: bytes } => {
-                ("cmp", new().be32(1, REGISTER).be32(2, u32::from(*not)).nested(3, &value(bytes)))
-            }
+            Self::Compare { not, value: bytes } => compare(u32::from(*not), bytes, data),
+            Self::AtLeast(bytes) => compare(AT_LEAST, bytes, data),
+            Self::AtMost(bytes) => compare(AT_MOST, bytes, data),
             Self::Range { not, from, to } => {
-                let data = new().be32(1, REGISTER).be32(2, u32::from(*not));
-                ("range", data.nested(3, &value(from)).nested(4, &value(to)))
+                value(4, to, value(3, from, data.be32(1, REGISTER).be32(2, u32::from(*not))))
             }
-            Self::AtLeast(bytes) => ("cmp", new().be32(1, REGISTER).be32(2, AT_LEAST).nested(3, &value(bytes))),
-            Self::AtMost(bytes) => ("cmp", new().be32(1, REGISTER).be32(2, AT_MOST).nested(3, &value(bytes))),
-            Self::Ct(key) => ("ct", new().be32(2, *key as u32).be32(1, REGISTER)),
-            Self::CgroupAt(level) => {
-                ("socket", new().be32(1, SOCKET_CGROUP).be32(2, REGISTER).be32(3, (*level).into()))
-            }
+            Self::Ct(key) => data.be32(2, *key as u32).be32(1, REGISTER),
+            Self::CgroupAt(level) => data.be32(1, SOCKET_CGROUP).be32(2, REGISTER).be32(3, (*level).into()),
             Self::NetworkOrder => {
-                ("byteorder", new().be32(1, REGISTER).be32(2, REGISTER).be32(3, HOST_TO_NETWORK).be32(4, 4).be32(5, 4))
+                data.be32(1, REGISTER).be32(2, REGISTER).be32(3, HOST_TO_NETWORK).be32(4, 4).be32(5, 4)
             }
             Self::Lookup { not, set } => {
-                let data = new().text(1, &set.name).be32(2, REGISTER).be32(4, set.id);
-                ("lookup", if *not { data.be32(5, LOOKUP_INVERTED) } else { data })
+                let data = data.text(1, &set.name).be32(2, REGISTER).be32(4, set.id);
+                if *not { data.be32(5, LOOKUP_INVERTED) } else { data }
             }
-            Self::Counter => ("counter", new().be64(1, 0).be64(2, 0)),
-            Self::Constant(bytes) => ("immediate", new().be32(1, REGISTER).nested(2, &value(bytes))),
-            Self::SetMeta(key) => ("meta", new().be32(2, *key as u32).be32(3, REGISTER)),
-            Self::SetCt(key) => ("ct", new().be32(2, *key as u32).be32(4, REGISTER)),
-            Self::Redirect => ("redir", new().be32(1, REGISTER).be32(3, PORT_GIVEN)),
-            Self::Tproxy(family) => ("tproxy", new().be32(1, *family).be32(3, REGISTER)),
-            Self::DestinationNat(family) => ("nat", new().be32(1, DESTINATION_NAT).be32(2, *family).be32(3, REGISTER)),
+            Self::Counter => data.be64(1, 0).be64(2, 0),
+            Self::Constant(bytes) => value(2, bytes, data.be32(1, REGISTER)),
+            Self::SetMeta(key) => data.be32(2, *key as u32).be32(3, REGISTER),
+            Self::SetCt(key) => data.be32(2, *key as u32).be32(4, REGISTER),
+            Self::Redirect => data.be32(1, REGISTER).be32(3, PORT_GIVEN),
+            Self::Tproxy(family) => data.be32(1, *family).be32(3, REGISTER),
+            Self::DestinationNat(family) => data.be32(1, DESTINATION_NAT).be32(2, *family).be32(3, REGISTER),
             Self::Verdict(verdict) => {
-                let data = new().nested(VERDICT, &verdict.write());
-                ("immediate", new().be32(1, VERDICT_REGISTER).nested(2, &data))
+                let data = data.be32(1, VERDICT_REGISTER);
+                data.nested(2, |data| data.nested(VERDICT, |data| verdict.write(data)))
             }
-            Self::Match(extension) => ("match", extension.write()),
-            Self::Target(extension) => ("target", extension.write()),
-        };
-        list.nested(LIST_ELEMENT, &new().text(NAME, name).nested(DATA, &data))
+            Self::Match(extension) | Self::Target(extension) => extension.write(data),
+        }
     }
 
     /// Reads the expressions of a rule as the kernel lists them; `None` for an unknown expression.
@@ -370,14 +389,13 @@ const NFT_GOTO: u32 = -4_i32 as u32;
 const NFT_RETURN: u32 = -5_i32 as u32;
 
 impl NftVerdict {
-    fn write(&self) -> Attributes {
-        let code = |code| Attributes::new().be32(VERDICT_CODE, code);
+    fn write(&self, data: Attributes) -> Attributes {
         match self {
-            Self::Drop => code(NF_DROP),
-            Self::Accept => code(NF_ACCEPT),
-            Self::Return => code(NFT_RETURN),
-            Self::Jump(chain) => code(NFT_JUMP).text(VERDICT_CHAIN, chain),
-            Self::Goto(chain) => code(NFT_GOTO).text(VERDICT_CHAIN, chain),
+            Self::Drop => data.be32(VERDICT_CODE, NF_DROP),
+            Self::Accept => data.be32(VERDICT_CODE, NF_ACCEPT),
+            Self::Return => data.be32(VERDICT_CODE, NFT_RETURN),
+            Self::Jump(chain) => data.be32(VERDICT_CODE, NFT_JUMP).text(VERDICT_CHAIN, chain),
+            Self::Goto(chain) => data.be32(VERDICT_CODE, NFT_GOTO).text(VERDICT_CHAIN, chain),
         }
     }
 
@@ -395,8 +413,8 @@ impl NftVerdict {
 }
 
 impl Extension {
-    fn write(&self) -> Attributes {
-        Attributes::new().text(1, &self.name).be32(2, self.revision).bytes(3, &self.info)
+    fn write(&self, data: Attributes) -> Attributes {
+        data.text(1, &self.name).be32(2, self.revision).bytes(3, &self.info)
     }
 
     fn read(data: &[u8]) -> Option<Self> {

@@ -13,6 +13,8 @@ pub const MAX_RULES: usize = 16_000;
 const FIXED_RULES: usize = 30;
 /// The jumps to the exclusions, in nat and raw of both families.
 const JUMPS: usize = 4;
+/// The rules of both families that lead to the chain of excluded queries to given destinations, and set their zone.
+const QUERY_RULES: usize = 10;
 /// The limit of rules for excluded containers: two sets at each level, in raw and nat, and the chains that they lead to.
 const CONTAINER_RULES: usize = 60;
 /// The number of port ranges that fit into one `multiport`; a range takes two slots.
@@ -51,7 +53,7 @@ pub fn max_rules(policy: &Policy) -> usize {
     let capture = captured(policy);
     let exclusions = policy.exclusions.iter().map(|exclusion| of_exclusion(exclusion, &capture));
     let containers = if policy.containers.is_empty() { 0 } else { CONTAINER_RULES };
-    exclusions.fold(redirect + JUMPS + containers, usize::saturating_add)
+    exclusions.fold(redirect + JUMPS + QUERY_RULES + containers, usize::saturating_add)
 }
 
 fn of_exclusion(exclusion: &Exclusion, capture: &DnsCapture) -> usize {

@@ -216,6 +216,7 @@ impl LiveRuleset {
         let chain = key.and_then(|key| self.tables.get_mut(&key)?.get_mut(find_text(body, nfta::RULE_CHAIN)?));
         if let (Some(chain), Some((family, _))) = (chain, key) {
             chain.rules.extend(LiveRule::read(body, family));
+            return;
         }
         add_native_rule(&mut self.native, sets, number, body);
         if let Some(istio) = self.native_istio.as_mut().filter(|_| number == NFPROTO_INET) {

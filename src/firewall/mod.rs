@@ -33,6 +33,7 @@ pub use containers::{
     set_name,
 };
 pub use drift::{Difference, Drift, foreign_rules};
+pub(crate) use exclusions::QUERIES;
 pub use expression::Counter;
 pub use from_policy::{MAX_RULES, max_rules};
 pub use live::{LiveChain, LiveRule, LiveRuleset, NativeIstio, failed};

@@ -189,7 +189,7 @@ impl TablePlan<'_> {
         let unused = obsolete.into_iter().filter(|name| !used.contains(name.as_str()));
         deletions.extend(unused.map(|name| Step::DeleteChain(name.clone())));
         deletions.extend(self.obsolete_hooks().map(|hook| Step::DeleteChain(hook.chain().to_owned())));
-        [deletions, creations, rules].concat()
+        deletions.into_iter().chain(creations).chain(rules).collect()
     }
 
     fn is_desired(&self, chain: &str) -> bool {

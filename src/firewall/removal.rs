@@ -110,7 +110,7 @@ fn flushes(format: RuleFormat, own: &Ruleset) -> Vec<Message> {
 fn send(socket: &mut NfSocket, message: &Message) -> Result<(), NfError> {
     for _ in 0..MAX_ATTEMPTS {
         let generation = socket.generation()?;
-        match socket.transact(std::slice::from_ref(message), generation) {
+        match socket.transact([message.clone()], generation) {
             Err(NfError::Changed) => {}
             Err(NfError::Refused { errno: Errno::ENOENT, .. }) => return Ok(()),
             other => return other,

@@ -7,7 +7,7 @@ use super::live::LiveRuleset;
 use super::native::live::attached_to_hook;
 use super::native::rule::NativeTable;
 use super::native::{NativeChange, NativeTables};
-use super::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
+use super::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, USUAL_LENGTH, Verb, nfta};
 use super::plan::{CreatedTables, MAX_DELETIONS, PlannedStep, Step, changes};
 use super::rule::{Family, Hook, Rule, Ruleset, Table, is_own_chain};
 use super::{iptables, native};
@@ -140,10 +140,13 @@ impl Transaction {
     pub fn commit(&self, socket: &mut NfSocket, live: &LiveRuleset) -> Result<(), NfError> {
         check_deletions(&self.iptables)?;
         let iptables = self.iptables.iter().map(|((family, table), step)| message(*family, *table, step));
-        let native = native::messages(&self.native).into_iter();
-        let native = native.map(|(index, message)| (self.iptables.len() + index, message));
-        let (indexes, messages): (Vec<usize>, Vec<Message>) = iptables.enumerate().chain(native).unzip();
-        socket.transact(&messages, live.generation).map_err(|error| match error {
+        let native = native::messages(&self.native).map(|(index, message)| (self.iptables.len() + index, message));
+        let mut indexes = Vec::new();
+        let messages = iptables.enumerate().chain(native).map(|(index, message)| {
+            indexes.push(index);
+            message
+        });
+        socket.transact(messages, live.generation).map_err(|error| match error {
             NfError::Refused { index, errno } => {
                 NfError::Refused { index: index.and_then(|index| indexes.get(index).copied()), errno }
             }
@@ -202,7 +205,7 @@ fn check_deletions(changes: &[PlannedStep]) -> Result<(), NfError> {
 }
 
 fn message(family: Family, table: Table, step: &Step) -> Message {
-    let named = || Attributes::new().text(nfta::TABLE, table.name());
+    let named = || Attributes::with_capacity(USUAL_LENGTH).text(nfta::TABLE, table.name());
     let (verb, flags, attributes) = match step {
         Step::Table => (Verb::NewTable, NLM_F_CREATE, named()),
         Step::Hook(hook) => (Verb::NewChain, NLM_F_CREATE, built_in(named(), table, *hook)),
@@ -235,9 +238,9 @@ fn built_in(attributes: Attributes, table: Table, hook: Hook) -> Attributes {
 }
 
 fn with_rule(attributes: Attributes, rule: &Rule, family: Family) -> Attributes {
-    let attributes = attributes.nested(nfta::RULE_EXPRESSIONS, &iptables::expressions(rule, family));
-    match iptables::compat(rule) {
-        Some(compat) => attributes.nested(nfta::RULE_COMPAT, &compat),
+    let attributes = attributes.nested(nfta::RULE_EXPRESSIONS, |list| iptables::expressions(list, rule, family));
+    match rule.protocol {
+        Some(protocol) => attributes.nested(nfta::RULE_COMPAT, |list| iptables::compat(list, protocol)),
         None => attributes,
     }
 }

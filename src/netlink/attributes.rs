@@ -17,6 +17,12 @@ impl Attributes {
         Self(Vec::new())
     }
 
+    /// Returns an empty list with room for `capacity` bytes.
+    #[must_use]
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self(Vec::with_capacity(capacity))
+    }
+
     /// Returns the list as bytes of a message.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
@@ -26,21 +32,20 @@ impl Attributes {
     /// Appends an attribute with these bytes as its value.
     #[must_use]
     pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
-        // An attribute ends at 64 KiB. The kernel refuses a message with a wrong length.
-        let length = u16::try_from(HEADER + value.len()).unwrap_or(u16::MAX);
-        self.0.extend(length.to_ne_bytes());
-        self.0.extend(kind.to_ne_bytes());
-        self.0.extend(value);
-        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        self.put_header(kind, length_field(HEADER + value.len()));
+        self.0.extend_from_slice(value);
+        self.pad();
         self
     }
 
     /// Appends a string that ends with a zero byte.
     #[must_use]
-    pub fn text(self, kind: u16, value: &str) -> Self {
-        let mut bytes = value.as_bytes().to_vec();
-        bytes.push(0);
-        self.bytes(kind, &bytes)
+    pub fn text(mut self, kind: u16, value: &str) -> Self {
+        self.put_header(kind, length_field(HEADER + value.len() + 1));
+        self.0.extend_from_slice(value.as_bytes());
+        self.0.push(0);
+        self.pad();
+        self
     }
 
     /// Appends a 32-bit number in host byte order.
@@ -61,11 +66,31 @@ impl Attributes {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// Appends an attribute whose value is the list `inner`.
+    /// Appends an attribute whose value is the list that `write` appends.
     #[must_use]
-    pub fn nested(self, kind: u16, inner: &Self) -> Self {
-        self.bytes(kind | NESTED, &inner.0)
+    pub fn nested(mut self, kind: u16, write: impl FnOnce(Self) -> Self) -> Self {
+        let start = self.0.len();
+        self.put_header(kind | NESTED, 0);
+        let mut all = write(self);
+        let length = length_field(all.0.len() - start);
+        all.0[start..start + 2].copy_from_slice(&length.to_ne_bytes());
+        all
     }
+
+    fn put_header(&mut self, kind: u16, length: u16) {
+        let ([a, b], [c, d]) = (length.to_ne_bytes(), kind.to_ne_bytes());
+        self.0.extend_from_slice(&[a, b, c, d]);
+    }
+
+    fn pad(&mut self) {
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+    }
+}
+
+/// Returns the length of an attribute as its header contains it. An attribute ends at 64 KiB; the kernel refuses a
+/// message with a wrong length.
+fn length_field(length: usize) -> u16 {
+    u16::try_from(length).unwrap_or(u16::MAX)
 }
 
 /// Returns the attributes in `bytes` as (type, value); stops at the first malformed one.
@@ -101,7 +126,8 @@ pub fn find_be64(bytes: &[u8], kind: u16) -> Option<u64> {
 /// Returns the first attribute of type `kind` as a string without the zero byte at its end.
 #[must_use]
 pub fn find_text(bytes: &[u8], kind: u16) -> Option<&str> {
-    std::str::from_utf8(find(bytes, kind)?).ok().map(|s| s.trim_end_matches('\0'))
+    let value = find(bytes, kind)?;
+    std::str::from_utf8(value.strip_suffix(&[0]).unwrap_or(value)).ok()
 }
 
 #[cfg(test)]
@@ -110,8 +136,7 @@ mod tests {
 
     #[test]
     fn written_attributes_are_read_back() {
-        let inner = Attributes::new().text(1, "ab").be32(2, 7);
-        let outer = Attributes::new().nested(3, &inner).be64(4, 1 << 40).bytes(5, &[9]);
+        let outer = Attributes::new().nested(3, |list| list.text(1, "ab").be32(2, 7)).be64(4, 1 << 40).bytes(5, &[9]);
         let bytes = outer.as_bytes();
         assert_eq!(bytes.len() % 4, 0);
         let within = find(bytes, 3).expect("nested");

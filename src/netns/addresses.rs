@@ -1,12 +1,12 @@
 //! Addresses and interfaces of the calling thread's network namespace.
 
 use super::rtnetlink::{
-    AF_INET6, IP6_HINT, LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, accept_existing, accept_missing,
-    failed, failed_with_hint, open,
+    AF_INET, AF_INET6, IP6_HINT, LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, accept_existing,
+    accept_missing, failed, failed_with_hint, open,
 };
 use crate::cni::{DEFAULT_INTERFACE, Error, is_matchable_interface};
 use crate::netlink::attributes::{Attributes, find, find_text};
-use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};
+use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL, NetlinkSocket};
 use nix::errno::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -91,17 +91,27 @@ fn is_own(interface: u32, address: IpAddr) -> bool {
 
 /// Calls `each` with the interface index, the address and its flags.
 fn each_address(mut each: impl FnMut(u32, IpAddr, u8)) -> Result<(), Error> {
-    list(RTM_GETADDR, &[0; 8], |body| {
-        // struct ifaddrmsg { family, prefixlen, flags, scope, index }
-        let Some((header, attributes)) = body.split_first_chunk::<8>() else { return };
-        let [_, _, flags, _, a, b, c, d] = *header;
-        // On a point-to-point interface, IFA_ADDRESS is the peer's address.
-        let address = find(attributes, IFA_LOCAL).or_else(|| find(attributes, IFA_ADDRESS)).unwrap_or_default();
-        let v4 = <[u8; 4]>::try_from(address).map(IpAddr::from);
-        let address = v4.or_else(|_| <[u8; 16]>::try_from(address).map(IpAddr::from));
-        address.into_iter().for_each(|address| each(u32::from_ne_bytes([a, b, c, d]), address, flags));
-    })
-    .map_err(|e| failed("can't list the pod's addresses", &e))
+    let mut list = || {
+        let mut socket = open()?;
+        // One dump for both families would wait for the RTNL mutex of the whole node, which is contended while many pods
+        // start. Since Linux 6.9, a dump of one family does not take it (`inet_dump_ifaddr`, `inet6_dump_addr`).
+        for family in [AF_INET, AF_INET6] {
+            socket.dump(RTM_GETADDR, &[family, 0, 0, 0, 0, 0, 0, 0], &Attributes::new(), |body| {
+                // struct ifaddrmsg { family, prefixlen, flags, scope, index }
+                let Some((header, attributes)) = body.split_first_chunk::<8>() else { return };
+                let [listed, _, flags, _, a, b, c, d] = *header;
+                // On a point-to-point interface, IFA_ADDRESS is the peer's address.
+                let address = find(attributes, IFA_LOCAL).or_else(|| find(attributes, IFA_ADDRESS)).unwrap_or_default();
+                let v4 = <[u8; 4]>::try_from(address).map(IpAddr::from);
+                let address = v4.or_else(|_| <[u8; 16]>::try_from(address).map(IpAddr::from));
+                // A kernel without IPv6 lists the addresses of all families instead.
+                let address = address.ok().filter(|_| listed == family);
+                address.into_iter().for_each(|address| each(u32::from_ne_bytes([a, b, c, d]), address, flags));
+            })?;
+        }
+        Ok(())
+    };
+    list().map_err(|e| failed("can't list the pod's addresses", &e))
 }
 
 /// Returns the interfaces other than lo and [`DEFAULT_INTERFACE`] whose names can be used in rules.
@@ -118,43 +128,40 @@ pub fn secondary_interfaces() -> Result<BTreeSet<String>, Error> {
 /// addresses, not interfaces.
 fn links() -> Result<BTreeMap<u32, String>, Error> {
     let mut links = BTreeMap::new();
-    let listed = list(RTM_GETLINK, &[0; 16], |body| {
+    let each = |body: &[u8]| {
         // struct ifinfomsg { family, type, index, flags, change }
         let Some((header, attributes)) = body.split_first_chunk::<16>() else { return };
         let [_, _, _, _, a, b, c, d, ..] = *header;
         let name = find_text(attributes, IFLA_IFNAME).map(str::to_owned);
         links.extend(name.map(|name| (u32::from_ne_bytes([a, b, c, d]), name)));
-    });
+    };
+    // Interfaces that are added or removed during the dump may be included or missing.
+    let listed = open().and_then(|mut socket| socket.dump(RTM_GETLINK, &[0; 16], &Attributes::new(), each));
     listed.map_err(|e| failed("can't list the pod's interfaces", &e))?;
     Ok(links)
 }
 
-/// Lists objects; those that are added or removed during the dump may be included or missing.
-fn list(kind: u16, header: &[u8], each: impl FnMut(&[u8])) -> Result<(), Errno> {
-    open()?.dump(kind, header, &Attributes::new(), each).map(drop)
-}
-
 /// Adds the address [`PROXY_LOOPBACK`] to lo, unless lo has it already.
-pub(super) fn add_proxy_loopback() -> Result<(), Error> {
+pub(super) fn add_proxy_loopback(socket: &mut NetlinkSocket) -> Result<(), Error> {
     // Without IFA_F_NODAD, the proxy can't bind to the address until duplicate address detection has finished.
-    accept_existing(proxy_loopback(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, IFA_F_NODAD))
+    accept_existing(proxy_loopback(socket, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, IFA_F_NODAD))
         .map_err(|e| failed_with_hint("can't add the address ::6 to lo", &e, IP6_HINT))
 }
 
 /// Removes the address [`PROXY_LOOPBACK`] from lo, if lo has it.
-pub(super) fn remove_proxy_loopback() -> Result<(), Error> {
+pub(super) fn remove_proxy_loopback(socket: &mut NetlinkSocket) -> Result<(), Error> {
     // If IPv6 is disabled, lo has no IPv6 addresses.
-    match proxy_loopback(RTM_DELADDR, 0, 0) {
+    match proxy_loopback(socket, RTM_DELADDR, 0, 0) {
         Err(Errno::ENXIO | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => Ok(()),
         other => accept_missing(other).map_err(|e| failed("can't remove the address ::6 from lo", &e)),
     }
 }
 
 /// Sends a request about [`PROXY_LOOPBACK`] on lo, with a `struct ifaddrmsg` as header.
-fn proxy_loopback(kind: u16, flags: u16, address_flags: u8) -> Result<(), Errno> {
+fn proxy_loopback(socket: &mut NetlinkSocket, kind: u16, flags: u16, address_flags: u8) -> Result<(), Errno> {
     let [a, b, c, d] = LO.to_ne_bytes();
     let header = [AF_INET6, 128, address_flags, 0, a, b, c, d];
     let octets = PROXY_LOOPBACK.octets();
     let attributes = Attributes::new().bytes(IFA_ADDRESS, &octets).bytes(IFA_LOCAL, &octets);
-    open()?.request(kind, flags, &header, attributes.as_bytes())
+    socket.request(kind, flags, &header, attributes.as_bytes())
 }

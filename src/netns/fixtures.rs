@@ -166,7 +166,7 @@ impl Fixture {
 
     fn add(self, socket: &mut NetlinkSocket) -> Result<(), Error> {
         let added = match self.0 {
-            Kind::ProxyLoopback => return add_proxy_loopback(),
+            Kind::ProxyLoopback => return add_proxy_loopback(socket),
             Kind::Route(route) => route.add(socket),
             Kind::Rule(rule) => rule.add(socket),
         };
@@ -182,7 +182,7 @@ impl Fixture {
 
     fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Error> {
         let removed = match self.0 {
-            Kind::ProxyLoopback => return remove_proxy_loopback(),
+            Kind::ProxyLoopback => return remove_proxy_loopback(socket),
             Kind::Route(route) => route.remove(socket),
             Kind::Rule(rule) => rule.remove(socket),
         };

@@ -6,7 +6,7 @@ use super::open_netns;
 use super::record::{ContainerRecords, attachment};
 use crate::cluster::agent::{ExemptContainer, excluded_containers};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, NetConf, Request};
-use crate::firewall::{ContainerElement, LiveRuleset, container_elements, foreign_rules, set_name};
+use crate::firewall::{ContainerElement, LiveRuleset, Ruleset, container_elements, foreign_rules, set_name};
 use crate::netns::{self, NetNs};
 use crate::policy::Policy;
 use crate::state::{ROOT, Store};
@@ -39,8 +39,9 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
         let live = LiveRuleset::now()
             .map_err(|error| Error { msg: format!("CHECK{}: {}", of_pod(request), error.msg), ..error })?;
         let policy = records.policy()?;
-        log_foreign(&records, &policy, &live);
-        Ok((differences(&records, &policy, &live)?, policy))
+        let desired = ruleset(&policy, records.ip6());
+        log_foreign(&records, &policy, &desired, &live);
+        Ok((differences(&records, &policy, &desired, &live)?, policy))
     })?;
     if !policy.containers.is_empty() {
         found.extend(element_drift(&policy, &netns, request, conf)?);
@@ -101,7 +102,7 @@ fn compare_elements(policy: &Policy, live: &[ContainerElement], expected: Option
 }
 
 /// Logs foreign redirections and rules, which are no drift.
-fn log_foreign(records: &ContainerRecords, policy: &Policy, live: &LiveRuleset) {
+fn log_foreign(records: &ContainerRecords, policy: &Policy, desired: &Ruleset, live: &LiveRuleset) {
     let foreign = ForeignRedirection::find(live, &records.known_rules(), policy.redirect().is_some());
     if foreign.is_none() && policy.redirect().is_some() {
         ForeignRedirection::log_legacy();
@@ -112,7 +113,7 @@ fn log_foreign(records: &ContainerRecords, policy: &Policy, live: &LiveRuleset) 
              tracked twice until the next ADD; add this attachment after the redirection"
         );
     }
-    let foreign = foreign_rules(live, &ruleset(policy, records.ip6()));
+    let foreign = foreign_rules(live, desired);
     for rule in foreign.iter().take(MAX_LOGGED) {
         tracing::info!("foreign rule: {rule}");
     }
@@ -121,19 +122,19 @@ fn log_foreign(records: &ContainerRecords, policy: &Policy, live: &LiveRuleset) 
     }
 }
 
-/// Returns the drift from the saved state, one line per difference. `policy` is that of `records`. Call it in the
-/// container's network namespace.
+/// Returns the drift from the saved state, one line per difference. `policy` is that of `records`, and `desired` its
+/// rules. Call it in the container's network namespace.
 ///
 /// # Errors
 /// The kernel's state can't be read.
 pub(super) fn differences(
     records: &ContainerRecords,
     policy: &Policy,
+    desired: &Ruleset,
     live: &LiveRuleset,
 ) -> Result<Vec<String>, Error> {
-    let desired = ruleset(policy, records.ip6());
     let dialect = records.dialect().unwrap_or_default();
-    let mut found: Vec<String> = dialect.drift(live, &desired).iter().map(ToString::to_string).collect();
+    let mut found: Vec<String> = dialect.drift(live, desired).iter().map(ToString::to_string).collect();
     found.extend(fixtures(policy, records.ip6()).drift()?);
     found.extend(uncaptured_ip6(records, policy)?);
     Ok(found)

@@ -3,6 +3,7 @@
 
 use super::check::differences;
 use super::del::remove;
+use super::desired_policy::ruleset;
 use super::netns_state::ForeignRedirection;
 use super::open_netns;
 use super::reconcile::{Operation, reconcile};
@@ -47,7 +48,11 @@ pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> 
         let policy = records.policy()?;
         let desired = policy.redirect().is_some();
         let foreign = ForeignRedirection::find(&live, &records.known_rules(), desired);
-        let drift = if records.0.is_empty() { Vec::new() } else { differences(&records, &policy, &live)? };
+        let drift = if records.0.is_empty() {
+            Vec::new()
+        } else {
+            differences(&records, &policy, &ruleset(&policy, records.ip6()), &live)?
+        };
         Ok(ContainerStatus {
             // Native tables with these names belong to detour, even without saved state.
             redirected: foreign.is_some()

@@ -216,8 +216,11 @@ impl ContainerRecords {
             return Ruleset::default();
         }
         let policies = self.0.iter().flat_map(|(_, record)| [Some(&record.policy), record.previous_policy.as_ref()]);
-        let mut known = ruleset(&self.policy().unwrap_or_default(), true);
-        policies.flatten().for_each(|policy| known.add_owned(&ruleset(policy, true)));
+        let union = self.policy().unwrap_or_default();
+        let mut known = ruleset(&union, true);
+        // Usually, a container has one attachment, whose policy is the union.
+        let others = policies.flatten().filter(|policy| **policy != union);
+        others.for_each(|policy| known.add_owned(&ruleset(policy, true)));
         if let Some(before) = self.previous_union() {
             known.add_owned(&ruleset(&before, true));
         }

@@ -6,12 +6,12 @@ use super::redirect::PortRange;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The destination and protocol of exempt traffic.
-type Traffic = (Option<IpNet>, Option<Protocol>);
+/// The destination, protocol and ports of exempt traffic.
+type Traffic<'a> = (Option<IpNet>, Option<Protocol>, &'a [PortRange]);
 
 /// Exclusions grouped by their traffic.
 #[derive(Default)]
-pub(super) struct ByTraffic<'a>(BTreeMap<Traffic, BTreeMap<&'a [PortRange], Owners>>);
+pub(super) struct ByTraffic<'a>(BTreeMap<Traffic<'a>, Owners>);
 
 /// The owners of one group. Ranges are sorted and do not overlap.
 #[derive(Default)]
@@ -26,14 +26,14 @@ impl<'a> ByTraffic<'a> {
     pub(super) fn group(exclusions: impl Iterator<Item = &'a Exclusion>) -> Self {
         let mut groups = Self::default();
         for Exclusion { owner, destination, protocol, ports } in exclusions {
-            let owners = groups.0.entry((*destination, *protocol)).or_default().entry(ports).or_default();
+            let owners = groups.0.entry((*destination, *protocol, ports)).or_default();
             match owner {
                 TrafficOwner::Any => owners.any = true,
                 TrafficOwner::Uid(range) => owners.uids.push(*range),
                 TrafficOwner::Gid(range) => owners.gids.push(*range),
             }
         }
-        for owners in groups.0.values_mut().flat_map(BTreeMap::values_mut) {
+        for owners in groups.0.values_mut() {
             merge(&mut owners.uids);
             merge(&mut owners.gids);
         }
@@ -47,13 +47,12 @@ impl<'a> ByTraffic<'a> {
 
     /// Returns the exclusions that no other one covers.
     pub(super) fn uncovered(&self) -> BTreeSet<Exclusion> {
-        let enclosing = enclosing(self.0.keys().filter_map(|(destination, _)| *destination));
+        let enclosing = enclosing(self.0.keys().filter_map(|(destination, ..)| *destination));
         self.iter().filter(|exclusion| !self.cover(exclusion, &enclosing)).collect()
     }
 
     fn iter(&self) -> impl Iterator<Item = Exclusion> {
-        let lists = self.0.iter().flat_map(|(to, lists)| lists.iter().map(move |(ports, owners)| (to, ports, owners)));
-        lists.flat_map(|((destination, protocol), ports, owners)| {
+        self.0.iter().flat_map(|((destination, protocol, ports), owners)| {
             let of = |owner| Exclusion { owner, destination: *destination, protocol: *protocol, ports: ports.to_vec() };
             owners.iter().map(of)
         })
@@ -67,7 +66,9 @@ impl<'a> ByTraffic<'a> {
         let protocols = [exclusion.protocol, None].into_iter().take(if own.1.is_some() { 2 } else { 1 });
         let mut groups = destinations.flat_map(|net| protocols.clone().map(move |protocol| (net, protocol)));
         groups.any(|to| {
-            self.0.get(&to).into_iter().flatten().any(|(ports, owners)| {
+            let group = self.0.range((to.0, to.1, &[][..])..);
+            let mut group = group.take_while(|((destination, protocol, _), _)| (*destination, *protocol) == to);
+            group.any(|((.., ports), owners)| {
                 if to == own && *ports == exclusion.ports {
                     owners.any && exclusion.owner != TrafficOwner::Any
                 } else {

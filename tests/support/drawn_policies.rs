@@ -49,8 +49,17 @@ fn ids() -> impl Strategy<Value = IdRange> {
 fn exclusion() -> impl Strategy<Value = Exclusion> {
     let owner = prop_oneof![1 => Just(TrafficOwner::Any), 3 => ids().prop_map(TrafficOwner::Uid), 1 => ids().prop_map(TrafficOwner::Gid)];
     let protocol = prop::option::of(prop::sample::select(vec![Protocol::Tcp, Protocol::Udp]));
-    (owner, prop::option::weighted(0.4, net()), protocol, port_list())
-        .prop_map(|(owner, destination, protocol, ports)| Exclusion { owner, destination, protocol, ports })
+    // Queries to given destinations have rules of their own.
+    let traffic = prop_oneof![
+        4 => (protocol, port_list()),
+        1 => Just((None, vec![PortRange { first: 53, last: 53 }])),
+    ];
+    (owner, prop::option::weighted(0.4, net()), traffic).prop_map(|(owner, destination, (protocol, ports))| Exclusion {
+        owner,
+        destination,
+        protocol,
+        ports,
+    })
 }
 
 fn names() -> impl Strategy<Value = Vec<String>> {

@@ -18,17 +18,19 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 const COMPAT_PROTOCOL: u16 = 1;
 const COMPAT_FLAGS: u16 = 2;
 
-/// Encodes a rule for `NFTA_RULE_EXPRESSIONS`.
+/// The number of expressions for which a list has room at once; a usual rule has fewer.
+const USUAL_EXPRESSIONS: usize = 16;
+
+/// Appends a rule's `NFTA_RULE_EXPRESSIONS`.
 #[must_use]
-pub(super) fn expressions(rule: &Rule, family: Family) -> Attributes {
-    encode(rule, family).iter().fold(Attributes::new(), |list, expression| expression.write(list))
+pub(super) fn expressions(list: Attributes, rule: &Rule, family: Family) -> Attributes {
+    encode(rule, family).iter().fold(list, |list, expression| expression.write(list))
 }
 
-/// Returns a rule's `NFTA_RULE_COMPAT`: extensions check that they support the protocol.
+/// Appends a rule's `NFTA_RULE_COMPAT`: extensions check that they support the protocol.
 #[must_use]
-pub(super) fn compat(rule: &Rule) -> Option<Attributes> {
-    let number = u32::from(protocol_number(rule.protocol?));
-    Some(Attributes::new().be32(COMPAT_PROTOCOL, number).be32(COMPAT_FLAGS, 0))
+pub(super) fn compat(list: Attributes, protocol: Protocol) -> Attributes {
+    list.be32(COMPAT_PROTOCOL, protocol_number(protocol).into()).be32(COMPAT_FLAGS, 0)
 }
 
 /// Decodes a rule as the kernel lists it.
@@ -36,19 +38,23 @@ pub(super) fn compat(rule: &Rule) -> Option<Attributes> {
 /// # Errors
 /// Detour would not write such a rule; the error is the chain that it jumps to, if any.
 pub(super) fn decode(list: &[u8], family: Family) -> Result<Rule, Option<String>> {
-    let read: Vec<Option<Expression>> = Expression::read_all(list).collect();
-    let jump_target = read.iter().find_map(|e| match e {
-        Some(Expression::Verdict(NftVerdict::Jump(chain) | NftVerdict::Goto(chain))) => Some(chain.clone()),
-        _ => None,
+    let (mut known, mut is_complete) = (Vec::with_capacity(USUAL_EXPRESSIONS), true);
+    Expression::read_all(list).for_each(|expression| match expression {
+        Some(expression) => known.push(expression),
+        None => is_complete = false,
     });
-    let expressions: Option<Vec<Expression>> = read.into_iter().collect();
-    let rule = expressions.as_ref().and_then(|all| Some((all, Decoder { family, left: all }.rule()?)));
+    let rule = Decoder { family, left: &known }.rule().filter(|_| is_complete);
     // Rules that are equal as values must be equal in the kernel.
-    rule.filter(|(all, rule)| encode(rule, family) == **all).map(|(_, rule)| rule).ok_or(jump_target)
+    rule.filter(|rule| encode(rule, family) == known).ok_or_else(|| {
+        known.into_iter().find_map(|expression| match expression {
+            Expression::Verdict(NftVerdict::Jump(chain) | NftVerdict::Goto(chain)) => Some(chain),
+            _ => None,
+        })
+    })
 }
 
 fn encode(rule: &Rule, family: Family) -> Vec<Expression> {
-    let mut out = Vec::new();
+    let mut out = Vec::with_capacity(USUAL_EXPRESSIONS);
     interface(&mut out, Meta::InInterface, rule.in_interface.as_ref());
     interface(&mut out, Meta::OutInterface, rule.out_interface.as_ref());
     if let Some(protocol) = rule.protocol {

@@ -6,7 +6,7 @@ use super::rule::{BaseHook, NativeChain, NativeRule, NativeTable, NativeTables, 
 use super::wire::{decode, encode};
 use crate::firewall::containers::{self, ContainerElement, is_container_set, scope_of_set, set_name};
 use crate::firewall::expression::Counter;
-use crate::firewall::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
+use crate::firewall::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, USUAL_LENGTH, Verb, nfta};
 use crate::firewall::rule::{Hook, NF_ACCEPT, NFPROTO_INET, Table};
 use crate::netlink::attributes::{Attributes, find, find_be32, find_text};
 use crate::netlink::{DumpLimit, NLM_F_CREATE};
@@ -182,7 +182,8 @@ pub fn changes(
     changes
 }
 
-fn are_equal(live: &BTreeMap<String, NativeLiveChain>, desired: &BTreeMap<String, NativeChain>) -> bool {
+/// Reports whether a live table is as desired.
+pub(crate) fn are_equal(live: &BTreeMap<String, NativeLiveChain>, desired: &BTreeMap<String, NativeChain>) -> bool {
     let same_rules = |live: &NativeLiveChain, desired: &NativeChain| {
         live.rules.iter().map(Option::as_ref).eq(desired.rules.iter().map(Some))
     };
@@ -215,11 +216,10 @@ fn creation(
 }
 
 /// Returns the messages of all changes, each with the index of its change.
-#[must_use]
-pub fn messages(changes: &[NativeChange]) -> Vec<(usize, Message)> {
+pub fn messages(changes: &[NativeChange]) -> impl Iterator<Item = (usize, Message)> {
     let mut next_set = 1;
     let each = changes.iter().enumerate();
-    each.flat_map(|(at, change)| change.messages(&mut next_set).into_iter().map(move |message| (at, message))).collect()
+    each.flat_map(move |(at, change)| change.messages(&mut next_set).into_iter().map(move |message| (at, message)))
 }
 
 impl NativeChange {
@@ -237,7 +237,7 @@ impl NativeChange {
     /// Returns the messages of the change; numbers its sets from `next_set` and advances it.
     fn messages(&self, next_set: &mut u32) -> Vec<Message> {
         let table = self.table().name();
-        let named = || Attributes::new().text(nfta::TABLE, table);
+        let named = || Attributes::with_capacity(USUAL_LENGTH).text(nfta::TABLE, table);
         let message = |verb, flags, attributes| Message { verb, flags, family: NFPROTO_INET, attributes };
         match self {
             Self::DeleteTable(_) => vec![message(Verb::DelTable, 0, named())],
@@ -263,8 +263,8 @@ impl NativeChange {
                     all.extend(elements.map(|list| message(Verb::NewSetElements, NLM_F_CREATE, list)));
                     *next_set += 1;
                 }
-                let list = encoded.expressions.iter().fold(Attributes::new(), |list, e| e.write(list));
-                let rule = named().text(nfta::RULE_CHAIN, chain).nested(nfta::RULE_EXPRESSIONS, &list);
+                let expressions = |list| encoded.expressions.iter().fold(list, |list, e| e.write(list));
+                let rule = named().text(nfta::RULE_CHAIN, chain).nested(nfta::RULE_EXPRESSIONS, expressions);
                 all.push(message(Verb::NewRule, NLM_F_CREATE | NLM_F_APPEND, rule));
                 all
             }
@@ -274,9 +274,10 @@ impl NativeChange {
 
 /// Adds hook, priority, policy and type of a base chain to its attributes.
 pub(crate) fn attached_to_hook(chain: Attributes, table: Table, hook: Hook, priority: i32) -> Attributes {
-    let attached = Attributes::new().be32(nfta::HOOK_NUMBER, hook.number());
-    let attached = attached.bytes(nfta::HOOK_PRIORITY, &priority.to_be_bytes());
-    let chain = chain.nested(nfta::CHAIN_HOOK, &attached).be32(nfta::CHAIN_POLICY, NF_ACCEPT);
+    let attached = |list: Attributes| {
+        list.be32(nfta::HOOK_NUMBER, hook.number()).bytes(nfta::HOOK_PRIORITY, &priority.to_be_bytes())
+    };
+    let chain = chain.nested(nfta::CHAIN_HOOK, attached).be32(nfta::CHAIN_POLICY, NF_ACCEPT);
     chain.text(nfta::CHAIN_TYPE, chain_type(table, hook))
 }
 

@@ -3,7 +3,7 @@
 
 use super::rule::Key;
 use super::set::{Span, Spans};
-use crate::firewall::nfnetlink::nfta;
+use crate::firewall::nfnetlink::{USUAL_LENGTH, nfta};
 use crate::firewall::rule::Family;
 use crate::netlink::attributes::{self, Attributes, find, find_be32};
 
@@ -16,7 +16,9 @@ const CONSTANT: u32 = 2;
 const INTERVAL: u32 = 4;
 /// `NFT_SET_ELEM_INTERVAL_END`.
 const INTERVAL_END: u32 = 1;
-/// How many elements a message contains: an attribute has at most 64 KiB, an element at most 36 bytes.
+/// The maximum length of an element: its key, and the flag of an end.
+const MAX_ELEMENT: usize = 36;
+/// How many elements a message contains: an attribute has at most 64 KiB.
 const MAX_ELEMENTS_PER_MESSAGE: usize = 1000;
 
 /// An anonymous set of constants to be created.
@@ -59,46 +61,45 @@ impl Set {
     /// Returns the attributes that create the set (`NFTA_SET_…`).
     pub(super) fn write(&self, table: &str) -> Attributes {
         let flags = ANONYMOUS | CONSTANT | if self.interval { INTERVAL } else { 0 };
-        let count = u32::try_from(self.elements().len()).unwrap_or(u32::MAX);
+        let count = u32::try_from(self.elements().count()).unwrap_or(u32::MAX);
         let width = u32::try_from(self.key.width()).unwrap_or_default();
-        let all = Attributes::new().text(nfta::TABLE, table).text(nfta::SET_NAME, NEW_SET).be32(nfta::SET_FLAGS, flags);
+        let all = Attributes::with_capacity(USUAL_LENGTH).text(nfta::TABLE, table).text(nfta::SET_NAME, NEW_SET);
+        let all = all.be32(nfta::SET_FLAGS, flags);
         let all = all.be32(nfta::SET_KEY_TYPE, self.key.data_type()).be32(nfta::SET_KEY_LENGTH, width);
         let order = [&nfta::KEY_BYTE_ORDER[..], &self.key.byte_order().to_ne_bytes()].concat();
-        let size = Attributes::new().be32(nfta::SET_SIZE, count);
-        all.nested(nfta::SET_DESCRIPTION, &size).be32(nfta::SET_ID, self.id).bytes(nfta::SET_USER_DATA, &order)
+        let all = all.nested(nfta::SET_DESCRIPTION, |size| size.be32(nfta::SET_SIZE, count));
+        all.be32(nfta::SET_ID, self.id).bytes(nfta::SET_USER_DATA, &order)
     }
 
     /// Returns the attributes that fill the set, one list for each message (`NFTA_SET_ELEM_LIST_…`).
     pub(super) fn write_elements(&self, table: &str) -> Vec<Attributes> {
-        let elements = self.elements();
-        let message = |elements: &[Attributes]| {
-            let list =
-                elements.iter().fold(Attributes::new(), |list, element| list.nested(nfta::LIST_ELEMENT, element));
-            let set = Attributes::new().text(nfta::TABLE, table).text(nfta::ELEMENTS_SET, NEW_SET);
-            set.be32(nfta::ELEMENTS_SET_ID, self.id).nested(nfta::ELEMENTS, &list)
+        let elements: Vec<(u128, bool)> = self.elements().collect();
+        let message = |elements: &[(u128, bool)]| {
+            let set = Attributes::with_capacity(USUAL_LENGTH + MAX_ELEMENT * elements.len());
+            let set =
+                set.text(nfta::TABLE, table).text(nfta::ELEMENTS_SET, NEW_SET).be32(nfta::ELEMENTS_SET_ID, self.id);
+            set.nested(nfta::ELEMENTS, |list| {
+                elements.iter().fold(list, |list, element| self.write_element(list, *element))
+            })
         };
         elements.chunks(MAX_ELEMENTS_PER_MESSAGE).map(message).collect()
     }
 
-    /// Encodes each span as its first number and the number after its end; the latter is absent if the span ends with
-    /// the greatest number.
-    fn elements(&self) -> Vec<Attributes> {
-        let value = |bytes: &[u8]| {
-            Attributes::new().nested(nfta::ELEMENT_KEY, &Attributes::new().bytes(nfta::ELEMENT_VALUE, bytes))
-        };
-        let mut all = Vec::new();
-        for span in &self.spans {
-            if !self.interval {
-                all.push(value(&register(self.key, span.first)));
-                continue;
-            }
-            all.push(value(&network_order(span.first, self.key.width())));
-            if span.last < self.key.greatest() {
-                let end = value(&network_order(span.last + 1, self.key.width()));
-                all.push(end.be32(nfta::ELEMENT_FLAGS, INTERVAL_END));
-            }
-        }
-        all
+    fn write_element(&self, list: Attributes, (number, ends): (u128, bool)) -> Attributes {
+        let bytes = if self.interval { network_order(number, self.key.width()) } else { register(self.key, number) };
+        list.nested(nfta::LIST_ELEMENT, |element| {
+            let element = element.nested(nfta::ELEMENT_KEY, |key| key.bytes(nfta::ELEMENT_VALUE, &bytes));
+            if ends { element.be32(nfta::ELEMENT_FLAGS, INTERVAL_END) } else { element }
+        })
+    }
+
+    /// Returns each span as its first number and the number after its end, with a flag for the latter; it is absent if
+    /// the span ends with the greatest number. Without spans, returns single numbers.
+    fn elements(&self) -> impl Iterator<Item = (u128, bool)> {
+        self.spans.iter().flat_map(|span| {
+            let has_end = self.interval && span.last < self.key.greatest();
+            [Some((span.first, false)), has_end.then(|| (span.last + 1, true))].into_iter().flatten()
+        })
     }
 }
 

@@ -16,7 +16,7 @@
 use super::containers::{self, DIRECT, NO_ZONE, interface};
 use super::rule::{BaseHook, Condition, Key, NativeAction, NativeChain, NativeRule, NativeTable, NativeTables};
 use super::set::{Span, Spans};
-use crate::firewall::exclusions::OUTPUT as EXCLUSIONS;
+use crate::firewall::exclusions::{self, OUTPUT as EXCLUSIONS};
 use crate::firewall::rule;
 use crate::firewall::rule::{CtState, Family, Hook, Is, Match, Ruleset, Table, TableRules, Target, protocol_number};
 use crate::policy::{IdRange, PortRange};
@@ -48,11 +48,11 @@ pub fn translate(ruleset: &Ruleset) -> NativeTables {
     tables
 }
 
-fn chains(table: Table, families: &[(Family, &TableRules)], both: bool) -> Vec<(String, NativeChain)> {
+fn chains<'a>(table: Table, families: &[(Family, &'a TableRules)], both: bool) -> Vec<(String, NativeChain)> {
     let mut chains: Vec<(String, NativeChain)> = Vec::new();
     for hook in Hook::ALL {
         let name = hook.chain();
-        let rules = |rules: &TableRules| rules.hooks.get(&hook).cloned();
+        let rules = |rules: &'a TableRules| rules.hooks.get(&hook).map(Vec::as_slice);
         if let Some(rules) = merged(table, name, families, rules, true) {
             chains.push((name.to_owned(), NativeChain { hook: Some(BaseHook { like: table, hook }), rules }));
         }
@@ -60,7 +60,9 @@ fn chains(table: Table, families: &[(Family, &TableRules)], both: bool) -> Vec<(
     for (_, rules) in families {
         for (name, _) in &rules.chains {
             if !chains.iter().any(|(other, _)| other == name) {
-                let rules = |rules: &TableRules| rules.chains.iter().find(|(n, _)| n == name).map(|(_, r)| r.clone());
+                let rules = |rules: &'a TableRules| {
+                    rules.chains.iter().find(|(n, _)| n == name).map(|(_, rules)| rules.as_slice())
+                };
                 // If the ruleset has one family only, its base chains admit no packet of the other one.
                 let rules = merged(table, name, families, rules, both).unwrap_or_default();
                 chains.push((name.clone(), NativeChain { hook: None, rules }));
@@ -75,17 +77,17 @@ fn chains(table: Table, families: &[(Family, &TableRules)], both: bool) -> Vec<(
 
 /// Merges the rules of a chain of all families; `None` if no family has the chain. With `named`, the rules of a chain
 /// that only one family has are restricted to it.
-fn merged(
+fn merged<'a>(
     table: Table,
     chain: &str,
-    families: &[(Family, &TableRules)],
-    rules: impl Fn(&TableRules) -> Option<Vec<rule::Rule>>,
+    families: &[(Family, &'a TableRules)],
+    rules: impl Fn(&'a TableRules) -> Option<&'a [rule::Rule]>,
     named: bool,
 ) -> Option<Vec<NativeRule>> {
-    let native = |family: Family, rules: Vec<rule::Rule>| {
+    let native = |family: Family, rules: &[rule::Rule]| {
         condense(rules.iter().flat_map(|rule| native(rule, family, table, chain)).collect())
     };
-    let mut lists = families.iter().filter_map(|(f, table_rules)| Some((*f, native(*f, rules(table_rules)?))));
+    let mut lists = families.iter().filter_map(|&(family, of)| Some((family, native(family, rules(of)?))));
     match (lists.next()?, lists.next()) {
         ((a, rules_of_a), Some((b, rules_of_b))) => Some(zip(&rules_of_a, a, &rules_of_b, b)),
         ((_, rules), None) if !named => Some(rules),
@@ -142,16 +144,15 @@ fn zip_each(a: &[NativeRule], family_of_a: Family, b: &[NativeRule], family_of_b
 
 /// Translates a rule; TPROXY becomes two.
 fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> Vec<NativeRule> {
-    let conditions = conditions(rule, family);
     let has_address = rule.source.is_some() || rule.destination.is_some();
     let of = |action| NativeRule {
         family: has_address.then_some(family),
-        conditions: conditions.clone(),
+        conditions: conditions(rule, family),
         ..NativeRule::new(action)
     };
     let action = match &rule.target {
-        Target::Accept if chain == EXCLUSIONS && table == Table::Nat => NativeAction::Jump(DIRECT.to_owned()),
-        Target::Accept if chain == EXCLUSIONS && table == Table::Raw => NativeAction::Zone(NO_ZONE),
+        Target::Accept if exclusions::has_chain(chain) && table == Table::Nat => NativeAction::Jump(DIRECT.to_owned()),
+        Target::Accept if exclusions::has_chain(chain) && table == Table::Raw => NativeAction::Zone(NO_ZONE),
         Target::Tproxy { .. } => return vec![of(NativeAction::from(&rule.target)), of(NativeAction::Drop)],
         other => NativeAction::from(other),
     };

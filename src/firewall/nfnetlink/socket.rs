@@ -147,23 +147,28 @@ impl NfSocket {
         Ok(self.0.request(kind, 0, &header(family, 0), attributes.as_bytes())?)
     }
 
-    /// Commits all messages as one atomic transaction, provided that the rules are still of `generation`.
+    /// Commits all messages as one atomic transaction, provided that the rules are still of `generation`. Each message
+    /// is made when it is written, because a transaction can have thousands of them.
     ///
     /// # Errors
     /// The kernel refuses it, or the rules have changed since `generation`: nothing took effect. After
     /// [`NfError::Socket`], read the rules again to learn whether it took effect.
-    pub fn transact(&mut self, messages: &[Message], generation: u32) -> Result<(), NfError> {
-        let Some(last) = messages.len().checked_sub(1) else { return Ok(()) };
+    pub fn transact(&mut self, messages: impl IntoIterator<Item = Message>, generation: u32) -> Result<(), NfError> {
+        let mut messages = messages.into_iter().peekable();
+        if messages.peek().is_none() {
+            return Ok(());
+        }
         let begin = self.0.next_sequence();
         let mut batch = Vec::new();
         let genid = Attributes::new().be32(NFNL_BATCH_GENID, generation);
         put_batch_mark(&mut batch, NFNL_MSG_BATCH_BEGIN, begin, &genid);
         let first = begin + 1;
-        let mut acknowledged = begin;
-        for (index, message) in messages.iter().enumerate() {
-            acknowledged = self.0.next_sequence();
+        let (mut acknowledged, mut count) = (begin, 0);
+        while let Some(message) = messages.next() {
+            (acknowledged, count) = (self.0.next_sequence(), count + 1);
             // The acknowledgement of the last message ends the replies.
-            message.write(if index == last { NLM_F_ACK } else { 0 }, acknowledged, &mut batch);
+            let flags = if messages.peek().is_none() { NLM_F_ACK } else { 0 };
+            message.write(flags, acknowledged, &mut batch);
         }
         put_batch_mark(&mut batch, NFNL_MSG_BATCH_END, self.0.next_sequence(), &Attributes::new());
         self.0.send(&batch)?;
@@ -174,7 +179,7 @@ impl NfSocket {
                 if errno == ERESTART {
                     return Err(NfError::Changed);
                 }
-                let index = message_index(&message, first, messages.len());
+                let index = message_index(&message, first, count);
                 if errno != 0 && refused.is_none() {
                     refused = Some(NfError::Refused { index, errno: Errno::from_raw(errno) });
                 }
@@ -196,6 +201,9 @@ const HEADER: usize = 4;
 
 /// On a request that adds an object: append it to the others.
 pub const NLM_F_APPEND: u16 = 0x800;
+
+/// The number of bytes that the attributes of a usual message need; a longer message grows.
+pub const USUAL_LENGTH: usize = 512;
 
 /// The type of a message (`enum nf_tables_msg_types`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,11 +7,11 @@
 use super::report::CountedUnit;
 use super::traffic::{Direction, traffic};
 use super::view::{INBOUND, OUTPUT, RuleView, TableView};
-use crate::firewall::Counter;
 use crate::firewall::native::rule::{Condition, Key, NativeAction};
 use crate::firewall::native::set::{Span, Spans};
-use crate::firewall::rule::{Family, Hook, Table};
-use crate::policy::Redirect;
+use crate::firewall::rule::{Family, Hook, Table, protocol_number};
+use crate::firewall::{Counter, QUERIES};
+use crate::policy::{Protocol, Redirect};
 use std::collections::BTreeMap;
 
 /// The chain of detour's exclusions.
@@ -213,11 +213,18 @@ impl Scan {
         }
     }
 
-    /// Scans the chain of detour's exclusions.
+    /// Scans the chains of detour's exclusions.
     fn exclusions(&mut self, table: &TableView, proxy: &ProxyIds) {
-        for rule in table.chain(EXCLUSIONS) {
-            let exempts = matches!(&rule.action, Some(NativeAction::Accept | NativeAction::Jump(_)));
-            let others = proxy.without(&rule.conditions);
+        let all = table.chain(EXCLUSIONS).iter().map(|rule| (rule, rule.conditions.clone()));
+        // The jump to the chain of queries has these conditions.
+        let queries = table.chain(QUERIES).iter().map(|rule| (rule, [queries(), rule.conditions.clone()].concat()));
+        for (rule, conditions) in all.chain(queries) {
+            let exempts = match &rule.action {
+                Some(NativeAction::Accept) => true,
+                Some(NativeAction::Jump(chain)) => chain != QUERIES,
+                _ => false,
+            };
+            let others = proxy.without(&conditions);
             if let Some((conditions, is_shared)) = others.filter(|_| exempts) {
                 let note = is_shared.then_some(WITH_PROXY);
                 self.add(table, Cause::Exclusion, Direction::Outbound, rule, conditions, note);
@@ -342,6 +349,13 @@ impl Scan {
 
 fn rule_in(chain: &str, rule: &RuleView) -> String {
     format!("{chain} {}", rule.text)
+}
+
+/// Returns the conditions of queries over UDP and TCP.
+fn queries() -> Vec<Condition> {
+    let protocols = [Protocol::Udp, Protocol::Tcp].map(|protocol| Span::one(protocol_number(protocol).into()));
+    let of = |key, values| Condition { key, not: false, values };
+    vec![of(Key::Protocol, protocols.into_iter().collect()), of(Key::DestinationPort, Spans::one(53_u8))]
 }
 
 /// Returns the conditions without the values that do not bypass the sidecar, and whether any were removed. Returns
