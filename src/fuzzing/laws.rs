@@ -167,23 +167,21 @@ fn add_foreign(kernel: &mut Rules, from: &mut Choices<'_>) {
     let to = from.one(&FOREIGN_CHAINS);
     let chain = from.one(&["OUTPUT", "PREROUTING", "POSTROUTING", to]);
     let number = from.number();
-    // A comparison with a number makes each rule unique; then a jump or a verdict.
-    let expression =
-        |name: &str, data: Attributes| Attributes::new().nested(1, &Attributes::new().text(1, name).nested(2, &data));
-    let value = Attributes::new().bytes(1, &number.to_be_bytes());
-    let compare = expression("cmp", Attributes::new().be32(1, 9).be32(2, 0).nested(3, &value));
-    let verdict = match from.flag() && chain != to {
-        true => Attributes::new().be32(1, -3_i32 as u32).text(2, to),
-        false => Attributes::new().be32(1, 1),
+    let with_verdict = |data: Attributes| match from.flag() && chain != to {
+        true => data.be32(1, -3_i32 as u32).text(2, to),
+        false => data.be32(1, 1),
     };
-    let data = Attributes::new().be32(1, 0).nested(2, &Attributes::new().nested(2, &verdict));
-    let immediate = expression("immediate", data);
-    let mut all = Attributes::new();
-    for list in [&compare, &immediate] {
-        for (kind, value) in crate::netlink::attributes::parse(list.as_bytes()) {
-            all = all.bytes(kind, value);
-        }
-    }
+    // A comparison with a number makes each rule unique; then a jump or a verdict.
+    let all = Attributes::new()
+        .nested(1, |compare| {
+            let compare = compare.text(1, "cmp");
+            compare
+                .nested(2, |data| data.be32(1, 9).be32(2, 0).nested(3, |value| value.bytes(1, &number.to_be_bytes())))
+        })
+        .nested(1, |immediate| {
+            let immediate = immediate.text(1, "immediate");
+            immediate.nested(2, |data| data.be32(1, 0).nested(2, |data| data.nested(2, with_verdict)))
+        });
     if chain != to {
         kernel.add_chain((family, table), to);
     }

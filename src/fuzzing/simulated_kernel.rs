@@ -321,9 +321,11 @@ fn listed(expressions: &[u8], sets: &BTreeMap<u32, String>) -> Vec<u8> {
         all = match set.filter(|_| find_text(element, NAME) == Some("lookup")) {
             Some(set) => {
                 let others = parse(data).filter(|(kind, _)| ![LOOKUP_SET, LOOKUP_SET_ID].contains(kind));
-                let start = Attributes::new().text(LOOKUP_SET, set);
-                let data = others.fold(start, |data, (kind, value)| data.bytes(kind, value));
-                all.nested(kind, &Attributes::new().text(NAME, "lookup").nested(DATA, &data))
+                all.nested(kind, |lookup| {
+                    lookup.text(NAME, "lookup").nested(DATA, |data| {
+                        others.fold(data.text(LOOKUP_SET, set), |data, (kind, value)| data.bytes(kind, value))
+                    })
+                })
             }
             None => all.bytes(kind, element),
         };

@@ -177,7 +177,7 @@ pub(super) fn stdin(input: &[u8]) {
         lines.filter(|(key, _)| *key == name).map(|(_, value)| value.to_owned()).next_back()
     };
     match Request::parse(read) {
-        Ok(request) => check_printed(&request.about()),
+        Ok(request) => check_printed(&request.about),
         Err(error) => check_error(&error),
     }
     conf(stdin);

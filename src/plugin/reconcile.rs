@@ -233,7 +233,7 @@ impl Reconciler<'_> {
         if changes.kind == Kind::Add {
             // Concurrent ADDs see each other's records only under the lock.
             let count = attachments.len() + usize::from(!attachments.contains(self.attachment));
-            at_most(MAX_ATTACHMENTS, "attachments", &self.attachment.to_string(), count)?;
+            at_most(MAX_ATTACHMENTS, "attachments", self.attachment, count)?;
         }
         let mut records = saved.clone();
         let own = saved.get(self.attachment);
