@@ -13,6 +13,7 @@ fn policy_lines(report: &Value) -> Vec<&Value> {
 fn pod(name: &str, state: &str, applied: &str, reason: &str) -> Value {
     json!({
         "pod": {"namespace": "shop", "name": name}, "state": state, "applied": applied, "desired": "", "reason": reason,
+        "needs_new_pod": state == "older",
     })
 }
 
