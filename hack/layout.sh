@@ -78,8 +78,8 @@ ip netns add "$netns"
 call ADD auto shop
 
 # functions CALLS…: prints patterns for the sections of all functions that these calls executed. A function's section is
-# .text.NAME, or .text.unlikely.NAME of a cold one. musl has such sections too. Hashes in names differ from build to build. A function of which the
-# linker has merged several copies has all their names.
+# .text.NAME, or .text.unlikely.NAME of a cold one; musl has such sections too. Hashes in names differ from build to
+# build. A function of which the linker has merged several copies has all their names.
 functions() {
     sed -n "s/^c\\?fn=([0-9]*) \\([A-Za-z_][^ ']*\\).*$/\\1/p" "$@" >"$work/executed"
     awk 'NR == FNR { executed[$1]; next }
