@@ -19,17 +19,18 @@ record() {
 }
 
 # functions CALLS…: prints patterns for the sections of all functions that these calls executed. A function's section is
-# .text.NAME, or .text.unlikely.NAME of a cold one. Hashes in names differ from build to build. A function of which the
-# linker has merged several copies has all their names.
+# .text.NAME, or .text.unlikely.NAME of a cold one; musl has such sections too. Hashes in names differ from build to
+# build. A function of which the linker has merged several copies has all their names.
 functions() {
-    sed -n "s/^c\\?fn=([0-9]*) \\(_[ZR][^ ']*\\).*$/\\1/p" "$@" >"$work/executed"
+    sed -n "s/^c\\?fn=([0-9]*) \\([A-Za-z_][^ ']*\\).*$/\\1/p" "$@" >"$work/executed"
     awk 'NR == FNR { executed[$1]; next }
         { names[$1] = names[$1] " " $3 }
         $3 in executed { addresses[$1] }
         END { for (address in addresses) print names[address] }' "$work/executed" "$work/symbols" |
         tr ' ' '\n' | sed -n -E '/^_[ZR]/ {
             s/17h[0-9a-f]{16}E.*$/17h/; s/Cs[0-9A-Za-z]+_/Cs*_/g; s/^(.{100}).*/\1/; s/.*/*(.text*.&*)/p
-        }' | LC_ALL=C sort -u
+        }
+        /^_[ZR]/! s/^[A-Za-z_][0-9A-Za-z_]*$/*(.text.&)/p' | LC_ALL=C sort -u
 }
 need_root
 need_commands gcc=build-essential jq=jq ip=iproute2 openssl=openssl unshare=util-linux valgrind=valgrind

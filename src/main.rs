@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         return hook();
     }
     if called_by_runtime {
-        answer(plugin::call(env::vars_os(), Stdin::default(), &name))
+        answer(plugin::call(|name| env::var_os(name), Stdin::default(), &name))
     } else if let Some(code) = cli::run_as_plugin_of_kubectl(&name) {
         code
     } else if arguments.len() == 0 {

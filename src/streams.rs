@@ -10,10 +10,11 @@ use nix::sys::socket::{MsgFlags, send};
 use nix::sys::stat::{SFlag, fstat};
 use nix::unistd;
 use nix::unistd::write;
+use rustix::stdio;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -34,13 +35,13 @@ pub struct Stdin {
 impl Read for Stdin {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + STDIN_TIMEOUT);
-        let stdin = io::stdin();
+        let stdin = stdio::stdin();
         loop {
-            if !ready(stdin.as_fd(), PollFlags::POLLIN, deadline)? {
+            if !ready(stdin, PollFlags::POLLIN, deadline)? {
                 let text = format!("expected the end of file within {} s", STDIN_TIMEOUT.as_secs());
                 return Err(io::Error::new(ErrorKind::TimedOut, text));
             }
-            match unistd::read(stdin.as_fd(), buffer) {
+            match unistd::read(stdin, buffer) {
                 // Another process that shares stdin has read the data.
                 Err(Errno::EAGAIN | Errno::EINTR) => {}
                 read => return Ok(read?),
@@ -59,7 +60,7 @@ static STDERR: Mutex<TimedOutput> = Mutex::new(TimedOutput::new(STDERR_TIMEOUT))
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut output = STDERR.lock().unwrap_or_else(PoisonError::into_inner);
-        output.line(io::stderr().as_fd(), line)?;
+        output.line(stdio::stderr(), line)?;
         Ok(line.len())
     }
 
@@ -74,7 +75,7 @@ pub struct Stdout;
 
 impl Write for Stdout {
     fn write(&mut self, answer: &[u8]) -> io::Result<usize> {
-        TimedOutput::new(STDOUT_TIMEOUT).write_all(io::stdout().as_fd(), answer)?;
+        TimedOutput::new(STDOUT_TIMEOUT).write_all(stdio::stdout(), answer)?;
         Ok(answer.len())
     }
 

@@ -78,18 +78,20 @@ pub struct Request {
     pub netns_override: bool,
 }
 
-/// Returns the variables of an environment whose names start with `CNI_`.
+/// The variables of the specification.
+const VARIABLES: [&str; 7] =
+    ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH", "CNI_NETNS_OVERRIDE"];
+
+/// Returns the variables of the specification that an environment has.
 ///
 /// # Errors
 /// [`Code::Environment`]: the value of one is not UTF-8.
-pub fn variables(
-    environment: impl IntoIterator<Item = (OsString, OsString)>,
-) -> Result<HashMap<String, String>, Error> {
+pub fn variables(environment: impl Fn(&str) -> Option<OsString>) -> Result<HashMap<&'static str, String>, Error> {
     let mut variables = HashMap::new();
-    for (name, value) in environment {
-        let Some(name) = name.to_str().filter(|name| name.starts_with("CNI_")) else { continue };
+    for name in VARIABLES {
+        let Some(value) = environment(name) else { continue };
         let Ok(value) = value.into_string() else { return Err(refuse(format!("{name}: expected UTF-8"))) };
-        variables.insert(name.to_owned(), value);
+        variables.insert(name, value);
     }
     Ok(variables)
 }
@@ -306,10 +308,10 @@ mod tests {
     #[test]
     fn the_error_for_a_variable_that_is_not_utf_8_has_its_name() {
         let bad = || OsString::from_vec(vec![0xff]);
-        let error = variables([("CNI_ARGS".into(), bad())]).expect_err("refused");
+        let error = variables(|name| (name == "CNI_ARGS").then(bad)).expect_err("refused");
         assert_eq!(error, refuse("CNI_ARGS: expected UTF-8"));
-        let accepted = variables([("OTHER".into(), bad()), (bad(), bad()), ("CNI_PATH".into(), "/".into())]);
-        assert_eq!(accepted, Ok([("CNI_PATH".to_owned(), "/".to_owned())].into()));
+        let accepted = variables(|name| (name == "CNI_PATH").then(|| "/".into()));
+        assert_eq!(accepted, Ok([("CNI_PATH", "/".to_owned())].into()));
     }
 
     fn pod(text: &str) -> Option<PodRef> {

@@ -58,21 +58,21 @@ mod status;
 mod validate;
 mod without_facts;
 
-/// Serves a call. `program` is the name under which the binary was started.
+/// Serves a call. `environment` reads a variable; `program` is the name under which the binary was started.
 ///
 /// # Errors
 /// The error object for stdout (SPEC.md, "Error"), in the version of the configuration if that is known. From here on,
 /// a panic of any thread prints such an object and exits with code 1.
 pub fn call(
-    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    environment: impl Fn(&str) -> Option<OsString>,
     stdin: impl Read,
     program: &str,
 ) -> Result<Option<Value>, Value> {
     let in_newest = |error: Error| error.to_json(NEWEST);
-    let variables = variables(environment).map_err(in_newest)?;
-    if variables.get("CNI_COMMAND").is_some_and(|command| command == "VERSION") {
+    if environment("CNI_COMMAND").is_some_and(|command| command == "VERSION") {
         return Ok(Some(supported_versions()));
     }
+    let variables = variables(environment).map_err(in_newest)?;
     print_panics(NEWEST);
     let request = Request::parse(|name| variables.get(name).cloned()).map_err(in_newest)?;
     let mut document = read(stdin).and_then(|text| Document::parse(&text)).map_err(in_newest)?;
