@@ -78,7 +78,7 @@ impl ItemList {
         expected: &str,
         parse: impl Fn(&str) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
-        let (mut seen, mut values) = (HashSet::new(), Vec::new());
+        let (mut seen, mut values) = (HashSet::with_capacity(self.items.len()), Vec::with_capacity(self.items.len()));
         for item in &self.items {
             let value = parse(item).ok_or_else(|| self.reject(item, expected))?;
             if seen.insert(value.clone()) {

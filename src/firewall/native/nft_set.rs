@@ -86,9 +86,10 @@ impl Set {
     }
 
     fn write_element(&self, list: Attributes, (number, ends): (u128, bool)) -> Attributes {
-        let bytes = if self.interval { network_order(number, self.key.width()) } else { register(self.key, number) };
+        let mut bytes = number.to_be_bytes();
+        let value = lowest(&mut bytes, self.key.width(), !self.interval && self.key.in_host_order());
         list.nested(nfta::LIST_ELEMENT, |element| {
-            let element = element.nested(nfta::ELEMENT_KEY, |key| key.bytes(nfta::ELEMENT_VALUE, &bytes));
+            let element = element.nested(nfta::ELEMENT_KEY, |key| key.bytes(nfta::ELEMENT_VALUE, value));
             if ends { element.be32(nfta::ELEMENT_FLAGS, INTERVAL_END) } else { element }
         })
     }
@@ -186,27 +187,32 @@ impl Key {
     }
 }
 
-/// Returns the lowest `width` bytes of `number` in network order.
-pub(super) fn network_order(number: u128, width: usize) -> Vec<u8> {
-    number.to_be_bytes()[16 - width..].to_vec()
-}
-
-/// Returns the bytes of `number` as they are in a register.
-pub(super) fn register(key: Key, number: u128) -> Vec<u8> {
-    let mut bytes = network_order(number, key.width());
-    if key.in_host_order() && cfg!(target_endian = "little") {
+/// Returns the lowest `width` bytes of a number in network order; changes them to host order if required.
+fn lowest(number: &mut [u8; 16], width: usize, in_host_order: bool) -> &[u8] {
+    let bytes = &mut number[16 - width..];
+    if in_host_order && cfg!(target_endian = "little") {
         bytes.reverse();
     }
     bytes
 }
 
+/// Returns the lowest `width` bytes of `number` in network order.
+pub(super) fn network_order(number: u128, width: usize) -> Vec<u8> {
+    lowest(&mut number.to_be_bytes(), width, false).to_vec()
+}
+
+/// Returns the bytes of `number` as they are in a register.
+pub(super) fn register(key: Key, number: u128) -> Vec<u8> {
+    lowest(&mut number.to_be_bytes(), key.width(), key.in_host_order()).to_vec()
+}
+
 /// Returns the number that the bytes of a register stand for.
 pub(super) fn number(bytes: &[u8], in_host_order: bool) -> Option<u128> {
-    let mut bytes = bytes.to_vec();
-    if in_host_order && cfg!(target_endian = "little") {
-        bytes.reverse();
-    }
     let mut all = [0; 16];
-    all.get_mut(16_usize.checked_sub(bytes.len())?..)?.copy_from_slice(&bytes);
+    let lowest = all.get_mut(16_usize.checked_sub(bytes.len())?..)?;
+    lowest.copy_from_slice(bytes);
+    if in_host_order && cfg!(target_endian = "little") {
+        lowest.reverse();
+    }
     Some(u128::from_be_bytes(all))
 }

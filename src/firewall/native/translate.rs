@@ -85,13 +85,14 @@ fn merged<'a>(
     named: bool,
 ) -> Option<Vec<NativeRule>> {
     let native = |family: Family, rules: &[rule::Rule]| {
-        condense(rules.iter().flat_map(|rule| native(rule, family, table, chain)).collect())
+        condense(rules.iter().flat_map(|rule| native(rule, family, table, chain)))
     };
-    let mut lists = families.iter().filter_map(|&(family, of)| Some((family, native(family, rules(of)?))));
+    let mut lists = families.iter().filter_map(|&(family, of)| Some((family, rules(of)?)));
     match (lists.next()?, lists.next()) {
-        ((a, rules_of_a), Some((b, rules_of_b))) => Some(zip(&rules_of_a, a, &rules_of_b, b)),
-        ((_, rules), None) if !named => Some(rules),
-        ((family, rules), None) => Some(rules.iter().map(|rule| only(rule, family)).collect()),
+        ((family, a), Some((_, b))) if a == b && !a.iter().any(has_address) => Some(native(family, a)),
+        ((a, rules_of_a), Some((b, rules_of_b))) => Some(zip(&native(a, rules_of_a), a, &native(b, rules_of_b), b)),
+        ((family, rules), None) if !named => Some(native(family, rules)),
+        ((family, rules), None) => Some(native(family, rules).iter().map(|rule| only(rule, family)).collect()),
     }
 }
 
@@ -143,20 +144,24 @@ fn zip_each(a: &[NativeRule], family_of_a: Family, b: &[NativeRule], family_of_b
 }
 
 /// Translates a rule; TPROXY becomes two.
-fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> Vec<NativeRule> {
-    let has_address = rule.source.is_some() || rule.destination.is_some();
+fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> impl Iterator<Item = NativeRule> + use<> {
     let of = |action| NativeRule {
-        family: has_address.then_some(family),
+        family: has_address(rule).then_some(family),
         conditions: conditions(rule, family),
         ..NativeRule::new(action)
     };
     let action = match &rule.target {
         Target::Accept if exclusions::has_chain(chain) && table == Table::Nat => NativeAction::Jump(DIRECT.to_owned()),
         Target::Accept if exclusions::has_chain(chain) && table == Table::Raw => NativeAction::Zone(NO_ZONE),
-        Target::Tproxy { .. } => return vec![of(NativeAction::from(&rule.target)), of(NativeAction::Drop)],
         other => NativeAction::from(other),
     };
-    vec![of(action)]
+    let drop = matches!(rule.target, Target::Tproxy { .. }).then(|| of(NativeAction::Drop));
+    std::iter::once(of(action)).chain(drop)
+}
+
+/// Reports whether the rule checks an address, so that it applies to one family only.
+const fn has_address(rule: &rule::Rule) -> bool {
+    rule.source.is_some() || rule.destination.is_some()
 }
 
 /// Returns the conditions of an iptables rule as a native rule has them.
@@ -214,21 +219,29 @@ fn addresses(net: IpNet) -> Spans {
 }
 
 /// Merges rules where that changes the outcome for no packet.
-fn condense(rules: Vec<NativeRule>) -> Vec<NativeRule> {
-    let mut out: Vec<NativeRule> = Vec::with_capacity(rules.len().min(MAX_EXAMINED));
-    for mut rule in rules {
+fn condense(rules: impl IntoIterator<Item = NativeRule>) -> Vec<NativeRule> {
+    let mut out: Vec<NativeRule> = Vec::new();
+    for rule in rules {
+        let Some((mut at, differing)) = absorbing_rule(&rule, &out) else {
+            out.push(rule);
+            continue;
+        };
+        absorb(&mut out[at], &rule, differing);
         // A merged rule may itself be absorbed by an earlier one.
-        let mut end = out.len();
-        while let Some((at, differing)) = absorbing_rule(&rule, &out[..end]) {
-            let mut union = out.remove(at);
-            if let Some(condition) = differing {
-                union.conditions[condition].values.extend(&rule.conditions[condition].values);
-            }
-            (rule, end) = (union, at);
+        while let Some((earlier, differing)) = absorbing_rule(&out[at], &out[..at]) {
+            let rule = out.remove(at);
+            absorb(&mut out[earlier], &rule, differing);
+            at = earlier;
         }
-        out.insert(end, rule);
     }
     out
+}
+
+/// Adds to `union` the values of the condition in which `rule` differs.
+fn absorb(union: &mut NativeRule, rule: &NativeRule, differing: Option<usize>) {
+    if let Some(condition) = differing {
+        union.conditions[condition].values.extend(&rule.conditions[condition].values);
+    }
 }
 
 /// Returns the index of the last rule in `earlier` that can absorb `rule`, and the condition in which the two differ.
@@ -362,8 +375,8 @@ mod tests {
             ..NativeRule::new(NativeAction::Accept)
         };
         let started = std::time::Instant::now();
-        assert_eq!(condense((0..20_000).map(|i| of(2 * i, 2 * i)).collect()).len(), 20_000);
-        assert_eq!(condense((0..20_000).map(|i| of(2 * i, 53)).collect()).len(), 1);
+        assert_eq!(condense((0..20_000).map(|i| of(2 * i, 2 * i))).len(), 20_000);
+        assert_eq!(condense((0..20_000).map(|i| of(2 * i, 53))).len(), 1);
         assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
     }
 
