@@ -21,8 +21,8 @@ pub const PROXY_LOOPBACK: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 const LO_TIMEOUT: Duration = Duration::from_secs(2);
 const LO_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// How long the loopback plugin may take to list the addresses of lo after it has set lo up: less than 1 ms on an idle
-/// node.
-const LO_CHECK_TIME: Duration = Duration::from_millis(20);
+/// node, but several time slices of other processes on a busy one.
+const LO_CHECK_TIME: Duration = Duration::from_millis(100);
 /// linux/if_addr.h.
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
@@ -159,6 +159,9 @@ fn links() -> Result<BTreeMap<u32, String>, Error> {
 /// containerd calls the loopback plugin at the same time as the plugins of the pod's network
 /// (`attachNetworks` in go-cni). That plugin sets lo up, lists its addresses and fails if one is not a loopback address
 /// (plugins/main/loopback), so [`PROXY_LOOPBACK`] must not exist before. CRI-O sets lo up before it calls plugins.
+///
+/// If `addresses` were listed after that plugin had set lo up, but before it listed them, this does not wait: the kernel
+/// does not report since when lo has been up.
 ///
 /// # Errors
 /// As [`own_addresses`].
