@@ -46,7 +46,7 @@ fn rules_and_routes_are_what_the_library_would_make() {
         tool("ip", &["link", "set", "lo", "up"], "");
         let routing = [Routing { mark: MARK, table: TABLE, ip6: true }].into();
         let fixtures = Fixtures { proxy_loopback: false, routing };
-        let both = OwnFamilies { ip: true, ip6: true, proxy_loopback: false };
+        let both = OwnFamilies { ip: true, ip6: true, proxy_loopback: false, lo_was_up: true };
         fixtures.add(both).expect("added");
         fixtures.add(both).expect("a second time changes nothing");
         let (rules, routes) = found();

@@ -10,11 +10,19 @@ use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL, NetlinkSocket};
 use nix::errno::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
+use std::thread::park_timeout;
+use std::time::{Duration, Instant};
 
 /// The IPv6 source address of inbound connections that the proxy forwards unchanged (Istio's passthrough cluster).
 /// For IPv4 it is 127.0.0.6, which belongs to lo's 127.0.0.0/8; for IPv6 lo has only `::1`.
 pub const PROXY_LOOPBACK: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 
+/// How long to wait for lo to be set up by the container runtime.
+const LO_TIMEOUT: Duration = Duration::from_secs(2);
+const LO_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// How long the loopback plugin may take to list the addresses of lo after it has set lo up: less than 1 ms on an idle
+/// node, but several time slices of other processes on a busy one.
+const LO_CHECK_TIME: Duration = Duration::from_millis(100);
 /// linux/if_addr.h.
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
@@ -23,8 +31,9 @@ const IFA_F_DADFAILED: u8 = 8;
 /// linux/if_link.h.
 const IFLA_IFNAME: u16 = 3;
 
-/// The address families in which the pod has an address that is neither loopback nor link-local.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+/// What the pod's addresses tell: the families in which it has an address that is neither loopback nor link-local, and
+/// the state of lo.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OwnFamilies {
     /// The pod has an IPv4 address.
     pub ip: bool,
@@ -32,6 +41,8 @@ pub struct OwnFamilies {
     pub ip6: bool,
     /// An interface has the address [`PROXY_LOOPBACK`].
     pub proxy_loopback: bool,
+    /// lo has been set up: the kernel then gives it 127.0.0.1, and `::1` unless IPv6 is disabled.
+    pub lo_was_up: bool,
 }
 
 /// Lists the pod's addresses that are neither loopback nor link-local.
@@ -77,6 +88,7 @@ pub fn own_families() -> Result<OwnFamilies, Error> {
             IpAddr::V6(_) => found.ip6 |= is_own(interface, address),
         }
         found.proxy_loopback |= address == PROXY_LOOPBACK;
+        found.lo_was_up |= interface == LO && address.is_loopback();
     })?;
     Ok(found)
 }
@@ -139,6 +151,38 @@ fn links() -> Result<BTreeMap<u32, String>, Error> {
     let listed = open().and_then(|mut socket| socket.dump(RTM_GETLINK, &[0; 16], &Attributes::new(), each));
     listed.map_err(|e| failed("can't list the pod's interfaces", &e))?;
     Ok(links)
+}
+
+/// Waits until lo has been set up and the runtime's loopback plugin has checked its addresses, if lo was not up when
+/// `addresses` were listed.
+///
+/// containerd calls the loopback plugin at the same time as the plugins of the pod's network
+/// (`attachNetworks` in go-cni). That plugin sets lo up, lists its addresses and fails if one is not a loopback address
+/// (plugins/main/loopback), so [`PROXY_LOOPBACK`] must not exist before. CRI-O sets lo up before it calls plugins.
+///
+/// If `addresses` were listed after that plugin had set lo up, but before it listed them, this does not wait: the kernel
+/// does not report since when lo has been up.
+///
+/// # Errors
+/// As [`own_addresses`].
+pub(super) fn wait_for_lo(addresses: OwnFamilies) -> Result<(), Error> {
+    if addresses.lo_was_up {
+        return Ok(());
+    }
+    let deadline = Instant::now() + LO_TIMEOUT;
+    while !own_families()?.lo_was_up {
+        if Instant::now() >= deadline {
+            tracing::warn!("lo is still down after {} s; the container runtime should set it up", LO_TIMEOUT.as_secs());
+            return Ok(());
+        }
+        park_timeout(LO_POLL_INTERVAL);
+    }
+    // The end of the loopback plugin's check can't be observed.
+    let checked = Instant::now() + LO_CHECK_TIME;
+    while let Some(left) = checked.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+        park_timeout(left);
+    }
+    Ok(())
 }
 
 /// Adds the address [`PROXY_LOOPBACK`] to lo, unless lo has it already.

@@ -10,6 +10,7 @@ mod gc;
 mod legacy;
 mod limits;
 mod locks;
+mod loopback_plugin;
 mod order;
 mod parallel;
 mod records;

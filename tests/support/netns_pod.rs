@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-const LINKS: &str = "link set lo up
-link add eth0 type veth peer name peer0
+const LO: &str = "link set lo up
+";
+const LINKS: &str = "link add eth0 type veth peer name peer0
 link set eth0 up
 link set peer0 up
 addr add 10.88.0.2/24 dev eth0
@@ -35,6 +36,13 @@ pub(crate) struct Ended {
 impl Pod {
     /// Creates a pod with an IPv4 and an IPv6 address.
     pub(crate) fn new() -> Self {
+        let pod = Self::with_lo_down();
+        pod.tool("ip", &["-batch", "-"], LO);
+        pod
+    }
+
+    /// Creates a pod whose lo the runtime has not set up yet.
+    pub(crate) fn with_lo_down() -> Self {
         let pod = Self { container_id: next_container_id(), netns: new_netns(), owner: None };
         pod.tool("ip", &["-batch", "-"], LINKS);
         pod
@@ -52,14 +60,14 @@ impl Pod {
         owner.stdout.as_mut().expect("it is piped").read_exact(&mut ready).expect("it enters a user namespace");
         let netns = File::open(format!("/proc/{}/ns/net", owner.id())).expect("it lives");
         let pod = Self { container_id: next_container_id(), netns, owner: Some(owner) };
-        pod.tool("ip", &["-batch", "-"], LINKS);
+        pod.tool("ip", &["-batch", "-"], &[LO, LINKS].concat());
         pod
     }
 
     /// Returns the same container with a new network namespace.
     pub(crate) fn replaced(&self) -> Self {
         let pod = Self { container_id: self.container_id.clone(), netns: new_netns(), owner: None };
-        pod.tool("ip", &["-batch", "-"], LINKS);
+        pod.tool("ip", &["-batch", "-"], &[LO, LINKS].concat());
         pod
     }
 
