@@ -156,16 +156,17 @@ fn links() -> Result<BTreeMap<u32, String>, Error> {
 /// Waits until lo has been set up and the runtime's loopback plugin has checked its addresses, if lo was not up when
 /// `addresses` were listed.
 ///
-/// containerd calls the loopback plugin at the same time as the plugins of the pod's network
-/// (`attachNetworks` in go-cni). That plugin sets lo up, lists its addresses and fails if one is not a loopback address
-/// (plugins/main/loopback), so [`PROXY_LOOPBACK`] must not exist before. CRI-O sets lo up before it calls plugins.
+/// Only in containerd's namespaces ([`NetNs::is_of_containerd`](super::NetNs::is_of_containerd)): containerd calls the
+/// loopback plugin at the same time as the plugins of the pod's network (`attachNetworks` in go-cni). That plugin sets lo
+/// up, lists its addresses and fails if one is not a loopback address (plugins/main/loopback), so fixtures must not exist
+/// before.
 ///
 /// If `addresses` were listed after that plugin had set lo up, but before it listed them, this does not wait: the kernel
 /// does not report since when lo has been up.
 ///
 /// # Errors
 /// As [`own_addresses`].
-pub(super) fn wait_for_lo(addresses: OwnFamilies) -> Result<(), Error> {
+pub fn wait_for_lo(addresses: OwnFamilies) -> Result<(), Error> {
     if addresses.lo_was_up {
         return Ok(());
     }

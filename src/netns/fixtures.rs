@@ -2,7 +2,7 @@
 //! TPROXY's policy routing. Fixtures are added before the rules, have no effect without them, and are removed when
 //! no attachment needs them.
 
-use super::addresses::{OwnFamilies, add_proxy_loopback, own_families, remove_proxy_loopback, wait_for_lo};
+use super::addresses::{OwnFamilies, add_proxy_loopback, own_families, remove_proxy_loopback};
 use super::rtnetlink::{
     HEADER, IP6_HINT, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE,
     accept_existing, accept_missing, failed, failed_with_hint, open,
@@ -190,18 +190,15 @@ impl Fixture {
     }
 }
 
-/// Adds fixtures. All of them need lo, and must not exist before the runtime's loopback plugin has checked it.
+/// Adds fixtures.
 ///
 /// # Errors
-/// The addresses can't be listed.
-///
 /// The kernel refuses a fixture. If the pod has no IPv6 address, a refused IPv6 fixture is only logged: IPv6 may be
 /// disabled on lo, and no rule needs the fixture.
 pub fn add_fixtures(fixtures: &BTreeSet<Fixture>, addresses: OwnFamilies) -> Result<(), Error> {
     if fixtures.is_empty() {
         return Ok(());
     }
-    wait_for_lo(addresses)?;
     let mut socket = socket()?;
     fixtures.iter().try_for_each(|fixture| match fixture.add(&mut socket) {
         Err(error) if fixture.is_ip6() && !addresses.ip6 => {

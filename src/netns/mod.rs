@@ -22,7 +22,7 @@ mod namespace;
 mod rtnetlink;
 
 pub use addresses::{
-    OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, own_ip6_addresses, secondary_interfaces,
+    OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, own_ip6_addresses, secondary_interfaces, wait_for_lo,
 };
 pub use connections::{OpenConnection, listens, open_connections};
 pub use default_route::replace_default_routes;

@@ -75,6 +75,12 @@ impl NetNs {
         &self.path
     }
 
+    /// Returns whether containerd made this namespace: the name is `cni-` and a UUID (containerd, pkg/netns, `newNS`).
+    #[must_use]
+    pub fn is_of_containerd(&self) -> bool {
+        self.path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"cni-"))
+    }
+
     /// Runs `work`, which only reads, in the namespace: [`Self::enter_to`] with [`LockMode::Read`].
     ///
     /// # Errors

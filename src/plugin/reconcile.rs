@@ -190,6 +190,9 @@ impl Reconciler<'_> {
         if work.transaction.writes_container_rules() {
             cgroup::require()?;
         }
+        if !work.missing.is_empty() && self.netns.is_of_containerd() {
+            netns::wait_for_lo(attempt.addresses)?;
+        }
         netns::add_fixtures(&work.missing, attempt.addresses)?;
         match work.transaction.commit(&mut socket, &live) {
             Ok(()) => Ok(work),

@@ -21,6 +21,8 @@ pub(crate) struct Pod {
     /// Unique on this machine.
     pub(crate) container_id: String,
     netns: File,
+    /// A path of the network namespace with a name like those of containerd.
+    link: Option<PathBuf>,
     /// A process in the user namespace that owns the network namespace.
     owner: Option<Child>,
 }
@@ -36,15 +38,18 @@ pub(crate) struct Ended {
 impl Pod {
     /// Creates a pod with an IPv4 and an IPv6 address.
     pub(crate) fn new() -> Self {
-        let pod = Self::with_lo_down();
-        pod.tool("ip", &["-batch", "-"], LO);
+        let pod = Self { container_id: next_container_id(), netns: new_netns(), link: None, owner: None };
+        pod.tool("ip", &["-batch", "-"], &[LO, LINKS].concat());
         pod
     }
 
-    /// Creates a pod whose lo the runtime has not set up yet.
+    /// Creates a pod of containerd whose lo the loopback plugin has not set up yet.
     pub(crate) fn with_lo_down() -> Self {
-        let pod = Self { container_id: next_container_id(), netns: new_netns(), owner: None };
+        let mut pod = Self { container_id: next_container_id(), netns: new_netns(), link: None, owner: None };
         pod.tool("ip", &["-batch", "-"], LINKS);
+        let link = std::env::temp_dir().join(format!("cni-{}", pod.container_id));
+        std::os::unix::fs::symlink(pod.netns(), &link).expect("writable");
+        pod.link = Some(link);
         pod
     }
 
@@ -59,21 +64,22 @@ impl Pod {
         let mut ready = [0; 6];
         owner.stdout.as_mut().expect("it is piped").read_exact(&mut ready).expect("it enters a user namespace");
         let netns = File::open(format!("/proc/{}/ns/net", owner.id())).expect("it lives");
-        let pod = Self { container_id: next_container_id(), netns, owner: Some(owner) };
+        let pod = Self { container_id: next_container_id(), netns, link: None, owner: Some(owner) };
         pod.tool("ip", &["-batch", "-"], &[LO, LINKS].concat());
         pod
     }
 
     /// Returns the same container with a new network namespace.
     pub(crate) fn replaced(&self) -> Self {
-        let pod = Self { container_id: self.container_id.clone(), netns: new_netns(), owner: None };
+        let pod = Self { container_id: self.container_id.clone(), netns: new_netns(), link: None, owner: None };
         pod.tool("ip", &["-batch", "-"], &[LO, LINKS].concat());
         pod
     }
 
     /// Returns the path of the network namespace.
     pub(crate) fn netns(&self) -> PathBuf {
-        format!("/proc/{}/fd/{}", std::process::id(), self.netns.as_raw_fd()).into()
+        let of_file = || format!("/proc/{}/fd/{}", std::process::id(), self.netns.as_raw_fd()).into();
+        self.link.clone().unwrap_or_else(of_file)
     }
 
     /// Runs a tool in the network namespace, which must succeed, and returns its stdout.
@@ -105,6 +111,9 @@ impl Drop for Pod {
         if let Some(mut owner) = self.owner.take() {
             drop(owner.stdin.take());
             owner.wait().expect("it ends with its stdin");
+        }
+        if let Some(link) = self.link.take() {
+            std::fs::remove_file(link).expect("it was made");
         }
     }
 }
