@@ -284,13 +284,14 @@ impl Subject {
         left.extend(fixtures.then_some("an address or route without effect"));
         let is_clean = left.is_empty();
         left.extend((is_clean && self.has_interface()).then_some("the default network's interface"));
-        // Without `retryDeleteOnError`, a DEL removes the state also if a network fails, as with Multus. The next DEL
-        // finds the default network in the configuration.
-        let is_configured = is_clean && matches!(verb, Verb::Del | Verb::Gc);
-        let needs_state = !left.is_empty() && !is_configured;
-        left.extend((is_clean && self.has_state()).then_some("saved state"));
         // An ADD of the primary plugin that fails undoes the whole pod, also if an earlier one succeeded.
         let is_undone = self.mode == Mode::Primary && verb.command() == "ADD" && rules.is_empty();
+        // Without `retryDeleteOnError`, a DEL removes the state also if a network fails, as with Multus; and an ADD does
+        // if the default network's plugin can be started neither for ADD nor for its undo. The next DEL finds the
+        // default network in the configuration.
+        let is_configured = is_clean && (matches!(verb, Verb::Del | Verb::Gc) || is_undone);
+        let needs_state = !left.is_empty() && !is_configured;
+        left.extend((is_clean && self.has_state()).then_some("saved state"));
         let is_whole = now.has_same_rules(from) || now.has_same_rules(to) || is_undone;
         let verdict = match () {
             () if !is_whole => Err("there is a part of the rules".to_owned()),
