@@ -39,10 +39,11 @@ pub fn retry_interrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Resul
     }
 }
 
-/// Returns whether the kernel or this process lacks memory or file descriptors, which is temporary.
+/// Returns whether the kernel or this process lacks memory or file descriptors, or a listing that failed still runs on
+/// the socket (`EBUSY`); all of these are temporary.
 #[must_use]
 pub fn is_lack_of_resources(errno: Errno) -> bool {
-    matches!(errno, Errno::EAGAIN | Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)
+    matches!(errno, Errno::EAGAIN | Errno::EBUSY | Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)
 }
 
 /// A netlink socket that is connected to the kernel. No process of the network namespace can send to it, not even
