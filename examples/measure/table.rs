@@ -80,7 +80,7 @@ impl Figures {
     }
 }
 
-/// What came of a target.
+/// Whether a target is met.
 struct Outcome {
     measured: String,
     met: bool,

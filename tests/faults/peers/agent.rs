@@ -1,5 +1,5 @@
-//! Faults of the agent as the plugin sees it through the socket: the plugin asks the API server instead, or fails in
-//! time if there is none.
+//! Faults of the agent as the plugin sees it through the socket: the plugin asks the API server instead. Without
+//! one, it fails in time.
 
 use super::case::{Case, Row, case, run};
 use super::listener::{foreign_listener, listener, that_accepts_nothing};
