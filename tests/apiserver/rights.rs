@@ -3,6 +3,7 @@
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::node::{SETTLED, events, meshed_pod, on_a_node};
+use crate::removal::watches;
 use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
 use detour_cni::cluster::agent::{PoliciesReport, pod_policies};
@@ -147,6 +148,13 @@ fn each_right_is_used_and_no_other_is_needed() {
             "watching network attachment definitions",
         ]);
         plane.until(|_| !events(&admin).is_empty());
+        // Other threads write the condition and watch the DaemonSet.
+        let has_condition = |pod: &Value| {
+            let conditions = pod["status"]["conditions"].as_array();
+            conditions.is_some_and(|all| all.iter().any(|condition| condition["type"] == "detour.io/policy"))
+        };
+        plane.until(|_| has_condition(&admin.get(&bare).expect("there")));
+        plane.until(|plane| watches(plane) > 0);
         // Objects that the watch does not report.
         let source = node.source();
         let missing = PodRef { namespace: "missing".into(), name: "missing".into(), uid: None };
