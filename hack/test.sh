@@ -10,7 +10,7 @@ source hack/machine.sh
 
 need_root
 need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables patch=patch strace=strace \
-    nsenter=util-linux strip=binutils /usr/lib/cni/bridge=containernetworking-plugins
+    nsenter=util-linux strip=binutils sysctl=procps /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
 # needed_for TEST…: whether the arguments select one of these test programs, or no program. Tools that take minutes to
 # build are built only for the tests that use them.

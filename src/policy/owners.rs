@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(texts, ["1", "2", "5", "7", "10-30", "4294967294", "4294967295"]);
     }
 
-    /// The comparison of all pairs took 18 s for 36,000 exclusions.
+    /// The comparison of all pairs took 18 s for 36,000 exclusions, so it would take 140 s for these.
     #[test]
     fn many_exclusions_are_merged_fast() {
         let one = |id: u32| Exclusion {
@@ -237,11 +237,11 @@ mod tests {
             protocol: Some(Protocol::Udp),
             ports: vec![PortRange::one(53)],
         };
-        let all: BTreeSet<Exclusion> = (0..36_000).map(one).collect();
+        let all: BTreeSet<Exclusion> = (0..100_000).map(one).collect();
         let started = std::time::Instant::now();
         assert_eq!(ByTraffic::group(all.iter()).uncovered().len(), all.len());
         let owners: BTreeSet<Exclusion> = all.iter().map(|e| Exclusion { destination: None, ..e.clone() }).collect();
         assert_eq!(ByTraffic::group(owners.iter()).uncovered().len(), owners.len());
-        assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
+        assert!(started.elapsed() < std::time::Duration::from_secs(60), "{:?}", started.elapsed());
     }
 }

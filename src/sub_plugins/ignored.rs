@@ -294,6 +294,6 @@ mod tests {
                 "more annotations of pod shop/cart-1: unknown, ignored; correct their names, or remove them"
             )
         );
-        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
     }
 }

@@ -3,20 +3,17 @@
 use crate::scene::{Scene, UID};
 use serde_json::Value;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
 
 #[test]
 fn with_a_stuck_agent_the_api_server_answers() {
     Scene::run(|scene| {
         let agent = scene.agent();
         agent.freeze();
-        let started = Instant::now();
         let called = scene.done("ADD", &scene.conf(), Some(UID));
         assert!(called.stderr.contains("stuck"), "{}", called.stderr);
         assert!(scene.is_redirected());
         let requests = scene.api.requests();
         assert!(requests.iter().any(|line| line == "GET /api/v1/namespaces/shop/pods/web-0"), "{requests:?}");
-        assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     });
 }
 

@@ -58,7 +58,7 @@ fn a_pending_request_is_answered_when_the_agent_ends() {
         // The agent waits for the watch, and then asks the API server.
         let started = Instant::now();
         agent.end(Signal::SIGTERM);
-        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(40), "{:?}", started.elapsed());
         let answer: Value = serde_json::from_str(&lines.next().expect("it answers").expect("text")).expect("JSON");
         assert_eq!(answer["pod"]["uid"], "uid-2", "{answer}");
     });
@@ -119,7 +119,7 @@ fn requests_are_answered_while_one_of_two_agents_ends() {
                 is_ended.store(true, Ordering::Relaxed);
                 let (gap, requests) = gap.join().expect("it ends");
                 println!("{signal}: {requests} requests, longest time without an answer {gap:?}");
-                assert!(gap < Duration::from_secs(2), "not only the periodic check: {gap:?}");
+                assert!(gap < Duration::from_secs(4), "not only the periodic check: {gap:?}");
             });
         });
     }

@@ -1,15 +1,12 @@
 //! Excluded containers that start captured, and the Events with the cause.
 
 use crate::container::Container;
-use crate::scene::{SLOW, SOCKET, VAULT, WEB, scene};
+use crate::scene::{SLOW, SOCKET, SOON, VAULT, WEB, scene};
 use nix::mount::umount;
 use nix::sys::signal::Signal;
 use serde_json::json;
-use std::time::Duration;
 
 const CAPTURED: &str = "DetourContainerCaptured";
-/// How long after the agent's return the Event may take.
-const RETURN: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_container_that_started_without_the_agent_is_exempted_and_reported_when_the_agent_returns() {
@@ -19,7 +16,7 @@ fn a_container_that_started_without_the_agent_is_exempted_and_reported_when_the_
         assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
         let _agent = scene.agent();
         let mut plugin = runtime.register(&[&pod], &[&vault]);
-        let message = scene.wait_for_event(&pod, CAPTURED, VAULT, RETURN);
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT, SLOW);
         assert!(message.contains("not registered"), "{message}");
         assert_eq!(vault.connect(), "direct");
         let mut next = Container::create(&pod, VAULT);
@@ -36,7 +33,7 @@ fn without_nri_each_new_pod_gets_an_event_with_the_cause() {
         let log = agent.wait_for_log("not registered at the container runtime");
         assert!(log.contains("socket not found"), "{log}");
         let pod = scene.pod(VAULT, &json!({}));
-        let message = scene.wait_for_event(&pod, CAPTURED, VAULT, RETURN);
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT, SLOW);
         assert!(message.contains("socket not found"), "{message}");
         // As soon as the runtime listens, containers are exempted.
         let runtime = scene.runtime();
@@ -63,7 +60,7 @@ fn an_agent_that_starts_without_the_runtime_reports_no_container_that_bypasses_t
         let _agent = scene.agent();
         // The Event of a pod without elements shows that the agent has reported.
         let other = scene.pod(WEB, &json!({}));
-        scene.wait_for_event(&other, CAPTURED, WEB, RETURN);
+        scene.wait_for_event(&other, CAPTURED, WEB, SLOW);
         assert_eq!(web.connect(), "direct");
         assert!(scene.events(&pod, CAPTURED).is_empty());
     });
@@ -105,7 +102,7 @@ fn a_container_that_has_exited_before_its_start_is_handled_is_not_reported() {
         drop((plugin, runtime));
         std::fs::remove_file(scene.reach(SOCKET)).expect("removed");
         let later = scene.pod(VAULT, &json!({}));
-        scene.wait_for_event(&later, CAPTURED, VAULT, RETURN);
+        scene.wait_for_event(&later, CAPTURED, VAULT, SLOW);
         assert!(scene.events(&pod, CAPTURED).is_empty());
     });
 }
@@ -120,9 +117,9 @@ fn an_api_server_that_does_not_answer_delays_no_container() {
         scene.api.go_silent();
         let mut vault = Container::create(&pod, VAULT);
         let waited = plugin.start(&vault);
-        assert!(waited < Duration::from_secs(1), "{waited:?}");
+        assert!(waited < SOON, "{waited:?}");
         assert_eq!(vault.connect(), "direct");
         let _proxy = pod.start_proxy();
-        pod.wait_for_elements(&[], Duration::from_secs(1));
+        pod.wait_for_elements(&[], SOON);
     });
 }

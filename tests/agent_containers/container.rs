@@ -6,7 +6,9 @@ use crate::program::program;
 use crate::scene::{DESTINATION, Pod, SLOW, wait_until};
 use serde_json::json;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// `new`: connects and prints the greeting. `open`: the same, and leaves the connection open. `again`: sends a line
@@ -45,9 +47,10 @@ impl<'a> Container<'a> {
             .expect("bash and nsenter are needed");
         let commands = process.stdin.take().expect("a pipe");
         let answers = BufReader::new(process.stdout.take().expect("a pipe"));
-        let is_inside =
-            || std::fs::read_to_string(group.directory().join("cgroup.procs")).is_ok_and(|all| !all.is_empty());
-        wait_until("a process in the control group", SLOW, is_inside);
+        // It enters the control group first.
+        let netns = |path: &Path| std::fs::metadata(path).map(|file| file.ino()).ok();
+        let (own, wanted) = (PathBuf::from(format!("/proc/{}/ns/net", process.id())), netns(&pod.netns()));
+        wait_until("the process is in the pod", SLOW, || netns(&own) == wanted);
         // The beginning is unique, as in random IDs: comments of elements have only that.
         let id = node::id("c").chars().rev().collect();
         Self { pod, name, id, group, process, commands, answers }

@@ -1,10 +1,9 @@
 //! The end of a bypass: the proxy accepts connections, or the container exits.
 
 use crate::container::Container;
-use crate::scene::{SLOW, VAULT, WEB, scene, wait_until};
+use crate::scene::{SLOW, SOON, VAULT, WEB, scene, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::json;
-use std::time::Duration;
 
 #[test]
 fn the_bypass_ends_when_the_proxy_listens_and_established_connections_continue() {
@@ -17,7 +16,7 @@ fn the_bypass_ends_when_the_proxy_listens_and_established_connections_continue()
         plugin.start(&vault);
         assert_eq!(vault.open(), "direct");
         let proxy = pod.start_proxy();
-        wait_until("a new connection is captured", Duration::from_secs(1), || vault.connect() == "sidecar");
+        wait_until("a new connection is captured", SOON, || vault.connect() == "sidecar");
         assert_eq!(vault.use_open(), "direct");
         let message = scene.wait_for_event(&pod, "DetourBypassEnded", VAULT, SLOW);
         assert!(message.contains("the proxy accepts connections"), "{message}");
@@ -72,7 +71,7 @@ fn a_bypass_until_the_exit_outlasts_the_start_of_the_proxy() {
         assert_eq!(web.connect(), "direct");
         // The runtime does not report this exit.
         web.exit();
-        pod.wait_for_elements(&[], Duration::from_secs(3));
+        pod.wait_for_elements(&[], SOON);
     });
 }
 
@@ -91,7 +90,7 @@ fn a_container_keeps_its_bypass_between_the_runtimes_report_and_its_exit() {
         plugin.start(&other);
         assert_eq!(web.connect(), "direct");
         web.exit();
-        pod.wait_for_elements(&[other.cgroup()], Duration::from_secs(3));
+        pod.wait_for_elements(&[other.cgroup()], SOON);
     });
 }
 
@@ -111,7 +110,7 @@ fn an_agent_that_starts_after_the_proxy_ends_the_bypass() {
         let agent = scene.agent();
         let _plugin = runtime.register(&[&pod], &[&vault]);
         agent.wait_for_log("registered at the container runtime");
-        wait_until("a new connection is captured", Duration::from_secs(1), || vault.connect() == "sidecar");
+        wait_until("a new connection is captured", SOON, || vault.connect() == "sidecar");
         scene.wait_for_event(&pod, "DetourBypassEnded", VAULT, SLOW);
     });
 }
@@ -126,7 +125,7 @@ fn the_bypass_of_a_container_that_the_hook_exempted_ends_too() {
         vault.run_hook();
         assert_eq!(vault.connect(), "direct");
         let _proxy = pod.start_proxy();
-        wait_until("a new connection is captured", Duration::from_secs(1), || vault.connect() == "sidecar");
+        wait_until("a new connection is captured", SOON, || vault.connect() == "sidecar");
         scene.wait_for_event(&pod, "DetourBypassEnded", VAULT, SLOW);
         assert!(scene.events(&pod, "DetourContainerCaptured").is_empty());
         assert!(agent.end(Signal::SIGTERM).success());
@@ -168,7 +167,7 @@ fn an_agent_that_starts_removes_the_elements_of_containers_that_have_exited() {
         assert_eq!(pod.elements().len(), 2);
         let _agent = scene.agent();
         let _plugin = runtime.register(&[&pod], &[&stays]);
-        pod.wait_for_elements(&[stays.cgroup()], Duration::from_secs(5));
+        pod.wait_for_elements(&[stays.cgroup()], SLOW);
         assert_eq!(stays.connect(), "direct");
         assert!(scene.events(&pod, "DetourContainerCaptured").is_empty(), "it did not start captured");
     });

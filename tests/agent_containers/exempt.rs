@@ -1,13 +1,12 @@
 //! Containers that start while the agent runs.
 
 use crate::container::Container;
-use crate::scene::{AGENT_SOCKET, SLOW, VAULT, WEB, scene};
+use crate::scene::{AGENT_SOCKET, SLOW, SOON, VAULT, WEB, scene};
 use detour_cni::cluster::agent::{ExemptContainer, excluded_containers};
 use detour_cni::policy::ContainerScope;
 use nix::sys::signal::Signal;
 use serde_json::json;
 use std::path::Path;
-use std::time::Duration;
 
 #[test]
 fn an_excluded_container_bypasses_the_sidecar_from_its_first_connection_on() {
@@ -18,7 +17,7 @@ fn an_excluded_container_bypasses_the_sidecar_from_its_first_connection_on() {
         agent.wait_for_log("registered at the container runtime");
         let mut vault = Container::create(&pod, VAULT);
         let waited = plugin.start(&vault);
-        assert!(waited < Duration::from_secs(1), "{waited:?}");
+        assert!(waited < SOON, "{waited:?}");
         assert_eq!(vault.connect(), "direct");
         assert_eq!(pod.elements(), [vault.cgroup()]);
         let mut web = Container::create(&pod, WEB);
@@ -58,7 +57,7 @@ fn a_container_that_is_restarted_gets_a_new_element() {
         plugin.start(&second);
         assert_eq!(second.connect(), "direct");
         plugin.stop(&first);
-        pod.wait_for_elements(&[second.cgroup()], Duration::from_secs(3));
+        pod.wait_for_elements(&[second.cgroup()], SOON);
         assert_eq!(second.connect(), "direct");
     });
 }
@@ -73,7 +72,7 @@ fn elements_that_another_process_removes_are_restored() {
         let mut vault = Container::create(&pod, VAULT);
         plugin.start(&vault);
         pod.flush_elements();
-        pod.wait_for_elements(&[vault.cgroup()], Duration::from_secs(4));
+        pod.wait_for_elements(&[vault.cgroup()], SOON);
         assert_eq!(vault.connect(), "direct");
     });
 }
@@ -95,7 +94,7 @@ fn two_agents_at_the_same_time_make_the_same_changes() {
         assert_eq!(pod.elements(), [vault.cgroup()]);
         assert!(older.end(Signal::SIGTERM).success());
         let _proxy = pod.start_proxy();
-        pod.wait_for_elements(&[], Duration::from_secs(1));
+        pod.wait_for_elements(&[], SOON);
         scene.wait_for_event(&pod, "DetourBypassEnded", VAULT, SLOW);
     });
 }
@@ -117,7 +116,7 @@ fn an_agent_in_a_private_cgroup_namespace_restores_rules_that_match() {
         assert_eq!(vault.connect(), "failed");
         scene.publish(&pod, "2");
         agent.wait_for_log("traffic is redirected to the sidecar again");
-        pod.wait_for_elements(&[vault.cgroup()], Duration::from_secs(4));
+        pod.wait_for_elements(&[vault.cgroup()], SOON);
         assert_eq!(vault.connect(), "direct");
     });
 }

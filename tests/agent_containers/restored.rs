@@ -3,10 +3,6 @@
 use crate::container::Container;
 use crate::scene::{SLOW, WEB, scene, wait_until};
 use serde_json::json;
-use std::time::Duration;
-
-/// How long the agent may take to notice that the table is missing, and to restore it.
-const RESTORED: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_deleted_table_is_restored_with_its_elements_and_logged_once() {
@@ -20,10 +16,11 @@ fn a_deleted_table_is_restored_with_its_elements_and_logged_once() {
         plugin.start(&web);
         for _ in 0..2 {
             pod.delete_table();
-            pod.wait_for_elements(&[web.cgroup()], RESTORED);
+            pod.wait_for_elements(&[web.cgroup()], SLOW);
             assert_eq!(web.connect(), "direct");
         }
-        let logged = agent.logged();
+        agent.wait_for_log("another process deleted");
+        let logged = agent.log();
         let lost: Vec<_> = logged.iter().filter(|line| line.contains("another process deleted")).collect();
         assert_eq!(lost.len(), 1, "{logged:#?}");
         assert!(lost[0].contains("; the agent restores it from saved state"), "{lost:?}");
@@ -65,7 +62,7 @@ fn a_deleted_table_is_restored_before_a_container_starts() {
         let mut plugin = runtime.register(&[&pod], &[]);
         agent.wait_for_log("registered at the container runtime");
         pod.delete_table();
-        wait_until("the table exists", RESTORED, || pod.has_table());
+        wait_until("the table exists", SLOW, || pod.has_table());
         let mut web = Container::create(&pod, WEB);
         plugin.start(&web);
         assert_eq!(web.connect(), "direct");

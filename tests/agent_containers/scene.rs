@@ -24,7 +24,7 @@ pub(crate) const AGENT_SOCKET: &str = "/run/detour/agent.sock";
 /// The address of the server outside of the pod.
 pub(crate) const DESTINATION: &str = "10.88.0.1";
 const PROXY_PORT: u16 = 15001;
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(60);
 /// The names of the simulated pods' containers.
 pub(crate) const VAULT: &str = "vault-agent-init";
 pub(crate) const WEB: &str = "web";
@@ -374,5 +374,7 @@ fn pause() {
     thread::park_timeout(Duration::from_millis(10));
 }
 
-/// Waits for a log line for as long as tests wait for a condition.
+/// How long tests wait for a condition.
 pub(crate) const SLOW: Duration = DEADLINE;
+/// How long tests wait for what the agent must notice at once. It checks each sandbox every 30 s in any case.
+pub(crate) const SOON: Duration = Duration::from_secs(25);

@@ -35,7 +35,7 @@ fn resident_kib(agent: &Agent) -> u64 {
 #[test]
 fn all_pods_of_a_node_follow_their_namespace_and_no_long_connection_fails() {
     let is_measured = env::var_os("MEASURE").is_some();
-    let limit = Duration::from_secs(if is_measured { 2 } else { 20 });
+    let limit = Duration::from_secs(if is_measured { 2 } else { 60 });
     cluster("live-policy-many", |plane, scene: &Scene<'_>| {
         let admin = plane.admin();
         let agent = scene.agent(&[]);

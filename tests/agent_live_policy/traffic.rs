@@ -18,7 +18,7 @@ use std::time::Duration;
 const SERVER: &str = "10.88.0.1";
 const PROXY_PORT: u16 = 15001;
 /// How long one exchange may take: the retransmission of a lost packet would take less.
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A process outside of the pod with a server, and the connections to it.
 pub(crate) struct Traffic {

@@ -258,7 +258,7 @@ fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {
         let (mut repair, start) = (scene.repair(), Instant::now());
         let observed = [Arc::new(offender.observed()), Arc::new(pod.observed())];
         let done = one(repair.run_pass(&observed, start));
-        assert!(start.elapsed() < 15 * SECOND, "{:?}", start.elapsed());
+        assert!(start.elapsed() < 60 * SECOND, "{:?}", start.elapsed());
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         assert_eq!(scene.events(), [event("DetourRulesUnreadable", "Warning"), event("DetourRepaired", "Normal")]);
         let failures = || scene.counted("detour_look_failures_total{reason=\"foreign-rules\"}");

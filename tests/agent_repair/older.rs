@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(5));
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 const FAR: &str = "10.88.0.1";
 const PROXY: u32 = 1337;
 

@@ -104,7 +104,7 @@ fn without_an_answer_the_plugin_stays_and_a_warning_is_logged() {
         plane.kill_api();
         let started = Instant::now();
         let (status, logged) = agent.end();
-        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
         assert!(status.success() && node.is_installed(), "{logged:#?}");
         let why = logged.iter().find(|line| line.contains("the plugin stays on the node; run")).expect("a warning");
         assert!(why.contains("DaemonSet kube-system/detour-agent") && why.contains("detour uninstall"), "{why}");

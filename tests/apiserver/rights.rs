@@ -3,6 +3,7 @@
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::node::{SETTLED, events, meshed_pod, on_a_node};
+use crate::removal::watches;
 use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
 use detour_cni::cluster::agent::{PoliciesReport, pod_policies};
@@ -123,7 +124,7 @@ fn the_shipped_rights_equal_the_documented_table() {
                     granted.difference(&default_rights).cloned().collect::<BTreeSet<_>>()
                 };
                 // The API server applies changed rights with a delay.
-                let settled = Instant::now() + Duration::from_secs(5);
+                let settled = Instant::now() + Duration::from_secs(60);
                 plane.until(|_| granted() == wanted || Instant::now() > settled);
                 assert_eq!(granted(), wanted, "{name}: {who} in {namespace}");
             }
@@ -147,6 +148,13 @@ fn each_right_is_used_and_no_other_is_needed() {
             "watching network attachment definitions",
         ]);
         plane.until(|_| !events(&admin).is_empty());
+        // Other threads write the condition and watch the DaemonSet.
+        let has_condition = |pod: &Value| {
+            let conditions = pod["status"]["conditions"].as_array();
+            conditions.is_some_and(|all| all.iter().any(|condition| condition["type"] == "detour.io/policy"))
+        };
+        plane.until(|_| has_condition(&admin.get(&bare).expect("there")));
+        plane.until(|plane| watches(plane) > 0);
         // Objects that the watch does not report.
         let source = node.source();
         let missing = PodRef { namespace: "missing".into(), name: "missing".into(), uid: None };
@@ -186,7 +194,7 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod_and_reports_no_poli
             event["reason"] == "DetourConfigurationRefused" && message.contains("log_level: invalid value \"verbose\"")
         };
         plane.until(|_| admin.list(&kind).expect("allowed").iter().any(is_refusal));
-        let report = pod_policies(&node.path("run/detour/agent.sock"), Duration::from_secs(10)).expect("an answer");
+        let report = pod_policies(&node.path("run/detour/agent.sock"), Duration::from_secs(60)).expect("an answer");
         assert_eq!(report, PoliciesReport::default());
         assert!(agent.end().0.success());
     });

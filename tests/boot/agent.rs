@@ -187,7 +187,11 @@ fn a_call_whose_agent_ends_asks_the_api_server_at_once() {
         node.api.go_silent();
         let agent = node.agent("first");
         agent.wait_for_log("serving the plugin's");
-        let (with_api, alone) = (node.conf(&api()), node.conf_of_agent_alone());
+        let (mut with_api, mut alone) = (node.conf(&api()), node.conf_of_agent_alone());
+        // So that neither call stops waiting before the other one waits.
+        for conf in [&mut with_api, &mut alone] {
+            conf["kubernetes"]["timeout_seconds"] = 60.into();
+        }
         thread::scope(|scope| {
             let (pod, other) = (Pod::new(), Pod::new());
             let in_flight = scope.spawn(move || {

@@ -179,10 +179,11 @@ fn facts_of_a_slow_api_server_still_apply_to_a_pod_with_a_sidecar() {
             facts_of_shop(request, true)
         });
         scene.write_kubeconfig(&json!({"server": server.http()}));
-        let pod = crate::pod::Pod::new();
-        call(&pod, "ADD", &scene.conf(), &Kind::meshed()).done();
+        let (pod, mut conf) = (crate::pod::Pod::new(), scene.conf());
+        conf["kubernetes"]["timeout_seconds"] = 60.into();
+        call(&pod, "ADD", &conf, &Kind::meshed()).done();
         assert!(crate::scene::is_redirected(&pod));
-        call(&pod, "DEL", &scene.conf(), &Kind::meshed()).done();
+        call(&pod, "DEL", &conf, &Kind::meshed()).done();
     });
 }
 

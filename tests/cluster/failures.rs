@@ -5,7 +5,7 @@ use crate::server::{Answer, Request, Server, takes};
 use detour_cni::cluster;
 use detour_cni::cni::{Code, Error};
 use serde_json::json;
-use std::sync::Mutex;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// A server with these answers about the pod, by the number of the request; else it has pod and namespace.
@@ -32,9 +32,13 @@ fn attempts(server: &Server) -> usize {
     server.lines().iter().filter(|line| *line == GET_POD).count()
 }
 
-const LONG: Duration = Duration::from_secs(10);
+/// A timeout that is never reached.
+const LONG: Duration = Duration::from_secs(120);
+/// More than a loaded machine needs for a call that does not wait for [`LONG`].
+const SOON: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(1);
-const BRIEF: Duration = Duration::from_millis(300);
+/// A timeout that is reached, after the first answer on a loaded machine too.
+const BRIEF: Duration = Duration::from_secs(2);
 
 #[test]
 fn temporary_failures_are_retried() {
@@ -64,19 +68,21 @@ fn an_unknown_pod_is_retried_for_two_seconds() {
     let (error, took) = fails("404", &server.http(), LONG);
     assert_eq!(error.code, Code::PodUnknown);
     assert!(error.details.contains("pods \"web-0\" not found"), "{error}");
-    assert!(took > Duration::from_millis(1800) && took < Duration::from_secs(4), "{took:?}");
-    assert_eq!(attempts(&server), 6);
+    assert!(took > Duration::from_millis(1800) && took < SOON, "{took:?}");
+    // Fewer if the machine is slow.
+    assert!((2..=6).contains(&attempts(&server)), "{}", attempts(&server));
 }
 
 #[test]
 fn server_errors_are_retried_until_the_deadline() {
     let server = server(|_| Some(status(500, "etcdserver: no leader")));
-    let (error, took) = fails("500", &server.http(), SHORT);
+    let (error, took) = fails("500", &server.http(), BRIEF);
     assert_eq!(error.code, Code::TryAgain);
     assert!(error.details.contains("500, etcdserver: no leader"), "{error}");
     assert!(error.msg.contains(&format!("{} attempts", attempts(&server))), "{error}");
-    assert_eq!(attempts(&server), 5);
-    assert!(took > Duration::from_millis(800) && took < Duration::from_secs(2), "{took:?}");
+    // Fewer if the machine is slow.
+    assert!((2..=6).contains(&attempts(&server)), "{}", attempts(&server));
+    assert!(took > Duration::from_millis(1800) && took < SOON, "{took:?}");
 }
 
 #[test]
@@ -91,38 +97,35 @@ fn retry_after_is_honored() {
 
 #[test]
 fn a_second_request_runs_beside_a_slow_first_one() {
-    static RUNNING: Mutex<(usize, usize)> = Mutex::new((0, 0));
-    let server = server(|_| {
-        let begin = || {
-            let (now, max) = &mut *RUNNING.lock().expect("no panic while locked");
-            *now += 1;
-            *max = (*max).max(*now);
-        };
-        begin();
-        takes(Duration::from_secs(4));
-        RUNNING.lock().expect("no panic while locked").0 -= 1;
+    // The first request is answered when the second one has arrived.
+    let both = Barrier::new(2);
+    let server = server(move |_| {
+        both.wait();
         None
     });
     let path = kubeconfig("slow", &json!({"server": server.http()}), &json!({}));
-    let started = Instant::now();
     facts_by(&path).expect("facts");
-    assert!(started.elapsed() < Duration::from_millis(5500), "{:?}", started.elapsed());
-    assert_eq!((attempts(&server), RUNNING.lock().expect("no panic while locked").1), (2, 2));
+    assert_eq!(attempts(&server), 2);
 }
 
 #[test]
 fn a_second_request_that_fails_does_not_end_the_first() {
-    let server = server(|nth| match nth {
+    let both = Barrier::new(2);
+    let server = server(move |nth| match nth {
         0 => {
-            takes(Duration::from_secs(4));
+            both.wait();
+            // The second one has failed.
+            takes(SHORT);
             None
+        }
+        1 => {
+            both.wait();
+            Some(status(500, "etcd leader changed"))
         }
         _ => Some(status(500, "etcd leader changed")),
     });
     let path = kubeconfig("slow-and-failing", &json!({"server": server.http()}), &json!({}));
-    let started = Instant::now();
     facts_by(&path).expect("facts");
-    assert!(started.elapsed() < Duration::from_millis(5500), "{:?}", started.elapsed());
 }
 
 #[test]
@@ -133,7 +136,7 @@ fn rejected_credentials_are_not_retried() {
         let (error, took) = fails(&format!("credentials-{code}"), &server.http(), LONG);
         assert_eq!(error.code, Code::Forbidden);
         assert!(error.msg.contains(expected) && error.details.contains(message), "{error}");
-        assert!(took < Duration::from_secs(1), "{took:?}");
+        assert!(took < SOON, "{took:?}");
         assert_eq!(attempts(&server), 1);
     }
     let server = Server::plain(|request| match request.line.as_str() {
@@ -143,7 +146,7 @@ fn rejected_credentials_are_not_retried() {
     let (error, took) = fails("credentials-namespace", &server.http(), LONG);
     assert_eq!(error.code, Code::Forbidden);
     assert!(error.msg.contains("get namespaces"), "{error}");
-    assert!(took < Duration::from_secs(1), "it waited for the response about the pod: {took:?}");
+    assert!(took < SOON, "it waited for the response about the pod: {took:?}");
 }
 
 #[test]
@@ -152,7 +155,7 @@ fn a_server_that_is_not_an_api_is_an_error_without_retry() {
     let (error, took) = fails("301", &server.http(), LONG);
     assert_eq!(error.code, Code::InvalidConfig);
     assert!(error.msg.contains("301") && error.details.contains("moved"), "{error}");
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(took < SOON, "{took:?}");
 }
 
 #[test]
@@ -171,7 +174,7 @@ fn at_the_deadline_the_cause_of_an_earlier_attempt_is_reported() {
     let server = server(|nth| Some(if nth == 0 { status(500, "etcd leader changed") } else { Answer::Hang }));
     let (error, _) = fails("hangs-later", &server.http(), BRIEF);
     assert_eq!(error.code, Code::TryAgain);
-    let expected = "no answer within 0.3 s; an earlier attempt failed: 500, etcd leader changed";
+    let expected = "no answer within 2.0 s; an earlier attempt failed: 500, etcd leader changed";
     assert_eq!(error.details, expected);
 }
 

@@ -115,15 +115,15 @@ fn a_watch_without_a_first_event_gets_the_object() {
     let account = account("nothing", &server);
     let (sender, receiver) = channel();
     thread::spawn(move || account.watch(&daemon_set(), |exists| sender.send(exists).expect("the receiver exists")));
-    assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(false));
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok(false));
 }
 
 #[test]
 fn a_404_that_does_not_name_the_daemon_set_is_a_temporary_error() {
     let server = Server::plain(|_| Answer::text(404, "404 page not found\n"));
-    let (started, time) = (Instant::now(), Duration::from_secs(1));
+    let (started, time) = (Instant::now(), Duration::from_secs(3));
     let error = account("unserved", &server).has(&daemon_set(), time).expect_err("no answer");
     assert_eq!(error.code, Code::TryAgain, "{error}");
     assert!(error.to_string().contains("DaemonSet kube-system/detour-agent"), "{error}");
-    assert!(server.lines().len() > 1 && started.elapsed() < 2 * time, "{:?}", server.lines());
+    assert!(server.lines().len() > 1 && started.elapsed() < 20 * time, "{:?}", server.lines());
 }

@@ -92,7 +92,7 @@ pub(crate) fn facts(conf: &cni::Kubernetes) -> Result<Facts, Error> {
     cluster::source(conf).expect("a source").facts(&wanted(), true)
 }
 
-/// Returns the facts of the pod and its namespace, from a kubeconfig, within ten seconds.
+/// Returns the facts of the pod and its namespace, from a kubeconfig, within a minute.
 pub(crate) fn facts_by(kubeconfig: &Path) -> Result<Facts, Error> {
-    facts(&api(kubeconfig, Duration::from_secs(10)))
+    facts(&api(kubeconfig, Duration::from_secs(60)))
 }

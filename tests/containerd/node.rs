@@ -226,7 +226,9 @@ root = "{root}/containerd"
         let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
         let path = std::env::var("PATH").unwrap_or_default();
         let mut entered = Command::new("nsenter");
-        entered.args(["--target", first, "--mount", "--net", "--pid", "--"]).args(command);
+        entered.args(["--target", first, "--mount", "--net", "--pid", "--"]).args(&command[..1]);
+        // By default, it waits 2 s for an answer, and 4 s for the start of a sandbox.
+        entered.args((command[0] == "crictl").then_some("--timeout=60s")).args(&command[1..]);
         entered.env("PATH", format!("{}:{path}", tools.display()));
         entered.env("CONTAINER_RUNTIME_ENDPOINT", format!("unix://{SOCKET}"));
         entered

@@ -27,7 +27,7 @@ fn a_lock_on_the_namespaces_file_does_not_block_calls() {
         pod.add(REDIRECT).done();
         pod.check(REDIRECT).done();
         pod.del(REDIRECT).done();
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
         file.unlock().expect("it was locked");
     });
 }

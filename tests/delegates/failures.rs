@@ -54,7 +54,7 @@ fn sigterm_to_the_plugin_kills_the_executable_and_undoes_the_add() {
     let bin = recorders.bin();
     let child = start(&pod.environment("ADD", &bin.display().to_string()), &conf);
     let file = bin.with_file_name("pid");
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(120);
     let group = loop {
         assert!(Instant::now() < deadline, "it does not start");
         if let Some(pid) = std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok()) {

@@ -251,7 +251,7 @@ impl Subject {
     /// after the next DEL.
     pub(crate) fn wait_for_executables(&self) {
         let own = format!("CNI_CONTAINERID={}", self.pod.container_id);
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(120);
         let runs = || {
             let processes = fs::read_dir("/proc").expect("readable").flatten();
             let mut environments = processes.filter_map(|process| fs::read(process.path().join("environ")).ok());

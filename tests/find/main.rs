@@ -192,7 +192,7 @@ fn a_pod_in_its_own_user_namespace_is_found_with_its_addresses() {
     scene(|node| {
         let (uid, sandbox) = (uid(), id("f"));
         let pause = node.process("pause", &group(&uid, &sandbox), Where::OwnUsers);
-        let timeout = Duration::from_secs(10);
+        let timeout = Duration::from_secs(60);
         let found = wait_for(|| of_pod(&node.root, &uid).ok().flatten());
         is_in(&found, &pause);
         let added = found.open().expect("open").enter(timeout, || {
@@ -208,7 +208,7 @@ fn a_pod_in_its_own_user_namespace_is_found_with_its_addresses() {
 
 /// Retries: `unshare` is in the node's network namespace until it has created its own.
 fn wait_for(attempt: impl Fn() -> Option<FoundNetns>) -> FoundNetns {
-    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
     loop {
         match attempt() {
             Some(found) => return found,

@@ -408,7 +408,7 @@ fn each_refused_configuration_creates_one_event_of_the_agents_pod() {
     };
     for uid in ["x", "y", "x"] {
         write(&format!(r#"{{"chain": [{{"type": "uid-exclude", "uids": ["{uid}"]}}]}}"#));
-        let event = events.recv_timeout(Duration::from_secs(30)).expect("an Event");
+        let event = events.recv_timeout(Duration::from_secs(60)).expect("an Event");
         assert_eq!((&event["reason"], &event["type"]), (&json!("DetourConfigurationRefused"), &json!("Warning")));
         let object = json!({"apiVersion": "v1", "kind": "Pod", "namespace": "kube-system", "name": "detour-agent-x", "uid": "uid-1"});
         assert_eq!(event["involvedObject"], object);

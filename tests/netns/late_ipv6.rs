@@ -97,7 +97,7 @@ fn a_tentative_address_counts_and_a_duplicate_does_not() {
     with_ip6(&world, &[]);
     world.ip(&["-6", "addr", "del", "fd88::2/64", "dev", "eth0"]);
     world.ip(&["-6", "addr", "add", "fd88::1/64", "dev", "eth0"]);
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !world.ip(&["addr", "show", "dev", "eth0"]).contains("dadfailed") {
         assert!(std::time::Instant::now() < deadline, "the kernel finds no duplicate");
         std::thread::yield_now();

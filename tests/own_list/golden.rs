@@ -27,9 +27,9 @@ pub(crate) fn node(cni: &ClusterCni, test: &str) -> (Scene, PathBuf) {
 /// Waits until `reached` returns true.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut reached: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_secs(60);
     while !reached() {
-        assert!(Instant::now() < end, "not within 30 s: {what}");
+        assert!(Instant::now() < end, "not within 60 s: {what}");
         thread::park_timeout(Duration::from_millis(2));
     }
 }

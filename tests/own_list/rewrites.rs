@@ -280,7 +280,8 @@ fn a_thousand_rewrites_never_show_a_runtime_another_list_and_each_one_is_followe
     ));
     report(&format!("followed {}; last {last:.1?}", figures(followed)));
     report(&format!("another list after the first one disappeared: {}", figures(handed_over)));
-    assert!(sorted[sorted.len() / 2] < Duration::from_secs(1), "the agent follows within a second");
+    // Usually within 0.1 s; after a failure, the agent would wait 5 s.
+    assert!(sorted[sorted.len() / 2] < Duration::from_secs(4), "the agent follows at once");
     let logged = agent.logged();
     assert!(!logged.iter().any(|line| line.contains("keeps reverting")), "following is not a repair");
 }

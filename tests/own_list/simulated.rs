@@ -10,7 +10,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -231,12 +231,13 @@ fn multus_that_comes_and_goes_always_calls_the_plugin() {
         fs::read_to_string(ClusterCni::named("multus").golden().join("before/00-multus.conf")).expect("a file");
     let agent = Agent::start(&scene, "a", &[FLAG]);
     agent.wait_for_log(READY);
-    let ends = Arc::new(AtomicBool::new(false));
-    let (ended, read) = (Arc::clone(&ends), directory.clone());
+    let (ends, changes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let (ended, changed, read) = (Arc::clone(&ends), Arc::clone(&changes), directory.clone());
     let list = flannel.file;
     // Multus calls the list of the cluster network.
     let runtime = thread::spawn(move || {
         while !ended.load(Ordering::Relaxed) {
+            let change = changed.load(Ordering::SeqCst);
             let choice = runtime::read(&read).choice.expect("a list");
             let called = if choice.file == "00-multus.conf" {
                 fs::read_to_string(read.join(list)).expect("the list of flannel")
@@ -245,15 +246,19 @@ fn multus_that_comes_and_goes_always_calls_the_plugin() {
             };
             // A moment later, the directory may be the next one already: then the own list has the entry.
             let is_called = called.contains("\"detour\"")
-                || runtime::read(&read).choice.is_some_and(|choice| choice.file == OWN_LIST);
+                || runtime::read(&read).choice.is_some_and(|choice| choice.file == OWN_LIST)
+                // This thread was so slow that Multus has come or gone meanwhile.
+                || changed.load(Ordering::SeqCst) != change;
             assert!(is_called, "{}: {called}", choice.file);
             thread::park_timeout(Duration::from_micros(100));
         }
     });
     for _ in 0..3 {
+        changes.fetch_add(1, Ordering::SeqCst);
         fs::write(directory.join("00-multus.conf"), &multus).expect("written");
         wait_until("the list is edited", || !directory.join(OWN_LIST).exists());
         assert!(fs::read_to_string(directory.join(list)).expect("the list").contains("\"detour\""));
+        changes.fetch_add(1, Ordering::SeqCst);
         fs::remove_file(directory.join("00-multus.conf")).expect("removed");
         wait_until("the own list", || directory.join(OWN_LIST).exists());
         wait_until("the list is restored", || {

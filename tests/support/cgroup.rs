@@ -62,7 +62,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         let _ = fs::write(self.directory.join("cgroup.kill"), "1");
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while let Err(error) = fs::remove_dir(&self.directory) {
             if error.kind() == std::io::ErrorKind::NotFound {
                 return;

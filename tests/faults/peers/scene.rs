@@ -276,6 +276,11 @@ impl Scene {
         left.extend(left_in_state().iter().map(|path| path.display().to_string()));
         let state = self.root.join("state");
         left.extend(files(&state).into_iter().map(|path| path.display().to_string()));
+        // A process that was killed still needs the processor once.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !self.processes().is_empty() && Instant::now() < deadline {
+            thread::park_timeout(Duration::from_millis(20));
+        }
         left.extend(self.processes().iter().map(|pid| format!("process {pid}")));
         left
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// The time between two messages, so that the machine is not the limit.
 const INTERVAL: Duration = Duration::from_millis(4);
 const TOKEN: &[u8] = b"hello\n";
@@ -53,7 +53,7 @@ impl Traffic {
         Self::start(netns, process, move || {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).expect("a port");
-            socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a socket");
+            socket.set_read_timeout(Some(Duration::from_secs(10))).expect("a socket");
             move || {
                 let ask = || {
                     socket.send_to(TOKEN, to).expect("it is sent");
