@@ -1,5 +1,7 @@
 //! Netlink messages as bytes: written into a datagram, and split out of one (linux/netlink.h).
 
+use super::attributes::Attributes;
+
 /// The length of `struct nlmsghdr`.
 const HEADER: usize = 16;
 
@@ -23,16 +25,68 @@ pub const NLMSG_ERROR: u16 = 2;
 /// The type of the message that ends a dump.
 pub(super) const NLMSG_DONE: u16 = 3;
 
-/// Appends a message to `out`: the netlink header, the protocol's own header, the attributes.
-pub fn put(out: &mut Vec<u8>, kind: u16, flags: u16, sequence: u32, [header, attributes]: [&[u8]; 2]) {
-    let length = u32::try_from(HEADER + header.len() + attributes.len()).unwrap_or(u32::MAX);
-    out.extend(length.to_ne_bytes());
-    out.extend(kind.to_ne_bytes());
-    out.extend(flags.to_ne_bytes());
-    out.extend(sequence.to_ne_bytes());
-    out.extend(0_u32.to_ne_bytes());
-    out.extend(header);
-    out.extend(attributes);
+/// The offsets of type, flags and sequence number in `struct nlmsghdr`.
+const KIND: usize = 4;
+const FLAGS: usize = 6;
+const SEQUENCE: usize = 8;
+
+/// Messages being written one after another into one datagram.
+#[derive(Debug, Default)]
+pub struct Messages {
+    written: Attributes,
+    /// Where the last message starts.
+    last: usize,
+}
+
+impl Messages {
+    /// Returns an empty datagram.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { written: Attributes::new(), last: 0 }
+    }
+
+    /// Returns the datagram of one message.
+    #[must_use]
+    pub fn one(kind: u16, flags: u16, sequence: u32, header: &[u8], attributes: &[u8]) -> Self {
+        let mut messages = Self::new();
+        messages.put(kind, flags, sequence, header, |list| list.append(attributes));
+        messages
+    }
+
+    /// Appends a message: the netlink header, the protocol's own header, and the attributes that `write` appends.
+    pub fn put(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        sequence: u32,
+        header: &[u8],
+        write: impl FnOnce(&mut Attributes) -> &mut Attributes,
+    ) {
+        self.begin(kind, flags, sequence, header);
+        write(&mut self.written);
+        let length = u32::try_from(self.written.len() - self.last).unwrap_or(u32::MAX);
+        self.written.overwrite(self.last, length.to_ne_bytes());
+    }
+
+    fn begin(&mut self, kind: u16, flags: u16, sequence: u32, header: &[u8]) {
+        self.last = self.written.len();
+        self.written.room(HEADER);
+        self.written.overwrite(self.last + KIND, kind.to_ne_bytes());
+        self.written.overwrite(self.last + FLAGS, flags.to_ne_bytes());
+        self.written.overwrite(self.last + SEQUENCE, sequence.to_ne_bytes());
+        self.written.append(header);
+    }
+
+    /// Replaces the flags of the last message.
+    pub fn set_flags(&mut self, flags: u16) {
+        self.written.overwrite(self.last + FLAGS, flags.to_ne_bytes());
+    }
+
+    /// Returns the datagram.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.written.as_bytes()
+    }
 }
 
 /// A message from the kernel.
