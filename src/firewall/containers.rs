@@ -109,14 +109,13 @@ impl ContainerElement {
         let user_data = user_data.and_then(ContainerLabel::user_data);
         let flags = if verb == Verb::NewSetElements { NLM_F_CREATE } else { 0 };
         batch.message(verb, flags, NFPROTO_INET, |list| {
-            let element = |element: &mut Attributes| {
-                element.nested(nfta::ELEMENT_KEY, |key| key.bytes(nfta::ELEMENT_VALUE, &self.cgroup.to_ne_bytes()));
-                user_data.iter().for_each(|data| _ = element.bytes(nfta::ELEMENT_USER_DATA, data));
-            };
             elements_of(list, self.scope).nested(nfta::ELEMENTS, |list| {
-                list.nested(nfta::LIST_ELEMENT, |list| {
-                    element(list);
-                    list
+                list.nested(nfta::LIST_ELEMENT, |element| {
+                    element.nested(nfta::ELEMENT_KEY, |key| key.bytes(nfta::ELEMENT_VALUE, &self.cgroup.to_ne_bytes()));
+                    match &user_data {
+                        Some(data) => element.bytes(nfta::ELEMENT_USER_DATA, data),
+                        None => element,
+                    }
                 })
             })
         });

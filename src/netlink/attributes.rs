@@ -97,9 +97,16 @@ impl Attributes {
         let start = self.length;
         self.length += length.next_multiple_of(ALIGNMENT);
         if self.length > self.buffer.len() {
-            self.buffer.resize((2 * self.length).max(USUAL_LENGTH), 0);
+            self.grow();
         }
-        &mut self.buffer[start..self.length]
+        self.buffer.get_mut(start..self.length).unwrap_or_default()
+    }
+
+    /// Replaces the buffer by a larger one. `Vec::resize` would write the new bytes one by one.
+    fn grow(&mut self) {
+        let mut larger = vec![0; (2 * self.length).max(USUAL_LENGTH)];
+        larger[..self.buffer.len()].copy_from_slice(&self.buffer);
+        self.buffer = larger;
     }
 
     /// Overwrites the bytes at `start`.
@@ -119,8 +126,8 @@ impl Attributes {
     /// Appends an attribute of `length` zero bytes; returns them with their padding.
     fn value(&mut self, kind: u16, length: usize) -> &mut [u8] {
         let ([a, b], [c, d]) = (length_field(HEADER + length).to_ne_bytes(), kind.to_ne_bytes());
-        let (header, value) = self.room(HEADER + length).split_at_mut(HEADER);
-        header.copy_from_slice(&[a, b, c, d]);
+        let Some((header, value)) = self.room(HEADER + length).split_first_chunk_mut() else { return &mut [] };
+        *header = [a, b, c, d];
         value
     }
 }
@@ -134,12 +141,11 @@ fn length_field(length: usize) -> u16 {
 /// Returns the attributes in `bytes` as (type, value); stops at the first malformed one.
 pub fn parse(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
-        let (length, rest) = bytes.split_first_chunk::<2>()?;
-        let (kind, _) = rest.split_first_chunk::<2>()?;
-        let length = usize::from(u16::from_ne_bytes(*length));
+        let ([a, b, c, d], _) = bytes.split_first_chunk::<HEADER>()?;
+        let (length, kind) = (usize::from(u16::from_ne_bytes([*a, *b])), u16::from_ne_bytes([*c, *d]));
         let value = bytes.get(HEADER..length)?;
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((u16::from_ne_bytes(*kind) & TYPE_MASK, value))
+        bytes = bytes.get(length.next_multiple_of(ALIGNMENT)..).unwrap_or_default();
+        Some((kind & TYPE_MASK, value))
     })
 }
 

@@ -25,7 +25,7 @@ pub const NLMSG_ERROR: u16 = 2;
 /// The type of the message that ends a dump.
 pub(super) const NLMSG_DONE: u16 = 3;
 
-/// The offsets of type, flags and sequence number in `struct nlmsghdr`.
+/// Offsets in `struct nlmsghdr`, which begins with the length.
 const KIND: usize = 4;
 const FLAGS: usize = 6;
 const SEQUENCE: usize = 8;
@@ -113,13 +113,11 @@ impl Received<'_> {
 /// Splits a datagram into its messages.
 pub fn split(mut bytes: &[u8]) -> impl Iterator<Item = Received<'_>> {
     std::iter::from_fn(move || {
-        let header = bytes.get(..HEADER)?;
-        let u16_at = |at: usize| Some(u16::from_ne_bytes(header.get(at..at + 2)?.try_into().ok()?));
-        let u32_at = |at: usize| Some(u32::from_ne_bytes(header.get(at..at + 4)?.try_into().ok()?));
-        let length = usize::try_from(u32_at(0)?).ok()?;
+        let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = *bytes.first_chunk::<HEADER>()?;
+        let length = usize::try_from(u32::from_ne_bytes([l0, l1, l2, l3])).ok()?;
         let body = bytes.get(HEADER..length)?;
-        let received = Received { kind: u16_at(4)?, flags: u16_at(6)?, sequence: u32_at(8)?, body };
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some(received)
+        let (kind, flags) = (u16::from_ne_bytes([k0, k1]), u16::from_ne_bytes([f0, f1]));
+        Some(Received { kind, flags, sequence: u32::from_ne_bytes([s0, s1, s2, s3]), body })
     })
 }
