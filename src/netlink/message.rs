@@ -121,3 +121,22 @@ pub fn split(mut bytes: &[u8]) -> impl Iterator<Item = Received<'_>> {
         Some(Received { kind, flags, sequence: u32::from_ne_bytes([s0, s1, s2, s3]), body })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::attributes::find_be32;
+
+    #[test]
+    fn messages_written_one_after_another_are_split_again() {
+        let mut messages = Messages::new();
+        messages.put(7, NLM_F_REQUEST, 1, &[1, 2, 3, 4], |list| list.bytes(1, &[0; 1000]));
+        messages.put(8, NLM_F_REQUEST, 2, &[], |list| list.be32(3, 9));
+        messages.set_flags(NLM_F_REQUEST | NLM_F_ACK);
+        let found: Vec<Received<'_>> = split(messages.as_bytes()).collect();
+        let headers = [&found[0], &found[1]].map(|message| (message.kind, message.flags, message.sequence));
+        assert_eq!((found.len(), headers), (2, [(7, NLM_F_REQUEST, 1), (8, NLM_F_REQUEST | NLM_F_ACK, 2)]));
+        assert!(found[0].body.starts_with(&[1, 2, 3, 4]));
+        assert_eq!((found[0].body.len(), find_be32(found[1].body, 3)), (4 + 4 + 1000, Some(9)));
+    }
+}
