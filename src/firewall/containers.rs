@@ -2,7 +2,7 @@
 //! elements. A set has one element per running excluded container, with its cgroup ID as the key and its name and ID
 //! as the comment. The rules of the table are in `native::containers`.
 
-use super::nfnetlink::{Message, NfError, NfSocket, Verb, nfta};
+use super::nfnetlink::{Batch, NfError, NfSocket, Verb, nfta};
 use super::rule::NFPROTO_INET;
 use crate::cni::{Code, Error};
 use crate::netlink::attributes::{self, Attributes, find, find_be32};
@@ -103,22 +103,22 @@ impl ContainerElement {
         })
     }
 
-    /// Returns the message that adds the element to its set or deletes it from there.
-    pub(super) fn message(&self, verb: Verb) -> Message {
-        let key = |key: Attributes| key.bytes(nfta::ELEMENT_VALUE, &self.cgroup.to_ne_bytes());
+    /// Appends the message that adds the element to its set or deletes it from there.
+    pub(super) fn write(&self, batch: &mut Batch<'_>, verb: Verb) {
         let user_data = self.container.as_ref().filter(|_| verb == Verb::NewSetElements);
         let user_data = user_data.and_then(ContainerLabel::user_data);
-        let element = |element: Attributes| {
-            let element = element.nested(nfta::ELEMENT_KEY, key);
-            match &user_data {
-                Some(data) => element.bytes(nfta::ELEMENT_USER_DATA, data),
-                None => element,
-            }
-        };
-        let attributes =
-            elements_of(self.scope).nested(nfta::ELEMENTS, |list| list.nested(nfta::LIST_ELEMENT, element));
         let flags = if verb == Verb::NewSetElements { NLM_F_CREATE } else { 0 };
-        Message { verb, flags, family: NFPROTO_INET, attributes }
+        batch.message(verb, flags, NFPROTO_INET, |list| {
+            elements_of(list, self.scope).nested(nfta::ELEMENTS, |list| {
+                list.nested(nfta::LIST_ELEMENT, |element| {
+                    element.nested(nfta::ELEMENT_KEY, |key| key.bytes(nfta::ELEMENT_VALUE, &self.cgroup.to_ne_bytes()));
+                    match &user_data {
+                        Some(data) => element.bytes(nfta::ELEMENT_USER_DATA, data),
+                        None => element,
+                    }
+                })
+            })
+        });
     }
 }
 
@@ -144,18 +144,17 @@ pub(super) fn is_container_set(listed: &[u8]) -> bool {
         && number(nfta::SET_KEY_LENGTH) == KEY_LENGTH
 }
 
-/// Returns the attributes that select the elements of a set (`NFTA_SET_ELEM_LIST_…`).
-fn elements_of(scope: ContainerScope) -> Attributes {
-    Attributes::new().text(nfta::TABLE, TABLE).text(nfta::ELEMENTS_SET, set_name(scope))
+/// Appends the attributes that select the elements of a set (`NFTA_SET_ELEM_LIST_…`).
+fn elements_of(list: &mut Attributes, scope: ContainerScope) -> &mut Attributes {
+    list.text(nfta::TABLE, TABLE).text(nfta::ELEMENTS_SET, set_name(scope))
 }
 
-/// Returns the attributes that create a set with the number `id` within its transaction (`NFTA_SET_…`).
-pub(super) fn set(scope: ContainerScope, id: u32) -> Attributes {
-    let all = Attributes::new().text(nfta::TABLE, TABLE).text(nfta::SET_NAME, set_name(scope));
-    let all = all.be32(nfta::SET_FLAGS, 0).be32(nfta::SET_KEY_TYPE, CGROUP_TYPE);
-    let all = all.be32(nfta::SET_KEY_LENGTH, KEY_LENGTH);
-    let all = all.nested(nfta::SET_DESCRIPTION, |size| size.be32(nfta::SET_SIZE, MAX_ELEMENTS)).be32(nfta::SET_ID, id);
-    all.bytes(nfta::SET_USER_DATA, &[&nfta::KEY_BYTE_ORDER[..], &nfta::HOST_ENDIAN.to_ne_bytes()].concat())
+/// Appends the attributes that create a set with the number `id` within its transaction (`NFTA_SET_…`).
+pub(super) fn set(list: &mut Attributes, scope: ContainerScope, id: u32) -> &mut Attributes {
+    list.text(nfta::TABLE, TABLE).text(nfta::SET_NAME, set_name(scope));
+    list.be32(nfta::SET_FLAGS, 0).be32(nfta::SET_KEY_TYPE, CGROUP_TYPE).be32(nfta::SET_KEY_LENGTH, KEY_LENGTH);
+    list.nested(nfta::SET_DESCRIPTION, |size| size.be32(nfta::SET_SIZE, MAX_ELEMENTS)).be32(nfta::SET_ID, id);
+    list.bytes(nfta::SET_USER_DATA, &[&nfta::KEY_BYTE_ORDER[..], &nfta::HOST_ENDIAN.to_ne_bytes()].concat())
 }
 
 /// Lists the elements in the calling thread's network namespace; none if the table does not exist.
@@ -212,9 +211,11 @@ pub fn change_container_elements(remove: &[ContainerElement], add: &[ContainerEl
             let same = |other: &ContainerElement| other.has_key_of(element);
             added.iter().any(|new| same(new)) || (remove.iter().any(same) && !add.iter().any(same))
         };
-        let deletions = live.iter().filter(|element| is_removed(element)).map(|e| e.message(Verb::DelSetElements));
-        let additions = added.iter().map(|e| e.message(Verb::NewSetElements));
-        socket.transact(deletions.chain(additions), generation)
+        socket.transact(generation, |batch| {
+            let removed = live.iter().filter(|element| is_removed(element));
+            removed.for_each(|element| element.write(batch, Verb::DelSetElements));
+            added.iter().for_each(|element| element.write(batch, Verb::NewSetElements));
+        })
     };
     retried(change).map_err(|error| failed("change", &error))
 }
@@ -233,7 +234,8 @@ fn read(socket: &mut NfSocket, scopes: &[ContainerScope]) -> Result<LiveSets, Nf
     for scope in scopes {
         let mut found = Vec::new();
         let each = |_, message: &[u8]| found.extend(ContainerElement::read(*scope, message));
-        match socket.dump_of(Verb::GetSetElements, NFPROTO_INET, elements_of(*scope), each) {
+        let which = Attributes::of(|list| elements_of(list, *scope));
+        match socket.dump_of(Verb::GetSetElements, NFPROTO_INET, which, each) {
             Err(NfError::Socket(Errno::ENOENT)) => continue,
             other => other?,
         }

@@ -79,12 +79,12 @@ impl Ct {
 }
 
 /// A reference to a set.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SetName {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SetName<'a> {
     /// The number of an anonymous set within a transaction; 0 in rules that the kernel lists, and for a named set.
     pub id: u32,
     /// The name; for an anonymous set in a transaction, the pattern for it.
-    pub name: String,
+    pub name: &'a str,
 }
 
 /// The header from which an offset counts (`enum nft_payload_bases`).
@@ -98,34 +98,35 @@ pub(super) enum Base {
 }
 
 /// The verdict of a rule.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum NftVerdict {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NftVerdict<'a> {
     /// `NF_DROP`.
     Drop,
     /// `NF_ACCEPT`.
     Accept,
     /// `NFT_JUMP`.
-    Jump(String),
+    Jump(&'a str),
     /// `NFT_GOTO`.
-    Goto(String),
+    Goto(&'a str),
     /// `NFT_RETURN`.
     Return,
 }
 
 /// An xtables match or target (linux/netfilter/nf_tables_compat.h).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Extension {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extension<'a> {
     /// The name: `owner`, `REDIRECT`, …
-    pub name: String,
+    pub name: &'a str,
     /// The version of the structure.
     pub revision: u32,
     /// The C structure of the extension.
-    pub info: Vec<u8>,
+    pub info: &'a [u8],
 }
 
-/// An nf_tables expression.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Expression {
+/// An nf_tables expression. It borrows its values from the message in which the kernel lists it, or from the rule that
+/// is encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expression<'a> {
     /// Loads metadata.
     Meta(Meta),
     /// Loads bytes of the packet.
@@ -138,27 +139,27 @@ pub(super) enum Expression {
         length: u32,
     },
     /// Keeps these bits of the register and clears the others.
-    Mask(Vec<u8>),
+    Mask(&'a [u8]),
     /// Continues only if the register equals a value, or does not.
     Compare {
         /// Whether the comparison is negated.
         not: bool,
         /// The value.
-        value: Vec<u8>,
+        value: &'a [u8],
     },
     /// Continues only if the register is within a range, or is not.
     Range {
         /// Whether the comparison is negated.
         not: bool,
         /// The first value of the range.
-        from: Vec<u8>,
+        from: &'a [u8],
         /// The last value of the range.
-        to: Vec<u8>,
+        to: &'a [u8],
     },
     /// Continues only if the register is at least this value; `nft` writes a range as this and [`Self::AtMost`].
-    AtLeast(Vec<u8>),
+    AtLeast(&'a [u8]),
     /// Continues only if the register is at most this value.
-    AtMost(Vec<u8>),
+    AtMost(&'a [u8]),
     /// Loads connection tracking data.
     Ct(Ct),
     /// Loads the ID of the sending socket's control group at this level: the socket's own one or an ancestor.
@@ -170,12 +171,12 @@ pub(super) enum Expression {
         /// Whether the lookup is negated.
         not: bool,
         /// The set.
-        set: SetName,
+        set: SetName<'a>,
     },
     /// Counts packets and bytes.
     Counter,
     /// Loads a constant.
-    Constant(Vec<u8>),
+    Constant(&'a [u8]),
     /// Sets metadata to the register.
     SetMeta(Meta),
     /// Sets connection tracking data to the register.
@@ -187,17 +188,16 @@ pub(super) enum Expression {
     /// Changes the destination to the address in the register, of this family (`NFPROTO_…`).
     DestinationNat(u32),
     /// Ends the rule with a verdict.
-    Verdict(NftVerdict),
+    Verdict(NftVerdict<'a>),
     /// An xtables match.
-    Match(Extension),
+    Match(Extension<'a>),
     /// An xtables target.
-    Target(Extension),
+    Target(Extension<'a>),
 }
 
-impl Expression {
+impl<'a> Expression<'a> {
     /// Appends the expression to a rule's list.
-    #[must_use]
-    pub(super) fn write(&self, list: Attributes) -> Attributes {
+    pub(super) fn write<'l>(&self, list: &'l mut Attributes) -> &'l mut Attributes {
         list.nested(LIST_ELEMENT, |element| element.text(NAME, self.name()).nested(DATA, |data| self.write_data(data)))
     }
 
@@ -222,10 +222,7 @@ impl Expression {
         }
     }
 
-    fn write_data(&self, data: Attributes) -> Attributes {
-        let value = |kind, bytes: &[u8], data: Attributes| data.nested(kind, |data| data.bytes(VALUE, bytes));
-        let compare =
-            |operation, bytes: &[u8], data: Attributes| value(3, bytes, data.be32(1, REGISTER).be32(2, operation));
+    fn write_data<'l>(&self, data: &'l mut Attributes) -> &'l mut Attributes {
         match self {
             Self::Meta(key) => data.be32(2, *key as u32).be32(1, REGISTER),
             Self::Payload { base, offset, length } => {
@@ -234,13 +231,13 @@ impl Expression {
             Self::Mask(mask) => {
                 let length = u32::try_from(mask.len()).unwrap_or_default();
                 let data = data.be32(1, REGISTER).be32(2, REGISTER).be32(3, length);
-                value(5, &vec![0; mask.len()], value(4, mask, data))
+                put_value(data, 4, mask).nested(5, |data| data.zeros(VALUE, mask.len()))
             }
-            Self::Compare { not, value: bytes } => compare(u32::from(*not), bytes, data),
-            Self::AtLeast(bytes) => compare(AT_LEAST, bytes, data),
-            Self::AtMost(bytes) => compare(AT_MOST, bytes, data),
+            Self::Compare { not, value: bytes } => put_compare(data, u32::from(*not), bytes),
+            Self::AtLeast(bytes) => put_compare(data, AT_LEAST, bytes),
+            Self::AtMost(bytes) => put_compare(data, AT_MOST, bytes),
             Self::Range { not, from, to } => {
-                value(4, to, value(3, from, data.be32(1, REGISTER).be32(2, u32::from(*not))))
+                put_value(put_value(data.be32(1, REGISTER).be32(2, u32::from(*not)), 3, from), 4, to)
             }
             Self::Ct(key) => data.be32(2, *key as u32).be32(1, REGISTER),
             Self::CgroupAt(level) => data.be32(1, SOCKET_CGROUP).be32(2, REGISTER).be32(3, (*level).into()),
@@ -248,11 +245,11 @@ impl Expression {
                 data.be32(1, REGISTER).be32(2, REGISTER).be32(3, HOST_TO_NETWORK).be32(4, 4).be32(5, 4)
             }
             Self::Lookup { not, set } => {
-                let data = data.text(1, &set.name).be32(2, REGISTER).be32(4, set.id);
+                let data = data.text(1, set.name).be32(2, REGISTER).be32(4, set.id);
                 if *not { data.be32(5, LOOKUP_INVERTED) } else { data }
             }
             Self::Counter => data.be64(1, 0).be64(2, 0),
-            Self::Constant(bytes) => value(2, bytes, data.be32(1, REGISTER)),
+            Self::Constant(bytes) => put_value(data.be32(1, REGISTER), 2, bytes),
             Self::SetMeta(key) => data.be32(2, *key as u32).be32(3, REGISTER),
             Self::SetCt(key) => data.be32(2, *key as u32).be32(4, REGISTER),
             Self::Redirect => data.be32(1, REGISTER).be32(3, PORT_GIVEN),
@@ -267,7 +264,7 @@ impl Expression {
     }
 
     /// Reads the expressions of a rule as the kernel lists them; `None` for an unknown expression.
-    pub(super) fn read_all(list: &[u8]) -> impl Iterator<Item = Option<Self>> {
+    pub(super) fn read_all(list: &'a [u8]) -> impl Iterator<Item = Option<Self>> {
         attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT).map(|(_, element)| Self::read(element))
     }
 
@@ -279,9 +276,9 @@ impl Expression {
         Some((find_be64(data, 2)?, find_be64(data, 1)?))
     }
 
-    fn read(element: &[u8]) -> Option<Self> {
+    fn read(element: &'a [u8]) -> Option<Self> {
         let data = find(element, DATA).unwrap_or_default();
-        let value = |kind| find(find(data, kind)?, VALUE).map(<[u8]>::to_vec);
+        let value = |kind| find(find(data, kind)?, VALUE);
         let not = || match find_be32(data, 2) {
             Some(0) => Some(false),
             Some(1) => Some(true),
@@ -325,7 +322,7 @@ impl Expression {
                 if find(data, 3).is_some() {
                     return None;
                 }
-                Self::Lookup { not, set: SetName { id: 0, name: find_text(data, 1)?.to_owned() } }
+                Self::Lookup { not, set: SetName { id: 0, name: find_text(data, 1)? } }
             }
             "redir" => {
                 in_register(1)?;
@@ -382,14 +379,31 @@ impl Expression {
     }
 }
 
+/// Appends a value of type `kind`.
+fn put_value<'l>(data: &'l mut Attributes, kind: u16, bytes: &[u8]) -> &'l mut Attributes {
+    data.nested(kind, |data| data.bytes(VALUE, bytes))
+}
+
+/// Appends the data of a comparison.
+fn put_compare<'l>(data: &'l mut Attributes, operation: u32, bytes: &[u8]) -> &'l mut Attributes {
+    put_value(data.be32(1, REGISTER).be32(2, operation), 3, bytes)
+}
+
+/// Returns whether `encode` passes exactly the expressions in `expected` to its argument.
+pub(super) fn encodes_as(expected: &[Expression<'_>], encode: impl FnOnce(&mut dyn FnMut(Expression<'_>))) -> bool {
+    let (mut left, mut is_same) = (expected.iter(), true);
+    encode(&mut |expression| is_same &= left.next() == Some(&expression));
+    is_same && left.next().is_none()
+}
+
 const NF_DROP: u32 = 0;
 const NF_ACCEPT: u32 = 1;
 const NFT_JUMP: u32 = -3_i32 as u32;
 const NFT_GOTO: u32 = -4_i32 as u32;
 const NFT_RETURN: u32 = -5_i32 as u32;
 
-impl NftVerdict {
-    fn write(&self, data: Attributes) -> Attributes {
+impl<'a> NftVerdict<'a> {
+    fn write<'l>(&self, data: &'l mut Attributes) -> &'l mut Attributes {
         match self {
             Self::Drop => data.be32(VERDICT_CODE, NF_DROP),
             Self::Accept => data.be32(VERDICT_CODE, NF_ACCEPT),
@@ -399,8 +413,8 @@ impl NftVerdict {
         }
     }
 
-    fn read(data: &[u8]) -> Option<Self> {
-        let chain = || find_text(data, VERDICT_CHAIN).map(str::to_owned);
+    fn read(data: &'a [u8]) -> Option<Self> {
+        let chain = || find_text(data, VERDICT_CHAIN);
         match find_be32(data, VERDICT_CODE)? {
             NF_DROP => Some(Self::Drop),
             NF_ACCEPT => Some(Self::Accept),
@@ -412,14 +426,13 @@ impl NftVerdict {
     }
 }
 
-impl Extension {
-    fn write(&self, data: Attributes) -> Attributes {
-        data.text(1, &self.name).be32(2, self.revision).bytes(3, &self.info)
+impl<'a> Extension<'a> {
+    fn write<'l>(&self, data: &'l mut Attributes) -> &'l mut Attributes {
+        data.text(1, self.name).be32(2, self.revision).bytes(3, self.info)
     }
 
-    fn read(data: &[u8]) -> Option<Self> {
-        let name = find_text(data, 1)?.to_owned();
-        Some(Self { name, revision: find_be32(data, 2)?, info: find(data, 3)?.to_vec() })
+    fn read(data: &'a [u8]) -> Option<Self> {
+        Some(Self { name: find_text(data, 1)?, revision: find_be32(data, 2)?, info: find(data, 3)? })
     }
 }
 

@@ -207,7 +207,7 @@ impl LiveRuleset {
         let native = self.native.keys().map(|table| (NFPROTO_INET, table.name()));
         let istio = self.native_istio.map(|_| (NFPROTO_INET, ISTIO_RAW));
         let all = iptables.chain(native).chain(istio);
-        all.map(|(family, table)| (family, Attributes::new().text(nfta::TABLE, table))).collect()
+        all.map(|(family, table)| (family, Attributes::of(|list| list.text(nfta::TABLE, table)))).collect()
     }
 
     /// Adds a rule as the kernel lists it.

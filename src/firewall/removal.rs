@@ -4,9 +4,9 @@
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::rule::NativeTable;
-use super::nfnetlink::{Message, NfError, NfSocket, Verb, nfta};
+use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
 use super::plan::CreatedTables;
-use super::rule::{Family, Hook, NFPROTO_INET, Ruleset, Table, is_own_chain, is_redirection_chain};
+use super::rule::{Hook, NFPROTO_INET, Ruleset, is_own_chain, is_redirection_chain};
 use super::rule_format::RuleFormat;
 use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find_text};
@@ -36,7 +36,7 @@ pub fn remove(format: RuleFormat, own: &Ruleset, made: &CreatedTables) -> Result
         }
     }
     // One transaction for each: a missing chain or table would fail all others with it.
-    flushes(format, own).iter().try_for_each(|message| send(&mut socket, message))
+    flushes(format, own).iter().try_for_each(|flush| send(&mut socket, flush))
 }
 
 /// Reads the live rules that removal needs: of each built-in chain, the rules of `own` and those that jump to
@@ -53,7 +53,7 @@ fn read_beginnings(socket: &mut NfSocket, own: &Ruleset) -> Result<LiveRuleset, 
                     || rule.rule.as_ref().is_ok_and(|rule| own_rules.contains(rule))
             };
             let mut has_others = false;
-            let which = Attributes::new().text(nfta::TABLE, table.name()).text(nfta::RULE_CHAIN, name);
+            let which = Attributes::of(|list| list.text(nfta::TABLE, table.name()).text(nfta::RULE_CHAIN, name));
             socket.allow(MAX_READ_PER_CHAIN);
             let read = socket.dump_of(Verb::GetRule, family.number(), which, |_, body| {
                 let of_chain = find_text(body, nfta::RULE_CHAIN) == Some(name);
@@ -82,35 +82,36 @@ fn placeholder() -> LiveRule {
     LiveRule { handle: 0, rule: Err(None), counter: Counter::default() }
 }
 
-/// Returns the messages that delete detour's native tables, and in the iptables format flush each chain of `own`.
-fn flushes(format: RuleFormat, own: &Ruleset) -> Vec<Message> {
-    let message = |verb, family, attributes| Message { verb, flags: 0, family, attributes };
-    let delete =
-        |table: &NativeTable| message(Verb::DelTable, NFPROTO_INET, Attributes::new().text(nfta::TABLE, table.name()));
-    let mut messages: Vec<Message> = format.native_tables().iter().map(delete).collect();
-    match format {
-        RuleFormat::Iptables => {
-            let flush = |family: Family, table: Table, chain: &str| {
-                message(
-                    Verb::DelRule,
-                    family.number(),
-                    Attributes::new().text(nfta::TABLE, table.name()).text(nfta::RULE_CHAIN, chain),
-                )
-            };
-            let tables = own.tables.iter();
-            messages
-                .extend(tables.flat_map(|((f, t), rules)| rules.chains.iter().map(|(chain, _)| flush(*f, *t, chain))));
-        }
-        RuleFormat::Nftables => {}
+/// Deletes a table (`NFTA_TABLE_…`) or flushes one of its chains (`NFTA_RULE_…`).
+struct Flush<'a> {
+    family: u8,
+    table: &'static str,
+    chain: Option<&'a str>,
+}
+
+/// Returns what deletes detour's native tables, and in the iptables format flushes each chain of `own`.
+fn flushes(format: RuleFormat, own: &Ruleset) -> Vec<Flush<'_>> {
+    let delete = |table: &NativeTable| Flush { family: NFPROTO_INET, table: table.name(), chain: None };
+    let mut flushes: Vec<Flush<'_>> = format.native_tables().iter().map(delete).collect();
+    if format == RuleFormat::Iptables {
+        flushes.extend(own.tables.iter().flat_map(|((family, table), rules)| {
+            let (family, table) = (family.number(), table.name());
+            rules.chains.iter().map(move |(chain, _)| Flush { family, table, chain: Some(chain) })
+        }));
     }
-    messages
+    flushes
 }
 
 /// Sends one message as a transaction; a missing chain or table is no error.
-fn send(socket: &mut NfSocket, message: &Message) -> Result<(), NfError> {
+fn send(socket: &mut NfSocket, Flush { family, table, chain }: &Flush<'_>) -> Result<(), NfError> {
     for _ in 0..MAX_ATTEMPTS {
         let generation = socket.generation()?;
-        match socket.transact([message.clone()], generation) {
+        let sent = socket.transact(generation, |batch| match chain {
+            Some(chain) => batch
+                .message(Verb::DelRule, 0, *family, |list| list.text(nfta::TABLE, table).text(nfta::RULE_CHAIN, chain)),
+            None => batch.message(Verb::DelTable, 0, *family, |list| list.text(nfta::TABLE, table)),
+        });
+        match sent {
             Err(NfError::Changed) => {}
             Err(NfError::Refused { errno: Errno::ENOENT, .. }) => return Ok(()),
             other => return other,

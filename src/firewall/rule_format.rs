@@ -7,7 +7,7 @@ use super::live::LiveRuleset;
 use super::native::live::attached_to_hook;
 use super::native::rule::NativeTable;
 use super::native::{NativeChange, NativeTables};
-use super::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, USUAL_LENGTH, Verb, nfta};
+use super::nfnetlink::{Batch, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
 use super::plan::{CreatedTables, MAX_DELETIONS, PlannedStep, Step, changes};
 use super::rule::{Family, Hook, Rule, Ruleset, Table, is_own_chain};
 use super::{iptables, native};
@@ -139,16 +139,22 @@ impl Transaction {
     /// The kernel refuses ([`NfError::Refused`] with the index of the change), or another process changed the rules.
     pub fn commit(&self, socket: &mut NfSocket, live: &LiveRuleset) -> Result<(), NfError> {
         check_deletions(&self.iptables)?;
-        let iptables = self.iptables.iter().map(|((family, table), step)| message(*family, *table, step));
-        let native = native::messages(&self.native).map(|(index, message)| (self.iptables.len() + index, message));
-        let mut indexes = Vec::new();
-        let messages = iptables.enumerate().chain(native).map(|(index, message)| {
-            indexes.push(index);
-            message
-        });
-        socket.transact(messages, live.generation).map_err(|error| match error {
+        // The number of messages after each change, which tells the change of a refused message.
+        let mut ends = Vec::with_capacity(self.len());
+        let write = |batch: &mut Batch<'_>| {
+            for ((family, table), step) in &self.iptables {
+                message(batch, *family, *table, step);
+                ends.push(batch.len());
+            }
+            let mut next_set = 1;
+            for change in &self.native {
+                change.write(batch, &mut next_set);
+                ends.push(batch.len());
+            }
+        };
+        socket.transact(live.generation, write).map_err(|error| match error {
             NfError::Refused { index, errno } => {
-                NfError::Refused { index: index.and_then(|index| indexes.get(index).copied()), errno }
+                NfError::Refused { index: index.map(|index| ends.partition_point(|end| *end <= index)), errno }
             }
             other => other,
         })
@@ -204,43 +210,49 @@ fn check_deletions(changes: &[PlannedStep]) -> Result<(), NfError> {
     }
 }
 
-fn message(family: Family, table: Table, step: &Step) -> Message {
-    let named = || Attributes::with_capacity(USUAL_LENGTH).text(nfta::TABLE, table.name());
-    let (verb, flags, attributes) = match step {
-        Step::Table => (Verb::NewTable, NLM_F_CREATE, named()),
-        Step::Hook(hook) => (Verb::NewChain, NLM_F_CREATE, built_in(named(), table, *hook)),
-        Step::Chain(name) => (Verb::NewChain, NLM_F_CREATE, named().text(nfta::CHAIN_NAME, name)),
-        Step::Rule { chain, before, rule } => {
-            let attributes = with_rule(named().text(nfta::RULE_CHAIN, chain), rule, family);
-            match before {
-                Some(handle) => (Verb::NewRule, NLM_F_CREATE, attributes.be64(nfta::RULE_POSITION, *handle)),
-                None => (Verb::NewRule, NLM_F_CREATE | NLM_F_APPEND, attributes),
-            }
-        }
-        Step::DeleteRule { chain, handle } => {
-            (Verb::DelRule, 0, named().text(nfta::RULE_CHAIN, chain).be64(nfta::RULE_HANDLE, *handle))
-        }
-        Step::Flush(chain) => (Verb::DelRule, 0, named().text(nfta::RULE_CHAIN, chain)),
-        Step::DeleteChain(name) => (Verb::DelChain, 0, named().text(nfta::CHAIN_NAME, name)),
-        Step::DeleteTable => (Verb::DelTable, 0, named()),
+fn message(batch: &mut Batch<'_>, family: Family, table: Table, step: &Step) {
+    let mut message = |verb, flags, write: &dyn Fn(&mut Attributes)| {
+        batch.message(verb, flags, family.number(), |list| {
+            write(list.text(nfta::TABLE, table.name()));
+            list
+        });
     };
-    Message { verb, flags, family: family.number(), attributes }
+    match step {
+        Step::Table => message(Verb::NewTable, NLM_F_CREATE, &|_| ()),
+        Step::Hook(hook) => message(Verb::NewChain, NLM_F_CREATE, &|list| built_in(list, table, *hook)),
+        Step::Chain(name) => message(Verb::NewChain, NLM_F_CREATE, &|list| _ = list.text(nfta::CHAIN_NAME, name)),
+        Step::Rule { chain, before: None, rule } => {
+            message(Verb::NewRule, NLM_F_CREATE | NLM_F_APPEND, &|list| {
+                with_rule(list.text(nfta::RULE_CHAIN, chain), rule, family);
+            });
+        }
+        Step::Rule { chain, before: Some(handle), rule } => message(Verb::NewRule, NLM_F_CREATE, &|list| {
+            with_rule(list.text(nfta::RULE_CHAIN, chain), rule, family).be64(nfta::RULE_POSITION, *handle);
+        }),
+        Step::DeleteRule { chain, handle } => message(Verb::DelRule, 0, &|list| {
+            list.text(nfta::RULE_CHAIN, chain).be64(nfta::RULE_HANDLE, *handle);
+        }),
+        Step::Flush(chain) => message(Verb::DelRule, 0, &|list| _ = list.text(nfta::RULE_CHAIN, chain)),
+        Step::DeleteChain(name) => message(Verb::DelChain, 0, &|list| _ = list.text(nfta::CHAIN_NAME, name)),
+        Step::DeleteTable => message(Verb::DelTable, 0, &|_| ()),
+    }
 }
 
 /// Adds name, hook, priority (linux/netfilter_ipv4.h), policy and type of a built-in chain, as iptables-nft sets them.
-fn built_in(attributes: Attributes, table: Table, hook: Hook) -> Attributes {
+fn built_in(list: &mut Attributes, table: Table, hook: Hook) {
     let priority: i32 = match table {
         Table::Raw => -300,
         Table::Mangle => -150,
         Table::Nat => -100,
     };
-    attached_to_hook(attributes.text(nfta::CHAIN_NAME, hook.chain()), table, hook, priority)
+    attached_to_hook(list.text(nfta::CHAIN_NAME, hook.chain()), table, hook, priority);
 }
 
-fn with_rule(attributes: Attributes, rule: &Rule, family: Family) -> Attributes {
-    let attributes = attributes.nested(nfta::RULE_EXPRESSIONS, |list| iptables::expressions(list, rule, family));
+/// Adds the expressions of a rule and its protocol.
+fn with_rule<'l>(list: &'l mut Attributes, rule: &Rule, family: Family) -> &'l mut Attributes {
+    list.nested(nfta::RULE_EXPRESSIONS, |list| iptables::expressions(list, rule, family));
     match rule.protocol {
-        Some(protocol) => attributes.nested(nfta::RULE_COMPAT, |list| iptables::compat(list, protocol)),
-        None => attributes,
+        Some(protocol) => list.nested(nfta::RULE_COMPAT, |list| iptables::compat(list, protocol)),
+        None => list,
     }
 }

@@ -1,7 +1,7 @@
 //! A netlink socket without a kernel: the other end of a socket pair answers.
 
 use crate::firewall::nfnetlink::NfSocket;
-use crate::netlink::{Received, put, split};
+use crate::netlink::{Messages, Received, split};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, setsockopt, socketpair, sockopt};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread;
@@ -60,15 +60,18 @@ fn serve(fd: &OwnedFd, mut answer: impl FnMut(&[Received<'_>]) -> Vec<Vec<u8>>) 
 
 /// Returns the datagrams of a dump.
 pub(crate) fn dump(sequence: u32, replies: impl IntoIterator<Item = Reply>) -> Vec<Vec<u8>> {
-    let mut datagrams = vec![Vec::new()];
+    let mut datagrams = vec![Messages::new()];
     let end = (DONE, 0_i32.to_ne_bytes().to_vec());
     for (kind, body) in replies.into_iter().chain([end]) {
-        if datagrams.last().is_some_and(|last| last.len() + body.len() > DATAGRAM) {
-            datagrams.push(Vec::new());
+        if datagrams.last().is_some_and(|last| last.as_bytes().len() + body.len() > DATAGRAM) {
+            datagrams.push(Messages::new());
         }
-        let datagram = datagrams.last_mut().expect("one at least");
-        put(datagram, kind, MULTI, sequence, [&body, &[]]);
-        datagram.resize(datagram.len().next_multiple_of(4), 0);
+        datagrams.last_mut().expect("one at least").put(kind, MULTI, sequence, &body, |list| list);
     }
-    datagrams
+    datagrams.iter().map(|datagram| datagram.as_bytes().to_vec()).collect()
+}
+
+/// Returns the datagram of one message.
+pub(crate) fn message(kind: u16, sequence: u32, header: &[u8], attributes: &[u8]) -> Vec<u8> {
+    Messages::one(kind, 0, sequence, header, attributes).as_bytes().to_vec()
 }

@@ -167,21 +167,23 @@ fn add_foreign(kernel: &mut Rules, from: &mut Choices<'_>) {
     let to = from.one(&FOREIGN_CHAINS);
     let chain = from.one(&["OUTPUT", "PREROUTING", "POSTROUTING", to]);
     let number = from.number();
-    let with_verdict = |data: Attributes| match from.flag() && chain != to {
-        true => data.be32(1, -3_i32 as u32).text(2, to),
-        false => data.be32(1, 1),
-    };
+    let is_jump = from.flag() && chain != to;
     // A comparison with a number makes each rule unique; then a jump or a verdict.
-    let all = Attributes::new()
-        .nested(1, |compare| {
-            let compare = compare.text(1, "cmp");
-            compare
-                .nested(2, |data| data.be32(1, 9).be32(2, 0).nested(3, |value| value.bytes(1, &number.to_be_bytes())))
+    let mut all = Attributes::new();
+    all.nested(1, |compare| {
+        let compare = compare.text(1, "cmp");
+        compare.nested(2, |data| data.be32(1, 9).be32(2, 0).nested(3, |value| value.bytes(1, &number.to_be_bytes())))
+    });
+    all.nested(1, |immediate| {
+        immediate.text(1, "immediate").nested(2, |data| {
+            data.be32(1, 0).nested(2, |data| {
+                data.nested(2, |verdict| match is_jump {
+                    true => verdict.be32(1, -3_i32 as u32).text(2, to),
+                    false => verdict.be32(1, 1),
+                })
+            })
         })
-        .nested(1, |immediate| {
-            let immediate = immediate.text(1, "immediate");
-            immediate.nested(2, |data| data.be32(1, 0).nested(2, |data| data.nested(2, with_verdict)))
-        });
+    });
     if chain != to {
         kernel.add_chain((family, table), to);
     }

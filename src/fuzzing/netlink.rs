@@ -6,8 +6,8 @@ use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, foreign_rules};
 use crate::inspect::{Rulebook, Sender, trace};
+use crate::netlink::Received;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::{Received, put};
 use crate::printable;
 
 /// The message types of listed objects: tables, chains, rules, sets, elements of sets, connections.
@@ -32,10 +32,8 @@ fn objects(from: &mut Choices<'_>) -> Vec<Reply> {
 fn answer(objects: &[Reply], messages: &[Received<'_>]) -> Vec<Vec<u8>> {
     let Some(request) = messages.first() else { return Vec::new() };
     if request.kind == GET_GENERATION {
-        let generation = Attributes::new().be32(GENERATION, 7);
-        let mut reply = Vec::new();
-        put(&mut reply, request.kind - 1, 0, request.sequence, [&[0; 4], generation.as_bytes()]);
-        return vec![reply];
+        let generation = Attributes::of(|list| list.be32(GENERATION, 7));
+        return vec![kernel_socket::message(request.kind - 1, request.sequence, &[0; 4], generation.as_bytes())];
     }
     let listed = objects.iter().filter(|(kind, _)| kind + 1 == request.kind);
     kernel_socket::dump(request.sequence, listed.cloned())

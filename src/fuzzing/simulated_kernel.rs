@@ -5,7 +5,7 @@ use super::Choices;
 use super::kernel_socket::{self, Reply, with_socket};
 use crate::firewall::nfnetlink::{NfSocket, nfta};
 use crate::netlink::attributes::{Attributes, find, find_be32, find_be64, find_text, parse};
-use crate::netlink::{NLMSG_ERROR, Received, put};
+use crate::netlink::{NLMSG_ERROR, Received};
 use nix::errno::Errno;
 use std::collections::BTreeMap;
 
@@ -137,10 +137,8 @@ impl Rules {
         let (family, attributes) = (first.body[0], &first.body[HEADER..]);
         match first.kind & 0xff {
             16 => {
-                let generation = Attributes::new().be32(GENERATION, self.generation);
-                let mut reply = Vec::new();
-                put(&mut reply, SUBSYSTEM | 15, 0, first.sequence, [&[0; HEADER], generation.as_bytes()]);
-                vec![reply]
+                let generation = Attributes::of(|list| list.be32(GENERATION, self.generation));
+                vec![kernel_socket::message(SUBSYSTEM | 15, first.sequence, &[0; HEADER], generation.as_bytes())]
             }
             kind => kernel_socket::dump(first.sequence, self.list(kind, family, attributes)),
         }
@@ -153,19 +151,21 @@ impl Rules {
         };
         let mut all = Vec::new();
         for ((family, table), contents) in self.tables.iter().filter(|(key, _)| is_listed(key)) {
-            let of_table = || Attributes::new().text(nfta::TABLE, table);
+            let of_table = || Attributes::of(|list| list.text(nfta::TABLE, table));
             let mut reply = |kind: u16, attributes: &[u8]| {
                 all.push((SUBSYSTEM | kind, [&[*family, 0, 0, 0], attributes].concat()));
             };
             match kind {
                 1 => reply(0, of_table().be32(nfta::TABLE_FLAGS, 0).as_bytes()),
                 4 => contents.chains.iter().for_each(|(name, chain)| {
-                    let known = of_table().text(nfta::CHAIN_NAME, name);
+                    let mut known = of_table();
+                    known.text(nfta::CHAIN_NAME, name);
                     reply(3, if chain.attributes.is_empty() { known.as_bytes() } else { &chain.attributes });
                 }),
                 7 => contents.chains.iter().for_each(|(name, chain)| {
                     for rule in &chain.rules {
-                        let about = of_table().text(nfta::RULE_CHAIN, name).be64(nfta::RULE_HANDLE, rule.handle);
+                        let mut about = of_table();
+                        about.text(nfta::RULE_CHAIN, name).be64(nfta::RULE_HANDLE, rule.handle);
                         reply(6, about.bytes(nfta::RULE_EXPRESSIONS, &rule.expressions).as_bytes());
                     }
                 }),
@@ -183,11 +183,8 @@ impl Rules {
     }
 
     fn transact(&mut self, messages: &[Received<'_>]) -> Vec<Vec<u8>> {
-        let acknowledge = |sequence: u32, errno: i32| {
-            let mut reply = Vec::new();
-            put(&mut reply, NLMSG_ERROR, 0, sequence, [&(-errno).to_ne_bytes(), &[]]);
-            reply
-        };
+        let acknowledge =
+            |sequence: u32, errno: i32| kernel_socket::message(NLMSG_ERROR, sequence, &(-errno).to_ne_bytes(), &[]);
         if find_be32(&messages[0].body[HEADER..], GENERATION) != Some(self.generation) {
             return vec![acknowledge(messages[0].sequence, RESTART)];
         }
@@ -318,17 +315,17 @@ fn listed(expressions: &[u8], sets: &BTreeMap<u32, String>) -> Vec<u8> {
     for (kind, element) in parse(expressions) {
         let data = find(element, DATA).unwrap_or_default();
         let set = find_be32(data, LOOKUP_SET_ID).and_then(|id| sets.get(&id));
-        all = match set.filter(|_| find_text(element, NAME) == Some("lookup")) {
+        match set.filter(|_| find_text(element, NAME) == Some("lookup")) {
             Some(set) => {
                 let others = parse(data).filter(|(kind, _)| ![LOOKUP_SET, LOOKUP_SET_ID].contains(kind));
-                all.nested(kind, |lookup| {
+                _ = all.nested(kind, |lookup| {
                     lookup.text(NAME, "lookup").nested(DATA, |data| {
                         others.fold(data.text(LOOKUP_SET, set), |data, (kind, value)| data.bytes(kind, value))
                     })
                 })
             }
-            None => all.bytes(kind, element),
-        };
+            None => _ = all.bytes(kind, element),
+        }
     }
     all.as_bytes().to_vec()
 }
@@ -336,6 +333,7 @@ fn listed(expressions: &[u8], sets: &BTreeMap<u32, String>) -> Vec<u8> {
 /// Returns attributes with another text.
 fn with_text(attributes: &[u8], kind: u16, text: &str) -> Vec<u8> {
     let others = parse(attributes).filter(|(other, _)| *other != kind);
-    let all = others.fold(Attributes::new(), |all, (kind, value)| all.bytes(kind, value));
+    let mut all = Attributes::new();
+    others.for_each(|(kind, value)| _ = all.bytes(kind, value));
     all.text(kind, text).as_bytes().to_vec()
 }

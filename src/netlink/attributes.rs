@@ -5,85 +5,130 @@ const NESTED: u16 = 0x8000;
 /// `NLA_TYPE_MASK`: the type without the flags for nesting and byte order.
 const TYPE_MASK: u16 = 0x3fff;
 const HEADER: usize = 4;
+/// `NLA_ALIGNTO`, `NLMSG_ALIGNTO`.
+const ALIGNMENT: usize = 4;
+/// The first size of a buffer, enough for the attributes of a usual message.
+const USUAL_LENGTH: usize = 512;
 
-/// A list of attributes being written.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Attributes(Vec<u8>);
+/// A list of attributes being written. The buffer is zero behind the list, so that padding needs no writing. A value of
+/// fixed size is one store, because a netlink message consists of hundreds of small values.
+#[derive(Debug, Clone, Default)]
+pub struct Attributes {
+    buffer: Vec<u8>,
+    length: usize,
+}
 
 impl Attributes {
     /// Returns an empty list.
     #[must_use]
     pub const fn new() -> Self {
-        Self(Vec::new())
+        Self { buffer: Vec::new(), length: 0 }
     }
 
-    /// Returns an empty list with room for `capacity` bytes.
+    /// Returns the list that `write` appends.
     #[must_use]
-    pub fn with_capacity(capacity: usize) -> Self {
-        Self(Vec::with_capacity(capacity))
+    pub fn of(write: impl FnOnce(&mut Self) -> &mut Self) -> Self {
+        let mut list = Self::new();
+        write(&mut list);
+        list
     }
 
     /// Returns the list as bytes of a message.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.buffer[..self.length]
     }
 
     /// Appends an attribute with these bytes as its value.
-    #[must_use]
-    pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
-        self.put_header(kind, length_field(HEADER + value.len()));
-        self.0.extend_from_slice(value);
-        self.pad();
+    pub fn bytes(&mut self, kind: u16, value: &[u8]) -> &mut Self {
+        self.value(kind, value.len())[..value.len()].copy_from_slice(value);
+        self
+    }
+
+    /// Appends an attribute whose value consists of `length` zero bytes.
+    pub fn zeros(&mut self, kind: u16, length: usize) -> &mut Self {
+        self.value(kind, length);
         self
     }
 
     /// Appends a string that ends with a zero byte.
-    #[must_use]
-    pub fn text(mut self, kind: u16, value: &str) -> Self {
-        self.put_header(kind, length_field(HEADER + value.len() + 1));
-        self.0.extend_from_slice(value.as_bytes());
-        self.0.push(0);
-        self.pad();
+    pub fn text(&mut self, kind: u16, value: &str) -> &mut Self {
+        self.value(kind, value.len() + 1)[..value.len()].copy_from_slice(value.as_bytes());
         self
     }
 
     /// Appends a 32-bit number in host byte order.
-    #[must_use]
-    pub fn ne32(self, kind: u16, value: u32) -> Self {
-        self.bytes(kind, &value.to_ne_bytes())
+    pub fn ne32(&mut self, kind: u16, value: u32) -> &mut Self {
+        self.array(kind, value.to_ne_bytes())
     }
 
     /// Appends a 32-bit number in network byte order.
-    #[must_use]
-    pub fn be32(self, kind: u16, value: u32) -> Self {
-        self.bytes(kind, &value.to_be_bytes())
+    pub fn be32(&mut self, kind: u16, value: u32) -> &mut Self {
+        self.array(kind, value.to_be_bytes())
     }
 
     /// Appends a 64-bit number in network byte order.
-    #[must_use]
-    pub fn be64(self, kind: u16, value: u64) -> Self {
-        self.bytes(kind, &value.to_be_bytes())
+    pub fn be64(&mut self, kind: u16, value: u64) -> &mut Self {
+        self.array(kind, value.to_be_bytes())
     }
 
     /// Appends an attribute whose value is the list that `write` appends.
-    #[must_use]
-    pub fn nested(mut self, kind: u16, write: impl FnOnce(Self) -> Self) -> Self {
-        let start = self.0.len();
-        self.put_header(kind | NESTED, 0);
-        let mut all = write(self);
-        let length = length_field(all.0.len() - start);
-        all.0[start..start + 2].copy_from_slice(&length.to_ne_bytes());
-        all
+    pub fn nested(&mut self, kind: u16, write: impl FnOnce(&mut Self) -> &mut Self) -> &mut Self {
+        let start = self.length;
+        self.value(kind | NESTED, 0);
+        write(self);
+        self.overwrite(start, length_field(self.length - start).to_ne_bytes());
+        self
     }
 
-    fn put_header(&mut self, kind: u16, length: u16) {
-        let ([a, b], [c, d]) = (length.to_ne_bytes(), kind.to_ne_bytes());
-        self.0.extend_from_slice(&[a, b, c, d]);
+    /// Appends attributes that are already written.
+    pub fn append(&mut self, written: &[u8]) -> &mut Self {
+        self.room(written.len())[..written.len()].copy_from_slice(written);
+        self
     }
 
-    fn pad(&mut self) {
-        self.0.resize(self.0.len().next_multiple_of(4), 0);
+    /// Returns the number of bytes written.
+    pub(super) const fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Appends `length` zero bytes and their padding; returns them.
+    pub(super) fn room(&mut self, length: usize) -> &mut [u8] {
+        let start = self.length;
+        self.length += length.next_multiple_of(ALIGNMENT);
+        if self.length > self.buffer.len() {
+            self.grow();
+        }
+        self.buffer.get_mut(start..self.length).unwrap_or_default()
+    }
+
+    /// Replaces the buffer by a larger one. `Vec::resize` would write the new bytes one by one.
+    fn grow(&mut self) {
+        let mut larger = vec![0; (2 * self.length).max(USUAL_LENGTH)];
+        larger[..self.buffer.len()].copy_from_slice(&self.buffer);
+        self.buffer = larger;
+    }
+
+    /// Overwrites the bytes at `start`.
+    pub(super) fn overwrite<const N: usize>(&mut self, start: usize, bytes: [u8; N]) {
+        if let Some(written) = self.buffer.get_mut(start..).and_then(<[u8]>::first_chunk_mut) {
+            *written = bytes;
+        }
+    }
+
+    fn array<const N: usize>(&mut self, kind: u16, value: [u8; N]) -> &mut Self {
+        if let Some(written) = self.value(kind, N).first_chunk_mut() {
+            *written = value;
+        }
+        self
+    }
+
+    /// Appends an attribute of `length` zero bytes; returns them with their padding.
+    fn value(&mut self, kind: u16, length: usize) -> &mut [u8] {
+        let ([a, b], [c, d]) = (length_field(HEADER + length).to_ne_bytes(), kind.to_ne_bytes());
+        let Some((header, value)) = self.room(HEADER + length).split_first_chunk_mut() else { return &mut [] };
+        *header = [a, b, c, d];
+        value
     }
 }
 
@@ -96,12 +141,11 @@ fn length_field(length: usize) -> u16 {
 /// Returns the attributes in `bytes` as (type, value); stops at the first malformed one.
 pub fn parse(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
-        let (length, rest) = bytes.split_first_chunk::<2>()?;
-        let (kind, _) = rest.split_first_chunk::<2>()?;
-        let length = usize::from(u16::from_ne_bytes(*length));
+        let ([a, b, c, d], _) = bytes.split_first_chunk::<HEADER>()?;
+        let (length, kind) = (usize::from(u16::from_ne_bytes([*a, *b])), u16::from_ne_bytes([*c, *d]));
         let value = bytes.get(HEADER..length)?;
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((u16::from_ne_bytes(*kind) & TYPE_MASK, value))
+        bytes = bytes.get(length.next_multiple_of(ALIGNMENT)..).unwrap_or_default();
+        Some((kind & TYPE_MASK, value))
     })
 }
 
@@ -136,7 +180,9 @@ mod tests {
 
     #[test]
     fn written_attributes_are_read_back() {
-        let outer = Attributes::new().nested(3, |list| list.text(1, "ab").be32(2, 7)).be64(4, 1 << 40).bytes(5, &[9]);
+        let outer = Attributes::of(|list| {
+            list.nested(3, |list| list.text(1, "ab").be32(2, 7)).be64(4, 1 << 40).bytes(5, &[9]).zeros(7, 3)
+        });
         let bytes = outer.as_bytes();
         assert_eq!(bytes.len() % 4, 0);
         let within = find(bytes, 3).expect("nested");
@@ -145,6 +191,7 @@ mod tests {
         assert_eq!(find_be64(bytes, 4), Some(1 << 40));
         assert_eq!(find(bytes, 5), Some(&[9_u8][..]));
         assert_eq!(find(bytes, 6), None);
+        assert_eq!(find(bytes, 7), Some(&[0_u8; 3][..]));
     }
 
     #[test]

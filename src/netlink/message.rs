@@ -1,5 +1,7 @@
 //! Netlink messages as bytes: written into a datagram, and split out of one (linux/netlink.h).
 
+use super::attributes::Attributes;
+
 /// The length of `struct nlmsghdr`.
 const HEADER: usize = 16;
 
@@ -23,16 +25,68 @@ pub const NLMSG_ERROR: u16 = 2;
 /// The type of the message that ends a dump.
 pub(super) const NLMSG_DONE: u16 = 3;
 
-/// Appends a message to `out`: the netlink header, the protocol's own header, the attributes.
-pub fn put(out: &mut Vec<u8>, kind: u16, flags: u16, sequence: u32, [header, attributes]: [&[u8]; 2]) {
-    let length = u32::try_from(HEADER + header.len() + attributes.len()).unwrap_or(u32::MAX);
-    out.extend(length.to_ne_bytes());
-    out.extend(kind.to_ne_bytes());
-    out.extend(flags.to_ne_bytes());
-    out.extend(sequence.to_ne_bytes());
-    out.extend(0_u32.to_ne_bytes());
-    out.extend(header);
-    out.extend(attributes);
+/// Offsets in `struct nlmsghdr`, which begins with the length.
+const KIND: usize = 4;
+const FLAGS: usize = 6;
+const SEQUENCE: usize = 8;
+
+/// Messages being written one after another into one datagram.
+#[derive(Debug, Default)]
+pub struct Messages {
+    written: Attributes,
+    /// Where the last message starts.
+    last: usize,
+}
+
+impl Messages {
+    /// Returns an empty datagram.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { written: Attributes::new(), last: 0 }
+    }
+
+    /// Returns the datagram of one message.
+    #[must_use]
+    pub fn one(kind: u16, flags: u16, sequence: u32, header: &[u8], attributes: &[u8]) -> Self {
+        let mut messages = Self::new();
+        messages.put(kind, flags, sequence, header, |list| list.append(attributes));
+        messages
+    }
+
+    /// Appends a message: the netlink header, the protocol's own header, and the attributes that `write` appends.
+    pub fn put(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        sequence: u32,
+        header: &[u8],
+        write: impl FnOnce(&mut Attributes) -> &mut Attributes,
+    ) {
+        self.begin(kind, flags, sequence, header);
+        write(&mut self.written);
+        let length = u32::try_from(self.written.len() - self.last).unwrap_or(u32::MAX);
+        self.written.overwrite(self.last, length.to_ne_bytes());
+    }
+
+    fn begin(&mut self, kind: u16, flags: u16, sequence: u32, header: &[u8]) {
+        self.last = self.written.len();
+        self.written.room(HEADER);
+        self.written.overwrite(self.last + KIND, kind.to_ne_bytes());
+        self.written.overwrite(self.last + FLAGS, flags.to_ne_bytes());
+        self.written.overwrite(self.last + SEQUENCE, sequence.to_ne_bytes());
+        self.written.append(header);
+    }
+
+    /// Replaces the flags of the last message.
+    pub fn set_flags(&mut self, flags: u16) {
+        self.written.overwrite(self.last + FLAGS, flags.to_ne_bytes());
+    }
+
+    /// Returns the datagram.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.written.as_bytes()
+    }
 }
 
 /// A message from the kernel.
@@ -59,13 +113,30 @@ impl Received<'_> {
 /// Splits a datagram into its messages.
 pub fn split(mut bytes: &[u8]) -> impl Iterator<Item = Received<'_>> {
     std::iter::from_fn(move || {
-        let header = bytes.get(..HEADER)?;
-        let u16_at = |at: usize| Some(u16::from_ne_bytes(header.get(at..at + 2)?.try_into().ok()?));
-        let u32_at = |at: usize| Some(u32::from_ne_bytes(header.get(at..at + 4)?.try_into().ok()?));
-        let length = usize::try_from(u32_at(0)?).ok()?;
+        let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = *bytes.first_chunk::<HEADER>()?;
+        let length = usize::try_from(u32::from_ne_bytes([l0, l1, l2, l3])).ok()?;
         let body = bytes.get(HEADER..length)?;
-        let received = Received { kind: u16_at(4)?, flags: u16_at(6)?, sequence: u32_at(8)?, body };
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some(received)
+        let (kind, flags) = (u16::from_ne_bytes([k0, k1]), u16::from_ne_bytes([f0, f1]));
+        Some(Received { kind, flags, sequence: u32::from_ne_bytes([s0, s1, s2, s3]), body })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::attributes::find_be32;
+
+    #[test]
+    fn messages_written_one_after_another_are_split_again() {
+        let mut messages = Messages::new();
+        messages.put(7, NLM_F_REQUEST, 1, &[1, 2, 3, 4], |list| list.bytes(1, &[0; 1000]));
+        messages.put(8, NLM_F_REQUEST, 2, &[], |list| list.be32(3, 9));
+        messages.set_flags(NLM_F_REQUEST | NLM_F_ACK);
+        let found: Vec<Received<'_>> = split(messages.as_bytes()).collect();
+        let headers = [&found[0], &found[1]].map(|message| (message.kind, message.flags, message.sequence));
+        assert_eq!((found.len(), headers), (2, [(7, NLM_F_REQUEST, 1), (8, NLM_F_REQUEST | NLM_F_ACK, 2)]));
+        assert!(found[0].body.starts_with(&[1, 2, 3, 4]));
+        assert_eq!((found[0].body.len(), find_be32(found[1].body, 3)), (4 + 4 + 1000, Some(9)));
+    }
 }

@@ -12,6 +12,6 @@ mod socket;
 
 pub use attributes::Attributes;
 pub use message::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NLMSG_ERROR, Received, put, split,
+    Messages, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NLMSG_ERROR, Received, split,
 };
 pub use socket::{DumpLimit, EXCEEDED, NetlinkSocket, is_lack_of_resources, retry_interrupted};

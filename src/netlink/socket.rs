@@ -3,7 +3,7 @@
 
 use super::attributes::Attributes;
 use super::message::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, Received, put, split,
+    Messages, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, Received, split,
 };
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -125,9 +125,8 @@ impl NetlinkSocket {
     /// The kernel refuses the request, or the socket fails before the acknowledgement arrives.
     pub fn request(&mut self, kind: u16, flags: u16, header: &[u8], attributes: &[u8]) -> Result<(), Errno> {
         let sequence = self.next_sequence();
-        let mut request = Vec::new();
-        put(&mut request, kind, NLM_F_REQUEST | NLM_F_ACK | flags, sequence, [header, attributes]);
-        self.send(&request)?;
+        let request = Messages::one(kind, NLM_F_REQUEST | NLM_F_ACK | flags, sequence, header, attributes);
+        self.send(request.as_bytes())?;
         loop {
             let mut replies = self.receive()?.filter(|m| m.sequence == sequence && m.kind == NLMSG_ERROR);
             match replies.next().map(|reply| reply.errno()) {
@@ -151,9 +150,8 @@ impl NetlinkSocket {
         mut each: impl FnMut(&[u8]),
     ) -> Result<bool, Errno> {
         let sequence = self.next_sequence();
-        let mut request = Vec::new();
-        put(&mut request, kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, [header, attributes.as_bytes()]);
-        self.send(&request)?;
+        let request = Messages::one(kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, header, attributes.as_bytes());
+        self.send(request.as_bytes())?;
         let (mut consistent, mut remaining) = (true, self.remaining);
         let outcome = loop {
             let mut outcome = None;
@@ -264,9 +262,8 @@ mod tests {
 
     #[test]
     fn the_error_at_the_end_of_a_dump_is_read() {
-        let mut bytes = Vec::new();
-        put(&mut bytes, NLMSG_DONE, 0, 1, [&(-(Errno::ENOMEM as i32)).to_ne_bytes(), &[]]);
-        let errno = split(&bytes).next().expect("a message").errno();
+        let message = Messages::one(NLMSG_DONE, 0, 1, &(-(Errno::ENOMEM as i32)).to_ne_bytes(), &[]);
+        let errno = split(message.as_bytes()).next().expect("a message").errno();
         assert_eq!(errno, Errno::ENOMEM as i32);
     }
 }

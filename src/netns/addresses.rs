@@ -207,6 +207,6 @@ fn proxy_loopback(socket: &mut NetlinkSocket, kind: u16, flags: u16, address_fla
     let [a, b, c, d] = LO.to_ne_bytes();
     let header = [AF_INET6, 128, address_flags, 0, a, b, c, d];
     let octets = PROXY_LOOPBACK.octets();
-    let attributes = Attributes::new().bytes(IFA_ADDRESS, &octets).bytes(IFA_LOCAL, &octets);
+    let attributes = Attributes::of(|list| list.bytes(IFA_ADDRESS, &octets).bytes(IFA_LOCAL, &octets));
     socket.request(kind, flags, &header, attributes.as_bytes())
 }

@@ -48,7 +48,7 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
                 IpAddr::V4(gateway) => (AF_INET, gateway.octets().to_vec()),
                 IpAddr::V6(gateway) => (AF_INET6, gateway.octets().to_vec()),
             };
-            let attributes = Attributes::new().bytes(RTA_GATEWAY, &address).ne32(RTA_OIF, index);
+            let attributes = Attributes::of(|list| list.bytes(RTA_GATEWAY, &address).ne32(RTA_OIF, index));
             socket.request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &header(family), attributes.as_bytes())?;
         }
         Ok(())
@@ -70,7 +70,7 @@ pub(super) fn by_nexthop(route: Vec<u8>) -> Vec<u8> {
     }
     let paths = [RTA_OIF, RTA_GATEWAY, RTA_MULTIPATH, RTA_VIA, RTA_ENCAP_TYPE, RTA_ENCAP];
     let others = parse(attributes).filter(|(kind, _)| !paths.contains(kind));
-    let others = others.fold(Attributes::new(), |others, (kind, value)| others.bytes(kind, value));
+    let others = Attributes::of(|list| others.fold(list, |list, (kind, value)| list.bytes(kind, value)));
     [header, others.as_bytes()].concat()
 }
 
@@ -110,11 +110,11 @@ pub(super) fn without_interface(route: &[u8], interface: u32) -> Option<Remainin
         (true, true) => Some(RemainingPaths::Nothing),
         (true, false) => {
             let priority = find(attributes, RTA_PRIORITY).unwrap_or_default();
-            let attributes =
-                if priority.is_empty() { Attributes::new() } else { Attributes::new().bytes(RTA_PRIORITY, priority) };
-            let mut route = self::header(family).to_vec();
-            route.extend(attributes.bytes(RTA_MULTIPATH, &rest).as_bytes());
-            Some(RemainingPaths::Paths(route))
+            let attributes = Attributes::of(|list| {
+                let list = if priority.is_empty() { list } else { list.bytes(RTA_PRIORITY, priority) };
+                list.bytes(RTA_MULTIPATH, &rest)
+            });
+            Some(RemainingPaths::Paths([&self::header(family), attributes.as_bytes()].concat()))
         }
     }
 }

@@ -351,9 +351,11 @@ impl LocalRoute {
     }
 
     fn attributes(self) -> Attributes {
-        let attributes = Attributes::new().ne32(RTA_OIF, LO).ne32(RTA_TABLE, self.table);
-        // Without a metric, a removal for IPv6 matches any route of the table over lo.
-        if self.family == IpFamily::Ip6 { attributes.ne32(RTA_PRIORITY, IP6_METRIC) } else { attributes }
+        Attributes::of(|list| {
+            list.ne32(RTA_OIF, LO).ne32(RTA_TABLE, self.table);
+            // Without a metric, a removal for IPv6 matches any route of the table over lo.
+            if self.family == IpFamily::Ip6 { list.ne32(RTA_PRIORITY, IP6_METRIC) } else { list }
+        })
     }
 }
 
@@ -391,7 +393,7 @@ impl PolicyRule {
     /// # Errors
     /// The kernel refuses.
     pub(super) fn add(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
-        let attributes = Attributes::new().ne32(FRA_FWMARK, self.mark).ne32(FRA_TABLE, self.table);
+        let attributes = Attributes::of(|list| list.ne32(FRA_FWMARK, self.mark).ne32(FRA_TABLE, self.table));
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         accept_existing(socket.request(RTM_NEWRULE, flags, &rule_header(self.family), attributes.as_bytes()))
     }

@@ -7,12 +7,13 @@
 mod text;
 mod xt;
 
-use super::expression::{Base, Expression, Meta, NftVerdict};
+use super::expression::{Base, Expression, Meta, NftVerdict, encodes_as};
 use super::rule::{Family, Is, Match, Rule, Target, protocol_number};
 use crate::netlink::attributes::Attributes;
 use crate::policy::{PortRange, Protocol};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use xt::Info;
 
 /// `NFTA_RULE_COMPAT_PROTO`, `NFTA_RULE_COMPAT_FLAGS`.
 const COMPAT_PROTOCOL: u16 = 1;
@@ -22,14 +23,13 @@ const COMPAT_FLAGS: u16 = 2;
 const USUAL_EXPRESSIONS: usize = 16;
 
 /// Appends a rule's `NFTA_RULE_EXPRESSIONS`.
-#[must_use]
-pub(super) fn expressions(list: Attributes, rule: &Rule, family: Family) -> Attributes {
-    encode(rule, family).iter().fold(list, |list, expression| expression.write(list))
+pub(super) fn expressions<'l>(list: &'l mut Attributes, rule: &Rule, family: Family) -> &'l mut Attributes {
+    encode(rule, family, &mut |expression| _ = expression.write(list));
+    list
 }
 
 /// Appends a rule's `NFTA_RULE_COMPAT`: extensions check that they support the protocol.
-#[must_use]
-pub(super) fn compat(list: Attributes, protocol: Protocol) -> Attributes {
+pub(super) fn compat(list: &mut Attributes, protocol: Protocol) -> &mut Attributes {
     list.be32(COMPAT_PROTOCOL, protocol_number(protocol).into()).be32(COMPAT_FLAGS, 0)
 }
 
@@ -45,57 +45,60 @@ pub(super) fn decode(list: &[u8], family: Family) -> Result<Rule, Option<String>
     });
     let rule = Decoder { family, left: &known }.rule().filter(|_| is_complete);
     // Rules that are equal as values must be equal in the kernel.
-    rule.filter(|rule| encode(rule, family) == known).ok_or_else(|| {
-        known.into_iter().find_map(|expression| match expression {
-            Expression::Verdict(NftVerdict::Jump(chain) | NftVerdict::Goto(chain)) => Some(chain),
+    rule.filter(|rule| encodes_as(&known, |out| encode(rule, family, out))).ok_or_else(|| {
+        known.iter().find_map(|expression| match expression {
+            Expression::Verdict(NftVerdict::Jump(chain) | NftVerdict::Goto(chain)) => Some((*chain).to_owned()),
             _ => None,
         })
     })
 }
 
-fn encode(rule: &Rule, family: Family) -> Vec<Expression> {
-    let mut out = Vec::with_capacity(USUAL_EXPRESSIONS);
-    interface(&mut out, Meta::InInterface, rule.in_interface.as_ref());
-    interface(&mut out, Meta::OutInterface, rule.out_interface.as_ref());
+/// Passes the expressions of `rule` to `out`, one after another.
+fn encode(rule: &Rule, family: Family, out: &mut dyn FnMut(Expression<'_>)) {
+    interface(out, Meta::InInterface, rule.in_interface.as_ref());
+    interface(out, Meta::OutInterface, rule.out_interface.as_ref());
     if let Some(protocol) = rule.protocol {
-        let value = vec![protocol_number(protocol)];
-        out.extend([Expression::Meta(Meta::Protocol), Expression::Compare { not: false, value }]);
+        out(Expression::Meta(Meta::Protocol));
+        out(Expression::Compare { not: false, value: &[protocol_number(protocol)] });
     }
-    address(&mut out, Side::Source, rule.source.as_ref(), family);
-    address(&mut out, Side::Destination, rule.destination.as_ref(), family);
+    address(out, Side::Source, rule.source.as_ref(), family);
+    address(out, Side::Destination, rule.destination.as_ref(), family);
     for condition in &rule.matches {
         match condition {
-            Match::SourcePort(ports) => port(&mut out, 0, ports),
-            Match::DestinationPort(ports) => port(&mut out, 2, ports),
+            Match::SourcePort(ports) => port(out, 0, ports),
+            Match::DestinationPort(ports) => port(out, 2, ports),
             Match::Mark(Is { not, value }) => {
-                let value = value.to_ne_bytes().to_vec();
-                out.extend([Expression::Meta(Meta::Mark), Expression::Compare { not: *not, value }]);
+                out(Expression::Meta(Meta::Mark));
+                out(Expression::Compare { not: *not, value: &value.to_ne_bytes() });
             }
-            other => out.extend(xt::of_match(other).map(Expression::Match)),
+            other => {
+                if let Some(extension) = xt::of_match(other, &mut Info::new()) {
+                    out(Expression::Match(extension));
+                }
+            }
         }
     }
-    out.push(Expression::Counter);
-    out.push(match &rule.target {
-        Target::Accept => Expression::Verdict(NftVerdict::Accept),
-        Target::Drop => Expression::Verdict(NftVerdict::Drop),
-        Target::Return => Expression::Verdict(NftVerdict::Return),
-        Target::Jump(chain) => Expression::Verdict(NftVerdict::Jump(chain.clone())),
-        other => match xt::of_target(other, family) {
-            Some(extension) => Expression::Target(extension),
-            None => return out,
-        },
-    });
-    out
+    out(Expression::Counter);
+    match &rule.target {
+        Target::Accept => out(Expression::Verdict(NftVerdict::Accept)),
+        Target::Drop => out(Expression::Verdict(NftVerdict::Drop)),
+        Target::Return => out(Expression::Verdict(NftVerdict::Return)),
+        Target::Jump(chain) => out(Expression::Verdict(NftVerdict::Jump(chain))),
+        other => {
+            if let Some(extension) = xt::of_target(other, family, &mut Info::new()) {
+                out(Expression::Target(extension));
+            }
+        }
+    }
 }
 
 /// Encodes an interface name with its zero byte; a name that ends in `+` is a prefix and has none.
-fn interface(out: &mut Vec<Expression>, key: Meta, name: Option<&Is<String>>) {
-    if let Some(Is { not, value }) = name {
-        let bytes = match value.strip_suffix('+') {
-            Some(prefix) => prefix.as_bytes().to_vec(),
-            None => [value.as_bytes(), &[0]].concat(),
-        };
-        out.extend([Expression::Meta(key), Expression::Compare { not: *not, value: bytes }]);
+fn interface(out: &mut dyn FnMut(Expression<'_>), key: Meta, name: Option<&Is<String>>) {
+    let Some(Is { not, value }) = name else { return };
+    out(Expression::Meta(key));
+    match value.strip_suffix('+') {
+        Some(prefix) => out(Expression::Compare { not: *not, value: prefix.as_bytes() }),
+        None => out(Expression::Compare { not: *not, value: &[value.as_bytes(), &[0]].concat() }),
     }
 }
 
@@ -116,47 +119,44 @@ const fn place(side: Side, family: Family) -> (u32, usize) {
 }
 
 /// Encodes a network: a prefix of whole bytes is compared directly, any other prefix needs a mask.
-fn address(out: &mut Vec<Expression>, side: Side, net: Option<&Is<IpNet>>, family: Family) {
+fn address(out: &mut dyn FnMut(Expression<'_>), side: Side, net: Option<&Is<IpNet>>, family: Family) {
     let Some(Is { not, value: net }) = net else { return };
-    let octets = match net.network() {
-        std::net::IpAddr::V4(a) => a.octets().to_vec(),
-        std::net::IpAddr::V6(a) => a.octets().to_vec(),
-    };
     let prefix = usize::from(net.prefix_len());
     let (offset, whole) = place(side, family);
     let length = if prefix.is_multiple_of(8) { prefix / 8 } else { whole };
     if length == 0 {
         return;
     }
-    out.push(Expression::Payload { base: Base::Network, offset, length: u32::try_from(length).unwrap_or_default() });
+    out(Expression::Payload { base: Base::Network, offset, length: u32::try_from(length).unwrap_or_default() });
     if !prefix.is_multiple_of(8) {
-        let mask = match net.netmask() {
-            std::net::IpAddr::V4(a) => a.octets().to_vec(),
-            std::net::IpAddr::V6(a) => a.octets().to_vec(),
-        };
-        out.push(Expression::Mask(mask));
+        with_octets(net.netmask(), |mask| out(Expression::Mask(mask)));
     }
-    out.push(Expression::Compare { not: *not, value: octets.into_iter().take(length).collect() });
+    with_octets(net.network(), |octets| {
+        out(Expression::Compare { not: *not, value: octets.get(..length).unwrap_or(octets) });
+    });
 }
 
-fn port(out: &mut Vec<Expression>, offset: u32, ports: &Is<PortRange>) {
-    out.push(Expression::Payload { base: Base::Transport, offset, length: 2 });
-    let PortRange { first, last } = ports.value;
-    let bytes = |port: u16| port.to_be_bytes().to_vec();
-    out.push(if first == last {
-        Expression::Compare { not: ports.not, value: bytes(first) }
-    } else {
-        Expression::Range { not: ports.not, from: bytes(first), to: bytes(last) }
-    });
+fn with_octets(address: IpAddr, work: impl FnOnce(&[u8])) {
+    match address {
+        IpAddr::V4(address) => work(&address.octets()),
+        IpAddr::V6(address) => work(&address.octets()),
+    }
+}
+
+fn port(out: &mut dyn FnMut(Expression<'_>), offset: u32, ports: &Is<PortRange>) {
+    out(Expression::Payload { base: Base::Transport, offset, length: 2 });
+    let Is { not, value: PortRange { first, last } } = *ports;
+    let (from, to) = (&first.to_be_bytes(), &last.to_be_bytes());
+    out(if first == last { Expression::Compare { not, value: from } } else { Expression::Range { not, from, to } });
 }
 
 /// Decodes a rule from its expressions, front to back.
 struct Decoder<'a> {
     family: Family,
-    left: &'a [Expression],
+    left: &'a [Expression<'a>],
 }
 
-impl Decoder<'_> {
+impl<'a> Decoder<'a> {
     fn rule(mut self) -> Option<Rule> {
         let mut rule = Rule::new(Target::Accept);
         loop {
@@ -168,7 +168,7 @@ impl Decoder<'_> {
                 Expression::Meta(Meta::Protocol) => rule.protocol = Some(self.protocol()?),
                 Expression::Meta(Meta::Mark) => {
                     let Is { not, value } = self.compare()?;
-                    let value = u32::from_ne_bytes(value.as_slice().try_into().ok()?);
+                    let value = u32::from_ne_bytes(value.try_into().ok()?);
                     rule.matches.push(Match::Mark(Is { not, value }));
                 }
                 Expression::Payload { base: Base::Transport, offset, length: 2 } => {
@@ -189,7 +189,7 @@ impl Decoder<'_> {
                         return None;
                     }
                 }
-                Expression::Match(extension) => rule.matches.push(xt::to_match(extension)?),
+                Expression::Match(extension) => rule.matches.push(xt::to_match(*extension)?),
                 Expression::Counter => {
                     rule.target = self.target()?;
                     return Some(rule);
@@ -199,15 +199,15 @@ impl Decoder<'_> {
         }
     }
 
-    fn next(&mut self) -> Option<&Expression> {
+    fn next(&mut self) -> Option<&'a Expression<'a>> {
         let (first, rest) = self.left.split_first()?;
         self.left = rest;
         Some(first)
     }
 
-    fn compare(&mut self) -> Option<Is<Vec<u8>>> {
+    fn compare(&mut self) -> Option<Is<&'a [u8]>> {
         match self.next()? {
-            Expression::Compare { not, value } => Some(Is { not: *not, value: value.clone() }),
+            Expression::Compare { not, value } => Some(Is { not: *not, value }),
             _ => None,
         }
     }
@@ -215,8 +215,8 @@ impl Decoder<'_> {
     fn interface(&mut self) -> Option<Is<String>> {
         let Is { not, value } = self.compare()?;
         let name = match value.strip_suffix(&[0]) {
-            Some(name) => String::from_utf8(name.to_vec()).ok()?,
-            None => String::from_utf8(value).ok()? + "+",
+            Some(name) => std::str::from_utf8(name).ok()?.to_owned(),
+            None => std::str::from_utf8(value).ok()?.to_owned() + "+",
         };
         Some(Is { not, value: name })
     }
@@ -243,17 +243,10 @@ impl Decoder<'_> {
             prefix = u8::try_from(mask.iter().map(|b| b.count_ones()).sum::<u32>()).ok()?;
             self.left = &self.left[1..];
         }
-        let Is { not, mut value } = self.compare()?;
-        value.resize(place(Side::Source, self.family).1, 0);
+        let Is { not, value } = self.compare()?;
         let net = match self.family {
-            Family::Ip => {
-                let octets: [u8; 4] = value.try_into().ok()?;
-                Ipv4Net::new(Ipv4Addr::from(octets), prefix).ok()?.into()
-            }
-            Family::Ip6 => {
-                let octets: [u8; 16] = value.try_into().ok()?;
-                Ipv6Net::new(Ipv6Addr::from(octets), prefix).ok()?.into()
-            }
+            Family::Ip => Ipv4Net::new(Ipv4Addr::from(padded(value)), prefix).ok()?.into(),
+            Family::Ip6 => Ipv6Net::new(Ipv6Addr::from(padded(value)), prefix).ok()?.into(),
         };
         Some(Is { not, value: net })
     }
@@ -264,10 +257,15 @@ impl Decoder<'_> {
             Expression::Verdict(NftVerdict::Accept) => Target::Accept,
             Expression::Verdict(NftVerdict::Drop) => Target::Drop,
             Expression::Verdict(NftVerdict::Return) => Target::Return,
-            Expression::Verdict(NftVerdict::Jump(chain)) => Target::Jump(chain.clone()),
-            Expression::Target(extension) => xt::to_target(extension, family)?,
+            Expression::Verdict(NftVerdict::Jump(chain)) => Target::Jump((*chain).to_owned()),
+            Expression::Target(extension) => xt::to_target(*extension, family)?,
             _ => return None,
         };
         self.left.is_empty().then_some(target)
     }
+}
+
+/// Returns the first bytes of `value`, followed by zeros if there are fewer.
+fn padded<const N: usize>(value: &[u8]) -> [u8; N] {
+    std::array::from_fn(|at| value.get(at).copied().unwrap_or_default())
 }

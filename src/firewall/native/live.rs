@@ -3,10 +3,10 @@
 
 use super::nft_set::LiveSet;
 use super::rule::{BaseHook, NativeChain, NativeRule, NativeTable, NativeTables, chain_type, container_sets};
-use super::wire::{decode, encode};
+use super::wire::{decode, encode, sets};
 use crate::firewall::containers::{self, ContainerElement, is_container_set, scope_of_set, set_name};
 use crate::firewall::expression::Counter;
-use crate::firewall::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, USUAL_LENGTH, Verb, nfta};
+use crate::firewall::nfnetlink::{Batch, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
 use crate::firewall::rule::{Hook, NF_ACCEPT, NFPROTO_INET, Table};
 use crate::netlink::attributes::{Attributes, find, find_be32, find_text};
 use crate::netlink::{DumpLimit, NLM_F_CREATE};
@@ -58,7 +58,7 @@ impl Sets {
         let changed = |error| if error == NfError::Socket(Errno::ENOENT) { NfError::Changed } else { error };
         let (mut sets, mut elements) = (Self::default(), 0);
         for table in tables.keys() {
-            let of_table = || Attributes::new().text(nfta::TABLE, table.name());
+            let of_table = || Attributes::of(|list| list.text(nfta::TABLE, table.name()));
             let found = sets.by_name.entry(*table).or_default();
             let container_scope =
                 |name: &str| Some(scope_of_set(name)).filter(|_| *table == NativeTable::Containers).flatten();
@@ -69,7 +69,8 @@ impl Sets {
             };
             socket.dump_of(Verb::GetSet, NFPROTO_INET, of_table(), set).map_err(changed)?;
             for (name, set) in found {
-                let which = of_table().text(nfta::ELEMENTS_SET, name);
+                let mut which = of_table();
+                which.text(nfta::ELEMENTS_SET, name);
                 let read = |_, body: &[u8]| match container_scope(name) {
                     Some(scope) => {
                         let before = sets.containers.len();
@@ -215,13 +216,6 @@ fn creation(
     changes
 }
 
-/// Returns the messages of all changes, each with the index of its change.
-pub fn messages(changes: &[NativeChange]) -> impl Iterator<Item = (usize, Message)> {
-    let mut next_set = 1;
-    let each = changes.iter().enumerate();
-    each.flat_map(move |(at, change)| change.messages(&mut next_set).into_iter().map(move |message| (at, message)))
-}
-
 impl NativeChange {
     /// Returns the changed table.
     #[must_use]
@@ -234,51 +228,52 @@ impl NativeChange {
         }
     }
 
-    /// Returns the messages of the change; numbers its sets from `next_set` and advances it.
-    fn messages(&self, next_set: &mut u32) -> Vec<Message> {
-        let table = self.table().name();
-        let named = || Attributes::with_capacity(USUAL_LENGTH).text(nfta::TABLE, table);
-        let message = |verb, flags, attributes| Message { verb, flags, family: NFPROTO_INET, attributes };
+    /// Appends the messages of the change; numbers its sets from `next_set` and advances it.
+    pub(crate) fn write(&self, batch: &mut Batch<'_>, next_set: &mut u32) {
+        let named = self.table().name();
         match self {
-            Self::DeleteTable(_) => vec![message(Verb::DelTable, 0, named())],
-            Self::Table(_) => vec![message(Verb::NewTable, NLM_F_CREATE, named())],
+            Self::DeleteTable(_) => {
+                batch.message(Verb::DelTable, 0, NFPROTO_INET, |list| list.text(nfta::TABLE, named));
+            }
+            Self::Table(_) => {
+                batch.message(Verb::NewTable, NLM_F_CREATE, NFPROTO_INET, |list| list.text(nfta::TABLE, named));
+            }
             Self::Set(scope) => {
+                batch
+                    .message(Verb::NewSet, NLM_F_CREATE, NFPROTO_INET, |list| containers::set(list, *scope, *next_set));
                 *next_set += 1;
-                vec![message(Verb::NewSet, NLM_F_CREATE, containers::set(*scope, *next_set - 1))]
             }
-            Self::Element(element) => vec![element.message(Verb::NewSetElements)],
-            Self::Chain { table, name, hook } => {
-                let chain = named().text(nfta::CHAIN_NAME, name);
-                let chain = hook.map_or(chain.clone(), |BaseHook { like, hook }| {
-                    attached_to_hook(chain, like, hook, table.priority(like))
-                });
-                vec![message(Verb::NewChain, NLM_F_CREATE, chain)]
-            }
+            Self::Element(element) => element.write(batch, Verb::NewSetElements),
+            Self::Chain { table, name, hook } => batch.message(Verb::NewChain, NLM_F_CREATE, NFPROTO_INET, |list| {
+                let list = list.text(nfta::TABLE, named).text(nfta::CHAIN_NAME, name);
+                match hook {
+                    Some(BaseHook { like, hook }) => attached_to_hook(list, *like, *hook, table.priority(*like)),
+                    None => list,
+                }
+            }),
             Self::Rule { chain, rule, .. } => {
-                let encoded = encode(rule, *next_set);
-                let mut all = Vec::new();
-                for set in &encoded.sets {
-                    all.push(message(Verb::NewSet, NLM_F_CREATE, set.write(table)));
-                    let elements = set.write_elements(table).into_iter();
-                    all.extend(elements.map(|list| message(Verb::NewSetElements, NLM_F_CREATE, list)));
+                let first_set = *next_set;
+                for set in sets(rule, first_set) {
+                    set.write(batch, named);
                     *next_set += 1;
                 }
-                let expressions = |list| encoded.expressions.iter().fold(list, |list, e| e.write(list));
-                let rule = named().text(nfta::RULE_CHAIN, chain).nested(nfta::RULE_EXPRESSIONS, expressions);
-                all.push(message(Verb::NewRule, NLM_F_CREATE | NLM_F_APPEND, rule));
-                all
+                batch.message(Verb::NewRule, NLM_F_CREATE | NLM_F_APPEND, NFPROTO_INET, |list| {
+                    list.text(nfta::TABLE, named).text(nfta::RULE_CHAIN, chain).nested(nfta::RULE_EXPRESSIONS, |list| {
+                        encode(rule, first_set, &mut |expression| _ = expression.write(list));
+                        list
+                    })
+                });
             }
         }
     }
 }
 
 /// Adds hook, priority, policy and type of a base chain to its attributes.
-pub(crate) fn attached_to_hook(chain: Attributes, table: Table, hook: Hook, priority: i32) -> Attributes {
-    let attached = |list: Attributes| {
+pub(crate) fn attached_to_hook(chain: &mut Attributes, table: Table, hook: Hook, priority: i32) -> &mut Attributes {
+    let chain = chain.nested(nfta::CHAIN_HOOK, |list| {
         list.be32(nfta::HOOK_NUMBER, hook.number()).bytes(nfta::HOOK_PRIORITY, &priority.to_be_bytes())
-    };
-    let chain = chain.nested(nfta::CHAIN_HOOK, attached).be32(nfta::CHAIN_POLICY, NF_ACCEPT);
-    chain.text(nfta::CHAIN_TYPE, chain_type(table, hook))
+    });
+    chain.be32(nfta::CHAIN_POLICY, NF_ACCEPT).text(nfta::CHAIN_TYPE, chain_type(table, hook))
 }
 
 impl Display for NativeChange {

@@ -18,6 +18,6 @@ mod translate;
 mod wire;
 
 pub use containers::table as container_table;
-pub use live::{NativeChange, NativeLiveChain, NativeLiveTables, changes, messages};
+pub use live::{NativeChange, NativeLiveChain, NativeLiveTables, changes};
 pub use rule::{NativeTables, text};
 pub use translate::{conditions, translate};

@@ -1,10 +1,11 @@
 //! Anonymous nf_tables sets, which hold the values of one condition: as messages, and as the kernel lists them; and how
 //! a value is laid out in a register.
 
-use super::rule::Key;
+use super::rule::{Condition, Key};
 use super::set::{Span, Spans};
-use crate::firewall::nfnetlink::{USUAL_LENGTH, nfta};
-use crate::firewall::rule::Family;
+use crate::firewall::nfnetlink::{Batch, Verb, nfta};
+use crate::firewall::rule::{Family, NFPROTO_INET};
+use crate::netlink::NLM_F_CREATE;
 use crate::netlink::attributes::{self, Attributes, find, find_be32};
 
 /// The name of a new set; the kernel replaces `%d` by the first free number (`nf_tables_set_alloc_name`).
@@ -16,22 +17,19 @@ const CONSTANT: u32 = 2;
 const INTERVAL: u32 = 4;
 /// `NFT_SET_ELEM_INTERVAL_END`.
 const INTERVAL_END: u32 = 1;
-/// The maximum length of an element: its key, and the flag of an end.
-const MAX_ELEMENT: usize = 36;
 /// How many elements a message contains: an attribute has at most 64 KiB.
 const MAX_ELEMENTS_PER_MESSAGE: usize = 1000;
 
 /// An anonymous set of constants to be created.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Set {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Set<'a> {
     /// The number of the set within its transaction.
     pub id: u32,
     /// The key whose values the elements are.
     pub key: Key,
     /// Whether the elements are spans rather than single numbers.
     pub interval: bool,
-    /// The elements.
-    pub spans: Vec<Span>,
+    spans: &'a [Span],
 }
 
 impl Key {
@@ -57,39 +55,46 @@ impl Key {
     }
 }
 
-impl Set {
-    /// Returns the attributes that create the set (`NFTA_SET_…`).
-    pub(super) fn write(&self, table: &str) -> Attributes {
+impl<'a> Set<'a> {
+    /// Returns the set of the values of a condition.
+    pub(super) fn of(condition: &'a Condition, id: u32) -> Self {
+        let spans = condition.values.as_slice();
+        Self { id, key: condition.key, interval: spans.iter().any(|span| !span.is_one()), spans }
+    }
+
+    /// Appends the messages that create and fill the set.
+    pub(super) fn write(&self, batch: &mut Batch<'_>, table: &str) {
+        batch.message(Verb::NewSet, NLM_F_CREATE, NFPROTO_INET, |list| self.write_set(list, table));
+        let mut elements = self.elements().peekable();
+        while elements.peek().is_some() {
+            batch.message(Verb::NewSetElements, NLM_F_CREATE, NFPROTO_INET, |list| {
+                list.text(nfta::TABLE, table).text(nfta::ELEMENTS_SET, NEW_SET).be32(nfta::ELEMENTS_SET_ID, self.id);
+                list.nested(nfta::ELEMENTS, |list| {
+                    let elements = elements.by_ref().take(MAX_ELEMENTS_PER_MESSAGE);
+                    elements.fold(list, |list, element| self.write_element(list, element))
+                })
+            });
+        }
+    }
+
+    /// Appends the attributes that create the set (`NFTA_SET_…`).
+    fn write_set<'l>(&self, list: &'l mut Attributes, table: &str) -> &'l mut Attributes {
         let flags = ANONYMOUS | CONSTANT | if self.interval { INTERVAL } else { 0 };
         let count = u32::try_from(self.elements().count()).unwrap_or(u32::MAX);
         let width = u32::try_from(self.key.width()).unwrap_or_default();
-        let all = Attributes::with_capacity(USUAL_LENGTH).text(nfta::TABLE, table).text(nfta::SET_NAME, NEW_SET);
-        let all = all.be32(nfta::SET_FLAGS, flags);
-        let all = all.be32(nfta::SET_KEY_TYPE, self.key.data_type()).be32(nfta::SET_KEY_LENGTH, width);
+        list.text(nfta::TABLE, table).text(nfta::SET_NAME, NEW_SET).be32(nfta::SET_FLAGS, flags);
+        list.be32(nfta::SET_KEY_TYPE, self.key.data_type()).be32(nfta::SET_KEY_LENGTH, width);
+        list.nested(nfta::SET_DESCRIPTION, |size| size.be32(nfta::SET_SIZE, count));
         let order = [&nfta::KEY_BYTE_ORDER[..], &self.key.byte_order().to_ne_bytes()].concat();
-        let all = all.nested(nfta::SET_DESCRIPTION, |size| size.be32(nfta::SET_SIZE, count));
-        all.be32(nfta::SET_ID, self.id).bytes(nfta::SET_USER_DATA, &order)
+        list.be32(nfta::SET_ID, self.id).bytes(nfta::SET_USER_DATA, &order)
     }
 
-    /// Returns the attributes that fill the set, one list for each message (`NFTA_SET_ELEM_LIST_…`).
-    pub(super) fn write_elements(&self, table: &str) -> Vec<Attributes> {
-        let elements: Vec<(u128, bool)> = self.elements().collect();
-        let message = |elements: &[(u128, bool)]| {
-            let set = Attributes::with_capacity(USUAL_LENGTH + MAX_ELEMENT * elements.len());
-            let set =
-                set.text(nfta::TABLE, table).text(nfta::ELEMENTS_SET, NEW_SET).be32(nfta::ELEMENTS_SET_ID, self.id);
-            set.nested(nfta::ELEMENTS, |list| {
-                elements.iter().fold(list, |list, element| self.write_element(list, *element))
-            })
-        };
-        elements.chunks(MAX_ELEMENTS_PER_MESSAGE).map(message).collect()
-    }
-
-    fn write_element(&self, list: Attributes, (number, ends): (u128, bool)) -> Attributes {
+    /// Appends an element (`NFTA_LIST_ELEM`).
+    fn write_element<'l>(&self, list: &'l mut Attributes, (number, ends): (u128, bool)) -> &'l mut Attributes {
         let mut bytes = number.to_be_bytes();
         let value = lowest(&mut bytes, self.key.width(), !self.interval && self.key.in_host_order());
         list.nested(nfta::LIST_ELEMENT, |element| {
-            let element = element.nested(nfta::ELEMENT_KEY, |key| key.bytes(nfta::ELEMENT_VALUE, value));
+            element.nested(nfta::ELEMENT_KEY, |key| key.bytes(nfta::ELEMENT_VALUE, value));
             if ends { element.be32(nfta::ELEMENT_FLAGS, INTERVAL_END) } else { element }
         })
     }
@@ -188,22 +193,12 @@ impl Key {
 }
 
 /// Returns the lowest `width` bytes of a number in network order; changes them to host order if required.
-fn lowest(number: &mut [u8; 16], width: usize, in_host_order: bool) -> &[u8] {
+pub(super) fn lowest(number: &mut [u8; 16], width: usize, in_host_order: bool) -> &[u8] {
     let bytes = &mut number[16 - width..];
     if in_host_order && cfg!(target_endian = "little") {
         bytes.reverse();
     }
     bytes
-}
-
-/// Returns the lowest `width` bytes of `number` in network order.
-pub(super) fn network_order(number: u128, width: usize) -> Vec<u8> {
-    lowest(&mut number.to_be_bytes(), width, false).to_vec()
-}
-
-/// Returns the bytes of `number` as they are in a register.
-pub(super) fn register(key: Key, number: u128) -> Vec<u8> {
-    lowest(&mut number.to_be_bytes(), key.width(), key.in_host_order()).to_vec()
 }
 
 /// Returns the number that the bytes of a register stand for.

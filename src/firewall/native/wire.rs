@@ -1,23 +1,16 @@
 //! Native rules as nf_tables expressions and anonymous sets, and back. Decoding also accepts what `nft -f` writes
 //! differently for the same rule: a range as two comparisons, a prefix as its first bytes.
 
-use super::nft_set::{LiveSet, NEW_SET, Set, network_order, number, register};
+use super::nft_set::{LiveSet, NEW_SET, Set, lowest, number};
 use super::rule::{Condition, InCgroup, Key, NativeAction, NativeRule};
-use super::set::Spans;
+use super::set::{Span, Spans};
 use crate::firewall::containers::{scope_of_set, set_name};
-use crate::firewall::expression::{Base, Ct, Expression, Meta, NftVerdict, SetName};
+use crate::firewall::expression::{Base, Ct, Expression, Meta, NftVerdict, SetName, encodes_as};
 use crate::firewall::rule::Family;
 use std::collections::BTreeMap;
 
-/// An encoded rule: its expressions, and the sets that must be created before it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Encoded {
-    pub expressions: Vec<Expression>,
-    pub sets: Vec<Set>,
-}
-
 impl Key {
-    fn load(self) -> Expression {
+    fn load(self) -> Expression<'static> {
         let payload = |base, offset: u32| Expression::Payload {
             base,
             offset,
@@ -50,106 +43,120 @@ const DESTINATION_V6: u32 = 24;
 const SOURCE_PORT: u32 = 0;
 const DESTINATION_PORT: u32 = 2;
 
-/// Encodes `rule`; numbers its sets from `first_set`.
-pub(super) fn encode(rule: &NativeRule, first_set: u32) -> Encoded {
-    let mut out = Encoded::default();
+/// Returns the sets that must be created before `rule`, numbered from `first_set`.
+pub(super) fn sets(rule: &NativeRule, first_set: u32) -> impl Iterator<Item = Set<'_>> {
+    let with_set = rule.conditions.iter().filter(|condition| condition.values.single().is_none());
+    (first_set..).zip(with_set).map(|(id, condition)| Set::of(condition, id))
+}
+
+/// Passes the expressions of `rule` to `out`, one after another. They look up its [`sets`].
+pub(super) fn encode(rule: &NativeRule, first_set: u32, out: &mut dyn FnMut(Expression<'_>)) {
     if let Some(family) = rule.family {
-        let value = vec![family.number()];
-        out.expressions.extend([Expression::Meta(Meta::Family), Expression::Compare { not: false, value }]);
+        out(Expression::Meta(Meta::Family));
+        out(Expression::Compare { not: false, value: &[family.number()] });
     }
-    for condition in &rule.conditions {
-        write_condition(condition, first_set, &mut out);
+    let mut sets = sets(rule, first_set);
+    for Condition { key, not, values } in &rule.conditions {
+        out(key.load());
+        match values.single() {
+            Some(span) => compare(*key, *not, span, out),
+            None => sets.by_ref().take(1).for_each(|set| {
+                if set.interval && key.in_host_order() {
+                    out(Expression::NetworkOrder);
+                }
+                out(Expression::Lookup { not: *not, set: SetName { id: set.id, name: NEW_SET } });
+            }),
+        }
     }
     if let Some(InCgroup { level, set }) = rule.cgroup {
-        let set = SetName { id: 0, name: set_name(set).to_owned() };
-        out.expressions.extend([Expression::CgroupAt(level), Expression::Lookup { not: false, set }]);
+        out(Expression::CgroupAt(level));
+        out(Expression::Lookup { not: false, set: SetName { id: 0, name: set_name(set) } });
     }
-    out.expressions.push(Expression::Counter);
-    out.expressions.extend(action(&rule.action, rule.family));
-    out
+    out(Expression::Counter);
+    action(&rule.action, rule.family, out);
 }
 
-fn write_condition(condition: &Condition, first_set: u32, out: &mut Encoded) {
-    let Condition { key, not, values } = condition;
-    let (key, not) = (*key, *not);
-    let is_name = matches!(key, Key::InInterface | Key::OutInterface);
-    out.expressions.push(key.load());
-    match values.single() {
-        Some(bits) if key == Key::CtState => {
-            let no_bit = vec![0; key.width()];
-            out.expressions.push(Expression::Mask(register(key, bits.first)));
-            out.expressions.push(Expression::Compare { not: !not, value: no_bit });
+/// Encodes the comparison of a key with a single span.
+fn compare(key: Key, not: bool, span: Span, out: &mut dyn FnMut(Expression<'_>)) {
+    let (mut first, mut last) = (span.first.to_be_bytes(), span.last.to_be_bytes());
+    let width = key.width();
+    let is_prefix = match key {
+        Key::Source(family) | Key::Destination(family) => span.prefix(family.bits()).is_some(),
+        _ => false,
+    };
+    if key == Key::CtState {
+        out(Expression::Mask(lowest(&mut first, width, key.in_host_order())));
+        out(Expression::Compare { not: !not, value: lowest(&mut [0; 16], width, false) });
+    } else if span.is_one() {
+        out(Expression::Compare { not, value: lowest(&mut first, width, key.in_host_order()) });
+    } else if matches!(key, Key::InInterface | Key::OutInterface) {
+        let name = first.split(|byte| *byte == 0).next().unwrap_or_default();
+        out(Expression::Compare { not, value: name });
+    } else if is_prefix {
+        let mask = key.greatest() ^ (span.first ^ span.last);
+        out(Expression::Mask(lowest(&mut mask.to_be_bytes(), width, false)));
+        out(Expression::Compare { not, value: lowest(&mut first, width, false) });
+    } else {
+        if key.in_host_order() {
+            out(Expression::NetworkOrder);
         }
-        Some(span) if span.is_one() => {
-            out.expressions.push(Expression::Compare { not, value: register(key, span.first) });
-        }
-        Some(span) if is_name => {
-            let value: Vec<u8> = span.first.to_be_bytes().into_iter().take_while(|byte| *byte != 0).collect();
-            out.expressions.push(Expression::Compare { not, value });
-        }
-        Some(span) => match key {
-            Key::Source(family) | Key::Destination(family) if span.prefix(family.bits()).is_some() => {
-                let mask = key.greatest() ^ (span.first ^ span.last);
-                out.expressions.push(Expression::Mask(network_order(mask, key.width())));
-                out.expressions.push(Expression::Compare { not, value: network_order(span.first, key.width()) });
-            }
-            _ => {
-                out.expressions.extend(key.in_host_order().then_some(Expression::NetworkOrder));
-                let bytes = |number| network_order(number, key.width());
-                out.expressions.push(Expression::Range { not, from: bytes(span.first), to: bytes(span.last) });
-            }
-        },
-        None => {
-            let spans = values.as_slice().to_vec();
-            let interval = spans.iter().any(|span| !span.is_one());
-            out.expressions.extend((interval && key.in_host_order()).then_some(Expression::NetworkOrder));
-            let id = first_set + u32::try_from(out.sets.len()).unwrap_or_default();
-            let set = SetName { id, name: NEW_SET.to_owned() };
-            out.expressions.push(Expression::Lookup { not, set });
-            out.sets.push(Set { id, key, interval, spans });
-        }
+        let (from, to) = (lowest(&mut first, width, false), lowest(&mut last, width, false));
+        out(Expression::Range { not, from, to });
     }
 }
 
-fn action(action: &NativeAction, family: Option<Family>) -> Vec<Expression> {
-    let port = |port: u16| Expression::Constant(port.to_be_bytes().to_vec());
-    let mark = |mark: u32| [Expression::Constant(mark.to_ne_bytes().to_vec()), Expression::SetMeta(Meta::Mark)];
+fn action(action: &NativeAction, family: Option<Family>, out: &mut dyn FnMut(Expression<'_>)) {
     let number = family.map_or(0, |family| family.number().into());
     match action {
-        NativeAction::Accept => vec![Expression::Verdict(NftVerdict::Accept)],
-        NativeAction::Return => vec![Expression::Verdict(NftVerdict::Return)],
-        NativeAction::Drop => vec![Expression::Verdict(NftVerdict::Drop)],
-        NativeAction::Jump(chain) => vec![Expression::Verdict(NftVerdict::Jump(chain.clone()))],
-        NativeAction::Goto(chain) => vec![Expression::Verdict(NftVerdict::Goto(chain.clone()))],
-        NativeAction::Redirect(to) => vec![port(*to), Expression::Redirect],
+        NativeAction::Accept => out(Expression::Verdict(NftVerdict::Accept)),
+        NativeAction::Return => out(Expression::Verdict(NftVerdict::Return)),
+        NativeAction::Drop => out(Expression::Verdict(NftVerdict::Drop)),
+        NativeAction::Jump(chain) => out(Expression::Verdict(NftVerdict::Jump(chain))),
+        NativeAction::Goto(chain) => out(Expression::Verdict(NftVerdict::Goto(chain))),
+        NativeAction::Redirect(to) => {
+            out(Expression::Constant(&to.to_be_bytes()));
+            out(Expression::Redirect);
+        }
         NativeAction::Zone(zone) => {
-            vec![Expression::Constant(zone.to_ne_bytes().to_vec()), Expression::SetCt(Ct::Zone)]
+            out(Expression::Constant(&zone.to_ne_bytes()));
+            out(Expression::SetCt(Ct::Zone));
         }
-        NativeAction::Tproxy { port: to, mark: with } => {
-            let mut all = vec![port(*to), Expression::Tproxy(number)];
-            all.extend(mark(*with));
-            all.push(Expression::Verdict(NftVerdict::Accept));
-            all
+        NativeAction::Tproxy { port, mark } => {
+            out(Expression::Constant(&port.to_be_bytes()));
+            out(Expression::Tproxy(number));
+            out(Expression::Constant(&mark.to_ne_bytes()));
+            out(Expression::SetMeta(Meta::Mark));
+            out(Expression::Verdict(NftVerdict::Accept));
         }
-        NativeAction::SetMark(value) => mark(*value).into(),
-        NativeAction::SaveMark => vec![Expression::Meta(Meta::Mark), Expression::SetCt(Ct::Mark)],
-        NativeAction::RestoreMark => vec![Expression::Ct(Ct::Mark), Expression::SetMeta(Meta::Mark)],
+        NativeAction::SetMark(mark) => {
+            out(Expression::Constant(&mark.to_ne_bytes()));
+            out(Expression::SetMeta(Meta::Mark));
+        }
+        NativeAction::SaveMark => {
+            out(Expression::Meta(Meta::Mark));
+            out(Expression::SetCt(Ct::Mark));
+        }
+        NativeAction::RestoreMark => {
+            out(Expression::Ct(Ct::Mark));
+            out(Expression::SetMeta(Meta::Mark));
+        }
         NativeAction::KeepDestination => {
-            vec![Key::Destination(family.unwrap_or(Family::Ip)).load(), Expression::DestinationNat(number)]
+            out(Key::Destination(family.unwrap_or(Family::Ip)).load());
+            out(Expression::DestinationNat(number));
         }
     }
 }
 
 /// Decodes the action of a rule for `family`.
-fn read_action(expressions: &[Expression], family: Option<Family>) -> Option<NativeAction> {
+fn read_action(expressions: &[Expression<'_>], family: Option<Family>) -> Option<NativeAction> {
     let short = |bytes: &[u8]| <[u8; 2]>::try_from(bytes).ok();
     let long = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).ok();
     let found = match expressions {
         [Expression::Verdict(NftVerdict::Accept)] => NativeAction::Accept,
         [Expression::Verdict(NftVerdict::Return)] => NativeAction::Return,
         [Expression::Verdict(NftVerdict::Drop)] => NativeAction::Drop,
-        [Expression::Verdict(NftVerdict::Jump(chain))] => NativeAction::Jump(chain.clone()),
-        [Expression::Verdict(NftVerdict::Goto(chain))] => NativeAction::Goto(chain.clone()),
+        [Expression::Verdict(NftVerdict::Jump(chain))] => NativeAction::Jump((*chain).to_owned()),
+        [Expression::Verdict(NftVerdict::Goto(chain))] => NativeAction::Goto((*chain).to_owned()),
         [Expression::Constant(port), Expression::Redirect] => NativeAction::Redirect(u16::from_be_bytes(short(port)?)),
         [Expression::Constant(zone), Expression::SetCt(Ct::Zone)] => {
             NativeAction::Zone(u16::from_ne_bytes(short(zone)?))
@@ -165,12 +172,12 @@ fn read_action(expressions: &[Expression], family: Option<Family>) -> Option<Nat
         [.., Expression::DestinationNat(_)] => NativeAction::KeepDestination,
         _ => return None,
     };
-    (action(&found, family) == expressions).then_some(found)
+    encodes_as(expressions, |out| action(&found, family, out)).then_some(found)
 }
 
 /// Decodes a rule as the kernel lists it; `None` if detour would not write it.
 pub(super) fn decode(list: &[u8], sets: &BTreeMap<String, LiveSet>) -> Option<NativeRule> {
-    let expressions: Vec<Expression> = Expression::read_all(list).collect::<Option<_>>()?;
+    let expressions: Vec<Expression<'_>> = Expression::read_all(list).collect::<Option<_>>()?;
     let counter = expressions.iter().position(|e| *e == Expression::Counter)?;
     let mut reader = ExpressionReader { left: &expressions[..counter], family: None, sets };
     let (mut conditions, mut cgroup) = (Vec::new(), None);
@@ -188,13 +195,13 @@ pub(super) fn decode(list: &[u8], sets: &BTreeMap<String, LiveSet>) -> Option<Na
 }
 
 struct ExpressionReader<'a> {
-    left: &'a [Expression],
+    left: &'a [Expression<'a>],
     family: Option<Family>,
     sets: &'a BTreeMap<String, LiveSet>,
 }
 
 impl<'a> ExpressionReader<'a> {
-    fn next(&mut self) -> Option<&'a Expression> {
+    fn next(&mut self) -> Option<&'a Expression<'a>> {
         let (first, rest) = self.left.split_first()?;
         self.left = rest;
         Some(first)
@@ -208,11 +215,11 @@ impl<'a> ExpressionReader<'a> {
 
     fn cgroup(&mut self, level: u8) -> Option<InCgroup> {
         let Some(Expression::Lookup { not: false, set }) = self.next() else { return None };
-        let is_known = self.sets.contains_key(&set.name);
-        scope_of_set(&set.name).filter(|_| is_known).map(|set| InCgroup { level, set })
+        let is_known = self.sets.contains_key(set.name);
+        scope_of_set(set.name).filter(|_| is_known).map(|set| InCgroup { level, set })
     }
 
-    fn key(&self, load: &Expression) -> Option<Key> {
+    fn key(&self, load: &Expression<'_>) -> Option<Key> {
         Some(match load {
             Expression::Meta(Meta::InInterface) => Key::InInterface,
             Expression::Meta(Meta::OutInterface) => Key::OutInterface,
@@ -235,7 +242,7 @@ impl<'a> ExpressionReader<'a> {
         })
     }
 
-    fn condition(&mut self, load: &Expression) -> Option<Condition> {
+    fn condition(&mut self, load: &Expression<'_>) -> Option<Condition> {
         let key = self.key(load)?;
         let of = |not: bool, values: Spans| Some(Condition { key, not, values });
         let is_converted = self.left.first() == Some(&Expression::NetworkOrder);
@@ -259,7 +266,7 @@ impl<'a> ExpressionReader<'a> {
             // A shorter value is an address prefix or the beginning of a name.
             Expression::Compare { not, value } if value.len() < key.width() && !in_host_order => {
                 let padded = |with: u8| {
-                    let mut bytes = value.clone();
+                    let mut bytes = value.to_vec();
                     bytes.resize(key.width(), with);
                     number(&bytes, false)
                 };
@@ -275,7 +282,7 @@ impl<'a> ExpressionReader<'a> {
                 let Some(Expression::AtMost(to)) = self.next() else { return None };
                 of(false, Spans::of(number(from, in_host_order)?, number(to, in_host_order)?))
             }
-            Expression::Lookup { not, set } => of(*not, self.sets.get(&set.name)?.spans(key, in_host_order)?),
+            Expression::Lookup { not, set } => of(*not, self.sets.get(set.name)?.spans(key, in_host_order)?),
             _ => None,
         }
     }

@@ -66,9 +66,10 @@ impl NfSocket {
     pub fn forget(&mut self, connection: &Connection) -> Result<(), NfError> {
         let Connection { protocol, source, destination, zone, .. } = connection;
         let family = if source.is_ipv4() { AF_INET } else { AF_INET6 };
-        let attributes = Attributes::new()
-            .nested(CTA_TUPLE_ORIG, |list| tuple(list, *protocol, *source, *destination))
-            .bytes(CTA_ZONE, &zone.to_be_bytes());
+        let attributes = Attributes::of(|list| {
+            list.nested(CTA_TUPLE_ORIG, |list| tuple(list, *protocol, *source, *destination))
+                .bytes(CTA_ZONE, &zone.to_be_bytes())
+        });
         match self.request(NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE, family, &attributes) {
             Err(NfError::Socket(Errno::ENOENT)) => Ok(()),
             other => other,
@@ -77,11 +78,7 @@ impl NfSocket {
 }
 
 /// Appends the attributes of a tuple; the inverse of [`ends`].
-fn tuple(list: Attributes, protocol: u8, source: SocketAddr, destination: SocketAddr) -> Attributes {
-    let address = |list: Attributes, end: SocketAddr, v4, v6| match end.ip() {
-        IpAddr::V4(address) => list.bytes(v4, &address.octets()),
-        IpAddr::V6(address) => list.bytes(v6, &address.octets()),
-    };
+fn tuple(list: &mut Attributes, protocol: u8, source: SocketAddr, destination: SocketAddr) -> &mut Attributes {
     list.nested(CTA_TUPLE_IP, |list| address(address(list, source, 1, 3), destination, 2, 4)).nested(
         CTA_TUPLE_PROTO,
         |list| {
@@ -89,6 +86,14 @@ fn tuple(list: Attributes, protocol: u8, source: SocketAddr, destination: Socket
             list.bytes(3, &destination.port().to_be_bytes())
         },
     )
+}
+
+/// Appends the address of one end, whose attribute type depends on the family.
+fn address(list: &mut Attributes, end: SocketAddr, v4: u16, v6: u16) -> &mut Attributes {
+    match end.ip() {
+        IpAddr::V4(address) => list.bytes(v4, &address.octets()),
+        IpAddr::V6(address) => list.bytes(v6, &address.octets()),
+    }
 }
 
 /// Parses a tracked connection; `None` if it has no ports.
@@ -127,30 +132,35 @@ mod tests {
     /// Returns the body of a message with the tuples of both directions; `zone` is that of the first one.
     fn body(v6: bool, ends: [(&[u8], u16); 4], zone: Option<u16>) -> Attributes {
         let (from, to) = if v6 { (3, 4) } else { (1, 2) };
-        let tuple = |list: Attributes, source: (&[u8], u16), destination: (&[u8], u16)| {
+        let tuple = |list: &mut Attributes, source: (&[u8], u16), destination: (&[u8], u16)| {
             list.nested(CTA_TUPLE_IP, |list| list.bytes(from, source.0).bytes(to, destination.0)).nested(
                 CTA_TUPLE_PROTO,
                 |list| {
                     let list = list.bytes(1, &[6]).bytes(2, &source.1.to_be_bytes());
                     list.bytes(3, &destination.1.to_be_bytes())
                 },
-            )
+            );
         };
-        let original = |list| {
-            let list = tuple(list, ends[0], ends[1]);
-            match zone {
-                Some(zone) => list.bytes(CTA_TUPLE_ZONE, &zone.to_be_bytes()),
-                None => list,
-            }
-        };
-        Attributes::new().nested(CTA_TUPLE_ORIG, original).nested(CTA_TUPLE_REPLY, |list| tuple(list, ends[2], ends[3]))
+        Attributes::of(|list| {
+            list.nested(CTA_TUPLE_ORIG, |list| {
+                tuple(list, ends[0], ends[1]);
+                match zone {
+                    Some(zone) => list.bytes(CTA_TUPLE_ZONE, &zone.to_be_bytes()),
+                    None => list,
+                }
+            });
+            list.nested(CTA_TUPLE_REPLY, |list| {
+                tuple(list, ends[2], ends[3]);
+                list
+            })
+        })
     }
 
     #[test]
     fn encoded_tuples_are_parsed_back() {
         for (source, destination) in [("10.0.0.2:4000", "192.0.2.1:53"), ("[fd00::2]:4000", "[2001:db8::1]:53")] {
             let ends_of = (source.parse().expect("an address"), destination.parse().expect("an address"));
-            let written = tuple(Attributes::new(), 17, ends_of.0, ends_of.1);
+            let written = Attributes::of(|list| tuple(list, 17, ends_of.0, ends_of.1));
             assert_eq!(ends(written.as_bytes()), Some((ends_of.0, ends_of.1, 17)));
         }
     }
@@ -158,8 +168,8 @@ mod tests {
     #[test]
     fn replies_of_a_redirected_connection_have_another_source() {
         let (pod, far, own) = ([10, 0, 0, 2], [192, 0, 2, 1], [127, 0, 0, 1]);
-        let body = body(false, [(&pod, 4000), (&far, 80), (&own, 15001), (&pod, 4000)], Some(2));
-        let body = body.be32(CTA_STATUS, SEEN_REPLY);
+        let mut body = body(false, [(&pod, 4000), (&far, 80), (&own, 15001), (&pod, 4000)], Some(2));
+        body.be32(CTA_STATUS, SEEN_REPLY);
         let expected = Connection {
             protocol: 6,
             source: "10.0.0.2:4000".parse().expect("an address"),
@@ -174,8 +184,8 @@ mod tests {
     #[test]
     fn ipv6_connections_are_parsed_and_truncated_ones_are_ignored() {
         let (pod, far) = ([1; 16], [2; 16]);
-        let body = body(true, [(&pod, 1), (&far, 2), (&far, 2), (&pod, 1)], None);
-        let body = body.bytes(CTA_ZONE, &1_u16.to_be_bytes());
+        let mut body = body(true, [(&pod, 1), (&far, 2), (&far, 2), (&pod, 1)], None);
+        body.bytes(CTA_ZONE, &1_u16.to_be_bytes());
         let read = connection(body.as_bytes()).expect("a connection");
         assert_eq!((read.destination.ip(), read.zone, read.replied), (IpAddr::from(far), 1, false));
         assert_eq!(read.replies_from, read.destination);

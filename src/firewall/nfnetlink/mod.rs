@@ -9,4 +9,4 @@ pub(crate) mod nfta;
 mod socket;
 
 pub use conntrack::Connection;
-pub use socket::{Message, NLM_F_APPEND, NfError, NfSocket, USUAL_LENGTH, Verb};
+pub use socket::{Batch, NLM_F_APPEND, NfError, NfSocket, Verb};

@@ -3,7 +3,7 @@
 
 use crate::netlink::attributes::{Attributes, find_be32};
 use crate::netlink::{
-    self, DumpLimit, EXCEEDED, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkSocket, Received, is_lack_of_resources,
+    DumpLimit, EXCEEDED, Messages, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkSocket, Received, is_lack_of_resources,
 };
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
@@ -86,10 +86,8 @@ impl NfSocket {
     /// The socket fails, or the kernel does not report a generation.
     pub fn generation(&mut self) -> Result<u32, NfError> {
         let sequence = self.0.next_sequence();
-        let mut request = Vec::new();
-        let message = Message { verb: Verb::GetGeneration, flags: 0, family: 0, attributes: Attributes::new() };
-        message.write(0, sequence, &mut request);
-        self.0.send(&request)?;
+        let request = Messages::one(Verb::GetGeneration.kind(), NLM_F_REQUEST, sequence, &header(0, 0), &[]);
+        self.0.send(request.as_bytes())?;
         let reply = self.0.receive()?.find(|m| m.sequence == sequence);
         if let Some(error) = reply.as_ref().filter(|m| m.kind == NLMSG_ERROR && m.errno() != 0) {
             return Err(NfError::Socket(Errno::from_raw(error.errno())));
@@ -147,31 +145,26 @@ impl NfSocket {
         Ok(self.0.request(kind, 0, &header(family, 0), attributes.as_bytes())?)
     }
 
-    /// Commits all messages as one atomic transaction, provided that the rules are still of `generation`. Each message
-    /// is made when it is written, because a transaction can have thousands of them.
+    /// Commits the messages that `write` appends as one atomic transaction, provided that the rules are still of
+    /// `generation`.
     ///
     /// # Errors
     /// The kernel refuses it, or the rules have changed since `generation`: nothing took effect. After
     /// [`NfError::Socket`], read the rules again to learn whether it took effect.
-    pub fn transact(&mut self, messages: impl IntoIterator<Item = Message>, generation: u32) -> Result<(), NfError> {
-        let mut messages = messages.into_iter().peekable();
-        if messages.peek().is_none() {
+    pub fn transact(&mut self, generation: u32, write: impl FnOnce(&mut Batch<'_>)) -> Result<(), NfError> {
+        let mut batch = Batch::begin(&mut self.0, generation);
+        let begin = batch.sequence;
+        write(&mut batch);
+        if batch.is_empty() {
             return Ok(());
         }
-        let begin = self.0.next_sequence();
-        let mut batch = Vec::new();
-        let genid = Attributes::new().be32(NFNL_BATCH_GENID, generation);
-        put_batch_mark(&mut batch, NFNL_MSG_BATCH_BEGIN, begin, &genid);
-        let first = begin + 1;
-        let (mut acknowledged, mut count) = (begin, 0);
-        while let Some(message) = messages.next() {
-            (acknowledged, count) = (self.0.next_sequence(), count + 1);
-            // The acknowledgement of the last message ends the replies.
-            let flags = if messages.peek().is_none() { NLM_F_ACK } else { 0 };
-            message.write(flags, acknowledged, &mut batch);
-        }
-        put_batch_mark(&mut batch, NFNL_MSG_BATCH_END, self.0.next_sequence(), &Attributes::new());
-        self.0.send(&batch)?;
+        let (count, acknowledged) = (batch.len(), batch.sequence);
+        batch.send()?;
+        self.outcome(begin, count, acknowledged)
+    }
+
+    /// Reads the replies to a transaction of `count` messages, from its beginning to the acknowledged message.
+    fn outcome(&mut self, begin: u32, count: usize, acknowledged: u32) -> Result<(), NfError> {
         let mut refused = None;
         loop {
             for message in self.0.receive()?.filter(|m| m.kind == NLMSG_ERROR && m.sequence >= begin) {
@@ -179,7 +172,7 @@ impl NfSocket {
                 if errno == ERESTART {
                     return Err(NfError::Changed);
                 }
-                let index = message_index(&message, first, count);
+                let index = message_index(&message, begin + 1, count);
                 if errno != 0 && refused.is_none() {
                     refused = Some(NfError::Refused { index, errno: Errno::from_raw(errno) });
                 }
@@ -201,9 +194,6 @@ const HEADER: usize = 4;
 
 /// On a request that adds an object: append it to the others.
 pub const NLM_F_APPEND: u16 = 0x800;
-
-/// The number of bytes that the attributes of a usual message need; a longer message grows.
-pub const USUAL_LENGTH: usize = 512;
 
 /// The type of a message (`enum nf_tables_msg_types`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,23 +223,62 @@ impl Verb {
     }
 }
 
-/// A message of the nf_tables subsystem, without its sequence number.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Message {
-    /// The message type.
-    pub verb: Verb,
-    /// The flags `NLM_F_CREATE` and `NLM_F_APPEND`.
-    pub flags: u16,
-    /// The family (`NFPROTO_…`).
-    pub family: u8,
-    /// The attributes of the object.
-    pub attributes: Attributes,
+/// A transaction being written: messages of the nf_tables subsystem, one after another in the datagram that is sent.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    socket: &'a mut NetlinkSocket,
+    messages: Messages,
+    count: usize,
+    /// Sequence number and flags of the last message.
+    sequence: u32,
+    flags: u16,
 }
 
-impl Message {
-    fn write(&self, flags: u16, sequence: u32, out: &mut Vec<u8>) {
-        let flags = NLM_F_REQUEST | self.flags | flags;
-        netlink::put(out, self.verb.kind(), flags, sequence, [&header(self.family, 0), self.attributes.as_bytes()]);
+impl<'a> Batch<'a> {
+    fn begin(socket: &'a mut NetlinkSocket, generation: u32) -> Self {
+        let sequence = socket.next_sequence();
+        let mut batch = Self { socket, messages: Messages::new(), count: 0, sequence, flags: NLM_F_REQUEST };
+        batch.mark(NFNL_MSG_BATCH_BEGIN, sequence, |list| list.be32(NFNL_BATCH_GENID, generation));
+        batch
+    }
+
+    /// Appends a message about an object of a family (`NFPROTO_…`) with the attributes that `write` appends. The flags
+    /// are `NLM_F_CREATE` and `NLM_F_APPEND`.
+    pub fn message(
+        &mut self,
+        verb: Verb,
+        flags: u16,
+        family: u8,
+        write: impl FnOnce(&mut Attributes) -> &mut Attributes,
+    ) {
+        self.count += 1;
+        (self.sequence, self.flags) = (self.socket.next_sequence(), NLM_F_REQUEST | flags);
+        self.messages.put(verb.kind(), self.flags, self.sequence, &header(family, 0), write);
+    }
+
+    /// Returns the number of messages.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Reports whether there is no message.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Ends the transaction and sends it. The acknowledgement of the last message ends the replies.
+    fn send(mut self) -> Result<(), Errno> {
+        self.messages.set_flags(self.flags | NLM_F_ACK);
+        let end = self.socket.next_sequence();
+        self.mark(NFNL_MSG_BATCH_END, end, |list| list);
+        self.socket.send(self.messages.as_bytes())
+    }
+
+    /// Appends the message that begins or ends a transaction.
+    fn mark(&mut self, kind: u16, sequence: u32, write: impl FnOnce(&mut Attributes) -> &mut Attributes) {
+        self.messages.put(kind, NLM_F_REQUEST, sequence, &header(0, NFNL_SUBSYS_NFTABLES), write);
     }
 }
 
@@ -257,11 +286,6 @@ impl Message {
 const fn header(family: u8, resource: u16) -> [u8; HEADER] {
     let [high, low] = resource.to_be_bytes();
     [family, 0, high, low]
-}
-
-/// Appends the message that begins or ends a transaction.
-fn put_batch_mark(out: &mut Vec<u8>, kind: u16, sequence: u32, attributes: &Attributes) {
-    netlink::put(out, kind, NLM_F_REQUEST, sequence, [&header(0, NFNL_SUBSYS_NFTABLES), attributes.as_bytes()]);
 }
 
 /// Splits the body of a message into family and attributes.
