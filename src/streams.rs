@@ -3,20 +3,19 @@
 //! `O_NONBLOCK` is never set on the streams themselves: it is a flag of the open file description, which other
 //! processes share.
 
-use crate::trusted_file::open_of_any_kind;
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, send};
 use nix::sys::stat::{SFlag, fstat};
 use nix::unistd;
 use nix::unistd::write;
-use rustix::fs::OFlags;
 use rustix::stdio;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::path::Path;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -190,7 +189,8 @@ impl WriteMode {
             SFlag::S_IFSOCK => Self::Socket,
             SFlag::S_IFIFO => {
                 let path = format!("/proc/self/fd/{}", stream.as_raw_fd());
-                let opened = open_of_any_kind(Path::new(&path), OFlags::WRONLY);
+                #[expect(clippy::disallowed_methods, reason = "a pipe of this process")]
+                let opened = OpenOptions::new().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
                 // Without a reader, opening it fails here, and the write fails later.
                 opened.map_or(Self::Other, Self::Pipe)
             }
@@ -202,11 +202,8 @@ impl WriteMode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::fcntl::OFlag;
-    use std::fs::OpenOptions;
     use std::io::{Read, Write};
     use std::os::fd::AsFd;
-    use std::os::unix::fs::OpenOptionsExt;
     use std::os::unix::net::UnixStream;
 
     const TIMEOUT: Duration = Duration::from_millis(20);

@@ -6,7 +6,6 @@ use crate::cni::{Code, Error};
 use crate::trusted_file::open_of_any_kind;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{FsType, fstatfs};
-use rustix::fs::OFlags;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -47,7 +46,7 @@ impl NetNs {
         let failed =
             |why: String| Error::new(Code::InvalidNetns, format!("network namespace {}: {why}", path.display()));
         // A namespace is not a regular file everywhere.
-        let file = match open_of_any_kind(path, OFlags::RDONLY) {
+        let file = match open_of_any_kind(path) {
             Ok(file) => file,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(failed(format!("can't be opened: {error}"))),
@@ -162,8 +161,7 @@ impl EnteredNetns {
             let msg = format!("network namespace {}: can't be entered: {why}", netns.path.display());
             Error::new(Code::InvalidNetns, msg)
         };
-        let own =
-            open_of_any_kind(Path::new(OWN_NETNS), OFlags::RDONLY).map_err(|e| failed(&format!("{OWN_NETNS}: {e}")))?;
+        let own = open_of_any_kind(Path::new(OWN_NETNS)).map_err(|e| failed(&format!("{OWN_NETNS}: {e}")))?;
         // Entering its own namespace first proves that the thread may return to it.
         for namespace in [&own, &netns.file] {
             setns(namespace, CloneFlags::CLONE_NEWNET).map_err(|errno| failed(&errno))?;
@@ -186,7 +184,7 @@ impl Drop for EnteredNetns {
 /// The file can't be opened or is not a cgroup namespace, or the thread may not enter it.
 #[expect(clippy::disallowed_methods, reason = "the one place that enters a namespace")]
 pub fn enter_cgroup_namespace(path: &Path) -> io::Result<()> {
-    Ok(setns(open_of_any_kind(path, OFlags::RDONLY)?, CloneFlags::CLONE_NEWCGROUP)?)
+    Ok(setns(open_of_any_kind(path)?, CloneFlags::CLONE_NEWCGROUP)?)
 }
 
 #[cfg(test)]

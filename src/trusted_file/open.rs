@@ -53,13 +53,13 @@ pub fn follow(path: &Path) -> io::Result<File> {
     open_regular(path, OFlags::RDONLY).map(|(file, _)| file)
 }
 
-/// Opens the file at `path`, whatever its kind; follows symbolic links. Neither opening the file nor reads and writes
-/// wait for the other end of a FIFO.
+/// Opens the file at `path` for reading, whatever its kind; follows symbolic links. It does not wait for the other end
+/// of a FIFO.
 ///
 /// # Errors
 /// The file can't be opened.
-pub fn open_of_any_kind(path: &Path, flags: OFlags) -> io::Result<File> {
-    Ok(open_any(CWD, path, flags | NON_BLOCKING, Mode::empty())?)
+pub fn open_of_any_kind(path: &Path) -> io::Result<File> {
+    Ok(open_any(CWD, path, OFlags::RDONLY | NON_BLOCKING, Mode::empty())?)
 }
 
 fn open_regular(path: &Path, flags: OFlags) -> io::Result<(File, Metadata)> {
