@@ -44,7 +44,7 @@ const MAX_EVENT_CHARACTERS: usize = 400;
 pub fn start(
     level: LogLevel,
     file: Option<&Path>,
-    context: &[(&str, &str)],
+    context: &[(&'static str, &str)],
     collector: Option<&EventCollector>,
     lines: Option<&Lines>,
 ) {
@@ -67,7 +67,7 @@ pub fn start(
         Ok(file) => (file, None),
         Err(failure) => (None, Some(failure)),
     };
-    let log = Log { level, context: pairs(context), lines: lines.cloned(), file, collector: collector.cloned() };
+    let log = Log { level, context: owned(context), lines: lines.cloned(), file, collector: collector.cloned() };
     if let (Ok(()), Some((path, error))) = (tracing::subscriber::set_global_default(log), failure) {
         tracing::warn!(file = %path.display(), %error, "can't open log_file; logging to stderr only");
     }
@@ -86,13 +86,10 @@ pub fn check_log_file(file: &Path) -> Result<(), String> {
     Err(format!("invalid value {:?}; expected a path below {DIRECTORY} without \"..\"", file.display().to_string()))
 }
 
-fn pairs(context: &[(&str, &str)]) -> String {
-    let mut line = String::new();
-    for (key, value) in context.iter().filter(|(_, value)| !value.is_empty()) {
-        // Writing to a string can't fail.
-        let _ = pair(&mut line, key, value, MAX_CONTEXT_BYTES);
-    }
-    line
+/// Returns the pairs that have a value. They are formatted for each line, since most calls print at most one.
+fn owned(context: &[(&'static str, &str)]) -> Vec<(&'static str, String)> {
+    let pairs = context.iter().filter(|(_, value)| !value.is_empty());
+    pairs.map(|(key, value)| (*key, (*value).to_owned())).collect()
 }
 
 /// Appends ` key=value` with at most `room` bytes of the value. The value is quoted and escaped (as by
@@ -112,7 +109,7 @@ fn pair(line: &mut dyn fmt::Write, key: &str, value: &str, room: usize) -> fmt::
 struct Log {
     level: LevelFilter,
     /// The pairs at the end of each line.
-    context: String,
+    context: Vec<(&'static str, String)>,
     lines: Option<Lines>,
     file: Option<File>,
     collector: Option<EventCollector>,
@@ -136,7 +133,9 @@ impl Log {
         line += &format!(" level={level}");
         pair(&mut line, "msg", &fields.message, MAX_MESSAGE_BYTES)?;
         line += &fields.others;
-        line += &self.context;
+        for (key, value) in &self.context {
+            pair(&mut line, key, value, MAX_CONTEXT_BYTES)?;
+        }
         line.push('\n');
         Ok(line)
     }
@@ -313,7 +312,11 @@ mod tests {
 
     #[test]
     fn values_that_are_not_one_word_are_quoted() {
-        let pairs = pairs(&[("a", "x/y:1"), ("empty", ""), ("b", "two words"), ("c", "l1\nl2"), ("d", "k=\"v\"")]);
+        let context = owned(&[("a", "x/y:1"), ("empty", ""), ("b", "two words"), ("c", "l1\nl2"), ("d", "k=\"v\"")]);
+        let mut pairs = String::new();
+        for (key, value) in &context {
+            pair(&mut pairs, key, value, MAX_CONTEXT_BYTES).expect("a string");
+        }
         assert_eq!(pairs, r#" a=x/y:1 b="two words" c="l1\nl2" d="k=\"v\"""#);
     }
 
@@ -331,7 +334,7 @@ mod tests {
     }
 
     fn log(level: LevelFilter, collector: Option<EventCollector>) -> Log {
-        Log { level, context: String::new(), lines: None, file: None, collector }
+        Log { level, context: Vec::new(), lines: None, file: None, collector }
     }
 
     #[test]

@@ -4,7 +4,11 @@ use super::error::{Code, Error};
 use super::list::{ItemList, excerpt, wrong_type};
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::cell::RefCell;
+
+/// The number of read keys that a reader has room for from the start: those of a block `istio-redirect`.
+const READ_KEYS: usize = 32;
 
 /// A JSON object of a configuration, with its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,38 +26,61 @@ impl Block {
     /// `value` is not an object.
     pub fn new(path: impl Into<String>, value: &Value) -> Result<Self, Error> {
         let path = path.into();
-        match value {
-            Value::Object(keys) => Ok(Self { path, keys: keys.clone() }),
-            _ => Err(wrong_type(&path, value, "an object")),
-        }
+        let keys = object(&path, value)?.clone();
+        Ok(Self { path, keys })
     }
 
     /// Returns a reader of the keys.
     #[must_use]
     pub fn reader(&self) -> BlockReader<'_> {
-        BlockReader { block: self, read: RefCell::default() }
+        BlockReader::of_keys(Cow::Borrowed(&self.path), &self.keys)
     }
 }
 
-/// Reads the keys of a [`Block`] and records which were read. A key with the JSON value `null` counts as
-/// absent.
+fn object<'a>(path: &str, value: &'a Value) -> Result<&'a Map<String, Value>, Error> {
+    value.as_object().ok_or_else(|| wrong_type(path, value, "an object"))
+}
+
+/// Reads the keys of a JSON object and records which were read. A key with the JSON value `null` counts as absent.
 #[derive(Debug)]
 pub struct BlockReader<'a> {
-    block: &'a Block,
+    path: Cow<'a, str>,
+    keys: &'a Map<String, Value>,
     read: RefCell<Vec<&'static str>>,
 }
 
 impl<'a> BlockReader<'a> {
+    /// Returns a reader of the object `value` at `path`.
+    ///
+    /// # Errors
+    /// `value` is not an object.
+    pub fn new(path: impl Into<Cow<'a, str>>, value: &'a Value) -> Result<Self, Error> {
+        let path = path.into();
+        let keys = object(&path, value)?;
+        Ok(Self::of_keys(path, keys))
+    }
+
+    fn of_keys(path: Cow<'a, str>, keys: &'a Map<String, Value>) -> Self {
+        Self { path, keys, read: RefCell::new(Vec::with_capacity(READ_KEYS)) }
+    }
+
+    /// Returns all keys of the object with their values.
+    pub const fn all(&self) -> &'a Map<String, Value> {
+        self.keys
+    }
+
     /// Returns the value of a key.
     pub fn value(&self, key: &'static str) -> Option<&'a Value> {
         self.read.borrow_mut().push(key);
-        self.block.keys.get(key).filter(|v| !v.is_null())
+        // Blocks have few keys: comparing them takes less time than a hash.
+        let (_, value) = self.keys.iter().find(|(name, _)| *name == key)?;
+        (!value.is_null()).then_some(value)
     }
 
     /// Returns the path of a key, for messages.
     #[must_use]
     pub fn place(&self, key: &str) -> String {
-        if self.block.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.block.path) }
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
     fn typed<T>(
@@ -129,19 +156,19 @@ impl<'a> BlockReader<'a> {
         self.value(key).map(|value| ItemList::from_json(self.place(key), value)).transpose()
     }
 
-    /// Reads an object.
+    /// Returns a reader of the object under a key.
     ///
     /// # Errors
     /// The value is not an object.
-    pub fn block(&self, key: &'static str) -> Result<Option<Block>, Error> {
-        self.value(key).map(|value| Block::new(self.place(key), value)).transpose()
+    pub fn block(&self, key: &'static str) -> Result<Option<Self>, Error> {
+        self.value(key).map(|value| Self::new(self.place(key), value)).transpose()
     }
 
     /// Returns the keys that were not read.
     #[must_use]
     pub fn unknown(&self) -> Vec<&'a str> {
         let read = self.read.borrow();
-        self.block.keys.keys().map(String::as_str).filter(|key| !read.contains(key)).collect()
+        self.keys.keys().map(String::as_str).filter(|key| !read.contains(key)).collect()
     }
 
     /// Returns the keys that were read, sorted, without duplicates.
@@ -156,7 +183,7 @@ impl<'a> BlockReader<'a> {
     /// Returns the keys that were not read, with their values.
     #[must_use]
     pub fn others(&self) -> Map<String, Value> {
-        self.unknown().into_iter().filter_map(|key| Some((key.to_owned(), self.block.keys.get(key)?.clone()))).collect()
+        self.unknown().into_iter().filter_map(|key| Some((key.to_owned(), self.keys.get(key)?.clone()))).collect()
     }
 
     /// Checks that all keys were read.

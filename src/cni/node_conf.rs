@@ -145,25 +145,25 @@ impl NodeConf {
         let with_place = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
         let not_json = |error| Error::new(Code::InvalidConfig, format!("{place}: invalid JSON: {error}"));
         let value: Value = serde_json::from_slice(text).map_err(not_json)?;
-        let block =
-            Block::new("", &value).map_err(|_| with_place(wrong_type("node configuration", &value, "an object")))?;
-        Self::read(place, &block).map_err(with_place)
+        let keys = BlockReader::new("", &value)
+            .map_err(|_| with_place(wrong_type("node configuration", &value, "an object")))?;
+        Self::read(place, &keys).map_err(with_place)
     }
 
-    fn read(place: &str, block: &Block) -> Result<(Self, Vec<String>), Error> {
-        let keys = block.reader();
+    fn read(place: &str, keys: &BlockReader<'_>) -> Result<(Self, Vec<String>), Error> {
         let mut warnings = Vec::new();
-        let read = Kubernetes::read(&keys, &mut warnings)?;
-        absolute(&keys, "log_file")?;
-        delegate_timeout(&keys)?;
-        let written = keys.block("kubernetes")?.map(|block| block.keys).unwrap_or_default();
+        let read = Kubernetes::read(keys, &mut warnings)?;
+        absolute(keys, "log_file")?;
+        delegate_timeout(keys)?;
+        let written = keys.block("kubernetes")?;
+        let written = written.as_ref().map(BlockReader::all);
         let value_of = |from: &Map<String, Value>, key: &str| from.get(key).filter(|value| !value.is_null()).cloned();
         let node = Self {
             place: place.to_owned(),
-            top: present(TOP.map(|key| (key, value_of(&block.keys, key)))),
-            kubernetes: present(KUBERNETES.map(|(key, _)| (key, value_of(&written, key)))),
+            top: present(TOP.map(|key| (key, value_of(keys.all(), key)))),
+            kubernetes: present(KUBERNETES.map(|(key, _)| (key, written.and_then(|written| value_of(written, key))))),
             exclude_namespaces: read.exclude_namespaces,
-            networks: networks(&keys, &mut warnings)?,
+            networks: networks(keys, &mut warnings)?,
             pinned: keys.list("pinned")?.map(|list| list.items).unwrap_or_default(),
             attachments_may_exclude_namespaces: keys.boolean(MAY_EXCLUDE)?.unwrap_or(false),
             primary: keys.boolean("primary")?,
@@ -171,11 +171,11 @@ impl NodeConf {
         };
         // Keys that belong to attachments, and istio-cni's equivalents of the node's keys.
         for key in ["cni_agent_run_dir", "pod_namespace"] {
-            if block.keys.contains_key(key) {
+            if keys.all().contains_key(key) {
                 warnings.push(format!("{key}: unknown key, ignored"));
             }
         }
-        if written.contains_key("cluster_dns") {
+        if written.is_some_and(|written| written.contains_key("cluster_dns")) {
             warnings.push("kubernetes.cluster_dns: unknown key, ignored".to_owned());
         }
         let known = keys.known();
@@ -276,9 +276,8 @@ pub fn primary_in_attachment() -> Error {
 fn networks(keys: &BlockReader<'_>, warnings: &mut Vec<String>) -> Result<BTreeMap<String, Vec<String>>, Error> {
     let Some(block) = keys.block(NETWORKS)? else { return Ok(BTreeMap::new()) };
     let mut networks = BTreeMap::new();
-    for (name, value) in &block.keys {
-        let network = Block::new(format!("{NETWORKS}.{name}"), value)?;
-        let keys = network.reader();
+    for (name, value) in block.all() {
+        let keys = BlockReader::new(format!("{NETWORKS}.{name}"), value)?;
         let excluded = keys.list(EXCLUDED)?.map(|list| list.items).unwrap_or_default();
         warnings.extend(keys.unknown().into_iter().map(|key| format!("{NETWORKS}.{name}.{key}: unknown key, ignored")));
         networks.insert(name.clone(), excluded);

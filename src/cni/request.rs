@@ -3,7 +3,6 @@
 use super::error::{Code, Error};
 use super::names::{check_interface_name, is_dns_label, is_dns_subdomain, is_identifier};
 use crate::pod::PodRef;
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
@@ -82,16 +81,16 @@ pub struct Request {
 const VARIABLES: [&str; 7] =
     ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH", "CNI_NETNS_OVERRIDE"];
 
-/// Returns the variables of the specification that an environment has.
+/// Returns the variables of the specification that an environment has, by name.
 ///
 /// # Errors
 /// [`Code::Environment`]: the value of one is not UTF-8.
-pub fn variables(environment: impl Fn(&str) -> Option<OsString>) -> Result<HashMap<&'static str, String>, Error> {
-    let mut variables = HashMap::new();
+pub fn variables(environment: impl Fn(&str) -> Option<OsString>) -> Result<Vec<(&'static str, String)>, Error> {
+    let mut variables = Vec::with_capacity(VARIABLES.len());
     for name in VARIABLES {
         let Some(value) = environment(name) else { continue };
         let Ok(value) = value.into_string() else { return Err(refuse(format!("{name}: expected UTF-8"))) };
-        variables.insert(name, value);
+        variables.push((name, value));
     }
     Ok(variables)
 }
@@ -126,14 +125,12 @@ impl Request {
             return Err(refuse(format!("required env variables [{}] missing", variables.missing.join(","))));
         }
         let args_text = variables.optional("CNI_ARGS").unwrap_or_default();
-        let (args, pod) = match (command, Args::parse(&args_text)) {
-            (CniCommand::Add | CniCommand::Check, args) => {
-                let args = args?;
-                (args.clone(), args.pod)
-            }
-            (CniCommand::Del | CniCommand::Gc | CniCommand::Status, args) => {
-                (Args::default(), args.ok().and_then(|args| args.pod))
-            }
+        let args = Args::parse(&args_text);
+        let pod = args.as_ref().ok().and_then(|args| args.pod.as_ref());
+        let about = pod.map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();
+        let args = match command {
+            CniCommand::Add | CniCommand::Check => args?,
+            CniCommand::Del | CniCommand::Gc | CniCommand::Status => Args::default(),
         };
         let netns_override = variables.optional("CNI_NETNS_OVERRIDE");
         Ok(Self {
@@ -143,7 +140,7 @@ impl Request {
             ifname,
             args,
             args_text,
-            about: pod.map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default(),
+            about,
             path: std::env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty()).collect(),
             netns_override: netns_override.is_some_and(|v| v == "1" || v.eq_ignore_ascii_case("true")),
         })

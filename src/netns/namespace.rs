@@ -3,13 +3,12 @@
 
 use super::lock::{self, LockError, NetnsId, NetnsLock};
 use crate::cni::{Code, Error};
-use nix::fcntl::OFlag;
+use crate::trusted_file::open_of_any_kind;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{FsType, fstatfs};
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -46,9 +45,8 @@ impl NetNs {
     pub fn open(path: &Path) -> Result<Option<Self>, Error> {
         let failed =
             |why: String| Error::new(Code::InvalidNetns, format!("network namespace {}: {why}", path.display()));
-        // O_NONBLOCK: opening a pipe must not wait for its writer.
-        #[expect(clippy::disallowed_methods, reason = "a namespace is not a regular file everywhere; checked below")]
-        let file = match File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path) {
+        // A namespace is not a regular file everywhere.
+        let file = match open_of_any_kind(path) {
             Ok(file) => file,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(failed(format!("can't be opened: {error}"))),
@@ -157,13 +155,13 @@ struct EnteredNetns {
 }
 
 impl EnteredNetns {
-    #[expect(clippy::disallowed_methods, reason = "the one place that enters a namespace; one is no regular file")]
+    #[expect(clippy::disallowed_methods, reason = "the one place that enters a namespace")]
     fn enter(netns: &NetNs) -> Result<Self, Error> {
         let failed = |why: &dyn Display| {
             let msg = format!("network namespace {}: can't be entered: {why}", netns.path.display());
             Error::new(Code::InvalidNetns, msg)
         };
-        let own = File::open(OWN_NETNS).map_err(|e| failed(&format!("{OWN_NETNS}: {e}")))?;
+        let own = open_of_any_kind(Path::new(OWN_NETNS)).map_err(|e| failed(&format!("{OWN_NETNS}: {e}")))?;
         // Entering its own namespace first proves that the thread may return to it.
         for namespace in [&own, &netns.file] {
             setns(namespace, CloneFlags::CLONE_NEWNET).map_err(|errno| failed(&errno))?;
@@ -184,10 +182,9 @@ impl Drop for EnteredNetns {
 ///
 /// # Errors
 /// The file can't be opened or is not a cgroup namespace, or the thread may not enter it.
-#[expect(clippy::disallowed_methods, reason = "the one place that enters a namespace; one is no regular file")]
+#[expect(clippy::disallowed_methods, reason = "the one place that enters a namespace")]
 pub fn enter_cgroup_namespace(path: &Path) -> io::Result<()> {
-    let namespace = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
-    Ok(setns(namespace, CloneFlags::CLONE_NEWCGROUP)?)
+    Ok(setns(open_of_any_kind(path)?, CloneFlags::CLONE_NEWCGROUP)?)
 }
 
 #[cfg(test)]

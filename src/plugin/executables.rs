@@ -6,11 +6,8 @@ use crate::delegate::{Call, Executables, NetworkConfiguration, Plugin};
 use crate::sub_plugins;
 use serde_json::Value;
 
-/// The executables of one call.
-pub(super) struct ChainExecutables {
-    network: NetworkConfiguration,
-    call: Call,
-}
+/// The executables of one call; `None` if the chain has none, so that nothing is copied for them.
+pub(super) struct ChainExecutables(Option<(NetworkConfiguration, Call)>);
 
 impl ChainExecutables {
     /// Returns the executables in the chain of `conf`.
@@ -20,15 +17,19 @@ impl ChainExecutables {
             path: block.path.clone(),
             conf: block.keys.clone(),
         };
+        let plugins: Vec<Plugin> = sub_plugins::executables(&conf.chain).map(plugin).collect();
+        if plugins.is_empty() {
+            return Self(None);
+        }
         let network = NetworkConfiguration {
             name: conf.name.clone(),
             cni_version: conf.cni_version.clone(),
-            plugins: sub_plugins::executables(&conf.chain).map(plugin).collect(),
+            plugins,
             runtime_config: conf.runtime_config.clone(),
             args: conf.args.clone(),
             ..NetworkConfiguration::default()
         };
-        Self { network, call: Call::forward(request, conf) }
+        Self(Some((network, Call::forward(request, conf))))
     }
 
     /// Checks that all can be run, before an ADD changes anything.
@@ -36,7 +37,7 @@ impl ChainExecutables {
     /// # Errors
     /// The first executable that is missing or not trusted.
     pub(super) fn find(&self) -> Result<(), Error> {
-        self.network.find(&Executables, &self.call)
+        self.run(|network, call| network.find(&Executables, call))
     }
 
     /// Runs ADD. Returns the last result, or `result` if no executable prints one.
@@ -44,8 +45,9 @@ impl ChainExecutables {
     /// # Errors
     /// The first executable that fails; it and those before it are undone.
     pub(super) fn add(&self, conf: &NetConf, result: Option<Value>) -> Result<Option<Value>, Error> {
+        let Some((network, call)) = &self.0 else { return Ok(result) };
         let previous = result.clone().filter(|_| conf.prev_result.is_some());
-        Ok(self.network.add(&Executables, &self.call, previous)?.or(result))
+        Ok(network.add(&Executables, call, previous)?.or(result))
     }
 
     /// Runs DEL for all, even if one fails.
@@ -53,7 +55,7 @@ impl ChainExecutables {
     /// # Errors
     /// The executables that failed.
     pub(super) fn del(&self, conf: &NetConf) -> Result<(), Error> {
-        self.network.del(&Executables, &self.call, conf.prev_result.as_ref())
+        self.run(|network, call| network.del(&Executables, call, conf.prev_result.as_ref()))
     }
 
     /// Runs CHECK.
@@ -61,7 +63,7 @@ impl ChainExecutables {
     /// # Errors
     /// The first executable that fails.
     pub(super) fn check(&self, conf: &NetConf) -> Result<(), Error> {
-        self.network.check(&Executables, &self.call, conf.prev_result.as_ref())
+        self.run(|network, call| network.check(&Executables, call, conf.prev_result.as_ref()))
     }
 
     /// Runs GC for all, even if one fails.
@@ -69,7 +71,7 @@ impl ChainExecutables {
     /// # Errors
     /// The executables that failed.
     pub(super) fn gc(&self, conf: &NetConf) -> Result<(), Error> {
-        self.network.gc(&Executables, &self.call, conf.valid_attachments.as_deref())
+        self.run(|network, call| network.gc(&Executables, call, conf.valid_attachments.as_deref()))
     }
 
     /// Runs STATUS.
@@ -77,7 +79,11 @@ impl ChainExecutables {
     /// # Errors
     /// The first executable that fails or is missing; [`Code::NotAvailable`] unless it has its own code.
     pub(super) fn status(&self) -> Result<(), Error> {
-        let outcome = self.find().and_then(|()| self.network.status(&Executables, &self.call));
+        let outcome = self.find().and_then(|()| self.run(|network, call| network.status(&Executables, call)));
         outcome.map_err(|error| Error { code: Code::NotAvailable, ..error })
+    }
+
+    fn run(&self, work: impl FnOnce(&NetworkConfiguration, &Call) -> Result<(), Error>) -> Result<(), Error> {
+        self.0.as_ref().map_or(Ok(()), |(network, call)| work(network, call))
     }
 }

@@ -74,7 +74,8 @@ pub fn call(
     }
     let variables = variables(environment).map_err(in_newest)?;
     print_panics(NEWEST);
-    let request = Request::parse(|name| variables.get(name).cloned()).map_err(in_newest)?;
+    let variable = |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| value.clone());
+    let request = Request::parse(variable).map_err(in_newest)?;
     let mut document = read(stdin).and_then(|text| Document::parse(&text)).map_err(in_newest)?;
     print_panics(document.answer_version());
     serve(&request, &mut document, program).map_err(|error| error.to_json(document.answer_version()))

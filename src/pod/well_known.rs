@@ -48,18 +48,43 @@ pub const ISTIO_PREFIX: &str = "istio.io";
 
 /// Istio's annotations of pods that this plugin does not read, by prefix (istio/api, `annotation/annotations.yaml`,
 /// with those of earlier releases and of the injection template), and the prefix of this plugin.
-pub const OTHER_ANNOTATIONS: [(&str, &str); 4] = [
+pub const OTHER_ANNOTATIONS: [(&str, &[&str]); 4] = [
     (
         "sidecar.istio.io",
-        "agentLogLevel bootstrapOverride capNetBindService componentLogLevel controlPlaneAuthPolicy discoveryAddress \
-         enableCoreDump extraStatTags inject logLevel nativeSidecar proxyCPU proxyCPULimit proxyImage proxyImageType \
-         proxyMemory proxyMemoryLimit rewriteAppHTTPProbers statsCompression statsEvictionInterval statsFlushInterval \
-         statsHistogramBuckets statsInclusionPrefixes statsInclusionRegexps statsInclusionSuffixes status userVolume \
-         userVolumeMount",
+        &[
+            "agentLogLevel",
+            "bootstrapOverride",
+            "capNetBindService",
+            "componentLogLevel",
+            "controlPlaneAuthPolicy",
+            "discoveryAddress",
+            "enableCoreDump",
+            "extraStatTags",
+            "inject",
+            "logLevel",
+            "nativeSidecar",
+            "proxyCPU",
+            "proxyCPULimit",
+            "proxyImage",
+            "proxyImageType",
+            "proxyMemory",
+            "proxyMemoryLimit",
+            "rewriteAppHTTPProbers",
+            "statsCompression",
+            "statsEvictionInterval",
+            "statsFlushInterval",
+            "statsHistogramBuckets",
+            "statsInclusionPrefixes",
+            "statsInclusionRegexps",
+            "statsInclusionSuffixes",
+            "status",
+            "userVolume",
+            "userVolumeMount",
+        ],
     ),
-    ("traffic.sidecar.istio.io", ""),
-    (ISTIO_PREFIX, "autoRegistrationGroup connectedAt disconnectedAt dry-run rev workloadController"),
-    ("detour.io", "live-policy"),
+    ("traffic.sidecar.istio.io", &[]),
+    (ISTIO_PREFIX, &["autoRegistrationGroup", "connectedAt", "disconnectedAt", "dry-run", "rev", "workloadController"]),
+    ("detour.io", &["live-policy"]),
 ];
 
 /// UIDs whose outbound traffic bypasses the sidecar.

@@ -161,6 +161,9 @@ fn exclusions(
     let mut add = |source: SettingSource, requested: RequestedExclusions| {
         count += requested.count;
         exclusions.extend(requested.exclusions.into_iter().map(|exclusion| (exclusion, source.clone())));
+        if count <= context::MAX_EXCLUSIONS {
+            return Ok(());
+        }
         let pod = facts.map_or_else(|| "the pod".to_owned(), |facts| format!("pod {}", context::name_of(&facts.pod)));
         let place = format!("{pod}: exclusions of all sources, up to {source}");
         at_most(context::MAX_EXCLUSIONS, "exclusions", &place, count)

@@ -136,21 +136,28 @@ fn add_unknown(annotations: &BTreeMap<String, String>, object: impl Fn() -> Stri
 /// purposes, only a name that resembles a known one counts.
 fn is_unknown(key: &str) -> bool {
     let Some((prefix, name)) = key.split_once('/') else { return false };
-    let of_prefix = || read_annotations().filter(|(prefix, _)| *prefix == ISTIO_PREFIX).map(|(_, name)| name);
-    known_names(prefix).is_some_and(|mut known| !known.any(|known| known == name))
-        && (prefix != ISTIO_PREFIX || closest(name, of_prefix()).is_some())
+    let Some((_, others)) = OTHER_ANNOTATIONS.iter().find(|(known, _)| *known == prefix) else { return false };
+    if others.contains(&name) || read_annotations().any(|known| known == key) {
+        return false;
+    }
+    prefix != ISTIO_PREFIX || closest(name, read_names(ISTIO_PREFIX)).is_some()
 }
 
 /// Returns the known names under a prefix; `None` if the prefix belongs to others.
 fn known_names(prefix: &str) -> Option<impl Iterator<Item = &'static str>> {
     let (prefix, others) = OTHER_ANNOTATIONS.into_iter().find(|(known, _)| *known == prefix)?;
-    let names = read_annotations().filter(move |(known, _)| *known == prefix).map(|(_, name)| name);
-    Some(names.chain(others.split_whitespace()))
+    Some(read_names(prefix).chain(others.iter().copied()))
 }
 
-/// Returns prefix and name of each annotation that the plugin reads.
-fn read_annotations() -> impl Iterator<Item = (&'static str, &'static str)> {
-    SubPlugin::ALL.into_iter().flat_map(annotations).filter_map(|key| key.split_once('/'))
+/// Returns the names under a prefix that the plugin reads.
+fn read_names(prefix: &'static str) -> impl Iterator<Item = &'static str> {
+    let names = read_annotations().filter_map(|key| key.split_once('/'));
+    names.filter(move |(known, _)| *known == prefix).map(|(_, name)| name)
+}
+
+/// Returns the annotations that the plugin reads.
+fn read_annotations() -> impl Iterator<Item = &'static str> {
+    SubPlugin::ALL.into_iter().flat_map(annotations).copied()
 }
 
 /// Returns the known annotation with the most similar name under any prefix.

@@ -45,7 +45,7 @@ pub(super) fn interception(
         container: Settings::of_container(pod, overriding.proxy, notes)?,
         united,
     };
-    origins.extend(layers.origins());
+    layers.add_origins(origins);
     let mut interception = resolve(&paths.join(" and "), layers.settings(), notes)?;
     if let Interception::On(redirect) = &mut interception
         && !redirect.capture_secondary_networks
@@ -69,27 +69,28 @@ struct Layers<'a> {
 }
 
 impl Layers<'_> {
-    /// Returns the source of each setting's value.
-    fn origins(&self) -> impl Iterator<Item = (&'static str, SettingSource)> {
+    /// Appends the source of each setting's value.
+    fn add_origins(&self, origins: &mut Vec<(&'static str, SettingSource)>) {
         let [annotations, args, container, united] =
             [&self.annotations, &self.args, &self.container, &self.united].map(Settings::is_set);
-        Settings::DEFINITIONS.into_iter().enumerate().flat_map(move |(index, definition)| {
+        origins.reserve(Settings::DEFINITIONS.len());
+        for (index, definition) in Settings::DEFINITIONS.iter().enumerate() {
             let key = definition.key;
-            let annotation = || definition.annotations.iter().find(|key| self.pod.annotations.contains_key(**key));
-            let sources = if annotations[index] {
-                annotation().map(|key| SettingSource::Pod(key)).into_iter().collect()
+            if annotations[index] {
+                let annotation = definition.annotations.iter().find(|key| self.pod.annotations.contains_key(**key));
+                origins.extend(annotation.map(|annotation| (key, SettingSource::Pod(annotation))));
             } else if args[index] {
-                vec![SettingSource::Argument(SubPlugin::IstioRedirect)]
+                origins.push((key, SettingSource::Argument(SubPlugin::IstioRedirect)));
             } else if container[index] {
-                definition.container.iter().map(|key| SettingSource::Container(key)).collect()
+                origins.extend(definition.container.iter().map(|source| (key, SettingSource::Container(source))));
             } else if united[index] {
                 let blocks = self.blocks.iter().filter(|block| block.parsed.is_set()[index]);
-                blocks.map(|block| SettingSource::Configuration(format!("{}.{key}", block.path))).collect()
+                let source = |path| SettingSource::Configuration(format!("{path}.{key}"));
+                origins.extend(blocks.map(|block| (key, source(&block.path))));
             } else {
-                vec![SettingSource::Default]
-            };
-            sources.into_iter().map(move |source| (key, source))
-        })
+                origins.push((key, SettingSource::Default));
+            }
+        }
     }
 
     /// Returns the settings of all layers.

@@ -38,8 +38,7 @@ impl<'a> ChainInput<'a> {
         parse: impl Fn(&BlockReader<'_>) -> Result<T, Error>,
     ) -> Result<Option<T>, Error> {
         let Some((path, value)) = self.argument(sub_plugin) else { return Ok(None) };
-        let block = Block::new(path, value)?;
-        let r = block.reader();
+        let r = BlockReader::new(path, value)?;
         r.one_of("type", &[(sub_plugin.name(), ())])?;
         let parsed = parse(&r)?;
         r.finish()?;

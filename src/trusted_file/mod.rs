@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`read`], [`read_text`], [`follow`] | a file whose contents are checked by the caller: a regular file of limited size, opened without blocking; also files of proc(5) |
 //! | [`open()`], [`read_nofollow`] | the same for paths that must not end in a symbolic link: state, and paths that [`crate::host_path`] has resolved |
+//! | [`open_of_any_kind`] | a namespace, whose kind the caller checks |
 //! | [`read_trusted`] | a file that decides what root does: credentials, configuration |
 //! | [`read_with_owner`] | a file that may name only files of its owner |
 //! | [`check()`] | a path that root executes or uses: only trusted users can change it |
@@ -28,8 +29,8 @@ mod open;
 pub use atomic::{Durability, create_with_parents, exchange_file, replace_file, sync_directory};
 pub use check::{FileError, check, is_trusted};
 pub use open::{
-    FileId, append_below, create_directories, create_new, follow, names_in, open, open_directory, open_lock, overwrite,
-    read, read_nofollow, read_text, read_trusted, read_with_owner,
+    FileId, append_below, create_directories, create_new, follow, names_in, open, open_directory, open_lock,
+    open_of_any_kind, overwrite, read, read_nofollow, read_text, read_trusted, read_with_owner,
 };
 
 #[cfg(test)]

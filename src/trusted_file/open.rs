@@ -53,6 +53,15 @@ pub fn follow(path: &Path) -> io::Result<File> {
     open_regular(path, OFlags::RDONLY).map(|(file, _)| file)
 }
 
+/// Opens the file at `path` for reading, whatever its kind; follows symbolic links. It does not wait for the other end
+/// of a FIFO.
+///
+/// # Errors
+/// The file can't be opened.
+pub fn open_of_any_kind(path: &Path) -> io::Result<File> {
+    Ok(open_any(CWD, path, OFlags::RDONLY | NON_BLOCKING, Mode::empty())?)
+}
+
 fn open_regular(path: &Path, flags: OFlags) -> io::Result<(File, Metadata)> {
     match open_any(CWD, path, flags | NON_BLOCKING, OWNER_ONLY) {
         Err(Errno::LOOP) if flags.contains(OFlags::NOFOLLOW) && path.is_symlink() => {

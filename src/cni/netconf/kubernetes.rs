@@ -2,7 +2,7 @@
 
 use super::keys::{absolute, text};
 use super::unknown;
-use crate::cni::block::{Block, BlockReader};
+use crate::cni::block::BlockReader;
 use crate::cni::error::Error;
 use crate::cni::list::ItemList;
 use serde_json::{Map, Value};
@@ -52,20 +52,21 @@ impl Kubernetes {
     /// Reads the block, if present, and istio-cni's keys at the top level. Unknown keys are warnings, except for those
     /// of maistra's plugin, which have no effect here.
     pub(in crate::cni) fn read(top: &BlockReader<'_>, warnings: &mut Vec<String>) -> Result<Self, Error> {
-        let absent = || Block { path: "kubernetes".to_owned(), keys: Map::new() };
-        let block = top.block("kubernetes")?.unwrap_or_else(absent);
-        let own = block.reader();
+        let absent = Value::Object(Map::new());
+        let own = match top.block("kubernetes")? {
+            Some(own) => own,
+            None => BlockReader::new("kubernetes", &absent)?,
+        };
         let read = Self::read_keys(&own, top)?;
-        warnings.extend(unknown::in_kubernetes(&own.unknown(), &own.known()));
+        warnings.extend(unknown::in_kubernetes(&own.unknown(), || own.known()));
         Ok(read)
     }
 
     /// Returns the unknown and the known keys of a block; `None` if the block is invalid.
     pub(super) fn keys_of(block: &Value) -> Option<(Vec<String>, Vec<&'static str>)> {
-        let block = Block::new("kubernetes", block).ok()?;
-        let top = Block { path: String::new(), keys: Map::new() };
-        let own = block.reader();
-        Self::read_keys(&own, &top.reader()).ok()?;
+        let own = BlockReader::new("kubernetes", block).ok()?;
+        let top = Value::Object(Map::new());
+        Self::read_keys(&own, &BlockReader::new("", &top).ok()?).ok()?;
         Some((own.unknown().into_iter().map(str::to_owned).collect(), own.known()))
     }
 
@@ -109,8 +110,8 @@ mod tests {
 
     fn read(conf: &Value) -> Result<(Kubernetes, Vec<String>), Error> {
         let mut warnings = Vec::new();
-        let top = Block::new("", conf).expect("an object");
-        Kubernetes::read(&top.reader(), &mut warnings).map(|read| (read, warnings))
+        let top = BlockReader::new("", conf).expect("an object");
+        Kubernetes::read(&top, &mut warnings).map(|read| (read, warnings))
     }
 
     #[test]
@@ -118,12 +119,12 @@ mod tests {
         let text = include_str!("../../../manifests/chart/values.schema.json");
         let schema: Value = serde_json::from_str(text).expect("JSON");
         let properties = &schema["definitions"]["config"]["properties"]["kubernetes"]["properties"];
-        let block = Block::new("", &json!({})).expect("an object");
-        let reader = block.reader();
-        Kubernetes::read_keys(&reader, &block.reader()).expect("accepted");
+        let none = json!({});
+        let [own, top] = [(), ()].map(|()| BlockReader::new("", &none).expect("an object"));
+        Kubernetes::read_keys(&own, &top).expect("accepted");
         // The agent writes these, or a value of the chart sets them.
         let set = ["agent_namespace", "agent_socket", "exclude_namespaces", "kubeconfig", "manifests_dir"];
-        let wanted: Vec<&str> = reader.known().into_iter().filter(|key| !set.contains(key)).collect();
+        let wanted: Vec<&str> = own.known().into_iter().filter(|key| !set.contains(key)).collect();
         let mut found: Vec<&str> = properties.as_object().expect("an object").keys().map(String::as_str).collect();
         found.sort_unstable();
         assert_eq!(found, wanted);

@@ -122,7 +122,7 @@ impl NetConf {
             kubernetes.kubeconfig = kubernetes.kubeconfig.or_else(|| primary.kubeconfig.clone());
             kubernetes.cni_bin_dir = kubernetes.cni_bin_dir.or_else(|| Some(primary.bin_dir.clone()));
         }
-        let mut runtime_config = keys.block("runtimeConfig")?.map(|config| config.keys).unwrap_or_default();
+        let mut runtime_config = keys.block("runtimeConfig")?.map(|config| config.all().clone()).unwrap_or_default();
         pod_annotations::check(&mut runtime_config, &mut warnings);
         let has_chain = primary.is_none() || keys.value("chain").is_some();
         Ok(Self {
@@ -138,7 +138,7 @@ impl NetConf {
             primary,
             delegate_timeout: delegate_timeout(&keys)?,
             args: match keys.block("args")? {
-                Some(args) => args.reader().block("cni")?.map(|cni| cni.keys).unwrap_or_default(),
+                Some(args) => args.block("cni")?.map(|cni| cni.all().clone()).unwrap_or_default(),
                 None => Map::new(),
             },
             runtime_config,
@@ -222,8 +222,8 @@ fn valid_attachments(keys: &BlockReader<'_>) -> Result<Option<Vec<ValidAttachmen
             Some(other) => return Err(wrong_type(key, other, "an array of objects with containerID and ifname")),
         };
         let attachment = |(i, item)| {
-            let block = Block::new(format!("{key}[{i}]"), item)?;
-            let required = |name| match text(&block.reader(), name)? {
+            let keys = BlockReader::new(format!("{key}[{i}]"), item)?;
+            let required = |name| match text(&keys, name)? {
                 Some(value) => Ok(value.to_owned()),
                 None => Err(Error::new(Code::InvalidConfig, format!("{key}[{i}].{name}: missing"))),
             };

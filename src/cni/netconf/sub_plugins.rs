@@ -53,12 +53,12 @@ pub(super) fn blocks(reader: &BlockReader<'_>, kind: &str) -> Result<Vec<Block>,
 
 /// Checks the type of a block. The executable of a type is searched in `CNI_PATH`, so a type cannot contain `/`.
 fn check_type(block: &Block) -> Result<(), Error> {
-    let place = format!("{}.type", block.path);
-    let expected = format!("one of {}, or the name of an executable, without /", SUB_PLUGINS.join(", "));
+    let place = || format!("{}.type", block.path);
+    let expected = || format!("one of {}, or the name of an executable, without /", SUB_PLUGINS.join(", "));
     match block.keys.get("type") {
         Some(Value::String(kind)) if !kind.is_empty() && !kind.contains('/') => Ok(()),
-        Some(other) => Err(wrong_type(&place, other, &expected)),
-        None => Err(Error::new(Code::InvalidConfig, format!("{place}: missing; expected {expected}"))),
+        Some(other) => Err(wrong_type(&place(), other, &expected())),
+        None => Err(Error::new(Code::InvalidConfig, format!("{}: missing; expected {}", place(), expected()))),
     }
 }
 

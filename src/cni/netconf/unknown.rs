@@ -5,20 +5,86 @@ use crate::suggest::did_you_mean;
 use serde_json::{Map, Value};
 
 /// The keys of this plugin at the top level.
-const OWN: &str = "attachments_may_exclude_namespaces chain chain_types cni_conf_dir delegate_timeout_seconds dialect \
-    in_process_types kubernetes log_file log_level merge_addresses network_status readiness_timeout_seconds";
+const OWN: &[&str] = &[
+    "attachments_may_exclude_namespaces",
+    "chain",
+    "chain_types",
+    "cni_conf_dir",
+    "delegate_timeout_seconds",
+    "dialect",
+    "in_process_types",
+    "kubernetes",
+    "log_file",
+    "log_level",
+    "merge_addresses",
+    "network_status",
+    "readiness_timeout_seconds",
+];
 /// The keys of istio-cni (`cni/pkg/plugin/plugin.go`), earlier versions included.
-const ISTIO: &str = "ambient_enabled cni_agent_run_dir cni_event_address ebpf_enabled enable_ambient_detection_retry \
-    enablement_selectors exclude_namespaces log_uds_address native_nftables plugin_log_level pod_namespace";
+const ISTIO: &[&str] = &[
+    "ambient_enabled",
+    "cni_agent_run_dir",
+    "cni_event_address",
+    "ebpf_enabled",
+    "enable_ambient_detection_retry",
+    "enablement_selectors",
+    "exclude_namespaces",
+    "log_uds_address",
+    "native_nftables",
+    "plugin_log_level",
+    "pod_namespace",
+];
 /// The keys of Multus (`docs/configuration.md`, `docs/thick-plugin.md`).
-const MULTUS: &str = "auxiliaryCNIChainName binDir chrootDir clusterNetwork cniConfigDir cniDir confDir \
-    daemonSocketDir defaultNetworks delegates forceCNIVersion globalNamespaces kubeconfig logFile logLevel logOptions \
-    logToStderr metricsPort multusAutoconfigDir multusConfigFile multusMasterCNI multusNamespace namespaceIsolation \
-    overrideNetworkName perNodeCertificate readinessindicatorfile readinessIndicatorFile retryDeleteOnError socketDir \
-    systemNamespaces";
+const MULTUS: &[&str] = &[
+    "auxiliaryCNIChainName",
+    "binDir",
+    "chrootDir",
+    "clusterNetwork",
+    "cniConfigDir",
+    "cniDir",
+    "confDir",
+    "daemonSocketDir",
+    "defaultNetworks",
+    "delegates",
+    "forceCNIVersion",
+    "globalNamespaces",
+    "kubeconfig",
+    "logFile",
+    "logLevel",
+    "logOptions",
+    "logToStderr",
+    "metricsPort",
+    "multusAutoconfigDir",
+    "multusConfigFile",
+    "multusMasterCNI",
+    "multusNamespace",
+    "namespaceIsolation",
+    "overrideNetworkName",
+    "perNodeCertificate",
+    "readinessindicatorfile",
+    "readinessIndicatorFile",
+    "retryDeleteOnError",
+    "socketDir",
+    "systemNamespaces",
+];
 /// The keys of the CNI specification, of libcni, and of all plugins of the CNI project.
-const CNI: &str = "args capabilities cniVersion cniVersions disableCheck disableGC dns ipMasq ipam \
-    loadOnlyInlinedPlugins name plugins prevResult runtimeConfig type";
+const CNI: &[&str] = &[
+    "args",
+    "capabilities",
+    "cniVersion",
+    "cniVersions",
+    "disableCheck",
+    "disableGC",
+    "dns",
+    "ipMasq",
+    "ipam",
+    "loadOnlyInlinedPlugins",
+    "name",
+    "plugins",
+    "prevResult",
+    "runtimeConfig",
+    "type",
+];
 /// The prefix of the specification's keys for runtimes.
 const CNI_PREFIX: &str = "cni.dev/";
 /// The keys in `kubernetes` of maistra's plugin, which have no effect here.
@@ -35,7 +101,7 @@ pub(super) fn at_the_top(keys: &Map<String, Value>) -> Vec<String> {
 /// resemble `namespace` have no effect in an attachment.
 pub(super) fn first_at_the_top(keys: &Map<String, Value>) -> Option<(String, String)> {
     let key = unknown_at_the_top(keys).next()?;
-    Some((excerpt(key).to_string(), did_you_mean(key, OWN.split_whitespace())))
+    Some((excerpt(key).to_string(), did_you_mean(key, OWN.iter().copied())))
 }
 
 /// Whether maistra's plugin has this key in `kubernetes`.
@@ -44,23 +110,21 @@ pub(super) fn is_of_maistra(key: &str) -> bool {
 }
 
 fn known_at_the_top() -> impl Iterator<Item = &'static str> {
-    [OWN, ISTIO, MULTUS].into_iter().flat_map(str::split_whitespace)
+    [OWN, ISTIO, MULTUS].into_iter().flatten().copied()
 }
 
 fn unknown_at_the_top(keys: &Map<String, Value>) -> impl Iterator<Item = &str> {
     // The lists of the most frequent keys first.
-    let is_known = |key: &str| {
-        let is_in = |keys: &str| keys.split(' ').any(|known| known == key);
-        [CNI, OWN, ISTIO, MULTUS].into_iter().any(is_in) || key.starts_with(CNI_PREFIX)
-    };
+    let is_known =
+        |key| [CNI, OWN, ISTIO, MULTUS].iter().any(|keys| keys.contains(&key)) || key.starts_with(CNI_PREFIX);
     keys.keys().map(String::as_str).filter(move |key| !is_known(key))
 }
 
 /// Returns a warning for each of the `unknown` keys in `kubernetes` that is not one of maistra's. `known` are the
 /// keys that are read there.
-pub(super) fn in_kubernetes(unknown: &[&str], known: &[&'static str]) -> Vec<String> {
+pub(super) fn in_kubernetes(unknown: &[&str], known: impl Fn() -> Vec<&'static str>) -> Vec<String> {
     let unknown = unknown.iter().copied().filter(|key| !is_of_maistra(key));
-    warnings("kubernetes.", unknown, || known.iter().copied())
+    warnings("kubernetes.", unknown, || known().into_iter())
 }
 
 fn warnings<'a, K: Iterator<Item = &'static str>>(
@@ -97,7 +161,10 @@ mod tests {
         assert_eq!(top(&keys), wanted);
         let known = ["kubeconfig", "agent_socket"];
         let wanted = ["kubernetes.kubeconfg: unknown key, ignored; did you mean \"kubeconfig\"?"];
-        assert_eq!(in_kubernetes(&["kubeconfg", "iptables_script", "node_name", "k8s_api_root"], &known), wanted);
+        assert_eq!(
+            in_kubernetes(&["kubeconfg", "iptables_script", "node_name", "k8s_api_root"], || known.to_vec()),
+            wanted
+        );
     }
 
     #[test]
@@ -108,24 +175,35 @@ mod tests {
             let keys = schema["definitions"][definition]["properties"].as_object().expect("an object");
             keys.keys().cloned().collect::<std::collections::BTreeSet<String>>()
         };
-        let words = |keys: &str| keys.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let owned = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>();
         // The chart's logLevel sets log_level, and the agent sets cni_conf_dir. kubernetes has a list of its own.
-        let own = words(OWN).into_iter().filter(|key| !["log_level", "cni_conf_dir"].contains(&key.as_str()));
+        let own = owned(OWN).into_iter().filter(|key| !["log_level", "cni_conf_dir"].contains(&key.as_str()));
         // Of Multus's keys, those that have an effect, except those for which detour has keys of its own.
-        let multus = words(
-            "binDir clusterNetwork cniDir confDir defaultNetworks delegates globalNamespaces multusNamespace \
-            namespaceIsolation readinessindicatorfile retryDeleteOnError systemNamespaces",
-        );
-        let wanted = own.chain(multus).chain(words("capabilities")).collect();
+        let multus = owned(&[
+            "binDir",
+            "clusterNetwork",
+            "cniDir",
+            "confDir",
+            "defaultNetworks",
+            "delegates",
+            "globalNamespaces",
+            "multusNamespace",
+            "namespaceIsolation",
+            "readinessindicatorfile",
+            "retryDeleteOnError",
+            "systemNamespaces",
+        ]);
+        let wanted = own.chain(multus).chain(owned(&["capabilities"])).collect();
         assert_eq!(properties("config"), wanted);
-        let of_attachment = words("capabilities chain dialect log_level name namespace namespaces");
+        let of_attachment =
+            owned(&["capabilities", "chain", "dialect", "log_level", "name", "namespace", "namespaces"]);
         assert_eq!(properties("attachment"), of_attachment.into_iter().collect());
     }
 
     #[test]
     fn keys_of_runtimes_and_other_plugins_cause_no_warnings() {
-        for keys in [OWN, ISTIO, MULTUS, CNI, "cni.dev/valid-attachments cni.dev/attachments"] {
-            let keys: Map<String, Value> = keys.split_whitespace().map(|key| (key.to_owned(), Value::Null)).collect();
+        for keys in [OWN, ISTIO, MULTUS, CNI, &["cni.dev/valid-attachments", "cni.dev/attachments"]] {
+            let keys: Map<String, Value> = keys.iter().map(|key| ((*key).to_owned(), Value::Null)).collect();
             assert_eq!(at_the_top(&keys), [""; 0]);
         }
     }

@@ -1,7 +1,7 @@
 //! Parses results of any version, and passes the previous result through.
 
 use super::add_result::{AddResult, Dns, Interface, InterfaceAddress, Route};
-use crate::cni::block::{Block, BlockReader};
+use crate::cni::block::BlockReader;
 use crate::cni::error::{Code, Error};
 use crate::cni::list::wrong_type;
 use crate::cni::netconf::NetConf;
@@ -20,8 +20,7 @@ impl AddResult {
     /// # Errors
     /// [`Code::InvalidConfig`] with the path of the invalid key, which starts with `result`.
     pub fn read(value: &Value, unstated: &str) -> Result<Self, Error> {
-        let block = Block::new("result", value)?;
-        let keys = block.reader();
+        let keys = BlockReader::new("result", value)?;
         let version = keys.string("cniVersion")?.filter(|version| !version.is_empty()).unwrap_or(unstated);
         let Some(shape) = ResultShape::of(version) else {
             let (place, supported) = (keys.place("cniVersion"), version::SUPPORTED.join(", "));
@@ -37,7 +36,7 @@ impl AddResult {
                 ..Self::default()
             },
         };
-        result.dns = keys.block("dns")?.map(|dns| read_dns(&dns.reader())).transpose()?.unwrap_or_default();
+        result.dns = keys.block("dns")?.map(|dns| read_dns(&dns)).transpose()?.unwrap_or_default();
         result.others = keys.others();
         Ok(result)
     }
@@ -47,8 +46,7 @@ impl AddResult {
 fn single_addresses(keys: &BlockReader<'_>) -> Result<AddResult, Error> {
     let mut result = AddResult::default();
     for key in ["ip4", "ip6"] {
-        let Some(block) = keys.block(key)? else { continue };
-        let keys = block.reader();
+        let Some(keys) = keys.block(key)? else { continue };
         let address = required(&keys, "ip", PREFIX, prefix)?;
         let gateway = gateway(&keys, "gateway")?;
         result.routes.extend(each(&keys, "routes", single_route)?);
@@ -158,8 +156,7 @@ fn each<T>(
     read: impl Fn(&BlockReader<'_>) -> Result<T, Error>,
 ) -> Result<Vec<T>, Error> {
     let items = array(keys, key, "an array of objects")?;
-    let item =
-        |(i, item)| Block::new(format!("{}[{i}]", keys.place(key)), item).and_then(|block| read(&block.reader()));
+    let item = |(i, item)| read(&BlockReader::new(format!("{}[{i}]", keys.place(key)), item)?);
     items.iter().enumerate().map(item).collect()
 }
 
