@@ -8,7 +8,7 @@ mod text;
 mod xt;
 
 use super::expression::{Base, Expression, Meta, NftVerdict};
-use super::rule::{Family, Is, Match, Rule, Target, protocol_number};
+use super::rule::{Family, Is, Match, Name, Rule, Target, protocol_number};
 use crate::netlink::attributes::Attributes;
 use crate::policy::{PortRange, Protocol};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -79,7 +79,7 @@ fn encode(rule: &Rule, family: Family) -> Vec<Expression> {
         Target::Accept => Expression::Verdict(NftVerdict::Accept),
         Target::Drop => Expression::Verdict(NftVerdict::Drop),
         Target::Return => Expression::Verdict(NftVerdict::Return),
-        Target::Jump(chain) => Expression::Verdict(NftVerdict::Jump(chain.clone())),
+        Target::Jump(chain) => Expression::Verdict(NftVerdict::Jump(chain.to_string())),
         other => match xt::of_target(other, family) {
             Some(extension) => Expression::Target(extension),
             None => return out,
@@ -89,7 +89,7 @@ fn encode(rule: &Rule, family: Family) -> Vec<Expression> {
 }
 
 /// Encodes an interface name with its zero byte; a name that ends in `+` is a prefix and has none.
-fn interface(out: &mut Vec<Expression>, key: Meta, name: Option<&Is<String>>) {
+fn interface(out: &mut Vec<Expression>, key: Meta, name: Option<&Is<Name>>) {
     if let Some(Is { not, value }) = name {
         let bytes = match value.strip_suffix('+') {
             Some(prefix) => prefix.as_bytes().to_vec(),
@@ -212,13 +212,13 @@ impl Decoder<'_> {
         }
     }
 
-    fn interface(&mut self) -> Option<Is<String>> {
+    fn interface(&mut self) -> Option<Is<Name>> {
         let Is { not, value } = self.compare()?;
         let name = match value.strip_suffix(&[0]) {
             Some(name) => String::from_utf8(name.to_vec()).ok()?,
             None => String::from_utf8(value).ok()? + "+",
         };
-        Some(Is { not, value: name })
+        Some(Is { not, value: name.into() })
     }
 
     fn protocol(&mut self) -> Option<Protocol> {
@@ -264,7 +264,7 @@ impl Decoder<'_> {
             Expression::Verdict(NftVerdict::Accept) => Target::Accept,
             Expression::Verdict(NftVerdict::Drop) => Target::Drop,
             Expression::Verdict(NftVerdict::Return) => Target::Return,
-            Expression::Verdict(NftVerdict::Jump(chain)) => Target::Jump(chain.clone()),
+            Expression::Verdict(NftVerdict::Jump(chain)) => Target::Jump(chain.clone().into()),
             Expression::Target(extension) => xt::to_target(extension, family)?,
             _ => return None,
         };

@@ -119,8 +119,8 @@ fn action(action: &NativeAction, family: Option<Family>) -> Vec<Expression> {
         NativeAction::Accept => vec![Expression::Verdict(NftVerdict::Accept)],
         NativeAction::Return => vec![Expression::Verdict(NftVerdict::Return)],
         NativeAction::Drop => vec![Expression::Verdict(NftVerdict::Drop)],
-        NativeAction::Jump(chain) => vec![Expression::Verdict(NftVerdict::Jump(chain.clone()))],
-        NativeAction::Goto(chain) => vec![Expression::Verdict(NftVerdict::Goto(chain.clone()))],
+        NativeAction::Jump(chain) => vec![Expression::Verdict(NftVerdict::Jump(chain.to_string()))],
+        NativeAction::Goto(chain) => vec![Expression::Verdict(NftVerdict::Goto(chain.to_string()))],
         NativeAction::Redirect(to) => vec![port(*to), Expression::Redirect],
         NativeAction::Zone(zone) => {
             vec![Expression::Constant(zone.to_ne_bytes().to_vec()), Expression::SetCt(Ct::Zone)]
@@ -148,8 +148,8 @@ fn read_action(expressions: &[Expression], family: Option<Family>) -> Option<Nat
         [Expression::Verdict(NftVerdict::Accept)] => NativeAction::Accept,
         [Expression::Verdict(NftVerdict::Return)] => NativeAction::Return,
         [Expression::Verdict(NftVerdict::Drop)] => NativeAction::Drop,
-        [Expression::Verdict(NftVerdict::Jump(chain))] => NativeAction::Jump(chain.clone()),
-        [Expression::Verdict(NftVerdict::Goto(chain))] => NativeAction::Goto(chain.clone()),
+        [Expression::Verdict(NftVerdict::Jump(chain))] => NativeAction::Jump(chain.clone().into()),
+        [Expression::Verdict(NftVerdict::Goto(chain))] => NativeAction::Goto(chain.clone().into()),
         [Expression::Constant(port), Expression::Redirect] => NativeAction::Redirect(u16::from_be_bytes(short(port)?)),
         [Expression::Constant(zone), Expression::SetCt(Ct::Zone)] => {
             NativeAction::Zone(u16::from_ne_bytes(short(zone)?))
