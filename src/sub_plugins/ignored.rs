@@ -145,7 +145,7 @@ fn is_unknown(key: &str) -> bool {
 fn known_names(prefix: &str) -> Option<impl Iterator<Item = &'static str>> {
     let (prefix, others) = OTHER_ANNOTATIONS.into_iter().find(|(known, _)| *known == prefix)?;
     let names = read_annotations().filter(move |(known, _)| *known == prefix).map(|(_, name)| name);
-    Some(names.chain(others.split_whitespace()))
+    Some(names.chain(others.split_ascii_whitespace()))
 }
 
 /// Returns prefix and name of each annotation that the plugin reads.
