@@ -5,7 +5,7 @@ mod support;
 
 use detour_cni::firewall::native::container_table;
 use detour_cni::firewall::nfnetlink::{NfError, NfSocket};
-use detour_cni::firewall::rule::{Family, Table};
+use detour_cni::firewall::rule::{Family, Name, Table};
 use detour_cni::firewall::{
     CreatedTables, LiveRule, LiveRuleset, RuleFormat, Ruleset, TableRules, Transaction, max_rules,
 };
@@ -47,7 +47,7 @@ fn commit(previous: &Ruleset, desired: &Ruleset, made: &CreatedTables) {
     plan(&live, previous, desired, made).commit(&mut socket, &live).expect("accepted");
 }
 
-fn plan(live: &LiveRuleset, previous: &Ruleset, desired: &Ruleset, made: &CreatedTables) -> Transaction {
+fn plan<'a>(live: &'a LiveRuleset, previous: &Ruleset, desired: &'a Ruleset, made: &CreatedTables) -> Transaction<'a> {
     RuleFormat::Iptables.plan(live, previous, desired, made)
 }
 
@@ -180,7 +180,7 @@ fn chains_with_many_extra_rules_are_corrected() {
         commit(&Ruleset::default(), &ruleset, &CreatedTables::default());
         let fresh = chains(&live());
         for ((family, table), rules) in &ruleset.tables {
-            let extra = |(name, _): &(String, _)| format!("add rule {} {} {name} drop\n", family.name(), table.name());
+            let extra = |(name, _): &(Name, _)| format!("add rule {} {} {name} drop\n", family.name(), table.name());
             let extra: String = rules.chains.iter().map(|chain| extra(chain).repeat(300)).collect();
             tool("nft", &["-f", "-"], &extra);
         }

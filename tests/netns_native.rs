@@ -23,7 +23,7 @@ fn live() -> LiveRuleset {
     LiveRuleset::read(&mut NfSocket::open().expect("nfnetlink")).expect("readable")
 }
 
-fn plan(live: &LiveRuleset, desired: &Ruleset) -> Transaction {
+fn plan<'a>(live: &'a LiveRuleset, desired: &'a Ruleset) -> Transaction<'a> {
     RuleFormat::Nftables.plan(live, &Ruleset::default(), desired, &CreatedTables::default())
 }
 
@@ -41,7 +41,7 @@ fn found(live: &LiveRuleset) -> NativeTables {
         rules: chain.rules.iter().map(|rule| rule.clone().expect("a rule of ours")).collect(),
     };
     let table = |(table, chains): (_, &std::collections::BTreeMap<_, _>)| {
-        let chains = chains.iter().map(|(name, c): (&String, _)| (name.clone(), chain(c)));
+        let chains = chains.iter().map(|(name, c): (&String, _)| (name.clone().into(), chain(c)));
         (table, chains.collect())
     };
     live.native.iter().map(|(t, chains)| table((*t, chains))).collect()

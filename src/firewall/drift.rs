@@ -5,7 +5,7 @@ use super::live::{LiveRule, LiveRuleset};
 use super::native::live::{NativeLiveChain, NativeLiveTables, are_equal};
 use super::native::rule::{NativeChain, NativeTable, NativeTables};
 use super::plan::{CreatedTables, Step, check_steps};
-use super::rule::{Family, Hook, Ruleset, Table};
+use super::rule::{Family, Hook, Name, Ruleset, Table};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 
@@ -82,20 +82,20 @@ pub(super) fn drift(live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift> {
     found
 }
 
-fn differences(live: &LiveRuleset, family: Family, table: Table, steps: Vec<Step>) -> Vec<Difference> {
+fn differences(live: &LiveRuleset, family: Family, table: Table, steps: Vec<Step<'_>>) -> Vec<Difference> {
     let (mut missing, mut deleted, mut found) = (Vec::new(), BTreeSet::new(), Vec::new());
     let mut chains = BTreeSet::new();
     for step in steps {
         match step {
-            Step::Chain(name) => found.push(Difference::MissingChain(name)),
-            Step::DeleteChain(name) => found.push(Difference::ExtraChain(name)),
+            Step::Chain(name) => found.push(Difference::MissingChain(name.to_owned())),
+            Step::DeleteChain(name) => found.push(Difference::ExtraChain(name.to_owned())),
             Step::Rule { chain, rule, .. } => missing.push(format!("-A {chain} {rule}")),
             Step::DeleteRule { chain, handle } => {
                 deleted.insert(handle);
                 chains.insert(chain);
             }
             Step::Flush(chain) => {
-                deleted.extend(live.rules(family, table, &chain).iter().map(|rule| rule.handle));
+                deleted.extend(live.rules(family, table, chain).iter().map(|rule| rule.handle));
                 chains.insert(chain);
             }
             Step::Table | Step::Hook(_) | Step::DeleteTable => {}
@@ -129,7 +129,7 @@ pub(super) fn native_drift(tables: &[NativeTable], live: &NativeLiveTables, desi
 
 fn native_differences(
     live: &BTreeMap<String, NativeLiveChain>,
-    desired: &BTreeMap<String, NativeChain>,
+    desired: &BTreeMap<Name, NativeChain>,
 ) -> Vec<Difference> {
     let mut found = Vec::new();
     // Rules with sets can be long as text.
@@ -137,12 +137,12 @@ fn native_differences(
         return found;
     }
     for (name, chain) in desired {
-        match live.get(name) {
+        match live.get(name.as_ref()) {
             Some(live) => found.extend(differences_of_chain(name, live, chain)),
-            None => found.push(Difference::MissingChain(name.clone())),
+            None => found.push(Difference::MissingChain(name.to_string())),
         }
     }
-    found.extend(live.keys().filter(|name| !desired.contains_key(*name)).cloned().map(Difference::ExtraChain));
+    found.extend(live.keys().filter(|name| !desired.contains_key(name.as_str())).cloned().map(Difference::ExtraChain));
     found
 }
 

@@ -27,58 +27,58 @@ pub(super) fn write(policy: &Policy, exclusions: &BTreeSet<Exclusion>, family: F
     let capture = captured(policy);
     let exclusions = exclusions.iter().filter(|e| e.destination.is_none_or(|net| family.has(&net)));
     let (queries, others) = split_off_queries(&exclusions.collect::<Vec<_>>());
-    let chains = [
-        (Table::Nat, chains_of_nat(&queries, &others, &capture)),
-        (Table::Raw, chains_of_raw(&queries, &others, family, &capture)),
-    ];
-    for (table, chains) in chains {
-        if chains.iter().all(|(_, rules)| rules.is_empty()) {
-            continue;
-        }
-        let table = ruleset.table(family, table);
-        for (chain, rules) in chains.into_iter().filter(|(_, rules)| !rules.is_empty()) {
-            table.rules_of(chain).extend(rules);
-        }
-        let output = table.hooks.entry(Hook::Output).or_default();
-        let redirection = output.iter().position(Rule::enters_redirection);
-        output.insert(redirection.unwrap_or(output.len()), Rule::jump(OUTPUT));
-    }
+    add_chains(ruleset, (family, Table::Nat), chains_of_nat(&queries, &others, capture));
+    add_chains(ruleset, (family, Table::Raw), chains_of_raw(&queries, &others, family, capture));
 }
 
-type Chains = Vec<(&'static str, Vec<Rule>)>;
+type Chain = (&'static str, Vec<Rule>);
 
-fn chains_of_nat(queries: &[&Exclusion], others: &[&Exclusion], capture: &DnsCapture) -> Chains {
+/// Adds the chains that have rules, and the jump to them.
+fn add_chains<const N: usize>(ruleset: &mut Ruleset, (family, table): (Family, Table), chains: [Chain; N]) {
+    if chains.iter().all(|(_, rules)| rules.is_empty()) {
+        return;
+    }
+    let table = ruleset.table(family, table);
+    for (chain, rules) in chains.into_iter().filter(|(_, rules)| !rules.is_empty()) {
+        table.chains.push((chain.into(), rules));
+    }
+    let output = table.hooks.entry(Hook::Output).or_default();
+    let redirection = output.iter().position(Rule::enters_redirection);
+    output.insert(redirection.unwrap_or(output.len()), Rule::jump(OUTPUT));
+}
+
+fn chains_of_nat(queries: &[&Exclusion], others: &[&Exclusion], capture: &DnsCapture) -> [Chain; 2] {
     let mut output: Vec<Rule> = others.iter().flat_map(|e| accept_rules(e, capture)).collect();
     if !queries.is_empty() {
         output.extend([Protocol::Udp, Protocol::Tcp].map(|protocol| to_queries(protocol, capture)));
     }
     let accepts = queries.iter().map(|e| query(e, Target::Accept, e.destination));
-    vec![(OUTPUT, output), (QUERIES, accepts.collect())]
+    [(OUTPUT, output), (QUERIES, accepts.collect())]
 }
 
-fn chains_of_raw(queries: &[&Exclusion], others: &[&Exclusion], family: Family, capture: &DnsCapture) -> Chains {
+fn chains_of_raw(queries: &[&Exclusion], others: &[&Exclusion], family: Family, capture: &DnsCapture) -> [Chain; 3] {
     // All ACCEPT rules first: the native format merges neighbors with the same target.
     let (mut output, set_zone): (Vec<Rule>, Vec<Rule>) =
         others.iter().flat_map(|e| zone_rules(e, family, capture)).partition(|rule| rule.target == Target::Accept);
     output.extend(set_zone);
     let captured =
         queries.iter().flat_map(|e| captured_destinations(e, family, capture).into_iter().map(move |to| (e, to)));
-    let queries: Vec<Rule> = captured.map(|(e, to)| query(e, Target::Jump(ZONE.to_owned()), to)).collect();
+    let queries: Vec<Rule> = captured.map(|(e, to)| query(e, Target::Jump(ZONE.into()), to)).collect();
     let mut zone = Vec::new();
     if !queries.is_empty() {
         output.push(to_queries(Protocol::Udp, capture));
         zone = vec![Rule::new(Target::Accept).out_interface(is("lo")), Rule::new(Target::Zone(PROXY_ZONE))];
     }
-    vec![(OUTPUT, output), (QUERIES, queries), (ZONE, zone)]
+    [(OUTPUT, output), (QUERIES, queries), (ZONE, zone)]
 }
 
 /// Returns which DNS queries the pod's redirection captures, which may be another tool's. If that is unknown,
 /// assumes all: istio-init runs after every attachment, and only captured queries are ever excluded.
-pub(super) fn captured(policy: &Policy) -> DnsCapture {
+pub(super) fn captured(policy: &Policy) -> &DnsCapture {
     match (policy.redirect(), policy.dns_captured_elsewhere) {
-        (Some(redirect), _) => redirect.dns.clone(),
-        (None, Some(false)) => DnsCapture::Off,
-        (None, Some(true) | None) => DnsCapture::All,
+        (Some(redirect), _) => &redirect.dns,
+        (None, Some(false)) => &DnsCapture::Off,
+        (None, Some(true) | None) => &DnsCapture::All,
     }
 }
 
@@ -120,7 +120,7 @@ fn accept_rules(exclusion: &Exclusion, capture: &DnsCapture) -> Vec<Rule> {
         rules.push(to_destination(exclusion, rule).out_interface(not("lo")));
     }
     if *capture != DnsCapture::Off && covers_dns_port(exclusion) {
-        for protocol in protocols(exclusion) {
+        for &protocol in protocols(exclusion) {
             let rule = with_owner(exclusion, Rule::new(Target::Accept).protocol(protocol).to_port(DNS_PORT));
             rules.push(to_destination(exclusion, rule).out_interface(is("lo")));
         }
@@ -167,8 +167,12 @@ pub(super) fn covers_dns_port(exclusion: &Exclusion) -> bool {
 }
 
 /// Returns the protocols that the exclusion applies to.
-pub(super) fn protocols(exclusion: &Exclusion) -> Vec<Protocol> {
-    exclusion.protocol.map_or_else(|| vec![Protocol::Udp, Protocol::Tcp], |p| vec![p])
+pub(super) const fn protocols(exclusion: &Exclusion) -> &'static [Protocol] {
+    match exclusion.protocol {
+        None => &[Protocol::Udp, Protocol::Tcp],
+        Some(Protocol::Udp) => &[Protocol::Udp],
+        Some(Protocol::Tcp) => &[Protocol::Tcp],
+    }
 }
 
 /// Returns one rule for each protocol and `multiport`; one rule for everything if the exclusion names no port.
@@ -179,7 +183,7 @@ fn with_ports(exclusion: &Exclusion) -> Vec<Rule> {
         return vec![with_owner(exclusion, rule)];
     }
     let mut rules = Vec::new();
-    for protocol in protocols(exclusion) {
+    for &protocol in protocols(exclusion) {
         for ports in multiports(&exclusion.ports) {
             let condition = match ports.as_slice() {
                 [one] => Match::DestinationPort(is(*one)),

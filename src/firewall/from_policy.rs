@@ -43,7 +43,11 @@ impl Ruleset {
 fn container_rules(policy: &Policy, families: &[Family]) -> Option<ContainerRules> {
     let is_used = |scope: &ContainerScope| policy.containers.iter().any(|container| container.scope == *scope);
     let scopes: Vec<ContainerScope> = SCOPES.into_iter().filter(is_used).collect();
-    (!scopes.is_empty()).then(|| ContainerRules { scopes, capture: captured(policy), families: families.to_vec() })
+    (!scopes.is_empty()).then(|| ContainerRules {
+        scopes,
+        capture: captured(policy).clone(),
+        families: families.to_vec(),
+    })
 }
 
 /// Returns an upper bound of the rules that `policy` needs, both families together, counted as iptables rules.
@@ -51,7 +55,7 @@ fn container_rules(policy: &Policy, families: &[Family]) -> Option<ContainerRule
 pub fn max_rules(policy: &Policy) -> usize {
     let redirect = policy.redirect().map_or(0, |redirect| 2 * of_redirect(redirect));
     let capture = captured(policy);
-    let exclusions = policy.exclusions.iter().map(|exclusion| of_exclusion(exclusion, &capture));
+    let exclusions = policy.exclusions.iter().map(|exclusion| of_exclusion(exclusion, capture));
     let containers = if policy.containers.is_empty() { 0 } else { CONTAINER_RULES };
     exclusions.fold(redirect + JUMPS + QUERY_RULES + containers, usize::saturating_add)
 }

@@ -107,7 +107,7 @@ impl Writer<'_> {
         let virtual_interfaces = || self.redirect.reroute_virtual_interfaces.iter().rev();
         let mut reroute = |destination: Option<IpNet>| {
             for name in virtual_interfaces() {
-                let mut rule = Rule::jump(REDIRECT).in_interface(name);
+                let mut rule = Rule::jump(REDIRECT).in_interface(name.clone());
                 rule.destination = destination.map(is);
                 nat.hook(Hook::Prerouting, rule);
             }
@@ -117,14 +117,14 @@ impl Writer<'_> {
             Ranges::List(list) => self.of_family(list).rev().for_each(|net| reroute(Some(net))),
         }
         for name in virtual_interfaces() {
-            nat.hook(Hook::Prerouting, Rule::new(Target::Return).in_interface(name));
+            nat.hook(Hook::Prerouting, Rule::new(Target::Return).in_interface(name.clone()));
         }
         let tables: &[Table] = if self.tproxy() { &[Table::Nat, Table::Mangle] } else { &[Table::Nat] };
         for &table in tables {
             let rules = ruleset.table(self.family, table);
             for name in &self.redirect.exclude_interfaces {
-                rules.hook(Hook::Prerouting, Rule::new(Target::Return).in_interface(name));
-                rules.hook(Hook::Output, Rule::new(Target::Return).out_interface(is(name)));
+                rules.hook(Hook::Prerouting, Rule::new(Target::Return).in_interface(name.clone()));
+                rules.hook(Hook::Output, Rule::new(Target::Return).out_interface(is(name.clone())));
             }
         }
     }

@@ -5,6 +5,7 @@
 //! * `from_policy`, with `istio` (the redirection) and `exclusions`: a policy as rules
 //! * `live`: reads the live rules
 //! * `plan`: the changes from live to desired rules, in iptables' tables
+//! * `subsequence`: the rules that two lists have in common
 //! * `drift`: how live rules differ from desired ones, in words
 //! * `rule_format`: plan, commit and drift for either rule format
 //! * `removal`: removes rules without reading all of them
@@ -27,6 +28,7 @@ mod plan;
 mod removal;
 pub mod rule;
 mod rule_format;
+mod subsequence;
 
 pub use containers::{
     ContainerElement, ContainerLabel, change_container_elements, container_elements, required_container_elements,

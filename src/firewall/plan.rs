@@ -4,38 +4,39 @@
 use super::exclusions;
 use super::live::{LiveRule, LiveRuleset, LiveTable};
 use super::rule::{Family, Hook, Rule, Ruleset, Table, TableRules, is_own_chain};
+use super::subsequence::common_subsequence;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// One change of a transaction.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+/// One change of a transaction. It borrows from the live and the desired rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step<'a> {
     /// Creates a table, unless it exists.
     Table,
     /// Creates a built-in chain.
     Hook(Hook),
     /// Creates a chain.
-    Chain(String),
+    Chain(&'a str),
     /// Inserts a rule.
     Rule {
         /// The chain of the rule.
-        chain: String,
+        chain: &'a str,
         /// The handle of the rule that follows it; `None` appends.
         before: Option<u64>,
         /// The rule.
-        rule: Rule,
+        rule: &'a Rule,
     },
     /// Deletes a rule.
     DeleteRule {
         /// The chain of the rule.
-        chain: String,
+        chain: &'a str,
         /// The handle of the rule.
         handle: u64,
     },
     /// Deletes all rules of a chain.
-    Flush(String),
+    Flush(&'a str),
     /// Deletes an empty chain.
-    DeleteChain(String),
+    DeleteChain(&'a str),
     /// Deletes a table with its chains and rules.
     DeleteTable,
 }
@@ -47,7 +48,7 @@ pub(super) const MAX_DELETIONS: usize = 256;
 const MAX_COMPARED_PAIRS: usize = 1 << 20;
 
 /// A step with the table that it changes.
-pub type PlannedStep = ((Family, Table), Step);
+pub type PlannedStep<'a> = ((Family, Table), Step<'a>);
 
 /// The tables and built-in chains that detour created, and deletes when it removes its rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,24 +94,24 @@ impl CreatedTables {
 /// Returns the changes that lead from `live` to `desired`. `previous` are the rules desired before. A live chain or
 /// rule is detour's if it is in either of the two, or if the chain has a name that only detour uses.
 #[must_use]
-pub(super) fn changes(
-    live: &LiveRuleset,
+pub(super) fn changes<'a>(
+    live: &'a LiveRuleset,
     previous: &Ruleset,
-    desired: &Ruleset,
+    desired: &'a Ruleset,
     made: &CreatedTables,
-) -> Vec<PlannedStep> {
-    let steps = plans(live, previous, desired, made, AllowedBetween::Nothing);
-    steps.into_iter().flat_map(|(key, steps)| steps.into_iter().map(move |step| (key, step))).collect()
+) -> Vec<PlannedStep<'a>> {
+    let plans = plans(live, previous, desired, made, AllowedBetween::Nothing);
+    plans.flat_map(|plan| plan.steps().into_iter().map(move |step| (plan.key, step))).collect()
 }
 
 /// Returns the steps by table that would lead from `live` to `desired`, if foreign rules may stay between detour's.
 /// There are no steps if detour's rules are unchanged.
-pub(super) fn check_steps(
-    live: &LiveRuleset,
-    desired: &Ruleset,
+pub(super) fn check_steps<'a>(
+    live: &'a LiveRuleset,
+    desired: &'a Ruleset,
     made: &CreatedTables,
-) -> Vec<((Family, Table), Vec<Step>)> {
-    plans(live, desired, desired, made, AllowedBetween::ForeignRules)
+) -> Vec<((Family, Table), Vec<Step<'a>>)> {
+    plans(live, desired, desired, made, AllowedBetween::ForeignRules).map(|plan| (plan.key, plan.steps())).collect()
 }
 
 /// What may be between the jump to the exclusions and the jump to the redirection after it.
@@ -120,41 +121,40 @@ enum AllowedBetween {
     ForeignRules,
 }
 
-fn plans(
-    live: &LiveRuleset,
-    previous: &Ruleset,
-    desired: &Ruleset,
-    made: &CreatedTables,
+fn plans<'a, 'b>(
+    live: &'a LiveRuleset,
+    previous: &'b Ruleset,
+    desired: &'a Ruleset,
+    made: &'b CreatedTables,
     between: AllowedBetween,
-) -> Vec<((Family, Table), Vec<Step>)> {
-    let keys: BTreeSet<(Family, Table)> =
-        live.tables.keys().chain(previous.tables.keys()).chain(desired.tables.keys()).copied().collect();
-    let no_rules = TableRules::default();
-    let no_table = LiveTable::new();
-    let plan = |key| TablePlan {
+) -> impl Iterator<Item = TablePlan<'a, 'b>> {
+    static NO_RULES: TableRules = TableRules::new();
+    static NO_TABLE: LiveTable = LiveTable::new();
+    let keys = Family::ALL.into_iter().flat_map(|family| Table::ALL.map(|table| (family, table)));
+    keys.map(move |key| TablePlan {
         key,
         exists: live.tables.contains_key(&key),
-        live: live.tables.get(&key).unwrap_or(&no_table),
-        previous: previous.tables.get(&key).unwrap_or(&no_rules),
-        desired: desired.tables.get(&key).unwrap_or(&no_rules),
+        live: live.tables.get(&key).unwrap_or(&NO_TABLE),
+        previous: previous.tables.get(&key).unwrap_or(&NO_RULES),
+        desired: desired.tables.get(&key).unwrap_or(&NO_RULES),
         made,
         between,
-    };
-    keys.into_iter().map(|key| (key, plan(key).steps())).collect()
+    })
 }
 
-struct TablePlan<'a> {
+/// The inputs of one table's changes. The steps borrow from the live and the desired rules only.
+struct TablePlan<'a, 'b> {
     key: (Family, Table),
     exists: bool,
     live: &'a LiveTable,
-    previous: &'a TableRules,
+    previous: &'b TableRules,
     desired: &'a TableRules,
-    made: &'a CreatedTables,
+    made: &'b CreatedTables,
     between: AllowedBetween,
 }
 
-impl TablePlan<'_> {
-    fn steps(&self) -> Vec<Step> {
+impl<'a> TablePlan<'a, '_> {
+    fn steps(&self) -> Vec<Step<'a>> {
         if self.can_delete_table() {
             return vec![Step::DeleteTable];
         }
@@ -163,32 +163,32 @@ impl TablePlan<'_> {
             self.edit_hook(hook, &mut deletions, &mut rules);
         }
         let mut creations = Vec::new();
-        if !self.exists && self.desired != &TableRules::default() {
+        if !self.exists && !self.desired.is_empty() {
             creations.push(Step::Table);
         }
         creations.extend(self.missing_hooks().map(Step::Hook));
         for (name, desired) in &self.desired.chains {
-            let live = self.live.get(name);
+            let live = self.live.get(name.as_ref());
             if live.is_none() {
-                creations.push(Step::Chain(name.clone()));
+                creations.push(Step::Chain(name));
             }
             let live: Vec<&LiveRule> = live.iter().flat_map(|chain| &chain.rules).collect();
-            let mut edit = Edit::between(&live, desired, |_| true);
+            let desired: Vec<&Rule> = desired.iter().collect();
+            let mut edit = Edit::between(&live, &desired, |_| true);
             if self.between == AllowedBetween::Nothing && edit.deleted.len() > MAX_DELETIONS {
-                deletions.push(Step::Flush(name.clone()));
-                edit = Edit::between(&[], desired, |_| true);
+                deletions.push(Step::Flush(name));
+                edit = Edit::between(&[], &desired, |_| true);
             }
             edit.write(name, &mut deletions, &mut rules);
         }
-        let obsolete: Vec<&String> =
-            self.live.keys().filter(|name| self.is_ours(name) && !self.is_desired(name)).collect();
+        let obsolete: Vec<&str> =
+            self.live.keys().map(String::as_str).filter(|name| self.is_ours(name) && !self.is_desired(name)).collect();
         let nonempty = obsolete.iter().filter(|name| !self.live[**name].rules.is_empty());
-        deletions.extend(nonempty.map(|name| Step::Flush((*name).clone())));
+        deletions.extend(nonempty.map(|name| Step::Flush(name)));
         // The kernel does not delete a chain to which a foreign rule jumps.
         let used = if obsolete.is_empty() { BTreeSet::new() } else { self.used_by_others() };
-        let unused = obsolete.into_iter().filter(|name| !used.contains(name.as_str()));
-        deletions.extend(unused.map(|name| Step::DeleteChain(name.clone())));
-        deletions.extend(self.obsolete_hooks().map(|hook| Step::DeleteChain(hook.chain().to_owned())));
+        deletions.extend(obsolete.into_iter().filter(|name| !used.contains(name)).map(Step::DeleteChain));
+        deletions.extend(self.obsolete_hooks().map(|hook| Step::DeleteChain(hook.chain())));
         deletions.into_iter().chain(creations).chain(rules).collect()
     }
 
@@ -230,7 +230,7 @@ impl TablePlan<'_> {
             None => !self.is_ours(name),
         };
         self.exists
-            && self.desired == &TableRules::default()
+            && self.desired.is_empty()
             && self.made.tables.contains(&self.key)
             && !self.live.keys().any(is_foreign)
     }
@@ -250,65 +250,58 @@ impl TablePlan<'_> {
 
     /// Edits a built-in chain: the jump to the exclusions is placed directly before the first jump into a redirection,
     /// detour's or another tool's; all other rules of detour keep their places among foreign rules.
-    fn edit_hook(&self, hook: Hook, deletions: &mut Vec<Step>, rules: &mut Vec<Step>) {
-        let chain = hook.chain();
-        let live = self.live.get(chain).map_or(&[][..], |c| &c.rules);
-        let to_exclusions = |live: &LiveRule| live.jump_target() == Some(exclusions::OUTPUT);
-        let others: Vec<&LiveRule> = live.iter().filter(|rule| !to_exclusions(rule)).collect();
-        let desired: Vec<Rule> = Self::rules_of(self.desired, hook)
-            .iter()
-            .filter(|rule| rule.jump_target() != Some(exclusions::OUTPUT))
-            .cloned()
-            .collect();
+    fn edit_hook(&self, hook: Hook, deletions: &mut Vec<Step<'a>>, rules: &mut Vec<Step<'a>>) {
+        let live = self.live.get(hook.chain()).map_or(&[][..], |chain| &chain.rules);
+        let (present, others): (Vec<&LiveRule>, Vec<&LiveRule>) =
+            live.iter().partition(|rule| rule.jump_target() == Some(exclusions::OUTPUT));
+        let (to_exclusions, desired): (Vec<&Rule>, Vec<&Rule>) =
+            Self::rules_of(self.desired, hook).iter().partition(|rule| rule.jump_target() == Some(exclusions::OUTPUT));
         let mut edit = Edit::between(&others, &desired, |rule| self.is_our_rule(hook, rule));
-        let needs_exclusions = desired.len() != Self::rules_of(self.desired, hook).len();
-        let present: Vec<&LiveRule> = live.iter().filter(|rule| to_exclusions(rule)).collect();
-        let in_place = |rule: &LiveRule| {
-            rule.rule == Ok(Rule::jump(exclusions::OUTPUT)) && edit.is_in_place(live, rule, self.between)
-        };
-        if needs_exclusions && present.len() == 1 && in_place(present[0]) {
-            edit.write(chain, deletions, rules);
-            return;
+        match (to_exclusions.first(), present.as_slice()) {
+            (Some(jump), [one]) if one.rule.as_ref() == Ok(*jump) && edit.is_in_place(live, one, self.between) => {}
+            (jump, present) => {
+                edit.deleted.extend(present.iter().map(|rule| rule.handle));
+                if let Some(jump) = jump {
+                    edit.insert_before_redirection(&others, jump);
+                }
+            }
         }
-        edit.deleted.extend(present.iter().map(|rule| rule.handle));
-        if needs_exclusions {
-            edit.insert_before_redirection(&others, Rule::jump(exclusions::OUTPUT));
-        }
-        edit.write(chain, deletions, rules);
+        edit.write(hook.chain(), deletions, rules);
     }
 }
 
 /// The changes of one chain.
 #[derive(Debug, Default)]
-struct Edit {
+struct Edit<'a> {
     /// The handles of the deleted rules.
     deleted: Vec<u64>,
     /// The inserted rules in their final order, each with the handle of the rule that follows it; `None` appends.
-    inserted: Vec<(Option<u64>, Rule)>,
+    inserted: Vec<(Option<u64>, &'a Rule)>,
 }
 
-impl Edit {
+impl<'a> Edit<'a> {
     /// Returns the changes from `live` to `desired`; foreign rules keep their places.
-    fn between(live: &[&LiveRule], desired: &[Rule], is_ours: impl Fn(&LiveRule) -> bool) -> Self {
+    fn between(live: &[&LiveRule], desired: &[&'a Rule], is_ours: impl Fn(&LiveRule) -> bool) -> Self {
         let ours: Vec<usize> = (0..live.len()).filter(|i| is_ours(live[*i])).collect();
-        let unchanged = common(&ours, live, desired);
+        let unchanged = common_subsequence(ours.len(), desired.len(), MAX_COMPARED_PAIRS, |own, rule| {
+            live[ours[own]].rule.as_ref() == Ok(desired[rule])
+        });
+        // After all unchanged rules: where the last of detour's rules was, or at the end.
+        let follower = ours.last().and_then(|last| live.get(last + 1)).map(|rule| rule.handle);
         let mut edit = Self::default();
         let mut next_unchanged = unchanged.iter().peekable();
         for (at, rule) in desired.iter().enumerate() {
             match next_unchanged.peek() {
-                Some((index, _)) if *index == at => {
+                Some((_, index)) if *index == at => {
                     next_unchanged.next();
                 }
-                Some((_, before)) => edit.inserted.push((Some(live[*before].handle), rule.clone())),
-                // After all unchanged rules: where the last of detour's rules was, or at the end.
-                None => {
-                    let follower = ours.last().and_then(|last| live.get(last + 1)).map(|rule| rule.handle);
-                    edit.inserted.push((follower, rule.clone()));
-                }
+                Some((before, _)) => edit.inserted.push((Some(live[ours[*before]].handle), rule)),
+                None => edit.inserted.push((follower, rule)),
             }
         }
-        let unchanged: BTreeSet<usize> = unchanged.iter().map(|(_, live)| *live).collect();
-        edit.deleted = ours.iter().filter(|i| !unchanged.contains(i)).map(|i| live[*i].handle).collect();
+        let unchanged: BTreeSet<usize> = unchanged.iter().map(|(own, _)| *own).collect();
+        let deleted = ours.iter().enumerate().filter(|(own, _)| !unchanged.contains(own));
+        edit.deleted = deleted.map(|(_, index)| live[*index].handle).collect();
         edit
     }
 
@@ -335,7 +328,7 @@ impl Edit {
         self.inserted.iter().any(|(before, _)| *before == Some(handle))
     }
 
-    fn insert_before_redirection(&mut self, others: &[&LiveRule], rule: Rule) {
+    fn insert_before_redirection(&mut self, others: &[&LiveRule], rule: &'a Rule) {
         let deleted: BTreeSet<u64> = self.deleted.iter().copied().collect();
         let survivors: Vec<&&LiveRule> = others.iter().filter(|r| !deleted.contains(&r.handle)).collect();
         let first_live = survivors.iter().position(|r| r.enters_redirection());
@@ -356,46 +349,8 @@ impl Edit {
         }
     }
 
-    fn write(self, chain: &str, deletions: &mut Vec<Step>, rules: &mut Vec<Step>) {
-        let chain = || chain.to_owned();
-        deletions.extend(self.deleted.into_iter().map(|handle| Step::DeleteRule { chain: chain(), handle }));
-        rules.extend(self.inserted.into_iter().map(|(before, rule)| Step::Rule { chain: chain(), before, rule }));
+    fn write(self, chain: &'a str, deletions: &mut Vec<Step<'a>>, rules: &mut Vec<Step<'a>>) {
+        deletions.extend(self.deleted.into_iter().map(|handle| Step::DeleteRule { chain, handle }));
+        rules.extend(self.inserted.into_iter().map(|(before, rule)| Step::Rule { chain, before, rule }));
     }
-}
-
-/// Returns the longest common subsequence as pairs of an index in `desired` and one in `live`. For chains that differ
-/// in too many rules, returns only their common beginning and end.
-fn common(ours: &[usize], live: &[&LiveRule], desired: &[Rule]) -> Vec<(usize, usize)> {
-    let same = |o: usize, d: usize| live[ours[o]].rule.as_ref() == Ok(&desired[d]);
-    let shorter = ours.len().min(desired.len());
-    let head = (0..shorter).take_while(|i| same(*i, *i)).count();
-    let tail = (1..=shorter - head).take_while(|i| same(ours.len() - i, desired.len() - i)).count();
-    let (mut rows, columns) = (ours.len() - head - tail, desired.len() - head - tail);
-    if rows.saturating_mul(columns) > MAX_COMPARED_PAIRS {
-        rows = 0;
-    }
-    let mut lengths = vec![vec![0_u32; columns + 1]; rows + 1];
-    for row in (0..rows).rev() {
-        for column in (0..columns).rev() {
-            lengths[row][column] = if same(head + row, head + column) {
-                lengths[row + 1][column + 1] + 1
-            } else {
-                lengths[row + 1][column].max(lengths[row][column + 1])
-            };
-        }
-    }
-    let mut pairs: Vec<(usize, usize)> = (0..head).map(|i| (i, ours[i])).collect();
-    let (mut row, mut column) = (0, 0);
-    while row < rows && column < columns {
-        if same(head + row, head + column) {
-            pairs.push((head + column, ours[head + row]));
-            (row, column) = (row + 1, column + 1);
-        } else if lengths[row + 1][column] >= lengths[row][column + 1] {
-            row += 1;
-        } else {
-            column += 1;
-        }
-    }
-    pairs.extend((1..=tail).rev().map(|i| (desired.len() - i, ours[ours.len() - i])));
-    pairs
 }

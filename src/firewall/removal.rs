@@ -27,7 +27,8 @@ pub fn remove(format: RuleFormat, own: &Ruleset, made: &CreatedTables) -> Result
     if format == RuleFormat::Iptables {
         let live = read_beginnings(&mut socket, own);
         let removed = live.and_then(|live| {
-            let plan = format.plan(&live, own, &Ruleset::default(), made);
+            let no_rules = Ruleset::default();
+            let plan = format.plan(&live, own, &no_rules, made);
             plan.commit(&mut socket, &live)
         });
         match removed {

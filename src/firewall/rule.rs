@@ -4,6 +4,7 @@
 use crate::policy::{ContainerScope, DnsCapture, IdRange, PortRange, Protocol};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 
 /// The prefix of the netfilter chains of an Istio redirection, made by detour or another tool.
@@ -18,6 +19,9 @@ pub(super) const NF_ACCEPT: u32 = 1;
 
 /// The number of slots in `-m multiport` (linux/netfilter/xt_multiport.h, `XT_MULTI_PORTS`); a range takes two.
 pub(super) const MULTIPORT_SLOTS: usize = 15;
+
+/// The name of a netfilter chain or of an interface. Most of those that detour writes are constants.
+pub type Name = Cow<'static, str>;
 
 /// An IP family; iptables has separate tables for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -205,7 +209,7 @@ pub enum Target {
     /// `DROP`.
     Drop,
     /// `-j CHAIN`: evaluates a chain, which may return.
-    Jump(String),
+    Jump(Name),
     /// `REDIRECT --to-ports`.
     Redirect(u16),
     /// `CT --zone`.
@@ -233,9 +237,9 @@ pub struct Rule {
     /// `-d`.
     pub destination: Option<Is<IpNet>>,
     /// `-i`.
-    pub in_interface: Option<Is<String>>,
+    pub in_interface: Option<Is<Name>>,
     /// `-o`.
-    pub out_interface: Option<Is<String>>,
+    pub out_interface: Option<Is<Name>>,
     /// `-p`.
     pub protocol: Option<Protocol>,
     /// `-m`.
@@ -261,8 +265,8 @@ impl Rule {
 
     /// Returns a rule without conditions that jumps to a chain.
     #[must_use]
-    pub fn jump(chain: &str) -> Self {
-        Self::new(Target::Jump(chain.to_owned()))
+    pub fn jump(chain: impl Into<Name>) -> Self {
+        Self::new(Target::Jump(chain.into()))
     }
 
     /// Returns the chain that the rule jumps to, if its target is a chain.
@@ -303,15 +307,15 @@ impl Rule {
 
     /// Adds `-i`.
     #[must_use]
-    pub fn in_interface(mut self, name: &str) -> Self {
-        self.in_interface = Some(is(name.to_owned()));
+    pub fn in_interface(mut self, name: impl Into<Name>) -> Self {
+        self.in_interface = Some(is(name.into()));
         self
     }
 
     /// Adds `-o`.
     #[must_use]
-    pub fn out_interface(mut self, name: Is<&str>) -> Self {
-        self.out_interface = Some(Is { not: name.not, value: name.value.to_owned() });
+    pub fn out_interface(mut self, name: Is<impl Into<Name>>) -> Self {
+        self.out_interface = Some(Is { not: name.not, value: name.value.into() });
         self
     }
 
@@ -352,21 +356,34 @@ impl Rule {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TableRules {
     /// Detour's chains, in the order in which they are created.
-    pub chains: Vec<(String, Vec<Rule>)>,
+    pub chains: Vec<(Name, Vec<Rule>)>,
     /// Detour's rules in the built-in chains.
     pub hooks: BTreeMap<Hook, Vec<Rule>>,
 }
 
 impl TableRules {
+    /// Returns a table without rules.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { chains: Vec::new(), hooks: BTreeMap::new() }
+    }
+
+    /// Reports whether the table has neither chains nor rules.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.chains.is_empty() && self.hooks.is_empty()
+    }
+
     /// Appends a rule to one of detour's chains.
-    pub fn append(&mut self, chain: &str, rule: Rule) {
+    pub fn append(&mut self, chain: impl Into<Name>, rule: Rule) {
         self.rules_of(chain).push(rule);
     }
 
     /// Returns the rules of one of detour's chains; adds the chain if it is missing.
-    pub fn rules_of(&mut self, chain: &str) -> &mut Vec<Rule> {
-        let index = self.chains.iter().position(|(name, _)| name == chain).unwrap_or_else(|| {
-            self.chains.push((chain.to_owned(), Vec::new()));
+    pub fn rules_of(&mut self, chain: impl Into<Name>) -> &mut Vec<Rule> {
+        let chain = chain.into();
+        let index = self.chains.iter().position(|(name, _)| *name == chain).unwrap_or_else(|| {
+            self.chains.push((chain, Vec::new()));
             self.chains.len() - 1
         });
         &mut self.chains[index].1

@@ -27,11 +27,12 @@ pub enum RuleFormat {
     Nftables,
 }
 
-/// A transaction: changes in the tables of iptables, then changes in detour's native tables.
+/// A transaction: changes in the tables of iptables, then changes in detour's native tables. It borrows from the live
+/// and the desired rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Transaction {
+pub struct Transaction<'a> {
     /// The changes in the tables of iptables; none in the format `nftables`.
-    pub iptables: Vec<PlannedStep>,
+    pub iptables: Vec<PlannedStep<'a>>,
     /// The changes in detour's native tables; in the format `iptables`, only in the one of excluded containers.
     pub native: Vec<NativeChange>,
 }
@@ -67,13 +68,19 @@ impl RuleFormat {
     /// tables and chains that detour created; they matter only in the tables of iptables, which detour shares with
     /// other tools.
     #[must_use]
-    pub fn plan(self, live: &LiveRuleset, previous: &Ruleset, desired: &Ruleset, made: &CreatedTables) -> Transaction {
+    pub fn plan<'a>(
+        self,
+        live: &'a LiveRuleset,
+        previous: &Ruleset,
+        desired: &'a Ruleset,
+        made: &CreatedTables,
+    ) -> Transaction<'a> {
         let iptables = match self {
             Self::Iptables => changes(live, previous, desired, made),
             Self::Nftables => Vec::new(),
         };
         let tables = self.native_tables();
-        let native = native::changes(tables, &live.native, &live.containers, &self.native(desired));
+        let native = native::changes(tables, &live.native, &live.containers, self.native(desired));
         Transaction { iptables, native }
     }
 
@@ -106,7 +113,7 @@ impl LiveRuleset {
     }
 }
 
-impl Transaction {
+impl Transaction<'_> {
     /// Returns the number of changes.
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -199,8 +206,8 @@ pub fn legacy_tables() -> Vec<(Family, String)> {
 }
 
 /// Refuses to delete more than [`MAX_DELETIONS`] rules of a chain.
-fn check_deletions(changes: &[PlannedStep]) -> Result<(), NfError> {
-    let delete_in_same_chain = |a: &PlannedStep, b: &PlannedStep| match (a, b) {
+fn check_deletions(changes: &[PlannedStep<'_>]) -> Result<(), NfError> {
+    let delete_in_same_chain = |a: &PlannedStep<'_>, b: &PlannedStep<'_>| match (a, b) {
         ((a, Step::DeleteRule { chain: from, .. }), (b, Step::DeleteRule { chain, .. })) => (a, from) == (b, chain),
         _ => false,
     };
@@ -210,7 +217,7 @@ fn check_deletions(changes: &[PlannedStep]) -> Result<(), NfError> {
     }
 }
 
-fn message(batch: &mut Batch<'_>, family: Family, table: Table, step: &Step) {
+fn message(batch: &mut Batch<'_>, family: Family, table: Table, step: &Step<'_>) {
     let mut message = |verb, flags, write: &dyn Fn(&mut Attributes)| {
         batch.message(verb, flags, family.number(), |list| {
             write(list.text(nfta::TABLE, table.name()));

@@ -4,7 +4,7 @@ use super::drawn;
 use super::simulated_kernel::Rules;
 use super::{Choices, check_printed};
 use crate::firewall::rule::{Family, Table};
-use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, Transaction, max_rules, native};
+use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, max_rules, native};
 use crate::inspect::{Destination, Rulebook, Sender, restore_text, trace};
 use crate::netlink::attributes::Attributes;
 use crate::policy::{LivePolicyScope, Policy};
@@ -33,22 +33,21 @@ impl Pod {
         (Self { kernel, ..self }, live)
     }
 
-    /// Makes the rules those of `desired`, as an ADD does.
-    fn change_to(self, desired: &Ruleset) -> (Self, Transaction) {
+    /// Makes the rules those of `desired`, as an ADD does; also returns the changes.
+    fn change_to(self, desired: &Ruleset) -> (Self, Vec<String>) {
         let Self { format, kernel, previous, mut made } = self;
-        let (kernel, transaction) = kernel.with_socket(|socket| {
+        let (kernel, changes) = kernel.with_socket(|socket| {
             let live = LiveRuleset::read(socket).expect("readable rules");
             if format == RuleFormat::Iptables {
                 made.add(&CreatedTables::missing_in(desired, &live));
             }
             let transaction = format.plan(&live, &previous, desired, &made);
-            transaction.commit(socket, &live).unwrap_or_else(|error| {
-                let steps: Vec<_> = (0..transaction.len()).filter_map(|step| transaction.describe(step)).collect();
-                panic!("the kernel refuses the changes: {error}: {steps:#?}")
-            });
-            transaction
+            let changes: Vec<_> = (0..transaction.len()).filter_map(|change| transaction.describe(change)).collect();
+            let committed = transaction.commit(socket, &live);
+            committed.unwrap_or_else(|error| panic!("the kernel refuses the changes: {error}: {changes:#?}"));
+            changes
         });
-        (Self { format, kernel, previous: desired.clone(), made }, transaction)
+        (Self { format, kernel, previous: desired.clone(), made }, changes)
     }
 
     /// Checks that the live rules are those of `desired`, and that nothing remains to be changed.

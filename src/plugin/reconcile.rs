@@ -17,7 +17,7 @@ use super::record::{AttachmentRecord, ContainerRecords, MAX_ATTACHMENTS};
 use crate::cgroup;
 use crate::cni::{Code, Error, RuleFormatSetting, at_most};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
-use crate::firewall::{self, CreatedTables, LiveRuleset, RuleFormat, Transaction};
+use crate::firewall::{self, CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use crate::netns::{self, Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
 use crate::policy::Policy;
 use crate::state::{Attachment, Store};
@@ -112,7 +112,10 @@ struct StartedWork {
 struct PendingWork {
     /// The records that are saved until the changes are complete.
     records: ContainerRecords,
-    transaction: Transaction,
+    dialect: RuleFormat,
+    /// The rules that the records described before.
+    known_rules: Ruleset,
+    desired: Ruleset,
     /// Whether the rules can be written in nftables format if the kernel refuses this one.
     may_use_nftables: bool,
     /// The fixtures that the rules need.
@@ -187,23 +190,41 @@ impl Reconciler<'_> {
             started.unknown_since = None;
         }
         let work = self.prepare(attempt, &live, started)?;
-        if work.transaction.writes_container_rules() {
+        self.apply(&work, attempt.addresses, &mut socket, &live, started)?;
+        Ok(work)
+    }
+
+    /// Plans and commits the changes that lead from the live rules to the desired ones.
+    fn apply(
+        &self,
+        work: &PendingWork,
+        addresses: OwnFamilies,
+        socket: &mut NfSocket,
+        live: &LiveRuleset,
+        started: &mut StartedWork,
+    ) -> Result<(), Obstacle> {
+        let created = work.records.created_tables();
+        let transaction = work.dialect.plan(live, &work.known_rules, &work.desired, &created);
+        if transaction.writes_container_rules() {
             cgroup::require()?;
         }
         if !work.missing.is_empty() && self.netns.is_of_containerd() {
-            netns::wait_for_lo(attempt.addresses)?;
+            netns::wait_for_lo(addresses)?;
         }
-        netns::add_fixtures(&work.missing, attempt.addresses)?;
-        match work.transaction.commit(&mut socket, &live) {
-            Ok(()) => Ok(work),
-            Err(error) if work.may_use_nftables && is_unsupported(&error, &work.transaction) => {
-                Err(Obstacle::Unsupported(refused(&error, Some(&work.transaction))))
+        netns::add_fixtures(&work.missing, addresses)?;
+        match transaction.commit(socket, live) {
+            Ok(()) => {
+                tracing::debug!(changes = transaction.len(), "rules committed");
+                Ok(())
+            }
+            Err(error) if work.may_use_nftables && is_unsupported(&error, &transaction) => {
+                Err(Obstacle::Unsupported(refused(&error, Some(&transaction))))
             }
             Err(error) => {
                 if matches!(error, NfError::Socket(_)) {
                     started.unknown_since.get_or_insert(live.generation);
                 }
-                Err(Obstacle::new(error, Some(&work.transaction)))
+                Err(Obstacle::new(error, Some(&transaction)))
             }
         }
     }
@@ -214,7 +235,7 @@ impl Reconciler<'_> {
         Ok(Saved { attachments, records })
     }
 
-    /// Plans the changes and saves the intent. Returns [`Obstacle::Changed`] if another attachment was added
+    /// Determines the desired rules and saves the intent. Returns [`Obstacle::Changed`] if another attachment was added
     /// concurrently.
     fn prepare(
         &self,
@@ -295,10 +316,9 @@ impl Reconciler<'_> {
         if now.iter().any(|other| other != self.attachment && !attachments.contains(other)) {
             return Err(Obstacle::Changed);
         }
-        let transaction = dialect.plan(live, &known_rules, &desired, &records.created_tables());
         let may_use_nftables =
             !attempt.force_nftables && changes.dialect == RuleFormatSetting::Auto && facts.in_use.is_none();
-        Ok(PendingWork { records, transaction, may_use_nftables, needed, missing, unrecorded })
+        Ok(PendingWork { records, dialect, known_rules, desired, may_use_nftables, needed, missing, unrecorded })
     }
 
     /// Returns an attachment's record with its new policy, which is adapted to the network namespace.
@@ -335,7 +355,6 @@ impl Reconciler<'_> {
     /// A DEL can't remove fixtures; they remain recorded.
     fn complete(&self, work: PendingWork, kind: Kind) -> Result<(), Error> {
         let is_removal = kind == Kind::Remove;
-        tracing::debug!(changes = work.transaction.len(), "rules committed");
         let mut records = work.records;
         let mut added = records.fixtures();
         added.extend(&work.unrecorded);

@@ -1,7 +1,7 @@
 //! Evaluates iptables rules for a packet (iptables(8), iptables-extensions(8)).
 
 use crate::packet::{Outcome, Packet};
-use detour_cni::firewall::rule::{CtState, Is, Match, Rule, Table, Target};
+use detour_cni::firewall::rule::{CtState, Is, Match, Name, Rule, Table, Target};
 use detour_cni::firewall::{Ruleset, TableRules};
 use detour_cni::policy::{IdRange, PortRange, Protocol};
 use ipnet::IpNet;
@@ -69,7 +69,7 @@ fn meets(rule: &Rule, packet: &Packet, outcome: &Outcome) -> bool {
     let net = |condition: &Option<Is<IpNet>>, address: IpAddr| {
         condition.as_ref().is_none_or(|is| is.value.contains(&address) != is.not)
     };
-    let interface = |condition: &Option<Is<String>>, at_hook: bool| {
+    let interface = |condition: &Option<Is<Name>>, at_hook: bool| {
         let named = |name: &str| match name.strip_suffix('+') {
             Some(prefix) => packet.interface.starts_with(prefix),
             None => packet.interface == name,

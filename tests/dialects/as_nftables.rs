@@ -3,7 +3,7 @@
 use crate::packet::{Outcome, Packet};
 use detour_cni::firewall::native::NativeTables;
 use detour_cni::firewall::native::rule::{Condition, Key, NativeAction, NativeChain, NativeRule};
-use detour_cni::firewall::rule::{Family, Hook};
+use detour_cni::firewall::rule::{Family, Hook, Name};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ pub(crate) fn outcome(tables: &NativeTables, packet: &Packet) -> Outcome {
 }
 
 /// Evaluates a chain; returns whether a verdict ended the base chain.
-fn pass(chains: &BTreeMap<String, NativeChain>, chain: &NativeChain, packet: &Packet, outcome: &mut Outcome) -> bool {
+fn pass(chains: &BTreeMap<Name, NativeChain>, chain: &NativeChain, packet: &Packet, outcome: &mut Outcome) -> bool {
     for rule in &chain.rules {
         if !meets(rule, packet, outcome) {
             continue;

@@ -8,7 +8,7 @@ mod text;
 mod xt;
 
 use super::expression::{Base, Expression, Meta, NftVerdict, encodes_as};
-use super::rule::{Family, Is, Match, Rule, Target, protocol_number};
+use super::rule::{Family, Is, Match, Name, Rule, Target, protocol_number};
 use crate::netlink::attributes::Attributes;
 use crate::policy::{PortRange, Protocol};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -93,7 +93,7 @@ fn encode(rule: &Rule, family: Family, out: &mut dyn FnMut(Expression<'_>)) {
 }
 
 /// Encodes an interface name with its zero byte; a name that ends in `+` is a prefix and has none.
-fn interface(out: &mut dyn FnMut(Expression<'_>), key: Meta, name: Option<&Is<String>>) {
+fn interface(out: &mut dyn FnMut(Expression<'_>), key: Meta, name: Option<&Is<Name>>) {
     let Some(Is { not, value }) = name else { return };
     out(Expression::Meta(key));
     match value.strip_suffix('+') {
@@ -212,13 +212,13 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    fn interface(&mut self) -> Option<Is<String>> {
+    fn interface(&mut self) -> Option<Is<Name>> {
         let Is { not, value } = self.compare()?;
         let name = match value.strip_suffix(&[0]) {
             Some(name) => std::str::from_utf8(name).ok()?.to_owned(),
             None => std::str::from_utf8(value).ok()?.to_owned() + "+",
         };
-        Some(Is { not, value: name })
+        Some(Is { not, value: name.into() })
     }
 
     fn protocol(&mut self) -> Option<Protocol> {
@@ -257,7 +257,7 @@ impl<'a> Decoder<'a> {
             Expression::Verdict(NftVerdict::Accept) => Target::Accept,
             Expression::Verdict(NftVerdict::Drop) => Target::Drop,
             Expression::Verdict(NftVerdict::Return) => Target::Return,
-            Expression::Verdict(NftVerdict::Jump(chain)) => Target::Jump((*chain).to_owned()),
+            Expression::Verdict(NftVerdict::Jump(chain)) => Target::Jump((*chain).to_owned().into()),
             Expression::Target(extension) => xt::to_target(*extension, family)?,
             _ => return None,
         };

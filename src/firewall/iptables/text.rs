@@ -1,18 +1,19 @@
 //! Rules as `iptables-save` prints them, without `-A CHAIN`.
 
-use crate::firewall::rule::{CtState, Is, Match, Rule, Target};
+use crate::firewall::rule::{CtState, Is, Match, Name, Rule, Target};
 use crate::policy::PortRange;
 use std::fmt::{self, Display, Formatter};
 
 impl Display for Rule {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let mut words = Vec::new();
-        let mut option = |flag: &str, value: Option<Is<String>>| {
+        let mut option = |flag: &str, value: Option<Is<Name>>| {
             if let Some(Is { not, value }) = value {
                 words.push(format!("{}{flag} {value}", bang(not)));
             }
         };
-        let net = |n: &Option<Is<ipnet::IpNet>>| n.as_ref().map(|n| Is { not: n.not, value: n.value.to_string() });
+        let net =
+            |n: &Option<Is<ipnet::IpNet>>| n.as_ref().map(|n| Is { not: n.not, value: n.value.to_string().into() });
         option("-s", net(&self.source));
         option("-d", net(&self.destination));
         option("-i", self.in_interface.clone());

@@ -12,7 +12,7 @@ use super::rule::{
 };
 use super::set::{Span, Spans};
 use crate::firewall::istio::{DNS_PORT, PROXY_ZONE};
-use crate::firewall::rule::{ContainerRules, Family, Hook, Ruleset, Table, protocol_number};
+use crate::firewall::rule::{ContainerRules, Family, Hook, Name, Ruleset, Table, protocol_number};
 use crate::policy::{ContainerScope, DnsCapture, Protocol};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
@@ -55,7 +55,7 @@ const fn destinations(scope: ContainerScope) -> &'static str {
     }
 }
 
-fn chains(containers: &ContainerRules) -> Vec<(String, NativeChain)> {
+fn chains(containers: &ContainerRules) -> Vec<(Name, NativeChain)> {
     // A pod with rules for one family only admits no packet of the other one.
     let only = match containers.families.as_slice() {
         [family] => Some(*family),
@@ -69,16 +69,16 @@ fn chains(containers: &ContainerRules) -> Vec<(String, NativeChain)> {
     // The wider scope first: most excluded containers have it.
     let scopes = || containers.scopes.iter().rev().copied();
     let mut chains = vec![
-        (NAT.to_owned(), base(Table::Nat, scopes().flat_map(|scope| by_level(scope, destinations(scope))).collect())),
-        (DIRECT.to_owned(), direct()),
+        (NAT.into(), base(Table::Nat, scopes().flat_map(|scope| by_level(scope, destinations(scope))).collect())),
+        (DIRECT.into(), direct()),
     ];
-    chains.extend(scopes().map(|scope| (destinations(scope).to_owned(), plain(bypass(scope, &containers.capture)))));
+    chains.extend(scopes().map(|scope| (destinations(scope).into(), plain(bypass(scope, &containers.capture)))));
     let queries = captured_queries(containers);
     if !queries.is_empty() {
         let zone = |zone| NativeRule::new(NativeAction::Zone(zone));
-        chains.push((RAW.to_owned(), base(Table::Raw, queries)));
-        chains.push((QUERIES.to_owned(), plain(scopes().flat_map(|scope| by_level(scope, ZONE)).collect())));
-        chains.push((ZONE.to_owned(), plain(vec![with(zone(NO_ZONE), [over_lo(true)]), zone(PROXY_ZONE)])));
+        chains.push((RAW.into(), base(Table::Raw, queries)));
+        chains.push((QUERIES.into(), plain(scopes().flat_map(|scope| by_level(scope, ZONE)).collect())));
+        chains.push((ZONE.into(), plain(vec![with(zone(NO_ZONE), [over_lo(true)]), zone(PROXY_ZONE)])));
     }
     chains
 }
@@ -87,13 +87,13 @@ fn chains(containers: &ContainerRules) -> Vec<(String, NativeChain)> {
 fn by_level(set: ContainerScope, chain: &'static str) -> impl Iterator<Item = NativeRule> {
     LEVELS.map(move |level| {
         let cgroup = Some(InCgroup { level, set });
-        NativeRule { cgroup, ..NativeRule::new(NativeAction::Goto(chain.to_owned())) }
+        NativeRule { cgroup, ..NativeRule::new(NativeAction::Goto(chain.into())) }
     })
 }
 
 /// Returns the rules for the connections of a scope's containers. Over lo, only DNS that would be captured is fixed.
 fn bypass(scope: ContainerScope, capture: &DnsCapture) -> Vec<NativeRule> {
-    let direct = || NativeRule::new(NativeAction::Goto(DIRECT.to_owned()));
+    let direct = || NativeRule::new(NativeAction::Goto(DIRECT.into()));
     let is_captured = *capture != DnsCapture::Off;
     match (scope, is_captured) {
         (ContainerScope::All, false) => vec![with(direct(), [over_lo(false)])],
@@ -109,7 +109,7 @@ const DNS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 /// Returns the rules for queries over UDP that the redirection would capture.
 fn captured_queries(ContainerRules { capture, families, .. }: &ContainerRules) -> Vec<NativeRule> {
-    let query = || with(NativeRule::new(NativeAction::Jump(QUERIES.to_owned())), dns(&[Protocol::Udp]));
+    let query = || with(NativeRule::new(NativeAction::Jump(QUERIES.into())), dns(&[Protocol::Udp]));
     let to_servers = |family: Family, servers: Spans| {
         let is_used = families.contains(&family) && !servers.as_slice().is_empty();
         let destination = Condition { key: Key::Destination(family), not: false, values: servers };

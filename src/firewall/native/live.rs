@@ -7,7 +7,7 @@ use super::wire::{decode, encode, sets};
 use crate::firewall::containers::{self, ContainerElement, is_container_set, scope_of_set, set_name};
 use crate::firewall::expression::Counter;
 use crate::firewall::nfnetlink::{Batch, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
-use crate::firewall::rule::{Hook, NF_ACCEPT, NFPROTO_INET, Table};
+use crate::firewall::rule::{Hook, NF_ACCEPT, NFPROTO_INET, Name, Table};
 use crate::netlink::attributes::{Attributes, find, find_be32, find_text};
 use crate::netlink::{DumpLimit, NLM_F_CREATE};
 use crate::policy::ContainerScope;
@@ -148,7 +148,7 @@ pub enum NativeChange {
         /// The table of the chain.
         table: NativeTable,
         /// The name of the chain.
-        name: String,
+        name: Name,
         /// The hook of a base chain.
         hook: Option<BaseHook>,
     },
@@ -157,7 +157,7 @@ pub enum NativeChange {
         /// The table of the chain.
         table: NativeTable,
         /// The name of the chain.
-        chain: String,
+        chain: Name,
         /// The rule.
         rule: NativeRule,
     },
@@ -169,12 +169,12 @@ pub fn changes(
     tables: &[NativeTable],
     live: &NativeLiveTables,
     elements: &[ContainerElement],
-    desired: &NativeTables,
+    mut desired: NativeTables,
 ) -> Vec<NativeChange> {
     let mut changes = Vec::new();
     for table in tables.iter().copied() {
-        let (live, desired) = (live.get(&table), desired.get(&table));
-        if live.is_some_and(|live| desired.is_some_and(|desired| are_equal(live, desired))) {
+        let (live, desired) = (live.get(&table), desired.remove(&table));
+        if live.is_some_and(|live| desired.as_ref().is_some_and(|desired| are_equal(live, desired))) {
             continue;
         }
         changes.extend(live.map(|_| NativeChange::DeleteTable(table)));
@@ -184,7 +184,7 @@ pub fn changes(
 }
 
 /// Reports whether a live table is as desired.
-pub(crate) fn are_equal(live: &BTreeMap<String, NativeLiveChain>, desired: &BTreeMap<String, NativeChain>) -> bool {
+pub(crate) fn are_equal(live: &BTreeMap<String, NativeLiveChain>, desired: &BTreeMap<Name, NativeChain>) -> bool {
     let same_rules = |live: &NativeLiveChain, desired: &NativeChain| {
         live.rules.iter().map(Option::as_ref).eq(desired.rules.iter().map(Some))
     };
@@ -197,21 +197,23 @@ pub(crate) fn are_equal(live: &BTreeMap<String, NativeLiveChain>, desired: &BTre
 /// that jump to them.
 fn creation(
     table: NativeTable,
-    chains: &BTreeMap<String, NativeChain>,
+    chains: BTreeMap<Name, NativeChain>,
     elements: &[ContainerElement],
 ) -> Vec<NativeChange> {
     let mut changes = vec![NativeChange::Table(table)];
-    for scope in container_sets(chains) {
+    for scope in container_sets(&chains) {
         changes.push(NativeChange::Set(scope));
         let elements = elements.iter().filter(|element| element.scope == scope);
         changes.extend(elements.take(containers::MAX_ELEMENTS as usize).cloned().map(NativeChange::Element));
     }
-    let (base, others): (Vec<_>, Vec<_>) = chains.iter().partition(|(_, chain)| chain.hook.is_some());
-    let all = || base.iter().chain(&others);
-    changes.extend(all().map(|(name, chain)| NativeChange::Chain { table, name: (*name).clone(), hook: chain.hook }));
-    for (name, chain) in all() {
-        let rules = chain.rules.iter();
-        changes.extend(rules.map(|rule| NativeChange::Rule { table, chain: (*name).clone(), rule: rule.clone() }));
+    let mut chains: Vec<(Name, NativeChain)> = chains.into_iter().collect();
+    // Base chains first.
+    chains.sort_by_key(|(_, chain)| chain.hook.is_none());
+    let creations = chains.iter();
+    changes.extend(creations.map(|(name, chain)| NativeChange::Chain { table, name: name.clone(), hook: chain.hook }));
+    for (name, chain) in chains {
+        let rules = chain.rules.into_iter();
+        changes.extend(rules.map(|rule| NativeChange::Rule { table, chain: name.clone(), rule }));
     }
     changes
 }

@@ -3,7 +3,7 @@
 
 use super::set::{Span, Spans};
 use crate::firewall::containers::{MAX_ELEMENTS, SCOPES, TABLE as CONTAINERS, set_name};
-use crate::firewall::rule::{Family, Hook, Table, Target};
+use crate::firewall::rule::{Family, Hook, Name, Table, Target};
 use crate::policy::ContainerScope;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -75,9 +75,9 @@ pub enum NativeAction {
     /// `drop`.
     Drop,
     /// `jump`.
-    Jump(String),
+    Jump(Name),
     /// `goto`: evaluates a chain, which returns to the chain that called this one.
-    Goto(String),
+    Goto(Name),
     /// `redirect to :PORT`.
     Redirect(u16),
     /// `ct zone set`.
@@ -212,10 +212,10 @@ impl NativeTable {
 }
 
 /// The native tables of a pod, each with its chains by name.
-pub type NativeTables = BTreeMap<NativeTable, BTreeMap<String, NativeChain>>;
+pub type NativeTables = BTreeMap<NativeTable, BTreeMap<Name, NativeChain>>;
 
 /// Returns the sets of excluded containers that the rules look up.
-pub(super) fn container_sets(chains: &BTreeMap<String, NativeChain>) -> Vec<ContainerScope> {
+pub(super) fn container_sets(chains: &BTreeMap<Name, NativeChain>) -> Vec<ContainerScope> {
     let in_cgroups = chains.values().flat_map(|chain| &chain.rules).filter_map(|rule| rule.cgroup);
     let is_used = |scope: &ContainerScope| in_cgroups.clone().any(|cgroup| cgroup.set == *scope);
     SCOPES.into_iter().filter(is_used).collect()

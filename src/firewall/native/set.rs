@@ -36,83 +36,112 @@ impl Span {
 /// Up to this many spans are added one by one, which costs less than sorting everything.
 const MAX_SINGLE_INSERTS: usize = 4;
 
-/// A set of numbers as sorted spans that neither overlap nor touch, so that equal sets are equal values.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Spans(Vec<Span>);
+/// A set of numbers as sorted spans that neither overlap nor touch, so that equal sets are equal values. Most sets are
+/// of one span.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spans(List);
+
+/// Sorted spans; a list of one is always `One`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum List {
+    One(Span),
+    Other(Vec<Span>),
+}
+
+impl Default for Spans {
+    fn default() -> Self {
+        Self(List::Other(Vec::new()))
+    }
+}
 
 impl Spans {
     /// Returns the set of one span.
     #[must_use]
     pub fn of(first: impl Into<u128>, last: impl Into<u128>) -> Self {
-        Self(vec![Span { first: first.into(), last: last.into() }])
+        Self(List::One(Span { first: first.into(), last: last.into() }))
     }
 
     /// Returns the set of one number.
     #[must_use]
     pub fn one(number: impl Into<u128>) -> Self {
-        Self(vec![Span::one(number.into())])
+        Self(List::One(Span::one(number.into())))
+    }
+
+    fn from_sorted(spans: Vec<Span>) -> Self {
+        match spans.as_slice() {
+            [span] => Self(List::One(*span)),
+            _ => Self(List::Other(spans)),
+        }
     }
 
     /// Returns the spans in order.
     #[must_use]
     pub fn as_slice(&self) -> &[Span] {
-        &self.0
+        match &self.0 {
+            List::One(span) => std::slice::from_ref(span),
+            List::Other(spans) => spans,
+        }
     }
 
     /// Returns the span if there is exactly one.
     #[must_use]
-    pub fn single(&self) -> Option<Span> {
-        match self.0.as_slice() {
-            [span] => Some(*span),
-            _ => None,
+    pub const fn single(&self) -> Option<Span> {
+        match self.0 {
+            List::One(span) => Some(span),
+            List::Other(_) => None,
         }
     }
 
     /// Adds a span; merges it with the spans that it overlaps or touches.
     pub fn insert(&mut self, mut span: Span) {
-        let from = self.0.partition_point(|other| other.last.saturating_add(1) < span.first);
-        let to = self.0.partition_point(|other| other.first <= span.last.saturating_add(1));
+        let spans = self.as_slice();
+        let from = spans.partition_point(|other| other.last.saturating_add(1) < span.first);
+        let to = spans.partition_point(|other| other.first <= span.last.saturating_add(1));
         // Saturation: the number after u128::MAX is u128::MAX itself.
         let to = to.max(from);
-        if let (Some(lowest), Some(highest)) = (self.0.get(from), self.0[..to].last())
-            && from < to
-        {
+        if let [lowest, .., highest] | [lowest @ highest] = &spans[from..to] {
             span = Span { first: span.first.min(lowest.first), last: span.last.max(highest.last) };
         }
-        self.0.splice(from..to, [span]);
+        let mut spans = match std::mem::take(self).0 {
+            List::One(one) => vec![one],
+            List::Other(spans) => spans,
+        };
+        spans.splice(from..to, [span]);
+        *self = Self::from_sorted(spans);
     }
 
     /// Adds all spans of `other`.
     pub fn extend(&mut self, other: &Self) {
-        if other.0.len() <= MAX_SINGLE_INSERTS {
-            other.0.iter().for_each(|span| self.insert(*span));
+        if other.as_slice().len() <= MAX_SINGLE_INSERTS {
+            other.as_slice().iter().for_each(|span| self.insert(*span));
         } else {
-            *self = self.0.iter().chain(&other.0).copied().collect();
+            *self = self.as_slice().iter().chain(other.as_slice()).copied().collect();
         }
     }
 
     /// Returns the numbers of this set that are not in `other`.
     #[must_use]
     pub fn without(&self, other: &Self) -> Self {
-        let mut rest = Vec::new();
-        for span in &self.0 {
+        let (mut rest, others) = (Vec::new(), other.as_slice());
+        for span in self.as_slice() {
             let mut next = Some(span.first);
-            for cut in &other.0[other.0.partition_point(|cut| cut.last < span.first)..] {
+            for cut in &others[others.partition_point(|cut| cut.last < span.first)..] {
                 let Some(first) = next.filter(|_| cut.first <= span.last) else { break };
                 rest.extend((first < cut.first).then(|| Span { first, last: cut.first - 1 }));
                 next = cut.last.checked_add(1).filter(|next| *next <= span.last);
             }
             rest.extend(next.map(|first| Span { first, last: span.last }));
         }
-        Self(rest)
+        Self::from_sorted(rest)
     }
 
     /// Reports whether no number is in both sets.
     #[must_use]
     pub fn is_disjoint_from(&self, other: &Self) -> bool {
-        let (few, many) = if self.0.len() < other.0.len() { (self, other) } else { (other, self) };
-        few.0.iter().all(|span| {
-            let next = many.0.get(many.0.partition_point(|theirs| theirs.last < span.first));
+        let (a, b) = (self.as_slice(), other.as_slice());
+        let (few, many) = if a.len() < b.len() { (a, b) } else { (b, a) };
+        few.iter().all(|span| {
+            let next = many.get(many.partition_point(|theirs| theirs.last < span.first));
             next.is_none_or(|theirs| span.last < theirs.first)
         })
     }
@@ -129,7 +158,7 @@ impl FromIterator<Span> for Spans {
             }
             touches
         });
-        Self(all)
+        Self::from_sorted(all)
     }
 }
 
@@ -140,7 +169,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn numbers(spans: &Spans) -> BTreeSet<u128> {
-        spans.0.iter().flat_map(|span| span.first..=span.last).collect()
+        spans.as_slice().iter().flat_map(|span| span.first..=span.last).collect()
     }
 
     #[test]
@@ -196,7 +225,7 @@ mod tests {
             let (a, b) = (of(&list), of(&more));
             let expected: BTreeSet<u128> = list.iter().flat_map(|(first, length)| *first..=first + length).collect();
             prop_assert_eq!(numbers(&a), expected);
-            prop_assert!(a.0.windows(2).all(|w| w[0].last + 1 < w[1].first));
+            prop_assert!(a.as_slice().windows(2).all(|w| w[0].last + 1 < w[1].first));
             prop_assert_eq!(a.is_disjoint_from(&b), numbers(&a).is_disjoint(&numbers(&b)));
             prop_assert_eq!(b.is_disjoint_from(&a), a.is_disjoint_from(&b));
             let (mut ab, mut ba) = (a.clone(), b.clone());

@@ -18,7 +18,8 @@ use super::rule::{BaseHook, Condition, Key, NativeAction, NativeChain, NativeRul
 use super::set::{Span, Spans};
 use crate::firewall::exclusions::{self, OUTPUT as EXCLUSIONS};
 use crate::firewall::rule;
-use crate::firewall::rule::{CtState, Family, Hook, Is, Match, Ruleset, Table, TableRules, Target, protocol_number};
+use crate::firewall::rule::{CtState, Family, Hook, Match, Name, Ruleset, Table, TableRules, Target, protocol_number};
+use crate::firewall::subsequence::common_subsequence;
 use crate::policy::{IdRange, PortRange};
 use ipnet::IpNet;
 use std::net::IpAddr;
@@ -48,13 +49,13 @@ pub fn translate(ruleset: &Ruleset) -> NativeTables {
     tables
 }
 
-fn chains<'a>(table: Table, families: &[(Family, &'a TableRules)], both: bool) -> Vec<(String, NativeChain)> {
-    let mut chains: Vec<(String, NativeChain)> = Vec::new();
+fn chains<'a>(table: Table, families: &[(Family, &'a TableRules)], both: bool) -> Vec<(Name, NativeChain)> {
+    let mut chains: Vec<(Name, NativeChain)> = Vec::new();
     for hook in Hook::ALL {
         let name = hook.chain();
         let rules = |rules: &'a TableRules| rules.hooks.get(&hook).map(Vec::as_slice);
         if let Some(rules) = merged(table, name, families, rules, true) {
-            chains.push((name.to_owned(), NativeChain { hook: Some(BaseHook { like: table, hook }), rules }));
+            chains.push((name.into(), NativeChain { hook: Some(BaseHook { like: table, hook }), rules }));
         }
     }
     for (_, rules) in families {
@@ -70,7 +71,7 @@ fn chains<'a>(table: Table, families: &[(Family, &'a TableRules)], both: bool) -
         }
     }
     if table == Table::Nat && chains.iter().any(|(name, _)| name == EXCLUSIONS) {
-        chains.push((DIRECT.to_owned(), containers::direct()));
+        chains.push((DIRECT.into(), containers::direct()));
     }
     chains
 }
@@ -90,73 +91,47 @@ fn merged<'a>(
     let mut lists = families.iter().filter_map(|&(family, of)| Some((family, rules(of)?)));
     match (lists.next()?, lists.next()) {
         ((family, a), Some((_, b))) if a == b && !a.iter().any(has_address) => Some(native(family, a)),
-        ((a, rules_of_a), Some((b, rules_of_b))) => Some(zip(&native(a, rules_of_a), a, &native(b, rules_of_b), b)),
+        ((a, rules_of_a), Some((b, rules_of_b))) => Some(zip(native(a, rules_of_a), a, native(b, rules_of_b), b)),
         ((family, rules), None) if !named => Some(native(family, rules)),
-        ((family, rules), None) => Some(native(family, rules).iter().map(|rule| only(rule, family)).collect()),
+        ((family, rules), None) => Some(native(family, rules).into_iter().map(|rule| only(rule, family)).collect()),
     }
 }
 
-fn only(rule: &NativeRule, family: Family) -> NativeRule {
-    NativeRule { family: Some(family), ..rule.clone() }
+fn only(rule: NativeRule, family: Family) -> NativeRule {
+    NativeRule { family: Some(family), ..rule }
 }
 
 /// Merges two families' rules into one list that contains common rules once. If there are too many to compare, only
 /// the common beginning and end are merged.
-fn zip(a: &[NativeRule], family_of_a: Family, b: &[NativeRule], family_of_b: Family) -> Vec<NativeRule> {
-    let head = a.iter().zip(b).take_while(|(a, b)| a == b).count();
-    let (a, b, mut zipped) = (&a[head..], &b[head..], a[..head].to_vec());
-    let tail = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
-    let (a, b, tail) = (&a[..a.len() - tail], &b[..b.len() - tail], &a[a.len() - tail..]);
-    if a.len() * b.len() <= MAX_COMPARED_PAIRS {
-        zipped.extend(zip_each(a, family_of_a, b, family_of_b));
-    } else {
-        let of = |rules: &[NativeRule], family| rules.iter().map(|rule| only(rule, family)).collect::<Vec<_>>();
-        zipped.extend(of(a, family_of_a).into_iter().chain(of(b, family_of_b)));
+fn zip(a: Vec<NativeRule>, family_of_a: Family, b: Vec<NativeRule>, family_of_b: Family) -> Vec<NativeRule> {
+    let common = common_subsequence(a.len(), b.len(), MAX_COMPARED_PAIRS, |i, j| a[i] == b[j]);
+    let mut zipped = Vec::with_capacity(a.len() + b.len() - common.len());
+    let (mut next_of_a, mut next_of_b) = (0, 0);
+    let (mut a, mut b) = (a.into_iter(), b.into_iter());
+    for (i, j) in common {
+        zipped.extend(a.by_ref().take(i - next_of_a).map(|rule| only(rule, family_of_a)));
+        zipped.extend(b.by_ref().take(j - next_of_b).map(|rule| only(rule, family_of_b)));
+        zipped.extend(a.next());
+        b.next();
+        (next_of_a, next_of_b) = (i + 1, j + 1);
     }
-    zipped.extend_from_slice(tail);
-    zipped
-}
-
-/// Merges like [`zip`], by the longest common subsequence.
-fn zip_each(a: &[NativeRule], family_of_a: Family, b: &[NativeRule], family_of_b: Family) -> Vec<NativeRule> {
-    let mut lengths = vec![vec![0_u32; b.len() + 1]; a.len() + 1];
-    for i in (0..a.len()).rev() {
-        for j in (0..b.len()).rev() {
-            lengths[i][j] =
-                if a[i] == b[j] { lengths[i + 1][j + 1] + 1 } else { lengths[i + 1][j].max(lengths[i][j + 1]) };
-        }
-    }
-    let mut zipped = Vec::new();
-    let (mut i, mut j) = (0, 0);
-    while i < a.len() || j < b.len() {
-        if i < a.len() && j < b.len() && a[i] == b[j] {
-            zipped.push(a[i].clone());
-            (i, j) = (i + 1, j + 1);
-        } else if j == b.len() || (i < a.len() && lengths[i + 1][j] >= lengths[i][j + 1]) {
-            zipped.push(only(&a[i], family_of_a));
-            i += 1;
-        } else {
-            zipped.push(only(&b[j], family_of_b));
-            j += 1;
-        }
-    }
+    zipped.extend(a.map(|rule| only(rule, family_of_a)));
+    zipped.extend(b.map(|rule| only(rule, family_of_b)));
     zipped
 }
 
 /// Translates a rule; TPROXY becomes two.
 fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> impl Iterator<Item = NativeRule> + use<> {
-    let of = |action| NativeRule {
-        family: has_address(rule).then_some(family),
-        conditions: conditions(rule, family),
-        ..NativeRule::new(action)
-    };
     let action = match &rule.target {
-        Target::Accept if exclusions::has_chain(chain) && table == Table::Nat => NativeAction::Jump(DIRECT.to_owned()),
+        Target::Accept if exclusions::has_chain(chain) && table == Table::Nat => NativeAction::Jump(DIRECT.into()),
         Target::Accept if exclusions::has_chain(chain) && table == Table::Raw => NativeAction::Zone(NO_ZONE),
         other => NativeAction::from(other),
     };
-    let drop = matches!(rule.target, Target::Tproxy { .. }).then(|| of(NativeAction::Drop));
-    std::iter::once(of(action)).chain(drop)
+    let family_of_addresses = has_address(rule).then_some(family);
+    let first = NativeRule { family: family_of_addresses, conditions: conditions(rule, family), cgroup: None, action };
+    let drop = matches!(rule.target, Target::Tproxy { .. })
+        .then(|| NativeRule { action: NativeAction::Drop, ..first.clone() });
+    std::iter::once(first).chain(drop)
 }
 
 /// Reports whether the rule checks an address, so that it applies to one family only.
@@ -175,9 +150,8 @@ pub fn conditions(rule: &rule::Rule, family: Family) -> Vec<Condition> {
             None => all.push(Condition { key, not, values }),
         }
     };
-    let name = |name: &Is<String>| interface(&name.value);
-    rule.in_interface.iter().for_each(|n| add(Key::InInterface, n.not, name(n)));
-    rule.out_interface.iter().for_each(|n| add(Key::OutInterface, n.not, name(n)));
+    rule.in_interface.iter().for_each(|name| add(Key::InInterface, name.not, interface(&name.value)));
+    rule.out_interface.iter().for_each(|name| add(Key::OutInterface, name.not, interface(&name.value)));
     rule.source.iter().for_each(|net| add(Key::Source(family), net.not, addresses(net.value)));
     rule.destination.iter().for_each(|net| add(Key::Destination(family), net.not, addresses(net.value)));
     if let Some(protocol) = rule.protocol {
@@ -185,9 +159,11 @@ pub fn conditions(rule: &rule::Rule, family: Family) -> Vec<Condition> {
     }
     for condition in &rule.matches {
         match condition {
-            Match::DestinationPort(p) => add(Key::DestinationPort, p.not, ports(&[p.value])),
-            Match::SourcePort(p) => add(Key::SourcePort, p.not, ports(&[p.value])),
-            Match::DestinationPorts(list) => add(Key::DestinationPort, list.not, ports(&list.value)),
+            Match::DestinationPort(p) => add(Key::DestinationPort, p.not, ports(p.value)),
+            Match::SourcePort(p) => add(Key::SourcePort, p.not, ports(p.value)),
+            Match::DestinationPorts(list) => {
+                add(Key::DestinationPort, list.not, list.value.iter().map(|range| span(*range)).collect())
+            }
             Match::Uid(id) => add(Key::Uid, id.not, ids(id.value)),
             Match::Gid(id) => add(Key::Gid, id.not, ids(id.value)),
             Match::CtState(CtState::Invalid) => add(Key::CtState, false, Spans::one(INVALID)),
@@ -202,8 +178,12 @@ pub fn conditions(rule: &rule::Rule, family: Family) -> Vec<Condition> {
     all
 }
 
-fn ports(list: &[PortRange]) -> Spans {
-    list.iter().map(|range| Span { first: range.first.into(), last: range.last.into() }).collect()
+fn span(ports: PortRange) -> Span {
+    Span { first: ports.first.into(), last: ports.last.into() }
+}
+
+fn ports(range: PortRange) -> Spans {
+    Spans::of(range.first, range.last)
 }
 
 fn ids(range: IdRange) -> Spans {
@@ -308,7 +288,7 @@ mod tests {
         fn the_order_of_each_familys_rules_is_preserved(
             a in prop::collection::vec(0..6u16, 0..12), b in prop::collection::vec(0..6u16, 0..12),
         ) {
-            let zipped = zip(&rules(&a), Family::Ip, &rules(&b), Family::Ip6);
+            let zipped = zip(rules(&a), Family::Ip, rules(&b), Family::Ip6);
             prop_assert_eq!(seen(&zipped, Family::Ip), rules(&a));
             prop_assert_eq!(seen(&zipped, Family::Ip6), rules(&b));
         }
@@ -320,7 +300,7 @@ mod tests {
             |own: u16| rules(&[&[1, 2][..], &(0..5000).map(|i| 10 + own + 2 * i).collect::<Vec<_>>(), &[3]].concat());
         let (a, b) = (list(0), list(1));
         let started = std::time::Instant::now();
-        let zipped = zip(&a, Family::Ip, &b, Family::Ip6);
+        let zipped = zip(a.clone(), Family::Ip, b.clone(), Family::Ip6);
         assert!(started.elapsed() < std::time::Duration::from_secs(60), "{:?}", started.elapsed());
         assert_eq!((seen(&zipped, Family::Ip), seen(&zipped, Family::Ip6)), (a, b));
         assert_eq!(zipped.len(), 2 + 5000 + 5000 + 1);

@@ -155,8 +155,8 @@ fn read_action(expressions: &[Expression<'_>], family: Option<Family>) -> Option
         [Expression::Verdict(NftVerdict::Accept)] => NativeAction::Accept,
         [Expression::Verdict(NftVerdict::Return)] => NativeAction::Return,
         [Expression::Verdict(NftVerdict::Drop)] => NativeAction::Drop,
-        [Expression::Verdict(NftVerdict::Jump(chain))] => NativeAction::Jump((*chain).to_owned()),
-        [Expression::Verdict(NftVerdict::Goto(chain))] => NativeAction::Goto((*chain).to_owned()),
+        [Expression::Verdict(NftVerdict::Jump(chain))] => NativeAction::Jump((*chain).to_owned().into()),
+        [Expression::Verdict(NftVerdict::Goto(chain))] => NativeAction::Goto((*chain).to_owned().into()),
         [Expression::Constant(port), Expression::Redirect] => NativeAction::Redirect(u16::from_be_bytes(short(port)?)),
         [Expression::Constant(zone), Expression::SetCt(Ct::Zone)] => {
             NativeAction::Zone(u16::from_ne_bytes(short(zone)?))

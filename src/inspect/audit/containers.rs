@@ -64,7 +64,7 @@ fn counter(live: &LiveRuleset, scope: ContainerScope) -> Option<Counter> {
         packets: sum.packets.saturating_add(one.packets),
         bytes: sum.bytes.saturating_add(one.bytes),
     };
-    Some(chains.get(target.as_str())?.counters.iter().fold(Counter::default(), add))
+    Some(chains.get(target.as_ref())?.counters.iter().fold(Counter::default(), add))
 }
 
 fn foreign(elements: &[ContainerElement], policy: Option<&Policy>) -> Vec<Bypass> {

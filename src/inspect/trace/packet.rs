@@ -4,7 +4,7 @@ use crate::cni::{Code, Error};
 use crate::firewall::native::rule as native;
 use crate::firewall::native::rule::{Condition, InCgroup, Key};
 use crate::firewall::native::set::Spans;
-use crate::firewall::rule::{CtState, Family, Is, Match, Rule};
+use crate::firewall::rule::{CtState, Family, Is, Match, Name, Rule};
 use crate::pod::Pod;
 use crate::policy::{ContainerScope, IdRange, PortRange, Protocol};
 use ipnet::IpNet;
@@ -294,7 +294,7 @@ pub(super) fn matches_iptables(packet: &Packet, rule: &Rule) -> bool {
 }
 
 /// Compares an interface name with a pattern, in which `+` at the end matches any suffix.
-fn interface(pattern: Option<&Is<String>>, name: Option<&str>) -> bool {
+fn interface(pattern: Option<&Is<Name>>, name: Option<&str>) -> bool {
     pattern.is_none_or(|Is { not, value }| {
         let name = name.unwrap_or_default();
         let same = match value.strip_suffix('+') {

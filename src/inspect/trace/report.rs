@@ -330,8 +330,8 @@ impl Packet {
             NativeAction::Accept => ("accepts".to_owned(), RuleEffect::End(End::Continue)),
             NativeAction::Return => ("returns".to_owned(), RuleEffect::Return),
             NativeAction::Drop => ("drops".to_owned(), RuleEffect::End(End::Dropped)),
-            NativeAction::Jump(chain) => (format!("jumps to {chain}"), RuleEffect::Jump(chain)),
-            NativeAction::Goto(chain) => (format!("goes to {chain}"), RuleEffect::Goto(chain)),
+            NativeAction::Jump(chain) => (format!("jumps to {chain}"), RuleEffect::Jump(chain.into_owned())),
+            NativeAction::Goto(chain) => (format!("goes to {chain}"), RuleEffect::Goto(chain.into_owned())),
             NativeAction::Redirect(port) => {
                 (format!("redirects to port {port}"), RuleEffect::End(End::Redirected(port)))
             }

@@ -79,7 +79,7 @@ impl Rulebook {
         let mut book = Self::default();
         for ((family, table), rules) in &ruleset.tables {
             let hooks = rules.hooks.iter().map(|(hook, rules)| (hook.chain(), rules));
-            for (name, rules) in hooks.chain(rules.chains.iter().map(|(name, rules)| (name.as_str(), rules))) {
+            for (name, rules) in hooks.chain(rules.chains.iter().map(|(name, rules)| (name.as_ref(), rules))) {
                 book.add(TableListing::Iptables(*table, *family), name, rules.iter().map(line).collect());
             }
         }

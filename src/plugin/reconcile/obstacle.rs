@@ -18,7 +18,7 @@ pub(super) enum Obstacle {
 }
 
 impl Obstacle {
-    pub(super) fn new(error: NfError, transaction: Option<&Transaction>) -> Self {
+    pub(super) fn new(error: NfError, transaction: Option<&Transaction<'_>>) -> Self {
         match error {
             NfError::Changed => Self::Changed,
             NfError::Socket(_) => Self::Socket(refused(&error, transaction)),
@@ -36,7 +36,7 @@ impl From<Error> for Obstacle {
 /// Returns whether the kernel does not support the iptables format: it has no nft_compat, lacks an extension, or the
 /// pod has a user namespace of its own (`owner_check` of net/netfilter/xt_owner.c: EINVAL). A refused transaction
 /// changes nothing, so trying it is the cheapest probe.
-pub(super) fn is_unsupported(error: &NfError, transaction: &Transaction) -> bool {
+pub(super) fn is_unsupported(error: &NfError, transaction: &Transaction<'_>) -> bool {
     let errnos = [Errno::EINVAL, Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT];
     let NfError::Refused { errno, index } = error else { return false };
     // The rules for excluded containers are the same in both formats.
@@ -44,7 +44,7 @@ pub(super) fn is_unsupported(error: &NfError, transaction: &Transaction) -> bool
 }
 
 /// Returns the error of a transaction, with the rule that the kernel refused and what the kernel must support.
-pub(super) fn refused(error: &NfError, transaction: Option<&Transaction>) -> Error {
+pub(super) fn refused(error: &NfError, transaction: Option<&Transaction<'_>>) -> Error {
     if matches!(error, NfError::TooMany(_) | NfError::TooManyDeletions { .. }) {
         return firewall::failed("change", *error);
     }
