@@ -41,9 +41,10 @@ probe="$(target_directory)/debug/examples/probe" measure="$(target_directory)/de
 
 write_facts
 start_api
+start_tls_api
 start_agent
 calls=0
-for attachment in 'agent iptables' 'agent nftables' 'files iptables'; do
+for attachment in 'agent iptables' 'agent nftables' 'files iptables' 'tls iptables'; do
     say "tracing the calls: facts from ${attachment% *}, dialect ${attachment#* }"
     # shellcheck disable=SC2086 # source and dialect
     configure calls $attachment '.kubernetes.timeout_seconds = 300'
