@@ -38,7 +38,7 @@ fn usual_tolerance(name: &str) -> u64 {
         Some("instructions") => 3,
         Some("calls") => 2,
         // They depend on the kernel too: how many pages it maps at once.
-        Some("faults") => 15,
+        Some("faults") => 25,
         _ => 1,
     }
 }
