@@ -105,7 +105,8 @@ pub(crate) fn any() -> impl Strategy<Value = Packet> {
         uid: if origin.0 == Hook::Output { origin.2 } else { u32::MAX },
         gid: if origin.0 == Hook::Output { origin.3 } else { u32::MAX },
         state: tracked.0,
-        mark: tracked.1,
+        // Only over lo, an incoming packet can have a mark: marks do not leave a network namespace.
+        mark: if origin.0 == Hook::Prerouting && origin.1 != "lo" { 0 } else { tracked.1 },
         connection_mark: tracked.2,
         has_listener: tracked.3,
     })

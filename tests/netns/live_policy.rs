@@ -11,6 +11,7 @@ use crate::expectations::*;
 use crate::istio::Dns;
 use crate::pod::{self, APP_PROCESS, PROXY};
 use crate::support::cgroup::Cgroup;
+use crate::support::new_netns::tool_in;
 use crate::world::*;
 use detour_cni::cluster;
 use detour_cni::cni::{CniCommand, Error, NetConf};
@@ -106,6 +107,28 @@ fn long_connections(world: &World) -> Vec<Traffic> {
         ]
     };
     world.families().iter().flat_map(of_family).collect()
+}
+
+/// The old tables mark a packet, the change takes effect, and the same packet passes the new tables. In the tables of
+/// iptables, a change replaces rules, and a packet passes each chain once.
+#[test]
+fn a_connection_survives_a_switch_between_two_tables_under_tproxy() {
+    let world = World::new(Families::Both);
+    let mut all = annotations(true);
+    all.push(("sidecar.istio.io/interceptionMode", "TPROXY".to_owned()));
+    let all: Vec<(&str, &str)> = all.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    let proxy = Process { uid: 0, gid: 1337 };
+    let facts = world.manifests(&[pod::NAMESPACE, &pod::manifest(false, proxy, &all)]);
+    world.add(&Dialect::Nftables.of(exclude_1337(&facts)));
+    let connections = long_connections(&world);
+    let old = "add table inet old
+        add chain inet old prerouting { type filter hook prerouting priority -151; }
+        add rule inet old prerouting iifname != lo meta l4proto tcp ct state established meta mark set 1337";
+    tool_in(&world.netns(), "nft", &["-f", "-"], old);
+    connections.iter().for_each(|connection| connection.wait_for(3));
+    for connection in connections {
+        connection.stop();
+    }
 }
 
 in_both_dialects! {

@@ -1,7 +1,7 @@
 //! Translates iptables rules to native ones. Chains keep their names; a native chain covers both families, and lists
 //! become sets.
 //!
-//! Three rules are translated by effect, not literally:
+//! Four rules are translated by effect, not literally:
 //!
 //! * Excluded traffic is not accepted; instead, a NAT to its own destination (chain `DETOUR_DIRECT`) fixes it. An
 //!   `accept` ends one base chain only, whereas a connection with NAT is final for every table (`nf_nat_inet_fn`), so
@@ -9,6 +9,8 @@
 //! * For the same reason, a query over lo that must be in no zone is put into zone 0, the default zone: the first
 //!   zone that is set is final (`nft_ct_set_zone_eval`, `xt_ct_target`).
 //! * Without a listener, TPROXY of xtables drops the packet, whereas native evaluation continues: a `drop` follows.
+//! * A mark is saved only on lo, where the proxy's marked packets arrive. A change replaces the tables, and a packet can
+//!   pass the old chains before it and the new ones after it. The old ones mark packets of any connection.
 //!
 //! Rules with the same action that differ in one list are merged into one rule with a set, so that the number of rules
 //! does not grow with the lists. Merging changes the outcome for no packet.
@@ -128,7 +130,11 @@ fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> impl 
         other => NativeAction::from(other),
     };
     let family_of_addresses = has_address(rule).then_some(family);
-    let first = NativeRule { family: family_of_addresses, conditions: conditions(rule, family), cgroup: None, action };
+    let mut conditions = conditions(rule, family);
+    if action == NativeAction::SaveMark {
+        conditions.insert(0, Condition { key: Key::InInterface, not: false, values: interface("lo") });
+    }
+    let first = NativeRule { family: family_of_addresses, conditions, cgroup: None, action };
     let drop = matches!(rule.target, Target::Tproxy { .. })
         .then(|| NativeRule { action: NativeAction::Drop, ..first.clone() });
     std::iter::once(first).chain(drop)
