@@ -51,7 +51,7 @@ if [[ $# -eq 0 && $FAULTS == all ]]; then
     say "writing docs/faults.md"
     marker='<!-- hack/faults.sh writes everything below this line. -->'
     {
-        sed "/^$marker\$/q" docs/faults.md
+        sed "\\|^$marker\$|q" docs/faults.md
         echo
         printf '%s, %s kills for each command, mode and rule format, %s cycles, Linux %s.\n' \
             "$("$DETOUR_PROGRAM" version | head -n 1)" "$KILLS" "$CYCLES" "$(uname -r)"
