@@ -31,7 +31,7 @@ trap clean_up EXIT
 work=$(mktemp -d)
 
 say "building the plugin (the first time: several minutes)"
-# The present order does not matter; but without it, an interrupted build would look like a current one.
+# Without it, cargo does not run the linker again, and there is no map.
 touch src/main.rs
 cargo rustc --locked --release --target "$target" --bin detour -- "-Clink-arg=-Map=$work/map" </dev/null
 detour=$(target_directory)/$target/release/detour
