@@ -4,6 +4,7 @@ use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::Error;
+use detour_cni::firewall::RuleFormat;
 use detour_cni::inspect::{Destination, ExcludedSenders, Rulebook, Sender, SenderArgument, Trace, explain};
 use detour_cni::pod::Pod;
 use detour_cni::sub_plugins::own_addresses;
@@ -105,7 +106,8 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
             let from = resolve(Some(&subject.facts.pod))?;
             let policy = explain(&subject)?.policy;
             let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
-            let (book, senders) = (Rulebook::of_policy(&policy), ExcludedSenders::planned(&policy));
+            let format = RuleFormat::requested(subject.conf.dialect).unwrap_or_default();
+            let (book, senders) = (Rulebook::of_policy(&policy, format), ExcludedSenders::planned(&policy));
             let configuration = Some(subject.origin.clone());
             Trace { configuration, ..senders.trace(&book, (from, container), to, &own, interface) }
         }

@@ -95,7 +95,7 @@ fn a_block_that_excludes_nothing_does_not_change_the_rules() {
         assert_eq!(rules(json!([{"type": "container-exclude", "containers": "job-*"}]), format), without, "{format}");
     }
     let by_name = json!([{"type": "container-exclude", "containers": "web"}]);
-    assert!(rules(by_name.clone(), "nft").0.contains("table inet detour-containers {"));
+    assert!(rules(by_name.clone(), "nft").0.contains("table inet detour-exclusions {"));
     let (iptables, hint) = rules(by_name, "iptables");
     assert_eq!(iptables, rules(json!([]), "iptables").0);
     let wanted = "detour: pod shop/web-0: iptables can't show the rules for excluded containers: they are native \
@@ -327,7 +327,7 @@ fn the_trace_of_an_excluded_container_shows_when_its_bypass_ends_and_where_the_p
         let report = trace(&pod, "container=vault-agent-init", to, &["-o", "json"]).json();
         assert_eq!(
             (&report["arrives_at"], &report["decided_by"]["table"]),
-            (&"direct".into(), &"detour-containers".into())
+            (&"direct".into(), &"detour-exclusions".into())
         );
         let expected = json!({
             "name": "vault-agent-init", "excluded": true, "bypasses": "all", "until": "proxy-ready",

@@ -30,7 +30,7 @@ pub(crate) struct Kernel {
 
 /// One shell runs all tools, because starting processes takes most of the time.
 const LOOK: &str = "echo '#ip'; iptables-save; echo '#ip6'; ip6tables-save; echo '#chains'; nft list tables; \
-    nft list chains; nft --stateless list table inet detour-containers 2>/dev/null; echo '#rest'; ip addr show lo; \
+    nft list chains; nft --stateless list table inet detour-exclusions 2>/dev/null; echo '#rest'; ip addr show lo; \
     ip rule; ip -6 rule; ip route show table all dev lo; ip -6 route show table all dev lo";
 
 impl Kernel {
