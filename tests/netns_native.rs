@@ -97,6 +97,41 @@ fn any_policy_can_replace_any_other_and_removal_leaves_nothing() {
     });
 }
 
+/// A packet passes either the old or the new rules: base chains are neither detached nor attached by a change.
+#[test]
+fn a_change_fills_the_same_base_chains_again() {
+    in_new_netns(|| {
+        let exclusion = |port| Exclusion {
+            owner: TrafficOwner::Any,
+            destination: None,
+            protocol: None,
+            ports: vec![PortRange::one(port)],
+        };
+        let policy = |port: u16, scopes: &[ContainerScope]| {
+            let ports = Ports::List(vec![PortRange::one(port)]);
+            let redirect = Redirect { dns: DnsCapture::All, outbound_ports_exclude: ports, ..Redirect::default() };
+            let policy = Policy { exclusions: [exclusion(port)].into(), ..on(redirect) };
+            Ruleset::of(&policies::excluding_containers(scopes, policy), &Family::ALL)
+        };
+        commit(&policy(443, &[All]));
+        change(&[], &[ContainerElement::new(All, 7, "vault", ID)]);
+        for next in [policy(444, &[All]), policy(444, &[All, Dns]), policy(53, &[All]), policy(53, &[All])] {
+            let live = live();
+            let plan = plan(&live, &next);
+            let changes: Vec<String> = (0..plan.len()).filter_map(|index| plan.describe(index)).collect();
+            let detaches = |change: &&String| {
+                change.contains("table inet") || change.contains("create chain") && change.ends_with("OUTPUT")
+                    && !change.ends_with("DETOUR_OUTPUT")
+                    && !change.ends_with("ISTIO_OUTPUT")
+            };
+            assert_eq!(changes.iter().find(detaches), None, "{changes:#?}");
+            commit(&next);
+            assert_eq!(found(&self::live()), translate(&next));
+            assert_eq!(elements().len(), 1);
+        }
+    });
+}
+
 /// Istio's native rules capture IPv6 in such a pod by mistake.
 #[test]
 fn rules_for_ipv4_only_do_not_match_ipv6() {

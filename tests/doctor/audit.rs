@@ -162,9 +162,17 @@ fn configurations_of_all_releases_are_sources() {
         let (_, owned) = own.iter().find(|(path, _)| path.ends_with(".conf")).expect("its configuration");
         record["files"][file] = owned.clone();
         scene.write("var/lib/cni/detour/install.json", &record.to_string());
-        scene.netns.run("iptables -t nat -N DETOUR_OUTPUT");
-        scene.netns.run("iptables -t nat -A DETOUR_OUTPUT ! -o lo -m owner --uid-owner 1337 -j ACCEPT");
-        scene.netns.run("iptables -t nat -I OUTPUT -j DETOUR_OUTPUT");
+        for command in [
+            "table inet detour-exclusions",
+            "chain inet detour-exclusions NAT_OUTPUT { type nat hook output priority -102; }",
+            "chain inet detour-exclusions DETOUR_OUTPUT",
+            "chain inet detour-exclusions DETOUR_DIRECT",
+            "rule inet detour-exclusions DETOUR_DIRECT meta nfproto ipv4 counter dnat ip to ip daddr",
+            "rule inet detour-exclusions DETOUR_OUTPUT meta skuid 1337 counter goto DETOUR_DIRECT",
+            "rule inet detour-exclusions NAT_OUTPUT counter goto DETOUR_OUTPUT",
+        ] {
+            scene.netns.run(&format!("nft add {command}"));
+        }
         scene.netns.connect(1337, "192.0.2.1:80");
         let report = audit(scene, &[]);
         let source = "network excludedns, default chain[0] of type excludedns";

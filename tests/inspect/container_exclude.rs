@@ -98,8 +98,8 @@ fn a_block_that_excludes_nothing_does_not_change_the_rules() {
     assert!(rules(by_name.clone(), "nft").0.contains("table inet detour-exclusions {"));
     let (iptables, hint) = rules(by_name, "iptables");
     assert_eq!(iptables, rules(json!([]), "iptables").0);
-    let wanted = "detour: pod shop/web-0: iptables can't show the rules for excluded containers: they are native \
-                  nftables rules; use --rules nft\n";
+    let wanted = "detour: pod shop/web-0: iptables shows only the redirection: exclusions are native nftables rules; \
+                  use --rules nft\n";
     assert_eq!(hint, wanted);
 }
 
