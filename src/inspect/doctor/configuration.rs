@@ -1,9 +1,10 @@
 //! Checks of the configuration with which runtimes or Multus call the plugin, and of the node configuration.
 
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
-use crate::cni::{Error, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, configuration};
+use crate::cni::{Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES};
 use crate::host_path::HostPath;
-use crate::plugin::{node, validate};
+use crate::inspect::validate::is_program;
+use crate::plugin::{TargetNode, node, validate};
 use crate::trusted_file::read_nofollow;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -112,7 +113,7 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
         let path = &file.path;
         for text in file.configurations(target.installation.listed_types.get(path)) {
             let effective = effective(target, path.as_path(), &text);
-            match effective.and_then(|conf| accepted(&conf).map(|()| conf)) {
+            match effective.and_then(|conf| accepted(target, &conf).map(|()| conf)) {
                 Ok(conf) => valid.push(Configured { path: path.clone(), text: file.text.clone(), conf }),
                 Err(error) => wrong.push(error.to_string()),
             }
@@ -136,9 +137,16 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
     valid
 }
 
-/// Checks what an ADD would refuse. The log file is no reason for a refusal; executables have their own check.
-fn accepted(conf: &NetConf) -> Result<(), Error> {
-    validate(&NetConf { log_file: None, ..conf.clone() }, &|_| Some(true)).map(drop)
+/// Checks what an ADD would refuse. The log file is no reason for a refusal.
+fn accepted(target: &CheckTarget, conf: &NetConf) -> Result<(), Error> {
+    let groups = target.reach_named(GROUP_FILE.as_ref()).ok().filter(|path| path.is_file());
+    let is_installed = |conf: &NetConf, kind: &str| {
+        let own = conf.kubernetes.cni_bin_dir.as_ref().map(|directory| target.reach_named(directory));
+        let directories = target.bin_dirs.iter().map(|directory| target.reach(directory)).chain(own);
+        is_program(directories.map(Result::unwrap_or_default), kind)
+    };
+    let node = TargetNode { is_installed: &is_installed, group_file: groups.as_deref(), may_name_source: false };
+    validate(&NetConf { log_file: None, ..conf.clone() }, node).map(drop)
 }
 
 fn described(configured: &Configured) -> String {
@@ -290,14 +298,8 @@ fn read_node_configuration(target: &CheckTarget) -> Result<Option<(NodeConf, Vec
 /// Returns the effective configuration of an attachment on this node.
 ///
 /// # Errors
-/// As [`configuration`].
+/// As [`node::effective`].
 pub(super) fn effective(target: &CheckTarget, place: &Path, text: &str) -> Result<NetConf, Error> {
-    let govern = || {
-        let (node, _) = read_node_configuration(target).ok()??;
-        let value = serde_json::from_str(text).ok()?;
-        // The node configuration does not apply to the runtime's configuration of a primary plugin.
-        let (value, _) = node.govern_all(&value, &|kind| OWN_TYPES.contains(&kind)).ok()??;
-        Some(value.to_string())
-    };
-    configuration(place, govern().as_deref().unwrap_or(text).as_bytes())
+    let node = read_node_configuration(target).ok().flatten().map(|(node, _)| node);
+    node::effective(node.as_ref(), place, text)
 }
