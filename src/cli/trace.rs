@@ -68,7 +68,7 @@ pub(super) struct TraceArguments {
     #[arg(long, value_name = "NAME", default_value = "eth0")]
     interface: String,
     #[command(flatten)]
-    output: OutputArguments,
+    pub(super) output: OutputArguments,
 }
 
 pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandError> {

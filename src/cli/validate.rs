@@ -38,7 +38,7 @@ pub(super) struct ValidateArguments {
     #[arg(long = "bin-dir", value_name = "DIR")]
     bin_dirs: Vec<PathBuf>,
     #[command(flatten)]
-    output: OutputArguments,
+    pub(super) output: OutputArguments,
 }
 
 pub(super) fn run(arguments: &ValidateArguments) -> Result<CommandOutput, CommandError> {

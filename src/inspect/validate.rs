@@ -85,13 +85,13 @@ pub fn validate_text(
         Err(json) => {
             let documents = documents(text)
                 .map_err(|yaml| failed(format!("expected JSON or YAML: invalid JSON: {json}; invalid YAML: {yaml}")))?;
-            match documents.iter().all(|document| document.is_null() || manifest_kind(document).is_some()) {
-                true => {
-                    let found = documents.iter().filter(|document| !document.is_null());
-                    let found: Result<Vec<_>, _> = found.map(|document| configurations_in(document, text)).collect();
-                    found.map_err(failed)?.concat()
-                }
-                false => vec![(String::new(), ConfKind::Configuration, text.to_owned())],
+            let is_ours = |document: &Value| document.is_object() && manifest_kind(document).is_none();
+            if documents.iter().any(is_ours) {
+                vec![(String::new(), ConfKind::Configuration, text.to_owned())]
+            } else {
+                let found: Result<Vec<_>, _> =
+                    documents.iter().map(|document| configurations_in(document, text)).collect();
+                found.map_err(failed)?.concat()
             }
         }
     };
