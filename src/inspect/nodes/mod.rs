@@ -20,8 +20,7 @@ const MAX_ITEMS: usize = 2000;
 /// Parses an agent's report.
 fn parse<T: DeserializeOwned>(stdout: &[u8], stderr: &[u8]) -> Result<T, String> {
     serde_json::from_slice(stdout).map_err(|error| {
-        // An error is on both.
-        let text = String::from_utf8_lossy(if stderr.is_empty() { stdout } else { stderr });
+        let text = [stderr, stdout].map(String::from_utf8_lossy).concat();
         let shown = crate::printable::cut(text.trim(), MAX_SHOWN).into_owned();
         format!("expected a report, got {shown:?} ({error})")
     })
