@@ -17,10 +17,10 @@ Examples:
   helm template detour manifests/chart | detour validate -
         check the chart's ConfigMap and the NetworkAttachmentDefinitions
 
-The plugin reads only JSON; manifests can also be YAML. The command changes nothing, and needs neither
-root nor a cluster. If this machine is a node, its node configuration applies. Group names are not
-resolved. Executables are searched in --bin-dir and in kubernetes.cni_bin_dir of the configuration,
-if these directories exist.
+The plugin reads only JSON; manifests can also be YAML. The command changes nothing, and needs
+neither root nor a cluster. On a node, its node configuration applies. The command does not resolve
+group names. It searches executables in --bin-dir and in kubernetes.cni_bin_dir of the
+configuration, if these directories exist.
 
 Exit codes: 0 valid, 1 the plugin would refuse the file, 2 invalid arguments or input.";
 
