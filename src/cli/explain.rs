@@ -61,7 +61,7 @@ pub(super) struct ExplainArguments {
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
     #[command(flatten)]
-    output: OutputArguments,
+    pub(super) output: OutputArguments,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -69,7 +69,7 @@ pub(super) struct TraceArguments {
     #[arg(long, value_name = "NAME")]
     interface: Option<String>,
     #[command(flatten)]
-    output: OutputArguments,
+    pub(super) output: OutputArguments,
 }
 
 pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandError> {

@@ -156,7 +156,9 @@ fn validate_checks_blocks_without_a_pod() {
     ] {
         let mut block = block;
         block["type"] = "container-exclude".into();
-        let conf = json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "chain": [block]});
+        let kubernetes = json!({"kubeconfig": "/k"});
+        let conf =
+            json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "kubernetes": kubernetes, "chain": [block]});
         let run = detour(&["validate", "-"], &conf.to_string(), &[]);
         assert!(run.code == code && run.stdout.contains(wanted), "{run:?}");
     }
