@@ -82,7 +82,7 @@ pub(crate) fn run_as_plugin_of_kubectl(program: &str) -> Option<ExitCode> {
     });
     Some(match result {
         Ok((cli, matches)) => print_result(cli.run(host, &matches)),
-        Err(error) => print_usage(&error),
+        Err(error) => print_usage(error),
     })
 }
 
