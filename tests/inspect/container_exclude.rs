@@ -126,7 +126,7 @@ fn the_annotation_without_the_sub_plugin_is_a_note() {
     let mut pod = one_uid();
     annotate(&mut pod, ANNOTATION, "vault-agent-init");
     let report = report(&pod, &json!([]));
-    assert!(notes(&report).contains("ignored: the sub-plugin chain has no block container-exclude"), "{report}");
+    assert!(notes(&report).contains("ignored: the sub-plugin chain has no container-exclude"), "{report}");
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn a_bypass_that_ends_before_its_container_starts_is_a_warning() {
         first["what"].as_str().expect("text").starts_with("container vault-agent-init is excluded until"),
         "{first}"
     );
-    assert_eq!(first["next"], "set \"until\": \"container-exit\" in the block that excludes vault-agent-init");
+    assert_eq!(first["next"], "set \"until\": \"container-exit\" in the sub-plugin that excludes vault-agent-init");
 }
 
 #[test]
