@@ -61,7 +61,8 @@ pub(crate) fn notes(values: &Value) -> String {
         fs::write(copy.join("templates/notes.yaml"), format!("{notes}\n{object}")).expect("writable");
         copy
     });
-    let text = template(&COPY, &values.to_string(), &["--kube-version", "1.33.0"]).unwrap_or_else(|error| panic!("{values}: {error}"));
+    let text = template(&COPY, &values.to_string(), &["--kube-version", "1.33.0"])
+        .unwrap_or_else(|error| panic!("{values}: {error}"));
     of_kind(&parsed(&text), "Notes")["text"].as_str().expect("text").to_owned()
 }
 
