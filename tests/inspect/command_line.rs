@@ -1,7 +1,6 @@
 //! Arguments, exit codes, error messages and output formats.
 
 use crate::run::{detour, file};
-use serde_json::json;
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
@@ -166,7 +165,7 @@ fn kubeconfig_of_the_environment_overrides_that_of_the_home_directory() {
 /// The plugin retries for ten seconds. A user sees the cause at once.
 #[test]
 fn an_unreachable_api_server_is_reported_at_once() {
-    let kubeconfig = json!({
+    let kubeconfig = serde_json::json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "a",
         "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}],
         "users": [{"name": "a", "user": {"token": "t"}}],

@@ -216,7 +216,7 @@ fn a_bypass_that_ends_before_its_container_starts_is_a_warning() {
         first["what"].as_str().expect("text").starts_with("container vault-agent-init is excluded until"),
         "{first}"
     );
-    assert_eq!(first["next"], "set \"until\": \"container-exit\" in the sub-plugin that excludes vault-agent-init");
+    assert_eq!(first["next"], "set \"until\": \"container-exit\" in the block that excludes vault-agent-init");
 }
 
 #[test]

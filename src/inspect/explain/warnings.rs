@@ -154,7 +154,7 @@ fn ended_before_start(containers: &[ContainerTraffic<'_>], policy: &Policy) -> V
              has usually ended before it starts",
             container.name()
         ),
-        next: format!("set \"until\": \"container-exit\" in the sub-plugin that excludes {}", container.name()),
+        next: format!("set \"until\": \"container-exit\" in the block that excludes {}", container.name()),
     };
     containers.iter().filter(late).map(warning).collect()
 }
