@@ -79,7 +79,7 @@ pub(super) struct DoctorArguments {
     #[command(flatten)]
     node_target: TargetArguments,
     #[command(flatten)]
-    output: OutputArguments,
+    pub(super) output: OutputArguments,
 }
 
 /// The node to examine: its files, its name and its cluster.

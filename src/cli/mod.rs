@@ -91,20 +91,19 @@ pub(crate) fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return print_usage(error),
     };
-    let result = match cli.command {
-        Command::Explain(arguments) => explain::run(arguments),
-        Command::Trace(arguments) => trace::run(arguments),
-        Command::Rules(arguments) => rules::run(&arguments),
-        Command::Doctor(arguments) => doctor::run(&arguments),
-        Command::Audit(arguments) => audit::run(&arguments),
-        Command::Install(install) => return install.run(),
-        Command::Agent(agent) => return agent.run(),
-        Command::Uninstall(uninstall) => return uninstall.run(),
-        Command::Validate(arguments) => validate::run(&arguments),
-        Command::Version(arguments) => run_version(&arguments),
-        Command::Completion(arguments) => run_completion(&arguments),
-    };
-    print_result(result)
+    match cli.command {
+        Command::Explain(arguments) => print_report(arguments.output, explain::run(arguments)),
+        Command::Trace(arguments) => print_report(arguments.output, trace::run(arguments)),
+        Command::Rules(arguments) => print_report(arguments.output, rules::run(&arguments)),
+        Command::Doctor(arguments) => print_report(arguments.output, doctor::run(&arguments)),
+        Command::Audit(arguments) => print_report(arguments.output, audit::run(&arguments)),
+        Command::Install(install) => install.run(),
+        Command::Agent(agent) => agent.run(),
+        Command::Uninstall(uninstall) => uninstall.run(),
+        Command::Validate(arguments) => print_report(arguments.output, validate::run(&arguments)),
+        Command::Version(arguments) => print_report(arguments.output, run_version(&arguments)),
+        Command::Completion(arguments) => print_result(run_completion(&arguments)),
+    }
 }
 
 /// Prints clap's error, which can also be the help or the version.
@@ -140,6 +139,15 @@ fn usage_text(mut error: clap::Error) -> Text {
         error.insert(kind, value);
     }
     Text::lines(&error.render().to_string())
+}
+
+/// Prints the report of a command; in place of it, JSON and YAML have the error.
+fn print_report(output: OutputArguments, result: Result<CommandOutput, CommandError>) -> ExitCode {
+    if let Some(text) = result.as_ref().err().and_then(|error| output.render_error(error)) {
+        // The command has failed anyway.
+        print_output(&text, ExitCode::SUCCESS);
+    }
+    print_result(result)
 }
 
 /// Prints the output of a command or its error.

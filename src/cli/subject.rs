@@ -6,11 +6,13 @@ use super::live_configuration::live_subject;
 use super::output::CommandError;
 use super::print_error;
 use clap::Args;
-use detour_cni::cni::{Code, Error};
+use detour_cni::cni::{Code, DEFAULT_INTERFACE, Error};
 use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
 use detour_cni::netns::find::{FoundNetns, of_container, of_pod};
+use detour_cni::netns::{NetNs, outgoing_interface};
 use detour_cni::state::{ROOT, Store};
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -188,6 +190,21 @@ pub(super) struct NetnsRules {
     pub(super) netns: PathBuf,
     /// How the namespace was found; `None` if the arguments name it directly.
     pub(super) evidence: Option<String>,
+}
+
+impl NetnsRules {
+    /// Returns the interface through which the network namespace sends packets to `address`; the pod's default interface
+    /// without a route.
+    ///
+    /// # Errors
+    /// The namespace can't be entered, or the kernel refuses the request.
+    pub(super) fn interface_to(&self, address: IpAddr) -> Result<String, Error> {
+        let found = match NetNs::open(&self.netns)? {
+            Some(netns) => netns.enter_without_lock(|| outgoing_interface(address))?,
+            None => None,
+        };
+        Ok(found.unwrap_or_else(|| DEFAULT_INTERFACE.to_owned()))
+    }
 }
 
 impl NetnsArguments {

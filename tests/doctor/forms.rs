@@ -144,7 +144,10 @@ fn a_rule_that_lets_go_shows_in_real_packets() {
         found(&lines, "probe-excluded", "pass");
     });
     scene(Plan::new(), |scene| {
-        scene.netns.run("iptables -t nat -I OUTPUT -p udp --dport 53 -j REDIRECT --to-ports 5353");
+        // Before the exclusions, which precede the rules of iptables.
+        scene.netns.run("nft add table ip early");
+        scene.netns.run("nft add chain ip early out { type nat hook output priority -200; }");
+        scene.netns.run("nft add rule ip early out udp dport 53 redirect to :5353");
         found(&probed(scene), "probe-excluded-dns", "fail");
     });
 }

@@ -1,6 +1,7 @@
 //! Arguments, exit codes, error messages and output formats.
 
 use crate::run::{detour, file};
+use serde_json::{Value, json};
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
@@ -286,5 +287,33 @@ fn version_and_completion_are_printed() {
     for shell in ["bash", "zsh", "fish"] {
         let run = detour(&["completion", shell], "", &[]);
         assert!(run.code == 0 && run.stdout.contains("explain") && run.stdout.contains("netns"), "{run:?}");
+    }
+}
+
+/// Programs that read reports get the error, too.
+#[test]
+fn json_and_yaml_have_the_error_of_unreadable_input() {
+    let missing = "/no/such/file";
+    let commands: [&[&str]; 8] = [
+        &["validate", missing],
+        &["explain", "-f", missing],
+        &["explain", "-n", "shop", "web-0", "--kubeconfig", missing],
+        &["trace", "-f", missing, "--from", "uid=7", "--to", "10.0.0.1:53/udp"],
+        &["trace", "--netns", missing, "--from", "uid=7", "--to", "10.0.0.1:53/udp"],
+        &["rules", missing],
+        &["doctor", "--root", missing],
+        &["audit", "--root", missing],
+    ];
+    for arguments in commands {
+        let json = detour(&[arguments, &["-o", "json"]].concat(), "", &[]);
+        let report: Value = serde_json::from_str(&json.stdout).unwrap_or_else(|_| panic!("{arguments:?}: {json:?}"));
+        assert_eq!((json.code, &report["exit_code"]), (2, &json!(2)), "{arguments:?}: {json:?}");
+        let error = report["error"].as_str().unwrap_or_default();
+        assert!(error.contains(missing), "{report}");
+        assert_eq!(json.stderr.trim_end(), format!("detour: {error}"));
+        let yaml = detour(&[arguments, &["-o", "yaml"]].concat(), "", &[]);
+        assert!(yaml.code == 2 && yaml.stdout.contains("exit_code: 2"), "{yaml:?}");
+        let table = detour(arguments, "", &[]);
+        assert_eq!((table.code, table.stdout.as_str()), (2, ""), "{arguments:?}");
     }
 }

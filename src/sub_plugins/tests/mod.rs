@@ -350,7 +350,8 @@ fn every_sub_plugin_is_complete() {
         assert!(chain(json!([{ "type": name, "nonsense": 1 }])).error().starts_with("chain[0].nonsense: "), "{name}");
         let args = json!({ name: {"nonsense": 1} });
         let wanted = format!("args.cni.{name}.nonsense: ");
-        assert!(check(&chain_blocks, args.as_object().expect("an object")).expect_err(name).msg.starts_with(&wanted));
+        let error = check(&chain_blocks, args.as_object().expect("an object"), &|_| None, true).expect_err(name);
+        assert!(error.msg.starts_with(&wanted));
         assert!(chain(json!([{ "type": name }])).args(args.clone()).error().starts_with(&wanted), "{name}");
         let pinned = chain(json!([{ "type": name, "pod_overrides": false }])).args(args);
         assert!(pinned.notes()[0].ends_with("ignored: chain[0].pod_overrides is false"), "{name}");
