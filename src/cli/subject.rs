@@ -236,7 +236,9 @@ impl NetnsArguments {
         };
         let rules = LiveRules::read(&path, &self.store()).map_err(|error| match selector {
             NetnsSelector::Netns(name) if is_name(name) && !path.exists() => {
-                let hint = format!("`ip netns` lists names; to select a pod, use -n NAMESPACE {}", name.display());
+                let live = if command.starts_with("trace") { "--live " } else { "" };
+                let hint =
+                    format!("`ip netns` lists names; to select a pod, use {live}-n NAMESPACE {}", name.display());
                 CommandError::Input(Error { msg: format!("{}; {hint}", error.msg), ..error })
             }
             NetnsSelector::Netns(_) if !path.exists() => CommandError::Input(error),

@@ -168,7 +168,11 @@ fn drifted(request: &Request, found: &[String]) -> Error {
     if found.len() > MAX_LISTED {
         details += &format!("; and {} more", found.len() - MAX_LISTED);
     }
-    let msg = format!("the rules{} have drifted from the desired state ({} differences)", of_pod(request), found.len());
+    let count = match found.len() {
+        1 => "1 difference".to_owned(),
+        count => format!("{count} differences"),
+    };
+    let msg = format!("the rules{} have drifted from the desired state ({count})", of_pod(request));
     Error::new(Code::Drift, msg).with_details(details)
 }
 

@@ -242,7 +242,7 @@ fn drift_and_rules_of_other_programs_are_listed() {
         let pod = only_pod(&report);
         assert!(!pod.redirected && pod.drift.len() == 11, "{pod:#?}");
         assert_eq!(pod.reason, "not redirected: the rules for network istio-cni are missing");
-        assert!(pod.drift[10].ends_with(" more differences; see detour rules"), "{pod:#?}");
+        assert!(pod.drift[10].starts_with("and ") && pod.drift[10].ends_with(" more; see detour rules"), "{pod:#?}");
     });
 }
 

@@ -126,7 +126,7 @@ fn the_annotation_without_the_sub_plugin_is_a_note() {
     let mut pod = one_uid();
     annotate(&mut pod, ANNOTATION, "vault-agent-init");
     let report = report(&pod, &json!([]));
-    assert!(notes(&report).contains("ignored: the sub-plugin chain has no block container-exclude"), "{report}");
+    assert!(notes(&report).contains("ignored: the sub-plugin chain has no container-exclude"), "{report}");
 }
 
 #[test]

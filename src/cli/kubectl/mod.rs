@@ -90,7 +90,7 @@ pub(crate) fn run_as_plugin_of_kubectl(program: &str) -> Option<ExitCode> {
                 None => print_result(result),
             }
         }
-        Err(error) => print_usage(&error),
+        Err(error) => print_usage(error),
     })
 }
 

@@ -182,8 +182,7 @@ pub(super) fn desired_policy<'a>(
         let facts = |pod_ref: &PodRef, with_namespace| pod.facts(pod_ref, with_namespace);
         let desired = evaluate(call.request.args.pod.as_ref(), &with_result, pod.cluster().is_some().then_some(&facts));
         let desired = desired.map_err(|error| about(name, error))?;
-        let exclusions = desired.policy.exclusions.len() + desired.policy.containers.len();
-        tracing::info!(attachment = name, exclusions, "{}", desired.why);
+        tracing::info!(attachment = name, exclusions = desired.policy.exclusion_count(), "{}", desired.why);
         policies.push((name, desired.policy));
         ignored.extend(desired.ignored);
         inputs.push((Some(name.as_str()), conf, desired.with));

@@ -136,7 +136,7 @@ fn an_unused_annotation_is_reported_if_the_sub_plugin_is_not_in_the_chain() {
         assert!(scenario.containers().is_empty());
         let wanted = format!(
             "Warning: annotation \"detour.io/exclude-containers\" of {place}: ignored: the sub-plugin chain has no \
-             block container-exclude"
+             container-exclude"
         );
         assert_eq!(scenario.notes(), [wanted]);
     }

@@ -192,11 +192,11 @@ fn requests_without_a_block_are_reported() {
     assert_eq!(
         texts,
         [
-            (Severity::Warning, "args.cni.istio-redirect: ignored: the sub-plugin chain has no block istio-redirect"),
+            (Severity::Warning, "args.cni.istio-redirect: ignored: the sub-plugin chain has no istio-redirect"),
             (
                 Severity::Warning,
                 "annotation \"detour.io/exclude-dns\" of pod shop/cart-1, args.cni.dns-exclude: ignored: \
-                 the sub-plugin chain has no block dns-exclude"
+                 the sub-plugin chain has no dns-exclude"
             ),
         ]
     );
