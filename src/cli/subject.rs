@@ -8,7 +8,7 @@ use super::print_error;
 use clap::Args;
 use detour_cni::cni::{Code, Error};
 use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
-use detour_cni::netns::find::{FoundNetns, of_container, of_pod};
+use detour_cni::netns::find::{FoundNetns, of_container, of_pod, of_uid};
 use detour_cni::state::{ROOT, Store};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -213,7 +213,7 @@ impl NetnsArguments {
                     .read_found(of_container(&self.root, id)?.ok_or_else(|| not_found(&format!("container {id}")))?);
             }
             NetnsSelector::Uid(uid) => {
-                return self.read_found(of_pod(&self.root, uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?);
+                return self.read_found(of_uid(&self.root, uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?);
             }
             NetnsSelector::Pod(subject) => return self.read_found(self.find_pod(subject, command)?),
         };
@@ -248,7 +248,7 @@ impl NetnsArguments {
             let agent_namespace = subject.conf.kubernetes.agent_namespace.as_deref();
             node_hint(pod, agent_namespace, None, &format!("{command} --pod-uid {uid}"))
         };
-        let error = match of_pod(&self.root, uid) {
+        let error = match of_pod(&self.root, pod) {
             Ok(Some(found)) => return Ok(found),
             Ok(None) => not_found(&format!("pod {name} ({uid})")),
             Err(error) => error,
