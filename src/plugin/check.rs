@@ -11,6 +11,7 @@ use crate::netns::{self, NetNs};
 use crate::policy::Policy;
 use crate::state::{ROOT, Store};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How long a CHECK waits for another call in the same network namespace.
@@ -147,7 +148,10 @@ fn uncaptured_ip6(records: &ContainerRecords, policy: &Policy) -> Result<Option<
     }
     let mut addresses = netns::own_ip6_addresses()?;
     if let Some(redirect) = policy.redirect() {
-        let is_secondary = |name: &str| !redirect.capture_secondary_networks && name != DEFAULT_INTERFACE;
+        let default =
+            if redirect.capture_secondary_networks { BTreeSet::new() } else { netns::default_route_interfaces()? };
+        let is_secondary =
+            |name: &str| !redirect.capture_secondary_networks && name != DEFAULT_INTERFACE && !default.contains(name);
         addresses.retain(|(name, _)| !redirect.exclude_interfaces.contains(name) && !is_secondary(name));
     }
     let Some((interface, address)) = addresses.first() else { return Ok(None) };

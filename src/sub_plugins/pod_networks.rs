@@ -1,7 +1,7 @@
 //! Interfaces and addresses of a pod's networks according to its annotations.
 
 use crate::cni::{DEFAULT_INTERFACE, is_matchable_interface};
-use crate::networks::{interface_names, networks};
+use crate::networks::{Selection, interface_names, networks};
 use crate::pod::Pod;
 use crate::pod::well_known::NETWORK_STATUS;
 use serde::Deserialize;
@@ -17,11 +17,13 @@ pub fn own_addresses(pod: &Pod) -> Vec<IpAddr> {
 }
 
 /// Returns the interfaces of the pod's secondary networks: those of the networks that it selects, which Multus creates
-/// later, and those that Multus has reported. An annotation that is not valid adds no interfaces, because Multus rejects
-/// it too.
+/// later, and those that Multus has reported. A network to which the pod's default route moves is not secondary, nor one
+/// that is reported as the default. An annotation that is not valid adds no interfaces, because Multus rejects it too.
 pub(super) fn secondary_interfaces(pod: &Pod) -> Vec<String> {
+    let (default, others): (Vec<_>, Vec<_>) = network_status(pod).into_iter().partition(|entry| entry.default);
     let mut names: BTreeSet<String> = selected_interfaces(pod).into_iter().collect();
-    names.extend(network_status(pod).into_iter().filter(|entry| !entry.default).map(|entry| entry.interface));
+    names.extend(others.into_iter().map(|entry| entry.interface));
+    names.retain(|name| default.iter().all(|entry| entry.interface != *name));
     names.into_iter().filter(|name| name != DEFAULT_INTERFACE && name != "lo" && is_matchable_interface(name)).collect()
 }
 
@@ -41,14 +43,16 @@ fn network_status(pod: &Pod) -> Vec<StatusInterface> {
     serde_json::from_str(status).unwrap_or_default()
 }
 
-/// Returns the names of the selected networks' interfaces. An attachment without an interface, such as this plugin's,
-/// has a name too; no packet ever matches it.
+/// Returns the names of the selected networks' interfaces, without those that get the pod's default route. An attachment
+/// without an interface, such as this plugin's, has a name too; no packet ever matches it.
 fn selected_interfaces(pod: &Pod) -> Vec<String> {
     let selections = networks(pod).unwrap_or_default().elements;
     let all: Vec<_> = std::iter::once((String::new(), None))
         .chain(selections.iter().map(|selection| (selection.place.clone(), Some(selection))))
         .collect();
-    interface_names(DEFAULT_INTERFACE, &all).unwrap_or_default().split_off(1.min(all.len()))
+    let names = interface_names(DEFAULT_INTERFACE, &all).unwrap_or_default().into_iter().skip(1);
+    let gets_route = |selection: &Selection| selection.default_route.as_ref().is_some_and(|route| !route.is_empty());
+    names.zip(&selections).filter(|(_, selection)| !gets_route(selection)).map(|(name, _)| name).collect()
 }
 
 #[cfg(test)]
@@ -76,6 +80,16 @@ mod tests {
         assert!(secondary(&[(NETWORK_STATUS, "[{\"interface\":\"a/b\"}]")]).is_empty());
         assert!(secondary(&[(NETWORK_STATUS, "no JSON")]).is_empty());
         assert_eq!(secondary(&[(NETWORK_STATUS, r#"[{"interface":"net1:7"},{"interface":"net2"}]"#)]), ["net2"]);
+    }
+
+    #[test]
+    fn a_network_with_the_default_route_is_not_secondary() {
+        let selected = r#"[{"name": "a", "default-route": ["10.0.0.1"]}, {"name": "b", "default-route": []}]"#;
+        assert_eq!(secondary(&[("k8s.v1.cni.cncf.io/networks", selected)]), ["net2"]);
+        let status = r#"[{"interface": "eth0"}, {"interface": "ovn-udn1", "default": true}, {"interface": "net1"},
+            {"interface": "net2", "default": true}]"#;
+        let both = [("k8s.v1.cni.cncf.io/networks", "a,b,c"), (NETWORK_STATUS, status)];
+        assert_eq!(secondary(&both), ["net1", "net3"]);
     }
 
     /// Otherwise the pod's author could exclude `eth0` even if the node pins its policy.
