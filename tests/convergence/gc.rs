@@ -126,7 +126,9 @@ fn a_late_del_or_gc_of_an_earlier_pod_with_the_same_path_and_inode_changes_nothi
             let earlier = forged_earlier(&live);
             match late {
                 "GC" => gc("istio-cni", Some(&[(&live, REDIRECT)])).done(),
-                _ => earlier.call_with("DEL", "net1", &REDIRECT.configuration(), &live.netns().display().to_string()).done(),
+                _ => earlier
+                    .call_with("DEL", "net1", &REDIRECT.configuration(), &live.netns().display().to_string())
+                    .done(),
             }
             Kernel::of(&live).assert_is(&before, late);
             live.check(REDIRECT).done();
