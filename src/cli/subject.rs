@@ -246,7 +246,10 @@ impl NetnsArguments {
         let uid = pod.uid_on_node().ok_or_else(|| failed("can't find the pod on its node: metadata.uid is missing"))?;
         let hint = || {
             let agent_namespace = subject.conf.kubernetes.agent_namespace.as_deref();
-            node_hint(pod, agent_namespace, None, &format!("{command} --pod-uid {uid}"))
+            // The UID of a static pod is an annotation, which may have that of another pod.
+            let selector =
+                if pod.is_mirror() { format!("-n {} {}", pod.namespace, pod.name) } else { format!("--pod-uid {uid}") };
+            node_hint(pod, agent_namespace, None, &format!("{command} {selector}"))
         };
         let error = match of_pod(&self.root, pod) {
             Ok(Some(found)) => return Ok(found),

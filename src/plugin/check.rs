@@ -148,10 +148,14 @@ fn uncaptured_ip6(records: &ContainerRecords, policy: &Policy) -> Result<Option<
     }
     let mut addresses = netns::own_ip6_addresses()?;
     if let Some(redirect) = policy.redirect() {
-        let default =
+        let with_route =
             if redirect.capture_secondary_networks { BTreeSet::new() } else { netns::default_route_interfaces()? };
-        let is_secondary =
-            |name: &str| !redirect.capture_secondary_networks && name != DEFAULT_INTERFACE && !default.contains(name);
+        let is_default = |name: &str| {
+            name == DEFAULT_INTERFACE
+                || with_route.contains(name)
+                || redirect.default_interfaces.iter().any(|one| one == name)
+        };
+        let is_secondary = |name: &str| !redirect.capture_secondary_networks && !is_default(name);
         addresses.retain(|(name, _)| !redirect.exclude_interfaces.contains(name) && !is_secondary(name));
     }
     let Some((interface, address)) = addresses.first() else { return Ok(None) };

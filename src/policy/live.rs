@@ -97,6 +97,7 @@ impl Redirect {
             exclude_interfaces: desired.exclude_interfaces,
             capture_secondary_networks: desired.capture_secondary_networks,
             secondary_interfaces: desired.secondary_interfaces,
+            default_interfaces: desired.default_interfaces,
             ..self.clone()
         }
     }

@@ -157,6 +157,10 @@ pub struct Redirect {
     /// namespace, one of them that has a default route is captured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub secondary_interfaces: Vec<String>,
+    /// The interfaces that carry the pod's default route according to its annotations. They are captured although they
+    /// are not that of the cluster network.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub default_interfaces: Vec<String>,
     /// The DNS queries that are redirected to the proxy.
     pub dns: DnsCapture,
     /// Whether packets that connection tracking classifies as invalid are dropped.
@@ -192,6 +196,7 @@ impl Default for Redirect {
             exclude_interfaces: Vec::new(),
             capture_secondary_networks: true,
             secondary_interfaces: Vec::new(),
+            default_interfaces: Vec::new(),
             dns: DnsCapture::Off,
             drop_invalid: false,
             ipv6: Ipv6::Auto,

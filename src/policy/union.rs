@@ -84,6 +84,7 @@ impl Redirect {
             reroute_virtual_interfaces: merge(&self.reroute_virtual_interfaces, &other.reroute_virtual_interfaces),
             exclude_interfaces: merge(&self.exclude_interfaces, &other.exclude_interfaces),
             secondary_interfaces: merge(&self.secondary_interfaces, &other.secondary_interfaces),
+            default_interfaces: merge(&self.default_interfaces, &other.default_interfaces),
             dns: self.dns.union(&other.dns),
             ..self.clone()
         })

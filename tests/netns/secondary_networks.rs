@@ -41,7 +41,7 @@ fn existing_and_selected_secondary_interfaces_are_excluded() {
 #[test]
 fn an_interface_with_the_default_route_is_captured() {
     let world = World::new(Families::Both);
-    for (interface, peer) in [("ovn-udn1", "far0"), ("net2", "far1"), ("data0", "far2")] {
+    for (interface, peer) in [("ovn-udn1", "far0"), ("net2", "far1"), ("data0", "far2"), ("shown0", "far3")] {
         world.ip(&["link", "add", interface, "type", "veth", "peer", "name", peer]);
         world.ip(&["link", "set", interface, "up"]);
     }
@@ -49,7 +49,8 @@ fn an_interface_with_the_default_route_is_captured() {
     world.ip(&["route", "add", "default", "dev", "ovn-udn1"]);
     world.ip(&["-6", "route", "del", "default"]);
     world.ip(&["-6", "route", "add", "default", "dev", "net2"]);
-    let pod = manifest(false, PROXY, &[]).replace("default/istio-cni", "default/istio-cni, a, b");
+    let status = [("k8s.v1.cni.cncf.io/network-status", r#"[{\"interface\": \"shown0\", \"default\": true}]"#)];
+    let pod = manifest(false, PROXY, &status).replace("default/istio-cni", "default/istio-cni, a, b");
     for dialect in ["iptables", "nftables"] {
         let manifests = world.manifests(&[NAMESPACE, &pod]);
         let mut configuration = chain(
@@ -64,7 +65,7 @@ fn an_interface_with_the_default_route_is_captured() {
             world.iptables_save(Family::V6),
             world.native_tables()
         );
-        for captured in ["ovn-udn1", "net2"] {
+        for captured in ["ovn-udn1", "net2", "shown0"] {
             assert!(!rules.contains(captured), "{captured} is excluded: {rules}");
         }
         for excluded in ["data0", "net1", "net3"] {

@@ -141,11 +141,12 @@ impl Change {
     }
 
     /// Excludes the interfaces of secondary networks that exist already, if the policy does not capture such networks. An
-    /// interface with a default route is no secondary one: the pod's traffic leaves over it. Only a setting that names it
-    /// excludes it.
+    /// interface with a default route, in the kernel or according to the pod's annotations, is no secondary one: the pod's
+    /// traffic leaves over it. Only a setting that names it excludes it.
     fn exclude_secondary_networks(&mut self) -> Result<(), Error> {
         let Some(redirect) = not_capturing_secondary(&mut self.policy) else { return Ok(()) };
-        let (secondary, default) = (netns::secondary_interfaces()?, netns::default_route_interfaces()?);
+        let (secondary, mut default) = (netns::secondary_interfaces()?, netns::default_route_interfaces()?);
+        default.extend(redirect.default_interfaces.iter().cloned());
         at_most(LIST_ITEMS, "interfaces", "the pod's network namespace", secondary.len())?;
         exclude_interfaces(redirect, secondary);
         let is_named = |name: &String| {
