@@ -1,7 +1,10 @@
 //! Control groups (cgroups(7)) of the node: their IDs in the unified hierarchy (v2), and the cgroup namespace of this
 //! thread.
 
+mod container;
 mod search;
+
+pub use container::ContainerGroup;
 
 use crate::cni::{Code, Error};
 use crate::host_path::{HostPath, HostRoot};
@@ -27,8 +30,6 @@ const MOUNTINFO: &str = "/proc/thread-self/mountinfo";
 const MAX_MOUNTINFO: u64 = 64 << 20;
 /// The limit for reading `/proc/PID/cgroup`: one path of at most 4 KiB for each hierarchy.
 const MAX_PROC_FILE: u64 = 256 << 10;
-/// The default parent of a scope (systemd.special(7)).
-const DEFAULT_SLICE: &str = "system.slice";
 
 thread_local! {
     /// The node's file system, through which this thread reaches the node's cgroup namespace; `None` on the node itself.
@@ -87,50 +88,11 @@ impl CgroupHierarchy {
         self.find_id(path).map_err(|error| self.unknown(path, &error))
     }
 
-    /// Returns the ID of a container's control group, by the runtime's `cgroups_path` or, if that does not exist, by
-    /// one of its processes. `pid` is 0 if no process is known.
-    ///
-    /// # Errors
-    /// [`Code::Io`]: neither leads to a control group.
-    pub fn container_id(&self, cgroups_path: &str, pid: u32) -> Result<u64, Error> {
-        let by_path = path_of(cgroups_path).map(|path| self.find_id(&path));
-        match by_path {
-            Some(Ok(id)) => Ok(id),
-            // A runtime with the driver cgroupfs puts SLICE:PREFIX:NAME below its own control group.
-            _ if pid != 0 => self.process_id(pid),
-            Some(Err(error)) => Err(self.unknown(cgroups_path, &error)),
-            None => Err(self.unknown(cgroups_path, &"expected an absolute path without \"..\", or SLICE:PREFIX:NAME")),
-        }
-    }
-
-    /// Returns the ID of the control group of a process.
-    ///
-    /// # Errors
-    /// [`Code::Io`]: the process does not exist, or this process can't see its control group.
-    pub fn process_id(&self, pid: u32) -> Result<u64, Error> {
-        let file = self.proc.join(pid.to_string()).join("cgroup");
-        let failed = |why: &dyn Display| {
-            Error::new(Code::Io, format!("can't find the control group of process {pid}: {}: {why}", file.display()))
-        };
-        let text = read_text(&file, MAX_PROC_FILE).map_err(|error| failed(&error))?;
-        let path = path_of_process(&text).ok_or_else(|| failed(&"expected a line 0::PATH"))?;
-        self.id(path)
-    }
-
     /// Returns whether a process has exited; false if this is unknown.
     #[must_use]
     pub fn has_exited(&self, pid: u32) -> bool {
         let exists = |name: &str| self.proc.join(name).try_exists();
         pid != 0 && exists("1").unwrap_or(false) && !exists(&pid.to_string()).unwrap_or(true)
-    }
-
-    /// Returns whether a process is in the control group of a runtime's `cgroups_path` or below it; `None` if the group
-    /// does not exist.
-    #[must_use]
-    pub fn is_populated(&self, cgroups_path: &str) -> Option<bool> {
-        let events = self.mount.join(path_of(cgroups_path)?.trim_start_matches('/')).join("cgroup.events");
-        let text = read_text(&events, MAX_PROC_FILE).ok()?;
-        text.lines().find_map(|line| line.strip_prefix("populated ")).map(|value| value != "0")
     }
 
     fn find_id(&self, path: &str) -> io::Result<u64> {
@@ -166,43 +128,6 @@ impl CgroupHierarchy {
     fn unknown(&self, path: &str, why: &dyn Display) -> Error {
         Error::new(Code::Io, format!("control group {path:?}: not found in {}: {why}", self.mount.display()))
     }
-}
-
-/// Returns the path below the hierarchy's root of a runtime's `cgroups_path` (OCI runtime specification,
-/// config-linux.md): a path, or `SLICE:PREFIX:NAME` of the systemd driver; `None` if it is neither.
-#[must_use]
-pub fn path_of(cgroups_path: &str) -> Option<String> {
-    if cgroups_path.starts_with('/') {
-        return HostPath::new(cgroups_path).map(|path| path.to_string());
-    }
-    let [slice, prefix, name] = <[&str; 3]>::try_from(cgroups_path.split(':').collect::<Vec<_>>()).ok()?;
-    let is_part = |part: &str| !part.contains('/') && part != "..";
-    if name.is_empty() || !is_part(name) || !is_part(prefix) {
-        return None;
-    }
-    let parent = slice_path(if slice.is_empty() { DEFAULT_SLICE } else { slice })?;
-    Some(match name.ends_with(".slice") {
-        true => format!("{parent}/{name}"),
-        false => format!("{parent}/{prefix}-{name}.scope"),
-    })
-}
-
-/// Returns the path of a slice: systemd puts `a-b.slice` below `a.slice` (systemd.slice(5)); `None` for an invalid name.
-fn slice_path(slice: &str) -> Option<String> {
-    let name = slice.strip_suffix(".slice")?;
-    if name == "-" {
-        return Some(String::new());
-    }
-    if name.contains('/') || name.split('-').any(str::is_empty) {
-        return None;
-    }
-    let ends = name.match_indices('-').map(|(at, _)| at).chain([name.len()]);
-    Some(ends.map(|end| format!("/{}.slice", &name[..end])).collect())
-}
-
-/// Returns the path of a process in the unified hierarchy, from `/proc/PID/cgroup`.
-fn path_of_process(text: &str) -> Option<&str> {
-    text.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
 /// Moves the calling thread into the node's cgroup namespace, unless it is already there. The kernel counts levels of
@@ -273,77 +198,26 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::thread;
 
-    const ID: &str = "6f1b1e3a0f4f7c1c6c1d1b0a7a6d3f5e8b9c0d1e2f3a4b5c6d7e8f9a0b1c2d3e";
-    const POD: &str = "8e5bd6a4_9a35_4f0e_9d2b_1c33a5b0a001";
-
-    #[test]
-    fn paths_of_both_drivers_and_runtimes_are_translated() {
-        let slices = "/kubepods.slice/kubepods-burstable.slice";
-        for (cgroups_path, expected) in [
-            (format!("/kubepods/burstable/pod{POD}/{ID}"), format!("/kubepods/burstable/pod{POD}/{ID}")),
-            (format!("/kubepods/pod{POD}/crio-{ID}"), format!("/kubepods/pod{POD}/crio-{ID}")),
-            (
-                format!("kubepods-burstable-pod{POD}.slice:cri-containerd:{ID}"),
-                format!("{slices}/kubepods-burstable-pod{POD}.slice/cri-containerd-{ID}.scope"),
-            ),
-            (
-                format!("kubepods-pod{POD}.slice:crio:{ID}"),
-                format!("/kubepods.slice/kubepods-pod{POD}.slice/crio-{ID}.scope"),
-            ),
-            // A kubelet with its own control group (kind).
-            (
-                format!("kubelet-kubepods-burstable-pod{POD}.slice:cri-containerd:{ID}"),
-                format!(
-                    "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/\
-                     kubelet-kubepods-burstable-pod{POD}.slice/cri-containerd-{ID}.scope"
-                ),
-            ),
-            (format!(":runc:{ID}"), format!("/system.slice/runc-{ID}.scope")),
-            (format!("-.slice:runc:{ID}"), format!("/runc-{ID}.scope")),
-            ("a.slice::own.slice".to_owned(), "/a.slice/own.slice".to_owned()),
-        ] {
-            assert_eq!(path_of(&cgroups_path), Some(expected), "{cgroups_path}");
-        }
-    }
-
-    #[test]
-    fn a_path_that_leaves_the_hierarchy_or_has_another_form_is_refused() {
-        for cgroups_path in [
-            "",
-            "kubepods/pod",
-            "/kubepods/../../etc",
-            "a/b.slice:crio:id",
-            "a.slice:crio:../id",
-            "a.slice:../crio:id",
-            "a--b.slice:crio:id",
-            "-a.slice:crio:id",
-            "a:crio:id",
-            ".slice:crio:id",
-            "a.slice:crio:",
-            "a.slice:crio:id:more",
-        ] {
-            assert_eq!(path_of(cgroups_path), None, "{cgroups_path}");
-        }
-    }
-
-    #[test]
-    fn the_path_of_a_process_is_that_of_the_unified_hierarchy() {
-        let hybrid = "9:name=systemd:/other\n1:cpu:/other\n0::/kubepods/a:b\n";
-        assert_eq!(path_of_process(hybrid), Some("/kubepods/a:b"));
-        assert_eq!(path_of_process("1:cpu:/other\n"), None);
-    }
-
     /// A control group below the root of the real hierarchy, removed when dropped.
-    struct Group(PathBuf);
+    pub(super) struct Group(PathBuf);
 
     impl Group {
-        fn new(hierarchy: &CgroupHierarchy, name: &str) -> Self {
+        pub(super) fn new(hierarchy: &CgroupHierarchy, name: &str) -> Self {
             let path = hierarchy.mount.join(format!("detour-{name}-{}", std::process::id()));
             fs::create_dir(&path).expect("needs root");
             Self(path)
         }
 
-        fn path(&self) -> String {
+        pub(super) fn id(&self) -> u64 {
+            fs::metadata(&self.0).expect("exists").ino()
+        }
+
+        /// Moves a process into the group.
+        pub(super) fn take(&self, pid: u32) {
+            fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("moved");
+        }
+
+        pub(super) fn path(&self) -> String {
             format!("/{}", self.0.file_name().and_then(|name| name.to_str()).expect("a name"))
         }
     }
@@ -354,7 +228,7 @@ mod tests {
         }
     }
 
-    fn real() -> CgroupHierarchy {
+    pub(super) fn real() -> CgroupHierarchy {
         CgroupHierarchy::find(&HostRoot::new("/")).expect("mounted")
     }
 
@@ -362,34 +236,14 @@ mod tests {
     fn the_id_of_a_group_is_its_inode() {
         let hierarchy = real();
         let group = Group::new(&hierarchy, "id");
-        let expected = fs::metadata(&group.0).expect("exists").ino();
+        let expected = group.id();
         assert_eq!(hierarchy.id(&group.path()).expect("found"), expected);
-        assert_eq!(hierarchy.container_id(&group.path(), 0).expect("found"), expected);
         let path = group.path();
         drop(group);
         for path in [path.as_str(), "/..", "/", "", "/cgroup.procs"] {
             let error = hierarchy.id(path).expect_err("no group");
             assert!(error.msg.starts_with(&format!("control group {path:?}: not found in ")), "{error}");
         }
-    }
-
-    #[test]
-    fn a_container_whose_path_does_not_exist_is_found_by_its_process() {
-        let hierarchy = real();
-        let group = Group::new(&hierarchy, "process");
-        let mut process = std::process::Command::new("sleep").arg("60").spawn().expect("started");
-        fs::write(group.0.join("cgroup.procs"), process.id().to_string()).expect("moved");
-        let found = hierarchy.container_id("kubepods-pod1.slice:cri-containerd:none", process.id());
-        assert_eq!(hierarchy.is_populated(&group.path()), Some(true));
-        let missing = hierarchy.container_id("kubepods-pod1.slice:cri-containerd:none", 0).expect_err("not found");
-        process.kill().and_then(|()| process.wait()).expect("ended");
-        assert_eq!(found.expect("found"), fs::metadata(&group.0).expect("exists").ino());
-        assert_eq!(hierarchy.is_populated(&group.path()), Some(false));
-        assert_eq!(hierarchy.is_populated("/none"), None);
-        assert!(missing.msg.contains("kubepods-pod1.slice:cri-containerd:none"), "{missing}");
-        let ended = hierarchy.process_id(process.id()).expect_err("it has ended");
-        assert!(ended.msg.starts_with("can't find the control group of process"), "{ended}");
-        assert!(hierarchy.has_exited(process.id()) && !hierarchy.has_exited(1) && !hierarchy.has_exited(0));
     }
 
     #[test]

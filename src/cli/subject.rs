@@ -8,7 +8,7 @@ use super::print_error;
 use clap::Args;
 use detour_cni::cni::{Code, DEFAULT_INTERFACE, Error};
 use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
-use detour_cni::netns::find::{FoundNetns, of_container, of_pod};
+use detour_cni::netns::find::{FoundNetns, of_container, of_pod, of_uid};
 use detour_cni::netns::{NetNs, outgoing_interface};
 use detour_cni::state::{ROOT, Store};
 use std::fs;
@@ -230,7 +230,7 @@ impl NetnsArguments {
                     .read_found(of_container(&self.root, id)?.ok_or_else(|| not_found(&format!("container {id}")))?);
             }
             NetnsSelector::Uid(uid) => {
-                return self.read_found(of_pod(&self.root, uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?);
+                return self.read_found(of_uid(&self.root, uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?);
             }
             NetnsSelector::Pod(subject) => return self.read_found(self.find_pod(subject, command)?),
         };
@@ -265,9 +265,12 @@ impl NetnsArguments {
         let uid = pod.uid_on_node().ok_or_else(|| failed("can't find the pod on its node: metadata.uid is missing"))?;
         let hint = || {
             let agent_namespace = subject.conf.kubernetes.agent_namespace.as_deref();
-            node_hint(pod, agent_namespace, None, &format!("{command} --pod-uid {uid}"))
+            // The UID of a static pod is an annotation, which may have that of another pod.
+            let selector =
+                if pod.is_mirror() { format!("-n {} {}", pod.namespace, pod.name) } else { format!("--pod-uid {uid}") };
+            node_hint(pod, agent_namespace, None, &format!("{command} {selector}"))
         };
-        let error = match of_pod(&self.root, uid) {
+        let error = match of_pod(&self.root, pod) {
             Ok(Some(found)) => return Ok(found),
             Ok(None) => not_found(&format!("pod {name} ({uid})")),
             Err(error) => error,

@@ -5,6 +5,10 @@ use super::error::{Code, Error};
 /// The maximum length of an interface name: the kernel's `IFNAMSIZ` without the terminating zero.
 const MAX_INTERFACE_NAME: usize = 15;
 
+/// The maximum length of a network name. A record of saved state is the file `NETWORK@INTERFACE.json`, its temporary name
+/// is `.PID.NETWORK@INTERFACE.json`, and the name of a file has up to 255 bytes (NAME_MAX).
+pub(super) const MAX_NETWORK_NAME: usize = 225;
+
 /// The interface of a pod's default network: container runtimes of Kubernetes use no other name.
 pub const DEFAULT_INTERFACE: &str = "eth0";
 

@@ -173,6 +173,8 @@ fn redirect(from: &mut Choices<'_>) -> Redirect {
         reroute_virtual_interfaces: interfaces(from),
         exclude_interfaces: interfaces(from),
         capture_secondary_networks: unusual & 16 == 0,
+        secondary_interfaces: Vec::new(),
+        default_interfaces: Vec::new(),
         dns: dns(from),
         drop_invalid: from.flag(),
         ipv6: if unusual & 32 == 0 { Ipv6::Auto } else { from.one(&[Ipv6::On, Ipv6::Off]) },

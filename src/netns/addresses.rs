@@ -138,7 +138,7 @@ pub fn secondary_interfaces() -> Result<BTreeSet<String>, Error> {
 
 /// Returns the names of all interfaces by index. Aliases such as `eth0:7` are not included: they are labels of
 /// addresses, not interfaces.
-fn links() -> Result<BTreeMap<u32, String>, Error> {
+pub(super) fn links() -> Result<BTreeMap<u32, String>, Error> {
     let mut links = BTreeMap::new();
     let each = |body: &[u8]| {
         // struct ifinfomsg { family, type, index, flags, change }

@@ -1,5 +1,6 @@
-//! Moves the default routes of the calling thread's network namespace to other gateways.
+//! The default routes of the calling thread's network namespace: finds their interfaces, and moves them to other gateways.
 
+use super::addresses::links;
 use super::rtnetlink::{
     AF_INET, AF_INET6, HEADER, RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE, accept_existing, accept_missing, failed, open,
 };
@@ -8,6 +9,7 @@ use crate::netlink::attributes::{Attributes, find, parse};
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 /// linux/rtnetlink.h.
@@ -26,13 +28,17 @@ const RTN_UNICAST: u8 = 1;
 const RTNH_F_ONLINK: u8 = 4;
 
 /// Replaces the default routes of both families over `interface` by routes to `gateways`. A route over several
-/// interfaces keeps its other paths. Other routing tables are not changed.
+/// interfaces keeps its other paths. Other routing tables are not changed. Without gateways, an interface that does not
+/// exist has no route to remove: that of a DPDK device is not in the kernel.
 ///
 /// # Errors
-/// The interface does not exist, or the kernel refuses a change.
+/// The interface does not exist and needs a gateway, or the kernel refuses a change.
 pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<(), Error> {
     let replace = || {
-        let index = if_nametoindex(interface)?;
+        let index = match if_nametoindex(interface) {
+            Err(Errno::ENODEV) if gateways.is_empty() => return Ok(()),
+            index => index?,
+        };
         let mut socket = open()?;
         for family in [AF_INET, AF_INET6] {
             for route in socket.list(RTM_GETROUTE, &header(family))? {
@@ -54,6 +60,46 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
         Ok(())
     };
     replace().map_err(|e: Errno| failed(&format!("can't replace the default route of {interface}"), &e))
+}
+
+/// Returns the interfaces of the default routes of both families.
+///
+/// # Errors
+/// The kernel does not list the routes or the interfaces.
+pub fn default_route_interfaces() -> Result<BTreeSet<String>, Error> {
+    let list = || {
+        let (mut socket, mut found) = (open()?, BTreeSet::new());
+        for family in [AF_INET, AF_INET6] {
+            let routes = socket.list(RTM_GETROUTE, &header(family))?;
+            found.extend(routes.iter().flat_map(|route| interfaces(route)));
+        }
+        Ok(found)
+    };
+    let found: BTreeSet<u32> = list().map_err(|e: Errno| failed("can't list the pod's default routes", &e))?;
+    Ok(links()?.into_iter().filter(|(index, _)| found.contains(index)).map(|(_, name)| name).collect())
+}
+
+/// Returns the interfaces of a default route of the main table; none for any other route.
+fn interfaces(route: &[u8]) -> Vec<u32> {
+    let Some((_, attributes)) = default_route(route) else { return Vec::new() };
+    match find(attributes, RTA_MULTIPATH) {
+        Some(paths) => self::paths(paths).map(|(interface, _)| interface).collect(),
+        None => number(attributes, RTA_OIF).into_iter().collect(),
+    }
+}
+
+/// Returns the family and the attributes of a default route of the main table; `None` for any other route.
+fn default_route(route: &[u8]) -> Option<(u8, &[u8])> {
+    let (header, attributes) = route.split_first_chunk::<HEADER>()?;
+    let [family, destination_length, _, _, table, _, _, kind, ..] = *header;
+    let is_default = destination_length == 0
+        && kind == RTN_UNICAST
+        && number(attributes, RTA_TABLE).unwrap_or_else(|| table.into()) == u32::from(RT_TABLE_MAIN);
+    is_default.then_some((family, attributes))
+}
+
+fn number(attributes: &[u8], kind: u16) -> Option<u32> {
+    find(attributes, kind).and_then(|value| value.try_into().ok()).map(u32::from_ne_bytes)
 }
 
 /// Returns the `struct rtmsg` of a default route in the main table.
@@ -85,17 +131,9 @@ pub(super) enum RemainingPaths {
 /// Removes the paths over `interface` from a default route of the main table. Returns `None` for any other route, and
 /// for one without such a path.
 pub(super) fn without_interface(route: &[u8], interface: u32) -> Option<RemainingPaths> {
-    let (header, attributes) = route.split_first_chunk::<HEADER>()?;
-    let number = |kind| find(attributes, kind).and_then(|value| value.try_into().ok()).map(u32::from_ne_bytes);
-    let [family, destination_length, _, _, table, _, _, kind, ..] = *header;
-    let is_default = destination_length == 0
-        && kind == RTN_UNICAST
-        && number(RTA_TABLE).unwrap_or_else(|| table.into()) == u32::from(RT_TABLE_MAIN);
-    if !is_default {
-        return None;
-    }
+    let (family, attributes) = default_route(route)?;
     let Some(paths) = find(attributes, RTA_MULTIPATH) else {
-        return (number(RTA_OIF) == Some(interface)).then_some(RemainingPaths::Nothing);
+        return (number(attributes, RTA_OIF) == Some(interface)).then_some(RemainingPaths::Nothing);
     };
     let (mut rest, mut is_over) = (Vec::new(), false);
     for (path_interface, path) in self::paths(paths) {
@@ -114,7 +152,7 @@ pub(super) fn without_interface(route: &[u8], interface: u32) -> Option<Remainin
                 let list = if priority.is_empty() { list } else { list.bytes(RTA_PRIORITY, priority) };
                 list.bytes(RTA_MULTIPATH, &rest)
             });
-            Some(RemainingPaths::Paths([&self::header(family), attributes.as_bytes()].concat()))
+            Some(RemainingPaths::Paths([&header(family), attributes.as_bytes()].concat()))
         }
     }
 }

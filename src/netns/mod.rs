@@ -6,7 +6,7 @@
 //! * `rtnetlink`: the routing socket and its errors
 //! * `addresses`: addresses and interfaces
 //! * `fixtures`: the address and the policy routing that firewall rules need
-//! * `default_route`: moves the default route to another interface
+//! * `default_route`: the interfaces of default routes; moves the default route to another interface
 //! * `route_lookup`: the interface through which packets to an address leave
 //! * `connections`: established TCP connections, and whether a port listens
 //! * `find`: finds the netns of a pod or container
@@ -27,7 +27,7 @@ pub use addresses::{
     OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, own_ip6_addresses, secondary_interfaces, wait_for_lo,
 };
 pub use connections::{OpenConnection, listens, open_connections};
-pub use default_route::replace_default_routes;
+pub use default_route::{default_route_interfaces, replace_default_routes};
 pub use fixtures::{Fixture, Fixtures, Routing, add_fixtures, remove_fixtures};
 pub use lock::{NetnsId, remove_stale_locks};
 pub use namespace::{LockMode, NetNs, enter_cgroup_namespace};

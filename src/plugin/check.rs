@@ -11,6 +11,7 @@ use crate::netns::{self, NetNs};
 use crate::policy::Policy;
 use crate::state::{ROOT, Store};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How long a CHECK waits for another call in the same network namespace.
@@ -148,10 +149,15 @@ fn uncaptured_ip6(records: &ContainerRecords, policy: &Policy) -> Result<Option<
     // Exclusions apply to both families.
     let Some(redirect) = policy.redirect() else { return Ok(None) };
     let mut addresses = netns::own_ip6_addresses()?;
-    {
-        let is_secondary = |name: &str| !redirect.capture_secondary_networks && name != DEFAULT_INTERFACE;
-        addresses.retain(|(name, _)| !redirect.exclude_interfaces.contains(name) && !is_secondary(name));
-    }
+    let with_route =
+        if redirect.capture_secondary_networks { BTreeSet::new() } else { netns::default_route_interfaces()? };
+    let is_default = |name: &str| {
+        name == DEFAULT_INTERFACE
+            || with_route.contains(name)
+            || redirect.default_interfaces.iter().any(|one| one == name)
+    };
+    let is_secondary = |name: &str| !redirect.capture_secondary_networks && !is_default(name);
+    addresses.retain(|(name, _)| !redirect.exclude_interfaces.contains(name) && !is_secondary(name));
     let Some((interface, address)) = addresses.first() else { return Ok(None) };
     let more = match addresses.len() - 1 {
         0 => String::new(),

@@ -102,17 +102,9 @@ fn is_of_another_pod(
     record: Option<&AttachmentRecord>,
     netns: &NetNs,
 ) -> Result<bool, Error> {
-    if let Some(record) = record {
-        return Ok(record.netns_id.is_some_and(|id| id != netns.id()));
-    }
-    for container_id in store.containers()?.iter().filter(|container_id| **container_id != attachment.container_id) {
-        for other in store.attachments_of(container_id)? {
-            if netns_record(store, &other)?.is_some_and(|record| record.netns_id == Some(netns.id())) {
-                return Ok(true);
-            }
-        }
-    }
-    Ok(false)
+    let own = record.and_then(|record| record.netns_id);
+    Ok(own.is_some_and(|id| id != netns.id())
+        || NetnsRecord::is_of_another(store, &attachment.container_id, netns.id())?)
 }
 
 /// Opens the network namespace of an attachment, if its path still exists.
@@ -120,17 +112,9 @@ fn is_of_another_pod(
 /// # Errors
 /// The saved state can't be read now, or the network namespace can't be opened.
 fn recorded_netns(store: &Store, attachment: &Attachment) -> Result<Option<NetNs>, Error> {
-    match netns_record(store, attachment)?.and_then(|record| record.netns_path) {
+    match NetnsRecord::read(store, attachment)?.and_then(|record| record.netns_path) {
         Some(path) => NetNs::open(&path),
         None => Ok(None),
-    }
-}
-
-/// Reads where the rules of an attachment are; `None` if its record is missing or damaged.
-fn netns_record(store: &Store, attachment: &Attachment) -> Result<Option<NetnsRecord>, Error> {
-    match store.read_part(attachment) {
-        Err(error) if error.code == Code::State => Ok(None),
-        other => other,
     }
 }
 

@@ -117,25 +117,25 @@ pub fn run(stdin: impl Read) -> Result<(), Error> {
         };
     }
     let exempt = || -> Result<(), Error> {
-        let cgroup = control_group(state.pid, &excluded, &root)?;
+        let cgroup = control_group(&state.id, state.pid, &excluded, &root)?;
         let running = [RunningContainer { name: name.clone(), id: state.id.clone(), cgroup }];
         excluded.reconcile(ObservedContainers { running: &running, ..ObservedContainers::default() }).map(drop)
     };
     exempt().map_err(|error| failed(unexempted(error)))
 }
 
-/// Returns the ID of the process's control group.
+/// Returns the ID of the container's control group.
 ///
 /// # Errors
-/// The process is not in the sandbox's network namespace, or its control group is not found.
-fn control_group(pid: u32, excluded: &ExcludedContainers, root: &HostRoot) -> Result<u64, Error> {
+/// The process is not in the sandbox's network namespace, or not in a control group of the container.
+fn control_group(id: &str, pid: u32, excluded: &ExcludedContainers, root: &HostRoot) -> Result<u64, Error> {
     let path = PathBuf::from(format!("/proc/{pid}/ns/net"));
     let netns = NetNs::open(&path)?.map(|netns| netns.id());
     if netns != Some(excluded.netns_id()) {
         let msg = format!("{}: expected the network namespace of the pod sandbox, got another one", path.display());
         return Err(Error::new(Code::InvalidNetns, msg));
     }
-    CgroupHierarchy::find(root)?.process_id(pid)
+    Ok(CgroupHierarchy::find(root)?.container_of_process(id, pid)?.id)
 }
 
 fn unexempted(error: Error) -> Error {

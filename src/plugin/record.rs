@@ -124,7 +124,8 @@ impl AttachmentRecord {
     }
 }
 
-/// The part of an [`AttachmentRecord`] that identifies the network namespace of the rules.
+/// The part of an [`AttachmentRecord`] that identifies the network namespace of the rules. A record of the primary plugin
+/// has the same keys.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct NetnsRecord {
     /// The network namespace of the rules.
@@ -133,6 +134,41 @@ pub(super) struct NetnsRecord {
     /// The path of the network namespace.
     #[serde(rename = "netns")]
     pub(super) netns_path: Option<PathBuf>,
+}
+
+impl NetnsRecord {
+    /// Reads where the rules of an attachment are; `None` if its record is missing or damaged.
+    ///
+    /// # Errors
+    /// The record can't be read now.
+    pub(super) fn read(store: &Store, attachment: &Attachment) -> Result<Option<Self>, Error> {
+        match store.read_part(attachment) {
+            Err(error) if error.code == Code::State => Ok(None),
+            other => other,
+        }
+    }
+
+    /// Returns whether a container other than `container_id` has a record of the network namespace `id`. Then the
+    /// namespace is that container's, even if `container_id` has such a record too: the kernel reuses the identity of a
+    /// namespace that is gone, and a runtime may reuse its path.
+    ///
+    /// # Errors
+    /// The saved state can't be read now.
+    pub(super) fn is_of_another(store: &Store, container_id: &str, id: NetnsId) -> Result<bool, Error> {
+        for other in store.containers()?.iter().filter(|other| *other != container_id) {
+            // Other programs may have files in the directory.
+            let attachments = store.attachments_of(other).unwrap_or_else(|error| {
+                tracing::debug!("{error}");
+                Vec::new()
+            });
+            for attachment in attachments {
+                if Self::read(store, &attachment)?.is_some_and(|record| record.netns_id == Some(id)) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
 }
 
 /// Returns the attachment of a call.

@@ -129,6 +129,9 @@ impl fmt::Display for AnnotatedObject<'_> {
 /// The annotation of a static pod's mirror with the UID that the runtime uses (kubelet,
 /// `pkg/kubelet/types/pod_update.go`: `ConfigHashAnnotationKey`).
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// The annotation that makes a pod the mirror of a static pod (`ConfigMirrorAnnotationKey`). The kubelet starts no pod
+/// of the API that has it, so the author of a pod that runs can't set it.
+const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 
 impl Pod {
     /// Returns whether this is the pod of `wanted`, by its UID or, for a static pod, its hash; true if either UID is
@@ -136,13 +139,24 @@ impl Pod {
     #[must_use]
     pub fn matches(&self, wanted: &PodRef) -> bool {
         let (Some(wanted), Some(uid)) = (&wanted.uid, &self.uid) else { return true };
-        wanted == uid || self.annotations.get(CONFIG_HASH) == Some(wanted)
+        wanted == uid || self.static_uid() == Some(wanted)
     }
 
     /// Returns the UID that the runtime uses: for a static pod, its hash.
     #[must_use]
     pub fn uid_on_node(&self) -> Option<&str> {
-        self.annotations.get(CONFIG_HASH).or(self.uid.as_ref()).map(String::as_str)
+        self.static_uid().or(self.uid.as_ref()).map(String::as_str)
+    }
+
+    /// Returns whether this is the mirror of a static pod, which the kubelet starts from a file of the node.
+    #[must_use]
+    pub fn is_mirror(&self) -> bool {
+        self.annotations.contains_key(CONFIG_MIRROR)
+    }
+
+    /// Returns the hash of a static pod. Any pod's author can write the annotation; only that of a mirror counts.
+    fn static_uid(&self) -> Option<&String> {
+        self.annotations.get(CONFIG_HASH).filter(|_| self.is_mirror())
     }
 
     /// Returns init containers, then containers.
@@ -206,7 +220,11 @@ mod tests {
         assert!(pod.matches(&wanted(None)));
         assert!(!pod.matches(&wanted(Some("two"))));
         pod.annotations.insert(CONFIG_HASH.into(), "two".into());
+        assert!(!pod.matches(&wanted(Some("two"))), "the author of any pod can set the hash");
+        assert_eq!(pod.uid_on_node(), Some("one"));
+        pod.annotations.insert(CONFIG_MIRROR.into(), "two".into());
         assert!(pod.matches(&wanted(Some("two"))));
+        assert_eq!(pod.uid_on_node(), Some("two"));
         pod.uid = None;
         assert!(pod.matches(&wanted(Some("three"))));
     }

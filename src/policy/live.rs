@@ -96,6 +96,8 @@ impl Redirect {
             reroute_virtual_interfaces: desired.reroute_virtual_interfaces,
             exclude_interfaces: desired.exclude_interfaces,
             capture_secondary_networks: desired.capture_secondary_networks,
+            secondary_interfaces: desired.secondary_interfaces,
+            default_interfaces: desired.default_interfaces,
             ..self.clone()
         }
     }

@@ -153,6 +153,14 @@ pub struct Redirect {
     /// Whether interfaces of secondary networks are captured like that of the default network. If not, those that the
     /// pod's annotations name are in `exclude_interfaces`, and those found in the network namespace are added.
     pub capture_secondary_networks: bool,
+    /// Those in `exclude_interfaces` that no setting names, only the pod's annotations about its networks. In the network
+    /// namespace, one of them that has a default route is captured.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub secondary_interfaces: Vec<String>,
+    /// The interfaces that carry the pod's default route according to its annotations. They are captured although they
+    /// are not that of the cluster network.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub default_interfaces: Vec<String>,
     /// The DNS queries that are redirected to the proxy.
     pub dns: DnsCapture,
     /// Whether packets that connection tracking classifies as invalid are dropped.
@@ -187,6 +195,8 @@ impl Default for Redirect {
             reroute_virtual_interfaces: Vec::new(),
             exclude_interfaces: Vec::new(),
             capture_secondary_networks: true,
+            secondary_interfaces: Vec::new(),
+            default_interfaces: Vec::new(),
             dns: DnsCapture::Off,
             drop_invalid: false,
             ipv6: Ipv6::Auto,

@@ -83,6 +83,8 @@ impl Redirect {
             owner_groups_exclude: merge(&self.owner_groups_exclude, &other.owner_groups_exclude),
             reroute_virtual_interfaces: merge(&self.reroute_virtual_interfaces, &other.reroute_virtual_interfaces),
             exclude_interfaces: merge(&self.exclude_interfaces, &other.exclude_interfaces),
+            secondary_interfaces: merge(&self.secondary_interfaces, &other.secondary_interfaces),
+            default_interfaces: merge(&self.default_interfaces, &other.default_interfaces),
             dns: self.dns.union(&other.dns),
             ..self.clone()
         })

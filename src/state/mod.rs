@@ -141,7 +141,7 @@ impl Store {
             other => other,
         };
         match removed {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(io_error("remove", &path, &error)),
+            Err(error) if !is_missing(&error) => return Err(io_error("remove", &path, &error)),
             _ => {}
         }
         self.remove_directory_if_empty(&attachment.container_id);
@@ -203,7 +203,7 @@ impl Store {
         let path = self.file(attachment);
         let text = match read_nofollow(&path, MAX_RECORD_BYTES) {
             Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if is_missing(&error) => return Ok(None),
             Err(error) if is_permanent(&error) => return Err(unreadable(&path, attachment, &error)),
             Err(error) => return Err(io_error("read", &path, &error)),
         };
@@ -241,9 +241,14 @@ fn is_temporary(name: &str) -> bool {
 /// Returns the names in a directory, sorted; none if the directory is missing.
 fn names_in(directory: &Path) -> Result<Vec<String>, Error> {
     match trusted_file::names_in(directory) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) if is_missing(&error) => Ok(Vec::new()),
         names => names.map_err(|error| io_error("read", directory, &error)),
     }
+}
+
+/// Returns whether there is no such file. A name that is too long for one never had any.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFilename)
 }
 
 /// Returns whether a retry can't succeed: the path leads to a file that can't be a record.
@@ -333,6 +338,20 @@ mod tests {
         assert_eq!(store.attachments_of("c").expect("readable"), std::slice::from_ref(&two));
         store.remove(&two).expect("removable");
         assert!(!store.has_mark("c", "ready") && store.containers().expect("readable").is_empty());
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_for_a_file_has_no_record() {
+        let (_directory, store) = store("long");
+        let long = "n".repeat(300);
+        store.write(&attachment("c", "n", "net1"), &Number { n: 1 }).expect("writable");
+        for one in [attachment("c", &long, "net1"), attachment(&long, "n", "net1")] {
+            assert_eq!(store.read::<Number>(&one).expect("no record"), None);
+            store.remove(&one).expect("nothing to remove");
+            store.write(&one, &Number { n: 1 }).expect_err("too long");
+        }
+        assert!(store.attachments_of(&long).expect("no record").is_empty());
+        assert_eq!(store.attachments_of("c").expect("readable").len(), 1);
     }
 
     #[test]

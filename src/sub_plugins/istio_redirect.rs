@@ -3,7 +3,7 @@
 
 use super::note::Note;
 use super::parsed_chain::ParsedBlock;
-use super::pod_networks::secondary_interfaces;
+use super::pod_networks::PodInterfaces;
 use super::settings::Settings;
 use super::sub_plugin::{SettingSource, SubPlugin};
 use super::values;
@@ -51,8 +51,10 @@ pub(super) fn interception(
         && !redirect.capture_secondary_networks
     {
         let mut excluded: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
-        let added = secondary_interfaces(pod).into_iter().filter(|name| excluded.insert(name.clone()));
-        redirect.exclude_interfaces.extend(added);
+        PodInterfaces { secondary: redirect.secondary_interfaces, default: redirect.default_interfaces } =
+            PodInterfaces::of(pod);
+        redirect.secondary_interfaces.retain(|name| excluded.insert(name.clone()));
+        redirect.exclude_interfaces.extend_from_slice(&redirect.secondary_interfaces);
     }
     Ok(interception)
 }
@@ -150,6 +152,8 @@ fn resolve(path: &str, settings: Settings, notes: &mut Vec<Note>) -> Result<Inte
         exclude_interfaces: settings.exclude_interfaces.unwrap_or(default.exclude_interfaces),
         dns,
         capture_secondary_networks: settings.capture_secondary_networks.unwrap_or(default.capture_secondary_networks),
+        secondary_interfaces: Vec::new(),
+        default_interfaces: Vec::new(),
         drop_invalid: settings.drop_invalid.unwrap_or(default.drop_invalid),
         ipv6: settings.enable_ipv6.map_or(default.ipv6, |on| if on { Ipv6::On } else { Ipv6::Off }),
         host_ipv4_loopback_cidr: settings.host_ipv4_loopback_cidr.unwrap_or(default.host_ipv4_loopback_cidr),

@@ -1,7 +1,7 @@
 //! Interfaces and addresses of a pod's networks according to its annotations.
 
 use crate::cni::{DEFAULT_INTERFACE, is_matchable_interface};
-use crate::networks::{interface_names, networks};
+use crate::networks::{Selection, interface_names, networks};
 use crate::pod::Pod;
 use crate::pod::well_known::NETWORK_STATUS;
 use serde::Deserialize;
@@ -16,13 +16,30 @@ pub fn own_addresses(pod: &Pod) -> Vec<IpAddr> {
     addresses.into_iter().collect()
 }
 
-/// Returns the interfaces of the pod's secondary networks: those of the networks that it selects, which Multus creates
-/// later, and those that Multus has reported. An annotation that is not valid adds no interfaces, because Multus rejects
-/// it too.
-pub(super) fn secondary_interfaces(pod: &Pod) -> Vec<String> {
-    let mut names: BTreeSet<String> = selected_interfaces(pod).into_iter().collect();
-    names.extend(network_status(pod).into_iter().filter(|entry| !entry.default).map(|entry| entry.interface));
-    names.into_iter().filter(|name| name != DEFAULT_INTERFACE && name != "lo" && is_matchable_interface(name)).collect()
+/// The interfaces of a pod's networks other than the cluster network's, according to its annotations.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct PodInterfaces {
+    /// Those of secondary networks: the networks that the pod selects, which Multus creates later, and those that Multus
+    /// has reported.
+    pub(super) secondary: Vec<String>,
+    /// Those that carry the pod's default route: of a selected network to which it moves, and of one that is reported as
+    /// the default.
+    pub(super) default: Vec<String>,
+}
+
+impl PodInterfaces {
+    /// Finds the interfaces. An annotation that is not valid adds none, because Multus rejects it too.
+    pub(super) fn of(pod: &Pod) -> Self {
+        let reported = network_status(pod).into_iter().map(|entry| (entry.interface, entry.default));
+        let mut all: Vec<_> = selected_interfaces(pod).into_iter().chain(reported).collect();
+        all.retain(|(name, _)| name != DEFAULT_INTERFACE && name != "lo" && is_matchable_interface(name));
+        let named = |is_default: bool| {
+            let names = all.iter().filter(move |(_, default)| *default == is_default).map(|(name, _)| name.clone());
+            names.collect::<BTreeSet<String>>()
+        };
+        let (default, others) = (named(true), named(false));
+        Self { secondary: others.difference(&default).cloned().collect(), default: default.into_iter().collect() }
+    }
 }
 
 /// An element of Multus's annotation (network-attachment-definition-client, `NetworkStatus`).
@@ -41,23 +58,29 @@ fn network_status(pod: &Pod) -> Vec<StatusInterface> {
     serde_json::from_str(status).unwrap_or_default()
 }
 
-/// Returns the names of the selected networks' interfaces. An attachment without an interface, such as this plugin's,
-/// has a name too; no packet ever matches it.
-fn selected_interfaces(pod: &Pod) -> Vec<String> {
+/// Returns the names of the selected networks' interfaces, each with whether the pod's default route moves there. An
+/// attachment without an interface, such as this plugin's, has a name too; no packet ever matches it.
+fn selected_interfaces(pod: &Pod) -> Vec<(String, bool)> {
     let selections = networks(pod).unwrap_or_default().elements;
     let all: Vec<_> = std::iter::once((String::new(), None))
         .chain(selections.iter().map(|selection| (selection.place.clone(), Some(selection))))
         .collect();
-    interface_names(DEFAULT_INTERFACE, &all).unwrap_or_default().split_off(1.min(all.len()))
+    let names = interface_names(DEFAULT_INTERFACE, &all).unwrap_or_default().into_iter().skip(1);
+    let gets_route = |selection: &Selection| selection.default_route.as_ref().is_some_and(|route| !route.is_empty());
+    names.zip(selections.iter().map(gets_route)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn secondary(annotations: &[(&str, &str)]) -> Vec<String> {
+    fn interfaces(annotations: &[(&str, &str)]) -> PodInterfaces {
         let annotations = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        secondary_interfaces(&Pod { namespace: "shop".into(), annotations, ..Pod::default() })
+        PodInterfaces::of(&Pod { namespace: "shop".into(), annotations, ..Pod::default() })
+    }
+
+    fn secondary(annotations: &[(&str, &str)]) -> Vec<String> {
+        interfaces(annotations).secondary
     }
 
     #[test]
@@ -76,6 +99,19 @@ mod tests {
         assert!(secondary(&[(NETWORK_STATUS, "[{\"interface\":\"a/b\"}]")]).is_empty());
         assert!(secondary(&[(NETWORK_STATUS, "no JSON")]).is_empty());
         assert_eq!(secondary(&[(NETWORK_STATUS, r#"[{"interface":"net1:7"},{"interface":"net2"}]"#)]), ["net2"]);
+    }
+
+    #[test]
+    fn a_network_with_the_default_route_is_not_secondary() {
+        let selected = r#"[{"name": "a", "default-route": ["10.0.0.1"]}, {"name": "b", "default-route": []}]"#;
+        let found = interfaces(&[("k8s.v1.cni.cncf.io/networks", selected)]);
+        assert_eq!((found.secondary, found.default), (vec!["net2".to_owned()], vec!["net1".to_owned()]));
+        let status = r#"[{"interface": "eth0"}, {"interface": "ovn-udn1", "default": true}, {"interface": "net1"},
+            {"interface": "net2", "default": true}]"#;
+        let both = [("k8s.v1.cni.cncf.io/networks", "a,b,c"), (NETWORK_STATUS, status)];
+        let found = interfaces(&both);
+        assert_eq!(found.secondary, ["net1", "net3"]);
+        assert_eq!(found.default, ["net2", "ovn-udn1"]);
     }
 
     /// Otherwise the pod's author could exclude `eth0` even if the node pins its policy.

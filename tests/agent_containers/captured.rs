@@ -1,5 +1,6 @@
 //! Excluded containers that start captured, and the Events with the cause.
 
+use crate::cgroup::Cgroup;
 use crate::container::Container;
 use crate::scene::{SLOW, SOCKET, SOON, VAULT, WEB, scene};
 use nix::mount::umount;
@@ -83,6 +84,24 @@ fn a_pod_whose_network_namespace_is_not_visible_gets_an_event_with_the_cause() {
         assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
         let message = scene.wait_for_event(&pod, CAPTURED, VAULT, SLOW);
         assert!(message.contains("network namespace"), "{message}");
+    });
+}
+
+/// The control group of the pod would exclude all its containers; so would that of a process with a reused PID.
+#[test]
+fn a_container_without_a_control_group_of_its_own_is_captured_and_reported() {
+    scene(|scene| {
+        let (pod, runtime, agent) = (scene.pod(VAULT, &json!({})), scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut vault = Container::create_in(&pod, VAULT, |_| Cgroup::new());
+        let process = format!("/proc/{}", vault.pid());
+        std::os::unix::fs::symlink(&process, scene.reach(&process)).expect("linked");
+        plugin.start(&vault);
+        assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
+        assert!(pod.elements().is_empty());
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT, SLOW);
+        assert!(message.contains(&format!("expected the container's ID {}", vault.id)), "{message}");
     });
 }
 

@@ -35,7 +35,14 @@ pub(crate) struct Container<'a> {
 impl<'a> Container<'a> {
     /// Creates a container that waits for its first command.
     pub(crate) fn create(pod: &'a Pod, name: &'static str) -> Self {
-        let group = Cgroup::new();
+        Self::create_in(pod, name, Cgroup::of_container)
+    }
+
+    /// The same in a control group that `group` creates for the container's ID.
+    pub(crate) fn create_in(pod: &'a Pod, name: &'static str, group: impl FnOnce(&str) -> Cgroup) -> Self {
+        // The beginning is unique, as in random IDs: comments of elements have only that.
+        let id: String = node::id("c").chars().rev().collect();
+        let group = group(&id);
         let mut process = group
             .command("nsenter")
             .arg(format!("--net={}", pod.netns().display()))
@@ -51,8 +58,6 @@ impl<'a> Container<'a> {
         let netns = |path: &Path| std::fs::metadata(path).map(|file| file.ino()).ok();
         let (own, wanted) = (PathBuf::from(format!("/proc/{}/ns/net", process.id())), netns(&pod.netns()));
         wait_until("the process is in the pod", SLOW, || netns(&own) == wanted);
-        // The beginning is unique, as in random IDs: comments of elements have only that.
-        let id = node::id("c").chars().rev().collect();
         Self { pod, name, id, group, process, commands, answers }
     }
 

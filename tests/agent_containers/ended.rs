@@ -94,6 +94,24 @@ fn a_container_keeps_its_bypass_between_the_runtimes_report_and_its_exit() {
     });
 }
 
+/// Its control group still has a process, as if it were that of another container or of the whole pod.
+#[test]
+fn the_removal_of_a_container_ends_its_bypass() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({}));
+        let (runtime, agent) = (scene.runtime(), scene.agent());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut web = Container::create(&pod, WEB);
+        plugin.start(&web);
+        assert_eq!(web.connect(), "direct");
+        plugin.stop(&web);
+        plugin.remove(&web);
+        pod.wait_for_elements(&[], SOON);
+        assert_eq!(web.connect(), "failed", "it is redirected, and no proxy listens");
+    });
+}
+
 #[test]
 fn an_agent_that_starts_after_the_proxy_ends_the_bypass() {
     scene(|scene| {

@@ -41,6 +41,11 @@ impl Plugin {
         waited
     }
 
+    /// Reports the removal of a container.
+    pub(crate) fn remove(&mut self, container: &Container<'_>) {
+        self.0.call("RemoveContainer", &event(container, RUNNING));
+    }
+
     /// Reports the end of a container.
     pub(crate) fn stop(&mut self, container: &Container<'_>) {
         self.0.call("StopContainer", &event(container, RUNNING));

@@ -142,8 +142,8 @@ impl Scene<'_> {
             fs::write(&path, "").expect("written");
             bind(&pause.netns(), &path);
         }
-        self.node.keep("results", ("cluster", "eth0"), &sandbox, &uid, &sandbox);
         let pod = Pod { uid, sandbox, pause, outside, annotation: annotation.to_owned() };
+        self.node.keep("results", ("cluster", "eth0"), &pod.sandbox, (&pod.name(), &pod.uid), &pod.sandbox);
         pod.tool(
             "ip",
             &["-batch", "-"],

@@ -173,6 +173,23 @@ fn a_process_in_another_pods_netns_does_not_redirect_the_repair() {
     });
 }
 
+/// The annotation is that of a static pod's mirror, and any author can set it.
+#[test]
+fn an_annotation_with_another_pods_uid_neither_redirects_nor_blocks_the_repair() {
+    scene(|scene| {
+        let victim = scene.pod();
+        let before = Kernel::of(&victim);
+        let mut thief = scene.pod();
+        thief.annotate(scene, "kubernetes.io/config.hash", &victim.uid);
+        let without_address = ObservedPod { addresses: Vec::new(), ..ObservedPod::clone(&thief.unvalidated()) };
+        assert_eq!(scene.repair().run_pass(&[Arc::new(without_address)], Instant::now()), []);
+        let done = one(scene.repair().run_pass(&[thief.unvalidated()], Instant::now()));
+        assert_eq!(done.outcome, RepairOutcome::Repaired);
+        Kernel::of(&victim).assert_is(&before, "untouched");
+        assert_eq!(scene.attachments(&thief), ["cluster@eth0.json"]);
+    });
+}
+
 #[test]
 fn a_pod_without_a_netns_gets_an_event() {
     scene(|scene| {

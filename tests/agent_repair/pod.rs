@@ -48,8 +48,9 @@ impl Pod {
         let (uid, sandbox) = (uid(), id("b"));
         let pause = scene.node.process("pause", &group(&uid, &sandbox), Where::New);
         scene.node.pin(&sandbox, &pause);
-        scene.node.keep("results", ("cluster", "eth0"), &sandbox, &uid, &sandbox);
         let pod = Self { uid, sandbox, pause, address: "10.88.0.2", annotations: Vec::new(), dialect: "auto" };
+        let named = (&*pod.name(), &*pod.uid);
+        scene.node.keep("results", ("cluster", "eth0"), &pod.sandbox, named, &pod.sandbox);
         pod.tool("ip", &["-batch", "-"], LINKS);
         pod
     }

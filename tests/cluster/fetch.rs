@@ -121,7 +121,8 @@ fn a_kubeconfig_as_kubectl_writes_it() {
 fn a_static_pod_is_identified_by_its_hash() {
     let server = Server::plain(|request| {
         let mut pod = pod("mirror");
-        pod["metadata"]["annotations"] = json!({"kubernetes.io/config.hash": "uid-1"});
+        pod["metadata"]["annotations"] =
+            json!({"kubernetes.io/config.hash": "uid-1", "kubernetes.io/config.mirror": "uid-1"});
         if request.line == GET_POD { Answer::json(200, &pod) } else { Answer::json(200, &namespace()) }
     });
     let path = kubeconfig("static-pod", &json!({"server": server.http()}), &json!({}));

@@ -183,9 +183,9 @@ fn an_excluded_container_is_exempt_from_its_creation_to_its_end() {
     on_a_node(|| {
         let scene = Scene::new("container-exit");
         for state in [Scene::crio, Scene::containerd] {
-            let (pods, app) = (Cgroup::new(), Cgroup::new());
-            let cgroup = pods.child("container");
-            let [process, other] = [scene.process(&cgroup), scene.process(&app)];
+            let (cgroup, app) = (Cgroup::of_container(VAULT), Cgroup::new());
+            let below = cgroup.child("container");
+            let [process, other] = [scene.process(&below), scene.process(&app)];
             scene.accepts(&state(&scene, "vault", "creating", process.id()));
             let expected = ContainerElement::new(ContainerScope::All, cgroup.id(), "vault", VAULT);
             assert_eq!(scene.elements(), slice::from_ref(&expected));
@@ -204,8 +204,8 @@ fn an_excluded_container_is_exempt_from_its_creation_to_its_end() {
 fn an_excluded_container_that_cannot_be_exempted_does_not_start() {
     on_a_node(|| {
         let scene = Scene::new("container-exit");
-        let cgroup = Cgroup::new();
-        let process = scene.process(&cgroup);
+        let (cgroup, of_pod) = (Cgroup::of_container(VAULT), Cgroup::new());
+        let (process, other) = (scene.process(&cgroup), scene.process(&of_pod));
         let start = |pid| scene.crio("vault", "creating", pid);
         let message = scene.refuses(&start(std::process::id()));
         let named = format!("detour-hook: container \"vault\" ({VAULT}) of pod sandbox {:?}: ", scene.pod.container_id);
@@ -215,6 +215,8 @@ fn an_excluded_container_that_cannot_be_exempted_does_not_start() {
         for pid in [0, i32::MAX as u32] {
             assert!(scene.refuses(&start(pid)).contains("expected the network namespace"), "{pid}");
         }
+        let message = scene.refuses(&start(other.id()));
+        assert!(message.contains(&format!("expected the container's ID {VAULT} in the path, got ")), "{message}");
         let mut nameless = start(process.id());
         nameless["annotations"]["io.kubernetes.cri-o.Metadata"] = "{".into();
         assert!(scene.refuses(&nameless).contains("expected the container's name"));
@@ -268,7 +270,7 @@ fn a_container_that_ends_after_its_pod_is_no_error() {
 fn a_container_that_starts_after_the_proxy_listens_is_captured() {
     on_a_node(|| {
         let scene = Scene::new("proxy-ready");
-        let cgroup = Cgroup::new();
+        let cgroup = Cgroup::of_container(VAULT);
         let process = scene.process(&cgroup);
         let start = scene.crio("vault", "creating", process.id());
         scene.accepts(&start);
@@ -345,7 +347,7 @@ fn check_reports_elements_that_no_excluded_container_explains() {
 fn the_time_of_a_call_is_measured() {
     on_a_node(|| {
         let scene = Scene::new("container-exit");
-        let cgroup = Cgroup::new();
+        let cgroup = Cgroup::of_container(VAULT);
         let process = scene.process(&cgroup);
         let median = |work: &mut dyn FnMut()| {
             let mut times = BTreeSet::new();

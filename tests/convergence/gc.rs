@@ -114,3 +114,38 @@ fn an_unreadable_record_does_not_block_the_others() {
         }
     });
 }
+
+/// The kernel gives the identity of a namespace that is gone to a new one, here with the path of the old one.
+#[test]
+fn a_late_del_or_gc_of_an_earlier_pod_with_the_same_path_and_inode_changes_nothing() {
+    on_a_node(|| {
+        let live = Pod::new();
+        for late in ["DEL", "GC"] {
+            live.add(REDIRECT).done();
+            let before = Kernel::of(&live);
+            let earlier = forged_earlier(&live);
+            match late {
+                "GC" => gc("istio-cni", Some(&[(&live, REDIRECT)])).done(),
+                _ => earlier
+                    .call_with("DEL", "net1", &REDIRECT.configuration(), &live.netns().display().to_string())
+                    .done(),
+            }
+            Kernel::of(&live).assert_is(&before, late);
+            live.check(REDIRECT).done();
+            let of_earlier = Path::new(STATE).join("attachments").join(&earlier.container_id);
+            assert!(!of_earlier.exists(), "the saved state of the deleted pod is removed");
+            live.del(REDIRECT).done();
+            assert!(!Kernel::of(&live).has_rules());
+        }
+    });
+}
+
+/// Returns a pod whose saved state is that of `live`, as if its network namespace had had the same path and inode.
+fn forged_earlier(live: &Pod) -> Pod {
+    let earlier = Pod::new();
+    let directory = |pod: &Pod| Path::new(STATE).join("attachments").join(&pod.container_id);
+    std::fs::create_dir(directory(&earlier)).expect("writable");
+    let file = "istio-cni@net1.json";
+    std::fs::copy(directory(live).join(file), directory(&earlier).join(file)).expect("copied");
+    earlier
+}

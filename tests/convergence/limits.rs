@@ -266,3 +266,27 @@ fn too_many_attachments_of_a_container_are_refused() {
         }
     });
 }
+
+#[test]
+fn a_network_name_that_is_too_long_for_a_state_file_is_refused_early_and_has_no_record() {
+    on_a_node(|| {
+        let pod = Pod::new();
+        let mut configuration = Input::default().configuration("long-name");
+        let netns = pod.netns().display().to_string();
+        for (length, accepted) in [(225, true), (226, false), (239, false), (300, false)] {
+            configuration["name"] = "n".repeat(length).into();
+            // The longest name of an interface makes the longest name of a file.
+            let call = |verb: &str| pod.call_with(verb, "interface123456", &configuration, &netns);
+            match (call("ADD"), accepted) {
+                (Answer::Done, true) => assert!(Kernel::of(&pod).has_rules()),
+                (Answer::Refused(7, text), false) => {
+                    assert!(text.contains(&format!("name: expected at most 225 bytes, got {length}")), "{text}");
+                    assert!(!Kernel::of(&pod).has_rules());
+                }
+                (answer, _) => panic!("{length}: {answer:?}"),
+            }
+            call("DEL").done();
+            assert!(!Kernel::of(&pod).has_rules());
+        }
+    });
+}

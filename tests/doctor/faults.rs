@@ -130,7 +130,7 @@ const NEVER_STARTED: &str = "Failed to create pod sandbox: rpc error: code = Unk
     sandbox k8s_web-0_shop_0(1): error adding pod shop_web-0 to CNI network \"multus-cni-network\": [shop/web-0:istio-cni]: \
     error adding container to network \"istio-cni\": failed to find plugin \"istio-cni\" in path [/var/lib/cni/bin]";
 
-const SANDBOXES: [Fault; 10] = [
+const SANDBOXES: [Fault; 11] = [
     ("netns-gone", "netns-found", AS_IS, gone),
     ("rules-flushed", "rules-equal", AS_IS, |scene| scene.netns.run("nft flush ruleset")),
     ("rule-removed", "rules-equal", AS_IS, |scene| scene.netns.run("iptables -t nat -D ISTIO_OUTPUT 3")),
@@ -147,6 +147,12 @@ const SANDBOXES: [Fault; 10] = [
         |scene| {
             scene.netns.run("ip rule del fwmark 1337 lookup 133");
         },
+    ),
+    (
+        "default-route-excluded",
+        "default-route-captured",
+        |plan| plan.cluster.annotate("traffic.sidecar.istio.io/excludeInterfaces", "eth0"),
+        NOTHING,
     ),
     ("plugin-never-ran", "rules-equal", |plan| plan.is_added = false, NOTHING),
     ("proxy-not-listening", "proxy-listening", |plan| plan.proxy.1 = &[15006, 15053], NOTHING),

@@ -33,12 +33,12 @@ fn manifest(name: &str, uid: &str, node: &str, host_network: bool) -> String {
 }
 
 impl<'a> Scene<'a> {
-    /// The pod `web` runs here with rules; `away` runs on another node, `host` uses its node's network.
+    /// The pod `web-0` runs here with rules; `away` runs on another node, `host` uses its node's network.
     fn new(node: &'a Node) -> Self {
         node.keep_state();
         let pod = Pod::new(node).with_cached_result(node);
         let pods = [
-            manifest("web", &pod.uid, "here", false),
+            manifest("web-0", &pod.uid, "here", false),
             manifest("away", &uid(), "worker-7", false),
             manifest("host", &uid(), "here", true),
             json!({"kind": "Namespace", "metadata": {"name": "shop"}}).to_string(),
@@ -51,7 +51,7 @@ impl<'a> Scene<'a> {
             "kubernetes": {"manifests_dir": manifests, "agent_namespace": "mesh"},
         });
         let scene = Self { node, conf: node.file("conf", &conf.to_string()), pod };
-        let args = format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web;K8S_POD_UID={}", scene.pod.uid);
+        let args = format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID={}", scene.pod.uid);
         let mut add = Command::new(env!("CARGO_BIN_EXE_detour"));
         add.env("CNI_COMMAND", "ADD").env("CNI_CONTAINERID", &scene.pod.sandbox).env("CNI_IFNAME", "eth0");
         add.env("CNI_NETNS", scene.pod.pause.netns()).env("CNI_PATH", "/nowhere").env("CNI_ARGS", args);
@@ -90,7 +90,7 @@ fn rules_accepts_a_pod_by_name_container_pid_or_path() {
     scene(|node| {
         let scene = Scene::new(node);
         for selector in [
-            &["-n", "shop", "web", "--config", &scene.conf][..],
+            &["-n", "shop", "web-0", "--config", &scene.conf][..],
             &["--pod-uid", &scene.pod.uid],
             &["--container", &scene.pod.sandbox[..40]],
         ] {
@@ -128,7 +128,7 @@ fn trace_uses_the_live_rules_of_the_pod() {
         let scene = Scene::new(node);
         let packet = ["--from", "uid=1000", "--to", "198.51.100.7:443/tcp"];
         for selector in [
-            &["--live", "-n", "shop", "web", "--config", &scene.conf][..],
+            &["--live", "-n", "shop", "web-0", "--config", &scene.conf][..],
             &["--pod-uid", &scene.pod.uid],
             &["--container", &scene.pod.sandbox],
             &["--pid", &scene.pod.pause.pid().to_string()],

@@ -7,7 +7,7 @@ mod support;
 
 use support::simulated_node as node;
 
-use detour_cni::netns::find::{FoundNetns, of_container, of_name, of_pod};
+use detour_cni::netns::find::{FoundNetns, of_container, of_name, of_pod, of_uid};
 use node::{Node, Process, Where, id, scene, uid};
 use std::net::IpAddr;
 use std::process::Command;
@@ -36,14 +36,14 @@ impl Pod {
 
     fn with_cached_result(self, node: &Node) -> Self {
         node.pin(&self.sandbox, &self.pause);
-        node.keep("results", ("cluster", "eth0"), &self.sandbox, &self.uid, &self.sandbox);
+        node.keep("results", ("cluster", "eth0"), &self.sandbox, ("web-0", &self.uid), &self.sandbox);
         self
     }
 }
 
 #[track_caller]
 fn found(node: &Node, uid: &str) -> FoundNetns {
-    of_pod(&node.root, uid).expect("no error").expect("found")
+    of_uid(&node.root, uid).expect("no error").expect("found")
 }
 
 #[track_caller]
@@ -62,8 +62,8 @@ fn refused(result: Result<Option<FoundNetns>, detour_cni::cni::Error>, parts: &[
 fn a_pod_is_found_by_cached_result_and_process() {
     scene(|node| {
         let pod = Pod::new(node).with_cached_result(node);
-        node.keep("multus/results", ("istio-cni", "net1"), &pod.sandbox, &pod.uid, &pod.sandbox);
-        node.keep("results", ("a-loopback", "lo"), &pod.sandbox, &pod.uid, &pod.sandbox);
+        node.keep("multus/results", ("istio-cni", "net1"), &pod.sandbox, ("web-0", &pod.uid), &pod.sandbox);
+        node.keep("results", ("a-loopback", "lo"), &pod.sandbox, ("web-0", &pod.uid), &pod.sandbox);
         let found = found(node, &pod.uid);
         is_in(&found, &pod.pause);
         assert_eq!(found.netns, node.root.join("run/netns").join(&pod.sandbox));
@@ -90,7 +90,7 @@ fn a_pod_is_found_by_cached_result_or_process_alone() {
         let by_result = found(node, &pod.uid);
         is_in(&by_result, &other);
         assert_eq!(by_result.container_id.as_deref(), Some(pod.sandbox.as_str()));
-        assert_eq!(of_pod(&node.root, &uid()).expect("no error"), None);
+        assert_eq!(of_uid(&node.root, &uid()).expect("no error"), None);
     });
 }
 
@@ -111,9 +111,9 @@ fn a_cached_result_that_contradicts_the_process_is_an_error() {
     scene(|node| {
         let (pod, other) = (Pod::new(node), Pod::new(node));
         node.pin("other", &other.pause);
-        node.keep("results", ("cluster", "eth0"), &pod.sandbox, &pod.uid, "other");
+        node.keep("results", ("cluster", "eth0"), &pod.sandbox, ("web-0", &pod.uid), "other");
         refused(
-            of_pod(&node.root, &pod.uid),
+            of_uid(&node.root, &pod.uid),
             &[&pod.uid, "run/netns/other", "its oldest process", "(pause) is in another network namespace"],
         );
     });
@@ -125,11 +125,11 @@ fn of_two_sandboxes_the_one_with_a_process_is_current() {
         let pod = Pod::new(node).with_cached_result(node);
         let (old, before) = (id("c"), node.process("cat", "detour-find-no-pod", Where::New));
         node.pin(&old, &before);
-        node.keep("results", ("cluster", "eth0"), &old, &pod.uid, &old);
+        node.keep("results", ("cluster", "eth0"), &old, ("web-0", &pod.uid), &old);
         is_in(&found(node, &pod.uid), &pod.pause);
         assert_eq!(of_container(&node.root, &old).expect("no error"), None);
         pod.pause.end();
-        refused(of_pod(&node.root, &pod.uid), &[&old, &pod.sandbox, "no running process shows which one is current"]);
+        refused(of_uid(&node.root, &pod.uid), &[&old, &pod.sandbox, "no running process shows which one is current"]);
     });
 }
 
@@ -146,19 +146,54 @@ fn a_pod_is_found_by_its_name_if_the_name_is_unique() {
     });
 }
 
+/// Returns a pod of the namespace shop as the API has it.
+fn object(name: &str, uid: &str, annotations: &[(&str, &str)]) -> detour_cni::pod::Pod {
+    detour_cni::pod::Pod {
+        namespace: "shop".into(),
+        name: name.into(),
+        uid: Some(uid.into()),
+        annotations: annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        ..detour_cni::pod::Pod::default()
+    }
+}
+
+#[test]
+fn a_pod_with_the_uid_of_another_pod_in_an_annotation_is_not_found_there() {
+    scene(|node| {
+        let victim = Pod::new(node).with_cached_result(node);
+        let hash = [("kubernetes.io/config.hash", victim.uid.as_str())];
+        let mirror = [hash[0], ("kubernetes.io/config.mirror", victim.uid.as_str())];
+        let of = |pod: &detour_cni::pod::Pod| of_pod(&node.root, pod);
+        assert_eq!(of(&object("thief", &uid(), &hash)), Ok(None));
+        refused(of(&object("thief", &uid(), &mirror)), &["shop/thief", &victim.uid, "of pod shop/web-0"]);
+        is_in(&of(&object("web-0", &uid(), &mirror)).expect("no error").expect("found"), &victim.pause);
+        is_in(&of(&object("web-0", &victim.uid, &[])).expect("no error").expect("found"), &victim.pause);
+    });
+}
+
+#[test]
+fn a_static_pod_is_not_found_by_its_process_alone() {
+    scene(|node| {
+        let pod = Pod::new(node);
+        let mirror = [("kubernetes.io/config.hash", pod.uid.as_str()), ("kubernetes.io/config.mirror", "x")];
+        refused(of_pod(&node.root, &object("web-0", &uid(), &mirror)), &["shop/web-0", &pod.uid, "no cached result"]);
+        is_in(&of_pod(&node.root, &object("web-0", &pod.uid, &[])).expect("no error").expect("found"), &pod.pause);
+    });
+}
+
 #[test]
 fn a_namespace_that_no_longer_exists_is_not_found() {
     scene(|node| {
         let pod = Pod::new(node);
         // The mount point that remains when a bind mount is gone.
         std::fs::write(node.root.join("run/netns/gone"), "").expect("written");
-        node.keep("results", ("cluster", "eth0"), &id("d"), &pod.uid, "gone");
+        node.keep("results", ("cluster", "eth0"), &id("d"), ("web-0", &pod.uid), "gone");
         let found = found(node, &pod.uid);
         is_in(&found, &pod.pause);
         assert!(found.attachments.is_empty() && found.open().is_ok(), "{found:?}");
         pod.pause.end();
         assert!(found.open().expect_err("it has ended").msg.contains("no longer exists"));
-        assert_eq!(of_pod(&node.root, &pod.uid).expect("no error"), None);
+        assert_eq!(of_uid(&node.root, &pod.uid).expect("no error"), None);
     });
 }
 
@@ -167,10 +202,10 @@ fn the_nodes_own_network_namespace_is_refused() {
     scene(|node| {
         let uid = uid();
         let host = node.process("pause", &group(&uid, &id("a")), Where::Node);
-        refused(of_pod(&node.root, &uid), &["(pause)", "the node's own network namespace", "hostNetwork"]);
+        refused(of_uid(&node.root, &uid), &["(pause)", "the node's own network namespace", "hostNetwork"]);
         node.pin("node", &host);
-        node.keep("results", ("cluster", "eth0"), "c", "another", "node");
-        refused(of_pod(&node.root, "another"), &["/var/run/netns/node", "the node's own"]);
+        node.keep("results", ("cluster", "eth0"), "c", ("web-0", "another"), "node");
+        refused(of_uid(&node.root, "another"), &["/var/run/netns/node", "the node's own"]);
     });
 }
 
@@ -193,7 +228,7 @@ fn a_pod_in_its_own_user_namespace_is_found_with_its_addresses() {
         let (uid, sandbox) = (uid(), id("f"));
         let pause = node.process("pause", &group(&uid, &sandbox), Where::OwnUsers);
         let timeout = Duration::from_secs(60);
-        let found = wait_for(|| of_pod(&node.root, &uid).ok().flatten());
+        let found = wait_for(|| of_uid(&node.root, &uid).ok().flatten());
         is_in(&found, &pause);
         let added = found.open().expect("open").enter(timeout, || {
             let ip = |arguments: &[&str]| Command::new("ip").args(arguments).status().expect("run ip").success();

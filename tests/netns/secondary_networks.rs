@@ -36,6 +36,69 @@ fn existing_and_selected_secondary_interfaces_are_excluded() {
     assert!(!rules.contains("eth0"), "{rules}");
 }
 
+/// A primary user-defined network of OVN-Kubernetes: `eth0` carries only probes, and the pod's default route is on
+/// another interface.
+#[test]
+fn an_interface_with_the_default_route_is_captured() {
+    let world = World::new(Families::Both);
+    for (interface, peer) in [("ovn-udn1", "far0"), ("net2", "far1"), ("data0", "far2"), ("shown0", "far3")] {
+        world.ip(&["link", "add", interface, "type", "veth", "peer", "name", peer]);
+        world.ip(&["link", "set", interface, "up"]);
+    }
+    world.ip(&["route", "del", "default"]);
+    world.ip(&["route", "add", "default", "dev", "ovn-udn1"]);
+    world.ip(&["-6", "route", "del", "default"]);
+    world.ip(&["-6", "route", "add", "default", "dev", "net2"]);
+    let status = [("k8s.v1.cni.cncf.io/network-status", r#"[{\"interface\": \"shown0\", \"default\": true}]"#)];
+    let pod = manifest(false, PROXY, &status).replace("default/istio-cni", "default/istio-cni, a, b");
+    for dialect in ["iptables", "nftables"] {
+        let manifests = world.manifests(&[NAMESPACE, &pod]);
+        let mut configuration = chain(
+            &manifests,
+            json!([{ "type": "istio-redirect", "capture_secondary_networks": false, "exclude_interfaces": "data0" }]),
+        );
+        configuration["dialect"] = dialect.into();
+        world.add(&configuration);
+        let rules = format!(
+            "{:?}{:?}{:?}",
+            world.iptables_save(Family::V4),
+            world.iptables_save(Family::V6),
+            world.native_tables()
+        );
+        for captured in ["ovn-udn1", "net2", "shown0"] {
+            assert!(!rules.contains(captured), "{captured} is excluded: {rules}");
+        }
+        for excluded in ["data0", "net1", "net3"] {
+            assert!(rules.contains(excluded), "{excluded} is captured: {rules}");
+        }
+        world.call("CHECK", &configuration).run().expect_success();
+        world.call("DEL", &configuration).run().expect_success();
+    }
+}
+
+#[test]
+fn traffic_over_a_primary_user_defined_network_is_captured() {
+    let world = World::new(Families::V4);
+    let route = world.ip(&["route", "show", "default"]);
+    for command in ["link set eth0 down", "link set eth0 name ovn-udn1", "link set ovn-udn1 up"] {
+        world.ip(&command.split(' ').collect::<Vec<_>>());
+    }
+    let route = format!("route add {}", route.trim().replace("eth0", "ovn-udn1"));
+    world.ip(&route.split_whitespace().collect::<Vec<_>>());
+    world.ip(&["link", "add", "eth0", "type", "veth", "peer", "name", "probes"]);
+    let manifests = story(&world, Dns::Left, &[]);
+    for dialect in ["iptables", "nftables"] {
+        let mut configuration =
+            chain(&manifests, json!([{ "type": "istio-redirect", "capture_secondary_networks": false }]));
+        configuration["dialect"] = dialect.into();
+        world.add(&configuration);
+        let server = SERVER.at(Family::V4, HTTPS);
+        let arrival = world.pod_sends(APP_PROCESS, Protocol::Tcp, server);
+        assert_eq!(arrival, Arrival::captured(OUTBOUND, server), "{dialect}");
+        world.call("DEL", &configuration).run().expect_success();
+    }
+}
+
 /// An alias is a label of an address, and iptables takes a name that ends in `+` for a prefix: a rule for it would
 /// exclude all traffic.
 #[test]

@@ -77,12 +77,13 @@ fn the_library_reports_each_event_to_the_plugin() {
     assert!(containers.iter().all(|container| container.running));
     let Report::Status(NriStatus::Registered { runtime: name, version }) = plugin.next() else { panic!("a status") };
     assert_eq!((name.as_str(), version.starts_with("0.")), ("nri-runtime", true));
-    for (call, expected) in [("start", 0), ("post-start", 1), ("stop", 2), ("remove", 2)] {
+    for (call, expected) in [("start", 0), ("post-start", 1), ("stop", 2), ("remove", 3)] {
         runtime.call(&format!("{call} a"));
         let (kind, pod, container) = match plugin.next_call() {
             Call::Start(pod, container) => (0, pod, container),
             Call::Started(pod, container) => (1, pod, container),
             Call::Stopped(pod, container) => (2, pod, container),
+            Call::Removed(pod, container) => (3, pod, container),
             Call::Synchronize(..) => panic!("another synchronization"),
         };
         assert_eq!(kind, expected, "{call}");

@@ -18,6 +18,7 @@ pub(crate) enum Call {
     Start(NriPod, NriContainer),
     Started(NriPod, NriContainer),
     Stopped(NriPod, NriContainer),
+    Removed(NriPod, NriContainer),
 }
 
 /// What the plugin did.
@@ -56,6 +57,10 @@ impl<W: FnMut(&Call) + Send> NriHandler for Recorder<W> {
 
     fn stopped(&mut self, pod: &NriPod, container: &NriContainer) {
         self.record(Call::Stopped(pod.clone(), container.clone()));
+    }
+
+    fn removed(&mut self, pod: &NriPod, container: &NriContainer) {
+        self.record(Call::Removed(pod.clone(), container.clone()));
     }
 }
 

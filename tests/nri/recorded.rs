@@ -19,14 +19,14 @@ fn golden(name: &str) -> PathBuf {
 
 /// Returns the status and the calls as text, up to the removal of a container.
 fn reports_until_removal(plugin: &Plugin) -> String {
-    let (mut text, mut stops) = (String::new(), 0);
-    while stops < 2 {
+    let (mut text, mut removed) = (String::new(), false);
+    while !removed {
         match plugin.next() {
             // A runtime that starts has a socket before it listens.
             Report::Status(NriStatus::Disconnected(_)) => continue,
             Report::Status(status) => writeln!(text, "{status:#?}").expect("written"),
             Report::Call(call) => {
-                stops += usize::from(matches!(call, Call::Stopped(..)));
+                removed = matches!(call, Call::Removed(..));
                 writeln!(text, "{call:#?}").expect("written");
             }
         }

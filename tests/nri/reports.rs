@@ -70,15 +70,17 @@ fn events_reach_the_handler_by_their_own_method_and_by_state_change() {
     let (pod, container) = (expected_pod("a"), expected_container("a"));
     let start = Call::Start(pod.clone(), container.clone());
     let started = Call::Started(pod.clone(), container.clone());
-    let stopped = Call::Stopped(pod, container);
+    let stopped = Call::Stopped(pod.clone(), container.clone());
+    let removed = Call::Removed(pod, container);
     for (method, argument, expected) in [
         ("StartContainer", event("a"), &start),
         ("PostStartContainer", event("a"), &started),
         ("StopContainer", event("a"), &stopped),
-        ("RemoveContainer", event("a"), &stopped),
+        ("RemoveContainer", event("a"), &removed),
         ("StateChange", state_change(6, "a"), &start),
         ("StateChange", state_change(7, "a"), &started),
-        ("StateChange", state_change(11, "a"), &stopped),
+        ("StateChange", state_change(10, "a"), &stopped),
+        ("StateChange", state_change(11, "a"), &removed),
     ] {
         assert_eq!(peer.call(method, &argument), EMPTY, "{method}");
         assert_eq!(plugin.next_call(), *expected, "{method}");

@@ -118,6 +118,35 @@ fn gc_removes_pods_that_the_runtime_no_longer_has() {
     assert!(!node.has_saved_state());
 }
 
+/// The kernel gives the identity of a namespace that is gone to a new one, here with the path of the old one.
+#[test]
+fn a_late_del_or_gc_of_an_earlier_pod_leaves_the_network_namespace_of_the_new_one() {
+    let (node, conf) = added(&json!({}));
+    let valid = json!([{"containerID": node.pod.name, "ifname": "eth0"}]);
+    for late in ["DEL", "GC"] {
+        let before = node.recorders.seen().len();
+        let earlier = node.dir.join("state/earlier");
+        fs::create_dir(&earlier).expect("writable");
+        fs::copy(node.state_file(), earlier.join("primary@eth0.json")).expect("copied");
+        if late == "GC" {
+            gc(&node, &conf, &valid);
+        } else {
+            let mut environment = node.environment("DEL");
+            environment.insert("CNI_CONTAINERID".into(), "earlier".into());
+            let output = call(&environment, &conf);
+            assert!(output.success, "{output:?}");
+        }
+        let seen = node.recorders.seen();
+        let dels: Vec<_> = seen[before..].iter().filter(|seen| seen.command == "DEL").collect();
+        assert_eq!(dels.len(), 2, "{late}");
+        assert!(dels.iter().all(|del| del.environment["CNI_NETNS"].is_empty()), "{late}");
+        assert!(!earlier.exists() && node.state_file().exists(), "{late}");
+    }
+    node.done("DEL", &conf);
+    let last = node.recorders.seen().pop().expect("called");
+    assert_eq!(last.environment["CNI_NETNS"], node.pod.netns().display().to_string());
+}
+
 #[test]
 fn status_calls_the_default_network() {
     for (behaviour, wanted) in

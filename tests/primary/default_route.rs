@@ -86,6 +86,30 @@ fn the_gateways_of_selections_replace_the_default_routes_of_plugins() {
     }
 }
 
+/// A DPDK device is not in the kernel, although the result of its plugin names an interface.
+#[test]
+fn a_network_without_a_device_has_no_default_route_to_remove() {
+    let result = json!({"cniVersion": "1.0.0", "interfaces": [{"name": "net2", "sandbox": "/run/netns/x"}]});
+    let node = Node::with(
+        Recorders::new()
+            .with("first", &plain("10"))
+            .with("one", &plain("11"))
+            .with("dpdk", &format!("if [ $CNI_COMMAND = ADD ]; then printf '%s' '{result}'; fi")),
+    );
+    for name in ["one", "dpdk"] {
+        node.definition("shop", name, &json!({"cniVersion": "1.0.0", "type": name}));
+    }
+    node.pod_selects(&json!([{"name": "one", "default-route": ["10.11.0.254"]}, {"name": "dpdk"}]).to_string());
+    let conf = node.conf(&json!({"cniVersion": "1.0.0", "name": "cluster", "type": "first"}), &json!({}));
+    node.done("ADD", &conf);
+    assert_eq!(routes(&node), [vec!["10.11.0.254 net1"], vec![]]);
+    node.done("DEL", &conf);
+    // Its own default route can't exist.
+    node.pod_selects(&json!([{"name": "one"}, {"name": "dpdk", "default-route": ["10.11.0.254"]}]).to_string());
+    let (code, text) = node.refused("ADD", &conf);
+    assert!(code == 102 && text.contains("can't replace the default route of net2: ENODEV"), "{code} {text}");
+}
+
 #[test]
 fn without_the_key_a_second_default_route_fails_in_the_plugin() {
     let error = added(&json!([{"name": "one"}])).map(drop).expect_err("refused");

@@ -17,9 +17,18 @@ pub(crate) struct Cgroup {
 impl Cgroup {
     /// Creates a control group directly below the root of the hierarchy, with a name that is unique on this machine.
     pub(crate) fn new() -> Self {
+        Self::with_suffix("")
+    }
+
+    /// Creates the control group of a container. As those of runtimes, its name ends with the container's ID.
+    pub(crate) fn of_container(id: &str) -> Self {
+        Self::with_suffix(&format!("-{id}"))
+    }
+
+    fn with_suffix(suffix: &str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Self::create(hierarchy().join(format!("detour-test-{}-{number}", std::process::id())))
+        Self::create(hierarchy().join(format!("detour-test-{}-{number}{suffix}", std::process::id())))
     }
 
     /// Creates a control group below this one.

@@ -158,19 +158,20 @@ impl Node {
         bind(&here, own);
     }
 
-    /// Keeps a result of an ADD in /var/run/netns/`netns`, as the runtime's library does.
+    /// Keeps a result of an ADD in /var/run/netns/`netns`, as the runtime's library does. `pod` is the name in the
+    /// namespace shop, and the UID.
     pub(crate) fn keep(
         &self,
         directory: &str,
         (network, ifname): (&str, &str),
         container: &str,
-        pod: &str,
+        (pod, uid): (&str, &str),
         netns: &str,
     ) {
         let netns = format!("/var/run/netns/{netns}");
         let text = json!({
             "kind": "cniCacheV1", "containerId": container, "config": "e30=", "ifName": ifname,
-            "networkName": network, "cniArgs": [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "web-0"], ["K8S_POD_UID", pod]],
+            "networkName": network, "cniArgs": [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", pod], ["K8S_POD_UID", uid]],
             "result": {"cniVersion": "1.0.0", "interfaces": [{"name": ifname, "sandbox": netns}]},
         });
         let file = format!("var/lib/cni/{directory}/{network}-{container}-{ifname}");

@@ -25,6 +25,10 @@ impl NriHandler for Reconciler {
     fn stopped(&mut self, pod: &NriPod, container: &NriContainer) {
         self.registry.stopped(pod, container);
     }
+
+    fn removed(&mut self, pod: &NriPod, container: &NriContainer) {
+        self.registry.removed(pod, container);
+    }
 }
 
 impl Reconciler {

@@ -5,7 +5,7 @@ use super::exits::KnownGroups;
 use super::registry::{Applied, NamedContainer, Observed, Registry};
 use crate::agent::metrics::Metrics;
 use crate::agent::pod_reports::PodReports;
-use crate::cgroup::{self, CgroupHierarchy};
+use crate::cgroup::{self, CgroupHierarchy, ContainerGroup};
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
 use crate::netns::find;
@@ -37,8 +37,8 @@ pub(super) struct Reconciler {
 /// The named containers that run.
 #[derive(Default)]
 struct Running {
-    /// Each with whether it has a process already.
-    containers: Vec<(RunningContainer, bool)>,
+    /// Each with its control group, and whether that has a process already.
+    containers: Vec<(RunningContainer, ContainerGroup, bool)>,
     /// The first failure to find a control group.
     problem: Option<Error>,
 }
@@ -148,7 +148,7 @@ impl Reconciler {
     fn change(&self, sandbox_id: &str, excluded: &ExcludedContainers) -> Result<(), Error> {
         let Some(observed) = self.registry.observe(sandbox_id) else { return Ok(()) };
         let Running { containers, problem } = self.running(sandbox_id, &observed)?;
-        let running: Vec<RunningContainer> = containers.iter().map(|(container, _)| container.clone()).collect();
+        let running: Vec<RunningContainer> = containers.iter().map(|(container, ..)| container.clone()).collect();
         // Again, because some may have exited.
         let Some(Observed { exited, complete, proxy_ready, .. }) = self.registry.observe(sandbox_id) else {
             return Ok(());
@@ -168,7 +168,7 @@ impl Reconciler {
             }
         }
         let applied = Applied {
-            running: containers.into_iter().map(|(it, has_process)| (it.id, it.cgroup, has_process)).collect(),
+            running: containers.into_iter().map(|(it, group, has_process)| (it.id, group, has_process)).collect(),
             exited,
             exempted: changes.exempted.iter().map(|(name, _)| name.clone()).collect(),
             bypassing: changes.live.iter().filter_map(|one| Some(one.container.as_ref()?.name.clone())).collect(),
@@ -187,26 +187,28 @@ impl Reconciler {
         }
         let hierarchy = CgroupHierarchy::find(&self.root)?;
         for container in &observed.named {
-            let has_process = hierarchy.is_populated(&container.cgroups_path);
-            let cgroup = match hierarchy.container_id(&container.cgroups_path, container.pid) {
-                _ if container.may_have_exited && has_process == Some(false) => None,
-                // The kernel may have reused the PID of the container's first process.
-                Ok(cgroup) if container.cgroup.is_some_and(|known| known != cgroup) => None,
-                Err(_) if container.may_have_exited || container.cgroup.is_some() => None,
-                Ok(cgroup) => Some(cgroup),
-                // Its first process can exit before the runtime's report is handled.
-                Err(_) if hierarchy.has_exited(container.pid) => None,
-                Err(error) => {
-                    found.problem = found.problem.or(Some(error));
-                    continue;
-                }
+            let group = match &container.group {
+                Some(known) => Some(known.clone()).filter(|known| hierarchy.has_container(known)),
+                None => match hierarchy.container(&container.id, &container.cgroups_path, container.pid) {
+                    Ok(group) => Some(group),
+                    // Its first process can exit before the runtime's report is handled.
+                    Err(_) if container.is_ending || hierarchy.has_exited(container.pid) => None,
+                    Err(_) if container.has_started && container.pid == 0 => None,
+                    Err(error) => {
+                        found.problem = found.problem.or(Some(error));
+                        continue;
+                    }
+                },
             };
+            let is_empty = |group: &ContainerGroup| hierarchy.is_populated(&group.path) == Some(false);
+            let may_have_exited = container.has_started || container.is_ending;
             let NamedContainer { name, id, .. } = container.clone();
-            match cgroup {
-                Some(cgroup) => {
-                    found.containers.push((RunningContainer { name, id, cgroup }, has_process == Some(true)));
+            match group.map(|group| (is_empty(&group), group)) {
+                Some((is_empty, group)) if !(is_empty && may_have_exited) => {
+                    let running = RunningContainer { name, id, cgroup: group.id };
+                    found.containers.push((running, group, !is_empty));
                 }
-                None => exited.push(id),
+                _ => exited.push(id),
             }
         }
         self.registry.mark_exited(sandbox_id, &exited);

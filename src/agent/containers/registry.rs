@@ -4,6 +4,7 @@
 mod sandbox;
 
 use crate::agent::nri::{NriContainer, NriPod, NriStatus};
+use crate::cgroup::ContainerGroup;
 use crate::cluster::agent::ContainersStatus;
 use crate::pod::PodRef;
 use crate::policy::Policy;
@@ -62,10 +63,12 @@ pub(super) struct NamedContainer {
     pub(super) id: String,
     pub(super) cgroups_path: String,
     pub(super) pid: u32,
-    /// Whether it has exited if its control group has no process. Before its start, the group may be empty.
-    pub(super) may_have_exited: bool,
-    /// The ID of its control group, once known.
-    pub(super) cgroup: Option<u64>,
+    /// Whether it has had a process, or had time to start one. Before, its control group may be empty.
+    pub(super) has_started: bool,
+    /// Whether the runtime has reported its end.
+    pub(super) is_ending: bool,
+    /// Its control group, once known.
+    pub(super) group: Option<ContainerGroup>,
 }
 
 /// What is known about a sandbox before its sets are changed.
@@ -87,8 +90,8 @@ pub(super) struct Capture {
 /// A change of the sets that succeeded.
 #[derive(Default)]
 pub(super) struct Applied {
-    /// The containers that run, each with the ID of its control group, and whether that has a process.
-    pub(super) running: Vec<(String, u64, bool)>,
+    /// The containers that run, each with its control group, and whether that has a process.
+    pub(super) running: Vec<(String, ContainerGroup, bool)>,
     /// The IDs of the containers that have exited, whose elements are removed.
     pub(super) exited: Vec<String>,
     /// The names of the containers that have new elements.
@@ -213,6 +216,19 @@ impl Registry {
         self.0.changed.notify_all();
     }
 
+    /// Records the removal of a container: its exclusion ends, whatever is known about its control group.
+    pub(super) fn removed(&self, pod: &NriPod, container: &NriContainer) {
+        let mut state = self.state();
+        let Some(sandbox) = state.sandboxes.get_mut(&pod.id) else { return };
+        sandbox.containers.remove(&container.id);
+        if sandbox.excluding.as_ref().is_some_and(|excluding| excluding.names(&container.name)) {
+            sandbox.exited.insert(container.id.clone());
+            sandbox.wake(Instant::now());
+        }
+        state.remove_unused();
+        self.0.changed.notify_all();
+    }
+
     /// Returns whether the sandbox is known to exclude the container of this name; `None` if it is not known to exclude
     /// any.
     pub(super) fn excludes(&self, sandbox_id: &str, name: &str) -> Option<bool> {
@@ -273,9 +289,8 @@ impl Registry {
         let named = named.map(|(id, container)| {
             let (name, cgroups_path) = (container.name.clone(), container.cgroups_path.clone());
             let has_started = container.had_process || container.added.elapsed() > CHECK_INTERVAL;
-            let may_have_exited = has_started || container.is_ending;
-            let (pid, cgroup) = (container.pid, container.cgroup);
-            NamedContainer { name, id: id.clone(), cgroups_path, pid, may_have_exited, cgroup }
+            let (pid, is_ending, group) = (container.pid, container.is_ending, container.group.clone());
+            NamedContainer { name, id: id.clone(), cgroups_path, pid, has_started, is_ending, group }
         });
         Some(Observed {
             named: named.collect(),
@@ -308,7 +323,7 @@ impl Registry {
         excluding.bypassing = Some(applied.bypassing.clone());
         excluding.restoration.lost_since = None;
         let mut late = Vec::new();
-        for (id, cgroup, has_process) in &applied.running {
+        for (id, group, has_process) in &applied.running {
             let Some(container) = sandbox.containers.get_mut(id) else { continue };
             let is_exempt = excluding.policy.container_scope(&container.name, excluding.proxy_ready).is_some();
             let is_new = is_exempt && !container.is_exempt && applied.exempted.contains(&container.name);
@@ -318,7 +333,7 @@ impl Registry {
             if is_exempt && container.is_from_start {
                 excluding.reported.remove(&container.name);
             }
-            container.cgroup = Some(*cgroup);
+            container.group = Some(group.clone());
             container.had_process |= has_process;
             container.is_exempt = is_exempt;
         }

@@ -200,9 +200,6 @@ struct Terminated {
     message: String,
 }
 
-/// The annotation of a static pod's mirror in the API (kubelet, `pkg/kubelet/types/pod_update.go`).
-const MIRROR: &str = "kubernetes.io/config.mirror";
-
 impl WatchedKind for ObservedPod {
     type Sent = SentPod;
     const PLURAL: &str = "pods of this node";
@@ -214,11 +211,11 @@ impl WatchedKind for ObservedPod {
         let controlled = metadata.owner_references.iter().flatten().any(|owner| owner.controller == Some(true));
         let resource_version = metadata.resource_version.take().unwrap_or_default();
         let metadata = trimmed(metadata);
-        let owned = controlled && !metadata.annotations.contains_key(MIRROR);
+        let pod: Pod = wire::PodObject { metadata, spec, status: wire::PodStatus::default() }.into();
         Self {
-            pod: wire::PodObject { metadata, spec, status: wire::PodStatus::default() }.into(),
+            owned: controlled && !pod.is_mirror(),
+            pod,
             resource_version,
-            owned,
             ending,
             addresses: status.pod_ips.iter().filter_map(|address| address.ip.parse().ok()).collect(),
             ended_init_containers: status.init_container_statuses.into_iter().filter_map(ended).collect(),
@@ -359,7 +356,7 @@ mod tests {
         assert!(pod_with(json!({}), json!({"phase": "Succeeded"})).ending);
         assert!(!pod_with(json!({}), Value::Null).ending);
         let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "1", "controller": true}]);
-        let mirror = json!({"ownerReferences": owner, "annotations": {MIRROR: "h"}});
+        let mirror = json!({"ownerReferences": owner, "annotations": {"kubernetes.io/config.mirror": "h"}});
         assert!(!pod_with(mirror, Value::Null).owned);
         assert!(pod_with(json!({"ownerReferences": owner}), Value::Null).owned);
     }

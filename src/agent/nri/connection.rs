@@ -238,6 +238,7 @@ mod tests {
         fn start(&mut self, _: &NriPod, _: &NriContainer) {}
         fn started(&mut self, _: &NriPod, _: &NriContainer) {}
         fn stopped(&mut self, _: &NriPod, _: &NriContainer) {}
+        fn removed(&mut self, _: &NriPod, _: &NriContainer) {}
     }
 
     #[test]

@@ -31,6 +31,10 @@ impl NriHandler for Reported {
     fn stopped(&mut self, pod: &NriPod, container: &NriContainer) {
         self.add("stopped", pod, container);
     }
+
+    fn removed(&mut self, pod: &NriPod, container: &NriContainer) {
+        self.add("removed", pod, container);
+    }
 }
 
 /// The bytes of a connection: what they mean does not depend on how they are split into reads.

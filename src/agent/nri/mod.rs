@@ -36,8 +36,11 @@ pub trait NriHandler: Send {
     /// Called after a container has started.
     fn started(&mut self, pod: &NriPod, container: &NriContainer);
 
-    /// Called when a container stops or has ended, and again when it is removed.
+    /// Called when a container stops or has ended.
     fn stopped(&mut self, pod: &NriPod, container: &NriContainer);
+
+    /// Called when a container is removed. None of its processes runs.
+    fn removed(&mut self, pod: &NriPod, container: &NriContainer);
 }
 
 /// A pod sandbox, as the runtime reports it.

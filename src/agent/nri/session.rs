@@ -135,8 +135,11 @@ impl Session {
             Report::Event(Event { kind: Some(EventKind::Started), pod, container }) => {
                 handler.started(&pod, &container);
             }
-            Report::Event(Event { kind: Some(EventKind::Stop | EventKind::Remove), pod, container }) => {
+            Report::Event(Event { kind: Some(EventKind::Stop), pod, container }) => {
                 handler.stopped(&pod, &container);
+            }
+            Report::Event(Event { kind: Some(EventKind::Remove), pod, container }) => {
+                handler.removed(&pod, &container);
             }
             Report::All(Synchronization { pods, containers, .. }) => {
                 handler.synchronize(pods, containers);

@@ -26,6 +26,10 @@ impl NriHandler for Counter {
     fn stopped(&mut self, _: &NriPod, _: &NriContainer) {
         self.0 += 1;
     }
+
+    fn removed(&mut self, _: &NriPod, _: &NriContainer) {
+        self.0 += 1;
+    }
 }
 
 /// A call of the runtime: the plugin's own call, on the other connection.

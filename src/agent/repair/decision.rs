@@ -141,14 +141,18 @@ pub(in crate::agent) fn is_left_to_other(
     others.iter().any(takes)
 }
 
-/// Returns why the pod needs a repair; `None` if it does not. `status` is the state of its network namespace, `None` if
-/// that is not found on this node.
+/// Returns why the pod needs a repair; `None` if it does not, or if it has no address yet: only an address proves that a
+/// network namespace is the pod's. `status` is the state of its network namespace, `None` if that is not found on this
+/// node.
 #[must_use]
 pub fn diagnose(suspicion: Suspicion, status: Option<&ContainerStatus>) -> Option<Cause> {
+    if !suspicion.settled {
+        return None;
+    }
     if suspicion.validation_failed {
         return Some(Cause::ValidationFailed);
     }
-    let status = status.filter(|_| suspicion.settled)?;
+    let status = status?;
     if !status.drift.is_empty() {
         return Some(Cause::Drift);
     }
@@ -381,6 +385,7 @@ mod tests {
             (unsettled, Some(&drifted), None),
             (failed, None, Some(Cause::ValidationFailed)),
             (failed, Some(&attached), Some(Cause::ValidationFailed)),
+            (Suspicion { settled: false, ..failed }, None, None),
         ];
         for (suspicion, status, expected) in table {
             assert_eq!(diagnose(suspicion, status), expected, "{suspicion:?} {status:?}");

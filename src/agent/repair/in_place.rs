@@ -64,9 +64,9 @@ pub(super) fn repair(case: &RepairCase<'_>, found: &FoundNetns) -> Result<Repair
 /// namespace's lock as [`plugin::container_status`] does.
 ///
 /// # Errors
-/// The network namespace has none of the addresses, or can't be read.
+/// The network namespace has none of the addresses, the pod has no address yet, or the namespace can't be read.
 pub(super) fn confirm(found: &FoundNetns, observed: &ObservedPod, lock_timeout: Duration) -> Result<(), Error> {
-    if observed.addresses.is_empty() || found.has_any_address(&observed.addresses, lock_timeout)? {
+    if found.has_any_address(&observed.addresses, lock_timeout)? {
         return Ok(());
     }
     let msg = format!("the network namespace that was found has none of the pod's addresses: {}", found.evidence);

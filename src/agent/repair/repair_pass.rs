@@ -77,8 +77,7 @@ impl<'a> RepairPass<'a> {
             watched.record_check(None, self.interval(&observed), GRACE, self.started.0 + self.started.1.elapsed());
             return None;
         }
-        let reads_rules = suspicion.settled || suspicion.validation_failed;
-        let status = if reads_rules { self.container_status(watched) } else { Ok(None) };
+        let status = if suspicion.settled { self.container_status(watched) } else { Ok(None) };
         // This check and those of the pods before it may have taken long.
         let now = self.started.0 + self.started.1.elapsed();
         let error = status.as_ref().err();
@@ -189,9 +188,8 @@ impl<'a> RepairPass<'a> {
     }
 
     fn find(&self, observed: &ObservedPod) -> Result<FoundNetns, Error> {
-        let uid = observed.pod.uid_on_node().unwrap_or_default();
         let missing = || Error::new(Code::InvalidNetns, "no network namespace of the pod was found on this node");
-        find::of_pod(self.tools.node.root(), uid)?.ok_or_else(missing)
+        find::of_pod(self.tools.node.root(), &observed.pod)?.ok_or_else(missing)
     }
 
     /// Whether the next attempt may delete the pod.
@@ -208,7 +206,7 @@ impl<'a> RepairPass<'a> {
                 Some(snapshot) => snapshot,
                 None => self.netns_snapshot.insert(find::NodeSnapshot::take(self.tools.node.root())?),
             };
-            let found = snapshot.of_pod(watched.observed.pod.uid_on_node().unwrap_or_default())?;
+            let found = snapshot.of_pod(&watched.observed.pod)?;
             found.as_ref().map(|found| in_place::confirm(found, &watched.observed, LOCK_TIMEOUT)).transpose()?;
             watched.location = found.as_ref().and_then(NetnsLocation::of);
         }

@@ -9,8 +9,8 @@ use super::unknown;
 use crate::cni::block::{Block, BlockReader};
 use crate::cni::document::Document;
 use crate::cni::error::{Code, Error};
-use crate::cni::list::wrong_type;
-use crate::cni::names::is_identifier;
+use crate::cni::list::{at_most, wrong_type};
+use crate::cni::names::{MAX_NETWORK_NAME, is_identifier};
 use crate::cni::request::CniCommand;
 use crate::cni::version;
 use serde_json::{Map, Value};
@@ -104,7 +104,7 @@ impl NetConf {
     /// [`version::check`].
     pub fn from_document(document: &Document, command: CniCommand, program: &str) -> Result<Self, Error> {
         let keys = document.block.reader();
-        let name = name(&keys)?;
+        let name = name(&keys, command)?;
         version::check(&document.cni_version, command)?;
         let kind = kind(&keys, program)?;
         unknown::check_chain(&document.block.keys)?;
@@ -204,13 +204,17 @@ impl RuleFormatSetting {
     }
 }
 
-fn name(keys: &BlockReader<'_>) -> Result<String, Error> {
+/// Reads the network name. Its length is checked only for commands that lead to saved state: a DEL must succeed without.
+fn name(keys: &BlockReader<'_>, command: CniCommand) -> Result<String, Error> {
     let invalid = |msg: &str| Error::new(Code::InvalidConfig, msg);
-    match text(keys, "name")? {
-        None => Err(invalid("missing network name")),
-        Some(name) if is_identifier(name) => Ok(name.to_owned()),
-        Some(name) => Err(invalid("invalid characters found in network name").with_details(name)),
+    let name = text(keys, "name")?.ok_or_else(|| invalid("missing network name"))?;
+    if !is_identifier(name) {
+        return Err(invalid("invalid characters found in network name").with_details(name));
     }
+    if matches!(command, CniCommand::Add | CniCommand::Status) {
+        at_most(MAX_NETWORK_NAME, "bytes", "name", name.len())?;
+    }
+    Ok(name.to_owned())
 }
 
 /// Reads the existing attachments for GC. SPEC.md had the second name until libcni 1.2.3
@@ -266,6 +270,23 @@ mod tests {
         assert!(conf.args.is_empty() && conf.runtime_config.is_empty());
         assert_eq!((conf.prev_result, conf.valid_attachments), (None, None));
         assert!(conf.warnings.is_empty() && !conf.ambient_enabled);
+    }
+
+    /// The saved state of a longer name can't be written, so it has none.
+    #[test]
+    fn the_length_of_a_name_is_limited_except_for_a_removal() {
+        let parse = |length: usize, command| {
+            let text = format!(r#"{{"cniVersion":"1.1.0","name":"{}","type":"detour"}}"#, "n".repeat(length));
+            NetConf::parse(text.as_bytes(), command, "").map(|conf| conf.name.len())
+        };
+        for command in [CniCommand::Add, CniCommand::Status] {
+            assert_eq!(parse(225, command), Ok(225));
+            let error = parse(226, command).expect_err("too long");
+            assert_eq!((error.code, &*error.msg), (Code::InvalidConfig, "name: expected at most 225 bytes, got 226"));
+        }
+        for command in [CniCommand::Check, CniCommand::Del, CniCommand::Gc] {
+            assert_eq!(parse(300, command), Ok(300));
+        }
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::cni::{Code, Error};
 use crate::firewall::Counter;
 use crate::firewall::native::set::Spans;
 use crate::firewall::rule::Family;
-use crate::netns::find::{FoundNetns, NodeSnapshot};
+use crate::netns::find::NodeSnapshot;
 use crate::pod::{Facts, Pod};
 use crate::state::Store;
 use bypass::{FoundBypass, ProxyIds, scan};
@@ -111,7 +111,7 @@ impl Node<'_> {
             Candidate::WithSidecar => {}
         }
         let unread = |error: String| AuditedPod { error: Some(error), ..of("unknown".to_owned()) };
-        let live = match self.netns(pod) {
+        let live = match self.snapshot.of_pod(pod) {
             Ok(None) if scheduled.phase == "Pending" => return None,
             Ok(None) => Err("network namespace not found on this node".to_owned()),
             Ok(Some(found)) => {
@@ -131,10 +131,6 @@ impl Node<'_> {
                 findings.fill(of(String::new()))
             }
         })
-    }
-
-    fn netns(&self, pod: &Pod) -> Result<Option<FoundNetns>, Error> {
-        pod.uid_on_node().map_or(Ok(None), |uid| self.snapshot.of_pod(uid))
     }
 }
 

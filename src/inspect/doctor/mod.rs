@@ -14,7 +14,7 @@
 //! | `policies` | the policies of running pods |
 //! | `kernel` | the kernel's nf_tables, iptables extensions and connection tracking |
 //! | `pod` | the pod's annotation, its definitions, and the decision about it |
-//! | `rules`, `listeners` | the pod's network namespace: rules, routes, the proxy's listeners |
+//! | `rules`, `default_route`, `listeners` | the pod's network namespace: rules, routes, the proxy's listeners |
 //! | `containers` | excluded containers: kernel, runtime, agent, sets and their elements |
 //! | `probe` | real packets in the network namespace |
 //! | `logs` | Events, the logs of runtime and kubelet, and the plugin's log file, with the known error messages |
@@ -24,6 +24,7 @@ mod bundle;
 mod configuration;
 mod containers;
 mod credentials;
+mod default_route;
 mod kernel;
 mod listeners;
 mod logs;
@@ -248,6 +249,7 @@ fn check_netns(
     let store = store(target);
     seen.live = rules::examine(found, &store, wanted, results);
     let policy = seen.live.as_ref().and_then(|(live, _)| live.desired.as_ref()).map(|asked| &asked.policy);
+    default_route::examine(found, policy, results);
     let listeners = listeners::examine(found, policy, results);
     if target.probe {
         let before = seen.live.as_ref().map(|(_, report)| report);

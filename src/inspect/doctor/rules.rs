@@ -150,7 +150,7 @@ impl<'a> PodNetns<'a> {
         let found = match pod {
             None => of_name(&target.mount, &named.namespace, &named.name),
             Some(pod) if pod.host_network => Ok(None),
-            Some(pod) => pod.uid_on_node().map_or(Ok(None), |uid| of_pod(&target.mount, uid)),
+            Some(pod) => of_pod(&target.mount, pod),
         };
         Self { pod, found }
     }

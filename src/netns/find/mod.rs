@@ -12,7 +12,7 @@ use super::lock::NetnsId;
 use super::namespace::NetNs;
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
-use crate::pod::PodRef;
+use crate::pod::{Pod, PodRef};
 use processes::{ContainerProcess, NetnsProcess, container_processes};
 use results::{CachedResult, cached_results};
 use serde_json::Value;
@@ -66,22 +66,30 @@ impl FoundNetns {
     }
 }
 
-/// Finds the network namespace of the pod that the runtime knows by `uid` (for a static pod, its
-/// `kubernetes.io/config.hash`). `root` is where the node's file system is mounted, `/` on the node itself.
-/// Returns `None` if the pod has neither a cached result nor a process.
+/// Finds the network namespace of a pod of the cluster. `root` is where the node's file system is mounted, `/` on the
+/// node itself. Returns `None` if the pod has neither a cached result nor a process.
+///
+/// # Errors
+/// As [`of_uid`]; or a cached result shows that the pod's UID on the node is that of another pod.
+pub fn of_pod(root: &Path, pod: &Pod) -> Result<Option<FoundNetns>, Error> {
+    NodeSnapshot::take(root)?.of_pod(pod)
+}
+
+/// Finds the network namespace of the pod that the runtime knows by `uid`: any pod that has it. `root` as for
+/// [`of_pod`].
 ///
 /// # Errors
 /// Results or processes can't be read, or they don't identify one namespace: they disagree, the pod has two
 /// sandboxes, or it uses the node's own network.
-pub fn of_pod(root: &Path, uid: &str) -> Result<Option<FoundNetns>, Error> {
-    NodeSnapshot::take(root)?.of_pod(uid)
+pub fn of_uid(root: &Path, uid: &str) -> Result<Option<FoundNetns>, Error> {
+    NodeSnapshot::take(root)?.of_uid(uid)
 }
 
 /// Finds the network namespace of the pod of that name, for callers that don't know its UID: the UID is read from
 /// the cached results. `root` as for [`of_pod`].
 ///
 /// # Errors
-/// As [`of_pod`]; or several pods of that name exist on the node (all but one were deleted).
+/// As [`of_uid`]; or several pods of that name exist on the node (all but one were deleted).
 pub fn of_name(root: &Path, namespace: &str, name: &str) -> Result<Option<FoundNetns>, Error> {
     NodeSnapshot::take(root)?.of_name(namespace, name)
 }
@@ -90,7 +98,7 @@ pub fn of_name(root: &Path, namespace: &str, name: &str) -> Result<Option<FoundN
 /// may start with the runtime's name, as in `containerStatuses` (`cri-o://ID`).
 ///
 /// # Errors
-/// As [`of_pod`]; or `id` is a prefix of several container IDs.
+/// As [`of_uid`]; or `id` is a prefix of several container IDs.
 pub fn of_container(root: &Path, id: &str) -> Result<Option<FoundNetns>, Error> {
     NodeSnapshot::take(root)?.of_container(id.rsplit("://").next().unwrap_or(id))
 }
@@ -141,11 +149,33 @@ impl NodeSnapshot {
         Ok(Self { own, results: cached_results(&root)?, processes: container_processes(&proc)?, root })
     }
 
-    /// Finds the network namespace of a pod in the snapshot; see [`of_pod`].
+    /// Finds the network namespace of a pod in the snapshot; see [`of_pod`]. The UID of a static pod is an annotation
+    /// of its mirror, which proves nothing: a cached result must have the pod's name too.
     ///
     /// # Errors
     /// As [`of_pod`].
-    pub fn of_pod(&self, uid: &str) -> Result<Option<FoundNetns>, Error> {
+    pub fn of_pod(&self, pod: &Pod) -> Result<Option<FoundNetns>, Error> {
+        let Some(uid) = pod.uid_on_node() else { return Ok(None) };
+        let failed = |why: String| Err(invalid(format!("pod {}/{} (UID {uid}): {why}", pod.namespace, pod.name)));
+        let mut is_named = false;
+        for result in self.results.iter().filter(|result| result.pod_uid.as_deref() == Some(uid)) {
+            let Some((namespace, name)) = &result.pod_name else { continue };
+            if (namespace, name) != (&pod.namespace, &pod.name) {
+                return failed(format!("{} is the cached result of pod {namespace}/{name} with this UID", result.file));
+            }
+            is_named = true;
+        }
+        let found = self.of_uid(uid)?;
+        match &found {
+            Some(found) if pod.is_mirror() && !is_named => failed(format!(
+                "its UID is an annotation, and no cached result confirms that it belongs to this pod: {}",
+                found.evidence
+            )),
+            _ => Ok(found),
+        }
+    }
+
+    fn of_uid(&self, uid: &str) -> Result<Option<FoundNetns>, Error> {
         let results = self.results.iter().filter(|result| result.pod_uid.as_deref() == Some(uid));
         let oldest = self.oldest(|process| process.owner.pod_uid.as_deref() == Some(uid))?;
         self.decide(&format!("pod {uid}"), &results.collect::<Vec<_>>(), oldest)
@@ -159,7 +189,7 @@ impl NodeSnapshot {
             self.results.iter().filter(is_named).filter_map(|result| result.pod_uid.as_deref()).collect();
         let mut all: Vec<(&str, FoundNetns)> = Vec::new();
         for uid in uids {
-            all.extend(self.of_pod(uid)?.map(|found| (uid, found)));
+            all.extend(self.of_uid(uid)?.map(|found| (uid, found)));
         }
         match all.len() {
             0 | 1 => Ok(all.pop().map(|(_, found)| found)),
@@ -181,7 +211,7 @@ impl NodeSnapshot {
         let Some(pod_uid) = pod_uid.or_else(|| results.iter().find_map(|result| result.pod_uid.as_deref())) else {
             return self.decide(&what, &results, oldest);
         };
-        let Some(found) = self.of_pod(pod_uid)? else { return Ok(None) };
+        let Some(found) = self.of_uid(pod_uid)? else { return Ok(None) };
         if let Some(other) = oldest.filter(|oldest| oldest.netns.id() != found.id) {
             let msg = format!("{what}: {} is not in its pod's network namespace: {}", other.name, found.evidence);
             return Err(invalid(msg));

@@ -7,6 +7,7 @@ use crate::cni::{Code, Error};
 use crate::delegate::Call;
 use crate::netns::{NetNs, NetnsId};
 use crate::plugin::del;
+use crate::plugin::record::NetnsRecord;
 use crate::state::{Attachment, Store, format};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -58,10 +59,22 @@ impl SavedState {
         Some(Self { invocations, ..format::parse_known_fields(fields) })
     }
 
-    /// Returns the path of the pod's network namespace, unless it is gone or the path is now that of another one.
-    pub(super) fn netns(&self) -> Option<PathBuf> {
+    /// Returns the path of the pod's network namespace, unless it is gone or the path is now that of another pod's.
+    pub(super) fn netns(&self, store: &Store, container_id: &str) -> Option<PathBuf> {
         let netns = NetNs::open(&self.netns_path).ok().flatten()?;
-        (Some(netns.id()) == self.netns_id).then(|| self.netns_path.clone())
+        let is_own = self.netns_id.is_some() && !self.is_of_another_pod(&netns, store, container_id);
+        is_own.then(|| self.netns_path.clone())
+    }
+
+    /// Returns whether a network namespace is that of another pod. If that can't be determined, it is not touched.
+    fn is_of_another_pod(&self, netns: &NetNs, store: &Store, container_id: &str) -> bool {
+        let is_of_another = || {
+            NetnsRecord::is_of_another(store, container_id, netns.id()).unwrap_or_else(|error| {
+                tracing::warn!("DEL of the networks leaves the network namespace unchanged: {error}");
+                true
+            })
+        };
+        self.netns_id.is_some_and(|own| own != netns.id()) || is_of_another()
     }
 
     /// Removes everything in the reverse order of ADD: the chained plugins, the rules with `remove_rules`, the
@@ -85,6 +98,11 @@ impl PrimaryCall<'_> {
     /// # Errors
     /// The steps that failed.
     pub(super) fn remove(&self, saved: &SavedState) -> Result<(), Error> {
-        saved.del(&self.delegate_call(), || del::run(self.request, self.conf).map(drop))
+        let mut call = self.delegate_call();
+        let netns = NetNs::open(&call.netns).ok().flatten();
+        if netns.is_some_and(|netns| saved.is_of_another_pod(&netns, &self.store(), &call.container_id)) {
+            call.netns = PathBuf::new();
+        }
+        saved.del(&call, || del::run(self.request, self.conf).map(drop))
     }
 }

@@ -140,12 +140,20 @@ impl Change {
         Self { attachment: attachment.clone(), evaluated: policy.clone(), policy, inputs: InputsChange::Keep }
     }
 
-    /// Excludes the interfaces of secondary networks that exist already, if the policy does not capture such networks.
+    /// Excludes the interfaces of secondary networks that exist already, if the policy does not capture such networks. An
+    /// interface with a default route, in the kernel or according to the pod's annotations, is no secondary one: the pod's
+    /// traffic leaves over it. Only a setting that names it excludes it.
     fn exclude_secondary_networks(&mut self) -> Result<(), Error> {
         let Some(redirect) = not_capturing_secondary(&mut self.policy) else { return Ok(()) };
-        let secondary = netns::secondary_interfaces()?;
+        let (secondary, mut default) = (netns::secondary_interfaces()?, netns::default_route_interfaces()?);
+        default.extend(redirect.default_interfaces.iter().cloned());
         at_most(LIST_ITEMS, "interfaces", "the pod's network namespace", secondary.len())?;
         exclude_interfaces(redirect, secondary);
+        let is_named = |name: &String| {
+            let settings = self.evaluated.redirect();
+            settings.is_some_and(|it| it.exclude_interfaces.contains(name) && !it.secondary_interfaces.contains(name))
+        };
+        redirect.exclude_interfaces.retain(|name| !default.contains(name) || is_named(name));
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! A pod sandbox in the registry: its running containers, and the state of its bypass.
 
 use crate::agent::nri::NriContainer;
+use crate::cgroup::ContainerGroup;
 use crate::cluster::agent::ExemptContainer;
 use crate::pod::PodRef;
 use crate::policy::{BypassEnd, Policy};
@@ -77,8 +78,8 @@ pub(super) struct Container {
     pub(super) name: String,
     pub(super) cgroups_path: String,
     pub(super) pid: u32,
-    /// The ID of its control group, once known.
-    pub(super) cgroup: Option<u64>,
+    /// Its control group, once known.
+    pub(super) group: Option<ContainerGroup>,
     /// Whether it has had a process: it was seen with one, or the runtime reported that it had started.
     pub(super) had_process: bool,
     pub(super) added: Instant,
@@ -104,7 +105,7 @@ impl Sandbox {
         let exempt = self.containers.iter().filter_map(|(id, container)| Some((id, container, scope(container)?)));
         exempt
             .map(|(id, container, scope)| {
-                let (name, id, cgroup) = (container.name.clone(), id.clone(), container.cgroup?);
+                let (name, id, cgroup) = (container.name.clone(), id.clone(), container.group.as_ref()?.id);
                 Some(ExemptContainer { name, id, cgroup, scope })
             })
             .collect()
@@ -190,7 +191,7 @@ impl Container {
             name: container.name.clone(),
             cgroups_path: container.cgroups_path.clone(),
             pid: container.pid,
-            cgroup: None,
+            group: None,
             had_process: !is_from_start,
             added: Instant::now(),
             is_ending: false,

@@ -42,7 +42,8 @@ fn registry(until: BypassEnd) -> Registry {
 
 /// Records that these containers run and have elements, of which those in `exempted` are new.
 fn apply(registry: &Registry, ids: &[&str], exempted: &[&str], proxy_ready: bool) -> Vec<String> {
-    let running = ids.iter().map(|id| ((*id).to_owned(), CGROUP, true)).collect();
+    let group = |id: &str| ContainerGroup { id: CGROUP, path: format!("/pods/{id}") };
+    let running = ids.iter().map(|id| ((*id).to_owned(), group(id), true)).collect();
     let exempted: Vec<String> = exempted.iter().map(|name| (*name).to_owned()).collect();
     let bypassing = exempted.iter().cloned().collect();
     registry.applied(SANDBOX, &Applied { running, exempted, bypassing, proxy_ready, ..Applied::default() })
@@ -79,12 +80,24 @@ fn an_ending_container_is_observed_until_it_has_no_process() {
     registry.add(&pod(), &container("1", "vault"), true);
     registry.stopped(&pod(), &container("1", "vault"));
     let observed = registry.observe(SANDBOX).expect("it excludes containers");
-    assert!(observed.named[0].may_have_exited);
+    assert!(observed.named[0].is_ending);
     registry.mark_exited(SANDBOX, &["1".to_owned()]);
     let observed = registry.observe(SANDBOX).expect("it excludes containers");
     assert_eq!((observed.named, observed.exited), (Vec::new(), vec!["1".to_owned()]));
     registry.applied(SANDBOX, &Applied { exited: vec!["1".to_owned()], ..Applied::default() });
     assert!(registry.observe(SANDBOX).expect("it excludes containers").exited.is_empty());
+}
+
+#[test]
+fn the_removal_of_a_container_ends_its_exclusion_whatever_its_control_group_contains() {
+    let registry = registry(BypassEnd::ContainerExit);
+    registry.add(&pod(), &container("1", "vault"), true);
+    apply(&registry, &["1"], &["vault"], false);
+    registry.removed(&pod(), &container("1", "vault"));
+    let observed = registry.observe(SANDBOX).expect("it excludes containers");
+    assert_eq!((observed.named, observed.exited), (Vec::new(), vec!["1".to_owned()]));
+    registry.removed(&pod(), &container("2", "web"));
+    assert_eq!(registry.observe(SANDBOX).expect("it excludes containers").exited, ["1"]);
 }
 
 #[test]
@@ -96,7 +109,7 @@ fn the_report_of_a_start_may_come_after_the_exit() {
     registry.mark_exited(SANDBOX, &["1".to_owned()]);
     registry.add(&pod(), &container("1", "vault"), false);
     let observed = registry.observe(SANDBOX).expect("it excludes containers");
-    assert!(observed.named[0].may_have_exited, "its control group has no process, so it gets no element and no Event");
+    assert!(observed.named[0].has_started, "its control group has no process, so it gets no element and no Event");
 }
 
 #[test]

@@ -188,6 +188,7 @@ const OPEN: [&str; 7] = [
     inbound_tproxy_mark inbound_tproxy_route_table inbound_ports_include inbound_ports_exclude outbound_ports_include
     outbound_ports_exclude outbound_ip_ranges_include outbound_ip_ranges_exclude owner_groups_include
     owner_groups_exclude reroute_virtual_interfaces exclude_interfaces capture_secondary_networks redirect_dns
+    secondary_interfaces default_interfaces
     capture_all_dns dns_servers_v4 dns_servers_v6 drop_invalid dual_stack enable_ipv6 host_ipv4_loopback_cidr uids gids
     rules resolvers ports protocols pod_overrides containers scope until policy made tables hooks fixtures device inode
     netns ip6 ipv6 proxy_loopback routing mark table interception exclusions On Off All List Servers Any Uid Gid owner
