@@ -4,9 +4,10 @@
 use super::reconcile::{Operation, reconcile};
 use super::record::{AttachmentRecord, NetnsRecord, attachment};
 use crate::cni::{Code, Error, NetConf, Request, ValidAttachment};
-use crate::netns::{NetNs, remove_stale_locks};
+use crate::netns::{NetNs, NetnsId, remove_stale_locks};
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
+use std::path::Path;
 
 /// Runs DEL, which has no result.
 ///
@@ -62,7 +63,7 @@ pub(super) fn remove(store: &Store, attachment: &Attachment, netns: Option<&NetN
         other => other?,
     };
     match netns {
-        Some(netns) if is_of_another_pod(store, attachment, record.as_ref(), netns)? => {}
+        Some(netns) if is_of_another_pod(store, attachment, record.and_then(|it| it.netns_id), netns)? => {}
         Some(netns) => match reconcile(store, attachment, netns, Operation::Remove) {
             Err(error) if error.code == Code::State => tracing::warn!("{error}"),
             // The record is gone. A concurrent ADD may have written another one since, which describes its rules.
@@ -92,17 +93,26 @@ fn recover_record(store: &Store, attachment: &Attachment, error: &Error) -> Opti
     record
 }
 
-/// Returns whether the network namespace is that of another pod, which has the path of the deleted one.
+/// Returns whether a DEL comes so late that `netns` is the path of another pod's network namespace. If that can't be
+/// determined, the namespace is not touched.
+pub(super) fn is_late(attachment: &Attachment, netns: &Path) -> bool {
+    let store = Store::new(ROOT);
+    let Some(netns) = NetNs::open(netns).ok().flatten() else { return false };
+    let own = NetnsRecord::read(&store, attachment).map(|record| record.and_then(|record| record.netns_id));
+    own.and_then(|own| is_of_another_pod(&store, attachment, own, &netns)).unwrap_or(true)
+}
+
+/// Returns whether the network namespace is that of another pod, which has the path of the deleted one. `own` is that of
+/// the attachment's record.
 ///
 /// # Errors
 /// The saved state can't be read now.
 fn is_of_another_pod(
     store: &Store,
     attachment: &Attachment,
-    record: Option<&AttachmentRecord>,
+    own: Option<NetnsId>,
     netns: &NetNs,
 ) -> Result<bool, Error> {
-    let own = record.and_then(|record| record.netns_id);
     Ok(own.is_some_and(|id| id != netns.id())
         || NetnsRecord::is_of_another(store, &attachment.container_id, netns.id())?)
 }

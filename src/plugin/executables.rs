@@ -1,10 +1,13 @@
 //! The executables in a sub-plugin chain. They run for every pod after this plugin's own work, and are undone before
 //! it.
 
+use super::del;
 use crate::cni::{Block, Code, Error, NetConf, Request};
 use crate::delegate::{Call, Executables, NetworkConfiguration, Plugin};
+use crate::state::Attachment;
 use crate::sub_plugins;
 use serde_json::Value;
+use std::path::PathBuf;
 
 /// The executables of one call; `None` if the chain has none, so that nothing is copied for them.
 pub(super) struct ChainExecutables(Option<(NetworkConfiguration, Call)>);
@@ -50,12 +53,19 @@ impl ChainExecutables {
         Ok(network.add(&Executables, call, previous)?.or(result))
     }
 
-    /// Runs DEL for all, even if one fails.
+    /// Runs DEL for all, even if one fails. They get no network namespace if that is another pod's by now.
     ///
     /// # Errors
     /// The executables that failed.
     pub(super) fn del(&self, conf: &NetConf) -> Result<(), Error> {
-        self.run(|network, call| network.del(&Executables, call, conf.prev_result.as_ref()))
+        self.run(|network, call| {
+            let mut call = call.clone();
+            let (container_id, ifname) = (call.container_id.clone(), call.ifname.clone());
+            if del::is_late(&Attachment { container_id, network: network.name.clone(), ifname }, &call.netns) {
+                call.netns = PathBuf::new();
+            }
+            network.del(&Executables, &call, conf.prev_result.as_ref())
+        })
     }
 
     /// Runs CHECK.

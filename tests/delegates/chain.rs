@@ -3,6 +3,7 @@
 use crate::pod::{Pod, call, conf, with};
 use crate::recorders::{Recorders, add_prints, fails};
 use serde_json::{Value, json};
+use std::path::Path;
 
 fn result(address: &str) -> Value {
     json!({"cniVersion": "1.0.0", "ips": [{"address": address}]})
@@ -89,6 +90,29 @@ fn del_runs_executables_in_reverse_order_before_it_removes_the_rules() {
         }
         assert_eq!(pod.rules(), [""; 0]);
     }
+}
+
+/// The kernel gives the identity of a namespace that is gone to a new one, here with the path of the old one.
+#[test]
+fn a_late_del_of_an_earlier_pod_passes_no_network_namespace_to_executables() {
+    let recorders = Recorders::new().with("first", "").with("second", "");
+    let (pod, conf) = (Pod::new(), conf("1.0.0", &chain()));
+    assert!(pod.call("ADD", &recorders.bin(), &conf).success);
+    let rules = pod.rules();
+    let state = Path::new("/run/detour/attachments");
+    let earlier = format!("{}-earlier", pod.name);
+    std::fs::create_dir(state.join(&earlier)).expect("writable");
+    for file in std::fs::read_dir(state.join(&pod.name)).expect("saved").flatten() {
+        std::fs::copy(file.path(), state.join(&earlier).join(file.file_name())).expect("copied");
+    }
+    let mut environment = pod.environment("DEL", &recorders.bin().display().to_string());
+    environment.insert("CNI_CONTAINERID".to_owned(), earlier.clone());
+    assert!(call(&environment, &conf).success);
+    assert!(pod.call("DEL", &recorders.bin(), &conf).success);
+    let netns: Vec<_> = recorders.seen()[2..].iter().map(|seen| seen.environment["CNI_NETNS"].clone()).collect();
+    let own = pod.netns().display().to_string();
+    assert_eq!(netns, ["", "", &own, &own]);
+    assert!(!state.join(&earlier).exists() && !rules.is_empty() && pod.rules().is_empty());
 }
 
 #[test]
