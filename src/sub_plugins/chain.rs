@@ -109,23 +109,24 @@ fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput,
     let pod = input.facts.map(|facts| &facts.pod);
     let mut policy = Policy { dns_captured_elsewhere: pod.map(settings::captures_dns), ..Policy::default() };
     if pod.is_none_or(|pod| !pod.host_network && pod.proxy().is_some()) {
-        let mut is_disabled = pod.is_some_and(settings::is_interception_disabled);
         if decision == Decision::Redirect {
             let interception = interception(chain, input, &mut origins.settings, &mut notes);
             policy.interception = failures.or_default(SubPlugin::IstioRedirect, interception);
-            is_disabled = policy.interception == Interception::Off;
         }
-        if is_disabled {
+        // Without istio-redirect, whether `NONE` counts is unknown: another attachment's redirection can be pinned. If it
+        // counts there, the union of both policies has no rules; without a redirection, exclusions have no effect.
+        if policy.interception == Interception::Off {
             decision = Decision::LeaveAlone(SkipReason::ModeNone);
         } else {
             let redirect = policy.redirect();
-            let context = PodContext { facts: input.facts, resolvers: input.resolvers, redirect };
+            let (facts, resolvers) = (input.facts, input.resolvers);
+            let context = PodContext { facts, resolvers, redirect, reads_annotations: true };
             let mut count = 0;
             let of_uids = uid_exclusions(chain, input, &context, &mut count, &mut notes);
             origins.exclusions = failures.or_default(SubPlugin::UidExclude, of_uids);
             let of_dns = dns_exclusions(chain, input, &context, &mut count, &mut notes);
             origins.exclusions.extend(failures.or_default(SubPlugin::DnsExclude, of_dns));
-            let containers = excluded_containers(chain, input, &mut notes);
+            let containers = excluded_containers(chain, input, &context, &mut notes);
             origins.containers = failures.or_default(SubPlugin::ContainerExclude, containers);
             policy.exclusions = origins.exclusions.iter().map(|(exclusion, _)| exclusion.clone()).collect();
             policy.containers.extend(origins.containers.iter().map(|(exclusion, _)| exclusion.clone()));
@@ -169,7 +170,7 @@ fn interception(
     let pod_overrides = chain.redirects.iter().all(|block| block.pod_overrides);
     let parse = |r: &BlockReader<'_>| Settings::of_block(r, input.group_id);
     let args = if pod_overrides { input.parsed_argument(SubPlugin::IstioRedirect, parse)? } else { None };
-    let overriding = OverridingLayers { pod, proxy, args, annotations: pod_overrides };
+    let overriding = OverridingLayers { pod, proxy, args, pod_overrides };
     istio_redirect::interception(&chain.redirects, overriding, origins, notes)
 }
 
@@ -207,7 +208,8 @@ fn dns_exclusions(
     let mut exclusions = Vec::new();
     let mut add = |source, requested| add_exclusions(&mut exclusions, count, context, source, requested);
     for block in &chain.dns_excludes {
-        add(SettingSource::Configuration(block.path.clone()), block.parsed.exclusions(context, notes)?)?;
+        let of_block = PodContext { reads_annotations: block.pod_overrides, ..*context };
+        add(SettingSource::Configuration(block.path.clone()), block.parsed.exclusions(&of_block, notes)?)?;
         if block.pod_overrides {
             let sub_plugin = SubPlugin::DnsExclude;
             if let Some(argument) = input.parsed_argument(sub_plugin, |r| DnsExclude::parse(r, ListAuthor::Pod))? {
@@ -244,23 +246,23 @@ fn add_exclusions(
 fn excluded_containers(
     chain: &ParsedChain,
     input: &ChainInput<'_>,
+    context: &PodContext<'_>,
     notes: &mut Vec<Note>,
 ) -> Result<Vec<(ContainerExclusion, SettingSource)>, Error> {
-    let context = PodContext { facts: input.facts, resolvers: input.resolvers, redirect: None };
     let mut containers = Vec::new();
     let mut add = |source: SettingSource, requested: Vec<ContainerExclusion>| {
         containers.extend(requested.into_iter().map(|exclusion| (exclusion, source.clone())));
     };
     for block in &chain.container_excludes {
-        add(SettingSource::Configuration(block.path.clone()), block.parsed.exclusions(&context, notes)?);
+        add(SettingSource::Configuration(block.path.clone()), block.parsed.exclusions(context, notes)?);
         if block.pod_overrides {
             let sub_plugin = SubPlugin::ContainerExclude;
             let argument = input.parsed_argument(sub_plugin, |r| ContainerExclude::parse(r, ListAuthor::Pod))?;
             if let Some(argument) = argument {
-                add(SettingSource::Argument(sub_plugin), argument.exclusions(&context, notes)?);
+                add(SettingSource::Argument(sub_plugin), argument.exclusions(context, notes)?);
             }
             if let Some((source, annotation)) = input.facts.map(ContainerExclude::annotated).transpose()?.flatten() {
-                add(source, annotation.exclusions(&context, notes)?);
+                add(source, annotation.exclusions(context, notes)?);
             }
         }
     }

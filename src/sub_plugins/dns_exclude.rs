@@ -175,12 +175,12 @@ impl ResolverList {
 }
 
 /// Returns the destinations that are not redirected: those of the same sub-plugin chain or, if another program redirects
-/// the pod, those of the pod's annotation.
+/// the pod, those of the pod's annotation. A pinned block does not read it.
 fn excluded_ranges(context: &PodContext<'_>, facts: &Facts) -> Result<Ranges, Error> {
     if let Some(redirect) = context.redirect {
         return Ok(redirect.outbound_ip_ranges_exclude.clone());
     }
-    let annotated = settings::excluded_ranges(&facts.pod)?;
+    let annotated = if context.reads_annotations { settings::excluded_ranges(&facts.pod)? } else { None };
     Ok(annotated.unwrap_or_else(|| Redirect::default().outbound_ip_ranges_exclude))
 }
 
@@ -287,6 +287,15 @@ mod tests {
         let msg = scenario.annotated(EXCLUDE_DNS, "10.0.0.1, corp-dns").error();
         let start = "annotation \"detour.io/exclude-dns\" of pod shop/cart-1: ";
         assert!(msg.starts_with(start) && msg.contains("\"corp-dns\"") && msg.contains(ACCEPTED), "{msg}");
+    }
+
+    #[test]
+    fn a_pinned_block_does_not_follow_the_annotation_of_excluded_ranges() {
+        let ranges = |pod_overrides: bool| {
+            let keys = json!({"resolvers": "excluded-ranges", "protocols": "udp", "pod_overrides": pod_overrides});
+            block(keys).annotated("traffic.sidecar.istio.io/excludeOutboundIPRanges", "10.0.0.0/8").exclusions()
+        };
+        assert_eq!((ranges(true), ranges(false)), (vec!["any udp 53 to 10.0.0.0/8".to_owned()], Vec::new()));
     }
 
     #[test]

@@ -75,7 +75,6 @@ impl SeparatePolicy {
 #[cfg(test)]
 mod tests {
     use super::super::tests::scenario::{Scenario, chain};
-    use super::*;
     use crate::pod::well_known::{
         EXCLUDE_CONTAINERS, EXCLUDE_DNS, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_PORTS_FOR_UIDS, EXCLUDE_UIDS,
     };

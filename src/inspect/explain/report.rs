@@ -215,8 +215,7 @@ fn chain_conditions(
             let source = source.map_or_else(|| "pod".to_owned(), |(_, source)| source.to_string());
             let found = format!("the interception mode is NONE ({source})");
             let mode = ExplainedRule { wanted: "interception is enabled".to_owned(), found, holds: false };
-            let before = has_redirect.then_some(in_chain).into_iter().chain(pod.filter(|_| has_redirect));
-            before.chain([mode]).collect()
+            [in_chain].into_iter().chain(pod).chain([mode]).collect()
         }
         _ if has_redirect => [in_chain].into_iter().chain(pod).collect(),
         _ => pod.collect(),
