@@ -1,12 +1,13 @@
 //! The subject of a report: a pod with its namespace, from manifests or the cluster, and a configuration.
 
 use crate::cluster::{self, Cluster, DefinitionQuery, Given, Lookup, ObjectRef, Objects};
-use crate::cni::{Code, Error, NetConf, configuration};
-use crate::networks::{InstalledNetwork, Selection, installed_network, networks, runs_own_type};
+use crate::cni::{Code, Error, NetConf, SYSTEM_NAMESPACE, configuration};
+use crate::networks::{InstalledNetwork, Selection, default_network, installed_network, networks, runs_own_type};
 use crate::plugin::primary::{Preview, preview};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Limit for the objects that a message lists.
@@ -260,18 +261,20 @@ impl Subject {
     /// An ADD would fail because of the pod's networks.
     pub(super) fn of(conf: impl Into<AppliedConf>, facts: Facts, cluster: Option<&dyn Cluster>) -> Result<Self, Error> {
         let applied = conf.into();
-        // Without a configuration of the node, only definitions count, or only the built-in one.
-        if let Some(cluster) = cluster
-            && applied.conf.primary.is_none()
-            && applied.origin.source != ConfigurationSource::BuiltIn
-            && selects_own_type(&facts.pod, cluster)
-        {
+        let is_built_in = applied.origin.source == ConfigurationSource::BuiltIn;
+        let needs_definitions = applied.conf.primary.is_none() && (applied.as_attachment || !is_built_in);
+        let cluster_of_networks = cluster.filter(|_| needs_definitions);
+        let definitions = cluster_of_networks.map(|cluster| selected_definitions(&facts.pod, cluster));
+        let definitions = definitions.unwrap_or_default();
+        let runs_own = |lookup: &Lookup| matches!(lookup, Lookup::Found(definition) if runs_own_type(definition));
+        if let Some(cluster) = cluster_of_networks.filter(|_| !is_built_in && definitions.values().any(runs_own)) {
             let origin = applied.origin.clone();
             return Self::combined(&[applied], origin, facts, cluster);
         }
         let AppliedConf { conf, as_attachment, origin, .. } = applied;
+        let look_up = |object: &ObjectRef| definitions.get(object).cloned();
+        let attachment = as_attachment.then(|| installed_network(&facts.pod, &conf.name, &look_up));
         let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, cluster, &facts.pod));
-        let attachment = as_attachment.then(|| attachment(&conf.name, &facts.pod, cluster));
         let (networks, attachment) = (networks.transpose()?, attachment.transpose()?);
         Ok(Self { networks, conf, attachment, facts, template_of: None, origin })
     }
@@ -333,22 +336,15 @@ impl Subject {
     }
 }
 
-/// Returns how the pod uses the network `name`. A source that refuses to return definitions knows none.
-fn attachment(name: &str, pod: &Pod, cluster: Option<&dyn Cluster>) -> Result<InstalledNetwork, Error> {
-    installed_network(pod, name, &|object| {
-        let query = DefinitionQuery { object: object.clone(), awaited: false };
-        cluster?.definitions(&[query]).ok()?.into_iter().next()
-    })
-}
-
-/// Returns whether the pod selects a definition that runs this plugin with a configuration of its own.
-fn selects_own_type(pod: &Pod, cluster: &dyn Cluster) -> bool {
-    let selected = networks(pod).map(|selected| selected.elements).unwrap_or_default();
+/// Looks up the definitions that the pod selects; none if an annotation is malformed, or if the source refuses.
+fn selected_definitions(pod: &Pod, cluster: &dyn Cluster) -> BTreeMap<ObjectRef, Lookup> {
+    let (selected, default) = (networks(pod), default_network(pod, SYSTEM_NAMESPACE));
+    let elements = [selected, default].into_iter().flatten().flat_map(|selections| selections.elements);
     let query =
         |Selection { namespace, name, .. }| DefinitionQuery { object: ObjectRef { namespace, name }, awaited: false };
-    let queries: Vec<_> = selected.into_iter().map(query).collect();
+    let queries: Vec<_> = elements.map(query).collect();
     let found = if queries.is_empty() { Ok(Vec::new()) } else { cluster.definitions(&queries) };
-    found.unwrap_or_default().iter().any(|one| matches!(one, Lookup::Found(definition) if runs_own_type(definition)))
+    queries.into_iter().map(|query| query.object).zip(found.unwrap_or_default()).collect()
 }
 
 #[cfg(test)]

@@ -132,6 +132,14 @@ fn definitions_count_beside_the_configuration_of_an_attachment() {
         );
         assert!(run.code == 1 && run.stderr.contains(&why) && run.stdout.is_empty(), "{run:?}");
     }
+    // Multus added the networks of a running pod, although the definition is gone now.
+    let mut running = pod();
+    annotate(&mut running, "k8s.v1.cni.cncf.io/networks", "pay/istio-cni");
+    running["status"] = json!({ "podIPs": [{ "ip": "10.0.0.7" }] });
+    let (conf, storage) =
+        (file("running.conf", &redirect.to_string()), file("storage.json", &definitions()[2].to_string()));
+    let arguments = ["explain", "-f", "-", "--config", &conf, "--definitions", &storage, "-o", "json"];
+    assert_eq!(detour(&arguments, &running.to_string(), &[]).json()["redirected"], true);
     // The pod's attachments add to a plugin list, which applies to every pod.
     let list =
         json!({"name": "cluster", "plugins": [{"type": "bridge"}, attachment(&json!([{"type": "istio-redirect"}]))]});

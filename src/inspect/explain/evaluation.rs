@@ -62,8 +62,10 @@ pub(super) fn unselected_network(subject: &Subject) -> Result<Option<Unselected>
     let shared = format!("{GLOBAL_NAMESPACE}/{name}");
     Ok(Some(match &subject.attachment {
         None | Some(InstalledNetwork::Runs) => return Ok(None),
-        // Multus added the networks of a pod with an address.
-        Some(InstalledNetwork::Unknown(_)) if !pod.addresses.is_empty() => return Ok(None),
+        // Multus has added the networks of a pod with an address: the definition existed then.
+        Some(InstalledNetwork::Unknown(_) | InstalledNetwork::Missing(_)) if !pod.addresses.is_empty() => {
+            return Ok(None);
+        }
         // The chart creates it, and Istio's injector selects it.
         Some(InstalledNetwork::Unknown(object))
             if [GLOBAL_NAMESPACE, SYSTEM_NAMESPACE].contains(&&*object.namespace) =>
