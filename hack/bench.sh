@@ -286,6 +286,8 @@ if [[ -z $tools ]]; then
 fi
 probe="$tools/probe" measure="$tools/measure" floor="$tools/floor" empty="$tools/empty"
 
+# Not before the builds: /etc/resolv.conf can refer to /run.
+hide /run /var/lib/cni/detour
 write_facts
 start_api
 start_tls_api

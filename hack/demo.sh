@@ -15,7 +15,6 @@ source hack/machine.sh
 case "${1:-}" in
     '') list_rules=false ;;
     --rules) list_rules=true ;;
-    -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;;
     *) die "unknown argument \"$1\"; expected --rules" ;;
 esac
 
@@ -233,7 +232,8 @@ heading() {
 # row NETNS SENDER UID LABEL PROTOCOL TO EXPECTED: sends one message and prints a row of the table.
 row() {
     local netns=$1 sender=$2 uid=$3 label=$4 protocol=$5 to=$6 expected=$7 answer seen verdict
-    answer=$(ip netns exec "$netns" "$probe" send --uid "$uid" --gid "$uid" "$protocol:$to" 3>&-) || true
+    # Servers answer at once: a message that is lost would only delay the demo.
+    answer=$(ip netns exec "$netns" "$probe" send --timeout-ms 2000 --uid "$uid" --gid "$uid" "$protocol:$to" 3>&-) || true
     seen=$(destination "$answer" "$to")
     if [[ $seen == "$expected" || $seen == "$expected ("* ]]; then
         verdict="${green}ok${plain}"
@@ -282,11 +282,12 @@ show_rules() {
 }
 
 need_root
-need_commands gcc=build-essential ip=iproute2
+need_commands gcc=build-essential ip=iproute2 unshare=util-linux
 if "$list_rules"; then
     need_commands iptables=iptables
 fi
 need_rust
+in_own_mounts "$@"
 trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
@@ -298,6 +299,8 @@ built="$(target_directory)/$target/demo"
 detour="$built/detour" probe="$built/examples/probe"
 
 say "2/6 Make a pod with a sidecar, and a network around it"
+# Not before the build: /etc/resolv.conf can refer to /run.
+hide /run
 make_network
 write_objects
 write_configuration redirect.conf '    { "type": "istio-redirect" }'

@@ -30,7 +30,7 @@ cd "$(dirname "$0")/.."
 source hack/machine.sh
 
 usage() {
-    echo "e2e.sh: $*; see the first lines of hack/e2e.sh" >&2
+    echo "e2e.sh: $*; see hack/e2e.sh --help" >&2
     exit 2
 }
 # one_of OPTION VALUE EXPECTED…: prints the value as it is in the names of tests.

@@ -22,8 +22,8 @@ from_start() {
     (cd "$start" && realpath --canonicalize-missing "$1")
 }
 architectures=amd64,arm64 binaries='' layout=''
-while [[ ${1:-} == --* ]]; do
-    [[ -n ${2:-} ]] || die "$1: expected a value; the header of this script shows the usage"
+while [[ ${1:-} == -* ]]; do
+    [[ -n ${2:-} ]] || die "$1: expected a value; see hack/image.sh --help"
     case $1 in
         --arch) architectures=$2 ;;
         --binaries) binaries=$(from_start "$2") ;;

@@ -74,6 +74,8 @@ say "building the tools"
 cargo build --locked --example probe --example measure </dev/null
 probe="$(target_directory)/debug/examples/probe" measure="$(target_directory)/debug/examples/measure"
 
+# Not before the builds: /etc/resolv.conf can refer to /run.
+hide /run /var/lib/cni/detour
 write_facts
 start_api
 start_agent

@@ -1,4 +1,4 @@
-# Functions for the other scripts in this directory: output, required packages, toolchains, builds. Source it; do
+# Functions for the other scripts in this directory: help, output, required packages, toolchains, builds. Source it; do
 # not run it.
 # shellcheck shell=bash
 
@@ -28,6 +28,24 @@ die() {
     printf '%s: %s\n' "$(basename "$0")" "$*" >&2
     exit 1
 }
+
+# answer_help ARGUMENT…: prints the comment at the beginning of the script and ends the script, if an argument before --
+# is -h or --help.
+answer_help() {
+    local argument
+    for argument in "$@"; do
+        case $argument in
+            --) return ;;
+            -h | --help)
+                # $0 is relative to the directory in which the script started.
+                (cd "${OLDPWD:-.}" && sed -n '2,/^set /s/^# \{0,1\}//p' "$0")
+                exit
+                ;;
+        esac
+    done
+}
+# The arguments of the script.
+answer_help "$@"
 
 need_root() {
     [[ $(id -u) -eq 0 ]] || die "run this script as root: it needs network namespaces and netfilter rules"
@@ -63,6 +81,21 @@ without_services() (
     fi
     "$@"
 )
+
+# in_own_mounts ARGUMENT…: continues the script, with its arguments, in a mount namespace that ends with it.
+in_own_mounts() {
+    [[ -n ${IN_OWN_MOUNTS:-} ]] || IN_OWN_MOUNTS=yes exec unshare --mount "hack/${0##*/}" "$@"
+}
+
+# hide DIRECTORY…: mounts an empty directory over each, in the script's own mount namespace. The state of other pods on
+# this machine would change the cost of a call, and the script leaves no state.
+hide() {
+    local directory
+    for directory in "$@"; do
+        mkdir -p "$directory"
+        mount -t tmpfs -o mode=0755 detour "$directory"
+    done
+}
 
 # Installs cargo, if rustup is available, and the static target.
 need_rust() {

@@ -3,6 +3,8 @@
 # tests/golden/injected/excludedns.yaml, with the injection template of manifests/openshift-service-mesh. The injector is the webhook of istiod, in
 # the version of tests/injector/go.mod. Run this script only after a change of the template or of the pods. It needs
 # Go 1.26 and takes about four minutes on two cores.
+#
+# Usage: hack/record-injected.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh

@@ -2,6 +2,8 @@
 # Records sessions of the NRI plugin with containerd and CRI-O in tests/golden/nri: the runtime lists a running
 # container, and starts, stops and removes another one. Tests compare the plugin's answers with the record. Run this
 # script only after a change of the plugin's answers or of a runtime's version. It needs root and Go.
+#
+# Usage: hack/record-nri.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh

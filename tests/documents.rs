@@ -2,7 +2,9 @@
 
 use detour_cni::cni::Code;
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 #[test]
 fn every_error_code_is_in_the_table() {
@@ -56,6 +58,31 @@ fn the_architecture_page_lists_every_source_file() {
     let may_miss = |name: &&String| name.ends_with("mod.rs") || name.ends_with("tests.rs");
     let missing: Vec<_> = sources.difference(&listed).filter(|name| !may_miss(name)).collect();
     assert!(missing.is_empty(), "docs/architecture.md does not list these files: {missing:?}");
+}
+
+/// Answering takes no privileges, and neither builds nor installs anything: it ends at once, from any directory.
+#[test]
+fn every_script_prints_its_usage() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut scripts = BTreeSet::new();
+    files(root, &root.join("hack"), &mut scripts);
+    files(root, &root.join(".ci"), &mut scripts);
+    scripts.retain(|path| {
+        let mode = std::fs::metadata(root.join(path)).expect("readable").permissions().mode();
+        mode & 0o111 != 0
+    });
+    assert!(scripts.contains(".ci/run") && scripts.contains("hack/image.sh"), "{scripts:?}");
+    for (script, option) in scripts.iter().flat_map(|script| [(script, "-h"), (script, "--help")]) {
+        let (directory, name) = script.rsplit_once('/').expect("a directory");
+        let output = Command::new("timeout")
+            .args(["10", &format!("./{name}"), option])
+            .current_dir(root.join(directory))
+            .output()
+            .expect("timeout(1)");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && output.stderr.is_empty(), "{script} {option}: {output:?}");
+        assert!(text.contains(&format!("\nUsage: {script}")) && !text.contains("set -e"), "{script} {option}: {text}");
+    }
 }
 
 /// The rules of krew's validation (krew.sigs.k8s.io, "Writing Krew plugin manifests"; `internal/index/validation`), and

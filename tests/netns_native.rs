@@ -4,7 +4,8 @@
 mod support;
 
 use detour_cni::cni::Code;
-use detour_cni::firewall::native::{self, NativeTables, text, translate};
+use detour_cni::firewall::native::rule::NativeTable;
+use detour_cni::firewall::native::{self, NativeTables, text};
 use detour_cni::firewall::nfnetlink::{NfError, NfSocket};
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{
@@ -18,6 +19,10 @@ use detour_cni::policy::{
 use policies::{on, policies};
 use scratch::{in_new_netns, tool};
 use support::{new_netns as scratch, policies};
+
+fn translate(ruleset: &Ruleset) -> NativeTables {
+    RuleFormat::Nftables.native(ruleset)
+}
 
 fn live() -> LiveRuleset {
     LiveRuleset::read(&mut NfSocket::open().expect("nfnetlink")).expect("readable")
@@ -92,19 +97,54 @@ fn any_policy_can_replace_any_other_and_removal_leaves_nothing() {
     });
 }
 
+/// A packet passes either the old or the new rules: base chains are neither detached nor attached by a change.
+#[test]
+fn a_change_fills_the_same_base_chains_again() {
+    in_new_netns(|| {
+        let exclusion = |port| Exclusion {
+            owner: TrafficOwner::Any,
+            destination: None,
+            protocol: None,
+            ports: vec![PortRange::one(port)],
+        };
+        let policy = |port: u16, scopes: &[ContainerScope]| {
+            let ports = Ports::List(vec![PortRange::one(port)]);
+            let redirect = Redirect { dns: DnsCapture::All, outbound_ports_exclude: ports, ..Redirect::default() };
+            let policy = Policy { exclusions: [exclusion(port)].into(), ..on(redirect) };
+            Ruleset::of(&policies::excluding_containers(scopes, policy), &Family::ALL)
+        };
+        commit(&policy(443, &[All]));
+        change(&[], &[ContainerElement::new(All, 7, "vault", ID)]);
+        for next in [policy(444, &[All]), policy(444, &[All, Dns]), policy(53, &[All]), policy(53, &[All])] {
+            let live = live();
+            let plan = plan(&live, &next);
+            let changes: Vec<String> = (0..plan.len()).filter_map(|index| plan.describe(index)).collect();
+            let detaches = |change: &&String| {
+                change.contains("table inet")
+                    || change.contains("create chain")
+                        && change.ends_with("OUTPUT")
+                        && !change.ends_with("DETOUR_OUTPUT")
+                        && !change.ends_with("ISTIO_OUTPUT")
+            };
+            assert_eq!(changes.iter().find(detaches), None, "{changes:#?}");
+            commit(&next);
+            assert_eq!(found(&self::live()), translate(&next));
+            assert_eq!(elements().len(), 1);
+        }
+    });
+}
+
 /// Istio's native rules capture IPv6 in such a pod by mistake.
 #[test]
 fn rules_for_ipv4_only_do_not_match_ipv6() {
     for (name, policy) in policies() {
-        for chains in translate(&Ruleset::of(&policy, &[Family::Ip])).values() {
+        let mut tables = translate(&Ruleset::of(&policy, &[Family::Ip]));
+        // Exclusions apply to both families.
+        tables.remove(&NativeTable::Exclusions);
+        for chains in tables.values() {
             let entered = chains.values().filter(|chain| chain.hook.is_some()).flat_map(|chain| &chain.rules);
             entered.for_each(|rule| assert_eq!(rule.family, Some(Family::Ip), "{name}: {rule}"));
-            assert!(
-                chains
-                    .values()
-                    .flat_map(|c| &c.rules)
-                    .all(|r| r.action == native::rule::NativeAction::KeepDestination || r.family != Some(Family::Ip6))
-            );
+            assert!(chains.values().flat_map(|c| &c.rules).all(|r| r.family != Some(Family::Ip6)));
         }
     }
 }
@@ -201,7 +241,7 @@ fn a_table_that_is_switched_off_has_drifted_and_is_written_again() {
         let policy =
             policies::excluding_containers(&[All], on(Redirect { dns: DnsCapture::All, ..Redirect::default() }));
         let ruleset = Ruleset::of(&policy, &Family::ALL);
-        for table in ["detour-containers", "detour-nat", "detour-raw"] {
+        for table in ["detour-exclusions", "detour-nat", "detour-raw"] {
             commit(&ruleset);
             tool("nft", &["add", "table", "inet", table, "{ flags dormant; }"], "");
             let drift = RuleFormat::Nftables.drift(&live(), &ruleset);
@@ -285,7 +325,7 @@ fn elements_of_a_missing_table_are_none_and_none_can_be_added() {
         change(std::slice::from_ref(&element), &[]);
         let error = change_container_elements(&[], std::slice::from_ref(&element)).expect_err("no table");
         assert_eq!(error.code, Code::Drift);
-        assert!(error.msg.contains("table inet detour-containers"), "{error}");
+        assert!(error.msg.contains("table inet detour-exclusions"), "{error}");
         // Another scope: the table exists without the set.
         commit(&with_containers(&[Dns]));
         change_container_elements(&[], &[element]).expect_err("no set");

@@ -298,8 +298,11 @@ fn a_path_that_is_not_a_netns_is_refused_except_by_del() {
     for path in [&directory, &file, &fifo] {
         let path = path.to_str().expect("a path of ours");
         let conf = r#"{"cniVersion":"1.1.0","name":"n","type":"excludedns"}"#;
-        let (code, msg) = refusal(&call("ADD", &[("CNI_NETNS", path)], conf));
+        let output = call("ADD", &[("CNI_NETNS", path)], conf);
+        let (code, msg) = refusal(&output);
         assert!(code == 8 && msg.contains(path), "{msg}");
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(!log.contains("exclusions="), "logged as applied: {log}");
         succeeds(&call("DEL", &[("CNI_NETNS", path)], conf));
     }
     std::fs::remove_dir_all(&directory).expect("the directory goes");

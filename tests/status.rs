@@ -52,6 +52,73 @@ fn the_error_has_the_reason() {
     assert!(details.contains("ambient_enabled") && details.contains("/no/such/directory"), "{details}");
 }
 
+#[test]
+fn settings_that_an_add_refuses_fail_status() {
+    let manifests = Directory::new("status-chain");
+    let group = json!({"type": "istio-redirect", "owner_groups_include": ["no-such-group"]});
+    for (chain, reason) in [
+        (json!([{"type": "uid-exclude", "uidz": [1]}]), "chain[0].uidz: unknown key"),
+        (json!([{"type": "dns-exclude", "ports": [0]}]), "chain[0].ports: invalid value"),
+        (
+            json!([{"type": "istio-redirect", "drop_invalid": true}, {"type": "istio-redirect", "drop_invalid": false}]),
+            "chain[0] and chain[1] contradict each other",
+        ),
+        (json!([group]), "chain[0].owner_groups_include: invalid value \"no-such-group\""),
+    ] {
+        let kubernetes = json!({"manifests_dir": &*manifests});
+        for more in [json!({}), json!({"clusterNetwork": "ovn", "confDir": "/no/such/directory"})] {
+            let mut conf = json!({"kubernetes": kubernetes, "chain": chain});
+            conf.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+            let details = refused(conf);
+            assert!(details.contains(reason), "{details}");
+        }
+    }
+    for kubernetes in [json!({}), json!({"agent_namespace": "kube-system"})] {
+        let details = refused(json!({"kubernetes": kubernetes, "chain": [{"type": "istio-redirect"}]}));
+        assert!(details.contains("chain[0]: istio-redirect needs facts of the pod: set kubernetes.kube"), "{details}");
+    }
+    let (exit, stdout) = status(json!({"kubernetes": {"manifests_dir": &*manifests}, "chian": []}));
+    assert!(exit == Some(1) && stdout.contains("did you mean"), "{stdout}");
+    let (exit, stdout) = status(json!({"chain": [{"type": "dns-exlude"}]}));
+    assert!(exit == Some(1) && stdout.contains("did you mean \\\"dns-exclude\\\"?"), "{stdout}");
+}
+
+/// Every ADD of a primary plugin runs all of its delegates and executables.
+#[test]
+fn a_primary_plugin_checks_everything_that_all_pods_have_in_common() {
+    let directory = Directory::new("status-primary");
+    for name in ["bridge", "exclude-backup"] {
+        let script = "#!/bin/sh\necho '{\"cniVersion\": \"1.1.0\"}'\n";
+        std::fs::write(directory.join(name), script).expect("writable");
+        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(directory.join(name), executable).expect("changed");
+    }
+    let conf = |second: Value, chain: Value| {
+        json!({
+            "kubernetes": {"manifests_dir": &*directory, "cni_bin_dir": &*directory}, "chain": chain,
+            "delegates": [{"name": "a", "cniVersion": "1.1.0", "type": "bridge"}, second],
+        })
+    };
+    let good = json!({"name": "b", "cniVersion": "1.1.0", "type": "istio-cni"});
+    let backup = json!([{"type": "exclude-backup"}]);
+    assert_eq!(status(conf(good.clone(), backup.clone())), (Some(0), String::new()));
+    let with = |key: &str, value: Value| {
+        let mut second = good.clone();
+        second[key] = value;
+        second
+    };
+    for (conf, reason) in [
+        (conf(good.clone(), json!([{"type": "exclude-backups"}])), "exclude-backups"),
+        (conf(with("type", json!("macvlan")), backup.clone()), "macvlan"),
+        (conf(with("log_level", json!("loud")), backup.clone()), "log_level"),
+        (conf(with("chain", json!([{"type": "uid-exclude", "uids": "x"}])), backup.clone()), "chain[0].uids"),
+        (conf(with("chain", json!([{"type": "exclude-ldap"}])), backup), "exclude-ldap"),
+    ] {
+        let (exit, stdout) = status(conf);
+        assert!(exit == Some(1) && stdout.contains("\"code\":50") && stdout.contains(reason), "{reason}: {stdout}");
+    }
+}
+
 /// Without the own list, the runtime would find no configuration.
 #[test]
 fn status_fails_if_the_cluster_network_has_removed_the_source_of_the_own_list() {

@@ -11,19 +11,6 @@ api='' tls_api='' agent=''
 # The programs; the script sets them.
 detour='' probe=''
 
-# in_own_mounts ARGUMENT…: continues in a mount namespace of its own, in which the plugin's state is empty: what other
-# pods of the machine left there changes the cost of a call. The arguments are those of the script, which is in `hack`.
-in_own_mounts() {
-    if [[ -z ${IN_OWN_MOUNTS:-} ]]; then
-        mkdir -p /run/detour /run/netns /var/lib/cni/detour
-        IN_OWN_MOUNTS=yes exec unshare --mount "hack/${0##*/}" "$@"
-    fi
-    local directory
-    for directory in /run/detour /run/netns /var/lib/cni/detour; do
-        mount -t tmpfs -o mode=0755 detour-bench "$directory"
-    done
-}
-
 clean_up() {
     local status=$? process pod
     trap - EXIT

@@ -48,7 +48,7 @@ pub(super) struct AuditArguments {
     #[command(flatten)]
     node_target: TargetArguments,
     #[command(flatten)]
-    output: OutputArguments,
+    pub(super) output: OutputArguments,
 }
 
 pub(super) fn run(arguments: &AuditArguments) -> Result<CommandOutput, CommandError> {

@@ -79,14 +79,14 @@ pub(super) struct DoctorArguments {
     #[command(flatten)]
     node_target: TargetArguments,
     #[command(flatten)]
-    output: OutputArguments,
+    pub(super) output: OutputArguments,
 }
 
 /// The node to examine: its files, its name and its cluster.
 #[derive(Debug, Args)]
 pub(super) struct TargetArguments {
     /// The plugin's configuration on the node, or its directory [default: from the installation record, else from the platform]
-    #[arg(long, value_name = "FILE|DIR")]
+    #[arg(long = "config", alias = "conf", value_name = "FILE|DIR")]
     conf: Option<HostPath>,
     /// Kubeconfig for reading pods [default: see below]
     #[arg(long, value_name = "FILE")]
@@ -149,8 +149,8 @@ impl TargetArguments {
         self.place.check_root()?;
         if let Some(path) = &self.conf {
             let reached =
-                self.place.node().reach(path).map_err(|why| CommandError::Usage(format!("--conf {path}: {why}")))?;
-            fs::metadata(reached).map_err(|why| CommandError::Usage(format!("--conf {path}: {why}")))?;
+                self.place.node().reach(path).map_err(|why| CommandError::Usage(format!("--config {path}: {why}")))?;
+            fs::metadata(reached).map_err(|why| CommandError::Usage(format!("--config {path}: {why}")))?;
         }
         if let Some(path) = &self.kubeconfig {
             check_exists("--kubeconfig", path)?;

@@ -5,7 +5,7 @@ use super::print_error;
 use super::subject::{SubjectArguments, Subjects};
 use clap::{Args, ValueEnum};
 use detour_cni::firewall::rule::Family;
-use detour_cni::firewall::{Ruleset, native};
+use detour_cni::firewall::{RuleFormat, Ruleset, native};
 use detour_cni::inspect::{AppliedConf, Explained, Explanations, PodManifest, Subject, explain, picture, restore_text};
 use detour_cni::policy::Ipv6;
 use detour_cni::printable::Text;
@@ -61,7 +61,7 @@ pub(super) struct ExplainArguments {
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
     #[command(flatten)]
-    output: OutputArguments,
+    pub(super) output: OutputArguments,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -127,15 +127,15 @@ impl ExplainArguments {
                     let decision = &explained.explanation.decision;
                     print_error(format_args!("pod {}: no rules: {decision}", subject.name()), ExitCode::SUCCESS);
                 }
-                if matches!(format, RuleFormatArgument::Iptables) && !explained.policy.containers.is_empty() {
-                    let what = "iptables can't show the rules for excluded containers: they are native nftables rules; \
-                                use --rules nft";
+                let rules = Ruleset::of(&explained.policy, families);
+                if matches!(format, RuleFormatArgument::Iptables) && rules.excluded.is_some() {
+                    let what =
+                        "iptables shows only the redirection: exclusions are native nftables rules; use --rules nft";
                     print_error(format_args!("pod {}: {what}", subject.name()), ExitCode::SUCCESS);
                 }
-                let rules = Ruleset::of(&explained.policy, families);
                 let text = match format {
                     RuleFormatArgument::Iptables => restore_text(&rules),
-                    RuleFormatArgument::Nft => native::text(&native::translate(&rules)),
+                    RuleFormatArgument::Nft => native::text(&RuleFormat::Nftables.native(&rules)),
                 };
                 Ok(CommandOutput::success(Text::lines(&text)))
             }

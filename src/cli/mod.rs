@@ -10,16 +10,18 @@
 //! | `subject` | arguments that select a pod, a configuration or a network namespace |
 //! | `output` | `-o`: the format of a report |
 
+use clap::builder::StyledStr;
+use clap::error::ContextValue;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use detour_cni::cni::version::SUPPORTED;
 use detour_cni::inspect::{Cell, Screen, TextReport};
-use detour_cni::printable::{Text, without_userinfo};
+use detour_cni::printable::{Text, line, without_userinfo};
 use output::{CommandError, CommandOutput, OutputArguments};
 use serde::Serialize;
 use std::fmt::Display;
 use std::io;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 mod agent;
@@ -87,33 +89,65 @@ pub(crate) fn help() -> ExitCode {
 pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return print_usage(&error),
+        Err(error) => return print_usage(error),
     };
-    let result = match cli.command {
-        Command::Explain(arguments) => explain::run(arguments),
-        Command::Trace(arguments) => trace::run(arguments),
-        Command::Rules(arguments) => rules::run(&arguments),
-        Command::Doctor(arguments) => doctor::run(&arguments),
-        Command::Audit(arguments) => audit::run(&arguments),
-        Command::Install(install) => return install.run(),
-        Command::Agent(agent) => return agent.run(),
-        Command::Uninstall(uninstall) => return uninstall.run(),
-        Command::Validate(arguments) => validate::run(&arguments),
-        Command::Version(arguments) => run_version(&arguments),
-        Command::Completion(arguments) => run_completion(&arguments),
-    };
-    print_result(result)
+    match cli.command {
+        Command::Explain(arguments) => print_report(arguments.output, explain::run(arguments)),
+        Command::Trace(arguments) => print_report(arguments.output, trace::run(arguments)),
+        Command::Rules(arguments) => print_report(arguments.output, rules::run(&arguments)),
+        Command::Doctor(arguments) => print_report(arguments.output, doctor::run(&arguments)),
+        Command::Audit(arguments) => print_report(arguments.output, audit::run(&arguments)),
+        Command::Install(install) => install.run(),
+        Command::Agent(agent) => agent.run(),
+        Command::Uninstall(uninstall) => uninstall.run(),
+        Command::Validate(arguments) => print_report(arguments.output, validate::run(&arguments)),
+        Command::Version(arguments) => print_report(arguments.output, run_version(&arguments)),
+        Command::Completion(arguments) => print_result(run_completion(&arguments)),
+    }
 }
 
 /// Prints clap's error, which can also be the help or the version.
-fn print_usage(error: &clap::Error) -> ExitCode {
+fn print_usage(error: clap::Error) -> ExitCode {
     let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
     // Help and version go to stdout: failing to write them is a failure. The exit code of a usage error
     // does not depend on whether its text could be written.
-    match error.print().and_then(|()| io::stdout().flush()) {
-        Err(why) if !error.use_stderr() => output_failed(&why),
-        _ => code,
+    if !error.use_stderr() {
+        return print_output(&usage_text(error), code);
     }
+    crate::print(io::stderr(), &usage_text(error), code);
+    code
+}
+
+/// Returns the text of clap's error. It quotes arguments in one line each, so that no part of an argument can look like
+/// a separate message.
+fn usage_text(mut error: clap::Error) -> Text {
+    let escaped: Vec<_> = error
+        .context()
+        .filter_map(|(kind, value)| match value {
+            ContextValue::String(text) => Some((kind, ContextValue::String(line(text).into_owned()))),
+            ContextValue::Strings(texts) => {
+                Some((kind, ContextValue::Strings(texts.iter().map(|text| line(text).into_owned()).collect())))
+            }
+            ContextValue::StyledStrs(texts) => {
+                let one_line = |text: &StyledStr| line(&text.to_string()).into_owned().into();
+                Some((kind, ContextValue::StyledStrs(texts.iter().map(one_line).collect())))
+            }
+            _ => None,
+        })
+        .collect();
+    for (kind, value) in escaped {
+        error.insert(kind, value);
+    }
+    Text::lines(&error.render().to_string())
+}
+
+/// Prints the report of a command; in place of it, JSON and YAML have the error.
+fn print_report(output: OutputArguments, result: Result<CommandOutput, CommandError>) -> ExitCode {
+    if let Some(text) = result.as_ref().err().and_then(|error| output.render_error(error)) {
+        // The command has failed anyway.
+        print_output(&text, ExitCode::SUCCESS);
+    }
+    print_result(result)
 }
 
 /// Prints the output of a command or its error.

@@ -3,8 +3,8 @@
 
 use clap::{Args, ValueEnum};
 use detour_cni::cni::Error;
-use detour_cni::inspect::{Format, TextReport, render};
-use detour_cni::printable::Text;
+use detour_cni::inspect::{Format, Screen, TextReport, render};
+use detour_cni::printable::{Text, without_userinfo};
 use serde::Serialize;
 use std::env;
 use std::ffi::OsStr;
@@ -37,9 +37,13 @@ pub(super) enum CommandError {
 
 impl CommandError {
     pub(super) fn code(&self) -> ExitCode {
+        ExitCode::from(self.number())
+    }
+
+    const fn number(&self) -> u8 {
         match self {
-            Self::Usage(_) | Self::Input(_) => ExitCode::from(2),
-            Self::Failed(_) => ExitCode::FAILURE,
+            Self::Usage(_) | Self::Input(_) => 2,
+            Self::Failed(_) => 1,
         }
     }
 }
@@ -84,13 +88,36 @@ impl OutputArguments {
     /// # Errors
     /// The report can't be serialized.
     pub(super) fn render<R: Serialize + TextReport>(self, report: &R) -> Result<CommandOutput, CommandError> {
-        let format = match self.output {
+        Ok(CommandOutput::success(render(report, self.format())?))
+    }
+
+    /// Renders an error for programs that read JSON or YAML; `None` for a table.
+    pub(super) fn render_error(self, error: &CommandError) -> Option<Text> {
+        let report =
+            ErrorReport { error: without_userinfo(&error.to_string()).into_owned(), exit_code: error.number() };
+        let is_read = !matches!(self.output, OutputFormat::Table);
+        is_read.then(|| render(&report, self.format()).ok()).flatten()
+    }
+
+    fn format(self) -> Format {
+        match self.output {
             OutputFormat::Table => Format::Table { color: use_color() },
             OutputFormat::Json => Format::Json,
             OutputFormat::Yaml => Format::Yaml,
-        };
-        Ok(CommandOutput::success(render(report, format)?))
+        }
     }
+}
+
+/// The error of a command in place of its report.
+#[derive(Serialize)]
+struct ErrorReport {
+    error: String,
+    exit_code: u8,
+}
+
+impl TextReport for ErrorReport {
+    /// A table has no error: it goes to stderr in every format.
+    fn write(&self, _: &mut Screen) {}
 }
 
 /// Prints a line to stderr if that is a terminal.

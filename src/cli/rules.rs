@@ -50,7 +50,7 @@ pub(super) struct RulesArguments {
     #[arg(long)]
     all: bool,
     #[command(flatten)]
-    output: OutputArguments,
+    pub(super) output: OutputArguments,
 }
 
 impl RulesArguments {

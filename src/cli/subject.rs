@@ -6,11 +6,13 @@ use super::live_configuration::live_subject;
 use super::output::CommandError;
 use super::print_error;
 use clap::Args;
-use detour_cni::cni::{Code, Error};
+use detour_cni::cni::{Code, DEFAULT_INTERFACE, Error};
 use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
 use detour_cni::netns::find::{FoundNetns, of_container, of_pod};
+use detour_cni::netns::{NetNs, outgoing_interface};
 use detour_cni::state::{ROOT, Store};
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -190,6 +192,21 @@ pub(super) struct NetnsRules {
     pub(super) evidence: Option<String>,
 }
 
+impl NetnsRules {
+    /// Returns the interface through which the network namespace sends packets to `address`; the pod's default interface
+    /// without a route.
+    ///
+    /// # Errors
+    /// The namespace can't be entered, or the kernel refuses the request.
+    pub(super) fn interface_to(&self, address: IpAddr) -> Result<String, Error> {
+        let found = match NetNs::open(&self.netns)? {
+            Some(netns) => netns.enter_without_lock(|| outgoing_interface(address))?,
+            None => None,
+        };
+        Ok(found.unwrap_or_else(|| DEFAULT_INTERFACE.to_owned()))
+    }
+}
+
 impl NetnsArguments {
     /// Returns the object that `--pid`, `--container` or `--pod-uid` selects.
     pub(super) fn selector(&self) -> Option<NetnsSelector> {
@@ -219,7 +236,9 @@ impl NetnsArguments {
         };
         let rules = LiveRules::read(&path, &self.store()).map_err(|error| match selector {
             NetnsSelector::Netns(name) if is_name(name) && !path.exists() => {
-                let hint = format!("`ip netns` lists names; to select a pod, use -n NAMESPACE {}", name.display());
+                let live = if command.starts_with("trace") { "--live " } else { "" };
+                let hint =
+                    format!("`ip netns` lists names; to select a pod, use {live}-n NAMESPACE {}", name.display());
                 CommandError::Input(Error { msg: format!("{}; {hint}", error.msg), ..error })
             }
             NetnsSelector::Netns(_) if !path.exists() => CommandError::Input(error),

@@ -3,11 +3,12 @@
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
 use clap::{ArgGroup, Args};
-use detour_cni::cni::Error;
+use detour_cni::cni::{DEFAULT_INTERFACE, Error};
+use detour_cni::firewall::RuleFormat;
 use detour_cni::inspect::{Destination, ExcludedSenders, Rulebook, Sender, SenderArgument, Trace, explain};
 use detour_cni::pod::Pod;
 use detour_cni::sub_plugins::own_addresses;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -64,11 +65,11 @@ pub(super) struct TraceArguments {
     /// The pod's addresses, separated by commas; traffic to them uses lo [default: from status.podIPs and the annotation k8s.v1.cni.cncf.io/network-status]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "of_kernel")]
     pod_ip: Vec<IpAddr>,
-    /// Interface for traffic that does not use lo
-    #[arg(long, value_name = "NAME", default_value = "eth0")]
-    interface: String,
+    /// Interface for traffic that does not use lo [default: live rules: that of the route; a configuration: eth0]
+    #[arg(long, value_name = "NAME")]
+    interface: Option<String>,
     #[command(flatten)]
-    output: OutputArguments,
+    pub(super) output: OutputArguments,
 }
 
 pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandError> {
@@ -89,26 +90,43 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
     let invalid = |error: Error| CommandError::Input(Error { msg: format!("--{}", error.msg), ..error });
     let resolve = |pod: Option<&Pod>| sender.resolve(pod).map_err(invalid);
     let container = sender.container();
-    let interface = &arguments.interface;
     let report = match selector {
         Some(selector) => {
             let pod = if let NetnsSelector::Pod(subject) = &selector { Some(&subject.facts.pod) } else { None };
             let from = resolve(pod)?;
             let name = container.map(|name| format!("container={name},")).unwrap_or_default();
             let command = format!("trace --from '{name}{from}' --to '{}'", arguments.to);
-            let rules = arguments.namespace.read(&selector, &command)?.rules;
+            let read = arguments.namespace.read(&selector, &command)?;
+            let interface = match arguments.interface {
+                Some(interface) => interface,
+                None => read.interface_to(peer(from, to))?,
+            };
+            let rules = read.rules;
             let (book, senders) = (rules.rulebook(), ExcludedSenders::live(&rules, &arguments.namespace.root));
-            senders.trace(&book, (from, container), to, &rules.addresses, interface)
+            senders.trace(&book, (from, container), to, &rules.addresses, &interface)
         }
         None => {
             let subject = arguments.subject.read(&arguments.namespace.root)?;
             let from = resolve(Some(&subject.facts.pod))?;
             let policy = explain(&subject)?.policy;
             let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
-            let (book, senders) = (Rulebook::of_policy(&policy), ExcludedSenders::planned(&policy));
+            let format = RuleFormat::requested(subject.conf.dialect).unwrap_or_default();
+            let (book, senders) = (Rulebook::of_policy(&policy, format), ExcludedSenders::planned(&policy));
             let configuration = Some(subject.origin.clone());
+            let interface = arguments.interface.as_deref().unwrap_or(DEFAULT_INTERFACE);
             Trace { configuration, ..senders.trace(&book, (from, container), to, &own, interface) }
         }
     };
     arguments.output.render(&report)
+}
+
+/// Returns the other end of the connection; for a client without an address, one that only a default route reaches: it is
+/// reserved for documentation (RFC 5737, RFC 3849).
+fn peer(from: Sender, to: Destination) -> IpAddr {
+    match from {
+        Sender::Process { .. } => to.address.ip(),
+        Sender::Inbound(Some(client)) => client,
+        Sender::Inbound(None) if to.address.is_ipv4() => Ipv4Addr::new(192, 0, 2, 1).into(),
+        Sender::Inbound(None) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+    }
 }

@@ -4,8 +4,10 @@ use super::cluster::{check_exists, read_text};
 use super::output::{CommandError, CommandOutput, OutputArguments};
 
 use clap::Args;
-use detour_cni::inspect::validate_text;
-use std::path::PathBuf;
+use detour_cni::cni::{NODE_CONFIGURATION, NetConf};
+use detour_cni::inspect::{is_program, validate_text};
+use detour_cni::plugin::node;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -15,7 +17,10 @@ Examples:
   helm template detour manifests/chart | detour validate -
         check the chart's ConfigMap and the NetworkAttachmentDefinitions
 
-The command changes nothing, and needs neither root nor a cluster. It does not resolve group names.
+The plugin reads only JSON; manifests can also be YAML. The command changes nothing, and needs
+neither root nor a cluster. On a node, its node configuration applies. The command does not resolve
+group names. It searches executables in --bin-dir and in kubernetes.cni_bin_dir of the
+configuration, if these directories exist.
 
 Exit codes: 0 valid, 1 the plugin would refuse the file, 2 invalid arguments or input.";
 
@@ -29,24 +34,27 @@ pub(super) struct ValidateArguments {
     /// File to check; - is stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Fail if an executable of the sub-plugin chain is in none of these directories; may be repeated
+    /// Directory with executables of the sub-plugin chain; may be repeated
     #[arg(long = "bin-dir", value_name = "DIR")]
     bin_dirs: Vec<PathBuf>,
     #[command(flatten)]
-    output: OutputArguments,
+    pub(super) output: OutputArguments,
 }
 
 pub(super) fn run(arguments: &ValidateArguments) -> Result<CommandOutput, CommandError> {
-    let is_installed = |kind: &str| {
-        let found = arguments.bin_dirs.iter().any(|directory| directory.join(kind).is_file());
-        (!arguments.bin_dirs.is_empty()).then_some(found)
+    let is_installed = |conf: &NetConf, kind: &str| {
+        let own = conf.kubernetes.cni_bin_dir.as_ref();
+        is_program(arguments.bin_dirs.iter().chain(own).cloned(), kind)
     };
     for directory in &arguments.bin_dirs {
         check_exists("--bin-dir", directory)?;
     }
     let text = read_text(&arguments.file)?;
-    let report =
-        validate_text(&arguments.file, &text, &is_installed).map_err(|error| CommandError::Usage(error.to_string()))?;
+    // A user who can't read it validates the file alone.
+    let node = node::read(NODE_CONFIGURATION, Path::new(NODE_CONFIGURATION)).ok().flatten();
+    let node = node.as_ref().map(|(node, _)| node);
+    let report = validate_text(&arguments.file, &text, node, &is_installed)
+        .map_err(|error| CommandError::Usage(error.to_string()))?;
     let output = arguments.output.render(&report)?;
     Ok(CommandOutput { code: if report.valid { ExitCode::SUCCESS } else { ExitCode::FAILURE }, ..output })
 }

@@ -7,11 +7,13 @@ use super::resources::{DefinitionQuery, NodeTaints, ObjectRef, Token};
 use super::wire::{DefinitionObject, Definitions, NamespaceObject, NodeObject, OwnedObject, PodObject, TokenGranted};
 use crate::fuzzing::check_error;
 use crate::pod::{Namespace, Pod, PodRef};
+use rustix::fs::{Mode, OFlags, open};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fmt::Debug;
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
@@ -100,13 +102,16 @@ pub(crate) fn agent_request(input: &[u8]) {
 
 /// What the process on the agent's socket sends, whatever the request is.
 pub(crate) fn agent_answer(input: &[u8]) {
-    static AGENT: OnceLock<PathBuf> = OnceLock::new();
+    static AGENT: OnceLock<(PathBuf, OwnedFd)> = OnceLock::new();
     static ANSWER: Mutex<Vec<u8>> = Mutex::new(Vec::new());
     static RUN: Mutex<()> = Mutex::new(());
     let _lock = RUN.lock();
-    let socket = AGENT.get_or_init(|| {
+    let (socket, _) = AGENT.get_or_init(|| {
         let path = scratch("agent.sock");
         let listener = UnixListener::bind(&path).expect("a socket");
+        // The descriptor is the socket's only name, so that the process leaves no file.
+        let descriptor = open(&path, OFlags::PATH, Mode::empty()).expect("a socket");
+        fs::remove_file(&path).expect("removable");
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = stream.expect("a connection");
@@ -115,7 +120,7 @@ pub(crate) fn agent_answer(input: &[u8]) {
                 let _ = stream.write_all(&answer);
             }
         });
-        path
+        (format!("/proc/self/fd/{}", descriptor.as_raw_fd()).into(), descriptor)
     });
     *ANSWER.lock().expect("no panic") = input.to_vec();
     let client = || AgentClient::new(socket.clone(), None, TIMEOUT);

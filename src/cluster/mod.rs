@@ -60,10 +60,11 @@ pub fn source_or_in_cluster(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> 
     source_or(conf, || ServiceAccount::of_environment().map(|account| account.api(conf.timeout)))
 }
 
-/// Returns the API server of a kubeconfig that is given on the command line; the file may belong to any user.
+/// Returns the API server of a kubeconfig that is given on the command line; the file may belong to any user. Its requests
+/// are not retried: the user sees at once why one fails.
 #[must_use]
 pub fn source_of_user(kubeconfig: PathBuf, timeout: Duration) -> Box<dyn Cluster> {
-    Box::new(api::Api::new(kubeconfig, timeout).of_any_owner())
+    Box::new(api::Api::new(kubeconfig, timeout).of_any_owner().without_retries())
 }
 
 fn source_or(conf: &cni::Kubernetes, fallback: impl FnOnce() -> Option<api::Api>) -> Option<Box<dyn Cluster>> {

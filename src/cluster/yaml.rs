@@ -34,11 +34,12 @@ pub(crate) fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, String> {
     })
 }
 
-/// Removes the value from an error such as `invalid type: string "a", expected u16`.
+/// Removes the value from an error such as `invalid type: string "a", expected u16`, and the names of Rust types.
 fn without_value(error: &str) -> String {
     match error.rsplit_once(", expected ") {
         Some((found, expected)) => {
             let kind = found.split(['"', '`']).next().unwrap_or_default().trim_end();
+            let expected = if expected.starts_with("struct ") { "an object" } else { expected };
             format!("{kind}, expected {expected}")
         }
         None => error.to_owned(),
@@ -107,7 +108,7 @@ mod tests {
             ("{name: a, parts: [{name: b, parts: {}}]}", "parts[0].parts: invalid type: map"),
             ("{name: a, parts: [{}]}", "parts[0]: missing field `name`"),
             ("{labels: {}}", "missing field `name`"),
-            ("hello", "invalid type: string, expected struct Object"),
+            ("hello", "invalid type: string, expected an object"),
             ("{name: a, parts: [{name: b, labels: [x]}]}", "parts[0].labels: invalid type: sequence, expected a map"),
         ] {
             let document = documents(text).expect("YAML").remove(0);

@@ -1,7 +1,8 @@
 //! Locates the executable of a plugin and checks that only root can change it.
 
 use super::call::Call;
-use crate::cni::{Code, Error};
+use crate::cni::{Code, Error, SUB_PLUGINS};
+use crate::suggest::did_you_mean;
 use crate::trusted_file;
 use std::path::{Path, PathBuf};
 
@@ -25,10 +26,10 @@ pub(super) fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
     let mut candidates = call.directories().map(|directory| directory.join(kind));
     let Some(file) = candidates.find(|file| is_file(file)) else {
         let directories: Vec<_> = call.directories().map(|directory| directory.display().to_string()).collect();
-        let msg = format!(
-            "failed to find plugin {kind:?} in path [{}]; install it in one of these directories or correct the type",
-            directories.join(" ")
-        );
+        let suggestion = did_you_mean(kind, SUB_PLUGINS);
+        let install = "; install it in one of these directories or correct the type";
+        let next = if suggestion.is_empty() { install } else { suggestion.as_str() };
+        let msg = format!("failed to find plugin {kind:?} in path [{}]{next}", directories.join(" "));
         return Err(Error::new(Code::InvalidConfig, msg));
     };
     trusted_file::check(&file).map_err(refused)?;
@@ -115,6 +116,8 @@ mod tests {
         assert_eq!(error.code, Code::InvalidConfig);
         let wanted = format!("failed to find plugin \"y\" in path [{0}/none {0}/a]; ", root.0.display());
         assert!(error.msg.starts_with(&wanted), "{error}");
+        let error = find("dns-exlude", &call(None, &path[..2])).expect_err("not there");
+        assert!(error.msg.ends_with("/a]; did you mean \"dns-exclude\"?"), "{error}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! The table `inet detour-containers`, which lets excluded containers bypass the redirection: its sets, and their
-//! elements. A set has one element per running excluded container, with its cgroup ID as the key and its name and ID
-//! as the comment. The rules of the table are in `native::containers`.
+//! The sets of excluded containers in the table `inet detour-exclusions`, and their elements. A set has one element per
+//! running excluded container, with its cgroup ID as the key and its name and ID as the comment. The rules that look
+//! them up are in `native::exclusions`.
 
 use super::nfnetlink::{Batch, NfError, NfSocket, Verb, nfta};
 use super::rule::NFPROTO_INET;
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// The name of the table.
-pub(super) const TABLE: &str = "detour-containers";
+pub(super) const TABLE: &str = "detour-exclusions";
 /// The maximum number of elements of a set. A pod has fewer running containers; a stale element is removed later.
 pub(super) const MAX_ELEMENTS: u32 = 1024;
 /// The length of a cgroup ID in a register.

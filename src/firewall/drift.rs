@@ -33,6 +33,8 @@ pub enum Difference {
     Extra(String),
     /// A desired rule exists in another place.
     Moved(String),
+    /// A chain of another tool can redirect excluded traffic first.
+    NotFirst(String),
 }
 
 impl fmt::Display for Drift {
@@ -45,6 +47,9 @@ impl fmt::Display for Drift {
             Difference::Missing(rule) => write!(f, "missing: {place} {rule}"),
             Difference::Extra(rule) => write!(f, "extra: {place} {rule}"),
             Difference::Moved(rule) => write!(f, "moved: {place} {rule}"),
+            Difference::NotFirst(chain) => {
+                write!(f, "not first: {place}: {chain} can redirect excluded traffic before")
+            }
         }
     }
 }
@@ -113,14 +118,22 @@ fn differences(live: &LiveRuleset, family: Family, table: Table, steps: Vec<Step
     found
 }
 
-/// Returns how detour's native `tables` differ from `desired`. All their chains and rules are detour's, so every
+/// Returns the chains of other tools that run before the exclusions, if anything is excluded.
+#[must_use]
+pub(super) fn earlier_drift(live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift> {
+    let place = format!("inet {}", NativeTable::Exclusions.name());
+    let earlier = live.before_exclusions.iter().filter(|_| desired.excluded.is_some());
+    earlier.map(|chain| Drift { place: place.clone(), what: Difference::NotFirst(chain.clone()) }).collect()
+}
+
+/// Returns how detour's native tables differ from `desired`. All their chains and rules are detour's, so every
 /// difference is drift. Elements of the sets of excluded containers are not part of the desired state.
 #[must_use]
-pub(super) fn native_drift(tables: &[NativeTable], live: &NativeLiveTables, desired: &NativeTables) -> Vec<Drift> {
+pub(super) fn native_drift(live: &NativeLiveTables, desired: &NativeTables) -> Vec<Drift> {
     let (no_live, no_desired) = (BTreeMap::new(), BTreeMap::new());
     let mut found = Vec::new();
-    for table in tables {
-        let (live, desired) = (live.get(table).unwrap_or(&no_live), desired.get(table).unwrap_or(&no_desired));
+    for table in NativeTable::ALL {
+        let (live, desired) = (live.get(&table).unwrap_or(&no_live), desired.get(&table).unwrap_or(&no_desired));
         let place = format!("inet {}", table.name());
         found.extend(native_differences(live, desired).into_iter().map(|what| Drift { place: place.clone(), what }));
     }

@@ -2,78 +2,66 @@
 //! lists of a policy multiply.
 
 use super::containers::SCOPES;
-use super::exclusions::{self, captured, covers_dns_port, protocols};
 use super::istio;
-use super::rule::{ContainerRules, Family, MULTIPORT_SLOTS, Rule, Ruleset};
-use crate::policy::{ContainerScope, DnsCapture, Exclusion, Groups, Policy, Ports, Protocol, Ranges, Redirect};
+use super::rule::{ExcludedTraffic, Family, Rule, Ruleset};
+use crate::policy::{ContainerScope, DnsCapture, Groups, Ipv6, Policy, Ports, Ranges, Redirect};
 
 /// The maximum number of rules that an ADD writes for a pod, both families together.
 pub const MAX_RULES: usize = 16_000;
 /// The number of a redirection's rules that don't depend on its lists.
 const FIXED_RULES: usize = 30;
-/// The jumps to the exclusions, in nat and raw of both families.
-const JUMPS: usize = 4;
-/// The rules of both families that lead to the chain of excluded queries to given destinations, and set their zone.
-const QUERY_RULES: usize = 10;
-/// The limit of rules for excluded containers: two sets at each level, in raw and nat, and the chains that they lead to.
-const CONTAINER_RULES: usize = 60;
-/// The number of port ranges that fit into one `multiport`; a range takes two slots.
-const RANGES_PER_RULE: usize = MULTIPORT_SLOTS / 2;
+/// The limit of rules that lead to the exclusions, fix destinations and set zones, and of those for excluded containers:
+/// two sets at each level, in raw and nat.
+const EXCLUDED_RULES: usize = 60;
+/// The rules of an exclusion, in raw and nat.
+const RULES_PER_EXCLUSION: usize = 2;
 
 impl Ruleset {
-    /// Builds the rules that `policy` needs in `families`.
+    /// Builds the rules that `policy` needs: its redirection in `families`, and its exclusions.
     #[must_use]
     pub fn of(policy: &Policy, families: &[Family]) -> Self {
+        if policy.is_empty() {
+            return Self::default();
+        }
+        Self { excluded: excluded(policy), ..Self::of_redirection(policy, families) }
+    }
+
+    /// Builds the rules of the redirection of `policy` in `families`.
+    #[must_use]
+    pub fn of_redirection(policy: &Policy, families: &[Family]) -> Self {
         let mut ruleset = Self::default();
-        if !policy.is_empty() {
-            let exclusions = policy.exclusions_in_effect();
-            for &family in families {
-                if let Some(redirect) = policy.redirect() {
-                    istio::write(redirect, family, &mut ruleset);
-                }
-                exclusions::write(policy, &exclusions, family, &mut ruleset);
-            }
-            ruleset.containers = container_rules(policy, families);
+        if let Some(redirect) = policy.redirect() {
+            families.iter().for_each(|family| istio::write(redirect, *family, &mut ruleset));
         }
         ruleset.rules_mut().for_each(Rule::drop_empty_conditions);
         ruleset
     }
 }
 
-fn container_rules(policy: &Policy, families: &[Family]) -> Option<ContainerRules> {
+fn excluded(policy: &Policy) -> Option<ExcludedTraffic> {
     let is_used = |scope: &ContainerScope| policy.containers.iter().any(|container| container.scope == *scope);
     let scopes: Vec<ContainerScope> = SCOPES.into_iter().filter(is_used).collect();
-    (!scopes.is_empty()).then(|| ContainerRules {
-        scopes,
-        capture: captured(policy).clone(),
-        families: families.to_vec(),
-    })
+    let exclusions = policy.exclusions_in_effect();
+    let captures_ip6 = policy.redirect().is_none_or(|redirect| redirect.ipv6 != Ipv6::Off);
+    let is_any = !scopes.is_empty() || !exclusions.is_empty();
+    is_any.then(|| ExcludedTraffic { exclusions, scopes, capture: captured(policy).clone(), captures_ip6 })
+}
+
+/// Returns which DNS queries the pod's redirection captures, which may be another tool's. If that is unknown,
+/// assumes all: istio-init runs after every attachment, and only captured queries are ever excluded.
+fn captured(policy: &Policy) -> &DnsCapture {
+    match (policy.redirect(), policy.dns_captured_elsewhere) {
+        (Some(redirect), _) => &redirect.dns,
+        (None, Some(false)) => &DnsCapture::Off,
+        (None, Some(true) | None) => &DnsCapture::All,
+    }
 }
 
 /// Returns an upper bound of the rules that `policy` needs, both families together, counted as iptables rules.
 #[must_use]
 pub fn max_rules(policy: &Policy) -> usize {
     let redirect = policy.redirect().map_or(0, |redirect| 2 * of_redirect(redirect));
-    let capture = captured(policy);
-    let exclusions = policy.exclusions.iter().map(|exclusion| of_exclusion(exclusion, capture));
-    let containers = if policy.containers.is_empty() { 0 } else { CONTAINER_RULES };
-    exclusions.fold(redirect + JUMPS + QUERY_RULES + containers, usize::saturating_add)
-}
-
-fn of_exclusion(exclusion: &Exclusion, capture: &DnsCapture) -> usize {
-    let families = if exclusion.destination.is_some() { 1 } else { 2 };
-    let protocols = protocols(exclusion);
-    let accepts = match exclusion.ports.len() {
-        0 => 1,
-        ports => protocols.len() * ports.div_ceil(RANGES_PER_RULE),
-    };
-    let queries = match captured_servers(capture) {
-        0 => 0,
-        _ if !covers_dns_port(exclusion) => 0,
-        servers if protocols.contains(&Protocol::Udp) => protocols.len() + 2 * servers,
-        _ => protocols.len(),
-    };
-    families * (accepts + queries)
+    redirect.saturating_add(EXCLUDED_RULES).saturating_add(RULES_PER_EXCLUSION * policy.exclusions.len())
 }
 
 /// Returns the number of destinations to which queries are captured, in the family that has more of them.

@@ -5,9 +5,9 @@ use super::containers::ContainerElement;
 use super::expression::Counter;
 use super::iptables;
 use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_rule, detach, native_table_of};
-use super::native::rule::{NativeAction, NativeTable};
+use super::native::rule::{EXCLUSIONS_NAT_PRIORITY, NativeAction, NativeTable};
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
-use super::rule::{Family, NFPROTO_INET, Rule, Table, is_redirection_chain};
+use super::rule::{Family, Hook, NFPROTO_INET, Rule, Table};
 use crate::cni;
 use crate::cni::Code;
 use crate::netlink::DumpLimit;
@@ -50,11 +50,6 @@ impl LiveRule {
             Err(chain) => chain.as_deref(),
         }
     }
-
-    /// Reports whether the rule jumps into an Istio redirection, made by detour or another tool.
-    pub(super) fn enters_redirection(&self) -> bool {
-        self.jump_target().is_some_and(is_redirection_chain)
-    }
 }
 
 impl std::fmt::Display for LiveRule {
@@ -94,6 +89,8 @@ pub struct LiveRuleset {
     dormant: BTreeSet<NativeTable>,
     /// The native redirection of Istio's own tools, if present.
     pub native_istio: Option<NativeIstio>,
+    /// The chains of other tools that can redirect outbound connections before the exclusions apply, in words.
+    pub before_exclusions: Vec<String>,
 }
 
 /// A native redirection of Istio's own tools.
@@ -190,6 +187,7 @@ impl LiveRuleset {
                 table.entry(name.to_owned()).or_default().built_in = find(body, nfta::CHAIN_HOOK).is_some();
             }
             add_native_chain(&mut self.native, family, body);
+            self.before_exclusions.extend(before_exclusions(family, body));
         })?;
         for table in &self.dormant {
             detach(self.native.entry(*table).or_default());
@@ -267,6 +265,20 @@ pub fn failed(action: &str, error: NfError) -> cni::Error {
         _ => (Code::KernelRefused, ""),
     };
     cni::Error::new(code, format!("can't {action} the rules of the network namespace: {error}{next}"))
+}
+
+/// Describes a chain of another tool that translates destinations of outbound connections before the exclusions do: of two
+/// chains with the same priority, the newer one is first (net/netfilter/core.c, `nf_hook_entries_grow`).
+fn before_exclusions(family: u8, body: &[u8]) -> Option<String> {
+    let (table, name, attached) =
+        (find_text(body, nfta::TABLE)?, find_text(body, nfta::CHAIN_NAME)?, find(body, nfta::CHAIN_HOOK)?);
+    let priority = i32::from_be_bytes(find(attached, nfta::HOOK_PRIORITY)?.try_into().ok()?);
+    let is_before = native_table_of(family, Some(table)).is_none()
+        && find_text(body, nfta::CHAIN_TYPE) == Some("nat")
+        && find_be32(attached, nfta::HOOK_NUMBER) == Some(Hook::Output.number())
+        && priority <= EXCLUSIONS_NAT_PRIORITY;
+    let family = Family::ALL.into_iter().find(|own| own.number() == family).map_or("inet", Family::name);
+    is_before.then(|| format!("chain {name} of table {family} {table} with priority {priority}"))
 }
 
 /// Returns which of the tables of iptables has this name in family `family` (`NFPROTO_…`).

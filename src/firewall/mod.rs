@@ -2,21 +2,21 @@
 //! difference is committed as one netlink transaction. It starts no process and needs no tool on the host.
 //!
 //! * `rule`: the rule model, shared by both rule formats
-//! * `from_policy`, with `istio` (the redirection) and `exclusions`: a policy as rules
+//! * `from_policy`, with `istio` (the redirection): a policy as rules
 //! * `live`: reads the live rules
 //! * `plan`: the changes from live to desired rules, in iptables' tables
 //! * `subsequence`: the rules that two lists have in common
 //! * `drift`: how live rules differ from desired ones, in words
 //! * `rule_format`: plan, commit and drift for either rule format
+//! * `containers`: the sets of excluded containers
 //! * `removal`: removes rules without reading all of them
 //! * `expression`: nf_tables expressions, shared by both rule formats
 //! * `iptables`: the format `iptables`, as iptables-nft writes it
-//! * `native`: the format `nftables`, in tables of its own
+//! * `native`: tables of detour: the exclusions, and the format `nftables`
 //! * `nfnetlink`: the netlink protocol of nf_tables and connection tracking
 
 mod containers;
 mod drift;
-mod exclusions;
 mod expression;
 mod from_policy;
 mod iptables;
@@ -35,7 +35,6 @@ pub use containers::{
     set_name,
 };
 pub use drift::{Difference, Drift, foreign_rules};
-pub(crate) use exclusions::QUERIES;
 pub use expression::Counter;
 pub use from_policy::{MAX_RULES, max_rules};
 pub use live::{LiveChain, LiveRule, LiveRuleset, NativeIstio, failed};

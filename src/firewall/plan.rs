@@ -1,7 +1,6 @@
 //! The smallest changes that lead from live to desired rules in the tables of iptables: correct rules stay, missing
 //! ones are inserted in their place, and only detour's are deleted.
 
-use super::exclusions;
 use super::live::{LiveRule, LiveRuleset, LiveTable};
 use super::rule::{Family, Hook, Rule, Ruleset, Table, TableRules, is_own_chain};
 use super::subsequence::common_subsequence;
@@ -100,25 +99,18 @@ pub(super) fn changes<'a>(
     desired: &'a Ruleset,
     made: &CreatedTables,
 ) -> Vec<PlannedStep<'a>> {
-    let plans = plans(live, previous, desired, made, AllowedBetween::Nothing);
-    plans.flat_map(|plan| plan.steps().into_iter().map(move |step| (plan.key, step))).collect()
+    let plans = plans(live, previous, desired, made);
+    plans.flat_map(|plan| plan.steps(MAX_DELETIONS).into_iter().map(move |step| (plan.key, step))).collect()
 }
 
-/// Returns the steps by table that would lead from `live` to `desired`, if foreign rules may stay between detour's.
-/// There are no steps if detour's rules are unchanged.
+/// Returns the steps by table that would lead from `live` to `desired`, rule by rule. There are no steps if detour's
+/// rules are unchanged.
 pub(super) fn check_steps<'a>(
     live: &'a LiveRuleset,
     desired: &'a Ruleset,
     made: &CreatedTables,
 ) -> Vec<((Family, Table), Vec<Step<'a>>)> {
-    plans(live, desired, desired, made, AllowedBetween::ForeignRules).map(|plan| (plan.key, plan.steps())).collect()
-}
-
-/// What may be between the jump to the exclusions and the jump to the redirection after it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AllowedBetween {
-    Nothing,
-    ForeignRules,
+    plans(live, desired, desired, made).map(|plan| (plan.key, plan.steps(usize::MAX))).collect()
 }
 
 fn plans<'a, 'b>(
@@ -126,7 +118,6 @@ fn plans<'a, 'b>(
     previous: &'b Ruleset,
     desired: &'a Ruleset,
     made: &'b CreatedTables,
-    between: AllowedBetween,
 ) -> impl Iterator<Item = TablePlan<'a, 'b>> {
     static NO_RULES: TableRules = TableRules::new();
     static NO_TABLE: LiveTable = LiveTable::new();
@@ -138,7 +129,6 @@ fn plans<'a, 'b>(
         previous: previous.tables.get(&key).unwrap_or(&NO_RULES),
         desired: desired.tables.get(&key).unwrap_or(&NO_RULES),
         made,
-        between,
     })
 }
 
@@ -150,11 +140,11 @@ struct TablePlan<'a, 'b> {
     previous: &'b TableRules,
     desired: &'a TableRules,
     made: &'b CreatedTables,
-    between: AllowedBetween,
 }
 
 impl<'a> TablePlan<'a, '_> {
-    fn steps(&self) -> Vec<Step<'a>> {
+    /// Returns the steps; flushes a chain of detour instead of deleting more than `max_deletions` of its rules.
+    fn steps(&self, max_deletions: usize) -> Vec<Step<'a>> {
         if self.can_delete_table() {
             return vec![Step::DeleteTable];
         }
@@ -175,7 +165,7 @@ impl<'a> TablePlan<'a, '_> {
             let live: Vec<&LiveRule> = live.iter().flat_map(|chain| &chain.rules).collect();
             let desired: Vec<&Rule> = desired.iter().collect();
             let mut edit = Edit::between(&live, &desired, |_| true);
-            if self.between == AllowedBetween::Nothing && edit.deleted.len() > MAX_DELETIONS {
+            if edit.deleted.len() > max_deletions {
                 deletions.push(Step::Flush(name));
                 edit = Edit::between(&[], &desired, |_| true);
             }
@@ -248,25 +238,11 @@ impl<'a> TablePlan<'a, '_> {
         })
     }
 
-    /// Edits a built-in chain: the jump to the exclusions is placed directly before the first jump into a redirection,
-    /// detour's or another tool's; all other rules of detour keep their places among foreign rules.
+    /// Edits a built-in chain, in which detour's rules keep their places among foreign ones.
     fn edit_hook(&self, hook: Hook, deletions: &mut Vec<Step<'a>>, rules: &mut Vec<Step<'a>>) {
-        let live = self.live.get(hook.chain()).map_or(&[][..], |chain| &chain.rules);
-        let (present, others): (Vec<&LiveRule>, Vec<&LiveRule>) =
-            live.iter().partition(|rule| rule.jump_target() == Some(exclusions::OUTPUT));
-        let (to_exclusions, desired): (Vec<&Rule>, Vec<&Rule>) =
-            Self::rules_of(self.desired, hook).iter().partition(|rule| rule.jump_target() == Some(exclusions::OUTPUT));
-        let mut edit = Edit::between(&others, &desired, |rule| self.is_our_rule(hook, rule));
-        match (to_exclusions.first(), present.as_slice()) {
-            (Some(jump), [one]) if one.rule.as_ref() == Ok(*jump) && edit.is_in_place(live, one, self.between) => {}
-            (jump, present) => {
-                edit.deleted.extend(present.iter().map(|rule| rule.handle));
-                if let Some(jump) = jump {
-                    edit.insert_before_redirection(&others, jump);
-                }
-            }
-        }
-        edit.write(hook.chain(), deletions, rules);
+        let live: Vec<&LiveRule> = self.live.get(hook.chain()).iter().flat_map(|chain| &chain.rules).collect();
+        let desired: Vec<&Rule> = Self::rules_of(self.desired, hook).iter().collect();
+        Edit::between(&live, &desired, |rule| self.is_our_rule(hook, rule)).write(hook.chain(), deletions, rules);
     }
 }
 
@@ -303,50 +279,6 @@ impl<'a> Edit<'a> {
         let deleted = ours.iter().enumerate().filter(|(own, _)| !unchanged.contains(own));
         edit.deleted = deleted.map(|(_, index)| live[*index].handle).collect();
         edit
-    }
-
-    /// Reports whether `to_exclusions` is directly before the first jump into a redirection once the changes are made.
-    fn is_in_place(&self, live: &[LiveRule], to_exclusions: &LiveRule, between: AllowedBetween) -> bool {
-        let deleted: BTreeSet<u64> = self.deleted.iter().copied().collect();
-        let survivors: Vec<&LiveRule> = live.iter().filter(|rule| !deleted.contains(&rule.handle)).collect();
-        let at = survivors.iter().position(|rule| rule.handle == to_exclusions.handle);
-        let first = survivors.iter().position(|rule| rule.enters_redirection());
-        let Some(at) = at else { return false };
-        let inserted = self.inserted.iter().find(|(_, rule)| rule.enters_redirection());
-        match (first, inserted) {
-            (Some(first), None) => match between {
-                AllowedBetween::Nothing => first == at + 1 && !self.inserts_before(survivors[first].handle),
-                AllowedBetween::ForeignRules => first > at,
-            },
-            (None, None) => true,
-            (None, Some((None, _))) => at + 1 == survivors.len() && self.inserted.len() == 1,
-            _ => false,
-        }
-    }
-
-    fn inserts_before(&self, handle: u64) -> bool {
-        self.inserted.iter().any(|(before, _)| *before == Some(handle))
-    }
-
-    fn insert_before_redirection(&mut self, others: &[&LiveRule], rule: &'a Rule) {
-        let deleted: BTreeSet<u64> = self.deleted.iter().copied().collect();
-        let survivors: Vec<&&LiveRule> = others.iter().filter(|r| !deleted.contains(&r.handle)).collect();
-        let first_live = survivors.iter().position(|r| r.enters_redirection());
-        let first_new = self.inserted.iter().position(|(_, r)| r.enters_redirection());
-        let handles: Vec<u64> = survivors.iter().map(|r| r.handle).collect();
-        // The index of the surviving rule before which the new jump is inserted.
-        let index_of_new = first_new.map(|i| {
-            self.inserted[i]
-                .0
-                .map_or(handles.len(), |before| handles.iter().position(|h| *h == before).unwrap_or(handles.len()))
-        });
-        match (first_new, index_of_new, first_live) {
-            (Some(new), Some(index), live) if live.is_none_or(|live| index <= live) => {
-                self.inserted.insert(new, (self.inserted[new].0, rule));
-            }
-            (_, _, Some(live)) => self.inserted.push((Some(handles[live]), rule)),
-            _ => self.inserted.push((None, rule)),
-        }
     }
 
     fn write(self, chain: &'a str, deletions: &mut Vec<Step<'a>>, rules: &mut Vec<Step<'a>>) {

@@ -93,7 +93,7 @@ struct Flush<'a> {
 /// Returns what deletes detour's native tables, and in the iptables format flushes each chain of `own`.
 fn flushes(format: RuleFormat, own: &Ruleset) -> Vec<Flush<'_>> {
     let delete = |table: &NativeTable| Flush { family: NFPROTO_INET, table: table.name(), chain: None };
-    let mut flushes: Vec<Flush<'_>> = format.native_tables().iter().map(delete).collect();
+    let mut flushes: Vec<Flush<'_>> = NativeTable::ALL.iter().map(delete).collect();
     if format == RuleFormat::Iptables {
         flushes.extend(own.tables.iter().flat_map(|((family, table), rules)| {
             let (family, table) = (family.number(), table.name());

@@ -1,15 +1,17 @@
 //! The rule model: a pod's firewall rules as values, in the vocabulary of iptables. Both rule formats write it into
-//! the kernel and decode the kernel's rules back into it. In `firewall`, a chain is a netfilter chain.
+//! the kernel and decode the kernel's rules back into it. Exclusions are native rules in both rule formats. In
+//! `firewall`, a chain is a netfilter chain.
 
-use crate::policy::{ContainerScope, DnsCapture, IdRange, PortRange, Protocol};
+use crate::policy::{ContainerScope, DnsCapture, Exclusion, IdRange, PortRange, Protocol};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// The prefix of the netfilter chains of an Istio redirection, made by detour or another tool.
 const REDIRECTION_PREFIX: &str = "ISTIO_";
-/// The prefix of all other netfilter chains of detour.
+/// The prefix of netfilter chains that only detour makes. Pods that an earlier version started have them in the tables
+/// of iptables; a change of their rules removes them.
 const OWN_PREFIX: &str = "DETOUR_";
 
 /// `NFPROTO_INET` (linux/netfilter.h), the family of native tables.
@@ -50,6 +52,15 @@ impl Family {
         match self {
             Self::Ip => "ip",
             Self::Ip6 => "ip6",
+        }
+    }
+
+    /// Returns the family of a network.
+    #[must_use]
+    pub const fn of(net: &IpNet) -> Self {
+        match net {
+            IpNet::V4(_) => Self::Ip,
+            IpNet::V6(_) => Self::Ip6,
         }
     }
 
@@ -395,24 +406,26 @@ impl TableRules {
     }
 }
 
-/// The input of the rules for excluded containers, which are native rules in both rule formats.
+/// The excluded traffic of a pod: the input of the native rules in the table of exclusions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ContainerRules {
+pub struct ExcludedTraffic {
+    /// The excluded traffic by its properties; no exclusion covers another one.
+    pub exclusions: BTreeSet<Exclusion>,
     /// The sets of excluded containers, the narrower scope first.
     pub scopes: Vec<ContainerScope>,
     /// The DNS queries that the pod's redirection captures.
     pub capture: DnsCapture,
-    /// The families that have rules.
-    pub families: Vec<Family>,
+    /// Whether it captures them over IPv6, too.
+    pub captures_ip6: bool,
 }
 
 /// All rules of a pod. [`Ruleset::of`] builds it from a policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ruleset {
-    /// The rules by family and table; tables without rules are absent.
+    /// The redirection by family and table, in the vocabulary of iptables; tables without rules are absent.
     pub tables: BTreeMap<(Family, Table), TableRules>,
-    /// The rules for excluded containers; `None` if the policy excludes no container.
-    pub containers: Option<ContainerRules>,
+    /// The excluded traffic, whose rules don't depend on the rule format; `None` if the policy excludes nothing.
+    pub excluded: Option<ExcludedTraffic>,
 }
 
 impl Ruleset {
@@ -424,8 +437,8 @@ impl Ruleset {
         })
     }
 
-    /// Adds the chains and built-in rules of `other`, so that they count as detour's. If both have a chain, its rules
-    /// are those of `self`.
+    /// Adds the chains and built-in rules of the redirection of `other`, so that they count as detour's. If both have a
+    /// chain, its rules are those of `self`.
     pub fn add_owned(&mut self, other: &Self) {
         for (key, theirs) in &other.tables {
             let ours = self.tables.entry(*key).or_default();
@@ -457,6 +470,6 @@ impl Ruleset {
     /// Reports whether there are no rules.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.tables.is_empty() && self.containers.is_none()
+        self.tables.is_empty() && self.excluded.is_none()
     }
 }

@@ -1,23 +1,23 @@
-//! The two rule formats in which the same rules can be written into the kernel: plan, commit and drift for either.
-//! `plugin` decides which format a pod gets. Also: detection of active tables of iptables-legacy, which are not part
-//! of nf_tables.
+//! The two rule formats in which the same redirection can be written into the kernel: plan, commit and drift for either,
+//! together with the exclusions, which are native in both. `plugin` decides which format a pod gets. Also: detection of
+//! active tables of iptables-legacy, which are not part of nf_tables.
 
-use super::drift::{Drift, drift, native_drift};
+use super::drift::{Drift, drift, earlier_drift, native_drift};
 use super::live::LiveRuleset;
-use super::native::live::attached_to_hook;
 use super::native::rule::NativeTable;
-use super::native::{NativeChange, NativeTables};
+use super::native::{NativeChange, NativeTables, attached_to_hook};
 use super::nfnetlink::{Batch, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
 use super::plan::{CreatedTables, MAX_DELETIONS, PlannedStep, Step, changes};
-use super::rule::{Family, Hook, Rule, Ruleset, Table, is_own_chain};
+use super::rule::{Family, Hook, Rule, Ruleset, Table};
 use super::{iptables, native};
+use crate::cni::RuleFormatSetting;
 use crate::netlink::NLM_F_CREATE;
 use crate::netlink::attributes::Attributes;
 use crate::trusted_file::read_text;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The format in which a pod's rules are written; a pod never has both.
+/// The format in which a pod's redirection is written; a pod never has both.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RuleFormat {
     /// The rules that iptables-nft itself would write, in its tables.
@@ -33,11 +33,21 @@ pub enum RuleFormat {
 pub struct Transaction<'a> {
     /// The changes in the tables of iptables; none in the format `nftables`.
     pub iptables: Vec<PlannedStep<'a>>,
-    /// The changes in detour's native tables; in the format `iptables`, only in the one of excluded containers.
+    /// The changes in detour's native tables; in the format `iptables`, only in the one of exclusions.
     pub native: Vec<NativeChange>,
 }
 
 impl RuleFormat {
+    /// Returns the format that the configuration key `dialect` requests; `None` for `auto`.
+    #[must_use]
+    pub const fn requested(setting: RuleFormatSetting) -> Option<Self> {
+        match setting {
+            RuleFormatSetting::Auto => None,
+            RuleFormatSetting::Iptables => Some(Self::Iptables),
+            RuleFormatSetting::Nftables => Some(Self::Nftables),
+        }
+    }
+
     /// Returns the name as in the configuration key `dialect`.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -47,21 +57,10 @@ impl RuleFormat {
         }
     }
 
-    /// Returns the native tables that the format has.
-    pub(super) const fn native_tables(self) -> &'static [NativeTable] {
-        match self {
-            Self::Iptables => &[NativeTable::Containers],
-            Self::Nftables => &NativeTable::ALL,
-        }
-    }
-
     /// Returns the native tables of `desired` in this format.
     #[must_use]
     pub fn native(self, desired: &Ruleset) -> NativeTables {
-        match self {
-            Self::Iptables => native::container_table(desired),
-            Self::Nftables => native::translate(desired),
-        }
+        native::tables(desired, self == Self::Nftables)
     }
 
     /// Returns the changes that lead from `live` to `desired`. `previous` are the rules desired before, and `made` the
@@ -79,8 +78,7 @@ impl RuleFormat {
             Self::Iptables => changes(live, previous, desired, made),
             Self::Nftables => Vec::new(),
         };
-        let tables = self.native_tables();
-        let native = native::changes(tables, &live.native, &live.containers, self.native(desired));
+        let native = native::changes(&live.native, &live.containers, self.native(desired));
         Transaction { iptables, native }
     }
 
@@ -91,21 +89,20 @@ impl RuleFormat {
             Self::Iptables => drift(live, desired),
             Self::Nftables => Vec::new(),
         };
-        found.extend(native_drift(self.native_tables(), &live.native, &self.native(desired)));
+        found.extend(native_drift(&live.native, &self.native(desired)));
+        found.extend(earlier_drift(live, desired));
         found
     }
 }
 
 impl LiveRuleset {
-    /// Returns the format of detour's live rules, if there are any. Native tables always are detour's, and the one of
-    /// excluded containers exists in both formats; the tables of iptables contain detour's rules if a chain is in
-    /// `previous` or has a name that only detour uses.
+    /// Returns the format of detour's live redirection, if there is one. Native tables always are detour's; a chain in
+    /// the tables of iptables is if it is in `previous`.
     #[must_use]
     pub fn rule_format(&self, previous: &Ruleset) -> Option<RuleFormat> {
-        let ours =
-            |(family, table, name, _): (_, _, &str, _)| is_own_chain(name) || previous.has_chain(family, table, name);
-        let is_native = self.native.keys().any(|table| *table != NativeTable::Containers);
-        match (is_native, self.chains().any(ours)) {
+        let is_native = self.native.keys().any(|table| matches!(table, NativeTable::Of(_)));
+        let mut chains = self.chains();
+        match (is_native, chains.any(|(family, table, name, _)| previous.has_chain(family, table, name))) {
             (true, _) => Some(RuleFormat::Nftables),
             (false, true) => Some(RuleFormat::Iptables),
             (false, false) => None,
@@ -126,18 +123,24 @@ impl Transaction<'_> {
         self.len() == 0
     }
 
-    /// Returns whether the transaction writes rules that compare control groups. The kernel counts their levels from
+    /// Reports whether the transaction writes rules that compare control groups. The kernel counts their levels from
     /// the cgroup namespace of the writing process.
     #[must_use]
-    pub fn writes_container_rules(&self) -> bool {
-        self.native.contains(&NativeChange::Table(NativeTable::Containers))
+    pub fn compares_cgroups(&self) -> bool {
+        self.native.iter().any(NativeChange::compares_cgroups)
     }
 
-    /// Returns whether a change concerns the table of excluded containers.
+    /// Reports whether the kernel needs support for control groups to make a change.
     #[must_use]
     pub fn is_about_containers(&self, index: usize) -> bool {
         let change = index.checked_sub(self.iptables.len()).and_then(|index| self.native.get(index));
-        change.is_some_and(|change| change.table() == NativeTable::Containers)
+        change.is_some_and(NativeChange::is_about_containers)
+    }
+
+    /// Reports whether a change is in the tables of iptables.
+    #[must_use]
+    pub fn is_in_iptables(&self, index: usize) -> bool {
+        index < self.iptables.len()
     }
 
     /// Commits the transaction atomically, provided that the rules are still those of `live`.

@@ -86,7 +86,7 @@ fn check_rules(policy: &Policy, packets: &[(Sender, Destination)]) {
             .sum();
         assert!(count <= max_rules(policy), "{count} rules, {} are the limit", max_rules(policy));
         check_printed(&printable::lines(&restore_text(&desired)));
-        check_printed(&printable::lines(&native::text(&native::translate(&desired))));
+        check_printed(&printable::lines(&native::text(&RuleFormat::Nftables.native(&desired))));
         let [iptables, native] = [RuleFormat::Iptables, RuleFormat::Nftables]
             .map(|format| Rulebook::of_live(&check_format(&desired, format)));
         for (from, to) in packets.iter().filter(|(_, to)| ip6 || to.address.is_ipv4()) {

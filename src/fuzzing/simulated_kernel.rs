@@ -256,10 +256,20 @@ impl Rules {
             }
             9 => {
                 let pattern = text(nfta::SET_NAME)?;
-                let free = (0..).map(|number| pattern.replace("%d", &format!("{number}")));
-                let name = free.into_iter().find(|name| !table.sets.contains_key(name)).ok_or(Errno::ENFILE)?;
+                let names = (0..).map(|number| pattern.replace("%d", &format!("{number}")));
+                let is_free = |name: &String| *name == pattern || !table.sets.contains_key(name);
+                let name = names.into_iter().find(is_free).ok_or(Errno::ENFILE)?;
                 sets.insert(find_be32(attributes, nfta::SET_ID).ok_or(Errno::EINVAL)?, name.clone());
-                table.sets.insert(name, KernelSet { attributes: attributes.to_vec(), elements: Vec::new() });
+                let new = KernelSet { attributes: attributes.to_vec(), elements: Vec::new() };
+                table.sets.entry(name).or_insert(new);
+            }
+            11 => {
+                let name = text(nfta::SET_NAME)?;
+                let mut rules = table.chains.values().flat_map(|chain| &chain.rules);
+                if rules.any(|rule| lookups(&rule.expressions).any(|used| used == name)) {
+                    return Err(Errno::EBUSY);
+                }
+                table.sets.remove(&name).ok_or(Errno::ENOENT)?;
             }
             12 => {
                 let new = find_be32(attributes, nfta::ELEMENTS_SET_ID).and_then(|id| sets.get(&id).cloned());

@@ -14,7 +14,7 @@ use crate::inspect::{
 use crate::networks::{
     RunnableConfiguration, Selection, check_default_routes, default_network, interface_names, networks,
 };
-use crate::plugin::validate;
+use crate::plugin::{TargetNode, validate};
 use crate::pod::well_known::{DEFAULT_NETWORK, NETWORKS, PROXY_CONTAINER};
 use crate::pod::{Container, Facts, Namespace, Pod};
 use serde_json::{Map, Value, json};
@@ -161,7 +161,8 @@ fn check_conf(conf: &NetConf, length: usize) {
         Ok(result) => assert_eq!(result["cniVersion"], conf.cni_version.as_str()),
         Err(error) => check_error(&error),
     }
-    match validate(conf, &|_| Some(true)) {
+    let node = TargetNode { is_installed: &|_, _| Some(true), group_file: None, may_name_source: false };
+    match validate(conf, node) {
         Ok(warnings) => check_warnings(&warnings, length),
         Err(error) => check_error(&error),
     }
@@ -186,7 +187,7 @@ pub(super) fn stdin(input: &[u8]) {
             Ok(conf) => check_conf(&conf, input.len()),
             Err(error) => check_error(&error),
         }
-        match validate_text(Path::new("x"), text, &|_| None) {
+        match validate_text(Path::new("x"), text, None, &|_, _| None) {
             Ok(report) => check_rendered(&report),
             Err(error) => check_error(&error),
         }

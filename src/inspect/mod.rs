@@ -49,4 +49,4 @@ pub use trace::{
     Destination, ExcludedSenders, Hop, InSet, Origin, RulePlace, Rulebook, Sender, SenderArgument, Trace, restore_text,
     trace,
 };
-pub use validate::{CheckedConf, ValidationReport, validate_text};
+pub use validate::{CheckedConf, ValidationReport, is_program, validate_text};

@@ -102,7 +102,7 @@ impl LiveRules {
             netns: netns.display().to_string(),
             found_by: None,
             attachments,
-            dialect: state.map(|state| state.dialect.name()),
+            dialect: state.filter(|state| state.policy.redirect().is_some()).map(|state| state.dialect.name()),
             as_asked,
             legacy: self.legacy.clone(),
             absent: self.unfixed.clone(),
@@ -122,7 +122,7 @@ pub struct RulesReport {
     pub found_by: Option<String>,
     /// The attachments with saved state.
     pub attachments: Vec<String>,
-    /// The rule format of the attachments: `iptables` or `nftables`; `None` without saved state of any attachment.
+    /// The rule format of the redirection: `iptables` or `nftables`; `None` without a redirection in the saved state.
     pub dialect: Option<&'static str>,
     /// Whether the live state equals the desired state; `None` without saved state of any attachment.
     pub as_asked: Option<bool>,
@@ -339,7 +339,7 @@ fn absent_line(Drift { place, what }: &Drift) -> Option<RuleLine> {
         Difference::Missing(rule) => Some(line(place, rule, Mark::Missing, None)),
         Difference::MissingChain(chain) => Some(line(place, chain, Mark::Missing, None)),
         Difference::ExtraChain(chain) => Some(line(place, chain, Mark::Extra, None)),
-        Difference::OtherHook(chain) => Some(line(place, chain, Mark::Moved, None)),
+        Difference::OtherHook(chain) | Difference::NotFirst(chain) => Some(line(place, chain, Mark::Moved, None)),
         Difference::Extra(_) | Difference::Moved(_) => None,
     }
 }
@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn a_missing_chain_is_listed_unless_its_missing_rules_are() {
         let differences = vec![
-            drift("inet detour-containers", Difference::MissingChain("NAT_OUTPUT".to_owned())),
+            drift("inet detour-exclusions", Difference::MissingChain("NAT_OUTPUT".to_owned())),
             drift("ip nat", Difference::MissingChain("ISTIO_REDIRECT".to_owned())),
             drift("ip nat", Difference::Missing("-A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001".to_owned())),
         ];

@@ -2,11 +2,12 @@
 
 use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::cluster::yaml::documents;
-use crate::cni::{Code, Error, NODE_CONFIGURATION, NodeConf, PROGRAM, configuration};
-use crate::plugin::validate;
+use crate::cni::{Code, Error, NODE_CONFIGURATION, NetConf, NodeConf, PROGRAM, configuration};
+use crate::plugin::node::effective;
+use crate::plugin::{TargetNode, validate};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The report about a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -47,10 +48,16 @@ impl TextReport for ValidationReport {
     }
 }
 
+/// The kubeconfig that an installation writes by default.
+const KUBECONFIG: &str = "/var/lib/cni/detour/kubeconfig";
+
 /// What a text contains.
+#[derive(Clone, Copy)]
 enum ConfKind {
     /// The configuration of a plugin, or a plugin list.
     Configuration,
+    /// The configuration in a NetworkAttachmentDefinition.
+    Definition,
     /// The keys for `detour install --config`.
     Keys,
     /// The node configuration.
@@ -60,32 +67,42 @@ enum ConfKind {
 /// Checks every configuration in `text`, the content of the file `place`.
 ///
 /// The text is a configuration, a plugin list, the keys for `detour install --config`, a node configuration, or
-/// manifests. Only NetworkAttachmentDefinitions and the chart's ConfigMap are checked. `is_installed` is passed to
-/// [`validate`].
+/// manifests. Only NetworkAttachmentDefinitions and the chart's ConfigMap are checked. Manifests can be YAML; the plugin
+/// reads the others, and only accepts JSON. `node` is the node configuration of this machine, and `is_installed` is
+/// passed to [`validate`].
 ///
 /// # Errors
 /// The text is neither JSON nor YAML, or contains no configuration.
 pub fn validate_text(
     place: &Path,
     text: &str,
-    is_installed: &dyn Fn(&str) -> Option<bool>,
+    node: Option<&NodeConf>,
+    is_installed: &dyn Fn(&NetConf, &str) -> Option<bool>,
 ) -> Result<ValidationReport, Error> {
     let failed = |what: String| Error::new(Code::InvalidConfig, format!("{}: {what}", place.display()));
-    let documents = match serde_json::from_str::<Value>(text) {
-        Ok(value) => vec![value],
-        Err(json) => documents(text)
-            .map_err(|yaml| failed(format!("expected JSON or YAML: invalid JSON: {json}; invalid YAML: {yaml}")))?,
+    let found = match serde_json::from_str::<Value>(text) {
+        Ok(value) => configurations_in(&value, text).map_err(failed)?,
+        Err(json) => {
+            let documents = documents(text)
+                .map_err(|yaml| failed(format!("expected JSON or YAML: invalid JSON: {json}; invalid YAML: {yaml}")))?;
+            let is_ours = |document: &Value| document.is_object() && manifest_kind(document).is_none();
+            if documents.iter().any(is_ours) {
+                vec![(String::new(), ConfKind::Configuration, text.to_owned())]
+            } else {
+                let found: Result<Vec<_>, _> =
+                    documents.iter().map(|document| configurations_in(document, text)).collect();
+                found.map_err(failed)?.concat()
+            }
+        }
     };
     let mut configurations = Vec::new();
-    for document in &documents {
-        for (within, kind, text) in configurations_in(document).map_err(failed)? {
-            let place = format!("{}{within}", place.display());
-            let (warnings, error) = match check(&kind, &text, is_installed) {
-                Ok(warnings) => (warnings, None),
-                Err(error) => (Vec::new(), Some(error.to_string())),
-            };
-            configurations.push(CheckedConf { place, valid: error.is_none(), error, warnings });
-        }
+    for (within, kind, text) in found {
+        let place = format!("{}{within}", place.display());
+        let (warnings, error) = match check(kind, &text, node, is_installed) {
+            Ok(warnings) => (warnings, None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        };
+        configurations.push(CheckedConf { place, valid: error.is_none(), error, warnings });
     }
     if configurations.is_empty() {
         return Err(failed("expected a configuration, got none".to_owned()));
@@ -93,28 +110,44 @@ pub fn validate_text(
     Ok(ValidationReport { valid: configurations.iter().all(|checked| checked.valid), configurations })
 }
 
-/// Returns the configurations in a document: the suffix for the place of each, its kind and its text.
-fn configurations_in(document: &Value) -> Result<Vec<(String, ConfKind, String)>, String> {
+/// Returns the kind of a manifest's object; `None` if the document is no manifest.
+fn manifest_kind(document: &Value) -> Option<&str> {
+    document.get("apiVersion").and_then(|_| document.get("kind")?.as_str())
+}
+
+/// Returns whether one of these directories has an executable of this name; `None` if no directory exists here.
+#[must_use]
+pub fn is_program(directories: impl Iterator<Item = PathBuf>, name: &str) -> Option<bool> {
+    let existing: Vec<PathBuf> = directories.filter(|directory| directory.is_dir()).collect();
+    let found = existing.iter().any(|directory| directory.join(name).is_file());
+    (!existing.is_empty()).then_some(found)
+}
+
+/// Returns the configurations in a document: the suffix for the place of each, its kind and its text. `whole` is the
+/// text of a document that is no manifest.
+fn configurations_in(document: &Value, whole: &str) -> Result<Vec<(String, ConfKind, String)>, String> {
     let Some(keys) = document.as_object() else { return Err("expected an object".to_owned()) };
     let name = document["metadata"]["name"].as_str().unwrap_or_default();
     let text = |value: &Value| value.as_str().map(str::to_owned);
-    Ok(match keys.get("kind").and_then(Value::as_str).filter(|_| keys.contains_key("apiVersion")) {
+    Ok(match manifest_kind(document) {
         Some("List") => {
             let items = document["items"].as_array().cloned().unwrap_or_default();
-            items.iter().map(configurations_in).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect()
+            let found: Result<Vec<_>, _> =
+                items.iter().map(|item| configurations_in(item, &item.to_string())).collect();
+            found?.concat()
         }
         Some("NetworkAttachmentDefinition") => {
             let config = text(&document["spec"]["config"]).filter(|text| !text.is_empty());
             let place = format!(": NetworkAttachmentDefinition {name}: spec.config");
             config
                 .filter(|text| may_be_ours(text))
-                .map(|text| (place, ConfKind::Configuration, text))
+                .map(|text| (place, ConfKind::Definition, text))
                 .into_iter()
                 .collect()
         }
         Some("ConfigMap") => configurations_of_chart(name, &document["data"])?,
         Some(_) => Vec::new(),
-        None => vec![(String::new(), kind(keys), document.to_string())],
+        None => vec![(String::new(), kind(keys), whole.to_owned())],
     })
 }
 
@@ -159,10 +192,18 @@ fn kind(keys: &Map<String, Value>) -> ConfKind {
     }
 }
 
-fn check(kind: &ConfKind, text: &str, is_installed: &dyn Fn(&str) -> Option<bool>) -> Result<Vec<String>, Error> {
+fn check(
+    kind: ConfKind,
+    text: &str,
+    node: Option<&NodeConf>,
+    is_installed: &dyn Fn(&NetConf, &str) -> Option<bool>,
+) -> Result<Vec<String>, Error> {
     let place = Path::new("configuration");
+    // The installation that applies a definition writes a node configuration.
+    let may_name_source = matches!(kind, ConfKind::Definition) && node.is_none();
+    let target = TargetNode { is_installed, group_file: None, may_name_source };
     match kind {
-        ConfKind::Configuration => validate(&configuration(place, text.as_bytes())?, is_installed),
+        ConfKind::Configuration | ConfKind::Definition => validate(&effective(node, place, text)?, target),
         ConfKind::Node => NodeConf::parse(NODE_CONFIGURATION, text.as_bytes()).map(|(_, warnings)| warnings),
         ConfKind::Keys => {
             let mut keys = json!({"cniVersion": "1.0.0", "name": "n", "type": PROGRAM});
@@ -171,7 +212,10 @@ fn check(kind: &ConfKind, text: &str, is_installed: &dyn Fn(&str) -> Option<bool
             if let Some(keys) = keys.as_object_mut() {
                 keys.extend(given);
             }
-            validate(&configuration(place, keys.to_string().as_bytes())?, is_installed)
+            let mut conf = configuration(place, keys.to_string().as_bytes())?;
+            // The installation sets it.
+            conf.kubernetes.kubeconfig.get_or_insert_with(|| KUBECONFIG.into());
+            validate(&conf, target)
         }
     }
 }
@@ -181,7 +225,7 @@ mod tests {
     use super::*;
 
     fn report(text: &str) -> Result<ValidationReport, String> {
-        validate_text(Path::new("f"), text, &|_| None).map_err(|error| error.msg)
+        validate_text(Path::new("f"), text, None, &|_, _| None).map_err(|error| error.msg)
     }
 
     #[test]
@@ -224,6 +268,44 @@ mod tests {
         let others = definition(r#"{"name": "n", "type": "macvlan"}"#);
         assert_eq!(report(&others), Err("f: expected a configuration, got none".into()));
         assert!(report("{").expect_err("broken").starts_with("f: expected JSON or YAML: invalid JSON: "));
+    }
+
+    #[test]
+    fn text_that_only_a_yaml_parser_accepts_is_refused_unless_it_is_a_manifest() {
+        let good = r#"{"name": "n", "type": "detour", "chain": [{"type": "uid-exclude", "uids": [1]}]}"#;
+        assert!(report(good).expect("read").valid);
+        for text in [
+            good.replace("]}]}", "]},]}"),
+            format!("# a comment\n{good}"),
+            good.replace('"', "'"),
+            format!("\u{feff}{good}"),
+            "name: n\ntype: detour\nchain: []\n".to_owned(),
+            "pinned: [uid-exclude]\n".to_owned(),
+            "log_level: warn\n".to_owned(),
+            format!("{good}\n---\n{good}"),
+        ] {
+            let refused = report(&text).expect("a report");
+            let error = refused.configurations[0].error.as_deref().unwrap_or_default();
+            assert!(!refused.valid && error.contains("configuration: invalid JSON: "), "{text}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_redirection_without_a_source_of_facts_is_refused_unless_the_node_may_name_one() {
+        let conf = r#"{"name": "n", "type": "istio-cni"}"#;
+        let refused = report(conf).expect("a report");
+        let error = refused.configurations[0].error.as_deref().unwrap_or_default();
+        assert!(error.contains("istio-redirect needs facts of the pod: set kubernetes.kubeconfig"), "{refused:?}");
+        let (node, _) = NodeConf::parse("n", br#"{"kubernetes": {"kubeconfig": "/k"}}"#).expect("accepted");
+        let governed = validate_text(Path::new("f"), conf, Some(&node), &|_, _| None).expect("a report");
+        assert!(governed.valid, "{governed:?}");
+        let definition = json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "spec": {"config": conf},
+        });
+        let definition = report(&definition.to_string()).expect("a report");
+        let warning = &definition.configurations[0].warnings[0];
+        assert!(definition.valid && warning.ends_with("or in the node configuration, which was not checked"));
+        assert!(report(r#"{"chain": [{"type": "istio-redirect"}]}"#).expect("a report").valid, "keys for --config");
     }
 
     #[test]

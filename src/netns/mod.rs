@@ -7,6 +7,7 @@
 //! * `addresses`: addresses and interfaces
 //! * `fixtures`: the address and the policy routing that firewall rules need
 //! * `default_route`: moves the default route to another interface
+//! * `route_lookup`: the interface through which packets to an address leave
 //! * `connections`: established TCP connections, and whether a port listens
 //! * `find`: finds the netns of a pod or container
 
@@ -19,6 +20,7 @@ mod fixtures;
 pub(crate) mod fuzzing;
 mod lock;
 mod namespace;
+mod route_lookup;
 mod rtnetlink;
 
 pub use addresses::{
@@ -29,3 +31,4 @@ pub use default_route::replace_default_routes;
 pub use fixtures::{Fixture, Fixtures, Routing, add_fixtures, remove_fixtures};
 pub use lock::{NetnsId, remove_stale_locks};
 pub use namespace::{LockMode, NetNs, enter_cgroup_namespace};
+pub use route_lookup::outgoing_interface;

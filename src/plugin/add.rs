@@ -9,6 +9,7 @@ use crate::cni::{Error, NetConf, Request, at_most, result};
 use crate::policy::Policy;
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
+use tracing::Level;
 
 /// Applies the policy of the attachment. Returns the previous result.
 ///
@@ -18,10 +19,10 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
     let result = result::passed_through(conf)?;
     let desired = desired_policy(request, conf)?;
     desired.ignored.iter().for_each(|ignored| tracing::warn!("{ignored}"));
-    let exclusions = desired.policy.exclusions.len() + desired.policy.containers.len();
-    tracing::info!(exclusions, "{}", desired.why);
+    let exclusions = tracing::enabled!(Level::INFO).then(|| desired.policy.exclusion_count());
     let inputs = AddInputs::new(request, conf, [(None, conf, desired.with)]);
     apply(request, conf, desired.policy, inputs)?;
+    tracing::info!(exclusions, "{}", desired.why);
     Ok(Some(result))
 }
 

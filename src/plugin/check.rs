@@ -142,11 +142,13 @@ pub(super) fn differences(
 
 /// Returns the line about IPv6 addresses that appeared after an ADD which wrote rules for IPv4 only.
 fn uncaptured_ip6(records: &ContainerRecords, policy: &Policy) -> Result<Option<String>, Error> {
-    if policy.is_empty() || writes_ip6(policy, records.ip6()) || !writes_ip6(policy, true) {
+    if writes_ip6(policy, records.ip6()) || !writes_ip6(policy, true) {
         return Ok(None);
     }
+    // Exclusions apply to both families.
+    let Some(redirect) = policy.redirect() else { return Ok(None) };
     let mut addresses = netns::own_ip6_addresses()?;
-    if let Some(redirect) = policy.redirect() {
+    {
         let is_secondary = |name: &str| !redirect.capture_secondary_networks && name != DEFAULT_INTERFACE;
         addresses.retain(|(name, _)| !redirect.exclude_interfaces.contains(name) && !is_secondary(name));
     }
@@ -155,13 +157,9 @@ fn uncaptured_ip6(records: &ContainerRecords, policy: &Policy) -> Result<Option<
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    let effect = match policy.redirect() {
-        Some(_) => "its traffic bypasses the sidecar",
-        None => "exclusions do not apply to its traffic",
-    };
     Ok(Some(format!(
-        "missing: rules for IPv6: address {address} on interface {interface:?}{more} appeared after ADD: {effect}; \
-         enable the agent's repair, repeat the ADD, or recreate the pod"
+        "missing: rules for IPv6: address {address} on interface {interface:?}{more} appeared after ADD: its traffic \
+         bypasses the sidecar; enable the agent's repair, repeat the ADD, or recreate the pod"
     )))
 }
 
@@ -170,7 +168,11 @@ fn drifted(request: &Request, found: &[String]) -> Error {
     if found.len() > MAX_LISTED {
         details += &format!("; and {} more", found.len() - MAX_LISTED);
     }
-    let msg = format!("the rules{} have drifted from the desired state ({} differences)", of_pod(request), found.len());
+    let count = match found.len() {
+        1 => "1 difference".to_owned(),
+        count => format!("{count} differences"),
+    };
+    let msg = format!("the rules{} have drifted from the desired state ({count})", of_pod(request));
     Error::new(Code::Drift, msg).with_details(details)
 }
 

@@ -121,11 +121,7 @@ impl<'a> AddInputs<'a> {
             without_facts,
             runtime_nameservers: conf.runtime_nameservers(),
             previous_nameservers: conf.prev_result_nameservers(),
-            dialect: match conf.dialect {
-                RuleFormatSetting::Auto => None,
-                RuleFormatSetting::Iptables => Some(RuleFormat::Iptables),
-                RuleFormatSetting::Nftables => Some(RuleFormat::Nftables),
-            },
+            dialect: RuleFormat::requested(conf.dialect),
         })
     }
 

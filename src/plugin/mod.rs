@@ -33,7 +33,7 @@ use std::io::{Read, Write};
 use std::panic::PanicHookInfo;
 use std::time::Instant;
 use std::{panic, process};
-pub use validate::validate;
+pub use validate::{TargetNode, validate};
 
 mod add;
 mod bypassing;

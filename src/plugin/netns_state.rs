@@ -1,4 +1,5 @@
-//! The desired state of a network namespace, and the foreign redirections and rule formats that constrain it.
+//! The desired state of a network namespace, and what is constrained by the redirection that it already has: detour's,
+//! in its rule format, or another tool's.
 
 use super::desired_policy::{fixtures, ruleset};
 use super::record::{AttachmentRecord, ContainerRecords};
@@ -18,7 +19,7 @@ pub struct NetnsState {
     pub policy: Policy,
     /// The desired rules.
     pub rules: Ruleset,
-    /// The format of the rules.
+    /// The format of the redirection; the default without one.
     pub dialect: RuleFormat,
     /// The routes, policy rules and addresses that the rules need.
     pub fixtures: Fixtures,
@@ -68,45 +69,32 @@ fn leads_to(record: &AttachmentRecord, netns: &NetNs) -> bool {
     found.is_some_and(|found| found.id() == netns.id())
 }
 
-/// The facts about a pod that constrain its rule format. A pod never has rules of detour in both formats.
+/// The facts about a pod that constrain the format of its redirection. A pod never has redirections of detour in both
+/// formats.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct FormatFacts {
-    /// The format of detour's rules in the kernel, or of the container's other attachments.
+    /// The format of detour's redirection in the kernel, or of the container's other attachments.
     pub(super) in_use: Option<RuleFormat>,
     /// The saved format of this attachment.
     pub(super) saved: Option<RuleFormat>,
-    /// Another tool's redirection of the pod.
-    pub(super) foreign: Option<ForeignRedirection>,
 }
 
-/// Chooses the rule format: existing rules and foreign redirections take precedence over preferences.
+/// Chooses the format of a redirection: an existing one takes precedence over preferences.
 ///
 /// # Errors
-/// The setting conflicts with existing rules or with a foreign redirection.
+/// The setting conflicts with the existing redirection.
 pub(super) fn choose_format(setting: RuleFormatSetting, facts: FormatFacts) -> Result<RuleFormat, Error> {
-    let requested = match setting {
-        RuleFormatSetting::Auto => None,
-        RuleFormatSetting::Iptables => Some(RuleFormat::Iptables),
-        RuleFormatSetting::Nftables => Some(RuleFormat::Nftables),
-    };
-    let needs_nftables = facts.foreign.is_some_and(|foreign| !foreign.in_iptables);
-    match (requested, facts.in_use) {
+    match (RuleFormat::requested(setting), facts.in_use) {
         (Some(requested), Some(used)) if requested != used => {
             let (used, requested) = (used.name(), requested.name());
             let msg = format!(
-                "dialect: expected auto or {used}, got {requested}: the pod already has rules in {used} format; set \
+                "dialect: expected auto or {used}, got {requested}: the pod is already redirected in {used} format; set \
                  auto, or delete the pod"
             );
             Err(Error::new(Code::InvalidConfig, msg))
         }
         (_, Some(used)) => Ok(used),
-        (Some(RuleFormat::Iptables), None) if needs_nftables => {
-            let msg = "dialect: expected auto or nftables, got iptables: another tool redirects the pod with \
-                       nftables or iptables-legacy, and iptables-nft rules can't exclude traffic from that redirection";
-            Err(Error::new(Code::ForeignRules, msg))
-        }
         (Some(requested), None) => Ok(requested),
-        (None, None) if needs_nftables => Ok(RuleFormat::Nftables),
         (None, None) => Ok(facts.saved.unwrap_or_default()),
     }
 }
@@ -114,9 +102,6 @@ pub(super) fn choose_format(setting: RuleFormatSetting, facts: FormatFacts) -> R
 /// Another tool's redirection of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ForeignRedirection {
-    /// Whether it is in the tables of iptables-nft, where an exclusion can accept traffic before it. An accept verdict
-    /// has no effect on redirections in other tables.
-    pub(super) in_iptables: bool,
     /// Whether it captures DNS.
     pub(super) captures_dns: bool,
 }
@@ -125,7 +110,7 @@ impl ForeignRedirection {
     /// Finds a redirection that is not among the `known` rules of detour. If detour redirects the pod (`redirected`),
     /// tables of iptables-legacy are not assumed to redirect it.
     pub(super) fn find(live: &LiveRuleset, known: &Ruleset, redirected: bool) -> Option<Self> {
-        let native = live.native_istio.map(|istio| Self { in_iptables: false, captures_dns: istio.captures_dns });
+        let native = live.native_istio.map(|istio| Self { captures_dns: istio.captures_dns });
         let other = native.or_else(|| Self::in_iptables(live, known));
         if redirected { other } else { other.or_else(Self::in_legacy) }
     }
@@ -148,7 +133,7 @@ impl ForeignRedirection {
         };
         let captures = |(_, table, _, chain): (_, Table, _, &LiveChain)| table == Table::Raw && !chain.rules.is_empty();
         let captures_dns = live.chains().filter(foreign).map(captures).reduce(|a, b| a || b)?;
-        Some(Self { in_iptables: true, captures_dns })
+        Some(Self { captures_dns })
     }
 
     /// Infers a redirection from the tables of `iptables-legacy`, whose rules are not part of nf_tables and can't be
@@ -157,7 +142,7 @@ impl ForeignRedirection {
     fn in_legacy() -> Option<Self> {
         let tables = legacy_tables();
         let has = |table: Table| tables.iter().any(|(_, name)| name == table.name());
-        has(Table::Nat).then(|| Self { in_iptables: false, captures_dns: has(Table::Raw) })
+        has(Table::Nat).then(|| Self { captures_dns: has(Table::Raw) })
     }
 
     /// Returns the policy without its redirection: the foreign one remains, and only exclusions are added.
@@ -177,13 +162,9 @@ mod tests {
     use crate::cni::RuleFormatSetting::{Auto, Iptables, Nftables};
 
     #[test]
-    fn existing_rules_take_precedence_over_preferences() {
+    fn an_existing_redirection_takes_precedence_over_preferences() {
         let nothing = FormatFacts::default();
         let used = |dialect| FormatFacts { in_use: Some(dialect), ..nothing };
-        let by = |in_iptables| FormatFacts {
-            foreign: Some(ForeignRedirection { in_iptables, captures_dns: true }),
-            ..nothing
-        };
         let table = [
             (Auto, nothing, Some(RuleFormat::Iptables)),
             (Iptables, nothing, Some(RuleFormat::Iptables)),
@@ -193,10 +174,6 @@ mod tests {
             (Iptables, FormatFacts { saved: Some(RuleFormat::Nftables), ..nothing }, Some(RuleFormat::Iptables)),
             (Iptables, used(RuleFormat::Nftables), None),
             (Nftables, used(RuleFormat::Iptables), None),
-            (Auto, by(true), Some(RuleFormat::Iptables)),
-            (Auto, by(false), Some(RuleFormat::Nftables)),
-            (Iptables, by(false), None),
-            (Nftables, by(false), Some(RuleFormat::Nftables)),
         ];
         for (setting, facts, expected) in table {
             assert_eq!(choose_format(setting, facts).ok(), expected, "{setting:?} {facts:?}");

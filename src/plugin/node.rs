@@ -5,7 +5,8 @@ use super::desired_policy::is_agent;
 use super::{status, without_facts};
 use crate::cluster::agent::{self, CallReport};
 use crate::cni::{
-    CniCommand, Code, Document, Error, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, Request,
+    CniCommand, Code, Document, Error, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, OWN_TYPES,
+    Request, configuration,
 };
 use crate::logging::EventCollector;
 use crate::trusted_file;
@@ -107,6 +108,20 @@ pub fn read(place: &str, path: &Path) -> Result<Option<(NodeConf, Vec<String>)>,
         Ok(text) => NodeConf::parse(place, &text).map(Some),
         Err(error) => Err(Error::new(Code::InvalidConfig, format!("node configuration {place} is not used: {error}"))),
     }
+}
+
+/// Returns the effective configuration of an attachment, or of a plugin in a list, on a node with this configuration.
+///
+/// # Errors
+/// As [`configuration`].
+pub fn effective(node: Option<&NodeConf>, place: &Path, text: &str) -> Result<NetConf, Error> {
+    let govern = || {
+        let value = serde_json::from_str(text).ok()?;
+        // The node configuration does not apply to the runtime's configuration of a primary plugin.
+        let (value, _) = node?.govern_all(&value, &|kind| OWN_TYPES.contains(&kind)).ok()??;
+        Some(value.to_string())
+    };
+    configuration(place, govern().as_deref().unwrap_or(text).as_bytes())
 }
 
 fn not_primary() -> Error {

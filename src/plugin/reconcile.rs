@@ -205,7 +205,7 @@ impl Reconciler<'_> {
     ) -> Result<(), Obstacle> {
         let created = work.records.created_tables();
         let transaction = work.dialect.plan(live, &work.known_rules, &work.desired, &created);
-        if transaction.writes_container_rules() {
+        if transaction.compares_cgroups() {
             cgroup::require()?;
         }
         if !work.missing.is_empty() && self.netns.is_of_containerd() {
@@ -269,11 +269,11 @@ impl Reconciler<'_> {
         let facts = FormatFacts {
             in_use: live.rule_format(&known_rules).or_else(|| saved.dialect_of_others(self.attachment)),
             saved: own.map(|own| own.dialect),
-            foreign,
         };
+        let setting = if changes.redirects() { changes.dialect } else { RuleFormatSetting::Auto };
         let dialect = match attempt.force_nftables {
             true => RuleFormat::Nftables,
-            false => choose_format(changes.dialect, facts)?,
+            false => choose_format(setting, facts)?,
         };
         for change in &changes.list {
             let own = saved.get(&change.attachment);
@@ -289,6 +289,10 @@ impl Reconciler<'_> {
             check_rules(&policy, format_args!("{} and the container's other attachments", self.attachment))?;
         }
         let desired = ruleset(&policy, records.ip6());
+        if desired.excluded.is_some() && !is_removal {
+            let earlier = &live.before_exclusions;
+            earlier.iter().for_each(|chain| tracing::warn!("{chain} can redirect traffic before it is excluded"));
+        }
         let needed = fixtures(&policy, records.ip6());
         let missing = needed.missing(addresses)?;
         let created = match dialect {

@@ -1,8 +1,9 @@
 //! The saved state of attachments: one record per attachment, and all records of one container.
 
-use super::desired_policy::{fixtures, ruleset};
+use super::desired_policy::fixtures;
 use super::inputs::SavedInputs;
 use crate::cni::{Code, Error, Request};
+use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use crate::netns::{Fixtures, NetNs, NetnsId};
 use crate::policy::{DnsCapture, Interception, InterceptionMode, Policy, Redirect};
@@ -25,7 +26,7 @@ pub(super) struct AttachmentRecord {
     /// The network namespace of the rules; `None` if the attachment never had any.
     #[serde(rename = "sandbox")]
     pub(super) netns_id: Option<NetnsId>,
-    /// The format of the rules.
+    /// The format of the redirection; the default without one.
     #[serde(default)]
     pub(super) dialect: RuleFormat,
     /// The path of the network namespace.
@@ -115,9 +116,11 @@ impl AttachmentRecord {
         self.evaluated.as_ref().unwrap_or(&self.policy)
     }
 
-    fn dialect_of_rules(&self) -> Option<RuleFormat> {
-        let may_have_rules = self.netns_id.is_some() && !(self.policy.is_empty() && self.previous_policy.is_none());
-        may_have_rules.then_some(self.dialect)
+    /// Returns the format of the redirection that may be in the kernel because of this attachment.
+    fn format_of_redirection(&self) -> Option<RuleFormat> {
+        let redirects = |policy: &Policy| policy.redirect().is_some();
+        let may_redirect = redirects(&self.policy) || self.previous_policy.as_ref().is_some_and(redirects);
+        (self.netns_id.is_some() && may_redirect).then_some(self.dialect)
     }
 }
 
@@ -198,31 +201,32 @@ impl ContainerRecords {
         Ok(union)
     }
 
-    /// Returns the format of the rules; `None` if there are no rules.
+    /// Returns the format of the redirection; `None` if there is none.
     pub(super) fn dialect(&self) -> Option<RuleFormat> {
-        self.0.iter().find_map(|(_, record)| record.dialect_of_rules())
+        self.0.iter().find_map(|(_, record)| record.format_of_redirection())
     }
 
-    /// Returns the format of the rules of all attachments except `attachment`.
+    /// Returns the format of the redirection of all attachments except `attachment`.
     pub(super) fn dialect_of_others(&self, attachment: &Attachment) -> Option<RuleFormat> {
         let mut others = self.0.iter().filter(|(other, _)| other != attachment);
-        others.find_map(|(_, record)| record.dialect_of_rules())
+        others.find_map(|(_, record)| record.format_of_redirection())
     }
 
     /// Returns every netfilter chain and built-in rule that may be in the iptables tables because of these attachments,
     /// even if a call was killed.
     pub(super) fn known_rules(&self) -> Ruleset {
-        if self.dialect() == Some(RuleFormat::Nftables) {
+        if self.dialect() != Some(RuleFormat::Iptables) {
             return Ruleset::default();
         }
+        let ruleset = |policy: &Policy| Ruleset::of_redirection(policy, &Family::ALL);
         let policies = self.0.iter().flat_map(|(_, record)| [Some(&record.policy), record.previous_policy.as_ref()]);
         let union = self.policy().unwrap_or_default();
-        let mut known = ruleset(&union, true);
+        let mut known = ruleset(&union);
         // Usually, a container has one attachment, whose policy is the union.
         let others = policies.flatten().filter(|policy| **policy != union);
-        others.for_each(|policy| known.add_owned(&ruleset(policy, true)));
+        others.for_each(|policy| known.add_owned(&ruleset(policy)));
         if let Some(before) = self.previous_union() {
-            known.add_owned(&ruleset(&before, true));
+            known.add_owned(&ruleset(&before));
         }
         known
     }

@@ -4,6 +4,7 @@
 //! fails because of something that the node's agent repairs: the agent's pod needs a network, and the node would stay
 //! NotReady.
 
+use super::validate::check_sub_plugins;
 use crate::cluster;
 use crate::cni::{Code, Error, Kubernetes, NetConf, OWN_LIST, Request, is_configuration_file};
 use crate::firewall::nfnetlink::NfSocket;
@@ -32,17 +33,29 @@ pub(super) fn run(_: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
 pub(super) fn check_availability(conf: &NetConf) -> Result<bool, Error> {
     let facts = check_facts(conf);
     let has_facts = matches!(facts, Ok(true));
-    let causes: Vec<String> =
-        [check_ambient(conf), check_cluster_network(conf), facts.map(drop), check_kernel(), Store::new(ROOT).probe()]
-            .into_iter()
-            .filter_map(Result::err)
-            .map(|error| error.to_string())
-            .collect();
+    let outcomes = [
+        check_chain(conf),
+        check_ambient(conf),
+        check_cluster_network(conf),
+        facts.map(drop),
+        check_kernel(),
+        Store::new(ROOT).probe(),
+    ];
+    let causes: Vec<String> = outcomes.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
     if causes.is_empty() {
         return Ok(has_facts);
     }
     let msg = format!("network {}: an ADD would fail now", conf.name);
     Err(Error::new(Code::NotAvailable, msg).with_details(causes.join("; ")))
+}
+
+/// Checks the sub-plugins as an ADD does. No agent repairs them: it validates a configuration before it writes it.
+///
+/// # Errors
+/// The first setting that an ADD would refuse.
+pub(super) fn check_chain(conf: &NetConf) -> Result<(), Error> {
+    let source = if conf.primary.is_some() { cluster::source_or_in_cluster } else { cluster::source };
+    check_sub_plugins(conf, Some(&conf.group_file), source(&conf.kubernetes).is_some())
 }
 
 fn check_ambient(conf: &NetConf) -> Result<(), Error> {

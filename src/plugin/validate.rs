@@ -1,30 +1,62 @@
 //! Validates a configuration without a pod, with the parsers of a call: what is refused here makes every ADD on a node
 //! fail.
 
+use super::desired_policy::host_groups;
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetConf, SUB_PLUGINS, result};
-use crate::logging;
-use crate::sub_plugins;
 use crate::suggest::did_you_mean;
+use crate::{cluster, logging, sub_plugins};
 use serde_json::{Map, Value};
+use std::cell::OnceCell;
+use std::path::Path;
+
+/// What is known about the node on which a configuration will be used.
+#[derive(Clone, Copy)]
+pub struct TargetNode<'a> {
+    /// Returns whether an executable in the chain of a configuration is installed; `None` if that is unknown.
+    pub is_installed: &'a dyn Fn(&NetConf, &str) -> Option<bool>,
+    /// The file with the node's groups (group(5)); `None` if it is unknown: then every group exists.
+    pub group_file: Option<&'a Path>,
+    /// Whether a node configuration that is not known here may name a source of facts.
+    pub may_name_source: bool,
+}
+
+/// Checks the blocks of the sub-plugins as an ADD does, as completely as possible without a pod. Without a
+/// `group_file`, every group exists.
+///
+/// # Errors
+/// The first setting that an ADD would refuse, with the path of its key.
+pub(super) fn check_sub_plugins(conf: &NetConf, group_file: Option<&Path>, has_facts: bool) -> Result<(), Error> {
+    let groups = OnceCell::new();
+    let group_id = |name: &str| match group_file {
+        Some(file) => groups.get_or_init(|| host_groups(file)).get(name).copied(),
+        None => Some(0),
+    };
+    sub_plugins::check(&conf.chain, &conf.args, &group_id, has_facts)
+}
 
 /// Checks `conf`, the blocks of its sub-plugins and, for a primary plugin, those delegates that run in this process.
-/// `is_installed` returns whether an executable exists on the node; `None` if that is unknown. Returns the
-/// configuration's own warnings and what could not be checked, one line each.
-///
-/// Group names are not resolved, because the groups are those of the node.
+/// Returns the configuration's own warnings and what could not be checked, one line each.
 ///
 /// # Errors
 /// The first setting that an ADD would refuse, with the path of its key; an executable that is not installed or, if
 /// that is unknown, whose name looks like a misspelled sub-plugin.
-pub fn validate(conf: &NetConf, is_installed: &dyn Fn(&str) -> Option<bool>) -> Result<Vec<String>, Error> {
+pub fn validate(conf: &NetConf, node: TargetNode<'_>) -> Result<Vec<String>, Error> {
     let mut warnings = conf.warnings.clone();
-    sub_plugins::check(&conf.chain, &conf.args)?;
+    check_sub_plugins(conf, node.group_file, true)?;
+    if cluster::source(&conf.kubernetes).is_none()
+        && let Err(error) = check_sub_plugins(conf, node.group_file, false)
+    {
+        if !node.may_name_source {
+            return Err(error);
+        }
+        warnings.push(format!("{}; or in the node configuration, which was not checked", error.msg));
+    }
     result::passed_through(conf)?;
     for (kind, block) in sub_plugins::executables(&conf.chain) {
         let suggestion = did_you_mean(kind, SUB_PLUGINS);
         let refused =
             |what: &str| Error::new(Code::InvalidConfig, format!("{}.type: {kind:?} {what}{suggestion}", block.path));
-        match is_installed(kind) {
+        match (node.is_installed)(conf, kind) {
             Some(true) => {}
             Some(false) => {
                 return Err(refused("is not a sub-plugin, and not an executable in the program directories"));
@@ -41,8 +73,9 @@ pub fn validate(conf: &NetConf, is_installed: &dyn Fn(&str) -> Option<bool>) -> 
     }
     for (place, keys) in delegates(conf) {
         let about = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
-        let parsed = NetConf::parse(Value::Object(keys).to_string().as_bytes(), CniCommand::Add, "").map_err(about)?;
-        let of_delegate = validate(&parsed, is_installed).map_err(about)?;
+        let mut own = NetConf::parse(Value::Object(keys).to_string().as_bytes(), CniCommand::Add, "").map_err(about)?;
+        own.kubernetes.clone_from(&conf.kubernetes);
+        let of_delegate = validate(&own, node).map_err(about)?;
         warnings.extend(of_delegate.into_iter().map(|warning| format!("{place}: {warning}")));
     }
     Ok(warnings)
@@ -79,8 +112,18 @@ mod tests {
     fn validated(mut conf: Value, installed: Option<bool>) -> Result<Vec<String>, String> {
         conf["name"] = json!("n");
         conf["cniVersion"] = json!("1.0.0");
+        conf["kubernetes"] = json!({"kubeconfig": "/k"});
+        validated_as_written(&conf, installed, None)
+    }
+
+    fn validated_as_written(
+        conf: &Value,
+        installed: Option<bool>,
+        group_file: Option<&Path>,
+    ) -> Result<Vec<String>, String> {
         let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("understood");
-        validate(&conf, &|_| installed).map_err(|error| error.msg)
+        let node = TargetNode { is_installed: &|_, _| installed, group_file, may_name_source: false };
+        validate(&conf, node).map_err(|error| error.msg)
     }
 
     /// Returns a configuration of the sub-plugin `kind` with `block` as the pod's arguments.
@@ -139,6 +182,39 @@ mod tests {
             let why = validated(conf.clone(), None).expect_err("refused");
             assert!(why.contains(part), "{conf}: {why}");
         }
+    }
+
+    #[test]
+    fn sub_plugins_that_need_facts_are_refused_without_a_source() {
+        let of = |chain: Value| validated_as_written(&json!({"name": "n", "chain": chain}), None, None);
+        let needing = [
+            json!({"type": "istio-redirect"}),
+            json!({"type": "uid-exclude", "uids": ["container:web"]}),
+            json!({"type": "container-exclude", "containers": ["vault-agent"]}),
+        ];
+        for block in needing {
+            let why = of(json!([block.clone()])).expect_err("no source");
+            assert!(why.starts_with("chain[0]") && why.contains("set kubernetes.kubeconfig"), "{block}: {why}");
+        }
+        let others = json!([
+            {"type": "uid-exclude", "uids": [1337]}, {"type": "dns-exclude", "resolvers": ["resolv-conf"]},
+            {"type": "container-exclude"},
+        ]);
+        assert_eq!(of(others), Ok(vec![]));
+    }
+
+    #[test]
+    fn groups_are_those_of_the_node() {
+        let of = |group: &str, file| {
+            let chain = json!([{"type": "istio-redirect", "owner_groups_include": [group]}]);
+            let kubernetes = json!({"kubeconfig": "/k"});
+            validated_as_written(&json!({"name": "n", "kubernetes": kubernetes, "chain": chain}), None, file)
+        };
+        let file = Some(Path::new("/etc/group"));
+        assert_eq!(of("root", file), Ok(vec![]));
+        assert_eq!(of("no-such-group", None), Ok(vec![]));
+        let why = of("no-such-group", file).expect_err("unknown");
+        assert!(why.starts_with("chain[0].owner_groups_include: invalid value \"no-such-group\""), "{why}");
     }
 
     #[test]

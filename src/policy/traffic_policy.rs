@@ -54,6 +54,12 @@ impl Policy {
         ByTraffic::group(self.exclusions.iter()).uncovered()
     }
 
+    /// Returns the number of exclusions in effect, including those of containers.
+    #[must_use]
+    pub fn exclusion_count(&self) -> usize {
+        self.exclusions_in_effect().len() + self.containers.len()
+    }
+
     /// Returns the settings of the redirection; `None` if traffic is not redirected.
     #[must_use]
     pub fn redirect(&self) -> Option<&Redirect> {
@@ -77,6 +83,7 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::{IdRange, PortRange, Protocol, TrafficOwner};
 
     #[test]
     fn the_widest_exclusion_that_has_not_ended_counts() {
@@ -89,5 +96,18 @@ mod tests {
         assert_eq!(policy.container_scope("vault", false), Some(ContainerScope::All));
         assert_eq!(policy.container_scope("vault", true), Some(ContainerScope::Dns));
         assert_eq!(policy.container_scope("other", false), None);
+    }
+
+    #[test]
+    fn exclusions_that_others_cover_do_not_count() {
+        let all = Exclusion {
+            owner: TrafficOwner::Uid(IdRange::one(1337)),
+            destination: None,
+            protocol: None,
+            ports: Vec::new(),
+        };
+        let dns = |protocol| Exclusion { protocol: Some(protocol), ports: vec![PortRange::one(53)], ..all.clone() };
+        let exclusions = BTreeSet::from([dns(Protocol::Udp), dns(Protocol::Tcp), all.clone()]);
+        assert_eq!(Policy { exclusions, ..Policy::default() }.exclusion_count(), 1);
     }
 }

@@ -18,6 +18,7 @@ use crate::pod::{Container, Facts, Pod};
 use crate::policy::{Conflict, ContainerExclusion, Exclusion, Interception, Policy};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// The result of a sub-plugin chain for one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,19 +56,28 @@ pub fn executables(chain: &[Block]) -> impl Iterator<Item = (&str, &Block)> {
     blocks.filter_map(|block| Some((block.keys.get("type")?.as_str()?, block)))
 }
 
-/// Checks the blocks of `chain` and of `args`, each alone and together, as completely as possible without a pod and
-/// without the host's groups.
+/// Checks the blocks of `chain` and of `args`, each alone and together, as completely as possible without a pod.
+/// `has_facts` is whether a source of facts is configured.
 ///
 /// # Errors
-/// A block is invalid, or two contradict each other ([`Code::InvalidConfig`]); the message contains the path and the
-/// accepted values.
-pub fn check(chain: &[Block], args: &Map<String, Value>) -> Result<(), Error> {
-    let group_id = |_: &str| Some(0);
-    let chain = ParsedChain::parse(chain, &group_id)?;
+/// A block is invalid, two contradict each other, or one needs facts that no source provides
+/// ([`Code::InvalidConfig`]); the message contains the path and the accepted values.
+pub fn check(
+    chain: &[Block],
+    args: &Map<String, Value>,
+    group_id: &dyn Fn(&str) -> Option<u32>,
+    has_facts: bool,
+) -> Result<(), Error> {
+    if !has_facts {
+        // Whether a pod has a resolver depends on its call.
+        let resolvers = Resolvers { runtime: &[IpAddr::V4(Ipv4Addr::LOCALHOST)], ..Resolvers::default() };
+        return run(chain, &ChainInput { facts: None, args, resolvers, group_id }).map(drop);
+    }
+    let chain = ParsedChain::parse(chain, group_id)?;
     // The redirection of a pod with a sidecar and without annotations.
     let proxy = Container { name: PROXY_CONTAINER.to_owned(), ..Container::default() };
     let facts = Facts { pod: Pod { containers: vec![proxy], ..Pod::default() }, namespace: None };
-    let input = ChainInput { facts: Some(&facts), args, resolvers: Resolvers::default(), group_id: &group_id };
+    let input = ChainInput { facts: Some(&facts), args, resolvers: Resolvers::default(), group_id };
     interception(&chain, &input, &mut Vec::new(), &mut Vec::new())?;
     if chain.uid_excludes.iter().any(|block| block.pod_overrides) {
         input.parsed_argument(SubPlugin::UidExclude, |r| UidExclude::parse(r, ListAuthor::Pod))?;

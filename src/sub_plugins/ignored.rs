@@ -64,7 +64,7 @@ pub(super) fn unused_requests(chain: &ParsedChain, input: &ChainInput<'_>) -> Ve
         }
         if blocks.is_empty() {
             let name = sub_plugin.name();
-            notes.push(Note::warning(format!("{requests}: ignored: the sub-plugin chain has no block {name}")));
+            notes.push(Note::warning(format!("{requests}: ignored: the sub-plugin chain has no {name}")));
         }
         for (path, _) in blocks.iter().filter(|(_, pod_overrides)| !pod_overrides) {
             notes.push(Note::info(format!("{requests}: ignored: {path}.pod_overrides is false")));

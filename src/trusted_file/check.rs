@@ -39,6 +39,20 @@ pub enum FileError {
 }
 
 impl FileError {
+    /// Returns the error with the path on the node whose file system is mounted at `mount`.
+    #[must_use]
+    pub fn below(self, mount: &Path) -> Self {
+        let on_node = |path: PathBuf| match path.strip_prefix(mount) {
+            Ok(below) => Path::new("/").join(below),
+            Err(_) => path,
+        };
+        match self {
+            Self::Owner { path, uid } => Self::Owner { path: on_node(path), uid },
+            Self::Writable { path, mode } => Self::Writable { path: on_node(path), mode },
+            Self::Io(error) => Self::Io(error),
+        }
+    }
+
     /// Returns whether the path does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {

@@ -112,7 +112,7 @@ fn an_agent_in_a_private_cgroup_namespace_restores_rules_that_match() {
         plugin.start(&vault);
         assert_eq!(vault.connect(), "direct");
         // The sets remain, so the repair restores the rules, not the thread that watches the sets.
-        pod.tool("nft", &["flush", "chain", "inet", "detour-containers", "DETOUR_ALL"], "");
+        pod.tool("nft", &["flush", "chain", "inet", "detour-exclusions", "DETOUR_OUTPUT"], "");
         assert_eq!(vault.connect(), "failed");
         scene.publish(&pod, "2");
         agent.wait_for_log("traffic is redirected to the sidecar again");

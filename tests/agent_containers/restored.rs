@@ -38,7 +38,7 @@ fn without_repair_a_deleted_table_is_reported_once_with_the_next_step() {
         let web = Container::create(&pod, WEB);
         plugin.start(&web);
         pod.delete_table();
-        let log = agent.wait_for_log("can't update the excluded containers: table inet detour-containers");
+        let log = agent.wait_for_log("can't update the excluded containers: table inet detour-exclusions");
         assert!(log.contains("; set the agent's flag --repair=repair "), "{log}");
         // Containers that start and exit do not repeat the message.
         for _ in 0..3 {

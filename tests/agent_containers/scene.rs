@@ -273,7 +273,7 @@ impl Pod {
         let listed: Value = serde_json::from_str(&listed).expect("JSON");
         let mut found = Vec::new();
         for entry in listed["nftables"].as_array().expect("a list") {
-            if entry["set"]["table"] == "detour-containers" {
+            if entry["set"]["table"] == "detour-exclusions" {
                 found.extend(entry["set"]["elem"].as_array().into_iter().flatten().map(cgroup_of));
             }
         }
@@ -283,17 +283,17 @@ impl Pod {
 
     /// Removes all elements, as another process could.
     pub(crate) fn flush_elements(&self) {
-        self.tool("nft", &["flush", "set", "inet", "detour-containers", "excluded-all"], "");
+        self.tool("nft", &["flush", "set", "inet", "detour-exclusions", "excluded-all"], "");
     }
 
     /// Deletes the table of excluded containers, as another process could.
     pub(crate) fn delete_table(&self) {
-        self.tool("nft", &["delete", "table", "inet", "detour-containers"], "");
+        self.tool("nft", &["delete", "table", "inet", "detour-exclusions"], "");
     }
 
     /// Returns whether the table of excluded containers exists.
     pub(crate) fn has_table(&self) -> bool {
-        self.tool("nft", &["list", "tables"], "").contains("inet detour-containers")
+        self.tool("nft", &["list", "tables"], "").contains("inet detour-exclusions")
     }
 
     /// Waits until the sets have exactly these elements.

@@ -137,7 +137,7 @@ fn excluded_containers_follow() {
         scene.wait_for_counts([1, 0, 0, 0]);
         let has_table = || {
             let tables = crate::support::new_netns::tool_in(&pod.netns(), "nft", &["list", "tables"], "");
-            tables.contains("inet detour-containers")
+            tables.contains("inet detour-exclusions")
         };
         assert!(!has_table());
         pod.set("detour.io/exclude-containers", "web");

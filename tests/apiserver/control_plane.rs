@@ -35,6 +35,8 @@ pub(crate) struct ControlPlane {
 
 struct Processes {
     starter: Starter,
+    /// etcd's data.
+    data: PathBuf,
     etcd: Child,
     api: Option<Child>,
 }
@@ -52,12 +54,13 @@ impl ControlPlane {
         let starter = Starter::new();
         let mut etcd = Command::new("etcd");
         let (clients, peers) = (format!("http://127.0.0.1:{etcd_port}"), format!("http://127.0.0.1:{peer_port}"));
-        etcd.arg("--data-dir").arg(directory.join("etcd"));
+        let data = directory.join("etcd");
+        etcd.arg("--data-dir").arg(&data);
         etcd.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
         etcd.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
         etcd.args(["--initial-cluster", &format!("default={peers}"), "--unsafe-no-fsync"]);
         let etcd = starter.start(etcd, log(&directory, "etcd.log"));
-        let processes = Mutex::new(Processes { starter, etcd, api: None });
+        let processes = Mutex::new(Processes { starter, data, etcd, api: None });
         let plane = Self { directory, port, etcd_port, admin, processes };
         plane.start_api();
         println!("{name}: kube-apiserver is ready after {:.1} s", started.elapsed().as_secs_f32());
@@ -182,6 +185,8 @@ impl Drop for Processes {
     fn drop(&mut self) {
         self.api.iter_mut().for_each(end);
         end(&mut self.etcd);
+        // More than 64 MB. The other files help to find out why a test failed.
+        let _ = fs::remove_dir_all(&self.data);
     }
 }
 

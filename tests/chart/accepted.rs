@@ -30,7 +30,7 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("logLevel", json!("debug"), none()),
         ("logging.level", json!("default:info,cni:debug"), none()),
         ("excludeNamespaces", json!(["*"]), none()),
-        ("cniBinDir", json!("/srv/cni/bin"), none()),
+        ("cniBinDir", json!("/srv/.cni/..bin/a..b"), none()),
         ("cniConfDir", json!("/srv/cni/net.d"), none()),
         ("cniConfFileName", json!("10-calico.conflist"), none()),
         ("cniNetnsDir", json!("/var/run/docker/netns"), none()),

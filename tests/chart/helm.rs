@@ -36,7 +36,13 @@ pub(crate) fn render(values: &Value) -> Result<String, String> {
 
 /// Renders the chart with the text of a values file for a version of Kubernetes.
 pub(crate) fn render_file(values: &str, version: &str) -> Result<String, String> {
-    template(&manifests().join("chart"), values, version)
+    template(&manifests().join("chart"), values, &["--kube-version", version])
+}
+
+/// Renders the chart as for a cluster with OpenShift's API.
+pub(crate) fn render_for_openshift(values: &Value) -> Result<String, String> {
+    let cluster = ["--kube-version", "1.33.0", "--api-versions", "security.openshift.io/v1"];
+    template(&manifests().join("chart"), &values.to_string(), &cluster)
 }
 
 /// Returns the notes that helm prints after an installation with these values, from a copy of the chart in which they
@@ -55,15 +61,16 @@ pub(crate) fn notes(values: &Value) -> String {
         fs::write(copy.join("templates/notes.yaml"), format!("{notes}\n{object}")).expect("writable");
         copy
     });
-    let text = template(&COPY, &values.to_string(), "1.33.0").unwrap_or_else(|error| panic!("{values}: {error}"));
+    let text = template(&COPY, &values.to_string(), &["--kube-version", "1.33.0"])
+        .unwrap_or_else(|error| panic!("{values}: {error}"));
     of_kind(&parsed(&text), "Notes")["text"].as_str().expect("text").to_owned()
 }
 
-fn template(chart: &Path, values: &str, version: &str) -> Result<String, String> {
+fn template(chart: &Path, values: &str, cluster: &[&str]) -> Result<String, String> {
     let helm = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm");
     let mut command = Command::new(&helm);
     command.args(["template", "detour"]).arg(chart);
-    command.args(["--kube-version", version, "--namespace", "kube-system", "--values", "-"]);
+    command.args(cluster).args(["--namespace", "kube-system", "--values", "-"]);
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

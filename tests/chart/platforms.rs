@@ -1,6 +1,6 @@
 //! Platforms: the binary, the chart and the documentation have the same names and directories.
 
-use crate::helm::{agent, chart_file, manifests, nested, objects, render, schema};
+use crate::helm::{agent, chart_file, manifests, nested, objects, render, render_for_openshift, schema};
 use detour_cni::agent::install::{PLATFORMS, Platform};
 use serde_json::{Value, json};
 use std::fs;
@@ -95,6 +95,18 @@ fn objects_depend_on_the_platform() {
     }
     let own = json!({"global": {"platform": "openshift"}, "seLinuxOptions": {"level": "s0:c1", "type": "own_t"}});
     assert_eq!(agent(&own)["securityContext"]["seLinuxOptions"], json!({"level": "s0:c1", "type": "own_t"}));
+}
+
+/// The agent's pods would be refused, and Multus would not find the plugin.
+#[test]
+fn a_cluster_with_openshifts_api_needs_a_platform() {
+    for none in [json!({}), on(""), json!({"global": {"platform": null}})] {
+        let refused = render_for_openshift(&none).expect_err("refused");
+        assert!(refused.contains("global.platform: no value, but the cluster has OpenShift's API"), "{refused}");
+    }
+    for name in ["openshift", "microshift", "kubernetes"] {
+        assert_eq!(render_for_openshift(&on(name)), render(&on(name)), "{name}");
+    }
 }
 
 #[test]

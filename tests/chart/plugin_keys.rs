@@ -3,13 +3,14 @@
 
 use crate::helm::schema;
 use detour_cni::cni::{CniCommand, NetConf};
-use detour_cni::plugin::validate;
+use detour_cni::plugin::{TargetNode, validate};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 fn check(conf: &Value) -> Result<Vec<String>, String> {
     let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").map_err(|error| error.msg)?;
-    validate(&conf, &|_| Some(true)).map_err(|error| error.msg)
+    let node = TargetNode { is_installed: &|_, _| Some(true), group_file: None, may_name_source: true };
+    validate(&conf, node).map_err(|error| error.msg)
 }
 
 fn with_chain(entry: Value) -> Result<Vec<String>, String> {

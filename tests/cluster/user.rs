@@ -91,7 +91,7 @@ fn an_error_names_the_file_and_the_place_in_it_but_no_secret() {
         ),
         ("contexts:\n- {name: [1]}\n", "contexts[0]: invalid type: sequence, expected a string"),
         ("current-context: [1]\n", "invalid type: sequence, expected a string"),
-        ("hello\n", "invalid type: string, expected struct Kubeconfig"),
+        ("hello\n", "invalid type: string, expected an object"),
         ("", "current context"),
     ] {
         let path = directory("user-invalid").join("config");

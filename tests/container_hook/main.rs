@@ -218,8 +218,8 @@ fn an_excluded_container_that_cannot_be_exempted_does_not_start() {
         let mut nameless = start(process.id());
         nameless["annotations"]["io.kubernetes.cri-o.Metadata"] = "{".into();
         assert!(scene.refuses(&nameless).contains("expected the container's name"));
-        scene.pod.tool("nft", &["delete", "table", "inet", "detour-containers"], "");
-        assert!(scene.refuses(&start(process.id())).contains("detour-containers"));
+        scene.pod.tool("nft", &["delete", "table", "inet", "detour-exclusions"], "");
+        assert!(scene.refuses(&start(process.id())).contains("detour-exclusions"));
         scene.accepts(&scene.crio("vault", "stopped", 0));
         scene.accepts(&scene.crio("app", "creating", process.id()));
         fs::write(scene.record(), "{").expect("written");
@@ -281,7 +281,7 @@ fn a_container_that_starts_after_the_proxy_listens_is_captured() {
         scene.accepts(&start);
         assert_eq!(scene.elements(), [], "the proxy restarts");
         // The table is no longer needed.
-        scene.pod.tool("nft", &["delete", "table", "inet", "detour-containers"], "");
+        scene.pod.tool("nft", &["delete", "table", "inet", "detour-exclusions"], "");
         scene.accepts(&start);
     });
 }

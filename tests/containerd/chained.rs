@@ -14,10 +14,8 @@ fn a_pod_is_redirected_from_its_start_and_leaves_nothing() {
     let sandbox = node.start(&pod).expect("it starts");
     for rules in node.rules(&sandbox) {
         for wanted in [
-            "-A OUTPUT -j DETOUR_OUTPUT",
             "-A OUTPUT -j ISTIO_OUTPUT",
             "-A PREROUTING -p tcp -j ISTIO_INBOUND",
-            "-A DETOUR_OUTPUT ! -o lo -m owner --uid-owner 1200 -j ACCEPT",
             "-A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001",
         ] {
             assert!(rules.iter().any(|rule| rule == wanted), "{wanted} is not in {rules:#?}");

@@ -1,14 +1,16 @@
-//! Evaluates iptables rules for a packet (iptables(8), iptables-extensions(8)).
+//! Evaluates the exclusions and iptables rules for a packet (iptables(8), iptables-extensions(8)).
 
+use crate::as_nftables;
 use crate::packet::{Outcome, Packet};
 use detour_cni::firewall::rule::{CtState, Is, Match, Name, Rule, Table, Target};
-use detour_cni::firewall::{Ruleset, TableRules};
+use detour_cni::firewall::{RuleFormat, Ruleset, TableRules};
 use detour_cni::policy::{IdRange, PortRange, Protocol};
 use ipnet::IpNet;
 use std::net::IpAddr;
 
 pub(crate) fn outcome(ruleset: &Ruleset, packet: &Packet) -> Outcome {
     let mut outcome = Outcome::of(packet);
+    as_nftables::pass_tables(&RuleFormat::Iptables.native(ruleset), packet, &mut outcome);
     for table in Table::ALL {
         if let Some(rules) = ruleset.tables.get(&(packet.family, table)) {
             let entered = rules.hooks.get(&packet.hook).map_or(&[][..], Vec::as_slice);

@@ -9,15 +9,20 @@ use std::net::IpAddr;
 
 pub(crate) fn outcome(tables: &NativeTables, packet: &Packet) -> Outcome {
     let mut outcome = Outcome::of(packet);
+    pass_tables(tables, packet, &mut outcome);
+    outcome.normalized()
+}
+
+/// Evaluates the base chains of all tables.
+pub(crate) fn pass_tables(tables: &NativeTables, packet: &Packet, outcome: &mut Outcome) {
     for chains in tables.values() {
         for base in chains.values().filter(|chain| chain.hook.is_some_and(|base| base.hook == packet.hook)) {
-            pass(chains, base, packet, &mut outcome);
+            pass(chains, base, packet, outcome);
         }
         if outcome.dropped {
             break;
         }
     }
-    outcome.normalized()
 }
 
 /// Evaluates a chain; returns whether a verdict ended the base chain.
@@ -28,7 +33,11 @@ fn pass(chains: &BTreeMap<Name, NativeChain>, chain: &NativeChain, packet: &Pack
         }
         match &rule.action {
             NativeAction::Return => return false,
-            NativeAction::Accept | NativeAction::KeepDestination => return true,
+            NativeAction::Accept => return true,
+            NativeAction::KeepDestination => {
+                outcome.fixed = true;
+                return true;
+            }
             NativeAction::Drop => {
                 outcome.dropped = true;
                 return true;
@@ -42,11 +51,12 @@ fn pass(chains: &BTreeMap<Name, NativeChain>, chain: &NativeChain, packet: &Pack
                 return true;
             }
             NativeAction::Tproxy { .. } => {}
-            NativeAction::Jump(to) | NativeAction::Goto(to) => {
+            NativeAction::Jump(to) => {
                 if pass(chains, &chains[to], packet, outcome) {
                     return true;
                 }
             }
+            NativeAction::Goto(to) => return pass(chains, &chains[to], packet, outcome),
             NativeAction::Zone(zone) => drop(outcome.zone.get_or_insert(*zone)),
             NativeAction::SetMark(mark) => outcome.mark = *mark,
             NativeAction::SaveMark => outcome.connection_mark = outcome.mark,

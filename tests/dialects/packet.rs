@@ -31,6 +31,8 @@ pub(crate) struct Outcome {
     pub(crate) dropped: bool,
     pub(crate) redirected_to: Option<u16>,
     pub(crate) assigned_to: Option<u16>,
+    /// Whether an exclusion fixed the destination: no later rule translates it.
+    pub(crate) fixed: bool,
     /// The first zone that was set; 0 is the default zone.
     pub(crate) zone: Option<u16>,
     pub(crate) mark: u32,
@@ -42,8 +44,12 @@ impl Outcome {
         Self { mark: packet.mark, connection_mark: packet.connection_mark, ..Self::default() }
     }
 
-    /// Normalizes: zone 0 equals no zone, and a dropped packet has no other outcome.
+    /// Normalizes: zone 0 equals no zone, a fixed destination is an unchanged one, and a dropped packet has no other
+    /// outcome.
     pub(crate) fn normalized(mut self) -> Self {
+        if self.fixed {
+            (self.redirected_to, self.fixed) = (None, false);
+        }
         self.zone = self.zone.filter(|zone| *zone != 0);
         if self.dropped { Self { dropped: true, ..Self::default() } } else { self }
     }

@@ -265,7 +265,7 @@ fn an_annotation_without_the_sub_plugin() {
 fn a_removed_table_is_a_difference_of_the_rules() {
     scene(plan(), |scene| {
         let _containers = Containers::new(scene);
-        scene.netns.run("nft delete table inet detour-containers");
+        scene.netns.run("nft delete table inet detour-exclusions");
         let report = scene.report(&POD);
         let failed = report["checks"].as_array().expect("checks").iter().filter(|line| line["outcome"] == "fail");
         assert_eq!(failed.map(|line| line["id"].clone()).collect::<Vec<_>>(), ["rules-equal"], "{report:#}");

@@ -257,6 +257,58 @@ fn sandboxes() {
     play(&SANDBOXES);
 }
 
+/// Runtimes with libcni 1.3 read these plugins from the files in the directory of the list's name.
+#[test]
+fn a_list_with_its_plugins_in_a_directory_is_the_one_that_runtimes_use() {
+    let mut plan = Plan::new();
+    chained(&mut plan);
+    scene(plan, |scene| {
+        let directory = "etc/cni/multus/net.d";
+        scene.write(&format!("{directory}/00-other.conflist"), r#"{"cniVersion": "1.0.0", "name": "other"}"#);
+        assert_eq!(lines(&scene.report(&[]))["configuration-picked"].0, "pass", "a list without plugins");
+        fs::create_dir(scene.path(&format!("{directory}/other"))).expect("made");
+        scene.write(&format!("{directory}/other/10-bridge.conf"), r#"{"type": "bridge"}"#);
+        let (outcome, found) = lines(&scene.report(&[]))["configuration-picked"].clone();
+        assert_eq!(
+            (outcome.as_str(), found.as_str()),
+            ("fail", "runtimes use 00-other.conflist, whose plugins are bridge; detour is in 10-cluster.conflist")
+        );
+    });
+}
+
+/// The directory is the runtime's, and the platform's default is a plugin list.
+#[test]
+fn a_plain_attachment_is_no_entry_of_the_cluster_networks_list() {
+    let mut plan = Plan::new();
+    plan.cluster.annotate(NETWORKS, "");
+    scene(plan, |scene| {
+        let found = lines(&scene.report(&[&POD[..], &["--chained=true"]].concat()));
+        let line = |id: &str| (found[id].0.as_str(), found[id].1.as_str());
+        assert_eq!(line("plugin-attached"), ("fail", "the pod's annotation names no network of this plugin"));
+        assert_eq!(line("redirected"), ("not-checked", "because plugin-attached failed"));
+    });
+}
+
+#[test]
+fn a_missing_executable_and_an_unknown_group_make_a_configuration_invalid() {
+    let found = |entry: &Value| {
+        scene(Plan::new(), |scene| {
+            scene.write("etc/group", "root:x:0:\n");
+            scene.write("var/lib/cni/bin/exclude-backup", "");
+            edit(scene, |conf| conf["chain"].as_array_mut().expect("an array").push(entry.clone()));
+            lines(&scene.report(&[]))["configuration-valid"].clone()
+        })
+    };
+    assert_eq!(found(&json!({"type": "exclude-backup"})).0, "pass");
+    let (outcome, text) = found(&json!({"type": "exclude-backups"}));
+    assert!(
+        outcome == "fail" && text.contains("chain[3].type: \"exclude-backups\" is not a sub-plugin, and"),
+        "{text}"
+    );
+    let (outcome, text) = found(&json!({"type": "istio-redirect", "owner_groups_include": ["no-such-group"]}));
+    assert!(outcome == "fail" && text.contains("chain[3].owner_groups_include: invalid value"), "{text}");
+}
+
 #[test]
 fn blocks_that_contradict_each_other_are_named() {
     let report = scene(Plan::new(), |scene| {

@@ -143,9 +143,13 @@ fn a_rule_that_lets_go_shows_in_real_packets() {
         found(&lines, "probe-dns", "pass");
         found(&lines, "probe-excluded", "pass");
     });
+    // A chain before the exclusions.
     scene(Plan::new(), |scene| {
-        scene.netns.run("iptables -t nat -I OUTPUT -p udp --dport 53 -j REDIRECT --to-ports 5353");
-        found(&probed(scene), "probe-excluded-dns", "fail");
+        scene.netns.run("nft add table ip early");
+        scene.netns.run("nft add chain ip early out { type nat hook output priority -150; }");
+        let report = scene.report(&POD).to_string();
+        assert!(report.contains("chain out of table ip early with priority -150"), "{report}");
+        found(&probed(scene), "probe-excluded-dns", "not-checked");
     });
 }
 

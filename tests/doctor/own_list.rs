@@ -105,6 +105,16 @@ fn a_missing_or_invalid_source_is_the_cluster_networks_problem() {
     });
 }
 
+/// The agent does not copy it.
+#[test]
+fn a_source_that_another_user_can_change_is_reported() {
+    scene(plan(), |scene| {
+        std::os::unix::fs::chown(scene.path(LIST), Some(1001), None).expect("root");
+        let found = format!("10-cluster.conflist, which another user can change: /{LIST} is owned by UID 1001");
+        assert_fails(scene, "own-list", &found, "correct the owner or the mode");
+    });
+}
+
 #[test]
 fn a_list_before_the_own_list_or_multus_beside_it_is_found() {
     scene(plan(), |scene| {

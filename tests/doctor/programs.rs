@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 
 fn compiled(name: &str, version: &str, flags: &[&str]) -> PathBuf {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("doctor-{}", std::process::id()));
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("doctor");
     std::fs::create_dir_all(&directory).expect("made");
     let (source, program) = (directory.join(format!("{name}.c")), directory.join(name));
     let text = format!(

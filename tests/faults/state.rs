@@ -203,9 +203,12 @@ fn a_damaged_record_fails_add_and_check_and_not_del() {
                         verdict = is_done(&del).map_err(|why| format!("DEL after {context}: {why}: {:?}", del.answer));
                     }
                     if verb != Verb::Gc && *dialect == "iptables" && subject.read().rules != subject.none.rules {
-                        let chains = Kernel::of(&subject.pod).rules;
-                        let own = chains.iter().any(|(chain, rules)| chain.contains("DETOUR_") && !rules.is_empty());
-                        verdict = if own { Err("rules with detour's names are left".into()) } else { Ok(()) };
+                        let left_rules = Kernel::of(&subject.pod);
+                        verdict = if left_rules.has_exclusions() {
+                            Err("rules with detour's names are left".into())
+                        } else {
+                            Ok(())
+                        };
                         if verb == Verb::Del {
                             left = "the ISTIO_ rules".into();
                         }

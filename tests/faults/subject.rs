@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// What the plugin does in the pod.
@@ -62,15 +61,15 @@ esac
 /// The state of the primary plugin.
 const PRIMARY_STATE: &str = "/run/detour/primary";
 
-/// The directory of the delegate, which belongs to this process.
-static NETWORKS: LazyLock<Directory> = LazyLock::new(|| {
+/// Returns the directory of the delegate.
+fn networks() -> Directory {
     let directory = Directory::new("faults");
     fs::create_dir(directory.join("bin")).expect("writable");
     fs::create_dir(directory.join("interfaces")).expect("writable");
     fs::write(directory.join("bin/network"), NETWORK).expect("writable");
     fs::set_permissions(directory.join("bin/network"), fs::Permissions::from_mode(0o755)).expect("set");
     directory
-});
+}
 
 impl Verb {
     pub(crate) const ALL: [Self; 7] =
@@ -102,6 +101,7 @@ pub(crate) struct Subject {
     pub(crate) pod: Pod,
     pub(crate) mode: Mode,
     pub(crate) dialect: &'static str,
+    networks: Directory,
     reader: Reader,
     /// Before any ADD.
     pub(crate) none: Ruleset,
@@ -121,7 +121,8 @@ impl Subject {
     pub(crate) fn of(pod: Pod, mode: Mode, dialect: &'static str) -> Self {
         let reader = Reader::new(&pod.netns());
         let none = reader.read();
-        let mut subject = Self { pod, mode, dialect, reader, added: none.clone(), changed: none.clone(), none };
+        let mut subject =
+            Self { pod, mode, dialect, networks: networks(), reader, added: none.clone(), changed: none.clone(), none };
         subject.done(Verb::Add);
         subject.added = subject.read();
         subject.done(Verb::AddChanged);
@@ -137,7 +138,7 @@ impl Subject {
         let pod = Pod::new();
         let reader = Reader::new(&pod.netns());
         let (none, added, changed) = (self.none.clone(), self.added.clone(), self.changed.clone());
-        Self { pod, reader, none, added, changed, ..*self }
+        Self { pod, mode: self.mode, dialect: self.dialect, networks: networks(), reader, none, added, changed }
     }
 
     /// Returns the configuration of a call.
@@ -153,7 +154,7 @@ impl Subject {
         configuration["dialect"] = self.dialect.into();
         if self.mode == Mode::Primary {
             configuration["delegates"] = json!([{ "cniVersion": "1.0.0", "name": "cluster", "type": "network" }]);
-            configuration["binDir"] = NETWORKS.join("bin").display().to_string().into();
+            configuration["binDir"] = self.networks.join("bin").display().to_string().into();
             configuration["cniDir"] = PRIMARY_STATE.into();
         }
         if verb == Verb::Gc {
@@ -266,7 +267,7 @@ impl Subject {
 
     /// Returns whether the interface of the default network exists.
     pub(crate) fn has_interface(&self) -> bool {
-        NETWORKS.join("interfaces").join(&self.pod.container_id).exists()
+        self.networks.join("interfaces").join(&self.pod.container_id).exists()
     }
 
     /// Returns what a call left, as text for the table, and checks the contract: either the state before the call or

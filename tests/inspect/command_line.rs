@@ -1,9 +1,11 @@
 //! Arguments, exit codes, error messages and output formats.
 
 use crate::run::{detour, file};
+use serde_json::{Value, json};
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 const POD: &str = "
 kind: Pod
@@ -31,6 +33,10 @@ fn invalid_arguments_exit_with_2_and_name_what_is_expected() {
         (
             &["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4"],
             "--to: invalid value \"1.2.3.4\"; expected ADDRESS:PORT/tcp ",
+        ),
+        (
+            &["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4:53"],
+            "--to: invalid value \"1.2.3.4:53\"; expected ADDRESS:PORT/tcp or ADDRESS:PORT/udp",
         ),
         (
             &["trace", "-f", "-", "--from", "inbound:fd::1", "--to", "1.2.3.4:5/tcp"],
@@ -72,7 +78,7 @@ fn invalid_input_exits_with_2() {
         (&["explain", "-f", "-", "--namespace-file", "/no/such/namespace"], POD, "/no/such/namespace"),
         (&["explain", "-n", "a", "b", "--kubeconfig", "/no/such/kubeconfig"], "", "--kubeconfig /no/such/kubeconfig: "),
         (&["doctor", "--kubeconfig", "/no/such/kubeconfig"], "", "--kubeconfig /no/such/kubeconfig: No such file"),
-        (&["doctor", "--conf", "/no/such/conf"], "", "--conf /no/such/conf: No such file"),
+        (&["doctor", "--config", "/no/such/conf"], "", "--config /no/such/conf: No such file"),
         (&["validate", "/no/such/conf"], "", "can't read /no/such/conf: No such file"),
         (&["validate", "-", "--bin-dir", "/no/such/bin"], "{}", "--bin-dir /no/such/bin: No such file"),
     ] {
@@ -157,6 +163,34 @@ fn kubeconfig_of_the_environment_overrides_that_of_the_home_directory() {
     assert!(of(&["explain"], &[]).stderr.contains("no kubeconfig: add --kubeconfig"));
 }
 
+/// The plugin retries for ten seconds. A user sees the cause at once.
+#[test]
+fn an_unreachable_api_server_is_reported_at_once() {
+    let kubeconfig = serde_json::json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "a",
+        "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "a", "user": {"token": "t"}}],
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+    });
+    let kubeconfig = file("config", &kubeconfig.to_string());
+    let conf = file("a.conf", r#"{"name": "a", "type": "detour"}"#);
+    let packet = ["--from", "uid=1", "--to", "1.2.3.4:5/tcp"];
+    for command in [
+        &["explain"][..],
+        &["explain", "--config", &conf],
+        &["rules"],
+        &[&["trace"][..], &packet].concat(),
+        &[&["trace", "--live"][..], &packet].concat(),
+    ] {
+        let arguments = [command, &["-n", "shop", "web", "--kubeconfig", &kubeconfig]].concat();
+        let started = Instant::now();
+        let run = detour(&arguments, "", &[]);
+        assert!(started.elapsed() < Duration::from_secs(5), "{arguments:?}: {:?}", started.elapsed());
+        assert!(run.code == 1 && run.stderr.contains("Connection refused"), "{arguments:?}: {run:?}");
+        assert!(!run.stderr.contains("this node") && !run.stderr.contains("attempts"), "{arguments:?}: {run:?}");
+    }
+}
+
 #[test]
 fn trace_reports_the_arrival_and_the_deciding_rule() {
     let run = detour(&["trace", "-f", "-", "--from", "uid=1000", "--to", "1.2.3.4:443/tcp", "-o", "json"], POD, &[]);
@@ -196,7 +230,10 @@ spec:
             trace(pod, "container="),
             "--from: invalid value \"container=\"; expected uid=UID, uid=UID,gid=GID, container=NAME",
         ),
-        (none, "--from: container \"app\": unknown pod; add -f FILE or -n NAMESPACE POD"),
+        (
+            none,
+            "--from: container \"app\": unknown pod; use container=app,uid=UID, or select the pod: --live -n NAMESPACE POD",
+        ),
     ] {
         assert!(run.code == 2 && run.stderr.contains(message), "{run:?}");
     }
@@ -250,5 +287,33 @@ fn version_and_completion_are_printed() {
     for shell in ["bash", "zsh", "fish"] {
         let run = detour(&["completion", shell], "", &[]);
         assert!(run.code == 0 && run.stdout.contains("explain") && run.stdout.contains("netns"), "{run:?}");
+    }
+}
+
+/// Programs that read reports get the error, too.
+#[test]
+fn json_and_yaml_have_the_error_of_unreadable_input() {
+    let missing = "/no/such/file";
+    let commands: [&[&str]; 8] = [
+        &["validate", missing],
+        &["explain", "-f", missing],
+        &["explain", "-n", "shop", "web-0", "--kubeconfig", missing],
+        &["trace", "-f", missing, "--from", "uid=7", "--to", "10.0.0.1:53/udp"],
+        &["trace", "--netns", missing, "--from", "uid=7", "--to", "10.0.0.1:53/udp"],
+        &["rules", missing],
+        &["doctor", "--root", missing],
+        &["audit", "--root", missing],
+    ];
+    for arguments in commands {
+        let json = detour(&[arguments, &["-o", "json"]].concat(), "", &[]);
+        let report: Value = serde_json::from_str(&json.stdout).unwrap_or_else(|_| panic!("{arguments:?}: {json:?}"));
+        assert_eq!((json.code, &report["exit_code"]), (2, &json!(2)), "{arguments:?}: {json:?}");
+        let error = report["error"].as_str().unwrap_or_default();
+        assert!(error.contains(missing), "{report}");
+        assert_eq!(json.stderr.trim_end(), format!("detour: {error}"));
+        let yaml = detour(&[arguments, &["-o", "yaml"]].concat(), "", &[]);
+        assert!(yaml.code == 2 && yaml.stdout.contains("exit_code: 2"), "{yaml:?}");
+        let table = detour(arguments, "", &[]);
+        assert_eq!((table.code, table.stdout.as_str()), (2, ""), "{arguments:?}");
     }
 }

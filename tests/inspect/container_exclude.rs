@@ -95,11 +95,11 @@ fn a_block_that_excludes_nothing_does_not_change_the_rules() {
         assert_eq!(rules(json!([{"type": "container-exclude", "containers": "job-*"}]), format), without, "{format}");
     }
     let by_name = json!([{"type": "container-exclude", "containers": "web"}]);
-    assert!(rules(by_name.clone(), "nft").0.contains("table inet detour-containers {"));
+    assert!(rules(by_name.clone(), "nft").0.contains("table inet detour-exclusions {"));
     let (iptables, hint) = rules(by_name, "iptables");
     assert_eq!(iptables, rules(json!([]), "iptables").0);
-    let wanted = "detour: pod shop/web-0: iptables can't show the rules for excluded containers: they are native \
-                  nftables rules; use --rules nft\n";
+    let wanted = "detour: pod shop/web-0: iptables shows only the redirection: exclusions are native nftables rules; \
+                  use --rules nft\n";
     assert_eq!(hint, wanted);
 }
 
@@ -126,7 +126,7 @@ fn the_annotation_without_the_sub_plugin_is_a_note() {
     let mut pod = one_uid();
     annotate(&mut pod, ANNOTATION, "vault-agent-init");
     let report = report(&pod, &json!([]));
-    assert!(notes(&report).contains("ignored: the sub-plugin chain has no block container-exclude"), "{report}");
+    assert!(notes(&report).contains("ignored: the sub-plugin chain has no container-exclude"), "{report}");
 }
 
 #[test]
@@ -156,7 +156,9 @@ fn validate_checks_blocks_without_a_pod() {
     ] {
         let mut block = block;
         block["type"] = "container-exclude".into();
-        let conf = json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "chain": [block]});
+        let kubernetes = json!({"kubeconfig": "/k"});
+        let conf =
+            json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "kubernetes": kubernetes, "chain": [block]});
         let run = detour(&["validate", "-"], &conf.to_string(), &[]);
         assert!(run.code == code && run.stdout.contains(wanted), "{run:?}");
     }
@@ -330,7 +332,7 @@ fn the_trace_of_an_excluded_container_shows_when_its_bypass_ends_and_where_the_p
         let report = trace(&pod, "container=vault-agent-init", to, &["-o", "json"]).json();
         assert_eq!(
             (&report["arrives_at"], &report["decided_by"]["table"]),
-            (&"direct".into(), &"detour-containers".into())
+            (&"direct".into(), &"detour-exclusions".into())
         );
         let expected = json!({
             "name": "vault-agent-init", "excluded": true, "bypasses": "all", "until": "proxy-ready",

@@ -8,6 +8,7 @@ use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use detour_cni::printable::is_interpreted;
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 /// ESC, BEL, a line break, C1's CSI, U+202E, a zero-width space.
@@ -141,5 +142,44 @@ fn names_in_errors_are_escaped() {
         assert_harmless(&run.stdout, &arguments.join(" "));
         let starts: Vec<_> = run.stderr.lines().filter(|line| line.starts_with("detour:")).collect();
         assert!(starts.len() == 1 || run.code == 0, "{arguments:?}: {run:?}");
+    }
+}
+
+#[test]
+fn arguments_in_errors_are_escaped() {
+    let long = format!("--{HOSTILE}");
+    let destination = ["--to", "1.2.3.4:5/tcp"];
+    for program in ["detour", "kubectl-detour"] {
+        for arguments in [
+            &[HOSTILE][..],
+            &[&long],
+            &["explain", &long],
+            &["explain", "a", HOSTILE],
+            &["explain", "-f", HOSTILE],
+            &["explain", "-f", "-", "-o", HOSTILE],
+            &["explain", "-f", "-", "-n", "a", HOSTILE],
+            &["rules", "--pid", HOSTILE],
+            &["trace", "-f", "-", "--to", HOSTILE, "--from", "uid=1"],
+            &["trace", "-f", "-", "--pod-ip", HOSTILE, "--from", "uid=1", destination[0], destination[1]],
+            &["trace", "-f", "-", "--from", HOSTILE, destination[0], destination[1]],
+            &["trace", "--pid", "1", "--from", &format!("container={HOSTILE}"), destination[0], destination[1]],
+            &["doctor", HOSTILE],
+            &["doctor", "--platform", HOSTILE],
+            &["doctor", "--config", HOSTILE],
+            &["audit", "--chained", HOSTILE],
+            &["install", "--state-dir", HOSTILE],
+            &["agent", "--node-name", "a", HOSTILE],
+            &["validate", HOSTILE],
+            &["completion", HOSTILE],
+        ] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_detour"));
+            let run = command.arg0(program).args(arguments).env_clear().output().expect("run detour");
+            let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
+            let (stdout, stderr) = (text(&run.stdout), text(&run.stderr));
+            let what = format!("{program} {arguments:?}");
+            assert!(!stderr.is_empty() && stdout.is_empty() && !run.status.success(), "{what}: {run:?}");
+            assert_harmless(&stderr, &what);
+            assert!(!stderr.lines().skip(1).any(|line| line.starts_with("detour:")), "{what}: {stderr}");
+        }
     }
 }

@@ -66,9 +66,9 @@ fn each_network_and_the_combined_policy_are_reported() {
 
 #[test]
 fn the_order_of_networks_does_not_change_the_rules() {
-    let rules = |networks| explain(networks, Some(&node()), &["--rules", "iptables"]).stdout;
+    let rules = |networks| explain(networks, Some(&node()), &["--rules", "nft"]).stdout;
     let one = rules("default/istio-cni, excludedns");
-    assert!(one.contains("--uid-owner 1337") && one.contains("--uid-owner 77"), "{one}");
+    assert!(one.contains("meta skuid { 77, 1337 }"), "{one}");
     assert_eq!(one, rules("excludedns, default/istio-cni"));
 }
 

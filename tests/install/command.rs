@@ -318,6 +318,15 @@ fn validate_reports_by_exit_code_in_every_output_format_and_reads_stdin() {
     for wrong in [path("list"), path("nowhere")] {
         assert_eq!(validate(std::slice::from_ref(&wrong)).0, Some(2), "{wrong}");
     }
+    let own = path("own.conf");
+    let conf = json!({
+        "name": "n", "type": "detour", "chain": [{"type": "uid-exclud"}], "kubernetes": {"cni_bin_dir": path("bin")},
+    });
+    scene.write("own.conf", &conf.to_string());
+    assert_eq!(validate(std::slice::from_ref(&own)).0, Some(0), "in the directory of the configuration");
+    fs::remove_file(scene.path("bin/uid-exclud")).expect("removed");
+    let (code, printed) = validate(&[own]);
+    assert!(code == Some(1) && printed.contains("not an executable in the program directories"), "{printed}");
     let stdin = fs::File::open(scene.path("bad.conf")).expect("there");
     let status = Command::new(program()).args(["validate", "-"]).env_clear().stdin(stdin).output().expect("it starts");
     assert_eq!(status.status.code(), Some(1));
@@ -330,7 +339,6 @@ fn the_shipped_configurations_are_valid() {
         "manifests/kubernetes/rendered.yaml",
         "manifests/openshift/rendered.yaml",
         "conf/chained.conflist",
-        "conf/full.conf",
         "conf/node.json",
         "conf/primary-bridge.conf",
         "conf/primary-openshift.conf",
@@ -341,6 +349,11 @@ fn the_shipped_configurations_are_valid() {
         let output = Command::new(program()).arg("validate").arg(path).env_clear().output().expect("it starts");
         assert!(output.status.success(), "{file}: {}", String::from_utf8_lossy(&output.stdout));
     }
+    // It has all defaults, and therefore no source of facts.
+    let full = concat!(env!("CARGO_MANIFEST_DIR"), "/conf/full.conf");
+    let output = Command::new(program()).args(["validate", full]).env_clear().output().expect("it starts");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(printed.contains("invalid: chain[0]: istio-redirect needs facts of the pod: set kube"), "{printed}");
 }
 
 #[test]
@@ -433,6 +446,7 @@ fn errors_of_add_are_refused_and_ignored_keys_cause_a_warning() {
         (json!({"chain": [redirect(true), redirect(false)]}), "chain[0] and chain[1] contradict each other"),
         (json!({"args": {"cni": {"uid-exclude": {"uids": ["x"]}}}}), "args.cni.uid-exclude.uids"),
         (json!({"prevResult": 5}), "prevResult: expected an object"),
+        (json!({"chian": []}), "chian: unknown key; did you mean \"chain\"?"),
         (json!({"chain": [{"type": "nothere"}]}), "\"nothere\" is not a sub-plugin, and not an executable"),
     ] {
         scene.write("config.json", &keys.to_string());
@@ -440,11 +454,14 @@ fn errors_of_add_are_refused_and_ignored_keys_cause_a_warning() {
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(2) && stderr.contains(why), "{keys}: {stderr}");
     }
-    scene.write("config.json", r#"{"chian": []}"#);
+    scene.write("config.json", r#"{"dialekt": "auto"}"#);
     let output = scene.run("install", &[&config]);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(0), "{stderr}");
-    assert!(stderr.contains("warning: chian: unknown key") && stderr.contains("did you mean \"chain\"?"), "{stderr}");
+    assert!(
+        stderr.contains("warning: dialekt: unknown key") && stderr.contains("did you mean \"dialect\"?"),
+        "{stderr}"
+    );
 }
 
 #[test]

@@ -55,7 +55,8 @@ fn reconcile(desired: &DesiredState, found: &FoundState) -> InstallPlan {
 }
 
 fn found(name: &str, text: &str) -> FoundState {
-    let file = ConfFile { name: name.to_owned(), contents: text.as_bytes().to_owned(), mode: 0o640 };
+    let file =
+        ConfFile { name: name.to_owned(), contents: text.as_bytes().to_owned(), mode: 0o640, ..ConfFile::default() };
     FoundState { configurations: vec![file], ..FoundState::default() }
 }
 
@@ -66,7 +67,7 @@ fn after(mut found: FoundState, plan: &InstallPlan) -> FoundState {
             FileAction::Write { path, text, mode, .. } => {
                 found.configurations.retain(|file| file.name != path.name());
                 let contents = text.as_bytes().to_owned();
-                found.configurations.push(ConfFile { name: path.name(), contents, mode: *mode });
+                found.configurations.push(ConfFile { name: path.name(), contents, mode: *mode, ..ConfFile::default() });
                 let digest = Digest::of(text.as_bytes());
                 found
                     .files
@@ -141,6 +142,7 @@ fn a_broken_configuration_is_skipped() {
         name: "10-x.conflist".into(),
         contents: br#"{"name":"n","plugins":[{"type":"a"}]}"#.to_vec(),
         mode: 0o600,
+        ..ConfFile::default()
     });
     let plan = reconcile(&desired(None), &found);
     let [FileAction::Write { path, .. }] = &plan.actions[..] else { panic!("{plan:?}") };

@@ -396,3 +396,77 @@ fn the_original_list_is_edited_as_soon_as_multus_is_installed() {
     assert!(types(&scene, SOURCE).contains(&"detour".to_owned()));
     agent.wait_for_log("runtimes would bypass Multus (/opt/cni/bin/multus-shim)");
 }
+
+/// The copy is root's, and runtimes read it instead.
+#[test]
+fn a_list_that_another_user_can_change_is_not_copied() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let scene = Scene::with("own-untrusted", "10-calico.conflist", CALICO);
+    scene.write("etc/cni/net.d/20-bridge.conf", r#"{"name":"n","type":"bridge"}"#);
+    let own = |uid| chown(scene.path(SOURCE), Some(uid), None).expect("root");
+    let writable = |mode| fs::set_permissions(scene.path("etc/cni/net.d"), fs::Permissions::from_mode(mode));
+    let refused = |reason: &str, arguments: &[&str]| {
+        let stderr = scene.fails("install", arguments);
+        assert!(stderr.contains("missing: a list that can be ") && stderr.contains(reason), "{stderr}");
+    };
+    let foreign = "10-calico.conflist (another user can change the file: /etc/cni/net.d/10-calico.conflist is owned by \
+                   UID 1001; expected root; run chown root:root /etc/cni/net.d/10-calico.conflist)";
+    own(1001);
+    refused(foreign, &[OWN_LIST]);
+    assert!(!scene.path(OWN).exists());
+    own(0);
+    writable(0o777).expect("changed");
+    refused("/etc/cni/net.d has mode 0777; expected one that only root can write to", &[OWN_LIST]);
+    assert!(!scene.path(OWN).exists());
+    writable(0o755).expect("changed");
+    scene.ok("install", &[OWN_LIST]);
+
+    // The last copy stays.
+    let copy = scene.read(OWN);
+    scene.write(SOURCE, &list("changed"));
+    own(1001);
+    refused("; pods start with the last copy; change or remove this file", &[OWN_LIST]);
+    assert_eq!(scene.read(OWN), copy);
+    scene.ok("uninstall", &[]);
+
+    // A list is edited in place and stays the user's; a list that replaces a single plugin would be root's.
+    let owner = || std::os::unix::fs::MetadataExt::uid(&fs::metadata(scene.path(SOURCE)).expect("there"));
+    scene.ok("install", &[]);
+    assert_eq!((types(&scene, SOURCE).last().map(String::as_str), owner()), (Some("detour"), 1001));
+    scene.ok("uninstall", &[]);
+    chown(scene.path("etc/cni/net.d/20-bridge.conf"), Some(1001), None).expect("root");
+    refused("20-bridge.conf (another user can change", &["--conf-name=20-bridge.conf"]);
+    assert!(!scene.path("etc/cni/net.d/20-bridge.conflist").exists());
+}
+
+#[test]
+fn a_list_that_the_plugin_can_t_be_part_of_is_reported_and_not_passed_over() {
+    let unsupported = CALICO.replace("\"0.3.1\"", "\"2.0.0\"");
+    assert_ne!(unsupported, CALICO);
+    let beside = r#"{"cniVersion": "1.0.0", "name": "podnet"}"#;
+    for (name, text, reason) in [
+        ("own-version", unsupported.as_str(), "unsupported cniVersion \"2.0.0\"; expected one of 0.1.0, "),
+        ("own-beside", beside, "expected plugins in the list itself, got a list with files in the directory"),
+    ] {
+        let scene = Scene::with(name, "10-calico.conflist", text);
+        scene.write("etc/cni/net.d/podnet/10-bridge.conf", r#"{"type": "bridge"}"#);
+        scene.write("etc/cni/net.d/podnet/readme", "");
+        scene.write(PODMAN, &list("podman"));
+        let lists = || (scene.read(SOURCE), scene.read(PODMAN), scene.path(OWN).exists());
+        let before = lists();
+        for (arguments, changed) in [(&[][..], "extended"), (&[OWN_LIST][..], "copied")] {
+            let stderr = scene.fails("install", arguments);
+            let wanted = format!(
+                "missing: a list that can be {changed}: runtimes may use /etc/cni/net.d/10-calico.conflist ({reason}"
+            );
+            assert!(stderr.contains(&wanted), "{stderr}");
+            assert_eq!(lists(), before);
+        }
+        // Without files, runtimes refuse a list without plugins.
+        fs::remove_dir_all(scene.path("etc/cni/net.d/podnet")).expect("removed");
+        if text == beside {
+            scene.ok("install", &[]);
+            assert_eq!(types(&scene, PODMAN).last().map(String::as_str), Some("detour"));
+        }
+    }
+}

@@ -21,7 +21,7 @@ fn rules(world: &World) -> Vec<Ruleset> {
 /// Returns all rules as text, for comparison.
 fn rules_text(world: &World, dialect: Dialect) -> Vec<String> {
     match dialect {
-        Dialect::Iptables => rules(world).iter().map(ToString::to_string).collect(),
+        Dialect::Iptables => rules(world).iter().map(ToString::to_string).chain(world.native_tables()).collect(),
         Dialect::Nftables => world.native_tables(),
     }
 }

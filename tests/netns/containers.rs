@@ -2,9 +2,9 @@
 
 use crate::configuration::{chain, exclude_1337, story};
 use crate::dialect::Dialect;
+use crate::exclusions_first::ISTIO;
 use crate::expectations::*;
 use crate::istio::{Dns, redirected_world, rules};
-use crate::native;
 use crate::pod::{self, APP_PROCESS, PROXY};
 use crate::support::cgroup::Cgroup;
 use crate::world::*;
@@ -234,7 +234,7 @@ in_both_dialects! {
         world.call("ADD", &dns).interface("net2").run().expect_success();
         let in_dns = element(ContainerScope::Dns, &cgroup);
         world.change_containers(&[], std::slice::from_ref(&in_dns));
-        world.nft("flush chain inet detour-containers NAT_OUTPUT");
+        world.nft("flush chain inet detour-exclusions NAT_OUTPUT");
         world.within(&cgroup, || tcp_is_captured(&world, APP_PROCESS));
         world.add(&all);
         assert_eq!(world.containers(), [[in_dns].to_vec(), elements.clone()].concat());
@@ -252,18 +252,18 @@ in_both_dialects! {
         let (world, cgroup) = world(Dns::Captured, ContainerScope::All, dialect);
         let configuration = dialect.of(excluding(&world, Dns::Captured, "all"));
         let whole = state(&world);
-        let count = world.native_rules().iter().filter(|(place, _)| place.starts_with("detour-containers ")).count();
+        let count = world.native_rules().iter().filter(|(place, _)| place.starts_with("detour-exclusions ")).count();
         assert!(count > 20, "{whole:?}");
         let damages = (0..count).step_by(5).map(|index| {
-            let rules = |(place, _): &(String, u64)| place.starts_with("detour-containers ");
+            let rules = |(place, _): &(String, u64)| place.starts_with("detour-exclusions ");
             let (place, handle) = world.native_rules().into_iter().filter(rules).nth(index).expect("a rule");
             format!("delete rule inet {place} handle {handle}")
         });
         let others = [
-            "delete table inet detour-containers",
-            "insert rule inet detour-containers NAT_OUTPUT counter accept",
-            "add chain inet detour-containers mine",
-            "flush chain inet detour-containers DETOUR_DIRECT",
+            "delete table inet detour-exclusions",
+            "insert rule inet detour-exclusions NAT_OUTPUT counter accept",
+            "add chain inet detour-exclusions mine",
+            "flush chain inet detour-exclusions DETOUR_DIRECT",
         ];
         for damage in damages.collect::<Vec<_>>().into_iter().chain(others.map(str::to_owned)) {
             // A repair changes the handles.
@@ -278,7 +278,7 @@ in_both_dialects! {
             world.nft(&damage);
             let output = world.call("CHECK", &configuration).run();
             assert_eq!(output.expect_code(), 103, "{damage}");
-            assert!(output.stdout["details"].to_string().contains("inet detour-containers"), "{}", output.stdout);
+            assert!(output.stdout["details"].to_string().contains("inet detour-exclusions"), "{}", output.stdout);
             world.add(&configuration);
             assert_eq!(state(&world), whole, "{damage}");
             world.call("CHECK", &configuration).run().expect_success();
@@ -393,11 +393,11 @@ fn containers_are_excluded_from_istios_native_redirection() {
     for attached_first in [true, false] {
         let world = World::new(Families::Both);
         if !attached_first {
-            world.nft(native::ISTIO);
+            world.nft(ISTIO);
         }
         world.add(&only_excluding(&world));
         if attached_first {
-            world.nft(native::ISTIO);
+            world.nft(ISTIO);
         }
         let cgroup = Cgroup::new();
         world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
@@ -427,19 +427,17 @@ fn containers_of_a_pod_with_its_own_users_are_excluded() {
     only_the_container_bypasses(&world, &cgroup);
 }
 
-/// The table of excluded containers does not decide the rule format.
+/// Exclusions have no rule format.
 #[test]
 fn an_attachment_with_excluded_containers_only_keeps_the_format_open() {
-    let world = World::new(Families::Both);
-    world.add(&only_excluding(&world));
-    let output = world.call("ADD", &Dialect::Nftables.of(exclude_1337(&story(&world, Dns::Captured, &[]))));
-    let output = output.interface("net2").run();
-    // The saved format of the first attachment.
-    assert_eq!(output.expect_code(), 7);
-    let auto = exclude_1337(&story(&world, Dns::Captured, &[]));
-    world.call("ADD", &auto).interface("net2").run().expect_success();
-    assert!(!world.iptables_save(Family::V4).is_empty());
-    assert_eq!(world.native_tables().len(), 1);
+    for dialect in [Dialect::Iptables, Dialect::Nftables] {
+        let world = World::new(Families::Both);
+        world.add(&only_excluding(&world));
+        let redirecting = dialect.of(exclude_1337(&story(&world, Dns::Captured, &[])));
+        world.call("ADD", &redirecting).interface("net2").run().expect_success();
+        assert_eq!(world.iptables_save(Family::V4).is_empty(), dialect == Dialect::Nftables);
+        assert_eq!(world.native_redirection().is_empty(), dialect == Dialect::Iptables);
+    }
 }
 
 /// Rules without saved state: the pod's files are lost, or another node agent cleaned up.
@@ -451,7 +449,7 @@ fn del_removes_a_table_without_saved_state() {
         world.add(&configuration);
         std::fs::remove_dir_all(Path::new("/run/detour/attachments").join(&world.name)).expect("its state is there");
         world.call("DEL", &configuration).run().expect_success();
-        assert!(world.native_tables().iter().all(|table| !table.contains("detour-containers")));
+        assert!(world.native_tables().iter().all(|table| !table.contains("detour-exclusions")));
     }
 }
 
@@ -463,7 +461,7 @@ fn del_removes_the_table_among_too_many_rules() {
         let configuration = excluding(&world, Dns::Left, "all");
         world.add(&configuration);
         if fills_the_table {
-            world.nft(&"add rule inet detour-containers DETOUR_ALL counter\n".repeat(25_000));
+            world.nft(&"add rule inet detour-exclusions DETOUR_OUTPUT counter\n".repeat(25_000));
         } else {
             let rule = |number: u32| {
                 let [_, b, c, d] = number.to_be_bytes();

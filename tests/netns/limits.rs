@@ -53,7 +53,7 @@ fn holds_too_much(output: &PluginOutput) {
 
 fn rules_of(world: &World) -> (usize, usize) {
     let saved = world.iptables_save(Family::V4).to_string();
-    let ours = saved.lines().filter(|line| line.contains("ISTIO_") || line.contains("DETOUR_")).count();
+    let ours = saved.lines().filter(|line| line.contains("ISTIO_")).count();
     (ours, saved.lines().filter(|line| line.contains(" 10.")).count())
 }
 
@@ -94,9 +94,10 @@ fn del_disables_the_redirection_if_its_rules_cannot_be_found() {
     let output = soon(&world, "DEL", &configuration).expect_success();
     assert!(output.stderr.contains("DEL removes only the rules that it can find"), "{}", output.stderr);
     let saved = world.iptables_save(Family::V4);
-    for chain in ["ISTIO_OUTPUT", "ISTIO_INBOUND", "ISTIO_REDIRECT", "DETOUR_OUTPUT"] {
+    for chain in ["ISTIO_OUTPUT", "ISTIO_INBOUND", "ISTIO_REDIRECT"] {
         assert_eq!(saved.chain("nat", chain), [""; 0], "{chain}");
     }
+    assert_eq!(world.native_tables(), [""; 0]);
     assert!(!state_of(&world));
 }
 

@@ -9,7 +9,7 @@ use crate::configuration::{chain, exclude_1337, story};
 use crate::dialect::Dialect;
 use crate::expectations::*;
 use crate::istio::Dns;
-use crate::pod::{self, APP_PROCESS, PROXY};
+use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
 use crate::support::cgroup::Cgroup;
 use crate::support::new_netns::tool_in;
 use crate::world::*;
@@ -29,6 +29,7 @@ use traffic::Traffic;
 /// Where the node's file system is mounted.
 const NODE: &str = "/";
 const SWITCHES: usize = 20;
+const CHANGES: usize = 100;
 
 /// The annotations of a pod that excludes the server, the application's port and the resolver.
 fn excluding() -> [(&'static str, String); 3] {
@@ -132,6 +133,30 @@ fn a_connection_survives_a_switch_between_two_tables_under_tproxy() {
 }
 
 in_both_dialects! {
+    /// Each packet passes either the old or the new rules: never both, and never neither.
+    fn a_flood_during_changes_is_delivered_as_before_and_after(dialect) {
+        let world = World::new(Families::V4);
+        let states = ["4000", "4001"].map(|id| {
+            let keys = ["traffic.sidecar.istio.io/excludeOutboundPorts", "detour.io/exclude-uids"];
+            written(&world, Dns::Captured, &keys.map(|key| (key, id.to_owned())))
+        });
+        world.add(&dialect.of(exclude_1337(&states[0])));
+        let (server, resolver) = (SERVER.at(Family::V4, HTTPS), RESOLVER.at(Family::V4, DNS));
+        let direct = |to| Arrival::direct(to, POD.ip(Family::V4));
+        let floods = [
+            (Traffic::connections(world.netns(), APP_PROCESS, server), Arrival::captured(OUTBOUND, server)),
+            (Traffic::queries(world.netns(), APP_PROCESS, resolver), Arrival::captured_datagram(DNS_PROXY)),
+            (Traffic::connections(world.netns(), VAULT_INIT, server), direct(server)),
+            (Traffic::queries(world.netns(), VAULT_INIT, resolver), direct(resolver)),
+        ];
+        for change in 1..=CHANGES {
+            follow(&world, &states[change % 2]).expect("applied");
+        }
+        for (flood, expected) in floods {
+            assert_eq!(flood.stop().0, [expected]);
+        }
+    }
+
     fn long_connections_survive_each_switch_and_new_ones_follow_the_new_policy(dialect) {
         let world = World::new(Families::Both);
         let states = [false, true].map(|excludes| written(&world, Dns::Captured, &annotations(excludes)));

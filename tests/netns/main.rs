@@ -7,6 +7,7 @@ mod dialect;
 mod attachments;
 mod configuration;
 mod containers;
+mod exclusions_first;
 mod expectations;
 mod foreign_redirection;
 mod foreign_rules;

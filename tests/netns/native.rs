@@ -1,10 +1,9 @@
-//! The rule format `nftables`: drift, repair, and redirections of other tools.
+//! The rule format `nftables`: drift and repair.
 
-use crate::configuration::{chain, exclude_1337, excludedns, story};
+use crate::configuration::{chain, exclude_1337, excludedns, istio_cni, story};
 use crate::dialect::Dialect;
-use crate::expectations::*;
-use crate::istio::{Dns, redirected_world, rules};
-use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
+use crate::istio::Dns;
+use crate::pod::APP_PROCESS;
 use crate::world::*;
 use serde_json::json;
 
@@ -67,7 +66,8 @@ fn ipv6_passes_if_only_ipv4_is_redirected() {
     assert_eq!(world.pod_sends(APP_PROCESS, Protocol::Tcp, to), Arrival::captured(OUTBOUND, to));
 }
 
-/// A pod keeps its rule format: `auto` uses the live one, and an ADD that requires the other one fails.
+/// A pod keeps the rule format of its redirection: `auto` uses the live one, and an ADD that requires the other one fails.
+/// Exclusions have no rule format.
 #[test]
 fn rule_formats_are_never_mixed() {
     for (first, other) in [(Dialect::Iptables, Dialect::Nftables), (Dialect::Nftables, Dialect::Iptables)] {
@@ -75,108 +75,13 @@ fn rule_formats_are_never_mixed() {
         let manifests = story(&world, Dns::Captured, &[]);
         world.add(&first.of(exclude_1337(&manifests)));
         let before = (world.native_tables(), world.iptables_save(Family::V4));
-        let output = world.call("ADD", &other.of(excludedns())).interface("net2").run();
+        let output = world.call("ADD", &other.of(istio_cni(&manifests))).interface("net2").run();
         assert_eq!(output.expect_code(), 7);
         assert_eq!((world.native_tables(), world.iptables_save(Family::V4)), before);
-        world.call("ADD", &excludedns()).interface("net2").run().expect_success();
-        assert_eq!(world.native_tables().is_empty(), first == Dialect::Iptables);
+        world.call("ADD", &other.of(excludedns())).interface("net2").run().expect_success();
+        world.call("ADD", &istio_cni(&manifests)).interface("net3").run().expect_success();
+        assert_eq!((world.native_tables(), world.iptables_save(Family::V4)), before);
+        assert_eq!(world.native_redirection().is_empty(), first == Dialect::Iptables);
         assert_eq!(world.iptables_save(Family::V4).is_empty(), first == Dialect::Nftables);
     }
-}
-
-/// The essence of Istio's own native rules with DNS capture (istio/istio,
-/// `tools/istio-nftables`), for OpenShift's proxy.
-pub(crate) const ISTIO: &str = "
-table inet istio-proxy-nat {
-    chain prerouting { type nat hook prerouting priority -100; meta l4proto tcp jump istio-inbound; }
-    chain output { type nat hook output priority -100; jump istio-output; }
-    chain istio-inbound { tcp dport { 15008, 15020, 15021, 15090 } return; meta l4proto tcp redirect to :15006; }
-    chain istio-output {
-        oifname \"lo\" ip saddr 127.0.0.6 return
-        oifname \"lo\" meta l4proto tcp tcp dport != 53 meta skuid != 1000659999 return
-        meta skuid 1000659999 return
-        udp dport 53 redirect to :15053
-        tcp dport 53 redirect to :15053
-        ip daddr 127.0.0.1 return
-        meta l4proto tcp redirect to :15001
-    }
-}
-table inet istio-proxy-raw {
-    chain prerouting { type filter hook prerouting priority -300; udp sport 53 ct zone set 1; }
-    chain output { type filter hook output priority -300; jump istio-output-dns; }
-    chain istio-output-dns {
-        udp dport 53 meta skuid 1000659999 ct zone set 1
-        udp sport 15053 meta skuid 1000659999 ct zone set 2
-        udp dport 53 ct zone set 2
-    }
-}
-";
-
-#[track_caller]
-fn exclusions_hold(world: &World) {
-    tcp_is_direct(world, VAULT_INIT);
-    dns_is_direct(world, VAULT_INIT, RESOLVER);
-    tcp_is_captured(world, APP_PROCESS);
-    dns_is_captured(world, APP_PROCESS, RESOLVER);
-    dns_is_direct(world, PROXY, RESOLVER);
-    inbound_is_captured(world);
-}
-
-#[test]
-fn exclusions_work_with_istios_native_rules() {
-    let world = World::new(Families::Both);
-    world.nft(ISTIO);
-    let before = world.native_tables();
-    dns_is_captured(&world, VAULT_INIT, RESOLVER);
-    world.add(&excludedns());
-    exclusions_hold(&world);
-    world.call("DEL", &excludedns()).run().expect_success();
-    assert_eq!(world.native_tables(), before);
-}
-
-#[test]
-fn exclusions_with_istios_native_rules_leave_one_replied_entry() {
-    let world = World::new(Families::Both);
-    world.nft(ISTIO);
-    world.add(&excludedns());
-    a_query_leaves_one_replied_entry(&world, VAULT_INIT, RESOLVER);
-}
-
-/// A destination that is fixed can't be changed by rules added later.
-#[test]
-fn exclusions_work_with_istios_native_rules_added_later() {
-    let world = World::new(Families::Both);
-    world.add(&Dialect::Nftables.of(excludedns()));
-    world.nft(ISTIO);
-    tcp_is_direct(&world, VAULT_INIT);
-    tcp_is_captured(&world, APP_PROCESS);
-}
-
-#[test]
-fn dialect_iptables_is_refused_with_istios_native_rules() {
-    let world = World::new(Families::Both);
-    world.nft(ISTIO);
-    let output = world.call("ADD", &Dialect::Iptables.of(excludedns())).run();
-    assert_eq!(output.expect_code(), 107);
-}
-
-#[test]
-fn exclusions_work_with_a_redirection_by_iptables() {
-    let world = redirected_world(Dns::Captured);
-    world.add(&Dialect::Nftables.of(excludedns()));
-    exclusions_hold(&world);
-    a_query_leaves_one_replied_entry(&world, VAULT_INIT, OTHER_RESOLVER);
-}
-
-/// The rules of istio-cni on a node with iptables-legacy.
-#[test]
-fn exclusions_work_with_a_redirection_by_iptables_legacy() {
-    let world = World::new(Families::Both);
-    for &family in world.families() {
-        world.legacy_restore(family, &rules(family, Dns::Captured, PROXY.uid));
-    }
-    dns_is_captured(&world, VAULT_INIT, RESOLVER);
-    world.add(&excludedns());
-    exclusions_hold(&world);
-    a_query_leaves_one_replied_entry(&world, VAULT_INIT, OTHER_RESOLVER);
 }

@@ -13,7 +13,7 @@ fn auto_selects_nftables_and_traffic_is_redirected_correctly() {
     let world = World::with_own_users(Families::Both);
     let configuration = exclude_1337(&story(&world, Dns::Captured, &[]));
     world.add(&configuration);
-    assert!(!world.native_tables().is_empty());
+    assert!(!world.native_redirection().is_empty());
     assert!(world.families().iter().all(|&family| world.iptables_save(family).is_empty()));
     tcp_is_captured(&world, APP_PROCESS);
     dns_is_captured(&world, APP_PROCESS, RESOLVER);

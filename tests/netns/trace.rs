@@ -4,7 +4,7 @@ use crate::dialect::Dialect;
 use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
 use crate::support::cgroup::Cgroup;
 use crate::world::*;
-use detour_cni::firewall::{ContainerElement, ContainerLabel, LiveRuleset};
+use detour_cni::firewall::{ContainerElement, ContainerLabel, LiveRuleset, RuleFormat};
 use detour_cni::inspect::{
     Destination, ExcludedSenders, LiveRules, ManifestTexts, Mark, PodManifest, PodSelector, Rulebook, RulesReport,
     Sender, Trace, configuration, explain,
@@ -174,7 +174,8 @@ fn trace_predicts_where_packets_arrive() {
             cgroup
         });
         let evaluated = policy_of(&configuration, &pod);
-        let asked = Rulebook::of_policy(&evaluated);
+        let asked =
+            Rulebook::of_policy(&evaluated, if policy.native { RuleFormat::Nftables } else { RuleFormat::Iptables });
         let found = live(&world);
         let held = found.rulebook();
         assert_eq!(found.addresses.len(), 2, "{:?}", found.addresses);
@@ -250,7 +251,7 @@ fn a_container_is_traced_as_long_as_its_bypass_lasts_and_afterwards() {
         let destination = Destination { address: to, protocol: policy::Protocol::Tcp };
         let from = Sender::Process { uid: APP_PROCESS.uid, gid: Some(APP_PROCESS.gid), set: None };
         let planned = |name| {
-            let book = Rulebook::of_policy(&policy);
+            let book = Rulebook::of_policy(&policy, RuleFormat::Iptables);
             ExcludedSenders::planned(&policy).trace(&book, (from, name), destination, &[], "eth0")
         };
         let live = |name| {
@@ -262,7 +263,7 @@ fn a_container_is_traced_as_long_as_its_bypass_lasts_and_afterwards() {
         let container = trace.container.as_ref().expect("named");
         assert_eq!(
             (trace.arrives_at.as_str(), trace.decided_by.as_ref().expect("a rule").chain.as_str()),
-            ("direct", "DETOUR_DIRECT")
+            ("direct", "DETOUR_OUTPUT")
         );
         assert_eq!((container.bypasses, container.until), (Some(ContainerScope::All), Some(BypassEnd::ProxyReady)));
         assert_eq!(container.afterwards.as_deref(), Some("sidecar:15001"));
@@ -296,10 +297,10 @@ fn a_container_is_traced_as_long_as_its_bypass_lasts_and_afterwards() {
         let other = live(Some("web"));
         assert_eq!((other.arrives_at.as_str(), other.caveats.len()), ("sidecar:15001", 0));
 
-        world.nft("add table inet detour-containers { flags dormant; }");
+        world.nft("add table inet detour-exclusions { flags dormant; }");
         let off = live(Some(CONTAINER));
         assert_eq!(off.arrives_at, "sidecar:15001", "its rules don't apply");
-        assert!(off.caveats[0].contains("inet detour-containers is switched off"), "{:?}", off.caveats);
+        assert!(off.caveats[0].contains("inet detour-exclusions is switched off"), "{:?}", off.caveats);
         world.add(&configuration);
 
         // An element that no policy requests lets traffic bypass the sidecar as well.

@@ -61,7 +61,7 @@ fn the_commands_of_the_guide_show_the_bypass_and_its_end() {
     assert_eq!(sandbox.once("vault-agent-init").expect("it starts").0, DIRECT);
     sandbox.run("vault-agent", &["/traffic", "loop", "100"]).expect("it starts");
     until("it bypasses", || sandbox.ok_inside(&["nft", "list", "ruleset"]).contains("vault-agent"));
-    shows(&run(&["rules", "-n", "shop", "web-0"]), &["detour-containers", "vault-agent"]);
+    shows(&run(&["rules", "-n", "shop", "web-0"]), &["detour-exclusions", "vault-agent"]);
     shows(
         &run(&["trace", "--live", "-n", "shop", "web-0", "--from", "container=vault-agent", "--to", to]),
         &["direct"],

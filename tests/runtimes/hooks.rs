@@ -118,9 +118,9 @@ fn hook(runtime: Runtime) {
     assert_eq!(wrong, []);
     measure(&node, &sandbox);
 
-    let left = sandbox.ok_inside(&["nft", "list", "set", "inet", "detour-containers", "excluded-all"]);
+    let left = sandbox.ok_inside(&["nft", "list", "set", "inet", "detour-exclusions", "excluded-all"]);
     assert!(!left.contains("elements"), "elements end with their containers: {left}");
-    sandbox.ok_inside(&["nft", "delete", "table", "inet", "detour-containers"]);
+    sandbox.ok_inside(&["nft", "delete", "table", "inet", "detour-exclusions"]);
     let refused = sandbox.once("excluded").expect_err("it must not start captured");
     assert!(refused.contains("container-exclude") || refused.contains("detour"), "{refused}");
     println!("The runtime's error: {refused}");

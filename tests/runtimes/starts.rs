@@ -126,7 +126,7 @@ fn first_instruction(runtime: Runtime) {
     assert_eq!(bypassed, [0; 0], "without the agent, every container is captured");
 
     for sandbox in &sandboxes {
-        let set = || sandbox.ok_inside(&["nft", "list", "set", "inet", "detour-containers", "excluded-all"]);
+        let set = || sandbox.ok_inside(&["nft", "list", "set", "inet", "detour-exclusions", "excluded-all"]);
         until("the elements of ended containers are removed", || !set().contains("elements"));
     }
     repair(runtime, &cluster, &pods, &sandboxes);
@@ -137,7 +137,7 @@ fn first_instruction(runtime: Runtime) {
 fn repair(runtime: Runtime, cluster: &Cluster, pods: &[Pod], sandboxes: &[Sandbox<'_>]) {
     for (pod, sandbox) in pods.iter().zip(sandboxes) {
         cluster.has_started(pod, sandbox);
-        sandbox.ok_inside(&["nft", "delete", "table", "inet", "detour-containers"]);
+        sandbox.ok_inside(&["nft", "delete", "table", "inet", "detour-exclusions"]);
     }
     let deleted = Instant::now();
     for sandbox in sandboxes {

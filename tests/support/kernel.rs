@@ -21,8 +21,8 @@ impl Tools for Pod {
 pub(crate) struct Kernel {
     /// Rules by `FAMILY TABLE CHAIN`, as iptables-save and ip6tables-save print them.
     pub(crate) rules: BTreeMap<String, Vec<String>>,
-    /// All tables and netfilter chains of nf_tables with their hooks, including empty ones, and the table of excluded
-    /// containers.
+    /// All tables and netfilter chains of nf_tables with their hooks, including empty ones, and the rules of the table of
+    /// exclusions.
     chains: BTreeSet<String>,
     /// Addresses, policy rules and routes.
     rest: String,
@@ -30,7 +30,7 @@ pub(crate) struct Kernel {
 
 /// One shell runs all tools, because starting processes takes most of the time.
 const LOOK: &str = "echo '#ip'; iptables-save; echo '#ip6'; ip6tables-save; echo '#chains'; nft list tables; \
-    nft list chains; nft --stateless list table inet detour-containers 2>/dev/null; echo '#rest'; ip addr show lo; \
+    nft list chains; nft --stateless list table inet detour-exclusions 2>/dev/null; echo '#rest'; ip addr show lo; \
     ip rule; ip -6 rule; ip route show table all dev lo; ip -6 route show table all dev lo";
 
 impl Kernel {
@@ -43,7 +43,17 @@ impl Kernel {
 
     /// Returns whether there is any rule.
     pub(crate) fn has_rules(&self) -> bool {
-        self.rules.values().any(|rules| !rules.is_empty())
+        self.rules.values().any(|rules| !rules.is_empty()) || self.has_exclusions()
+    }
+
+    /// Returns whether detour's table of exclusions exists.
+    pub(crate) fn has_exclusions(&self) -> bool {
+        self.chains.iter().any(|line| line.starts_with("table inet detour-exclusions "))
+    }
+
+    /// Returns whether the table of exclusions has a rule with this text.
+    pub(crate) fn excludes(&self, text: &str) -> bool {
+        self.chains.iter().any(|line| line.starts_with("table inet detour-exclusions ") && line.contains(text))
     }
 
     /// Returns whether tables, netfilter chains and rules are equal; addresses and routes may differ.

@@ -19,6 +19,9 @@ values. */ -}}
 {{- /* The platform's row in platforms.yaml, as YAML, with the directories of the values. The schema lists its names. */ -}}
 {{- define "detour.platform" -}}
 {{- include "detour.complete" . -}}
+{{- if and (not .Values.global.platform) (.Capabilities.APIVersions.Has "security.openshift.io/v1") -}}
+{{- fail "global.platform: no value, but the cluster has OpenShift's API security.openshift.io/v1; expected openshift or microshift, or kubernetes to install neither a SecurityContextConstraints object nor an attachment of Multus" -}}
+{{- end -}}
 {{- $given := .Values.global.platform | default "kubernetes" -}}
 {{- $row := dict -}}
 {{- range $name, $facts := .Files.Get "platforms.yaml" | fromYaml -}}

@@ -2,8 +2,8 @@
 //! All other bytes of the file stay the same.
 
 use super::digest::Digest;
-use crate::cni::CNI_CONF_DIR;
 use crate::cni::json_spans::{elements, members};
+use crate::cni::{CNI_CONF_DIR, excerpt, is_identifier, version};
 use serde_json::{Map, Value};
 use std::ops::Range;
 
@@ -23,9 +23,15 @@ pub enum UnusableList {
     /// The JSON has a feature that this parser refuses. Runtimes may accept it.
     #[error("expected JSON with at most 127 levels and without lone surrogates: {0}")]
     Unsupported(String),
-    /// The plugins are in files of a subdirectory (CNI 1.1).
-    #[error("expected plugins in the list itself, got \"loadOnlyInlinedPlugins\": false")]
+    /// The plugins are in files of the directory that has the network's name (libcni 1.3).
+    #[error("expected plugins in the list itself, got a list with files in the directory of its name")]
     NotInlined,
+    /// The plugin does not support the version of the list, so each ADD would fail.
+    #[error("unsupported cniVersion {0}; expected one of {supported}", supported = version::SUPPORTED.join(", "))]
+    Version(String),
+    /// Another user than root can change the file: a copy would be root's.
+    #[error("another user can change the file: {0}")]
+    Untrusted(String),
     /// The file is JSON, but not an object.
     #[error("expected a JSON object")]
     NotObject,
@@ -60,7 +66,7 @@ impl UnusableList {
 
     /// Whether runtimes may use the file, so that another list would change the network of the pods.
     pub(super) fn may_be_used(&self) -> bool {
-        matches!(self, Self::NotText | Self::Unsupported(_) | Self::NotInlined)
+        matches!(self, Self::NotText | Self::Unsupported(_) | Self::NotInlined | Self::Version(_) | Self::Untrusted(_))
     }
 }
 
@@ -147,6 +153,30 @@ pub(super) fn name(text: &str) -> Option<String> {
     ConfList::parse(text).ok()?.keys["name"].as_str().map(str::to_owned)
 }
 
+/// Checks that the plugin supports the version that runtimes use for the plugin list `text`: the newest known one of
+/// `cniVersions`, or else `cniVersion` (libcni 1.3, `NetworkConfFromBytes`).
+///
+/// # Errors
+/// As [`rewrite`]; [`UnusableList::Version`].
+pub(super) fn check_version(text: &str) -> Result<(), UnusableList> {
+    let keys = object(text)?;
+    let versions = keys.get("cniVersions").and_then(Value::as_array).into_iter().flatten();
+    let is_supported = |version: &Value| version.as_str().is_some_and(|text| version::SUPPORTED.contains(&text));
+    match keys.get("cniVersion").filter(|version| !version.is_null() && *version != "") {
+        Some(stated) if !is_supported(stated) && !versions.clone().any(is_supported) => {
+            Err(UnusableList::Version(excerpt(&stated.to_string())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the name of a plugin list without plugins, which runtimes then read from the directory of this name; `None`
+/// for any other text.
+pub(super) fn directory(text: &str) -> Option<String> {
+    let keys = object(text).ok().filter(|_| matches!(ConfList::parse(text), Err(UnusableList::NotInlined)))?;
+    keys.get("name")?.as_str().filter(|name| is_identifier(name)).map(str::to_owned)
+}
+
 /// Returns the types of the plugins in the list, in order.
 ///
 /// # Errors
@@ -208,10 +238,15 @@ impl ConfList {
         if !keys.get("name").is_some_and(Value::is_string) {
             return Err(UnusableList::NoName);
         }
-        let plugins = keys.get("plugins").and_then(Value::as_array).filter(|plugins| !plugins.is_empty());
-        let is_elsewhere = keys.get("loadOnlyInlinedPlugins") == Some(&Value::Bool(false));
-        let absent = if is_elsewhere { UnusableList::NotInlined } else { UnusableList::NoPlugins };
-        let plugins = plugins.ok_or(absent)?.clone();
+        let plugins = match keys.get("plugins") {
+            Some(Value::Array(plugins)) => plugins.clone(),
+            None => Vec::new(),
+            Some(_) => return Err(UnusableList::NoPlugins),
+        };
+        if plugins.is_empty() {
+            let is_elsewhere = keys.get("loadOnlyInlinedPlugins") != Some(&Value::Bool(true));
+            return Err(if is_elsewhere { UnusableList::NotInlined } else { UnusableList::NoPlugins });
+        }
         if let Some(index) = plugins.iter().position(|plugin| plugin["type"].as_str().is_none_or(str::is_empty)) {
             return Err(UnusableList::NoType(index));
         }
@@ -364,8 +399,9 @@ mod tests {
             (" \n", UnusableList::Empty),
             ("[]", UnusableList::NotObject),
             (r#"{"plugins":[{"type":"a"}]}"#, UnusableList::NoName),
-            (r#"{"name":"n"}"#, UnusableList::NoPlugins),
-            (r#"{"name":"n","plugins":[]}"#, UnusableList::NoPlugins),
+            (r#"{"name":"n"}"#, UnusableList::NotInlined),
+            (r#"{"name":"n","plugins":[]}"#, UnusableList::NotInlined),
+            (r#"{"name":"n","loadOnlyInlinedPlugins":true}"#, UnusableList::NoPlugins),
             (r#"{"name":"n","plugins":{}}"#, UnusableList::NoPlugins),
             (r#"{"name":"n","plugins":[{"type":"a"},{}]}"#, UnusableList::NoType(1)),
             (r#"{"name":"n","plugins":["a"]}"#, UnusableList::NoType(0)),
@@ -374,6 +410,39 @@ mod tests {
         }
         assert_eq!(list_of(r#"{"name":"n","plugins":[]}"#), Err(UnusableList::NotSingle));
         assert_eq!(list_of(r#"{"type":"n"}"#), Err(UnusableList::NoName));
+    }
+
+    #[test]
+    fn the_version_is_the_one_that_runtimes_use() {
+        let check = |keys: &str| check_version(&format!(r#"{{"name":"n",{keys}"plugins":[{{"type":"a"}}]}}"#));
+        for supported in ["", r#""cniVersion":"","#, r#""cniVersion":"1.1.0","#, r#""cniVersion":null,"#] {
+            assert_eq!(check(supported), Ok(()), "{supported}");
+        }
+        assert_eq!(check(r#""cniVersion":"1.2.0","cniVersions":["1.2.0","1.1.0"],"#), Ok(()));
+        for (unsupported, version) in [
+            (r#""cniVersion":"1.2.0","#, r#""1.2.0""#),
+            (r#""cniVersion":"0.5.0","#, r#""0.5.0""#),
+            (r#""cniVersion":1,"#, "1"),
+            (r#""cniVersion":"2.0.0","cniVersions":["2.1.0"],"#, r#""2.0.0""#),
+        ] {
+            assert_eq!(check(unsupported), Err(UnusableList::Version(version.into())), "{unsupported}");
+        }
+    }
+
+    #[test]
+    fn only_a_list_without_plugins_has_a_directory() {
+        assert_eq!(directory(r#"{"name":"n"}"#), Some("n".into()));
+        assert_eq!(directory(r#"{"name":"n","plugins":[],"loadOnlyInlinedPlugins":false}"#), Some("n".into()));
+        for other in [
+            r#"{"name":"..","plugins":[]}"#,
+            r#"{"name":"a/b"}"#,
+            r#"{"name":"n","loadOnlyInlinedPlugins":true}"#,
+            r#"{"name":"n","plugins":[{"type":"a"}]}"#,
+            r#"{"plugins":[]}"#,
+            "{",
+        ] {
+            assert_eq!(directory(other), None, "{other}");
+        }
     }
 
     proptest::proptest! {

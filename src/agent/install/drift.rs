@@ -119,7 +119,7 @@ mod tests {
             missing: None,
         };
         let contents = list(&json!([{"type": "bridge"}])).to_string().into_bytes();
-        let cluster_network = ConfFile { name: "1.conflist".into(), contents, mode: 0o600 };
+        let cluster_network = ConfFile { name: "1.conflist".into(), contents, mode: 0o600, ..ConfFile::default() };
         let plan = reconcile(&desired, &FoundState { configurations: vec![cluster_network], ..FoundState::default() });
         let plan = plan.expect("a plan");
         let written = plan.actions.iter().find_map(|action| match action {

@@ -4,7 +4,7 @@ use super::error::InstallError;
 use super::state::NodePart;
 use crate::cni::{CniCommand, DEFAULT_AGENT_PREFIXES, NetConf, NodeConf, POD_ANNOTATIONS, PROGRAM};
 use crate::host_path::HostPath;
-use crate::plugin::validate;
+use crate::plugin::{TargetNode, validate};
 use serde_json::{Map, Value, json};
 
 /// The settings of the plugin's configuration.
@@ -105,8 +105,8 @@ impl EntrySettings {
     ///
     /// # Errors
     /// The plugin would refuse it.
-    pub fn check(&self, is_installed: &dyn Fn(&str) -> Option<bool>) -> Result<Vec<String>, InstallError> {
-        validate(&self.conf()?, is_installed).map_err(refused)
+    pub fn check(&self, node: TargetNode<'_>) -> Result<Vec<String>, InstallError> {
+        validate(&self.conf()?, node).map_err(refused)
     }
 
     /// Returns the directories that the plugin searches for executables before those of the runtime.

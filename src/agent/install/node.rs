@@ -305,12 +305,14 @@ impl NodeFiles {
                 }
                 file => file.map_err(|error| InstallError::file("read", &path, &error))?,
             };
-            let text = |file: FoundFile| ConfFile {
-                name,
-                contents: file.text.map_or_else(|| NOT_TEXT.to_vec(), String::into_bytes),
-                mode: file.mode,
-            };
-            files.extend(file.map(text));
+            let Some(file) = file else { continue };
+            let beside = file.text.as_deref().and_then(conflist::directory).map(|name| dir.join(&name));
+            let has_directory = beside.is_some_and(|directory| {
+                self.names(&directory).is_ok_and(|names| names.iter().any(|name| name.ends_with(".conf")))
+            });
+            let contents = file.text.map_or_else(|| NOT_TEXT.to_vec(), String::into_bytes);
+            let untrusted = self.untrusted_path(&path);
+            files.push(ConfFile { name, contents, mode: file.mode, untrusted, has_directory });
         }
         let usable = target::usable(&files);
         links.retain(|(name, _)| usable.first().is_none_or(|first| name < first));

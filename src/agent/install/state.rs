@@ -130,7 +130,7 @@ pub struct FoundFile {
 }
 
 /// A configuration file in the directory that runtimes read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConfFile {
     /// Its name in the directory.
     pub name: String,
@@ -138,6 +138,10 @@ pub struct ConfFile {
     pub contents: Vec<u8>,
     /// Its permission bits.
     pub mode: u32,
+    /// Why another user than root can change it; `None` if only root can.
+    pub untrusted: Option<String>,
+    /// Whether its plugins are in files of the directory NAME beside it (libcni 1.3): the list itself has none.
+    pub has_directory: bool,
 }
 
 /// The record of an installation: everything that an uninstallation removes or restores.

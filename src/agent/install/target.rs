@@ -18,7 +18,8 @@ const LIST_SUFFIX: &str = ".conflist";
 
 /// Returns the first file by name that configures a pod network, as runtimes do, or the file `desired`. A `desired`
 /// single-plugin configuration is also found as the list that an earlier installation made of it. The second part of
-/// the result are the files that were skipped before it. A list that is `copied` replaces no file.
+/// the result are the files that were skipped before it. A list that is `copied` replaces no file. Files after one that
+/// only runtimes can use are not chosen.
 pub(super) fn choose<'a>(
     files: &[&'a ConfFile],
     desired: Option<&str>,
@@ -35,10 +36,17 @@ pub(super) fn choose<'a>(
     candidates.sort_by(|a, b| a.name.cmp(&b.name));
     let mut skipped = Vec::new();
     for file in candidates {
-        let usable = if copied { list(file) } else { list(file).and_then(|list| replaceable(file, list, files, kind)) };
-        match usable.and_then(|list| if desired.is_none() { pod_network(list) } else { Ok(list) }) {
+        let usable = list(file).and_then(|list| if desired.is_none() { pod_network(list) } else { Ok(list) });
+        let usable = usable.and_then(|list| extensible(file, list, copied));
+        match usable.and_then(|list| if copied { Ok(list) } else { replaceable(file, list, files, kind) }) {
             Ok(list) => return (Some(ConfTarget { file, list_name: list_name(&file.name), list }), skipped),
-            Err(error) => skipped.push((file.name.as_str(), error)),
+            Err(error) => {
+                let may_be_used = error.may_be_used();
+                skipped.push((file.name.as_str(), error));
+                if may_be_used {
+                    break;
+                }
+            }
         }
     }
     (None, skipped)
@@ -64,10 +72,27 @@ fn list_name(name: &str) -> String {
 /// A runtime would refuse the file.
 pub(super) fn list(file: &ConfFile) -> Result<String, UnusableList> {
     let text = str::from_utf8(&file.contents).map_err(|_| UnusableList::NotText)?;
-    if file.name.ends_with(LIST_SUFFIX) {
-        conflist::types(text).map(|_| text.to_owned())
-    } else {
-        conflist::list_of(text)
+    if !file.name.ends_with(LIST_SUFFIX) {
+        return conflist::list_of(text);
+    }
+    match conflist::types(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(UnusableList::NotInlined) if !file.has_directory => Err(UnusableList::NoPlugins),
+        Err(error) => Err(error),
+    }
+}
+
+/// Refuses a list in which the plugin would not work, and one that another user can change: the copy, or the list that
+/// replaces a single plugin, would be root's.
+///
+/// # Errors
+/// [`UnusableList::Version`] or [`UnusableList::Untrusted`].
+pub(super) fn extensible(file: &ConfFile, list: String, copied: bool) -> Result<String, UnusableList> {
+    conflist::check_version(&list)?;
+    let is_new_file = copied || !file.name.ends_with(LIST_SUFFIX);
+    match file.untrusted.as_ref().filter(|_| is_new_file) {
+        Some(why) => Err(UnusableList::Untrusted(why.clone())),
+        None => Ok(list),
     }
 }
 
@@ -107,6 +132,7 @@ mod tests {
             name: (*name).to_owned(),
             contents: text.as_bytes().to_owned(),
             mode: 0o644,
+            ..ConfFile::default()
         };
         files.iter().map(file).collect()
     }

@@ -12,7 +12,8 @@ use detour_cni::agent::install::{
     Platform, Release, hook, kubeconfig,
 };
 use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
-use detour_cni::cni::LogLevel;
+use detour_cni::cni::{GROUP_FILE, LogLevel, NetConf};
+use detour_cni::plugin::TargetNode;
 use detour_cni::trusted_file::read_trusted;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -303,9 +304,13 @@ impl InstallOptions {
     fn check(&self, node: &NodeFiles, settings: &EntrySettings, names: &[&str], place: &str) -> Result<Vec<String>> {
         self.check_credentials(node, settings.effective_kubeconfig()?.as_ref(), place)?;
         let directories = settings.program_directories()?;
-        let is_installed =
-            |kind: &str| if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) };
-        Ok(settings.check(&is_installed)?)
+        let is_installed = |_: &NetConf, kind: &str| {
+            if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) }
+        };
+        // An agent's container has no mount of it.
+        let groups = HostPath::new(GROUP_FILE).and_then(|path| node.reach(&path).ok()).filter(|path| path.is_file());
+        let node = TargetNode { is_installed: &is_installed, group_file: groups.as_deref(), may_name_source: false };
+        Ok(settings.check(node)?)
     }
 
     /// Checks that the plugin can use the credentials on the node, because every ADD needs them.

@@ -42,7 +42,7 @@ pub(super) struct AuditArguments {
     #[arg(short = 'A', long)]
     all_namespaces: bool,
     #[command(flatten)]
-    output: OutputArguments,
+    pub(super) output: OutputArguments,
 }
 
 pub(super) fn run(connection: &ConnectionArguments, arguments: &AuditArguments) -> Result<CommandOutput, CommandError> {

@@ -42,7 +42,7 @@ pub(super) struct CheckArguments {
     #[arg(short = 'l', long, value_name = "SELECTOR")]
     selector: Option<String>,
     #[command(flatten)]
-    output: OutputArguments,
+    pub(super) output: OutputArguments,
 }
 
 pub(super) fn run(connection: &ConnectionArguments, arguments: &CheckArguments) -> Result<CommandOutput, CommandError> {

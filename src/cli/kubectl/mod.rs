@@ -7,9 +7,10 @@
 //! | `agents` | commands in several agents |
 //! | `complete` | completion of arguments for kubectl |
 
-use super::output::{CommandError, CommandOutput};
+use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::{
-    CompletionArguments, VersionArguments, doctor, explain, print_result, print_usage, rules, trace, validate,
+    CompletionArguments, VersionArguments, doctor, explain, print_report, print_result, print_usage, rules, trace,
+    validate,
 };
 use crate::cli::cluster::ConnectionArguments;
 use clap::builder::Resettable;
@@ -81,8 +82,15 @@ pub(crate) fn run_as_plugin_of_kubectl(program: &str) -> Option<ExitCode> {
         Ok((cli, matches))
     });
     Some(match result {
-        Ok((cli, matches)) => print_result(cli.run(host, &matches)),
-        Err(error) => print_usage(&error),
+        Ok((cli, matches)) => {
+            let output = cli.command.output();
+            let result = cli.run(host, &matches);
+            match output {
+                Some(output) => print_report(output, result),
+                None => print_result(result),
+            }
+        }
+        Err(error) => print_usage(error),
     })
 }
 
@@ -124,6 +132,23 @@ fn command(host: &str) -> Command {
         });
     }
     ["trace", "rules", "doctor"].into_iter().fold(command, |command, name| command.mut_subcommand(name, hide))
+}
+
+impl KubectlCommand {
+    /// Returns the format of the command's report; `None` if it prints none.
+    const fn output(&self) -> Option<OutputArguments> {
+        Some(match self {
+            Self::Check(arguments) => arguments.output,
+            Self::Audit(arguments) => arguments.output,
+            Self::Explain(arguments) => arguments.output,
+            Self::Trace(arguments) => arguments.output,
+            Self::Rules(arguments) => arguments.output,
+            Self::Doctor(arguments) => arguments.output,
+            Self::Validate(arguments) => arguments.output,
+            Self::Version(arguments) => arguments.output,
+            Self::Completion(_) => return None,
+        })
+    }
 }
 
 impl Cli {

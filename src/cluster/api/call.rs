@@ -133,7 +133,11 @@ impl ApiCall<'_> {
 
     /// The error for a transient failure that is not retried here.
     pub(super) fn not_retried(&self, cause: &str) -> AttemptError {
-        AttemptError::Permanent(self.error(Code::TryAgain, "request failed").with_details(cause))
+        AttemptError::Permanent(self.request_failed(cause))
+    }
+
+    fn request_failed(&self, cause: &str) -> Error {
+        self.error(Code::TryAgain, "request failed").with_details(cause)
     }
 
     /// The error for an object that existed before and can't appear again.
@@ -163,6 +167,7 @@ impl ApiCall<'_> {
                 );
                 self.error(Code::PodUnknown, msg).with_details(cause)
             }
+            AttemptError::Transient { cause, .. } if !self.retries => self.request_failed(&cause),
             AttemptError::Transient { cause, .. } => {
                 let msg = format!("no usable answer in {effort}; check that this node can reach the API server");
                 self.error(Code::TryAgain, msg).with_details(cause)

@@ -63,27 +63,31 @@ impl UserApi {
             let client = http_client::client(&config).map_err(|error| invalid(error.to_string()))?;
             Ok((server, client))
         })?;
-        Ok(Self { api: Api::with_session(source, session, TIMEOUT), namespace })
+        Ok(Self::new(Api::with_session(source, session, TIMEOUT), namespace))
     }
 
     /// Returns the API server of a kubeconfig that may belong to any user, without running its credential plugins:
     /// for root on a node.
     #[must_use]
     pub fn of_file(kubeconfig: PathBuf, timeout: Duration) -> Self {
-        Self { api: Api::new(kubeconfig, timeout).of_any_owner(), namespace: "default".to_owned() }
+        Self::new(Api::new(kubeconfig, timeout).of_any_owner(), "default".to_owned())
     }
 
     /// Returns the API server of the plugin's kubeconfig on a node, whose file system is mounted at `root`.
     #[must_use]
     pub fn of_node(root: &Path, kubeconfig: PathBuf, timeout: Duration) -> Self {
-        Self { api: Api::new(kubeconfig, timeout).with_root(root), namespace: "default".to_owned() }
+        Self::new(Api::new(kubeconfig, timeout).with_root(root), "default".to_owned())
     }
 
     /// Returns the API as the service account of the pod in which this process runs; `None` outside of pods.
     #[must_use]
     pub fn in_cluster(timeout: Duration) -> Option<Self> {
-        ServiceAccount::of_environment()
-            .map(|account| Self { api: account.api(timeout), namespace: "default".to_owned() })
+        ServiceAccount::of_environment().map(|account| Self::new(account.api(timeout), "default".to_owned()))
+    }
+
+    /// Without retries: the user sees at once why a request fails, and can repeat the command.
+    fn new(api: Api, namespace: String) -> Self {
+        Self { api: api.without_retries(), namespace }
     }
 
     /// Returns the namespace of the context.

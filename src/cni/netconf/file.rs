@@ -11,6 +11,9 @@ use std::path::Path;
 /// files in their configuration directory, runtimes use the first one.
 pub const OWN_LIST: &str = "00-detour.conflist";
 
+/// U+FEFF in UTF-8, which some editors write. JSON parsers refuse it (RFC 8259, section 8.1).
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Whether a runtime reads a file of this name (libcni, `ConfFiles`).
 #[must_use]
 pub fn is_configuration_file(name: &str) -> bool {
@@ -23,8 +26,10 @@ pub fn is_configuration_file(name: &str) -> bool {
 /// The text is not JSON, has no plugin of these types or more than one, or the plugin's configuration is invalid.
 pub fn configuration(place: &Path, text: &[u8]) -> Result<NetConf, Error> {
     let with_place = |error: Error| Error { msg: format!("{}: {}", place.display(), error.msg), ..error };
-    let value: Value = serde_json::from_slice(text)
-        .map_err(|error| with_place(Error::new(Code::Decode, format!("invalid JSON: {error}"))))?;
+    let value: Value = serde_json::from_slice(text).map_err(|error| {
+        let what = if text.starts_with(BYTE_ORDER_MARK) { ": byte order mark at the start" } else { "" };
+        with_place(Error::new(Code::Decode, format!("invalid JSON: {error}{what}")))
+    })?;
     let Some(plugins) = value.get("plugins").and_then(Value::as_array) else {
         return NetConf::parse(text, CniCommand::Add, "detour").map_err(with_place);
     };

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The file in which names of groups are looked up (group(5)).
-const GROUP_FILE: &str = "/etc/group";
+pub const GROUP_FILE: &str = "/etc/group";
 
 /// A network configuration. The blocks of sub-plugins are not parsed here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,6 +107,7 @@ impl NetConf {
         let name = name(&keys)?;
         version::check(&document.cni_version, command)?;
         let kind = kind(&keys, program)?;
+        unknown::check_chain(&document.block.keys)?;
         let mut warnings = unknown::at_the_top(&document.block.keys);
         let ambient_enabled = keys.boolean("ambient_enabled")?.unwrap_or(false);
         if ambient_enabled {

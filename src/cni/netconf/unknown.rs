@@ -1,7 +1,8 @@
-//! Warnings for unknown keys, which a plugin must ignore (SPEC.md).
+//! Warnings for unknown keys, which a plugin must ignore (SPEC.md); a misspelled `chain` is an error.
 
+use crate::cni::error::{Code, Error};
 use crate::cni::list::excerpt;
-use crate::suggest::did_you_mean;
+use crate::suggest::{closest, did_you_mean};
 use serde_json::{Map, Value};
 
 /// The keys of this plugin at the top level.
@@ -97,6 +98,22 @@ pub(super) fn at_the_top(keys: &Map<String, Value>) -> Vec<String> {
     warnings("", unknown_at_the_top(keys), known_at_the_top)
 }
 
+/// Checks that no unknown key at the top level is a misspelled `chain`: an ADD would succeed without its exclusions.
+/// Keys of other plugins with other values than lists are ignored.
+///
+/// # Errors
+/// [`Code::InvalidConfig`] with the first such key.
+pub(super) fn check_chain(keys: &Map<String, Value>) -> Result<(), Error> {
+    let is_misspelled = |key: &&str| closest(key, ["chain", "chain_types"]) == Some("chain") && keys[*key].is_array();
+    match unknown_at_the_top(keys).find(is_misspelled) {
+        Some(key) => {
+            let msg = format!("{}: unknown key; did you mean \"chain\"?", excerpt(key));
+            Err(Error::new(Code::InvalidConfig, msg))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Returns the first unknown key at the top level, and the suggestion of a key of this plugin: those of Multus that
 /// resemble `namespace` have no effect in an attachment.
 pub(super) fn first_at_the_top(keys: &Map<String, Value>) -> Option<(String, String)> {
@@ -168,6 +185,21 @@ mod tests {
     }
 
     #[test]
+    fn a_misspelled_chain_is_an_error() {
+        let check = |keys: Value| check_chain(keys.as_object().expect("an object")).map_err(|error| error.msg);
+        for key in ["chian", "Chain", "chains", "cain", "chain_"] {
+            let wanted = format!("{key}: unknown key; did you mean \"chain\"?");
+            assert_eq!(check(json!({key: [{"type": "uid-exclude"}]})), Err(wanted));
+        }
+        for other in [
+            json!({"chain": [], "chain_type": [], "chain_types": [], "main": [], "plugins": []}),
+            json!({"chaining-mode": "generic-veth", "chained": true, "chian": null}),
+        ] {
+            assert_eq!(check(other), Ok(()));
+        }
+    }
+
+    #[test]
     fn the_schema_of_the_chart_has_every_key_that_the_chart_can_apply() {
         let text = include_str!("../../../manifests/chart/values.schema.json");
         let schema: Value = serde_json::from_str(text).expect("JSON");
@@ -216,6 +248,8 @@ mod tests {
         assert_eq!(suggested, MAX_SUGGESTIONS);
         let long = [("chian".repeat(800_000), Value::Null)].into_iter().collect();
         assert!(at_the_top(&long)[0].len() < 300);
+        let lists: Map<String, Value> = (0..90_000).map(|i| (format!("list{i}"), json!([]))).collect();
+        assert_eq!(check_chain(&lists), Ok(()));
         assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
     }
 }

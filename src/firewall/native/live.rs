@@ -1,19 +1,16 @@
-//! Detour's native tables in the kernel: the live state with its chains, rules and sets, and the changes that lead from
-//! it to the desired state. A table that differs is deleted and created again, all in one transaction.
+//! Detour's native tables in the kernel: the live state with its chains, rules and sets.
 
 use super::nft_set::LiveSet;
-use super::rule::{BaseHook, NativeChain, NativeRule, NativeTable, NativeTables, chain_type, container_sets};
-use super::wire::{decode, encode, sets};
-use crate::firewall::containers::{self, ContainerElement, is_container_set, scope_of_set, set_name};
+use super::rule::{BaseHook, NativeChain, NativeRule, NativeTable, chain_type};
+use super::wire::decode;
+use crate::firewall::containers::{ContainerElement, is_container_set, scope_of_set};
 use crate::firewall::expression::Counter;
-use crate::firewall::nfnetlink::{Batch, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
+use crate::firewall::nfnetlink::{NfError, NfSocket, Verb, nfta};
 use crate::firewall::rule::{Hook, NF_ACCEPT, NFPROTO_INET, Name, Table};
+use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find, find_be32, find_text};
-use crate::netlink::{DumpLimit, NLM_F_CREATE};
-use crate::policy::ContainerScope;
 use nix::errno::Errno;
 use std::collections::BTreeMap;
-use std::fmt::{self, Display, Formatter};
 
 /// Something in the kernel that detour would not write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +26,13 @@ pub struct NativeLiveChain {
     pub rules: Vec<Option<NativeRule>>,
     /// The counter of each rule.
     pub counters: Vec<Counter>,
+}
+
+impl NativeLiveChain {
+    /// Reports whether the chain is as desired.
+    pub(super) fn is(&self, desired: &NativeChain) -> bool {
+        self.hook == Ok(desired.hook) && self.rules.iter().map(Option::as_ref).eq(desired.rules.iter().map(Some))
+    }
 }
 
 /// Detour's live native tables, each with its chains by name.
@@ -61,7 +65,7 @@ impl Sets {
             let of_table = || Attributes::of(|list| list.text(nfta::TABLE, table.name()));
             let found = sets.by_name.entry(*table).or_default();
             let container_scope =
-                |name: &str| Some(scope_of_set(name)).filter(|_| *table == NativeTable::Containers).flatten();
+                |name: &str| Some(scope_of_set(name)).filter(|_| *table == NativeTable::Exclusions).flatten();
             let set = |_, body: &[u8]| {
                 let Some(name) = find_text(body, nfta::SET_NAME) else { return };
                 let named = container_scope(name).filter(|_| is_container_set(body)).map(|_| LiveSet::default());
@@ -112,7 +116,7 @@ fn hook(table: NativeTable, body: &[u8]) -> Result<Option<BaseHook>, NotOurs> {
         .ok_or(NotOurs)?;
     let has_priority = |like: &Table| {
         find(attached, nfta::HOOK_PRIORITY) == Some(&table.priority(*like).to_be_bytes())
-            && (table == NativeTable::Containers || table == NativeTable::Of(*like))
+            && (table == NativeTable::Exclusions || table == NativeTable::Of(*like))
     };
     let like = Table::ALL.into_iter().find(has_priority).ok_or(NotOurs)?;
     let is_ours = find_text(body, nfta::CHAIN_TYPE) == Some(chain_type(like, hook))
@@ -132,164 +136,7 @@ pub(crate) fn add_native_rule(tables: &mut NativeLiveTables, sets: &Sets, family
     }
 }
 
-/// One change of a transaction.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NativeChange {
-    /// Deletes a table with its chains, rules and sets.
-    DeleteTable(NativeTable),
-    /// Creates a table.
-    Table(NativeTable),
-    /// Creates a set of excluded containers.
-    Set(ContainerScope),
-    /// Adds a container that the set had before.
-    Element(ContainerElement),
-    /// Creates a chain.
-    Chain {
-        /// The table of the chain.
-        table: NativeTable,
-        /// The name of the chain.
-        name: Name,
-        /// The hook of a base chain.
-        hook: Option<BaseHook>,
-    },
-    /// Appends a rule to a chain.
-    Rule {
-        /// The table of the chain.
-        table: NativeTable,
-        /// The name of the chain.
-        chain: Name,
-        /// The rule.
-        rule: NativeRule,
-    },
-}
-
-/// Returns the changes that lead from `live` to `desired` in `tables`. Sets that remain keep their `elements`.
-#[must_use]
-pub fn changes(
-    tables: &[NativeTable],
-    live: &NativeLiveTables,
-    elements: &[ContainerElement],
-    mut desired: NativeTables,
-) -> Vec<NativeChange> {
-    let mut changes = Vec::new();
-    for table in tables.iter().copied() {
-        let (live, desired) = (live.get(&table), desired.remove(&table));
-        if live.is_some_and(|live| desired.as_ref().is_some_and(|desired| are_equal(live, desired))) {
-            continue;
-        }
-        changes.extend(live.map(|_| NativeChange::DeleteTable(table)));
-        changes.extend(desired.into_iter().flat_map(|chains| creation(table, chains, elements)));
-    }
-    changes
-}
-
 /// Reports whether a live table is as desired.
 pub(crate) fn are_equal(live: &BTreeMap<String, NativeLiveChain>, desired: &BTreeMap<Name, NativeChain>) -> bool {
-    let same_rules = |live: &NativeLiveChain, desired: &NativeChain| {
-        live.rules.iter().map(Option::as_ref).eq(desired.rules.iter().map(Some))
-    };
-    let same =
-        |live: &NativeLiveChain, desired: &NativeChain| live.hook == Ok(desired.hook) && same_rules(live, desired);
-    live.keys().eq(desired.keys()) && live.values().zip(desired.values()).all(|(live, desired)| same(live, desired))
-}
-
-/// Returns the changes that create a table: sets before the rules that look them up, and all chains before the rules
-/// that jump to them.
-fn creation(
-    table: NativeTable,
-    chains: BTreeMap<Name, NativeChain>,
-    elements: &[ContainerElement],
-) -> Vec<NativeChange> {
-    let mut changes = vec![NativeChange::Table(table)];
-    for scope in container_sets(&chains) {
-        changes.push(NativeChange::Set(scope));
-        let elements = elements.iter().filter(|element| element.scope == scope);
-        changes.extend(elements.take(containers::MAX_ELEMENTS as usize).cloned().map(NativeChange::Element));
-    }
-    let mut chains: Vec<(Name, NativeChain)> = chains.into_iter().collect();
-    // Base chains first.
-    chains.sort_by_key(|(_, chain)| chain.hook.is_none());
-    let creations = chains.iter();
-    changes.extend(creations.map(|(name, chain)| NativeChange::Chain { table, name: name.clone(), hook: chain.hook }));
-    for (name, chain) in chains {
-        let rules = chain.rules.into_iter();
-        changes.extend(rules.map(|rule| NativeChange::Rule { table, chain: name.clone(), rule }));
-    }
-    changes
-}
-
-impl NativeChange {
-    /// Returns the changed table.
-    #[must_use]
-    pub const fn table(&self) -> NativeTable {
-        match self {
-            Self::DeleteTable(table) | Self::Table(table) | Self::Chain { table, .. } | Self::Rule { table, .. } => {
-                *table
-            }
-            Self::Set(_) | Self::Element(_) => NativeTable::Containers,
-        }
-    }
-
-    /// Appends the messages of the change; numbers its sets from `next_set` and advances it.
-    pub(crate) fn write(&self, batch: &mut Batch<'_>, next_set: &mut u32) {
-        let named = self.table().name();
-        match self {
-            Self::DeleteTable(_) => {
-                batch.message(Verb::DelTable, 0, NFPROTO_INET, |list| list.text(nfta::TABLE, named));
-            }
-            Self::Table(_) => {
-                batch.message(Verb::NewTable, NLM_F_CREATE, NFPROTO_INET, |list| list.text(nfta::TABLE, named));
-            }
-            Self::Set(scope) => {
-                batch
-                    .message(Verb::NewSet, NLM_F_CREATE, NFPROTO_INET, |list| containers::set(list, *scope, *next_set));
-                *next_set += 1;
-            }
-            Self::Element(element) => element.write(batch, Verb::NewSetElements),
-            Self::Chain { table, name, hook } => batch.message(Verb::NewChain, NLM_F_CREATE, NFPROTO_INET, |list| {
-                let list = list.text(nfta::TABLE, named).text(nfta::CHAIN_NAME, name);
-                match hook {
-                    Some(BaseHook { like, hook }) => attached_to_hook(list, *like, *hook, table.priority(*like)),
-                    None => list,
-                }
-            }),
-            Self::Rule { chain, rule, .. } => {
-                let first_set = *next_set;
-                for set in sets(rule, first_set) {
-                    set.write(batch, named);
-                    *next_set += 1;
-                }
-                batch.message(Verb::NewRule, NLM_F_CREATE | NLM_F_APPEND, NFPROTO_INET, |list| {
-                    list.text(nfta::TABLE, named).text(nfta::RULE_CHAIN, chain).nested(nfta::RULE_EXPRESSIONS, |list| {
-                        encode(rule, first_set, &mut |expression| _ = expression.write(list));
-                        list
-                    })
-                });
-            }
-        }
-    }
-}
-
-/// Adds hook, priority, policy and type of a base chain to its attributes.
-pub(crate) fn attached_to_hook(chain: &mut Attributes, table: Table, hook: Hook, priority: i32) -> &mut Attributes {
-    let chain = chain.nested(nfta::CHAIN_HOOK, |list| {
-        list.be32(nfta::HOOK_NUMBER, hook.number()).bytes(nfta::HOOK_PRIORITY, &priority.to_be_bytes())
-    });
-    chain.be32(nfta::CHAIN_POLICY, NF_ACCEPT).text(nfta::CHAIN_TYPE, chain_type(table, hook))
-}
-
-impl Display for NativeChange {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let table = self.table().name();
-        match self {
-            Self::DeleteTable(_) => write!(f, "delete table inet {table}"),
-            Self::Table(_) => write!(f, "create table inet {table}"),
-            Self::Set(scope) => write!(f, "inet {table} create set {}", set_name(*scope)),
-            Self::Element(ContainerElement { scope, cgroup, .. }) => {
-                write!(f, "inet {table} add control group {cgroup} to set {}", set_name(*scope))
-            }
-            Self::Chain { name, .. } => write!(f, "inet {table} create chain {name}"),
-            Self::Rule { chain, rule, .. } => write!(f, "inet {table} {chain} {rule}"),
-        }
-    }
+    live.keys().eq(desired.keys()) && live.values().zip(desired.values()).all(|(live, desired)| live.is(desired))
 }

@@ -1,15 +1,18 @@
-//! The rule format `nftables`: the same rules in detour's own tables `detour-raw`, `detour-mangle` and `detour-nat` of
-//! family `inet`, for kernels without `nft_compat` and for pods in their own user namespace. Tables and chains have
-//! the same names as in the format `iptables`.
+//! Native rules, in detour's own tables of family `inet`: the exclusions of every pod in `detour-exclusions`, and the
+//! redirection in the rule format `nftables` in `detour-raw`, `detour-mangle` and `detour-nat`. The latter is for kernels
+//! without `nft_compat` and for pods in their own user namespace; its chains have the same names as in the format
+//! `iptables`.
 //!
 //! * `rule`: the model of native rules, and their text as `nft` prints it
 //! * `set`: sets of numbers, the values of a condition
-//! * `translate`: iptables rules as native ones
-//! * `containers`: the rules of the table `detour-containers`, which exists in both rule formats
+//! * `translate`: the rules of a redirection as native ones
+//! * `exclusions`: the rules of the table `detour-exclusions`
 //! * `wire`, with `nft_set`: native rules as nf_tables expressions and sets, and back
-//! * `live`: the live state, and the changes to the desired state
+//! * `live`: the live tables
+//! * `changes`: the changes from the live to the desired tables
 
-mod containers;
+mod changes;
+mod exclusions;
 pub(super) mod live;
 mod nft_set;
 pub mod rule;
@@ -17,7 +20,21 @@ pub mod set;
 mod translate;
 mod wire;
 
-pub use containers::table as container_table;
-pub use live::{NativeChange, NativeLiveChain, NativeLiveTables, changes};
+pub(super) use changes::attached_to_hook;
+pub use changes::{NativeChange, changes};
+pub(crate) use exclusions::EXCLUSIONS;
+pub use live::{NativeLiveChain, NativeLiveTables};
 pub use rule::{NativeTables, text};
-pub use translate::{conditions, translate};
+pub use translate::conditions;
+
+use super::rule::Ruleset;
+use rule::NativeTable;
+
+/// Returns the native tables of a pod: its exclusions and, with `redirection`, its redirection in the rule format
+/// `nftables`.
+#[must_use]
+pub fn tables(ruleset: &Ruleset, redirection: bool) -> NativeTables {
+    let mut tables = if redirection { translate::redirection(ruleset) } else { NativeTables::new() };
+    tables.extend(ruleset.excluded.as_ref().map(|excluded| (NativeTable::Exclusions, exclusions::chains(excluded))));
+    tables
+}

@@ -2,7 +2,7 @@
 //! prints it without counters, which `nft -f` reads.
 
 use super::set::{Span, Spans};
-use crate::firewall::containers::{MAX_ELEMENTS, SCOPES, TABLE as CONTAINERS, set_name};
+use crate::firewall::containers::{MAX_ELEMENTS, SCOPES, TABLE as EXCLUSIONS, set_name};
 use crate::firewall::rule::{Family, Hook, Name, Table, Target};
 use crate::policy::ContainerScope;
 use std::collections::BTreeMap;
@@ -175,24 +175,29 @@ pub struct NativeChain {
 /// A native table of detour, in family `inet`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NativeTable {
-    /// The counterpart of an iptables table, in the rule format `nftables`.
+    /// The exclusions, in both rule formats. All its base chains come before those of other tables.
+    Exclusions,
+    /// The counterpart of an iptables table, for the redirection in the rule format `nftables`.
     Of(Table),
-    /// The table of excluded containers, in both rule formats. All its base chains come before those of other tables.
-    Containers,
+    /// The table of excluded containers in pods that an earlier version started. It is never desired, so that a change
+    /// of the rules deletes it.
+    Obsolete,
 }
 
 impl NativeTable {
     /// All native tables.
-    pub const ALL: [Self; 4] = [Self::Of(Table::Raw), Self::Of(Table::Mangle), Self::Of(Table::Nat), Self::Containers];
+    pub const ALL: [Self; 5] =
+        [Self::Exclusions, Self::Of(Table::Raw), Self::Of(Table::Mangle), Self::Of(Table::Nat), Self::Obsolete];
 
     /// Returns the name of the table.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Exclusions => EXCLUSIONS,
             Self::Of(Table::Raw) => "detour-raw",
             Self::Of(Table::Mangle) => "detour-mangle",
             Self::Of(Table::Nat) => "detour-nat",
-            Self::Containers => CONTAINERS,
+            Self::Obsolete => "detour-containers",
         }
     }
 
@@ -202,14 +207,18 @@ impl NativeTable {
         let own = match like {
             Table::Raw => -301,
             Table::Mangle => -150,
-            Table::Nat => -101,
+            Table::Nat => EXCLUSIONS_NAT_PRIORITY + 1,
         };
         match self {
             Self::Of(_) => own,
-            Self::Containers => own - 1,
+            Self::Exclusions | Self::Obsolete => own - 1,
         }
     }
 }
+
+/// The priority at which the exclusions fix the destination of a connection. A chain that translates destinations at
+/// this priority or a lower one can redirect excluded traffic.
+pub(crate) const EXCLUSIONS_NAT_PRIORITY: i32 = -102;
 
 /// The native tables of a pod, each with its chains by name.
 pub type NativeTables = BTreeMap<NativeTable, BTreeMap<Name, NativeChain>>;

@@ -1,24 +1,17 @@
 //! Translates iptables rules to native ones. Chains keep their names; a native chain covers both families, and lists
 //! become sets.
 //!
-//! Four rules are translated by effect, not literally:
+//! Two rules are translated by effect, not literally:
 //!
-//! * Excluded traffic is not accepted; instead, a NAT to its own destination (chain `DETOUR_DIRECT`) fixes it. An
-//!   `accept` ends one base chain only, whereas a connection with NAT is final for every table (`nf_nat_inet_fn`), so
-//!   the exclusion also works against other tools' redirections.
-//! * For the same reason, a query over lo that must be in no zone is put into zone 0, the default zone: the first
-//!   zone that is set is final (`nft_ct_set_zone_eval`, `xt_ct_target`).
 //! * Without a listener, TPROXY of xtables drops the packet, whereas native evaluation continues: a `drop` follows.
-//! * A mark is saved only on lo, where the proxy's marked packets arrive. A change replaces the tables, and a packet can
-//!   pass the old chains before it and the new ones after it. The old ones mark packets of any connection.
+//! * A mark is saved only on lo, where the proxy's marked packets arrive. During a change, a packet can pass old chains in
+//!   one table and new ones in the next one. The old ones mark packets of any connection.
 //!
 //! Rules with the same action that differ in one list are merged into one rule with a set, so that the number of rules
 //! does not grow with the lists. Merging changes the outcome for no packet.
 
-use super::containers::{self, DIRECT, NO_ZONE, interface};
 use super::rule::{BaseHook, Condition, Key, NativeAction, NativeChain, NativeRule, NativeTable, NativeTables};
 use super::set::{Span, Spans};
-use crate::firewall::exclusions::{self, OUTPUT as EXCLUSIONS};
 use crate::firewall::rule;
 use crate::firewall::rule::{CtState, Family, Hook, Match, Name, Ruleset, Table, TableRules, Target, protocol_number};
 use crate::firewall::subsequence::common_subsequence;
@@ -36,11 +29,10 @@ const MAX_COMPARED_PAIRS: usize = 250_000;
 /// keep the cost linear if no rules can be merged.
 const MAX_EXAMINED: usize = 64;
 
-/// Translates `ruleset` to native tables.
-#[must_use]
-pub fn translate(ruleset: &Ruleset) -> NativeTables {
+/// Translates the redirection of `ruleset` to native tables.
+pub(super) fn redirection(ruleset: &Ruleset) -> NativeTables {
     let both = Family::ALL.iter().all(|family| ruleset.tables.keys().any(|(other, _)| other == family));
-    let mut tables = containers::table(ruleset);
+    let mut tables = NativeTables::new();
     for table in Table::ALL {
         let of = |family| ruleset.tables.get(&(family, table));
         let families: Vec<(Family, &TableRules)> = Family::ALL.into_iter().filter_map(|f| Some((f, of(f)?))).collect();
@@ -56,7 +48,7 @@ fn chains<'a>(table: Table, families: &[(Family, &'a TableRules)], both: bool) -
     for hook in Hook::ALL {
         let name = hook.chain();
         let rules = |rules: &'a TableRules| rules.hooks.get(&hook).map(Vec::as_slice);
-        if let Some(rules) = merged(table, name, families, rules, true) {
+        if let Some(rules) = merged(families, rules, true) {
             chains.push((name.into(), NativeChain { hook: Some(BaseHook { like: table, hook }), rules }));
         }
     }
@@ -67,13 +59,10 @@ fn chains<'a>(table: Table, families: &[(Family, &'a TableRules)], both: bool) -
                     rules.chains.iter().find(|(n, _)| n == name).map(|(_, rules)| rules.as_slice())
                 };
                 // If the ruleset has one family only, its base chains admit no packet of the other one.
-                let rules = merged(table, name, families, rules, both).unwrap_or_default();
+                let rules = merged(families, rules, both).unwrap_or_default();
                 chains.push((name.clone(), NativeChain { hook: None, rules }));
             }
         }
-    }
-    if table == Table::Nat && chains.iter().any(|(name, _)| name == EXCLUSIONS) {
-        chains.push((DIRECT.into(), containers::direct()));
     }
     chains
 }
@@ -81,15 +70,11 @@ fn chains<'a>(table: Table, families: &[(Family, &'a TableRules)], both: bool) -
 /// Merges the rules of a chain of all families; `None` if no family has the chain. With `named`, the rules of a chain
 /// that only one family has are restricted to it.
 fn merged<'a>(
-    table: Table,
-    chain: &str,
     families: &[(Family, &'a TableRules)],
     rules: impl Fn(&'a TableRules) -> Option<&'a [rule::Rule]>,
     named: bool,
 ) -> Option<Vec<NativeRule>> {
-    let native = |family: Family, rules: &[rule::Rule]| {
-        condense(rules.iter().flat_map(|rule| native(rule, family, table, chain)))
-    };
+    let native = |family: Family, rules: &[rule::Rule]| condense(rules.iter().flat_map(|rule| native(rule, family)));
     let mut lists = families.iter().filter_map(|&(family, of)| Some((family, rules(of)?)));
     match (lists.next()?, lists.next()) {
         ((family, a), Some((_, b))) if a == b && !a.iter().any(has_address) => Some(native(family, a)),
@@ -123,12 +108,8 @@ fn zip(a: Vec<NativeRule>, family_of_a: Family, b: Vec<NativeRule>, family_of_b:
 }
 
 /// Translates a rule; TPROXY becomes two.
-fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> impl Iterator<Item = NativeRule> + use<> {
-    let action = match &rule.target {
-        Target::Accept if exclusions::has_chain(chain) && table == Table::Nat => NativeAction::Jump(DIRECT.into()),
-        Target::Accept if exclusions::has_chain(chain) && table == Table::Raw => NativeAction::Zone(NO_ZONE),
-        other => NativeAction::from(other),
-    };
+fn native(rule: &rule::Rule, family: Family) -> impl Iterator<Item = NativeRule> + use<> {
+    let action = NativeAction::from(&rule.target);
     let family_of_addresses = has_address(rule).then_some(family);
     let mut conditions = conditions(rule, family);
     if action == NativeAction::SaveMark {
@@ -188,7 +169,8 @@ fn span(ports: PortRange) -> Span {
     Span { first: ports.first.into(), last: ports.last.into() }
 }
 
-fn ports(range: PortRange) -> Spans {
+/// Returns the ports of a range.
+pub(super) fn ports(range: PortRange) -> Spans {
     Spans::of(range.first, range.last)
 }
 
@@ -196,7 +178,8 @@ fn ids(range: IdRange) -> Spans {
     Spans::of(range.first, range.last)
 }
 
-fn addresses(net: IpNet) -> Spans {
+/// Returns the addresses of a network.
+pub(super) fn addresses(net: IpNet) -> Spans {
     let number = |address| match address {
         IpAddr::V4(address) => u128::from(u32::from(address)),
         IpAddr::V6(address) => u128::from(address),
@@ -204,8 +187,21 @@ fn addresses(net: IpNet) -> Spans {
     Spans::of(number(net.network()), number(net.broadcast()))
 }
 
+/// Returns the span of an interface name; a name that ends in `+` is a prefix.
+pub(super) fn interface(name: &str) -> Spans {
+    let padded = |text: &str, with: u8| {
+        let mut bytes = [with; 16];
+        bytes.iter_mut().zip(text.bytes()).for_each(|(padding, byte)| *padding = byte);
+        u128::from_be_bytes(bytes)
+    };
+    match name.strip_suffix('+') {
+        Some(prefix) => Spans::of(padded(prefix, 0), padded(prefix, u8::MAX)),
+        None => Spans::one(padded(name, 0)),
+    }
+}
+
 /// Merges rules where that changes the outcome for no packet.
-fn condense(rules: impl IntoIterator<Item = NativeRule>) -> Vec<NativeRule> {
+pub(super) fn condense(rules: impl IntoIterator<Item = NativeRule>) -> Vec<NativeRule> {
     let mut out: Vec<NativeRule> = Vec::new();
     for rule in rules {
         let Some((mut at, differing)) = absorbing_rule(&rule, &out) else {

@@ -211,6 +211,7 @@ pub enum Verb {
     DelRule = 8,
     NewSet = 9,
     GetSet = 10,
+    DelSet = 11,
     NewSetElements = 12,
     GetSetElements = 13,
     DelSetElements = 14,

@@ -7,15 +7,14 @@
 use super::report::CountedUnit;
 use super::traffic::{Direction, traffic};
 use super::view::{INBOUND, OUTPUT, RuleView, TableView};
+use crate::firewall::Counter;
+use crate::firewall::native::EXCLUSIONS;
 use crate::firewall::native::rule::{Condition, Key, NativeAction};
 use crate::firewall::native::set::{Span, Spans};
-use crate::firewall::rule::{Family, Hook, Table, protocol_number};
-use crate::firewall::{Counter, QUERIES};
-use crate::policy::{Protocol, Redirect};
+use crate::firewall::rule::{Family, Hook, Table};
+use crate::policy::Redirect;
 use std::collections::BTreeMap;
 
-/// The chain of detour's exclusions.
-const EXCLUSIONS: &str = "DETOUR_OUTPUT";
 /// The chains that redirect to the sidecar.
 const TO_SIDECAR: [&str; 3] = ["ISTIO_REDIRECT", "ISTIO_IN_REDIRECT", "ISTIO_TPROXY"];
 /// The chain that sends the sidecar's connections to its own pod back to it.
@@ -201,7 +200,7 @@ impl Scan {
                     let Some((conditions, _)) = others else { continue };
                     (Cause::Setting("exclude_interfaces"), conditions)
                 }
-                Some(NativeAction::Jump(chain)) if chain.starts_with("ISTIO_") || chain == EXCLUSIONS => continue,
+                Some(NativeAction::Jump(chain)) if chain.starts_with("ISTIO_") => continue,
                 Some(
                     NativeAction::Drop | NativeAction::SetMark(_) | NativeAction::SaveMark | NativeAction::RestoreMark,
                 ) => continue,
@@ -213,19 +212,10 @@ impl Scan {
         }
     }
 
-    /// Scans the chains of detour's exclusions.
+    /// Scans the chain of detour's exclusions, except those of containers.
     fn exclusions(&mut self, table: &TableView, proxy: &ProxyIds) {
-        let all = table.chain(EXCLUSIONS).iter().map(|rule| (rule, rule.conditions.clone()));
-        // The jump to the chain of queries has these conditions.
-        let queries = table.chain(QUERIES).iter().map(|rule| (rule, [queries(), rule.conditions.clone()].concat()));
-        for (rule, conditions) in all.chain(queries) {
-            let exempts = match &rule.action {
-                Some(NativeAction::Accept) => true,
-                Some(NativeAction::Jump(chain)) => chain != QUERIES,
-                _ => false,
-            };
-            let others = proxy.without(&conditions);
-            if let Some((conditions, is_shared)) = others.filter(|_| exempts) {
+        for rule in table.chain(EXCLUSIONS).iter().filter(|rule| !rule.of_containers) {
+            if let Some((conditions, is_shared)) = proxy.without(&rule.conditions) {
                 let note = is_shared.then_some(WITH_PROXY);
                 self.add(table, Cause::Exclusion, Direction::Outbound, rule, conditions, note);
             }
@@ -349,13 +339,6 @@ impl Scan {
 
 fn rule_in(chain: &str, rule: &RuleView) -> String {
     format!("{chain} {}", rule.text)
-}
-
-/// Returns the conditions of queries over UDP and TCP.
-fn queries() -> Vec<Condition> {
-    let protocols = [Protocol::Udp, Protocol::Tcp].map(|protocol| Span::one(protocol_number(protocol).into()));
-    let of = |key, values| Condition { key, not: false, values };
-    vec![of(Key::Protocol, protocols.into_iter().collect()), of(Key::DestinationPort, Spans::one(53_u8))]
 }
 
 /// Returns the conditions without the values that do not bypass the sidecar, and whether any were removed. Returns

@@ -1,9 +1,8 @@
 //! Excluded containers: what requests them, whether they bypass the sidecar now, and the counters of their sets.
 
 use super::report::{Bypass, CountedUnit};
-use crate::firewall::native::NativeLiveChain;
-use crate::firewall::native::rule::{NativeAction, NativeTable};
-use crate::firewall::rule::Table;
+use crate::firewall::native::EXCLUSIONS;
+use crate::firewall::native::rule::{NativeRule, NativeTable};
 use crate::firewall::{ContainerElement, Counter, LiveRuleset};
 use crate::inspect::container_bypass::{end_text, scope_text};
 use crate::inspect::elements::{ElementLine, TABLE};
@@ -55,16 +54,14 @@ pub(super) fn bypasses(
 
 /// Returns what the rules of a set counted; `None` if they are missing.
 fn counter(live: &LiveRuleset, scope: ContainerScope) -> Option<Counter> {
-    let chains = live.native.get(&NativeTable::Containers)?;
-    let is_nat = |chain: &&NativeLiveChain| matches!(chain.hook, Ok(Some(base)) if base.like == Table::Nat);
-    let mut entries = chains.values().filter(is_nat).flat_map(|chain| chain.rules.iter().flatten());
-    let entry = entries.find(|rule| rule.cgroup.is_some_and(|cgroup| cgroup.set == scope))?;
-    let NativeAction::Goto(target) = &entry.action else { return None };
-    let add = |sum: Counter, one: &Counter| Counter {
+    let chain = live.native.get(&NativeTable::Exclusions)?.get(EXCLUSIONS)?;
+    let is_of_set = |rule: &NativeRule| rule.cgroup.is_some_and(|cgroup| cgroup.set == scope);
+    let counted = chain.rules.iter().zip(&chain.counters);
+    let counters = counted.filter(|(rule, _)| rule.as_ref().is_some_and(is_of_set)).map(|(_, counter)| *counter);
+    counters.reduce(|sum, one| Counter {
         packets: sum.packets.saturating_add(one.packets),
         bytes: sum.bytes.saturating_add(one.bytes),
-    };
-    Some(chains.get(target.as_ref())?.counters.iter().fold(Counter::default(), add))
+    })
 }
 
 fn foreign(elements: &[ContainerElement], policy: Option<&Policy>) -> Vec<Bypass> {

@@ -293,7 +293,7 @@ impl PodFindings<'_> {
         let more = lines.len().saturating_sub(MAX_DRIFT);
         lines.truncate(MAX_DRIFT);
         if more + omitted > 0 && self.report.as_asked == Some(false) {
-            lines.push(format!("{} more differences; see detour rules", more + omitted));
+            lines.push(format!("and {} more; see detour rules", more + omitted));
         }
         lines
     }

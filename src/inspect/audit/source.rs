@@ -121,12 +121,8 @@ fn overlaps(exclusion: &Exclusion, conditions: &[Condition]) -> bool {
         (None, _) => true,
     };
     let ports = match values(Key::DestinationPort) {
-        // A rule for DNS over lo checks the port even if the exclusion does not.
-        Some(values) if !exclusion.ports.is_empty() => {
-            exclusion.ports.iter().any(|range| meets(values, range.first.into(), range.last.into()))
-        }
         None => exclusion.ports.is_empty(),
-        Some(_) => true,
+        Some(values) => exclusion.ports.iter().any(|range| meets(values, range.first.into(), range.last.into())),
     };
     let destination =
         match (exclusion.destination, values(Key::Destination(Family::Ip)), values(Key::Destination(Family::Ip6))) {

@@ -19,6 +19,8 @@ pub(super) struct RuleView {
     pub family: Option<Family>,
     /// Its conditions; empty if the rule is not understood.
     pub conditions: Vec<Condition>,
+    /// Whether it also requires an excluded container.
+    pub of_containers: bool,
     /// Its action; `None` if the rule is not understood.
     pub action: Option<NativeAction>,
     pub counter: Counter,
@@ -32,7 +34,8 @@ impl RuleView {
             Ok(rule) => (conditions(rule, family), Some(NativeAction::from(&rule.target))),
             Err(_) => (Vec::new(), None),
         };
-        Self { family: Some(family), conditions, action, counter: live.counter, text: live.to_string() }
+        let (counter, text) = (live.counter, live.to_string());
+        Self { family: Some(family), conditions, of_containers: false, action, counter, text }
     }
 
     /// Returns the chain that the rule jumps to.
@@ -88,7 +91,8 @@ pub(super) fn tables(live: &LiveRuleset) -> Vec<TableView> {
     });
     let counterpart = |(table, chains)| match table {
         &NativeTable::Of(table) => Some((table, chains)),
-        NativeTable::Containers => None,
+        NativeTable::Exclusions => Some((Table::Nat, chains)),
+        NativeTable::Obsolete => None,
     };
     let native = live.native.iter().filter_map(counterpart).map(|(table, chains)| TableView {
         table,
@@ -99,6 +103,7 @@ pub(super) fn tables(live: &LiveRuleset) -> Vec<TableView> {
                     Some(rule) => RuleView {
                         family: rule.family,
                         conditions: rule.conditions.clone(),
+                        of_containers: rule.cgroup.is_some(),
                         action: Some(rule.action.clone()),
                         counter: *counter,
                         text: rule.to_string(),
@@ -106,6 +111,7 @@ pub(super) fn tables(live: &LiveRuleset) -> Vec<TableView> {
                     None => RuleView {
                         family: None,
                         conditions: Vec::new(),
+                        of_containers: false,
                         action: None,
                         counter: *counter,
                         text: "(a foreign rule)".to_owned(),

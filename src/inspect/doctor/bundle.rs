@@ -48,7 +48,7 @@ impl Examination {
             files.push(("rules.json".to_owned(), redactor.report(report)));
             files.push(("rules.txt".to_owned(), redactor.text(table.as_str())));
             if let Some(asked) = &live.desired {
-                let nft = native::text(&native::translate(&asked.rules));
+                let nft = native::text(&asked.dialect.native(&asked.rules));
                 files.push(("asked.iptables".to_owned(), redactor.text(&restore_text(&asked.rules))));
                 files.push(("asked.nft".to_owned(), redactor.text(&nft)));
             }

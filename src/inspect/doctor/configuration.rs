@@ -1,10 +1,11 @@
 //! Checks of the configuration with which runtimes or Multus call the plugin, and of the node configuration.
 
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
-use crate::cni::{Error, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, configuration};
+use crate::cni::{Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, is_identifier};
 use crate::host_path::HostPath;
-use crate::plugin::{node, validate};
-use crate::trusted_file::read_nofollow;
+use crate::inspect::validate::is_program;
+use crate::plugin::{TargetNode, node, validate};
+use crate::trusted_file::{names_in, read_nofollow};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
@@ -39,6 +40,15 @@ pub(super) struct Configured {
     /// The whole file. A plugin list can have several configurations.
     pub(super) text: String,
     pub(super) conf: NetConf,
+    /// Whether it is an entry of a plugin list.
+    pub(super) is_listed: bool,
+}
+
+impl Configured {
+    /// Whether `place` is its file or its directory.
+    pub(super) fn is_in(&self, place: &HostPath) -> bool {
+        self.path == *place || self.path.parent() == *place
+    }
 }
 
 /// A configuration file that runtimes read.
@@ -46,6 +56,8 @@ pub(super) struct RuntimeFile {
     pub(super) path: HostPath,
     text: String,
     pub(super) json: Result<Value, String>,
+    /// The types of the plugins that runtimes add to the list from the files in the directory of its name.
+    beside: Vec<String>,
 }
 
 impl RuntimeFile {
@@ -55,11 +67,12 @@ impl RuntimeFile {
     }
 
     fn types(&self) -> Vec<&str> {
-        self.plugins().iter().filter_map(|plugin| plugin["type"].as_str()).collect()
+        let own = self.plugins().into_iter().filter_map(|plugin| plugin["type"].as_str());
+        own.chain(self.beside.iter().map(String::as_str)).collect()
     }
 
     fn is_ours(&self) -> bool {
-        self.types().iter().any(|kind| OWN_TYPES.contains(kind))
+        self.plugins().iter().any(|plugin| plugin["type"].as_str().is_some_and(|kind| OWN_TYPES.contains(&kind)))
     }
 
     /// Returns the text of each configuration of this plugin in the file. In a plugin list with entries of `types`,
@@ -112,8 +125,11 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
         let path = &file.path;
         for text in file.configurations(target.installation.listed_types.get(path)) {
             let effective = effective(target, path.as_path(), &text);
-            match effective.and_then(|conf| accepted(&conf).map(|()| conf)) {
-                Ok(conf) => valid.push(Configured { path: path.clone(), text: file.text.clone(), conf }),
+            match effective.and_then(|conf| accepted(target, &conf).map(|()| conf)) {
+                Ok(conf) => {
+                    let is_listed = file.json.as_ref().is_ok_and(|json| json["plugins"].is_array());
+                    valid.push(Configured { path: path.clone(), text: file.text.clone(), conf, is_listed });
+                }
                 Err(error) => wrong.push(error.to_string()),
             }
         }
@@ -136,9 +152,16 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
     valid
 }
 
-/// Checks what an ADD would refuse. The log file is no reason for a refusal; executables have their own check.
-fn accepted(conf: &NetConf) -> Result<(), Error> {
-    validate(&NetConf { log_file: None, ..conf.clone() }, &|_| Some(true)).map(drop)
+/// Checks what an ADD would refuse. The log file is no reason for a refusal.
+fn accepted(target: &CheckTarget, conf: &NetConf) -> Result<(), Error> {
+    let groups = target.reach_named(GROUP_FILE.as_ref()).ok().filter(|path| path.is_file());
+    let is_installed = |conf: &NetConf, kind: &str| {
+        let own = conf.kubernetes.cni_bin_dir.as_ref().map(|directory| target.reach_named(directory));
+        let directories = target.bin_dirs.iter().map(|directory| target.reach(directory)).chain(own);
+        is_program(directories.map(Result::unwrap_or_default), kind)
+    };
+    let node = TargetNode { is_installed: &is_installed, group_file: groups.as_deref(), may_name_source: false };
+    validate(&NetConf { log_file: None, ..conf.clone() }, node).map(drop)
 }
 
 fn described(configured: &Configured) -> String {
@@ -230,7 +253,7 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
 pub(super) fn files(target: &CheckTarget, conf: &HostPath) -> Result<Vec<RuntimeFile>, String> {
     let reached = target.reach(conf).map_err(|why| why.to_string())?;
     if reached.is_file() {
-        return Ok(vec![read(conf.clone(), &reached)]);
+        return Ok(vec![read(target, conf.clone(), &reached)]);
     }
     let entries = fs::read_dir(&reached).map_err(|why| why.to_string())?;
     let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -239,7 +262,7 @@ pub(super) fn files(target: &CheckTarget, conf: &HostPath) -> Result<Vec<Runtime
     let file = |name: &String| {
         let path = conf.join(name);
         let reached = target.reach(&path).map_err(|why| format!("{path}: {why}"))?;
-        Ok(read(path, &reached))
+        Ok(read(target, path, &reached))
     };
     names.iter().map(file).collect()
 }
@@ -250,7 +273,7 @@ fn files_in(target: &CheckTarget, directory: &HostPath) -> Vec<RuntimeFile> {
 }
 
 /// Reads a file. Runtimes skip a file that can't be read, or is not JSON.
-fn read(path: HostPath, reached: &Path) -> RuntimeFile {
+fn read(target: &CheckTarget, path: HostPath, reached: &Path) -> RuntimeFile {
     let (text, json) = match read_nofollow(reached, MAX_FILE) {
         Err(why) => (String::new(), Err(format!("can't read the file: {why}"))),
         Ok(bytes) => {
@@ -259,7 +282,27 @@ fn read(path: HostPath, reached: &Path) -> RuntimeFile {
             (text, json)
         }
     };
-    RuntimeFile { path, text, json }
+    let name = json.as_ref().ok().filter(|_| path.name().ends_with(".conflist")).and_then(directory);
+    let beside = name.map(|name| types_in(target, &path.parent().join(&name))).unwrap_or_default();
+    RuntimeFile { path, text, json, beside }
+}
+
+/// Returns the name of the directory beside a plugin list whose files are further plugins of it (libcni 1.3,
+/// `NetworkPluginConfsFromFiles`).
+fn directory(list: &Value) -> Option<String> {
+    let name = list["name"].as_str().filter(|name| is_identifier(name) && list["loadOnlyInlinedPlugins"] != true);
+    name.map(str::to_owned)
+}
+
+/// Returns the types of the plugins in the files of a directory, in the order of their names.
+fn types_in(target: &CheckTarget, directory: &HostPath) -> Vec<String> {
+    let names = target.reach(directory).and_then(|reached| names_in(&reached)).unwrap_or_default();
+    let plugin = |name: &String| {
+        let reached = target.reach(&directory.join(name)).ok()?;
+        let plugin: Value = serde_json::from_slice(&read_nofollow(&reached, MAX_FILE).ok()?).ok()?;
+        plugin["type"].as_str().map(str::to_owned)
+    };
+    names.iter().filter(|name| name.ends_with(".conf")).filter_map(plugin).collect()
 }
 
 pub(super) const NODE_CONFIGURATION_VALID: Check =
@@ -290,14 +333,8 @@ fn read_node_configuration(target: &CheckTarget) -> Result<Option<(NodeConf, Vec
 /// Returns the effective configuration of an attachment on this node.
 ///
 /// # Errors
-/// As [`configuration`].
+/// As [`node::effective`].
 pub(super) fn effective(target: &CheckTarget, place: &Path, text: &str) -> Result<NetConf, Error> {
-    let govern = || {
-        let (node, _) = read_node_configuration(target).ok()??;
-        let value = serde_json::from_str(text).ok()?;
-        // The node configuration does not apply to the runtime's configuration of a primary plugin.
-        let (value, _) = node.govern_all(&value, &|kind| OWN_TYPES.contains(&kind)).ok()??;
-        Some(value.to_string())
-    };
-    configuration(place, govern().as_deref().unwrap_or(text).as_bytes())
+    let node = read_node_configuration(target).ok().flatten().map(|(node, _)| node);
+    node::effective(node.as_ref(), place, text)
 }

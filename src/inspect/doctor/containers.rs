@@ -93,7 +93,7 @@ impl PodSubject<'_> {
     fn ignored(&self) -> Option<CheckVerdict> {
         let warnings = self.notes.iter().filter_map(|note| note.strip_prefix("warning: "));
         let note = warnings.into_iter().find(|note| note.contains(EXCLUDE_CONTAINERS))?;
-        let next = match note.contains("no block container-exclude") {
+        let next = match note.contains("has no container-exclude") {
             true => {
                 "add {\"type\": \"container-exclude\"} to the sub-plugin chain of the configuration, and delete the pod"
             }

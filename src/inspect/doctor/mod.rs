@@ -52,6 +52,7 @@ use crate::state::{ROOT, Store};
 use configuration::Configured;
 use containers::PodSubject;
 use listeners::Listener;
+use pod::Attachment;
 use report::Results;
 use rules::PodNetns;
 use std::path::PathBuf;
@@ -135,7 +136,7 @@ pub(super) fn node_setup(target: &CheckTarget) -> NodeSetup {
     let mut results = Results::default();
     let found = configuration::examine(target, &mut results);
     let kubeconfig = credentials::examine_kubeconfig(target, foremost(&found), &mut results);
-    let applied = found.into_iter().map(|Configured { path, text, conf }| {
+    let applied = found.into_iter().map(|Configured { path, text, conf, .. }| {
         let parsed = AppliedConf::parse(path.as_path(), text.as_bytes());
         let as_attachment = parsed.is_ok_and(|applied| applied.as_attachment);
         AppliedConf { as_attachment, ..AppliedConf::from(conf) }
@@ -228,9 +229,9 @@ fn check_references(
     // A primary plugin adds the pod's networks itself, and fails as a whole if one of them is missing.
     let is_primary = conf.as_ref().is_some_and(|conf| conf.primary.is_some());
     let needed = if is_primary { &led } else { &configured[..] };
-    seen.explained = pod::examine(facts.as_ref(), conf.as_ref(), cluster, needed, results);
-    let followed = [&led[..], &[&pod::DECISION]].concat();
-    pod::attached(target, &ours, &seen.configurations, &followed, results);
+    let attachment = Attachment::of(target, &ours, &seen.configurations);
+    seen.explained = pod::examine(facts.as_ref(), conf.as_ref(), cluster, (&attachment, needed), results);
+    attachment.add(&led, results);
     (facts, conf)
 }
 

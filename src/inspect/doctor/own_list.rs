@@ -4,6 +4,7 @@
 use super::configuration::{self, CILIUM, RuntimeFile, WRITE_OWN_LIST};
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, OwnList, Results};
 use crate::host_path::HostPath;
+use crate::trusted_file;
 use serde_json::{Value, json};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -58,6 +59,13 @@ fn verdict(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &Own
             ),
         };
     };
+    let untrusted = target.reach(&original.path).ok().and_then(|reached| trusted_file::check(&reached).err());
+    if let Some(error) = untrusted.filter(|error| !error.is_not_found()) {
+        return CheckVerdict::fail(
+            format!("{path} is a copy of {source}, which another user can change: {}", error.below(&target.mount)),
+            "correct the owner or the mode; until then, the agent does not copy changes of that list",
+        );
+    }
     match (contents(own, kind), contents(original, kind)) {
         (_, Err(why)) => CheckVerdict::fail(
             format!("{path} is a copy of {source}, which is invalid now: {why}"),

@@ -184,53 +184,88 @@ fn directory(target: &CheckTarget, conf: Option<&NetConf>) -> Result<PathBuf, St
     Ok(if reached.is_file() { reached.parent().map(Path::to_owned).unwrap_or_default() } else { reached })
 }
 
-/// Checks whether the plugin runs for the pod.
-pub(super) fn attached(
-    target: &CheckTarget,
-    ours: &[NetConf],
-    all: &[Configured],
-    needed: &[&Check],
-    results: &mut Results,
-) {
-    results.after(needed, &ATTACHED, || {
-        let primary = all.iter().find(|configured| configured.conf.primary.is_some());
-        if let Some(primary) = primary {
-            return CheckVerdict::pass(format!("as the primary plugin, for every pod ({})", primary.path.name()));
+/// Why the plugin runs for a pod.
+pub(super) enum Attachment {
+    /// It runs for every pod of the node.
+    EveryPod(String),
+    /// The pod selects networks of the plugin.
+    Selected(String),
+    /// It does not run for the pod, and what to do about it.
+    Missing(String),
+}
+
+impl Attachment {
+    /// Finds out whether the plugin runs for the pod. `ours` are the plugin's configurations that the pod selects, and
+    /// `all` are those on the node.
+    pub(super) fn of(target: &CheckTarget, ours: &[NetConf], all: &[Configured]) -> Self {
+        if let Some(primary) = all.iter().find(|configured| configured.conf.primary.is_some()) {
+            return Self::EveryPod(format!("as the primary plugin, for every pod ({})", primary.path.name()));
         }
-        if target.chained {
-            return CheckVerdict::pass("as part of the cluster network's plugin list, for every pod");
+        // Multus can find a plugin list by its name, too.
+        let is_listed = |configured: &Configured| configured.is_listed && configured.is_in(&target.conf);
+        if target.chained && all.iter().any(is_listed) {
+            return Self::EveryPod("as part of the cluster network's plugin list, for every pod".to_owned());
         }
         if !ours.is_empty() {
-            return CheckVerdict::pass(ours.iter().map(|conf| conf.name.as_str()).collect::<Vec<_>>().join(", "));
+            return Self::Selected(ours.iter().map(|conf| conf.name.as_str()).collect::<Vec<_>>().join(", "));
         }
         let network = all.first().map_or(USUAL, |configured| configured.conf.name.as_str());
-        CheckVerdict::fail(
-            "the pod's annotation names no network of this plugin",
-            format!(
-                "add the annotation k8s.v1.cni.cncf.io/networks: default/{network} to the pod template, or to the sidecar \
-                 injector's template for all pods (manifests/samples)"
-            ),
-        )
-    });
+        let mut next = format!(
+            "add the annotation k8s.v1.cni.cncf.io/networks: default/{network} to the pod template, or to the sidecar \
+             injector's template for all pods (manifests/samples)"
+        );
+        if target.chained {
+            next += "; without Multus, run detour install --chained=true";
+        }
+        Self::Missing(next)
+    }
+
+    /// Adds the result. A pod that is not redirected anyway needs no plugin.
+    pub(super) fn add(self, needed: &[&Check], results: &mut Results) {
+        let failed = || results.has_failed(&DECISION).then(|| format!("because {} failed", DECISION.id));
+        let verdict = match (results.obstacle(needed).or_else(failed), self) {
+            (Some(why), _) => CheckVerdict::not_checked(why),
+            (None, Self::EveryPod(found) | Self::Selected(found)) => CheckVerdict::pass(found),
+            (None, Self::Missing(next)) => {
+                CheckVerdict::fail("the pod's annotation names no network of this plugin", next)
+            }
+        };
+        results.add(&ATTACHED, verdict);
+    }
+
+    /// Returns why no ADD decides about the pod; `None` if one may.
+    fn obstacle(&self, results: &Results) -> Option<String> {
+        let Self::Missing(_) = self else { return None };
+        let needed = [&ANNOTATION, &DEFINITION, &LEADS];
+        let failed = match needed.into_iter().find(|check| results.has_failed(check)) {
+            None if results.obstacle(&needed).is_some() => return None,
+            failed => failed.unwrap_or(&ATTACHED),
+        };
+        Some(format!("because {} failed", failed.id))
+    }
 }
 
 pub(super) const DECISION: Check =
     Check::of(CheckGroup::Pod, "redirected", "the pod's traffic is redirected to its sidecar");
 const PROXY_UID: Check = Check::of(CheckGroup::Pod, "proxy-uid", "the proxy's UID is in the namespace's range");
 
-/// Checks the decision that an ADD would make. Returns the explanation.
+/// Checks the decision that an ADD would make, if the plugin runs for the pod. Returns the explanation.
 pub(super) fn examine(
     facts: Option<&Facts>,
     conf: Option<&NetConf>,
     cluster: Option<&dyn Cluster>,
-    needed: &[&Check],
+    (attachment, needed): (&Attachment, &[&Check]),
     results: &mut Results,
 ) -> Option<Explained> {
     let subject = facts.zip(conf).map(|(facts, conf)| Subject::of(conf.clone(), facts.clone(), cluster));
     let explained = subject.as_ref().map(|subject| explain(subject.as_ref().map_err(Error::clone)?));
     let subject = subject.and_then(Result::ok);
+    let obstacle = attachment.obstacle(results);
     results.after(needed, &DECISION, || match (&subject, &explained) {
-        (Some(subject), Some(Ok(explained))) => decision(subject, explained),
+        (Some(subject), Some(Ok(explained))) => match (decision(subject, explained), obstacle) {
+            (CheckVerdict::Pass(_), Some(why)) => CheckVerdict::not_checked(why),
+            (verdict, _) => verdict,
+        },
         (_, Some(Err(error))) => {
             CheckVerdict::fail(error.to_string(), "correct it; until then, the ADD of this pod fails")
         }

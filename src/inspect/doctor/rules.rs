@@ -66,8 +66,11 @@ fn equal(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
     match report.as_asked.map(|as_asked| as_asked || only_absent) {
         Some(true) => {
             let own = report.rules.iter().filter(|line| line.mark == Mark::Fine).count();
-            let dialect = report.dialect.unwrap_or_default();
-            CheckVerdict::pass(format!("{own} rules in dialect {dialect}, for {}", report.attachments.join(", ")))
+            let what = match report.dialect {
+                Some(dialect) => format!("{own} rules, the redirection in dialect {dialect}"),
+                None => format!("{own} rules"),
+            };
+            CheckVerdict::pass(format!("{what}, for {}", report.attachments.join(", ")))
         }
         Some(false) => {
             let named: Vec<String> = wrong.iter().take(NAMED).map(|line| line.described()).collect();

@@ -359,7 +359,7 @@ impl NetworkReport {
                 true => own.decision(),
                 false => "no istio-redirect in its sub-plugin chain".to_owned(),
             }),
-            exclusions: own.map_or(0, |own| own.policy().exclusions_in_effect().len() + own.policy().containers.len()),
+            exclusions: own.map_or(0, |own| own.policy().exclusion_count()),
         }
     }
 

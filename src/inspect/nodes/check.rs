@@ -268,6 +268,8 @@ mod tests {
             NodeResult::Unhealthy
         );
         assert_eq!(agent(true, Err("why")).reason.as_deref(), Some("why"));
+        let failed_command = agent(true, Ok(r#"{"error": "--root /host: expected a directory", "exit_code": 2}"#));
+        assert_eq!(failed_command.reason.as_deref(), Some("--root /host: expected a directory"));
         let garbage = agent(true, Ok("\u{1b}[2J"));
         assert!(garbage.reason.expect("why").starts_with("expected a report, got \"detour: x\\u{1b}[2J\" ("));
         let two = NodesCheck::of(vec![agent(true, Ok(healthy)), agent(true, Err("why"))]);

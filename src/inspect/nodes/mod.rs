@@ -17,9 +17,19 @@ const MAX_TEXT: usize = 4 << 10;
 /// The limit for each list of an agent's report: a node has at most 256 pods by default (kubelet, `maxPods`: 110).
 const MAX_ITEMS: usize = 2000;
 
+/// What a command prints in place of its report.
+#[derive(Deserialize)]
+struct FailedCommand {
+    #[serde(deserialize_with = "short")]
+    error: String,
+}
+
 /// Parses an agent's report.
 fn parse<T: DeserializeOwned>(stdout: &[u8], stderr: &[u8]) -> Result<T, String> {
     serde_json::from_slice(stdout).map_err(|error| {
+        if let Ok(FailedCommand { error }) = serde_json::from_slice(stdout) {
+            return error;
+        }
         let text = [stderr, stdout].map(String::from_utf8_lossy).concat();
         let shown = crate::printable::cut(text.trim(), MAX_SHOWN).into_owned();
         format!("expected a report, got {shown:?} ({error})")

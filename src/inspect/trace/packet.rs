@@ -135,8 +135,9 @@ impl SenderArgument {
         };
         let failed = |why: String| Error::new(Code::InvalidConfig, format!("from: container {name:?}: {why}"));
         let Some(pod) = pod else {
-            let msg =
-                || failed(format!("unknown pod; add -f FILE or -n NAMESPACE POD, or use container={name},uid=UID"));
+            let msg = || {
+                failed(format!("unknown pod; use container={name},uid=UID, or select the pod: --live -n NAMESPACE POD"))
+            };
             return Ok(Sender::Process { uid: uid.ok_or_else(msg)?, gid, set: None });
         };
         let names: Vec<&str> = pod.all_containers().map(|container| container.name.as_str()).collect();
@@ -169,7 +170,7 @@ impl FromStr for Destination {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let parse = || {
-            let (address, protocol) = text.rsplit_once('/').unwrap_or((text, "tcp"));
+            let (address, protocol) = text.rsplit_once('/')?;
             let protocol = match protocol {
                 "tcp" => Protocol::Tcp,
                 "udp" => Protocol::Udp,
@@ -433,8 +434,8 @@ mod tests {
         }
         let to = |text: &str| text.parse::<Destination>().expect(text);
         assert_eq!(to("10.0.0.10:53/udp").protocol, Protocol::Udp);
-        assert_eq!(to("[fd00::1]:443").address, "[fd00::1]:443".parse().expect("an address"));
-        for wrong in ["10.0.0.10", "10.0.0.10:53/sctp", "fd00::1:443/tcp", ":80/tcp"] {
+        assert_eq!(to("[fd00::1]:443/tcp").address, "[fd00::1]:443".parse().expect("an address"));
+        for wrong in ["10.0.0.10", "10.0.0.10:53", "10.0.0.10:53/sctp", "fd00::1:443/tcp", ":80/tcp"] {
             assert!(wrong.parse::<Destination>().is_err(), "{wrong}");
         }
     }
@@ -444,9 +445,9 @@ mod tests {
         let own: [IpAddr; 1] = ["10.0.0.2".parse().expect("v4")];
         let from = Sender::Process { uid: 1, gid: None, set: None };
         let link = |to: &str| Packet::first(from, to.parse().expect(to), &own, "eth0").out_interface;
-        assert_eq!(link("10.0.0.2:1").as_deref(), Some("lo"));
-        assert_eq!(link("127.8.0.1:1").as_deref(), Some("lo"));
-        assert_eq!(link("[::1]:1").as_deref(), Some("lo"));
-        assert_eq!(link("10.0.0.3:1").as_deref(), Some("eth0"));
+        assert_eq!(link("10.0.0.2:1/tcp").as_deref(), Some("lo"));
+        assert_eq!(link("127.8.0.1:1/tcp").as_deref(), Some("lo"));
+        assert_eq!(link("[::1]:1/tcp").as_deref(), Some("lo"));
+        assert_eq!(link("10.0.0.3:1/tcp").as_deref(), Some("eth0"));
     }
 }

@@ -46,7 +46,7 @@ pub struct Trace {
 /// A rule and its position.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RulePlace {
-    /// `raw`, `mangle` or `nat`, with prefix `detour-` for nftables; `detour-containers`.
+    /// `raw`, `mangle` or `nat`, with prefix `detour-` for nftables; `detour-exclusions`.
     pub table: &'static str,
     /// The netfilter chain.
     pub chain: String,
@@ -91,14 +91,19 @@ pub fn trace(book: &Rulebook, from: Sender, to: Destination, pod_addresses: &[Ip
     }
 }
 
-/// Returns the rule that redirected or dropped the packet, or else the last rule that ended its evaluation in a table.
+/// Returns the rule that redirected, dropped or excluded the packet, or else the last rule that ended its evaluation in a
+/// table.
 fn decisive_rule(hops: &[Hop], end: End) -> Option<RulePlace> {
-    let decides = |hop: &&Hop| match end {
+    let last = |effect: HopEffect| hops.iter().rposition(|hop| hop.effect == effect);
+    let hop = match end {
         // A packet that is accepted in raw still passes nat.
-        End::Continue | End::Direct => hop.effect == HopEffect::Accepted && !hop.table.ends_with(Table::Raw.name()),
-        End::Dropped | End::Redirected(_) | End::Tproxied(_) => hop.effect == HopEffect::Diverted,
+        End::Continue => {
+            hops.iter().rfind(|hop| hop.effect == HopEffect::Accepted && !hop.table.ends_with(Table::Raw.name()))?
+        }
+        // The rule that selected the packet for the chain that fixes its destination.
+        End::Direct => &hops[last(HopEffect::Fixed)?.saturating_sub(1)],
+        End::Dropped | End::Redirected(_) | End::Tproxied(_) => &hops[last(HopEffect::Diverted)?],
     };
-    let hop = hops.iter().rfind(decides)?;
     Some(RulePlace { table: hop.table, chain: hop.chain.clone(), rule: hop.rule.clone() })
 }
 
@@ -158,7 +163,7 @@ impl TextReport for Trace {
 /// A rule that the packet matched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Hop {
-    /// `raw`, `mangle` or `nat`, with prefix `detour-` for nftables; `detour-containers`.
+    /// `raw`, `mangle` or `nat`, with prefix `detour-` for nftables; `detour-exclusions`.
     pub table: &'static str,
     /// `OUTPUT` or `PREROUTING`: the hook at which the packet entered the table.
     pub hook: &'static str,
@@ -179,6 +184,8 @@ enum HopEffect {
     None,
     /// The evaluation of the table or the chain ends, and the destination stays the same.
     Accepted,
+    /// The destination can't change any more.
+    Fixed,
     /// The packet is dropped, or arrives elsewhere.
     Diverted,
 }
@@ -248,7 +255,7 @@ impl Walk<'_> {
     fn tables(&mut self, tables: &[Table], hook: Hook) -> End {
         let family = self.packet.family();
         let listings = tables.iter().flat_map(|table| {
-            let native = [NativeTable::Containers, NativeTable::Of(*table)].map(TableListing::Native);
+            let native = [NativeTable::Exclusions, NativeTable::Of(*table)].map(TableListing::Native);
             native.into_iter().chain([TableListing::Iptables(*table, family)]).map(move |listing| (*table, listing))
         });
         for (like, table) in listings {
@@ -314,7 +321,8 @@ impl Walk<'_> {
         let (then, verdict) = self.packet.apply(action);
         let effect = match verdict {
             RuleEffect::Continue | RuleEffect::Jump(_) | RuleEffect::Goto(_) => HopEffect::None,
-            RuleEffect::Return | RuleEffect::End(End::Continue | End::Direct) => HopEffect::Accepted,
+            RuleEffect::Return | RuleEffect::End(End::Continue) => HopEffect::Accepted,
+            RuleEffect::End(End::Direct) => HopEffect::Fixed,
             RuleEffect::End(End::Dropped | End::Redirected(_) | End::Tproxied(_)) => HopEffect::Diverted,
         };
         let (chain, rule) = (chain.to_owned(), rule.text.clone());
@@ -360,6 +368,7 @@ impl Packet {
 mod tests {
     use super::super::packet::SenderArgument;
     use super::*;
+    use crate::firewall::RuleFormat;
     use crate::policy::{
         DnsCapture, Exclusion, IdRange, Interception, InterceptionMode, Policy, PortRange, Redirect, TrafficOwner,
     };
@@ -369,10 +378,13 @@ mod tests {
     }
 
     fn arrives(policy: &Policy, from: &str, to: &str) -> String {
-        let book = Rulebook::of_policy(policy);
         let own: [IpAddr; 2] = ["10.0.0.2".parse().expect("v4"), "fd00::2".parse().expect("v6")];
-        let trace = trace(&book, sender(from), to.parse().expect(to), &own, "eth0");
-        trace.arrives_at
+        let [iptables, native] = [RuleFormat::Iptables, RuleFormat::Nftables].map(|format| {
+            let book = Rulebook::of_policy(policy, format);
+            trace(&book, sender(from), to.parse().expect(to), &own, "eth0").arrives_at
+        });
+        assert_eq!(iptables, native, "{from} to {to}");
+        iptables
     }
 
     fn on(redirect: Redirect) -> Policy {
@@ -427,18 +439,25 @@ mod tests {
         };
         let mut policy = on(Redirect { dns: DnsCapture::All, ..Redirect::default() });
         policy.exclusions.insert(excluded);
-        let book = Rulebook::of_policy(&policy);
-        let traced = |from: &str| {
-            let to = "10.96.0.10:53/udp".parse().expect("a destination");
-            trace(&book, sender(from), to, &[], "eth0")
-        };
-        let (exempt, captured) = (traced("uid=7"), traced("uid=8"));
-        assert_eq!((exempt.arrives_at.as_str(), exempt.zone), ("direct", 1));
-        assert_eq!(exempt.decided_by.expect("a rule").chain, "DETOUR_OUTPUT");
-        assert_eq!((captured.arrives_at.as_str(), captured.zone), ("sidecar:15053", 2));
-        let place = captured.decided_by.expect("a rule");
-        assert_eq!((place.table, place.chain.as_str()), ("nat", "ISTIO_OUTPUT_DNS"));
-        assert_eq!(place.rule, "-p udp -m udp --dport 53 -j REDIRECT --to-ports 15053");
+        let formats = [
+            (RuleFormat::Iptables, "nat", "-p udp -m udp --dport 53 -j REDIRECT --to-ports 15053"),
+            (RuleFormat::Nftables, "detour-nat", "meta l4proto { tcp, udp } th dport 53 counter redirect to :15053"),
+        ];
+        for (format, table, rule) in formats {
+            let book = Rulebook::of_policy(&policy, format);
+            let traced = |from: &str| {
+                let to = "10.96.0.10:53/udp".parse().expect("a destination");
+                trace(&book, sender(from), to, &[], "eth0")
+            };
+            let (excluded, captured) = (traced("uid=7"), traced("uid=8"));
+            assert_eq!((excluded.arrives_at.as_str(), excluded.zone), ("direct", 1));
+            let place = excluded.decided_by.expect("a rule");
+            assert_eq!((place.table, place.chain.as_str()), ("detour-exclusions", "DETOUR_OUTPUT"));
+            assert!(place.rule.ends_with("meta skuid 7 counter goto DETOUR_DIRECT"), "{place:?}");
+            assert_eq!((captured.arrives_at.as_str(), captured.zone), ("sidecar:15053", 2));
+            let place = captured.decided_by.expect("a rule");
+            assert_eq!((place.table, place.chain.as_str(), place.rule.as_str()), (table, "ISTIO_OUTPUT_DNS", rule));
+        }
     }
 
     #[test]

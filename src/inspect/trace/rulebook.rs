@@ -1,11 +1,10 @@
 //! Rules in other forms: the [`Rulebook`], which `trace` evaluates, and the input for `iptables-restore` and
 //! `ip6tables-restore`.
 
-use crate::firewall::native::container_table;
 use crate::firewall::native::rule as native;
 use crate::firewall::native::rule::{BaseHook, NativeTable};
 use crate::firewall::rule::{Family, Hook, Rule, Table};
-use crate::firewall::{LiveRule, LiveRuleset, Ruleset};
+use crate::firewall::{LiveRule, LiveRuleset, RuleFormat, Ruleset};
 use crate::policy::{Interception, Policy};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -71,19 +70,19 @@ impl Rulebook {
         }
     }
 
-    /// Returns the rules of a policy, for both families.
+    /// Returns the rules of a policy, for both families, with the redirection in `format`.
     #[must_use]
-    pub fn of_policy(policy: &Policy) -> Self {
+    pub fn of_policy(policy: &Policy, format: RuleFormat) -> Self {
         let ruleset = Ruleset::of(policy, &Family::ALL);
         let line = |rule: &Rule| RuleText { body: RuleBody::Iptables(rule.clone()), text: rule.to_string() };
         let mut book = Self::default();
-        for ((family, table), rules) in &ruleset.tables {
+        for ((family, table), rules) in ruleset.tables.iter().filter(|_| format == RuleFormat::Iptables) {
             let hooks = rules.hooks.iter().map(|(hook, rules)| (hook.chain(), rules));
             for (name, rules) in hooks.chain(rules.chains.iter().map(|(name, rules)| (name.as_ref(), rules))) {
                 book.add(TableListing::Iptables(*table, *family), name, rules.iter().map(line).collect());
             }
         }
-        for (table, chains) in &container_table(&ruleset) {
+        for (table, chains) in &format.native(&ruleset) {
             for (name, chain) in chains {
                 let rules = chain.rules.iter().map(|rule| native_text(Some(rule)));
                 book.add(TableListing::Native(*table), name, rules.collect());

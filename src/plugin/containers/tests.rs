@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 
 const SANDBOX: &str = "sandbox";
 
-const TABLE: &str = "table inet detour-containers {
+const TABLE: &str = "table inet detour-exclusions {
     set excluded-all { type cgroupsv2; }
     set excluded-dns { type cgroupsv2; }
 }";
@@ -254,12 +254,12 @@ fn damaged_state_and_a_missing_table_or_namespace_are_errors_with_their_object()
     let sandbox = Sandbox::new("errors", &json!([exclusion("vault", "all", "container-exit")]));
     let vault = [running("vault", "v", 1)];
     let observed = ObservedContainers { running: &vault, ..ObservedContainers::default() };
-    sandbox.nft("delete table inet detour-containers");
+    sandbox.nft("delete table inet detour-exclusions");
     let found = sandbox.find().expect("readable").expect("excluded containers");
     for observed in [observed, ObservedContainers::default()] {
         let error = found.reconcile(observed).expect_err("no table");
         assert_eq!(error.code, Code::Drift);
-        assert!(error.msg.starts_with("table inet detour-containers: expected set excluded-all, got none"), "{error}");
+        assert!(error.msg.starts_with("table inet detour-exclusions: expected set excluded-all, got none"), "{error}");
     }
 
     let file = sandbox.directory.join("state/sandbox/n@net1.json");

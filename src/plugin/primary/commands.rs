@@ -2,12 +2,14 @@
 
 use super::call::PrimaryCall;
 use super::invocation::Invocation;
-use super::plan::{NetworkRunner, runner};
+use super::mesh::InProcessAttachment;
+use super::plan::{AddPlan, NetworkRunner, runner};
 use super::readiness;
 use super::saved_state::SavedState;
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, ValidAttachment};
 use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::networks::{PodNetwork, PodNetworks};
+use crate::plugin::desired_policy::about;
 use crate::plugin::{check, del, status};
 use crate::state::Attachment;
 use std::path::PathBuf;
@@ -172,7 +174,8 @@ fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment) -> Result<(), E
     removed
 }
 
-/// STATUS: checks that an ADD would succeed now. It does not wait for the readiness file.
+/// STATUS: checks that an ADD would succeed now, with the networks that all pods have in common. It does not wait for
+/// the readiness file.
 ///
 /// # Errors
 /// [`Code::NotAvailable`], or the default network's own error with its code.
@@ -184,12 +187,14 @@ pub(super) fn status(call: &PrimaryCall<'_>) -> Result<(), Error> {
     if !status::check_availability(call.conf)? && is_by_name {
         return Ok(());
     }
-    let network = common_default_network(call)
-        .and_then(|network| network.ok_or_else(|| Error::new(Code::Internal, "no default network is configured")))
-        .map_err(unavailable)?;
-    let delegate_call = call.delegate_call();
+    let resolved = call.common_networks(call.cluster().as_deref()).map_err(unavailable)?;
+    let default = resolved.networks.first().map(|network| NetworkConfiguration::from(&network.configuration));
+    let network = default.ok_or_else(|| Error::new(Code::Internal, "no default network is configured"))?;
+    let plan = AddPlan::of(call, resolved, true).map_err(unavailable)?;
+    for InProcessAttachment { name, conf } in &plan.evaluated {
+        status::check_chain(conf).map_err(|error| unavailable(about(name, error)))?;
+    }
     network
-        .find(&Executables, &delegate_call)
-        .and_then(|()| network.status(&Executables, &delegate_call))
+        .status(&Executables, &call.delegate_call())
         .map_err(|error| unavailable(Error { msg: format!("network {}: {}", network.name, error.msg), ..error }))
 }

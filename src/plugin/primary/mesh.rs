@@ -44,12 +44,16 @@ impl InProcessAttachment {
         for warning in &own.warnings {
             tracing::warn!("network {name}: {warning}");
         }
+        let redirects = own.chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect));
         let path = |path: String| format!("network {name}, {path}");
         let chain = own.chain.into_iter().map(|Block { path: own, keys }| Block { path: path(own), keys }).collect();
-        let mut conf = NetConf { chain, dialect: own.dialect, ..node.clone() };
-        if conf.dialect == RuleFormatSetting::Auto {
-            conf.dialect = node.dialect;
-        }
+        let dialect = match own.dialect {
+            // Only a redirection has a rule format.
+            _ if !redirects => RuleFormatSetting::Auto,
+            RuleFormatSetting::Auto => node.dialect,
+            set => set,
+        };
+        let mut conf = NetConf { chain, dialect, ..node.clone() };
         // In definitions of users, these keys have been replaced by the node's already.
         let excluded = own.kubernetes.exclude_namespaces.into_iter();
         let new: Vec<_> = excluded.filter(|name| !conf.kubernetes.exclude_namespaces.contains(name)).collect();
@@ -178,8 +182,7 @@ pub(super) fn desired_policy<'a>(
         let facts = |pod_ref: &PodRef, with_namespace| pod.facts(pod_ref, with_namespace);
         let desired = evaluate(call.request.args.pod.as_ref(), &with_result, pod.cluster().is_some().then_some(&facts));
         let desired = desired.map_err(|error| about(name, error))?;
-        let exclusions = desired.policy.exclusions.len() + desired.policy.containers.len();
-        tracing::info!(attachment = name, exclusions, "{}", desired.why);
+        tracing::info!(attachment = name, exclusions = desired.policy.exclusion_count(), "{}", desired.why);
         policies.push((name, desired.policy));
         ignored.extend(desired.ignored);
         inputs.push((Some(name.as_str()), conf, desired.with));

@@ -37,11 +37,19 @@ impl AddPlan {
     /// # Errors
     /// A network selection, a definition or an executable is invalid or missing.
     pub(super) fn new(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, annotated: Option<&Pod>) -> Result<Self, Error> {
-        let (request, conf, primary) = (call.request, call.conf, call.primary);
         let resolved = match pod.is_agent() {
             true => agent_networks(call, pod)?,
             false => networks_of(call, pod, annotated)?,
         };
+        Self::of(call, resolved, pod.may_have_sidecar())
+    }
+
+    /// Plans the ADD of a pod with these networks.
+    ///
+    /// # Errors
+    /// A configuration is invalid, or an executable is missing.
+    pub(super) fn of(call: &PrimaryCall<'_>, resolved: PodNetworks, may_have_sidecar: bool) -> Result<Self, Error> {
+        let (request, conf, primary) = (call.request, call.conf, call.primary);
         for warning in &resolved.warnings {
             tracing::warn!("{warning}");
         }
@@ -71,7 +79,7 @@ impl AddPlan {
         invocations.extend(Invocation::for_executables(&conf.name, &default, conf, &request.args_text));
         let delegate_call = call.delegate_call();
         invocations.iter().try_for_each(|invocation| invocation.find(&delegate_call))?;
-        let evaluated = evaluated(conf, attached, pod.may_have_sidecar());
+        let evaluated = evaluated(conf, attached, may_have_sidecar);
         Ok(Self { invocations, selections, evaluated, selects_networks })
     }
 }

@@ -39,8 +39,8 @@ impl From<Error> for Obstacle {
 pub(super) fn is_unsupported(error: &NfError, transaction: &Transaction<'_>) -> bool {
     let errnos = [Errno::EINVAL, Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT];
     let NfError::Refused { errno, index } = error else { return false };
-    // The rules for excluded containers are the same in both formats.
-    errnos.contains(errno) && !index.is_some_and(|index| transaction.is_about_containers(index))
+    // Exclusions are the same in both formats.
+    errnos.contains(errno) && index.map_or(!transaction.iptables.is_empty(), |index| transaction.is_in_iptables(index))
 }
 
 /// Returns the error of a transaction, with the rule that the kernel refused and what the kernel must support.
@@ -70,11 +70,14 @@ pub(super) fn refused(error: &NfError, transaction: Option<&Transaction<'_>>) ->
         );
         return Error::new(Code::KernelRefused, msg);
     }
-    let needed = match transaction {
-        Some(transaction) if transaction.iptables.is_empty() => {
-            "nf_tables with nat, redirect, tproxy and ct expressions for family inet (5.2 or later)"
-        }
-        _ => "nf_tables with nft_compat and the xtables extensions (dialect nftables needs only nf_tables)",
+    let is_in_iptables = match (error, transaction) {
+        (NfError::Refused { index: Some(index), .. }, Some(plan)) => plan.is_in_iptables(*index),
+        (_, plan) => plan.is_none_or(|plan| !plan.iptables.is_empty()),
+    };
+    let needed = if is_in_iptables {
+        "nf_tables with nft_compat and the xtables extensions (dialect nftables needs only nf_tables)"
+    } else {
+        "nf_tables with nat, redirect, tproxy and ct expressions for family inet (5.2 or later)"
     };
     let msg = format!("{place}: {error}; check that the node's kernel has {needed}");
     Error::new(Code::KernelRefused, msg)

@@ -157,7 +157,7 @@ fn an_unused_annotation_is_reported_if_the_sub_plugin_is_not_in_the_chain() {
         assert!(scenario.containers().is_empty());
         let wanted = format!(
             "Warning: annotation \"detour.io/exclude-containers\" of {place}: ignored: the sub-plugin chain has no \
-             block container-exclude"
+             container-exclude"
         );
         assert_eq!(scenario.notes(), [wanted]);
     }
@@ -303,10 +303,10 @@ fn arguments_are_checked_without_a_pod() {
         [Block::new("chain[0]", &value).expect("an object")]
     };
     let args = |value: Value| Map::from_iter([("container-exclude".to_owned(), value)]);
-    assert_eq!(check(&chain(true), &args(json!({"containers": "other"}))), Ok(()));
-    let error = check(&chain(true), &args(json!({"containers": "A"}))).expect_err("invalid");
+    assert_eq!(check(&chain(true), &args(json!({"containers": "other"})), &|_| None, true), Ok(()));
+    let error = check(&chain(true), &args(json!({"containers": "A"})), &|_| None, true).expect_err("invalid");
     assert!(error.msg.starts_with("args.cni.container-exclude.containers: invalid value \"A\""), "{error}");
-    assert_eq!(check(&chain(false), &args(json!({"containers": "A"}))), Ok(()));
+    assert_eq!(check(&chain(false), &args(json!({"containers": "A"})), &|_| None, true), Ok(()));
 }
 
 #[test]

@@ -38,6 +38,10 @@ impl Helm {
     pub(crate) fn try_upgrade(&self, release: &str, arguments: &[&str]) -> Result<String, String> {
         let chart = manifests().join("chart");
         let mut all = vec!["upgrade", "--install", release, chart.to_str().expect("UTF-8"), "-n", NAMESPACE];
+        // A file of values would override the release's.
+        if !arguments.iter().any(|argument| argument.ends_with("reuse-values")) {
+            all.extend(["-f", "tests/apiserver/releases/platform.yaml"]);
+        }
         all.extend(arguments);
         self.run(&all)
     }

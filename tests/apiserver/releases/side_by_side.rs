@@ -34,7 +34,7 @@ fn releases_of_one_name_in_two_namespaces_need_different_object_names() {
     let chart = manifests().join("chart").display().to_string();
     helm.upgrade("detour", &[]);
     let before = inventory(&admin);
-    let install = ["install", "detour", chart.as_str(), "-n", "shop"];
+    let install = ["install", "detour", chart.as_str(), "-n", "shop", "--set", "global.platform=kubernetes"];
     let refused = helm.run(&install).expect_err("a ClusterRole of that name exists");
     assert!(
         refused.contains("ClusterRole \"detour-plugin\"") || refused.contains("ClusterRole \"detour-agent\""),

@@ -199,6 +199,12 @@ impl World {
         nft::tables(&self.pod)
     }
 
+    /// Returns the pod's native tables except the one of exclusions.
+    pub(crate) fn native_redirection(&self) -> Vec<String> {
+        let is_of_exclusions = |table: &String| table.starts_with("table inet detour-exclusions ");
+        self.native_tables().into_iter().filter(|table| !is_of_exclusions(table)).collect()
+    }
+
     /// Returns the rules of the pod's native tables, each as `TABLE CHAIN` and its handle.
     pub(crate) fn native_rules(&self) -> Vec<(String, u64)> {
         nft::rules(&self.pod)

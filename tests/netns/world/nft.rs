@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::process::Command;
 
 pub(super) fn tables(pod: &Place) -> Vec<String> {
-    let output = pod.run(Command::new("nft").args(["--stateless", "list", "ruleset"]), "");
+    let output = pod.run(Command::new("nft").args(["--stateless", "list", "ruleset", "inet"]), "");
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8_lossy(&output.stdout);
     let mut tables: Vec<String> =

@@ -27,11 +27,17 @@ impl NodeFiles {
     pub(super) fn untrusted(&self, desired: &DesiredState) -> Vec<String> {
         let directories: BTreeSet<_> = desired.programs.iter().map(HostPath::parent).collect();
         let warning = |directory: &HostPath| {
-            let error = trusted_file::check(&self.root.reach(directory).ok()?).err()?;
-            let problem = format!("{directory}: plugins in this directory are not executed: {error}");
-            (!error.is_not_found()).then(|| format!("{problem}; run on the node: chown -R root:root {directory}"))
+            let why = self.untrusted_path(directory)?;
+            let problem = format!("{directory}: plugins in this directory are not executed: {why}");
+            Some(format!("{problem}; run on the node: chown -R root:root {directory}"))
         };
         directories.iter().filter_map(warning).collect()
+    }
+
+    /// Returns why another user than root can change an existing file or directory.
+    pub(super) fn untrusted_path(&self, path: &HostPath) -> Option<String> {
+        let error = trusted_file::check(&self.root.reach(path).ok()?).err()?;
+        (!error.is_not_found()).then(|| error.below(self.root.mount()).to_string())
     }
 
     /// Finds the programs in the record that are not desired, and that the runtime needs to delete running pods: CRI-O

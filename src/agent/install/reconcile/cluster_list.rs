@@ -79,6 +79,9 @@ impl<'a> ClusterList<'a> {
                     is_chained |= entries.iter().any(|entry| entry.get("chaining-mode").is_some());
                     names.extend(conflist::name(&list));
                 }
+                Err(error) if error.may_be_used() && name.as_str() < OWN_LIST => {
+                    return Some(format!("runtimes may use {name} before it"));
+                }
                 Err(_) => {}
             }
         }
@@ -134,9 +137,7 @@ impl<'a> ClusterList<'a> {
                 text = Some(list);
                 copy_of = Some(CopiedList { source: target.file.name.clone(), kind: self.kind().to_owned() });
             } else {
-                let used = skipped.iter().find(|(_, reason)| reason.may_be_used());
-                let uncopied = used.map(|used| self.uncopied(used, kept.is_some()));
-                plan.waits_for = uncopied.or_else(|| Some(self.missing(kept.is_some())));
+                plan.waits_for = Some(self.unusable("copied", &skipped, kept.is_some()));
             }
         }
         let Some(text) = text else {
@@ -159,9 +160,6 @@ impl<'a> ClusterList<'a> {
     fn written(&self, sources: &[&'a ConfFile], entry: &Value) -> (Option<(ConfTarget<'a>, String)>, Vec<Skipped<'a>>) {
         let (target, mut skipped) = target::choose(sources, self.file, self.kind(), true);
         let Some(target) = target else { return (None, skipped) };
-        if skipped.iter().any(|(_, reason)| reason.may_be_used()) {
-            return (None, skipped);
-        }
         // An earlier installation may have added its entry to the list itself.
         let others = conflist::without(&target.list, self.kind());
         match others.and_then(|others| conflist::rewrite(others.as_ref().unwrap_or(&target.list), entry)) {
@@ -198,7 +196,7 @@ impl<'a> ClusterList<'a> {
         let (target, skipped) = target::choose(&self.sources(true), self.file, kind, false);
         plan.notes.extend(skipped.iter().map(|(name, reason)| self.skipped(name, reason)));
         let Some(target) = target else {
-            plan.waits_for = Some(self.missing(false));
+            plan.waits_for = Some(self.unusable("extended", &skipped, false));
             return Ok(None);
         };
         let (path, single) = (dir.join(&target.list_name), dir.join(&target.file.name));
@@ -265,10 +263,14 @@ impl<'a> ClusterList<'a> {
         format!("{name} in {}{copy}; check the pods of the cluster network on this node", self.dir)
     }
 
-    /// Returns what the installation waits for if it can't copy a list that runtimes may use.
-    fn uncopied(&self, (name, reason): &Skipped<'_>, is_copied: bool) -> String {
+    /// Returns what the installation waits for if no list can be `changed` (copied or extended): one that runtimes may
+    /// use is not passed over.
+    fn unusable(&self, changed: &str, skipped: &[Skipped<'_>], is_copied: bool) -> String {
+        let Some((name, reason)) = skipped.iter().find(|(_, reason)| reason.may_be_used()) else {
+            return self.missing(is_copied);
+        };
         let (path, copy) = (self.dir.join(name), if is_copied { "; pods start with the last copy" } else { "" });
-        format!("a list that can be copied: runtimes may use {path} ({reason}){copy}; change or remove this file")
+        format!("a list that can be {changed}: runtimes may use {path} ({reason}){copy}; change or remove this file")
     }
 
     /// Returns a note for each of the other plugins in the list that redirect traffic to a mesh.
@@ -287,7 +289,7 @@ impl<'a> ClusterList<'a> {
 }
 
 fn is_usable_source(file: &ConfFile, copied: &CopiedList) -> bool {
-    file.name == copied.source && target::list(file).is_ok()
+    file.name == copied.source && target::list(file).and_then(|list| target::extensible(file, list, true)).is_ok()
 }
 
 /// Writes the list if it differs, and then removes the single-plugin configuration from which it was made. Runtimes use

@@ -114,7 +114,12 @@ mod tests {
             }],
             missing: None,
         };
-        let file = |(name, text): (&str, &str)| ConfFile { name: name.into(), contents: text.into(), mode: 0o600 };
+        let file = |(name, text): (&str, &str)| ConfFile {
+            name: name.into(),
+            contents: text.into(),
+            mode: 0o600,
+            ..ConfFile::default()
+        };
         let list = r#"{"name":"n","plugins":[{"type":"bridge"}]}"#;
         let found = |partial| FoundState {
             configurations: [("10-a.conflist", partial), ("87-b.conflist", list)].map(file).into(),

@@ -11,6 +11,7 @@ use crate::inspect::doctor::listeners::Listener;
 use socket::{ProbeResult, ProbeUser, send_as};
 
 use crate::cni::{Code, Error};
+use crate::firewall::RuleFormat;
 use crate::inspect::doctor::report::{Check, CheckGroup, CheckVerdict, Results};
 use crate::inspect::doctor::rules::{self, NETNS, RULES};
 use crate::inspect::rules::RulesReport;
@@ -110,7 +111,9 @@ impl<'a> Range<'a> {
         let strangers = UNUSED_UIDS.map(|id| ProbeUser { uid: id, gid: id });
         let known_as = Users::here()?;
         let users = known.chain(strangers).filter(|user| known_as.outside(*user).is_some()).collect();
-        Ok(Self { policy, book: Rulebook::of_policy(policy), own: own_addresses()?, users, known_as, token })
+        // Packets arrive at the same destinations in both rule formats.
+        let book = Rulebook::of_policy(policy, RuleFormat::default());
+        Ok(Self { policy, book, own: own_addresses()?, users, known_as, token })
     }
 
     /// Returns an address that is reserved for documentation (RFC 5737, RFC 3849), for each address family of the pod

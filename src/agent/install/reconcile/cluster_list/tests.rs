@@ -39,7 +39,7 @@ fn node(files: &[(&str, &str)]) -> FoundState {
 fn write(found: &mut FoundState, name: &str, text: &str) {
     remove(found, name);
     let (mode, digest) = (PRIVATE_MODE, Digest::of(text.as_bytes()));
-    found.configurations.push(ConfFile { name: name.into(), contents: text.into(), mode });
+    found.configurations.push(ConfFile { name: name.into(), contents: text.into(), mode, ..ConfFile::default() });
     let file = FoundFile { digest, text: Some(text.into()), mode, trusted: true };
     found.files.insert(dir().join(name), file);
 }
@@ -180,14 +180,28 @@ fn a_node_without_a_cluster_network_names_the_next_step() {
     }
 }
 
+/// A list of another user than root, who could otherwise decide about a file of root. Its own entry is edited in place.
+const UNTRUSTED: &str = r#"{"name":"k8s","plugins":[{"type":"calico"},{"type":"tuning"}]}"#;
+
+/// Without such files, runtimes refuse the list.
+#[test]
+fn a_list_without_plugins_and_without_files_is_passed_over() {
+    let mut found = node(&[("10-a.conflist", r#"{"name":"k8s"}"#), ("20-b.conflist", CALICO)]);
+    let plan = install(&mut found, &desired("detour", false));
+    assert_eq!(plan.waits_for, None);
+    assert!(types(&found, "20-b.conflist").ends_with(",detour"));
+}
+
 /// Runtimes may use a list that can't be copied, so the next list is not copied instead.
 #[test]
 fn a_list_that_only_runtimes_can_read_is_not_passed_over() {
     let nested =
         format!(r#"{{"name":"k8s","x":{}{},"plugins":[{{"type":"calico"}}]}}"#, "[".repeat(200), "]".repeat(200));
     let rows = [
-        (r#"{"name":"k8s","loadOnlyInlinedPlugins":false}"#, "loadOnlyInlinedPlugins"),
-        (r#"{"name":"k8s","loadOnlyInlinedPlugins":false,"plugins":[]}"#, "loadOnlyInlinedPlugins"),
+        (r#"{"name":"k8s","loadOnlyInlinedPlugins":false}"#, "files in the directory of its name"),
+        (r#"{"name":"k8s","plugins":[]}"#, "files in the directory of its name"),
+        (r#"{"name":"k8s","cniVersion":"9.0.0","plugins":[{"type":"calico"}]}"#, "unsupported cniVersion \"9.0.0\""),
+        (UNTRUSTED, "another user can change the file: /etc/cni/net.d/10-a.conflist is owned by UID 1001"),
         (nested.as_str(), "recursion limit exceeded"),
         (r#"{"name":"k8s","x":"\ud800","plugins":[{"type":"calico"}]}"#, "without lone surrogates"),
         (r#"{"name":"k8s","x":"\ud800\u0020","plugins":[{"type":"calico"}]}"#, "without lone surrogates"),
@@ -200,7 +214,17 @@ fn a_list_that_only_runtimes_can_read_is_not_passed_over() {
                 install(&mut found, &desired("detour", true));
             }
             write(&mut found, "10-a.conflist", uncopied);
+            let source = found.configurations.iter_mut().find(|file| file.name == "10-a.conflist").expect("written");
+            source.has_directory = true;
+            source.untrusted = (uncopied == UNTRUSTED)
+                .then(|| "/etc/cni/net.d/10-a.conflist is owned by UID 1001; expected root".to_owned());
             found.source_expired = true;
+            if uncopied != UNTRUSTED && !is_copied {
+                let edited = reconcile(&desired("detour", false), &found).expect("a plan");
+                assert!(edited.actions.is_empty(), "{:?}", edited.actions);
+                let missing = edited.waits_for.unwrap_or_default();
+                assert!(missing.starts_with("a list that can be extended: runtimes may use"), "{missing}");
+            }
             let plan = reconcile(&desired("detour", true), &found).expect("a plan");
             assert!(plan.actions.is_empty(), "{:?}", plan.actions);
             assert!(plan.notes.iter().any(|note| note.contains(reason)), "{reason}: {:?}", plan.notes);

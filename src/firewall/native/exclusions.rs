@@ -1,0 +1,247 @@
+//! The rules of the table `detour-exclusions`: excluded traffic bypasses every redirection, detour's or another tool's,
+//! whatever its rule format is, and whether it was added before or after.
+//!
+//! * The netfilter chains run before those of all redirections. They do not accept excluded packets: an `accept` ends
+//!   one base chain only. Instead, a NAT to the destination that a connection already has fixes it, because the kernel
+//!   translates a connection's destination only once (net/netfilter/nf_nat_core.c, `nf_nat_inet_fn`).
+//! * If the redirection captures DNS, the answers of resolvers are in the conntrack zone of the proxy's own queries.
+//!   Therefore, excluded queries over UDP are put into this zone. Over lo, answers are in the default zone. A query must
+//!   be put into it, too: the first zone that a rule sets is final (`nft_ct_set_zone_eval`, `xt_ct_target`).
+//! * Traffic over lo is excluded only if it is DNS that the redirection would capture there.
+//! * The rules look up the sender's control group at every level, because the level of a container's control group
+//!   depends on the node. A level that does not exist does not match. A control group below the container's also matches.
+
+use super::rule::{BaseHook, Condition, InCgroup, Key, NativeAction, NativeChain, NativeRule};
+use super::set::{Span, Spans};
+use super::translate::{addresses, condense, interface, ports};
+use crate::firewall::istio::{DNS_PORT, PROXY_ZONE};
+use crate::firewall::rule::{ExcludedTraffic, Family, Hook, Name, Table, protocol_number};
+use crate::policy::{ContainerScope, DnsCapture, Exclusion, PortRange, Protocol, TrafficOwner};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// The base chains.
+const RAW: &str = "RAW_OUTPUT";
+const NAT: &str = "NAT_OUTPUT";
+/// The chain with one rule for each exclusion.
+pub(crate) const EXCLUSIONS: &str = "DETOUR_OUTPUT";
+/// The chain that fixes the destination of a connection.
+const DIRECT: &str = "DETOUR_DIRECT";
+/// The chain with the exclusions of queries that would be captured, and the chain that sets their zone.
+const QUERIES: &str = "DETOUR_QUERIES";
+const ZONE: &str = "DETOUR_ZONE";
+/// The default zone.
+const NO_ZONE: u16 = 0;
+/// The levels of control groups. A container's has level 3 to 5 on usual nodes, deeper if the node is itself a
+/// container.
+const LEVELS: RangeInclusive<u8> = 1..=12;
+const DNS_PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+
+/// Returns the chains of the table of exclusions by name.
+pub(super) fn chains(excluded: &ExcludedTraffic) -> BTreeMap<Name, NativeChain> {
+    let base = |like, rules| NativeChain { hook: Some(BaseHook { like, hook: Hook::Output }), rules };
+    let plain = |rules| NativeChain { hook: None, rules };
+    let fix = |family| NativeRule { family: Some(family), ..NativeRule::new(NativeAction::KeepDestination) };
+    let mut chains = BTreeMap::from([
+        (NAT.into(), base(Table::Nat, excludable(&excluded.capture))),
+        (EXCLUSIONS.into(), plain(exclusions(excluded))),
+        (DIRECT.into(), plain(Family::ALL.map(fix).into())),
+    ]);
+    let queries = queries(excluded);
+    if excluded.capture != DnsCapture::Off && !queries.is_empty() {
+        let zone = |zone| NativeRule::new(NativeAction::Zone(zone));
+        chains.insert(RAW.into(), base(Table::Raw, captured_queries(excluded)));
+        chains.insert(QUERIES.into(), plain(queries));
+        chains.insert(ZONE.into(), plain(vec![with(zone(NO_ZONE), [over_lo(true)]), zone(PROXY_ZONE)]));
+    }
+    chains
+}
+
+/// Returns the rules for the traffic to which exclusions apply.
+fn excludable(capture: &DnsCapture) -> Vec<NativeRule> {
+    let rule = || goto(EXCLUSIONS);
+    let mut rules = vec![with(rule(), [over_lo(false)])];
+    if *capture != DnsCapture::Off {
+        rules.push(with(rule(), [vec![over_lo(true)], dns(&DNS_PROTOCOLS)].concat()));
+    }
+    rules
+}
+
+/// Returns the rules for all exclusions. Containers come last: their rules are the most expensive ones.
+fn exclusions(ExcludedTraffic { exclusions, scopes, .. }: &ExcludedTraffic) -> Vec<NativeRule> {
+    let mut rules = condense(exclusions.iter().map(exclusion));
+    for scope in scopes {
+        rules.extend(by_level(*scope, DIRECT).map(|rule| match scope {
+            ContainerScope::All => rule,
+            ContainerScope::Dns => with(rule, dns(&DNS_PROTOCOLS)),
+        }));
+    }
+    rules
+}
+
+/// Returns the rule for an exclusion.
+fn exclusion(exclusion: &Exclusion) -> NativeRule {
+    let protocols: &[Protocol] = match exclusion.protocol {
+        Some(Protocol::Tcp) => &[Protocol::Tcp],
+        Some(Protocol::Udp) => &[Protocol::Udp],
+        None if exclusion.ports.is_empty() => &[],
+        None => &DNS_PROTOCOLS,
+    };
+    let mut conditions = Vec::new();
+    if !protocols.is_empty() {
+        conditions.push(protocol(protocols));
+    }
+    if !exclusion.ports.is_empty() {
+        let values = exclusion.ports.iter().flat_map(|range| ports(*range).as_slice().to_vec()).collect();
+        conditions.push(Condition { key: Key::DestinationPort, not: false, values });
+    }
+    with(selects(exclusion, DIRECT), conditions)
+}
+
+/// Returns the rules that select excluded queries over UDP among all such queries.
+fn queries(ExcludedTraffic { exclusions, scopes, .. }: &ExcludedTraffic) -> Vec<NativeRule> {
+    let has_dns_port = |p: &PortRange| p.first <= DNS_PORT.first && DNS_PORT.last <= p.last;
+    let is_query = |exclusion: &&Exclusion| {
+        exclusion.protocol != Some(Protocol::Tcp)
+            && (exclusion.ports.is_empty() || exclusion.ports.iter().any(has_dns_port))
+    };
+    let mut rules = condense(exclusions.iter().filter(is_query).map(|exclusion| selects(exclusion, ZONE)));
+    rules.extend(scopes.iter().flat_map(|scope| by_level(*scope, ZONE)));
+    rules
+}
+
+/// Returns the rules for queries over UDP that the redirection captures.
+fn captured_queries(ExcludedTraffic { capture, captures_ip6, .. }: &ExcludedTraffic) -> Vec<NativeRule> {
+    let query = |family| NativeRule {
+        family,
+        ..with(NativeRule::new(NativeAction::Jump(QUERIES.into())), dns(&[Protocol::Udp]))
+    };
+    let (v4, v6): (Spans, Spans) = match capture {
+        DnsCapture::Off => return Vec::new(),
+        DnsCapture::All => return vec![query((!captures_ip6).then_some(Family::Ip))],
+        DnsCapture::Servers { v4, v6 } => (
+            v4.iter().map(|address| Span::one(u32::from(*address).into())).collect(),
+            v6.iter().filter(|_| *captures_ip6).map(|address| Span::one((*address).into())).collect(),
+        ),
+    };
+    let servers = [(Family::Ip, v4), (Family::Ip6, v6)].into_iter().filter(|(_, all)| !all.as_slice().is_empty());
+    let to =
+        |(family, values)| with(query(Some(family)), [Condition { key: Key::Destination(family), not: false, values }]);
+    servers.map(to).collect()
+}
+
+/// Returns a rule that sends the packets with an exclusion's owner and destination to `chain`.
+fn selects(exclusion: &Exclusion, chain: &'static str) -> NativeRule {
+    let mut rule = goto(chain);
+    if let Some(net) = exclusion.destination {
+        let family = Family::of(&net);
+        rule.family = Some(family);
+        // A condition that every address meets is no condition.
+        if net.prefix_len() > 0 {
+            rule.conditions.push(Condition { key: Key::Destination(family), not: false, values: addresses(net) });
+        }
+    }
+    let owner = match exclusion.owner {
+        TrafficOwner::Any => None,
+        TrafficOwner::Uid(ids) => Some((Key::Uid, ids)),
+        TrafficOwner::Gid(ids) => Some((Key::Gid, ids)),
+    };
+    let owner = owner.map(|(key, ids)| Condition { key, not: false, values: Spans::of(ids.first, ids.last) });
+    with(rule, owner)
+}
+
+/// Returns one rule per level that sends the packets of a set's containers to `chain`.
+fn by_level(set: ContainerScope, chain: &'static str) -> impl Iterator<Item = NativeRule> {
+    LEVELS.map(move |level| NativeRule { cgroup: Some(InCgroup { level, set }), ..goto(chain) })
+}
+
+fn goto(chain: &'static str) -> NativeRule {
+    NativeRule::new(NativeAction::Goto(chain.into()))
+}
+
+fn with(mut rule: NativeRule, conditions: impl IntoIterator<Item = Condition>) -> NativeRule {
+    rule.conditions.extend(conditions);
+    Condition::sort(&mut rule.conditions);
+    rule
+}
+
+/// Returns the condition that a packet leaves through lo, or through another interface.
+fn over_lo(is_lo: bool) -> Condition {
+    Condition { key: Key::OutInterface, not: !is_lo, values: interface("lo") }
+}
+
+fn dns(protocols: &[Protocol]) -> Vec<Condition> {
+    vec![protocol(protocols), Condition { key: Key::DestinationPort, not: false, values: ports(DNS_PORT) }]
+}
+
+fn protocol(protocols: &[Protocol]) -> Condition {
+    let numbers = protocols.iter().map(|protocol| Span::one(protocol_number(*protocol).into()));
+    Condition { key: Key::Protocol, not: false, values: numbers.collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::IdRange;
+
+    /// Returns an exclusion of DNS queries over one protocol.
+    fn query(destination: &str, owner: TrafficOwner, protocol: Protocol) -> Exclusion {
+        let destination = (!destination.is_empty()).then(|| destination.parse().expect("a network"));
+        Exclusion { owner, destination, protocol: Some(protocol), ports: vec![DNS_PORT] }
+    }
+
+    fn chain(capture: DnsCapture, exclusions: &[Exclusion], name: &str) -> Option<Vec<String>> {
+        let exclusions = exclusions.iter().cloned().collect();
+        let chains = chains(&ExcludedTraffic { exclusions, scopes: Vec::new(), capture, captures_ip6: true });
+        chains.get(name).map(|chain| chain.rules.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn destinations_of_excluded_queries_are_one_rule_for_each_owner_and_family() {
+        let proxy = TrafficOwner::Uid(IdRange::one(1337));
+        let destinations = [("10.0.0.1/32", TrafficOwner::Any), ("10.0.0.9/32", TrafficOwner::Any)];
+        let others = [("10.1.0.0/16", proxy), ("fd00::1/128", TrafficOwner::Any), ("::/0", proxy)];
+        let both = |(net, owner)| DNS_PROTOCOLS.map(|protocol| query(net, owner, protocol));
+        let exclusions: Vec<Exclusion> = destinations.into_iter().chain(others).flat_map(both).collect();
+        assert_eq!(
+            chain(DnsCapture::All, &exclusions, EXCLUSIONS).expect("a chain"),
+            [
+                "ip daddr { 10.0.0.1, 10.0.0.9 } meta l4proto { tcp, udp } th dport 53 counter goto DETOUR_DIRECT",
+                "ip6 daddr fd00::1 meta l4proto { tcp, udp } th dport 53 counter goto DETOUR_DIRECT",
+                "ip daddr 10.1.0.0/16 meta l4proto { tcp, udp } th dport 53 meta skuid 1337 counter goto DETOUR_DIRECT",
+                "meta nfproto ipv6 meta l4proto { tcp, udp } th dport 53 meta skuid 1337 counter goto DETOUR_DIRECT",
+            ]
+        );
+        assert_eq!(
+            chain(DnsCapture::All, &exclusions, QUERIES).expect("a chain"),
+            [
+                "ip daddr { 10.0.0.1, 10.0.0.9 } counter goto DETOUR_ZONE",
+                "ip6 daddr fd00::1 counter goto DETOUR_ZONE",
+                "ip daddr 10.1.0.0/16 meta skuid 1337 counter goto DETOUR_ZONE",
+                "meta nfproto ipv6 meta skuid 1337 counter goto DETOUR_ZONE",
+            ]
+        );
+    }
+
+    #[test]
+    fn traffic_over_lo_is_excluded_only_if_it_is_captured_dns() {
+        let exclusions = [query("", TrafficOwner::Any, Protocol::Udp)];
+        let off = chain(DnsCapture::Off, &exclusions, NAT).expect("a chain");
+        assert_eq!(off, ["oifname != \"lo\" counter goto DETOUR_OUTPUT"]);
+        let all = chain(DnsCapture::All, &exclusions, NAT).expect("a chain");
+        let dns = "oifname \"lo\" meta l4proto { tcp, udp } th dport 53 counter goto DETOUR_OUTPUT";
+        assert_eq!(all[1..], [dns]);
+    }
+
+    #[test]
+    fn only_captured_queries_over_udp_are_put_into_a_zone() {
+        let [tcp, udp] = DNS_PROTOCOLS.map(|protocol| query("", TrafficOwner::Any, protocol));
+        let other_port = Exclusion { ports: vec![PortRange::one(443)], protocol: None, ..udp.clone() };
+        assert_eq!(chain(DnsCapture::Off, std::slice::from_ref(&udp), RAW), None);
+        assert_eq!(chain(DnsCapture::All, &[tcp, other_port], RAW), None);
+        let servers = ["10.0.0.1", "10.0.0.9"].map(|address| address.parse().expect("an address"));
+        let capture = DnsCapture::Servers { v4: servers.into(), v6: Vec::new() };
+        let raw = chain(capture, &[udp], RAW).expect("a chain");
+        assert_eq!(raw, ["ip daddr { 10.0.0.1, 10.0.0.9 } udp dport 53 counter jump DETOUR_QUERIES"]);
+    }
+}

@@ -1,0 +1,244 @@
+//! Exclusions hold beside every redirection of the pod, whatever tool made it in whatever format, and whether it was
+//! added before or after them, or written again later.
+
+use crate::configuration::excludedns;
+use crate::dialect::Dialect;
+use crate::expectations::*;
+use crate::istio::{Dns, rules};
+use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
+use crate::world::*;
+use serde_json::Value;
+
+/// A redirection that another tool makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Redirection {
+    /// Istio's sidecar rules with DNS capture in the tables of iptables-nft.
+    Iptables,
+    /// … in the tables of iptables-legacy.
+    Legacy,
+    /// … as native rules.
+    Native,
+    /// Istio's ambient rules in the tables of iptables-nft.
+    AmbientIptables,
+    /// … as native rules.
+    AmbientNative,
+}
+
+/// The essence of Istio's own native rules with DNS capture (istio/istio, `tools/istio-nftables`), for OpenShift's proxy.
+pub(crate) const ISTIO: &str = "
+table inet istio-proxy-nat {
+    chain prerouting { type nat hook prerouting priority -100; meta l4proto tcp jump istio-inbound; }
+    chain output { type nat hook output priority -100; jump istio-output; }
+    chain istio-inbound { tcp dport { 15008, 15020, 15021, 15090 } return; meta l4proto tcp redirect to :15006; }
+    chain istio-output {
+        oifname \"lo\" ip saddr 127.0.0.6 return
+        oifname \"lo\" meta l4proto tcp tcp dport != 53 meta skuid != 1000659999 return
+        meta skuid 1000659999 return
+        udp dport 53 redirect to :15053
+        tcp dport 53 redirect to :15053
+        ip daddr 127.0.0.1 return
+        meta l4proto tcp redirect to :15001
+    }
+}
+table inet istio-proxy-raw {
+    chain prerouting { type filter hook prerouting priority -300; udp sport 53 ct zone set 1; }
+    chain output { type filter hook output priority -300; jump istio-output-dns; }
+    chain istio-output-dns {
+        udp dport 53 meta skuid 1000659999 ct zone set 1
+        udp sport 15053 meta skuid 1000659999 ct zone set 2
+        udp dport 53 ct zone set 2
+    }
+}
+";
+
+/// The essence of Istio's outbound rules for ambient pods (istio/istio, `cni/pkg/nftables`): ztunnel's own packets have
+/// mark 0x539.
+const AMBIENT_NATIVE: &str = "
+table inet istio-ambient-nat {
+    chain output { type nat hook output priority -100; jump istio-output; }
+    chain istio-output {
+        oifname != \"lo\" meta mark and 0xfff != 0x539 udp dport 53 redirect to :15053
+        ip daddr != 127.0.0.1 tcp dport 53 meta mark and 0xfff != 0x539 redirect to :15053
+        ip6 daddr != ::1 tcp dport 53 meta mark and 0xfff != 0x539 redirect to :15053
+        oifname \"lo\" accept
+        meta l4proto tcp meta mark and 0xfff != 0x539 redirect to :15001
+    }
+}
+table inet istio-ambient-mangle {
+    chain output { type route hook output priority -150; ct mark and 0xfff == 0x111 meta mark set ct mark; }
+}
+table inet istio-ambient-raw {
+    chain prerouting { type filter hook prerouting priority -300; udp sport 53 meta mark and 0xfff != 0x539 ct zone set 1; }
+    chain output { type filter hook output priority -300; udp dport 53 meta mark and 0xfff == 0x539 ct zone set 1; }
+}
+";
+
+/// … in the tables of iptables (`cni/pkg/iptables`).
+const AMBIENT_IPTABLES: &str = "
+*raw
+:ISTIO_PRERT - [0:0]
+:ISTIO_OUTPUT - [0:0]
+-A PREROUTING -j ISTIO_PRERT
+-A OUTPUT -j ISTIO_OUTPUT
+-A ISTIO_PRERT -p udp -m udp --sport 53 -m mark ! --mark 0x539/0xfff -j CT --zone 1
+-A ISTIO_OUTPUT -p udp -m udp --dport 53 -m mark --mark 0x539/0xfff -j CT --zone 1
+COMMIT
+*mangle
+:ISTIO_OUTPUT - [0:0]
+-A OUTPUT -j ISTIO_OUTPUT
+-A ISTIO_OUTPUT -m connmark --mark 0x111/0xfff -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff
+COMMIT
+*nat
+:ISTIO_OUTPUT - [0:0]
+-A OUTPUT -j ISTIO_OUTPUT
+-A ISTIO_OUTPUT ! -o lo -p udp -m mark ! --mark 0x539/0xfff -m udp --dport 53 -j REDIRECT --to-ports 15053
+-A ISTIO_OUTPUT ! -o lo -p tcp -m tcp --dport 53 -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15053
+-A ISTIO_OUTPUT -o lo -j ACCEPT
+-A ISTIO_OUTPUT -p tcp -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15001
+COMMIT
+";
+
+impl Redirection {
+    fn make(self, world: &World) {
+        for &family in world.families() {
+            match self {
+                Self::Iptables => world.iptables_restore(family, &rules(family, Dns::Captured, PROXY.uid)),
+                Self::Legacy => world.legacy_restore(family, &rules(family, Dns::Captured, PROXY.uid)),
+                Self::AmbientIptables => world.iptables_restore(family, AMBIENT_IPTABLES),
+                Self::Native | Self::AmbientNative => {}
+            }
+        }
+        match self {
+            Self::Native => world.nft(ISTIO),
+            Self::AmbientNative => world.nft(AMBIENT_NATIVE),
+            _ => {}
+        }
+    }
+
+    /// Removes the tool's rules and writes them again, as istio-cni does.
+    fn write_again(self, world: &World) {
+        match self {
+            Self::Iptables | Self::AmbientIptables => {
+                for &family in world.families() {
+                    for table in ["raw", "mangle", "nat"] {
+                        assert!(world.iptables(family, &["-t", table, "-F"]).0);
+                        assert!(world.iptables(family, &["-t", table, "-X"]).0);
+                    }
+                }
+            }
+            Self::Native | Self::AmbientNative => {
+                let tables = world.native_redirection();
+                let names = tables.iter().filter_map(|table| table.split(' ').nth(2));
+                names.for_each(|name| world.nft(&format!("delete table inet {name}")));
+            }
+            Self::Legacy => return,
+        }
+        self.make(world);
+    }
+
+    const fn is_ambient(self) -> bool {
+        matches!(self, Self::AmbientIptables | Self::AmbientNative)
+    }
+}
+
+/// Returns the configuration of a plugin such as `excludedns`, without a source of facts.
+fn exclusions() -> Value {
+    let mut configuration = excludedns();
+    configuration["cniVersion"] = "1.0.0".into();
+    configuration
+}
+
+#[track_caller]
+fn exclusions_hold(world: &World, redirection: Redirection) {
+    tcp_is_direct(world, VAULT_INIT);
+    dns_is_direct(world, VAULT_INIT, RESOLVER);
+    tcp_is_captured(world, APP_PROCESS);
+    dns_is_captured(world, APP_PROCESS, RESOLVER);
+    if !redirection.is_ambient() {
+        dns_is_direct(world, PROXY, RESOLVER);
+        inbound_is_captured(world);
+    }
+    a_query_leaves_one_replied_entry(world, VAULT_INIT, OTHER_RESOLVER);
+}
+
+fn added_to(redirection: Redirection, configuration: &Value) {
+    let world = World::new(Families::Both);
+    redirection.make(&world);
+    dns_is_captured(&world, VAULT_INIT, RESOLVER);
+    let before = (world.native_tables(), world.iptables_save(Family::V4), world.iptables_save(Family::V6));
+    world.add(configuration);
+    exclusions_hold(&world, redirection);
+    world.call("CHECK", configuration).run().expect_success();
+    redirection.write_again(&world);
+    world.call("CHECK", configuration).run().expect_success();
+    exclusions_hold(&world, redirection);
+    world.call("DEL", configuration).run().expect_success();
+    let after = (world.native_tables(), world.iptables_save(Family::V4), world.iptables_save(Family::V6));
+    assert_eq!(after, before);
+}
+
+fn followed_by(redirection: Redirection, configuration: &Value) {
+    let world = World::new(Families::Both);
+    world.add(configuration);
+    redirection.make(&world);
+    world.call("CHECK", configuration).run().expect_success();
+    exclusions_hold(&world, redirection);
+    world.add(configuration);
+    exclusions_hold(&world, redirection);
+}
+
+/// The order that OpenShift produces: the injector appends `default/istio-cni` to the networks of the pod.
+macro_rules! beside {
+    ($($name:ident: $redirection:ident),+) => { $(
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn exclusions_added_later_hold() {
+                added_to(Redirection::$redirection, &exclusions());
+            }
+
+            #[test]
+            fn exclusions_added_before_hold() {
+                followed_by(Redirection::$redirection, &exclusions());
+            }
+        }
+    )+ };
+}
+
+beside! {
+    istio_with_iptables: Iptables,
+    istio_with_iptables_legacy: Legacy,
+    istio_with_native_rules: Native,
+    ambient_with_iptables: AmbientIptables,
+    ambient_with_native_rules: AmbientNative
+}
+
+/// The key `dialect` is about the redirection only.
+#[test]
+fn a_configured_dialect_does_not_change_the_exclusions() {
+    for dialect in [Dialect::Iptables, Dialect::Nftables] {
+        followed_by(Redirection::Native, &dialect.of(exclusions()));
+        added_to(Redirection::Iptables, &dialect.of(exclusions()));
+    }
+}
+
+/// A chain of another tool with a lower priority sees connections first.
+#[test]
+fn check_fails_and_add_warns_if_another_chain_can_redirect_before_the_exclusions() {
+    let world = World::new(Families::V4);
+    world.add(&exclusions());
+    world
+        .nft("table ip early { chain out { type nat hook output priority -102; tcp dport 443 redirect to :15001; }; }");
+    let output = world.call("CHECK", &exclusions()).run();
+    assert_eq!(output.expect_code(), 103);
+    let expected = "not first: inet detour-exclusions: chain out of table ip early with priority -102";
+    assert!(output.stdout["details"].as_str().is_some_and(|text| text.starts_with(expected)), "{}", output.stdout);
+    let output = world.call("ADD", &exclusions()).run().expect_success();
+    assert!(output.stderr.contains("chain out of table ip early"), "{}", output.stderr);
+    world.nft("delete table ip early");
+    world.call("CHECK", &exclusions()).run().expect_success();
+    world.nft("table ip late { chain out { type nat hook output priority -101; tcp dport 443 redirect to :15001; }; }");
+    world.call("CHECK", &exclusions()).run().expect_success();
+    tcp_is_direct(&world, VAULT_INIT);
+}
