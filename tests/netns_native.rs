@@ -120,9 +120,11 @@ fn a_change_fills_the_same_base_chains_again() {
             let plan = plan(&live, &next);
             let changes: Vec<String> = (0..plan.len()).filter_map(|index| plan.describe(index)).collect();
             let detaches = |change: &&String| {
-                change.contains("table inet") || change.contains("create chain") && change.ends_with("OUTPUT")
-                    && !change.ends_with("DETOUR_OUTPUT")
-                    && !change.ends_with("ISTIO_OUTPUT")
+                change.contains("table inet")
+                    || change.contains("create chain")
+                        && change.ends_with("OUTPUT")
+                        && !change.ends_with("DETOUR_OUTPUT")
+                        && !change.ends_with("ISTIO_OUTPUT")
             };
             assert_eq!(changes.iter().find(detaches), None, "{changes:#?}");
             commit(&next);

@@ -6,7 +6,7 @@ use super::subject::{SubjectArguments, Subjects};
 use clap::{Args, ValueEnum};
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{RuleFormat, Ruleset, native};
-use detour_cni::inspect::{AppliedConf, Explanations, PodManifest, Subject, explain, picture, restore_text};
+use detour_cni::inspect::{AppliedConf, Explained, Explanations, PodManifest, Subject, explain, picture, restore_text};
 use detour_cni::policy::Ipv6;
 use detour_cni::printable::Text;
 use std::path::PathBuf;
@@ -96,7 +96,12 @@ impl ExplainArguments {
         let (mut explanations, mut code) = (Vec::new(), ExitCode::SUCCESS);
         for pod in &manifest.pods {
             match manifest.subject(pod, conf.clone()).and_then(|subject| explain(&subject)) {
-                Ok(explained) => explanations.push(explained.explanation),
+                Ok(explained) => {
+                    if explained.explanation.add_failure().is_some() {
+                        code = ExitCode::FAILURE;
+                    }
+                    explanations.push(explained.explanation);
+                }
                 Err(error) => code = print_error(format_args!("{pod}: {error}"), ExitCode::FAILURE),
             }
         }
@@ -105,6 +110,15 @@ impl ExplainArguments {
 
     fn explain_one(&self, subject: &Subject) -> Result<CommandOutput, CommandError> {
         let explained = explain(subject)?;
+        let output = self.render(subject, &explained)?;
+        let Some(failure) = explained.explanation.add_failure() else { return Ok(output) };
+        if self.rules.is_some() || self.format.is_some() {
+            print_error(format_args!("pod {}: {}; {}", subject.name(), failure.what, failure.next), ExitCode::FAILURE);
+        }
+        Ok(CommandOutput { code: ExitCode::FAILURE, ..output })
+    }
+
+    fn render(&self, subject: &Subject, explained: &Explained) -> Result<CommandOutput, CommandError> {
         match (self.rules, self.format) {
             (Some(format), _) => {
                 let ipv6 = explained.policy.redirect().map(|redirect| redirect.ipv6);
@@ -125,7 +139,7 @@ impl ExplainArguments {
                 };
                 Ok(CommandOutput::success(Text::lines(&text)))
             }
-            (None, Some(PictureFormat::Svg)) => Ok(CommandOutput::success(Text::lines(&picture(subject, &explained)))),
+            (None, Some(PictureFormat::Svg)) => Ok(CommandOutput::success(Text::lines(&picture(subject, explained)))),
             (None, None) => self.output.render(&explained.explanation),
         }
     }

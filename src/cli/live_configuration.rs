@@ -38,9 +38,9 @@ pub(super) fn live_subject(arguments: &ClusterArguments, pod: &str, root: &Path)
         }
         Err(reason) => {
             let origin = ConfigurationOrigin { reason: Some(reason), ..ConfigurationOrigin::default() };
-            let AppliedConf { mut conf, as_attachment, .. } = arguments.conf(DEFAULT_CONF)?;
-            conf.kubernetes.kubeconfig = Some(api.kubeconfig().to_owned());
-            Ok(Subject::with_facts(AppliedConf { conf, as_attachment, origin }, facts, api.cluster())?)
+            let mut applied = arguments.conf(DEFAULT_CONF)?;
+            applied.conf.kubernetes.kubeconfig = Some(api.kubeconfig().to_owned());
+            Ok(Subject::with_facts(AppliedConf { origin, ..applied }, facts, api.cluster())?)
         }
     }
 }

@@ -37,7 +37,7 @@ pub(super) struct SubjectArguments {
     namespace_file: Option<PathBuf>,
     /// Read the NetworkAttachmentDefinitions of the pod's networks from this file or directory; may be repeated
     ///
-    /// Without --config, only the pod's attachments count, as if Multus ran them.
+    /// Without --config, only the pod's attachments count, as if Multus ran them. With --config, they count too.
     #[arg(long, value_name = "FILE|DIR", requires = "file")]
     definitions: Vec<PathBuf>,
     /// Name of the pod in the cluster; with -f, NAME or KIND/NAME of an object in FILE

@@ -304,7 +304,7 @@ pub(super) fn pod(input: &[u8]) {
         }
     }
     let origin = ConfigurationOrigin::default();
-    explained(&Subject { conf, as_attachment: false, facts, template_of: None, networks: None, origin });
+    explained(&Subject { conf, attachment: None, facts, template_of: None, networks: None, origin });
 }
 
 fn facts() -> Facts {

@@ -35,11 +35,23 @@ impl Subject {
         if let [_] = all[..] {
             return Self::of(AppliedConf { origin, ..all.remove(0) }, facts, Some(source));
         }
-        let names = all.iter().zip(texts).filter(|(conf, _)| conf.as_attachment);
-        let files = Files {
-            texts: names.map(|(applied, one)| (applied.conf.name.clone(), one.text.clone())).collect(),
-            source,
-        };
+        Self::combined(&all, origin, facts, source)
+    }
+
+    /// Returns a pod with all configurations that apply to it: those of `all`, and those of the definitions that it
+    /// selects.
+    ///
+    /// # Errors
+    /// An ADD would fail because of the pod's networks.
+    pub(super) fn combined(
+        all: &[AppliedConf],
+        origin: ConfigurationOrigin,
+        facts: Facts,
+        source: &dyn Cluster,
+    ) -> Result<Self, Error> {
+        let attachments = all.iter().filter(|applied| applied.as_attachment);
+        let text = |applied: &AppliedConf| Some((applied.conf.name.clone(), applied.text.clone()?));
+        let files = Files { texts: attachments.filter_map(text).collect(), source };
         let mut for_every_pod = all.iter().filter(|applied| !applied.as_attachment).map(|applied| applied.conf.clone());
         let mut multus = NetConf::parse(MULTUS.as_bytes(), CniCommand::Add, PROGRAM)?;
         let conf = match for_every_pod.next() {
@@ -57,7 +69,7 @@ impl Subject {
                 multus
             }
         };
-        Self::of(AppliedConf { conf, as_attachment: false, origin }, facts, Some(&files))
+        Self::of(AppliedConf { conf, as_attachment: false, origin, text: None }, facts, Some(&files))
     }
 }
 

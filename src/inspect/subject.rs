@@ -1,11 +1,13 @@
 //! The subject of a report: a pod with its namespace, from manifests or the cluster, and a configuration.
 
-use crate::cluster::{self, Cluster, Given, Objects};
-use crate::cni::{Code, Error, NetConf, configuration};
+use crate::cluster::{self, Cluster, DefinitionQuery, Given, Lookup, ObjectRef, Objects};
+use crate::cni::{Code, Error, NetConf, SYSTEM_NAMESPACE, configuration};
+use crate::networks::{InstalledNetwork, Selection, default_network, installed_network, networks, runs_own_type};
 use crate::plugin::primary::{Preview, preview};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Limit for the objects that a message lists.
@@ -16,8 +18,8 @@ const MAX_LISTED: usize = 10;
 pub struct Subject {
     /// The configuration.
     pub conf: NetConf,
-    /// Whether the configuration applies only to pods that select its network, because Multus runs it.
-    pub as_attachment: bool,
+    /// How the pod uses the configuration's network, if it applies only to pods that select that, because Multus runs it.
+    pub attachment: Option<InstalledNetwork>,
     /// The pod, and its namespace if it is known.
     pub facts: Facts,
     /// The kind, namespace and name of the object with the pod template; `None` for a pod.
@@ -76,6 +78,8 @@ pub struct AppliedConf {
     pub as_attachment: bool,
     /// Where it comes from.
     pub origin: ConfigurationOrigin,
+    /// Its text, for definitions without a configuration; `None` for a built-in one.
+    pub text: Option<String>,
 }
 
 impl AppliedConf {
@@ -92,14 +96,15 @@ impl AppliedConf {
         let as_attachment = !is_list && conf.primary.is_none() && conf.prev_result.is_none();
         let place = place.display().to_string();
         let origin = ConfigurationOrigin { source: ConfigurationSource::File, places: vec![place], reason: None };
-        Ok(Self { conf, as_attachment, origin })
+        let text = Some(String::from_utf8_lossy(text).into_owned());
+        Ok(Self { conf, as_attachment, origin, text })
     }
 }
 
 /// Returns a configuration that applies to every pod.
 impl From<NetConf> for AppliedConf {
     fn from(conf: NetConf) -> Self {
-        Self { conf, as_attachment: false, origin: ConfigurationOrigin::default() }
+        Self { conf, as_attachment: false, origin: ConfigurationOrigin::default(), text: None }
     }
 }
 
@@ -190,11 +195,14 @@ impl PodManifest {
     /// Returns one of the pods with a configuration.
     ///
     /// # Errors
-    /// For a primary plugin, an ADD would fail because of the pod's networks.
+    /// An ADD would fail because of the pod's networks.
     pub fn subject(&self, given: &Given, conf: impl Into<AppliedConf>) -> Result<Subject, Error> {
-        let pod = given.pod.clone();
+        let (pod, conf) = (given.pod.clone(), conf.into());
         let namespace = self.objects.namespaces.iter().find(|namespace| namespace.name == pod.namespace).cloned();
-        let subject = Subject::of(conf, Facts { pod, namespace }, Some(&self.objects))?;
+        // Manifests without any definition don't show which ones the cluster has.
+        let is_known = conf.conf.primary.is_some() || !self.objects.definitions.is_empty();
+        let cluster = is_known.then_some(&self.objects as &dyn Cluster);
+        let subject = Subject::of(conf, Facts { pod, namespace }, cluster)?;
         Ok(Subject { template_of: given.is_template().then(|| given.to_string()), ..subject })
     }
 }
@@ -250,11 +258,25 @@ impl Subject {
     /// Returns a subject; `cluster` has the definitions of the pod's networks.
     ///
     /// # Errors
-    /// For a primary plugin, an ADD would fail because of the pod's networks.
+    /// An ADD would fail because of the pod's networks.
     pub(super) fn of(conf: impl Into<AppliedConf>, facts: Facts, cluster: Option<&dyn Cluster>) -> Result<Self, Error> {
-        let AppliedConf { conf, as_attachment, origin } = conf.into();
+        let applied = conf.into();
+        let is_built_in = applied.origin.source == ConfigurationSource::BuiltIn;
+        let needs_definitions = applied.conf.primary.is_none() && (applied.as_attachment || !is_built_in);
+        let cluster_of_networks = cluster.filter(|_| needs_definitions);
+        let definitions = cluster_of_networks.map(|cluster| selected_definitions(&facts.pod, cluster));
+        let definitions = definitions.unwrap_or_default();
+        let runs_own = |lookup: &Lookup| matches!(lookup, Lookup::Found(definition) if runs_own_type(definition));
+        if let Some(cluster) = cluster_of_networks.filter(|_| !is_built_in && definitions.values().any(runs_own)) {
+            let origin = applied.origin.clone();
+            return Self::combined(&[applied], origin, facts, cluster);
+        }
+        let AppliedConf { conf, as_attachment, origin, .. } = applied;
+        let look_up = |object: &ObjectRef| definitions.get(object).cloned();
+        let attachment = as_attachment.then(|| installed_network(&facts.pod, &conf.name, &look_up));
         let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, cluster, &facts.pod));
-        Ok(Self { networks: networks.transpose()?, conf, as_attachment, facts, template_of: None, origin })
+        let (networks, attachment) = (networks.transpose()?, attachment.transpose()?);
+        Ok(Self { networks, conf, attachment, facts, template_of: None, origin })
     }
 
     /// Reads a pod from the cluster.
@@ -269,19 +291,20 @@ impl Subject {
         kubeconfig: Option<PathBuf>,
         (namespace, name): (&str, &str),
     ) -> Result<Self, Error> {
-        let AppliedConf { mut conf, as_attachment, origin } = conf.into();
+        let mut applied = conf.into();
+        let kubernetes = &mut applied.conf.kubernetes;
         let source = match kubeconfig {
             Some(path) => {
-                conf.kubernetes.kubeconfig = Some(path.clone());
-                conf.kubernetes.manifests_dir = None;
-                cluster::source_of_user(path, conf.kubernetes.timeout)
+                kubernetes.kubeconfig = Some(path.clone());
+                kubernetes.manifests_dir = None;
+                cluster::source_of_user(path, kubernetes.timeout)
             }
-            None => cluster::source_or_in_cluster(&conf.kubernetes).ok_or_else(|| {
+            None => cluster::source_or_in_cluster(kubernetes).ok_or_else(|| {
                 let msg = "no kubeconfig: add --kubeconfig, set KUBECONFIG, or create ~/.kube/config";
                 Error::new(Code::InvalidConfig, msg)
             })?,
         };
-        Self::from_source(AppliedConf { conf, as_attachment, origin }, source.as_ref(), (namespace, name))
+        Self::from_source(applied, source.as_ref(), (namespace, name))
     }
 
     /// Reads a pod from a source of facts.
@@ -301,7 +324,7 @@ impl Subject {
     /// Returns a pod with a configuration.
     ///
     /// # Errors
-    /// For a primary plugin, an ADD would fail because of the pod's networks.
+    /// An ADD would fail because of the pod's networks.
     pub fn with_facts(conf: impl Into<AppliedConf>, facts: Facts, source: &dyn Cluster) -> Result<Self, Error> {
         Self::of(conf, facts, Some(source))
     }
@@ -311,6 +334,17 @@ impl Subject {
     pub fn name(&self) -> String {
         format!("{}/{}", self.facts.pod.namespace, self.facts.pod.name)
     }
+}
+
+/// Looks up the definitions that the pod selects; none if an annotation is malformed, or if the source refuses.
+fn selected_definitions(pod: &Pod, cluster: &dyn Cluster) -> BTreeMap<ObjectRef, Lookup> {
+    let (selected, default) = (networks(pod), default_network(pod, SYSTEM_NAMESPACE));
+    let elements = [selected, default].into_iter().flatten().flat_map(|selections| selections.elements);
+    let query =
+        |Selection { namespace, name, .. }| DefinitionQuery { object: ObjectRef { namespace, name }, awaited: false };
+    let queries: Vec<_> = elements.map(query).collect();
+    let found = if queries.is_empty() { Ok(Vec::new()) } else { cluster.definitions(&queries) };
+    queries.into_iter().map(|query| query.object).zip(found.unwrap_or_default()).collect()
 }
 
 #[cfg(test)]

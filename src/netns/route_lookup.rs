@@ -20,9 +20,9 @@ const RTA_OIF: u16 = 4;
 pub fn outgoing_interface(address: IpAddr) -> Result<Option<String>, Error> {
     match lookup(address) {
         Ok(name) => Ok(Some(name)),
-        Err(Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::ENONET | Errno::EACCES | Errno::EINVAL | Errno::ENXIO) => {
-            Ok(None)
-        }
+        Err(
+            Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::ENONET | Errno::EACCES | Errno::EINVAL | Errno::ENXIO,
+        ) => Ok(None),
         Err(errno) => Err(failed(&format!("can't look up the route to {address}"), &errno)),
     }
 }

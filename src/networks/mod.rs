@@ -10,12 +10,14 @@
 //! | `files`, `definition` | where configurations come from |
 //! | `interfaces` | names of interfaces, default route |
 //! | `status` | network status and events |
+//! | `installed` | whether Multus runs an installed configuration for a pod |
 //! | `resolve` | all networks of a pod with their configurations |
 
 mod annotations;
 mod configuration;
 mod definition;
 mod files;
+mod installed;
 mod interfaces;
 mod json_form;
 mod resolve;
@@ -26,6 +28,7 @@ mod status;
 pub use annotations::{default_network, networks};
 pub use configuration::RunnableConfiguration;
 pub use definition::configuration;
+pub use installed::{InstalledNetwork, installed_network, runs_own_type};
 pub use interfaces::{
     DefaultRouteChange, check_default_routes, interface_names, move_default_route, moves_default_route,
 };

@@ -7,6 +7,7 @@ use super::dns_exclude::DnsExclude;
 use super::istio_redirect::{self, OverridingLayers};
 use super::note::{Note, without_repetitions};
 use super::parsed_chain::{ChainInput, ParsedChain};
+use super::separate::{Failures, SeparatePolicy};
 use super::settings::Settings;
 use super::sub_plugin::{Origins, SettingSource, SubPlugin};
 use super::uid_exclude::UidExclude;
@@ -97,30 +98,54 @@ pub fn check(
 /// place and the accepted values. Blocks are always parsed; the pod's annotations and `args.cni` only if the pod has a
 /// sidecar.
 pub fn run(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput, Error> {
+    let (output, failures) = evaluate(&ParsedChain::parse(chain, input.group_id)?, input)?;
+    failures.into_first().map_or(Ok(output), Err)
+}
+
+/// Runs each sub-plugin in `chain` separately, for a running pod: one that fails does not affect the others.
+///
+/// # Errors
+/// A block is invalid, or the chain needs facts that are missing ([`Code::InvalidConfig`]).
+pub fn run_separately(chain: &[Block], input: &ChainInput<'_>) -> Result<SeparatePolicy, Error> {
     let chain = ParsedChain::parse(chain, input.group_id)?;
-    let (mut notes, mut origins) = (Vec::new(), Origins::default());
-    let mut decision = decide(&chain, input)?;
+    let (output, failures) = evaluate(&chain, input)?;
+    Ok(SeparatePolicy::new(output.policy, failures, chain, input))
+}
+
+/// Runs all sub-plugins. The output lacks the contributions of those that fail.
+fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput, Failures), Error> {
+    let (mut notes, mut origins, mut failures) = (Vec::new(), Origins::default(), Failures::default());
+    let mut decision = decide(chain, input)?;
     let pod = input.facts.map(|facts| &facts.pod);
     let mut policy = Policy { dns_captured_elsewhere: pod.map(settings::captures_dns), ..Policy::default() };
     if pod.is_none_or(|pod| !pod.host_network && pod.proxy().is_some()) {
-        let mut is_disabled = pod.is_some_and(settings::is_interception_disabled);
         if decision == Decision::Redirect {
-            policy.interception = interception(&chain, input, &mut origins.settings, &mut notes)?;
-            is_disabled = policy.interception == Interception::Off;
+            let interception = interception(chain, input, &mut origins.settings, &mut notes);
+            policy.interception = failures.or_default(SubPlugin::IstioRedirect, interception);
         }
-        if is_disabled {
+        // Without istio-redirect, whether `NONE` counts is unknown: another attachment's redirection can be pinned. If it
+        // counts there, the union of both policies has no rules; without a redirection, exclusions have no effect.
+        if policy.interception == Interception::Off {
             decision = Decision::LeaveAlone(SkipReason::ModeNone);
         } else {
-            origins.exclusions = exclusions(&chain, input, &policy, &mut notes)?;
+            let redirect = policy.redirect();
+            let (facts, resolvers) = (input.facts, input.resolvers);
+            let context = PodContext { facts, resolvers, redirect, reads_annotations: true };
+            let mut count = 0;
+            let of_uids = uid_exclusions(chain, input, &context, &mut count, &mut notes);
+            origins.exclusions = failures.or_default(SubPlugin::UidExclude, of_uids);
+            let of_dns = dns_exclusions(chain, input, &context, &mut count, &mut notes);
+            origins.exclusions.extend(failures.or_default(SubPlugin::DnsExclude, of_dns));
+            let containers = excluded_containers(chain, input, &context, &mut notes);
+            origins.containers = failures.or_default(SubPlugin::ContainerExclude, containers);
             policy.exclusions = origins.exclusions.iter().map(|(exclusion, _)| exclusion.clone()).collect();
-            origins.containers = excluded_containers(&chain, input, &mut notes)?;
             policy.containers.extend(origins.containers.iter().map(|(exclusion, _)| exclusion.clone()));
         }
-        notes.extend(ignored::unused_requests(&chain, input));
+        notes.extend(ignored::unused_requests(chain, input));
         notes.extend(ignored::misspelled_arguments(input));
     }
     let policy = policy.union(&Policy::default()).map_err(internal)?;
-    Ok(ChainOutput { policy, decision, origins, notes: without_repetitions(notes) })
+    Ok((ChainOutput { policy, decision, origins, notes: without_repetitions(notes) }, failures))
 }
 
 fn decide(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<Decision, Error> {
@@ -155,77 +180,99 @@ fn interception(
     let pod_overrides = chain.redirects.iter().all(|block| block.pod_overrides);
     let parse = |r: &BlockReader<'_>| Settings::of_block(r, input.group_id);
     let args = if pod_overrides { input.parsed_argument(SubPlugin::IstioRedirect, parse)? } else { None };
-    let overriding = OverridingLayers { pod, proxy, args, annotations: pod_overrides };
+    let overriding = OverridingLayers { pod, proxy, args, pod_overrides };
     istio_redirect::interception(&chain.redirects, overriding, origins, notes)
 }
 
-fn exclusions(
+fn uid_exclusions(
     chain: &ParsedChain,
     input: &ChainInput<'_>,
-    policy: &Policy,
+    context: &PodContext<'_>,
+    count: &mut usize,
     notes: &mut Vec<Note>,
 ) -> Result<Vec<(Exclusion, SettingSource)>, Error> {
-    let (facts, resolvers) = (input.facts, input.resolvers);
-    let context = PodContext { facts, resolvers, redirect: policy.redirect() };
-    let (mut exclusions, mut count) = (Vec::new(), 0);
-    let mut add = |source: SettingSource, requested: RequestedExclusions| {
-        count += requested.count;
-        exclusions.extend(requested.exclusions.into_iter().map(|exclusion| (exclusion, source.clone())));
-        if count <= context::MAX_EXCLUSIONS {
-            return Ok(());
-        }
-        let pod = facts.map_or_else(|| "the pod".to_owned(), |facts| format!("pod {}", context::name_of(&facts.pod)));
-        let place = format!("{pod}: exclusions of all sources, up to {source}");
-        at_most(context::MAX_EXCLUSIONS, "exclusions", &place, count)
-    };
+    let mut exclusions = Vec::new();
+    let mut add = |source, requested| add_exclusions(&mut exclusions, count, context, source, requested);
     for block in &chain.uid_excludes {
-        add(SettingSource::Configuration(block.path.clone()), block.parsed.exclusions(&context, notes)?)?;
+        add(SettingSource::Configuration(block.path.clone()), block.parsed.exclusions(context, notes)?)?;
         if block.pod_overrides {
             let sub_plugin = SubPlugin::UidExclude;
             if let Some(argument) = input.parsed_argument(sub_plugin, |r| UidExclude::parse(r, ListAuthor::Pod))? {
-                add(SettingSource::Argument(sub_plugin), argument.exclusions(&context, notes)?)?;
+                add(SettingSource::Argument(sub_plugin), argument.exclusions(context, notes)?)?;
             }
-            for (source, annotation) in facts.map(UidExclude::annotated).transpose()?.into_iter().flatten() {
-                add(source, annotation.exclusions(&context, notes)?)?;
-            }
-        }
-    }
-    for block in &chain.dns_excludes {
-        add(SettingSource::Configuration(block.path.clone()), block.parsed.exclusions(&context, notes)?)?;
-        if block.pod_overrides {
-            let sub_plugin = SubPlugin::DnsExclude;
-            if let Some(argument) = input.parsed_argument(sub_plugin, |r| DnsExclude::parse(r, ListAuthor::Pod))? {
-                add(SettingSource::Argument(sub_plugin), argument.exclusions(&context, notes)?)?;
-            }
-            if let Some((source, annotation)) = facts.map(|facts| block.parsed.annotated(facts)).transpose()?.flatten()
-            {
-                add(source, annotation.exclusions(&context, notes)?)?;
+            for (source, annotation) in input.facts.map(UidExclude::annotated).transpose()?.into_iter().flatten() {
+                add(source, annotation.exclusions(context, notes)?)?;
             }
         }
     }
     Ok(exclusions)
 }
 
+fn dns_exclusions(
+    chain: &ParsedChain,
+    input: &ChainInput<'_>,
+    context: &PodContext<'_>,
+    count: &mut usize,
+    notes: &mut Vec<Note>,
+) -> Result<Vec<(Exclusion, SettingSource)>, Error> {
+    let mut exclusions = Vec::new();
+    let mut add = |source, requested| add_exclusions(&mut exclusions, count, context, source, requested);
+    for block in &chain.dns_excludes {
+        let of_block = PodContext { reads_annotations: block.pod_overrides, ..*context };
+        add(SettingSource::Configuration(block.path.clone()), block.parsed.exclusions(&of_block, notes)?)?;
+        if block.pod_overrides {
+            let sub_plugin = SubPlugin::DnsExclude;
+            if let Some(argument) = input.parsed_argument(sub_plugin, |r| DnsExclude::parse(r, ListAuthor::Pod))? {
+                add(SettingSource::Argument(sub_plugin), argument.exclusions(context, notes)?)?;
+            }
+            let annotated = input.facts.map(|facts| block.parsed.annotated(facts)).transpose()?.flatten();
+            if let Some((source, annotation)) = annotated {
+                add(source, annotation.exclusions(context, notes)?)?;
+            }
+        }
+    }
+    Ok(exclusions)
+}
+
+/// Adds what one source requests. `count` is the number of the pod's exclusions, of all sub-plugins.
+fn add_exclusions(
+    exclusions: &mut Vec<(Exclusion, SettingSource)>,
+    count: &mut usize,
+    context: &PodContext<'_>,
+    source: SettingSource,
+    requested: RequestedExclusions,
+) -> Result<(), Error> {
+    *count += requested.count;
+    if *count > context::MAX_EXCLUSIONS {
+        let pod = |facts: &Facts| format!("pod {}", context::name_of(&facts.pod));
+        let pod = context.facts.map_or_else(|| "the pod".to_owned(), pod);
+        let place = format!("{pod}: exclusions of all sources, up to {source}");
+        return at_most(context::MAX_EXCLUSIONS, "exclusions", &place, *count);
+    }
+    exclusions.extend(requested.exclusions.into_iter().map(|exclusion| (exclusion, source.clone())));
+    Ok(())
+}
+
 fn excluded_containers(
     chain: &ParsedChain,
     input: &ChainInput<'_>,
+    context: &PodContext<'_>,
     notes: &mut Vec<Note>,
 ) -> Result<Vec<(ContainerExclusion, SettingSource)>, Error> {
-    let context = PodContext { facts: input.facts, resolvers: input.resolvers, redirect: None };
     let mut containers = Vec::new();
     let mut add = |source: SettingSource, requested: Vec<ContainerExclusion>| {
         containers.extend(requested.into_iter().map(|exclusion| (exclusion, source.clone())));
     };
     for block in &chain.container_excludes {
-        add(SettingSource::Configuration(block.path.clone()), block.parsed.exclusions(&context, notes)?);
+        add(SettingSource::Configuration(block.path.clone()), block.parsed.exclusions(context, notes)?);
         if block.pod_overrides {
             let sub_plugin = SubPlugin::ContainerExclude;
             let argument = input.parsed_argument(sub_plugin, |r| ContainerExclude::parse(r, ListAuthor::Pod))?;
             if let Some(argument) = argument {
-                add(SettingSource::Argument(sub_plugin), argument.exclusions(&context, notes)?);
+                add(SettingSource::Argument(sub_plugin), argument.exclusions(context, notes)?);
             }
             if let Some((source, annotation)) = input.facts.map(ContainerExclude::annotated).transpose()?.flatten() {
-                add(source, annotation.exclusions(&context, notes)?);
+                add(source, annotation.exclusions(context, notes)?);
             }
         }
     }

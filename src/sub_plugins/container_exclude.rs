@@ -15,6 +15,8 @@ pub(super) const ANNOTATIONS: [&str; 1] = [EXCLUDE_CONTAINERS];
 
 const ACCEPTED: &str = "names of containers, patterns such as *-init, init-containers";
 const INIT_CONTAINERS: &str = "init-containers";
+/// The values of `kinds`.
+const KINDS: [(&str, ContainerKind); 2] = [("init", ContainerKind::Init), ("app", ContainerKind::App)];
 /// Limit of items of one list.
 const MAX_ITEMS: usize = 100;
 /// Limit of unknown names of one list that are compared with the names of the pod.
@@ -24,6 +26,8 @@ const MAX_COMPARED: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ContainerExclude {
     containers: Option<ContainerList>,
+    /// The kinds to which `containers` is bound; `None` is all.
+    kinds: Option<Vec<ContainerKind>>,
     scope: ContainerScope,
     /// `None` is the default, which depends on the container.
     until: Option<BypassEnd>,
@@ -33,16 +37,20 @@ impl ContainerExclude {
     /// Parses a block's keys.
     pub(super) fn parse(r: &BlockReader<'_>, author: ListAuthor) -> Result<Self, Error> {
         let containers = r.list("containers")?.map(|list| ContainerList::parse(&list, author)).transpose()?;
+        let kind = |item: &str| Some(KINDS.iter().find(|(word, _)| *word == item)?.1);
+        let kinds =
+            r.list("kinds")?.map(|list| list.distinct(&KINDS.map(|(word, _)| word).join(", "), kind)).transpose()?;
         let scope = r.one_of("scope", &[("all", ContainerScope::All), ("dns", ContainerScope::Dns)])?;
         let ends = [("container-exit", BypassEnd::ContainerExit), ("proxy-ready", BypassEnd::ProxyReady)];
-        Ok(Self { containers, scope: scope.unwrap_or(ContainerScope::All), until: r.one_of("until", &ends)? })
+        let scope = scope.unwrap_or(ContainerScope::All);
+        Ok(Self { containers, kinds, scope, until: r.one_of("until", &ends)? })
     }
 
     /// Parses the annotation of the pod or its namespace. It applies to all traffic, with the default end.
     pub(super) fn annotated(facts: &Facts) -> Result<Option<(SettingSource, Self)>, Error> {
         let Some(annotation) = AnnotationValue::of_pod_or_namespace(facts, EXCLUDE_CONTAINERS) else { return Ok(None) };
         let containers = Some(ContainerList::parse(&annotation.list()?, annotation.author)?);
-        let requested = Self { containers, scope: ContainerScope::All, until: None };
+        let requested = Self { containers, kinds: None, scope: ContainerScope::All, until: None };
         Ok(Some((annotation.source(EXCLUDE_CONTAINERS), requested)))
     }
 
@@ -58,13 +66,40 @@ impl ContainerExclude {
         let pod = &context.facts(&list.place, first)?.pod;
         check_containers(pod, &|what| format!("{}: {what}", list.place))?;
         list.add_notes(pod, notes);
-        let requested = pod.all_containers().filter(|container| list.contains(pod, container));
+        let is_of_kind = |container: &Container| {
+            self.kinds.as_ref().is_none_or(|kinds| kinds.contains(&ContainerKind::of(pod, container)))
+        };
+        let named = pod.all_containers().filter(|container| list.contains(pod, container));
+        let (requested, others): (Vec<_>, Vec<_>) = named.partition(|container| is_of_kind(container));
+        if !others.is_empty() {
+            let names: Vec<&str> = others.into_iter().map(|container| container.name.as_str()).collect();
+            let text = format!("{}: {}: not excluded: not of the kinds in \"kinds\"", list.place, quoted(&names));
+            notes.push(list.author.note(text));
+        }
         let exclusion = |container: &Container| ContainerExclusion {
             name: container.name.clone(),
             scope: self.scope,
             until: self.until.unwrap_or_else(|| default_end(pod, container)),
         };
-        Ok(requested.map(exclusion).collect())
+        Ok(requested.into_iter().map(exclusion).collect())
+    }
+}
+
+/// A kind of container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum ContainerKind {
+    /// An init container that ends before the application starts.
+    Init,
+    /// A container that runs with the application: an ordinary container or a sidecar (`restartPolicy: Always`).
+    App,
+}
+
+impl ContainerKind {
+    fn of(pod: &Pod, container: &Container) -> Self {
+        match pod.is_init_container(&container.name) && !container.restarts_always {
+            true => Self::Init,
+            false => Self::App,
+        }
     }
 }
 
@@ -167,7 +202,7 @@ impl ContainerForm {
 
     fn means(&self, pod: &Pod, container: &Container) -> bool {
         match self {
-            Self::InitContainers => pod.is_init_container(&container.name) && !container.restarts_always,
+            Self::InitContainers => ContainerKind::of(pod, container) == ContainerKind::Init,
             Self::Name(pattern) => matches(pattern, &container.name),
         }
     }

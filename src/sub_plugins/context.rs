@@ -30,6 +30,8 @@ pub(super) struct PodContext<'a> {
     pub resolvers: Resolvers<'a>,
     /// The redirection of the same sub-plugin chain.
     pub redirect: Option<&'a Redirect>,
+    /// Whether the annotations for a redirection of another program apply.
+    pub reads_annotations: bool,
 }
 
 impl<'a> PodContext<'a> {
@@ -179,6 +181,6 @@ pub(super) mod tests {
 
     /// Returns a context that has `facts` alone.
     pub(in super::super) fn context(facts: Option<&Facts>) -> PodContext<'_> {
-        PodContext { facts, resolvers: Resolvers::default(), redirect: None }
+        PodContext { facts, resolvers: Resolvers::default(), redirect: None, reads_annotations: true }
     }
 }

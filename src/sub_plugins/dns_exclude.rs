@@ -8,7 +8,7 @@ use super::{settings, values};
 use crate::cni::{BlockReader, Code, Error, ItemList, LIST_ITEMS, at_most};
 use crate::pod::Facts;
 use crate::pod::well_known::EXCLUDE_DNS;
-use crate::policy::{PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner};
+use crate::policy::{Exclusion, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner};
 use ipnet::IpNet;
 use std::fmt;
 use std::net::IpAddr;
@@ -70,6 +70,11 @@ impl DnsExclude {
         let place = places.into_iter().flatten().next().unwrap_or("gids");
         requested.add(place, &owners, &destinations, &self.protocols, &ports)?;
         Ok(requested)
+    }
+
+    /// Returns whether this block, or an annotation with its ports, can request the exclusion.
+    pub(super) fn may_request(&self, exclusion: &Exclusion) -> bool {
+        self.protocols.contains(&exclusion.protocol) && self.ports().as_ref() == Some(&exclusion.ports)
     }
 
     fn owners(&self, context: &PodContext<'_>, notes: &mut Vec<Note>) -> Result<Vec<TrafficOwner>, Error> {
@@ -170,12 +175,12 @@ impl ResolverList {
 }
 
 /// Returns the destinations that are not redirected: those of the same sub-plugin chain or, if another program redirects
-/// the pod, those of the pod's annotation.
+/// the pod, those of the pod's annotation. A pinned block does not read it.
 fn excluded_ranges(context: &PodContext<'_>, facts: &Facts) -> Result<Ranges, Error> {
     if let Some(redirect) = context.redirect {
         return Ok(redirect.outbound_ip_ranges_exclude.clone());
     }
-    let annotated = settings::excluded_ranges(&facts.pod)?;
+    let annotated = if context.reads_annotations { settings::excluded_ranges(&facts.pod)? } else { None };
     Ok(annotated.unwrap_or_else(|| Redirect::default().outbound_ip_ranges_exclude))
 }
 
@@ -282,6 +287,15 @@ mod tests {
         let msg = scenario.annotated(EXCLUDE_DNS, "10.0.0.1, corp-dns").error();
         let start = "annotation \"detour.io/exclude-dns\" of pod shop/cart-1: ";
         assert!(msg.starts_with(start) && msg.contains("\"corp-dns\"") && msg.contains(ACCEPTED), "{msg}");
+    }
+
+    #[test]
+    fn a_pinned_block_does_not_follow_the_annotation_of_excluded_ranges() {
+        let ranges = |pod_overrides: bool| {
+            let keys = json!({"resolvers": "excluded-ranges", "protocols": "udp", "pod_overrides": pod_overrides});
+            block(keys).annotated("traffic.sidecar.istio.io/excludeOutboundIPRanges", "10.0.0.0/8").exclusions()
+        };
+        assert_eq!((ranges(true), ranges(false)), (vec!["any udp 53 to 10.0.0.0/8".to_owned()], Vec::new()));
     }
 
     #[test]

@@ -237,13 +237,29 @@ impl FactLookup<'_> {
     }
 
     /// Returns the IDs of init containers that end before the application starts, without those that a container that
-    /// keeps running shares.
+    /// keeps running shares. If the ID of such a container is unknown, each ID could be shared.
     fn init_container_ranges(&self, notes: &mut Vec<Note>) -> Result<Vec<IdRange>, Error> {
         let pod = self.bounded_pod()?;
         let id = |container| self.kind.of_container(pod, container);
         let native_sidecars = pod.init_containers.iter().filter(|c| c.restarts_always || c.name == PROXY_CONTAINER);
-        let running = pod.containers.iter().chain(native_sidecars).map(id).collect::<Result<HashSet<_>, _>>()?;
+        let keep_running = || pod.containers.iter().chain(native_sidecars.clone());
+        let running = keep_running().map(id).collect::<Result<HashSet<_>, _>>()?;
         let ends = |c: &&Container| !c.restarts_always && !ISTIO_CONTAINERS.contains(&c.name.as_str());
+        let unknown = keep_running().filter(|c| c.name != PROXY_CONTAINER).find(|c| id(c) == Ok(None));
+        if let (Some(unknown), true) = (unknown, pod.init_containers.iter().filter(ends).any(|c| id(c) != Ok(None))) {
+            let (key, name) = (self.kind.key(), &unknown.name);
+            let msg = format!(
+                "container {name} of pod {} does not set {key}: its image can have the ID of an init container, and then \
+                 all its traffic would bypass the sidecar; set its securityContext.{key}, or use the sub-plugin \
+                 container-exclude (annotation {EXCLUDE_CONTAINERS}: \"init-containers\")",
+                name_of(pod)
+            );
+            if self.ids.author == ListAuthor::Pod {
+                return Err(self.error(&msg));
+            }
+            notes.push(self.note(&msg));
+            return Ok(Vec::new());
+        }
         let mut ranges = Vec::new();
         for container in pod.init_containers.iter().filter(ends) {
             let why = match id(container)? {

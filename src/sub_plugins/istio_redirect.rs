@@ -1,6 +1,8 @@
 //! `istio-redirect`: redirection to the sidecar, from four layers of settings. Each layer overrides the ones after it:
 //! the pod's annotations, `args.cni`, the proxy's container, the blocks of the sub-plugin chain.
 
+use super::context::name_of;
+use super::ids::IdKind;
 use super::note::Note;
 use super::parsed_chain::ParsedBlock;
 use super::pod_networks::PodInterfaces;
@@ -19,8 +21,8 @@ pub(super) struct OverridingLayers<'a> {
     pub proxy: &'a Container,
     /// The block in `args.cni`.
     pub args: Option<Settings>,
-    /// Whether the pod's annotations apply.
-    pub annotations: bool,
+    /// Whether the pod's annotations and the values of the proxy's container apply.
+    pub pod_overrides: bool,
 }
 
 /// Returns the redirection of all `blocks` and appends the source of each setting to `origins`. The blocks are united
@@ -34,19 +36,23 @@ pub(super) fn interception(
     origins: &mut Vec<(&'static str, SettingSource)>,
     notes: &mut Vec<Note>,
 ) -> Result<Interception, Error> {
-    let pod = overriding.pod;
+    let OverridingLayers { pod, proxy, pod_overrides, .. } = overriding;
     let united = unite(blocks)?;
     let paths: Vec<&str> = blocks.iter().map(|block| block.path.as_str()).collect();
     let layers = Layers {
         blocks,
         pod,
-        annotations: if overriding.annotations { Settings::of_annotations(pod)? } else { Settings::default() },
+        annotations: if pod_overrides { Settings::of_annotations(pod)? } else { Settings::default() },
         args: overriding.args.unwrap_or_default(),
-        container: Settings::of_container(pod, overriding.proxy, notes)?,
+        container: if pod_overrides { Settings::of_container(pod, proxy, notes)? } else { Settings::default() },
         united,
     };
     layers.add_origins(origins);
-    let mut interception = resolve(&paths.join(" and "), layers.settings(), notes)?;
+    let path = paths.join(" and ");
+    let mut interception = resolve(&path, layers.settings(), notes)?;
+    if let (false, Interception::On(redirect)) = (pod_overrides, &interception) {
+        notes.extend(foreign_proxy(&path, redirect, pod, proxy));
+    }
     if let Interception::On(redirect) = &mut interception
         && !redirect.capture_secondary_networks
     {
@@ -166,6 +172,22 @@ fn resolve(path: &str, settings: Settings, notes: &mut Vec<Note>) -> Result<Inte
         return Err(Error::new(Code::InvalidConfig, msg));
     }
     Ok(Interception::On(Box::new(redirect)))
+}
+
+/// Returns a warning about pinned IDs with which the rules redirect the proxy's own traffic back to it. An ID that the pod
+/// does not set is unknown.
+fn foreign_proxy(path: &str, redirect: &Redirect, pod: &Pod, proxy: &Container) -> Option<Note> {
+    let other_than = |kind: IdKind, pinned: &[u32]| {
+        let id = kind.of_container(pod, proxy).ok()??;
+        (!pinned.contains(&id)).then(|| format!("{} {id}", kind.key()))
+    };
+    let (uid, gid) = (other_than(IdKind::User, &redirect.proxy_uid)?, other_than(IdKind::Group, &redirect.proxy_gid)?);
+    Some(Note::warning(format!(
+        "{path}: pod_overrides is false, so {uid} and {gid} of container {} of pod {} do not count as the proxy's: its own \
+         traffic is redirected back to it; add one of them to proxy_uid or proxy_gid",
+        proxy.name,
+        name_of(pod)
+    )))
 }
 
 fn dns_capture(path: &str, settings: &Settings, notes: &mut Vec<Note>) -> DnsCapture {

@@ -19,6 +19,7 @@
 //! | `pod_networks` | interfaces and addresses of a pod's networks |
 //! | `istio_redirect` | the redirection, from four layers of settings |
 //! | `ignored` | annotations and arguments without effect |
+//! | `separate` | the policy of a running pod if a sub-plugin fails |
 //! | `chain` | the evaluation of a sub-plugin chain |
 
 mod chain;
@@ -32,6 +33,7 @@ mod istio_redirect;
 mod note;
 mod parsed_chain;
 mod pod_networks;
+mod separate;
 mod settings;
 mod sub_plugin;
 #[cfg(test)]
@@ -39,7 +41,7 @@ mod tests;
 mod uid_exclude;
 mod values;
 
-pub use chain::{ChainOutput, NeededFacts, check, executables, run, wants};
+pub use chain::{ChainOutput, NeededFacts, check, executables, run, run_separately, wants};
 pub use context::Resolvers;
 pub use decision::{
     ConsideredRule, Decision, SkipReason, considered, pod_skip_reason, requested_injection, skip_reason,
@@ -49,5 +51,6 @@ pub use ignored::{Ignored, ignored};
 pub use note::{Note, Severity};
 pub use parsed_chain::ChainInput;
 pub use pod_networks::own_addresses;
+pub use separate::SeparatePolicy;
 pub use settings::{setting_annotations, setting_values};
 pub use sub_plugin::{Origins, SettingSource, SubPlugin};

@@ -267,11 +267,6 @@ pub(super) fn excluded_ranges(pod: &Pod) -> Result<Option<Ranges>, Error> {
     annotated(pod, &[EXCLUDE_OUTBOUND_RANGES], |written, _| written.list(values::parse_ranges))
 }
 
-/// Returns whether the pod's annotation disables interception by any program.
-pub(super) fn is_interception_disabled(pod: &Pod) -> bool {
-    pod.annotations.get(INTERCEPTION_MODE).is_some_and(|mode| mode == "NONE")
-}
-
 /// Returns whether the pod's sidecar resolves DNS, whichever program redirects it there.
 pub(super) fn captures_dns(pod: &Pod) -> bool {
     pod.proxy().and_then(|proxy| proxy.env(DNS_CAPTURE)).and_then(parse_bool) == Some(true)

@@ -1,7 +1,8 @@
 //! Pods that are not repaired.
 
 use crate::kernel::Kernel;
-use crate::scene::{one, scene, settings};
+use crate::scene::{one, scene, scene_with, settings};
+use crate::server::{Answer, Request};
 use detour_cni::agent::ObservedPod;
 use detour_cni::agent::repair::{Criteria, RepairMode, RepairOutcome, RepairWorker};
 use serde_json::{Value, json};
@@ -73,6 +74,29 @@ fn a_pod_without_addresses_or_without_redirection_is_skipped() {
         assert_eq!(repairs(&mut scene.repair(), &Arc::new(pod.observed())), 0, "the chain does not redirect");
         assert!(scene.attachments(&pod).is_empty());
     });
+}
+
+/// The pod selects a definition with the name of the installed configuration. If it has a configuration, Multus runs that.
+#[test]
+fn a_pod_whose_definition_has_its_own_configuration_is_left_alone() {
+    for (config, repaired) in [("", 1), (r#"{"type": "macvlan"}"#, 0)] {
+        let definition = json!({
+            "metadata": {"namespace": "default", "name": "istio-cni"}, "spec": {"config": config},
+        });
+        let answer = move |request: &Request| match request.line.contains("network-attachment-definitions") {
+            true => Answer::json(200, &definition),
+            false => Answer::json(200, &json!({})),
+        };
+        scene_with(answer, |scene| {
+            scene.install_attachment();
+            let pod = scene.pod();
+            let mut manifest = pod.manifest();
+            manifest["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = json!("default/istio-cni");
+            assert_eq!(repairs(&mut scene.repair(), &Arc::new(pod.observed_as(&manifest))), repaired, "{config}");
+            let lookups = scene.api.requests().into_iter().filter(|one| one.line.contains("definitions/istio-cni"));
+            assert_eq!(lookups.count(), 1 + repaired, "one in each check");
+        });
+    }
 }
 
 #[test]

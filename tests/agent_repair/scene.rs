@@ -69,6 +69,20 @@ impl Scene<'_> {
         fs::create_dir_all(self.manifests()).expect("made");
     }
 
+    /// Installs the plugin for the pods that select the network `istio-cni`.
+    pub(crate) fn install_attachment(&self) {
+        const FILE: &str = "/etc/cni/multus/net.d/istio-cni.conf";
+        self.install(&json!([]));
+        let attachment = json!({
+            "cniVersion": "1.0.0", "name": "istio-cni", "type": "detour", "chain": [{"type": "istio-redirect"}],
+            "kubernetes": {"manifests_dir": "/manifests"},
+        });
+        self.write(FILE, &attachment.to_string());
+        let record =
+            json!({"installer": "", "files": {FILE: {"role": "configuration", "ours": [], "before": "nothing"}}});
+        self.write("/var/lib/cni/detour/install.json", &record.to_string());
+    }
+
     /// Adds an entry of another tool to the cluster network's list.
     pub(crate) fn add_entry(&self, entry: &Value) {
         let path = self.node.root.join(LIST.trim_start_matches('/'));

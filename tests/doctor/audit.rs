@@ -150,6 +150,7 @@ fn configurations_of_all_releases_are_sources() {
     let mut plan = Plan::new();
     plan.config["chain"] = json!([{"type": "istio-redirect"}]);
     plan.cluster.annotate("k8s.v1.cni.cncf.io/networks", "default/istio-cni,default/excludedns");
+    plan.cluster.definitions.insert(("default".to_owned(), "excludedns".to_owned()), String::new());
     scene(plan, |scene| {
         let conf = json!({"cniVersion": "1.0.0", "name": "excludedns", "type": "excludedns"});
         let (directory, file) = ("etc/cni/more.d", "/etc/cni/more.d/excludedns.conf");

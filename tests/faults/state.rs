@@ -204,7 +204,11 @@ fn a_damaged_record_fails_add_and_check_and_not_del() {
                     }
                     if verb != Verb::Gc && *dialect == "iptables" && subject.read().rules != subject.none.rules {
                         let left_rules = Kernel::of(&subject.pod);
-                        verdict = if left_rules.has_exclusions() { Err("rules with detour's names are left".into()) } else { Ok(()) };
+                        verdict = if left_rules.has_exclusions() {
+                            Err("rules with detour's names are left".into())
+                        } else {
+                            Ok(())
+                        };
                         if verb == Verb::Del {
                             left = "the ISTIO_ rules".into();
                         }

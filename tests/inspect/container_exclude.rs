@@ -208,7 +208,7 @@ fn a_bypass_that_ends_before_its_container_starts_is_a_warning() {
         (one_uid(), "proxy-ready", vec![]),
         (proxy_first(false), "proxy-ready", vec![late]),
         (proxy_first(true), "proxy-ready", vec![late, late]),
-        (proxy_first(true), "container-exit", vec![]),
+        (proxy_first(true), "container-exit", vec!["excluded-after-proxy"]),
     ] {
         assert_eq!(codes(&report(&pod, &block(until))), expected, "{until}: {pod}");
     }
@@ -218,7 +218,10 @@ fn a_bypass_that_ends_before_its_container_starts_is_a_warning() {
         first["what"].as_str().expect("text").starts_with("container vault-agent-init is excluded until"),
         "{first}"
     );
-    assert_eq!(first["next"], "set \"until\": \"container-exit\" in the block that excludes vault-agent-init");
+    let next = "remove the exclusion: init container vault-agent-init reaches the mesh through the proxy";
+    assert_eq!(first["next"], next);
+    let next = "set \"until\": \"container-exit\" in the block that excludes web";
+    assert_eq!(report["warnings"][1]["next"], next);
 }
 
 #[test]

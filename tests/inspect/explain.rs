@@ -11,7 +11,7 @@ pub(crate) fn pod() -> Value {
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
             "name": "web-0", "namespace": "shop",
-            "annotations": { "sidecar.istio.io/status": "{}", "k8s.v1.cni.cncf.io/networks": "istio-cni" }
+            "annotations": { "sidecar.istio.io/status": "{}", "k8s.v1.cni.cncf.io/networks": "default/istio-cni" }
         },
         "spec": {
             "initContainers": [{ "name": "vault-agent-init", "securityContext": { "runAsUser": 1337 } }],
@@ -59,7 +59,7 @@ pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
     pod["metadata"]["annotations"][key] = value.into();
 }
 
-const CASES: [Case; 17] = [
+const CASES: [Case; 19] = [
     ("redirected", |_, _| ()),
     ("warnings", |pod, _| {
         annotate(pod, "traffic.sidecar.istio.io/excludeOutboundIPRanges", "203.0.113.0/24");
@@ -102,6 +102,27 @@ const CASES: [Case; 17] = [
         drop(pod["metadata"]["annotations"].as_object_mut().expect("annotations").remove("sidecar.istio.io/status"))
     }),
     ("not-selected", |pod, _| annotate(pod, "k8s.v1.cni.cncf.io/networks", "shop/alt-net, storage@data0")),
+    // Istio's injector makes the sidecar the first init container.
+    ("native-sidecar", |pod, conf| {
+        let mut proxy = pod["spec"]["containers"].as_array_mut().expect("an array").pop().expect("a proxy");
+        proxy["restartPolicy"] = "Always".into();
+        let init = ["migrate", "log"].map(|name| json!({ "name": name, "securityContext": { "runAsUser": 7 } }));
+        let [migrate, mut log] = init;
+        log["restartPolicy"] = "Always".into();
+        let init = pod["spec"]["initContainers"].as_array_mut().expect("an array");
+        init.splice(0..0, [json!({ "name": "early" }), json!({ "name": "permissions" }), proxy]);
+        init.extend([migrate, log]);
+        conf["chain"]
+            .as_array_mut()
+            .expect("an array")
+            .push(json!({ "type": "container-exclude", "containers": "permissions" }));
+    }),
+    ("excluded-by-istio", |pod, _| {
+        annotate(pod, "traffic.sidecar.istio.io/excludeOutboundPorts", "25,465");
+        annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", "9000");
+        annotate(pod, "traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.0/8");
+        annotate(pod, "traffic.sidecar.istio.io/excludeInterfaces", "net1");
+    }),
     ("mode-none", |pod, _| annotate(pod, "sidecar.istio.io/interceptionMode", "NONE")),
 ];
 
@@ -175,6 +196,25 @@ fn invalid_annotations_fail_as_in_an_add() {
     assert_eq!((run.code, run.stdout.as_str()), (1, ""));
     let start = "detour: annotation \"detour.io/exclude-uids\" of pod shop/web-0: invalid value \"root\"; ";
     assert!(run.stderr.starts_with(start), "{}", run.stderr);
+}
+
+#[test]
+fn a_configuration_without_a_source_of_facts_fails_as_in_an_add() {
+    let without: fn(&mut Value, &mut Value) = |_, conf| conf["kubernetes"]["kubeconfig"] = Value::Null;
+    let run = explain("without-source", without, &["-o", "json"]);
+    let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
+    assert_eq!((run.code, run.stderr.as_str(), &report["redirected"]), (1, "", &json!(true)));
+    assert_eq!(report["warnings"][0]["code"], "add-fails");
+    let what = "an ADD would fail: the configuration has no source of pod facts";
+    assert_eq!(report["warnings"][0]["what"], what);
+    for more in [["--rules", "nft"], ["--format", "svg"]] {
+        let run = explain("without-source", without, &more);
+        assert!(run.code == 1 && !run.stdout.is_empty() && run.stderr.contains(what), "{run:?}");
+    }
+    let several = json!({ "kind": "List", "items": [pod(), pod()] }).to_string();
+    let conf = file("none.conf", &json!({ "name": "istio-cni", "type": "detour" }).to_string());
+    assert_eq!(detour(&["explain", "-f", "-", "--config", &conf], &several, &[]).code, 1);
+    assert_eq!(detour(&["explain", "-f", "-"], &several, &[]).code, 0, "the built-in defaults are not a configuration");
 }
 
 #[test]

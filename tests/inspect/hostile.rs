@@ -107,7 +107,7 @@ fn names_in_a_manifest_are_escaped() {
 fn names_of_containers_in_notes_are_escaped() {
     let mut pod = pod();
     pod["metadata"]["annotations"]["detour.io/exclude-containers"] = "*x,X*".into();
-    pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = "c".into();
+    pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = "default/c".into();
     let chain = json!([{"type": "istio-redirect"}, {"type": "container-exclude"}]);
     let conf = json!({"name": "c", "type": "detour", "kubernetes": {"kubeconfig": "/k"}, "chain": chain});
     let conf = file("containers.conf", &conf.to_string());

@@ -157,10 +157,21 @@ fn a_single_plugin_applies_to_pods_that_select_its_network() {
     }
     for networks in [
         format!(", {key}: default/istio-cni"),
-        format!(", {key}: '[{{\"name\": \"istio-cni\"}}]'"),
+        format!(", {key}: '[{{\"name\": \"istio-cni\", \"namespace\": \"default\"}}]'"),
         ", v1.multus-cni.io/default-network: istio-cni".into(),
     ] {
         assert_eq!(explain(&plugin, &networks)["redirected"], true, "{networks}");
+    }
+    // Multus uses the installed configuration only for a definition of the selected namespace.
+    for (networks, object) in
+        [(format!(", {key}: istio-cni"), "shop/istio-cni"), (format!(", {key}: pay/istio-cni"), "pay/istio-cni")]
+    {
+        let said = explain(&plugin, &networks);
+        let why = format!("the pod selects {object}, and no such NetworkAttachmentDefinition is known");
+        assert_eq!((&said["decision"], &said["redirected"]), (&json!(format!("not redirected: {why}")), &json!(false)));
+        let next =
+            format!("select default/istio-cni in annotation {key}; if {object} exists, add it: --definitions FILE");
+        assert_eq!(said["warnings"][0]["next"], next);
     }
     let trace = ["trace", "-f", "-", "--from", "uid=1000", "--to", "1.2.3.4:5/tcp", "-o", "json", "--config", &plugin];
     assert_eq!(detour(&trace, &pod(""), &[]).json()["arrives_at"], "direct");

@@ -101,3 +101,48 @@ fn invalid_networks_fail_as_in_an_add() {
         ["NetworkAttachmentDefinition \"istio-cni\" not found in namespace \"shop\"", "of that name: default", "given"];
     assert!(run.code == 1 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");
 }
+
+/// The configuration of an attachment, as it is installed for Multus.
+fn attachment(chain: &Value) -> Value {
+    json!({"name": "istio-cni", "type": "detour", "kubernetes": {"kubeconfig": "/k"}, "chain": chain})
+}
+
+#[test]
+fn definitions_count_beside_the_configuration_of_an_attachment() {
+    let redirect = attachment(&json!([{"type": "istio-redirect", "proxy_port": 16000}]));
+    let json = |networks: &str, conf: &Value| explain(networks, Some(conf), &["-o", "json"]);
+    // The definition default/istio-cni has its own configuration, with port 15001.
+    let port = |said: &Value| {
+        let settings = said["settings"].as_array().expect("settings").clone();
+        settings.into_iter().find(|one| one["key"] == "proxy_port").map(|one| one["value"].clone())
+    };
+    let said = json("default/istio-cni, excludedns", &redirect).json();
+    assert_eq!(
+        (&said["redirected"], port(&said), &said["exempt"][0]["who"]),
+        (&json!(true), Some(json!(15001)), &json!("uid 1337"))
+    );
+    let storage = json!({"name": "storage", "type": "detour", "kubernetes": {"kubeconfig": "/k"}});
+    let said = json("storage", &storage).json();
+    let why = "not redirected: NetworkAttachmentDefinition shop/storage has its own configuration (plugins: macvlan)";
+    assert_eq!((&said["decision"], &said["warnings"][0]["code"]), (&json!(why), &json!("network-not-selected")));
+    for (networks, object) in [("istio-cni", "shop/istio-cni"), ("pay/istio-cni", "pay/istio-cni")] {
+        let run = json(networks, &redirect);
+        let why = format!(
+            "annotation \"k8s.v1.cni.cncf.io/networks\" selects NetworkAttachmentDefinition {object}, which does not exist"
+        );
+        assert!(run.code == 1 && run.stderr.contains(&why) && run.stdout.is_empty(), "{run:?}");
+    }
+    // Multus added the networks of a running pod, although the definition is gone now.
+    let mut running = pod();
+    annotate(&mut running, "k8s.v1.cni.cncf.io/networks", "pay/istio-cni");
+    running["status"] = json!({ "podIPs": [{ "ip": "10.0.0.7" }] });
+    let (conf, storage) =
+        (file("running.conf", &redirect.to_string()), file("storage.json", &definitions()[2].to_string()));
+    let arguments = ["explain", "-f", "-", "--config", &conf, "--definitions", &storage, "-o", "json"];
+    assert_eq!(detour(&arguments, &running.to_string(), &[]).json()["redirected"], true);
+    // The pod's attachments add to a plugin list, which applies to every pod.
+    let list =
+        json!({"name": "cluster", "plugins": [{"type": "bridge"}, attachment(&json!([{"type": "istio-redirect"}]))]});
+    let run = explain("excludedns", Some(&list), &["-o", "json"]).json();
+    assert_eq!((&run["redirected"], &run["exempt"][0]["who"]), (&json!(true), &json!("uid 1337")));
+}

@@ -17,7 +17,7 @@ metadata:
   namespace: shop
   annotations:
     sidecar.istio.io/status: '{}'
-    k8s.v1.cni.cncf.io/networks: mesh
+    k8s.v1.cni.cncf.io/networks: default/mesh
     sidecar.istio.io/interceptionMode: MODE
     traffic.sidecar.istio.io/excludeOutboundIPRanges: 10.1.0.0/16,10.2.0.0/16,fd00::/64
 spec:
@@ -26,7 +26,7 @@ spec:
   - name: istio-proxy
     env: [{name: ISTIO_META_DNS_CAPTURE, value: 'true'}]
 ";
-const CONF: &str = r#"{"name": "mesh", "type": "detour", "chain": [
+const CONF: &str = r#"{"name": "mesh", "type": "detour", "kubernetes": {"kubeconfig": "/k"}, "chain": [
     {"type": "istio-redirect", "dns_servers_v4": "10.96.0.10"},
     {"type": "uid-exclude", "uids": "5", "rules": "tcp:80-81,443:6-9"}
 ]}"#;
@@ -90,7 +90,7 @@ fn rules_text(pod: &str, dialect: &str) -> String {
 fn the_reason_for_missing_rules_is_printed() {
     let conf = file("restore.conf", CONF);
     for dialect in ["iptables", "nft"] {
-        let pod = POD.replace("networks: mesh", "networks: other");
+        let pod = POD.replace("networks: default/mesh", "networks: other");
         let run = detour(&["explain", "-f", "-", "--config", &conf, "--rules", dialect], &pod, &[]);
         let said = "detour: pod shop/web: no rules: not redirected: the pod does not select network mesh: ";
         assert!(run.code == 0 && run.stderr.starts_with(said), "{run:?}");

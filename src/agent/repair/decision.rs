@@ -3,8 +3,9 @@
 use super::selector::Selector;
 use crate::agent::facts::{EndedContainer, ObservedPod};
 use crate::agent::install::{Installed, NodeFiles, Release};
+use crate::cluster::{Lookup, ObjectRef};
 use crate::cni::Block;
-use crate::networks;
+use crate::networks::{self, InstalledNetwork};
 use crate::plugin::{ContainerStatus, desired_policy};
 use crate::pod::well_known::{INJECTION_STATUS, VALIDATION_CONTAINER};
 use crate::pod::{Facts, Pod, PodRef};
@@ -86,7 +87,8 @@ pub fn suspect<'a>(
     let mut including =
         installed.iter().filter(|installed| is_checked && skip_reason(&installed.conf, &name).is_none());
     let redirects_any = including.clone().any(|installed| redirections(installed).next().is_some());
-    let redirecting = including.clone().find(|installed| is_called(installed, pod) && redirects(installed, pod));
+    let redirecting =
+        including.clone().find(|installed| is_called(installed, pod, &|_| None) && redirects(installed, pod));
     let installed = redirecting.or_else(|| including.next())?;
     let suspicion = Suspicion {
         // Without a redirection of its own, the agent leaves the pod to the program that redirects it.
@@ -175,12 +177,10 @@ impl Criteria {
 }
 
 /// Whether the plugin is called for the pod: always from the cluster network's plugin list, and otherwise for pods that
-/// select its network.
-fn is_called(installed: &Installed, pod: &Pod) -> bool {
-    let name = &installed.conf.name;
-    let selects =
-        || networks::networks(pod).is_ok_and(|selected| selected.elements.iter().any(|one| one.name == *name));
-    installed.for_every_pod || selects()
+/// select its network. Without definitions, a selection counts: Multus would not have started the pod otherwise.
+pub(super) fn is_called(installed: &Installed, pod: &Pod, look_up: &dyn Fn(&ObjectRef) -> Option<Lookup>) -> bool {
+    let network = || networks::installed_network(pod, &installed.conf.name, look_up);
+    installed.for_every_pod || matches!(network(), Ok(InstalledNetwork::Runs | InstalledNetwork::Unknown(_)))
 }
 
 /// Returns the blocks of the configuration that redirect traffic.
@@ -198,6 +198,7 @@ fn redirects(installed: &Installed, pod: &Pod) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::Definition;
     use crate::cni::configuration;
     use crate::pod::Container;
     use crate::state::Attachment;
@@ -290,6 +291,25 @@ mod tests {
         let answers =
             [None, Some("default/other"), Some("a, default/n"), Some("n@net1"), Some("[broken")].map(redirectable);
         assert_eq!(answers, [false, false, true, true, false]);
+    }
+
+    #[test]
+    fn a_definition_with_its_own_configuration_does_not_use_the_installed_one() {
+        let own = installed(LISTED, false);
+        let is_called = |networks: (&str, &str), definition: Option<Lookup>| {
+            let observed =
+                changed(|observed| drop(observed.pod.annotations.insert(networks.0.into(), networks.1.into())));
+            is_called(&own, &observed.pod, &|_| definition.clone())
+        };
+        let found = |config: &str| {
+            let config = config.to_owned();
+            Some(Lookup::Found(Definition { config, ..Definition::default() }))
+        };
+        for networks in [("k8s.v1.cni.cncf.io/networks", "n"), ("v1.multus-cni.io/default-network", "n")] {
+            assert!(is_called(networks, found("")) && is_called(networks, None), "{networks:?}");
+            assert!(!is_called(networks, found(r#"{"type": "istio-cni"}"#)), "{networks:?}");
+            assert!(!is_called(networks, Some(Lookup::Missing(String::new()))), "{networks:?}");
+        }
     }
 
     #[test]

@@ -3,17 +3,19 @@
 use super::action::{
     RepairCase, RepairMode, RepairOutcome, RepairResult, RepairSettings, delete, label, outcome_event, unreadable_event,
 };
-use super::decision::{Cause, OtherRelease, diagnose, is_left_to_other, suspect};
+use super::decision::{Cause, OtherRelease, diagnose, is_called, is_left_to_other, suspect};
 use super::in_place;
 use super::retry_budget::{DELETION_PERIOD, DeletionLimit, MAX_DELETIONS, RetryBudget};
 use super::watched::{NetnsLocation, WatchedPod};
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::{Installed, NodeFiles};
 use crate::agent::metrics::Metrics;
-use crate::cluster::{Event, ServiceAccount};
+use crate::cluster::{DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
 use crate::cni::{Code, Error};
 use crate::netns::find::{self, FoundNetns};
 use crate::plugin::{self, ContainerStatus};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,6 +28,9 @@ const GRACE_BEFORE_DELETION: Duration = Duration::from_secs(30);
 /// How long a check waits for the lock of a network namespace: a process in there can hold it, and would delay all other
 /// pods.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The timeout for a definition that a pod without rules selects.
+const DEFINITION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The settings and handles of all repairs.
 #[derive(Debug)]
@@ -48,6 +53,8 @@ pub(super) struct RepairPass<'a> {
     deletions: &'a mut DeletionLimit,
     /// The node's network namespaces, read once for all pods.
     netns_snapshot: Option<find::NodeSnapshot>,
+    /// The definitions that pods without rules select, looked up once; `None` if the API server does not return it.
+    definitions: RefCell<BTreeMap<ObjectRef, Option<Lookup>>>,
     /// The Events, created at the end: an API server that does not answer must not delay a repair.
     events: Vec<(Arc<ObservedPod>, Event)>,
     /// The number of pods whose deletion is deferred by the limit.
@@ -63,7 +70,9 @@ impl<'a> RepairPass<'a> {
         now: Instant,
     ) -> Self {
         let started = (now, Instant::now());
-        Self { tools, installed, others, started, deletions, netns_snapshot: None, events: Vec::new(), deferred: 0 }
+        let definitions = RefCell::default();
+        let events = Vec::new();
+        Self { tools, installed, others, started, deletions, netns_snapshot: None, definitions, events, deferred: 0 }
     }
 
     /// Checks a pod, and repairs it if needed. Returns the result of a repair.
@@ -90,7 +99,8 @@ impl<'a> RepairPass<'a> {
             }
         }
         let status = status.ok().flatten();
-        let cause = diagnose(suspicion, status.as_ref());
+        let is_called = || is_called(installed, &observed.pod, &|object| self.definition(object));
+        let cause = diagnose(suspicion, status.as_ref()).filter(|cause| *cause != Cause::NoRules || is_called());
         let grace = if self.tools.settings.mode == RepairMode::InPlace { GRACE } else { GRACE_BEFORE_DELETION };
         if !watched.record_check(cause, self.interval(&observed), grace, now) {
             watched.postpone();
@@ -190,6 +200,19 @@ impl<'a> RepairPass<'a> {
     fn find(&self, observed: &ObservedPod) -> Result<FoundNetns, Error> {
         let missing = || Error::new(Code::InvalidNetns, "no network namespace of the pod was found on this node");
         find::of_pod(self.tools.node.root(), &observed.pod)?.ok_or_else(missing)
+    }
+
+    /// Returns a definition; `None` if it can't be looked up. After a failure, no other one is looked up in this pass: the
+    /// repairs must not wait for an API server that does not answer.
+    fn definition(&self, object: &ObjectRef) -> Option<Lookup> {
+        let mut definitions = self.definitions.borrow_mut();
+        let has_failed = definitions.values().any(Option::is_none);
+        let look_up = || {
+            let query = DefinitionQuery { object: object.clone(), awaited: false };
+            let found = self.tools.account.source_once(DEFINITION_TIMEOUT).definitions(&[query]);
+            found.inspect_err(|error| tracing::debug!("{error}")).ok()?.into_iter().next()
+        };
+        definitions.entry(object.clone()).or_insert_with(|| if has_failed { None } else { look_up() }).clone()
     }
 
     /// Whether the next attempt may delete the pod.

@@ -28,6 +28,6 @@ pub use kubernetes::{DEFAULT_AGENT_PREFIXES, Kubernetes};
 pub use net_conf::{GROUP_FILE, NetConf, RuleFormatSetting, ValidAttachment};
 pub use pod_annotations::POD_ANNOTATIONS;
 pub(super) use primary::is_primary;
-pub use primary::{DefaultNetwork, NetworkName, NetworkStatus, Primary};
+pub use primary::{DefaultNetwork, GLOBAL_NAMESPACE, NetworkName, NetworkStatus, Primary, SYSTEM_NAMESPACE};
 pub use sub_plugins::{OWN_TYPES, PROGRAM, SUB_PLUGINS};
 pub(super) use sub_plugins::{default_chain, kind};

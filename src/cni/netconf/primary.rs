@@ -19,9 +19,9 @@ const CONF_DIR: &str = "/etc/cni/multus/net.d";
 /// The default directory of saved state, which must survive a reboot.
 const CNI_DIR: &str = "/var/lib/cni/detour";
 /// The default namespace of the cluster's own definitions, and the only default system namespace.
-const SYSTEM_NAMESPACE: &str = "kube-system";
+pub const SYSTEM_NAMESPACE: &str = "kube-system";
 /// The default namespace whose definitions pods of all namespaces can use.
-const GLOBAL_NAMESPACE: &str = "default";
+pub const GLOBAL_NAMESPACE: &str = "default";
 /// The default timeout for the readiness file, in seconds.
 const READINESS_TIMEOUT: u32 = 45;
 

@@ -2,9 +2,9 @@
 //! the pod's attachments.
 
 use crate::cluster;
-use crate::cni::{Block, Error, NetConf};
-use crate::inspect::subject::Subject;
-use crate::networks::{default_network, networks};
+use crate::cni::{Block, Code, Error, GLOBAL_NAMESPACE, NetConf, SYSTEM_NAMESPACE};
+use crate::inspect::subject::{ConfigurationSource, Subject};
+use crate::networks::{InstalledNetwork, networks};
 use crate::plugin::desired_policy;
 use crate::plugin::desired_policy::about;
 use crate::pod::PodRef;
@@ -12,8 +12,6 @@ use crate::pod::well_known::NETWORKS;
 use crate::policy::{ContainerExclusion, Exclusion, Policy};
 use crate::sub_plugins::{ChainOutput, SettingSource, Severity, SubPlugin, skip_reason};
 
-const ADD_NEEDS_FACTS: &str = "an ADD would fail: the configuration has no source of pod facts; set \
-    kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir";
 const WITHOUT_FACTS: &str =
     "the configuration has no source of pod facts: the plugin uses the configuration alone, and ignores the pod";
 
@@ -24,6 +22,8 @@ pub(in crate::inspect) struct Evaluation<'a> {
     pub(in crate::inspect) conf: &'a NetConf,
     /// The output of the sub-plugin chain, or why the configuration does not apply to the pod.
     pub(in crate::inspect) result: Result<ChainOutput, String>,
+    /// Whether an ADD would fail, because it needs the pod's facts and the configuration names no source of them.
+    pub(super) lacks_facts: bool,
     notes: Vec<String>,
 }
 
@@ -33,10 +33,9 @@ pub(in crate::inspect) struct Evaluation<'a> {
 /// An ADD would fail.
 pub(in crate::inspect) fn evaluate(subject: &Subject) -> Result<Vec<Evaluation<'_>>, Error> {
     let Some(preview) = &subject.networks else {
-        let unselected =
-            |why| Evaluation { attachment: None, conf: &subject.conf, result: Err(why), notes: Vec::new() };
+        let unselected = |why| Evaluation::skipped(None, &subject.conf, why);
         return Ok(vec![match unselected_network(subject)? {
-            Some(why) => unselected(why),
+            Some(Unselected { why, .. }) => unselected(why),
             None => Evaluation::of(subject, None, &subject.conf)?,
         }]);
     };
@@ -47,27 +46,68 @@ pub(in crate::inspect) fn evaluate(subject: &Subject) -> Result<Vec<Evaluation<'
         .collect()
 }
 
+/// Why Multus does not run the configuration for the pod.
+pub(super) struct Unselected {
+    pub(super) why: String,
+    /// What to do.
+    pub(super) next: String,
+}
+
 /// Returns why Multus does not run the configuration for the pod, `None` if it does.
 ///
 /// # Errors
-/// An annotation that selects networks is malformed.
-pub(super) fn unselected_network(subject: &Subject) -> Result<Option<String>, Error> {
+/// An annotation that selects networks is malformed, or Multus finds no definition.
+pub(super) fn unselected_network(subject: &Subject) -> Result<Option<Unselected>, Error> {
     let (name, pod) = (&subject.conf.name, &subject.facts.pod);
-    if !subject.as_attachment {
-        return Ok(None);
-    }
-    let selected = networks(pod)?.elements;
-    let default = default_network(pod, &pod.namespace)?.elements;
-    if selected.iter().chain(&default).any(|one| one.name == *name) {
-        return Ok(None);
-    }
-    let names: Vec<&str> = selected.iter().map(|one| one.name.as_str()).collect();
-    let found = match (pod.annotations.contains_key(NETWORKS), names.is_empty()) {
-        (false, _) => "is not set".to_owned(),
-        (true, true) => "selects no network".to_owned(),
-        (true, false) => format!("selects {}", names.join(", ")),
-    };
-    Ok(Some(format!("the pod does not select network {name}: annotation {NETWORKS} {found}")))
+    let shared = format!("{GLOBAL_NAMESPACE}/{name}");
+    Ok(Some(match &subject.attachment {
+        None | Some(InstalledNetwork::Runs) => return Ok(None),
+        // Multus has added the networks of a pod with an address: the definition existed then.
+        Some(InstalledNetwork::Unknown(_) | InstalledNetwork::Missing(_)) if !pod.addresses.is_empty() => {
+            return Ok(None);
+        }
+        // The chart creates it, and Istio's injector selects it.
+        Some(InstalledNetwork::Unknown(object))
+            if [GLOBAL_NAMESPACE, SYSTEM_NAMESPACE].contains(&&*object.namespace) =>
+        {
+            return Ok(None);
+        }
+        Some(InstalledNetwork::Unknown(object)) => Unselected {
+            why: format!("the pod selects {object}, and no such NetworkAttachmentDefinition is known"),
+            next: format!("select {shared} in annotation {NETWORKS}; if {object} exists, add it: --definitions FILE"),
+        },
+        Some(InstalledNetwork::Missing(object)) => {
+            let msg = format!(
+                "pod {}: annotation {NETWORKS:?} selects NetworkAttachmentDefinition {object}, which does not exist, so \
+                 Multus can't add the pod's networks; select {shared}, or create {object}",
+                subject.name()
+            );
+            return Err(Error::new(Code::InvalidConfig, msg));
+        }
+        Some(InstalledNetwork::HasOwn(object, types)) => {
+            let types = if types.is_empty() { "none".to_owned() } else { types.join(", ") };
+            Unselected {
+                why: format!("NetworkAttachmentDefinition {object} has its own configuration (plugins: {types})"),
+                next: format!("remove spec.config of {object}; to explain its configuration, omit --config"),
+            }
+        }
+        Some(InstalledNetwork::NotSelected) => {
+            let selected = networks(pod)?.elements;
+            let names: Vec<&str> = selected.iter().map(|one| one.name.as_str()).collect();
+            let found = match (pod.annotations.contains_key(NETWORKS), names.is_empty()) {
+                (false, _) => "is not set".to_owned(),
+                (true, true) => "selects no network".to_owned(),
+                (true, false) => format!("selects {}", names.join(", ")),
+            };
+            Unselected {
+                why: format!("the pod does not select network {name}: annotation {NETWORKS} {found}"),
+                next: format!(
+                    "add {shared} to annotation {NETWORKS}; if the container runtime runs the plugin for every pod, use its \
+                     plugin list: --config FILE.conflist"
+                ),
+            }
+        }
+    }))
 }
 
 /// Returns whether the sub-plugin chain contains `istio-redirect`.
@@ -76,11 +116,16 @@ pub(in crate::inspect) fn has_redirect(chain: &[Block]) -> bool {
 }
 
 impl<'a> Evaluation<'a> {
+    /// Returns the evaluation of a configuration that does not apply to the pod.
+    const fn skipped(attachment: Option<&'a str>, conf: &'a NetConf, why: String) -> Self {
+        Self { attachment, conf, result: Err(why), lacks_facts: false, notes: Vec::new() }
+    }
+
     fn of(subject: &Subject, attachment: Option<&'a str>, conf: &'a NetConf) -> Result<Self, Error> {
         let pod = &subject.facts.pod;
         let pod_ref = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: None };
         if let Some(reason) = skip_reason(conf, &pod_ref) {
-            return Ok(Self { attachment, conf, result: Err(reason.to_string()), notes: Vec::new() });
+            return Ok(Self::skipped(attachment, conf, reason.to_string()));
         }
         let (has_redirect, is_primary) = (has_redirect(&conf.chain), conf.primary.is_some());
         let has_source = cluster::source(&conf.kubernetes).is_some();
@@ -92,15 +137,17 @@ impl<'a> Evaluation<'a> {
         };
         let mut output = desired_policy::output(&conf.chain, conf, facts).map_err(with_name)?;
         let mut notes = Vec::new();
-        // A primary plugin can also use the service account of the pod in which it runs.
-        if !has_source && !is_primary {
-            notes.push(if has_redirect { ADD_NEEDS_FACTS } else { WITHOUT_FACTS }.to_owned());
+        // A primary plugin can also use the service account of the pod in which it runs. The built-in configuration has
+        // no source.
+        let lacks_source = !has_source && !is_primary && subject.origin.source != ConfigurationSource::BuiltIn;
+        if lacks_source && !has_redirect {
+            notes.push(WITHOUT_FACTS.to_owned());
         }
         notes.extend(std::mem::take(&mut output.notes).into_iter().map(|note| match note.severity {
             Severity::Info => note.text,
             Severity::Warning => format!("warning: {}", note.text),
         }));
-        Ok(Self { attachment, conf, result: Ok(output), notes })
+        Ok(Self { attachment, conf, result: Ok(output), lacks_facts: lacks_source && has_redirect, notes })
     }
 
     /// Returns the policy of this configuration alone.

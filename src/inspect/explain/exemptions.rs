@@ -8,13 +8,15 @@ use serde::Serialize;
 /// Traffic that bypasses the sidecar, and the sources of the exclusion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Exemption {
-    /// The owner: `uid 1337`, `uid 1000-1999`, `gid 7`, or `every process`.
+    /// `outbound`, `inbound` or `both`.
+    pub direction: &'static str,
+    /// The owner: `uid 1337`, `uid 1000-1999`, `gid 7`, or `every process`; the client of inbound traffic.
     pub who: String,
     /// `tcp`, `udp`, or `everything`.
     pub protocol: String,
     /// Destination ports; an empty list means every port.
     pub ports: Vec<String>,
-    /// Destination: an address, a range, or `anywhere`.
+    /// Destination: addresses, ranges, or `anywhere`.
     pub to: String,
     /// The sources of the exclusion: several sources can request the same one.
     pub sources: Vec<String>,
@@ -97,6 +99,7 @@ pub(super) fn exemptions<'a>(
         sources
     };
     let exemption = |exclusion: &Exclusion| Exemption {
+        direction: "outbound",
         who: owner_text(exclusion.owner),
         protocol: exclusion.protocol.map_or_else(|| "everything".to_owned(), |protocol| protocol.to_string()),
         ports: exclusion.ports.iter().map(ToString::to_string).collect(),

@@ -1,9 +1,11 @@
 //! `explain`: what a configuration does with a pod's traffic, and why; for a primary plugin, also the pod's networks.
 
 use super::evaluation::{Evaluation, evaluate, has_redirect};
-use super::exemptions::{ExcludedContainer, Exemption, excluded_containers, exemptions};
+use super::exemptions::{ExcludedContainer, Exemption, application_containers, excluded_containers, exemptions};
+use super::init_containers::{InitContainer, init_containers};
 use super::settings::{Setting, settings};
-use super::warnings::{Warning, warnings};
+use super::uncaptured::uncaptured;
+use super::warnings::{ADD_FAILS, Warning, warnings};
 use crate::cni::Error;
 use crate::inspect::container_bypass::{end_text, scope_text};
 use crate::inspect::subject::{ConfigurationOrigin, Subject};
@@ -12,7 +14,7 @@ use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
 use crate::pod::well_known::LIVE_POLICY;
 use crate::pod::{AnnotatedObject, Facts};
 use crate::policy::{Policy, Redirect};
-use crate::sub_plugins::{Decision, SettingSource, SkipReason, considered};
+use crate::sub_plugins::{Decision, SettingSource, SkipReason, considered, pod_skip_reason};
 use serde::Serialize;
 
 /// The report about one pod.
@@ -38,10 +40,12 @@ pub struct Explanation {
     pub proxy: Option<Proxy>,
     /// Every setting of the redirection; empty if the pod is not redirected.
     pub settings: Vec<Setting>,
-    /// The traffic that bypasses the sidecar.
+    /// The traffic that bypasses the sidecar, except for what Istio excludes by default.
     pub exempt: Vec<Exemption>,
     /// The containers whose traffic bypasses the sidecar.
     pub excluded_containers: Vec<ExcludedContainer>,
+    /// When the init containers run; empty if nothing redirects the pod's traffic.
+    pub init_containers: Vec<InitContainer>,
     /// Problems that the configuration or the pod will cause.
     pub warnings: Vec<Warning>,
     /// Further notes: those that an ADD would log, and what excluded containers require on the node.
@@ -92,6 +96,14 @@ const NEEDED_ON_NODE: &str = "excluded containers need the agent with --nri-sock
 #[serde(transparent)]
 pub struct Explanations(pub Vec<Explanation>);
 
+impl Explanation {
+    /// Returns why an ADD of the pod would fail; `None` if it would not.
+    #[must_use]
+    pub fn add_failure(&self) -> Option<&Warning> {
+        self.warnings.iter().find(|warning| warning.code == ADD_FAILS)
+    }
+}
+
 impl TextReport for Explanations {
     fn write(&self, screen: &mut Screen) {
         for explanation in &self.0 {
@@ -118,6 +130,14 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     let networks = subject.networks.iter().flat_map(|preview| &preview.networks);
     let sources = evaluations.iter().flat_map(Evaluation::settings);
     let settings = policy.redirect().map(|redirect| settings(redirect, sources));
+    let mut exempt = exemptions(&policy.exclusions_in_effect(), evaluations.iter().flat_map(Evaluation::exclusions));
+    if let Some((redirect, settings)) = policy.redirect().zip(settings.as_ref()) {
+        exempt.extend(uncaptured(redirect, settings));
+    }
+    // Another tool redirects the pod by the same rules.
+    let pod = &subject.facts.pod;
+    let is_captured = policy.redirect().is_some() || (!policy.is_empty() && pod_skip_reason(pod).is_none());
+    let containers = if is_captured { application_containers(pod) } else { Vec::new() };
     let explanation = Explanation {
         pod: subject.name(),
         template_of: subject.template_of.clone(),
@@ -129,9 +149,10 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         considered: decisive.map(|decisive| conditions(subject, decisive)).unwrap_or_default(),
         proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
         settings: settings.unwrap_or_default(),
-        exempt: exemptions(&policy.exclusions_in_effect(), evaluations.iter().flat_map(Evaluation::exclusions)),
+        exempt,
+        init_containers: init_containers(&containers, &policy),
         excluded_containers: excluded_containers(&policy, evaluations.iter().flat_map(Evaluation::containers)),
-        warnings: warnings(subject, &policy)?,
+        warnings: warnings(subject, &evaluations, &policy)?,
         notes: notes(subject, &evaluations, &policy),
     };
     Ok(Explained { explanation, policy })
@@ -215,8 +236,7 @@ fn chain_conditions(
             let source = source.map_or_else(|| "pod".to_owned(), |(_, source)| source.to_string());
             let found = format!("the interception mode is NONE ({source})");
             let mode = ExplainedRule { wanted: "interception is enabled".to_owned(), found, holds: false };
-            let before = has_redirect.then_some(in_chain).into_iter().chain(pod.filter(|_| has_redirect));
-            before.chain([mode]).collect()
+            [in_chain].into_iter().chain(pod).chain([mode]).collect()
         }
         _ if has_redirect => [in_chain].into_iter().chain(pod).collect(),
         _ => pod.collect(),
@@ -280,6 +300,10 @@ impl TextReport for Explanation {
                 ]
             };
             screen.table(&self.excluded_containers.iter().map(row).collect::<Vec<_>>());
+        }
+        if !self.init_containers.is_empty() {
+            screen.heading("Init containers");
+            screen.table(&self.init_containers.iter().map(InitContainer::row).collect::<Vec<_>>());
         }
         if !self.warnings.is_empty() {
             screen.heading("Warnings");

@@ -1,13 +1,13 @@
 //! Warnings about a configuration or a pod that is valid, but hardly ever has the intended effect.
 
-use super::evaluation::unselected_network;
+use super::evaluation::{Evaluation, Unselected, unselected_network};
 use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, covers_everything};
 use crate::cni::Error;
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::pod::Namespace;
-use crate::pod::well_known::{EXCLUDE_CONTAINERS, EXCLUDE_UIDS, NETWORKS};
+use crate::pod::well_known::{EXCLUDE_CONTAINERS, EXCLUDE_UIDS};
 use crate::policy::{
-    DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+    ContainerScope, DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
 use crate::sub_plugins::{self, SubPlugin};
 use ipnet::IpNet;
@@ -15,6 +15,9 @@ use serde::Serialize;
 
 /// The proxy's ports, which Istio itself excludes in both directions.
 const PROXY_PORTS: [PortRange; 3] = [PortRange::one(15020), PortRange::one(15021), PortRange::one(15090)];
+
+/// The code of a warning that an ADD would fail.
+pub(super) const ADD_FAILS: &str = "add-fails";
 
 /// A warning about the effect of a valid configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -31,15 +34,21 @@ pub struct Warning {
 ///
 /// # Errors
 /// An annotation that selects networks is malformed.
-pub(super) fn warnings(subject: &Subject, policy: &Policy) -> Result<Vec<Warning>, Error> {
+pub(super) fn warnings(
+    subject: &Subject,
+    evaluations: &[Evaluation<'_>],
+    policy: &Policy,
+) -> Result<Vec<Warning>, Error> {
     let containers = application_containers(&subject.facts.pod);
-    let mut all = excluded_with_application(&containers, policy);
+    let mut all: Vec<Warning> = evaluations.iter().find(|one| one.lacks_facts).map(add_fails).into_iter().collect();
+    all.extend(excluded_with_application(&containers, policy));
     all.extend(ended_before_start(&containers, policy));
-    all.extend(unselected_network(subject)?.map(|_| not_selected(&subject.conf.name)));
+    all.extend(excluded_after_proxy(&containers, policy));
+    all.extend(unselected_network(subject)?.map(not_selected));
     all.extend(not_yet_injected(subject));
     all.extend(unknown_configuration(subject));
     if let Some(redirect) = policy.redirect() {
-        all.extend(captured_too_early(subject, &containers, policy));
+        all.extend(captured_too_early(&containers, policy));
         all.extend(ranges_without_dns(redirect, policy));
         all.extend(excluded_both_ways(redirect));
         all.extend(inbound_exclusion_without_effect(redirect));
@@ -51,17 +60,18 @@ pub(super) fn warnings(subject: &Subject, policy: &Policy) -> Result<Vec<Warning
     Ok(all)
 }
 
-fn not_selected(name: &str) -> Warning {
+fn add_fails(evaluation: &Evaluation<'_>) -> Warning {
+    let network = evaluation.attachment.map(|name| format!("network {name}: ")).unwrap_or_default();
     Warning {
-        code: "network-not-selected",
-        what: format!(
-            "Multus does not run this configuration for the pod, because the pod does not select network {name}"
-        ),
-        next: format!(
-            "add {name} to annotation {NETWORKS}; if the container runtime runs the plugin for every pod, use its \
-             plugin list: --config FILE.conflist"
-        ),
+        code: ADD_FAILS,
+        what: format!("{network}an ADD would fail: the configuration has no source of pod facts"),
+        next: "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir".to_owned(),
     }
+}
+
+fn not_selected(Unselected { why, next }: Unselected) -> Warning {
+    let what = format!("Multus does not run this configuration for the pod: {why}");
+    Warning { code: "network-not-selected", what, next }
 }
 
 /// Warns about a report that does not use the whole configuration of the pod's node.
@@ -154,19 +164,45 @@ fn ended_before_start(containers: &[ContainerTraffic<'_>], policy: &Policy) -> V
              has usually ended before it starts",
             container.name()
         ),
-        next: format!("set \"until\": \"container-exit\" in the block that excludes {}", container.name()),
+        next: match container.ends_before {
+            true => {
+                format!("remove the exclusion: init container {} reaches the mesh through the proxy", container.name())
+            }
+            false => format!("set \"until\": \"container-exit\" in the block that excludes {}", container.name()),
+        },
     };
     containers.iter().filter(late).map(warning).collect()
 }
 
-/// Warns about init containers that send traffic before the sidecar listens.
-fn captured_too_early(subject: &Subject, containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
-    let init = &subject.facts.pod.init_containers;
-    let position = |name: &str| init.iter().position(|container| container.name == name);
-    let native = position("istio-proxy").filter(|index| init[*index].restarts_always);
-    let early = containers.iter().filter(|container| {
-        container.ends_before && native.is_none_or(|proxy| position(container.name()) < Some(proxy))
+/// Warns about excluded init containers that the proxy could serve: a native sidecar has started before them.
+fn excluded_after_proxy(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
+    let by_id = |container: &ContainerTraffic<'_>| {
+        let by_id =
+            |e: &Exclusion| covers_everything(e) && e.owner != TrafficOwner::Any && container.is_owned_by(e.owner);
+        policy.exclusions.iter().any(by_id)
+    };
+    let needless = containers.iter().filter(|container| {
+        let by_name = || policy.container_scope(container.name(), true) == Some(ContainerScope::All);
+        container.ends_before && !container.pod.starts_before_proxy(container.name()) && (by_id(container) || by_name())
     });
+    let warning = |container: &ContainerTraffic<'_>| Warning {
+        code: "excluded-after-proxy",
+        what: format!(
+            "init container {} runs after istio-proxy has started: it needs no exclusion, and its excluded traffic loses \
+             mTLS",
+            container.name()
+        ),
+        next: format!(
+            "remove the exclusion, unless {} must reach servers outside of the mesh directly",
+            container.name()
+        ),
+    };
+    needless.map(warning).collect()
+}
+
+/// Warns about init containers that send traffic before the sidecar listens.
+fn captured_too_early(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
+    let early = containers.iter().filter(|container| !container.runs_with_proxy());
     let captured = early.map(|container| (container, container.exempt_part(policy)));
     let captured = captured.filter(|(_, exempt)| *exempt != ExemptPart::All);
     let warning = |(container, exempt): (&ContainerTraffic<'_>, ExemptPart)| {
@@ -184,7 +220,7 @@ fn captured_too_early(subject: &Subject, containers: &[ContainerTraffic<'_>], po
 }
 
 fn early_container_hint(container: &ContainerTraffic<'_>, all: &[ContainerTraffic<'_>]) -> String {
-    let native = "or make istio-proxy a native sidecar that starts before it (ENABLE_NATIVE_SIDECARS of istiod)";
+    let native = "or make istio-proxy a native sidecar that starts before it (the default since Istio 1.27; ENABLE_NATIVE_SIDECARS of istiod)";
     let is_application = |uid: u32| all.iter().any(|other| !other.ends_before && other.uid() == Some(uid));
     let by_name = annotation_for(container.name());
     match container.uid() {

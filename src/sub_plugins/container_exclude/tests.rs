@@ -2,7 +2,6 @@ use super::super::tests::scenario::{Scenario, chain, container};
 use super::super::{Decision, SkipReason, check};
 use super::*;
 use crate::cni::{Block, Code};
-use crate::pod::well_known::INTERCEPTION_MODE;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -126,6 +125,28 @@ fn pod_overrides_false_pins_the_administrators_containers() {
     assert_eq!(scenario.notes(), [wanted]);
 }
 
+/// An author can give an application the name of an init container.
+#[test]
+fn kinds_bind_names_to_init_containers_or_applications() {
+    let excluded = |keys: Value| {
+        let containers = block(keys).output().policy.containers;
+        containers.into_iter().map(|exclusion| exclusion.name).collect::<Vec<_>>()
+    };
+    for (kinds, expected) in [
+        (json!(null), vec!["app", "log", "vault-init"]),
+        (json!("init"), vec!["vault-init"]),
+        (json!(["app"]), vec!["app", "log"]),
+        (json!(["init", "app"]), vec!["app", "log", "vault-init"]),
+        (json!([]), vec![]),
+    ] {
+        assert_eq!(excluded(json!({"containers": "app,log,vault-init", "kinds": kinds})), expected, "{kinds}");
+    }
+    let scenario = block(json!({"containers": "app", "kinds": "init", "pod_overrides": false}));
+    assert_eq!(scenario.notes(), ["Info: chain[0].containers: \"app\": not excluded: not of the kinds in \"kinds\""]);
+    let error = block(json!({"kinds": "sidecar"})).error();
+    assert_eq!(error, "chain[0].kinds: invalid value \"sidecar\"; expected init, app");
+}
+
 #[test]
 fn an_unused_annotation_is_reported_if_the_sub_plugin_is_not_in_the_chain() {
     let scenario = chain(json!([{"type": "uid-exclude"}]));
@@ -226,7 +247,7 @@ fn an_invalid_key_is_an_error_with_the_accepted_values() {
         (json!({"containers": {}}), "chain[0].containers: invalid value {}; expected an array of strings"),
         (
             json!({"container": "app"}),
-            "chain[0].container: unknown key; expected one of containers, pod_overrides, scope, type, until; did you \
+            "chain[0].container: unknown key; expected one of containers, kinds, pod_overrides, scope, type, until; did you \
              mean \"containers\"?",
         ),
     ] {
@@ -257,7 +278,6 @@ fn pods_without_rules_have_no_excluded_containers() {
     for (change, reason) in [
         ((|pod| pod.host_network = true) as fn(&mut Pod), SkipReason::HostNetwork),
         (|pod| pod.containers.truncate(1), SkipReason::NoProxy),
-        (|pod| drop(pod.annotations.insert(INTERCEPTION_MODE.into(), "NONE".into())), SkipReason::ModeNone),
     ] {
         let output = scenario.clone().pod(change).output();
         assert_eq!(output.decision, Decision::LeaveAlone(reason));

@@ -193,6 +193,24 @@ fn init_containers_that_share_a_uid_with_a_running_container_are_not_excluded() 
     }
 }
 
+/// The image of an application without `runAsUser` can have the UID of an init container.
+#[test]
+fn init_containers_are_refused_if_the_uid_of_an_application_is_unknown() {
+    let mut pod = meshed_pod();
+    pod.init_containers = vec![container("migrate", Some(5))];
+    pod.containers.push(container("web", None));
+    let msg = owners("init-containers", IdKind::User, &facts(pod.clone(), &[])).expect_err("refused").msg;
+    let start = "k: \"init-containers\": container web of pod shop/cart-1 does not set runAsUser: ";
+    assert!(msg.starts_with(start) && msg.contains("set its securityContext.runAsUser"), "{msg}");
+    let (mut notes, known) = (Vec::new(), facts(pod.clone(), &[]));
+    let ids = list("init-containers,7", ListAuthor::Administrator);
+    assert_eq!(ids.owners(IdKind::User, &context(Some(&known)), &mut notes).expect("the rest"), uids(&[(7, 7)]));
+    assert_eq!(notes, [Note::info(msg)]);
+    pod.containers.pop();
+    pod.containers[1].run_as_user = None;
+    assert_eq!(owners("init-containers", IdKind::User, &facts(pod, &[])).expect("a UID"), uids(&[(5, 5)]), "the proxy");
+}
+
 #[test]
 fn a_container_that_shares_its_uid_with_the_application_is_a_note_that_names_container_exclude() {
     let mut pod = meshed_pod();

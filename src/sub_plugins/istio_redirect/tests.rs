@@ -292,3 +292,38 @@ fn the_pods_argument_accepts_no_administrators_keys() {
     let msg = with(json!({"proxy_port": 0})).error();
     assert!(msg.starts_with("args.cni.istio-redirect.proxy_port: "), "{msg}");
 }
+
+/// The pod's author writes the container istio-proxy, too.
+#[test]
+fn a_pinned_block_ignores_what_the_proxys_container_sets() {
+    let container = |scenario: Scenario| {
+        let scenario = scenario.env("ISTIO_META_DNS_CAPTURE", "true").env("INVALID_DROP", "true");
+        scenario.proxy(|proxy| proxy.run_as_user = Some(1000))
+    };
+    let unpinned = container(block(json!({}))).redirect();
+    assert_eq!((unpinned.proxy_uid, unpinned.dns, unpinned.drop_invalid), (vec![1000], DnsCapture::All, true));
+    let pinned = container(block(json!({"pod_overrides": false})));
+    assert_eq!(pinned.redirect(), Redirect::default());
+    assert!(pinned.output().origins.settings.iter().all(|(_, source)| *source == SettingSource::Default));
+    let both =
+        json!([{"type": "istio-redirect", "pod_overrides": false}, {"type": "istio-redirect", "drop_invalid": true}]);
+    let both = container(chain(both)).redirect();
+    assert_eq!((both.proxy_uid, both.drop_invalid), (vec![1337], true));
+}
+
+#[test]
+fn pinned_ids_that_are_not_the_proxys_are_a_warning() {
+    let notes = |uid, gid| {
+        let scenario = block(json!({"pod_overrides": false, "proxy_uid": "7,8"}));
+        let scenario = scenario.proxy(|proxy| (proxy.run_as_user, proxy.run_as_group) = (uid, gid));
+        assert_eq!(scenario.redirect().proxy_uid, [7, 8]);
+        scenario.notes()
+    };
+    for (uid, gid) in [(Some(7), Some(9)), (Some(0), Some(1337)), (None, Some(9)), (Some(9), None), (None, None)] {
+        assert_eq!(notes(uid, gid), Vec::<String>::new(), "{uid:?} {gid:?}");
+    }
+    let wanted = "Warning: chain[0]: pod_overrides is false, so runAsUser 9 and runAsGroup 10 of container istio-proxy \
+                  of pod shop/cart-1 do not count as the proxy's: its own traffic is redirected back to it; add one of \
+                  them to proxy_uid or proxy_gid";
+    assert_eq!(notes(Some(9), Some(10)), [wanted]);
+}

@@ -110,13 +110,20 @@ fn mode_none_means_neither_redirection_nor_exclusions() {
     }
 }
 
+/// Another attachment's redirection honors the annotation, or is pinned and does not.
 #[test]
-fn the_annotation_none_disables_exclusions_if_another_program_redirects() {
-    let scenario = chain(json!([{"type": "uid-exclude", "uids": [5]}, {"type": "dns-exclude", "uids": [6]}]));
-    assert_eq!(scenario.exclusions().len(), 3);
-    let none = scenario.annotated(INTERCEPTION_MODE, "NONE");
-    assert!(none.exclusions().is_empty());
-    assert_eq!(reason(&none), SkipReason::ModeNone);
+fn the_annotation_none_disables_exclusions_of_another_attachment_only_with_its_redirection() {
+    let exclusions = chain(json!([{"type": "uid-exclude", "uids": [5]}])).annotated(INTERCEPTION_MODE, "NONE").output();
+    assert_eq!(exclusions.decision, Decision::LeaveAlone(SkipReason::NotInChain));
+    for (pod_overrides, captured) in [(true, false), (false, true)] {
+        let redirect = json!([{"type": "istio-redirect", "pod_overrides": pod_overrides}]);
+        let redirect = chain(redirect).annotated(INTERCEPTION_MODE, "NONE").output().policy;
+        for policy in [redirect.union(&exclusions.policy), exclusions.policy.union(&redirect)] {
+            let policy = policy.expect("no conflict");
+            assert_eq!((policy.is_empty(), policy.redirect().is_some()), (!captured, captured));
+            assert!(!captured || !policy.exclusions.is_empty(), "{policy:?}");
+        }
+    }
     let block =
         json!([{"type": "istio-redirect", "inbound_interception_mode": "NONE"}, {"type": "uid-exclude", "uids": [5]}]);
     let others = chain(block).pod(|pod| pod.containers[0].name = "istio-init".into());

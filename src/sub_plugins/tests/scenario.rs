@@ -1,6 +1,6 @@
 //! Scenarios for tests: an injected pod with changes, and the sub-plugin chain that runs for it.
 
-use super::super::{ChainInput, ChainOutput, Note, Resolvers, run};
+use super::super::{ChainInput, ChainOutput, Note, Resolvers, SeparatePolicy, run, run_separately};
 use crate::cni::{Block, Error};
 use crate::pod::{Container, Facts, Namespace, Pod};
 use crate::policy::{Exclusion, Redirect, TrafficOwner};
@@ -72,16 +72,21 @@ impl Scenario {
         self.pod(|pod| pod.containers.truncate(1))
     }
 
+    fn input(&self) -> ChainInput<'_> {
+        ChainInput {
+            facts: self.facts.as_ref(),
+            args: &self.args,
+            resolvers: Resolvers { cluster_dns: &self.cluster_dns, ..Resolvers::default() },
+            group_id: &|name| (name == "javausers").then_some(202),
+        }
+    }
+
     pub(in super::super) fn run(&self) -> Result<ChainOutput, Error> {
-        run(
-            &self.chain,
-            &ChainInput {
-                facts: self.facts.as_ref(),
-                args: &self.args,
-                resolvers: Resolvers { cluster_dns: &self.cluster_dns, ..Resolvers::default() },
-                group_id: &|name| (name == "javausers").then_some(202),
-            },
-        )
+        run(&self.chain, &self.input())
+    }
+
+    pub(in super::super) fn run_separately(&self) -> SeparatePolicy {
+        run_separately(&self.chain, &self.input()).expect("valid blocks")
     }
 
     pub(in super::super) fn output(&self) -> ChainOutput {
