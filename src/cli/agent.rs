@@ -43,10 +43,11 @@ Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of
 node, as during an upgrade, only the newer one is active. Agents of other releases (--release) are
 active at the same time.
 
-Pod data: With a node name, the agent watches the pods of the node, all namespaces and all
-NetworkAttachmentDefinitions with its pod's service account. It answers the plugin's requests at
---socket and logs each plugin call except STATUS. If the agent does not answer, the plugin sends its
-requests to the API server.
+Pod data: With a node name, the agent watches the pods of the node, all namespaces and, unless
+--primary=false, all NetworkAttachmentDefinitions with its pod's service account. It answers the
+plugin's requests at --socket and logs each plugin call except STATUS. If the agent does not answer,
+the plugin sends its requests to the API server. If a watch has not been synchronized for a minute,
+/readyz fails, and `detour doctor` and the metric detour_watch_synced report it.
 
 Repair: With a node name, the agent repairs pods that have a sidecar but bypass it. These are pods
 whose init container istio-validation ended with exit code 126, whose rules differ from the desired
@@ -356,6 +357,8 @@ impl AgentArguments {
             node_name,
             socket: self.socket.0.clone(),
             account: account.ok()?,
+            // Only a primary plugin asks for definitions.
+            definitions: self.install.may_be_primary(),
             repair: self.repair.settings(),
             live_policy: match self.live_policy {
                 LivePolicyArgument::Exclusions => LivePolicyScope::Exclusions,

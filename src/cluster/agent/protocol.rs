@@ -101,6 +101,8 @@ pub enum RequestKind {
     },
     /// [`super::pod_policies`].
     Policies,
+    /// [`super::broken_watches`].
+    Watches,
     /// A report that a call of the plugin has ended; without an answer.
     Called(CallReport),
     /// A request of a later version.
@@ -239,6 +241,12 @@ pub enum AgentAnswer {
     Containers(ContainersStatus),
     /// To [`RequestKind::Policies`].
     Policies(PoliciesReport),
+    /// To [`RequestKind::Watches`].
+    Watches {
+        /// The watches that have not been synchronized for a while, each with its cause; none if all are.
+        #[serde(default)]
+        broken: Vec<String>,
+    },
     /// To [`RequestKind::Report`] and [`RequestKind::Probe`]: success.
     Done,
     /// The request failed.
