@@ -324,8 +324,8 @@ mod tests {
         metrics.installed(true);
         metrics.install("done");
         metrics.token_renewal_failed(true);
-        metrics.facts("pods", 500);
-        metrics.facts("pods", 499);
+        metrics.facts("pods", (500, 0));
+        metrics.facts("pods", (499, 2));
         metrics.nri_registered(true);
         metrics.container_start("exempt");
         metrics.bypass_ended();
@@ -343,6 +343,7 @@ mod tests {
             (r#"detour_installs_total{result="done"}"#, 1.0),
             ("detour_plugin_token_renewal_failed", 1.0),
             (r#"detour_facts{kind="pods"}"#, 499.0),
+            (r#"detour_facts_too_large{kind="pods"}"#, 2.0),
             ("detour_nri_registered", 1.0),
             (r#"detour_container_starts_total{result="exempt"}"#, 1.0),
             ("detour_bypasses_ended_total", 1.0),

@@ -42,6 +42,8 @@ pub struct Services {
     pub repair: Option<RepairSettings>,
     /// Which changes of their policies running pods follow.
     pub live_policy: LivePolicyScope,
+    /// Whether a pod's or namespace's annotation can exclude pods from these changes.
+    pub live_policy_opt_out: bool,
     /// The key of the taint for a node that is not ready; `None` for no taint.
     pub taint: Option<String>,
 }
@@ -108,7 +110,8 @@ impl Services {
         let runtime =
             builder.build().map_err(|error| format!("can't create the event loop of the services: {error}"))?;
         let policies = SharedPolicies::default();
-        let sources = AnswerSources { facts: facts.clone(), containers, policies: policies.clone(), states: states.clone() };
+        let sources =
+            AnswerSources { facts: facts.clone(), containers, policies: policies.clone(), states: states.clone() };
         let answers = Answers::new(sources, self.account.clone(), metrics.clone());
         let (services, shared_facts, shared) = (self.clone(), facts.clone(), (states.clone(), metrics.clone()));
         let thread = thread::Builder::new().name("services".into());
@@ -116,13 +119,15 @@ impl Services {
         let thread = thread.map_err(|error| format!("can't start the thread of the services: {error}"))?;
         let repair = |settings: &RepairSettings| {
             let (start, started) = channel();
-            let worker = RepairWorker::new(settings.clone(), node.clone(), self.account.clone(), metrics.clone());
+            let (account, reports) = (self.account.clone(), reports.clone());
+            let worker = RepairWorker::new(settings.clone(), node.clone(), account, reports, metrics.clone());
             worker.start(WatchedPods { facts: facts.clone(), seen: 0 }, started).map(|()| start)
         };
         let repair = self.repair.as_ref().map(repair).transpose();
         let repair = repair.map_err(|error| format!("can't start the thread for repairs: {error}"))?;
         let worker = live_policy::Worker {
             scope: self.live_policy,
+            opt_out: self.live_policy_opt_out,
             node: node.clone(),
             facts: facts.clone(),
             // Without live policy, the agent lacks the rights to write them.

@@ -19,8 +19,8 @@
 
 use crate::cni;
 pub use agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
-pub(crate) use api::{Collection, CollectionError};
 pub use api::{ApiProbe, CommandOutput, PodWriter, ServiceAccount, UserApi};
+pub(crate) use api::{Collection, CollectionError};
 pub use fact_source::{Cluster, ReadOnly};
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
 pub use resources::{Definition, DefinitionQuery, Event, LabeledNamespace, Lookup, NodeTaints, ObjectRef};

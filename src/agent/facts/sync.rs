@@ -42,7 +42,8 @@ impl SyncStates {
     pub(in crate::agent) fn lasting(&self, now: Instant) -> Vec<String> {
         let words = |(plural, Problem { since, cause }): (&&str, &Problem)| {
             let time = now.saturating_duration_since(*since);
-            (time >= GRACE).then(|| format!("the watch of {plural} is not synchronized for {} s: {cause}", time.as_secs()))
+            (time >= GRACE)
+                .then(|| format!("the watch of {plural} is not synchronized for {} s: {cause}", time.as_secs()))
         };
         self.problems().iter().filter_map(words).collect()
     }

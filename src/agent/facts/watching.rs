@@ -99,7 +99,10 @@ async fn watch<T: WatchedKind>(
             let started = Instant::now();
             let error = match follow(cache, &collection, &mut version, &state, metrics).await {
                 Ok(()) if started.elapsed() >= MIN_WATCH_TIME => continue,
-                Ok(()) => CollectionError { cause: "the API server ended the watch at once".into(), ..CollectionError::default() },
+                Ok(()) => CollectionError {
+                    cause: "the API server ended the watch at once".into(),
+                    ..CollectionError::default()
+                },
                 Err(error) => error,
             };
             failures.pause(&error).await;
@@ -188,7 +191,11 @@ impl<'a, T: WatchedKind> Failures<'a, T> {
             self.logged = cause.clone().into_owned();
         }
         // Without the kind, there is nothing to synchronize.
-        if error.status == 404 { self.state.synced() } else { self.state.failed(&cause) }
+        if error.status == 404 {
+            self.state.synced()
+        } else {
+            self.state.failed(&cause)
+        }
         let backoff = if is_refused(error.status) { &mut self.refusals } else { &mut self.others };
         sleep(backoff.next(Instant::now())).await;
     }

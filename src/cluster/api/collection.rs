@@ -156,8 +156,6 @@ impl Collection<'_> {
     }
 }
 
-fn request(
-    request: Result<HttpRequest<Vec<u8>>, impl fmt::Display>,
-) -> Result<HttpRequest<Vec<u8>>, CollectionError> {
+fn request(request: Result<HttpRequest<Vec<u8>>, impl fmt::Display>) -> Result<HttpRequest<Vec<u8>>, CollectionError> {
     request.map_err(|error| CollectionError { cause: error.to_string(), ..CollectionError::default() })
 }
