@@ -22,7 +22,7 @@ pub(crate) struct Pod {
     pub(crate) sandbox: String,
     pub(crate) pause: Process,
     pub(crate) annotations: RefCell<BTreeMap<String, String>>,
-    has_sidecar: bool,
+    pub(crate) has_sidecar: bool,
 }
 
 impl Pod {

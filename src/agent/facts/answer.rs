@@ -115,8 +115,10 @@ impl Answers {
         if !pods.is_synced() {
             return None;
         }
+        let object = ObjectRef { namespace: pod.namespace.clone(), name: pod.name.clone() };
         match self.cached_pod(pod) {
             Some(cached) => Some(cached),
+            None if pods.is_too_large(&object) => None,
             None => pods.find_within(WATCH_TIMEOUT, || self.cached_pod(pod)).await,
         }
     }

@@ -37,7 +37,7 @@ impl SharedFacts {
 
     /// Returns the last observed state of a namespace. It is the same `Arc` until the namespace changes.
     pub(in crate::agent) fn namespace(&self, name: &str) -> Option<Arc<Namespace>> {
-        self.namespaces().get(&ObjectRef { namespace: String::new(), name: name.to_owned() })
+        self.namespaces().get_any(&ObjectRef { namespace: String::new(), name: name.to_owned() })
     }
 
     /// Whether pods and namespaces are complete and current, except for the lag of a watch.
@@ -63,9 +63,6 @@ impl SharedFacts {
     }
 }
 
-/// The maximum weight of a cached object. Only the name of a heavier one is cached; a node with the largest supported
-/// number of pods (512) stays within [`MAX_TOTAL`].
-const MAX_WEIGHT: usize = 48 << 10;
 /// The maximum weight of all cached objects of one kind. Of further ones, only the names are cached.
 const MAX_TOTAL: usize = 24 << 20;
 
@@ -105,36 +102,61 @@ struct CacheState<T> {
 /// Objects by name.
 struct CachedObjects<T> {
     by_name: BTreeMap<ObjectRef, CachedObject<T>>,
-    /// The sum of the weights of the cached objects, and their number.
+    /// The sum of the weights, and the number of whole objects.
     total: usize,
-    cached: usize,
+    whole: usize,
 }
 
-/// An object; `None` if it is too large for the cache.
-type CachedObject<T> = Option<Arc<T>>;
+/// An object of the cache.
+enum CachedObject<T> {
+    Whole(Arc<T>),
+    /// It is too heavy; only what the agent itself needs is cached.
+    Reduced(Arc<T>),
+    /// It is too heavy, or no memory is left.
+    Name,
+}
+
+impl<T> CachedObject<T> {
+    const fn whole(&self) -> Option<&Arc<T>> {
+        match self {
+            Self::Whole(object) => Some(object),
+            Self::Reduced(_) | Self::Name => None,
+        }
+    }
+
+    const fn any(&self) -> Option<&Arc<T>> {
+        match self {
+            Self::Whole(object) | Self::Reduced(object) => Some(object),
+            Self::Name => None,
+        }
+    }
+}
 
 impl<T: WatchedKind> CachedObjects<T> {
     const fn new() -> Self {
-        Self { by_name: BTreeMap::new(), total: 0, cached: 0 }
+        Self { by_name: BTreeMap::new(), total: 0, whole: 0 }
     }
 
-    /// Stores an object. One that is too heavy, or for which no memory is left, is stored by its name only.
-    fn insert(&mut self, name: ObjectRef, object: Arc<T>) {
+    /// Stores an object, reduced or by its name only if it is too heavy.
+    fn insert(&mut self, name: ObjectRef, object: &Arc<T>) {
         self.remove(&name);
-        let weight = object.weight();
-        let fits = weight <= MAX_WEIGHT && self.total + weight <= MAX_TOTAL;
-        if fits {
-            self.total += weight;
-            self.cached += 1;
-        }
-        self.by_name.insert(name, fits.then_some(object));
+        let cached = if object.weight() <= T::MAX_WEIGHT {
+            CachedObject::Whole(Arc::clone(object))
+        } else {
+            let reduced = object.reduced().filter(|reduced| reduced.weight() <= T::MAX_WEIGHT);
+            reduced.map_or(CachedObject::Name, |reduced| CachedObject::Reduced(Arc::new(reduced)))
+        };
+        let weight = cached.any().map_or(0, |object| object.weight());
+        let cached = if self.total + weight <= MAX_TOTAL { cached } else { CachedObject::Name };
+        self.total += cached.any().map_or(0, |_| weight);
+        self.whole += usize::from(cached.whole().is_some());
+        self.by_name.insert(name, cached);
     }
 
     fn remove(&mut self, name: &ObjectRef) {
-        if let Some(removed) = self.by_name.remove(name).flatten() {
-            self.total -= removed.weight();
-            self.cached -= 1;
-        }
+        let Some(removed) = self.by_name.remove(name) else { return };
+        self.total -= removed.any().map_or(0, |object| object.weight());
+        self.whole -= usize::from(removed.whole().is_some());
     }
 }
 
@@ -148,14 +170,19 @@ impl<T: WatchedKind> Cache<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the last observed state of an object.
+    /// Returns the last observed state of an object; `None` if it is too large for the cache.
     pub(super) fn get(&self, object: &ObjectRef) -> Option<Arc<T>> {
-        self.state().objects.by_name.get(object).cloned().flatten()
+        self.state().objects.by_name.get(object)?.whole().cloned()
     }
 
-    /// Whether the object exists or existed when it was observed last, but is too large for the cache.
+    /// Like [`Self::get`], also of an object that is reduced.
+    pub(super) fn get_any(&self, object: &ObjectRef) -> Option<Arc<T>> {
+        self.state().objects.by_name.get(object)?.any().cloned()
+    }
+
+    /// Whether the object existed when it was observed last, but is too large for the cache.
     pub(super) fn is_too_large(&self, object: &ObjectRef) -> bool {
-        self.state().objects.by_name.get(object).is_some_and(Option::is_none)
+        self.state().objects.by_name.get(object).is_some_and(|object| object.whole().is_none())
     }
 
     /// Returns the names of all objects, sorted.
@@ -163,15 +190,15 @@ impl<T: WatchedKind> Cache<T> {
         self.state().objects.by_name.keys().cloned().collect()
     }
 
-    /// Returns all objects that are not too large, sorted by namespace and name.
+    /// Returns all objects, also those that are reduced, sorted by namespace and name.
     pub(super) fn all(&self) -> Vec<Arc<T>> {
-        self.state().objects.by_name.values().flatten().cloned().collect()
+        self.state().objects.by_name.values().filter_map(CachedObject::any).cloned().collect()
     }
 
     /// Returns the number of objects, and how many of them are too large for the cache.
     pub(super) fn len(&self) -> (usize, usize) {
         let CacheState { objects, .. } = &*self.state();
-        (objects.by_name.len(), objects.by_name.len() - objects.cached)
+        (objects.by_name.len(), objects.by_name.len() - objects.whole)
     }
 
     /// Whether the cache is complete and current, except for the lag of a watch: a list was completed, and the watch
@@ -190,9 +217,9 @@ impl<T: WatchedKind> Cache<T> {
             CacheEvent::InitApply(sent) => {
                 let (name, object) = with_name(sent);
                 if let Some(listed) = &mut state.listed {
-                    listed.insert(name.clone(), Arc::clone(&object));
+                    listed.insert(name.clone(), &object);
                 }
-                state.objects.insert(name, object);
+                state.objects.insert(name, &object);
             }
             CacheEvent::InitDone => {
                 if let Some(listed) = state.listed.take() {
@@ -202,7 +229,7 @@ impl<T: WatchedKind> Cache<T> {
             }
             CacheEvent::Apply(sent) => {
                 let (name, object) = with_name(sent);
-                state.objects.insert(name, object);
+                state.objects.insert(name, &object);
             }
             CacheEvent::Delete(sent) => state.objects.remove(&with_name::<T>(sent).0),
         }
@@ -310,7 +337,8 @@ mod tests {
     }
 
     #[test]
-    fn large_objects_are_known_by_name_only_and_leave_room_for_others() {
+    fn large_objects_are_reduced_and_leave_room_for_others() {
+        const MAX_WEIGHT: usize = <Namespace as WatchedKind>::MAX_WEIGHT;
         let cache = Cache::<Namespace>::new();
         cache.apply(CacheEvent::Init);
         cache.apply(CacheEvent::InitApply(sent("fat", &"x".repeat(MAX_WEIGHT))));
@@ -319,15 +347,16 @@ mod tests {
         let name = |name: &str| ObjectRef { namespace: String::new(), name: name.into() };
         assert!(cache.is_too_large(&name("fat")) && !cache.is_too_large(&name("thin")));
         assert_eq!((value(&cache, "fat"), value(&cache, "thin"), cache.len()), (None, Some("1".into()), (2, 1)));
+        assert!(cache.get_any(&name("fat")).is_some_and(|fat| fat.annotations.is_empty()) && cache.all().len() == 2);
         cache.apply(CacheEvent::Apply(sent("fat", "2")));
         assert_eq!((value(&cache, "fat"), cache.len()), (Some("2".into()), (2, 0)), "it is small now");
         // As many as fit.
-        let many = MAX_TOTAL / MAX_WEIGHT + 9;
+        let many = MAX_TOTAL / MAX_WEIGHT + 99;
         for number in 0..many {
-            cache.apply(CacheEvent::Apply(sent(&number.to_string(), &"x".repeat(MAX_WEIGHT - 1000))));
+            cache.apply(CacheEvent::Apply(sent(&number.to_string(), &"x".repeat(MAX_WEIGHT - 300))));
         }
         let (all, too_large) = cache.len();
-        assert!(all == many + 2 && (1..9).contains(&too_large), "{too_large}");
+        assert!(all == many + 2 && (1..99).contains(&too_large), "{too_large}");
         let total = || cache.state().objects.total;
         assert!((MAX_TOTAL - MAX_WEIGHT..=MAX_TOTAL).contains(&total()));
         for object in cache.names() {

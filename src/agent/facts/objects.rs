@@ -1,5 +1,6 @@
 //! The watched kinds of objects. Only the parts that the agent uses are parsed, and only some of them are cached.
 
+use super::reduced::{reduce_annotations, reduce_pod};
 use crate::cluster::wire::{self, DefinitionSpec, PodSpec, null_is_empty};
 use crate::cluster::{Definition, ObjectRef, PolicyCondition};
 use crate::pod::well_known::{POLICY_CONDITION, PROXY_CONTAINER};
@@ -67,8 +68,12 @@ pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
     fn from_sent(sent: Self::Sent) -> Self;
     /// Returns the name of the object, with an empty namespace for a cluster-scoped one.
     fn name(&self) -> ObjectRef;
+    /// The maximum weight of a cached object. A heavier one is reduced.
+    const MAX_WEIGHT: usize;
     /// Returns about how many bytes of memory the object takes.
     fn weight(&self) -> usize;
+    /// Returns what the agent itself needs of an object that is too heavy; `None` if it needs nothing.
+    fn reduced(&self) -> Option<Self>;
 }
 
 /// An object as the API server sends it, reduced to the parts that are read. All other parts, such as
@@ -234,6 +239,15 @@ impl WatchedKind for ObservedPod {
         ObjectRef { namespace: self.pod.namespace.clone(), name: self.pod.name.clone() }
     }
 
+    // The largest supported number of pods of a node (512) fits into the cache.
+    const MAX_WEIGHT: usize = 48 << 10;
+
+    fn reduced(&self) -> Option<Self> {
+        let mut reduced = self.clone();
+        reduce_pod(&mut reduced.pod);
+        Some(reduced)
+    }
+
     fn weight(&self) -> usize {
         let texts = |texts: &[String]| texts.iter().map(|text| PER_TEXT + text.len()).sum::<usize>();
         let containers = self.pod.containers.iter().chain(&self.pod.init_containers);
@@ -253,7 +267,7 @@ impl WatchedKind for ObservedPod {
 
 /// About how many bytes of memory a text takes besides its characters, and an object besides its texts.
 const PER_TEXT: usize = 40;
-const PER_OBJECT: usize = 400;
+const PER_OBJECT: usize = 150;
 
 fn map_weight(map: &BTreeMap<String, String>) -> usize {
     map.iter().map(|(key, value)| 2 * PER_TEXT + key.len() + value.len()).sum()
@@ -286,6 +300,14 @@ impl WatchedKind for Namespace {
         ObjectRef { namespace: String::new(), name: self.name.clone() }
     }
 
+    const MAX_WEIGHT: usize = 8 << 10;
+
+    fn reduced(&self) -> Option<Self> {
+        let mut reduced = self.clone();
+        reduce_annotations(&mut reduced.annotations);
+        Some(reduced)
+    }
+
     fn weight(&self) -> usize {
         PER_OBJECT + map_weight(&self.annotations)
     }
@@ -304,6 +326,12 @@ impl WatchedKind for Definition {
 
     fn name(&self) -> ObjectRef {
         self.object.clone()
+    }
+
+    const MAX_WEIGHT: usize = 48 << 10;
+
+    fn reduced(&self) -> Option<Self> {
+        None
     }
 
     fn weight(&self) -> usize {
