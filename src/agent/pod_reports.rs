@@ -274,7 +274,7 @@ mod tests {
             }
             Ok(())
         });
-        assert_eq!(written, ["a = Current", "a = Refused", "b = Older"]);
+        assert_eq!(written, ["a = Current", "b = Older", "a = Refused"], "the pods take turns");
     }
 
     #[test]

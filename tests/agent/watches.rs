@@ -23,11 +23,11 @@ fn large_objects_neither_stop_a_watch_nor_exhaust_memory() {
         for number in 0..12 {
             let mut fat = pod(&format!("uid-fat-{number}"));
             fat["metadata"]["name"] = format!("fat-{number}").into();
-            fat["metadata"]["managedFields"] = json!([{"fieldsV1": {"f:a": "x".repeat(7 << 20)}}]);
+            fat["metadata"]["managedFields"] = json!([{"fieldsV1": {"f:a": "x".repeat(2 << 20)}}]);
             fat["metadata"]["annotations"]["example.com/large"] = "x".repeat(1 << 20).into();
             scene.api.put(PODS, &fat);
         }
-        for number in 0..80 {
+        for number in 0..40 {
             let (metadata, config) = (json!({"name": format!("d-{number}"), "namespace": "x"}), "x".repeat(1_500_000));
             scene.api.put(DEFINITIONS, &json!({"metadata": metadata, "spec": {"config": config}}));
         }

@@ -1,7 +1,8 @@
 //! A bypass that is no longer allowed ends, whatever the pod's annotations say.
 
+use crate::node::id;
 use crate::pod::{EXCLUDE_UIDS, Pod};
-use crate::scene::{CHAIN, Scene, pause, publish, scene};
+use crate::scene::{CHAIN, pause, publish, scene};
 
 const LIVE_POLICY: &str = "detour.io/live-policy";
 const PINNED: &str = r#""uid-exclude", "uids": ["8000"], "pod_overrides": false"#;
@@ -46,25 +47,17 @@ fn the_node_can_forbid_the_opt_out() {
     });
 }
 
-/// Two sandboxes of a pod, of which the newer one has the lower ID.
-fn two_sandboxes(scene: &Scene<'_>, api: &crate::api::Api) -> [Pod; 2] {
-    let older = Pod::added(scene, api, "web-0", &[]);
-    loop {
-        // The kernel's clock for files has a coarse resolution.
-        pause();
-        let newer = Pod { uid: older.uid.clone(), ..Pod::new(scene, "web-0") };
-        if newer.sandbox < older.sandbox {
-            newer.call(scene, "ADD").expect("added");
-            return [older, newer];
-        }
-    }
-}
-
 #[test]
 fn the_newest_sandbox_of_a_pod_follows() {
     scene(|scene, api| {
         let _agent = scene.agent(&[]);
-        let [older, newer] = two_sandboxes(scene, api);
+        let older = Pod::added(scene, api, "web-0", &[]);
+        // The kernel's clock for files has a coarse resolution.
+        pause();
+        let mut newer = Pod::with_sandbox(scene, "web-0", id("a"));
+        newer.uid.clone_from(&older.uid);
+        assert!(newer.sandbox < older.sandbox);
+        newer.call(scene, "ADD").expect("added");
         newer.set(EXCLUDE_UIDS, "7000");
         publish(api, &newer);
         newer.until(|pod| pod.excludes_uid(7000));

@@ -132,10 +132,14 @@ impl Scene<'_> {
 
     /// Returns the agent's account.
     pub(crate) fn account(&self) -> ServiceAccount {
-        let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
-        self.write("/account/ca.crt", &authority.cert.pem());
-        self.write("/account/token", "token");
-        ServiceAccount { server: self.api.http(), directory: self.node.root.join("account") }
+        let directory = self.node.root.join("account");
+        // Once: a thread may read the files.
+        if !directory.exists() {
+            let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
+            self.write("/account/ca.crt", &authority.cert.pem());
+            self.write("/account/token", "token");
+        }
+        ServiceAccount { server: self.api.http(), directory }
     }
 
     /// Waits for this many Events. Returns reasons and types of all.
