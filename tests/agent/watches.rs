@@ -33,6 +33,7 @@ fn large_objects_neither_stop_a_watch_nor_exhaust_memory() {
         }
         let agent = scene.agent();
         let memory = most_memory(&agent);
+        println!("at most {memory} MiB of memory");
         assert!(memory < 128, "{memory} MiB");
         scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
         let question = question("uid-fat-7").replace("web-0", "fat-7");

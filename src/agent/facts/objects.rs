@@ -352,7 +352,7 @@ fn trimmed(SentMetadata { name, namespace, uid, labels, mut annotations, .. }: S
     for (key, value) in &mut annotations {
         let domain = key.split('/').next().unwrap_or_default();
         let is_read = |read: &&str| domain.strip_suffix(*read).is_some_and(|sub| sub.is_empty() || sub.ends_with('.'));
-        if value.len() > MAX_OTHER_VALUE && !READ_DOMAINS.iter().any(|read| is_read(&read)) {
+        if value.len() > MAX_OTHER_VALUE && !READ_DOMAINS.iter().any(is_read) {
             *value = String::new();
         }
     }
