@@ -9,7 +9,8 @@
 //! | `certificate` | next steps for TLS errors |
 //! | `facts` | [`Api`] as a source of facts |
 //! | `writes` | changes to pods and nodes, Events, tokens |
-//! | `pages` | lists page by page, in pages of adapted size |
+//! | `pages` | the sizes of pages (pure) |
+//! | `lists` | lists of the command line, page by page |
 //! | `collection` | [`Collection`]: lists and watches of the agent |
 //! | `daemon_set` | getting and watching the agent's DaemonSet |
 //! | `service_account` | [`ServiceAccount`]: the agent's requests |
@@ -23,6 +24,7 @@ mod collection;
 mod daemon_set;
 mod exec;
 mod facts;
+mod lists;
 mod pages;
 mod probe;
 mod request;
