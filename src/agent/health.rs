@@ -5,6 +5,7 @@
 //! it is stuck, and ends it ([`Health::supervise`]). The limit of connections does not let silent clients keep others
 //! out ([`Connections`]).
 
+use super::facts::SyncStates;
 use super::metrics::{self, Metrics};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
@@ -41,7 +42,11 @@ const MAX_OVERDUE_CHECKS: u32 = 3;
 
 /// The state of the agent, shared with the server and the watchdog.
 #[derive(Debug, Clone)]
-pub(super) struct Health(Arc<Mutex<HealthState>>);
+pub(super) struct Health {
+    state: Arc<Mutex<HealthState>>,
+    /// A watch that is not synchronized is an obstacle too.
+    watches: SyncStates,
+}
 
 #[derive(Debug)]
 struct HealthState {
@@ -53,14 +58,14 @@ struct HealthState {
 
 impl Health {
     /// Creates the state of an agent that has `timeout` for its first iteration.
-    pub(super) fn new(timeout: Duration) -> Self {
+    pub(super) fn new(timeout: Duration, watches: SyncStates) -> Self {
         let state = HealthState { obstacle: Some("not installed yet".into()), alive_until: Instant::now() + timeout };
-        Self(Arc::new(Mutex::new(state)))
+        Self { state: Arc::new(Mutex::new(state)), watches }
     }
 
     /// Sets why the node is not ready (`None` if it is), and the timeout of the next iteration.
     pub(super) fn report(&self, obstacle: Option<String>, timeout: Duration) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         *state = HealthState { obstacle, alive_until: Instant::now() + timeout };
     }
 
@@ -155,12 +160,13 @@ impl Health {
     }
 
     fn status(&self, path: &str, now: Instant) -> (StatusCode, String) {
-        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match (path, &state.obstacle) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let obstacle = state.obstacle.clone().or_else(|| self.watches.lasting(now).into_iter().next());
+        match (path, obstacle) {
             ("/healthz", _) if now <= state.alive_until => (StatusCode::OK, "alive".into()),
             ("/healthz", _) => (StatusCode::SERVICE_UNAVAILABLE, "stuck: the file system does not respond".into()),
             ("/readyz", None) => (StatusCode::OK, "installed".into()),
-            ("/readyz", Some(reason)) => (StatusCode::SERVICE_UNAVAILABLE, reason.clone()),
+            ("/readyz", Some(reason)) => (StatusCode::SERVICE_UNAVAILABLE, reason),
             _ => (StatusCode::NOT_FOUND, "not found; expected /healthz, /readyz or /metrics".into()),
         }
     }
@@ -245,7 +251,7 @@ mod tests {
     const PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
     fn server() -> SocketAddr {
-        let health = Health::new(Duration::from_secs(600));
+        let health = Health::new(Duration::from_secs(600), SyncStates::default());
         health.report(None, Duration::from_secs(600));
         health.serve((Ipv4Addr::LOCALHOST, 0).into(), Metrics::default()).expect("bound")
     }
@@ -334,7 +340,7 @@ mod tests {
 
     #[test]
     fn the_agent_is_alive_until_an_iteration_is_overdue_and_ready_without_an_obstacle() {
-        let health = Health::new(Duration::from_secs(60));
+        let health = Health::new(Duration::from_secs(60), SyncStates::default());
         let now = Instant::now();
         let code = |path: &str, at: Instant| health.status(path, at).0.as_u16();
         assert_eq!((code("/healthz", now), code("/readyz", now)), (200, 503));
@@ -347,7 +353,7 @@ mod tests {
     fn the_watchdog_ends_a_stuck_agent() {
         let interval = Duration::from_millis(20);
         let (ends, ended) = channel();
-        let health = Health::new(Duration::from_secs(600));
+        let health = Health::new(Duration::from_secs(600), SyncStates::default());
         health.supervise(interval, move || ends.send(()).expect("awaited")).expect("a thread");
         ended.recv_timeout(10 * interval).expect_err("it is alive");
         health.report(None, Duration::ZERO);

@@ -34,6 +34,8 @@ pub struct Metrics {
     token_renewal_failed: Gauge,
     installs: Counters<1>,
     facts: Family<Labels<1>, Gauge>,
+    too_large: Family<Labels<1>, Gauge>,
+    watch_synced: Family<Labels<1>, Gauge>,
     nri_registered: Family<Labels<0>, Gauge>,
     container_starts: Counters<1>,
     ended_bypasses: Counter,
@@ -58,6 +60,12 @@ impl Default for Metrics {
         registry.register("api_fallbacks", help, fallbacks.clone());
         let facts = Family::default();
         registry.register("facts", "Objects in the agent's cache, by kind", facts.clone());
+        let too_large = Family::default();
+        let help = "Objects of which the agent's cache has only the names because they are too large, by kind";
+        registry.register("facts_too_large", help, too_large.clone());
+        let watch_synced = Family::default();
+        let help = "1 if the agent's watch of a kind is synchronized, else 0; absent if the kind is not watched";
+        registry.register("watch_synced", help, watch_synced.clone());
         let drift = Counter::default();
         registry.register("drift", "Pods found with rules that differ from the desired rules", drift.clone());
         let repairs = Counters::default();
@@ -117,6 +125,8 @@ impl Default for Metrics {
             token_renewal_failed,
             installs,
             facts,
+            too_large,
+            watch_synced,
             nri_registered,
             container_starts,
             ended_bypasses,
@@ -195,9 +205,16 @@ impl Metrics {
         self.installs.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Sets the number of cached objects of a kind.
-    pub fn facts(&self, kind: &'static str, count: usize) {
-        self.facts.get_or_create(&[("kind", kind)]).set(i64::try_from(count).unwrap_or(i64::MAX));
+    /// Sets the number of objects of a kind, and how many of them are too large for the cache.
+    pub fn facts(&self, kind: &'static str, (count, too_large): (usize, usize)) {
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.facts.get_or_create(&[("kind", kind)]).set(number(count));
+        self.too_large.get_or_create(&[("kind", kind)]).set(number(too_large));
+    }
+
+    /// Sets whether the watch of a kind is synchronized.
+    pub fn watch_synced(&self, kind: &'static str, synced: bool) {
+        self.watch_synced.get_or_create(&[("kind", kind)]).set(synced.into());
     }
 
     /// Sets whether the container runtime reports containers to the agent.
@@ -307,8 +324,8 @@ mod tests {
         metrics.installed(true);
         metrics.install("done");
         metrics.token_renewal_failed(true);
-        metrics.facts("pods", 500);
-        metrics.facts("pods", 499);
+        metrics.facts("pods", (500, 0));
+        metrics.facts("pods", (499, 2));
         metrics.nri_registered(true);
         metrics.container_start("exempt");
         metrics.bypass_ended();
@@ -326,6 +343,7 @@ mod tests {
             (r#"detour_installs_total{result="done"}"#, 1.0),
             ("detour_plugin_token_renewal_failed", 1.0),
             (r#"detour_facts{kind="pods"}"#, 499.0),
+            (r#"detour_facts_too_large{kind="pods"}"#, 2.0),
             ("detour_nri_registered", 1.0),
             (r#"detour_container_starts_total{result="exempt"}"#, 1.0),
             ("detour_bypasses_ended_total", 1.0),

@@ -37,6 +37,7 @@ mod services;
 mod socket;
 mod stability;
 pub mod taint;
+mod token_bucket;
 mod watch;
 
 pub use containers::ContainerSettings;
@@ -45,5 +46,6 @@ pub use facts::{EndedContainer, ObservedPod};
 pub use metrics::Metrics;
 pub use own_pod::OwnPod;
 pub use plugin_token::PluginToken;
+pub use pod_reports::PodReports;
 pub use reconcile_loop::{DesiredInstallation, Job, OnExit, run};
 pub use services::Services;

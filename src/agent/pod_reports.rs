@@ -1,20 +1,18 @@
-//! Events and conditions of the node's pods, and the thread that writes them to the API server.
+//! Events and conditions of the node's pods, and the thread that writes them to the API server. `queue` decides which
+//! one is next.
+
+mod queue;
 
 use crate::cluster::{Event, PodWriter, PolicyCondition, ServiceAccount};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;
+use queue::{Queue, Report};
 use rustix::process::setpriority_process;
-use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::ops::Bound;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The limit of Events that wait for the API server.
-const MAX_EVENTS: usize = 256;
-/// The limit of pods whose conditions wait for the API server: twice the pods of a large node.
-const MAX_CONDITIONS: usize = 1024;
 /// The niceness of the thread (sched(7)).
 const NICENESS: i32 = 10;
 /// The pause after a report that the API server did not accept.
@@ -23,45 +21,17 @@ const RETRY_DELAY: Duration = Duration::from_secs(5);
 const REFUSED_DELAY: Duration = Duration::from_secs(30);
 
 /// The reports that wait for the API server. The thread ends with the last clone.
-#[derive(Clone)]
-pub(super) struct PodReports(Option<Arc<Handle>>);
+#[derive(Debug, Clone)]
+pub struct PodReports(Option<Arc<Handle>>);
 
 /// Ends the thread when it is dropped.
+#[derive(Debug)]
 struct Handle(Arc<Shared>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
-}
-
-/// A namespace and the name of a pod.
-type PodName = (String, String);
-
-#[derive(Default)]
-struct Queue {
-    events: VecDeque<(PodRef, Event)>,
-    /// The latest condition of each pod, and whether its status has changed.
-    conditions: BTreeMap<PodName, (PodRef, PolicyCondition, bool)>,
-    /// The conditions that the API server refused (403). One of them is retried after a pause; each result other than
-    /// another refusal retries the next one at once.
-    refused: BTreeMap<PodName, (PodRef, PolicyCondition, bool)>,
-    /// When the next refused condition is retried.
-    refused_due: Option<Instant>,
-    /// The pod of the last refused condition that was retried.
-    last_retried: PodName,
-    /// Whether an Event is next if both wait, so that neither delays the other.
-    prefers_event: bool,
-    /// Whether an Event was dropped since one was written.
-    has_dropped: bool,
-    has_ended: bool,
-}
-
-/// A report about a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Report {
-    Event(PodRef, Event),
-    Condition(PodRef, PolicyCondition, bool),
 }
 
 impl PodReports {
@@ -69,7 +39,7 @@ impl PodReports {
     ///
     /// # Errors
     /// The thread can't be created.
-    pub(super) fn start(account: Option<ServiceAccount>) -> io::Result<Self> {
+    pub fn start(account: Option<ServiceAccount>) -> io::Result<Self> {
         let Some(account) = account else { return Ok(Self::none()) };
         let reports = Self::new();
         let shared = reports.0.as_ref().map(|handle| Arc::clone(&handle.0)).unwrap_or_default();
@@ -110,20 +80,13 @@ impl PodReports {
     #[cfg(test)]
     pub(super) fn waiting_events(&self) -> Vec<String> {
         let Some(Handle(shared)) = self.0.as_deref() else { return Vec::new() };
-        shared.queue().events.iter().map(|(_, event)| event.reason.to_string()).collect()
+        shared.queue().waiting_events().map(|event| event.reason.to_string()).collect()
     }
 
     /// Adds an Event without waiting; drops it if too many wait.
     pub(super) fn event(&self, pod: &PodRef, event: Event) {
         let Some(Handle(shared)) = self.0.as_deref() else { return };
-        let mut queue = shared.queue();
-        if queue.events.len() >= MAX_EVENTS {
-            if !std::mem::replace(&mut queue.has_dropped, true) {
-                tracing::warn!("Events dropped: {MAX_EVENTS} Events wait for the API server");
-            }
-            return;
-        }
-        queue.events.push_back((pod.clone(), event));
+        shared.queue().add_event(pod, event);
         shared.changed.notify_all();
     }
 
@@ -131,15 +94,8 @@ impl PodReports {
     /// status differs from that in the cluster. Drops it if too many wait.
     pub(super) fn condition(&self, pod: &PodRef, condition: PolicyCondition, has_changed_status: bool) {
         let Some(Handle(shared)) = self.0.as_deref() else { return };
-        let mut queue = shared.queue();
-        let key = (pod.namespace.clone(), pod.name.clone());
-        // The status in the cluster is still the one before the replaced condition.
-        let replaced = queue.conditions.remove(&key).or_else(|| queue.refused.remove(&key));
-        let has_changed = has_changed_status || replaced.is_some_and(|(_, _, has_changed)| has_changed);
-        if queue.conditions.len() < MAX_CONDITIONS {
-            queue.conditions.insert(key, (pod.clone(), condition, has_changed));
-            shared.changed.notify_all();
-        }
+        shared.queue().add_condition(pod, condition, has_changed_status);
+        shared.changed.notify_all();
     }
 }
 
@@ -147,62 +103,6 @@ impl Drop for Handle {
     fn drop(&mut self) {
         self.0.queue().has_ended = true;
         self.0.changed.notify_all();
-    }
-}
-
-impl Queue {
-    fn next(&mut self) -> Option<Report> {
-        self.prefers_event = !self.prefers_event;
-        let prefers_event = self.prefers_event;
-        let condition = |queue: &mut Self| {
-            let (_, (pod, condition, has_changed)) = queue.conditions.pop_first()?;
-            Some(Report::Condition(pod, condition, has_changed))
-        };
-        let event = |queue: &mut Self| queue.events.pop_front().map(|(pod, event)| Report::Event(pod, event));
-        if prefers_event { event(self).or_else(|| condition(self)) } else { condition(self).or_else(|| event(self)) }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.events.is_empty() && self.conditions.is_empty()
-    }
-
-    /// Stores a condition that the API server refused, unless a later one waits.
-    fn keep_refused(&mut self, report: Report, due: Instant) {
-        let Report::Condition(pod, condition, has_changed) = report else { return };
-        let key = (pod.namespace.clone(), pod.name.clone());
-        self.refused_due = Some(due);
-        if let Some((.., later)) = self.conditions.get_mut(&key) {
-            *later |= has_changed;
-            return;
-        }
-        if self.refused.len() >= MAX_CONDITIONS {
-            self.refused.pop_first();
-        }
-        self.refused.insert(key, (pod, condition, has_changed));
-    }
-
-    /// Moves the next refused condition to those that wait.
-    fn retry_refused(&mut self) {
-        self.refused_due = None;
-        let later = self.refused.range((Bound::Excluded(&self.last_retried), Bound::Unbounded)).next();
-        let Some(key) = later.or_else(|| self.refused.first_key_value()).map(|(key, _)| key.clone()) else { return };
-        if let Some(refused) = self.refused.remove(&key) {
-            self.conditions.entry(key.clone()).or_insert(refused);
-        }
-        self.last_retried = key;
-    }
-
-    /// Returns a report that was not accepted to its place.
-    fn put_back(&mut self, report: Report) {
-        match report {
-            Report::Event(pod, event) => self.events.push_front((pod, event)),
-            Report::Condition(pod, condition, has_changed) => {
-                let key = (pod.namespace.clone(), pod.name.clone());
-                // A later one takes precedence.
-                let (.., later) = self.conditions.entry(key).or_insert((pod, condition, false));
-                *later |= has_changed;
-            }
-        }
     }
 }
 
@@ -224,8 +124,10 @@ impl Shared {
             let Some(report) = self.wait() else { return };
             let result = write(Some(&report));
             log(&report, result.as_ref().err(), &mut logged);
-            self.queue().has_dropped &= result.is_err();
             let code = result.err().map(|error| error.code);
+            if code != Some(Code::TryAgain) {
+                self.queue().record(&report, Instant::now());
+            }
             let unavailable = match (code, &report) {
                 (Some(Code::TryAgain), _) => Some(report),
                 (Some(Code::Forbidden), _) => {
@@ -238,7 +140,7 @@ impl Shared {
                 }
                 (_, Report::Event(..)) => None,
             };
-            if unavailable.is_some() || self.queue().is_empty() {
+            if unavailable.is_some() || !self.queue().has_next(Instant::now()) {
                 // Can't fail.
                 let _ = write(None);
             }
@@ -261,10 +163,11 @@ impl Shared {
             if queue.has_ended {
                 return None;
             }
-            if !queue.is_empty() {
-                return queue.next();
-            }
-            queue = match queue.refused_due {
+            let later = match queue.next(now) {
+                Ok(report) => return Some(report),
+                Err(later) => later,
+            };
+            queue = match [later, queue.refused_due].into_iter().flatten().min() {
                 Some(due) => {
                     let waited = self.changed.wait_timeout(queue, due.saturating_duration_since(now));
                     waited.unwrap_or_else(PoisonError::into_inner).0
@@ -326,7 +229,7 @@ mod tests {
             &mut |report| {
                 let Some(report) = report else {
                     // Nothing else waits.
-                    if shared.queue().is_empty() && shared.queue().refused.is_empty() {
+                    if shared.queue().is_empty() {
                         handle = None;
                     }
                     return Ok(());
@@ -371,7 +274,7 @@ mod tests {
             }
             Ok(())
         });
-        assert_eq!(written, ["a = Current", "a = Refused", "b = Older"]);
+        assert_eq!(written, ["a = Current", "b = Older", "a = Refused"], "the pods take turns");
     }
 
     #[test]
@@ -384,37 +287,12 @@ mod tests {
             if number == 3 {
                 // It replaces the refused one, and its status still differs from that in the cluster.
                 reports.condition(&pod("b"), condition("Refused"), false);
-                assert!(reports.0.as_ref().is_some_and(|it| it.0.queue().conditions.values().all(|it| it.2)));
             }
             if number <= 5 { Err(Error::new(Code::Forbidden, "refused")) } else { Ok(()) }
         });
         let first = ["a = Older", "b = Older", "c = Older", "b = Refused"];
         assert_eq!(written[..4], first);
         assert_eq!(written[4..], ["a = Older", "b = Refused", "c = Older", "a = Older"]);
-    }
-
-    #[test]
-    fn refused_conditions_have_a_limit() {
-        let mut queue = Queue::default();
-        for number in 0..=MAX_CONDITIONS {
-            let report = Report::Condition(pod(&number.to_string()), condition("Older"), true);
-            queue.keep_refused(report, Instant::now());
-        }
-        assert_eq!(queue.refused.len(), MAX_CONDITIONS);
-    }
-
-    #[test]
-    fn an_event_that_does_not_fit_is_dropped_without_waiting() {
-        let reports = PodReports::new();
-        for number in 0..=MAX_EVENTS {
-            reports.event(&pod(&number.to_string()), event("E"));
-        }
-        for number in 0..=MAX_CONDITIONS {
-            reports.condition(&pod(&number.to_string()), condition("Current"), true);
-        }
-        let queue = reports.0.as_ref().expect("started").0.queue();
-        assert_eq!((queue.events.len(), queue.conditions.len()), (MAX_EVENTS, MAX_CONDITIONS));
-        assert_eq!(queue.events.front().map(|(pod, _)| pod.name.as_str()), Some("0"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod messages;
 
 use super::containers::ContainerSettings;
 use super::daemon_set::DaemonSet;
+use super::facts::SyncStates;
 use super::health::Health;
 use super::install::plan::undo;
 use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, Presence, SourceTimer};
@@ -94,7 +95,8 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     let signal_error = |error| format!("can't wait for signals: {error}");
     // Before any thread is started, because a thread inherits the signal mask.
     let mut watch = DirectoryWatch::new().map_err(signal_error)?;
-    let health = Health::new(RESYNC_INTERVAL + ITERATION_TIMEOUT);
+    let watches = SyncStates::default();
+    let health = Health::new(RESYNC_INTERVAL + ITERATION_TIMEOUT, watches.clone());
     if let Some(address) = job.health_address {
         let bound = health
             .serve(address, job.metrics.clone())
@@ -114,7 +116,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     let containers = job.containers.as_ref().map(start).transpose()?;
     let registry = containers.as_ref().map(|running| running.registry.clone());
     let mut services = match &job.services {
-        Some(services) => Some(services.start(job.node, &job.metrics, registry, &reports)?),
+        Some(services) => Some(services.start(job.node, &job.metrics, registry, &reports, &watches)?),
         None => None,
     };
     let events = job.own_pod.as_ref().map(OwnPod::events).transpose();

@@ -2,7 +2,7 @@
 //! (`repair`), the policies of running pods (`live-policy`), and the node's taint (`taint`).
 
 use super::containers::Registry;
-use super::facts::{AnswerSources, Answers, ObservedPod, SharedFacts};
+use super::facts::{AnswerSources, Answers, ObservedPod, SharedFacts, SyncStates, WatchScope};
 use super::install::NodeFiles;
 use super::live_policy::{self, NodeState, SharedPolicies};
 use super::metrics::Metrics;
@@ -36,10 +36,14 @@ pub struct Services {
     pub socket: Option<HostPath>,
     /// The account of the watches and of all changes.
     pub account: ServiceAccount,
+    /// Whether to watch all definitions, for a primary plugin.
+    pub definitions: bool,
     /// How pods that bypass the mesh are repaired; `None` to not repair them.
     pub repair: Option<RepairSettings>,
     /// Which changes of their policies running pods follow.
     pub live_policy: LivePolicyScope,
+    /// Whether a pod's or namespace's annotation can exclude pods from these changes.
+    pub live_policy_opt_out: bool,
     /// The key of the taint for a node that is not ready; `None` for no taint.
     pub taint: Option<String>,
 }
@@ -96,6 +100,7 @@ impl Services {
         metrics: &Metrics,
         containers: Option<Registry>,
         reports: &PodReports,
+        states: &SyncStates,
     ) -> Result<RunningServices, String> {
         let (facts, (end, ended)) = (SharedFacts::new(), oneshot::channel());
         let socket = self.socket.as_ref().map(|socket| node.reach(socket)).transpose();
@@ -105,22 +110,24 @@ impl Services {
         let runtime =
             builder.build().map_err(|error| format!("can't create the event loop of the services: {error}"))?;
         let policies = SharedPolicies::default();
-        let sources = AnswerSources { facts: facts.clone(), containers, policies: policies.clone() };
+        let sources =
+            AnswerSources { facts: facts.clone(), containers, policies: policies.clone(), states: states.clone() };
         let answers = Answers::new(sources, self.account.clone(), metrics.clone());
-        let (services, shared_facts, shared_metrics) = (self.clone(), facts.clone(), metrics.clone());
+        let (services, shared_facts, shared) = (self.clone(), facts.clone(), (states.clone(), metrics.clone()));
         let thread = thread::Builder::new().name("services".into());
-        let thread =
-            thread.spawn(move || services.run(runtime, &shared_facts, &shared_metrics, (socket, &answers), ended));
+        let thread = thread.spawn(move || services.run(runtime, &shared_facts, &shared, (socket, &answers), ended));
         let thread = thread.map_err(|error| format!("can't start the thread of the services: {error}"))?;
         let repair = |settings: &RepairSettings| {
             let (start, started) = channel();
-            let worker = RepairWorker::new(settings.clone(), node.clone(), self.account.clone(), metrics.clone());
+            let (account, reports) = (self.account.clone(), reports.clone());
+            let worker = RepairWorker::new(settings.clone(), node.clone(), account, reports, metrics.clone());
             worker.start(WatchedPods { facts: facts.clone(), seen: 0 }, started).map(|()| start)
         };
         let repair = self.repair.as_ref().map(repair).transpose();
         let repair = repair.map_err(|error| format!("can't start the thread for repairs: {error}"))?;
         let worker = live_policy::Worker {
             scope: self.live_policy,
+            opt_out: self.live_policy_opt_out,
             node: node.clone(),
             facts: facts.clone(),
             // Without live policy, the agent lacks the rights to write them.
@@ -144,15 +151,16 @@ impl Services {
         &self,
         runtime: Runtime,
         facts: &SharedFacts,
-        metrics: &Metrics,
+        (states, metrics): &(SyncStates, Metrics),
         (socket, answers): (Option<PathBuf>, &Answers),
         ended: oneshot::Receiver<()>,
     ) {
         runtime.block_on(async {
             let mut connections = OpenConnections::none();
+            let scope = WatchScope { node: &self.node_name, definitions: self.definitions };
             tokio::select! {
                 _ = ended => {}
-                () = facts.watch(&self.account, &self.node_name, metrics) => {}
+                () = facts.watch(&self.account, scope, states, metrics) => {}
                 () = serve(socket, answers, &mut connections) => {}
             }
             connections.finish().await;

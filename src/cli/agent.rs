@@ -4,7 +4,7 @@
 use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use detour_cni::agent::install::{DesiredState, HostPath, kubeconfig};
 use detour_cni::agent::repair::{Criteria, RepairMode, RepairSettings, Selector};
 use detour_cni::agent::{
@@ -43,10 +43,11 @@ Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of
 node, as during an upgrade, only the newer one is active. Agents of other releases (--release) are
 active at the same time.
 
-Pod data: With a node name, the agent watches the pods of the node, all namespaces and all
-NetworkAttachmentDefinitions with its pod's service account. It answers the plugin's requests at
---socket and logs each plugin call except STATUS. If the agent does not answer, the plugin sends its
-requests to the API server.
+Pod data: With a node name, the agent watches the pods of the node, all namespaces and, unless
+--primary=false, all NetworkAttachmentDefinitions with its pod's service account. It answers the
+plugin's requests at --socket and logs each plugin call except STATUS. If the agent does not answer,
+the plugin sends its requests to the API server. If a watch has not been synchronized for a minute,
+/readyz fails, and `detour doctor` and the metric detour_watch_synced report it.
 
 Repair: With a node name, the agent repairs pods that have a sidecar but bypass it. These are pods
 whose init container istio-validation ended with exit code 126, whose rules differ from the desired
@@ -56,9 +57,10 @@ between them, and reports each repair as an Event of the pod.
 
 Live policy: With a node name, the agent applies changes of annotations (pod, namespace) and of the
 node's configuration to running pods (--live-policy). Established connections continue. An invalid
-value changes nothing. The agent reports each change as an Event, and the state as the pod's
-condition detour.io/policy. The annotation detour.io/live-policy=false on a pod or its namespace
-disables the changes.
+value changes nothing of what its sub-plugin excludes. The agent reports each change as an Event, and
+the state as the pod's condition detour.io/policy. With the annotation detour.io/live-policy=false on
+a pod or its namespace, the agent only ends bypasses that the pod may no longer have
+(--live-policy-opt-out=false: the annotation has no effect).
 
 Excluded containers: With --nri-socket, the agent registers at the container runtime, which reports
 each container before its first instruction. Containers that the sub-plugin container-exclude names
@@ -114,6 +116,9 @@ pub(super) struct AgentArguments {
     /// Which changes of annotations and of the node's configuration to apply to running pods
     #[arg(long, value_name = "SCOPE", value_enum, default_value = "exclusions")]
     live_policy: LivePolicyArgument,
+    /// Whether the annotation detour.io/live-policy of a pod or its namespace can exclude pods from these changes
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = true)]
+    live_policy_opt_out: bool,
     #[command(flatten)]
     repair: RepairArguments,
 }
@@ -356,12 +361,15 @@ impl AgentArguments {
             node_name,
             socket: self.socket.0.clone(),
             account: account.ok()?,
+            // Only a primary plugin asks for definitions.
+            definitions: self.install.may_be_primary(),
             repair: self.repair.settings(),
             live_policy: match self.live_policy {
                 LivePolicyArgument::Exclusions => LivePolicyScope::Exclusions,
                 LivePolicyArgument::All => LivePolicyScope::All,
                 LivePolicyArgument::Off => LivePolicyScope::Off,
             },
+            live_policy_opt_out: self.live_policy_opt_out,
             taint: self.taint.clone(),
         })
     }

@@ -19,10 +19,9 @@
 
 use crate::cni;
 pub use agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
-pub(crate) use api::causes;
 pub use api::{ApiProbe, CommandOutput, PodWriter, ServiceAccount, UserApi};
+pub(crate) use api::{Collection, CollectionError};
 pub use fact_source::{Cluster, ReadOnly};
-pub(crate) use http_client::PAGE;
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
 pub use resources::{Definition, DefinitionQuery, Event, LabeledNamespace, Lookup, NodeTaints, ObjectRef};
 pub use resources::{PolicyCondition, ReportedEvent, Right, ScheduledPod, Token};

@@ -4,7 +4,6 @@
 
 use super::resources::{Definition, NodeTaints, ObjectRef, Token};
 use crate::pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
@@ -27,9 +26,9 @@ pub(super) const DEFAULT_NAMESPACE: &str = "default";
 /// The metadata of an object.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Metadata {
-    name: String,
-    namespace: Option<String>,
-    uid: Option<String>,
+    pub(crate) name: String,
+    pub(crate) namespace: Option<String>,
+    pub(crate) uid: Option<String>,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) labels: BTreeMap<String, String>,
     #[serde(default, deserialize_with = "null_is_empty")]
@@ -47,18 +46,6 @@ impl Metadata {
         let path =
             |namespace: Option<&str>, name: &str| namespace.map_or(name.into(), |space| format!("{space}/{name}"));
         Err(format!("expected the object {}, got {}", path(namespace, name), path(found, &self.name)))
-    }
-}
-
-impl From<ObjectMeta> for Metadata {
-    fn from(meta: ObjectMeta) -> Self {
-        Self {
-            name: meta.name.unwrap_or_default(),
-            namespace: meta.namespace,
-            uid: meta.uid,
-            labels: meta.labels.unwrap_or_default(),
-            annotations: meta.annotations.unwrap_or_default(),
-        }
     }
 }
 

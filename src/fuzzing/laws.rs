@@ -7,7 +7,7 @@ use crate::firewall::rule::{Family, Table};
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, max_rules, native};
 use crate::inspect::{Destination, Rulebook, Sender, restore_text, trace};
 use crate::netlink::attributes::Attributes;
-use crate::policy::{LivePolicyScope, Policy};
+use crate::policy::{Exclusion, Interception, LivePolicyScope, Policy};
 use crate::printable;
 
 /// The chains of other tools in the generated rules.
@@ -216,4 +216,14 @@ pub(super) fn policies(input: &[u8]) {
         assert_eq!(followed.redirect().map(|redirect| redirect.ipv6), a.redirect().map(|redirect| redirect.ipv6));
     }
     assert_eq!(a.following(&b, LivePolicyScope::Off), a);
+    let tightened = a.tightened(&b);
+    assert_eq!(a.tightened(&a), a, "nothing changes without a change");
+    assert_eq!(tightened.tightened(&b), tightened, "a tightened policy is complete");
+    if [&a, &b].iter().all(|policy| policy.interception != Interception::Off) {
+        for bound in [&a, &b] {
+            let united = bound.union(bound).expect("it does not contradict itself").exclusions;
+            let covered = |exclusion| united.iter().any(|wide: &Exclusion| wide.covers(exclusion));
+            assert!(tightened.exclusions.iter().all(covered), "{:?} in {united:?}", tightened.exclusions);
+        }
+    }
 }

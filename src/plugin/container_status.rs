@@ -98,12 +98,7 @@ pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
                 other => other?,
             };
             let Some(NetnsRecord { netns_id: Some(id), netns_path: Some(path) }) = record else { continue };
-            let is_gone = if path.starts_with(root) {
-                NetNs::open(&path).is_ok_and(|netns| netns.is_none_or(|netns| netns.id() != id))
-            } else {
-                is_gone_from_node(root, &path, id)
-            };
-            if is_gone {
+            if is_gone(&HostRoot::new(root), &path, id) {
                 remove(&store, &attachment, None)?;
                 removed.push(attachment);
             }
@@ -112,16 +107,24 @@ pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
     Ok(removed)
 }
 
+/// Returns whether the network namespace `id` certainly no longer exists at the runtime's path, on the node at `root`.
+pub(super) fn is_gone(root: &HostRoot, path: &Path, id: NetnsId) -> bool {
+    if path.starts_with(root.mount()) {
+        NetNs::open(path).is_ok_and(|netns| netns.is_none_or(|netns| netns.id() != id))
+    } else {
+        is_gone_from_node(root, path, id)
+    }
+}
+
 /// Returns whether the runtime's path does not exist on the node, or is another network namespace. A path that exists
 /// but is no namespace proves nothing: without mount propagation, every namespace below `root` looks like that.
-fn is_gone_from_node(root: &Path, path: &Path, id: NetnsId) -> bool {
+fn is_gone_from_node(root: &HostRoot, path: &Path, id: NetnsId) -> bool {
     let Some(path) = HostPath::new(path) else { return false };
-    let root = HostRoot::new(root);
     let exists = |path: &HostPath| root.reach(path).and_then(|path| path.try_exists()).ok();
     match (exists(&path.parent()), exists(&path)) {
         (Some(true), Some(false)) => true,
         (_, Some(true)) => {
-            let netns = open_netns::on_node(&root, path.as_path());
+            let netns = open_netns::on_node(root, path.as_path());
             netns.is_ok_and(|netns| netns.is_some_and(|netns| netns.id() != id))
         }
         _ => false,

@@ -6,13 +6,14 @@ use crate::cni::{Block, Code, Error, NetConf, Request, RuleFormatSetting};
 use crate::firewall::RuleFormat;
 use crate::netns::NetnsId;
 use crate::pod::{Facts, PodRef};
-use crate::policy::Policy;
+use crate::policy::{Exclusion, Policy, TrafficOwner};
 use crate::sub_plugins::{self, ChainInput, Resolvers, SubPlugin, skip_reason};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -146,16 +147,16 @@ impl<'a> AddInputs<'a> {
 
     /// Evaluates the policies that an ADD with these inputs would apply now, for a primary plugin each with the name of its
     /// network. `installed` replaces the recorded configuration of an attachment. `group_file` is the host's
-    /// `/etc/group`.
+    /// `/etc/group`. If a setting is invalid, the other sub-plugins are evaluated without it.
     ///
     /// # Errors
-    /// The facts are of another pod, or a setting of the configuration or of the pod is invalid.
+    /// The facts are of another pod.
     pub(super) fn evaluate(
         &self,
         facts: &Facts,
         installed: Option<&NetConf>,
         group_file: &Path,
-    ) -> Result<Vec<(Option<&str>, Policy)>, Error> {
+    ) -> Result<Vec<(Option<&str>, EvaluatedParts)>, Error> {
         if !facts.pod.matches(&self.pod) {
             let (expected, got) = (self.pod.uid.as_deref(), facts.pod.uid.as_deref());
             let msg = format!(
@@ -172,15 +173,14 @@ impl<'a> AddInputs<'a> {
             let evaluate = |one: &EvaluatedConfiguration<'_>| {
                 self.run(&one.blocks(), &one.args, &one.cluster_dns, facts, &group_id)
             };
-            return self
-                .evaluated
-                .iter()
-                .map(|one| match (evaluate(one), one.network.as_deref()) {
-                    (Ok(policy), network) => Ok((network, policy)),
-                    (Err(error), Some(network)) => Err(about(network, error)),
-                    (Err(error), None) => Err(error),
-                })
-                .collect();
+            let with_network = |mut parts: EvaluatedParts, network: Option<&str>| {
+                if let (Some((error, _)), Some(network)) = (&mut parts.refused, network) {
+                    *error = about(network, error.clone());
+                }
+                parts
+            };
+            let evaluated = self.evaluated.iter().map(|one| (one.network.as_deref(), evaluate(one)));
+            return Ok(evaluated.map(|(network, parts)| (network, with_network(parts, network))).collect());
         };
         if skip_reason(conf, &self.pod).is_some() {
             return Ok(Vec::new());
@@ -190,7 +190,7 @@ impl<'a> AddInputs<'a> {
             ([], Some(recorded)) => &recorded.cluster_dns,
             (installed, _) => installed,
         };
-        Ok(vec![(None, self.run(&conf.chain, &args, cluster_dns, facts, &group_id)?)])
+        Ok(vec![(None, self.run(&conf.chain, &args, cluster_dns, facts, &group_id))])
     }
 
     fn run(
@@ -200,14 +200,86 @@ impl<'a> AddInputs<'a> {
         cluster_dns: &[IpAddr],
         facts: &Facts,
         group_id: &dyn Fn(&str) -> Option<u32>,
-    ) -> Result<Policy, Error> {
+    ) -> EvaluatedParts {
         if !sub_plugins::wants(blocks).pod {
-            return Ok(Policy::default());
+            return EvaluatedParts::default();
         }
         let resolvers =
             Resolvers { runtime: &self.runtime_nameservers, cluster_dns, previous: &self.previous_nameservers };
         let facts = (!self.without_facts).then_some(facts);
-        sub_plugins::run(blocks, &ChainInput { facts, args, resolvers, group_id }).map(|output| output.policy)
+        EvaluatedParts::of(blocks, &ChainInput { facts, args, resolvers, group_id })
+    }
+}
+
+/// The policy of a sub-plugin chain, and the sub-plugins that could not be evaluated.
+#[derive(Debug, Default)]
+pub(super) struct EvaluatedParts {
+    /// The policy of the other sub-plugins.
+    pub(super) policy: Policy,
+    /// The first error, and the sub-plugins whose settings are invalid.
+    pub(super) refused: Option<(Error, BTreeSet<SubPlugin>)>,
+}
+
+impl EvaluatedParts {
+    /// Evaluates a sub-plugin chain, and if that fails, each sub-plugin with the redirection, on which the exclusions
+    /// depend.
+    fn of(blocks: &[Block], input: &ChainInput<'_>) -> Self {
+        let run = |wanted: &[SubPlugin]| {
+            let is_wanted = |block: &&Block| SubPlugin::of(block).is_some_and(|own| wanted.contains(&own));
+            let blocks: Vec<Block> = blocks.iter().filter(is_wanted).cloned().collect();
+            sub_plugins::run(&blocks, input).map(|output| output.policy)
+        };
+        let whole = match run(&SubPlugin::ALL) {
+            Ok(policy) => return Self { policy, refused: None },
+            Err(error) => error,
+        };
+        let (redirection, mut invalid, mut first) = (SubPlugin::IstioRedirect, BTreeSet::new(), None);
+        let mut policy = run(&[redirection]).unwrap_or_else(|error| {
+            invalid.insert(redirection);
+            first = Some(error);
+            Policy::default()
+        });
+        let base: &[SubPlugin] = if invalid.is_empty() { &[redirection] } else { &[] };
+        for sub_plugin in SubPlugin::ALL.into_iter().filter(|one| *one != redirection) {
+            match run(&[base, &[sub_plugin]].concat()) {
+                Ok(part) => {
+                    policy.exclusions.extend(part.exclusions);
+                    policy.containers.extend(part.containers);
+                    policy.dns_captured_elsewhere = policy.dns_captured_elsewhere.or(part.dns_captured_elsewhere);
+                }
+                Err(error) => {
+                    invalid.insert(sub_plugin);
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        if invalid.is_empty() {
+            // Each one is valid, but together they exceed a limit of exclusions.
+            invalid = [SubPlugin::UidExclude, SubPlugin::DnsExclude].into();
+            policy.exclusions.clear();
+        }
+        Self { policy, refused: Some((first.unwrap_or(whole), invalid)) }
+    }
+
+    /// Returns the policy, with the parts of `applied` whose settings are invalid now.
+    pub(super) fn completed(self, applied: &Policy) -> (Policy, Option<Error>) {
+        let Self { mut policy, refused: Some((error, invalid)) } = self else { return (self.policy, None) };
+        if invalid.contains(&SubPlugin::IstioRedirect) {
+            policy.interception = applied.interception.clone();
+        }
+        if invalid.contains(&SubPlugin::ContainerExclude) {
+            policy.containers.clone_from(&applied.containers);
+        }
+        // What a valid setting of these sub-plugins could exclude.
+        let of_uids = |exclusion: &Exclusion| exclusion.owner != TrafficOwner::Any && exclusion.destination.is_none();
+        let of_dns = |exclusion: &Exclusion| exclusion.protocol.is_some() && !exclusion.ports.is_empty();
+        let keeps = |exclusion: &&Exclusion| {
+            (invalid.contains(&SubPlugin::UidExclude) && of_uids(exclusion))
+                || (invalid.contains(&SubPlugin::DnsExclude) && of_dns(exclusion))
+        };
+        policy.exclusions.extend(applied.exclusions.iter().filter(keeps).cloned());
+        // As the result of a chain, so that it compares with an applied policy.
+        (policy.union(&Policy::default()).unwrap_or(policy), Some(error))
     }
 }
 
@@ -220,7 +292,7 @@ const fn is_false(value: &bool) -> bool {
 mod tests {
     use super::*;
     use crate::pod::{Container, Pod};
-    use crate::policy::{Exclusion, IdRange, TrafficOwner};
+    use crate::policy::{IdRange, PortRange, Protocol};
     use serde_json::json;
 
     /// A record contains them in this form; later versions must read it.
@@ -260,9 +332,44 @@ mod tests {
         assert_eq!(inputs.to_saved().map(|saved| saved.0.get().to_owned()), Some(saved().to_string()));
         assert_eq!(inputs.dialect(), RuleFormatSetting::Nftables);
         let policies = inputs.evaluate(&facts(), None, Path::new("/none")).expect("valid");
-        let of_uid = |uid| TrafficOwner::Uid(IdRange::one(uid));
         assert_eq!(policies.len(), 1);
-        assert_eq!(excluded(&policies[0].1), [of_uid(7), of_uid(8)]);
+        assert!(policies[0].1.refused.is_none());
+        assert_eq!(excluded(&policies[0].1.policy), [of_uid(7), of_uid(8)]);
+    }
+
+    fn of_uid(uid: u32) -> TrafficOwner {
+        TrafficOwner::Uid(IdRange::one(uid))
+    }
+
+    /// An invalid annotation of `dns-exclude` keeps only what that sub-plugin could exclude.
+    #[test]
+    fn an_invalid_setting_of_one_sub_plugin_does_not_keep_the_exclusions_of_others() {
+        let mut saved = saved();
+        let uids = json!({"type": "uid-exclude", "uids": [7], "pod_overrides": false});
+        saved["evaluated"][0]["blocks"] = json!([["chain[0]", uids], ["chain[1]", {"type": "dns-exclude"}]]);
+        let mut facts = facts();
+        facts.pod.annotations.insert("detour.io/exclude-uids".into(), "9".into());
+        facts.pod.annotations.insert("detour.io/exclude-dns".into(), "10.0.0.300".into());
+        let inputs = read(&saved).expect("readable");
+        let parts = inputs.evaluate(&facts, None, Path::new("/none")).expect("of this pod").remove(0).1;
+        let exclusion = |owner, ports: &[u16]| Exclusion {
+            owner,
+            destination: None,
+            protocol: (!ports.is_empty()).then_some(Protocol::Udp),
+            ports: ports.iter().copied().map(PortRange::one).collect(),
+        };
+        let dns = exclusion(TrafficOwner::Any, &[53]);
+        let exclusions = [exclusion(of_uid(7), &[]), exclusion(of_uid(9), &[]), dns.clone()].into();
+        let applied = Policy { exclusions, ..Policy::default() };
+        let (policy, refused) = parts.completed(&applied);
+        assert_eq!(policy.exclusions, [exclusion(of_uid(7), &[]), dns].into());
+        assert!(refused.is_some_and(|error| error.msg.contains("10.0.0.300")));
+        // An invalid value of the annotation itself keeps what it excluded, unless the sub-plugin is pinned.
+        facts.pod.annotations.insert("detour.io/exclude-uids".into(), "x".into());
+        saved["evaluated"][0]["blocks"][0][1]["pod_overrides"] = json!(true);
+        let inputs = read(&saved).expect("readable");
+        let parts = inputs.evaluate(&facts, None, Path::new("/none")).expect("of this pod").remove(0).1;
+        assert_eq!(parts.completed(&applied).0.exclusions, applied.exclusions);
     }
 
     #[test]
@@ -281,7 +388,7 @@ mod tests {
         let inputs = read(&saved).expect("readable");
         let no_sidecar = Facts { pod: Pod { containers: Vec::new(), ..facts().pod }, namespace: None };
         let policies = inputs.evaluate(&no_sidecar, None, Path::new("/none")).expect("valid");
-        assert_eq!(excluded(&policies[0].1).len(), 2);
+        assert_eq!(excluded(&policies[0].1.policy).len(), 2);
     }
 
     #[test]
@@ -290,7 +397,9 @@ mod tests {
         saved["evaluated"][0]["network"] = json!("default/excludedns");
         saved["evaluated"][0]["blocks"][0][1]["uids"] = json!(["abc"]);
         let inputs = read(&saved).expect("readable");
-        let error = inputs.evaluate(&facts(), None, Path::new("/none")).expect_err("invalid");
+        let parts = inputs.evaluate(&facts(), None, Path::new("/none")).expect("of this pod").remove(0).1;
+        let (_, error) = parts.completed(&Policy::default());
+        let error = error.expect("invalid");
         assert!(error.msg.contains("network default/excludedns") && error.msg.contains("abc"), "{error}");
     }
 }

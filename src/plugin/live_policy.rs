@@ -9,6 +9,7 @@ pub(crate) use decision::{
 };
 pub(crate) use wording::{changes, policy_name};
 
+use super::container_status::is_gone;
 use super::desired_policy::with_pod;
 use super::inputs::AddInputs;
 use super::open_netns;
@@ -27,6 +28,7 @@ use ring::digest::{SHA256, digest};
 use serde_json::{Map, Value};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// The host's groups (group(5)).
 const GROUP_FILE: &str = "/etc/group";
@@ -63,6 +65,15 @@ pub struct AppliedPolicy {
     netns: Option<(PathBuf, NetnsId)>,
     /// Whether it was adapted to the redirection of another tool.
     is_redirected_elsewhere: bool,
+}
+
+/// The policies that an ADD of each attachment would apply now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DesiredPolicies {
+    /// The policies. Where a setting of a sub-plugin is invalid, they have what is applied.
+    pub policies: Vec<(Attachment, Policy)>,
+    /// Why a setting of the configuration or of the pod is invalid: an ADD would fail.
+    pub refused: Option<Error>,
 }
 
 /// Returns the containers with saved state. A damaged record is logged, and its container is skipped.
@@ -124,6 +135,19 @@ impl RunningPod {
         Ok(Some(Self { container_id, pod, netns, attachments, interrupted }))
     }
 
+    /// Returns when its network namespace was created; `None` if that is gone or replaced by another one. A network
+    /// namespace that is unknown or not visible in this mount namespace counts as the oldest.
+    #[must_use]
+    pub fn netns_created(&self, root: &HostRoot) -> Option<SystemTime> {
+        let Some((path, id)) = self.attachments.iter().find_map(|applied| applied.netns.as_ref()) else {
+            return Some(SystemTime::UNIX_EPOCH);
+        };
+        match open_netns::recorded(root, path, *id) {
+            Ok(Some(netns)) => Some(netns.created()),
+            _ => (!is_gone(root, path, *id)).then_some(SystemTime::UNIX_EPOCH),
+        }
+    }
+
     /// Returns whether the inputs of each ADD are saved. An earlier version did not save them: without them, only a
     /// new pod gets a changed policy. They are also missing if the pod has no sidecar.
     #[must_use]
@@ -151,25 +175,25 @@ impl RunningPod {
     /// configuration of their ADD. `root` is the mount point of the node's file system, for the host's groups.
     ///
     /// # Errors
-    /// A setting of the configuration or of the pod is invalid, the facts are of another pod, or the inputs are not
-    /// saved ([`Code::NoAdd`]).
-    pub fn desired(
-        &self,
-        root: &Path,
-        facts: &Facts,
-        installed: &[&NetConf],
-    ) -> Result<Vec<(Attachment, Policy)>, Error> {
+    /// Attachments contradict each other, the facts are of another pod, or the inputs are not saved ([`Code::NoAdd`]).
+    pub fn desired(&self, root: &Path, facts: &Facts, installed: &[&NetConf]) -> Result<DesiredPolicies, Error> {
         let about = |error: Error| with_pod(Some(facts), error);
-        let group_file = group_file(root);
-        let evaluate = |AppliedPolicy { attachment, inputs, .. }: &AppliedPolicy| {
+        let (group_file, mut refused) = (group_file(root), None);
+        let mut evaluate = |AppliedPolicy { attachment, inputs, policy: applied, .. }: &AppliedPolicy| {
             let inputs = inputs.as_ref().ok_or_else(|| without_inputs(attachment))?;
             let of_network = |conf: &&&NetConf| conf.name == attachment.network && conf.primary.is_none();
-            let policies = inputs.evaluate(facts, installed.iter().find(of_network).copied(), &group_file)?;
-            let policies: Vec<_> =
-                policies.into_iter().map(|(network, policy)| (network.unwrap_or_default(), policy)).collect();
+            let evaluated = inputs.evaluate(facts, installed.iter().find(of_network).copied(), &group_file)?;
+            let mut policies = Vec::new();
+            for (network, parts) in evaluated {
+                let (policy, error) = parts.completed(applied);
+                refused = refused.take().or(error);
+                policies.push((network.unwrap_or_default(), policy));
+            }
             Ok((attachment.clone(), united(&policies)?))
         };
-        self.attachments.iter().map(|applied| evaluate(applied).map_err(about)).collect()
+        let policies = self.attachments.iter().map(|applied| evaluate(applied).map_err(about));
+        let policies = policies.collect::<Result<_, Error>>()?;
+        Ok(DesiredPolicies { policies, refused: refused.map(about) })
     }
 
     /// Returns the policies that the pod gets within `scope` if `desired` are its desired ones. A pod that nothing
@@ -189,6 +213,17 @@ impl RunningPod {
             Some((attachment.clone(), policy))
         };
         desired.iter().filter_map(followed).collect()
+    }
+
+    /// Returns the policies that the pod gets if it follows no other changes of `desired`: without bypasses that these do
+    /// not have.
+    #[must_use]
+    pub fn tightened(&self, desired: &[(Attachment, Policy)]) -> Vec<(Attachment, Policy)> {
+        let tightened = |(attachment, desired): &(Attachment, Policy)| {
+            let own = self.attachments.iter().find(|own| own.attachment == *attachment)?;
+            Some((attachment.clone(), own.policy.tightened(desired)))
+        };
+        desired.iter().filter_map(tightened).collect()
     }
 
     /// Returns whether its attachments, its `istio-init` container or another tool redirect it.
@@ -295,6 +330,7 @@ fn difference(value: Value, default: &Value) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netns::NetNs;
     use crate::policy::{Exclusion, IdRange, PortRange, Ports, Redirect, TrafficOwner};
 
     fn excluding(uid: u32) -> Policy {
@@ -305,6 +341,36 @@ mod tests {
 
     fn redirecting(redirect: Redirect) -> Policy {
         Policy { interception: Interception::On(Box::new(redirect)), ..Policy::default() }
+    }
+
+    /// Also if the node's file system is not mounted elsewhere.
+    #[test]
+    fn a_network_namespace_that_is_gone_is_not_present() {
+        let (own, root) = (Path::new("/proc/thread-self/ns/net"), HostRoot::new("/"));
+        let id = NetNs::open(own).expect("readable").expect("there").id();
+        let created = |path: &str, id| {
+            let attachment = Attachment { container_id: "c".into(), network: "n".into(), ifname: "eth0".into() };
+            let applied = AppliedPolicy {
+                attachment,
+                policy: Policy::default(),
+                inputs: None,
+                netns: Some((path.into(), id)),
+                is_redirected_elsewhere: false,
+            };
+            let pod = RunningPod {
+                container_id: "c".into(),
+                pod: None,
+                netns: path.into(),
+                attachments: vec![applied],
+                interrupted: false,
+            };
+            pod.netns_created(&root)
+        };
+        assert!(created("/proc/thread-self/ns/net", id).is_some_and(|time| time > SystemTime::UNIX_EPOCH));
+        assert_eq!(created("/run/netns/detour-gone", id), None);
+        // The mount point remains as a file, or another network namespace has the path.
+        assert_eq!(created("/proc/thread-self/status", id), None);
+        assert_eq!(created("/proc/thread-self/ns/net", NetnsId { inode: id.inode + 1, ..id }), None);
     }
 
     /// A later version must not change these values: they are on running pods.

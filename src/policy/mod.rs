@@ -10,12 +10,14 @@
 //! | `exclusion`, `owners` | exclusions; many exclusions grouped by traffic |
 //! | `traffic_policy`, `union` | the policy of an attachment; the union of several |
 //! | `live` | which part of a changed policy a running pod follows |
+//! | `tightened` | the part of a changed policy that only takes bypasses away |
 
 mod container;
 mod exclusion;
 mod live;
 mod owners;
 mod redirect;
+mod tightened;
 mod traffic_policy;
 mod union;
 

@@ -58,25 +58,70 @@ impl<'a> ByTraffic<'a> {
         })
     }
 
-    /// Returns whether another exclusion covers this one. Only groups with the same or an enclosing destination can.
+    /// Returns whether another exclusion covers this one.
     fn cover(&self, exclusion: &Exclusion, enclosing: &BTreeMap<IpNet, Option<IpNet>>) -> bool {
-        let own = (exclusion.destination, exclusion.protocol);
-        let wider = |net: &Option<IpNet>| net.map(|net| enclosing.get(&net).copied().flatten());
-        let destinations = std::iter::successors(Some(exclusion.destination), wider);
-        let protocols = [exclusion.protocol, None].into_iter().take(if own.1.is_some() { 2 } else { 1 });
-        let mut groups = destinations.flat_map(|net| protocols.clone().map(move |protocol| (net, protocol)));
-        groups.any(|to| {
-            let group = self.0.range((to.0, to.1, &[][..])..);
-            let mut group = group.take_while(|((destination, protocol, _), _)| (*destination, *protocol) == to);
-            group.any(|((.., ports), owners)| {
-                if to == own && *ports == exclusion.ports {
-                    owners.any && exclusion.owner != TrafficOwner::Any
-                } else {
-                    ports_cover(ports, &exclusion.ports) && owners.cover(exclusion.owner)
-                }
-            })
+        self.wider_groups(exclusion, enclosing).any(|((destination, protocol, ports), owners)| {
+            let is_own = (*destination, *protocol) == (exclusion.destination, exclusion.protocol);
+            if is_own && *ports == exclusion.ports {
+                owners.any && exclusion.owner != TrafficOwner::Any
+            } else {
+                ports_cover(ports, &exclusion.ports) && owners.cover(exclusion.owner)
+            }
         })
     }
+
+    /// Returns whether one of these exclusions covers an exclusion of another policy.
+    fn covers(&self, exclusion: &Exclusion, enclosing: &BTreeMap<IpNet, Option<IpNet>>) -> bool {
+        let mut groups = self.wider_groups(exclusion, enclosing);
+        groups.any(|((.., ports), owners)| ports_cover(ports, &exclusion.ports) && owners.cover(exclusion.owner))
+    }
+
+    /// Returns the groups that can cover an exclusion: those with the same or a wider destination and protocol.
+    fn wider_groups(
+        &self,
+        exclusion: &Exclusion,
+        enclosing: &BTreeMap<IpNet, Option<IpNet>>,
+    ) -> impl Iterator<Item = (&Traffic<'a>, &Owners)> {
+        let wider = |net: &Option<IpNet>| net.map(|net| enclosing.get(&net).copied().flatten());
+        let destinations = std::iter::successors(Some(exclusion.destination), wider);
+        let count = if exclusion.protocol.is_some() { 2 } else { 1 };
+        let protocols = [exclusion.protocol, None].into_iter().take(count);
+        let keys = destinations.flat_map(move |net| protocols.clone().map(move |protocol| (net, protocol)));
+        keys.flat_map(|to| {
+            let group = self.0.range((to.0, to.1, &[][..])..);
+            group.take_while(move |((destination, protocol, _), _)| (*destination, *protocol) == to)
+        })
+    }
+}
+
+/// Returns the exclusions of the traffic that both `own` and `other` exempt, as far as one of theirs covers it.
+pub(super) fn common(own: &ByTraffic<'_>, other: &ByTraffic<'_>) -> BTreeSet<Exclusion> {
+    let destinations: BTreeSet<IpNet> = own.0.keys().chain(other.0.keys()).filter_map(|(net, ..)| *net).collect();
+    let enclosing = enclosing(destinations.into_iter());
+    let own_part = own.iter().filter(|exclusion| other.covers(exclusion, &enclosing));
+    let other_part = other.iter().filter(|exclusion| own.covers(exclusion, &enclosing));
+    let mut common: BTreeSet<Exclusion> = own_part.chain(other_part).collect();
+    for ((destination, protocol, ports), owners) in &own.0 {
+        let Some(others) = other.0.get(&(*destination, *protocol, *ports)) else { continue };
+        let uids = overlaps(&owners.uids, &others.uids).map(TrafficOwner::Uid);
+        let gids = overlaps(&owners.gids, &others.gids).map(TrafficOwner::Gid);
+        common.extend(uids.chain(gids).map(|owner| Exclusion {
+            owner,
+            destination: *destination,
+            protocol: *protocol,
+            ports: ports.to_vec(),
+        }));
+    }
+    common
+}
+
+/// Returns the parts of the ranges `own` that the ranges `other` contain; both are sorted and do not overlap.
+fn overlaps(own: &[IdRange], other: &[IdRange]) -> impl Iterator<Item = IdRange> {
+    own.iter().flat_map(|range| {
+        let others = &other[other.partition_point(|other| other.last < range.first)..];
+        let others = others.iter().take_while(|other| other.first <= range.last);
+        others.map(|other| IdRange { first: range.first.max(other.first), last: range.last.min(other.last) })
+    })
 }
 
 impl Owners {

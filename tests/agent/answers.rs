@@ -16,7 +16,7 @@ pub(crate) fn question(uid: &str) -> String {
     json!({"wait_ms": 20_000, "ask": {"about": "facts", "pod": pod, "with_namespace": true}}).to_string() + "\n"
 }
 
-fn answer(line: &str) -> Value {
+pub(crate) fn answer(line: &str) -> Value {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
 }
 
@@ -139,7 +139,7 @@ fn changes_of_objects_reach_the_answers() {
 }
 
 /// Waits for a condition.
-fn until(mut is_so: impl FnMut() -> bool) {
+pub(crate) fn until(mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !is_so() {
         assert!(Instant::now() < deadline, "it is not so");
@@ -163,7 +163,7 @@ fn with_the_api_down_an_add_is_answered_from_the_cache() {
 }
 
 /// The pod with the annotation `a`.
-fn annotated(value: &str) -> Value {
+pub(crate) fn annotated(value: &str) -> Value {
     let mut pod = pod(UID);
     pod["metadata"]["annotations"]["a"] = json!(value);
     pod
@@ -221,19 +221,6 @@ fn an_api_server_that_does_not_answer_delays_one_request() {
             assert!(is_same || started.elapsed() > Duration::from_secs(4), "ten more cost no time: {asked:?}");
             is_same
         });
-    });
-}
-
-#[test]
-fn the_watch_stays_broken_while_the_api_server_does_not_answer() {
-    Scene::run(|scene| {
-        let agent = scene.agent();
-        scene.api.refuse_watches(500);
-        agent.wait_for_logs(&["can't watch pods", "can't watch namespaces", "can't watch network"]);
-        scene.api.go_silent();
-        // After the restarted watch has not failed for the probation time.
-        until(|| scene.api.asks_whether_it_answers() > 3);
-        assert!(!agent.logged().iter().any(|line| line.contains("again")));
     });
 }
 

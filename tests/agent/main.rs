@@ -9,5 +9,6 @@ mod scene;
 #[path = "../support/mod.rs"]
 mod support;
 mod upgrade;
+mod watches;
 
 use support::{agent_process, api, netns_pod as pod, private_node as node};

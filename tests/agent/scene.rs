@@ -66,8 +66,13 @@ impl Scene {
     }
 
     pub(crate) fn agent_that_starts(&self, name: &str) -> Agent {
+        self.agent_with(name, &[])
+    }
+
+    /// The same with more arguments.
+    pub(crate) fn agent_with(&self, name: &str, more: &[&str]) -> Agent {
         let root = self.root.display();
-        let arguments = [
+        let mut arguments = vec![
             "agent".to_owned(),
             "--platform=openshift".to_owned(),
             "--node-name=node-1".to_owned(),
@@ -75,6 +80,7 @@ impl Scene {
             format!("--service-account={root}/sa"),
             format!("--api-server={}", self.api.url()),
         ];
+        arguments.extend(more.iter().map(|argument| (*argument).to_owned()));
         Agent::spawn(name, &arguments)
     }
 

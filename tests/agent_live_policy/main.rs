@@ -19,6 +19,7 @@ mod control_plane;
 mod followed;
 mod limits;
 mod many_pods;
+mod pinned;
 mod pod;
 mod refused;
 mod scene;

@@ -28,7 +28,12 @@ pub(crate) struct Pod {
 impl Pod {
     /// Creates the pod's network namespace. The plugin was not called yet.
     pub(crate) fn new(scene: &Scene<'_>, name: &str) -> Self {
-        let (uid, sandbox) = (uid(), id("b"));
+        Self::with_sandbox(scene, name, id("b"))
+    }
+
+    /// The same with this ID of the sandbox.
+    pub(crate) fn with_sandbox(scene: &Scene<'_>, name: &str, sandbox: String) -> Self {
+        let uid = uid();
         let group = format!("kubepods.slice/kubepods-pod{uid}.slice/crio-{sandbox}.scope");
         let pause = scene.node.process("pause", &group, Where::New);
         for path in [scene.reach("/run/netns"), PathBuf::from("/run/netns")] {

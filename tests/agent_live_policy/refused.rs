@@ -1,4 +1,4 @@
-//! Bad values and conflicts change nothing.
+//! Bad values and conflicts change nothing of what they concern.
 
 use crate::pod::{EXCLUDE_PORTS, EXCLUDE_UIDS, Pod};
 use crate::scene::{annotate_namespace, conditions, events, pause, publish, scene, until, wait_for_event};
@@ -11,9 +11,7 @@ fn a_bad_value_changes_nothing_and_its_event_contains_it() {
         let pod = Pod::added(scene, api, "web-0", &[(EXCLUDE_PORTS, "3306")]);
         scene.wait_for_counts([1, 0, 0, 0]);
         let (before, applied) = (pod.rules(), pod.records());
-        // A good value beside it is not applied either.
         pod.set(EXCLUDE_PORTS, "80,33o6\u{1b}[2J");
-        pod.set(EXCLUDE_UIDS, "7000");
         publish(api, &pod);
         let message = wait_for_event(api, &pod, "DetourPolicyRefused", "33o6");
         assert!(message.contains("web-0") && message.contains(EXCLUDE_PORTS), "{message}");
@@ -24,6 +22,10 @@ fn a_bad_value_changes_nothing_and_its_event_contains_it() {
             conditions(api).last().is_some_and(|it| it["status"] == "False" && it["reason"] == "Refused")
         });
         assert_eq!((pod.rules(), pod.records()), (before, applied));
+        // A valid value of another sub-plugin is applied.
+        pod.set(EXCLUDE_UIDS, "6000");
+        publish(api, &pod);
+        pod.until(|pod| pod.excludes_uid(6000) && pod.excludes_port(3306) && !pod.excludes_port(80));
         // An unrelated change does not repeat the Event.
         pod.set("example.com/other", "1");
         publish(api, &pod);

@@ -40,7 +40,7 @@ fn flushed_rules_are_restored() {
         assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start + SECOND), [], "not due");
         let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 60 * SECOND));
         assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, RepairMode::InPlace, RepairOutcome::Repaired));
-        assert_eq!(scene.events(), [event("DetourRepaired", "Normal")]);
+        assert_eq!(scene.events(1), [event("DetourRepaired", "Normal")]);
         assert_eq!(scene.counted("detour_drift_total"), 1);
         assert_eq!(scene.counted("detour_repairs_total{type=\"repair\",result=\"done\"}"), 1);
         is_as_plain_until_deleted(scene, &pod);
@@ -154,7 +154,7 @@ fn a_failed_validation_is_repaired_a_limited_number_of_times() {
         assert_eq!(outcomes[..3], [RepairOutcome::NothingToDo, RepairOutcome::NothingToDo, RepairOutcome::NothingToDo]);
         assert!(matches!(&outcomes[3], RepairOutcome::Failed(why) if why.contains("init container")), "{outcomes:?}");
         assert_eq!(outcomes.len(), 4, "and then no more");
-        assert_eq!(scene.events(), [event("DetourRepaired", "Normal"), event("DetourRepairFailed", "Warning")]);
+        assert_eq!(scene.events(2), [event("DetourRepaired", "Normal"), event("DetourRepairFailed", "Warning")]);
         is_as_plain_until_deleted(scene, &pod);
     });
 }
@@ -202,7 +202,7 @@ fn a_pod_without_a_netns_gets_an_event() {
             matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("no network namespace")),
             "{done:?}"
         );
-        assert_eq!(scene.events(), [event("DetourRepairFailed", "Warning")]);
+        assert_eq!(scene.events(1), [event("DetourRepairFailed", "Warning")]);
     });
 }
 
@@ -277,7 +277,7 @@ fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {
         let done = one(repair.run_pass(&observed, start));
         assert!(start.elapsed() < 60 * SECOND, "{:?}", start.elapsed());
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
-        assert_eq!(scene.events(), [event("DetourRulesUnreadable", "Warning"), event("DetourRepaired", "Normal")]);
+        assert_eq!(scene.events(2), [event("DetourRulesUnreadable", "Warning"), event("DetourRepaired", "Normal")]);
         let failures = || scene.counted("detour_look_failures_total{reason=\"foreign-rules\"}");
         assert_eq!(failures(), 1);
         let changed = || {
@@ -287,7 +287,7 @@ fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {
         assert_eq!(failures(), 1, "not even if it changes");
         repair.run_pass(&changed(), start + 40 * SECOND);
         assert_eq!(failures(), 2);
-        assert_eq!(scene.events().len(), 2, "one event per hour");
+        assert_eq!(scene.events(2).len(), 2, "one event per hour");
     });
 }
 

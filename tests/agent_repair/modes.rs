@@ -18,14 +18,14 @@ fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
         assert_eq!((done.cause, done.outcome), (Cause::ValidationFailed, RepairOutcome::Deleted));
         let deleted = scene.request_bodies(&format!("DELETE /api/v1/namespaces/shop/pods/{}", pod.name()));
         assert_eq!(deleted[0]["preconditions"], json!({"uid": pod.uid, "resourceVersion": "7"}));
-        assert_eq!(scene.events(), [event("DetourDeleted", "Warning")]);
+        assert_eq!(scene.events(1), [event("DetourDeleted", "Warning")]);
 
         let bare = scene.pod();
         let observed = Arc::new(ObservedPod { owned: false, ..ObservedPod::clone(&bare.unvalidated()) });
         let done = one(scene.repair_by(&settings(RepairMode::Delete)).run_pass(&[observed], Instant::now()));
         assert!(matches!(done.outcome, RepairOutcome::Failed(why) if why.contains("no controller")));
         assert_eq!(scene.request_bodies("DELETE").len(), 1);
-        assert_eq!(scene.events()[1], event("DetourRepairFailed", "Warning"));
+        assert_eq!(scene.events(2)[1], event("DetourRepairFailed", "Warning"));
     });
 }
 
@@ -46,7 +46,7 @@ fn a_pod_with_the_desired_rules_is_not_deleted() {
             "{done:?}"
         );
         assert!(scene.request_bodies("DELETE").is_empty());
-        assert_eq!(scene.events()[0], event("DetourRepairFailed", "Warning"));
+        assert_eq!(scene.events(1)[0], event("DetourRepairFailed", "Warning"));
     });
 }
 
@@ -80,7 +80,7 @@ fn a_pod_is_labeled_once() {
         let done = one(repair.run_pass(&[Arc::new(labelled)], start + Duration::from_secs(60)));
         assert_eq!(done.outcome, RepairOutcome::NothingToDo);
         assert_eq!(scene.request_bodies("PATCH").len(), 1);
-        assert_eq!(scene.events(), [event("DetourLabelled", "Warning")]);
+        assert_eq!(scene.events(1), [event("DetourLabelled", "Warning")]);
     });
 }
 
@@ -102,7 +102,7 @@ fn a_pod_that_can_not_be_repaired_in_place_is_deleted_in_the_last_attempt() {
             [RepairMode::InPlace, RepairMode::InPlace, RepairMode::InPlace, RepairMode::InPlace, RepairMode::Delete]
         );
         assert_eq!(done[4].outcome, RepairOutcome::Deleted);
-        assert_eq!(scene.events(), [event("DetourRepairFailed", "Warning"), event("DetourDeleted", "Warning")]);
+        assert_eq!(scene.events(2), [event("DetourRepairFailed", "Warning"), event("DetourDeleted", "Warning")]);
     });
 }
 
@@ -165,6 +165,47 @@ fn deletions_are_rate_limited() {
 }
 
 #[test]
+fn only_a_deletion_waits_for_the_rate_limit() {
+    scene(|scene| {
+        let deleted: Vec<Arc<ObservedPod>> = (0..5).map(|_| scene.pod().unvalidated()).collect();
+        let (mut repair, start) = (scene.repair_by(&settings(RepairMode::Delete)), Instant::now());
+        assert_eq!(repair.run_pass(&deleted, start).len(), 5);
+        let drifted = scene.pod();
+        drifted.call(scene, "ADD");
+        drifted.tool("nft", &["flush", "ruleset"], "");
+        let bare = ObservedPod { owned: false, ..ObservedPod::clone(&scene.pod().unvalidated()) };
+        let waiting = scene.pod().unvalidated();
+        let pods = [Arc::new(drifted.observed()), Arc::new(bare), waiting];
+        let done = repair.run_pass(&pods, start + Duration::from_secs(1));
+        let outcomes: Vec<_> = done.iter().map(|done| (done.cause, &done.outcome)).collect();
+        assert!(
+            matches!(
+                outcomes[..],
+                [(Cause::Drift, RepairOutcome::Repaired), (Cause::ValidationFailed, RepairOutcome::Failed(why))]
+                    if why.contains("no controller")
+            ),
+            "{outcomes:?}"
+        );
+    });
+}
+
+#[test]
+fn a_refused_event_drops_no_other() {
+    let refuse_first = |request: &crate::server::Request| {
+        let is_first = String::from_utf8_lossy(&request.body).contains("DetourRepaired");
+        let status = if request.line.starts_with("POST") && is_first { 403 } else { 201 };
+        Answer::json(status, &json!({"kind": "Status", "message": "refused"}))
+    };
+    scene_with(refuse_first, |scene| {
+        let (pod, bare) = (scene.pod(), scene.pod());
+        assert_eq!(one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now())).outcome, RepairOutcome::Repaired);
+        let observed = Arc::new(ObservedPod { owned: false, ..ObservedPod::clone(&bare.unvalidated()) });
+        scene.repair_by(&settings(RepairMode::Delete)).run_pass(&[observed], Instant::now());
+        assert_eq!(scene.events(2)[1], event("DetourRepairFailed", "Warning"));
+    });
+}
+
+#[test]
 fn a_new_sandbox_is_skipped_until_its_addresses_are_known() {
     scene(|scene| {
         let pod = scene.pod();
@@ -218,7 +259,7 @@ fn a_pod_whose_replacement_would_not_be_redirected_is_never_deleted() {
             }
         }
         assert!(scene.request_bodies("DELETE").is_empty());
-        assert!(scene.events().iter().all(|found| *found == event("DetourRepairFailed", "Warning")));
+        assert!(scene.events(10).iter().all(|found| *found == event("DetourRepairFailed", "Warning")));
     });
 }
 

@@ -100,7 +100,7 @@ fn check_tracked_connections(dialect: &'static str) {
         let done = one(scene.repair().run_pass(&[Arc::new(link.pod.observed())], Instant::now()));
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::RepairedForNew { older: 2 }));
         assert!(lives(&mut outbound) && lives(&mut inbound));
-        assert_eq!(scene.events(), [event("DetourRepaired", "Warning")]);
+        assert_eq!(scene.events(1), [event("DetourRepaired", "Warning")]);
         let message = scene.request_bodies("POST /api/v1/namespaces/shop/events")[0]["message"].to_string();
         let expected = "2 TCP connections that existed before still bypass the sidecar until they close; recreate the \
                         pod to capture them";

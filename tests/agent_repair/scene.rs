@@ -5,13 +5,15 @@ use crate::pod::Pod;
 use crate::server::{Answer, Request, Server};
 use detour_cni::agent::install::{EditedList, HostPath, HostRoot, InstallRecord, NodeFiles};
 use detour_cni::agent::repair::{Criteria, RepairMode, RepairResult, RepairSettings, RepairWorker};
-use detour_cni::agent::{Metrics, ObservedPod};
+use detour_cni::agent::{Metrics, ObservedPod, PodReports};
 use detour_cni::cluster::ServiceAccount;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
+use std::cell::OnceCell;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 const STATE: &str = "/run/detour";
 const LIST: &str = "/etc/cni/net.d/10-cluster.conflist";
@@ -20,6 +22,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) node: &'a Node,
     pub(crate) api: Server,
     pub(crate) metrics: Metrics,
+    /// The thread that writes Events ends with the scene.
+    reports: OnceCell<PodReports>,
 }
 
 /// Runs `work` with a temporary node and an API server that accepts every request.
@@ -38,7 +42,8 @@ pub(crate) fn scene_with(
         let here = node.root.join("run/detour");
         fs::create_dir_all(&here).expect("made");
         mount(Some(STATE), &here, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted there too");
-        let scene = Scene { node, api: Server::plain(script), metrics: Metrics::default() };
+        let metrics = Metrics::default();
+        let scene = Scene { node, api: Server::plain(script), metrics, reports: OnceCell::new() };
         scene.install(&json!([{"type": "istio-redirect"}]));
         work(&scene);
     });
@@ -131,7 +136,8 @@ impl Scene<'_> {
     }
 
     pub(crate) fn repair_by(&self, settings: &RepairSettings) -> RepairWorker {
-        RepairWorker::new(settings.clone(), self.files(), self.account(), self.metrics.clone())
+        let reports = self.reports.get_or_init(|| PodReports::start(Some(self.account())).expect("a thread"));
+        RepairWorker::new(settings.clone(), self.files(), self.account(), reports.clone(), self.metrics.clone())
     }
 
     pub(crate) fn files(&self) -> NodeFiles {
@@ -140,17 +146,29 @@ impl Scene<'_> {
 
     /// Returns the agent's account.
     pub(crate) fn account(&self) -> ServiceAccount {
-        let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
-        self.write("/account/ca.crt", &authority.cert.pem());
-        self.write("/account/token", "token");
-        ServiceAccount { server: self.api.http(), directory: self.node.root.join("account") }
+        let directory = self.node.root.join("account");
+        // Once: a thread may read the files.
+        if !directory.exists() {
+            let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
+            self.write("/account/ca.crt", &authority.cert.pem());
+            self.write("/account/token", "token");
+        }
+        ServiceAccount { server: self.api.http(), directory }
     }
 
-    /// Returns reason and type of the created Events.
-    pub(crate) fn events(&self) -> Vec<(String, String)> {
-        let bodies = self.request_bodies("POST /api/v1/namespaces/shop/events");
-        let text = |body: &Value, key: &str| body[key].as_str().unwrap_or_default().to_owned();
-        bodies.iter().map(|body| (text(body, "reason"), text(body, "type"))).collect()
+    /// Waits for this many Events. Returns reasons and types of all.
+    #[track_caller]
+    pub(crate) fn events(&self, count: usize) -> Vec<(String, String)> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let bodies = self.request_bodies("POST /api/v1/namespaces/shop/events");
+            if bodies.len() >= count {
+                let text = |body: &Value, key: &str| body[key].as_str().unwrap_or_default().to_owned();
+                return bodies.iter().map(|body| (text(body, "reason"), text(body, "type"))).collect();
+            }
+            assert!(Instant::now() < deadline, "expected {count} Events, got {bodies:#?}");
+            thread::park_timeout(Duration::from_millis(10));
+        }
     }
 
     /// Returns the bodies of the requests that start with `start`.

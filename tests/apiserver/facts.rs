@@ -17,7 +17,7 @@ fn asked(plane: &ControlPlane, account: &str) -> usize {
 /// Starts an agent, and waits until its caches are synced.
 fn informed(node: &Node<'_>) -> crate::node::Agent {
     let agent = node.start_agent("a");
-    agent.wait_for_logs(&["watching pods", "watching namespaces", "watching network attachment definitions", SETTLED]);
+    agent.wait_for_logs(&["watching pods", "watching namespaces", SETTLED]);
     agent
 }
 
@@ -54,9 +54,10 @@ fn a_resource_type_that_is_created_later_is_watched() {
     let plane = ControlPlane::start("late-type");
     let admin = plane.admin();
     let (namespaces, types) = (shipped::namespaces(), shipped::types());
+    let objects = shipped::chart(&["primaryPlugin.enabled=true"]);
     apply(&admin, &namespaces);
-    apply(&admin, &base("kubernetes"));
-    on_a_node(&plane, &base("kubernetes"), |node| {
+    apply(&admin, &objects);
+    on_a_node(&plane, &objects, |node| {
         let agent = node.start_agent("a");
         agent.wait_for_log(SETTLED);
         apply(&admin, &types);

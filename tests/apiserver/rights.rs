@@ -7,7 +7,6 @@ use crate::removal::watches;
 use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
 use detour_cni::cluster::agent::{PoliciesReport, pod_policies};
-use detour_cni::cluster::{DefinitionQuery, ObjectRef};
 use detour_cni::pod::PodRef;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -141,12 +140,7 @@ fn each_right_is_used_and_no_other_is_needed() {
         let raced = Sandbox::new();
         raced.pin(&bare);
         let agent = node.start_agent("a");
-        agent.wait_for_logs(&[
-            SETTLED,
-            "watching pods",
-            "watching namespaces",
-            "watching network attachment definitions",
-        ]);
+        agent.wait_for_logs(&[SETTLED, "watching pods", "watching namespaces"]);
         plane.until(|_| !events(&admin).is_empty());
         // Other threads write the condition and watch the DaemonSet.
         let has_condition = |pod: &Value| {
@@ -159,8 +153,6 @@ fn each_right_is_used_and_no_other_is_needed() {
         let source = node.source();
         let missing = PodRef { namespace: "missing".into(), name: "missing".into(), uid: None };
         source.facts(&missing, true).expect_err("not there");
-        let object = ObjectRef { namespace: "missing".into(), name: "missing".into() };
-        source.definitions(&[DefinitionQuery { object, awaited: true }]).expect("an answer");
         assert!(agent.end().0.success());
         // Without an agent, the plugin sends the requests itself.
         let sandbox = Sandbox::new();

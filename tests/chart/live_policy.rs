@@ -42,6 +42,14 @@ fn the_unquoted_word_off_of_a_values_file_means_off() {
 }
 
 #[test]
+fn the_chart_can_forbid_the_opt_out() {
+    for allowed in [true, false] {
+        let values = json!({"livePolicyOptOut": allowed});
+        assert_eq!(flag(&agent(&values), "live-policy-opt-out"), Some(allowed.to_string()));
+    }
+}
+
+#[test]
 fn the_notes_tell_which_changes_running_pods_follow() {
     let restart = "kubectl -n NAMESPACE rollout restart deployment";
     for (scope, comment) in [

@@ -61,7 +61,8 @@ fn exported() -> BTreeMap<String, BTreeSet<String>> {
     metrics.repair("a", "a");
     metrics.look_failure("a");
     metrics.install("a");
-    metrics.facts("a", 1);
+    metrics.facts("a", (1, 0));
+    metrics.watch_synced("a", true);
     metrics.nri_registered(true);
     metrics.container_start("a");
     metrics.nri_request(std::time::Duration::ZERO);

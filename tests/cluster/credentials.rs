@@ -89,6 +89,12 @@ fn a_credential_plugin_may_supply_a_client_certificate() {
     let cluster = json!({"server": server.https(), "certificate-authority-data": BASE64_STANDARD.encode(ca.pem())});
     assert_eq!(nodes(&directory, &cluster, &json!({"exec": {"command": program}})).expect("nodes"), 2);
     assert_eq!(sent(&server, "authorization"), ["", ""]);
+    // The API server may require both.
+    let mut both = status;
+    both["token"] = "t".into();
+    fs::write(directory.join("answer"), json!({"status": both}).to_string()).expect("written");
+    assert_eq!(nodes(&directory, &cluster, &json!({"exec": {"command": program}})).expect("nodes"), 2);
+    assert_eq!(sent(&server, "authorization")[2..], ["Bearer t", "Bearer t"]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod environment;
 mod failures;
 mod fetch;
 mod kubeconfig;
+mod lists;
 mod manifests;
 mod own;
 mod scene;

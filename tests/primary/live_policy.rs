@@ -25,7 +25,7 @@ fn following(node: &Node, conf: &Value, uids: Option<&str>) -> (Vec<(Attachment,
     let running = running_container(&node.pod.name).expect("readable").expect("saved state");
     assert_eq!(running.pod, Some(wanted));
     // The configuration of a primary plugin does not contain what the pod selects.
-    let desired = running.desired(Path::new(ROOT), &facts, &[&conf]).expect("valid");
+    let desired = running.desired(Path::new(ROOT), &facts, &[&conf]).expect("valid").policies;
     let policies = running.following(&facts, &desired, LivePolicyScope::Exclusions);
     let is_applied = running.has_applied(&policies);
     (policies, is_applied)

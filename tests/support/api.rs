@@ -36,8 +36,6 @@ struct State {
     down: bool,
     /// Whether requests are taken and never answered.
     silent: bool,
-    /// Lists of one object at the most.
-    asks: usize,
     /// The only token that is accepted, if there is one.
     token: Option<String>,
 }
@@ -150,9 +148,10 @@ impl Api {
         requests
     }
 
-    /// How many times a list of one object was asked for, which only shows whether there is an answer.
-    pub(crate) fn asks_whether_it_answers(&self) -> usize {
-        self.state().asks
+    /// How many lists and watches of a whole collection were asked for.
+    pub(crate) fn asked_for(&self, collection: &str) -> usize {
+        let line = format!("GET {collection}");
+        self.state().requests.iter().filter(|request| **request == line).count()
     }
 
     /// What was written so far.
@@ -203,7 +202,6 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) {
 fn answer(state: &mut State, method: &str, target: &str, token: &str, body: Option<Value>) -> Answer {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     state.requests.push(format!("{method} {path}"));
-    state.asks += usize::from(query.split('&').any(|pair| pair == "limit=1"));
     if state.down || state.silent {
         return if state.down { Answer::Nothing } else { Answer::Silence };
     }

@@ -2,6 +2,7 @@
 
 use super::cache::{Cache, SharedFacts};
 use super::objects::{ObservedPod, WatchedKind};
+use super::sync::SyncStates;
 use crate::agent::containers::Registry;
 use crate::agent::live_policy::SharedPolicies;
 use crate::agent::metrics::Metrics;
@@ -32,6 +33,8 @@ pub(in crate::agent) struct AnswerSources {
     pub(in crate::agent) containers: Option<Registry>,
     /// The policies of running pods.
     pub(in crate::agent) policies: SharedPolicies,
+    /// The states of the watches.
+    pub(in crate::agent) states: SyncStates,
 }
 
 /// Answers the plugin's requests. Clones share their state.
@@ -42,6 +45,7 @@ pub(in crate::agent) struct Answers {
     metrics: Metrics,
     containers: Option<Registry>,
     policies: SharedPolicies,
+    states: SyncStates,
     /// The end of the time in which the API server is not asked if the cache has a fallback.
     silent_until: Arc<Mutex<Option<Instant>>>,
 }
@@ -49,8 +53,8 @@ pub(in crate::agent) struct Answers {
 impl Answers {
     /// Creates answers from `sources`, and from the API server as `account`.
     pub(in crate::agent) fn new(sources: AnswerSources, account: ServiceAccount, metrics: Metrics) -> Self {
-        let AnswerSources { facts, containers, policies } = sources;
-        Self { facts, account: Arc::new(account), metrics, containers, policies, silent_until: Arc::default() }
+        let AnswerSources { facts, containers, policies, states } = sources;
+        Self { facts, account: Arc::new(account), metrics, containers, policies, states, silent_until: Arc::default() }
     }
 
     /// Logs and counts a call that the plugin reports.
@@ -74,6 +78,7 @@ impl Answers {
             RequestKind::Probe => self.probe(deadline).await,
             RequestKind::Containers { container } => Ok(AgentAnswer::Containers(self.containers(&container))),
             RequestKind::Policies => Ok(AgentAnswer::Policies(self.policies.report())),
+            RequestKind::Watches => Ok(AgentAnswer::Watches { broken: self.states.lasting(std::time::Instant::now()) }),
             RequestKind::Called(_) | RequestKind::Unknown => Ok(AgentAnswer::Unknown),
         };
         answer.unwrap_or_else(AgentAnswer::from)
@@ -110,8 +115,10 @@ impl Answers {
         if !pods.is_synced() {
             return None;
         }
+        let object = ObjectRef { namespace: pod.namespace.clone(), name: pod.name.clone() };
         match self.cached_pod(pod) {
             Some(cached) => Some(cached),
+            None if pods.is_too_large(&object) => None,
             None => pods.find_within(WATCH_TIMEOUT, || self.cached_pod(pod)).await,
         }
     }
@@ -154,8 +161,9 @@ impl Answers {
         let cached = |query: &DefinitionQuery| {
             cached_object(cache, &query.object.namespace, &query.object.name).map(Lookup::Found)
         };
-        let missing = || Lookup::Missing(format!("not among the {} that the node's agent watches", cache.len()));
-        let look_up = || queries.iter().map(|query| cached(query).or_else(|| (!query.awaited).then(missing))).collect();
+        let missing = || Lookup::Missing(format!("not among the {} that the node's agent watches", cache.len().0));
+        let is_final = |query: &DefinitionQuery| !query.awaited && !cache.is_too_large(&query.object);
+        let look_up = || queries.iter().map(|query| cached(query).or_else(|| is_final(query).then(missing))).collect();
         if cache.is_synced() {
             let found: Option<Vec<Lookup>> = match look_up() {
                 Some(found) => Some(found),
@@ -173,8 +181,7 @@ impl Answers {
     async fn namespaces_with_definition(&self, name: String, deadline: Instant) -> Result<AgentAnswer, Error> {
         let cache = self.facts.definitions();
         let names = if cache.is_synced() {
-            let matching = cache.all().into_iter().filter(|definition| definition.object.name == name);
-            matching.map(|definition| definition.object.namespace.clone()).collect()
+            cache.names().into_iter().filter(|object| object.name == name).map(|object| object.namespace).collect()
         } else {
             self.count_fallback(cache, "unknown-definition");
             let error = format!("can't list the NetworkAttachmentDefinitions named {name:?}");

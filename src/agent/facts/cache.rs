@@ -3,7 +3,6 @@
 use super::objects::{ObservedPod, WatchedKind};
 use crate::cluster::{Definition, ObjectRef};
 use crate::pod::Namespace;
-use kube::runtime::watcher::Event;
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -38,7 +37,7 @@ impl SharedFacts {
 
     /// Returns the last observed state of a namespace. It is the same `Arc` until the namespace changes.
     pub(in crate::agent) fn namespace(&self, name: &str) -> Option<Arc<Namespace>> {
-        self.namespaces().get(&ObjectRef { namespace: String::new(), name: name.to_owned() })
+        self.namespaces().get_any(&ObjectRef { namespace: String::new(), name: name.to_owned() })
     }
 
     /// Whether pods and namespaces are complete and current, except for the lag of a watch.
@@ -64,6 +63,24 @@ impl SharedFacts {
     }
 }
 
+/// The maximum weight of all cached objects of one kind. Of further ones, only the names are cached.
+const MAX_TOTAL: usize = 24 << 20;
+
+/// An event of a watch, or of the list before it.
+#[derive(Debug)]
+pub(super) enum CacheEvent<S> {
+    /// A list begins.
+    Init,
+    /// An object of the list.
+    InitApply(S),
+    /// The list is complete.
+    InitDone,
+    /// An object was added or changed.
+    Apply(S),
+    /// An object was deleted.
+    Delete(S),
+}
+
 /// The cached objects of one kind.
 pub(super) struct Cache<T> {
     state: Mutex<CacheState<T>>,
@@ -82,7 +99,66 @@ struct CacheState<T> {
     broken: bool,
 }
 
-type CachedObjects<T> = BTreeMap<ObjectRef, Arc<T>>;
+/// Objects by name.
+struct CachedObjects<T> {
+    by_name: BTreeMap<ObjectRef, CachedObject<T>>,
+    /// The sum of the weights, and the number of whole objects.
+    total: usize,
+    whole: usize,
+}
+
+/// An object of the cache.
+enum CachedObject<T> {
+    Whole(Arc<T>),
+    /// It is too heavy; only what the agent itself needs is cached.
+    Reduced(Arc<T>),
+    /// It is too heavy, or no memory is left.
+    Name,
+}
+
+impl<T> CachedObject<T> {
+    const fn whole(&self) -> Option<&Arc<T>> {
+        match self {
+            Self::Whole(object) => Some(object),
+            Self::Reduced(_) | Self::Name => None,
+        }
+    }
+
+    const fn any(&self) -> Option<&Arc<T>> {
+        match self {
+            Self::Whole(object) | Self::Reduced(object) => Some(object),
+            Self::Name => None,
+        }
+    }
+}
+
+impl<T: WatchedKind> CachedObjects<T> {
+    const fn new() -> Self {
+        Self { by_name: BTreeMap::new(), total: 0, whole: 0 }
+    }
+
+    /// Stores an object, reduced or by its name only if it is too heavy.
+    fn insert(&mut self, name: ObjectRef, object: &Arc<T>) {
+        self.remove(&name);
+        let cached = if object.weight() <= T::MAX_WEIGHT {
+            CachedObject::Whole(Arc::clone(object))
+        } else {
+            let reduced = object.reduced().filter(|reduced| reduced.weight() <= T::MAX_WEIGHT);
+            reduced.map_or(CachedObject::Name, |reduced| CachedObject::Reduced(Arc::new(reduced)))
+        };
+        let weight = cached.any().map_or(0, |object| object.weight());
+        let cached = if self.total + weight <= MAX_TOTAL { cached } else { CachedObject::Name };
+        self.total += cached.any().map_or(0, |_| weight);
+        self.whole += usize::from(cached.whole().is_some());
+        self.by_name.insert(name, cached);
+    }
+
+    fn remove(&mut self, name: &ObjectRef) {
+        let Some(removed) = self.by_name.remove(name) else { return };
+        self.total -= removed.any().map_or(0, |object| object.weight());
+        self.whole -= usize::from(removed.whole().is_some());
+    }
+}
 
 impl<T: WatchedKind> Cache<T> {
     pub(super) fn new() -> Self {
@@ -94,19 +170,35 @@ impl<T: WatchedKind> Cache<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the last observed state of an object.
+    /// Returns the last observed state of an object; `None` if it is too large for the cache.
     pub(super) fn get(&self, object: &ObjectRef) -> Option<Arc<T>> {
-        self.state().objects.get(object).cloned()
+        self.state().objects.by_name.get(object)?.whole().cloned()
     }
 
-    /// Returns all objects, sorted by namespace and name.
+    /// Like [`Self::get`], also of an object that is reduced.
+    pub(super) fn get_any(&self, object: &ObjectRef) -> Option<Arc<T>> {
+        self.state().objects.by_name.get(object)?.any().cloned()
+    }
+
+    /// Whether the object existed when it was observed last, but is too large for the cache.
+    pub(super) fn is_too_large(&self, object: &ObjectRef) -> bool {
+        self.state().objects.by_name.get(object).is_some_and(|object| object.whole().is_none())
+    }
+
+    /// Returns the names of all objects, sorted.
+    pub(super) fn names(&self) -> Vec<ObjectRef> {
+        self.state().objects.by_name.keys().cloned().collect()
+    }
+
+    /// Returns all objects, also those that are reduced, sorted by namespace and name.
     pub(super) fn all(&self) -> Vec<Arc<T>> {
-        self.state().objects.values().cloned().collect()
+        self.state().objects.by_name.values().filter_map(CachedObject::any).cloned().collect()
     }
 
-    /// Returns the number of objects.
-    pub(super) fn len(&self) -> usize {
-        self.state().objects.len()
+    /// Returns the number of objects, and how many of them are too large for the cache.
+    pub(super) fn len(&self) -> (usize, usize) {
+        let CacheState { objects, .. } = &*self.state();
+        (objects.by_name.len(), objects.by_name.len() - objects.whole)
     }
 
     /// Whether the cache is complete and current, except for the lag of a watch: a list was completed, and the watch
@@ -117,29 +209,29 @@ impl<T: WatchedKind> Cache<T> {
     }
 
     /// Applies an event of the watch. Returns whether it made the cache synced.
-    pub(super) fn apply(&self, event: Event<T::Sent>) -> bool {
+    pub(super) fn apply(&self, event: CacheEvent<T::Sent>) -> bool {
         let mut state = self.state();
         let mut completed = false;
         match event {
-            Event::Init => state.listed = Some(CachedObjects::new()),
-            Event::InitApply(sent) => {
+            CacheEvent::Init => state.listed = Some(CachedObjects::new()),
+            CacheEvent::InitApply(sent) => {
                 let (name, object) = with_name(sent);
                 if let Some(listed) = &mut state.listed {
-                    listed.insert(name.clone(), Arc::clone(&object));
+                    listed.insert(name.clone(), &object);
                 }
-                state.objects.insert(name, object);
+                state.objects.insert(name, &object);
             }
-            Event::InitDone => {
+            CacheEvent::InitDone => {
                 if let Some(listed) = state.listed.take() {
                     state.objects = listed;
                 }
                 completed = mem::replace(&mut state.broken, false) | !mem::replace(&mut state.complete, true);
             }
-            Event::Apply(sent) => {
+            CacheEvent::Apply(sent) => {
                 let (name, object) = with_name(sent);
-                state.objects.insert(name, object);
+                state.objects.insert(name, &object);
             }
-            Event::Delete(sent) => drop(state.objects.remove(&with_name::<T>(sent).0)),
+            CacheEvent::Delete(sent) => state.objects.remove(&with_name::<T>(sent).0),
         }
         // Before the lock is released, so that a thread that is about to wait does not miss it.
         self.changes.send_modify(|count| *count += 1);
@@ -153,7 +245,8 @@ impl<T: WatchedKind> Cache<T> {
         !mem::replace(&mut self.state().broken, true)
     }
 
-    /// Marks the watch as working. Returns whether it was broken before. A list in progress shows that only by its end.
+    /// Marks the watch as working. Returns whether it was broken before. A list that was not completed shows that only by
+    /// its end.
     pub(super) fn mark_working(&self) -> bool {
         let mut state = self.state();
         state.listed.is_none() && mem::replace(&mut state.broken, false)
@@ -198,12 +291,12 @@ mod tests {
     use std::thread;
 
     fn sent(name: &str, value: &str) -> <Namespace as WatchedKind>::Sent {
-        from_value(json!({"metadata": {"name": name, "annotations": {"a": value}}})).expect("a namespace")
+        from_value(json!({"metadata": {"name": name, "annotations": {"detour.io/a": value}}})).expect("a namespace")
     }
 
     fn value(cache: &Cache<Namespace>, name: &str) -> Option<String> {
         let object = ObjectRef { namespace: String::new(), name: name.into() };
-        cache.get(&object).map(|namespace| namespace.annotations["a"].clone())
+        cache.get(&object).map(|namespace| namespace.annotations["detour.io/a"].clone())
     }
 
     #[test]
@@ -211,20 +304,20 @@ mod tests {
         let cache = Cache::<Namespace>::new();
         assert!(!cache.is_synced());
         for (event, completes) in
-            [(Event::Init, false), (Event::InitApply(sent("a", "1")), false), (Event::InitDone, true)]
+            [(CacheEvent::Init, false), (CacheEvent::InitApply(sent("a", "1")), false), (CacheEvent::InitDone, true)]
         {
             assert_eq!(cache.apply(event), completes);
         }
         assert!(cache.is_synced());
-        cache.apply(Event::Apply(sent("b", "1")));
-        cache.apply(Event::Apply(sent("b", "2")));
+        cache.apply(CacheEvent::Apply(sent("b", "1")));
+        cache.apply(CacheEvent::Apply(sent("b", "2")));
         assert_eq!((value(&cache, "a"), value(&cache, "b")), (Some("1".into()), Some("2".into())));
-        cache.apply(Event::Init);
-        cache.apply(Event::InitApply(sent("b", "3")));
+        cache.apply(CacheEvent::Init);
+        cache.apply(CacheEvent::InitApply(sent("b", "3")));
         assert_eq!((value(&cache, "a"), value(&cache, "b")), (Some("1".into()), Some("3".into())), "not complete yet");
-        assert!(!cache.apply(Event::InitDone), "it was synced all the time");
+        assert!(!cache.apply(CacheEvent::InitDone), "it was synced all the time");
         assert_eq!((value(&cache, "a"), value(&cache, "b")), (None, Some("3".into())));
-        cache.apply(Event::Delete(sent("b", "3")));
+        cache.apply(CacheEvent::Delete(sent("b", "3")));
         assert!(cache.all().is_empty());
     }
 
@@ -232,15 +325,44 @@ mod tests {
     fn the_cache_is_synced_again_when_a_broken_watch_works_or_a_list_is_completed() {
         let cache = Cache::<Namespace>::new();
         assert!(!cache.mark_working() && !cache.is_synced(), "nothing was listed");
-        cache.apply(Event::Init);
-        cache.apply(Event::InitDone);
+        cache.apply(CacheEvent::Init);
+        cache.apply(CacheEvent::InitDone);
         assert!(cache.mark_broken() && !cache.mark_broken());
         assert!(!cache.is_synced());
         assert!(cache.mark_working() && cache.is_synced());
         cache.mark_broken();
-        cache.apply(Event::Init);
+        cache.apply(CacheEvent::Init);
         assert!(!cache.mark_working() && !cache.is_synced(), "the list may hang");
-        assert!(cache.apply(Event::InitDone) && cache.is_synced());
+        assert!(cache.apply(CacheEvent::InitDone) && cache.is_synced());
+    }
+
+    #[test]
+    fn large_objects_are_reduced_and_leave_room_for_others() {
+        const MAX_WEIGHT: usize = <Namespace as WatchedKind>::MAX_WEIGHT;
+        let cache = Cache::<Namespace>::new();
+        cache.apply(CacheEvent::Init);
+        cache.apply(CacheEvent::InitApply(sent("fat", &"x".repeat(MAX_WEIGHT))));
+        cache.apply(CacheEvent::InitApply(sent("thin", "1")));
+        cache.apply(CacheEvent::InitDone);
+        let name = |name: &str| ObjectRef { namespace: String::new(), name: name.into() };
+        assert!(cache.is_too_large(&name("fat")) && !cache.is_too_large(&name("thin")));
+        assert_eq!((value(&cache, "fat"), value(&cache, "thin"), cache.len()), (None, Some("1".into()), (2, 1)));
+        assert!(cache.get_any(&name("fat")).is_some_and(|fat| fat.annotations.is_empty()) && cache.all().len() == 2);
+        cache.apply(CacheEvent::Apply(sent("fat", "2")));
+        assert_eq!((value(&cache, "fat"), cache.len()), (Some("2".into()), (2, 0)), "it is small now");
+        // As many as fit.
+        let many = MAX_TOTAL / MAX_WEIGHT + 99;
+        for number in 0..many {
+            cache.apply(CacheEvent::Apply(sent(&number.to_string(), &"x".repeat(MAX_WEIGHT - 300))));
+        }
+        let (all, too_large) = cache.len();
+        assert!(all == many + 2 && (1..99).contains(&too_large), "{too_large}");
+        let total = || cache.state().objects.total;
+        assert!((MAX_TOTAL - MAX_WEIGHT..=MAX_TOTAL).contains(&total()));
+        for object in cache.names() {
+            cache.apply(CacheEvent::Delete(sent(&object.name, "")));
+        }
+        assert_eq!((total(), cache.len()), (0, (0, 0)));
     }
 
     #[test]
@@ -249,7 +371,7 @@ mod tests {
         assert_eq!(cache.wait_for_change(0, Duration::ZERO), 0);
         thread::scope(|scope| {
             let waits = scope.spawn(|| cache.wait_for_change(0, Duration::from_secs(60)));
-            cache.apply(Event::Apply(sent("a", "1")));
+            cache.apply(CacheEvent::Apply(sent("a", "1")));
             assert_eq!(waits.join().expect("no panic"), 1);
         });
         assert_eq!(cache.wait_for_change(0, Duration::from_secs(60)), 1, "it is not missed");
@@ -260,13 +382,13 @@ mod tests {
         let cache = Cache::<Namespace>::new();
         let find = || value(&cache, "b");
         assert_eq!(cache.find_within(Duration::from_secs(60), find).await, None, "there is no watch yet");
-        cache.apply(Event::Init);
-        cache.apply(Event::InitDone);
+        cache.apply(CacheEvent::Init);
+        cache.apply(CacheEvent::InitDone);
         let change = async {
             tokio::task::yield_now().await;
-            cache.apply(Event::Apply(sent("a", "1")));
+            cache.apply(CacheEvent::Apply(sent("a", "1")));
             tokio::task::yield_now().await;
-            cache.apply(Event::Apply(sent("b", "2")));
+            cache.apply(CacheEvent::Apply(sent("b", "2")));
         };
         let (found, ()) = tokio::join!(cache.find_within(Duration::from_secs(60), find), change);
         assert_eq!(found, Some("2".into()));

@@ -1,17 +1,13 @@
 //! The watched kinds of objects. Only the parts that the agent uses are parsed, and only some of them are cached.
 
+use super::reduced::{reduce_annotations, reduce_pod};
 use crate::cluster::wire::{self, DefinitionSpec, PodSpec, null_is_empty};
 use crate::cluster::{Definition, ObjectRef, PolicyCondition};
-use crate::pod::well_known::POLICY_CONDITION;
-use crate::pod::{Namespace, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
-use kube::Resource;
+use crate::pod::well_known::{POLICY_CONDITION, PROXY_CONTAINER};
+use crate::pod::{Container, Namespace, Pod};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use std::borrow::Cow;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::net::IpAddr;
 
 /// A pod of the node, as the watch observed it last.
@@ -55,17 +51,16 @@ pub struct EndedContainer {
     pub message: String,
 }
 
-/// The annotation of `kubectl apply` that repeats the whole object. The agent does not use it.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-
 /// A watched kind: the cached part of an object.
 pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
     /// The object as the API server sends it.
-    type Sent: Resource<DynamicType = ()> + DeserializeOwned + Debug + Clone + Send + 'static;
+    type Sent: Sent;
     /// The plural in log messages.
     const PLURAL: &str;
     /// The value of the metrics' label `kind`.
     const METRICS_KIND: &str;
+    /// The path of all objects.
+    const PATH: &str;
     /// The right that the watch requires, as `kubectl auth can-i` spells it.
     const RIGHT: &str;
 
@@ -73,61 +68,67 @@ pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
     fn from_sent(sent: Self::Sent) -> Self;
     /// Returns the name of the object, with an empty namespace for a cluster-scoped one.
     fn name(&self) -> ObjectRef;
+    /// The maximum weight of a cached object. A heavier one is reduced.
+    const MAX_WEIGHT: usize;
+    /// Returns about how many bytes of memory the object takes.
+    fn weight(&self) -> usize;
+    /// Returns what the agent itself needs of an object that is too heavy; `None` if it needs nothing.
+    fn reduced(&self) -> Option<Self>;
 }
 
-macro_rules! resource {
-    ($sent:ident, $scope:ident, $group:literal, $kind:literal, $plural:literal) => {
-        impl Resource for $sent {
-            type DynamicType = ();
-            type Scope = $scope;
+/// An object as the API server sends it, reduced to the parts that are read. All other parts, such as
+/// `metadata.managedFields`, take no memory.
+pub(super) trait Sent: DeserializeOwned + Clone + Send + 'static {
+    /// Returns `metadata.resourceVersion`.
+    fn version(&self) -> &str;
+}
 
-            fn kind((): &()) -> Cow<'_, str> {
-                $kind.into()
+macro_rules! sent {
+    ($($sent:ident),*) => {
+        $(impl Sent for $sent {
+            fn version(&self) -> &str {
+                &self.metadata.resource_version
             }
-
-            fn group((): &()) -> Cow<'_, str> {
-                $group.into()
-            }
-
-            fn version((): &()) -> Cow<'_, str> {
-                "v1".into()
-            }
-
-            fn plural((): &()) -> Cow<'_, str> {
-                $plural.into()
-            }
-
-            fn meta(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
+        })*
     };
 }
 
-resource!(SentPod, NamespaceResourceScope, "", "Pod", "pods");
-resource!(SentNamespace, ClusterResourceScope, "", "Namespace", "namespaces");
-resource!(
-    SentDefinition,
-    NamespaceResourceScope,
-    "k8s.cni.cncf.io",
-    "NetworkAttachmentDefinition",
-    "network-attachment-definitions"
-);
+sent!(SentPod, SentNamespace, SentDefinition);
+
+/// The read parts of `metadata` (apimachinery, `ObjectMeta`).
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct SentMetadata {
+    name: String,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: String,
+    deletion_timestamp: Option<IgnoredAny>,
+    #[serde(deserialize_with = "null_is_empty")]
+    labels: BTreeMap<String, String>,
+    #[serde(deserialize_with = "null_is_empty")]
+    annotations: BTreeMap<String, String>,
+    #[serde(deserialize_with = "null_is_empty")]
+    owner_references: Vec<SentOwner>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct SentOwner {
+    #[serde(deserialize_with = "null_is_empty")]
+    controller: bool,
+}
 
 /// A `Namespace`.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct SentNamespace {
-    metadata: ObjectMeta,
+    metadata: SentMetadata,
 }
 
 /// A `NetworkAttachmentDefinition`.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct SentDefinition {
-    metadata: ObjectMeta,
+    metadata: SentMetadata,
     #[serde(default, deserialize_with = "null_is_empty")]
     spec: DefinitionSpec,
 }
@@ -135,7 +136,7 @@ pub(super) struct SentDefinition {
 /// A `Pod` (k8s.io/api, `core/v1`).
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct SentPod {
-    metadata: ObjectMeta,
+    metadata: SentMetadata,
     #[serde(default, deserialize_with = "null_is_empty")]
     spec: PodSpec,
     #[serde(default, deserialize_with = "null_is_empty")]
@@ -204,14 +205,21 @@ impl WatchedKind for ObservedPod {
     type Sent = SentPod;
     const PLURAL: &str = "pods of this node";
     const METRICS_KIND: &str = "pods";
+    const PATH: &str = "/api/v1/pods";
     const RIGHT: &str = "list and watch pods";
 
-    fn from_sent(SentPod { mut metadata, spec, status }: SentPod) -> Self {
+    fn from_sent(SentPod { metadata, spec, status }: SentPod) -> Self {
         let ending = metadata.deletion_timestamp.is_some() || matches!(status.phase.as_str(), "Succeeded" | "Failed");
-        let controlled = metadata.owner_references.iter().flatten().any(|owner| owner.controller == Some(true));
-        let resource_version = metadata.resource_version.take().unwrap_or_default();
-        let metadata = trimmed(metadata);
-        let pod: Pod = wire::PodObject { metadata, spec, status: wire::PodStatus::default() }.into();
+        let controlled = metadata.owner_references.iter().any(|owner| owner.controller);
+        let resource_version = metadata.resource_version.clone();
+        let mut pod: Pod =
+            wire::PodObject { metadata: trimmed(metadata), spec, status: wire::PodStatus::default() }.into();
+        // Only those of the proxy decide about the pod's traffic.
+        for container in pod.containers.iter_mut().chain(&mut pod.init_containers) {
+            if container.name != PROXY_CONTAINER {
+                (container.env, container.args) = (Vec::new(), Vec::new());
+            }
+        }
         Self {
             owned: controlled && !pod.is_mirror(),
             pod,
@@ -226,6 +234,39 @@ impl WatchedKind for ObservedPod {
     fn name(&self) -> ObjectRef {
         ObjectRef { namespace: self.pod.namespace.clone(), name: self.pod.name.clone() }
     }
+
+    // The largest supported number of pods of a node (512) fits into the cache.
+    const MAX_WEIGHT: usize = 48 << 10;
+
+    fn reduced(&self) -> Option<Self> {
+        let mut reduced = self.clone();
+        reduce_pod(&mut reduced.pod);
+        Some(reduced)
+    }
+
+    fn weight(&self) -> usize {
+        let texts = |texts: &[String]| texts.iter().map(|text| PER_TEXT + text.len()).sum::<usize>();
+        let containers = self.pod.containers.iter().chain(&self.pod.init_containers);
+        let container = |it: &Container| {
+            let env = it.env.iter().map(|(name, value)| 2 * PER_TEXT + name.len() + value.len()).sum::<usize>();
+            PER_OBJECT + it.name.len() + texts(&it.args) + env
+        };
+        let ended = self.ended_init_containers.iter().map(|it| 2 * PER_TEXT + it.name.len() + it.message.len());
+        let condition = self.policy_condition.iter().map(|it| it.reason.len() + it.message.len());
+        PER_OBJECT
+            + map_weight(&self.pod.labels)
+            + map_weight(&self.pod.annotations)
+            + texts(&self.pod.dns_nameservers)
+            + containers.map(container).chain(ended).chain(condition).sum::<usize>()
+    }
+}
+
+/// About how many bytes of memory a text takes besides its characters, and an object besides its texts.
+const PER_TEXT: usize = 40;
+const PER_OBJECT: usize = 150;
+
+fn map_weight(map: &BTreeMap<String, String>) -> usize {
+    map.iter().map(|(key, value)| 2 * PER_TEXT + key.len() + value.len()).sum()
 }
 
 /// Returns how a container ended; `None` if it has never ended.
@@ -244,6 +285,7 @@ impl WatchedKind for Namespace {
     type Sent = SentNamespace;
     const PLURAL: &str = "namespaces";
     const METRICS_KIND: &str = "namespaces";
+    const PATH: &str = "/api/v1/namespaces";
     const RIGHT: &str = "list and watch namespaces";
 
     fn from_sent(SentNamespace { metadata }: SentNamespace) -> Self {
@@ -253,12 +295,25 @@ impl WatchedKind for Namespace {
     fn name(&self) -> ObjectRef {
         ObjectRef { namespace: String::new(), name: self.name.clone() }
     }
+
+    const MAX_WEIGHT: usize = 8 << 10;
+
+    fn reduced(&self) -> Option<Self> {
+        let mut reduced = self.clone();
+        reduce_annotations(&mut reduced.annotations);
+        Some(reduced)
+    }
+
+    fn weight(&self) -> usize {
+        PER_OBJECT + map_weight(&self.annotations)
+    }
 }
 
 impl WatchedKind for Definition {
     type Sent = SentDefinition;
     const PLURAL: &str = "network attachment definitions";
     const METRICS_KIND: &str = "definitions";
+    const PATH: &str = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions";
     const RIGHT: &str = "list and watch network-attachment-definitions.k8s.cni.cncf.io";
 
     fn from_sent(SentDefinition { metadata, spec }: SentDefinition) -> Self {
@@ -268,11 +323,36 @@ impl WatchedKind for Definition {
     fn name(&self) -> ObjectRef {
         self.object.clone()
     }
+
+    const MAX_WEIGHT: usize = 48 << 10;
+
+    fn reduced(&self) -> Option<Self> {
+        None
+    }
+
+    fn weight(&self) -> usize {
+        PER_OBJECT + self.config.len() + map_weight(&self.annotations)
+    }
 }
 
-fn trimmed(mut metadata: ObjectMeta) -> wire::Metadata {
-    metadata.annotations.as_mut().map(|annotations: &mut BTreeMap<_, _>| annotations.remove(LAST_APPLIED));
-    metadata.into()
+/// The domains of the annotations that are read, with their subdomains.
+const READ_DOMAINS: [&str; 6] = ["detour.io", "istio.io", "cncf.io", "openshift.io", "multus-cni.io", "kubernetes.io"];
+/// The annotation of `kubectl apply` that repeats the whole object.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// The maximum length of the value of another annotation, in bytes. At most, its presence is read.
+const MAX_OTHER_VALUE: usize = 256;
+
+/// Returns the metadata without the annotations that are large and not read.
+fn trimmed(SentMetadata { name, namespace, uid, labels, mut annotations, .. }: SentMetadata) -> wire::Metadata {
+    annotations.remove(LAST_APPLIED);
+    for (key, value) in &mut annotations {
+        let domain = key.split('/').next().unwrap_or_default();
+        let is_read = |read: &&str| domain.strip_suffix(*read).is_some_and(|sub| sub.is_empty() || sub.ends_with('.'));
+        if value.len() > MAX_OTHER_VALUE && !READ_DOMAINS.iter().any(is_read) {
+            *value = String::new();
+        }
+    }
+    wire::Metadata { name, namespace, uid, labels, annotations }
 }
 
 #[cfg(test)]
@@ -289,13 +369,16 @@ mod tests {
         let read = observed(json!({
             "metadata": {
                 "name": "p", "namespace": "n", "uid": "u", "resourceVersion": "7", "labels": {"l": "1"},
-                "annotations": {"a": "2", LAST_APPLIED: "{}"},
+                "annotations": {"a": "2", LAST_APPLIED: "{}"}, "managedFields": [{"manager": "m"}],
                 "ownerReferences": [
                     {"apiVersion": "v1", "kind": "A", "name": "a", "uid": "1"},
                     {"apiVersion": "v1", "kind": "B", "name": "b", "uid": "2", "controller": true}
                 ]
             },
-            "spec": {"hostNetwork": true, "containers": [{"name": "c", "env": [{"name": "A", "value": "1"}]}]},
+            "spec": {"hostNetwork": true, "containers": [
+                {"name": "c", "args": ["x"], "env": [{"name": "B", "value": "1"}]},
+                {"name": "istio-proxy", "args": ["y"], "env": [{"name": "A", "value": "1"}]}
+            ]},
             "status": {
                 "phase": "Running", "podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}, {"ip": "?"}],
                 "initContainerStatuses": [
@@ -319,7 +402,9 @@ mod tests {
         };
         let pod: Pod = from_value::<wire::PodObject>(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"l": "1"}, "annotations": {"a": "2"}},
-            "spec": {"hostNetwork": true, "containers": [{"name": "c", "env": [{"name": "A", "value": "1"}]}]}
+            "spec": {"hostNetwork": true, "containers": [
+                {"name": "c"}, {"name": "istio-proxy", "args": ["y"], "env": [{"name": "A", "value": "1"}]}
+            ]}
         }))
         .expect("a pod")
         .into();
@@ -341,6 +426,21 @@ mod tests {
             }),
         };
         assert_eq!(read, expected);
+    }
+
+    #[test]
+    fn only_annotations_that_are_read_are_large_in_the_cache() {
+        let long = "x".repeat(MAX_OTHER_VALUE + 1);
+        let is_kept = |key: &str, value: &str| {
+            let pod = observed(json!({"metadata": {"name": "p", "annotations": {key: value}}}));
+            pod.pod.annotations[key] == value && pod.weight() > value.len()
+        };
+        for key in ["detour.io/a", "traffic.sidecar.istio.io/a", "k8s.v1.cni.cncf.io/networks"] {
+            assert!(is_kept(key, &long), "{key}");
+        }
+        for key in ["a", "example.com/a", "notistio.io/a"] {
+            assert!(!is_kept(key, &long) && is_kept(key, &long[1..]), "{key}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! How often the policy of one pod is changed: a pod's author must not keep the kernel busy.
 
+use crate::agent::token_bucket::TokenBucket;
 use std::time::{Duration, Instant};
 
 /// The minimum time between two changes.
@@ -9,38 +10,30 @@ const BURST: u32 = 30;
 /// The time after which one more change is allowed.
 const REFILL_TIME: Duration = Duration::from_secs(10);
 
-/// The limit of one pod: a bucket with [`BURST`] tokens.
-#[derive(Debug, Clone, Default)]
+/// The limit of one pod.
+#[derive(Debug, Clone)]
 pub(super) struct ChangeLimit {
-    /// The number of changes that are not refilled yet.
-    used: u32,
-    /// The time from which `used` decreases.
-    since: Option<Instant>,
+    bucket: TokenBucket,
     last: Option<Instant>,
+}
+
+impl Default for ChangeLimit {
+    fn default() -> Self {
+        Self { bucket: TokenBucket::new(BURST, REFILL_TIME), last: None }
+    }
 }
 
 impl ChangeLimit {
     /// Returns when the next change is allowed; `None` if it is at `now`.
     pub(super) fn next(&mut self, now: Instant) -> Option<Instant> {
-        self.refill(now);
         let soon = self.last.map(|last| last + MIN_INTERVAL);
-        let refilled = self.since.filter(|_| self.used >= BURST).map(|since| since + REFILL_TIME);
-        soon.max(refilled).filter(|next| *next > now)
+        soon.max(self.bucket.next(now)).filter(|next| *next > now)
     }
 
     /// Records a change at `now`.
     pub(super) fn record(&mut self, now: Instant) {
-        self.refill(now);
-        self.used += 1;
-        self.since.get_or_insert(now);
+        self.bucket.take(now);
         self.last = Some(now);
-    }
-
-    fn refill(&mut self, now: Instant) {
-        while let Some(since) = self.since.filter(|since| now >= *since + REFILL_TIME) {
-            self.used = self.used.saturating_sub(1);
-            self.since = (self.used > 0).then_some(since + REFILL_TIME);
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! | file | content |
 //! |---|---|
 //! | `worker` | the thread `live-policy`: which pods are evaluated, and when; the report and the metrics |
+//! | `sandbox` | which pod sandbox of the saved state a pod has |
 //! | `tracked_pod` | the state of a pod between two evaluations; its reports |
 //! | `change_limit` | how often a pod is changed (pure) |
 //! | `texts` | Events and the condition (pure) |
@@ -12,6 +13,7 @@
 mod change_limit;
 mod jobs;
 mod report;
+mod sandbox;
 mod texts;
 mod tracked_pod;
 mod worker;

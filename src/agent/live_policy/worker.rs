@@ -3,6 +3,7 @@
 use super::change_limit::MIN_INTERVAL;
 use super::jobs::{FinishedJob, Job, Jobs};
 use super::report::SharedPolicies;
+use super::sandbox::{by_pod, current_sandbox};
 use super::texts;
 use super::tracked_pod::TrackedPod;
 use crate::agent::facts::{ObservedPod, SharedFacts};
@@ -12,8 +13,7 @@ use crate::agent::pod_reports::PodReports;
 use crate::agent::repair::{Criteria, OtherRelease, check_state_directory, is_left_to_other, suspect};
 use crate::cluster::agent::{MAX_POLICIES, PodPolicyStatus, PoliciesReport};
 use crate::cni::{Code, NetConf};
-use crate::host_path::{HostPath, HostRoot};
-use crate::netns::find;
+use crate::host_path::HostRoot;
 use crate::plugin::live_policy::{
     self, Assessment, Input, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, union,
 };
@@ -53,6 +53,8 @@ pub(in crate::agent) struct NodeState {
 pub(in crate::agent) struct Worker {
     /// What follows changes.
     pub(in crate::agent) scope: LivePolicyScope,
+    /// Whether pods may follow no changes.
+    pub(in crate::agent) opt_out: bool,
     /// The node on which the plugin is installed.
     pub(in crate::agent) node: NodeFiles,
     /// The watched pods and namespaces.
@@ -131,11 +133,15 @@ impl Worker {
         thread::Builder::new().name("live-policy".into()).spawn(work).map(drop)
     }
 
+    fn empty_report(&self) -> PoliciesReport {
+        PoliciesReport { scope: self.scope.to_string(), forbids_opt_out: !self.opt_out, ..PoliciesReport::default() }
+    }
+
     async fn run(self, mut node: watch::Receiver<NodeState>) {
         if node.changed().await.is_err() {
             return;
         }
-        self.policies.set(PoliciesReport { scope: self.scope.to_string(), ..PoliciesReport::default() });
+        self.policies.set(self.empty_report());
         let [mut pods, mut namespaces] = self.facts.changes();
         let (sender, mut results) = unbounded_channel();
         let now = Instant::now();
@@ -294,12 +300,7 @@ impl Passes {
         let root = HostRoot::new(self.worker.node.root());
         for uid in &due {
             let Some(pod) = self.pods.get_mut(uid) else { continue };
-            let name = (pod.observed.pod.namespace.clone(), pod.observed.pod.name.clone());
-            let sandboxes = running.get(&name).into_iter().flatten();
-            let sandboxes: Vec<&RunningPod> =
-                sandboxes.filter(|running| is_of(running, &pod.observed) && exists(running, &root)).collect();
-            // While a previous sandbox is removed, there are two.
-            let sandbox = sandboxes.last().copied();
+            let sandbox = current_sandbox(&running, &pod.observed, &root);
             let is_known = sandbox.is_some_and(|sandbox| pod.container_id.as_ref() == Some(&sandbox.container_id));
             if pod.observed.ending {
                 pod.evaluated(now);
@@ -355,7 +356,7 @@ impl Passes {
 
     /// Sets the report for the agent socket, and the metrics.
     fn publish(&self) {
-        let mut report = PoliciesReport { scope: self.worker.scope.to_string(), ..PoliciesReport::default() };
+        let mut report = self.worker.empty_report();
         for pod in self.pods.values() {
             let Assessment { verdict: Some(verdict), applied, desired, reason, needs_new_pod, .. } = &pod.assessment
             else {
@@ -419,7 +420,8 @@ fn evaluate(
     };
     let facts = Facts { pod: observed.pod.clone(), namespace: Some((**namespace).clone()) };
     let desired = running.desired(worker.node.root(), &facts, &configurations.all());
-    let input = Input { running, facts: &facts, desired: &desired, scope: worker.scope };
+    let Worker { scope, opt_out, .. } = *worker;
+    let input = Input { running, facts: &facts, desired: &desired, scope, opt_out };
     let assessment = assess(&input);
     let was_refused = pod.assessment.verdict == Some(Verdict::Refused) && pod.assessment.reason == assessment.reason;
     if assessment.verdict == Some(Verdict::Refused) && !was_refused && worker.scope != LivePolicyScope::Off {
@@ -457,44 +459,4 @@ fn log(logged: &mut String, problem: String) {
         tracing::warn!("{problem}");
         *logged = problem;
     }
-}
-
-/// Returns the containers with saved state by the namespaces and names of their pods. `unnamed` has the pods of
-/// containers whose records do not contain them, as far as they were searched.
-fn by_pod(
-    running: Vec<RunningPod>,
-    unnamed: &mut BTreeMap<String, Option<PodRef>>,
-    root: &HostRoot,
-) -> BTreeMap<(String, String), Vec<RunningPod>> {
-    let mut by_pod: BTreeMap<_, Vec<RunningPod>> = BTreeMap::new();
-    let (mut known, mut found) = (std::mem::take(unnamed), None);
-    for mut container in running {
-        if container.pod.is_none() && container.has_rules() {
-            let id = container.container_id.clone();
-            // Read once for all of them, which are many after an upgrade.
-            let mut find =
-                || found.get_or_insert_with(|| find::sandbox_pods(root).unwrap_or_default()).get(&id).cloned();
-            let pod = known.remove(&id).unwrap_or_else(&mut find);
-            container.pod.clone_from(&pod);
-            unnamed.insert(id, pod);
-        }
-        if let Some(PodRef { namespace, name, .. }) = container.pod.clone() {
-            by_pod.entry((namespace, name)).or_default().push(container);
-        }
-    }
-    by_pod
-}
-
-/// Whether the container is one of the pod.
-fn is_of(running: &RunningPod, observed: &ObservedPod) -> bool {
-    running.pod.as_ref().is_some_and(|pod| observed.pod.matches(pod))
-}
-
-/// Whether the path of the container's network namespace exists. An unknown path may.
-fn exists(running: &RunningPod, root: &HostRoot) -> bool {
-    if running.netns.as_os_str().is_empty() || running.netns.starts_with(root.mount()) {
-        return true;
-    }
-    let path = HostPath::new(&running.netns).and_then(|path| root.reach(&path).ok());
-    path.is_none_or(|path| path.exists())
 }

@@ -1,19 +1,21 @@
-//! One pass over the pods that are due: checks each one, repairs it if needed, and creates the Events.
+//! One pass over the pods that are due: checks each one, and repairs it if needed.
 
 use super::action::{
     RepairCase, RepairMode, RepairOutcome, RepairResult, RepairSettings, delete, label, outcome_event, unreadable_event,
 };
 use super::decision::{Cause, OtherRelease, diagnose, is_called, is_left_to_other, suspect};
 use super::in_place;
-use super::retry_budget::{DELETION_PERIOD, DeletionLimit, MAX_DELETIONS, RetryBudget};
+use super::retry_budget::{DELETION_PERIOD, DeletionLimit, MAX_DELETIONS};
 use super::watched::{NetnsLocation, WatchedPod};
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::{Installed, NodeFiles};
 use crate::agent::metrics::Metrics;
+use crate::agent::pod_reports::PodReports;
 use crate::cluster::{DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
 use crate::cni::{Code, Error};
 use crate::netns::find::{self, FoundNetns};
 use crate::plugin::{self, ContainerStatus};
+use crate::pod::{Pod, PodRef};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -38,8 +40,10 @@ pub(super) struct RepairTools {
     pub(super) settings: RepairSettings,
     /// The node on which the plugin is installed.
     pub(super) node: NodeFiles,
-    /// The account that changes pods and creates Events.
+    /// The account that changes pods.
     pub(super) account: ServiceAccount,
+    /// The Events of pods.
+    pub(super) reports: PodReports,
     pub(super) metrics: Metrics,
 }
 
@@ -55,8 +59,6 @@ pub(super) struct RepairPass<'a> {
     netns_snapshot: Option<find::NodeSnapshot>,
     /// The definitions that pods without rules select, looked up once; `None` if the API server does not return it.
     definitions: RefCell<BTreeMap<ObjectRef, Option<Lookup>>>,
-    /// The Events, created at the end: an API server that does not answer must not delay a repair.
-    events: Vec<(Arc<ObservedPod>, Event)>,
     /// The number of pods whose deletion is deferred by the limit.
     deferred: usize,
 }
@@ -71,8 +73,7 @@ impl<'a> RepairPass<'a> {
     ) -> Self {
         let started = (now, Instant::now());
         let definitions = RefCell::default();
-        let events = Vec::new();
-        Self { tools, installed, others, started, deletions, netns_snapshot: None, definitions, events, deferred: 0 }
+        Self { tools, installed, others, started, deletions, netns_snapshot: None, definitions, deferred: 0 }
     }
 
     /// Checks a pod, and repairs it if needed. Returns the result of a repair.
@@ -95,7 +96,7 @@ impl<'a> RepairPass<'a> {
         if let Some(error) = error {
             self.tools.metrics.look_failure(error.code.name());
             if watched.needs_event(Some(error), now) {
-                self.events.push((Arc::clone(&observed), unreadable_event(error)));
+                self.report(&observed, unreadable_event(error));
             }
         }
         let status = status.ok().flatten();
@@ -109,23 +110,16 @@ impl<'a> RepairPass<'a> {
         let cause = cause?;
         let is_right = status.is_some_and(|status| status.is_right());
         let case = RepairCase { installed, observed: &observed, suspicion, cause, is_right };
-        if case.is_curable()
-            && self.may_delete(&watched.retries)
-            && let Some(next) = self.deletions.next(now)
-        {
+        let Some((mode, outcome)) = self.repair(&case, watched.retries.is_last_next(), now) else {
             self.deferred += 1;
-            watched.wake(Some(next));
+            watched.wake(self.deletions.next(now));
             return None;
-        }
+        };
         if cause == Cause::Drift {
             self.tools.metrics.drift();
         }
         watched.retries.record(cause, now);
         watched.wake(watched.retries.next());
-        let (mode, outcome) = self.repair(&case, watched.retries.is_spent());
-        if mode == RepairMode::Delete && observed.owned && case.is_curable() {
-            self.deletions.record(now);
-        }
         if let Some(event) = outcome_event(cause, &outcome) {
             let pod = name(&observed);
             match outcome {
@@ -135,14 +129,14 @@ impl<'a> RepairPass<'a> {
             // Only the first and the last failure get an Event.
             let is_in_between = watched.retries.attempts() > 1 && !watched.retries.is_spent();
             if !(event.warning && is_in_between && matches!(outcome, RepairOutcome::Failed(_))) {
-                self.events.push((Arc::clone(&observed), event));
+                self.report(&observed, event);
             }
         }
         Some(RepairResult { pod: name(&observed), cause, mode, outcome })
     }
 
-    /// Creates the Events of the pass.
-    pub(super) fn create_events(self) {
+    /// Logs how many deletions are deferred.
+    pub(super) fn end(self) {
         if self.deferred > 0 {
             tracing::warn!(
                 "deletion of {} pods deferred: rate limit of {MAX_DELETIONS} pods per {} s reached; check whether new \
@@ -151,37 +145,55 @@ impl<'a> RepairPass<'a> {
                 DELETION_PERIOD.as_secs()
             );
         }
-        for (observed, event) in self.events {
-            match self.tools.account.tell(&observed.pod, &event) {
-                Err(error) if error.code == Code::TryAgain => return tracing::warn!("Events dropped: {error}"),
-                Err(error) => tracing::warn!("{error}"),
-                Ok(()) => {}
-            }
-        }
+    }
+
+    /// Adds an Event to those that another thread writes: an API server that does not answer must not delay a repair.
+    fn report(&self, observed: &ObservedPod, event: Event) {
+        let Pod { namespace, name, uid, .. } = &observed.pod;
+        let pod = PodRef { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() };
+        self.tools.reports.event(&pod, event);
     }
 
     /// Repairs a pod in the configured mode, and in the last attempt in the mode that replaces it. Drift is first
     /// repaired in place in every mode: another version of the plugin may write the same rules differently, and no pod
-    /// must be deleted for that.
-    fn repair(&self, case: &RepairCase<'_>, is_last: bool) -> (RepairMode, RepairOutcome) {
+    /// must be deleted for that. Returns `None` if a deletion is required that the limit defers.
+    fn repair(&mut self, case: &RepairCase<'_>, is_last: bool, now: Instant) -> Option<(RepairMode, RepairOutcome)> {
         let (mode, last_resort) = (self.tools.settings.mode, self.tools.settings.otherwise);
-        if case.cause == Cause::Drift && mode != RepairMode::InPlace {
-            let outcome = self.perform(RepairMode::InPlace, case);
+        if mode != RepairMode::InPlace && case.cause != Cause::Drift {
+            return self.replace(mode, case, now);
+        }
+        let outcome = self.perform(RepairMode::InPlace, case);
+        if mode != RepairMode::InPlace {
             return match outcome {
-                RepairOutcome::Failed(_) => (mode, self.perform(mode, case)),
-                outcome => (RepairMode::InPlace, outcome),
+                RepairOutcome::Failed(_) => self.replace(mode, case, now),
+                outcome => Some((RepairMode::InPlace, outcome)),
             };
         }
-        let outcome = self.perform(mode, case);
-        if mode != RepairMode::InPlace || !is_last {
-            return (mode, outcome);
+        if !is_last {
+            return Some((mode, outcome));
         }
         match (outcome.after_last_attempt(), last_resort) {
             // A new pod would have the same rules, which are right.
-            (failed, Some(RepairMode::Delete)) if outcome == RepairOutcome::NothingToDo => (mode, failed),
-            (RepairOutcome::Failed(_), Some(last_resort)) => (last_resort, self.perform(last_resort, case)),
-            (outcome, _) => (mode, outcome),
+            (failed, Some(RepairMode::Delete)) if outcome == RepairOutcome::NothingToDo => Some((mode, failed)),
+            (RepairOutcome::Failed(_), Some(last_resort)) => self.replace(last_resort, case, now),
+            (outcome, _) => Some((mode, outcome)),
         }
+    }
+
+    /// Deletes or labels a pod. Returns `None` if the limit defers its deletion.
+    fn replace(
+        &mut self,
+        mode: RepairMode,
+        case: &RepairCase<'_>,
+        now: Instant,
+    ) -> Option<(RepairMode, RepairOutcome)> {
+        if mode == RepairMode::Delete && case.observed.owned && case.is_curable() {
+            if self.deletions.next(now).is_some() {
+                return None;
+            }
+            self.deletions.record(now);
+        }
+        Some((mode, self.perform(mode, case)))
     }
 
     fn perform(&self, mode: RepairMode, case: &RepairCase<'_>) -> RepairOutcome {
@@ -213,12 +225,6 @@ impl<'a> RepairPass<'a> {
             found.inspect_err(|error| tracing::debug!("{error}")).ok()?.into_iter().next()
         };
         definitions.entry(object.clone()).or_insert_with(|| if has_failed { None } else { look_up() }).clone()
-    }
-
-    /// Whether the next attempt may delete the pod.
-    fn may_delete(&self, retries: &RetryBudget) -> bool {
-        let RepairSettings { mode, otherwise, .. } = &self.tools.settings;
-        *mode == RepairMode::Delete || (*otherwise == Some(RepairMode::Delete) && retries.is_last_next())
     }
 
     /// Reads the status of the pod's network namespace; `None` if no namespace is found.

@@ -8,6 +8,7 @@ use super::watched::WatchedPod;
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::{Installed, NodeFiles};
 use crate::agent::metrics::Metrics;
+use crate::agent::pod_reports::PodReports;
 use crate::cgroup;
 use crate::cluster::ServiceAccount;
 use crate::host_path::{HostPath, HostRoot};
@@ -52,9 +53,16 @@ pub struct RepairWorker {
 impl RepairWorker {
     /// Creates a worker that has not checked any pod.
     #[must_use]
-    pub fn new(settings: RepairSettings, node: NodeFiles, account: ServiceAccount, metrics: Metrics) -> Self {
+    pub fn new(
+        settings: RepairSettings,
+        node: NodeFiles,
+        account: ServiceAccount,
+        reports: PodReports,
+        metrics: Metrics,
+    ) -> Self {
         let (queue, watched) = (RepairQueue::new(MAX_QUEUE_LENGTH), BTreeMap::new());
-        let (tools, deletions) = (RepairTools { settings, node, account, metrics }, DeletionLimit::default());
+        let tools = RepairTools { settings, node, account, reports, metrics };
+        let deletions = DeletionLimit::default();
         Self { tools, queue, deletions, watched, logged: None, needs_cleanup: true }
     }
 
@@ -99,7 +107,7 @@ impl RepairWorker {
                 results.extend(pass.check(watched));
             }
         }
-        pass.create_events();
+        pass.end();
         results
     }
 

@@ -243,6 +243,11 @@ impl InstallOptions {
         })
     }
 
+    /// Whether the plugin may be the primary plugin on the node.
+    pub(in crate::cli) fn may_be_primary(&self) -> bool {
+        self.primary != Some(false)
+    }
+
     fn settings(
         &self,
         given: &GivenKeys,

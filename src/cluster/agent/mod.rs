@@ -69,6 +69,17 @@ pub fn pod_policies(socket: &Path, timeout: Duration) -> Result<PoliciesReport, 
     })
 }
 
+/// Returns which watches of the agent behind `socket` have not been synchronized for a while, each with its cause.
+///
+/// # Errors
+/// The agent does not answer within `timeout`, or an earlier version does not know the request.
+pub fn broken_watches(socket: &Path, timeout: Duration) -> Result<Vec<String>, String> {
+    ask_for(socket, RequestKind::Watches, timeout, |answer| match answer {
+        AgentAnswer::Watches { broken } => Some(broken),
+        _ => None,
+    })
+}
+
 /// Sends a request without a fallback to the agent behind `socket`. Returns what `read` takes from the answer.
 fn ask_for<T>(
     socket: &Path,

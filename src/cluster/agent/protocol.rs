@@ -101,6 +101,8 @@ pub enum RequestKind {
     },
     /// [`super::pod_policies`].
     Policies,
+    /// [`super::broken_watches`].
+    Watches,
     /// A report that a call of the plugin has ended; without an answer.
     Called(CallReport),
     /// A request of a later version.
@@ -171,6 +173,8 @@ pub struct ExemptContainer {
 pub struct PoliciesReport {
     /// Which changes running pods follow: `off`, `exclusions` or `all`; empty if the agent does not compare policies.
     pub scope: String,
+    /// Whether the annotation `detour.io/live-policy` does not count.
+    pub forbids_opt_out: bool,
     /// The pods whose rules are those that an ADD would make now.
     pub current: u32,
     /// The pods with the rules of an earlier policy, which need a new pod or a retry.
@@ -239,6 +243,12 @@ pub enum AgentAnswer {
     Containers(ContainersStatus),
     /// To [`RequestKind::Policies`].
     Policies(PoliciesReport),
+    /// To [`RequestKind::Watches`].
+    Watches {
+        /// The watches that have not been synchronized for a while, each with its cause; none if all are.
+        #[serde(default)]
+        broken: Vec<String>,
+    },
     /// To [`RequestKind::Report`] and [`RequestKind::Probe`]: success.
     Done,
     /// The request failed.

@@ -6,6 +6,7 @@ use super::retry::{AttemptError, RetriesExhausted, retry};
 use crate::cluster::http_client::TooLarge;
 use crate::cni::{Code, Error};
 use crate::printable::without_tokens;
+use hyper::Response;
 use kube::Client;
 use kube::client::Body;
 use serde::Deserialize;
@@ -57,10 +58,28 @@ impl ApiCall<'_> {
         once.run(Instant::now(), timeout, attempt).await
     }
 
+    /// Sends the request for a page of a list once, with `timeout`. Returns `None` if the page exceeds the limit of a
+    /// response and `can_shrink`.
+    ///
+    /// # Errors
+    /// As [`Self::get_once`].
+    pub(super) async fn get_page(&self, timeout: Duration, can_shrink: bool) -> Result<Option<Value>, Error> {
+        let once = Self { retries: false, ..*self };
+        let attempt = async || match once.exchange().await {
+            Err(error) if can_shrink && TooLarge::find_in(&error).is_some() => Ok(None),
+            Err(error) => Err(once.no_response(&error)),
+            Ok(response) => once.parsed(&once.successful(response)?).map(Some),
+        };
+        once.run(Instant::now(), timeout, attempt).await
+    }
+
     /// Sends the request and parses the response: one attempt.
     pub(super) async fn get<T: DeserializeOwned>(&self) -> Result<T, AttemptError> {
-        let body = self.send().await?;
-        serde_json::from_slice(&body).map_err(|error| self.unexpected(&error.to_string()))
+        self.parsed(&self.send().await?)
+    }
+
+    fn parsed<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, AttemptError> {
+        serde_json::from_slice(body).map_err(|error| self.unexpected(&error.to_string()))
     }
 
     /// The error for a successful response whose body is not the requested object.
@@ -71,13 +90,23 @@ impl ApiCall<'_> {
 
     /// Sends the request and returns the body of a successful response: one attempt.
     pub(super) async fn send(&self) -> Result<Vec<u8>, AttemptError> {
+        let response = self.exchange().await.map_err(|error| self.no_response(&error))?;
+        self.successful(response)
+    }
+
+    async fn exchange(&self) -> Result<Response<Vec<u8>>, kube::Error> {
         let request = self.request.http.clone().map(Body::from);
-        let response = self.client.send(request).await.map_err(|error| self.no_response(&error))?;
+        let (head, body) = self.client.send(request).await?.into_parts();
+        Ok(Response::from_parts(head, body.collect_bytes().await?.into()))
+    }
+
+    /// Returns the body of a successful response.
+    fn successful(&self, response: Response<Vec<u8>>) -> Result<Vec<u8>, AttemptError> {
         let status = response.status();
         let retry_after = response.headers().get("retry-after").and_then(|value| value.to_str().ok());
         let retry_after = retry_after.and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs);
-        let body = response.into_body().collect_bytes().await.map_err(|error| self.no_response(&error))?;
-        if status.is_success() { Ok(body.into()) } else { Err(self.rejected(status.as_u16(), retry_after, &body)) }
+        let body = response.into_body();
+        if status.is_success() { Ok(body) } else { Err(self.rejected(status.as_u16(), retry_after, &body)) }
     }
 
     /// The error for a response that is not a success.

@@ -9,6 +9,9 @@
 //! | `certificate` | next steps for TLS errors |
 //! | `facts` | [`Api`] as a source of facts |
 //! | `writes` | changes to pods and nodes, Events, tokens |
+//! | `pages` | the sizes of pages (pure) |
+//! | `lists` | lists of the command line, page by page |
+//! | `collection` | [`Collection`]: lists and watches of the agent |
 //! | `daemon_set` | getting and watching the agent's DaemonSet |
 //! | `service_account` | [`ServiceAccount`]: the agent's requests |
 //! | `probe` | [`ApiProbe`]: what the doctor asks |
@@ -17,9 +20,12 @@
 
 mod call;
 mod certificate;
+mod collection;
 mod daemon_set;
 mod exec;
 mod facts;
+mod lists;
+mod pages;
 mod probe;
 mod request;
 mod retry;
@@ -28,7 +34,7 @@ mod service_account;
 mod user;
 mod writes;
 
-pub(crate) use call::causes;
+pub(crate) use collection::{Collection, CollectionError};
 pub use exec::CommandOutput;
 pub use probe::ApiProbe;
 pub(super) use server::Api;

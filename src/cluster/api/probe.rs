@@ -7,7 +7,7 @@ use super::service_account::ServiceAccount;
 use crate::cluster::fact_source::Cluster;
 use crate::cluster::resources::{LabeledNamespace, ObjectRef, ReportedEvent, Right, ScheduledPod};
 use crate::cluster::wire::{NamespaceObject, PodObject};
-use crate::cni::{Code, Error};
+use crate::cni::Error;
 use crate::pod::PodRef;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
@@ -17,8 +17,6 @@ use std::time::Duration;
 
 /// The timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Limit for the pages of a list, so that a server can't keep a command busy forever.
-const MAX_PAGES: usize = 200;
 
 /// An API server to examine.
 pub struct ApiProbe(Api);
@@ -94,8 +92,7 @@ impl ApiProbe {
     /// # Errors
     /// A request failed.
     pub fn pods_of_node(&self, node: &str, namespace: Option<&str>) -> Result<Vec<ScheduledPod>, Error> {
-        let objects = self.pages(|page| ApiRequest::pods_of_node(node, namespace, page))?;
-        Ok(objects.into_iter().filter_map(scheduled_pod).collect())
+        self.0.list(TIMEOUT, |page| ApiRequest::pods_of_node(node, namespace, page), scheduled_pod)
     }
 
     /// Returns the namespaces: the one that is named, or all.
@@ -103,32 +100,9 @@ impl ApiProbe {
     /// # Errors
     /// A request failed.
     pub fn namespaces(&self, name: Option<&str>) -> Result<Vec<LabeledNamespace>, Error> {
-        let objects = match name {
-            Some(name) => {
-                let pod = PodRef { namespace: name.to_owned(), ..PodRef::default() };
-                vec![self.get(&ApiRequest::namespace(&pod)?)?]
-            }
-            None => self.pages(ApiRequest::namespaces)?,
-        };
-        Ok(objects.into_iter().filter_map(labeled_namespace).collect())
-    }
-
-    /// Returns the objects of all pages of a list.
-    fn pages(&self, request: impl Fn(Option<&str>) -> Result<ApiRequest, Error>) -> Result<Vec<Value>, Error> {
-        let (mut objects, mut next) = (Vec::new(), None::<String>);
-        for _ in 0..MAX_PAGES {
-            let mut list = self.get(&request(next.as_deref())?)?;
-            if let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) {
-                objects.extend(items);
-            }
-            next = list["metadata"]["continue"].as_str().filter(|token| !token.is_empty()).map(str::to_owned);
-            if next.is_none() {
-                return Ok(objects);
-            }
-        }
-        let msg =
-            format!("the API server returned more than {MAX_PAGES} pages of a list; restrict it with -n NAMESPACE");
-        Err(Error::new(Code::TryAgain, msg))
+        let Some(name) = name else { return self.0.list(TIMEOUT, ApiRequest::namespaces, labeled_namespace) };
+        let pod = PodRef { namespace: name.to_owned(), ..PodRef::default() };
+        Ok(labeled_namespace(self.get(&ApiRequest::namespace(&pod)?)?).into_iter().collect())
     }
 
     fn get(&self, request: &ApiRequest) -> Result<Value, Error> {

@@ -1,6 +1,6 @@
 //! The requests to the Kubernetes API, one constructor each: what is sent, and what an error message about it names.
 
-use crate::cluster::http_client::PAGE;
+use super::pages::Page;
 use crate::cluster::resources::{Event, NodeTaints, ObjectRef, PolicyCondition, Right};
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::well_known::{NETWORK_STATUS, POLICY_CONDITION};
@@ -38,16 +38,11 @@ const DEFINITIONS_API: &str = "/apis/k8s.cni.cncf.io/v1";
 
 /// The label of the agents' pods and DaemonSets in the manifests of all versions; agents of other products may have it too.
 const AGENT_LABEL: &str = "app.kubernetes.io/component=agent";
-/// The number of objects per page in lists of the command line, as kubectl requests.
-const LARGE_PAGE: u32 = 500;
 
 /// Starts a watch at the version in the API server's cache (kubernetes.io, "API Concepts", "Get State and Start at
 /// Any"). The server must not have to wait: a watch without a version waits for etcd's latest. Both forms, if they
 /// request bookmarks, fail with 500 if etcd reports no progress on request (kube-apiserver 1.35 with etcd 3.4.23).
 const ANY_VERSION: &str = "0";
-
-/// The number of namespaces per page; they are small.
-const PAGE_OF_NAMESPACES: u32 = 500;
 
 /// The maximum length of an Event's message in bytes; `events.k8s.io` rejects longer ones (`NoteLengthLimit`).
 const MAX_EVENT_MESSAGE: usize = 1024;
@@ -179,12 +174,9 @@ impl ApiRequest {
 
     /// Lists a page of the pods of node agents: of all products with such a component, in one or all namespaces, and on
     /// one or all nodes.
-    pub(super) fn agents(namespace: Option<&str>, node: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
+    pub(super) fn agents(namespace: Option<&str>, node: Option<&str>, page: Page<'_>) -> Result<Self, Error> {
         check_names("pods", namespace.into_iter().chain(node))?;
-        let mut params = ListParams {
-            continue_token: page.map(str::to_owned),
-            ..ListParams::default().labels(AGENT_LABEL).limit(LARGE_PAGE)
-        };
+        let mut params = page.of(ListParams::default().labels(AGENT_LABEL));
         if let Some(node) = node {
             params = params.fields(&format!("spec.nodeName={node}"));
         }
@@ -194,12 +186,9 @@ impl ApiRequest {
     }
 
     /// Lists a page of the DaemonSets of node agents, as [`Self::agents`].
-    pub(super) fn agent_daemon_sets(namespace: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
+    pub(super) fn agent_daemon_sets(namespace: Option<&str>, page: Page<'_>) -> Result<Self, Error> {
         check_names("DaemonSets", namespace)?;
-        let params = ListParams {
-            continue_token: page.map(str::to_owned),
-            ..ListParams::default().labels(AGENT_LABEL).limit(LARGE_PAGE)
-        };
+        let params = page.of(ListParams::default().labels(AGENT_LABEL));
         let http = in_namespace("/apis/apps/v1", namespace, "daemonsets").list(&params);
         let right = format!("list daemonsets.apps in {}", place_of(namespace));
         Self::new(
@@ -211,12 +200,8 @@ impl ApiRequest {
     }
 
     /// Lists a page of the nodes with their metadata only, because the status of a node is large.
-    pub(super) fn nodes(selector: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
-        let params = ListParams {
-            label_selector: selector.map(str::to_owned),
-            continue_token: page.map(str::to_owned),
-            ..ListParams::default().limit(LARGE_PAGE)
-        };
+    pub(super) fn nodes(selector: Option<&str>, page: Page<'_>) -> Result<Self, Error> {
+        let params = page.of(ListParams { label_selector: selector.map(str::to_owned), ..ListParams::default() });
         let http = RequestBuilder::new("/api/v1/nodes").list_metadata(&params);
         Self::new(http, "nodes".to_owned(), "list nodes".to_owned(), "kubectl get nodes".to_owned())
     }
@@ -241,23 +226,20 @@ impl ApiRequest {
     }
 
     /// Lists the pods that are scheduled to a node, page by page.
-    pub(super) fn pods_of_node(node: &str, namespace: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
+    pub(super) fn pods_of_node(node: &str, namespace: Option<&str>, page: Page<'_>) -> Result<Self, Error> {
         check_names("pods", [node].into_iter().chain(namespace))?;
         let within = namespace.map(|name| format!(" in namespace {name}")).unwrap_or_default();
         let collection = match namespace {
             Some(namespace) => namespaced(namespace, "pods"),
             None => RequestBuilder::new("/api/v1/pods"),
         };
-        let params = ListParams::default().fields(&format!("spec.nodeName={node}")).limit(PAGE);
-        let http = collection.list(&page.map_or(params.clone(), |page| params.continue_token(page)));
+        let http = collection.list(&page.of(ListParams::default().fields(&format!("spec.nodeName={node}"))));
         Self::new(http, format!("pods on node {node}{within}"), format!("list pods{within}"), "kubectl get pods".into())
     }
 
     /// Lists the namespaces, page by page.
-    pub(super) fn namespaces(page: Option<&str>) -> Result<Self, Error> {
-        let params = ListParams::default().limit(PAGE_OF_NAMESPACES);
-        let collection = RequestBuilder::new("/api/v1/namespaces");
-        let http = collection.list(&page.map_or(params.clone(), |page| params.continue_token(page)));
+    pub(super) fn namespaces(page: Page<'_>) -> Result<Self, Error> {
+        let http = RequestBuilder::new("/api/v1/namespaces").list(&page.of(ListParams::default()));
         Self::new(http, "namespaces".to_owned(), "list namespaces".to_owned(), "kubectl get namespaces".to_owned())
     }
 

@@ -1,5 +1,6 @@
 //! The API server as a user of kubectl reaches it, and the requests of the command line about agents.
 
+use super::pages::Page;
 use super::request::ApiRequest;
 use super::server::{Api, Session};
 use super::service_account::ServiceAccount;
@@ -23,9 +24,6 @@ use std::time::Duration;
 
 /// The timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// The maximum number of pages of a list: nodes and agents of 10 times the largest supported cluster (kubernetes.io,
-/// "Considerations for large clusters").
-const MAX_PAGES: usize = 100;
 
 /// The API server with a user's credentials.
 pub struct UserApi {
@@ -113,8 +111,7 @@ impl UserApi {
     /// # Errors
     /// The request failed.
     pub fn agents(&self, namespace: Option<&str>, node: Option<&str>) -> Result<Vec<AgentPod>, Error> {
-        let items = self.list(|page| ApiRequest::agents(namespace, node, page))?;
-        let mut agents: Vec<AgentPod> = items.iter().filter_map(AgentPod::of).collect();
+        let mut agents = self.list(|page| ApiRequest::agents(namespace, node, page), |pod| AgentPod::of(&pod))?;
         agents.sort_unstable_by(|a, b| (&a.node, &a.object).cmp(&(&b.node, &b.object)));
         Ok(agents)
     }
@@ -124,8 +121,7 @@ impl UserApi {
     /// # Errors
     /// The request failed.
     pub fn agent_daemon_sets(&self, namespace: Option<&str>) -> Result<Vec<AgentDaemonSet>, Error> {
-        let items = self.list(|page| ApiRequest::agent_daemon_sets(namespace, page))?;
-        Ok(items.iter().filter_map(AgentDaemonSet::of).collect())
+        self.list(|page| ApiRequest::agent_daemon_sets(namespace, page), |object| AgentDaemonSet::of(&object))
     }
 
     /// Returns the nodes that a label selector selects, sorted by name.
@@ -133,8 +129,7 @@ impl UserApi {
     /// # Errors
     /// The request failed.
     pub fn nodes(&self, selector: Option<&str>) -> Result<Vec<NodeLabels>, Error> {
-        let items = self.list(|page| ApiRequest::nodes(selector, page))?;
-        let mut nodes: Vec<NodeLabels> = items.iter().filter_map(NodeLabels::of).collect();
+        let mut nodes = self.list(|page| ApiRequest::nodes(selector, page), |node| NodeLabels::of(&node))?;
         nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         Ok(nodes)
     }
@@ -144,8 +139,7 @@ impl UserApi {
     /// # Errors
     /// A request failed.
     pub fn pods_with_sidecar(&self, node: &str, namespace: Option<&str>) -> Result<Vec<ObjectRef>, Error> {
-        let pods = self.list(|page| ApiRequest::pods_of_node(node, namespace, page))?;
-        Ok(pods.iter().filter_map(pod_with_sidecar).collect())
+        self.list(|page| ApiRequest::pods_of_node(node, namespace, page), |pod| pod_with_sidecar(&pod))
     }
 
     /// Returns the data of a ConfigMap.
@@ -157,20 +151,12 @@ impl UserApi {
         Ok(serde_json::from_value(object["data"].clone()).unwrap_or_default())
     }
 
-    /// Returns the items of all pages of a list.
-    fn list(&self, request: impl Fn(Option<&str>) -> Result<ApiRequest, Error>) -> Result<Vec<Value>, Error> {
-        let (mut items, mut page) = (Vec::new(), None);
-        for _ in 0..MAX_PAGES {
-            let mut list = self.get(&request(page.as_deref())?)?;
-            if let Value::Array(more) = list["items"].take() {
-                items.extend(more);
-            }
-            page = list["metadata"]["continue"].as_str().filter(|token| !token.is_empty()).map(str::to_owned);
-            if page.is_none() {
-                break;
-            }
-        }
-        Ok(items)
+    fn list<T>(
+        &self,
+        request: impl Fn(Page<'_>) -> Result<ApiRequest, Error>,
+        read: impl Fn(Value) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        self.api.list(self.api.timeout, request, read)
     }
 
     fn get(&self, request: &ApiRequest) -> Result<Value, Error> {

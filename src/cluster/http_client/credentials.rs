@@ -177,16 +177,16 @@ fn of_plugin(plugin: &ExecConfig) -> Result<(Credentials, Option<Identity>), Str
         time.parse::<Timestamp>().map_err(|error| format!("credential plugin: expirationTimestamp {time:?}: {error}"))
     });
     let expiry = expiry.transpose()?;
-    if let (Some(certificate), Some(key)) = (status.client_certificate_data, status.client_key_data) {
-        let identity = Identity { certificate: certificate.into_bytes(), key: key.into_bytes() };
-        return Ok((Credentials::Nothing, Some(identity)));
-    }
+    let identity = status
+        .client_certificate_data
+        .zip(status.client_key_data)
+        .map(|(certificate, key)| Identity { certificate: certificate.into_bytes(), key: key.into_bytes() });
     let credentials = match (status.token.as_deref().map(bearer).transpose()?, expiry) {
         (Some(token), Some(expiry)) => Credentials::Plugin(Box::new(plugin.clone()), Mutex::new((token, expiry))),
         (Some(token), None) => Credentials::Fixed(token),
         (None, _) => Credentials::Nothing,
     };
-    Ok((credentials, None))
+    Ok((credentials, identity))
 }
 
 fn run(plugin: &ExecConfig) -> Result<ExecCredentialStatus, String> {

@@ -10,12 +10,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tower::BoxError;
 
-/// The maximum size in bytes of an object, of an unpaged list, and of one event of a watch.
+/// The maximum size in bytes of an object, of a page of one object, of an unpaged list, and of one event of a watch.
 const MAX_OBJECT: u64 = 16 << 20;
-/// The maximum size in bytes of a page of a list; [`PAGE`] objects of ordinary size are smaller.
-const MAX_PAGE: u64 = 64 << 20;
-/// The number of objects per page that the agent's lists request.
-pub(crate) const PAGE: u32 = 40;
+/// The maximum size in bytes of a page of several objects. A page of ordinary objects is smaller; a larger one is
+/// requested again with fewer objects.
+const MAX_PAGE: u64 = 8 << 20;
 
 /// The error for a response that exceeds its limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -42,14 +41,15 @@ pub(super) struct Limit {
 
 impl Limit {
     pub(super) fn of<B>(request: &Request<B>) -> Self {
-        let has = |parameter: &str| {
-            let query = request.uri().query().unwrap_or_default();
-            query.split('&').any(|pair| pair.split('=').next() == Some(parameter))
+        let value = |parameter: &str| {
+            let mut pairs = request.uri().query().unwrap_or_default().split('&').map(|pair| pair.split_once('='));
+            pairs.find_map(|pair| pair.filter(|(key, _)| *key == parameter).map(|(_, value)| value))
         };
-        let (part, limit, per_line) = match (has("watch"), has("limit")) {
-            (true, _) => ("an event", MAX_OBJECT, true),
-            (_, true) => ("a page", MAX_PAGE, false),
-            _ => ("a response", MAX_OBJECT, false),
+        let (part, limit, per_line) = match (value("watch"), value("limit")) {
+            (Some(_), _) => ("an event", MAX_OBJECT, true),
+            (None, Some("1")) => ("an object", MAX_OBJECT, false),
+            (None, Some(_)) => ("a page", MAX_PAGE, false),
+            (None, None) => ("a response", MAX_OBJECT, false),
         };
         let request = format!("{} {}", request.method(), request.uri().path());
         Self { per_line, too_large: TooLarge { request, part, limit } }
@@ -131,6 +131,18 @@ mod tests {
         let mut lines = body(3, true);
         assert!(lines.admits(b"ab\ncd\nef") && lines.admits(b"\nab\n") && lines.admits(b"abc") && !lines.admits(b"d"));
         assert!(!body(3, true).admits(b"a\nbcde\n"));
+    }
+
+    #[test]
+    fn a_page_of_one_object_has_the_limit_of_an_object() {
+        let limit = |query: &str| {
+            let request = Request::get(format!("/api/v1/pods?{query}")).body(()).expect("a request");
+            Limit::of(&request).too_large.limit
+        };
+        assert_eq!(limit("&fieldSelector=a%3Db&limit=250"), MAX_PAGE);
+        assert_eq!(limit("&limit=1&continue=x"), MAX_OBJECT);
+        assert_eq!(limit("&watch=true&resourceVersion=1"), MAX_OBJECT);
+        assert_eq!(limit(""), MAX_OBJECT);
     }
 
     #[test]

@@ -18,7 +18,6 @@ use hyper_util::client::legacy;
 use hyper_util::rt::TokioExecutor;
 use kube::client::Body;
 use kube::{Client, Config};
-pub(crate) use limit::PAGE;
 pub(super) use limit::TooLarge;
 use limit::{Limit, LimitedBody};
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 
 use super::configuration;
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
+use crate::cluster::agent::broken_watches;
 use crate::cluster::{ApiProbe, Authority, CredentialsSummary, KubeconfigSummary, Right};
 use crate::cni::{Error, NetConf, NetworkStatus};
 use crate::{cluster, sub_plugins};
@@ -10,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub(super) const PRESENT: Check = Check::of(CheckGroup::Node, "kubeconfig-present", "the plugin's kubeconfig exists");
 pub(super) const PRIVATE: Check =
@@ -130,6 +132,9 @@ fn token(summary: &KubeconfigSummary, now: i64) -> CheckVerdict {
     }
 }
 
+/// The timeout of the request for the agent's watches.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
+
 pub(super) const AGENT: Check =
     Check::of(CheckGroup::Cluster, "agent-reachable", "the node agent answers, and has current facts");
 
@@ -141,7 +146,12 @@ pub(super) fn examine_agent(target: &CheckTarget, conf: Option<&NetConf>, result
         match socket {
             None => CheckVerdict::not_checked("the configuration names no agent_socket"),
             Some((conf, path)) => match target.reach_named(path).map(|reached| ask(conf, &reached)) {
-                Ok(Ok(())) => CheckVerdict::pass(path.display().to_string()),
+                Ok(Ok(broken)) if broken.is_empty() => CheckVerdict::pass(path.display().to_string()),
+                Ok(Ok(broken)) => CheckVerdict::fail(
+                    broken.join("; "),
+                    "grant the agent the rights in manifests/README.md; if an object is too large, make it smaller; see the \
+                     agent's log. Until then, the agent does not repair pods, and running pods follow no change",
+                ),
                 Ok(Err(error)) => fail(path, &error.to_string()),
                 Err(error) => fail(path, &error.to_string()),
             },
@@ -149,10 +159,13 @@ pub(super) fn examine_agent(target: &CheckTarget, conf: Option<&NetConf>, result
     );
 }
 
-fn ask(conf: &NetConf, socket: &Path) -> Result<(), Error> {
+/// Returns the agent's watches that are not synchronized.
+fn ask(conf: &NetConf, socket: &Path) -> Result<Vec<String>, Error> {
     let mut alone = conf.kubernetes.clone();
     (alone.manifests_dir, alone.kubeconfig, alone.agent_socket) = (None, None, Some(socket.to_owned()));
-    cluster::source(&alone).map_or(Ok(()), |agent| agent.probe())
+    cluster::source(&alone).map_or(Ok(()), |agent| agent.probe())?;
+    // An agent of an earlier version does not know them.
+    Ok(broken_watches(socket, AGENT_TIMEOUT).unwrap_or_default())
 }
 
 fn fail(path: &Path, why: &str) -> CheckVerdict {

@@ -100,14 +100,16 @@ fn definition(source: Option<&dyn Cluster>, selection: &Selection, results: &mut
 fn missing(source: &dyn Cluster, selection: &Selection, ObjectRef { namespace, name }: &ObjectRef) -> CheckVerdict {
     let found =
         format!("{}: NetworkAttachmentDefinition {name:?} not found in namespace {namespace:?}", selection.place);
-    let elsewhere = source.namespaces_with_definition(name).unwrap_or_default();
+    let elsewhere = source.namespaces_with_definition(name);
+    let nowhere = if elsewhere.is_some() { ", nor in any other namespace" } else { "" };
+    let elsewhere = elsewhere.unwrap_or_default();
     match elsewhere.first() {
         Some(other) => CheckVerdict::fail(
             format!("{found}; found in {}", elsewhere.join(", ")),
             format!("use {other}/{name} in the annotation, or create the definition in namespace {namespace}"),
         ),
         None => CheckVerdict::fail(
-            format!("{found}, nor in any other namespace"),
+            format!("{found}{nowhere}"),
             format!(
                 "create it (manifests/samples has an example): kubectl apply -n {namespace} -f FILE; or remove it from the \
                  annotation"

@@ -60,7 +60,7 @@ fn severity(state: &str) -> u8 {
 }
 
 fn summary(report: &PoliciesReport) -> CheckVerdict {
-    let PoliciesReport { scope, current, older, refused, none, pods } = report;
+    let PoliciesReport { scope, current, older, refused, none, pods, .. } = report;
     if scope.is_empty() {
         return CheckVerdict::not_checked(
             "the agent does not compare policies (chart value livePolicy, flag --live-policy)",
@@ -132,7 +132,8 @@ impl PodSubject<'_> {
     fn compare(&self, target: &CheckTarget, running: &RunningPod, facts: &Facts) -> CheckVerdict {
         let desired = &running.desired(&target.mount, facts, &self.installed);
         let scope = self.report.map(|report| report.scope.parse().unwrap_or(LivePolicyScope::Off));
-        let input = Input { running, facts, desired, scope: scope.unwrap_or(LivePolicyScope::Off) };
+        let opt_out = !self.report.is_ok_and(|report| report.forbids_opt_out);
+        let input = Input { running, facts, desired, scope: scope.unwrap_or(LivePolicyScope::Off), opt_out };
         let found = assess(&input);
         let Some(state) = found.verdict else {
             return CheckVerdict::not_checked("the pod has no rules, and needs none");
@@ -140,7 +141,7 @@ impl PodSubject<'_> {
         let applied = policy_name(&found.applied);
         let recreate = recreate(&facts.pod.namespace, &facts.pod.name);
         match state {
-            Verdict::Current => CheckVerdict::pass(format!("{applied}, current{}", following(scope, facts))),
+            Verdict::Current => CheckVerdict::pass(format!("{applied}, current{}", following(scope, facts, opt_out))),
             Verdict::Refused => {
                 CheckVerdict::fail(format!("refused: {}; the pod keeps {applied}", found.reason), CORRECT)
             }
@@ -158,7 +159,7 @@ impl PodSubject<'_> {
                         (format!("{older}; the agent applies: {words}{rest}"), next)
                     }
                     (None, Err(why)) if found.has_rules && !found.desired.is_empty() => {
-                        let desired = desired.iter().flatten().map(|(_, policy)| policy);
+                        let desired = desired.iter().flat_map(|desired| &desired.policies).map(|(_, policy)| policy);
                         let words = changes(&applied_policy(running), &union(desired));
                         (format!("{older}: {words}; no agent applies changes: {why}"), recreate)
                     }
@@ -177,12 +178,12 @@ fn older(Assessment { applied, desired, .. }: &Assessment) -> String {
 }
 
 /// Returns what a current pod follows in the future.
-fn following(scope: Result<LivePolicyScope, &String>, facts: &Facts) -> String {
+fn following(scope: Result<LivePolicyScope, &String>, facts: &Facts, opt_out: bool) -> String {
     match scope {
         Err(_) => String::new(),
         Ok(LivePolicyScope::Off) => "; the pod follows no change (livePolicy is off)".to_owned(),
-        Ok(_) if follows_changes(facts).is_ok_and(|follows| !follows) => {
-            format!("; the pod follows no change (annotation {LIVE_POLICY} is false)")
+        Ok(_) if opt_out && follows_changes(facts) == Ok(false) => {
+            format!("; the pod follows no change that adds a bypass (annotation {LIVE_POLICY} is false)")
         }
         Ok(LivePolicyScope::All) => {
             "; the pod follows changes of exclusions and of the redirection's settings".to_owned()

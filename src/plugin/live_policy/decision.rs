@@ -2,7 +2,7 @@
 
 use super::wording;
 use crate::cni::{Code, Error, excerpt};
-use crate::plugin::live_policy::{AppliedPolicy, RunningPod, policy_hash};
+use crate::plugin::live_policy::{AppliedPolicy, DesiredPolicies, RunningPod, policy_hash};
 use crate::pod::Facts;
 use crate::pod::well_known::LIVE_POLICY;
 use crate::policy::{LivePolicyScope, Policy};
@@ -67,14 +67,16 @@ pub(crate) struct Input<'a> {
     /// The facts of the pod and its namespace.
     pub(crate) facts: &'a Facts,
     /// The policies that an ADD would apply now.
-    pub(crate) desired: &'a Result<Policies, Error>,
+    pub(crate) desired: &'a Result<DesiredPolicies, Error>,
     /// The scope of the agent.
     pub(crate) scope: LivePolicyScope,
+    /// Whether the annotation `detour.io/live-policy` counts.
+    pub(crate) opt_out: bool,
 }
 
 /// Decides about a pod.
 pub(crate) fn assess(input: &Input<'_>) -> Assessment {
-    let Input { running, facts, desired, scope } = input;
+    let Input { running, facts, desired, scope, opt_out } = input;
     let has_rules = running.has_rules();
     let applied =
         if has_rules { policy_hash(running.attachments.iter().map(|one| &one.policy)) } else { String::new() };
@@ -85,39 +87,52 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
         let older = Assessment { needs_new_pod: true, ..with(Verdict::Older, reason.to_owned()) };
         return if has_rules { older } else { known };
     }
-    let desired = match desired {
+    let is_meshed = facts.pod.proxy().is_some() || has_rules;
+    let DesiredPolicies { policies, refused } = match desired {
         Ok(desired) => desired,
-        Err(error) if facts.pod.proxy().is_some() || has_rules => return with(Verdict::Refused, error.to_string()),
+        Err(error) if is_meshed => return with(Verdict::Refused, error.to_string()),
         Err(_) => return known,
     };
-    let desired_hash = policy_hash(desired.iter().map(|(_, policy)| policy));
-    let with = |verdict, reason| Assessment { desired: desired_hash.clone(), ..with(verdict, reason) };
-    if !has_rules && desired.iter().all(|(_, policy)| policy.is_empty()) {
+    if !is_meshed && refused.is_some() {
         return known;
     }
-    // An invalid value is reported although the next change may be far off.
-    let follows = match follows_changes(facts) {
-        Ok(follows) => follows,
-        Err(error) => return with(Verdict::Refused, error.to_string()),
+    // While a setting is invalid, a new pod would not start.
+    let desired_hash =
+        if refused.is_none() { policy_hash(policies.iter().map(|(_, policy)| policy)) } else { String::new() };
+    let with = |verdict, reason| Assessment { desired: desired_hash.clone(), ..with(verdict, reason) };
+    if refused.is_none() && !has_rules && policies.iter().all(|(_, policy)| policy.is_empty()) {
+        return known;
+    }
+    let follows = if *opt_out { follows_changes(facts) } else { Ok(true) };
+    // An invalid value of the annotation is reported although the next change may be far off.
+    let error = refused.as_ref().or(follows.as_ref().err());
+    // A pod that follows no changes does not keep a bypass that is no longer allowed.
+    let next = match (follows.as_ref(), *scope) {
+        (_, LivePolicyScope::Off) => None,
+        (Ok(true), scope) => Some(running.following(facts, policies, scope)),
+        (Ok(false) | Err(_), _) => Some(running.tightened(policies)),
     };
-    if running.has_applied(desired) {
-        return with(Verdict::Current, String::new());
-    }
+    let next = next.filter(|next| !running.has_applied(next));
     let older = if has_rules { Verdict::Older } else { Verdict::None };
-    let needs_new_pod = |reason| Assessment { needs_new_pod: true, ..with(older, reason) };
-    let rest = || wording::changes(&applied_policy(running), &union(desired.iter().map(|(_, policy)| policy)));
-    if !follows {
-        return needs_new_pod(format!("annotation {LIVE_POLICY:?} is false; only a new pod gets: {}", rest()));
+    match (error, next) {
+        (Some(error), change) => Assessment { change, ..with(Verdict::Refused, error.to_string()) },
+        (None, _) if running.has_applied(policies) => with(Verdict::Current, String::new()),
+        (None, Some(next)) => {
+            Assessment { change: Some(next), ..with(older, "the change is not applied yet".to_owned()) }
+        }
+        (None, None) => {
+            let rest = wording::changes(&applied_policy(running), &union(policies.iter().map(|(_, policy)| policy)));
+            let needs_new_pod = |reason| Assessment { needs_new_pod: true, ..with(older, reason) };
+            if follows == Ok(false) {
+                needs_new_pod(format!("annotation {LIVE_POLICY:?} is false; only a new pod gets: {rest}"))
+            } else if *scope == LivePolicyScope::Off {
+                needs_new_pod(format!("the agent's flag --live-policy is off; only a new pod gets: {rest}"))
+            } else {
+                let reason = format!("only a new pod gets: {rest}; recreate the pod");
+                Assessment { is_outdated: has_rules, ..needs_new_pod(reason) }
+            }
+        }
     }
-    if *scope == LivePolicyScope::Off {
-        return needs_new_pod(format!("the agent's flag --live-policy is off; only a new pod gets: {}", rest()));
-    }
-    let next = running.following(facts, desired, *scope);
-    if running.has_applied(&next) {
-        let reason = format!("only a new pod gets: {}; recreate the pod", rest());
-        return Assessment { is_outdated: has_rules, ..needs_new_pod(reason) };
-    }
-    Assessment { change: Some(next), ..with(older, "the change is not applied yet".to_owned()) }
 }
 
 /// Returns the assessment of the pod after its change was applied.

@@ -99,7 +99,7 @@ in_both_dialects! {
 /// Returns the policies of the attachment with an installed configuration.
 fn desired_with(world: &World, facts: &Facts, installed: &str) -> Vec<(Attachment, Policy)> {
     let conf = NetConf::parse(installed.as_bytes(), CniCommand::Add, "").expect("valid");
-    running(world).desired(Path::new(NODE), facts, &[&conf]).expect("valid")
+    running(world).desired(Path::new(NODE), facts, &[&conf]).expect("valid").policies
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_pod_that_nothing_redirects_gets_no_exclusions() {
     world.add(&chain(&state, json!([{"type": "istio-redirect"}, {"type": "uid-exclude"}])));
     let (pod, facts) = (running(&world), facts(&changed));
     assert!(pod.has_applied(&policies(&pod, &facts).expect("valid")));
-    let desired = pod.desired(Path::new(NODE), &facts, &[]).expect("valid");
+    let desired = pod.desired(Path::new(NODE), &facts, &[]).expect("valid").policies;
     assert!(!pod.has_applied(&desired) && pod.following(&facts, &desired, LivePolicyScope::All) == desired);
 }
 

@@ -33,7 +33,7 @@ fn change(world: &World, name: &str) -> bool {
     let text = configuration(world, name).to_string();
     let installed = NetConf::parse(text.as_bytes(), CniCommand::Add, "").expect("valid");
     let (pod, facts) = (running(world), facts(&state(world, name)));
-    let desired = pod.desired(Path::new(NODE), &facts, &[&installed]).expect("valid");
+    let desired = pod.desired(Path::new(NODE), &facts, &[&installed]).expect("valid").policies;
     pod.apply(Path::new(NODE), &pod.following(&facts, &desired, LivePolicyScope::All)).expect("applied");
     running(world).has_applied(&desired)
 }

@@ -1,0 +1,102 @@
+//! Objects that are too large for the cache, reduced to what decides about a pod's traffic: no author of a pod can make it
+//! so large that the agent neither repairs it nor ends its bypasses.
+
+use crate::pod::well_known as known;
+use crate::pod::{Container, Pod};
+use std::collections::BTreeMap;
+
+/// The annotations that decide about a pod's traffic.
+const ANNOTATIONS: [&str; 23] = [
+    known::INJECT,
+    known::INJECTION_STATUS,
+    known::INTERCEPTION_MODE,
+    known::INCLUDE_INBOUND_PORTS,
+    known::EXCLUDE_INBOUND_PORTS,
+    known::INCLUDE_OUTBOUND_PORTS,
+    known::EXCLUDE_OUTBOUND_PORTS,
+    known::INCLUDE_OUTBOUND_RANGES,
+    known::EXCLUDE_OUTBOUND_RANGES,
+    known::EXCLUDE_INTERFACES,
+    known::REROUTE_INTERFACES,
+    known::KUBEVIRT_INTERFACES,
+    known::EXCLUDE_UIDS,
+    known::EXCLUDE_GIDS,
+    known::EXCLUDE_PORTS_FOR_UIDS,
+    known::EXCLUDE_DNS,
+    known::EXCLUDE_CONTAINERS,
+    known::LIVE_POLICY,
+    known::OPENSHIFT_UID_RANGE,
+    known::OPENSHIFT_GROUP_RANGE,
+    known::NETWORKS,
+    known::DEFAULT_NETWORK,
+    CONFIG_HASH,
+];
+/// The UID of a static pod in the runtime (kubelet, `pkg/kubelet/types/pod_update.go`).
+const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// The variables of `istio-proxy` that decide about a pod's traffic.
+const VARIABLES: [&str; 3] = [known::DISABLE_ENVOY, known::DNS_CAPTURE, known::INVALID_DROP];
+/// The maximum length of a value, in bytes.
+const MAX_VALUE: usize = 512;
+/// The number of arguments of `istio-proxy` that decide: the command and the type of the proxy.
+const ARGUMENTS: usize = 2;
+/// Stands for a value that is too long. It is invalid for each of the annotations.
+const TOO_LONG: &str = "(too long for the agent)";
+
+/// Reduces a pod.
+pub(super) fn reduce_pod(pod: &mut Pod) {
+    reduce_annotations(&mut pod.annotations);
+    // The injector reads the label of this name.
+    pod.labels.retain(|key, _| key == known::INJECT);
+    pod.labels.values_mut().for_each(cut);
+    pod.dns_nameservers.clear();
+    pod.containers.iter_mut().chain(&mut pod.init_containers).for_each(reduce_container);
+}
+
+/// Reduces the annotations of a pod or a namespace.
+pub(super) fn reduce_annotations(annotations: &mut BTreeMap<String, String>) {
+    annotations.retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
+    annotations.values_mut().for_each(cut);
+}
+
+fn reduce_container(container: &mut Container) {
+    let variable = |name: &&str| Some(((*name).to_owned(), container.env(name)?.to_owned()));
+    container.env = VARIABLES.iter().filter_map(variable).collect();
+    container.env.iter_mut().for_each(|(_, value)| cut(value));
+    container.args = container.args.iter().take(ARGUMENTS).cloned().collect();
+    container.args.iter_mut().for_each(cut);
+}
+
+fn cut(value: &mut String) {
+    if value.len() > MAX_VALUE {
+        *value = TOO_LONG.to_owned();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_decides_about_traffic_remains() {
+        let env = [("A", "1"), (known::DNS_CAPTURE, "false"), (known::DNS_CAPTURE, "true")];
+        let container = |env: &[(&str, &str)], args: &[&str]| Container {
+            name: "istio-proxy".into(),
+            env: env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            args: args.iter().map(ToString::to_string).collect(),
+            ..Container::default()
+        };
+        let long = "x".repeat(MAX_VALUE + 1);
+        let annotations = [(known::EXCLUDE_UIDS, "7"), (known::EXCLUDE_DNS, &long), ("detour.io/other", "1")];
+        let mut pod = Pod {
+            annotations: annotations.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+            labels: [(known::INJECT.to_owned(), "true".to_owned()), ("app".to_owned(), "web".to_owned())].into(),
+            containers: vec![container(&env, &["proxy", "sidecar", "--x"])],
+            ..Pod::default()
+        };
+        reduce_pod(&mut pod);
+        let expected = [(known::EXCLUDE_UIDS, "7"), (known::EXCLUDE_DNS, TOO_LONG)];
+        assert_eq!(pod.annotations, expected.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+        assert_eq!(pod.labels.len(), 1);
+        assert_eq!(pod.containers, [container(&[(known::DNS_CAPTURE, "true")], &["proxy", "sidecar"])]);
+    }
+}

@@ -1,0 +1,161 @@
+//! All objects of one kind, for the agent's watches: a list in pages, and a watch that continues it.
+
+use super::call::causes;
+use super::pages::{Page, PageSize};
+use crate::cluster::http_client::TooLarge;
+use crate::printable::without_tokens;
+use futures_util::{Stream, StreamExt};
+use hyper::Request as HttpRequest;
+use kube::Client;
+use kube::api::{ListParams, Request, WatchEvent, WatchParams};
+use kube::client::Body;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::fmt;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+/// The timeout of a page. The API server answers within a minute.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a watch may take to start.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// The duration of a watch, after which the API server ends it: less than the read timeout of the client.
+const WATCH_SECONDS: u32 = 290;
+
+/// The objects of one kind at an API server.
+pub(crate) struct Collection<'a> {
+    /// The client of the watches.
+    pub(crate) client: &'a Client,
+    /// The path of the collection.
+    pub(crate) path: &'static str,
+    /// Selects some of the objects by their fields; empty for all.
+    pub(crate) fields: String,
+    /// Limits the pages that are in memory at the same time, of all collections.
+    pub(crate) pages: &'a Semaphore,
+}
+
+/// Why a list or a watch failed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct CollectionError {
+    /// The status of the API server's answer; 0 without one.
+    pub(crate) status: u16,
+    /// Whether a part of the answer exceeds its limit.
+    pub(crate) is_too_large: bool,
+    /// The cause in one line.
+    pub(crate) cause: String,
+}
+
+impl fmt::Display for CollectionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.cause)
+    }
+}
+
+impl CollectionError {
+    fn silent(what: &str, time: Duration) -> Self {
+        Self { cause: format!("{what} within {} s", time.as_secs()), ..Self::default() }
+    }
+
+    fn of_status(status: u16, message: &str) -> Self {
+        Self { status, cause: format!("{status}, {}", without_tokens(message)), ..Self::default() }
+    }
+}
+
+impl From<kube::Error> for CollectionError {
+    fn from(error: kube::Error) -> Self {
+        match (&error, TooLarge::find_in(&error)) {
+            (kube::Error::Api(status), _) => Self::of_status(status.code, &status.message),
+            (_, Some(too_large)) => Self { is_too_large: true, cause: too_large.to_string(), ..Self::default() },
+            (_, None) => Self { cause: causes(&error), ..Self::default() },
+        }
+    }
+}
+
+/// A page of a list. Only the requested parts of each object are parsed.
+#[derive(Deserialize)]
+struct ListedPage<T> {
+    metadata: ListMetadata,
+    #[serde(default = "Vec::new")]
+    items: Vec<T>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMetadata {
+    #[serde(default)]
+    resource_version: String,
+    #[serde(default)]
+    r#continue: String,
+}
+
+impl Collection<'_> {
+    /// Calls `each` with every object. Returns the version of the list, at which a watch continues.
+    ///
+    /// # Errors
+    /// The API server rejects a request or does not answer, or an object is too large.
+    pub(crate) async fn list<T: DeserializeOwned>(&self, mut each: impl FnMut(T)) -> Result<String, CollectionError> {
+        let (mut continued, mut size) = (None::<String>, PageSize::first());
+        loop {
+            // Closed never.
+            let _in_memory = self.pages.acquire().await;
+            let fields = ListParams {
+                field_selector: (!self.fields.is_empty()).then(|| self.fields.clone()),
+                ..ListParams::default()
+            };
+            let params = Page { size: size.get(), continued: continued.as_deref() }.of(fields);
+            let page = match timeout(PAGE_TIMEOUT, self.page::<T>(&params)).await {
+                Err(_) => return Err(CollectionError::silent("no page of the list", PAGE_TIMEOUT)),
+                Ok(Err(error)) if error.is_too_large && size.shrink() => continue,
+                Ok(page) => page?,
+            };
+            size.grow();
+            page.items.into_iter().for_each(&mut each);
+            if page.metadata.r#continue.is_empty() {
+                return Ok(page.metadata.resource_version);
+            }
+            continued = Some(page.metadata.r#continue);
+        }
+    }
+
+    async fn page<T: DeserializeOwned>(&self, params: &ListParams) -> Result<ListedPage<T>, CollectionError> {
+        let response = self.client.send(request(Request::new(self.path).list(params))?.map(Body::from)).await?;
+        let status = response.status();
+        let body = response.into_body().collect_bytes().await?;
+        if !status.is_success() {
+            #[derive(Deserialize)]
+            struct Status {
+                message: String,
+            }
+            let message = serde_json::from_slice::<Status>(&body).map(|status| status.message).unwrap_or_default();
+            return Err(CollectionError::of_status(status.as_u16(), &message));
+        }
+        let unexpected = |error| format!("200, but the body is not the expected list: {error}");
+        serde_json::from_slice(&body)
+            .map_err(|error| CollectionError { cause: unexpected(error), ..CollectionError::default() })
+    }
+
+    /// Watches the objects from `version` on. The server has started the watch when this returns. The stream ends when
+    /// the server ends the watch.
+    ///
+    /// # Errors
+    /// The API server rejects the request or does not answer. In the stream: the connection breaks, or the server reports
+    /// an error.
+    pub(crate) async fn watch<T: DeserializeOwned + Clone>(
+        &self,
+        version: &str,
+    ) -> Result<impl Stream<Item = Result<WatchEvent<T>, CollectionError>> + use<T>, CollectionError> {
+        let mut params = WatchParams::default().timeout(WATCH_SECONDS);
+        if !self.fields.is_empty() {
+            params = params.fields(&self.fields);
+        }
+        let request = request(Request::new(self.path).watch(&params, version))?;
+        let started = timeout(START_TIMEOUT, self.client.request_events::<T>(request)).await;
+        let events = started.map_err(|_| CollectionError::silent("no answer to the watch", START_TIMEOUT))??;
+        Ok(events.map(|event| event.map_err(CollectionError::from)))
+    }
+}
+
+fn request(request: Result<HttpRequest<Vec<u8>>, impl fmt::Display>) -> Result<HttpRequest<Vec<u8>>, CollectionError> {
+    request.map_err(|error| CollectionError { cause: error.to_string(), ..CollectionError::default() })
+}
