@@ -128,10 +128,10 @@ impl fmt::Display for AnnotatedObject<'_> {
 
 /// The annotation of a static pod's mirror with the UID that the runtime uses (kubelet,
 /// `pkg/kubelet/types/pod_update.go`: `ConfigHashAnnotationKey`).
-const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+pub(crate) const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// The annotation that makes a pod the mirror of a static pod (`ConfigMirrorAnnotationKey`). The kubelet starts no pod
 /// of the API that has it, so the author of a pod that runs can't set it.
-const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
+pub(crate) const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 
 impl Pod {
     /// Returns whether this is the pod of `wanted`, by its UID or, for a static pod, its hash; true if either UID is

@@ -136,15 +136,22 @@ impl Pod {
         if output.status.success() { Ok(()) } else { Err(text(&output.stdout) + &text(&output.stderr)) }
     }
 
-    /// Returns the rules of the table nat, without the time that iptables-save adds.
+    /// Returns the rules of the table nat, without the time that iptables-save adds, and detour's native rules.
     pub(crate) fn rules(&self) -> String {
         let text = tool_in(&self.netns(), "iptables-save", &["-t", "nat"], "");
-        text.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n")
+        let native = tool_in(&self.netns(), "nft", &["--stateless", "list", "ruleset", "inet"], "");
+        text.lines().chain(native.lines()).filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n")
     }
 
     /// Whether traffic of this UID bypasses the sidecar.
     pub(crate) fn excludes_uid(&self, uid: u32) -> bool {
-        self.rules().contains(&format!("--uid-owner {uid} "))
+        let rules = self.rules();
+        // Several UIDs are a set.
+        let mut ids = rules.lines().filter(|line| line.ends_with("goto DETOUR_DIRECT")).filter_map(|line| {
+            let (_, ids) = line.split_once("meta skuid ")?;
+            Some(ids.split_once(" counter")?.0)
+        });
+        ids.any(|ids| ids.split(['{', '}', ',', ' ']).any(|id| id == uid.to_string()))
     }
 
     /// Whether traffic to this port bypasses the sidecar.

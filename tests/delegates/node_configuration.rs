@@ -128,7 +128,7 @@ fn the_nodes_keys_take_precedence_and_ignored_keys_are_logged() {
     assert!(!log.contains("timeout_seconds"), "the node does not state it: {log}");
     assert_eq!(node.recorders.order(), ["ADD first"], "of the node's directory");
     assert_eq!(node.recorders.seen()[0].environment["CNI_PATH"].split(':').next(), node.recorders.bin().to_str());
-    assert!(node.pod.rules().iter().any(|rule| rule.contains("--uid-owner 7 ")), "{:?}", node.pod.rules());
+    assert!(node.pod.rules().iter().any(|rule| rule.contains("meta skuid 7 ")), "{:?}", node.pod.rules());
     node.done("CHECK", &conf);
     node.done("DEL", &conf);
     assert_eq!(node.pod.rules(), [""; 0]);
@@ -145,8 +145,7 @@ fn attachments_exclude_namespaces_if_the_node_allows_it() {
 #[test]
 fn a_pod_can_not_override_pinned_settings() {
     let chain = json!([{"type": "uid-exclude", "uids": [7], "pod_overrides": true}]);
-    let has =
-        |node: &Node, uid: &str| node.pod.rules().iter().any(|rule| rule.contains(&format!("--uid-owner {uid} ")));
+    let has = |node: &Node, uid: &str| node.pod.rules().iter().any(|rule| rule.contains(&format!("meta skuid {uid} ")));
     for (pinned, heard) in [(json!([]), true), (json!(["uid-exclude"]), false)] {
         let node = Node::stating(&json!({"pinned": pinned}));
         node.done("ADD", &definition(&json!({"chain": chain, "args": {"cni": {"uid-exclude": {"uids": [8]}}}})));
@@ -158,7 +157,7 @@ fn a_pod_can_not_override_pinned_settings() {
 #[test]
 fn existing_configurations_work_with_a_node_configuration() {
     for (text, rule) in [
-        (include_str!("../../conf/99-exclude-dns.conf"), "--uid-owner 1337"),
+        (include_str!("../../conf/99-exclude-dns.conf"), "meta skuid 1337"),
         (
             r#"{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni",
              "cni_agent_run_dir": "/var/run/istio-cni", "exclude_namespaces": ["istio-system"]}"#,

@@ -103,7 +103,7 @@ fn an_attachment_does_not_reset_keys_that_it_does_not_set() {
         (json!([]), [json!([own]), json!([redirect, excludes])]),
     ] {
         let rules = rules(&node, &others);
-        for part in ["--ctstate INVALID", "--dport 8080", "--uid-owner 4321"] {
+        for part in ["--ctstate INVALID", "--dport 8080", "meta skuid 4321"] {
             assert!(rules.contains(part), "{node} {others:?} {part}: {rules}");
         }
         assert!(!rules.contains("ISTIO_INBOUND -p tcp -j ISTIO_IN_REDIRECT"), "{rules}");
@@ -117,9 +117,9 @@ fn exclusions_of_node_and_attachments_apply_together() {
     let own = json!([{"type": "uid-exclude", "uids": [4323]}, {"type": "dns-exclude", "uids": [4324]}]);
     let rules = rules(&chain, &[own, json!([{"type": "istio-redirect"}])]);
     for uid in ["4321", "4322", "4323", "4324"] {
-        assert!(rules.contains(&format!("--uid-owner {uid} ")), "{uid}: {rules}");
+        assert!(rules.contains(&format!("meta skuid {uid} ")), "{uid}: {rules}");
     }
-    let of = |uid: &str| rules.lines().filter(|rule| rule.contains(&format!("--uid-owner {uid} "))).collect::<String>();
+    let of = |uid: &str| rules.lines().filter(|rule| rule.contains(&format!("meta skuid {uid} "))).collect::<String>();
     assert!(of("4322").contains("5353") && !of("4324").contains("5353"), "{rules}");
 }
 

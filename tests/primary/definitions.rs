@@ -118,8 +118,7 @@ fn a_definition_does_not_make_this_a_primary_plugin() {
 
 #[test]
 fn a_definition_does_not_weaken_the_nodes_chain() {
-    let has =
-        |node: &Node, uid: &str| node.pod.rules().iter().any(|rule| rule.contains(&format!("--uid-owner {uid} ")));
+    let has = |node: &Node, uid: &str| node.pod.rules().iter().any(|rule| rule.contains(&format!("meta skuid {uid} ")));
     for (pinned, heard) in [(false, true), (true, false)] {
         let node = node();
         let mut pod = crate::node::pod_object("mesh");

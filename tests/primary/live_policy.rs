@@ -41,7 +41,7 @@ fn the_united_policy_of_a_primary_plugin_follows_the_pod() {
     node.done("ADD", &conf);
     let before = node.pod.rules();
     for uid in ["4242", "1337"] {
-        assert!(before.iter().any(|rule| rule.contains(&format!("--uid-owner {uid}"))), "{before:#?}");
+        assert!(before.iter().any(|rule| rule.contains(&format!("meta skuid {uid}"))), "{before:#?}");
     }
     assert!(following(&node, &conf, None).1, "an ADD leaves a current policy");
 
@@ -53,7 +53,7 @@ fn the_united_policy_of_a_primary_plugin_follows_the_pod() {
     };
     apply(&policies);
     let rules = node.pod.rules();
-    assert!(rules.iter().any(|rule| rule.contains("--uid-owner 77 ")), "{rules:#?}");
+    assert!(rules.iter().any(|rule| rule.contains("meta skuid 77 ")), "{rules:#?}");
     assert!(before.iter().all(|rule| rules.contains(rule)), "{rules:#?}");
     node.done("CHECK", &conf);
 

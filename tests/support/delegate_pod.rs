@@ -54,10 +54,14 @@ impl Pod {
         self.netns.as_ref().expect("it is there until it is dropped").run(|_| work()).expect("entered")
     }
 
-    /// Returns the pod's rules as iptables-save prints them.
+    /// Returns the pod's rules as iptables-save prints them, and its exclusions as nft does, one for each UID.
     pub(crate) fn rules(&self) -> Vec<String> {
         let saved = self.run(&["iptables-save"]);
-        saved.lines().filter(|line| line.starts_with("-A")).map(str::to_owned).collect()
+        let listed = self.run(&["nft", "--stateless", "list", "ruleset", "inet"]);
+        let redirection = saved.lines().filter(|line| line.starts_with("-A")).map(str::to_owned);
+        redirection
+            .chain(listed.lines().filter(|line| line.ends_with("goto DETOUR_DIRECT")).flat_map(of_each_uid))
+            .collect()
     }
 
     /// Returns the environment variables that a runtime sets.
@@ -135,4 +139,16 @@ pub(crate) fn with(mut conf: Value, more: &Value) -> Value {
     let more = more.as_object().expect("an object").clone();
     conf.as_object_mut().expect("an object").extend(more);
     conf
+}
+
+/// Returns one rule for each element of a rule's set of UIDs.
+fn of_each_uid(rule: &str) -> Vec<String> {
+    let rule = rule.trim();
+    let set = rule.split_once("meta skuid { ").and_then(|(before, rest)| Some((before, rest.split_once(" }")?)));
+    match set {
+        Some((before, (uids, after))) => {
+            uids.split(", ").map(|uid| format!("{before}meta skuid {uid}{after}")).collect()
+        }
+        None => vec![rule.to_owned()],
+    }
 }

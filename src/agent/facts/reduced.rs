@@ -2,11 +2,11 @@
 //! so large that the agent neither repairs it nor ends its bypasses.
 
 use crate::pod::well_known as known;
-use crate::pod::{Container, Pod};
+use crate::pod::{CONFIG_HASH, CONFIG_MIRROR, Container, Pod};
 use std::collections::BTreeMap;
 
 /// The annotations that decide about a pod's traffic.
-const ANNOTATIONS: [&str; 23] = [
+const ANNOTATIONS: [&str; 24] = [
     known::INJECT,
     known::INJECTION_STATUS,
     known::INTERCEPTION_MODE,
@@ -30,9 +30,8 @@ const ANNOTATIONS: [&str; 23] = [
     known::NETWORKS,
     known::DEFAULT_NETWORK,
     CONFIG_HASH,
+    CONFIG_MIRROR,
 ];
-/// The UID of a static pod in the runtime (kubelet, `pkg/kubelet/types/pod_update.go`).
-const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// The variables of `istio-proxy` that decide about a pod's traffic.
 const VARIABLES: [&str; 3] = [known::DISABLE_ENVOY, known::DNS_CAPTURE, known::INVALID_DROP];
 /// The maximum length of a value, in bytes.
