@@ -6,14 +6,12 @@ use crate::cni::{Block, Code, Error, NetConf, Request, RuleFormatSetting};
 use crate::firewall::RuleFormat;
 use crate::netns::NetnsId;
 use crate::pod::{Facts, PodRef};
-use crate::policy::{Exclusion, Policy, TrafficOwner};
-use crate::sub_plugins::{self, ChainInput, Resolvers, SubPlugin, skip_reason};
+use crate::sub_plugins::{self, ChainInput, Resolvers, SeparatePolicy, SubPlugin, skip_reason};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::cell::OnceCell;
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -156,7 +154,7 @@ impl<'a> AddInputs<'a> {
         facts: &Facts,
         installed: Option<&NetConf>,
         group_file: &Path,
-    ) -> Result<Vec<(Option<&str>, EvaluatedParts)>, Error> {
+    ) -> Result<Vec<(Option<&str>, SeparatePolicy)>, Error> {
         if !facts.pod.matches(&self.pod) {
             let (expected, got) = (self.pod.uid.as_deref(), facts.pod.uid.as_deref());
             let msg = format!(
@@ -173,14 +171,7 @@ impl<'a> AddInputs<'a> {
             let evaluate = |one: &EvaluatedConfiguration<'_>| {
                 self.run(&one.blocks(), &one.args, &one.cluster_dns, facts, &group_id)
             };
-            let with_network = |mut parts: EvaluatedParts, network: Option<&str>| {
-                if let (Some((error, _)), Some(network)) = (&mut parts.refused, network) {
-                    *error = about(network, error.clone());
-                }
-                parts
-            };
-            let evaluated = self.evaluated.iter().map(|one| (one.network.as_deref(), evaluate(one)));
-            return Ok(evaluated.map(|(network, parts)| (network, with_network(parts, network))).collect());
+            return Ok(self.evaluated.iter().map(|one| (one.network.as_deref(), evaluate(one))).collect());
         };
         if skip_reason(conf, &self.pod).is_some() {
             return Ok(Vec::new());
@@ -200,87 +191,24 @@ impl<'a> AddInputs<'a> {
         cluster_dns: &[IpAddr],
         facts: &Facts,
         group_id: &dyn Fn(&str) -> Option<u32>,
-    ) -> EvaluatedParts {
+    ) -> SeparatePolicy {
         if !sub_plugins::wants(blocks).pod {
-            return EvaluatedParts::default();
+            return SeparatePolicy::default();
         }
         let resolvers =
             Resolvers { runtime: &self.runtime_nameservers, cluster_dns, previous: &self.previous_nameservers };
         let facts = (!self.without_facts).then_some(facts);
-        EvaluatedParts::of(blocks, &ChainInput { facts, args, resolvers, group_id })
+        sub_plugins::run_separately(blocks, &ChainInput { facts, args, resolvers, group_id })
     }
 }
 
-/// The policy of a sub-plugin chain, and the sub-plugins that could not be evaluated.
-#[derive(Debug, Default)]
-pub(super) struct EvaluatedParts {
-    /// The policy of the other sub-plugins.
-    pub(super) policy: Policy,
-    /// The first error, and the sub-plugins whose settings are invalid.
-    pub(super) refused: Option<(Error, BTreeSet<SubPlugin>)>,
-}
-
-impl EvaluatedParts {
-    /// Evaluates a sub-plugin chain, and if that fails, each sub-plugin with the redirection, on which the exclusions
-    /// depend.
-    fn of(blocks: &[Block], input: &ChainInput<'_>) -> Self {
-        let run = |wanted: &[SubPlugin]| {
-            let is_wanted = |block: &&Block| SubPlugin::of(block).is_some_and(|own| wanted.contains(&own));
-            let blocks: Vec<Block> = blocks.iter().filter(is_wanted).cloned().collect();
-            sub_plugins::run(&blocks, input).map(|output| output.policy)
-        };
-        let whole = match run(&SubPlugin::ALL) {
-            Ok(policy) => return Self { policy, refused: None },
-            Err(error) => error,
-        };
-        let (redirection, mut invalid, mut first) = (SubPlugin::IstioRedirect, BTreeSet::new(), None);
-        let mut policy = run(&[redirection]).unwrap_or_else(|error| {
-            invalid.insert(redirection);
-            first = Some(error);
-            Policy::default()
-        });
-        let base: &[SubPlugin] = if invalid.is_empty() { &[redirection] } else { &[] };
-        for sub_plugin in SubPlugin::ALL.into_iter().filter(|one| *one != redirection) {
-            match run(&[base, &[sub_plugin]].concat()) {
-                Ok(part) => {
-                    policy.exclusions.extend(part.exclusions);
-                    policy.containers.extend(part.containers);
-                    policy.dns_captured_elsewhere = policy.dns_captured_elsewhere.or(part.dns_captured_elsewhere);
-                }
-                Err(error) => {
-                    invalid.insert(sub_plugin);
-                    first.get_or_insert(error);
-                }
-            }
-        }
-        if invalid.is_empty() {
-            // Each one is valid, but together they exceed a limit of exclusions.
-            invalid = [SubPlugin::UidExclude, SubPlugin::DnsExclude].into();
-            policy.exclusions.clear();
-        }
-        Self { policy, refused: Some((first.unwrap_or(whole), invalid)) }
-    }
-
-    /// Returns the policy, with the parts of `applied` whose settings are invalid now.
-    pub(super) fn completed(self, applied: &Policy) -> (Policy, Option<Error>) {
-        let Self { mut policy, refused: Some((error, invalid)) } = self else { return (self.policy, None) };
-        if invalid.contains(&SubPlugin::IstioRedirect) {
-            policy.interception = applied.interception.clone();
-        }
-        if invalid.contains(&SubPlugin::ContainerExclude) {
-            policy.containers.clone_from(&applied.containers);
-        }
-        // What a valid setting of these sub-plugins could exclude.
-        let of_uids = |exclusion: &Exclusion| exclusion.owner != TrafficOwner::Any && exclusion.destination.is_none();
-        let of_dns = |exclusion: &Exclusion| exclusion.protocol.is_some() && !exclusion.ports.is_empty();
-        let keeps = |exclusion: &&Exclusion| {
-            (invalid.contains(&SubPlugin::UidExclude) && of_uids(exclusion))
-                || (invalid.contains(&SubPlugin::DnsExclude) && of_dns(exclusion))
-        };
-        policy.exclusions.extend(applied.exclusions.iter().filter(keeps).cloned());
-        // As the result of a chain, so that it compares with an applied policy.
-        (policy.union(&Policy::default()).unwrap_or(policy), Some(error))
-    }
+/// Returns the first error of an evaluation, with the name of the network of a primary plugin.
+pub(super) fn refusal(network: Option<&str>, evaluated: &SeparatePolicy) -> Option<Error> {
+    let error = evaluated.errors().next()?.clone();
+    Some(match network {
+        Some(network) => about(network, error),
+        None => error,
+    })
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
@@ -292,7 +220,7 @@ const fn is_false(value: &bool) -> bool {
 mod tests {
     use super::*;
     use crate::pod::{Container, Pod};
-    use crate::policy::{IdRange, PortRange, Protocol};
+    use crate::policy::{Exclusion, IdRange, Policy, PortRange, Protocol, TrafficOwner};
     use serde_json::json;
 
     /// A record contains them in this form; later versions must read it.
@@ -333,8 +261,8 @@ mod tests {
         assert_eq!(inputs.dialect(), RuleFormatSetting::Nftables);
         let policies = inputs.evaluate(&facts(), None, Path::new("/none")).expect("valid");
         assert_eq!(policies.len(), 1);
-        assert!(policies[0].1.refused.is_none());
-        assert_eq!(excluded(&policies[0].1.policy), [of_uid(7), of_uid(8)]);
+        assert_eq!(policies[0].1.errors().next(), None);
+        assert_eq!(excluded(&policies[0].1.or_applied(&Policy::default())), [of_uid(7), of_uid(8)]);
     }
 
     fn of_uid(uid: u32) -> TrafficOwner {
@@ -361,15 +289,14 @@ mod tests {
         let dns = exclusion(TrafficOwner::Any, &[53]);
         let exclusions = [exclusion(of_uid(7), &[]), exclusion(of_uid(9), &[]), dns.clone()].into();
         let applied = Policy { exclusions, ..Policy::default() };
-        let (policy, refused) = parts.completed(&applied);
-        assert_eq!(policy.exclusions, [exclusion(of_uid(7), &[]), dns].into());
-        assert!(refused.is_some_and(|error| error.msg.contains("10.0.0.300")));
+        assert_eq!(parts.or_applied(&applied).exclusions, [exclusion(of_uid(7), &[]), dns].into());
+        assert!(refusal(None, &parts).is_some_and(|error| error.msg.contains("10.0.0.300")));
         // An invalid value of the annotation itself keeps what it excluded, unless the sub-plugin is pinned.
         facts.pod.annotations.insert("detour.io/exclude-uids".into(), "x".into());
         saved["evaluated"][0]["blocks"][0][1]["pod_overrides"] = json!(true);
         let inputs = read(&saved).expect("readable");
         let parts = inputs.evaluate(&facts, None, Path::new("/none")).expect("of this pod").remove(0).1;
-        assert_eq!(parts.completed(&applied).0.exclusions, applied.exclusions);
+        assert_eq!(parts.or_applied(&applied).exclusions, applied.exclusions);
     }
 
     #[test]
@@ -388,7 +315,7 @@ mod tests {
         let inputs = read(&saved).expect("readable");
         let no_sidecar = Facts { pod: Pod { containers: Vec::new(), ..facts().pod }, namespace: None };
         let policies = inputs.evaluate(&no_sidecar, None, Path::new("/none")).expect("valid");
-        assert_eq!(excluded(&policies[0].1.policy).len(), 2);
+        assert_eq!(excluded(&policies[0].1.or_applied(&Policy::default())).len(), 2);
     }
 
     #[test]
@@ -397,9 +324,8 @@ mod tests {
         saved["evaluated"][0]["network"] = json!("default/excludedns");
         saved["evaluated"][0]["blocks"][0][1]["uids"] = json!(["abc"]);
         let inputs = read(&saved).expect("readable");
-        let parts = inputs.evaluate(&facts(), None, Path::new("/none")).expect("of this pod").remove(0).1;
-        let (_, error) = parts.completed(&Policy::default());
-        let error = error.expect("invalid");
+        let (network, parts) = inputs.evaluate(&facts(), None, Path::new("/none")).expect("of this pod").remove(0);
+        let error = refusal(network, &parts).expect("invalid");
         assert!(error.msg.contains("network default/excludedns") && error.msg.contains("abc"), "{error}");
     }
 }

@@ -11,7 +11,7 @@ pub(crate) use wording::{changes, policy_name};
 
 use super::container_status::is_gone;
 use super::desired_policy::with_pod;
-use super::inputs::AddInputs;
+use super::inputs::{AddInputs, refusal};
 use super::open_netns;
 use super::primary::united;
 use super::reconcile::{Operation, reconcile};
@@ -184,10 +184,9 @@ impl RunningPod {
             let of_network = |conf: &&&NetConf| conf.name == attachment.network && conf.primary.is_none();
             let evaluated = inputs.evaluate(facts, installed.iter().find(of_network).copied(), &group_file)?;
             let mut policies = Vec::new();
-            for (network, parts) in evaluated {
-                let (policy, error) = parts.completed(applied);
-                refused = refused.take().or(error);
-                policies.push((network.unwrap_or_default(), policy));
+            for (network, separate) in evaluated {
+                refused = refused.take().or_else(|| refusal(network, &separate));
+                policies.push((network.unwrap_or_default(), separate.or_applied(applied)));
             }
             Ok((attachment.clone(), united(&policies)?))
         };

@@ -103,13 +103,13 @@ pub fn run(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput, Error
 }
 
 /// Runs each sub-plugin in `chain` separately, for a running pod: one that fails does not affect the others.
-///
-/// # Errors
-/// A block is invalid, or the chain needs facts that are missing ([`Code::InvalidConfig`]).
-pub fn run_separately(chain: &[Block], input: &ChainInput<'_>) -> Result<SeparatePolicy, Error> {
-    let chain = ParsedChain::parse(chain, input.group_id)?;
-    let (output, failures) = evaluate(&chain, input)?;
-    Ok(SeparatePolicy::new(output.policy, failures, chain, input))
+#[must_use]
+pub fn run_separately(chain: &[Block], input: &ChainInput<'_>) -> SeparatePolicy {
+    let evaluated = ParsedChain::parse(chain, input.group_id).and_then(|chain| {
+        let (output, failures) = evaluate(&chain, input)?;
+        Ok(SeparatePolicy::new(output.policy, failures, chain, input))
+    });
+    evaluated.unwrap_or_else(SeparatePolicy::invalid)
 }
 
 /// Runs all sub-plugins. The output lacks the contributions of those that fail.

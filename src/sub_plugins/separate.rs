@@ -28,8 +28,10 @@ impl Failures {
 }
 
 /// The policy of a chain whose sub-plugins were evaluated separately.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SeparatePolicy {
+    /// Why no sub-plugin could be evaluated: a block is invalid, or facts are missing.
+    invalid: Option<Error>,
     /// Lacks the contributions of the sub-plugins that failed.
     policy: Policy,
     failures: Failures,
@@ -43,12 +45,16 @@ impl SeparatePolicy {
         let is_overridable = chain.dns_excludes.iter().any(|block| block.pod_overrides);
         let argument = is_overridable.then(argument).and_then(Result::ok).flatten();
         let dns_excludes = chain.dns_excludes.into_iter().map(|block| block.parsed).chain(argument).collect();
-        Self { policy, failures, dns_excludes }
+        Self { invalid: None, policy, failures, dns_excludes }
+    }
+
+    pub(super) fn invalid(error: Error) -> Self {
+        Self { invalid: Some(error), ..Self::default() }
     }
 
     /// Returns the errors of the sub-plugins that failed.
     pub fn errors(&self) -> impl Iterator<Item = &Error> {
-        self.failures.0.iter().map(|(_, error)| error)
+        self.invalid.iter().chain(self.failures.0.iter().map(|(_, error)| error))
     }
 
     /// Returns the policy of a pod that has the policy `applied`: a sub-plugin that failed keeps its part of that.
@@ -57,6 +63,9 @@ impl SeparatePolicy {
     /// this pod, so that a pod's author gains nothing by an invalid annotation.
     #[must_use]
     pub fn or_applied(&self, applied: &Policy) -> Policy {
+        if self.invalid.is_some() {
+            return applied.clone();
+        }
         let mut policy = self.policy.clone();
         let of_uids = |exclusion: &&Exclusion| exclusion.destination.is_none();
         let of_dns = |exclusion: &&Exclusion| self.dns_excludes.iter().any(|block| block.may_request(exclusion));
@@ -68,7 +77,8 @@ impl SeparatePolicy {
                 SubPlugin::ContainerExclude => policy.containers.extend(applied.containers.iter().cloned()),
             }
         }
-        policy
+        // As the result of a chain, so that it compares with an applied policy.
+        policy.union(&Policy::default()).unwrap_or(policy)
     }
 }
 

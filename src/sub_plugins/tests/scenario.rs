@@ -86,7 +86,7 @@ impl Scenario {
     }
 
     pub(in super::super) fn run_separately(&self) -> SeparatePolicy {
-        run_separately(&self.chain, &self.input()).expect("valid blocks")
+        run_separately(&self.chain, &self.input())
     }
 
     pub(in super::super) fn output(&self) -> ChainOutput {
