@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Counts what the plugin's calls cost, regardless of the load of the machine: instructions in user space, system calls,
-# page faults, and the size of the binary. Fails if a count exceeds its limit in hack/bench/limits.json.
+# and the size of the binary. Fails if a count exceeds its limit in hack/bench/limits.json.
 #
 # Usage: hack/instructions.sh [--update]
 #   --update         write the counts to the file of limits
@@ -35,12 +35,6 @@ cost() {
         strace)
             cni "$command" "$namespace" "$setarch" -R "$strace" -f -c -o "$work/log" "$detour" <"$conf" >/dev/null
             awk -v name="$name" '$NF == "total" { print name ": system calls|" $4 }' "$work/log" >>"$work/counts"
-            ;;
-        measure)
-            rm -f "$work/log"
-            cni "$command" "$namespace" "$setarch" -R "$measure" run --label "$name" --out "$work/log" \
-                --stdin "$conf" -- "$detour"
-            jq -r '"\(.label): page faults|\(.page_faults)"' "$work/log" >>"$work/counts"
             ;;
     esac
 }
@@ -94,7 +88,7 @@ for attachment in "${attachments[@]}"; do
     cni DEL shop "$detour" <"$work/$conf-added.conf"
     delete_pods "$netns"
 done
-for tool in callgrind strace measure; do
+for tool in callgrind strace; do
     make_pods "$netns"
     cost VERSION VERSION shop files
     cost "ADD, excluded namespace" ADD kube-system files

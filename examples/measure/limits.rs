@@ -31,17 +31,9 @@ impl Limit {
     }
 }
 
-/// The tolerance of a new value, in percent. From run to run, instructions vary by up to 0.6 %, and system calls by two,
-/// because an answer of the agent arrives in one piece or in two.
-fn usual_tolerance(name: &str) -> u64 {
-    match name.rsplit(' ').next() {
-        Some("instructions") => 3,
-        Some("calls") => 2,
-        // They depend on the kernel too: how many pages it maps at once.
-        Some("faults") => 25,
-        _ => 1,
-    }
-}
+/// The tolerance of a new value, in percent: more than counts vary from run to run, and less than a change that an
+/// operator notices.
+const USUAL_TOLERANCE: u64 = 10;
 
 /// Prints a table of the counts, and fails if one exceeds its limit. With `update`, writes them to the file instead.
 pub(crate) fn guard(file: &Path, counts: &Path, compiler: &str, update: bool) -> anyhow::Result<ExitCode> {
@@ -54,7 +46,7 @@ pub(crate) fn guard(file: &Path, counts: &Path, compiler: &str, update: bool) ->
     if update {
         let values = counts.into_iter().map(|(name, value)| {
             let tolerance_percent =
-                limits.values.get(&name).map_or_else(|| usual_tolerance(&name), |limit| limit.tolerance_percent);
+                limits.values.get(&name).map_or(USUAL_TOLERANCE, |limit| limit.tolerance_percent);
             (name, Limit { value, tolerance_percent })
         });
         let new = Limits { compiler: compiler.to_owned(), values: values.collect() };

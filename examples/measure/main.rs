@@ -1,14 +1,12 @@
 //! Measures commands for the scripts in `hack`: appends the cost of each run to a file as one line of JSON, prints such
-//! a file as a table, compares counts with their limits, and orders the binary's sections by what calls use.
+//! a file as a table, and compares counts with their limits.
 //!
 //! * `cost`: runs a command, or many at a time, and returns the cost
-//! * `layout`: the order of sections for `hack/layout.sh`
 //! * `limits`: the guard of `hack/instructions.sh`
 //! * `record`: takes the transaction of an ADD from a trace of strace
 //! * `table`: medians, ratios and targets
 
 mod cost;
-mod layout;
 mod limits;
 mod record;
 mod table;
@@ -55,15 +53,6 @@ enum Measure {
         /// The file to write
         transaction: PathBuf,
     },
-    /// Write linker scripts that put the sections first that calls use
-    Layout {
-        /// The linker's map of the binary
-        map: PathBuf,
-        /// The directory of the linker scripts
-        directory: PathBuf,
-        /// The addresses that each call used
-        traces: Vec<PathBuf>,
-    },
     /// Compare counts with their limits; fail if one is exceeded
     Limits {
         /// The limits, a JSON file
@@ -103,7 +92,6 @@ fn main() -> anyhow::Result<ExitCode> {
         }
         Measure::Table { costs, rows } => print!("{}", table::table(&costs, rows.as_deref())?),
         Measure::Record { trace, transaction } => record::record(&trace, &transaction)?,
-        Measure::Layout { map, directory, traces } => layout::layout(&map, &directory, &traces)?,
         Measure::Limits { limits, counts, compiler, update } => {
             return limits::guard(&limits, &counts, &compiler, update);
         }

@@ -57,10 +57,10 @@ between them, and reports each repair as an Event of the pod.
 
 Live policy: With a node name, the agent applies changes of annotations (pod, namespace) and of the
 node's configuration to running pods (--live-policy). Established connections continue. An invalid
-value changes nothing of what its sub-plugin excludes. The agent reports each change as an Event, and
-the state as the pod's condition detour.io/policy. With the annotation detour.io/live-policy=false on
-a pod or its namespace, the agent only ends bypasses that the pod may no longer have
-(--live-policy-opt-out=false: the annotation has no effect).
+value changes nothing of what its sub-plugin excludes. The agent reports each change as an Event,
+and the state as the pod's condition detour.io/policy. With the annotation
+detour.io/live-policy=false on a pod or its namespace, the agent only ends bypasses that the pod may
+no longer have (--live-policy-opt-out=false: the annotation has no effect).
 
 Excluded containers: With --nri-socket, the agent registers at the container runtime, which reports
 each container before its first instruction. Containers that the sub-plugin container-exclude names

@@ -61,6 +61,7 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("repair.selector", json!("app in (web,db)"), none()),
         ("repair.intervalSeconds", json!(86_400), none()),
         ("livePolicy", json!("all"), none()),
+        ("livePolicyOptOut", json!(false), json!({"livePolicy": "exclusions"})),
         ("containerExclusion.enabled", json!(true), none()),
         ("containerExclusion.nriSocket", json!("/run/nri/own.sock"), exclusion()),
         ("containerExclusion.hook.enabled", json!(true), exclusion()),

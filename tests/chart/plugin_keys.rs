@@ -51,7 +51,7 @@ fn the_plugin_knows_each_key_of_the_schema() {
             if definition == "attachment" && ["name", "namespace", "namespaces"].contains(&key.as_str()) {
                 continue;
             }
-            let warnings = check(&json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", key: null}));
+            let warnings = check(&json!({"cniVersion": "1.1.0", "name": "n", "type": "excludedns", key: null}));
             assert_eq!(warnings, Ok(Vec::new()), "{definition}: {key}");
         }
     }
