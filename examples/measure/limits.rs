@@ -45,8 +45,7 @@ pub(crate) fn guard(file: &Path, counts: &Path, compiler: &str, update: bool) ->
     };
     if update {
         let values = counts.into_iter().map(|(name, value)| {
-            let tolerance_percent =
-                limits.values.get(&name).map_or(USUAL_TOLERANCE, |limit| limit.tolerance_percent);
+            let tolerance_percent = limits.values.get(&name).map_or(USUAL_TOLERANCE, |limit| limit.tolerance_percent);
             (name, Limit { value, tolerance_percent })
         });
         let new = Limits { compiler: compiler.to_owned(), values: values.collect() };

@@ -10,7 +10,7 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// `NSFS_MAGIC` (linux/magic.h): the file system of namespace files.
 const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
@@ -65,12 +65,6 @@ impl NetNs {
     #[must_use]
     pub const fn id(&self) -> NetnsId {
         self.id
-    }
-
-    /// Returns when the namespace got its path: while that is mounted, the kernel keeps the times of the inode.
-    #[must_use]
-    pub fn created(&self) -> SystemTime {
-        self.file.metadata().and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
     /// Returns the path that was opened.

@@ -4,7 +4,7 @@ use super::desired_policy::{check_rules, desired_policy};
 use super::inputs::AddInputs;
 use super::open_netns;
 use super::reconcile::{Operation, reconcile};
-use super::record::{AttachmentRecord, MAX_ATTACHMENTS, NetnsRecord, attachment};
+use super::record::{AttachmentRecord, MAX_ATTACHMENTS, NetnsRecord, attachment, since_boot};
 use crate::cni::{Error, NetConf, Request, at_most, result};
 use crate::policy::Policy;
 use crate::state::{Attachment, ROOT, Store};
@@ -48,7 +48,12 @@ pub(super) fn apply(
             inputs.netns = open_netns::identified(request)?;
         }
         let recorded = inputs.as_ref().and_then(AddInputs::to_saved);
-        let record = AttachmentRecord { policy: policy.clone(), inputs: recorded, ..AttachmentRecord::default() };
+        let record = AttachmentRecord {
+            policy: policy.clone(),
+            inputs: recorded,
+            added_since_boot: since_boot(),
+            ..AttachmentRecord::default()
+        };
         store.write(&attachment, &record)?;
         // A concurrent ADD may not have seen this record, whose policy may forbid all rules.
         let others = store.attachments_of(&attachment.container_id).map(|mut all| {

@@ -28,7 +28,6 @@ use ring::digest::{SHA256, digest};
 use serde_json::{Map, Value};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 /// The host's groups (group(5)).
 const GROUP_FILE: &str = "/etc/group";
@@ -63,6 +62,7 @@ pub struct AppliedPolicy {
     inputs: Option<AddInputs<'static>>,
     /// The network namespace of its rules: its path in the runtime, and its identity.
     netns: Option<(PathBuf, NetnsId)>,
+    added_since_boot: u64,
     /// Whether it was adapted to the redirection of another tool.
     is_redirected_elsewhere: bool,
 }
@@ -112,8 +112,9 @@ impl AppliedPolicy {
         let (applied, evaluated) = (&record.policy, record.evaluated());
         let is_redirected_elsewhere = applied.redirect().is_some() != evaluated.redirect().is_some()
             || applied.dns_captured_elsewhere != evaluated.dns_captured_elsewhere;
+        let added_since_boot = record.added_since_boot;
         let policy = record.evaluated.unwrap_or(record.policy);
-        Self { attachment, policy, inputs, netns, is_redirected_elsewhere }
+        Self { attachment, policy, inputs, netns, added_since_boot, is_redirected_elsewhere }
     }
 }
 
@@ -135,17 +136,19 @@ impl RunningPod {
         Ok(Some(Self { container_id, pod, netns, attachments, interrupted }))
     }
 
-    /// Returns when its network namespace was created; `None` if that is gone or replaced by another one. A network
-    /// namespace that is unknown or not visible in this mount namespace counts as the oldest.
+    /// Returns whether its network namespace may exist. One that is unknown or not visible in this mount namespace may.
     #[must_use]
-    pub fn netns_created(&self, root: &HostRoot) -> Option<SystemTime> {
-        let Some((path, id)) = self.attachments.iter().find_map(|applied| applied.netns.as_ref()) else {
-            return Some(SystemTime::UNIX_EPOCH);
-        };
-        match open_netns::recorded(root, path, *id) {
-            Ok(Some(netns)) => Some(netns.created()),
-            _ => (!is_gone(root, path, *id)).then_some(SystemTime::UNIX_EPOCH),
-        }
+    pub fn is_present(&self, root: &HostRoot) -> bool {
+        let netns = self.attachments.iter().find_map(|applied| applied.netns.as_ref());
+        netns.is_none_or(|(path, id)| {
+            open_netns::recorded(root, path, *id).is_ok_and(|netns| netns.is_some()) || !is_gone(root, path, *id)
+        })
+    }
+
+    /// Returns when its first attachment was added, in nanoseconds since the node's boot; zero if unknown.
+    #[must_use]
+    pub fn added_since_boot(&self) -> u64 {
+        self.attachments.iter().map(|applied| applied.added_since_boot).min().unwrap_or_default()
     }
 
     /// Returns whether the inputs of each ADD are saved. An earlier version did not save them: without them, only a
@@ -347,13 +350,14 @@ mod tests {
     fn a_network_namespace_that_is_gone_is_not_present() {
         let (own, root) = (Path::new("/proc/thread-self/ns/net"), HostRoot::new("/"));
         let id = NetNs::open(own).expect("readable").expect("there").id();
-        let created = |path: &str, id| {
+        let is_present = |path: &str, id| {
             let attachment = Attachment { container_id: "c".into(), network: "n".into(), ifname: "eth0".into() };
             let applied = AppliedPolicy {
                 attachment,
                 policy: Policy::default(),
                 inputs: None,
                 netns: Some((path.into(), id)),
+                added_since_boot: 0,
                 is_redirected_elsewhere: false,
             };
             let pod = RunningPod {
@@ -363,13 +367,13 @@ mod tests {
                 attachments: vec![applied],
                 interrupted: false,
             };
-            pod.netns_created(&root)
+            pod.is_present(&root)
         };
-        assert!(created("/proc/thread-self/ns/net", id).is_some_and(|time| time > SystemTime::UNIX_EPOCH));
-        assert_eq!(created("/run/netns/detour-gone", id), None);
+        assert!(is_present("/proc/thread-self/ns/net", id));
+        assert!(!is_present("/run/netns/detour-gone", id));
         // The mount point remains as a file, or another network namespace has the path.
-        assert_eq!(created("/proc/thread-self/status", id), None);
-        assert_eq!(created("/proc/thread-self/ns/net", NetnsId { inode: id.inode + 1, ..id }), None);
+        assert!(!is_present("/proc/thread-self/status", id));
+        assert!(!is_present("/proc/thread-self/ns/net", NetnsId { inode: id.inode + 1, ..id }));
     }
 
     /// A later version must not change these values: they are on running pods.

@@ -13,7 +13,7 @@ mod operation;
 
 use super::desired_policy::{check_rules, fixtures, ruleset, unrecorded_fixtures};
 use super::netns_state::{ForeignRedirection, FormatFacts, choose_format};
-use super::record::{AttachmentRecord, ContainerRecords, MAX_ATTACHMENTS};
+use super::record::{AttachmentRecord, ContainerRecords, MAX_ATTACHMENTS, since_boot};
 use crate::cgroup;
 use crate::cni::{Code, Error, RuleFormatSetting, at_most};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
@@ -339,6 +339,7 @@ impl Reconciler<'_> {
         // The path is updated with the network namespace only: the agent's path differs from the runtime's.
         if record.netns_id.replace(self.netns.id()) != Some(self.netns.id()) {
             record.netns_path = Some(self.netns.path().to_owned());
+            record.added_since_boot = since_boot();
         }
         record
     }

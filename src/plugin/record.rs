@@ -32,6 +32,10 @@ pub(super) struct AttachmentRecord {
     /// The path of the network namespace.
     #[serde(default, rename = "netns")]
     pub(super) netns_path: Option<PathBuf>,
+    /// When the attachment was added to the network namespace, in nanoseconds since the node's boot; zero if unknown. The
+    /// agent finds the newest pod sandbox by it.
+    #[serde(default, rename = "added_at")]
+    pub(super) added_since_boot: u64,
     /// Whether there are rules for IPv6.
     #[serde(default)]
     pub(super) ip6: bool,
@@ -122,6 +126,13 @@ impl AttachmentRecord {
         let may_redirect = redirects(&self.policy) || self.previous_policy.as_ref().is_some_and(redirects);
         (self.netns_id.is_some() && may_redirect).then_some(self.dialect)
     }
+}
+
+/// Returns the time since the node's boot, in nanoseconds. Changes of the wall clock do not affect it.
+pub(super) fn since_boot() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let part = |value: i64| u64::try_from(value).unwrap_or_default();
+    part(time.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(time.tv_nsec))
 }
 
 /// The part of an [`AttachmentRecord`] that identifies the network namespace of the rules. A record of the primary plugin

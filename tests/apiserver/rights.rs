@@ -90,7 +90,7 @@ fn the_shipped_rights_equal_the_documented_table() {
     let most = "global.platform=openshift,primaryPlugin.enabled=true,taint.enabled=true,repair.deletePods=true";
     let variants = [
         ("kubernetes", base("kubernetes"), with(&[])),
-        ("openshift", base("openshift"), with(&["OpenShift"])),
+        ("openshift", base("openshift"), with(&["OpenShift", "repair.enabled, as an attachment"])),
         ("least", chart(&["onExit=leave,repair.enabled=false"]), ["always"].into()),
         (
             "containers",

@@ -148,9 +148,9 @@ fn a_pod_can_not_override_pinned_settings() {
     let has = |node: &Node, uid: &str| node.pod.rules().iter().any(|rule| rule.contains(&format!("meta skuid {uid} ")));
     for (pinned, heard) in [(json!([]), true), (json!(["uid-exclude"]), false)] {
         let node = Node::stating(&json!({"pinned": pinned}));
-        node.done("ADD", &definition(&json!({"chain": chain, "args": {"cni": {"uid-exclude": {"uids": [8]}}}})));
+        node.done("ADD", &definition(&json!({"chain": chain, "args": {"cni": {"uid-exclude": {"uids": [9]}}}})));
         assert!(has(&node, "7"), "the attachment's own: {:?}", node.pod.rules());
-        assert_eq!((has(&node, "4321"), has(&node, "8")), (heard, heard), "{pinned}: {:?}", node.pod.rules());
+        assert_eq!((has(&node, "4321"), has(&node, "9")), (heard, heard), "{pinned}: {:?}", node.pod.rules());
     }
 }
 

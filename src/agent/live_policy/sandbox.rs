@@ -46,6 +46,6 @@ pub(super) fn current_sandbox<'a>(
     let pod = &observed.pod;
     let of_name = sandboxes.get(&(pod.namespace.clone(), pod.name.clone())).into_iter().flatten();
     let of_pod = of_name.filter(|running| running.pod.as_ref().is_some_and(|named| pod.matches(named)));
-    let present = of_pod.filter_map(|running| Some((running.netns_created(root)?, running)));
-    present.max_by_key(|(created, _)| *created).map(|(_, running)| running)
+    let present = of_pod.filter(|running| running.is_present(root));
+    present.max_by_key(|running| running.added_since_boot())
 }
