@@ -8,9 +8,11 @@ use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use crate::netns::{Fixtures, NetNs, NetnsId};
 use crate::policy::{DnsCapture, Interception, InterceptionMode, Policy, Redirect};
 use crate::state::{Attachment, Store, format};
+use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The maximum number of attachments of one container: each call reads the records of all of them.
 pub(super) const MAX_ATTACHMENTS: usize = 32;
@@ -130,9 +132,8 @@ impl AttachmentRecord {
 
 /// Returns the time since the node's boot, in nanoseconds. Changes of the wall clock do not affect it.
 pub(super) fn since_boot() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let part = |value: i64| u64::try_from(value).unwrap_or_default();
-    part(time.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(time.tv_nsec))
+    let time = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default();
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The part of an [`AttachmentRecord`] that identifies the network namespace of the rules. A record of the primary plugin
