@@ -249,7 +249,7 @@ impl ContainerRecords {
         Ok(union)
     }
 
-    /// Returns the format of the redirection; `None` if there is none.
+    /// Returns the format of the redirection; `None` without one.
     pub(super) fn dialect(&self) -> Option<RuleFormat> {
         self.0.iter().find_map(|(_, record)| record.format_of_redirection())
     }
