@@ -149,7 +149,7 @@ fn both<T: Clone + Ord>(own: &[T], other: &[T]) -> Vec<T> {
     own.iter().filter(|item| other.contains(item)).cloned().collect()
 }
 
-/// Returns the exclusions of containers whose traffic both exempt.
+/// Returns the exclusions of containers that both lists contain; one that another one covers is left out.
 fn common_containers(
     own: &BTreeSet<ContainerExclusion>,
     desired: &BTreeSet<ContainerExclusion>,
@@ -161,7 +161,11 @@ fn common_containers(
             common.insert(ContainerExclusion { name: one.name.clone(), scope, until });
         }
     }
-    common
+    let covers = |wide: &ContainerExclusion, one: &ContainerExclusion| {
+        wide != one && wide.name == one.name && wide.scope >= one.scope && wide.until >= one.until
+    };
+    let is_covered = |one: &&ContainerExclusion| common.iter().any(|wide| covers(wide, one));
+    common.iter().filter(|one| !is_covered(one)).cloned().collect()
 }
 
 #[cfg(test)]
@@ -199,6 +203,23 @@ mod tests {
         let desired = containers(ContainerScope::Dns, BypassEnd::ContainerExit);
         assert_eq!(own.tightened(&desired), containers(ContainerScope::Dns, BypassEnd::ProxyReady));
         assert_eq!(own.tightened(&Policy::default()), Policy::default());
+    }
+
+    #[test]
+    fn a_tightened_policy_is_complete_with_several_exclusions_of_a_container() {
+        let containers = |list: &[(ContainerScope, BypassEnd)]| Policy {
+            containers: list
+                .iter()
+                .map(|(scope, until)| ContainerExclusion { name: "vault".into(), scope: *scope, until: *until })
+                .collect(),
+            ..Policy::default()
+        };
+        let (all, dns) =
+            ((ContainerScope::All, BypassEnd::ProxyReady), (ContainerScope::Dns, BypassEnd::ContainerExit));
+        let own = containers(&[all, dns, (ContainerScope::Dns, BypassEnd::ProxyReady)]);
+        let tightened = own.tightened(&containers(&[all, dns]));
+        assert_eq!(tightened, containers(&[all, dns]));
+        assert_eq!(tightened.tightened(&own), tightened);
     }
 
     #[test]
