@@ -148,11 +148,12 @@ impl Reconciler {
     fn change(&self, sandbox_id: &str, excluded: &ExcludedContainers) -> Result<(), Error> {
         let Some(observed) = self.registry.observe(sandbox_id) else { return Ok(()) };
         let Running { containers, problem } = self.running(sandbox_id, &observed)?;
-        let running: Vec<RunningContainer> = containers.iter().map(|(container, ..)| container.clone()).collect();
         // Again, because some may have exited.
         let Some(Observed { exited, complete, proxy_ready, .. }) = self.registry.observe(sandbox_id) else {
             return Ok(());
         };
+        let running = containers.iter().map(|(container, ..)| container).filter(|one| !exited.contains(&one.id));
+        let running: Vec<RunningContainer> = running.cloned().collect();
         let observed = ObservedContainers {
             running: &running,
             exited: &exited,

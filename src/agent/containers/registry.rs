@@ -277,7 +277,11 @@ impl Registry {
 
     /// Returns the lock that serializes the changes of a sandbox's sets.
     pub(super) fn turn(&self, sandbox_id: &str) -> Option<Arc<Mutex<()>>> {
-        self.state().sandboxes.get(sandbox_id).map(|sandbox| Arc::clone(&sandbox.turn))
+        let mut state = self.state();
+        let sandbox = state.sandboxes.get_mut(sandbox_id)?;
+        // The caller reads the registry later than this.
+        sandbox.excluding.iter_mut().for_each(|excluding| excluding.woken = None);
+        Some(Arc::clone(&sandbox.turn))
     }
 
     /// Returns what is known about a sandbox; `None` if it is not known to exclude containers.
@@ -339,7 +343,7 @@ impl Registry {
         }
         // Check once more: the hook may have checked just before the proxy listened.
         let pause = if became_ready { CHECK_INTERVAL } else { excluding.pause(&sandbox.containers, is_complete) };
-        excluding.due = Instant::now() + pause;
+        excluding.rest(pause);
         late
     }
 
@@ -352,7 +356,7 @@ impl Registry {
         let is_affected = sandbox.containers.values().any(|container| excluding.names(&container.name));
         // A lost set is restored before an excluded container starts.
         let is_urgent = is_affected || excluding.restoration.lost_since.is_some();
-        excluding.due = Instant::now() + if is_urgent { RETRY_DELAY } else { REST_INTERVAL };
+        excluding.rest(if is_urgent { RETRY_DELAY } else { REST_INTERVAL });
         why.clone_into(&mut excluding.failure);
         is_affected && excluding.is_new_failure(why, Instant::now())
     }

@@ -48,6 +48,8 @@ pub(super) struct Excluding {
     pub(super) policy: Policy,
     pub(super) proxy_ready: bool,
     pub(super) due: Instant,
+    /// When the sandbox is due because of a report of the runtime since the running check began.
+    pub(super) woken: Option<Instant>,
     pub(super) first_seen: Instant,
     /// The last failure.
     pub(super) failure: String,
@@ -95,6 +97,7 @@ impl Sandbox {
     pub(super) fn wake(&mut self, time: Instant) {
         if let Some(excluding) = &mut self.excluding {
             excluding.due = excluding.due.min(time);
+            excluding.woken = Some(excluding.woken.map_or(time, |earlier| earlier.min(time)));
         }
     }
 
@@ -119,6 +122,7 @@ impl Excluding {
             policy,
             proxy_ready: false,
             due: now,
+            woken: None,
             first_seen: now,
             failure: String::new(),
             bypassing: None,
@@ -142,6 +146,12 @@ impl Excluding {
 
     pub(super) fn names(&self, name: &str) -> bool {
         self.policy.containers.iter().any(|excluded| excluded.name == name)
+    }
+
+    /// Ends a check: the next one follows after `pause`, or earlier if the runtime has reported a change meanwhile.
+    pub(super) fn rest(&mut self, pause: Duration) {
+        let due = Instant::now() + pause;
+        self.due = self.woken.take().map_or(due, |woken| woken.min(due));
     }
 
     /// Returns the time until the next check.

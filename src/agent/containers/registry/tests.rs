@@ -64,6 +64,22 @@ fn only_containers_that_the_policy_names_are_observed() {
     assert_eq!(registry.excludes("other", "vault"), None);
 }
 
+/// The check read the registry before the report, and ends after it.
+#[test]
+fn a_report_during_a_check_makes_the_sandbox_due_again() {
+    let registry = registry(BypassEnd::ContainerExit);
+    let vault = container("1", "vault");
+    registry.add(&pod(), &vault, true);
+    let is_due = || registry.wait(Duration::ZERO).is_some_and(|due| due == [SANDBOX]);
+    registry.turn(SANDBOX).expect("a sandbox");
+    registry.removed(&pod(), &vault);
+    apply(&registry, &["1"], &["vault"], false);
+    assert!(is_due());
+    registry.turn(SANDBOX).expect("a sandbox");
+    apply(&registry, &[], &[], false);
+    assert!(!is_due());
+}
+
 #[test]
 fn two_pods_with_containers_of_one_name_are_separate() {
     let registry = registry(BypassEnd::ContainerExit);
