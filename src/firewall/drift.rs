@@ -48,7 +48,7 @@ impl fmt::Display for Drift {
             Difference::Extra(rule) => write!(f, "extra: {place} {rule}"),
             Difference::Moved(rule) => write!(f, "moved: {place} {rule}"),
             Difference::NotFirst(chain) => {
-                write!(f, "not first: {place}: {chain} can redirect excluded traffic before")
+                write!(f, "not first: {place}: {chain} runs first and can redirect excluded traffic")
             }
         }
     }

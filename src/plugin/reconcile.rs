@@ -291,7 +291,9 @@ impl Reconciler<'_> {
         let desired = ruleset(&policy, records.ip6());
         if desired.excluded.is_some() && !is_removal {
             let earlier = &live.before_exclusions;
-            earlier.iter().for_each(|chain| tracing::warn!("{chain} can redirect traffic before it is excluded"));
+            earlier.iter().for_each(|chain| {
+                tracing::warn!("{chain} runs before the exclusions and can redirect excluded traffic; remove it");
+            });
         }
         let needed = fixtures(&policy, records.ip6());
         let missing = needed.missing(addresses)?;

@@ -35,7 +35,8 @@ const NO_ZONE: u16 = 0;
 /// The levels of control groups. A container's has level 3 to 5 on usual nodes, deeper if the node is itself a
 /// container.
 const LEVELS: RangeInclusive<u8> = 1..=12;
-const DNS_PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+/// The protocols of rules that check ports, such as those for DNS.
+const PROTOCOLS_WITH_PORTS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 /// Returns the chains of the table of exclusions by name.
 pub(super) fn chains(excluded: &ExcludedTraffic) -> BTreeMap<Name, NativeChain> {
@@ -62,7 +63,7 @@ fn excludable(capture: &DnsCapture) -> Vec<NativeRule> {
     let rule = || goto(EXCLUSIONS);
     let mut rules = vec![with(rule(), [over_lo(false)])];
     if *capture != DnsCapture::Off {
-        rules.push(with(rule(), [vec![over_lo(true)], dns(&DNS_PROTOCOLS)].concat()));
+        rules.push(with(rule(), [vec![over_lo(true)], dns(&PROTOCOLS_WITH_PORTS)].concat()));
     }
     rules
 }
@@ -73,7 +74,7 @@ fn exclusions(ExcludedTraffic { exclusions, scopes, .. }: &ExcludedTraffic) -> V
     for scope in scopes {
         rules.extend(by_level(*scope, DIRECT).map(|rule| match scope {
             ContainerScope::All => rule,
-            ContainerScope::Dns => with(rule, dns(&DNS_PROTOCOLS)),
+            ContainerScope::Dns => with(rule, dns(&PROTOCOLS_WITH_PORTS)),
         }));
     }
     rules
@@ -85,7 +86,7 @@ fn exclusion(exclusion: &Exclusion) -> NativeRule {
         Some(Protocol::Tcp) => &[Protocol::Tcp],
         Some(Protocol::Udp) => &[Protocol::Udp],
         None if exclusion.ports.is_empty() => &[],
-        None => &DNS_PROTOCOLS,
+        None => &PROTOCOLS_WITH_PORTS,
     };
     let mut conditions = Vec::new();
     if !protocols.is_empty() {
@@ -201,7 +202,7 @@ mod tests {
         let proxy = TrafficOwner::Uid(IdRange::one(1337));
         let destinations = [("10.0.0.1/32", TrafficOwner::Any), ("10.0.0.9/32", TrafficOwner::Any)];
         let others = [("10.1.0.0/16", proxy), ("fd00::1/128", TrafficOwner::Any), ("::/0", proxy)];
-        let both = |(net, owner)| DNS_PROTOCOLS.map(|protocol| query(net, owner, protocol));
+        let both = |(net, owner)| PROTOCOLS_WITH_PORTS.map(|protocol| query(net, owner, protocol));
         let exclusions: Vec<Exclusion> = destinations.into_iter().chain(others).flat_map(both).collect();
         assert_eq!(
             chain(DnsCapture::All, &exclusions, EXCLUSIONS).expect("a chain"),
@@ -235,7 +236,7 @@ mod tests {
 
     #[test]
     fn only_captured_queries_over_udp_are_put_into_a_zone() {
-        let [tcp, udp] = DNS_PROTOCOLS.map(|protocol| query("", TrafficOwner::Any, protocol));
+        let [tcp, udp] = PROTOCOLS_WITH_PORTS.map(|protocol| query("", TrafficOwner::Any, protocol));
         let other_port = Exclusion { ports: vec![PortRange::one(443)], protocol: None, ..udp.clone() };
         assert_eq!(chain(DnsCapture::Off, std::slice::from_ref(&udp), RAW), None);
         assert_eq!(chain(DnsCapture::All, &[tcp, other_port], RAW), None);
