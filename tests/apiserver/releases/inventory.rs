@@ -17,7 +17,7 @@ pub(crate) fn inventory(admin: &Client) -> BTreeMap<String, Value> {
         for resource in resources["resources"].as_array().expect("resources") {
             let (name, kind) = (resource["name"].as_str().expect("text"), resource["kind"].as_str().expect("text"));
             let is_listed = resource["verbs"].as_array().expect("verbs").iter().any(|verb| verb == "list");
-            if !is_listed || ["Lease", "Event", "APIService", "ComponentStatus"].contains(&kind) {
+            if !is_listed || ["Lease", "Event", "APIService", "ComponentStatus", "IPAddress"].contains(&kind) {
                 continue;
             }
             let list = admin.get_path(&format!("{version}/{name}")).expect("allowed");
