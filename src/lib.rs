@@ -2,8 +2,8 @@
 //! excluded traffic (by UID, by container, or DNS) bypass it. The same binary installs itself on nodes, keeps pods
 //! redirected, and explains what it does.
 //!
-//! `docs/architecture.md` describes the data flow, the agent's threads, the state files and the netfilter tables, and
-//! lists what each file contains.
+//! `docs/architecture.md` describes the data flow, the agent's threads, the state files and the netfilter tables. The
+//! first line of each file says what it contains.
 //!
 //! # Map
 //!

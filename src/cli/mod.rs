@@ -1,14 +1,4 @@
 //! The command line: one file per subcommand, except `version` and `completion`, which are here.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `explain`, `trace`, `rules`, `doctor`, `audit`, `validate` | commands that print a report and change nothing |
-//! | `install`, `agent` | commands that change the node |
-//! | `kubectl` | the commands of `kubectl detour` |
-//! | `live_configuration` | the configuration of a pod's node, for `explain` and `trace` |
-//! | `cluster` | arguments that select a cluster and a configuration |
-//! | `subject` | arguments that select a pod, a configuration or a network namespace |
-//! | `output` | `-o`: the format of a report |
 
 use clap::builder::StyledStr;
 use clap::error::ContextValue;

@@ -2,20 +2,6 @@
 //!
 //! [`source`] selects one of three sources behind the trait [`Cluster`]: the node's agent, the API server, or a
 //! directory of manifests.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `fact_source` | the trait [`Cluster`] |
-//! | `agent_pod` | the agents' pods and DaemonSets in the API |
-//! | `agent` | the node's agent as a source; its socket protocol |
-//! | `api` | the API server as a source; requests, errors, retries; [`ServiceAccount`] for the agent, [`ApiProbe`] for the doctor, [`UserApi`] for commands from anywhere |
-//! | `manifests` | a directory of manifests as a source |
-//! | `text` | manifests that the user passes to a command |
-//! | `kubeconfig` | kubeconfigs: parsing, credentials, the files that they name |
-//! | `http_client` | the HTTP client for API servers: connections, TLS, credentials, limits on the size of responses |
-//! | `resources` | Kubernetes resources as values |
-//! | `wire` | the fields of Kubernetes objects that are read, as the API sends them |
-//! | `yaml` | objects in YAML or JSON text, as values |
 
 use crate::cni;
 pub use agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};

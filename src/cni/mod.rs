@@ -1,15 +1,4 @@
 //! The CNI protocol as values: request, configuration, result, versions, errors and their codes.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `error` | errors and their codes |
-//! | `names` | syntax of names |
-//! | `list`, `block` | typed access to keys and lists of a configuration, with errors that have the key's path |
-//! | `request`, `version` | the environment of a call; protocol versions |
-//! | `document` | the configuration on stdin before it is parsed |
-//! | `netconf` | the parsed configuration |
-//! | `node_conf` | the keys that belong to the node and take precedence over attachments |
-//! | `result` | results of ADD in the format of each version |
 
 mod block;
 mod document;

@@ -4,17 +4,6 @@
 //!
 //! Only tests and the fuzzer compile this module.
 //!
-//! | file | content |
-//! |---|---|
-//! | `input` | an input as sections of text, or as a sequence of choices |
-//! | `checks` | what holds for every error and every printed text |
-//! | `texts` | annotations, definitions, configurations, plugin lists, manifests |
-//! | `drawn` | policies and rules, drawn from the bytes of an input |
-//! | `laws` | laws of policies, of saved state, and of the changes from one policy to another |
-//! | `netlink` | what the kernel lists |
-//! | `kernel_socket` | a netlink socket without a kernel |
-//! | `simulated_kernel` | nf_tables without a kernel: applies transactions, lists rules |
-//!
 //! Parsers that are private to a module have their target in that module's file `fuzzing.rs`.
 
 mod checks;

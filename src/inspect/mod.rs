@@ -1,20 +1,4 @@
 //! Read-only reports for people and programs: as values, and rendered as tables, JSON, YAML or SVG.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `subject` | the pod and the configuration of a report |
-//! | `installed` | the configurations that are installed on a node, applied to a pod |
-//! | `explain` | what a configuration does with a pod's traffic, and why |
-//! | `container_bypass` | the bypass of an excluded container in words |
-//! | `trace` | the way of a packet through rules |
-//! | `rules` | live rules compared with desired ones |
-//! | `elements` | the elements of the sets of excluded containers |
-//! | `node_hint` | hints to run a command on a pod's node |
-//! | `validate` | the checks of the configurations in a file |
-//! | `nodes` | reports of all nodes' agents, merged |
-//! | [`audit`] | the pods of a node that bypass the mesh |
-//! | [`doctor`] | the checks of a node and a pod |
-//! | `terminal` | the output formats |
 
 pub mod audit;
 mod container_bypass;

@@ -1,17 +1,5 @@
 //! The convention of the Network Plumbing Working Group (`k8s.v1.cni.cncf.io`) as Multus implements it: the networks that a
 //! pod's annotations select, their definitions, and reports about the result.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `selection` | a selected network, and the annotation that contains it |
-//! | `shorthand`, `json_form` | the two forms of the annotation |
-//! | `annotations` | the networks that a pod selects |
-//! | `configuration` | a network's CNI configuration |
-//! | `files`, `definition` | where configurations come from |
-//! | `interfaces` | names of interfaces, default route |
-//! | `status` | network status and events |
-//! | `installed` | whether Multus runs an installed configuration for a pod |
-//! | `resolve` | all networks of a pod with their configurations |
 
 mod annotations;
 mod configuration;

@@ -1,22 +1,4 @@
 //! The CNI plugin: one call, from its environment and stdin to its result on stdout.
-//!
-//! | file | content |
-//! |---|---|
-//! | `add`, `check`, `del`, `status` | the commands of an attachment; `del` has GC too |
-//! | `primary` | the commands of a primary plugin |
-//! | `executables` | the executables in a sub-plugin chain |
-//! | `desired_policy` | the desired policy of an attachment, and the desired rules for it |
-//! | `without_facts` | the decision about a pod whose facts are unavailable |
-//! | `reconcile` | makes the kernel's rules equal to the desired ones |
-//! | `record`, `inputs` | the saved state of attachments; in it, the inputs of each ADD |
-//! | `netns_state` | the desired state of a network namespace, foreign redirections, the rule format |
-//! | `open_netns` | the network namespace of a call, which must not be the plugin's own |
-//! | `container_status`, `bypassing` | the agent's view on a running container, and repair |
-//! | `live_policy` | for the agent: the policies of running pods, and their changes |
-//! | `containers` | excluded containers of a running pod |
-//! | `hook` | the OCI hook, which exempts excluded containers when they start |
-//! | `node` | the node configuration file, and the report to the agent |
-//! | `validate` | validation of a configuration without a pod |
 
 use crate::cni::version::{NEWEST, SUPPORTED};
 use crate::cni::{CniCommand, Code, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};

@@ -2,11 +2,6 @@
 //!
 //! The intent is saved before the rules are committed. If the process is killed in between, the next call knows which
 //! rules may be in the kernel and completes or removes them.
-//!
-//! | file | content |
-//! |---|---|
-//! | `operation` | what a call changes; policies adapted to the network namespace |
-//! | `obstacle` | why an attempt failed; errors of transactions |
 
 mod obstacle;
 mod operation;

@@ -2,15 +2,6 @@
 //!
 //! Sub-plugins contribute to a policy and [`crate::firewall`] turns it into rules. This module depends neither on
 //! Kubernetes nor on the kernel.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `redirect` | settings of the redirection |
-//! | `container` | containers whose traffic bypasses the sidecar |
-//! | `exclusion`, `owners` | exclusions; many exclusions grouped by traffic |
-//! | `traffic_policy`, `union` | the policy of an attachment; the union of several |
-//! | `live` | which part of a changed policy a running pod follows |
-//! | `tightened` | the part of a changed policy that only takes bypasses away |
 
 mod container;
 mod exclusion;

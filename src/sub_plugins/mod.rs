@@ -4,23 +4,6 @@
 //! matter, and `explain` predicts the result without access to the pod.
 //!
 //! Files, from the lowest to the highest:
-//!
-//! | file | contents |
-//! |---|---|
-//! | `note` | notes for the log and for `explain` |
-//! | `sub_plugin` | the sub-plugins by name, sources of settings and exclusions |
-//! | `context` | what a sub-plugin evaluates against: facts, resolvers, annotations |
-//! | `values` | parsers of values: ports, ranges, IDs, groups, interfaces, booleans |
-//! | `ids` | lists of UIDs and GIDs, which may refer to the pod's containers or namespace |
-//! | `settings` | the table of settings of `istio-redirect` |
-//! | `uid_exclude`, `dns_exclude`, `container_exclude` | the exclusions |
-//! | `decision` | whether a pod is redirected or skipped, and why |
-//! | `parsed_chain` | the blocks of a sub-plugin chain, parsed |
-//! | `pod_networks` | interfaces and addresses of a pod's networks |
-//! | `istio_redirect` | the redirection, from four layers of settings |
-//! | `ignored` | annotations and arguments without effect |
-//! | `separate` | the policy of a running pod if a sub-plugin fails |
-//! | `chain` | the evaluation of a sub-plugin chain |
 
 mod chain;
 mod container_exclude;

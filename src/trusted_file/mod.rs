@@ -15,12 +15,6 @@
 //!
 //! A trusted user is root or the user of this process. Group root counts as root, as in sudo's
 //! `sudo_secure_path`: archives of the CNI plugins up to 1.4 make `/opt/cni/bin` writable for it.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `open.rs` | functions that open, read and create files; no other code in `src` may (`clippy.toml`, `disallowed-methods`) |
-//! | `check.rs` | the check of owners and permissions along a path |
-//! | `atomic.rs` | atomic replacement |
 
 mod atomic;
 mod check;

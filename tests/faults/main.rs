@@ -1,14 +1,6 @@
 //! Faults of the plugin, the node, the kernel and the plugin's peers: what a call answers, and what it leaves behind.
 //! Each test prints rows of the fault table; `hack/faults.sh` runs all of them in full and writes `docs/faults.md`.
 //! Without its variables, the tests try a sample. Needs root, `ip`, `nft`, `iptables` and `strace`.
-//!
-//! | file | content |
-//! |---|---|
-//! | `table` | the rows, how they are merged and printed |
-//! | `call` | one call with its input, its limits and the program that runs it, such as strace; how it ended |
-//! | `subject` | a pod in one mode and rule format, its calls, and what they left |
-//! | `ruleset` | the rules and routes of a network namespace, read in less than a millisecond |
-//! | `peers` | faults of the API server, the agent and delegates |
 
 mod call;
 mod clock;

@@ -1,14 +1,5 @@
 //! Excluded containers of the node's pods: their traffic bypasses the sidecar from their first instruction until they
 //! exit or the proxy accepts connections.
-//!
-//! | file | content |
-//! |---|---|
-//! | `registry` | the running containers, as the runtime reports them |
-//! | `handler` | what happens when the runtime starts or stops a container |
-//! | `watcher` | the thread that ends bypasses, removes stale elements and restores lost ones |
-//! | `reconciler` | makes the sets of one pod match its containers, and reports the changes |
-//! | `exits` | finds containers that have exited without NRI |
-//! | `events` | the texts of the pods' Events |
 
 mod events;
 mod exits;

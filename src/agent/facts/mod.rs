@@ -1,14 +1,5 @@
 //! The node's pods, all namespaces and, for a primary plugin, all attachment definitions, cached by watches, and the answers to the plugin.
 //!
-//! | file | content |
-//! |---|---|
-//! | `objects` | the watched kinds, and the parts of each object that are cached |
-//! | `reduced` | what is cached of a large object |
-//! | `cache` | the cached objects of one kind, and whether they are complete |
-//! | `watching` | the watches that fill the caches |
-//! | `sync` | which watches are not synchronized, and why |
-//! | `answer` | the answers to the plugin, from the caches or the API server, and its call reports |
-//!
 //! Measured memory of an agent (6.5 MB with empty caches): a thousand pods of an ordinary mesh (two containers, forty
 //! variables) add 13 MB, a thousand definitions 1 MB, 500 pods with 5,000 definitions 10 MB. The objects of a kind take at
 //! most 24 MiB; an object that is too large is reduced. Lists are read in pages of at most 8 MiB,

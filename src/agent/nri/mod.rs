@@ -1,13 +1,5 @@
 //! The agent as a plugin of the container runtime: the runtime reports each container before its first instruction
 //! (Node Resource Interface, NRI).
-//!
-//! | file | content |
-//! |---|---|
-//! | `connection` | connects to the runtime's socket, and reconnects after each failure ([`run`]) |
-//! | `session` | one registration: answers, and calls of the [`NriHandler`] |
-//! | `messages` | the messages of NRI |
-//! | `ttrpc` | remote calls over one socket |
-//! | `protobuf` | the encoding of messages |
 
 mod connection;
 #[cfg(any(test, fuzzing))]

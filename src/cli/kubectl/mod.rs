@@ -1,11 +1,4 @@
 //! `kubectl detour`: the commands that work from any machine, with the kubeconfig of a user of kubectl.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `check`, `audit` | commands that ask the agents of all nodes |
-//! | `in_agent` | commands about a pod, which run in the agent on the pod's node |
-//! | `agents` | commands in several agents |
-//! | `complete` | completion of arguments for kubectl |
 
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::{

@@ -1,13 +1,5 @@
 //! The HTTP client for API servers. `kube` has one too, but it contains a connector for each kind of proxy, a trace of
 //! each request, and the JSONPath of credential providers that Kubernetes 1.26 removed: a tenth of the binary.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `connector` | connections: to the server or through an HTTP proxy |
-//! | `tls` | verification of the server's certificate; the client's certificate |
-//! | `credentials` | tokens and passwords, from the kubeconfig, a file or a credential plugin |
-//! | `limit` | size limits of responses |
-//! | `error` | why a client can't be created |
 
 use connector::Connector;
 use credentials::Credentials;

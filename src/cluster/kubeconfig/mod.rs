@@ -1,11 +1,5 @@
 //! Kubeconfigs, understood as client-go does (k8s.io/client-go, `tools/clientcmd`), except for keys that run a program.
 //! The environment is ignored, both `KUBECONFIG` and the proxy variables: plugins inherit them from the runtime.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `cluster_entry` | the server and how its certificate is verified |
-//! | `user_entry` | the credentials |
-//! | `files` | who may own the kubeconfig and the files that it names |
 
 use super::http_client::{self, ClientError};
 use super::wire::null_is_empty;

@@ -1,13 +1,4 @@
 //! The network configuration of this plugin.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `net_conf` | the parsed configuration |
-//! | `kubernetes`, `primary`, `sub_plugins` | its parts: sources of facts, keys of a primary plugin, the sub-plugin chain |
-//! | `keys` | keys that several configurations have |
-//! | `pod_annotations` | the pod's annotations that the container runtime passes |
-//! | `unknown`, `attachment_keys` | unknown keys: warnings, and errors for attachments |
-//! | `file` | configuration files |
 
 mod attachment_keys;
 mod file;

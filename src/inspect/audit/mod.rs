@@ -1,15 +1,5 @@
 //! `audit`: the pods of a node whose traffic bypasses the mesh, in whole or in part, with the reason and the counters of
 //! the live rules.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `report` | the report and its text |
-//! | `candidate` | which pods the report is about |
-//! | `view` | the live rules of both rule formats in one form |
-//! | `bypass` | the rules that let traffic bypass the sidecar |
-//! | `containers` | excluded containers |
-//! | `traffic` | traffic in words |
-//! | `source` | what requests an exclusion |
 
 mod bypass;
 mod candidate;

@@ -4,21 +4,6 @@
 //!
 //! Each check is implemented in the file of its subject and returns a verdict. A check that depends on another one is
 //! reported as not checked if that one did not pass.
-//!
-//! | file | checks |
-//! |---|---|
-//! | `report` | none: the types of checks, verdicts, results and the printed list; the node and pod to examine |
-//! | `configuration`, `program` | configuration files and programs on the node's disk |
-//! | `own_list` | the copy of the cluster network's plugin list |
-//! | `credentials` | kubeconfig, agent socket, API server and the plugin's rights |
-//! | `policies` | the policies of running pods |
-//! | `kernel` | the kernel's nf_tables, iptables extensions and connection tracking |
-//! | `pod` | the pod's annotation, its definitions, and the decision about it |
-//! | `rules`, `default_route`, `listeners` | the pod's network namespace: rules, routes, the proxy's listeners |
-//! | `containers` | excluded containers: kernel, runtime, agent, sets and their elements |
-//! | `probe` | real packets in the network namespace |
-//! | `logs` | Events, the logs of runtime and kubelet, and the plugin's log file, with the known error messages |
-//! | `bundle`, `redact` | none: the archive of all evidence, without secrets |
 
 mod bundle;
 mod configuration;

@@ -1,11 +1,4 @@
 //! `trace`: the way of a packet through rules, live ones or those of a policy.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `report` | the report: the evaluation of a packet in all tables |
-//! | `packet` | a packet, and whether it matches a rule |
-//! | `rulebook` | rules for `trace` and for `iptables-restore` |
-//! | `container_sender` | excluded containers as senders of packets |
 
 mod container_sender;
 mod packet;

@@ -1,19 +1,5 @@
 //! The primary plugin: the plugin that the runtime calls for the whole network of a pod. It runs networks as
 //! [`crate::delegate`]s, applies the redirection rules in this process, and merges all results into one.
-//!
-//! | file | content |
-//! |---|---|
-//! | `add` | ADD: the order of its steps, undo, default route, merged result, network status |
-//! | `commands` | CHECK, DEL, GC and STATUS |
-//! | `call` | one call: its request, configuration, state directory and cluster |
-//! | `readiness` | the readiness file of the cluster's network |
-//! | `lazy_pod` | the pod of a call, fetched at most once |
-//! | `networks` | the networks of a pod, with the node's keys in definitions of users |
-//! | `optional_definitions` | the networks of the configuration while their definitions are unavailable |
-//! | `plan` | which network runs where; the same without a call, for `explain` |
-//! | `mesh` | the policy of all attachments and of the node's own sub-plugins |
-//! | `invocation` | one network or plugin list to run, with all that a later DEL, CHECK or GC needs |
-//! | `saved_state` | the invocations of a pod, saved until DEL |
 
 mod add;
 mod call;
