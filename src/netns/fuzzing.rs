@@ -1,26 +1,23 @@
 //! A target for routes and sockets as the kernel lists them.
 
 use super::connections::connection;
-use super::default_route::{RemainingPaths, by_nexthop, without_interface};
-use crate::netlink::attributes::parse;
-
-/// The length of `struct rtmsg`.
-const HEADER: usize = 12;
+use super::routes::{RemainingPaths, deletion, without_interface};
+use super::rtnetlink::bytes;
+use netlink_packet_core::Parseable;
+use netlink_packet_route::route::RouteMessage;
 
 /// The number of an interface, then a route or a socket.
 pub(crate) fn dump(input: &[u8]) {
     let Some((interface, body)) = input.split_first() else { return };
     let _ = connection(body);
-    let request = by_nexthop(body.to_vec());
-    assert!(
-        request.len() <= body.len().next_multiple_of(4) && body.get(..HEADER).is_none_or(|h| request.starts_with(h))
-    );
-    if body.len() >= HEADER {
-        assert_eq!(by_nexthop(request.clone()), request);
-    }
+    let Ok(route) = RouteMessage::parse(body) else { return };
+    let request = deletion(route.clone());
+    assert_eq!(deletion(request.clone()), request);
+    let _ = bytes(&request);
     // A route over other interfaces, which replaces this one, needs no change.
-    if let Some(RemainingPaths::Paths(route)) = without_interface(body, (*interface).into()) {
-        assert_eq!(without_interface(&route, (*interface).into()), None, "{route:?}");
-        assert!(parse(&route[HEADER..]).count() > 0);
+    if let Some(RemainingPaths::Paths(rest)) = without_interface(&route, (*interface).into()) {
+        assert_eq!(without_interface(&rest, (*interface).into()), None, "{rest:?}");
+        assert!(!rest.attributes.is_empty());
+        let _ = bytes(&rest);
     }
 }
