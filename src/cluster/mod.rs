@@ -21,10 +21,10 @@ mod api;
 mod fact_source;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-mod http_client;
 mod kubeconfig;
 mod manifests;
 mod resources;
+mod response_limit;
 mod text;
 pub(crate) mod wire;
 pub(crate) mod yaml;
