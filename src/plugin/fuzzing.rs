@@ -1,16 +1,9 @@
-//! Targets for saved state, and for the state of a container on the OCI hook's stdin.
+//! Target for saved state.
 
-use super::hook;
 use super::record::{AttachmentRecord, ContainerRecords};
 use crate::firewall::RuleFormat;
-use crate::fuzzing::check_error;
 use crate::state::{Attachment, format};
 use serde_json::{Map, Value};
-
-/// The state of a container. No container has saved state here, so the hook does nothing.
-pub(crate) fn hook(input: &[u8]) {
-    hook::run(input).unwrap_or_else(|error| check_error(&error));
-}
 
 /// A record of any version: what is written is read back as the same, and the readable part of any object is enough to
 /// remove what it describes.

@@ -27,7 +27,6 @@ pub mod desired_policy;
 mod executables;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-pub mod hook;
 mod inputs;
 pub mod live_policy;
 pub mod netns_state;
