@@ -1,7 +1,7 @@
 //! Targets for files and messages of the cluster: kubeconfigs, answers of the API server, the agent's protocol.
 
 use super::agent::{AgentAnswer, AgentClient, AgentRequest, Hello, excluded_containers, pod_policies};
-use super::fact_source::Cluster;
+use super::fact_source::{Cluster, Definitions as _, Reports};
 use super::kubeconfig::{Kubeconfig, KubeconfigOwner, KubeconfigSummary};
 use super::resources::{DefinitionQuery, NodeTaints, ObjectRef, Token};
 use super::wire::{DefinitionObject, Definitions, NamespaceObject, NodeObject, OwnedObject, PodObject, TokenGranted};
@@ -139,7 +139,8 @@ pub(crate) fn agent_answer(input: &[u8]) {
         Ok(found) => assert_eq!(found.len(), 1),
         Err(error) => check_error(&error),
     }
-    let results = [client().namespace(&pod).map(drop), client().probe(), client().report(&Pod::default(), None, &[])];
+    let results =
+        [client().namespace(&pod).map(drop), client().probe(), Reports::report(&client(), &Pod::default(), None, &[])];
     results.into_iter().filter_map(Result::err).for_each(|error| check_error(&error));
     let _ = client().namespaces_with_definition("a");
     let _ = (pod_policies(socket, TIMEOUT), excluded_containers(socket, "c", TIMEOUT));
