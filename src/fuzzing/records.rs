@@ -2,7 +2,7 @@
 
 use crate::firewall::RuleFormat;
 use crate::plugin::primary::saved_state::SavedState;
-use crate::plugin::record::{AttachmentRecord, ContainerRecords};
+use crate::plugin::record::{AttachmentRecord, SandboxRecords};
 use crate::state::{Attachment, format};
 use serde_json::{Map, Value};
 
@@ -35,7 +35,7 @@ pub(super) fn record(input: &[u8]) {
 fn check_rules(record: AttachmentRecord) {
     let own = Attachment { container_id: "c".into(), network: "n".into(), ifname: "eth0".into() };
     let is_native = record.dialect == RuleFormat::Nftables;
-    let mut records = ContainerRecords::default();
+    let mut records = SandboxRecords::default();
     records.insert(&own, record);
     records.policy().unwrap_or_else(|error| panic!("one policy does not contradict itself: {error}"));
     let known = records.known_rules();

@@ -3,7 +3,7 @@
 
 use super::container_status::restore;
 use super::open_netns;
-use super::record::{AttachmentRecord, ContainerRecords};
+use super::record::{AttachmentRecord, SandboxRecords};
 use crate::cni::{Code, Error, is_identifier};
 use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
 use crate::host_path::HostRoot;
@@ -82,7 +82,7 @@ struct ContainersPart {
 /// The saved state can't be read.
 pub fn saved_policy(sandbox_id: &str) -> Result<Policy, Error> {
     let store = Store::new(ROOT);
-    let mut records = ContainerRecords::default();
+    let mut records = SandboxRecords::default();
     for attachment in store.attachments_of(sandbox_id)? {
         records.0.extend(AttachmentRecord::read(&store, &attachment)?.map(|record| (attachment.clone(), record)));
     }
@@ -114,7 +114,7 @@ impl ExcludedContainers {
         if !excludes {
             return Ok(None);
         }
-        let mut records = ContainerRecords::default();
+        let mut records = SandboxRecords::default();
         for attachment in &attachments {
             records.0.extend(AttachmentRecord::read(store, attachment)?.map(|record| (attachment.clone(), record)));
         }

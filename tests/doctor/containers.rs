@@ -292,27 +292,17 @@ fn a_node_is_checked_only_if_its_configuration_excludes_containers() {
 }
 
 #[test]
-fn every_check_is_documented_and_the_bundle_contains_the_elements() {
+fn every_check_is_documented() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/doctor.md");
     let text = fs::read_to_string(path).expect("readable");
     scene(plan(), |scene| {
-        let containers = Containers::new(scene);
+        let _containers = Containers::new(scene);
         write_hook(scene, "/var/lib/cni/bin/detour");
         let found = outcomes(&scene.report(&POD));
         assert_eq!(found.len(), 10, "{found:?}");
         for (id, _) in &found {
             assert!(text.contains(&format!("`{id}`")), "docs/doctor.md: {id}");
         }
-        let archive = scene.path("pod.tar").display().to_string();
-        scene.doctor(&[&POD[..], &["--bundle", &archive]].concat());
-        let rules = std::process::Command::new("tar").args(["-xOf", &archive, "detour/rules.json"]).output();
-        let rules: Value = serde_json::from_slice(&rules.expect("tar starts").stdout).expect("JSON");
-        let elements = &rules["containers"]["elements"];
-        assert_eq!(elements.as_array().map(Vec::len), Some(1), "{rules:#}");
-        assert_eq!(
-            (&elements[0]["container"], &elements[0]["cgroup"]),
-            (&"backup".into(), &containers.backup.id().into())
-        );
     });
 }
 
