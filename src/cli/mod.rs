@@ -23,6 +23,7 @@ mod install;
 mod kubectl;
 mod live_configuration;
 mod output;
+mod removed_flags;
 mod rules;
 mod subject;
 mod trace;
@@ -79,7 +80,12 @@ pub(crate) fn help() -> ExitCode {
 pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return print_usage(error),
+        Err(error) => {
+            return match removed_flags::message(&error) {
+                Some(message) => print_error(message, ExitCode::from(2)),
+                None => print_usage(error),
+            };
+        }
     };
     match cli.command {
         Command::Explain(arguments) => print_report(arguments.output, explain::run(arguments)),

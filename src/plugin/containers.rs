@@ -1,5 +1,5 @@
 //! Excluded containers of a running pod: adds a container's control group to the sets in the pod's network namespace
-//! when the container starts, and removes it when the bypass ends. The node's agent and the OCI hook call it.
+//! when the container starts, and removes it when the bypass ends. The node's agent calls it.
 
 use super::container_status::restore;
 use super::open_netns;
@@ -182,7 +182,7 @@ impl ExcludedContainers {
     }
 
     /// Returns whether the proxy accepts connections, or did before in this sandbox. A mark beside the saved state lets
-    /// the OCI hook and a restarted agent know it while the proxy restarts.
+    /// a restarted agent knows it while the proxy restarts.
     fn proxy_is_ready(&self) -> Result<bool, Error> {
         if self.store.has_mark(&self.sandbox_id, PROXY_READY) {
             return Ok(true);

@@ -25,7 +25,6 @@ pub mod containers;
 mod del;
 pub mod evaluation;
 mod executables;
-pub mod hook;
 mod inputs;
 mod kernel_state;
 pub mod live_policy;
