@@ -2,13 +2,16 @@
 //! process.
 //!
 //! The API server accepts objects of at most 1.5 MiB, the limit of etcd (`--max-request-bytes`). As JSON, an object
-//! can be six times as large if all of its text needs escapes. Responses are not compressed.
+//! can be six times as large if all of its text needs escapes. Responses are not compressed: kube is built without its
+//! feature `gzip`, so it does not offer that to the server.
 
-use hyper::Request;
-use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use futures_util::TryFutureExt;
+use futures_util::future::MapOk;
+use hyper::body::{Body, Bytes, Frame, SizeHint};
+use hyper::{Request, Response};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use tower::BoxError;
+use tower::{BoxError, Layer, Service};
 
 /// The maximum size in bytes of an object, of a page of one object, of an unpaged list, and of one event of a watch.
 const MAX_OBJECT: u64 = 16 << 20;
@@ -19,7 +22,7 @@ const MAX_PAGE: u64 = 8 << 20;
 /// The error for a response that exceeds its limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{request}: expected {part} of at most {limit} bytes, got more")]
-pub(in crate::cluster) struct TooLarge {
+pub(super) struct TooLarge {
     request: String,
     part: &'static str,
     limit: u64,
@@ -27,20 +30,53 @@ pub(in crate::cluster) struct TooLarge {
 
 impl TooLarge {
     /// Returns this error if it is `error` or one of its sources.
-    pub(in crate::cluster) fn find_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Self> {
+    pub(super) fn find_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Self> {
         let mut errors = std::iter::successors(Some(error), |error| error.source());
         errors.find_map(|error| error.downcast_ref())
     }
 }
 
+/// Limits the size of each response of a service.
+pub(super) struct LimitLayer;
+
+impl<S> Layer<S> for LimitLayer {
+    type Service = LimitService<S>;
+
+    fn layer(&self, service: S) -> LimitService<S> {
+        LimitService(service)
+    }
+}
+
+/// A service whose responses are limited.
+#[derive(Clone)]
+pub(super) struct LimitService<S>(S);
+
+impl<S, R, B> Service<Request<R>> for LimitService<S>
+where
+    S: Service<Request<R>, Response = Response<B>>,
+{
+    type Response = Response<LimitedBody<B>>;
+    type Error = S::Error;
+    type Future = MapOk<S::Future, Box<dyn FnOnce(Response<B>) -> Self::Response + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<R>) -> Self::Future {
+        let limit = Limit::of(&request);
+        self.0.call(request).map_ok(Box::new(|response| response.map(|body| limit.apply(body))))
+    }
+}
+
 /// The limit of the response to a request.
-pub(super) struct Limit {
+struct Limit {
     per_line: bool,
     too_large: TooLarge,
 }
 
 impl Limit {
-    pub(super) fn of<B>(request: &Request<B>) -> Self {
+    fn of<B>(request: &Request<B>) -> Self {
         let value = |parameter: &str| {
             let mut pairs = request.uri().query().unwrap_or_default().split('&').map(|pair| pair.split_once('='));
             pairs.find_map(|pair| pair.filter(|(key, _)| *key == parameter).map(|(_, value)| value))
@@ -56,13 +92,13 @@ impl Limit {
     }
 
     /// Returns the response's body with this limit.
-    pub(super) fn apply(self, body: Incoming) -> LimitedBody {
+    fn apply<B>(self, body: B) -> LimitedBody<B> {
         LimitedBody { body, per_line: self.per_line, read: 0, too_large: self.too_large }
     }
 }
 
 /// A response body that fails when it exceeds its limit.
-pub(super) struct LimitedBody<B = Incoming> {
+pub(super) struct LimitedBody<B> {
     body: B,
     /// Whether the limit applies to each line instead of the whole body.
     per_line: bool,
