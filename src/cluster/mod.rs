@@ -19,8 +19,6 @@ pub mod agent;
 mod agent_pod;
 mod api;
 mod fact_source;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
 mod kubeconfig;
 mod manifests;
 mod resources;

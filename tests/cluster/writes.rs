@@ -107,7 +107,7 @@ fn server_errors_are_retried_for_two_seconds_at_most() {
 fn manifests_are_not_written_to() {
     let dir = directory("writes-manifests");
     let source = cluster::source(&manifests(&dir)).expect("a source");
-    source.report(&pod(), Some("[]"), &[]).expect("nothing to do");
-    source.report(&pod(), None, &[event()]).expect("nothing to do");
+    source.reports().expect("reports").report(&pod(), Some("[]"), &[]).expect("nothing to do");
+    source.reports().expect("reports").report(&pod(), None, &[event()]).expect("nothing to do");
     assert_eq!(std::fs::read_dir(&dir).expect("readable").count(), 0);
 }
