@@ -11,14 +11,12 @@
 //! * `find`: finds the netns of a pod or container
 
 mod addresses;
-mod connections;
+pub(crate) mod connections;
 pub mod find;
 mod fixtures;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
 mod lock;
 mod namespace;
-mod routes;
+pub(crate) mod routes;
 mod rtnetlink;
 
 pub use addresses::{

@@ -165,7 +165,7 @@ fn interfaces(route: &RouteMessage) -> Vec<u32> {
 
 /// Returns the request that deletes a listed route: what identifies it. The kernel lists a route over a nexthop object
 /// with the object and its paths, but accepts only one of the two (`rtm_to_fib_config`, net/ipv4/fib_frontend.c).
-pub(super) fn deletion(mut route: RouteMessage) -> RouteMessage {
+pub(crate) fn deletion(mut route: RouteMessage) -> RouteMessage {
     let has_object = route.attributes.iter().any(|attribute| matches!(attribute, RouteAttribute::NhId(_)));
     route.attributes.retain(|attribute| match attribute {
         RouteAttribute::Table(_) | RouteAttribute::Priority(_) | RouteAttribute::Source(_) => true,
@@ -179,7 +179,7 @@ pub(super) fn deletion(mut route: RouteMessage) -> RouteMessage {
 
 /// The rest of a default route without its paths over one interface.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum RemainingPaths {
+pub(crate) enum RemainingPaths {
     Nothing,
     /// A route over the other paths.
     Paths(RouteMessage),
@@ -187,7 +187,7 @@ pub(super) enum RemainingPaths {
 
 /// Removes the paths over `interface` from a default route of the main table. Returns `None` for any other route, and
 /// for one without such a path.
-pub(super) fn without_interface(route: &RouteMessage, interface: u32) -> Option<RemainingPaths> {
+pub(crate) fn without_interface(route: &RouteMessage, interface: u32) -> Option<RemainingPaths> {
     if !is_default(route) || !interfaces(route).contains(&interface) {
         return None;
     }
