@@ -4,7 +4,7 @@
 //! `protocol` contains the messages.
 
 use super::api::{Api, WRITE_TIMEOUT};
-use super::fact_source::{Cluster, with_pod};
+use super::fact_source::{Cluster, Definitions, Reports, with_pod};
 use super::resources::{DefinitionQuery, Event, Lookup};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
@@ -217,6 +217,16 @@ impl Cluster for AgentClient {
         namespace.map_err(|error| with_pod(wanted, error))
     }
 
+    fn probe(&self) -> Result<(), Error> {
+        self.request(RequestKind::Probe, PROBE_TIMEOUT, read_done, |api, _| api.probe())
+    }
+
+    fn reports(&self) -> Option<&dyn Reports> {
+        Some(self)
+    }
+}
+
+impl Definitions for AgentClient {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         if wanted.is_empty() {
             return Ok(Vec::new());
@@ -245,15 +255,13 @@ impl Cluster for AgentClient {
         let list = |api: &Api, _| api.namespaces_with_definition(name).ok_or_else(unknown);
         self.request(ask, WRITE_TIMEOUT, read, list).inspect_err(|error| tracing::debug!("{error}")).ok()
     }
+}
 
+impl Reports for AgentClient {
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
         let pod_ref = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
         let ask = RequestKind::Report { pod: pod_ref, status: status.map(ToOwned::to_owned), events: events.to_vec() };
         self.request(ask, WRITE_TIMEOUT, read_done, |api, since| api.report_since(since, pod, status, events))
-    }
-
-    fn probe(&self) -> Result<(), Error> {
-        self.request(RequestKind::Probe, PROBE_TIMEOUT, read_done, |api, _| api.probe())
     }
 }
 
