@@ -37,8 +37,9 @@ pub use containers::{
 pub use drift::{Difference, Drift, foreign_rules};
 pub use expression::Counter;
 pub use from_policy::{MAX_RULES, max_rules};
+pub use iptables::legacy_tables;
 pub use live::{LiveChain, LiveRule, LiveRuleset, NativeIstio, failed};
 pub use plan::{CreatedTables, PlannedStep, Step};
 pub use removal::remove;
 pub use rule::{Ruleset, TableRules};
-pub use rule_format::{RuleFormat, Transaction, legacy_tables};
+pub use rule_format::{RuleFormat, Transaction};

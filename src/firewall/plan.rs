@@ -2,7 +2,7 @@
 //! ones are inserted in their place, and only detour's are deleted.
 
 use super::live::{LiveRule, LiveRuleset, LiveTable};
-use super::rule::{Family, Hook, Rule, Ruleset, Table, TableRules, is_own_chain};
+use super::rule::{Family, Hook, Rule, Ruleset, Table, TableRules};
 use super::subsequence::common_subsequence;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -91,7 +91,7 @@ impl CreatedTables {
 }
 
 /// Returns the changes that lead from `live` to `desired`. `previous` are the rules desired before. A live chain or
-/// rule is detour's if it is in either of the two, or if the chain has a name that only detour uses.
+/// rule is detour's if it is in either of the two.
 #[must_use]
 pub(super) fn changes<'a>(
     live: &'a LiveRuleset,
@@ -187,7 +187,7 @@ impl<'a> TablePlan<'a, '_> {
     }
 
     fn is_ours(&self, chain: &str) -> bool {
-        is_own_chain(chain) || self.is_desired(chain) || self.previous.chains.iter().any(|(name, _)| name == chain)
+        self.is_desired(chain) || self.previous.chains.iter().any(|(name, _)| name == chain)
     }
 
     fn rules_of(rules: &TableRules, hook: Hook) -> &[Rule] {

@@ -1,6 +1,5 @@
 //! The two rule formats in which the same redirection can be written into the kernel: plan, commit and drift for either,
-//! together with the exclusions, which are native in both. `plugin` decides which format a pod gets. Also: detection of
-//! active tables of iptables-legacy, which are not part of nf_tables.
+//! together with the exclusions, which are native in both. `plugin` decides which format a pod gets.
 
 use super::drift::{Drift, drift, earlier_drift, native_drift};
 use super::live::LiveRuleset;
@@ -13,9 +12,7 @@ use super::{iptables, native};
 use crate::cni::RuleFormatSetting;
 use crate::netlink::NLM_F_CREATE;
 use crate::netlink::attributes::Attributes;
-use crate::trusted_file::read_text;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
 
 /// The format in which a pod's redirection is written; a pod never has both.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -188,24 +185,6 @@ impl Transaction<'_> {
         };
         Some(format!("{} {} {step}", family.name(), table.name()))
     }
-}
-
-/// The most that is read of a list of table names. There are few tables, with names of at most 32 bytes.
-const MAX_NAMES_FILE: u64 = 64 << 10;
-
-/// Returns the tables of iptables-legacy that are active in the calling thread's network namespace; none if the
-/// kernel does not support them. The kernel lists only their names (net/netfilter/x_tables.c, `xt_table_seq_ops`).
-#[must_use]
-pub fn legacy_tables() -> Vec<(Family, String)> {
-    let names = |family: Family| {
-        let file = match family {
-            Family::Ip => "/proc/thread-self/net/ip_tables_names",
-            Family::Ip6 => "/proc/thread-self/net/ip6_tables_names",
-        };
-        let text = read_text(Path::new(file), MAX_NAMES_FILE).unwrap_or_default();
-        text.lines().map(|name| (family, name.to_owned())).collect::<Vec<_>>()
-    };
-    Family::ALL.into_iter().flat_map(names).collect()
 }
 
 /// Refuses to delete more than [`MAX_DELETIONS`] rules of a chain.

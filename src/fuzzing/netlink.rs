@@ -7,7 +7,7 @@ use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, foreign_rules};
 use crate::inspect::{Rulebook, Sender, trace};
 use crate::netlink::Received;
-use crate::netlink::attributes::{Attributes, parse};
+use crate::netlink::attributes::Attributes;
 use crate::netns::connections::connection;
 use crate::netns::routes::{RemainingPaths, deletion, without_interface};
 use crate::printable;

@@ -3,9 +3,13 @@
 //!
 //! * `xt`: xtables matches and targets as C structures
 //! * `text`: rules as `iptables-save` prints them
+//! * `legacy`: the tables of iptables-legacy
 
+mod legacy;
 mod text;
 mod xt;
+
+pub use legacy::legacy_tables;
 
 use super::expression::{Base, Expression, Meta, NftVerdict, encodes_as};
 use super::rule::{Family, Is, Match, Name, Rule, Target, protocol_number};

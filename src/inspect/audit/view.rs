@@ -92,7 +92,6 @@ pub(super) fn tables(live: &LiveRuleset) -> Vec<TableView> {
     let counterpart = |(table, chains)| match table {
         &NativeTable::Of(table) => Some((table, chains)),
         NativeTable::Exclusions => Some((Table::Nat, chains)),
-        NativeTable::Obsolete => None,
     };
     let native = live.native.iter().filter_map(counterpart).map(|(table, chains)| TableView {
         table,
