@@ -4,8 +4,9 @@
 use super::live::{LiveRule, LiveRuleset};
 use super::native::live::{NativeLiveChain, NativeLiveTables, are_equal};
 use super::native::rule::{NativeChain, NativeTable, NativeTables};
-use super::plan::{CreatedTables, Step, check_steps};
+use super::plan::{CreatedTables, check_steps};
 use super::rule::{Family, Hook, Name, Ruleset, Table};
+use super::step::Step;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 
@@ -92,18 +93,18 @@ fn differences(live: &LiveRuleset, family: Family, table: Table, steps: Vec<Step
     let mut chains = BTreeSet::new();
     for step in steps {
         match step {
-            Step::Chain(name) => found.push(Difference::MissingChain(name.to_owned())),
-            Step::DeleteChain(name) => found.push(Difference::ExtraChain(name.to_owned())),
+            Step::Chain { name, hook: None } => found.push(Difference::MissingChain(name.into_owned())),
+            Step::DeleteChain(name) => found.push(Difference::ExtraChain(name.into_owned())),
             Step::Rule { chain, rule, .. } => missing.push(format!("-A {chain} {rule}")),
             Step::DeleteRule { chain, handle } => {
                 deleted.insert(handle);
                 chains.insert(chain);
             }
             Step::Flush(chain) => {
-                deleted.extend(live.rules(family, table, chain).iter().map(|rule| rule.handle));
+                deleted.extend(live.rules(family, table, &chain).iter().map(|rule| rule.handle));
                 chains.insert(chain);
             }
-            Step::Table | Step::Hook(_) | Step::DeleteTable => {}
+            _ => {}
         }
     }
     let mut extra = Vec::new();

@@ -5,6 +5,7 @@
 //! * `from_policy`, with `istio` (the redirection): a policy as rules
 //! * `live`: reads the live rules
 //! * `plan`: the changes from live to desired rules, in iptables' tables
+//! * `step`: the steps of a transaction, as messages and in words
 //! * `subsequence`: the rules that two lists have in common
 //! * `drift`: how live rules differ from desired ones, in words
 //! * `rule_format`: plan, commit and drift for either rule format
@@ -28,6 +29,7 @@ mod plan;
 mod removal;
 pub mod rule;
 mod rule_format;
+mod step;
 mod subsequence;
 
 pub use containers::{
@@ -39,7 +41,8 @@ pub use expression::Counter;
 pub use from_policy::{MAX_RULES, max_rules};
 pub use iptables::legacy_tables;
 pub use live::{LiveChain, LiveRule, LiveRuleset, NativeIstio, failed};
-pub use plan::{CreatedTables, PlannedStep, Step};
+pub use plan::CreatedTables;
 pub use removal::remove;
 pub use rule::{Ruleset, TableRules};
 pub use rule_format::{RuleFormat, Transaction};
+pub use step::{PlannedStep, Step, StepRule, StepTable};

@@ -198,7 +198,7 @@ impl NativeTable {
 
     /// Returns the priority of a base chain. In raw and nat it comes just before iptables', because the first rule that
     /// sets a zone or a destination is final.
-    pub(super) const fn priority(self, like: Table) -> i32 {
+    pub(in crate::firewall) const fn priority(self, like: Table) -> i32 {
         let own = match like {
             Table::Raw => -301,
             Table::Mangle => -150,

@@ -51,13 +51,13 @@ impl Key {
 }
 
 /// Returns the sets that must be created before `rule`, numbered from `first_set`.
-pub(super) fn sets(rule: &NativeRule, first_set: u32) -> impl Iterator<Item = Set<'_>> {
+pub(in crate::firewall) fn sets(rule: &NativeRule, first_set: u32) -> impl Iterator<Item = Set<'_>> {
     let with_set = rule.conditions.iter().filter(|condition| condition.values.single().is_none());
     (first_set..).zip(with_set).map(|(id, condition)| Set::of(condition, id))
 }
 
 /// Passes the expressions of `rule` to `out`, one after another. They look up its [`sets`].
-pub(super) fn encode(rule: &NativeRule, first_set: u32, out: &mut dyn FnMut(Expression<'_>)) {
+pub(in crate::firewall) fn encode(rule: &NativeRule, first_set: u32, out: &mut dyn FnMut(Expression<'_>)) {
     if let Some(family) = rule.family {
         out(Expression::Meta(Meta::Family));
         out(Expression::Compare { not: false, value: &[family.number()] });
