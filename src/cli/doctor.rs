@@ -51,9 +51,6 @@ Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
 /// Limit for a file with a host name. Names have at most 64 bytes (gethostname(2)), but hostname(5) allows comments.
 const MAX_HOSTNAME_FILE: u64 = 4 << 10;
 
-/// The file name of the OCI hook's configuration.
-const HOOK_FILE: &str = "90-detour.json";
-
 /// Check a node and a pod, and suggest what to do about each problem
 ///
 /// Each line of the output is a check with its result, the evidence and, if it failed, the next step.
@@ -181,7 +178,6 @@ impl TargetArguments {
             installation: Installation {
                 records: node.records().unwrap_or_default(),
                 programs,
-                hook: hook(&records),
                 listed_types: listed_types(&records),
                 own_lists,
                 changed: found.as_ref().map(|found| differences(found)).map_err(ToString::to_string),
@@ -224,11 +220,6 @@ fn programs(records: &[&InstallRecord]) -> Vec<HostPath> {
     let files = records.iter().flat_map(|record| &record.files);
     let programs: BTreeSet<_> = files.filter(|(_, owned)| owned.role == Role::Program).map(|(path, _)| path).collect();
     programs.into_iter().cloned().collect()
-}
-
-/// Returns the path of the installed OCI hook's configuration.
-fn hook(records: &[&InstallRecord]) -> Option<HostPath> {
-    records.iter().flat_map(|record| record.files.keys()).find(|path| path.name() == HOOK_FILE).cloned()
 }
 
 fn listed_types(records: &[&InstallRecord]) -> BTreeMap<HostPath, BTreeSet<String>> {

@@ -1,4 +1,4 @@
-//! Targets for what the kernel lists: rules, sets and connections, some of which processes in a pod decide.
+//! Targets for what the kernel lists, some of which processes in a pod decide: rules, sets, connections, routes and sockets.
 
 use super::kernel_socket::{self, Reply, with_socket};
 use super::{Choices, check_printed, drawn};
@@ -8,7 +8,9 @@ use crate::firewall::{
     CreatedTables, Destination, LiveRuleset, Packet, RuleFormat, Ruleset, RulesetView, Sender, foreign_rules,
 };
 use crate::netlink::Received;
-use crate::netlink::attributes::Attributes;
+use crate::netlink::attributes::{Attributes, parse};
+use crate::netns::connections::connection;
+use crate::netns::default_route::{RemainingPaths, by_nexthop, without_interface};
 use crate::policy::Protocol;
 use crate::printable;
 
@@ -18,6 +20,8 @@ const KINDS: [u16; 6] = [10 << 8, 10 << 8 | 3, 10 << 8 | 6, 10 << 8 | 9, 10 << 8
 const GET_GENERATION: u16 = 10 << 8 | 16;
 const GENERATION: u16 = 1;
 const FAMILIES: [u8; 3] = [2, 10, 1];
+/// The length of `struct rtmsg`.
+const ROUTE_HEADER: usize = 12;
 
 /// The objects of an input: type, family, length and attributes of each; then the seed of a desired policy.
 fn objects(from: &mut Choices<'_>) -> Vec<Reply> {
@@ -42,7 +46,7 @@ fn answer(objects: &[Reply], messages: &[Received<'_>]) -> Vec<Vec<u8>> {
 }
 
 /// A network namespace with arbitrary objects: it is read twice as the same, compared with desired rules, and traced.
-pub(super) fn dump(input: &[u8]) {
+pub(super) fn netfilter(input: &[u8]) {
     let mut from = Choices::new(input);
     let objects = objects(&mut from);
     let read =
@@ -72,5 +76,24 @@ pub(super) fn dump(input: &[u8]) {
     for from in [Sender::Process { uid: 5, gid: Some(5), set: None }, Sender::Inbound(None)] {
         let to = Destination { address: ([192, 0, 2, 1], 80).into(), protocol: Protocol::Tcp };
         let _ = view.evaluate(Packet::first(from, to, &[], "eth0"));
+    }
+}
+
+/// The number of an interface, then a route or a socket.
+pub(super) fn routing(input: &[u8]) {
+    let Some((interface, body)) = input.split_first() else { return };
+    let _ = connection(body);
+    let request = by_nexthop(body.to_vec());
+    assert!(
+        request.len() <= body.len().next_multiple_of(4)
+            && body.get(..ROUTE_HEADER).is_none_or(|h| request.starts_with(h))
+    );
+    if body.len() >= ROUTE_HEADER {
+        assert_eq!(by_nexthop(request.clone()), request);
+    }
+    // A route over other interfaces, which replaces this one, needs no change.
+    if let Some(RemainingPaths::Paths(route)) = without_interface(body, (*interface).into()) {
+        assert_eq!(without_interface(&route, (*interface).into()), None, "{route:?}");
+        assert!(parse(&route[ROUTE_HEADER..]).count() > 0);
     }
 }

@@ -97,7 +97,7 @@ fn listener(address: IpAddr, port: u16) -> [u8; 56] {
 }
 
 /// Parses a `struct inet_diag_msg`; `None` if it is truncated.
-pub(super) fn connection(body: &[u8]) -> Option<OpenConnection> {
+pub(crate) fn connection(body: &[u8]) -> Option<OpenConnection> {
     let port = |at: usize| body.get(at..at + 2)?.try_into().ok().map(u16::from_be_bytes);
     let address = |at: usize| match *body.first()? {
         AF_INET => <[u8; 4]>::try_from(body.get(at..at + 4)?).ok().map(IpAddr::from),

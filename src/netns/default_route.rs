@@ -109,7 +109,7 @@ const fn header(family: u8) -> [u8; HEADER] {
 
 /// Converts a listed route to the form that a request accepts. The kernel lists a route over a nexthop object with the
 /// object and its paths, but accepts only one of the two (`rtm_to_fib_config`, net/ipv4/fib_frontend.c).
-pub(super) fn by_nexthop(route: Vec<u8>) -> Vec<u8> {
+pub(crate) fn by_nexthop(route: Vec<u8>) -> Vec<u8> {
     let Some((header, attributes)) = route.split_first_chunk::<HEADER>() else { return route };
     if find(attributes, RTA_NH_ID).is_none() {
         return route;
@@ -122,7 +122,7 @@ pub(super) fn by_nexthop(route: Vec<u8>) -> Vec<u8> {
 
 /// The rest of a default route without its paths over one interface.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum RemainingPaths {
+pub(crate) enum RemainingPaths {
     Nothing,
     /// A route over the other paths.
     Paths(Vec<u8>),
@@ -130,7 +130,7 @@ pub(super) enum RemainingPaths {
 
 /// Removes the paths over `interface` from a default route of the main table. Returns `None` for any other route, and
 /// for one without such a path.
-pub(super) fn without_interface(route: &[u8], interface: u32) -> Option<RemainingPaths> {
+pub(crate) fn without_interface(route: &[u8], interface: u32) -> Option<RemainingPaths> {
     let (family, attributes) = default_route(route)?;
     let Some(paths) = find(attributes, RTA_MULTIPATH) else {
         return (number(attributes, RTA_OIF) == Some(interface)).then_some(RemainingPaths::Nothing);

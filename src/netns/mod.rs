@@ -12,12 +12,10 @@
 //! * `find`: finds the netns of a pod or container
 
 mod addresses;
-mod connections;
-mod default_route;
+pub(crate) mod connections;
+pub(crate) mod default_route;
 pub mod find;
 mod fixtures;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
 mod lock;
 mod namespace;
 mod route_lookup;

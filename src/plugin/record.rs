@@ -1,12 +1,12 @@
 //! The saved state of attachments: one record per attachment, and all records of one container.
 
-use super::desired_policy::fixtures;
 use super::inputs::SavedInputs;
+use super::kernel_state::fixtures;
 use crate::cni::{Code, Error, Request};
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use crate::netns::{Fixtures, NetNs, NetnsId};
-use crate::policy::{DnsCapture, Interception, InterceptionMode, Policy, Redirect};
+use crate::policy::{Contradiction, DnsCapture, Interception, InterceptionMode, Policy, Redirect};
 use crate::state::{Attachment, Store, format};
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ pub(super) const MAX_ATTACHMENTS: usize = 32;
 
 /// The saved state of one attachment: its policy, and what was added to the network namespace for it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct AttachmentRecord {
+pub(crate) struct AttachmentRecord {
     /// The desired policy.
     pub(super) policy: Policy,
     /// The policy before, until the rules of `policy` are committed.
@@ -30,7 +30,7 @@ pub(super) struct AttachmentRecord {
     pub(super) netns_id: Option<NetnsId>,
     /// The format of the redirection; the default without one.
     #[serde(default)]
-    pub(super) dialect: RuleFormat,
+    pub(crate) dialect: RuleFormat,
     /// The path of the network namespace.
     #[serde(default, rename = "netns")]
     pub(super) netns_path: Option<PathBuf>,
@@ -90,7 +90,7 @@ impl AttachmentRecord {
     /// Recovers what is readable of a damaged or newer record, so that the attachment can be removed. If the
     /// redirection is missing or unreadable, every netfilter chain of a redirection is attributed to it; if `fixtures`
     /// is, everything that the rules need besides themselves.
-    pub(super) fn recover(fields: &Map<String, Value>) -> Option<Self> {
+    pub(crate) fn recover(fields: &Map<String, Value>) -> Option<Self> {
         let policy = fields.get("policy")?.as_object()?;
         let mut record: Self = format::parse_known_fields(fields);
         if Policy::deserialize(&Value::Object(policy.clone())).ok().as_ref() != Some(&record.policy) {
@@ -115,6 +115,11 @@ impl AttachmentRecord {
             record.assume_fixtures();
         }
         Some(record)
+    }
+
+    /// Returns the policy before a change that may not be committed; the policy itself without such a change.
+    fn previous(&self) -> &Policy {
+        self.previous_policy.as_ref().unwrap_or(&self.policy)
     }
 
     /// Returns the policy as it was evaluated.
@@ -194,9 +199,9 @@ pub(super) fn attachment(request: &Request, network: &str) -> Attachment {
 
 /// The records of all attachments of one container, sorted by attachment.
 #[derive(Debug, Clone, Default)]
-pub(super) struct ContainerRecords(pub(super) Vec<(Attachment, AttachmentRecord)>);
+pub(crate) struct SandboxRecords(pub(super) Vec<(Attachment, AttachmentRecord)>);
 
-impl ContainerRecords {
+impl SandboxRecords {
     /// Reads the records of a container. Skips those of another network namespace, which is gone.
     pub(super) fn read(store: &Store, container_id: &str, netns: &NetNs) -> Result<Self, Error> {
         Self::read_of(store, &store.attachments_of(container_id)?, netns)
@@ -222,7 +227,7 @@ impl ContainerRecords {
 
     /// Inserts or replaces the record of `attachment`. The records stay sorted, so that the union of the policies does
     /// not depend on the order of the ADDs.
-    pub(super) fn insert(&mut self, attachment: &Attachment, record: AttachmentRecord) {
+    pub(crate) fn insert(&mut self, attachment: &Attachment, record: AttachmentRecord) {
         self.0.retain(|(other, _)| other != attachment);
         self.0.push((attachment.clone(), record));
         self.0.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -232,25 +237,13 @@ impl ContainerRecords {
     ///
     /// # Errors
     /// Two policies contradict each other.
-    pub(super) fn policy(&self) -> Result<Policy, Error> {
-        let mut union = Policy::default();
-        for (index, (attachment, AttachmentRecord { policy, .. })) in self.0.iter().enumerate() {
-            union = union.union(policy).map_err(|conflict| {
-                let contradicts = |(_, other): &&(Attachment, AttachmentRecord)| other.policy.union(policy).is_err();
-                let other = self.0[..index].iter().find(contradicts).map(|(other, _)| other.to_string());
-                let msg = format!(
-                    "{attachment} and {} contradict each other: {conflict}; a pod has one redirection: set the same \
-                     value in both",
-                    other.unwrap_or_else(|| "the others".to_owned())
-                );
-                Error::new(Code::InvalidConfig, msg)
-            })?;
-        }
-        Ok(union)
+    pub(crate) fn policy(&self) -> Result<Policy, Error> {
+        let policies: Vec<_> = self.0.iter().map(|(attachment, record)| (attachment, &record.policy)).collect();
+        Policy::united(&policies).map_err(Contradiction::into_error)
     }
 
     /// Returns the format of the redirection; `None` without one.
-    pub(super) fn dialect(&self) -> Option<RuleFormat> {
+    pub(crate) fn dialect(&self) -> Option<RuleFormat> {
         self.0.iter().find_map(|(_, record)| record.format_of_redirection())
     }
 
@@ -262,7 +255,7 @@ impl ContainerRecords {
 
     /// Returns every netfilter chain and built-in rule that may be in the iptables tables because of these attachments,
     /// even if a call was killed.
-    pub(super) fn known_rules(&self) -> Ruleset {
+    pub(crate) fn known_rules(&self) -> Ruleset {
         if self.dialect() != Some(RuleFormat::Iptables) {
             return Ruleset::default();
         }
@@ -282,27 +275,27 @@ impl ContainerRecords {
     /// Returns the union of the policies before a change that may not be committed; `None` without such a change. Some
     /// rules depend on several settings, which different attachments may have.
     fn previous_union(&self) -> Option<Policy> {
-        let is_changing = self.0.iter().any(|(_, record)| record.previous_policy.is_some());
-        let policies = self.0.iter().map(|(_, record)| record.previous_policy.as_ref().unwrap_or(&record.policy));
-        let mut policies = policies.filter(|_| is_changing);
-        let first = policies.next()?.clone();
-        policies.try_fold(first, |union, policy| union.union(policy).ok())
+        if self.0.iter().all(|(_, record)| record.previous_policy.is_none()) {
+            return None;
+        }
+        let policies: Vec<_> = self.0.iter().map(|(attachment, record)| (attachment, record.previous())).collect();
+        Policy::united(&policies).ok()
     }
 
     /// Returns whether there are rules for IPv6.
-    pub(super) fn ip6(&self) -> bool {
+    pub(crate) fn ip6(&self) -> bool {
         self.0.iter().any(|(_, record)| record.ip6)
     }
 
     /// Returns the fixtures of all attachments.
-    pub(super) fn fixtures(&self) -> Fixtures {
+    pub(crate) fn fixtures(&self) -> Fixtures {
         let mut fixtures = Fixtures::default();
         self.0.iter().for_each(|(_, record)| fixtures.extend(&record.fixtures));
         fixtures
     }
 
     /// Returns the tables and built-in chains that were created for any attachment.
-    pub(super) fn created_tables(&self) -> CreatedTables {
+    pub(crate) fn created_tables(&self) -> CreatedTables {
         let mut created = CreatedTables::default();
         self.0.iter().for_each(|(_, record)| created.add(&record.created_tables));
         created

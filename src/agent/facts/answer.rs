@@ -85,7 +85,7 @@ impl Answers {
     }
 
     fn containers(&self, sandbox_id: &str) -> ContainersStatus {
-        let error = "the agent has neither the flag --nri-socket nor --oci-hooks-dir".to_owned();
+        let error = "the agent does not use NRI: the flag --nri-socket is not set".to_owned();
         let disabled = || ContainersStatus { error, ..ContainersStatus::default() };
         self.containers.as_ref().map_or_else(disabled, |containers| containers.status(sandbox_id))
     }
@@ -199,7 +199,8 @@ impl Answers {
         deadline: Instant,
     ) -> Result<AgentAnswer, Error> {
         let pod = Pod { namespace: pod.namespace, name: pod.name, uid: pod.uid, ..Pod::default() };
-        let report = move |api: &dyn Cluster| api.report(&pod, status.as_deref(), &events);
+        let report =
+            move |api: &dyn Cluster| api.reports().map_or(Ok(()), |to| to.report(&pod, status.as_deref(), &events));
         self.ask(deadline, report).await.map(|()| AgentAnswer::Done)
     }
 

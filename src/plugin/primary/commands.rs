@@ -9,7 +9,6 @@ use super::saved_state::SavedState;
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, ValidAttachment};
 use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::networks::{PodNetwork, PodNetworks};
-use crate::plugin::desired_policy::about;
 use crate::plugin::{check, del, status};
 use crate::state::Attachment;
 use std::path::PathBuf;
@@ -99,7 +98,7 @@ pub(super) fn gc(call: &PrimaryCall<'_>) -> Result<(), Error> {
     let delegate_call =
         Call { container_id: String::new(), ifname: String::new(), netns: PathBuf::new(), ..call.delegate_call() };
     results.extend(network.map(|network| network.gc(&Executables, &delegate_call, Some(&valid_interfaces))));
-    results.push(del::run_gc(call.request, call.conf).map(drop));
+    results.push(del::run_gc(call.conf));
     Error::all(results)
 }
 
@@ -192,7 +191,7 @@ pub(super) fn status(call: &PrimaryCall<'_>) -> Result<(), Error> {
     let network = default.ok_or_else(|| Error::new(Code::Internal, "no default network is configured"))?;
     let plan = AddPlan::of(call, resolved, true).map_err(unavailable)?;
     for InProcessAttachment { name, conf } in &plan.evaluated {
-        status::check_chain(conf).map_err(|error| unavailable(about(name, error)))?;
+        status::check_chain(conf).map_err(|error| unavailable(error.of_network(name)))?;
     }
     network
         .status(&Executables, &call.delegate_call())
