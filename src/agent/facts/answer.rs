@@ -4,7 +4,7 @@ use super::cache::{Cache, SharedFacts};
 use super::objects::{ObservedPod, WatchedKind};
 use super::sync::SyncStates;
 use crate::agent::containers::Registry;
-use crate::agent::live_policy::SharedPolicies;
+use crate::agent::pods::SharedPolicies;
 use crate::agent::metrics::Metrics;
 use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, RequestKind};
 use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};

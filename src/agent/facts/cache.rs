@@ -30,11 +30,6 @@ impl SharedFacts {
         self.pods().all()
     }
 
-    /// Blocks until there are more than `seen` changes of pods, for `timeout` at most. Returns their number.
-    pub(in crate::agent) fn wait_for_pods(&self, seen: u64, timeout: Duration) -> u64 {
-        self.pods().wait_for_change(seen, timeout)
-    }
-
     /// Returns the last observed state of a namespace. It is the same `Arc` until the namespace changes.
     pub(in crate::agent) fn namespace(&self, name: &str) -> Option<Arc<Namespace>> {
         self.namespaces().get_any(&ObjectRef { namespace: String::new(), name: name.to_owned() })
@@ -268,13 +263,6 @@ impl<T: WatchedKind> Cache<T> {
             }
         };
         tokio::time::timeout(timeout, found).await.ok().flatten()
-    }
-
-    /// Blocks until there are more than `seen` changes, for `timeout` at most. Returns their number.
-    pub(super) fn wait_for_change(&self, seen: u64, timeout: Duration) -> u64 {
-        let unchanged = |_: &mut CacheState<T>| *self.changes.borrow() == seen;
-        drop(self.changed.wait_timeout_while(self.state(), timeout, unchanged));
-        *self.changes.borrow()
     }
 }
 
