@@ -21,7 +21,7 @@
 # With --quick, --runtime, --mode or --dialect, only the matrix runs. With --quick, two cells run at the same time.
 # Environment: DETOUR_PROGRAM (the binary under test; default: the release build), PODS (measured pods per cell, default
 #              20, with --quick 1), STARTS (container starts per runtime, default 1000), KILL_STARTS (container starts
-#              while the agent is killed, default 200), RUNS (measured runs of the OCI hook, default 200), BOOTS (boots
+#              while the agent is killed, default 200), BOOTS (boots
 #              per runtime with an agent, default 50; one tenth of this number for each of four cases without an agent),
 #              KEEP (if set: keep the logs and configurations of the nodes in /tmp/detour-runtimes-*)
 set -euo pipefail
@@ -112,7 +112,7 @@ if [[ -z ${DETOUR_PROGRAM:-} ]]; then
     built=$(target_directory)/$target/${profile/dev/debug}
     export DETOUR_PROGRAM=$built/detour MEASURE=$built/examples/measure
 fi
-export STARTS=${STARTS:-1000} KILL_STARTS=${KILL_STARTS:-200} RUNS=${RUNS:-200} BOOTS=${BOOTS:-50} PODS=${PODS:-20}
+export STARTS=${STARTS:-1000} KILL_STARTS=${KILL_STARTS:-200} BOOTS=${BOOTS:-50} PODS=${PODS:-20}
 # Tests measure times: one at a time. Cells mostly wait.
 threads=1
 if [[ -n $quick ]]; then

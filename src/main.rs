@@ -1,11 +1,9 @@
-//! The `detour` binary: a CNI plugin when a runtime calls it, an OCI hook under the name `detour-hook`, a command-line
-//! tool otherwise.
+//! The `detour` binary: a CNI plugin when a runtime calls it, a command-line tool otherwise.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod cli;
 
-use detour_cni::plugin::hook::HOOK_PROGRAM;
 use detour_cni::printable::Text;
 use detour_cni::streams::{Stderr, Stdin, Stdout};
 use detour_cni::{cni, plugin};
@@ -27,9 +25,6 @@ fn main() -> ExitCode {
     let mut arguments = env::args_os();
     let program = arguments.next().unwrap_or_default();
     let name = file_name(&program);
-    if name == HOOK_PROGRAM {
-        return hook();
-    }
     if called_by_runtime {
         answer(plugin::call(|name| env::var_os(name), Stdin::default(), &name))
     } else if let Some(code) = cli::run_as_plugin_of_kubectl(&name) {
@@ -41,14 +36,6 @@ fn main() -> ExitCode {
         cli::help()
     } else {
         cli::run()
-    }
-}
-
-/// Runs the OCI hook. The runtime shows its stderr if it fails.
-fn hook() -> ExitCode {
-    match plugin::hook::run(Stdin::default()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => print(Stderr, &Text::line(&format!("{HOOK_PROGRAM}: {}", error.msg)), ExitCode::FAILURE),
     }
 }
 

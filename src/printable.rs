@@ -119,6 +119,33 @@ pub fn without_tokens(text: &str) -> Cow<'_, str> {
     if found { Cow::Owned(out) } else { Cow::Borrowed(text) }
 }
 
+/// Returns a line without what follows the name of a password or key: the word after `password=` or `--password`, and the
+/// rest of the line after `"password":` or `Authorization:`.
+#[must_use]
+pub fn without_passwords(line: &str) -> String {
+    const NAMES: [&str; 8] =
+        ["passw", "passphrase", "secret", "apikey", "api-key", "api_key", "authorization", "cookie"];
+    let is_secret = |name: &str| NAMES.iter().any(|part| name.to_ascii_lowercase().contains(part));
+    let (mut out, mut follows_flag) = (String::with_capacity(line.len()), false);
+    for word in line.split_inclusive(' ') {
+        let kept = word.find(['=', ':']).filter(|mark| is_secret(&word[..*mark])).map(|mark| mark + 1);
+        let Some(kept) = kept.or(follows_flag.then_some(0)) else {
+            out += word;
+            follows_flag = word.starts_with("--") && is_secret(word);
+            continue;
+        };
+        out += &word[..kept];
+        out += REDACTED;
+        // A quoted value can contain spaces, and the end of a header is unknown.
+        if word.contains(['"', '\'']) || word[..kept].ends_with(':') {
+            return out;
+        }
+        out += if word.ends_with(' ') { " " } else { "" };
+        follows_flag = false;
+    }
+    out
+}
+
 /// Returns at most `bytes` bytes of the text; a longer text ends in `…`.
 #[must_use]
 pub fn cut(text: &str, bytes: usize) -> Cow<'_, str> {
@@ -130,7 +157,7 @@ pub fn cut(text: &str, bytes: usize) -> Cow<'_, str> {
 }
 
 /// The text that replaces a secret.
-pub const REDACTED: &str = "(redacted)";
+const REDACTED: &str = "(redacted)";
 
 fn escape(text: &str, allow: impl Fn(char) -> bool, escaped: impl Fn(char, &mut String)) -> Cow<'_, str> {
     let is_bad = |c: char| is_interpreted(c) && !allow(c);
@@ -275,6 +302,20 @@ mod tests {
     #[test]
     fn a_long_text_ends_between_characters() {
         assert_eq!((cut("äbc", 4), cut("äääää", 8), cut("ä", 2)), ("äbc".into(), "ää…".into(), "ä".into()));
+    }
+
+    #[test]
+    fn passwords_are_removed_with_what_may_belong_to_them() {
+        for (line, expected) in [
+            ("DB_PASSWORD=s3cr3t pod=a", "DB_PASSWORD=(redacted) pod=a"),
+            ("run --password s3cr3t --verbose", "run --password (redacted) --verbose"),
+            ("password=\"two s3cr3t\" x", "password=(redacted)"),
+            ("{\"clientSecret\": \"s3cr3t\"}", "{\"clientSecret\":(redacted)"),
+            ("Authorization: Basic s3cr3t", "Authorization:(redacted)"),
+            ("secret \"a\" not found: 404", "secret \"a\" not found: 404"),
+        ] {
+            assert_eq!(without_passwords(line), expected);
+        }
     }
 
     #[test]

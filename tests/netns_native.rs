@@ -349,7 +349,7 @@ fn a_full_set_refuses_another_element() {
     });
 }
 
-/// The agent, the OCI hook and the plugin change the table at the same time.
+/// The agent and the plugin change the table at the same time.
 #[test]
 fn concurrent_changes_are_all_made() {
     in_new_netns(|| {

@@ -275,7 +275,7 @@ impl Job<'_> {
         let mut paths = BTreeSet::new();
         if let Some(desired) = desired {
             paths.extend(desired.programs.iter().map(|path| path.parent()));
-            paths.extend(desired.kubeconfig.iter().chain(&desired.hook).map(|(path, _)| path.parent()));
+            paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.parent()));
             paths.extend(desired.node.iter().map(|(path, _)| path.parent()));
             paths.extend(desired.configurations.iter().map(ConfigurationTarget::directory));
         }

@@ -65,10 +65,9 @@ no longer have (--live-policy-opt-out=false: the annotation has no effect).
 Excluded containers: With --nri-socket, the agent registers at the container runtime, which reports
 each container before its first instruction. Containers that the sub-plugin container-exclude names
 bypass the sidecar until they exit, or until the proxy accepts connections. Without the flag, or
-while the agent does not run, they start captured unless the OCI hook exempts them
-(--oci-hooks-dir). The agent reports a captured container as an Event of the pod. If another process
-deletes the rules for excluded containers, the agent restores them within seconds, unless --repair
-is off or --repair-selector is set.
+while the agent does not run, they start captured. The agent reports a captured container as an
+Event of the pod. If another process deletes the rules for excluded containers, the agent restores
+them within seconds, unless --repair is off or --repair-selector is set.
 
 Health: /metrics uses the OpenMetrics text format; all metric names start with detour_. With
 --health-address, the agent exits with code 1 if the file system does not respond for two minutes,
@@ -339,14 +338,12 @@ impl AgentArguments {
         Some(OwnPod { account, pod: PodRef { namespace, name, uid: set("POD_UID") } })
     }
 
-    /// Returns how excluded containers are exempted; `None` without the flags.
+    /// Returns how excluded containers are exempted; `None` without the flag.
     fn containers(&self) -> Option<ContainerSettings> {
-        let nri_socket = self.nri_socket.clone();
-        let has_hook = self.install.has_oci_hook();
-        let is_enabled = nri_socket.is_some() || has_hook;
+        let nri_socket = self.nri_socket.clone()?;
         // Without the pods' labels, it is unknown which pods a selector selects.
         let restores = self.repair.settings().is_some_and(|repair| repair.criteria.selector.selects_all());
-        is_enabled.then_some(ContainerSettings { nri_socket, has_hook, restores })
+        Some(ContainerSettings { nri_socket, restores })
     }
 
     fn services(&self) -> Option<Services> {

@@ -10,12 +10,11 @@ use detour_cni::agent::install::{
 use detour_cni::host_path::{HostPath, HostRoot};
 use detour_cni::inspect::doctor::{CheckTarget, Installation, OwnList, examine};
 use detour_cni::pod::PodRef;
-use detour_cni::trusted_file::{overwrite, read_nofollow, read_text};
+use detour_cni::trusted_file::{read_nofollow, read_text};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{env, fs, io};
+use std::{env, fs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,8 +27,8 @@ Examples:
   detour doctor -n shop web-0 --probe
         also send packets from the pod's network namespace to unused addresses, with captured and
         with excluded UIDs
-  detour doctor -n shop web-0 --bundle web-0.tar
-        save all findings as an archive without tokens, keys and certificates
+  detour doctor -n shop web-0 -o json > web-0.json
+        save all findings, for example for a support case
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour doctor --root /host -n shop web-0
         run in the agent's pod on the node
 
@@ -38,7 +37,7 @@ it depends on a failed check; the output gives the reason.
 
 The command changes nothing. The kernel and pod checks require root. The agent's container can run
 all checks while the agent repairs pods (chart value repair.enabled), except those that read log
-files and the journal. In this container, write a bundle to /run/detour, a directory of the node.
+files and the journal.
 
 To read the pod, the command uses the first of these that exists: --kubeconfig, KUBECONFIG,
 ~/.kube/config, the service account of the pod in which it runs, the plugin's own kubeconfig. The
@@ -51,9 +50,6 @@ Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
 
 /// Limit for a file with a host name. Names have at most 64 bytes (gethostname(2)), but hostname(5) allows comments.
 const MAX_HOSTNAME_FILE: u64 = 4 << 10;
-
-/// The file name of the OCI hook's configuration.
-const HOOK_FILE: &str = "90-detour.json";
 
 /// Check a node and a pod, and suggest what to do about each problem
 ///
@@ -73,9 +69,6 @@ pub(super) struct DoctorArguments {
     /// Send packets in the pod's network namespace and check where they arrive
     #[arg(long, requires = "pod")]
     probe: bool,
-    /// Write all findings to this file, as a tar archive without secrets
-    #[arg(long, value_name = "FILE")]
-    bundle: Option<PathBuf>,
     #[command(flatten)]
     node_target: TargetArguments,
     #[command(flatten)]
@@ -112,20 +105,10 @@ pub(super) fn run(arguments: &DoctorArguments) -> Result<CommandOutput, CommandE
         return Err(CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE")));
     }
     let target = CheckTarget { probe: arguments.probe, pod: arguments.pod(), ..arguments.node_target.read()? };
-    // Opened first, so that an invalid path fails before any packet is sent.
-    let bundle = arguments.bundle.as_deref().map(|path| overwrite(path).map_err(|why| write_failed(path, &why)));
-    let bundle = bundle.transpose()?;
-    let examination = examine(&target);
-    if let (Some(path), Some(mut file)) = (&arguments.bundle, bundle) {
-        file.write_all(&examination.bundle(&target)?).map_err(|why| write_failed(path, &why))?;
-    }
-    let output = arguments.output.render(&examination.checklist)?;
-    let code = if examination.checklist.healthy { output.code } else { ExitCode::FAILURE };
+    let checklist = examine(&target);
+    let output = arguments.output.render(&checklist)?;
+    let code = if checklist.healthy { output.code } else { ExitCode::FAILURE };
     Ok(CommandOutput { code, ..output })
-}
-
-fn write_failed(path: &Path, why: &io::Error) -> CommandError {
-    CommandError::Usage(format!("--bundle {}: can't write the file: {why}", path.display()))
 }
 
 impl DoctorArguments {
@@ -195,7 +178,6 @@ impl TargetArguments {
             installation: Installation {
                 records: node.records().unwrap_or_default(),
                 programs,
-                hook: hook(&records),
                 listed_types: listed_types(&records),
                 own_lists,
                 changed: found.as_ref().map(|found| differences(found)).map_err(ToString::to_string),
@@ -238,11 +220,6 @@ fn programs(records: &[&InstallRecord]) -> Vec<HostPath> {
     let files = records.iter().flat_map(|record| &record.files);
     let programs: BTreeSet<_> = files.filter(|(_, owned)| owned.role == Role::Program).map(|(path, _)| path).collect();
     programs.into_iter().cloned().collect()
-}
-
-/// Returns the path of the installed OCI hook's configuration.
-fn hook(records: &[&InstallRecord]) -> Option<HostPath> {
-    records.iter().flat_map(|record| record.files.keys()).find(|path| path.name() == HOOK_FILE).cloned()
 }
 
 fn listed_types(records: &[&InstallRecord]) -> BTreeMap<HostPath, BTreeSet<String>> {

@@ -37,7 +37,6 @@ pub const TARGETS: &[Target] = &[
     ("agent-request", crate::cluster::fuzzing::agent_request),
     ("agent-answer", crate::cluster::fuzzing::agent_answer),
     ("nri", crate::agent::nri::fuzzing::session),
-    ("hook", crate::plugin::fuzzing::hook),
     ("record", crate::plugin::fuzzing::record),
     ("netfilter", netlink::dump),
     ("routing", crate::netns::fuzzing::dump),

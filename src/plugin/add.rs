@@ -1,7 +1,8 @@
 //! ADD of an attachment: evaluates the desired policy and applies it.
 
-use super::desired_policy::{check_rules, desired_policy};
+use super::evaluation::desired_policy;
 use super::inputs::AddInputs;
+use super::kernel_state::check_rules;
 use super::open_netns;
 use super::reconcile::{Operation, reconcile};
 use super::record::{AttachmentRecord, MAX_ATTACHMENTS, NetnsRecord, attachment, since_boot};

@@ -5,9 +5,9 @@
 //! (`nf_conntrack_tcp_loose`), the proxy does not know the connection, and both ends get a reset (observed with 6.18).
 //! It does help for DNS queries over UDP.
 
-use super::desired_policy::writes_ip6;
+use super::kernel_state::writes_ip6;
 use super::open_netns;
-use super::record::ContainerRecords;
+use super::record::SandboxRecords;
 use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
 use crate::netns::{LockMode, OpenConnection, open_connections};
@@ -41,7 +41,7 @@ const DNS_PORT: u16 = 53;
 pub fn bypassing(container_id: &str, netns: &Path, timeout: Duration) -> Result<usize, Error> {
     let (store, netns) = (Store::new(ROOT), open_netns::at(netns)?);
     netns.enter_to(LockMode::Change, timeout, || {
-        let records = ContainerRecords::read(&store, container_id, &netns)?;
+        let records = SandboxRecords::read(&store, container_id, &netns)?;
         let policy = records.policy()?;
         let Some(redirect) = policy.redirect() else { return Ok(0) };
         let dns_captured = redirect.dns != DnsCapture::Off;

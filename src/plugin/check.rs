@@ -1,16 +1,15 @@
 //! CHECK: compares the kernel's rules with the desired state of all attachments of the container.
 
-use super::desired_policy::{fixtures, ruleset, writes_ip6};
+use super::kernel_state::{fixtures, ruleset, writes_ip6};
 use super::netns_state::ForeignRedirection;
 use super::open_netns;
-use super::record::{ContainerRecords, attachment};
+use super::record::{SandboxRecords, attachment};
 use crate::cluster::agent::{ExemptContainer, excluded_containers};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, NetConf, Request};
 use crate::firewall::{ContainerElement, LiveRuleset, Ruleset, container_elements, foreign_rules, set_name};
 use crate::netns::{self, NetNs};
 use crate::policy::Policy;
 use crate::state::{ROOT, Store};
-use serde_json::Value;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -23,15 +22,15 @@ const MAX_LISTED: usize = 10;
 /// The maximum number of foreign rules that are logged; the others are counted.
 const MAX_LOGGED: usize = 20;
 
-/// Checks the rules of the container. CHECK has no result. Foreign rules are logged and are not an error.
+/// Checks the rules of the pod sandbox. Foreign rules are logged and are not an error.
 ///
 /// # Errors
 /// CHECK without ADD, the network namespace is gone, or its rules have drifted.
-pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
+pub(super) fn run(request: &Request, conf: &NetConf) -> Result<(), Error> {
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
     let netns = open_netns::of_request(request)?;
     let (mut found, policy) = netns.enter(LOCK_TIMEOUT, || {
-        let records = ContainerRecords::read(&store, &request.container_id, &netns)?;
+        let records = SandboxRecords::read(&store, &request.container_id, &netns)?;
         if records.get(&attachment).is_none() {
             let path = netns.path().display();
             let msg = format!("CHECK without ADD: no saved state of the {attachment} in {path}; recreate the pod");
@@ -47,7 +46,7 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
     if !policy.containers.is_empty() {
         found.extend(element_drift(&policy, &netns, request, conf)?);
     }
-    if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
+    if found.is_empty() { Ok(()) } else { Err(drifted(request, &found)) }
 }
 
 /// Returns the drift of the sets of excluded containers: elements of other containers and, if the agent knows the
@@ -103,7 +102,7 @@ fn compare_elements(policy: &Policy, live: &[ContainerElement], expected: Option
 }
 
 /// Logs foreign redirections and rules, which are no drift.
-fn log_foreign(records: &ContainerRecords, policy: &Policy, desired: &Ruleset, live: &LiveRuleset) {
+fn log_foreign(records: &SandboxRecords, policy: &Policy, desired: &Ruleset, live: &LiveRuleset) {
     let foreign = ForeignRedirection::find(live, &records.known_rules(), policy.redirect().is_some());
     if foreign.is_none() && policy.redirect().is_some() {
         ForeignRedirection::log_legacy();
@@ -129,7 +128,7 @@ fn log_foreign(records: &ContainerRecords, policy: &Policy, desired: &Ruleset, l
 /// # Errors
 /// The kernel's state can't be read.
 pub(super) fn differences(
-    records: &ContainerRecords,
+    records: &SandboxRecords,
     policy: &Policy,
     desired: &Ruleset,
     live: &LiveRuleset,
@@ -142,7 +141,7 @@ pub(super) fn differences(
 }
 
 /// Returns the line about IPv6 addresses that appeared after an ADD which wrote rules for IPv4 only.
-fn uncaptured_ip6(records: &ContainerRecords, policy: &Policy) -> Result<Option<String>, Error> {
+fn uncaptured_ip6(records: &SandboxRecords, policy: &Policy) -> Result<Option<String>, Error> {
     if writes_ip6(policy, records.ip6()) || !writes_ip6(policy, true) {
         return Ok(None);
     }

@@ -3,11 +3,11 @@
 
 use super::check::differences;
 use super::del::remove;
-use super::desired_policy::ruleset;
+use super::kernel_state::ruleset;
 use super::netns_state::ForeignRedirection;
 use super::open_netns;
 use super::reconcile::{Operation, reconcile};
-use super::record::{ContainerRecords, NetnsRecord};
+use super::record::{NetnsRecord, SandboxRecords};
 use crate::cni::{Code, Error};
 use crate::firewall::LiveRuleset;
 use crate::host_path::{HostPath, HostRoot};
@@ -43,7 +43,7 @@ impl ContainerStatus {
 pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> Result<ContainerStatus, Error> {
     let (store, netns) = (Store::new(ROOT), open_netns::at(netns)?);
     netns.enter(timeout, || {
-        let records = ContainerRecords::read(&store, container_id, &netns)?;
+        let records = SandboxRecords::read(&store, container_id, &netns)?;
         let live = LiveRuleset::now()?;
         let policy = records.policy()?;
         let desired = policy.redirect().is_some();
@@ -72,7 +72,7 @@ pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> 
 pub fn restore(container_id: &str, netns: &Path) -> Result<(), Error> {
     let (store, netns) = (Store::new(ROOT), open_netns::at(netns)?);
     // Reconciling one attachment applies the rules of all.
-    match ContainerRecords::read(&store, container_id, &netns)?.0.first() {
+    match SandboxRecords::read(&store, container_id, &netns)?.0.first() {
         Some((attachment, _)) => reconcile(&store, attachment, &netns, Operation::Reapply),
         None => Ok(()),
     }

@@ -1,9 +1,9 @@
 //! Excluded containers of a running pod: adds a container's control group to the sets in the pod's network namespace
-//! when the container starts, and removes it when the bypass ends. The node's agent and the OCI hook call it.
+//! when the container starts, and removes it when the bypass ends. The node's agent calls it.
 
 use super::container_status::restore;
 use super::open_netns;
-use super::record::{AttachmentRecord, ContainerRecords};
+use super::record::{AttachmentRecord, SandboxRecords};
 use crate::cni::{Code, Error, is_identifier};
 use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
 use crate::host_path::HostRoot;
@@ -82,7 +82,7 @@ struct ContainersPart {
 /// The saved state can't be read.
 pub fn saved_policy(sandbox_id: &str) -> Result<Policy, Error> {
     let store = Store::new(ROOT);
-    let mut records = ContainerRecords::default();
+    let mut records = SandboxRecords::default();
     for attachment in store.attachments_of(sandbox_id)? {
         records.0.extend(AttachmentRecord::read(&store, &attachment)?.map(|record| (attachment.clone(), record)));
     }
@@ -114,7 +114,7 @@ impl ExcludedContainers {
         if !excludes {
             return Ok(None);
         }
-        let mut records = ContainerRecords::default();
+        let mut records = SandboxRecords::default();
         for attachment in &attachments {
             records.0.extend(AttachmentRecord::read(store, attachment)?.map(|record| (attachment.clone(), record)));
         }
@@ -182,7 +182,7 @@ impl ExcludedContainers {
     }
 
     /// Returns whether the proxy accepts connections, or did before in this sandbox. A mark beside the saved state lets
-    /// the OCI hook and a restarted agent know it while the proxy restarts.
+    /// a restarted agent knows it while the proxy restarts.
     fn proxy_is_ready(&self) -> Result<bool, Error> {
         if self.store.has_mark(&self.sandbox_id, PROXY_READY) {
             return Ok(true);

@@ -6,28 +6,26 @@ use super::record::{AttachmentRecord, NetnsRecord, attachment};
 use crate::cni::{Code, Error, NetConf, Request, ValidAttachment};
 use crate::netns::{NetNs, NetnsId, remove_stale_locks};
 use crate::state::{Attachment, ROOT, Store};
-use serde_json::Value;
 use std::path::Path;
 
-/// Runs DEL, which has no result.
+/// Runs DEL.
 ///
 /// # Errors
 /// The network namespace exists, but the rules can't be removed; or the saved state can't be read now. The saved state
 /// remains for the next DEL.
-pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
+pub(super) fn run(request: &Request, conf: &NetConf) -> Result<(), Error> {
     let netns = request.netns.as_deref().map(NetNs::open).transpose()?.flatten();
-    remove(&Store::new(ROOT), &attachment(request, &conf.name), netns.as_ref())?;
-    Ok(None)
+    remove(&Store::new(ROOT), &attachment(request, &conf.name), netns.as_ref())
 }
 
-/// Runs GC, which has no result: a DEL for each attachment of this network that the runtime no longer has. All are
+/// Runs GC: a DEL for each attachment of this network that the runtime no longer has. All are
 /// tried even if one fails.
 ///
 /// # Errors
 /// The first attachment that could not be removed.
-pub(super) fn run_gc(_: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
+pub(super) fn run_gc(conf: &NetConf) -> Result<(), Error> {
     // A missing list does not mean that all attachments are stale.
-    let Some(valid) = &conf.valid_attachments else { return Ok(None) };
+    let Some(valid) = &conf.valid_attachments else { return Ok(()) };
     let store = Store::new(ROOT);
     let as_valid = |attachment: &Attachment| ValidAttachment {
         container_id: attachment.container_id.clone(),
@@ -48,7 +46,7 @@ pub(super) fn run_gc(_: &Request, conf: &NetConf) -> Result<Option<Value>, Error
         }
     }
     failures.iter().for_each(|error| tracing::error!("{error}"));
-    failures.into_iter().next().map_or(Ok(None), Err)
+    failures.into_iter().next().map_or(Ok(()), Err)
 }
 
 /// Removes the attachment's rules, if the network namespace exists, and its saved state. Damaged or read-only state is

@@ -1,16 +1,9 @@
-//! Targets for saved state, and for the state of a container on the OCI hook's stdin.
+//! Target for saved state.
 
-use super::hook;
-use super::record::{AttachmentRecord, ContainerRecords};
+use super::record::{AttachmentRecord, SandboxRecords};
 use crate::firewall::RuleFormat;
-use crate::fuzzing::check_error;
 use crate::state::{Attachment, format};
 use serde_json::{Map, Value};
-
-/// The state of a container. No container has saved state here, so the hook does nothing.
-pub(crate) fn hook(input: &[u8]) {
-    hook::run(input).unwrap_or_else(|error| check_error(&error));
-}
 
 /// A record of any version: what is written is read back as the same, and the readable part of any object is enough to
 /// remove what it describes.
@@ -37,7 +30,7 @@ pub(crate) fn record(input: &[u8]) {
 fn check_rules(record: AttachmentRecord) {
     let own = Attachment { container_id: "c".into(), network: "n".into(), ifname: "eth0".into() };
     let is_native = record.dialect == RuleFormat::Nftables;
-    let mut records = ContainerRecords::default();
+    let mut records = SandboxRecords::default();
     records.insert(&own, record);
     records.policy().unwrap_or_else(|error| panic!("one policy does not contradict itself: {error}"));
     let known = records.known_rules();

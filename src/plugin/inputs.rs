@@ -1,7 +1,7 @@
 //! The inputs of an ADD that the pod's facts do not contain. With them, the node's agent evaluates the policy of a
 //! running pod again when its facts or the node's configuration change.
 
-use super::desired_policy::{EvaluatedWith, about, host_groups};
+use super::evaluation::{EvaluatedWith, about, host_groups};
 use crate::cni::{Block, Code, Error, NetConf, Request, RuleFormatSetting};
 use crate::firewall::RuleFormat;
 use crate::netns::NetnsId;

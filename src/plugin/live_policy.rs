@@ -10,7 +10,7 @@ pub(crate) use decision::{
 pub(crate) use wording::{changes, policy_name};
 
 use super::container_status::is_gone;
-use super::desired_policy::with_pod;
+use super::evaluation::with_pod;
 use super::inputs::{AddInputs, refusal};
 use super::open_netns;
 use super::primary::united;

@@ -23,12 +23,12 @@ mod check;
 mod container_status;
 pub mod containers;
 mod del;
-pub mod desired_policy;
+pub mod evaluation;
 mod executables;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-pub mod hook;
 mod inputs;
+mod kernel_state;
 pub mod live_policy;
 pub mod netns_state;
 pub mod node;
@@ -156,10 +156,13 @@ fn run_attachment(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
                 }
             })
         }
-        CniCommand::Check => check::run(request, conf).and_then(|_| executables.check(conf)).map(|()| None),
-        CniCommand::Del => Error::all([executables.del(conf), del::run(request, conf).map(drop)]).map(|()| None),
-        CniCommand::Gc => Error::all([del::run_gc(request, conf).map(drop), executables.gc(conf)]).map(|()| None),
-        CniCommand::Status => status::run(request, conf).and_then(|_| executables.status()).map(|()| None),
+        CniCommand::Check => check::run(request, conf).and_then(|()| executables.check(conf)).map(|()| None),
+        CniCommand::Del => Error::all([executables.del(conf), del::run(request, conf)]).map(|()| None),
+        CniCommand::Gc => Error::all([del::run_gc(conf), executables.gc(conf)]).map(|()| None),
+        CniCommand::Status => {
+            status::check_availability(conf)?;
+            executables.status().map(|()| None)
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! The desired state of a network namespace, and what is constrained by the redirection that it already has: detour's,
 //! in its rule format, or another tool's.
 
-use super::desired_policy::{fixtures, ruleset};
-use super::record::{AttachmentRecord, ContainerRecords};
+use super::kernel_state::{fixtures, ruleset};
+use super::record::{AttachmentRecord, SandboxRecords};
 use crate::cni::{Code, Error, RuleFormatSetting};
 use crate::firewall::rule::{Family, Table};
 use crate::firewall::{LiveChain, LiveRuleset, RuleFormat, Ruleset, legacy_tables};
@@ -33,7 +33,7 @@ impl NetnsState {
     pub fn find(store: &Store, netns: &NetNs) -> Result<Option<Self>, Error> {
         let mut found = Vec::new();
         for container in store.containers()? {
-            let mut records = ContainerRecords::read(store, &container, netns)?;
+            let mut records = SandboxRecords::read(store, &container, netns)?;
             records.0.retain(|(_, record)| record.netns_id == Some(netns.id()));
             if !records.0.is_empty() {
                 found.push(records);
@@ -49,12 +49,12 @@ impl NetnsState {
     /// # Errors
     /// As [`Self::find`].
     pub fn of_container(store: &Store, container_id: &str, netns: &NetNs) -> Result<Option<Self>, Error> {
-        let mut records = ContainerRecords::read(store, container_id, netns)?;
+        let mut records = SandboxRecords::read(store, container_id, netns)?;
         records.0.retain(|(_, record)| record.netns_id == Some(netns.id()));
         (!records.0.is_empty()).then(|| Self::new(records)).transpose()
     }
 
-    fn new(records: ContainerRecords) -> Result<Self, Error> {
+    fn new(records: SandboxRecords) -> Result<Self, Error> {
         let policy = records.policy()?;
         let (rules, fixtures) = (ruleset(&policy, records.ip6()), fixtures(&policy, records.ip6()));
         let dialect = records.dialect().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The node configuration file, which applies to every attachment; and the report of a call to the node's agent, for
 //! the agent's log.
 
-use super::desired_policy::is_agent;
+use super::evaluation::is_agent;
 use super::{status, without_facts};
 use crate::cluster::agent::{self, CallReport};
 use crate::cni::{

@@ -6,9 +6,9 @@
 mod obstacle;
 mod operation;
 
-use super::desired_policy::{check_rules, fixtures, ruleset, unrecorded_fixtures};
+use super::kernel_state::{check_rules, fixtures, ruleset, unrecorded_fixtures};
 use super::netns_state::{ForeignRedirection, FormatFacts, choose_format};
-use super::record::{AttachmentRecord, ContainerRecords, MAX_ATTACHMENTS, since_boot};
+use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecords, since_boot};
 use crate::cgroup;
 use crate::cni::{Code, Error, RuleFormatSetting, at_most};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
@@ -78,7 +78,7 @@ struct Saved {
     /// The attachments that have a record, in any network namespace.
     attachments: Vec<Attachment>,
     /// The records of this network namespace.
-    records: ContainerRecords,
+    records: SandboxRecords,
 }
 
 /// The inputs of one attempt.
@@ -106,19 +106,49 @@ struct StartedWork {
 /// The changes to commit after the intent is saved.
 struct PendingWork {
     /// The records that are saved until the changes are complete.
-    records: ContainerRecords,
+    records: SandboxRecords,
     dialect: RuleFormat,
     /// The rules that the records described before.
     known_rules: Ruleset,
     desired: Ruleset,
     /// Whether the rules can be written in nftables format if the kernel refuses this one.
     may_use_nftables: bool,
-    /// The fixtures that the rules need.
+    fixtures: PlannedFixtures,
+}
+
+/// The fixtures that the desired rules need, and what happens to them.
+struct PlannedFixtures {
     needed: Fixtures,
-    /// Those that do not exist.
+    /// Those of `needed` that do not exist.
     missing: BTreeSet<Fixture>,
+    /// Those that this call records as added.
+    added: Fixtures,
     /// The fixtures of rules without saved state.
     unrecorded: Fixtures,
+}
+
+/// What exists in the network namespace before the changes.
+struct Existing {
+    /// The rules that the records describe.
+    known_rules: Ruleset,
+    /// Another tool's redirection.
+    foreign: Option<ForeignRedirection>,
+    format: FormatFacts,
+}
+
+impl Existing {
+    fn choose_format(&self, changes: &Changes) -> Result<RuleFormat, Error> {
+        choose_format(if changes.redirects() { changes.dialect } else { RuleFormatSetting::Auto }, self.format)
+    }
+}
+
+/// Warns about netfilter chains that can redirect excluded traffic before the exclusions apply.
+fn warn_of_earlier_chains(desired: &Ruleset, live: &LiveRuleset) {
+    if desired.excluded.is_some() {
+        for chain in &live.before_exclusions {
+            tracing::warn!("{chain} runs before the exclusions and can redirect excluded traffic; remove it");
+        }
+    }
 }
 
 impl Reconciler<'_> {
@@ -203,10 +233,11 @@ impl Reconciler<'_> {
         if transaction.compares_cgroups() {
             cgroup::require()?;
         }
-        if !work.missing.is_empty() && self.netns.is_of_containerd() {
+        let missing = &work.fixtures.missing;
+        if !missing.is_empty() && self.netns.is_of_containerd() {
             netns::wait_for_lo(addresses)?;
         }
-        netns::add_fixtures(&work.missing, addresses)?;
+        netns::add_fixtures(missing, addresses)?;
         match transaction.commit(socket, live) {
             Ok(()) => {
                 tracing::debug!(changes = transaction.len(), "rules committed");
@@ -226,7 +257,7 @@ impl Reconciler<'_> {
 
     fn read(&self) -> Result<Saved, Error> {
         let attachments = self.store.attachments_of(&self.attachment.container_id)?;
-        let records = ContainerRecords::read_of(self.store, &attachments, self.netns)?;
+        let records = SandboxRecords::read_of(self.store, &attachments, self.netns)?;
         Ok(Saved { attachments, records })
     }
 
@@ -238,64 +269,96 @@ impl Reconciler<'_> {
         live: &LiveRuleset,
         started: &mut StartedWork,
     ) -> Result<PendingWork, Obstacle> {
-        let Attempt { changes, addresses, .. } = attempt;
-        let is_removal = changes.kind == Kind::Remove;
         let read_again;
-        let Saved { attachments, records: saved } = match attempt.saved {
+        let saved = match attempt.saved {
             Some(saved) => saved,
             None => {
                 read_again = self.read()?;
                 &read_again
             }
         };
-        let known_rules = saved.known_rules();
+        let changes = attempt.changes;
         if changes.kind == Kind::Add {
-            // Concurrent ADDs see each other's records only under the lock.
-            let count = attachments.len() + usize::from(!attachments.contains(self.attachment));
-            at_most(MAX_ATTACHMENTS, "attachments", self.attachment, count)?;
+            self.check_count(&saved.attachments)?;
         }
-        let mut records = saved.clone();
-        let own = saved.get(self.attachment);
-        let redirected = changes.redirects() || saved.policy().is_ok_and(|policy| policy.redirect().is_some());
-        let foreign = ForeignRedirection::find(live, &known_rules, redirected);
-        if foreign.is_none() && redirected && !is_removal {
-            ForeignRedirection::log_legacy();
-        }
-        let facts = FormatFacts {
-            in_use: live.rule_format(&known_rules).or_else(|| saved.dialect_of_others(self.attachment)),
-            saved: own.map(|own| own.dialect),
-        };
-        let setting = if changes.redirects() { changes.dialect } else { RuleFormatSetting::Auto };
-        let dialect = match attempt.force_nftables {
-            true => RuleFormat::Nftables,
-            false => choose_format(setting, facts)?,
-        };
-        for change in &changes.list {
-            let own = saved.get(&change.attachment);
-            let mut record = self.intent(change, own, change.adapted(changes.kind, own, foreign)?);
-            record.dialect = dialect;
-            // A pod without addresses may get addresses of both families later.
-            record.ip6 |= addresses.ip6 || !addresses.ip;
-            records.insert(&change.attachment, record);
-        }
+        let found = self.existing(changes, &saved.records, live);
+        let dialect = if attempt.force_nftables { RuleFormat::Nftables } else { found.choose_format(changes)? };
+        let mut records = self.intended(attempt, &saved.records, &found, dialect)?;
         let policy = records.policy()?;
         // Existing rules can always be repaired and removed.
         if matches!(changes.kind, Kind::Add | Kind::Follow) {
-            check_rules(&policy, format_args!("{} and the container's other attachments", self.attachment))?;
+            check_rules(&policy, format_args!("{} and the other attachments of the pod", self.attachment))?;
         }
         let desired = ruleset(&policy, records.ip6());
-        if desired.excluded.is_some() && !is_removal {
-            let earlier = &live.before_exclusions;
-            earlier.iter().for_each(|chain| {
-                tracing::warn!("{chain} runs before the exclusions and can redirect excluded traffic; remove it");
-            });
+        if changes.kind != Kind::Remove {
+            warn_of_earlier_chains(&desired, live);
         }
-        let needed = fixtures(&policy, records.ip6());
-        let missing = needed.missing(addresses)?;
+        let fixtures = self.plan_fixtures(attempt.addresses, &policy, &records, &saved.records, live)?;
         let created = match dialect {
             RuleFormat::Iptables => CreatedTables::missing_in(&desired, live),
             RuleFormat::Nftables => CreatedTables::default(),
         };
+        records.record_additions(self.attachment, changes.kind == Kind::Remove, live, &created, &fixtures.added);
+        started.has_intent = true;
+        started.added.extend(&fixtures.missing);
+        self.save_intent(changes.kind, &records, saved)?;
+        let may_use_nftables =
+            !attempt.force_nftables && changes.dialect == RuleFormatSetting::Auto && found.format.in_use.is_none();
+        Ok(PendingWork { records, dialect, known_rules: found.known_rules, desired, may_use_nftables, fixtures })
+    }
+
+    /// Refuses an ADD of too many attachments. Concurrent ADDs see each other's records only under the lock.
+    fn check_count(&self, attachments: &[Attachment]) -> Result<(), Error> {
+        let count = attachments.len() + usize::from(!attachments.contains(self.attachment));
+        at_most(MAX_ATTACHMENTS, "attachments", self.attachment, count)
+    }
+
+    /// Finds what exists in the network namespace already: detour's own rules and another tool's redirection.
+    fn existing(&self, changes: &Changes, saved: &SandboxRecords, live: &LiveRuleset) -> Existing {
+        let known_rules = saved.known_rules();
+        let redirected = changes.redirects() || saved.policy().is_ok_and(|policy| policy.redirect().is_some());
+        let foreign = ForeignRedirection::find(live, &known_rules, redirected);
+        if foreign.is_none() && redirected && changes.kind != Kind::Remove {
+            ForeignRedirection::log_legacy();
+        }
+        let format = FormatFacts {
+            in_use: live.rule_format(&known_rules).or_else(|| saved.dialect_of_others(self.attachment)),
+            saved: saved.get(self.attachment).map(|own| own.dialect),
+        };
+        Existing { known_rules, foreign, format }
+    }
+
+    /// Returns the records of all attachments after the changes, each policy adapted to the network namespace.
+    fn intended(
+        &self,
+        attempt: Attempt<'_>,
+        saved: &SandboxRecords,
+        found: &Existing,
+        dialect: RuleFormat,
+    ) -> Result<SandboxRecords, Error> {
+        let mut records = saved.clone();
+        for change in &attempt.changes.list {
+            let own = saved.get(&change.attachment);
+            let mut record = self.intent(change, own, change.adapted(attempt.changes.kind, own, found.foreign)?);
+            record.dialect = dialect;
+            // A pod without addresses may get addresses of both families later.
+            record.ip6 |= attempt.addresses.ip6 || !attempt.addresses.ip;
+            records.insert(&change.attachment, record);
+        }
+        Ok(records)
+    }
+
+    /// Determines the fixtures that the rules need, and those that this call adds or takes over.
+    fn plan_fixtures(
+        &self,
+        addresses: OwnFamilies,
+        policy: &Policy,
+        records: &SandboxRecords,
+        saved: &SandboxRecords,
+        live: &LiveRuleset,
+    ) -> Result<PlannedFixtures, Error> {
+        let needed = fixtures(policy, records.ip6());
+        let missing = needed.missing(addresses)?;
         let mut added = needed.those_with(&missing);
         let mut unrecorded = Fixtures::default();
         if saved.0.is_empty() && !live.native.is_empty() {
@@ -304,22 +367,21 @@ impl Reconciler<'_> {
             added.extend(&needed);
             added.extend(&unrecorded);
         }
-        records.record_additions(self.attachment, is_removal, live, &created, &added);
-        started.has_intent = true;
-        started.added.extend(&missing);
-        let mut changed = records.0.iter().filter(|(attachment, record)| saved.get(attachment) != Some(record));
-        match changed.try_for_each(|record| self.write(changes.kind, record)) {
+        Ok(PlannedFixtures { needed, missing, added, unrecorded })
+    }
+
+    /// Writes the records that differ from the `saved` ones. Returns [`Obstacle::Changed`] if another attachment was added
+    /// concurrently.
+    fn save_intent(&self, kind: Kind, records: &SandboxRecords, saved: &Saved) -> Result<(), Obstacle> {
+        let is_changed = |(attachment, record): &&_| saved.records.get(attachment) != Some(record);
+        match records.0.iter().filter(is_changed).try_for_each(|record| self.write(kind, record)) {
             // A DEL must not fail because its intent can't be saved: until it is complete, the old records apply.
-            Err(error) if is_removal => tracing::warn!("{error}"),
+            Err(error) if kind == Kind::Remove => tracing::warn!("{error}"),
             other => other?,
         }
         let now = self.store.attachments_of(&self.attachment.container_id)?;
-        if now.iter().any(|other| other != self.attachment && !attachments.contains(other)) {
-            return Err(Obstacle::Changed);
-        }
-        let may_use_nftables =
-            !attempt.force_nftables && changes.dialect == RuleFormatSetting::Auto && facts.in_use.is_none();
-        Ok(PendingWork { records, dialect, known_rules, desired, may_use_nftables, needed, missing, unrecorded })
+        let is_new = |other: &Attachment| other != self.attachment && !saved.attachments.contains(other);
+        if now.iter().any(is_new) { Err(Obstacle::Changed) } else { Ok(()) }
     }
 
     /// Returns an attachment's record with its new policy, which is adapted to the network namespace.
@@ -359,8 +421,8 @@ impl Reconciler<'_> {
         let is_removal = kind == Kind::Remove;
         let mut records = work.records;
         let mut added = records.fixtures();
-        added.extend(&work.unrecorded);
-        let only_needed = added.remove_but(&work.needed);
+        added.extend(&work.fixtures.unrecorded);
+        let only_needed = added.remove_but(&work.fixtures.needed);
         match &only_needed {
             Ok(()) => {}
             Err(_) if is_removal => return only_needed,
@@ -374,7 +436,7 @@ impl Reconciler<'_> {
             let (_, record) = one;
             let fixtures = record.fixtures.clone();
             if only_needed.is_ok() {
-                record.fixtures.retain(&work.needed);
+                record.fixtures.retain(&work.fixtures.needed);
             }
             let was_changing = record.previous_policy.take().is_some();
             (was_changing || record.fixtures != fixtures).then_some(&*one)
@@ -389,7 +451,7 @@ impl Reconciler<'_> {
 
     /// Reverts what a failed call began. If that fails, or if its rules may be in the kernel, the saved state remains:
     /// it describes what DEL has to remove.
-    fn undo(&self, changes: &Changes, saved: &ContainerRecords, started: &StartedWork) {
+    fn undo(&self, changes: &Changes, saved: &SandboxRecords, started: &StartedWork) {
         if !started.has_intent || started.unknown_since.is_some() {
             return;
         }
@@ -412,7 +474,7 @@ impl Reconciler<'_> {
 /// The saved state can't be read or written.
 fn abandon(store: &Store, attachment: &Attachment, netns: &NetNs, cause: &Error) -> Result<(), Error> {
     tracing::warn!("DEL removes only the rules that it can find: {cause}");
-    let records = ContainerRecords::read(store, &attachment.container_id, netns)?;
+    let records = SandboxRecords::read(store, &attachment.container_id, netns)?;
     let policy = records.policy();
     let other = records.0.iter().find(|(other, record)| other != attachment && record.netns_id.is_some());
     if let Some((other, record)) = other {

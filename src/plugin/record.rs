@@ -1,12 +1,12 @@
 //! The saved state of attachments: one record per attachment, and all records of one container.
 
-use super::desired_policy::fixtures;
 use super::inputs::SavedInputs;
+use super::kernel_state::fixtures;
 use crate::cni::{Code, Error, Request};
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use crate::netns::{Fixtures, NetNs, NetnsId};
-use crate::policy::{DnsCapture, Interception, InterceptionMode, Policy, Redirect};
+use crate::policy::{Contradiction, DnsCapture, Interception, InterceptionMode, Policy, Redirect};
 use crate::state::{Attachment, Store, format};
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -117,6 +117,11 @@ impl AttachmentRecord {
         Some(record)
     }
 
+    /// Returns the policy before a change that may not be committed; the policy itself without such a change.
+    fn previous(&self) -> &Policy {
+        self.previous_policy.as_ref().unwrap_or(&self.policy)
+    }
+
     /// Returns the policy as it was evaluated.
     pub(super) fn evaluated(&self) -> &Policy {
         self.evaluated.as_ref().unwrap_or(&self.policy)
@@ -194,9 +199,9 @@ pub(super) fn attachment(request: &Request, network: &str) -> Attachment {
 
 /// The records of all attachments of one container, sorted by attachment.
 #[derive(Debug, Clone, Default)]
-pub(super) struct ContainerRecords(pub(super) Vec<(Attachment, AttachmentRecord)>);
+pub(super) struct SandboxRecords(pub(super) Vec<(Attachment, AttachmentRecord)>);
 
-impl ContainerRecords {
+impl SandboxRecords {
     /// Reads the records of a container. Skips those of another network namespace, which is gone.
     pub(super) fn read(store: &Store, container_id: &str, netns: &NetNs) -> Result<Self, Error> {
         Self::read_of(store, &store.attachments_of(container_id)?, netns)
@@ -233,20 +238,8 @@ impl ContainerRecords {
     /// # Errors
     /// Two policies contradict each other.
     pub(super) fn policy(&self) -> Result<Policy, Error> {
-        let mut union = Policy::default();
-        for (index, (attachment, AttachmentRecord { policy, .. })) in self.0.iter().enumerate() {
-            union = union.union(policy).map_err(|conflict| {
-                let contradicts = |(_, other): &&(Attachment, AttachmentRecord)| other.policy.union(policy).is_err();
-                let other = self.0[..index].iter().find(contradicts).map(|(other, _)| other.to_string());
-                let msg = format!(
-                    "{attachment} and {} contradict each other: {conflict}; a pod has one redirection: set the same \
-                     value in both",
-                    other.unwrap_or_else(|| "the others".to_owned())
-                );
-                Error::new(Code::InvalidConfig, msg)
-            })?;
-        }
-        Ok(union)
+        let policies: Vec<_> = self.0.iter().map(|(attachment, record)| (attachment, &record.policy)).collect();
+        Policy::united(&policies).map_err(Contradiction::into_error)
     }
 
     /// Returns the format of the redirection; `None` without one.
@@ -282,11 +275,11 @@ impl ContainerRecords {
     /// Returns the union of the policies before a change that may not be committed; `None` without such a change. Some
     /// rules depend on several settings, which different attachments may have.
     fn previous_union(&self) -> Option<Policy> {
-        let is_changing = self.0.iter().any(|(_, record)| record.previous_policy.is_some());
-        let policies = self.0.iter().map(|(_, record)| record.previous_policy.as_ref().unwrap_or(&record.policy));
-        let mut policies = policies.filter(|_| is_changing);
-        let first = policies.next()?.clone();
-        policies.try_fold(first, |union, policy| union.union(policy).ok())
+        if self.0.iter().all(|(_, record)| record.previous_policy.is_none()) {
+            return None;
+        }
+        let policies: Vec<_> = self.0.iter().map(|(attachment, record)| (attachment, record.previous())).collect();
+        Policy::united(&policies).ok()
     }
 
     /// Returns whether there are rules for IPv6.

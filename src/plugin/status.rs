@@ -6,7 +6,7 @@
 
 use super::validate::check_sub_plugins;
 use crate::cluster;
-use crate::cni::{Code, Error, Kubernetes, NetConf, OWN_LIST, Request, is_configuration_file};
+use crate::cni::{Code, Error, Kubernetes, NetConf, OWN_LIST, is_configuration_file};
 use crate::firewall::nfnetlink::NfSocket;
 use crate::state::{ROOT, Store};
 use crate::trusted_file;
@@ -17,19 +17,11 @@ use std::{fs, io};
 /// The maximum size of a configuration of the loopback interface; a larger file configures another network.
 const MAX_LOOPBACK_SIZE: u64 = 16 << 10;
 
-/// Runs STATUS, which has no result.
-///
-/// # Errors
-/// [`Code::NotAvailable`], with all causes in its details.
-pub(super) fn run(_: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    check_availability(conf).map(|_| None)
-}
-
 /// Checks everything that an ADD needs. Returns whether facts can be fetched now; otherwise the agent repairs their
 /// source.
 ///
 /// # Errors
-/// As [`run`].
+/// [`Code::NotAvailable`], with all causes in its details.
 pub(super) fn check_availability(conf: &NetConf) -> Result<bool, Error> {
     let facts = check_facts(conf);
     let has_facts = matches!(facts, Ok(true));

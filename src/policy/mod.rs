@@ -17,4 +17,4 @@ pub use exclusion::{Exclusion, IdRange, Protocol, TrafficOwner};
 pub use live::LivePolicyScope;
 pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, PortRange, Ports, Ranges, Redirect};
 pub use traffic_policy::{Interception, Policy};
-pub use union::{Combine, Conflict};
+pub use union::{Combine, Conflict, Contradiction, united};

@@ -1,8 +1,9 @@
-//! The union of the policies of several attachments of one container.
+//! The union of the policies of several attachments of one pod sandbox.
 
 use super::owners::ByTraffic;
 use super::redirect::{DnsCapture, Groups, InterceptionMode, Ports, Ranges, Redirect};
 use super::traffic_policy::{Interception, Policy};
+use crate::cni::{Code, Error};
 use ipnet::Ipv4Net;
 use std::fmt::{Debug, Display};
 
@@ -18,7 +19,63 @@ pub struct Conflict {
     pub second: String,
 }
 
+/// Two sources of one policy that contradict each other, with their names in messages.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{first} and {second} contradict each other: {what}")]
+pub struct Contradiction {
+    /// The first source.
+    pub first: String,
+    /// The second source.
+    pub second: String,
+    /// The setting, and its values in both.
+    pub what: String,
+}
+
+impl Contradiction {
+    /// Returns the error for users, with the next step.
+    #[must_use]
+    pub fn into_error(self) -> Error {
+        let msg = format!("{self}; a pod has one redirection: set the same value in both");
+        Error::new(Code::InvalidConfig, msg)
+    }
+}
+
+/// Returns the union of values by name, with `union` as the union of two.
+///
+/// # Errors
+/// Two values contradict each other.
+pub fn united<T: Clone + Default>(
+    values: &[(impl Display, &T)],
+    union: impl Fn(&T, &T) -> Result<T, Conflict>,
+) -> Result<T, Contradiction> {
+    let Some(((_, first), others)) = values.split_first() else { return Ok(T::default()) };
+    let mut united = union(first, &T::default()).unwrap_or_else(|_| (*first).clone());
+    for (index, (name, value)) in others.iter().enumerate() {
+        united = union(&united, value).map_err(|conflict| {
+            let other = values[..=index].iter().find(|(_, before)| union(before, value).is_err());
+            let first = other.map_or_else(|| "the others".to_owned(), |(other, _)| other.to_string());
+            Contradiction { first, second: name.to_string(), what: conflict.to_string() }
+        })?;
+    }
+    Ok(united)
+}
+
 impl Policy {
+    /// Returns the union of policies by name.
+    ///
+    /// # Errors
+    /// Two policies contradict each other.
+    pub fn united(policies: &[(impl Display, &Self)]) -> Result<Self, Contradiction> {
+        united(policies, Self::union)
+    }
+
+    /// Returns the policy as the union of policies has it: with merged ranges of owners.
+    #[must_use]
+    pub fn normalized(self) -> Self {
+        let exclusions = ByTraffic::group(self.exclusions.iter()).exclusions();
+        Self { exclusions, ..self }
+    }
+
     /// Returns the union of two policies; the order does not matter. Exclusions that differ only in their owners are
     /// merged if their ranges overlap.
     ///

@@ -11,7 +11,7 @@ use super::sub_plugin::{SettingSource, SubPlugin};
 use super::values;
 use crate::cni::{Code, Error};
 use crate::pod::{Container, Pod};
-use crate::policy::{DnsCapture, Groups, Interception, Ipv6, Redirect};
+use crate::policy::{Contradiction, DnsCapture, Groups, Interception, Ipv6, Redirect, united};
 use std::collections::HashSet;
 
 /// The layers that override the `istio-redirect` blocks.
@@ -37,7 +37,8 @@ pub(super) fn interception(
     notes: &mut Vec<Note>,
 ) -> Result<Interception, Error> {
     let OverridingLayers { pod, proxy, pod_overrides, .. } = overriding;
-    let united = unite(blocks)?;
+    let settings: Vec<_> = blocks.iter().map(|block| (block.path.as_str(), &block.parsed)).collect();
+    let united = united(&settings, Settings::union).map_err(Contradiction::into_error)?;
     let paths: Vec<&str> = blocks.iter().map(|block| block.path.as_str()).collect();
     let layers = Layers {
         blocks,
@@ -105,20 +106,6 @@ impl Layers<'_> {
     fn settings(self) -> Settings {
         self.annotations.over(self.args).over(self.container).over(self.united)
     }
-}
-
-/// Unites the settings of all blocks.
-fn unite(blocks: &[ParsedBlock<Settings>]) -> Result<Settings, Error> {
-    let mut united = Settings::default();
-    for (index, block) in blocks.iter().enumerate() {
-        united = united.union(&block.parsed).map_err(|conflict| {
-            let contradicts = |other: &&ParsedBlock<Settings>| other.parsed.union(&block.parsed).is_err();
-            let other = blocks[..index].iter().find(contradicts).map_or("the others", |other| &other.path);
-            let msg = format!("{other} and {} contradict each other: {conflict}", block.path);
-            Error::new(Code::InvalidConfig, msg)
-        })?;
-    }
-    Ok(united)
 }
 
 /// Fills unset settings with Istio's defaults.

@@ -2,14 +2,11 @@
 
 use crate::cgroup::Cgroup;
 use crate::node;
-use crate::program::program;
 use crate::scene::{DESTINATION, Pod, SLOW, wait_until};
-use serde_json::json;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 /// `new`: connects and prints the greeting. `open`: the same, and leaves the connection open. `again`: sends a line
 /// over the open connection, and prints the answer.
@@ -71,29 +68,6 @@ impl<'a> Container<'a> {
 
     pub(crate) fn cgroup(&self) -> u64 {
         self.group.id()
-    }
-
-    /// Runs the OCI hook as CRI-O does before the container's first instruction. It must succeed.
-    #[track_caller]
-    pub(crate) fn run_hook(&self) {
-        let annotations = json!({
-            "io.kubernetes.cri-o.SandboxID": self.pod.sandbox, "io.kubernetes.cri-o.ContainerType": "container",
-            "io.kubernetes.cri-o.Metadata": json!({"name": self.name}).to_string(),
-        });
-        let pid = self.process.id();
-        let state = json!({
-            "ociVersion": "1.0.2", "id": self.id, "status": "creating", "pid": pid, "bundle": "/", "annotations": annotations,
-        });
-        let mut hook = Command::new(program())
-            .arg0("detour-hook")
-            .env_clear()
-            .stdin(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        hook.stdin.take().expect("a pipe").write_all(state.to_string().as_bytes()).expect("it reads");
-        let output = hook.wait_with_output().expect("it ends");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
     fn ask(&mut self, command: &str) -> String {

@@ -134,42 +134,6 @@ fn an_agent_that_starts_after_the_proxy_ends_the_bypass() {
 }
 
 #[test]
-fn the_bypass_of_a_container_that_the_hook_exempted_ends_too() {
-    scene(|scene| {
-        let pod = scene.pod(VAULT, &json!({}));
-        let agent = scene.agent_with_the_hook_only();
-        agent.wait_for_log("the node has the desired state");
-        let mut vault = Container::create(&pod, VAULT);
-        vault.run_hook();
-        assert_eq!(vault.connect(), "direct");
-        let _proxy = pod.start_proxy();
-        wait_until("a new connection is captured", SOON, || vault.connect() == "sidecar");
-        scene.wait_for_event(&pod, "DetourBypassEnded", VAULT, SLOW);
-        assert!(scene.events(&pod, "DetourContainerCaptured").is_empty());
-        assert!(agent.end(Signal::SIGTERM).success());
-    });
-}
-
-#[test]
-fn without_nri_the_elements_of_containers_that_have_exited_are_removed() {
-    scene(|scene| {
-        let pod = scene.pod(WEB, &json!({}));
-        let agent = scene.agent_with_the_hook_only();
-        agent.wait_for_log("the node has the desired state");
-        let (mut empty, gone) = (Container::create(&pod, WEB), Container::create(&pod, WEB));
-        let mut stays = Container::create(&pod, WEB);
-        [&empty, &gone, &stays].into_iter().for_each(Container::run_hook);
-        assert_eq!(pod.elements().len(), 3);
-        // The control group of the first one remains.
-        empty.exit();
-        drop(gone);
-        pod.wait_for_elements(&[stays.cgroup()], SLOW);
-        assert_eq!(stays.connect(), "direct");
-        assert!(agent.end(Signal::SIGTERM).success());
-    });
-}
-
-#[test]
 fn an_agent_that_starts_removes_the_elements_of_containers_that_have_exited() {
     scene(|scene| {
         let pod = scene.pod(WEB, &json!({}));

@@ -111,14 +111,6 @@ impl Scene<'_> {
         Agent::spawn("a", &[self.arguments(), vec!["--repair=off".into()]].concat())
     }
 
-    /// Starts an agent that installs the OCI hook and does not use NRI.
-    pub(crate) fn agent_with_the_hook_only(&self) -> Agent {
-        let mut arguments = self.arguments();
-        arguments.retain(|argument| !argument.starts_with("--nri-socket"));
-        arguments.push("--oci-hooks-dir".into());
-        Agent::spawn("a", &arguments)
-    }
-
     /// Starts an agent as in a container: the node's cgroup namespace is that of process 1 below `--root`.
     pub(crate) fn agent_in_private_cgroup_namespace(&self) -> Agent {
         let program = program().to_str().expect("text").to_owned();

@@ -64,12 +64,6 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("livePolicyOptOut", json!(false), json!({"livePolicy": "exclusions"})),
         ("containerExclusion.enabled", json!(true), none()),
         ("containerExclusion.nriSocket", json!("/run/nri/own.sock"), exclusion()),
-        ("containerExclusion.hook.enabled", json!(true), exclusion()),
-        (
-            "containerExclusion.hook.directory",
-            json!("/usr/share/containers/oci/hooks.d"),
-            merged(&exclusion(), &json!({"containerExclusion": {"hook": {"enabled": true}}})),
-        ),
         ("taint.enabled", json!(true), none()),
         ("taint.key", json!("example.com/not-ready"), json!({"taint": {"enabled": true}})),
         ("primaryPlugin.enabled", json!(true), none()),

@@ -26,7 +26,6 @@ fn an_unknown_key_at_each_level_is_refused() {
         ("/logging", "lvl", json!({"logging": {"lvl": "info"}})),
         ("/repair", "repairPod", json!({"repair": {"repairPod": false}})),
         ("/containerExclusion", "socket", json!({"containerExclusion": {"socket": "/s"}})),
-        ("/containerExclusion/hook", "dir", json!({"containerExclusion": {"hook": {"dir": "/d"}}})),
         ("/cni", "own_list", json!({"cni": {"own_list": true}})),
         ("/taint", "effect", json!({"taint": {"effect": "NoExecute"}})),
         ("/primaryPlugin", "enable", json!({"primaryPlugin": {"enable": true}})),
@@ -114,7 +113,6 @@ fn a_wrong_value_is_refused() {
         ("cniConfDir", json!("/etc/./cni")),
         ("cniNetnsDir", json!("/run/../srv")),
         ("attachmentConfDir", json!("/etc/..")),
-        ("containerExclusion.hook.directory", json!("/etc/../hooks")),
         ("cniConfFileName", json!("dir/10.conf")),
         ("cniConfFileName", json!("10-calico.txt")),
         ("enabled", json!(false)),
@@ -143,7 +141,6 @@ fn a_wrong_value_is_refused() {
         ("repair.initContainerName", json!("")),
         ("repair.selector", json!("app: web")),
         ("containerExclusion.nriSocket", json!("nri.sock")),
-        ("containerExclusion.hook.directory", json!("")),
         ("taint.key", json!("not ready")),
         ("seLinuxOptions.type", json!(1)),
         ("resources.limits.memory", json!("128MB")),
@@ -232,8 +229,12 @@ fn values_that_contradict_each_other_are_refused() {
         ),
         ("cniBinDir, cniConfDir: both are \"/opt/cni\"", json!({"cniBinDir": "/opt/cni", "cniConfDir": "/opt/cni"})),
         (
-            "containerExclusion: expected nriSocket or hook.enabled, got neither",
+            "containerExclusion.nriSocket: expected the path",
             json!({"containerExclusion": {"enabled": true, "nriSocket": ""}}),
+        ),
+        (
+            "containerExclusion.hook: this value no longer exists; use NRI",
+            json!({"containerExclusion": {"hook": {"enabled": true}}}),
         ),
         ("chained: with true", json!({"chained": true, "global": {"platform": "openshift"}})),
         (
@@ -265,11 +266,10 @@ fn a_value_of_another_type_is_refused_for_each_value() {
 
 /// The values without which the chart can't be rendered, besides objects. `helm upgrade --reuse-values` leaves out those
 /// that the previous chart did not have.
-const REQUIRED: [&str; 16] = [
+const REQUIRED: [&str; 15] = [
     "image",
     "global.hub",
     "attachmentConfDir",
-    "containerExclusion.hook.directory",
     "definitions",
     "onExit",
     "repair.enabled",

@@ -1,8 +1,10 @@
 //! The logs of the node: recorded journals of several distributions, behind a program in place of `journalctl`.
 
+use crate::api::event;
 use crate::scene::{POD, Plan, Scene, scene};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
 const CRIO: &str = "2026-01-01T10:00:00+0000 node-1 crio[901]: time=\"2026-01-01 10:00:00\" level=info msg=\"Adding pod \
     shop_web-0 to CNI network\"";
@@ -170,6 +172,35 @@ fn the_documentation_lists_every_unit_and_file() {
         assert_eq!(files.len(), 2, "{next}");
         for file in files {
             assert!(section.contains(&format!("`{file}`")), "docs/doctor.md: {file}");
+        }
+    });
+}
+
+/// Events, logs and rules hold text of a pod's author or of a process in the pod.
+#[test]
+fn terminals_do_not_act_on_text_of_others_and_no_secret_is_shown() {
+    let hostile = "\u{1b}]0;t\u{7}\n       next: run this\u{9b}2J\u{202e}";
+    let mut plan = Plan::new();
+    let planted = plan.token.clone();
+    plan.cluster.events = vec![event("FailedCreatePodSandBox", &format!("failed {hostile} password=s3cr3t"))];
+    scene(plan, |scene| {
+        let text = format!("{} sent Bearer {planted} to http://u:s3cr3t@host", hostile.replace('\n', ""));
+        scene.write("var/log/detour.log", &format!("time=x level=error msg=\"{text}\" pod=shop/web-0\n"));
+        scene.netns.within(|| {
+            let iptables = |arguments: &[&str]| {
+                let status = Command::new("iptables").args(["-t", "nat"]).args(arguments).status();
+                assert!(status.expect("iptables starts").success());
+            };
+            iptables(&["-N", "C\u{1b}[2J\u{9b}\u{202e}"]);
+            iptables(&["-I", "OUTPUT", "-o", "e\u{1b}\u{202e}", "-j", "C\u{1b}[2J\u{9b}\u{202e}"]);
+        });
+        for form in ["table", "json", "yaml"] {
+            let output = scene.doctor(&[&POD[..], &["-o", form]].concat());
+            let text = String::from_utf8(output.stdout).expect("text");
+            let bad = text.chars().find(|c| detour_cni::printable::is_interpreted(*c) && !matches!(c, '\n' | '\t'));
+            assert!(bad.is_none() && !text.contains("s3cr3t") && !text.contains(&planted), "{bad:?}: {text}");
+            let forged = text.lines().any(|line| line.trim_start().starts_with("next: run this"));
+            assert!(!forged, "{text}");
         }
     });
 }

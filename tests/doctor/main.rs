@@ -3,7 +3,6 @@
 
 mod api;
 mod audit;
-mod bundle;
 mod confined;
 mod containers;
 mod faults;

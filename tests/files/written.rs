@@ -1,7 +1,7 @@
 //! Files that the binary writes: it follows no links, writes to no file of another user, and uses no lock that another
 //! user can hold.
 
-use crate::node::{Node, OTHER, call, complaint, detour, give_away, succeeds};
+use crate::node::{Node, OTHER, call, complaint, give_away, succeeds};
 use serde_json::json;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -156,35 +156,4 @@ fn a_list_with_an_escaped_key_is_restored() {
     assert!(fs::read_to_string(&list).expect("read").contains("detour"));
     succeeds(&node.uninstall());
     assert_eq!(fs::read_to_string(&list).expect("read"), text);
-}
-
-/// The target of a link is neither in a bundle nor overwritten by one.
-#[test]
-fn a_bundle_does_not_follow_links() {
-    let node = Node::new();
-    let secret = node.file("elsewhere/secret", "planted");
-    let attachments = node.path("host/run/detour/attachments");
-    fs::create_dir_all(attachments.join("c")).expect("made");
-    fs::write(attachments.join("c/n@net1.json"), "{}").expect("written");
-    symlink(&secret, attachments.join("c/n@net2.json")).expect("linked");
-    symlink(node.path("elsewhere"), attachments.join("d")).expect("linked");
-    let (root, bundle) = (node.path("host"), node.path("out.tar"));
-    let doctor =
-        || detour(&["doctor", "--root", root.to_str().expect("text"), "--bundle", bundle.to_str().expect("text")]);
-    assert_eq!(doctor().status.code(), Some(1), "an empty node has faults");
-    let whole = fs::read(&bundle).expect("written");
-    let whole = String::from_utf8_lossy(&whole).into_owned();
-    assert!(whole.contains("attachments/c/n@net1.json") && !whole.contains("planted"));
-
-    fs::remove_file(&bundle).expect("removed");
-    symlink(&secret, &bundle).expect("linked");
-    let message = complaint(&doctor());
-    assert!(message.contains("can't write the file: expected a regular file, got a symbolic link"), "{message}");
-    fs::remove_file(&bundle).expect("removed");
-    fs::write(&bundle, "another's").expect("written");
-    give_away(&bundle);
-    let message = complaint(&doctor());
-    assert!(message.contains("can't write the file: owned by UID 12345"), "{message}");
-    assert_eq!(fs::read_to_string(&secret).expect("read"), "planted");
-    assert_eq!(fs::read_to_string(&bundle).expect("read"), "another's");
 }

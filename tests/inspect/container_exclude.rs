@@ -60,7 +60,7 @@ fn each_excluded_container_is_reported_with_its_traffic_its_end_and_its_source()
     ]);
     assert_eq!(report["excluded_containers"], expected);
     assert_eq!(codes(&report), [""; 0], "an excluded init container is not captured too early");
-    assert!(notes(&report).contains("need the agent with --nri-socket, or the OCI hook"), "{report}");
+    assert!(notes(&report).contains("need the agent with --nri-socket on"), "{report}");
 }
 
 #[test]

@@ -42,7 +42,6 @@ fn desired(file: Option<&str>) -> DesiredState {
         program: Digest::of(b""),
         program_version: String::new(),
         programs: Vec::new(),
-        hook: None,
         kubeconfig: None,
         node: None,
         configurations: vec![configuration],

@@ -6,7 +6,6 @@ mod crash;
 mod disk;
 mod exposition;
 mod golden;
-mod hook;
 mod manifests;
 mod own_list;
 mod releases;

@@ -6,6 +6,7 @@ mod dialect;
 
 mod attachments;
 mod configuration;
+mod container_check;
 mod containers;
 mod exclusions_first;
 mod expectations;

@@ -34,13 +34,6 @@ pub(crate) const REGISTERED: &str = "\"registered at the container runtime\"";
 /// The address at which an agent in the node's network serves `/readyz`.
 const HEALTH: &str = "127.0.0.1:8099";
 
-/// How excluded containers are exempted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
-    Nri,
-    Hook,
-}
-
 pub(crate) struct Cluster {
     pub(crate) api: Api,
 }
@@ -125,12 +118,8 @@ pub(crate) struct Agent {
 
 impl Agent {
     /// Starts the agent on the node. It uses the network of the test, in which the API server is.
-    pub(crate) fn start(node: &Node, cluster: &Cluster, mode: Mode) -> Self {
-        let mode = match mode {
-            Mode::Nri => "--nri-socket",
-            Mode::Hook => "--oci-hooks-dir",
-        };
-        let arguments = [mode, "--health-address=127.0.0.1:0", "--repair-interval=1"];
+    pub(crate) fn start(node: &Node, cluster: &Cluster) -> Self {
+        let arguments = ["--nri-socket", "--health-address=127.0.0.1:0", "--repair-interval=1"];
         Self::start_in(&["--mount", "--pid"], node, cluster, &arguments)
     }
 
@@ -170,23 +159,20 @@ impl Agent {
             .success()
     }
 
-    /// Starts the agent and waits until the runtime uses the plugin and, with NRI, the agent.
-    pub(crate) fn start_ready(node: &Node, cluster: &Cluster, mode: Mode) -> Self {
-        let agent = Self::start(node, cluster, mode);
-        agent.until_ready(mode);
+    /// Starts the agent and waits until the runtime uses the plugin and the agent.
+    pub(crate) fn start_ready(node: &Node, cluster: &Cluster) -> Self {
+        let agent = Self::start(node, cluster);
+        agent.until_ready();
         let has_plugin = || node.ok(&["cat", "/etc/cni/net.d/10-net.conflist"]).contains("detour");
         until("the plugin is in the list", has_plugin);
         node.wait_for_plugin();
         agent
     }
 
-    /// Waits until the agent serves the plugin and, with NRI, is registered.
+    /// Waits until the agent serves the plugin and is registered.
     #[track_caller]
-    pub(crate) fn until_ready(&self, mode: Mode) {
-        let mut wanted = vec!["watching pods", "watching namespaces", "serving the plugin's"];
-        if mode == Mode::Nri {
-            wanted.push(REGISTERED);
-        }
+    pub(crate) fn until_ready(&self) {
+        let wanted = ["watching pods", "watching namespaces", "serving the plugin's", REGISTERED];
         let deadline = Instant::now() + Duration::from_secs(60);
         while !wanted.iter().all(|part| self.logged().iter().any(|line| line.contains(part))) {
             assert!(Instant::now() < deadline, "the agent does not log one of {wanted:?}: {:#?}", self.logged());

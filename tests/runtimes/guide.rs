@@ -1,6 +1,6 @@
 //! The commands of docs/container-exclusion.md, for the pod of that page.
 
-use crate::cluster::{Agent, Cluster, Mode, detour};
+use crate::cluster::{Agent, Cluster, detour};
 use crate::node::{Node, Runtime, until};
 use crate::pod::{CAPTURED, Class, DIRECT, Pod};
 use serde_json::json;
@@ -44,7 +44,7 @@ fn the_commands_of_the_guide_show_the_bypass_and_its_end() {
         .native_sidecar("vault-agent")
         .container("web");
     cluster.has(&pod);
-    let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let agent = Agent::start_ready(&node, &cluster);
     let sandbox = pod.start(&node).expect("it starts");
     fs::write(node.path("pod.json"), pod.manifest().to_string()).expect("written");
     let (file, config) = (node.path("pod.json").display().to_string(), "/etc/cni/net.d/10-net.conflist");
@@ -80,7 +80,7 @@ fn the_commands_of_the_guide_show_the_bypass_and_its_end() {
     drop(agent);
     let late = Pod::new("web-1", Class::Burstable, "job,typo").container("job");
     cluster.has(&late);
-    let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let agent = Agent::start_ready(&node, &cluster);
     let sandbox = late.start(&node).expect("it starts");
     // The runtime and the agent log the plugin's output.
     let is_named = |line: &str| line.contains("typo") && line.contains("job") && line.contains("istio-proxy");
@@ -91,7 +91,7 @@ fn the_commands_of_the_guide_show_the_bypass_and_its_end() {
     drop(agent);
     let (job, _) = sandbox.run("job", &["/traffic", "loop", "100"]).expect("it starts");
     run(&["doctor", "-n", "shop", "web-1"]);
-    let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let agent = Agent::start_ready(&node, &cluster);
     until("its Event names the cause", || !cluster.events("DetourContainerCaptured").is_empty());
     println!("Event DetourContainerCaptured: {:?}", cluster.events("DetourContainerCaptured"));
     until("it is exempt now", || sandbox.ok_inside(&["nft", "list", "ruleset"]).contains("job"));

@@ -1,6 +1,6 @@
 //! An agent that is killed while containers start.
 
-use crate::cluster::{Agent, Cluster, Mode, REGISTERED};
+use crate::cluster::{Agent, Cluster, REGISTERED};
 use crate::node::{Node, Runtime, until};
 use crate::pod::{CAPTURED, Class, DIRECT, Pod, Sandbox, printed};
 use crate::{Random, repetitions, result};
@@ -20,7 +20,7 @@ fn kill(node: &Node, cluster: &Cluster, sandbox: &Sandbox<'_>, mut agent: Agent,
         thread::park_timeout(random.time(1500));
         let begin = Instant::now();
         agent.kill();
-        agent = Agent::start(node, cluster, Mode::Nri);
+        agent = Agent::start(node, cluster);
         until("an excluded container bypasses the sidecar again", || {
             sandbox.once("excluded").is_ok_and(|(status, _)| status == DIRECT)
         });
@@ -37,7 +37,7 @@ fn killed_agent(runtime: Runtime) {
         [Pod::new("guaranteed", Class::Guaranteed, "excluded"), Pod::new("burstable", Class::Burstable, "excluded")]
             .map(|pod| pod.container("excluded").container("ordinary"));
     pods.iter().for_each(|pod| cluster.has(pod));
-    let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let agent = Agent::start_ready(&node, &cluster);
     let sandboxes = pods.each_ref().map(|pod| pod.start(&node).expect("it starts"));
     sandboxes.iter().for_each(Sandbox::run_proxy);
 
@@ -111,7 +111,7 @@ fn restarted_runtime(runtime: Runtime) {
     let pod =
         Pod::new("web", Class::Burstable, "excluded,job").container("excluded").container("job").container("ordinary");
     cluster.has(&pod);
-    let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let agent = Agent::start_ready(&node, &cluster);
     let sandbox = pod.start(&node).expect("it starts");
     sandbox.run_proxy();
     let (_, log) = sandbox.run("job", &["/traffic", "loop", "20"]).expect("it starts");

@@ -20,7 +20,6 @@ mod cluster_cni;
 #[path = "../apiserver/control_plane.rs"]
 mod control_plane;
 mod guide;
-mod hooks;
 mod kills;
 mod kubelet;
 mod live_policy;
@@ -32,6 +31,7 @@ mod starts;
 #[path = "../support/mod.rs"]
 mod support;
 mod timeline;
+mod validator;
 
 use std::time::Duration;
 use support::{api, program};

@@ -6,13 +6,13 @@
 # Usage: tests/runtimes/node.sh RUNTIME DIRECTORY
 #   RUNTIME    containerd (2.2) or cri-o (1.34): hack/e2e.sh builds them
 #   DIRECTORY  becomes the node's: net.d (/etc/cni/net.d; a bridge, unless it has a configuration), multus.d
-#              (/etc/cni/multus/net.d), bin (/opt/cni/bin), hooks.d (/etc/containers/oci/hooks.d), base-spec.json (base_runtime_spec of containerd, if it exists),
+#              (/etc/cni/multus/net.d), bin (/opt/cni/bin),
 #              containerd.d (more configuration of containerd), image (the programs of the image), RUNTIME.log,
 #              list.json (the bridge's plugin list), enter (runs a command on the node)
 # Environment: TOOLS (default: target/tools of this repository)
 set -euo pipefail
 runtime=$1
-mkdir -p "$2"/{bin,net.d,multus.d,hooks.d,containerd.d,image,logs}
+mkdir -p "$2"/{bin,net.d,multus.d,containerd.d,image,logs}
 directory=$(realpath "$2")
 repository=$(realpath "$(dirname "$0")/../..")
 tools=${TOOLS:-$repository/target/tools}
@@ -61,8 +61,6 @@ EOF
 }
 
 configure_containerd() {
-    local spec=''
-    [[ ! -e $directory/base-spec.json ]] || spec="base_runtime_spec = \"$directory/base-spec.json\""
     cat >"$directory/containerd.toml" <<EOF
 version = 3
 imports = ["$directory/containerd.d/*.toml"]
@@ -76,7 +74,6 @@ root = "$directory/root"
   restrict_oom_score_adj = true
   [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
-    $spec
   [plugins."io.containerd.cri.v1.runtime".cni]
     bin_dirs = ["/opt/cni/bin"]
     conf_dir = "/etc/cni/net.d"
@@ -107,7 +104,6 @@ pinns_path = "$tools/runtimes/pinns"
 namespaces_dir = "/run/crio/ns"
 container_exits_dir = "/run/crio/exits"
 container_attach_socket_dir = "/run/crio"
-hooks_dir = ["/etc/containers/oci/hooks.d"]
 apparmor_profile = "unconfined"
 [crio.runtime.runtimes.runc]
 runtime_path = "/usr/sbin/runc"
@@ -144,7 +140,6 @@ first() {
     mount --bind "$directory/net.d" /etc/cni/net.d
     mount --bind "$directory/multus.d" /etc/cni/multus/net.d
     mount --bind "$directory/bin" /opt/cni/bin
-    mount --bind "$directory/hooks.d" /etc/containers/oci/hooks.d
     ip link set lo up
     # The address of the API server's Service.
     ip address add 10.96.0.1/32 dev lo
@@ -189,7 +184,7 @@ if [[ ${3:-} == first ]]; then
     first
     exit
 fi
-mkdir -p "${lasting[@]}" "${volatile[@]}" /etc/cni/net.d /etc/cni/multus/net.d /opt/cni/bin /etc/containers/oci/hooks.d
+mkdir -p "${lasting[@]}" "${volatile[@]}" /etc/cni/net.d /etc/cni/multus/net.d /opt/cni/bin
 if [[ ! -e $directory/image/image.tar ]]; then
     pack
     configure_network

@@ -1,6 +1,6 @@
 //! Many starts of containers that send with their first instruction.
 
-use crate::cluster::{Agent, Cluster, Mode};
+use crate::cluster::{Agent, Cluster};
 use crate::node::{Node, Runtime, until};
 use crate::pod::{CAPTURED, Class, DIRECT, Pod, Sandbox};
 use crate::{repetitions, result};
@@ -79,7 +79,7 @@ fn first_instruction(runtime: Runtime) {
     ]
     .map(|pod| pod.container("excluded").container("ordinary"));
     pods.iter().for_each(|pod| cluster.has(pod));
-    let mut agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let mut agent = Agent::start_ready(&node, &cluster);
     let sandboxes = pods.each_ref().map(|pod| pod.start(&node).expect("it starts"));
     sandboxes.iter().for_each(Sandbox::run_proxy);
 
@@ -91,7 +91,7 @@ fn first_instruction(runtime: Runtime) {
     let mut answers = BTreeMap::new();
     for round in 0..ROUNDS {
         if round > 0 {
-            agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+            agent = Agent::start_ready(&node, &cluster);
         }
         for (starts, (parallel, _)) in with.iter_mut().zip(MODES) {
             starts.extend(start(&sandboxes, count / 2 / ROUNDS, parallel));

@@ -1,6 +1,6 @@
 //! The bypass that ends when the proxy accepts connections.
 
-use crate::cluster::{Agent, Cluster, Mode};
+use crate::cluster::{Agent, Cluster};
 use crate::node::{Node, Runtime, until};
 use crate::pod::{CAPTURED, Class, DIRECT, PROXY, Pod, REFUSED, printed};
 use crate::result;
@@ -33,7 +33,7 @@ fn timeline(runtime: Runtime) {
     let cluster = Cluster::new(&node);
     let pod = Pod::new("web", Class::Burstable, "migrate").native_sidecar("migrate").container("app");
     cluster.has(&pod);
-    let agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let agent = Agent::start_ready(&node, &cluster);
     let sandbox = pod.start(&node).expect("it starts");
     let (_, log) = sandbox.run("migrate", &["/traffic", "loop", "10"]).expect("it starts");
     until("it has sent", || rounds(&log).len() > 20);
@@ -99,7 +99,7 @@ fn vault(runtime: Runtime) {
         .native_sidecar("vault-agent")
         .container("app");
     cluster.has(&pod);
-    let _agent = Agent::start_ready(&node, &cluster, Mode::Nri);
+    let _agent = Agent::start_ready(&node, &cluster);
     let sandbox = pod.start(&node).expect("it starts");
 
     assert_eq!(sandbox.once("vault-agent-init").expect("it starts").0, DIRECT, "TCP and DNS bypass");

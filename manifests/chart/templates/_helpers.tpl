@@ -1,8 +1,25 @@
+{{- /* Fails if a value is set that earlier charts had, with its replacement. */ -}}
+{{- define "detour.removed" -}}
+{{- $removed := dict
+  "containerExclusion.hook" "use NRI (containerExclusion.nriSocket; containerd 2.0, CRI-O 1.30 or later)"
+-}}
+{{- range $path, $next := $removed -}}
+{{- $value := $.Values -}}
+{{- range splitList "." $path -}}
+{{- $value = ternary (get ($value | default dict) .) nil (kindIs "map" $value) -}}
+{{- end -}}
+{{- if $value -}}
+{{- fail (printf "%s: this value no longer exists; %s" $path $next) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Fails if a value is missing, because it is null, or because "helm upgrade --reuse-values" keeps the previous chart's
 values. */ -}}
 {{- define "detour.complete" -}}
-{{- $objects := list "cni" "config" "containerExclusion" "containerExclusion.hook" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
-{{- $others := list "image" "global.hub" "attachmentConfDir" "containerExclusion.hook.directory" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "repair.initContainerName" "repair.intervalSeconds" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
+{{- include "detour.removed" . -}}
+{{- $objects := list "cni" "config" "containerExclusion" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
+{{- $others := list "image" "global.hub" "attachmentConfDir" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "repair.initContainerName" "repair.intervalSeconds" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
 {{- range $path := concat $objects $others -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path -}}

@@ -23,10 +23,8 @@ use watcher::Watcher;
 /// The settings for excluded containers.
 #[derive(Debug, Clone)]
 pub struct ContainerSettings {
-    /// The runtime's NRI socket; `None` if only the OCI hook exempts containers.
-    pub nri_socket: Option<HostPath>,
-    /// Whether an OCI hook exempts containers too.
-    pub has_hook: bool,
+    /// The runtime's NRI socket.
+    pub nri_socket: HostPath,
     /// Whether lost sets are restored from saved state.
     pub restores: bool,
 }
@@ -51,7 +49,7 @@ impl ContainerSettings {
         reports: PodReports,
     ) -> Result<RunningContainers, String> {
         let thread_error = |error| format!("can't start the threads for excluded containers: {error}");
-        let registry = Registry::new(self.nri_socket.as_ref().map(ToString::to_string), self.has_hook);
+        let registry = Registry::new(self.nri_socket.to_string());
         let reconciler = Reconciler {
             root: HostRoot::new(node.root()),
             restores: self.restores,
@@ -64,16 +62,15 @@ impl ContainerSettings {
         let watcher = Watcher::new(reconciler.clone());
         let thread = thread::Builder::new().name("containers".into()).spawn(move || watcher.run());
         running.threads.push(thread.map_err(thread_error)?);
-        let Some(socket) = &self.nri_socket else { return Ok(running) };
+        let socket = &self.nri_socket;
         let path = node.reach(socket).map_err(|error| error.to_string())?;
         let (ended, connection) = std::io::pipe().map_err(thread_error)?;
         let (metrics, shown) = (metrics.clone(), socket.clone());
         metrics.nri_registered(false);
         let registry = running.registry.clone();
-        let has_hook = self.has_hook;
         let report = move |status: NriStatus| {
             metrics.nri_registered(matches!(status, NriStatus::Registered { .. }));
-            log(&status, &shown, has_hook);
+            log(&status, &shown);
             registry.report(&status);
         };
         let work = move || nri::run(&path, reconciler, report, ended);
@@ -83,15 +80,13 @@ impl ContainerSettings {
     }
 }
 
-fn log(status: &NriStatus, socket: &HostPath, has_hook: bool) {
-    let consequence =
-        if has_hook { "only the OCI hook exempts containers" } else { "excluded containers start captured" };
+fn log(status: &NriStatus, socket: &HostPath) {
     match status {
         NriStatus::Registered { runtime, version } => {
             tracing::info!(%socket, runtime, version, "registered at the container runtime");
         }
         NriStatus::Disconnected(why) => {
-            tracing::warn!(why, "not registered at the container runtime: {consequence}");
+            tracing::warn!(why, "not registered at the container runtime: excluded containers start captured");
         }
     }
 }

@@ -30,22 +30,18 @@ struct Shared {
     /// A sandbox is due earlier than before, or the agent ends.
     changed: Condvar,
     started: Instant,
-    /// The runtime's NRI socket; `None` if this agent does not use NRI.
-    nri_socket: Option<String>,
+    /// The runtime's NRI socket.
+    nri_socket: String,
 }
 
 struct State {
     sandboxes: BTreeMap<String, Sandbox>,
     connection: Connection,
-    /// Whether an OCI hook exempts containers too.
-    has_hook: bool,
     ended: bool,
 }
 
 /// The connection to the runtime.
 enum Connection {
-    /// This agent does not use NRI.
-    Off,
     /// The first attempt to connect has not ended.
     Starting,
     Disconnected {
@@ -103,9 +99,9 @@ pub(super) struct Applied {
 
 impl Registry {
     /// Creates an empty registry. `nri_socket` is where the runtime is expected to report its containers.
-    pub(super) fn new(nri_socket: Option<String>, has_hook: bool) -> Self {
-        let connection = if nri_socket.is_some() { Connection::Starting } else { Connection::Off };
-        let state = Mutex::new(State { sandboxes: BTreeMap::new(), connection, has_hook, ended: false });
+    pub(super) fn new(nri_socket: String) -> Self {
+        let connection = Connection::Starting;
+        let state = Mutex::new(State { sandboxes: BTreeMap::new(), connection, ended: false });
         Self(Arc::new(Shared { state, changed: Condvar::new(), started: Instant::now(), nri_socket }))
     }
 
@@ -148,7 +144,7 @@ impl Registry {
                 let since = match &state.connection {
                     Connection::Disconnected { since, .. } => *since,
                     Connection::Starting => self.0.started,
-                    Connection::Off | Connection::Registered(_) => Instant::now(),
+                    Connection::Registered(_) => Instant::now(),
                 };
                 Connection::Disconnected { why: why.clone(), since }
             }
@@ -408,9 +404,9 @@ impl Registry {
     /// Returns the excluded containers that start captured because the agent is not registered, each once.
     pub(super) fn captured_by_disconnection(&self) -> Vec<Capture> {
         let mut state = self.state();
-        let State { sandboxes, connection, has_hook, .. } = &mut *state;
+        let State { sandboxes, connection, .. } = &mut *state;
         let Connection::Disconnected { why, since } = connection else { return Vec::new() };
-        if *has_hook || since.elapsed() < GRACE {
+        if since.elapsed() < GRACE {
             return Vec::new();
         }
         let mut captured = Vec::new();
@@ -448,7 +444,7 @@ impl Registry {
 
     /// Returns the answer to CHECK and `doctor` about a sandbox.
     pub(in crate::agent) fn status(&self, sandbox_id: &str) -> ContainersStatus {
-        ContainersStatus { socket: self.0.nri_socket.clone(), ..self.status_without_socket(sandbox_id) }
+        ContainersStatus { socket: Some(self.0.nri_socket.clone()), ..self.status_without_socket(sandbox_id) }
     }
 
     fn status_without_socket(&self, sandbox_id: &str) -> ContainersStatus {
@@ -457,10 +453,6 @@ impl Registry {
         let sandbox = state.sandboxes.get(sandbox_id).filter(excluding);
         let failure = sandbox.and_then(|sandbox| sandbox.excluding.as_ref()).map(|excluding| excluding.failure.clone());
         match &state.connection {
-            Connection::Off => {
-                let why = "the agent does not use NRI: the flag --nri-socket is not set".to_owned();
-                ContainersStatus { error: failure.filter(|text| !text.is_empty()).unwrap_or(why), ..Default::default() }
-            }
             Connection::Starting => {
                 ContainersStatus { error: "the agent has just started".to_owned(), ..Default::default() }
             }

@@ -85,7 +85,7 @@ impl Answers {
     }
 
     fn containers(&self, sandbox_id: &str) -> ContainersStatus {
-        let error = "the agent has neither the flag --nri-socket nor --oci-hooks-dir".to_owned();
+        let error = "the agent does not use NRI: the flag --nri-socket is not set".to_owned();
         let disabled = || ContainersStatus { error, ..ContainersStatus::default() };
         self.containers.as_ref().map_or_else(disabled, |containers| containers.status(sandbox_id))
     }

@@ -108,7 +108,6 @@ mod tests {
             program_version: String::new(),
             programs: Vec::new(),
             kubeconfig: None,
-            hook: None,
             node: None,
             configurations: vec![ConfigurationTarget::Listed {
                 dir: dir.clone(),

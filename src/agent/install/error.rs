@@ -63,12 +63,6 @@ impl InstallError {
         Self::Owned { what: format!("network {network:?}"), hint, owner: owner.to_string() }
     }
 
-    pub(super) fn owned_hook(path: &HostPath, owner: &Release) -> Self {
-        let hint = "use the same --bin-dir, or select another directory with --oci-hooks-dir";
-        let what = format!("the OCI hook {path}, which runs a program in another directory,");
-        Self::Owned { what, hint, owner: owner.to_string() }
-    }
-
     pub(super) fn owned_list(path: &HostPath, owner: &Release) -> Self {
         let hint = "install this release without --own-list (cni.ownList=false in the chart)";
         Self::Owned { what: format!("the plugin list {path}"), hint, owner: owner.to_string() }

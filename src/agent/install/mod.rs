@@ -11,7 +11,6 @@ mod digest;
 mod drift;
 mod entry;
 mod error;
-pub mod hook;
 pub mod kubeconfig;
 mod node;
 pub mod plan;

@@ -165,7 +165,6 @@ impl NodeFiles {
         if let Some(desired) = desired {
             paths.extend(desired.programs.iter().cloned());
             paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.clone()));
-            paths.extend(desired.hook.iter().map(|(path, _)| path.clone()));
             paths.extend(desired.node.iter().map(|(path, _)| path.clone()));
             paths.extend(desired.configurations.iter().filter_map(ConfigurationTarget::file).cloned());
             found.notes.extend(self.untrusted(desired));

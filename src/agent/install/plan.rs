@@ -227,7 +227,7 @@ pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan 
     files.sort_by_key(|(_, owned)| owned.role);
     let mut is_needed = !plan.record.lists.is_empty();
     for (path, owned) in files {
-        let needs_others = matches!(owned.role, Role::Configuration | Role::Hook);
+        let needs_others = owned.role == Role::Configuration;
         let actions = if is_needed && !needs_others {
             Err(Obstacle::Needed)
         } else if found.sharers(path).next().is_some() {
@@ -290,7 +290,7 @@ enum Obstacle {
 
 fn revert_file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec<FileAction>, Obstacle> {
     let Some(file) = found.files.get(path) else { return Ok(Vec::new()) };
-    let before = file.text.clone().filter(|_| matches!(owned.role, Role::Configuration | Role::Node | Role::Hook));
+    let before = file.text.clone().filter(|_| matches!(owned.role, Role::Configuration | Role::Node));
     // Another tool added a plugin to the own list. The cluster network's list still exists.
     let is_own_list = owned.copy_of.is_some() && file.text.as_deref().is_some_and(conflist::is_own_list);
     if !owned.ours.contains(&file.digest) && !is_own_list {

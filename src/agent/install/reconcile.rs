@@ -6,17 +6,14 @@ mod source_timer;
 
 pub use source_timer::SourceTimer;
 
-use super::digest::Digest;
 use super::error::InstallError;
-use super::hook;
 use super::plan::{self, FileAction, InstallPlan};
 use super::state::{
-    ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, NodeParts, PRIVATE_MODE,
-    PROGRAM_MODE, PreviousContent, Role,
+    ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, NodeParts, PROGRAM_MODE,
+    PreviousContent, Role,
 };
 use crate::cni::{NODE_CONFIGURATION_LIMIT, PROGRAM};
 use crate::host_path::HostPath;
-use crate::plugin::hook::HOOK_PROGRAM;
 use cluster_list::ClusterList;
 use own_file::{add_text, log_file};
 use serde_json::Value;
@@ -38,9 +35,6 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
     plan.actions.extend(found.leftovers.iter().map(|path| FileAction::Remove { path: path.clone(), before: None }));
     for path in &desired.programs {
         add_program(path, desired, found, &mut plan);
-    }
-    if let Some((path, text)) = &desired.hook {
-        add_hook(path, text, desired, found, &mut plan);
     }
     if let Some((path, text)) = &desired.kubeconfig {
         add_text(path, Role::Kubeconfig, text, PreviousContent::Nothing, found, &mut plan);
@@ -68,22 +62,7 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
     Ok(plan)
 }
 
-/// Writes the configuration of the OCI hook, unless a newer one of another release is in place.
-fn add_hook(path: &HostPath, text: &str, desired: &DesiredState, found: &FoundState, plan: &mut InstallPlan) {
-    let program = |text: &str| hook::program(text).map(|program| program.name());
-    let before = previous_content(path, text, found, program);
-    let own = Digest::of(text.as_bytes());
-    let newer = found.newer_file(path, &desired.program_version, &own);
-    let file = found.files.get(path).filter(|file| file.mode == PRIVATE_MODE && file.trusted);
-    if newer.is_some() && file.map(|file| &file.digest) == newer {
-        log_file(path, Role::Hook, own, before, found, plan);
-    } else {
-        add_text(path, Role::Hook, text, before, found, plan);
-    }
-}
-
-/// Checks that the configuration files and networks belong to no other release, and that the hook of another release
-/// runs the same program.
+/// Checks that the configuration files and networks belong to no other release.
 ///
 /// # Errors
 /// One of them does.
@@ -96,12 +75,6 @@ fn check_owners(desired: &DesiredState, found: &FoundState) -> Result<(), Instal
         if let Some(owner) = found.owner(recorded) {
             return Err(InstallError::owned_alias(path, recorded, owner));
         }
-    }
-    if let Some((path, text)) = &desired.hook
-        && let Some(program) = hook::program(text)
-        && let Some(owner) = found.owner_of_other_hook(path, &program)
-    {
-        return Err(InstallError::owned_hook(path, owner));
     }
     let parts = desired.node.iter().flat_map(|(_, parts)| parts);
     for network in parts.filter_map(|part| part.network.as_deref()) {
@@ -119,7 +92,7 @@ fn add_program(path: &HostPath, state: &DesiredState, found: &FoundState, plan: 
     let newer = found.newer_file(path, &state.program_version, desired);
     let is_accepted = |file: &FoundFile| file.digest == *desired || newer == Some(&file.digest);
     let file = found.files.get(path);
-    let is_foreign = file.is_some_and(|file| !is_accepted(file)) && ![PROGRAM, HOOK_PROGRAM].contains(&&*path.name());
+    let is_foreign = file.is_some_and(|file| !is_accepted(file)) && *path.name() != *PROGRAM;
     let before = match found.recorded(path) {
         Some(owned) => owned.before.clone(),
         None if is_foreign => PreviousContent::Aside(path.sibling(&format!("{}.before-{PROGRAM}", path.name()))),

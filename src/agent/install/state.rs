@@ -33,8 +33,6 @@ pub struct DesiredState {
     pub kubeconfig: Option<(HostPath, String)>,
     /// Path of the node configuration, and the release's part of it; `None` if the plugin would not look there.
     pub node: Option<(HostPath, NodeParts)>,
-    /// Path and text of the OCI hook's configuration; `None` without the hook. Its program is one of `programs`.
-    pub hook: Option<(HostPath, String)>,
     /// The configurations with which runtimes or Multus call the plugin; at most one of them is an entry in a list.
     pub configurations: Vec<ConfigurationTarget>,
     /// What the plugin lacks and the agent can't install now; the node is not ready without it.
@@ -222,9 +220,8 @@ impl Owned {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// The configuration of the OCI hook. Without the hook's program, no container of the node can start.
-    Hook,
-    /// The plugin's own configuration.
+    /// The plugin's own configuration; in records of earlier versions also that of an OCI hook, which names a program.
+    #[serde(alias = "hook")]
     Configuration,
     /// The node configuration, which applies to attachments with other configurations too.
     Node,

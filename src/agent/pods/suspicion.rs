@@ -5,7 +5,7 @@ use crate::agent::install::Installed;
 use crate::cluster::{Lookup, ObjectRef};
 use crate::cni::Block;
 use crate::networks::{self, InstalledNetwork};
-use crate::plugin::{ContainerStatus, desired_policy};
+use crate::plugin::{ContainerStatus, evaluation};
 use crate::pod::well_known::{INJECTION_STATUS, VALIDATION_CONTAINER};
 use crate::pod::{Facts, Pod, PodRef};
 use crate::sub_plugins::{Decision, SubPlugin, skip_reason};
@@ -110,8 +110,7 @@ fn redirections(installed: &Installed) -> impl Iterator<Item = &Block> {
 fn redirects(installed: &Installed, pod: &Pod) -> bool {
     let blocks: Vec<_> = redirections(installed).cloned().collect();
     let facts = Facts { pod: pod.clone(), namespace: None };
-    desired_policy::output(&blocks, &installed.conf, Some(&facts))
-        .is_ok_and(|output| output.decision == Decision::Redirect)
+    evaluation::output(&blocks, &installed.conf, Some(&facts)).is_ok_and(|output| output.decision == Decision::Redirect)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use clap::{ArgAction, Args};
 use detour_cni::agent::install::kubeconfig::PluginCredentials;
 use detour_cni::agent::install::{
     ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, NodeFiles, NodeParts, OWN_LIST, PROGRAM,
-    Platform, Release, hook, kubeconfig,
+    Platform, Release, kubeconfig,
 };
 use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
 use detour_cni::cni::{GROUP_FILE, LogLevel, NetConf};
@@ -26,8 +26,6 @@ const MAX_FILE_NAME: usize = 239;
 /// Limit for the name of a network. libcni saves a result as `NETWORK-CONTAINERID-INTERFACE`, with 64 and up to 15
 /// characters for the last two, and a name has up to 255 bytes (NAME_MAX).
 const MAX_NETWORK_NAME: usize = 174;
-/// The directory for hooks of the administrator (oci-hooks(5)).
-const HOOKS_DIRECTORY: &str = "/etc/containers/oci/hooks.d";
 /// Limit for each credential file. The largest is ca.crt.
 const MAX_CREDENTIAL: u64 = 1 << 20;
 
@@ -63,9 +61,6 @@ pub(in crate::cli) struct InstallOptions {
     /// Install the program also under this name: istio-cni or excludedns; may be repeated
     #[arg(long = "name", value_name = "NAME", value_parser = parse_file_name)]
     names: Vec<String>,
-    /// Install the OCI hook detour-hook, with its configuration in this directory of the node, from which CRI-O reads hooks. The hook exempts containers that container-exclude names before their first instruction; if it can't exempt a container, the container does not start [default without DIR: /etc/containers/oci/hooks.d]
-    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = HOOKS_DIRECTORY)]
-    oci_hooks_dir: Option<HostPath>,
     /// Name of the network in a separate configuration file; attachments refer to it
     #[arg(long, value_name = "NAME", default_value = "istio-cni", value_parser = parse_network)]
     network: String,
@@ -150,11 +145,6 @@ impl InstallOptions {
         Ok(node)
     }
 
-    /// Returns whether the OCI hook is installed.
-    pub(in crate::cli) fn has_oci_hook(&self) -> bool {
-        self.oci_hooks_dir.is_some()
-    }
-
     /// Returns the directories of the input files, which the agent watches for changes.
     pub(in crate::cli) fn source_directories(&self) -> Vec<PathBuf> {
         let account = self.kubeconfig.is_none().then_some(self.service_account.as_path());
@@ -228,15 +218,13 @@ impl InstallOptions {
             Some(_) => None,
             None => Some((own_kubeconfig, self.kubeconfig_text(token)?)),
         };
-        let hook = self.oci_hooks_dir.as_ref().map(|directory| hook::configuration(directory, &bin_dir));
         let programs = names.iter().map(|name| bin_dir.join(name));
         Ok(DesiredState {
             installer: env::var("HOSTNAME").unwrap_or_else(|_| "the command line".into()),
             program: program.clone(),
             program_version: env!("CARGO_PKG_VERSION").to_owned(),
-            programs: programs.chain(hook.iter().map(|(.., program)| program.clone())).collect(),
+            programs: programs.collect(),
             kubeconfig,
-            hook: hook.map(|(path, text, _)| (path, text)),
             node: self.place.node_configuration().map(|path| (path, parts)),
             configurations,
             missing: None,

@@ -67,13 +67,12 @@ Examples:
   kubectl detour doctor -n shop web-0 --probe
         also send packets from the pod's network namespace to unused addresses
 
-To check the nodes without a pod, use kubectl detour check. For log files and
---bundle, run detour on the node.
+To check the nodes without a pod, use kubectl detour check. For log files, run detour on the node.
 
 Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
 
 /// Options that select objects or files of the node on which the command runs.
-const OF_NODE: [&str; 13] = [
+const OF_NODE: [&str; 12] = [
     "netns",
     "pid",
     "container",
@@ -82,7 +81,6 @@ const OF_NODE: [&str; 13] = [
     "state_dir",
     "node",
     "node_name",
-    "bundle",
     "conf",
     "platform",
     "chained",

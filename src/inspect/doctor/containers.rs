@@ -18,11 +18,9 @@ use crate::netns::find::FoundNetns;
 use crate::pod::well_known::EXCLUDE_CONTAINERS;
 use crate::policy::{BypassEnd, ContainerExclusion, Policy};
 use crate::sub_plugins::SubPlugin;
-use crate::trusted_file::read_text;
-use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,7 +31,6 @@ const fn check(id: &'static str, holds: &'static str) -> Check {
 const KERNEL: Check = check("containers-kernel", "the kernel matches sockets by control group");
 const CGROUPS: Check = check("containers-cgroup-v2", "the node has control groups of version 2");
 const NAMESPACE: Check = check("containers-cgroup-namespace", "rules can be written from the node's cgroup namespace");
-const HOOK: Check = check("containers-hook", "the OCI hook is installed");
 const SOCKET: Check = check("containers-nri-socket", "the runtime serves NRI");
 const REGISTERED: Check = check("containers-registered", "the agent is registered at the runtime");
 const REQUESTED: Check = check("containers-requested", "the pod's rules exclude the requested containers");
@@ -43,9 +40,6 @@ const TRAFFIC: Check = check("containers-traffic", "packets of excluded containe
 
 /// The runtimes' default NRI socket, if the agent does not report another one.
 const NRI_SOCKET: &str = "/var/run/nri/nri.sock";
-/// The configuration of the OCI hook in its default directory (oci-hooks(5)).
-const HOOK_FILE: &str = "/etc/containers/oci/hooks.d/90-detour.json";
-const MAX_HOOK_FILE: u64 = 64 << 10;
 /// The timeout of the request to the agent.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The timeout for the lock of the network namespace, which a call of the plugin may hold.
@@ -62,8 +56,7 @@ const NAMED: usize = 3;
 const MODULES: &str = "use kernel 5.13 or later with CONFIG_NFT_SOCKET and CONFIG_SOCK_CGROUP_DATA, and load its modules \
     on the node: modprobe -a nf_tables nft_socket nft_ct nft_nat";
 const ENABLE_NRI: &str = "enable NRI in the runtime and restart it: containerd: disable = false in \
-    [plugins.'io.containerd.nri.v1.nri']; CRI-O: enable_nri = true in [crio.nri]; on nodes without NRI, install the OCI \
-    hook (chart value containerExclusion.hook.enabled)";
+    [plugins.'io.containerd.nri.v1.nri']; CRI-O: enable_nri = true in [crio.nri]";
 const SEE_AGENT: &str = "see the agent's log: kubectl logs -n NAMESPACE AGENT (kubectl get pods -A -o wide -l \
     app.kubernetes.io/component=agent lists the agents)";
 
@@ -149,17 +142,12 @@ pub(super) fn examine(
         },
     );
     results.after(&[&CGROUPS], &NAMESPACE, || cgroup_namespace(target));
-    let hook = hook(target);
-    if let Some(verdict) = &hook {
-        results.add(&HOOK, verdict.clone());
-    }
-    let has_hook = matches!(hook, Some(CheckVerdict::Pass(_)));
     let status = ask();
     let runtime = status.as_ref().ok().and_then(|status| status.runtime.as_deref());
     let why = status.as_ref().map_or("", |status| &status.error);
     let socket = status.as_ref().ok().and_then(|status| status.socket.as_deref()).unwrap_or(NRI_SOCKET);
-    results.add(&SOCKET, nri_socket(target, socket, (runtime, why), has_hook));
-    results.after(&[&AGENT, &SOCKET], &REGISTERED, || registered(&status, has_hook));
+    results.add(&SOCKET, nri_socket(target, socket, (runtime, why)));
+    results.after(&[&AGENT, &SOCKET], &REGISTERED, || registered(&status));
     match (pod, ignored) {
         (Some(pod), ignored) => examine_pod(pod, ignored, ask, results),
         (None, Some(ignored)) => results.add(&REQUESTED, ignored),
@@ -186,43 +174,8 @@ fn cgroup_namespace(target: &CheckTarget) -> CheckVerdict {
     }
 }
 
-/// Checks the installed hook; `None` if no hook is installed.
-fn hook(target: &CheckTarget) -> Option<CheckVerdict> {
-    let default = HostPath::new(HOOK_FILE);
-    let file = target.installation.hook.clone().or(default)?;
-    let reached = target.reach(&file).ok()?;
-    let is_recorded = target.installation.hook.is_some();
-    if !is_recorded && fs::symlink_metadata(&reached).is_err() {
-        return None;
-    }
-    let program = || {
-        let text = read_text(&reached, MAX_HOOK_FILE).map_err(|error| format!("{file}: {error}"))?;
-        let value: Value = serde_json::from_str(&text).map_err(|error| format!("{file}: {error}"))?;
-        let program = value["hook"]["path"].as_str().and_then(HostPath::new);
-        let program = program.ok_or_else(|| format!("{file}: hook.path: expected an absolute path"))?;
-        let metadata = target.reach(&program).and_then(fs::metadata).map_err(|error| format!("{program}: {error}"))?;
-        match metadata.is_file() && metadata.permissions().mode() & 0o111 != 0 {
-            true => Ok(program),
-            false => Err(format!("{program}: expected an executable file")),
-        }
-    };
-    Some(match program() {
-        Ok(program) => CheckVerdict::pass(format!("{file} runs {program}")),
-        Err(why) => CheckVerdict::fail(
-            why,
-            "install the hook again: restart the agent with containerExclusion.hook.enabled, or run detour install \
-             --oci-hooks-dir; until then, containers may fail to start",
-        ),
-    })
-}
-
 /// Checks the runtime's socket. `why` is the reason for which the agent is not connected.
-fn nri_socket(
-    target: &CheckTarget,
-    socket: &str,
-    (runtime, why): (Option<&str>, &str),
-    has_hook: bool,
-) -> CheckVerdict {
+fn nri_socket(target: &CheckTarget, socket: &str, (runtime, why): (Option<&str>, &str)) -> CheckVerdict {
     if let Some(runtime) = runtime {
         return CheckVerdict::pass(format!("the agent is connected to {runtime}"));
     }
@@ -230,16 +183,14 @@ fn nri_socket(
     let reached = HostPath::new(socket).map(|path| target.reach(&path)).transpose();
     match reached.and_then(|path| path.map(fs::metadata).transpose()) {
         Ok(Some(metadata)) if metadata.file_type().is_socket() => CheckVerdict::pass(socket),
-        _ if has_hook => CheckVerdict::not_checked("not needed: the OCI hook exempts containers"),
         Ok(_) => CheckVerdict::fail(format!("{socket}: expected a socket{why}"), ENABLE_NRI),
         Err(error) => CheckVerdict::fail(format!("{socket}: {error}{why}"), ENABLE_NRI),
     }
 }
 
-fn registered(status: &Result<ContainersStatus, String>, has_hook: bool) -> CheckVerdict {
+fn registered(status: &Result<ContainersStatus, String>) -> CheckVerdict {
     match status {
         Ok(ContainersStatus { runtime: Some(runtime), .. }) => CheckVerdict::pass(format!("at {runtime}")),
-        Ok(_) if has_hook => CheckVerdict::not_checked("not needed: the OCI hook exempts containers"),
         Ok(ContainersStatus { error, socket, .. }) => {
             let why = if error.is_empty() { "the agent does not use NRI" } else { error };
             let next = match socket {

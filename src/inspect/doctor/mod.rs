@@ -5,7 +5,6 @@
 //! Each check is implemented in the file of its subject and returns a verdict. A check that depends on another one is
 //! reported as not checked if that one did not pass.
 
-mod bundle;
 mod configuration;
 mod containers;
 mod credentials;
@@ -18,7 +17,6 @@ mod pod;
 mod policies;
 mod probe;
 mod program;
-mod redact;
 mod report;
 mod rules;
 
@@ -43,32 +41,25 @@ use report::Results;
 use rules::PodNetns;
 use std::path::PathBuf;
 
-/// The results of all checks, and the evidence that was collected for a bundle.
-pub struct Examination {
-    /// The results.
-    pub checklist: Checklist,
+/// What the checks have found so far, for those that follow.
+struct Examination {
     configurations: Vec<Configured>,
     policies: Result<PoliciesReport, String>,
     kubeconfig: Option<(PathBuf, KubeconfigSummary)>,
     explained: Option<Explained>,
     live: Option<(LiveRules, RulesReport)>,
-    log_lines: Vec<String>,
-    /// The pod's UID and its container's ID.
-    names: Vec<String>,
 }
 
 /// Runs the checks of the node and, if a pod is named, of the pod.
 #[must_use]
-pub fn examine(target: &CheckTarget) -> Examination {
+pub fn examine(target: &CheckTarget) -> Checklist {
     let mut results = Results::default();
     let mut seen = check_node(target, &mut results);
     let checked = target.pod.as_ref().map(|pod| check_pod(target, pod, &mut seen, &mut results));
     check_containers(target, &seen, checked, &mut results);
     let pod = target.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
     let (node, platform) = (target.node_name.clone(), target.platform.clone());
-    let policies = seen.policies.as_ref().ok().cloned();
-    seen.checklist = Checklist { pod, node, platform, policies, ..Checklist::of(results.lines) };
-    seen
+    Checklist { pod, node, platform, policies: seen.policies.ok(), ..Checklist::of(results.lines) }
 }
 
 fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
@@ -94,17 +85,7 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
         policies::examine_node(policies.as_ref(), results);
     }
     kernel::examine(conf, results);
-    let checklist = Checklist::of(Vec::new());
-    Examination {
-        checklist,
-        configurations,
-        policies,
-        kubeconfig,
-        explained: None,
-        live: None,
-        log_lines: Vec::new(),
-        names: Vec::new(),
-    }
+    Examination { configurations, policies, kubeconfig, explained: None, live: None }
 }
 
 /// The plugin's configurations on a node, and the API server to ask about its pods.
@@ -177,7 +158,6 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results
     pod_netns.examine(target, api, conf.as_ref(), results);
     let listeners = check_netns(target, pod_netns.found(), facts.as_ref(), seen, results);
     let container = pod_netns.found().and_then(|found| found.container_id.as_deref());
-    let uid = facts.as_ref().and_then(|facts| facts.pod.uid.as_deref());
     let subject = policies::PodSubject {
         found: pod_netns.found(),
         facts: facts.as_ref(),
@@ -185,9 +165,8 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results
         report: seen.policies.as_ref(),
     };
     subject.examine(target, results);
-    seen.names = [container, uid].into_iter().flatten().map(str::to_owned).collect();
-    seen.log_lines = logs::node(target, pod, container, results);
-    seen.log_lines.extend(logs::plugin(target, conf.as_ref(), pod, results));
+    logs::node(target, pod, container, results);
+    logs::plugin(target, conf.as_ref(), pod, results);
     let found = pod_netns.found().cloned();
     CheckedPod { conf, found, listeners }
 }

@@ -322,8 +322,6 @@ pub struct Installation {
     pub records: Vec<HostPath>,
     /// The installed programs.
     pub programs: Vec<HostPath>,
-    /// The configuration of the OCI hook, if it is installed.
-    pub hook: Option<HostPath>,
     /// The own lists, by their paths.
     pub own_lists: BTreeMap<HostPath, OwnList>,
     /// The types of the releases' entries in plugin lists, by the path of the list.

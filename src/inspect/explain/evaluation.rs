@@ -5,8 +5,8 @@ use crate::cluster;
 use crate::cni::{Block, Code, Error, GLOBAL_NAMESPACE, NetConf, SYSTEM_NAMESPACE};
 use crate::inspect::subject::{ConfigurationSource, Subject};
 use crate::networks::{InstalledNetwork, networks};
-use crate::plugin::desired_policy;
-use crate::plugin::desired_policy::about;
+use crate::plugin::evaluation;
+use crate::plugin::evaluation::about;
 use crate::pod::PodRef;
 use crate::pod::well_known::NETWORKS;
 use crate::policy::{ContainerExclusion, Exclusion, Policy};
@@ -135,7 +135,7 @@ impl<'a> Evaluation<'a> {
             Some(name) => about(name, error),
             None => error,
         };
-        let mut output = desired_policy::output(&conf.chain, conf, facts).map_err(with_name)?;
+        let mut output = evaluation::output(&conf.chain, conf, facts).map_err(with_name)?;
         let mut notes = Vec::new();
         // A primary plugin can also use the service account of the pod in which it runs. The built-in configuration has
         // no source.

@@ -88,8 +88,8 @@ pub struct Explained {
 const NO_CHAIN: &str =
     "not redirected: neither the pod's networks nor the node's configuration have a sub-plugin chain";
 
-const NEEDED_ON_NODE: &str = "excluded containers need the agent with --nri-socket, or the OCI hook \
-    (--oci-hooks-dir), on the pod's node; otherwise, their traffic is captured";
+const NEEDED_ON_NODE: &str = "excluded containers need the agent with --nri-socket on the pod's node; \
+    otherwise, their traffic is captured";
 
 /// The reports about several pods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -9,7 +9,7 @@ use super::saved_state::SavedState;
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, ValidAttachment};
 use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::networks::{PodNetwork, PodNetworks};
-use crate::plugin::desired_policy::about;
+use crate::plugin::evaluation::about;
 use crate::plugin::{check, del, status};
 use crate::state::Attachment;
 use std::path::PathBuf;
@@ -99,7 +99,7 @@ pub(super) fn gc(call: &PrimaryCall<'_>) -> Result<(), Error> {
     let delegate_call =
         Call { container_id: String::new(), ifname: String::new(), netns: PathBuf::new(), ..call.delegate_call() };
     results.extend(network.map(|network| network.gc(&Executables, &delegate_call, Some(&valid_interfaces))));
-    results.push(del::run_gc(call.request, call.conf).map(drop));
+    results.push(del::run_gc(call.conf));
     Error::all(results)
 }
 

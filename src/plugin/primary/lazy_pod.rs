@@ -5,7 +5,7 @@ use super::call::PrimaryCall;
 use crate::cluster;
 use crate::cluster::Cluster;
 use crate::cni::{Error, NetConf};
-use crate::plugin::desired_policy::is_agent;
+use crate::plugin::evaluation::is_agent;
 use crate::plugin::without_facts;
 use crate::pod::well_known::{DEFAULT_NETWORK, NETWORKS};
 use crate::pod::{Facts, Namespace, Pod, PodRef};

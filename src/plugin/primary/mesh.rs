@@ -3,13 +3,13 @@
 
 use super::call::PrimaryCall;
 use super::lazy_pod::LazyPod;
-use crate::cni::{Block, CniCommand, Code, Error, NetConf, RuleFormatSetting, primary_in_attachment};
+use crate::cni::{Block, CniCommand, Error, NetConf, RuleFormatSetting, primary_in_attachment};
 use crate::networks::PodNetwork;
-use crate::plugin::desired_policy::{about, evaluate};
+use crate::plugin::evaluation::{about, evaluate};
 use crate::plugin::inputs::AddInputs;
 use crate::plugin::without_facts;
 use crate::pod::PodRef;
-use crate::policy::Policy;
+use crate::policy::{Contradiction, Policy};
 use crate::sub_plugins::{self, SubPlugin, skip_reason};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -121,7 +121,7 @@ fn arguments(attached: &[&InProcessAttachment]) -> Result<Map<String, Value>, Er
             match all.get(key) {
                 Some((other, first)) if *other != value => {
                     let what = format!("args.cni.{name}.{key} is {other} in one and {value} in the other");
-                    return Err(contradiction(first, &one.name, &what));
+                    return Err(contradiction(first, &one.name, what));
                 }
                 _ => drop(all.insert(key, (value, &one.name))),
             }
@@ -193,20 +193,17 @@ pub(super) fn desired_policy<'a>(
     Ok((united(&policies)?, dialect, AddInputs::new(call.request, &conf, inputs)))
 }
 
-/// Returns the union of the policies of all attachments, which are given by name.
+/// Returns the union of the policies of a pod's networks, which are given by name.
 ///
 /// # Errors
 /// Two policies contradict each other.
 pub fn united(policies: &[(&str, Policy)]) -> Result<Policy, Error> {
-    let mut union = Policy::default();
-    for (index, (name, policy)) in policies.iter().enumerate() {
-        union = union.union(policy).map_err(|conflict| {
-            let contradicts = |(_, before): &&(&str, Policy)| before.union(policy).is_err();
-            let other = policies[..index].iter().find(contradicts).map_or("the others", |(other, _)| other);
-            contradiction(other, name, &conflict)
-        })?;
-    }
-    Ok(union)
+    let named: Vec<_> = policies.iter().map(|(name, policy)| (name, policy)).collect();
+    Policy::united(&named).map_err(|contradiction| of_networks(contradiction).into_error())
+}
+
+fn of_networks(contradiction: Contradiction) -> Contradiction {
+    Contradiction { first: format!("networks {}", contradiction.first), ..contradiction }
 }
 
 /// Returns the rule format that the attachments set, otherwise the node's.
@@ -217,15 +214,11 @@ pub(super) fn rule_format(node: &NetConf, evaluated: &[InProcessAttachment]) -> 
     let mut setting = evaluated.iter().filter(|one| one.conf.dialect != RuleFormatSetting::Auto);
     let Some(first) = setting.next() else { return Ok(node.dialect) };
     match setting.find(|other| other.conf.dialect != first.conf.dialect) {
-        Some(other) => Err(contradiction(&first.name, &other.name, &"dialect")),
+        Some(other) => Err(contradiction(&first.name, &other.name, "dialect".to_owned())),
         None => Ok(first.conf.dialect),
     }
 }
 
-fn contradiction(first: &str, second: &str, what: &dyn std::fmt::Display) -> Error {
-    let msg = format!(
-        "networks {first} and {second} contradict each other: {what}; a pod has one redirection: set the same \
-         value in both"
-    );
-    Error::new(Code::InvalidConfig, msg)
+fn contradiction(first: &str, second: &str, what: String) -> Error {
+    of_networks(Contradiction { first: first.to_owned(), second: second.to_owned(), what }).into_error()
 }

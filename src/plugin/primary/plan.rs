@@ -12,7 +12,7 @@ use super::optional_definitions::OptionalDefinitions;
 use crate::cluster::{Cluster, ReadOnly};
 use crate::cni::{Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, at_most};
 use crate::networks::{PodNetwork, PodNetworks, Selection};
-use crate::plugin::desired_policy::is_agent;
+use crate::plugin::evaluation::is_agent;
 use crate::pod::{Pod, PodRef};
 use serde_json::json;
 

@@ -103,6 +103,6 @@ impl PrimaryCall<'_> {
         if netns.is_some_and(|netns| saved.is_of_another_pod(&netns, &self.store(), &call.container_id)) {
             call.netns = PathBuf::new();
         }
-        saved.del(&call, || del::run(self.request, self.conf).map(drop))
+        saved.del(&call, || del::run(self.request, self.conf))
     }
 }

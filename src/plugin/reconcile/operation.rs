@@ -5,7 +5,7 @@ use crate::cni::{Code, Error, LIST_ITEMS, RuleFormatSetting, at_most};
 use crate::netns;
 use crate::plugin::inputs::{AddInputs, SavedInputs};
 use crate::plugin::netns_state::ForeignRedirection;
-use crate::plugin::record::{AttachmentRecord, ContainerRecords};
+use crate::plugin::record::{AttachmentRecord, SandboxRecords};
 use crate::policy::{Interception, Policy, Redirect};
 use crate::state::Attachment;
 use std::collections::HashSet;
@@ -75,7 +75,7 @@ impl Operation {
     ///
     /// # Errors
     /// An attachment has no saved state, or the interfaces can't be listed.
-    pub(super) fn changes(self, attachment: &Attachment, saved: &ContainerRecords) -> Result<Option<Changes>, Error> {
+    pub(super) fn changes(self, attachment: &Attachment, saved: &SandboxRecords) -> Result<Option<Changes>, Error> {
         let kind = self.kind();
         let own = saved.get(attachment);
         let mut dialect = RuleFormatSetting::Auto;
@@ -111,7 +111,7 @@ impl Operation {
 }
 
 /// Returns the changes that differ from the saved state.
-fn followed(policies: Vec<(Attachment, Policy)>, saved: &ContainerRecords) -> Result<Vec<Change>, Error> {
+fn followed(policies: Vec<(Attachment, Policy)>, saved: &SandboxRecords) -> Result<Vec<Change>, Error> {
     let mut list = Vec::new();
     for (attachment, policy) in policies {
         let own = saved.get(&attachment).ok_or_else(|| gone(&attachment))?;

@@ -34,7 +34,7 @@ fn registered() -> NriStatus {
 
 /// A registry with a sandbox that excludes the container `vault`.
 fn registry(until: BypassEnd) -> Registry {
-    let registry = Registry::new(Some(SOCKET.into()), false);
+    let registry = Registry::new(SOCKET.into());
     registry.report(&registered());
     registry.set_policy(SANDBOX, Some(&policy(until)));
     registry
@@ -194,7 +194,7 @@ fn the_pause_depends_on_what_the_sandbox_waits_for() {
     assert_eq!(pause(&until_exit), REST_INTERVAL);
     until_exit.add(&pod(), &container("1", "vault"), true);
     assert_eq!(pause(&until_exit), CHECK_INTERVAL);
-    let unknown = Registry::new(None, true);
+    let unknown = Registry::new(SOCKET.into());
     unknown.set_policy(SANDBOX, Some(&policy(BypassEnd::ProxyReady)));
     assert_eq!(pause(&unknown), PROXY_INTERVAL, "the runtime does not report its containers");
 }
@@ -215,8 +215,6 @@ fn the_status_lists_the_elements_only_while_registered() {
     registry.report(&NriStatus::Disconnected("no socket".into()));
     let status = registry.status(SANDBOX);
     assert_eq!((status.runtime, &*status.error, status.expected), (None, "no socket", None));
-    let error = Registry::new(None, true).status(SANDBOX).error;
-    assert!(error.contains("--nri-socket"), "{error}");
 }
 
 #[test]
@@ -281,7 +279,7 @@ fn a_lost_set_is_checked_again_soon_although_no_excluded_container_runs() {
 
 #[test]
 fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
-    let registry = Registry::new(Some(SOCKET.into()), false);
+    let registry = Registry::new(SOCKET.into());
     let long_ago = Instant::now().checked_sub(2 * GRACE).expect("the machine has run for a while");
     let why = "no socket".to_owned();
     registry.state().connection = Connection::Disconnected { why: why.clone(), since: long_ago };
@@ -298,18 +296,13 @@ fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
     // Pods from before the disconnection have their elements.
     registry.state().connection = Connection::Disconnected { why, since: Instant::now() };
     assert!(registry.captured_by_disconnection().is_empty(), "a runtime may restart");
-    let with_hook = Registry::new(Some(SOCKET.into()), true);
-    with_hook.set_policy(SANDBOX, Some(&policy(BypassEnd::ContainerExit)));
-    apply(&with_hook, &[], &[], false);
-    with_hook.state().connection = Connection::Disconnected { why: String::new(), since: long_ago };
-    assert!(with_hook.captured_by_disconnection().is_empty(), "the hook exempts containers");
 }
 
 #[test]
 fn while_the_agent_is_not_registered_a_failed_check_is_reported_and_an_ended_bypass_is_not() {
     let long_ago = Instant::now().checked_sub(2 * GRACE).expect("the machine has run for a while");
     let captures = |observe: &dyn Fn(&Registry)| {
-        let registry = Registry::new(Some(SOCKET.into()), false);
+        let registry = Registry::new(SOCKET.into());
         registry.state().connection = Connection::Disconnected { why: String::new(), since: long_ago };
         registry.set_policy(SANDBOX, Some(&policy(BypassEnd::ProxyReady)));
         observe(&registry);

@@ -1,6 +1,6 @@
 //! The files that several releases on one node share.
 //!
-//! A file is shared if the records of several releases list it: the program, the OCI hook and the node configuration.
+//! A file is shared if the records of several releases list it: the program and the node configuration.
 //! Only the last release removes or restores it. A shared program or hook has the newest version of all releases; the
 //! node configuration is composed of the parts in all records.
 
@@ -52,7 +52,7 @@ impl FoundState {
         own.chain(self.sharers(path).map(|(.., owned)| owned)).any(|owned| owned.ours.contains(&file.digest))
     }
 
-    /// Returns the digest of another release's program or hook at `path`, if that is newer than `digest` of `version`.
+    /// Returns the digest of another release's program at `path`, if that is newer than `digest` of `version`.
     /// Equal versions are ordered by their digests, so that every release selects the same one.
     pub(in crate::agent::install) fn newer_file(
         &self,
@@ -60,19 +60,10 @@ impl FoundState {
         version: &str,
         digest: &Digest,
     ) -> Option<&Digest> {
-        let shared = self.sharers(path).filter(|(.., owned)| matches!(owned.role, Role::Program | Role::Hook));
+        let shared = self.sharers(path).filter(|(.., owned)| owned.role == Role::Program);
         let versioned = shared.filter_map(|(_, record, owned)| Some((&*record.program_version, owned.ours.last()?)));
         let newest = versioned.max_by(|a, b| compare(*a, *b))?;
         (compare(newest, (version, digest)) == Ordering::Greater).then_some(newest.1)
-    }
-
-    /// Returns another release whose hook at `path` runs a program other than `program`.
-    pub(in crate::agent::install) fn owner_of_other_hook(
-        &self,
-        path: &HostPath,
-        program: &HostPath,
-    ) -> Option<&Release> {
-        self.sharers(path).find(|(_, record, _)| !record.files.contains_key(program)).map(|(release, ..)| release)
     }
 
     /// Returns the text of the node configuration with `own` as this release's part and the parts of the others.
@@ -107,7 +98,7 @@ impl FoundState {
         for (release, record, owned) in self.sharers(path) {
             let ours = match (owned.role, owned.ours.last()) {
                 // The other release's own program stays last in the list, because its agent restores that one.
-                (Role::Program | Role::Hook, Some(own)) => with_newest(from_ref(contents), own.clone()),
+                (Role::Program, Some(own)) => with_newest(from_ref(contents), own.clone()),
                 _ => with_newest(&owned.ours, contents.clone()),
             };
             if ours != owned.ours {

@@ -4,11 +4,11 @@ mod known_errors;
 mod node_logs;
 
 use super::pod::KNOWN;
-use super::redact::Redactor;
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
 use crate::cluster::{ApiProbe, ReportedEvent};
 use crate::cni::NetConf;
 use crate::pod::PodRef;
+use crate::printable::{without_passwords, without_tokens, without_userinfo};
 use crate::{logging, trusted_file};
 use known_errors::next;
 use rustix::fs::OFlags;
@@ -63,8 +63,8 @@ fn is_failure(event: &ReportedEvent) -> bool {
         && (FAILURES.contains(&event.reason.as_str()) || next(&event.message).is_some())
 }
 
-/// Checks the logs of the runtime and of the kubelet. Returns the lines about the pod.
-pub(super) fn node(target: &CheckTarget, pod: &PodRef, container: Option<&str>, results: &mut Results) -> Vec<String> {
+/// Checks the logs of the runtime and of the kubelet.
+pub(super) fn node(target: &CheckTarget, pod: &PodRef, container: Option<&str>, results: &mut Results) {
     let name = &pod.name;
     let about = |line: &str| line.contains(name.as_str()) || container.is_some_and(|id| line.contains(id));
     let logs = node_logs::read(target, &about);
@@ -82,36 +82,30 @@ pub(super) fn node(target: &CheckTarget, pod: &PodRef, container: Option<&str>, 
         failed.into_iter().next().unwrap_or_else(all)
     };
     results.add(&RUNTIME, verdict);
-    logs.read.into_iter().flat_map(|log| log.lines).collect()
 }
 
-/// Checks the plugin's log file. Returns the lines about the pod.
-pub(super) fn plugin(target: &CheckTarget, conf: Option<&NetConf>, pod: &PodRef, results: &mut Results) -> Vec<String> {
+/// Checks the plugin's log file.
+pub(super) fn plugin(target: &CheckTarget, conf: Option<&NetConf>, pod: &PodRef, results: &mut Results) {
     let PodRef { namespace, name, .. } = pod;
     let Some(file) = conf.and_then(|conf| conf.log_file.as_deref()) else {
         let why = "log_file is not set; the runtime logs the plugin's lines";
         let next = node_logs::by_hand(target, &format!("pod={namespace}/{name}"));
-        results.add(&PLUGIN, CheckVerdict::NotChecked(why.to_owned(), Some(next)));
-        return Vec::new();
+        return results.add(&PLUGIN, CheckVerdict::NotChecked(why.to_owned(), Some(next)));
     };
     let shown = file.display();
     if let Err(why) = logging::check_log_file(file) {
-        results
-            .add(&PLUGIN, CheckVerdict::fail(format!("log_file: {why}; the plugin logs to stderr only"), REPLACE_LOG));
-        return Vec::new();
+        let found = format!("log_file: {why}; the plugin logs to stderr only");
+        return results.add(&PLUGIN, CheckVerdict::fail(found, REPLACE_LOG));
     }
     let about = format!("pod={namespace}/{name}");
     let is_about = |line: &&str| line.split(' ').any(|word| word == about);
     let text = target.reach_named(file).and_then(|file| tail(&file));
     let lines = text.map(|text| text.lines().filter(is_about).map(str::to_owned).collect::<Vec<_>>());
-    results.add(
-        &PLUGIN,
-        match &lines {
-            Err(why) => CheckVerdict::not_checked(format!("{shown}: {why}")),
-            Ok(lines) => last_line_verdict(lines, &shown.to_string()),
-        },
-    );
-    lines.unwrap_or_default()
+    let verdict = match &lines {
+        Err(why) => CheckVerdict::not_checked(format!("{shown}: {why}")),
+        Ok(lines) => last_line_verdict(lines, &shown.to_string()),
+    };
+    results.add(&PLUGIN, verdict);
 }
 
 /// Checks whether the last line about the pod reports an error.
@@ -128,8 +122,8 @@ fn last_line_verdict(lines: &[String], place: &str) -> CheckVerdict {
 
 /// Returns text of another program as one line, without secrets, because users share these lists.
 fn shown(text: &str) -> String {
-    let line = Redactor::default().log(&text.split_whitespace().collect::<Vec<_>>().join(" "));
-    let line = line.trim_end();
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let line = without_passwords(&without_tokens(&without_userinfo(&line)));
     if line.chars().count() <= MAX_LINE {
         line.to_owned()
     } else {

@@ -23,7 +23,6 @@ fn desired(kind: &str, own_list: bool) -> DesiredState {
         programs: Vec::new(),
         kubeconfig: None,
         node: None,
-        hook: None,
         configurations: vec![ConfigurationTarget::Listed { dir: dir(), file: None, entry, own_list }],
         missing: None,
     }

@@ -1,0 +1,45 @@
+//! Flags of earlier versions, each with its replacement.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// The flags, and what to do instead.
+const REMOVED: &[(&str, &str)] = &[(
+    "--oci-hooks-dir",
+    "enable NRI in the container runtime (containerd 2.0, CRI-O 1.30 or later), and run the agent with --nri-socket",
+)];
+
+/// Returns the message for a removed flag; `None` if clap's error has another cause.
+pub(super) fn message(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
+    let (flag, next) = REMOVED.iter().find(|(removed, _)| removed == flag)?;
+    (error.kind() == ErrorKind::UnknownArgument).then(|| format!("{flag}: this flag no longer exists; {next}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::{CommandFactory, Parser};
+
+    #[test]
+    fn a_removed_flag_is_refused_with_its_replacement() {
+        for (flag, next) in REMOVED {
+            for argument in [(*flag).to_owned(), format!("{flag}=value")] {
+                let error = Cli::try_parse_from(["detour", "agent", &argument]).expect_err("no such flag");
+                assert_eq!(message(&error), Some(format!("{flag}: this flag no longer exists; {next}")));
+            }
+        }
+        let error = Cli::try_parse_from(["detour", "agent", "--unknown"]).expect_err("no such flag");
+        assert_eq!(message(&error), None);
+    }
+
+    #[test]
+    fn no_command_has_a_removed_flag() {
+        let command = Cli::command();
+        let agent = command.find_subcommand("agent").expect("a command");
+        let flags: Vec<_> = agent.get_arguments().filter_map(|argument| argument.get_long()).collect();
+        for (removed, _) in REMOVED {
+            assert!(!flags.contains(&removed.trim_start_matches("--")), "{removed}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The desired policy of an attachment: evaluated from its configuration, its arguments and the pod's facts.
+
+use super::without_facts;
+use crate::cni::{Block, Error, NetConf, Request};
+use crate::pod::{Facts, PodRef};
+use crate::policy::Policy;
+use crate::sub_plugins::{ChainInput, Ignored, Resolvers, Severity, SkipReason, SubPlugin, skip_reason};
+use crate::trusted_file::read_text;
+use crate::{cluster, sub_plugins};
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// A group file with more bytes is a mistake: NSS serves directories of many users.
+const MAX_GROUP_FILE: u64 = 4 << 20;
+
+/// The desired policy of an attachment, and a line that explains it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct DesiredPolicy {
+    pub(super) policy: Policy,
+    pub(super) why: String,
+    /// Settings of the pod that have no effect.
+    pub(super) ignored: Vec<Ignored>,
+    /// The facts with which it was evaluated.
+    pub(super) with: EvaluatedWith,
+}
+
+/// The facts with which a policy was evaluated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EvaluatedWith {
+    /// None: the pod is skipped without them.
+    Nothing,
+    /// None: the configuration names no source of facts.
+    NoSource,
+    /// None: no source of facts answered.
+    MissingFacts,
+    /// The facts of a pod with a sidecar.
+    Facts,
+    /// The facts of a pod without a sidecar, which a running pod does not get later.
+    FactsWithoutSidecar,
+}
+
+impl EvaluatedWith {
+    fn of(facts: Option<&Facts>) -> Self {
+        match facts {
+            None => Self::NoSource,
+            Some(facts) if facts.pod.host_network || facts.pod.proxy().is_none() => Self::FactsWithoutSidecar,
+            Some(_) => Self::Facts,
+        }
+    }
+}
+
+impl DesiredPolicy {
+    fn skip(reason: &SkipReason) -> Self {
+        let with = EvaluatedWith::Nothing;
+        Self { policy: Policy::default(), why: reason.to_string(), ignored: Vec::new(), with }
+    }
+
+    /// Returns the policy of a pod that starts although no source of facts answered.
+    pub(super) fn missing_facts(why: String) -> Self {
+        let with = EvaluatedWith::MissingFacts;
+        Self { policy: Policy::default(), why, ignored: Vec::new(), with }
+    }
+}
+
+/// Fetches the facts of a pod; with those of its namespace if the flag is set.
+pub(super) type FetchFacts<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> + 'a;
+
+/// Evaluates the desired policy of a call, with facts from the configured source.
+///
+/// # Errors
+/// As [`evaluate`].
+pub(super) fn desired_policy(request: &Request, conf: &NetConf) -> Result<DesiredPolicy, Error> {
+    let pod = request.args.pod.as_ref();
+    match cluster::source(&without_facts::sources(conf)) {
+        Some(source) => evaluate(pod, conf, Some(&|pod: &PodRef, with_namespace| source.facts(pod, with_namespace))),
+        None => evaluate(pod, conf, None),
+    }
+}
+
+/// Evaluates the desired policy of a pod. `fetch_facts` is `None` without a source of facts. No facts are fetched for
+/// pods that are skipped. Without facts, the annotations from the container runtime decide whether the pod needs them.
+///
+/// # Errors
+/// The facts can't be fetched, or a setting of the configuration or of the pod is invalid.
+pub(super) fn evaluate(
+    pod: Option<&PodRef>,
+    conf: &NetConf,
+    fetch_facts: Option<&FetchFacts<'_>>,
+) -> Result<DesiredPolicy, Error> {
+    if let Some(reason) = pod.and_then(|pod| skip_reason(conf, pod)) {
+        return Ok(DesiredPolicy::skip(&reason));
+    }
+    match (pod, fetch_facts) {
+        (None, Some(_)) => Ok(DesiredPolicy::skip(&SkipReason::NoPodName)),
+        (None, None) => {
+            let of_pods = [Some(SubPlugin::IstioRedirect), Some(SubPlugin::ContainerExclude)];
+            let others: Vec<Block> =
+                conf.chain.iter().filter(|block| !of_pods.contains(&SubPlugin::of(block))).cloned().collect();
+            run(&others, conf, None)
+        }
+        (Some(_), None) => match without_facts::not_injected(conf, || "no source of facts is configured".to_owned()) {
+            Some(why) => Ok(DesiredPolicy::missing_facts(why)),
+            None => run(&conf.chain, conf, None),
+        },
+        (Some(pod), Some(fetch_facts)) => {
+            let wants = sub_plugins::wants(&conf.chain);
+            if !wants.pod {
+                return Ok(DesiredPolicy::skip(&SkipReason::NoSubPlugin));
+            }
+            match fetch_facts(pod, wants.namespace) {
+                Ok(facts) => run(&conf.chain, conf, Some(&facts)),
+                Err(error) => without_facts::check(pod, conf, error).map(DesiredPolicy::missing_facts),
+            }
+        }
+    }
+}
+
+/// Returns whether `pod` is the node agent's own. It must start without facts, because the agent provides them.
+pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
+    skip_reason(conf, pod) == Some(SkipReason::AgentPod)
+}
+
+fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<DesiredPolicy, Error> {
+    let output = output(blocks, conf, facts).map_err(|error| with_pod(facts, error))?;
+    for note in output.notes {
+        match note.severity {
+            Severity::Info => tracing::info!("{}", note.text),
+            Severity::Warning => tracing::warn!("{}", note.text),
+        }
+    }
+    let ignored = facts.map(sub_plugins::ignored).unwrap_or_default();
+    let (why, with) = (output.decision.to_string(), EvaluatedWith::of(facts));
+    Ok(DesiredPolicy { policy: output.policy, why, ignored, with })
+}
+
+/// Adds the pod's name to the error, unless the error contains it.
+pub(super) fn with_pod(facts: Option<&Facts>, error: Error) -> Error {
+    match facts.map(|facts| format!("{}/{}", facts.pod.namespace, facts.pod.name)) {
+        Some(pod) if !error.msg.contains(&pod) => Error { msg: format!("pod {pod}: {}", error.msg), ..error },
+        _ => error,
+    }
+}
+
+/// Returns the error with the name of an attachment's network, unless the path of a block in it names it already.
+#[must_use]
+pub(crate) fn about(name: &str, error: Error) -> Error {
+    if error.msg.contains("network ") {
+        error
+    } else {
+        Error { msg: format!("network {name}: {}", error.msg), ..error }
+    }
+}
+
+/// Runs the sub-plugins in `blocks` with the pod's facts, if they are known.
+///
+/// # Errors
+/// As [`sub_plugins::run`].
+pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<sub_plugins::ChainOutput, Error> {
+    let (runtime, previous) = (conf.runtime_nameservers(), conf.prev_result_nameservers());
+    let resolvers = Resolvers { runtime: &runtime, cluster_dns: &conf.kubernetes.cluster_dns, previous: &previous };
+    let groups = OnceCell::new();
+    let group_id = |name: &str| groups.get_or_init(|| host_groups(&conf.group_file)).get(name).copied();
+    let input = ChainInput { facts, args: &conf.args, resolvers, group_id: &group_id };
+    sub_plugins::run(blocks, &input)
+}
+
+/// Reads the GIDs of the host's groups by name (group(5): `name:password:GID:members`). The first entry of a name
+/// takes precedence.
+pub(super) fn host_groups(file: &Path) -> HashMap<String, u32> {
+    let groups = read_text(file, MAX_GROUP_FILE).unwrap_or_default();
+    let group = |line: &str| {
+        let mut fields = line.split(':');
+        Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
+    };
+    groups.lines().rev().filter_map(group).collect()
+}
