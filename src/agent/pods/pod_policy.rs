@@ -1,8 +1,8 @@
 //! The policy of a pod: when it is evaluated, whether it is changed, and what is reported about it.
 
 use super::limits::{ChangeLimit, Failures, MIN_INTERVAL};
-use super::rule_check::{name, pod_ref};
 use super::reconciler::Tools;
+use super::rule_check::{name, pod_ref};
 use super::sandbox::{Sandboxes, current_sandbox};
 use super::suspicion::suspect;
 use super::texts;

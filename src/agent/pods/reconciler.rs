@@ -70,7 +70,6 @@ pub struct ObservedNode {
 }
 
 /// Work in the network namespace of a pod.
-#[derive(Debug)]
 pub struct Job {
     tools: Arc<Tools>,
     /// The key of the pod.
@@ -78,7 +77,6 @@ pub struct Job {
     work: Work,
 }
 
-#[derive(Debug)]
 enum Work {
     Change(Box<PolicyChange>),
     Check(Box<(RuleCheck, PodRules)>),

@@ -1,7 +1,7 @@
 //! The three ways to repair a pod: in place, with the plugin's ADD or from saved state; by deleting it; with a label.
 
-use super::suspicion::{Cause, Suspicion};
 use super::settings::RepairMode;
+use super::suspicion::{Cause, Suspicion};
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
 use crate::cluster::ServiceAccount;

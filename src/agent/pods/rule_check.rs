@@ -31,7 +31,6 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 const DEFINITION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the checks that begin together share.
-#[derive(Debug)]
 pub(super) struct SharedLookups {
     /// The time for the pods, and the clock at that time.
     began: (Instant, Instant),
@@ -52,7 +51,6 @@ impl SharedLookups {
 }
 
 /// The check of one pod.
-#[derive(Debug)]
 pub(super) struct RuleCheck {
     pub(super) tools: Arc<Tools>,
     pub(super) settings: RepairSettings,
@@ -125,8 +123,7 @@ impl RuleCheck {
             let outcome = self.perform(RepairMode::InPlace, case);
             let is_replaced = mode != RepairMode::InPlace && matches!(outcome, RepairOutcome::Failed(_));
             if !is_replaced {
-                let is_unhelpful =
-                    is_last && mode == RepairMode::InPlace && outcome == RepairOutcome::NothingToDo;
+                let is_unhelpful = is_last && mode == RepairMode::InPlace && outcome == RepairOutcome::NothingToDo;
                 let outcome = if is_unhelpful {
                     RepairOutcome::Failed("its rules are the desired ones; see the log of its init container".into())
                 } else {
