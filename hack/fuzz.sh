@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Fuzzes the parsers and the laws of src/fuzzing, guided by coverage (libFuzzer). Each target starts with the kept inputs
-# in fuzz/corpus and those that earlier runs found in target/fuzz/corpus. Needs no privileges and no nightly toolchain.
+# Fuzzes the parsers and the laws of src/fuzzing, guided by coverage (libFuzzer). Each target starts with the golden files
+# and sample configurations, the inputs that once failed (fuzz/failed), and those that earlier runs found in
+# target/fuzz/corpus. Needs no privileges and no nightly toolchain.
 #
-# Usage: hack/fuzz.sh [--seconds N] [--keep] [TARGET…]
+# Usage: hack/fuzz.sh [--seconds N] [TARGET…]
 #   --seconds N  the time for all targets together, after the build (default 60; 28800 for a night)
-#   --keep       merge the inputs that reach new code into fuzz/corpus, minimized
-#   TARGET       names of directories in fuzz/corpus (default: all)
+#   TARGET       names in the table of src/fuzzing/mod.rs (default: all)
 #
 # Exits with 1 if a target fails; the output tells how to reproduce it.
 set -euo pipefail
@@ -14,10 +14,11 @@ cd "$(dirname "$0")/.."
 source hack/machine.sh
 
 jobs=2
-# The maximum length of a new input, and of the inputs of a target that --keep keeps, in bytes.
-max_length=16384 max_kept=32000
+# The maximum length of an input in bytes.
+max_length=16384
 
-seconds=60 keep='' targets=()
+mapfile -t all < <(sed -n 's/^    ("\([a-z-]*\)", .*),$/\1/p' src/fuzzing/mod.rs)
+seconds=60 targets=()
 while [[ $# -gt 0 ]]; do
     case $1 in
         --seconds)
@@ -25,16 +26,15 @@ while [[ $# -gt 0 ]]; do
             seconds=$2
             shift
             ;;
-        --keep) keep=1 ;;
         -*) die "unknown option $1" ;;
         *)
-            [[ -d fuzz/corpus/$1 ]] || die "unknown target $1; expected one of: $(cd fuzz/corpus && echo *)"
+            [[ " ${all[*]} " == *" $1 "* ]] || die "unknown target $1; expected one of: ${all[*]}"
             targets+=("$1")
             ;;
     esac
     shift
 done
-[[ ${#targets[@]} -gt 0 ]] || mapfile -t targets < <(cd fuzz/corpus && printf '%s\n' *)
+[[ ${#targets[@]} -gt 0 ]] || targets=("${all[@]}")
 
 need_commands g++=g++ cc=gcc
 need_rust
@@ -52,12 +52,22 @@ say "building the fuzzer (about four minutes on two cores)"
 RUSTFLAGS="${coverage[*]}" cargo build --quiet --release --manifest-path fuzz/Cargo.toml \
     --target "$host" --target-dir "$directory" </dev/null
 
+# The golden files and samples, as the first and as the second section of an input.
+seeds=$directory/seeds
+rm -rf "$seeds"
+mkdir -p "$seeds"
+find conf manifests/samples tests/golden tests/records -type f -size "-$((max_length / 1024))k" | while IFS= read -r file; do
+    cp "$file" "$seeds/${file//\//-}"
+    { printf '\n====\n' && cat "$file"; } >"$seeds/${file//\//-}.second"
+done
+
 # run TARGET SECONDS: fuzzes one target, prints a line about it, and fails if the target fails.
 run() {
     local target=$1 log=$directory/$1.log status=0 summary executions new
     local found=$directory/corpus/$target
     mkdir -p "$found" "$findings"
-    TARGET=$target "$program" "$found" "fuzz/corpus/$target" -max_total_time="$2" -max_len="$max_length" -timeout=30 \
+    [[ ! -d fuzz/failed/$target ]] || cp "fuzz/failed/$target"/* "$found"
+    TARGET=$target "$program" "$found" "$seeds" -max_total_time="$2" -max_len="$max_length" -timeout=30 \
         -rss_limit_mb=1024 -dict=fuzz/dictionary -artifact_prefix="$findings/$target-" -print_final_stats=1 \
         </dev/null >"$log" 2>&1 || status=$?
     summary=$(grep -aE '^#[0-9]+' "$log" | grep -ao 'cov: [0-9]* ft: [0-9]*' | tail -n 1 || true)
@@ -72,26 +82,8 @@ run() {
     local input
     input=$(sed -n 's/.*Test unit written to //p' "$log" | tail -n 1)
     printf 'reproduce: TARGET=%s %s %s\n' "$target" "$program" "${input:-(see $log)}"
-    printf 'then: minimize it (-minimize_crash=1), copy it to fuzz/corpus/%s, fix the bug, and run cargo test --lib fuzzing\n' "$target"
+    printf 'then: minimize it (-minimize_crash=1), copy it to fuzz/failed/%s, fix the bug, and run cargo test --lib fuzzing\n' "$target"
     return 1
-}
-
-# minimize TARGET: replaces the kept inputs by the fewest and shortest ones that reach the same code, within the limit.
-minimize() {
-    local target=$1 all=$directory/merge/$1 size length input
-    rm -rf "$all"
-    mkdir -p "$all/inputs"
-    TARGET=$target "$program" -merge=1 -use_counters=0 "$all/inputs" "fuzz/corpus/$target" "$directory/corpus/$target" \
-        </dev/null >"$all/log" 2>&1 || die "minimizing the inputs of $target failed: see $all/log"
-    size=0
-    while read -r length input; do
-        size=$((size + length))
-        [[ $size -le $max_kept ]] || rm "$input"
-    done < <(find "$all/inputs" -type f -printf '%s %p\n' | sort -n)
-    rm -r "fuzz/corpus/$target"
-    mv "$all/inputs" "fuzz/corpus/$target"
-    printf '%-14s %s inputs, %s\n' "$target" "$(find "fuzz/corpus/$target" -type f | wc -l)" \
-        "$(du -sh --apparent-size "fuzz/corpus/$target" | cut -f 1)"
 }
 
 # The targets share the time; two run at once.
@@ -113,10 +105,4 @@ while [[ $running -gt 0 ]]; do
 done
 [[ $failed -eq 0 ]] || die "a target failed"
 
-if [[ -n $keep ]]; then
-    say "minimizing fuzz/corpus"
-    for target in "${targets[@]}"; do
-        minimize "$target"
-    done
-fi
 say "no target failed"

@@ -19,7 +19,7 @@ const UNSPECIFIC: u32 = 999;
 /// # Errors
 /// The plugin's own error with its code, message and details. [`Code::Delegate`] if the plugin has no error
 /// code, prints nothing or invalid output, or is killed by a signal.
-pub(super) fn parse(program: &Path, command: CniCommand, exit: &ChildExit) -> Result<Option<Value>, Error> {
+pub(crate) fn parse(program: &Path, command: CniCommand, exit: &ChildExit) -> Result<Option<Value>, Error> {
     if !exit.status.success() {
         return Err(failure(program, exit));
     }
@@ -77,7 +77,7 @@ fn quoted(text: &[u8]) -> String {
 ///
 /// # Errors
 /// [`Code::Delegate`]: the result is invalid, or `cni_version` can't express it.
-pub(super) fn convert(result: Value, cni_version: &str) -> Result<Value, Error> {
+pub(crate) fn convert(result: Value, cni_version: &str) -> Result<Value, Error> {
     let result = if result.is_null() { Value::Object(Map::new()) } else { result };
     let invalid = |error: Error| Error { code: Code::Delegate, ..error };
     let parsed = AddResult::read(&result, cni_version).map_err(invalid)?;

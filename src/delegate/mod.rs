@@ -3,13 +3,11 @@
 //! A child runs in the namespaces of this process: never call this module from a thread that has entered a
 //! pod's network namespace. A child inherits no descriptors except stdin, stdout and stderr.
 
-mod answer;
+pub(crate) mod answer;
 mod call;
 mod find;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
 mod network;
-mod process;
+pub(crate) mod process;
 mod runner;
 mod sequence;
 

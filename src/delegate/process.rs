@@ -38,11 +38,11 @@ const STDIN_CHUNK: usize = 4 << 10;
 
 /// The exit of a child and its output.
 #[derive(Debug)]
-pub(super) struct ChildExit {
-    pub(super) status: ExitStatus,
-    pub(super) stdout: Vec<u8>,
+pub(crate) struct ChildExit {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: Vec<u8>,
     /// The end of its stderr.
-    pub(super) stderr_tail: String,
+    pub(crate) stderr_tail: String,
 }
 
 /// The reason why a child has no usable exit.

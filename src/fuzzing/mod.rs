@@ -1,24 +1,26 @@
 //! Targets of coverage-guided fuzzing (`hack/fuzz.sh`): every parser of input that others control, and the laws that
-//! connect them. A target gets arbitrary bytes; it panics if a law does not hold. The unit test `corpus` runs the kept
-//! inputs of `fuzz/corpus` through the same functions.
+//! connect them. A target gets arbitrary bytes; it panics if a law does not hold. Unit tests run the inputs that once
+//! failed (`fuzz/failed`), and the golden files and sample configurations, which are also the seeds of `hack/fuzz.sh`.
 //!
 //! Only tests and the fuzzer compile this module.
-//!
-//! Parsers that are private to a module have their target in that module's file `fuzzing.rs`.
 
 mod checks;
+mod cluster;
+mod delegate;
 mod drawn;
 mod input;
 mod kernel_socket;
 mod laws;
 mod netlink;
+mod nri;
+mod records;
 mod simulated_kernel;
 mod texts;
 
-pub(crate) use checks::{check_error, check_printed, check_warnings};
-pub(crate) use input::{Choices, sections, text_sections};
+use checks::{check_error, check_printed, check_warnings};
+use input::{Choices, sections, text_sections};
 
-/// A target: its name, which is that of its directory in `fuzz/corpus`, and its function.
+/// A target: its name, which is that of its directory in `fuzz/failed`, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
@@ -31,15 +33,15 @@ pub const TARGETS: &[Target] = &[
     ("stdin", texts::stdin),
     ("node-conf", texts::node_conf),
     ("result", texts::result),
-    ("delegate", crate::delegate::fuzzing::answer),
-    ("kubeconfig", crate::cluster::fuzzing::kubeconfig),
-    ("api", crate::cluster::fuzzing::api),
-    ("agent-request", crate::cluster::fuzzing::agent_request),
-    ("agent-answer", crate::cluster::fuzzing::agent_answer),
-    ("nri", crate::agent::nri::fuzzing::session),
-    ("record", crate::plugin::fuzzing::record),
-    ("netfilter", netlink::dump),
-    ("routing", crate::netns::fuzzing::dump),
+    ("delegate", delegate::answer),
+    ("kubeconfig", cluster::kubeconfig),
+    ("api", cluster::api),
+    ("agent-request", cluster::agent_request),
+    ("agent-answer", cluster::agent_answer),
+    ("nri", nri::session),
+    ("record", records::record),
+    ("netfilter", netlink::netfilter),
+    ("routing", netlink::routing),
     ("rules", laws::rules),
     ("changes", laws::changes),
     ("policies", laws::policies),
@@ -62,8 +64,7 @@ pub fn run(name: &str, input: &[u8]) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::BTreeSet;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     fn bytes() -> impl Strategy<Value = Vec<u8>> {
         prop::collection::vec(any::<u8>(), 0..400)
@@ -88,23 +89,36 @@ mod tests {
         }
     }
 
-    /// Every input in `fuzz/corpus` was interesting once: a new path through a parser, or a crash.
+    /// Returns all files in a directory of the repository.
+    fn files(directory: &Path) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+        let paths = entries.map(|entry| entry.expect("readable").path());
+        paths.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+    }
+
+    fn check(target: &str, path: &Path) {
+        let input = std::fs::read(path).expect("readable");
+        let ran = std::panic::catch_unwind(|| run(target, &input));
+        assert!(ran.is_ok(), "target {target}, {}: see the panic above", path.display());
+    }
+
     #[test]
-    fn corpus() {
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
-        let mut seen = BTreeSet::new();
-        for target in std::fs::read_dir(&corpus).expect("a corpus") {
-            let directory = target.expect("readable").path();
-            let name = directory.file_name().and_then(|name| name.to_str()).expect("text").to_owned();
-            for input in std::fs::read_dir(&directory).expect("a directory per target") {
-                let path = input.expect("readable").path();
-                let input = std::fs::read(&path).expect("readable");
-                let ran = std::panic::catch_unwind(|| run(&name, &input));
-                assert!(ran.is_ok(), "{}: see the panic above", path.display());
-            }
-            seen.insert(name);
+    fn inputs_that_once_failed() {
+        let failed = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/failed");
+        let all = files(&failed);
+        assert!(!all.is_empty());
+        for path in all {
+            let target = path.parent().and_then(Path::file_name).and_then(|name| name.to_str()).expect("text");
+            check(target, &path);
         }
-        let all: BTreeSet<String> = TARGETS.iter().map(|(name, _)| (*name).to_owned()).collect();
-        assert_eq!(seen, all, "each target has kept inputs");
+    }
+
+    #[test]
+    fn golden_files_and_samples() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let seeds = ["conf", "manifests/samples", "tests/golden", "tests/records"];
+        for path in seeds.iter().flat_map(|directory| files(&root.join(directory))) {
+            TARGETS.iter().for_each(|(target, _)| check(target, &path));
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Targets for what the kernel lists: rules, sets and connections, some of which processes in a pod decide.
+//! Targets for what the kernel lists, some of which processes in a pod decide: rules, sets, connections, routes and sockets.
 
 use super::kernel_socket::{self, Reply, with_socket};
 use super::{Choices, check_printed, drawn};
@@ -7,8 +7,12 @@ use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, foreign_rules};
 use crate::inspect::{Rulebook, Sender, trace};
 use crate::netlink::Received;
-use crate::netlink::attributes::Attributes;
+use crate::netlink::attributes::{Attributes, parse};
+use crate::netns::connections::connection;
+use crate::netns::routes::{RemainingPaths, deletion, without_interface};
 use crate::printable;
+use netlink_packet_core::{Emitable, Parseable};
+use netlink_packet_route::route::RouteMessage;
 
 /// The message types of listed objects: tables, chains, rules, sets, elements of sets, connections.
 const KINDS: [u16; 6] = [10 << 8, 10 << 8 | 3, 10 << 8 | 6, 10 << 8 | 9, 10 << 8 | 12, 1 << 8];
@@ -40,7 +44,7 @@ fn answer(objects: &[Reply], messages: &[Received<'_>]) -> Vec<Vec<u8>> {
 }
 
 /// A network namespace with arbitrary objects: it is read twice as the same, compared with desired rules, and traced.
-pub(super) fn dump(input: &[u8]) {
+pub(super) fn netfilter(input: &[u8]) {
     let mut from = Choices::new(input);
     let objects = objects(&mut from);
     let read =
@@ -70,5 +74,22 @@ pub(super) fn dump(input: &[u8]) {
     for from in [Sender::Process { uid: 5, gid: Some(5), set: None }, Sender::Inbound(None)] {
         let to = "192.0.2.1:80/tcp".parse().expect("a destination");
         assert!(!trace(&book, from, to, &[], "eth0").arrives_at.is_empty());
+    }
+}
+
+/// The number of an interface, then a route or a socket.
+pub(super) fn routing(input: &[u8]) {
+    let Some((interface, body)) = input.split_first() else { return };
+    let _ = connection(body);
+    let Ok(route) = RouteMessage::parse(body) else { return };
+    let request = deletion(route.clone());
+    assert_eq!(deletion(request.clone()), request);
+    let mut written = vec![0; request.buffer_len()];
+    request.emit(&mut written);
+    // A route over other interfaces, which replaces this one, needs no change.
+    if let Some(RemainingPaths::Paths(rest)) = without_interface(&route, (*interface).into()) {
+        assert_eq!(without_interface(&rest, (*interface).into()), None, "{rest:?}");
+        assert!(!rest.attributes.is_empty());
+        rest.emit(&mut vec![0; rest.buffer_len()]);
     }
 }

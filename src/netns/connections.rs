@@ -1,7 +1,7 @@
 //! The TCP sockets of the calling thread's network namespace (sock_diag(7), linux/inet_diag.h): established connections,
 //! and whether a port listens.
 
-use super::rtnetlink::{AF_INET, AF_INET6, failed, failed_with_hint};
+use super::rtnetlink::failed;
 use crate::cni::Error;
 use crate::netlink::NetlinkSocket;
 use crate::netlink::attributes::Attributes;
@@ -10,6 +10,8 @@ use nix::sys::socket::SockProtocol;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
 /// `TCPF_ESTABLISHED` (net/tcp_states.h).
 const ESTABLISHED: u32 = 1 << 1;
@@ -39,7 +41,7 @@ pub fn open_connections() -> Result<Vec<OpenConnection>, Error> {
         }
         Ok(found)
     };
-    list().map_err(|errno| failed("can't list the pod's TCP connections", &errno))
+    list().map_err(|errno| failed("can't list the pod's TCP connections", errno, ""))
 }
 
 /// Returns a `struct inet_diag_req_v2` that selects all established TCP connections of a family.
@@ -73,7 +75,7 @@ pub fn listens(port: u16) -> Result<bool, Error> {
         Ok(false)
     };
     let hint = "; load the kernel module tcp_diag";
-    lookup().map_err(|errno| failed_with_hint(&format!("can't find out whether TCP port {port} listens"), &errno, hint))
+    lookup().map_err(|errno| failed(&format!("can't find out whether TCP port {port} listens"), errno, hint))
 }
 
 /// Returns a `struct inet_diag_req_v2` that selects the listener for connections to `address` and `port`.
@@ -97,7 +99,7 @@ fn listener(address: IpAddr, port: u16) -> [u8; 56] {
 }
 
 /// Parses a `struct inet_diag_msg`; `None` if it is truncated.
-pub(super) fn connection(body: &[u8]) -> Option<OpenConnection> {
+pub(crate) fn connection(body: &[u8]) -> Option<OpenConnection> {
     let port = |at: usize| body.get(at..at + 2)?.try_into().ok().map(u16::from_be_bytes);
     let address = |at: usize| match *body.first()? {
         AF_INET => <[u8; 4]>::try_from(body.get(at..at + 4)?).ok().map(IpAddr::from),

@@ -25,8 +25,6 @@ pub mod containers;
 mod del;
 pub mod evaluation;
 mod executables;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
 mod inputs;
 mod kernel_state;
 pub mod live_policy;
@@ -35,7 +33,7 @@ pub mod node;
 mod open_netns;
 pub mod primary;
 mod reconcile;
-mod record;
+pub(crate) mod record;
 mod status;
 mod validate;
 mod without_facts;

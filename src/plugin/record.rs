@@ -19,7 +19,7 @@ pub(super) const MAX_ATTACHMENTS: usize = 32;
 
 /// The saved state of one attachment: its policy, and what was added to the network namespace for it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct AttachmentRecord {
+pub(crate) struct AttachmentRecord {
     /// The desired policy.
     pub(super) policy: Policy,
     /// The policy before, until the rules of `policy` are committed.
@@ -30,7 +30,7 @@ pub(super) struct AttachmentRecord {
     pub(super) netns_id: Option<NetnsId>,
     /// The format of the redirection; the default without one.
     #[serde(default)]
-    pub(super) dialect: RuleFormat,
+    pub(crate) dialect: RuleFormat,
     /// The path of the network namespace.
     #[serde(default, rename = "netns")]
     pub(super) netns_path: Option<PathBuf>,
@@ -90,7 +90,7 @@ impl AttachmentRecord {
     /// Recovers what is readable of a damaged or newer record, so that the attachment can be removed. If the
     /// redirection is missing or unreadable, every netfilter chain of a redirection is attributed to it; if `fixtures`
     /// is, everything that the rules need besides themselves.
-    pub(super) fn recover(fields: &Map<String, Value>) -> Option<Self> {
+    pub(crate) fn recover(fields: &Map<String, Value>) -> Option<Self> {
         let policy = fields.get("policy")?.as_object()?;
         let mut record: Self = format::parse_known_fields(fields);
         if Policy::deserialize(&Value::Object(policy.clone())).ok().as_ref() != Some(&record.policy) {
@@ -199,7 +199,7 @@ pub(super) fn attachment(request: &Request, network: &str) -> Attachment {
 
 /// The records of all attachments of one container, sorted by attachment.
 #[derive(Debug, Clone, Default)]
-pub(super) struct SandboxRecords(pub(super) Vec<(Attachment, AttachmentRecord)>);
+pub(crate) struct SandboxRecords(pub(super) Vec<(Attachment, AttachmentRecord)>);
 
 impl SandboxRecords {
     /// Reads the records of a container. Skips those of another network namespace, which is gone.
@@ -227,7 +227,7 @@ impl SandboxRecords {
 
     /// Inserts or replaces the record of `attachment`. The records stay sorted, so that the union of the policies does
     /// not depend on the order of the ADDs.
-    pub(super) fn insert(&mut self, attachment: &Attachment, record: AttachmentRecord) {
+    pub(crate) fn insert(&mut self, attachment: &Attachment, record: AttachmentRecord) {
         self.0.retain(|(other, _)| other != attachment);
         self.0.push((attachment.clone(), record));
         self.0.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -237,13 +237,13 @@ impl SandboxRecords {
     ///
     /// # Errors
     /// Two policies contradict each other.
-    pub(super) fn policy(&self) -> Result<Policy, Error> {
+    pub(crate) fn policy(&self) -> Result<Policy, Error> {
         let policies: Vec<_> = self.0.iter().map(|(attachment, record)| (attachment, &record.policy)).collect();
         Policy::united(&policies).map_err(Contradiction::into_error)
     }
 
     /// Returns the format of the redirection; `None` without one.
-    pub(super) fn dialect(&self) -> Option<RuleFormat> {
+    pub(crate) fn dialect(&self) -> Option<RuleFormat> {
         self.0.iter().find_map(|(_, record)| record.format_of_redirection())
     }
 
@@ -255,7 +255,7 @@ impl SandboxRecords {
 
     /// Returns every netfilter chain and built-in rule that may be in the iptables tables because of these attachments,
     /// even if a call was killed.
-    pub(super) fn known_rules(&self) -> Ruleset {
+    pub(crate) fn known_rules(&self) -> Ruleset {
         if self.dialect() != Some(RuleFormat::Iptables) {
             return Ruleset::default();
         }
@@ -283,19 +283,19 @@ impl SandboxRecords {
     }
 
     /// Returns whether there are rules for IPv6.
-    pub(super) fn ip6(&self) -> bool {
+    pub(crate) fn ip6(&self) -> bool {
         self.0.iter().any(|(_, record)| record.ip6)
     }
 
     /// Returns the fixtures of all attachments.
-    pub(super) fn fixtures(&self) -> Fixtures {
+    pub(crate) fn fixtures(&self) -> Fixtures {
         let mut fixtures = Fixtures::default();
         self.0.iter().for_each(|(_, record)| fixtures.extend(&record.fixtures));
         fixtures
     }
 
     /// Returns the tables and built-in chains that were created for any attachment.
-    pub(super) fn created_tables(&self) -> CreatedTables {
+    pub(crate) fn created_tables(&self) -> CreatedTables {
         let mut created = CreatedTables::default();
         self.0.iter().for_each(|(_, record)| created.add(&record.created_tables));
         created

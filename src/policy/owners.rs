@@ -94,7 +94,8 @@ impl<'a> ByTraffic<'a> {
     }
 }
 
-/// Returns the exclusions of the traffic that both `own` and `other` exempt, as far as one of theirs covers it.
+/// Returns the exclusions of the traffic that both `own` and `other` exempt, as far as one of theirs covers it; one that
+/// another one covers is left out.
 pub(super) fn common(own: &ByTraffic<'_>, other: &ByTraffic<'_>) -> BTreeSet<Exclusion> {
     let destinations: BTreeSet<IpNet> = own.0.keys().chain(other.0.keys()).filter_map(|(net, ..)| *net).collect();
     let enclosing = enclosing(destinations.into_iter());
@@ -112,7 +113,7 @@ pub(super) fn common(own: &ByTraffic<'_>, other: &ByTraffic<'_>) -> BTreeSet<Exc
             ports: ports.to_vec(),
         }));
     }
-    common
+    ByTraffic::group(common.iter()).uncovered()
 }
 
 /// Returns the parts of the ranges `own` that the ranges `other` contain; both are sorted and do not overlap.

@@ -188,7 +188,7 @@ mod tests {
         let own = excluding([uid(1, 9), uid(1000, 1000)]);
         assert_eq!(own.tightened(&Policy::default()), Policy::default());
         assert_eq!(own.tightened(&excluding([uid(1, 9)])), excluding([uid(1, 9)]));
-        assert_eq!(own.tightened(&excluding([uid(5, 20), dns.clone()])), excluding([uid(5, 9), dns.clone()]));
+        assert_eq!(own.tightened(&excluding([uid(5, 20), dns.clone()])), excluding([uid(5, 9)]), "dns is covered");
         assert_eq!(excluding([dns.clone()]).tightened(&own), excluding([dns]));
         assert_eq!(Policy::default().tightened(&own), Policy::default());
     }

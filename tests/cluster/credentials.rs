@@ -95,6 +95,12 @@ fn a_credential_plugin_may_supply_a_client_certificate() {
     fs::write(directory.join("answer"), json!({"status": both}).to_string()).expect("written");
     assert_eq!(nodes(&directory, &cluster, &json!({"exec": {"command": program}})).expect("nodes"), 2);
     assert_eq!(sent(&server, "authorization")[2..], ["Bearer t", "Bearer t"]);
+    // A certificate that expires is renewed, as a token is.
+    both["expirationTimestamp"] = "2020-01-01T00:00:00Z".into();
+    fs::write(directory.join("answer"), json!({"status": both}).to_string()).expect("written");
+    let program = plugin(&directory, "echo >>\"$0.calls\"; cat \"${0%/*}/answer\"");
+    assert_eq!(nodes(&directory, &cluster, &json!({"exec": {"command": program}})).expect("nodes"), 2);
+    assert_eq!(fs::read_to_string(directory.join("plugin.calls")).expect("calls").lines().count(), 3);
 }
 
 #[test]

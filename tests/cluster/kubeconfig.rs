@@ -160,7 +160,7 @@ fn an_invalid_user_is_reported_with_its_key() {
         ("no-key", json!({"client-certificate-data": pem}), "users[u].user.client-key"),
         ("no-certificate", json!({"client-key-data": pem}), "users[u].user.client-certificate"),
         ("base64", json!({"client-certificate-data": "!", "client-key-data": pem}), "users[u].user.client-certificate"),
-        ("key-base64", json!({"client-certificate-data": pem, "client-key-data": "!"}), "users[u].user.client-key"),
+        ("key-base64", json!({"client-certificate-data": pem, "client-key-data": "!"}), "failed to load client key"),
         ("no-pem", json!({"client-certificate-data": pem, "client-key-data": pem}), "users[u].user.client-certificate"),
         ("file", json!({"client-certificate": "absent.crt", "client-key-data": pem}), "absent.crt"),
         ("key-file", json!({"client-certificate-data": pem, "client-key": "absent.key"}), "absent.key"),

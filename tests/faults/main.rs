@@ -1,5 +1,5 @@
 //! Faults of the plugin, the node, the kernel and the plugin's peers: what a call answers, and what it leaves behind.
-//! Each test prints rows of the fault table; `hack/faults.sh` runs all of them in full and writes `docs/faults.md`.
+//! Each test prints rows of the fault table; `hack/faults.sh` runs all of them in full.
 //! Without its variables, the tests try a sample. Needs root, `ip`, `nft`, `iptables` and `strace`.
 
 mod call;

@@ -2,11 +2,9 @@
 //! (Node Resource Interface, NRI).
 
 mod connection;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
 mod messages;
 mod protobuf;
-mod session;
+pub(crate) mod session;
 mod ttrpc;
 
 pub use connection::run;

@@ -23,7 +23,7 @@ const CONTAINERS: &str = "list of pods and containers";
 
 /// Why a connection ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// The caller of [`super::run`] ended it.
     Ended,
     /// The runtime closed it; [`Session::closed`] returns why.
@@ -39,7 +39,7 @@ impl From<String> for Failure {
 }
 
 /// Sends bytes to the runtime.
-pub(super) type Send<'a> = dyn FnMut(&[u8]) -> Result<(), Failure> + 'a;
+pub(crate) type Send<'a> = dyn FnMut(&[u8]) -> Result<(), Failure> + 'a;
 
 /// What a call reports.
 enum Report {
@@ -50,7 +50,7 @@ enum Report {
 
 /// The state of a registration.
 #[derive(Debug, Default)]
-pub(super) struct Session {
+pub(crate) struct Session {
     demultiplexer: Demultiplexer,
     configuration: Configuration,
     synchronization: Synchronization,
@@ -78,7 +78,7 @@ impl Session {
     ///
     /// # Errors
     /// The connection can't be used anymore; the error is the cause.
-    pub(super) fn receive(
+    pub(crate) fn receive(
         &mut self,
         mut input: &[u8],
         handler: &mut impl NriHandler,
@@ -100,7 +100,7 @@ impl Session {
     }
 
     /// Returns why the runtime has probably closed the connection.
-    pub(super) fn closed(&self) -> String {
+    pub(crate) fn closed(&self) -> String {
         let limit = Duration::from_millis(self.configuration.request_timeout);
         match self {
             Self { cause: Some(cause), .. } => cause.clone(),

@@ -260,6 +260,9 @@ pub enum AgentAnswer {
         /// The error's details; may be empty.
         #[serde(default)]
         details: String,
+        /// Whether the message names the pod of the request.
+        #[serde(default)]
+        names_pod: bool,
     },
     /// An answer of a later version, or the answer to a request of an unknown kind.
     #[default]
@@ -269,7 +272,7 @@ pub enum AgentAnswer {
 
 impl From<Error> for AgentAnswer {
     fn from(error: Error) -> Self {
-        Self::Failed { code: error.number(), msg: error.msg, details: error.details }
+        Self::Failed { code: error.number(), msg: error.msg, details: error.details, names_pod: error.names_pod }
     }
 }
 

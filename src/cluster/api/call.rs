@@ -3,11 +3,11 @@
 use super::certificate;
 use super::request::ApiRequest;
 use super::retry::{AttemptError, RetriesExhausted, retry};
-use crate::cluster::http_client::TooLarge;
+use super::server::Session;
+use crate::cluster::response_limit::TooLarge;
 use crate::cni::{Code, Error};
 use crate::printable::without_tokens;
 use hyper::Response;
-use kube::Client;
 use kube::client::Body;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -21,10 +21,8 @@ use std::time::{Duration, Instant};
 pub(super) struct ApiCall<'a> {
     /// The request.
     pub(super) request: &'a ApiRequest,
-    /// The client that sends it.
-    pub(super) client: &'a Client,
-    /// The API server's address, without a slash at its end.
-    pub(super) server: &'a str,
+    /// The session that sends it.
+    pub(super) session: &'a Session,
     /// The kubeconfig, or the directory of a service account.
     pub(super) kubeconfig: &'a Path,
     /// Whether transient errors are retried.
@@ -96,7 +94,7 @@ impl ApiCall<'_> {
 
     async fn exchange(&self) -> Result<Response<Vec<u8>>, kube::Error> {
         let request = self.request.http.clone().map(Body::from);
-        let (head, body) = self.client.send(request).await?.into_parts();
+        let (head, body) = self.session.client()?.send(request).await?.into_parts();
         Ok(Response::from_parts(head, body.collect_bytes().await?.into()))
     }
 
@@ -212,7 +210,7 @@ impl ApiCall<'_> {
 impl fmt::Display for ApiCall<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ApiRequest { http, subject, .. } = self.request;
-        let (server, kubeconfig) = (self.server, self.kubeconfig.display());
+        let (server, kubeconfig) = (&self.session.server, self.kubeconfig.display());
         write!(f, "{subject}: {} {server}{} (kubeconfig {kubeconfig})", http.method(), http.uri().path())
     }
 }

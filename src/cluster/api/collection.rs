@@ -2,7 +2,7 @@
 
 use super::call::causes;
 use super::pages::{Page, PageSize};
-use crate::cluster::http_client::TooLarge;
+use crate::cluster::response_limit::TooLarge;
 use crate::printable::without_tokens;
 use futures_util::{Stream, StreamExt};
 use hyper::Request as HttpRequest;

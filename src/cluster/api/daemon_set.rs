@@ -41,7 +41,8 @@ impl Api {
             let silent =
                 || failed(AttemptError::Transient { cause: "no data from the server".into(), retry_after: None });
             let broken = |error| failed(call.no_response(&error));
-            let events = timeout(self.timeout, session.client.request_events::<OwnedObject>(watch.http));
+            let client = session.client().map_err(broken)?;
+            let events = timeout(self.timeout, client.request_events::<OwnedObject>(watch.http));
             let mut events = pin!(events.await.map_err(|_| silent())?.map_err(broken)?);
             let watch_timeout = Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;
             let mut is_known = false;

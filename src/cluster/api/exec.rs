@@ -79,7 +79,7 @@ impl UserApi {
             other => failed(&causes(&other)),
         };
         let work = async {
-            let pods = ObjectApi::<Pod>::namespaced(session.client.clone(), &object.namespace);
+            let pods = ObjectApi::<Pod>::namespaced(session.client().map_err(rejected)?, &object.namespace);
             let params = AttachParams::default().container(CONTAINER).stdin(false).stdout(true).stderr(true);
             let mut process = pods.exec(&object.name, command, &params).await.map_err(rejected)?;
             let status = process.take_status();

@@ -2,11 +2,12 @@
 
 use super::call::ApiCall;
 use super::request::ApiRequest;
-use crate::cluster::kubeconfig::{Kubeconfig, KubeconfigOwner};
+use crate::cluster::kubeconfig::{Kubeconfig, KubeconfigOwner, UserKubeconfig};
 use crate::cni::{Code, Error};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
@@ -86,8 +87,7 @@ impl Api {
 
     /// Returns the call of `request` in a session.
     pub(super) fn call<'a>(&'a self, session: &'a Session, request: &'a ApiRequest) -> ApiCall<'a> {
-        let Session { server, client, .. } = session;
-        ApiCall { request, client, server, kubeconfig: &self.kubeconfig, retries: true }
+        ApiCall { request, session, kubeconfig: &self.kubeconfig, retries: true }
     }
 
     /// Like [`Self::call`], for facts: without retries after [`Self::without_retries`].
@@ -96,30 +96,75 @@ impl Api {
     }
 }
 
+/// The credentials of a credential plugin are renewed this long before they expire.
+const RENEWAL_MARGIN: SignedDuration = SignedDuration::from_secs(60);
+
 /// A client with an event loop on the calling thread; no thread is started.
 pub(super) struct Session {
     /// `Some` until the session is dropped.
     runtime: Option<Runtime>,
     /// The server's address for messages.
-    server: String,
-    /// The client.
-    pub(super) client: Client,
+    pub(super) server: String,
+    client: SessionClient,
+}
+
+enum SessionClient {
+    /// Its credentials do not expire, or kube reads their files again.
+    Lasting(Client),
+    /// Its credentials may be those of a credential plugin; with the time when they expire.
+    Renewed(UserKubeconfig, Mutex<(Client, Option<Timestamp>)>),
 }
 
 impl Session {
     /// Creates the client; the first request connects.
     fn open(kubeconfig: Kubeconfig<'_>) -> Result<Self, Error> {
-        Self::start(async { Ok((kubeconfig.server(), kubeconfig.client()?)) })
+        Self::start(async { Ok((kubeconfig.server(), SessionClient::Lasting(kubeconfig.client()?))) })
     }
 
-    /// Starts the event loop and opens a server's address and client on it: a client spawns tasks.
-    pub(super) fn start(open: impl Future<Output = Result<(String, Client), Error>>) -> Result<Self, Error> {
+    /// Creates the client of a user of kubectl. The credential plugin runs.
+    pub(super) fn open_as_user(
+        kubeconfig: impl Future<Output = Result<UserKubeconfig, String>>,
+        invalid: impl Fn(String) -> Error,
+    ) -> Result<Self, Error> {
+        Self::start(async {
+            let kubeconfig = kubeconfig.await.map_err(&invalid)?;
+            let client = Mutex::new(kubeconfig.client().map_err(&invalid)?);
+            Ok((kubeconfig.server(), SessionClient::Renewed(kubeconfig, client)))
+        })
+    }
+
+    /// Starts the event loop and creates the client on it: a client spawns tasks.
+    fn start(open: impl Future<Output = Result<(String, SessionClient), Error>>) -> Result<Self, Error> {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build();
         let runtime = runtime.map_err(|error| {
             Error::new(Code::Internal, "event loop for API requests not started").with_details(error.to_string())
         })?;
         let (server, client) = runtime.block_on(open)?;
         Ok(Self { runtime: Some(runtime), server, client })
+    }
+
+    /// Returns the client, with new credentials if those of a credential plugin expire. Call it on the event loop.
+    ///
+    /// # Errors
+    /// The credential plugin fails.
+    pub(super) fn client(&self) -> Result<Client, kube::Error> {
+        let (kubeconfig, current) = match &self.client {
+            SessionClient::Lasting(client) => return Ok(client.clone()),
+            SessionClient::Renewed(kubeconfig, current) => (kubeconfig, current),
+        };
+        let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.1.is_some_and(|expiry| Timestamp::now() + RENEWAL_MARGIN >= expiry) {
+            *current = kubeconfig.client().map_err(|cause| kube::Error::Service(cause.into()))?;
+        }
+        Ok(current.0.clone())
+    }
+
+    /// Returns the namespace of a user's context.
+    pub(super) fn namespace(&self) -> &str {
+        match &self.client {
+            SessionClient::Renewed(kubeconfig, _) => kubeconfig.namespace(),
+            SessionClient::Lasting(_) => "default",
+        }
     }
 
     /// Runs `work` on the event loop until it ends.

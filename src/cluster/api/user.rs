@@ -6,19 +6,13 @@ use super::server::{Api, Session};
 use super::service_account::ServiceAccount;
 use crate::cluster::agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
 use crate::cluster::fact_source::Cluster;
-use crate::cluster::http_client;
-use crate::cluster::kubeconfig::server_address;
+use crate::cluster::kubeconfig::UserKubeconfig;
 use crate::cluster::resources::ObjectRef;
-use crate::cluster::yaml::{documents, typed};
 use crate::cni::{Code, Error};
 use crate::pod::well_known::PROXY_CONTAINER;
-use kube::Config;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::env;
-use std::fmt::Display;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -43,24 +37,8 @@ impl UserApi {
         let invalid = |why: String| {
             Error::new(Code::InvalidConfig, format!("kubeconfig {}: can't be used", source.display())).with_details(why)
         };
-        let mut namespace = String::new();
-        let session = Session::start(async {
-            let config = match files.is_empty() && env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
-                true => Config::incluster().map_err(|error| invalid(error.to_string()))?,
-                false => {
-                    let merged = merged(&files).map_err(&invalid)?;
-                    let options =
-                        KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
-                    let names: Vec<_> = merged.contexts.iter().map(|context| context.name.clone()).collect();
-                    let config = Config::from_custom_kubeconfig(merged, &options).await;
-                    config.map_err(|error| invalid(format!("{error}; contexts: {}", names.join(", "))))?
-                }
-            };
-            namespace.clone_from(&config.default_namespace);
-            let server = server_address(&config);
-            let client = http_client::client(&config).map_err(|error| invalid(error.to_string()))?;
-            Ok((server, client))
-        })?;
+        let session = Session::open_as_user(UserKubeconfig::read(&files, context), invalid)?;
+        let namespace = session.namespace().to_owned();
         Ok(Self::new(Api::with_session(source, session, TIMEOUT), namespace))
     }
 
@@ -195,45 +173,4 @@ fn kubeconfig_files(flag: Option<&Path>) -> (PathBuf, Vec<PathBuf>) {
     };
     // kubectl ignores missing files too.
     (name, files.into_iter().filter(|path| path.exists()).collect())
-}
-
-/// Reads and merges kubeconfigs: for each key, the first file that sets it takes precedence.
-fn merged(files: &[PathBuf]) -> Result<Kubeconfig, String> {
-    if files.is_empty() {
-        return Err("no such file; add --kubeconfig, set KUBECONFIG, or create ~/.kube/config".to_owned());
-    }
-    let mut merged = Kubeconfig::default();
-    for file in files {
-        let failed = |cause: &dyn Display| format!("{}: {cause}", file.display());
-        #[expect(clippy::disallowed_methods, reason = "the user may name a pipe, such as <(kubectl config view --raw)")]
-        let text = fs::read(file).map_err(|error| failed(&error))?;
-        let text = String::from_utf8(text).map_err(|error| failed(&error))?;
-        for mut document in documents(&text).map_err(|error| failed(&error))? {
-            resolve_paths(&mut document, file.parent().unwrap_or(Path::new("")));
-            let mut next: Kubeconfig = typed(&document).map_err(|error| failed(&error))?;
-            next.current_context = next.current_context.filter(|name| !name.is_empty());
-            merged = merged.merge(next).map_err(|error| failed(&error))?;
-        }
-    }
-    Ok(merged)
-}
-
-/// Makes the relative paths in a kubeconfig absolute, which are relative to its directory; `command` only if it has a
-/// slash, otherwise it is found in `PATH` (k8s.io/client-go, `tools/clientcmd`, `GetAuthInfoFileReferences`).
-fn resolve_paths(document: &mut Value, directory: &Path) {
-    for (list, path) in [
-        ("clusters", "/cluster/certificate-authority"),
-        ("users", "/user/client-certificate"),
-        ("users", "/user/client-key"),
-        ("users", "/user/tokenFile"),
-        ("users", "/user/exec/command"),
-    ] {
-        let entries = document.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten();
-        for value in entries.filter_map(|entry| entry.pointer_mut(path)) {
-            let found = value.as_str().filter(|text| !path.ends_with("command") || text.contains('/'));
-            if let Some(resolved) = found.and_then(|text| directory.join(text).to_str().map(str::to_owned)) {
-                *value = resolved.into();
-            }
-        }
-    }
 }

@@ -103,6 +103,6 @@ impl EntryLocation<'_> {
 }
 
 /// Returns `None` for an empty value: kubeconfigs may omit a key or leave it empty.
-pub(super) fn non_empty(text: &str) -> Option<&str> {
-    (!text.is_empty()).then_some(text)
+pub(super) fn non_empty(text: &Option<String>) -> Option<&str> {
+    text.as_deref().filter(|text| !text.is_empty())
 }

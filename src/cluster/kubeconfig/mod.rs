@@ -1,27 +1,30 @@
-//! Kubeconfigs, understood as client-go does (k8s.io/client-go, `tools/clientcmd`), except for keys that run a program.
-//! The environment is ignored, both `KUBECONFIG` and the proxy variables: plugins inherit them from the runtime.
+//! Kubeconfigs, understood as client-go does (k8s.io/client-go, `tools/clientcmd`): kube's structures, with checks of who
+//! may own the files, and without keys that run a program. The environment is ignored, both `KUBECONFIG` and the proxy
+//! variables: plugins inherit them from the runtime. `user` reads those of kubectl's users, for whom both apply.
 
-use super::http_client::{self, ClientError};
-use super::wire::null_is_empty;
+use super::resources::jwt_claims;
+use super::response_limit::LimitLayer;
 use super::yaml::{documents, typed};
 use crate::cni::{Code, Error};
 use crate::trusted_file::FileError;
-pub use cluster_entry::Authority;
-use cluster_entry::{ClusterEntry, without_userinfo};
+use entries::{credentials, server_config, without_userinfo};
 pub(super) use files::KubeconfigOwner;
-use files::{AllowedFiles, EntryLocation};
-use kube::config::AuthInfo;
+use files::{AllowedFiles, EntryLocation, non_empty};
+use kube::client::{ClientBuilder, RustlsTlsError};
+use kube::config::{AuthInfo, Cluster, Kubeconfig as KubeconfigFile};
 use kube::{Client, Config};
+use secrecy::ExposeSecret;
 use serde::Deserialize;
+use serde_json::Value;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
-pub use user_entry::CredentialsSummary;
-use user_entry::UserEntry;
+pub(super) use user::UserKubeconfig;
 
-mod cluster_entry;
+mod credential_plugin;
+mod entries;
 mod files;
-mod user_entry;
+mod user;
 
 /// The connection timeout of a client for watches.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -43,8 +46,8 @@ impl<'a> Kubeconfig<'a> {
     /// 11 if the kubeconfig does not exist yet, 5 if it can't be read, 7 if it is invalid or not trusted.
     pub(super) fn load(root: &'a Path, path: &'a Path, owner: KubeconfigOwner) -> Result<Self, Error> {
         let Context { cluster, cluster_location, user, user_location } = Context::read(root, path, owner)?;
-        let mut config = cluster.config(&cluster_location)?;
-        config.auth_info = user.credentials(&user_location)?;
+        let mut config = server_config(&cluster, &cluster_location)?;
+        config.auth_info = credentials(&user, &user_location)?;
         // `api::retry` has its own timeouts and retries.
         config.connect_timeout = None;
         config.write_timeout = None;
@@ -63,9 +66,13 @@ impl<'a> Kubeconfig<'a> {
             files: AllowedFiles::Trusted,
             entry: entry.to_owned(),
         };
+        let file = |name: &str| Some(directory.join(name).display().to_string());
+        let entry =
+            Cluster { server: Some(server.to_owned()), certificate_authority: file("ca.crt"), ..Cluster::default() };
+        let account = AuthInfo { token_file: file("token"), ..AuthInfo::default() };
         let (cluster, user) = (location("ca.crt"), location("token"));
-        let mut config = ClusterEntry::with_authority(server, &directory.join("ca.crt")).config(&cluster)?;
-        config.auth_info = UserEntry::with_token_file(&directory.join("token")).credentials(&user)?;
+        let mut config = server_config(&entry, &cluster)?;
+        config.auth_info = credentials(&account, &user)?;
         config.default_retry = false;
         Ok(Self { config, cluster, user })
     }
@@ -98,17 +105,49 @@ impl<'a> Kubeconfig<'a> {
     /// 7 if a certificate, a key or a name can't be used.
     pub(super) fn client(self) -> Result<Client, Error> {
         let Self { config, cluster, user } = self;
-        http_client::client(&config).map_err(|error| {
-            let (location, key, cause) = match error {
-                ClientError::Authority(cause) => (cluster, "certificate-authority(-data)", cause),
-                ClientError::ServerName(cause) => (cluster, "tls-server-name", cause),
-                ClientError::Certificate(cause) => (user, "client-certificate(-data)", cause),
-                ClientError::Key(cause) => (user, "client-key(-data)", cause),
-                ClientError::Credentials(cause) => (user, "client-certificate(-data) and client-key(-data)", cause),
+        limited_client(config).map_err(|error| {
+            use RustlsTlsError::{AddRootCertificate, InvalidServerName, NoValidNativeRootCA};
+            let (location, key) = match &error {
+                kube::Error::RustlsTls(AddRootCertificate(_) | NoValidNativeRootCA(_)) => {
+                    (cluster, "certificate-authority(-data)")
+                }
+                kube::Error::RustlsTls(InvalidServerName(_)) => (cluster, "tls-server-name"),
+                _ => (user, "client-certificate(-data) and client-key(-data)"),
             };
-            location.error(key, "invalid value").with_details(cause)
+            location.error(key, "invalid value").with_details(error.to_string())
         })
     }
+}
+
+/// Returns kube's client with a limit for the size of responses. Call it inside a Tokio runtime.
+fn limited_client(config: Config) -> Result<Client, kube::Error> {
+    Ok(ClientBuilder::try_from(config)?.with_layer(&LimitLayer).build())
+}
+
+/// How a server's certificate is verified.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Authority {
+    /// With the CA in `certificate-authority-data`.
+    Embedded,
+    /// With the CA in the file of `certificate-authority`.
+    File(PathBuf),
+    /// With the system's CAs: the kubeconfig names none.
+    System,
+    /// Not at all: `insecure-skip-tls-verify`.
+    Insecure,
+}
+
+/// The kind of a client's credentials.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CredentialsSummary {
+    /// `token`.
+    Token,
+    /// `tokenFile`.
+    TokenFile(PathBuf),
+    /// `client-certificate(-data)`.
+    Certificate,
+    /// None: requests are anonymous.
+    Nothing,
 }
 
 /// What the doctor and the installer need to know about a kubeconfig's current context. It contains no secret except
@@ -134,10 +173,17 @@ impl KubeconfigSummary {
     /// 11 if the kubeconfig does not exist yet, 5 if it can't be read, 7 if it is invalid or not trusted.
     pub fn read(root: &Path, path: &Path) -> Result<Self, Error> {
         let context = Context::read(root, path, KubeconfigOwner::Node)?;
-        let server = server_address(&context.cluster.config(&context.cluster_location)?);
-        let (credentials, token) = context.user.summary(&context.user_location)?;
-        let expires = token.as_deref().and_then(user_entry::expiry);
-        Ok(Self { server, authority: context.cluster.authority(), credentials, token, expires })
+        let server = server_address(&server_config(&context.cluster, &context.cluster_location)?);
+        let user = credentials(&context.user, &context.user_location)?;
+        let token = user.token.as_ref().map(|token| token.expose_secret().to_owned());
+        let credentials = match (&token, non_empty(&context.user.token_file)) {
+            (Some(_), Some(file)) => CredentialsSummary::TokenFile(file.into()),
+            (Some(_), None) => CredentialsSummary::Token,
+            (None, _) if user.client_certificate_data.is_some() => CredentialsSummary::Certificate,
+            (None, _) => CredentialsSummary::Nothing,
+        };
+        let expires = token.as_deref().and_then(expiry);
+        Ok(Self { server, authority: context.authority(), credentials, token, expires })
     }
 }
 
@@ -146,79 +192,53 @@ pub(super) fn server_address(config: &Config) -> String {
     without_userinfo(config.cluster_url.to_string().trim_end_matches('/'))
 }
 
-#[derive(Default, Deserialize)]
-struct KubeconfigFile {
-    #[serde(rename = "current-context", default, deserialize_with = "null_is_empty")]
-    current_context: String,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    contexts: Vec<NamedContext>,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    clusters: Vec<NamedCluster>,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    users: Vec<NamedUser>,
-}
-
-#[derive(Deserialize)]
-struct NamedContext {
-    name: String,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    context: ContextEntry,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct ContextEntry {
-    #[serde(deserialize_with = "null_is_empty")]
-    cluster: String,
-    #[serde(deserialize_with = "null_is_empty")]
-    user: String,
-}
-
-#[derive(Deserialize)]
-struct NamedCluster {
-    name: String,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    cluster: ClusterEntry,
-}
-
-#[derive(Deserialize)]
-struct NamedUser {
-    name: String,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    user: UserEntry,
-}
-
 /// The cluster and the user of a kubeconfig's current context. A context without a user is valid: its requests are
 /// anonymous.
 struct Context<'a> {
-    cluster: ClusterEntry,
+    cluster: Cluster,
     cluster_location: EntryLocation<'a>,
-    user: UserEntry,
+    user: AuthInfo,
     user_location: EntryLocation<'a>,
 }
 
 impl<'a> Context<'a> {
     fn read(root: &'a Path, path: &'a Path, owner: KubeconfigOwner) -> Result<Self, Error> {
         let (contents, files) = owner.read(path).map_err(|error| read_error(path, &error))?;
-        let mut file = parse(path, &contents)?;
+        let file = parse_one(path, &contents)?;
         let location = |entry: String| EntryLocation { kubeconfig: path, root, files, entry };
 
-        let NamedContext { name, context } = find("context", &file.current_context, &mut file.contexts, |c| &c.name)
-            .map_err(|what| location(String::new()).error("current-context", what))?;
+        let contexts = file.contexts.into_iter().map(|context| (context.name, context.context));
+        let name = file.current_context.unwrap_or_default();
+        let context = find("context", &name, contexts.collect());
+        let context = context.map_err(|what| location(String::new()).error("current-context", what))?;
         let context_location = location(format!("contexts[{name}].context"));
 
-        let NamedCluster { name, cluster } = find("cluster", &context.cluster, &mut file.clusters, |c| &c.name)
-            .map_err(|what| context_location.error("cluster", what))?;
-        let cluster_location = location(format!("clusters[{name}].cluster"));
+        let clusters = file.clusters.into_iter().map(|cluster| (cluster.name, cluster.cluster));
+        let cluster = find("cluster", &context.cluster, clusters.collect());
+        let cluster = cluster.map_err(|what| context_location.error("cluster", what))?;
+        let cluster_location = location(format!("clusters[{}].cluster", context.cluster));
 
-        let user_location = location(format!("users[{}].user", context.user));
-        let user = if context.user.is_empty() {
-            UserEntry::default()
+        let name = context.user.unwrap_or_default();
+        let user_location = location(format!("users[{name}].user"));
+        let user = if name.is_empty() {
+            AuthInfo::default()
         } else {
-            let found = find("user", &context.user, &mut file.users, |u| &u.name);
-            found.map_err(|what| context_location.error("user", what))?.user
+            let users = file.auth_infos.into_iter().map(|user| (user.name, user.auth_info));
+            find("user", &name, users.collect()).map_err(|what| context_location.error("user", what))?
         };
         Ok(Self { cluster, cluster_location, user, user_location })
+    }
+
+    /// Returns how the server's certificate is verified.
+    fn authority(&self) -> Authority {
+        if self.cluster.insecure_skip_tls_verify == Some(true) {
+            Authority::Insecure
+        } else if non_empty(&self.cluster.certificate_authority_data).is_some() {
+            Authority::Embedded
+        } else {
+            let file = non_empty(&self.cluster.certificate_authority);
+            file.map_or(Authority::System, |file| Authority::File(file.into()))
+        }
     }
 }
 
@@ -239,28 +259,68 @@ fn read_error(path: &Path, error: &FileError) -> Error {
     }
 }
 
-fn parse(path: &Path, contents: &[u8]) -> Result<KubeconfigFile, Error> {
+/// Parses a kubeconfig of one YAML document or none.
+fn parse_one(path: &Path, contents: &[u8]) -> Result<KubeconfigFile, Error> {
     let invalid = |cause: String| {
         Error::new(Code::InvalidConfig, format!("invalid kubeconfig {}", path.display())).with_details(cause)
     };
     let text = str::from_utf8(contents).map_err(|error| invalid(error.to_string()))?;
-    match documents(text).map_err(&invalid)?.as_slice() {
-        [] => Ok(KubeconfigFile::default()),
-        [document] => typed(document).map_err(&invalid),
-        more => Err(invalid(format!("expected one YAML document, got {}", more.len()))),
+    let mut parsed = parse(text, |_| {}).map_err(&invalid)?;
+    if parsed.len() > 1 {
+        return Err(invalid(format!("expected one YAML document, got {}", parsed.len())));
     }
+    Ok(parsed.pop().unwrap_or_default())
 }
 
-/// Removes the entry called `name` from `entries`; the error names the entries that exist.
-fn find<T>(kind: &str, name: &str, entries: &mut Vec<T>, name_of: impl Fn(&T) -> &String) -> Result<T, String> {
-    let found = entries.iter().position(|entry| name_of(entry) == name && !name.is_empty());
-    found.map(|index| entries.swap_remove(index)).ok_or_else(|| {
-        let names = entries.iter().map(|entry| name_of(entry).as_str()).collect::<Vec<_>>().join(", ");
-        let fault = if name.is_empty() { "missing".to_owned() } else { format!("unknown {kind} {name:?}") };
-        if entries.is_empty() {
-            format!("{fault}; the kubeconfig has no {kind}s")
-        } else {
-            format!("{fault}; expected one of: {names}")
+/// Parses each YAML document of a text, which `change` may change before.
+fn parse(text: &str, change: impl Fn(&mut Value)) -> Result<Vec<KubeconfigFile>, String> {
+    let mut documents = documents(text)?;
+    documents.iter_mut().for_each(change);
+    documents.iter().map(typed).collect()
+}
+
+/// Returns the entry called `name`; the error has the names of all entries.
+fn find<T: Default>(kind: &str, name: &str, mut entries: Vec<(String, Option<T>)>) -> Result<T, String> {
+    if let Some(index) = entries.iter().position(|(found, _)| found == name && !name.is_empty()) {
+        return Ok(entries.swap_remove(index).1.unwrap_or_default());
+    }
+    let fault = if name.is_empty() { "missing".to_owned() } else { format!("unknown {kind} {name:?}") };
+    if entries.is_empty() {
+        return Err(format!("{fault}; the kubeconfig has no {kind}s"));
+    }
+    let names = entries.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
+    Err(format!("{fault}; expected one of: {names}"))
+}
+
+/// Checks that a token can be part of a header.
+fn check_token(token: &str) -> Result<(), &'static str> {
+    let is_valid = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
+    if is_valid { Ok(()) } else { Err("invalid token: expected visible ASCII characters") }
+}
+
+#[derive(Deserialize)]
+struct ExpiryClaim {
+    exp: Option<f64>,
+}
+
+/// Returns the claim `exp` of a JSON Web Token (RFC 7519, section 4.1.4), in seconds since 1970; `None` if the token
+/// is opaque or does not expire.
+fn expiry(token: &str) -> Option<i64> {
+    let claims: ExpiryClaim = jwt_claims(token)?;
+    // The number may have a fraction; the cast saturates.
+    claims.exp.map(|seconds| seconds as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::expiry;
+
+    #[test]
+    fn the_expiry_is_read_from_the_claims() {
+        // {"exp":1893456000,"aud":["??>"]}
+        assert_eq!(expiry("e30.eyJleHAiOjE4OTM0NTYwMDAsImF1ZCI6WyI_Pz4iXX0.c2ln"), Some(1_893_456_000));
+        for none in ["opaque", "e30.e30.c2ln", "a.b", "e30.%%.c", "e30.eyJleHAiOjF9.c.d"] {
+            assert_eq!(expiry(none), None, "{none}");
         }
-    })
+    }
 }

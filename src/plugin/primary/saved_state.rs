@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 /// The invocations of a pod: those that were run, and those that are about to be.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct SavedState {
+pub(crate) struct SavedState {
     /// The path of the pod's network namespace.
     #[serde(default, rename = "netns")]
     netns_path: PathBuf,
@@ -53,7 +53,7 @@ impl SavedState {
         })
     }
 
-    pub(super) fn recover(fields: &Map<String, Value>) -> Option<Self> {
+    pub(crate) fn recover(fields: &Map<String, Value>) -> Option<Self> {
         let invocations = fields.get("members")?.as_array()?;
         let invocations = invocations.iter().filter_map(|found| Invocation::deserialize(found).ok()).collect();
         Some(Self { invocations, ..format::parse_known_fields(fields) })

@@ -1,0 +1,199 @@
+//! The entries of a kubeconfig for the plugin and the agent: the server of `clusters[].cluster` and the credentials of
+//! `users[].user`, with the contents of the files that they name. Keys that run a program are not supported.
+
+use super::check_token;
+use super::files::{EntryLocation, non_empty};
+use crate::cni::Error;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use kube::Config;
+use kube::config::{AuthInfo, Cluster};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::{self, PemObject};
+use secrecy::{ExposeSecret, SecretString};
+
+/// The maximum size of a file of certificates; the system's bundle has 150 of them in 220 KiB.
+const MAX_PEM: u64 = 1 << 20;
+/// The maximum size of a token file: a token is part of a request's header, which servers limit.
+const MAX_TOKEN: u64 = 64 << 10;
+
+const SUPPORTED: &str = "token, tokenFile, or client-certificate(-data) with client-key(-data)";
+
+/// Returns the configuration of a client without credentials. The environment has no effect on it.
+///
+/// # Errors
+/// A value is invalid, or a file can't be read.
+pub(super) fn server_config(cluster: &Cluster, location: &EntryLocation<'_>) -> Result<Config, Error> {
+    let invalid = |key: &str, url: &str| {
+        let url = without_userinfo(url);
+        location.error(key, format!("invalid URL {url:?}; expected https://HOST:PORT or http://HOST:PORT"))
+    };
+    let parse = |key: &str, url: &str| match url.parse::<hyper::Uri>() {
+        Ok(uri) if matches!(uri.scheme_str(), Some("http" | "https")) => Ok(uri),
+        _ => Err(invalid(key, url)),
+    };
+    let is_insecure = cluster.insecure_skip_tls_verify.unwrap_or_default();
+    let mut config = Config::new(parse("server", non_empty(&cluster.server).unwrap_or_default())?);
+    config.proxy_url = non_empty(&cluster.proxy_url).map(|url| parse("proxy-url", url)).transpose()?;
+    config.root_cert = authorities(cluster, location)?;
+    config.accept_invalid_certs = is_insecure;
+    config.tls_server_name = non_empty(&cluster.tls_server_name).map(Into::into);
+    let urls = [Some(&config.cluster_url), config.proxy_url.as_ref()];
+    let uses_tls = urls.into_iter().flatten().any(|url| url.scheme_str() == Some("https"));
+    if is_insecure || !uses_tls {
+        // An empty list, so that the client does not read the 150 CAs of the system.
+        config.root_cert.get_or_insert_default();
+    }
+    Ok(config)
+}
+
+/// Returns the CA certificates in DER; `None` for the system's.
+fn authorities(cluster: &Cluster, location: &EntryLocation<'_>) -> Result<Option<Vec<Vec<u8>>>, Error> {
+    let data = non_empty(&cluster.certificate_authority_data);
+    let (key, pem) = match (data, non_empty(&cluster.certificate_authority)) {
+        (Some(data), _) => {
+            let key = "certificate-authority-data";
+            let pem = BASE64_STANDARD.decode(without_whitespace(data));
+            (key, pem.map_err(|error| location.error(key, "invalid base64").with_details(error.to_string()))?)
+        }
+        (None, Some(file)) => {
+            let key = "certificate-authority";
+            (key, location.read(key, file, MAX_PEM)?.into_bytes())
+        }
+        (None, None) => return Ok(None),
+    };
+    if cluster.insecure_skip_tls_verify == Some(true) {
+        return Err(location.error(key, "conflicts with insecure-skip-tls-verify: true; remove one of the two"));
+    }
+    let certificates = certificates(&pem);
+    let certificates =
+        certificates.map_err(|error| location.error(key, "invalid PEM").with_details(error.to_string()))?;
+    if certificates.is_empty() {
+        return Err(location.error(key, "no PEM certificate found"));
+    }
+    Ok(Some(certificates))
+}
+
+/// Returns the DER of each certificate in PEM text; other text is ignored (RFC 7468, section 2).
+fn certificates(pem: &[u8]) -> Result<Vec<Vec<u8>>, pem::Error> {
+    CertificateDer::pem_slice_iter(pem).map(|certificate| Ok(certificate?.to_vec())).collect()
+}
+
+/// Returns the credentials for a client, including the contents of the files that the entry names.
+///
+/// # Errors
+/// A key is not supported, a value is invalid, or half of a pair is missing.
+pub(super) fn credentials(user: &AuthInfo, location: &EntryLocation<'_>) -> Result<AuthInfo, Error> {
+    if let Some(key) = unsupported(user) {
+        return Err(location.error(key, format!("not supported; expected {SUPPORTED}")));
+    }
+    let key_data = user.client_key_data.as_ref().map(|data| data.expose_secret().to_owned());
+    let info = AuthInfo {
+        token: token(user, location)?.map(Into::into),
+        client_certificate_data: base64_data(
+            location,
+            &user.client_certificate_data,
+            ("client-certificate", &user.client_certificate),
+        )?,
+        client_key_data: base64_data(location, &key_data, ("client-key", &user.client_key))?.map(Into::into),
+        ..AuthInfo::default()
+    };
+    match (info.client_certificate_data.is_some(), info.client_key_data.is_some()) {
+        (true, false) => Err(location.error("client-key(-data)", "missing; required with client-certificate(-data)")),
+        (false, true) => Err(location.error("client-certificate(-data)", "missing; required with client-key(-data)")),
+        _ => Ok(info),
+    }
+}
+
+/// Returns the first key that is not supported: `exec` and `auth-provider` run programs, Kubernetes 1.19 removed
+/// passwords, and the plugin does not impersonate other users.
+fn unsupported(user: &AuthInfo) -> Option<&'static str> {
+    let keys = [
+        ("exec", user.exec.is_some()),
+        ("auth-provider", user.auth_provider.is_some()),
+        ("username", user.username.is_some()),
+        ("password", user.password.is_some()),
+        ("as", user.impersonate.is_some()),
+        ("as-uid", user.impersonate_uid.is_some()),
+        ("as-groups", user.impersonate_groups.is_some()),
+        ("as-user-extra", user.impersonate_user_extra.is_some()),
+    ];
+    keys.into_iter().find_map(|(key, is_set)| is_set.then_some(key))
+}
+
+/// Returns the token. `tokenFile` takes precedence over `token` if the file can be read (client-go, `transport`,
+/// `NewBearerAuthWithRefreshRoundTripper`).
+fn token(user: &AuthInfo, location: &EntryLocation<'_>) -> Result<Option<String>, Error> {
+    let file = non_empty(&user.token_file).map(|file| location.read("tokenFile", file, MAX_TOKEN));
+    let embedded = user.token.as_ref().map(SecretString::expose_secret).filter(|token| !token.is_empty());
+    let (key, token) = match (file, embedded) {
+        (Some(Ok(text)), _) => ("tokenFile", text),
+        (_, Some(token)) => ("token", token.to_owned()),
+        (Some(Err(error)), None) => return Err(error),
+        (None, None) => return Ok(None),
+    };
+    let token = token.trim();
+    check_token(token).map_err(|why| location.error(key, why))?;
+    Ok(Some(token.to_owned()))
+}
+
+/// Returns the base64 of an embedded value, or of the file that `key` names.
+fn base64_data(
+    location: &EntryLocation<'_>,
+    data: &Option<String>,
+    (key, file): (&str, &Option<String>),
+) -> Result<Option<String>, Error> {
+    match (non_empty(data), non_empty(file)) {
+        (Some(data), _) => Ok(Some(without_whitespace(data))),
+        (None, Some(file)) => Ok(Some(BASE64_STANDARD.encode(location.read(key, file, MAX_PEM)?))),
+        (None, None) => Ok(None),
+    }
+}
+
+/// Removes whitespace, which base64 in a kubeconfig may contain.
+fn without_whitespace(text: &str) -> String {
+    text.split_ascii_whitespace().collect()
+}
+
+/// Removes user and password from a URL, for messages: all before the last `@` of the authority (RFC 3986, section
+/// 3.2), also in text that is not a valid URL.
+pub(super) fn without_userinfo(url: &str) -> String {
+    let start = url.find("//").map_or(0, |slashes| slashes + "//".len());
+    let end = url[start..].find(['/', '?', '#']).map_or(url.len(), |length| start + length);
+    // An unescaped separator in a password ends the authority too early.
+    let end = if url[start..end].contains('@') { end } else { url.len() };
+    match url[start..end].rfind('@') {
+        Some(at) => format!("{}{}", &url[..start], &url[start + at + 1..]),
+        None => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{certificates, without_userinfo};
+
+    #[test]
+    fn urls_in_messages_have_no_user_and_no_password() {
+        for (url, shown) in [
+            ("https://user:pw@host:6443/a@b", "https://host:6443/a@b"),
+            ("https://user:p@w@host", "https://host"),
+            ("user:pw@host", "host"),
+            ("https://user:p/w@host:1", "https://host:1"),
+            ("socks5://user:pw@[fd00::1]:1080", "socks5://[fd00::1]:1080"),
+            ("https://host:6443", "https://host:6443"),
+            ("", ""),
+        ] {
+            assert_eq!(without_userinfo(url), shown);
+        }
+    }
+
+    #[test]
+    fn certificates_are_found_between_other_text() {
+        const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+        const END: &str = "-----END CERTIFICATE-----";
+        let text = format!("CN=a\n{BEGIN}\nAQ\n==\n{END}\nCN=b\r\n{BEGIN}\r\nAgM=\r\n{END}\r\n");
+        assert_eq!(certificates(text.as_bytes()).expect("base64"), [vec![1], vec![2, 3]]);
+        assert!(certificates(b"nothing").expect("no certificate").is_empty());
+        assert!(certificates(format!("{BEGIN}\n!\n{END}").as_bytes()).is_err());
+    }
+}
