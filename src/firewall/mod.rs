@@ -8,6 +8,8 @@
 //! * `step`: the steps of a transaction, as messages and in words
 //! * `subsequence`: the rules that two lists have in common
 //! * `drift`: how live rules differ from desired ones, in words
+//! * `view`: live or desired rules in one form for both rule formats
+//! * `evaluation`, with `packet`: where the first packet of a connection arrives
 //! * `rule_format`: plan, commit and drift for either rule format
 //! * `containers`: the sets of excluded containers
 //! * `removal`: removes rules without reading all of them
@@ -18,6 +20,7 @@
 
 mod containers;
 mod drift;
+mod evaluation;
 mod expression;
 mod from_policy;
 mod iptables;
@@ -25,24 +28,29 @@ mod istio;
 mod live;
 pub mod native;
 pub mod nfnetlink;
+mod packet;
 mod plan;
 mod removal;
 pub mod rule;
 mod rule_format;
 mod step;
 mod subsequence;
+mod view;
 
 pub use containers::{
     ContainerElement, ContainerLabel, change_container_elements, container_elements, required_container_elements,
     set_name,
 };
-pub use drift::{Difference, Drift, foreign_rules};
+pub use drift::{Drift, DriftKind, RuleAt, foreign_rules};
+pub use evaluation::{Arrival, Evaluation, Hop, RulePlace};
 pub use expression::Counter;
 pub use from_policy::{MAX_RULES, max_rules};
-pub use iptables::legacy_tables;
+pub use iptables::{legacy_tables, restore_text};
 pub use live::{LiveChain, LiveRule, LiveRuleset, NativeIstio, failed};
+pub use packet::{Destination, InSet, Packet, Sender};
 pub use plan::CreatedTables;
 pub use removal::remove;
 pub use rule::{Ruleset, TableRules};
 pub use rule_format::{RuleFormat, Transaction};
-pub use step::{PlannedStep, Step, StepRule, StepTable};
+pub use step::{PlannedStep, Step, StepRule};
+pub use view::{ChainView, RuleView, RulesetView, TableId};

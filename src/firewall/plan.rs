@@ -3,8 +3,9 @@
 
 use super::live::{LiveRule, LiveRuleset, LiveTable};
 use super::rule::{Family, Hook, Rule, Ruleset, Table, TableRules};
-use super::step::{PlannedStep, Step, StepTable};
+use super::step::{PlannedStep, Step};
 use super::subsequence::common_subsequence;
+use super::view::TableId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -67,7 +68,7 @@ pub(super) fn changes<'a>(
     let plans = plans(live, previous, desired, made);
     plans
         .flat_map(|plan| {
-            let table = StepTable::Iptables(plan.key.0, plan.key.1);
+            let table = TableId::Iptables(plan.key.0, plan.key.1);
             plan.steps(MAX_DELETIONS).into_iter().map(move |step| (table, step))
         })
         .collect()

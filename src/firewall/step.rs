@@ -3,24 +3,16 @@
 
 use super::containers::{self, ContainerElement, set_name};
 use super::iptables;
-use super::native::rule::{BaseHook, NativeRule, NativeTable, chain_type};
+use super::native::rule::{BaseHook, NativeRule, chain_type};
 use super::native::wire::{encode, sets};
 use super::nfnetlink::{Batch, NLM_F_APPEND, Verb, nfta};
-use super::rule::{Family, Hook, NF_ACCEPT, NFPROTO_INET, Rule, Table};
+use super::rule::{Hook, NF_ACCEPT, NFPROTO_INET, Rule, Table};
+use super::view::TableId;
 use crate::netlink::NLM_F_CREATE;
 use crate::netlink::attributes::Attributes;
 use crate::policy::ContainerScope;
 use std::borrow::Cow;
 use std::fmt::{self, Display, Formatter};
-
-/// The table that a step changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StepTable {
-    /// A table of iptables.
-    Iptables(Family, Table),
-    /// A native table of detour, in family `inet`.
-    Native(NativeTable),
-}
 
 /// A step of a transaction. It borrows from the live and the desired rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,40 +66,22 @@ pub enum StepRule<'a> {
 }
 
 /// A step with the table that it changes.
-pub type PlannedStep<'a> = (StepTable, Step<'a>);
+pub type PlannedStep<'a> = (TableId, Step<'a>);
 
-impl StepTable {
-    const fn family(self) -> u8 {
-        match self {
-            Self::Iptables(family, _) => family.number(),
-            Self::Native(_) => NFPROTO_INET,
-        }
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Iptables(_, table) => table.name(),
-            Self::Native(table) => table.name(),
-        }
-    }
-
-    /// Returns the priority of a base chain (linux/netfilter_ipv4.h), which iptables-nft sets in the tables of iptables.
-    const fn priority(self, like: Table) -> i32 {
-        match (self, like) {
-            (Self::Native(table), _) => table.priority(like),
-            (Self::Iptables(..), Table::Raw) => -300,
-            (Self::Iptables(..), Table::Mangle) => -150,
-            (Self::Iptables(..), Table::Nat) => -100,
-        }
+const fn family_of(table: TableId) -> u8 {
+    match table {
+        TableId::Iptables(family, _) => family.number(),
+        TableId::Native(_) => NFPROTO_INET,
     }
 }
 
-impl Display for StepTable {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Iptables(family, table) => write!(f, "{} {}", family.name(), table.name()),
-            Self::Native(table) => write!(f, "inet {}", table.name()),
-        }
+/// Returns the priority of a base chain (linux/netfilter_ipv4.h), which iptables-nft sets in the tables of iptables.
+const fn priority_of(table: TableId, like: Table) -> i32 {
+    match (table, like) {
+        (TableId::Native(table), _) => table.priority(like),
+        (TableId::Iptables(..), Table::Raw) => -300,
+        (TableId::Iptables(..), Table::Mangle) => -150,
+        (TableId::Iptables(..), Table::Nat) => -100,
     }
 }
 
@@ -136,7 +110,8 @@ impl<'a> Step<'a> {
 
     /// Describes the step in `table`.
     #[must_use]
-    pub fn describe(&self, table: StepTable) -> String {
+    pub fn describe(&self, table: TableId) -> String {
+        let table = table.place();
         match self {
             Self::Table => format!("create table {table}"),
             Self::Chain { name, .. } => format!("{table} create chain {name}"),
@@ -155,9 +130,9 @@ impl<'a> Step<'a> {
     }
 
     /// Appends the messages of the step; numbers its sets from `next_set` and advances it.
-    pub(super) fn write(&self, table: StepTable, batch: &mut Batch<'_>, next_set: &mut u32) {
+    pub(super) fn write(&self, table: TableId, batch: &mut Batch<'_>, next_set: &mut u32) {
         let mut message = |verb, flags, write: &dyn Fn(&mut Attributes)| {
-            batch.message(verb, flags, table.family(), |list| {
+            batch.message(verb, flags, family_of(table), |list| {
                 write(list.text(nfta::TABLE, table.name()));
                 list
             });
@@ -167,7 +142,7 @@ impl<'a> Step<'a> {
             Self::Chain { name, hook } => message(Verb::NewChain, NLM_F_CREATE, &|list| {
                 let list = list.text(nfta::CHAIN_NAME, name);
                 if let Some(hook) = hook {
-                    attach(list, *hook, table.priority(hook.like));
+                    attach(list, *hook, priority_of(table, hook.like));
                 }
             }),
             Self::Set(scope) => {
@@ -185,7 +160,7 @@ impl<'a> Step<'a> {
                     }
                 }
                 let flags = if before.is_none() { NLM_F_CREATE | NLM_F_APPEND } else { NLM_F_CREATE };
-                batch.message(Verb::NewRule, flags, table.family(), |list| {
+                batch.message(Verb::NewRule, flags, family_of(table), |list| {
                     let list = list.text(nfta::TABLE, table.name()).text(nfta::RULE_CHAIN, chain);
                     let list = rule.write(list, table, first_set);
                     match before {
@@ -218,13 +193,13 @@ impl Display for StepRule<'_> {
 
 impl StepRule<'_> {
     /// Appends the expressions of the rule, and the protocol that xtables extensions check.
-    fn write<'l>(&self, list: &'l mut Attributes, table: StepTable, first_set: u32) -> &'l mut Attributes {
+    fn write<'l>(&self, list: &'l mut Attributes, table: TableId, first_set: u32) -> &'l mut Attributes {
         match (self, table) {
             (Self::Native(rule), _) => list.nested(nfta::RULE_EXPRESSIONS, |list| {
                 encode(rule, first_set, &mut |expression| _ = expression.write(list));
                 list
             }),
-            (Self::Iptables(rule), StepTable::Iptables(family, _)) => {
+            (Self::Iptables(rule), TableId::Iptables(family, _)) => {
                 let list = list.nested(nfta::RULE_EXPRESSIONS, |list| iptables::expressions(list, rule, family));
                 match rule.protocol {
                     Some(protocol) => list.nested(nfta::RULE_COMPAT, |list| iptables::compat(list, protocol)),
@@ -232,7 +207,7 @@ impl StepRule<'_> {
                 }
             }
             // Plans have no such step.
-            (Self::Iptables(_), StepTable::Native(_)) => list,
+            (Self::Iptables(_), TableId::Native(_)) => list,
         }
     }
 }

@@ -13,7 +13,8 @@ use super::live::{NativeLiveChain, NativeLiveTables, are_equal};
 use super::rule::{NativeChain, NativeTable, NativeTables, container_sets};
 use crate::firewall::containers::{ContainerElement, MAX_ELEMENTS, SCOPES};
 use crate::firewall::rule::Name;
-use crate::firewall::step::{PlannedStep, Step, StepRule, StepTable};
+use crate::firewall::step::{PlannedStep, Step, StepRule};
+use crate::firewall::view::TableId;
 use crate::policy::ContainerScope;
 use std::collections::BTreeMap;
 
@@ -33,7 +34,7 @@ pub(in crate::firewall) fn changes(
             (Some(live), Some(desired)) if are_equal(live, &desired) => {}
             (live, Some(desired)) => TableChange { table, elements, desired }.add(live, &mut steps),
         }
-        all.extend(steps.into_iter().map(|step| (StepTable::Native(table), step)));
+        all.extend(steps.into_iter().map(|step| (TableId::Native(table), step)));
     }
     all
 }
