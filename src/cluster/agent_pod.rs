@@ -21,8 +21,6 @@ pub struct AgentPod {
     pub node: String,
     /// The name of its release.
     pub release: String,
-    /// Whether it belongs to version 0.1.0, whose labels do not name the product.
-    pub is_first_version: bool,
     /// Why no command can run in its container; `None` if the container is running.
     pub stopped: Option<String>,
     /// Whether it is ready.
@@ -40,9 +38,8 @@ impl AgentPod {
     #[must_use]
     pub fn of(pod: &Value) -> Option<Self> {
         let (metadata, spec, status) = (&pod["metadata"], &pod["spec"], &pod["status"]);
-        let is_first_version = product(metadata)?;
         let mounts_state = |volume: &Value| volume["hostPath"]["path"] == STATE_DIRECTORY;
-        if !items(&spec["volumes"]).any(mounts_state) {
+        if !is_agent(metadata) || !items(&spec["volumes"]).any(mounts_state) {
             return None;
         }
         let container = items(&spec["containers"]).find(|container| container["name"] == CONTAINER)?;
@@ -65,7 +62,6 @@ impl AgentPod {
             object: object(metadata)?,
             node: spec["nodeName"].as_str()?.to_owned(),
             release: metadata["labels"][RELEASE].as_str()?.to_owned(),
-            is_first_version,
             stopped,
             ready: items(&status["conditions"]).any(is_ready),
             enters_pods: items(added).any(|name| name == ENTERS_PODS),
@@ -97,7 +93,9 @@ impl AgentDaemonSet {
     /// Parses a `DaemonSet`; `None` if it is not one of agents.
     #[must_use]
     pub fn of(set: &Value) -> Option<Self> {
-        product(&set["metadata"])?;
+        if !is_agent(&set["metadata"]) {
+            return None;
+        }
         let spec = &set["spec"]["template"]["spec"];
         Some(Self {
             object: object(&set["metadata"])?,
@@ -135,14 +133,10 @@ impl NodeLabels {
 
 const RELEASE: &str = "app.kubernetes.io/name";
 
-/// Returns whether labels are those of version 0.1.0; `None` if they are not those of an agent.
-fn product(metadata: &Value) -> Option<bool> {
-    let label = |name: &str| metadata["labels"][name].as_str();
-    match (label("app.kubernetes.io/component")?, label("app.kubernetes.io/part-of"), label(RELEASE)?) {
-        ("agent", Some("detour"), _) => Some(false),
-        ("agent", None, "detour") => Some(true),
-        _ => None,
-    }
+/// Whether the labels are those of an agent.
+fn is_agent(metadata: &Value) -> bool {
+    let labels = &metadata["labels"];
+    labels["app.kubernetes.io/component"] == "agent" && labels["app.kubernetes.io/part-of"] == "detour"
 }
 
 fn object(metadata: &Value) -> Option<ObjectRef> {
@@ -187,10 +181,7 @@ mod tests {
     fn agents_are_recognized_by_labels_and_by_the_directory_that_they_mount() {
         let agent = pod("a", |_| {}).expect("an agent");
         assert_eq!((agent.stopped, agent.ready, agent.enters_pods), (None, true, true));
-        assert_eq!((agent.config_map.as_deref(), agent.is_first_version), (Some("detour-agent"), false));
-        let labels = |pod: &mut Value, key: &str, value: Value| pod["metadata"]["labels"][key] = value;
-        let first = pod("a", |pod| labels(pod, "app.kubernetes.io/part-of", Value::Null)).expect("an agent of 0.1.0");
-        assert!(first.is_first_version);
+        assert_eq!(agent.config_map.as_deref(), Some("detour-agent"));
         for change in [
             |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/part-of"] = json!("other"),
             |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/component"] = json!("server"),
@@ -200,11 +191,6 @@ mod tests {
         ] {
             assert_eq!(pod("a", change), None);
         }
-        let other_name = |pod: &mut Value| {
-            labels(pod, "app.kubernetes.io/part-of", Value::Null);
-            labels(pod, "app.kubernetes.io/name", json!("other"));
-        };
-        assert_eq!(pod("a", other_name), None);
         let waiting =
             pod("a", |pod| pod["status"]["containerStatuses"][0]["state"] = json!({"waiting": {"reason": "X"}}));
         assert_eq!(waiting.expect("an agent").stopped.as_deref(), Some("X"));

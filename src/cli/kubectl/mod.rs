@@ -155,10 +155,8 @@ impl Cli {
             KubectlCommand::Check(arguments) => check::run(&connection, &arguments),
             KubectlCommand::Audit(arguments) => audit::run(&connection, &arguments),
             KubectlCommand::Explain(mut arguments) => {
-                if let Some(selected) = arguments.subject.in_cluster()
-                    && let Some(output) = in_agent(selected)?.run_unless_too_old()?
-                {
-                    return Ok(output);
+                if let Some(selected) = arguments.subject.in_cluster() {
+                    return in_agent(selected)?.run();
                 }
                 arguments.subject.use_connection(connection);
                 explain::run(arguments)
@@ -166,12 +164,7 @@ impl Cli {
             KubectlCommand::Trace(mut arguments) => {
                 if let Some(selected) = arguments.subject.in_cluster() {
                     let command = in_agent(selected)?;
-                    if arguments.live {
-                        return command.needs_netns()?.run();
-                    }
-                    if let Some(output) = command.run_unless_too_old()? {
-                        return Ok(output);
-                    }
+                    return if arguments.live { command.needs_netns()?.run() } else { command.run() };
                 }
                 arguments.subject.use_connection(connection);
                 trace::run(arguments)

@@ -26,6 +26,9 @@ pub struct UserApi {
 }
 
 impl UserApi {
+    /// The timeout of a request of `doctor` and `audit`.
+    pub const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+
     /// Opens the API server of a kubeconfig as kubectl does: `kubeconfig`, or the files in `KUBECONFIG` merged, or
     /// `~/.kube/config`, or the service account of the pod in which this process runs. The user's credential plugin
     /// runs, and proxy variables apply.
@@ -129,7 +132,7 @@ impl UserApi {
         Ok(serde_json::from_value(object["data"].clone()).unwrap_or_default())
     }
 
-    fn list<T>(
+    pub(super) fn list<T>(
         &self,
         request: impl Fn(Page<'_>) -> Result<ApiRequest, Error>,
         read: impl Fn(Value) -> Option<T>,
@@ -137,7 +140,7 @@ impl UserApi {
         self.api.list(self.api.timeout, request, read)
     }
 
-    fn get(&self, request: &ApiRequest) -> Result<Value, Error> {
+    pub(super) fn get(&self, request: &ApiRequest) -> Result<Value, Error> {
         let session = self.api.session()?;
         session.run(self.api.call(session, request).get_once(self.api.timeout))
     }
