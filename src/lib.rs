@@ -21,7 +21,7 @@
 //! | kernel and state | [`netns`], [`firewall`], [`state`], [`logging`] | the pod's network namespace; policy → rules → netlink and back; saved state of each attachment; log lines |
 //! | the node | [`host_path`], [`trusted_file`], [`netlink`] | paths as the node sees them; safe opening of files; netlink sockets |
 //! | streams | [`streams`] | stdin, stdout and stderr with deadlines |
-//! | values | [`policy`], [`pod`], [`cni`], [`printable`], [`suggest`], [`backoff`] | redirections and exclusions; pod facts; the CNI protocol and its error codes ([`cni::Code`]); text that is safe to print; suggestions for misspelled names; pauses between attempts |
+//! | values | [`policy`], [`pod`], [`cni`], [`printable`], [`suggest`], [`wait`, `backoff`] | redirections and exclusions; pod facts; the CNI protocol and its error codes ([`cni::Code`]); text that is safe to print; suggestions for misspelled names; waiting with a deadline; pauses between attempts |
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -52,3 +52,4 @@ pub mod streams;
 pub mod sub_plugins;
 pub mod suggest;
 pub mod trusted_file;
+pub mod wait;

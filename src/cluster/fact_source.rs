@@ -63,7 +63,7 @@ pub(super) fn uid_mismatch(found: &Pod, wanted: &PodRef) -> String {
     format!("UID mismatch: expected {wanted}, got {found}")
 }
 
-/// Returns the error with the pod's name in front.
+/// Returns the error with the pod's name in its message, once.
 pub(super) fn with_pod(PodRef { namespace, name, .. }: &PodRef, error: Error) -> Error {
-    Error { msg: format!("pod {namespace}/{name}: {}", error.msg), ..error }
+    error.of_pod(namespace, name)
 }

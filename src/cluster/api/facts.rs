@@ -75,16 +75,18 @@ impl Api {
             Some(request) => self.get_namespace(started, session, request, wanted).await.map(Some),
             None => Ok(None),
         };
-        session.run(async {
-            let (pod, namespace) = tokio::try_join!(self.get_pod(started, session, &pod, wanted), get_namespace())?;
-            Ok(Facts { pod, namespace })
-        })
+        session
+            .run(async {
+                let (pod, namespace) = tokio::try_join!(self.get_pod(started, session, &pod, wanted), get_namespace())?;
+                Ok(Facts { pod, namespace })
+            })
+            .map_err(Error::naming_pod)
     }
 
     pub(in crate::cluster) fn namespace_since(&self, started: Instant, wanted: &PodRef) -> Result<Namespace, Error> {
         let request = ApiRequest::namespace(wanted)?;
-        let session = self.session()?;
-        session.run(self.get_namespace(started, session, &request, wanted))
+        let session = self.session().map_err(|error| with_pod(wanted, error))?;
+        session.run(self.get_namespace(started, session, &request, wanted)).map_err(Error::naming_pod)
     }
 
     pub(in crate::cluster) fn definitions_since(
