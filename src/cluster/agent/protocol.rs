@@ -173,8 +173,6 @@ pub struct ExemptContainer {
 pub struct PoliciesReport {
     /// Which changes running pods follow: `off`, `exclusions` or `all`; empty if the agent does not compare policies.
     pub scope: String,
-    /// Whether the annotation `detour.io/live-policy` does not count.
-    pub forbids_opt_out: bool,
     /// The pods whose rules are those that an ADD would make now.
     pub current: u32,
     /// The pods with the rules of an earlier policy, which need a new pod or a retry.
