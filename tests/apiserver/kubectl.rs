@@ -157,7 +157,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
             "{missing:?}"
         );
 
-        let agent_pod = scene.agent_pod(|_| {});
+        scene.agent_pod(|_| {});
         let sandbox = Sandbox::new();
         sandbox.pin(&pod);
         let agent = scene.node.start_agent("detour-agent-x");
