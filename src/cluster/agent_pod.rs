@@ -27,10 +27,6 @@ pub struct AgentPod {
     pub ready: bool,
     /// Whether its container has the capabilities to enter the network namespaces of pods.
     pub enters_pods: bool,
-    /// The arguments of its container, after `agent`.
-    pub arguments: Vec<String>,
-    /// The name of the ConfigMap with its configuration.
-    pub config_map: Option<String>,
 }
 
 impl AgentPod {
@@ -57,7 +53,6 @@ impl AgentPod {
         };
         let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
         let added = &container["securityContext"]["capabilities"]["add"];
-        let config_map = items(&spec["volumes"]).find_map(|volume| volume["configMap"]["name"].as_str());
         Some(Self {
             object: object(metadata)?,
             node: spec["nodeName"].as_str()?.to_owned(),
@@ -65,8 +60,6 @@ impl AgentPod {
             stopped,
             ready: items(&status["conditions"]).any(is_ready),
             enters_pods: items(added).any(|name| name == ENTERS_PODS),
-            arguments: items(&container["args"]).filter_map(Value::as_str).map(str::to_owned).collect(),
-            config_map: config_map.map(str::to_owned),
         })
     }
 
@@ -133,10 +126,10 @@ impl NodeLabels {
 
 const RELEASE: &str = "app.kubernetes.io/name";
 
-/// Whether the labels are those of an agent.
+/// Returns whether labels are those of an agent.
 fn is_agent(metadata: &Value) -> bool {
-    let labels = &metadata["labels"];
-    labels["app.kubernetes.io/component"] == "agent" && labels["app.kubernetes.io/part-of"] == "detour"
+    let label = |name: &str| metadata["labels"][name].as_str();
+    (label("app.kubernetes.io/component"), label("app.kubernetes.io/part-of")) == (Some("agent"), Some("detour"))
 }
 
 fn object(metadata: &Value) -> Option<ObjectRef> {
@@ -181,9 +174,9 @@ mod tests {
     fn agents_are_recognized_by_labels_and_by_the_directory_that_they_mount() {
         let agent = pod("a", |_| {}).expect("an agent");
         assert_eq!((agent.stopped, agent.ready, agent.enters_pods), (None, true, true));
-        assert_eq!(agent.config_map.as_deref(), Some("detour-agent"));
         for change in [
             |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/part-of"] = json!("other"),
+            |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/part-of"] = Value::Null,
             |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/component"] = json!("server"),
             |pod: &mut Value| pod["spec"]["volumes"][0] = json!({"name": "state", "emptyDir": {}}),
             |pod: &mut Value| pod["spec"]["containers"][0]["name"] = json!("other"),
