@@ -1,10 +1,10 @@
 //! The subject of a report: a pod with its namespace, from manifests or the cluster, and a configuration.
 
-use crate::cluster::{self, Cluster, DefinitionQuery, Given, Lookup, ObjectRef, Objects};
+use crate::cluster::{self, DefinitionQuery, Definitions, Given, Lookup, ObjectRef, Objects};
 use crate::cni::{Code, Error, NetConf, SYSTEM_NAMESPACE, configuration};
 use crate::networks::{InstalledNetwork, Selection, default_network, installed_network, networks, runs_own_type};
 use crate::plugin::primary::{Preview, preview};
-use crate::pod::{Facts, Namespace, Pod, PodRef};
+use crate::pod::{Facts, Namespace, Pod};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -49,8 +49,6 @@ pub enum ConfigurationSource {
     File,
     /// The files that are installed on the pod's node.
     Node,
-    /// The ConfigMaps of the agents on the pod's node.
-    ConfigMap,
     /// The defaults of this program.
     #[default]
     BuiltIn,
@@ -62,7 +60,6 @@ impl ConfigurationOrigin {
         let places = self.places.join(", ");
         match self.source {
             ConfigurationSource::Node => Some(format!("installed on the node: {places}")),
-            ConfigurationSource::ConfigMap => Some(format!("from the cluster: {places}")),
             ConfigurationSource::BuiltIn => self.reason.as_ref().map(|why| format!("built-in defaults: {why}")),
             ConfigurationSource::File => None,
         }
@@ -201,7 +198,7 @@ impl PodManifest {
         let namespace = self.objects.namespaces.iter().find(|namespace| namespace.name == pod.namespace).cloned();
         // Manifests without any definition don't show which ones the cluster has.
         let is_known = conf.conf.primary.is_some() || !self.objects.definitions.is_empty();
-        let cluster = is_known.then_some(&self.objects as &dyn Cluster);
+        let cluster = is_known.then_some(&self.objects as &dyn Definitions);
         let subject = Subject::of(conf, Facts { pod, namespace }, cluster)?;
         Ok(Subject { template_of: given.is_template().then(|| given.to_string()), ..subject })
     }
@@ -259,7 +256,7 @@ impl Subject {
     ///
     /// # Errors
     /// An ADD would fail because of the pod's networks.
-    pub(super) fn of(conf: impl Into<AppliedConf>, facts: Facts, cluster: Option<&dyn Cluster>) -> Result<Self, Error> {
+    pub fn of(conf: impl Into<AppliedConf>, facts: Facts, cluster: Option<&dyn Definitions>) -> Result<Self, Error> {
         let applied = conf.into();
         let is_built_in = applied.origin.source == ConfigurationSource::BuiltIn;
         let needs_definitions = applied.conf.primary.is_none() && (applied.as_attachment || !is_built_in);
@@ -279,56 +276,6 @@ impl Subject {
         Ok(Self { networks, conf, attachment, facts, template_of: None, origin })
     }
 
-    /// Reads a pod from the cluster.
-    ///
-    /// The source is the API server of `kubeconfig`, or else the configuration's source of facts, or else the API server
-    /// of the pod in which this process runs.
-    ///
-    /// # Errors
-    /// No source is available, or it does not return the pod.
-    pub fn from_cluster(
-        conf: impl Into<AppliedConf>,
-        kubeconfig: Option<PathBuf>,
-        (namespace, name): (&str, &str),
-    ) -> Result<Self, Error> {
-        let mut applied = conf.into();
-        let kubernetes = &mut applied.conf.kubernetes;
-        let source = match kubeconfig {
-            Some(path) => {
-                kubernetes.kubeconfig = Some(path.clone());
-                kubernetes.manifests_dir = None;
-                cluster::source_of_user(path, kubernetes.timeout)
-            }
-            None => cluster::source_or_in_cluster(kubernetes).ok_or_else(|| {
-                let msg = "no kubeconfig: add --kubeconfig, set KUBECONFIG, or create ~/.kube/config";
-                Error::new(Code::InvalidConfig, msg)
-            })?,
-        };
-        Self::from_source(applied, source.as_ref(), (namespace, name))
-    }
-
-    /// Reads a pod from a source of facts.
-    ///
-    /// # Errors
-    /// The source does not return the pod.
-    pub fn from_source(
-        conf: impl Into<AppliedConf>,
-        source: &dyn Cluster,
-        (namespace, name): (&str, &str),
-    ) -> Result<Self, Error> {
-        let pod_ref = PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: None };
-        let facts = source.facts(&pod_ref, true)?;
-        Self::of(conf, facts, Some(source))
-    }
-
-    /// Returns a pod with a configuration.
-    ///
-    /// # Errors
-    /// An ADD would fail because of the pod's networks.
-    pub fn with_facts(conf: impl Into<AppliedConf>, facts: Facts, source: &dyn Cluster) -> Result<Self, Error> {
-        Self::of(conf, facts, Some(source))
-    }
-
     /// Returns `NAMESPACE/NAME` of the pod.
     #[must_use]
     pub fn name(&self) -> String {
@@ -337,7 +284,7 @@ impl Subject {
 }
 
 /// Looks up the definitions that the pod selects; none if an annotation is malformed, or if the source refuses.
-fn selected_definitions(pod: &Pod, cluster: &dyn Cluster) -> BTreeMap<ObjectRef, Lookup> {
+fn selected_definitions(pod: &Pod, cluster: &dyn Definitions) -> BTreeMap<ObjectRef, Lookup> {
     let (selected, default) = (networks(pod), default_network(pod, SYSTEM_NAMESPACE));
     let elements = [selected, default].into_iter().flatten().flat_map(|selections| selections.elements);
     let query =

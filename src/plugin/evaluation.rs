@@ -63,6 +63,29 @@ impl DesiredPolicy {
     }
 }
 
+/// The facts with which the pods of a configuration are evaluated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FactsOf {
+    /// Those of its source. A primary plugin can also use the service account of the pod in which it runs.
+    Source,
+    /// None: the configuration names no source, and its sub-plugins need none.
+    Configuration,
+    /// None, although `istio-redirect` needs them: an ADD fails.
+    Missing,
+}
+
+/// Returns the facts with which the pods of `conf` are evaluated.
+#[must_use]
+pub fn facts_of(conf: &NetConf) -> FactsOf {
+    if conf.primary.is_some() || cluster::source(&conf.kubernetes).is_some() {
+        FactsOf::Source
+    } else if conf.chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect)) {
+        FactsOf::Missing
+    } else {
+        FactsOf::Configuration
+    }
+}
+
 /// Fetches the facts of a pod; with those of its namespace if the flag is set.
 pub(super) type FetchFacts<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> + 'a;
 
@@ -122,7 +145,10 @@ pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
 }
 
 fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<DesiredPolicy, Error> {
-    let output = output(blocks, conf, facts).map_err(|error| with_pod(facts, error))?;
+    let output = output(blocks, conf, facts).map_err(|error| match facts {
+        Some(facts) => error.of_pod(&facts.pod.namespace, &facts.pod.name),
+        None => error,
+    })?;
     for note in output.notes {
         match note.severity {
             Severity::Info => tracing::info!("{}", note.text),
@@ -132,24 +158,6 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Desire
     let ignored = facts.map(sub_plugins::ignored).unwrap_or_default();
     let (why, with) = (output.decision.to_string(), EvaluatedWith::of(facts));
     Ok(DesiredPolicy { policy: output.policy, why, ignored, with })
-}
-
-/// Adds the pod's name to the error, unless the error contains it.
-pub(super) fn with_pod(facts: Option<&Facts>, error: Error) -> Error {
-    match facts.map(|facts| format!("{}/{}", facts.pod.namespace, facts.pod.name)) {
-        Some(pod) if !error.msg.contains(&pod) => Error { msg: format!("pod {pod}: {}", error.msg), ..error },
-        _ => error,
-    }
-}
-
-/// Returns the error with the name of an attachment's network, unless the path of a block in it names it already.
-#[must_use]
-pub(crate) fn about(name: &str, error: Error) -> Error {
-    if error.msg.contains("network ") {
-        error
-    } else {
-        Error { msg: format!("network {name}: {}", error.msg), ..error }
-    }
 }
 
 /// Runs the sub-plugins in `blocks` with the pod's facts, if they are known.

@@ -1,6 +1,6 @@
 //! CHECK, DEL, GC and STATUS of the primary plugin. DEL and GC work from the saved state, without the cluster.
 
-use super::call::PrimaryCall;
+use super::PrimaryCall;
 use super::invocation::Invocation;
 use super::mesh::InProcessAttachment;
 use super::plan::{AddPlan, NetworkRunner, runner};
@@ -9,7 +9,6 @@ use super::saved_state::SavedState;
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, ValidAttachment};
 use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::networks::{PodNetwork, PodNetworks};
-use crate::plugin::evaluation::about;
 use crate::plugin::{check, del, status};
 use crate::state::Attachment;
 use std::path::PathBuf;
@@ -71,7 +70,7 @@ fn configured(call: &PrimaryCall<'_>) -> SavedState {
     SavedState::without_netns(invocations)
 }
 
-/// GC: runs DEL for every saved container that the runtime no longer has, then GC for the default network and for the
+/// GC: runs DEL for every saved pod sandbox that the runtime no longer has, then GC for the default network and for the
 /// rules. Every step is tried even if one fails.
 ///
 /// # Errors
@@ -107,7 +106,7 @@ pub(super) fn gc(call: &PrimaryCall<'_>) -> Result<(), Error> {
 fn saved_attachments(call: &PrimaryCall<'_>) -> Result<Vec<Attachment>, Error> {
     let store = call.store();
     let mut all = Vec::new();
-    for container_id in store.containers()? {
+    for container_id in store.sandboxes()? {
         // Multus and installers keep other files in the same directory.
         match store.attachments_of(&container_id) {
             Ok(attachments) => all.extend(attachments),
@@ -124,7 +123,7 @@ fn common_default_network(call: &PrimaryCall<'_>) -> Result<Option<NetworkConfig
     Ok(networks.first().map(|network| NetworkConfiguration::from(&network.configuration)))
 }
 
-/// Returns the interfaces that a container has in `network`, under each name that selected the network.
+/// Returns the interfaces that a pod sandbox has in `network`, under each name that selected the network.
 fn interfaces_of(
     call: &PrimaryCall<'_>,
     attachment: &Attachment,
@@ -192,7 +191,7 @@ pub(super) fn status(call: &PrimaryCall<'_>) -> Result<(), Error> {
     let network = default.ok_or_else(|| Error::new(Code::Internal, "no default network is configured"))?;
     let plan = AddPlan::of(call, resolved, true).map_err(unavailable)?;
     for InProcessAttachment { name, conf } in &plan.evaluated {
-        status::check_chain(conf).map_err(|error| unavailable(about(name, error)))?;
+        status::check_chain(conf).map_err(|error| unavailable(error.of_network(name)))?;
     }
     network
         .status(&Executables, &call.delegate_call())

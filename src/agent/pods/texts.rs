@@ -1,11 +1,46 @@
-//! The Events and the condition of a pod's policy.
+//! The Events and the condition of a pod.
 
+use super::repair::RepairOutcome;
+use super::suspicion::Cause;
 use crate::cluster::{Event, PolicyCondition};
+use crate::cni::Error;
 use crate::plugin::live_policy::{Assessment, Verdict, policy_name};
 use crate::printable::{cut, line};
 
 /// The maximum length of a condition's message in bytes, as of an Event's.
 const MAX_MESSAGE: usize = 1024;
+
+/// Returns the Event for a pod whose rules can't be read.
+pub(super) fn unreadable_rules(error: &Error) -> Event {
+    let message = format!("can't read the pod's rules, so drift is not repaired: {error}");
+    Event { warning: true, reason: "DetourRulesUnreadable".into(), message }
+}
+
+/// Returns the Event for the outcome of a repair; `None` if nothing happened.
+pub(super) fn repaired(cause: Cause, outcome: &RepairOutcome) -> Option<Event> {
+    let (warning, reason, message) = match outcome {
+        RepairOutcome::NothingToDo => return None,
+        RepairOutcome::Repaired => {
+            (false, "DetourRepaired", format!("traffic is redirected to the sidecar again: {cause}"))
+        }
+        RepairOutcome::RepairedForNew { older } => {
+            let (connections, bypass, they) = if *older == 1 {
+                ("connection", "bypasses", "it closes")
+            } else {
+                ("connections", "bypass", "they close")
+            };
+            let message = format!(
+                "new connections are redirected to the sidecar again: {cause}; {older} TCP {connections} that existed \
+                 before still {bypass} the sidecar until {they}; recreate the pod to capture them"
+            );
+            (true, "DetourRepaired", message)
+        }
+        RepairOutcome::Deleted => (true, "DetourDeleted", format!("deleted, so that a new pod is redirected: {cause}")),
+        RepairOutcome::Labelled => (true, "DetourLabelled", format!("labeled, not repaired: {cause}")),
+        RepairOutcome::Failed(error) => (true, "DetourRepairFailed", format!("repair failed: {cause}; {error}")),
+    };
+    Some(Event { warning, reason: reason.into(), message })
+}
 
 /// Returns the Event for a change that was applied.
 pub(super) fn changed(before: &str, after: &str, words: &str) -> Event {

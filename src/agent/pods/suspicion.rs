@@ -1,8 +1,7 @@
-//! Whether a pod needs a repair, from its state in the cluster and the state of its network namespace.
+//! Whether a pod bypasses the sidecar, from its state in the cluster and the state of its network namespace.
 
-use super::selector::Selector;
 use crate::agent::facts::{EndedContainer, ObservedPod};
-use crate::agent::install::{Installed, NodeFiles, Release};
+use crate::agent::install::Installed;
 use crate::cluster::{Lookup, ObjectRef};
 use crate::cni::Block;
 use crate::networks::{self, InstalledNetwork};
@@ -12,32 +11,8 @@ use crate::pod::{Facts, Pod, PodRef};
 use crate::sub_plugins::{Decision, SubPlugin, skip_reason};
 use std::fmt;
 
-/// Which pods are checked, and how a failed validation is recognized. The defaults are Istio's.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Criteria {
-    /// The labels of the pods.
-    pub selector: Selector,
-    /// The annotation of pods that are validated; empty for any pod.
-    pub annotation: String,
-    /// The name of the init container that validates; empty for any.
-    pub container: String,
-    /// Its exit code if traffic is not redirected; 0 for any failure.
-    pub exit_code: i32,
-    /// Its termination message in that case; empty for any.
-    pub message: String,
-}
-
-impl Default for Criteria {
-    fn default() -> Self {
-        Self {
-            selector: Selector::default(),
-            annotation: INJECTION_STATUS.to_owned(),
-            container: VALIDATION_CONTAINER.to_owned(),
-            exit_code: 126,
-            message: String::new(),
-        }
-    }
-}
+/// The exit code of Istio's validation container if traffic is not redirected.
+const VALIDATION_FAILED: i32 = 126;
 
 /// Why a pod needs a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,94 +35,44 @@ impl fmt::Display for Cause {
     }
 }
 
-/// The evidence in the cluster that a pod needs a repair.
+/// The evidence in the cluster that a pod bypasses the sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Suspicion {
+pub(super) struct Suspicion {
     /// Whether its validation has failed and has not succeeded since.
-    pub validation_failed: bool,
+    pub(super) validation_failed: bool,
     /// Whether its sandbox is complete: it has addresses, so all ADD calls have returned.
-    pub settled: bool,
+    pub(super) settled: bool,
     /// Whether the plugin, as it is configured now, would be called for it and would redirect it.
-    pub redirectable: bool,
+    pub(super) redirectable: bool,
 }
 
 /// Returns the evidence in the cluster about a pod, and the configuration that would redirect it. If no configuration
 /// would, it is the first one that includes the pod. Returns `None` if the pod is never repaired: it has no sidecar or no
-/// network namespace of its own, is ending, is excluded by every configuration, or is not selected.
-#[must_use]
-pub fn suspect<'a>(
-    criteria: &Criteria,
-    installed: &'a [Installed],
-    observed: &ObservedPod,
-) -> Option<(&'a Installed, Suspicion)> {
+/// network namespace of its own, is ending, or is excluded by every configuration.
+pub(super) fn suspect<'a>(installed: &'a [Installed], observed: &ObservedPod) -> Option<(&'a Installed, Suspicion)> {
     let pod = &observed.pod;
     let name = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
-    let is_checked =
-        !observed.ending && !pod.host_network && pod.proxy().is_some() && criteria.selector.selects(&pod.labels);
-    let mut including =
-        installed.iter().filter(|installed| is_checked && skip_reason(&installed.conf, &name).is_none());
-    let redirects_any = including.clone().any(|installed| redirections(installed).next().is_some());
-    let redirecting =
-        including.clone().find(|installed| is_called(installed, pod, &|_| None) && redirects(installed, pod));
-    let installed = redirecting.or_else(|| including.next())?;
+    if observed.ending || pod.host_network || pod.proxy().is_none() {
+        return None;
+    }
+    let including: Vec<_> =
+        installed.iter().filter(|installed| skip_reason(&installed.conf, &name).is_none()).collect();
+    let redirects_any = including.iter().any(|installed| redirections(installed).next().is_some());
+    let redirecting = including.iter().find(|it| is_called(it, pod, &|_| None) && redirects(it, pod)).copied();
+    let installed = redirecting.or_else(|| including.first().copied())?;
     let suspicion = Suspicion {
         // Without a redirection of its own, the agent leaves the pod to the program that redirects it.
-        validation_failed: criteria.has_failed(observed) && redirects_any,
+        validation_failed: has_failed_validation(observed) && redirects_any,
         settled: !observed.addresses.is_empty(),
         redirectable: redirecting.is_some(),
     };
     Some((installed, suspicion))
 }
 
-/// Another release on the node, whose agent is running.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::agent) struct OtherRelease {
-    /// Whether its name sorts before that of this release.
-    pub(super) precedes: bool,
-    /// Its installed configurations.
-    pub(in crate::agent) installed: Vec<Installed>,
-}
-
-impl OtherRelease {
-    /// Returns the other releases on the node whose agents are running. A release whose files this process does not see
-    /// has no configurations, so that it takes no pods.
-    pub(in crate::agent) fn all(node: &NodeFiles) -> Vec<Self> {
-        let present = node.present_releases().unwrap_or_else(|error| {
-            tracing::warn!("can't determine the other releases on this node: {error}");
-            Vec::new()
-        });
-        let other = |release: Release| Self {
-            precedes: release < *node.release(),
-            installed: node.of_release(release).installed().unwrap_or_default(),
-        };
-        present.into_iter().map(other).collect()
-    }
-}
-
-/// Whether the agent of another release is responsible for the pod, so that only one agent changes or deletes it.
-/// Responsible is the first release by name whose configuration would redirect the pod. If none would, it is the first
-/// release whose configuration includes the pod. `own` is the evidence for this release; `None` if its configurations
-/// exclude the pod.
-#[must_use]
-pub(in crate::agent) fn is_left_to_other(
-    others: &[OtherRelease],
-    criteria: &Criteria,
-    observed: &ObservedPod,
-    own: Option<Suspicion>,
-) -> bool {
-    let own = own.map(|own| own.redirectable);
-    let takes = |other: &OtherRelease| {
-        let theirs = suspect(criteria, &other.installed, observed).map(|(_, suspicion)| suspicion.redirectable);
-        theirs.is_some() && (theirs, other.precedes) > (own, false)
-    };
-    others.iter().any(takes)
-}
-
 /// Returns why the pod needs a repair; `None` if it does not, or if it has no address yet: only an address proves that a
 /// network namespace is the pod's. `status` is the state of its network namespace, `None` if that is not found on this
 /// node.
-#[must_use]
-pub fn diagnose(suspicion: Suspicion, status: Option<&ContainerStatus>) -> Option<Cause> {
+pub(super) fn diagnose(suspicion: Suspicion, status: Option<&ContainerStatus>) -> Option<Cause> {
     if !suspicion.settled {
         return None;
     }
@@ -162,18 +87,12 @@ pub fn diagnose(suspicion: Suspicion, status: Option<&ContainerStatus>) -> Optio
     (has_no_rules && suspicion.redirectable).then_some(Cause::NoRules)
 }
 
-impl Criteria {
-    fn has_failed(&self, observed: &ObservedPod) -> bool {
-        let is_validated = self.annotation.is_empty() || observed.pod.annotations.contains_key(&self.annotation);
-        is_validated && observed.ended_init_containers.iter().any(|ended| self.is_failure(ended))
-    }
-
-    fn is_failure(&self, ended: &EndedContainer) -> bool {
-        let has_name = self.container.is_empty() || self.container == ended.name;
-        let has_message = self.message.trim().is_empty() || self.message.trim() == ended.message.trim();
-        let has_code = ended.last_failure.is_some_and(|code| self.exit_code == 0 || self.exit_code == code);
-        has_name && has_message && has_code && !ended.succeeded
-    }
+/// Whether the init container that Istio injects to validate the redirection has found that traffic is not redirected.
+fn has_failed_validation(observed: &ObservedPod) -> bool {
+    let has_failed = |ended: &EndedContainer| {
+        ended.name == VALIDATION_CONTAINER && ended.last_failure == Some(VALIDATION_FAILED) && !ended.succeeded
+    };
+    observed.pod.annotations.contains_key(INJECTION_STATUS) && observed.ended_init_containers.iter().any(has_failed)
 }
 
 /// Whether the plugin is called for the pod: always from the cluster network's plugin list, and otherwise for pods that
@@ -233,12 +152,12 @@ mod tests {
     }
 
     fn suspicion(observed: &ObservedPod) -> Option<(bool, bool, bool)> {
-        let (_, suspicion) = suspect(&Criteria::default(), &[installed(LISTED, true)], observed)?;
+        let (_, suspicion) = suspect(&[installed(LISTED, true)], observed)?;
         Some((suspicion.validation_failed, suspicion.settled, suspicion.redirectable))
     }
 
-    fn ended(name: &str, succeeded: bool, last_failure: Option<i32>, message: &str) -> EndedContainer {
-        EndedContainer { name: name.into(), succeeded, last_failure, message: message.into() }
+    fn ended(name: &str, succeeded: bool, last_failure: Option<i32>) -> EndedContainer {
+        EndedContainer { name: name.into(), succeeded, last_failure, ..EndedContainer::default() }
     }
 
     #[test]
@@ -282,10 +201,7 @@ mod tests {
                 let networks = networks.map(|text| ("k8s.v1.cni.cncf.io/networks".to_owned(), text.to_owned()));
                 observed.pod.annotations.extend(networks);
             });
-            suspect(&Criteria::default(), std::slice::from_ref(&own), &observed)
-                .expect("it has a sidecar")
-                .1
-                .redirectable
+            suspect(std::slice::from_ref(&own), &observed).expect("it has a sidecar").1.redirectable
         };
         let answers =
             [None, Some("default/other"), Some("a, default/n"), Some("n@net1"), Some("[broken")].map(redirectable);
@@ -315,68 +231,32 @@ mod tests {
     fn a_failed_validation_is_left_to_the_program_that_redirects_the_pod() {
         let exclusions = LISTED.replace("\"detour\"", "\"excludedns\"");
         let failed = changed(|observed| {
-            observed.ended_init_containers = vec![ended("istio-validation", false, Some(126), "")];
+            observed.ended_init_containers = vec![ended("istio-validation", false, Some(126))];
         });
         let is_suspected = |text: &str| {
             let installed = [installed(text, true)];
-            let (_, suspicion) = suspect(&Criteria::default(), &installed, &failed).expect("it has a sidecar");
+            let (_, suspicion) = suspect(&installed, &failed).expect("it has a sidecar");
             suspicion.validation_failed
         };
         assert_eq!([LISTED, &exclusions].map(is_suspected), [true, false]);
     }
 
     #[test]
-    fn one_release_repairs_a_pod_and_the_one_that_redirects_it_takes_precedence() {
-        let other = |precedes, text: &str, for_every_pod| OtherRelease {
-            precedes,
-            installed: vec![installed(text, for_every_pod)],
-        };
-        let excluding = LISTED.replace("kube-system", "shop");
-        let criteria = Criteria::default();
-        let left = |others: &[OtherRelease], own: bool| {
-            let own = [installed(LISTED, own)];
-            let (_, own) = suspect(&criteria, &own, &meshed()).expect("it has a sidecar");
-            is_left_to_other(others, &criteria, &meshed(), Some(own))
-        };
-        // Both would redirect the pod, or neither.
-        for both in [true, false] {
-            assert!(left(&[other(true, LISTED, both)], both));
-            assert!(!left(&[other(false, LISTED, both)], both));
-        }
-        for precedes in [true, false] {
-            assert!(left(&[other(precedes, LISTED, true)], false));
-            assert!(!left(&[other(precedes, LISTED, false)], true));
-            assert!(!left(&[other(precedes, &excluding, true)], false), "it never repairs this pod");
-        }
-        assert!(!left(&[], false));
-        assert!(left(&[other(true, LISTED, false), other(false, LISTED, true)], false));
-    }
-
-    #[test]
-    fn a_failed_validation_is_recognized_by_the_criteria() {
-        let usual = Criteria::default();
-        let any = Criteria { annotation: String::new(), container: String::new(), exit_code: 0, ..usual.clone() };
-        let with_message = Criteria { message: " no rules\n".into(), ..usual.clone() };
+    fn a_failed_validation_is_recognized_by_name_and_exit_code() {
         let table = [
-            (&usual, ended("istio-validation", false, Some(126), ""), true),
-            (&usual, ended("istio-validation", true, Some(126), ""), false),
-            (&usual, ended("istio-validation", false, None, ""), false),
-            (&usual, ended("istio-validation", false, Some(1), ""), false),
-            (&usual, ended("other", false, Some(126), ""), false),
-            (&any, ended("other", false, Some(1), "any text"), true),
-            (&any, ended("other", true, None, ""), false),
-            (&with_message, ended("istio-validation", false, Some(126), "no rules"), true),
-            (&with_message, ended("istio-validation", false, Some(126), "something else"), false),
+            (ended("istio-validation", false, Some(126)), true),
+            (ended("istio-validation", true, Some(126)), false),
+            (ended("istio-validation", false, None), false),
+            (ended("istio-validation", false, Some(1)), false),
+            (ended("other", false, Some(126)), false),
         ];
-        for (criteria, ended, expected) in table {
+        for (ended, expected) in table {
             let observed = changed(|observed| observed.ended_init_containers.push(ended.clone()));
-            let installed = [installed(LISTED, true)];
-            let (_, suspicion) = suspect(criteria, &installed, &observed).expect("it has a sidecar");
-            assert_eq!(suspicion.validation_failed, expected, "{criteria:?} {ended:?}");
+            assert_eq!(suspicion(&observed), Some((expected, true, true)), "{ended:?}");
         }
         let bare = changed(|observed| {
             observed.pod.annotations.clear();
-            observed.ended_init_containers.push(ended("istio-validation", false, Some(126), ""));
+            observed.ended_init_containers.push(ended("istio-validation", false, Some(126)));
         });
         assert_eq!(suspicion(&bare), Some((false, true, false)), "it was never injected");
     }
