@@ -37,6 +37,7 @@ mod step;
 mod subsequence;
 mod view;
 
+pub use crate::cni::RuleFormat;
 pub use containers::{
     ContainerElement, ContainerLabel, change_container_elements, container_elements, required_container_elements,
     set_name,
@@ -51,6 +52,6 @@ pub use packet::{Destination, InSet, Packet, Sender};
 pub use plan::CreatedTables;
 pub use removal::remove;
 pub use rule::{Ruleset, TableRules};
-pub use rule_format::{RuleFormat, Transaction};
+pub use rule_format::Transaction;
 pub use step::{PlannedStep, Step, StepRule};
 pub use view::{ChainView, RuleView, RulesetView, TableId};

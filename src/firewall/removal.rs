@@ -7,7 +7,7 @@ use super::native::rule::NativeTable;
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
 use super::plan::CreatedTables;
 use super::rule::{Hook, NFPROTO_INET, Ruleset, is_redirection_chain};
-use super::rule_format::RuleFormat;
+use crate::cni::RuleFormat;
 use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find_text};
 use nix::errno::Errno;

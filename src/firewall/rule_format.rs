@@ -9,18 +9,7 @@ use super::nfnetlink::{Batch, NfError, NfSocket};
 use super::plan::{CreatedTables, MAX_DELETIONS, changes};
 use super::rule::Ruleset;
 use super::step::{PlannedStep, Step};
-use crate::cni::RuleFormatSetting;
-use serde::{Deserialize, Serialize};
-
-/// The format in which a pod's redirection is written; a pod never has both.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum RuleFormat {
-    /// The rules that iptables-nft itself would write, in its tables.
-    #[default]
-    Iptables,
-    /// Native rules, in detour's own tables of family `inet`.
-    Nftables,
-}
+use crate::cni::RuleFormat;
 
 /// A transaction: changes in the tables of iptables, then changes in detour's native tables. It borrows from the live
 /// and the desired rules.
@@ -33,25 +22,6 @@ pub struct Transaction<'a> {
 }
 
 impl RuleFormat {
-    /// Returns the format that the configuration key `dialect` requests; `None` for `auto`.
-    #[must_use]
-    pub const fn requested(setting: RuleFormatSetting) -> Option<Self> {
-        match setting {
-            RuleFormatSetting::Auto => None,
-            RuleFormatSetting::Iptables => Some(Self::Iptables),
-            RuleFormatSetting::Nftables => Some(Self::Nftables),
-        }
-    }
-
-    /// Returns the name as in the configuration key `dialect`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Iptables => "iptables",
-            Self::Nftables => "nftables",
-        }
-    }
-
     /// Returns the native tables of `desired` in this format.
     #[must_use]
     pub fn native(self, desired: &Ruleset) -> NativeTables {
