@@ -116,6 +116,31 @@ pub(super) fn evaluate(
     }
 }
 
+/// Where the facts of a pod come from in an ADD with a configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FactsUse {
+    /// From a source.
+    Fetched,
+    /// There is no source: the sub-plugins run on the configuration alone.
+    ConfigurationAlone,
+    /// There is no source, but a redirection needs facts: the ADD fails.
+    Missing,
+}
+
+impl FactsUse {
+    /// Returns where an ADD takes the facts from. A primary plugin can also use the service account of the pod in which it
+    /// runs.
+    #[must_use]
+    pub fn of(conf: &NetConf) -> Self {
+        let redirects = || conf.chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect));
+        match conf.primary.is_some() || cluster::source(&conf.kubernetes).is_some() {
+            true => Self::Fetched,
+            false if redirects() => Self::Missing,
+            false => Self::ConfigurationAlone,
+        }
+    }
+}
+
 /// Returns whether `pod` is the node agent's own. It must start without facts, because the agent provides them.
 pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
     skip_reason(conf, pod) == Some(SkipReason::AgentPod)
