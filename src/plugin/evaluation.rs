@@ -63,6 +63,29 @@ impl DesiredPolicy {
     }
 }
 
+/// The facts with which the pods of a configuration are evaluated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FactsOf {
+    /// Those of its source. A primary plugin can also use the service account of the pod in which it runs.
+    Source,
+    /// None: the configuration names no source, and its sub-plugins need none.
+    Configuration,
+    /// None, although `istio-redirect` needs them: an ADD fails.
+    Missing,
+}
+
+/// Returns the facts with which the pods of `conf` are evaluated.
+#[must_use]
+pub fn facts_of(conf: &NetConf) -> FactsOf {
+    if conf.primary.is_some() || cluster::source(&conf.kubernetes).is_some() {
+        FactsOf::Source
+    } else if conf.chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect)) {
+        FactsOf::Missing
+    } else {
+        FactsOf::Configuration
+    }
+}
+
 /// Fetches the facts of a pod; with those of its namespace if the flag is set.
 pub(super) type FetchFacts<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> + 'a;
 
@@ -112,31 +135,6 @@ pub(super) fn evaluate(
                 Ok(facts) => run(&conf.chain, conf, Some(&facts)),
                 Err(error) => without_facts::check(pod, conf, error).map(DesiredPolicy::missing_facts),
             }
-        }
-    }
-}
-
-/// Where the facts of a pod come from in an ADD with a configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FactsUse {
-    /// From a source.
-    Fetched,
-    /// There is no source: the sub-plugins run on the configuration alone.
-    ConfigurationAlone,
-    /// There is no source, but a redirection needs facts: the ADD fails.
-    Missing,
-}
-
-impl FactsUse {
-    /// Returns where an ADD takes the facts from. A primary plugin can also use the service account of the pod in which it
-    /// runs.
-    #[must_use]
-    pub fn of(conf: &NetConf) -> Self {
-        let redirects = || conf.chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect));
-        match conf.primary.is_some() || cluster::source(&conf.kubernetes).is_some() {
-            true => Self::Fetched,
-            false if redirects() => Self::Missing,
-            false => Self::ConfigurationAlone,
         }
     }
 }

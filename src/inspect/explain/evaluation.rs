@@ -4,7 +4,7 @@
 use crate::cni::{Block, Code, Error, GLOBAL_NAMESPACE, NetConf, SYSTEM_NAMESPACE};
 use crate::inspect::subject::{ConfigurationSource, Subject};
 use crate::networks::{InstalledNetwork, networks};
-use crate::plugin::evaluation::{self, FactsUse};
+use crate::plugin::evaluation::{self, FactsOf};
 use crate::pod::PodRef;
 use crate::pod::well_known::NETWORKS;
 use crate::policy::{ContainerExclusion, Exclusion, Policy};
@@ -125,17 +125,17 @@ impl<'a> Evaluation<'a> {
         if let Some(reason) = skip_reason(conf, &pod_ref) {
             return Ok(Self::skipped(attachment, conf, reason.to_string()));
         }
-        let facts_use = FactsUse::of(conf);
-        // A redirection without facts is explained as if there were some.
-        let facts = (facts_use != FactsUse::ConfigurationAlone).then_some(&subject.facts);
+        let facts_of = evaluation::facts_of(conf);
+        let facts = (facts_of != FactsOf::Configuration).then_some(&subject.facts);
         let with_name = |error| match attachment {
             Some(name) => Error::of_network(error, name),
             None => error,
         };
         let mut output = evaluation::output(&conf.chain, conf, facts).map_err(with_name)?;
         let mut notes = Vec::new();
-        let is_built_in = subject.origin.source == ConfigurationSource::BuiltIn;
-        if facts_use == FactsUse::ConfigurationAlone && !is_built_in {
+        // The built-in configuration has no source.
+        let is_installed = subject.origin.source != ConfigurationSource::BuiltIn;
+        if is_installed && facts_of == FactsOf::Configuration {
             notes.push(WITHOUT_FACTS.to_owned());
         }
         notes.extend(std::mem::take(&mut output.notes).into_iter().map(|note| match note.severity {
@@ -146,7 +146,7 @@ impl<'a> Evaluation<'a> {
             attachment,
             conf,
             result: Ok(output),
-            lacks_facts: facts_use == FactsUse::Missing && !is_built_in,
+            lacks_facts: is_installed && facts_of == FactsOf::Missing,
             notes,
         })
     }
