@@ -1,6 +1,6 @@
 //! How the doctor is called, and what it prints.
 
-use crate::golden::compare;
+use crate::compare;
 use crate::programs::DETOUR;
 use crate::scene::{CONF, POD, Plan, Scene, scene};
 use serde_json::Value;
@@ -23,7 +23,7 @@ fn found<'a>(lines: &'a [(String, String, String)], id: &str, outcome: &str) -> 
 
 #[test]
 fn nothing_is_wrong_with_a_node_that_has_everything() {
-    scene(Plan::new(), |scene| compare("healthy.txt", &scene.printed(&[&POD[..], &["--probe"]].concat())));
+    scene(Plan::new(), |scene| compare("healthy", &scene.printed(&[&POD[..], &["--probe"]].concat())));
 }
 
 #[test]
