@@ -9,14 +9,7 @@ use detour_cni::agent::nri::{NriContainer, NriPod, NriStatus};
 use std::sync::mpsc::channel;
 
 fn expected_pod(id: &str) -> NriPod {
-    NriPod {
-        id: format!("pod-{id}"),
-        name: "web-0".into(),
-        namespace: "shop".into(),
-        uid: "8d1f".into(),
-        netns: Some("/run/netns/a".into()),
-        pid: 4001,
-    }
+    NriPod { id: format!("pod-{id}"), name: "web-0".into(), namespace: "shop".into(), uid: "8d1f".into() }
 }
 
 fn expected_container(id: &str) -> NriContainer {
