@@ -5,8 +5,8 @@ use super::print_error;
 use super::subject::{SubjectArguments, Subjects};
 use clap::{Args, ValueEnum};
 use detour_cni::firewall::rule::Family;
-use detour_cni::firewall::{RuleFormat, Ruleset, native};
-use detour_cni::inspect::{AppliedConf, Explained, Explanations, PodManifest, Subject, explain, picture, restore_text};
+use detour_cni::firewall::{RuleFormat, Ruleset, native, restore_text};
+use detour_cni::inspect::{AppliedConf, Explained, Explanations, PodManifest, Subject, explain, picture};
 use detour_cni::policy::Ipv6;
 use detour_cni::printable::Text;
 use std::path::PathBuf;
@@ -34,8 +34,8 @@ are excluded by name; only the output of --rules nft contains them.
 pods, -o json and -o yaml print a list.
 
 For a pod of the cluster, the configuration is the one that is installed on the pod's node. If the
-command runs elsewhere, it reads the ConfigMaps of the agents on that node. The report names the
-source.
+command runs elsewhere, it uses the built-in defaults: use kubectl detour explain, which runs on the
+pod's node. The report names the source.
 
 Istio injects the sidecar into pods, not into Deployments: a pod template from the cluster has none.
 The command changes nothing and does not require root. With -f, it does not need a cluster.

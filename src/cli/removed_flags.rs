@@ -1,4 +1,4 @@
-//! Flags of earlier versions, each with its replacement.
+//! Flags and commands of earlier versions, each with its replacement.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -8,6 +8,7 @@ const REMOVED: &[(&str, &str)] = &[
         "--oci-hooks-dir",
         "enable NRI in the container runtime (containerd 2.0, CRI-O 1.30 or later), and run the agent with --nri-socket",
     ),
+    ("--bundle", "-o json prints all findings; oc adm must-gather and sosreport collect files"),
     (
         "--live-policy-opt-out",
         "to apply a rule to every pod, set pod_overrides to false in its sub-plugin: the annotation detour.io/live-policy \
@@ -29,8 +30,15 @@ const REMOVED: &[(&str, &str)] = &[
 const VALIDATION: &str = "remove it: the agent recognizes Istio's init container istio-validation by its exit code 126, in \
                           pods with the annotation sidecar.istio.io/status";
 
-/// Returns the message for a removed flag; `None` if clap's error has another cause.
+/// The commands that `kubectl detour` had.
+const REMOVED_OF_KUBECTL: [&str; 3] = ["validate", "version", "completion"];
+
+/// Returns the message for a removed flag or command; `None` if clap's error has another cause.
 pub(super) fn message(error: &clap::Error) -> Option<String> {
+    if let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) {
+        let is_removed = REMOVED_OF_KUBECTL.contains(&name.as_str());
+        return is_removed.then(|| format!("{name}: this command no longer exists here; use detour {name}"));
+    }
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
     let (flag, next) = REMOVED.iter().find(|(removed, _)| removed == flag)?;
     (error.kind() == ErrorKind::UnknownArgument).then(|| format!("{flag}: this flag no longer exists; {next}"))

@@ -4,12 +4,14 @@ use super::kernel_socket::{self, Reply, with_socket};
 use super::{Choices, check_printed, drawn};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::rule::Family;
-use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, foreign_rules};
-use crate::inspect::{Rulebook, Sender, trace};
+use crate::firewall::{
+    CreatedTables, Destination, LiveRuleset, Packet, RuleFormat, Ruleset, RulesetView, Sender, foreign_rules,
+};
 use crate::netlink::Received;
 use crate::netlink::attributes::{Attributes, parse};
 use crate::netns::connections::connection;
 use crate::netns::routes::{RemainingPaths, deletion, without_interface};
+use crate::policy::Protocol;
 use crate::printable;
 use netlink_packet_core::{Emitable, Parseable};
 use netlink_packet_route::route::RouteMessage;
@@ -70,10 +72,10 @@ pub(super) fn netfilter(input: &[u8]) {
     }
     assert!(foreign_rules(&live, &desired).len() <= objects.len());
     let _ = (live.rule_format(&desired), live.redirects_natively(), live.native_tproxy_mark());
-    let book = Rulebook::of_live(&live);
+    let view = RulesetView::live(&live);
     for from in [Sender::Process { uid: 5, gid: Some(5), set: None }, Sender::Inbound(None)] {
-        let to = "192.0.2.1:80/tcp".parse().expect("a destination");
-        assert!(!trace(&book, from, to, &[], "eth0").arrives_at.is_empty());
+        let to = Destination { address: ([192, 0, 2, 1], 80).into(), protocol: Protocol::Tcp };
+        let _ = view.evaluate(Packet::first(from, to, &[], "eth0"));
     }
 }
 

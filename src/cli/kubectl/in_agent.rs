@@ -155,11 +155,6 @@ impl InAgent {
         Err(Error::new(Code::Forbidden, msg).into())
     }
 
-    /// Like [`Self::run`]; `None` if the agent's version does not read the configuration of the node for this command.
-    pub(super) fn run_unless_too_old(&self) -> Result<Option<CommandOutput>, CommandError> {
-        if self.agent.is_first_version { Ok(None) } else { self.run().map(Some) }
-    }
-
     /// Runs the command. Its output is escaped again, because the node may be compromised.
     ///
     /// # Errors

@@ -206,15 +206,6 @@ impl ApiRequest {
         Self::new(http, "nodes".to_owned(), "list nodes".to_owned(), "kubectl get nodes".to_owned())
     }
 
-    /// Gets a ConfigMap.
-    pub(super) fn config_map(object: &ObjectRef) -> Result<Self, Error> {
-        let ObjectRef { namespace, name } = object;
-        check_names("ConfigMap", [namespace, name])?;
-        let http = namespaced(namespace, "configmaps").get(name, &GetParams::default());
-        let right = format!("get configmaps in namespace {namespace}");
-        Self::new(http, format!("ConfigMap {object}"), right, format!("kubectl get configmaps -n {namespace}"))
-    }
-
     /// Runs a command in a container of a pod. The request is upgraded to a WebSocket.
     pub(super) fn exec(pod: &ObjectRef, container: &str, command: &[String]) -> Result<Self, Error> {
         let ObjectRef { namespace, name } = pod;
