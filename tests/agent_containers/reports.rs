@@ -51,8 +51,7 @@ fn the_reports_follow_a_bypass_from_the_start_of_the_container_to_its_end() {
         let mut plugin = runtime.register(&[&pod], &[]);
         agent.wait_for_logs(&["registered at the container runtime", SETTLED]);
         scene.publish(&pod, "1");
-        let mut vault = Container::create(&pod, VAULT);
-        plugin.start(&vault);
+        let mut vault = plugin.run(&pod, VAULT);
         assert_eq!(vault.connect(), "direct");
 
         let pass = |found: String| ("pass".to_owned(), found);

@@ -8,7 +8,7 @@ use crate::cgroup::{self, CgroupHierarchy, ContainerGroup};
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
 use crate::netns::find;
-use crate::plugin::containers::{
+use crate::plugin::running::containers::{
     ContainerChanges, ExcludedContainers, ObservedContainers, RunningContainer, saved_policy,
 };
 use crate::pod::PodRef;

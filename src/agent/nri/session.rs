@@ -86,7 +86,7 @@ impl Session {
         send: &mut Send<'_>,
     ) -> Result<(), Failure> {
         while let Some(message) = self.demultiplexer.next(&mut input)? {
-            let malformed = |error: DecodeError| format!("the runtime sent a malformed message: {error}");
+            let malformed = |_: DecodeError| "the runtime sent a malformed message".to_owned();
             if let Some(request) = message.request() {
                 self.answer(message.stream(), &request.map_err(malformed)?, handler, send)?;
             } else if let Some(response) = message.response() {

@@ -13,7 +13,7 @@ use crate::agent::pod_reports::PodReports;
 use crate::cluster::PolicyCondition;
 use crate::cni::{Code, Error, NetConf};
 use crate::host_path::HostRoot;
-use crate::plugin::live_policy::{
+use crate::plugin::running::live_policy::{
     Assessment, Input, Policies, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, union,
 };
 use crate::pod::Facts;

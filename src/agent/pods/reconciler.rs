@@ -16,8 +16,8 @@ use crate::cluster::ServiceAccount;
 use crate::cluster::agent::{MAX_POLICIES, PodPolicyStatus, PoliciesReport};
 use crate::cni::Error;
 use crate::host_path::HostPath;
-use crate::plugin;
-use crate::plugin::live_policy::{self, Assessment, Verdict};
+use crate::plugin::running::live_policy::{self, Assessment, Verdict};
+use crate::plugin::running;
 use crate::pod::Namespace;
 use crate::policy::LivePolicyScope;
 use crate::state::ROOT;
@@ -266,7 +266,7 @@ impl PodReconciler {
         if !std::mem::take(&mut self.needs_cleanup) {
             return;
         }
-        match plugin::forget_gone(self.tools.node.root()) {
+        match running::forget_gone(self.tools.node.root()) {
             Ok(removed) => {
                 removed.iter().for_each(|attachment| tracing::info!("removed the saved state of the {attachment}"));
             }

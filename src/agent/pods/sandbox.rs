@@ -2,7 +2,7 @@
 
 use crate::agent::facts::ObservedPod;
 use crate::host_path::HostRoot;
-use crate::plugin::live_policy::RunningPod;
+use crate::plugin::running::live_policy::RunningPod;
 use std::collections::BTreeMap;
 
 /// The pod sandboxes with saved state by the namespaces and names of their pods.

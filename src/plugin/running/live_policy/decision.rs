@@ -2,7 +2,7 @@
 
 use super::wording;
 use crate::cni::{Code, Error, excerpt};
-use crate::plugin::live_policy::{AppliedPolicy, DesiredPolicies, RunningPod, policy_hash};
+use crate::plugin::running::live_policy::{AppliedPolicy, DesiredPolicies, RunningPod, policy_hash};
 use crate::pod::Facts;
 use crate::pod::well_known::LIVE_POLICY;
 use crate::policy::{LivePolicyScope, Policy};

@@ -2,8 +2,8 @@
 //! when the container starts, and removes it when the bypass ends. The node's agent calls it.
 
 use super::container_status::restore;
-use super::open_netns;
-use super::record::{AttachmentRecord, SandboxRecords};
+use crate::plugin::open_netns;
+use crate::plugin::record::{AttachmentRecord, SandboxRecords};
 use crate::cni::{Code, Error, is_identifier};
 use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
 use crate::host_path::HostRoot;
