@@ -62,7 +62,7 @@ impl LiveRules {
     pub fn of_found(found: &FoundNetns, store: &Store) -> Result<Self, Error> {
         let netns = found.open()?;
         let desired = match &found.container_id {
-            Some(container_id) => NetnsState::of_container(store, container_id, &netns)?,
+            Some(container_id) => NetnsState::of_sandbox(store, container_id, &netns)?,
             None => NetnsState::find(store, &netns)?,
         };
         Self::within(&netns, desired)

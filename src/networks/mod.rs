@@ -4,13 +4,12 @@
 mod annotations;
 mod configuration;
 mod definition;
+mod element;
 mod files;
 mod installed;
 mod interfaces;
-mod json_form;
 mod resolve;
 mod selection;
-mod shorthand;
 mod status;
 
 pub use annotations::{default_network, networks};

@@ -1,175 +1,85 @@
-//! The JSON form of a networks annotation: an array of network selection elements.
+//! One element of an annotation that selects networks: its fields, whichever form it was written in.
 
-use super::selection::{NetworksAnnotation, Selection, Selections};
-use super::shorthand::{ACCEPTED_NAME, ACCEPTED_NAMESPACE};
-use crate::cni::json_spans::{elements, members};
+use super::selection::Selection;
 use crate::cni::{
     Code, Error, LIST_ITEMS, at_most, check_interface_name, excerpt, is_dns_label, is_dns_subdomain, wrong_type,
 };
 use ipnet::IpNet;
 use serde_json::{Map, Value};
-use std::collections::HashSet;
 use std::net::IpAddr;
 
-const ACCEPTED: &str = r#"an array of objects such as [{"name": "a"}], or the shorthand such as a,ns/b@eth1"#;
+/// The names that [`is_dns_subdomain`] accepts.
+const ACCEPTED_NAME: &str = "lower-case letters, digits, - and ., at most 253 (an RFC 1123 subdomain)";
+/// The names that [`is_dns_label`] accepts.
+const ACCEPTED_NAMESPACE: &str = "lower-case letters, digits and -, at most 63 (an RFC 1123 label)";
 const ACCEPTED_HARDWARE_ADDRESS: &str = "a hardware address such as 02:00:00:00:00:01";
 const ACCEPTED_STRING: &str = "a string";
 
 /// The fields of an element. ovn-kubernetes reads the last one from the annotation itself.
-const FIELDS: [&str; 13] = [
-    "name",
-    "namespace",
-    "interface",
-    "interfaceRequest",
-    "ips",
-    "mac",
-    "infiniband-guid",
-    "portMappings",
-    "bandwidth",
-    "deviceID",
-    "cni-args",
-    "default-route",
-    "ipam-claim-reference",
-];
+pub(super) const ACCEPTED_FIELDS: &str = "name, namespace, interface, interfaceRequest, ips, mac, infiniband-guid, \
+    portMappings, bandwidth, deviceID, cni-args, default-route, ipam-claim-reference";
 
-/// Parses the annotation.
-pub(super) fn parse(annotation: &NetworksAnnotation<'_>) -> Result<Selections, Error> {
-    let text = annotation.text;
-    let whole: Vec<Value> = match serde_json::from_str(text) {
-        Ok(Value::Array(whole)) => whole,
-        Ok(_) => return Err(annotation.reject(&format!("JSON, but not an array; expected {ACCEPTED}"))),
-        Err(error) => return Err(not_json(annotation, &error)),
-    };
-    annotation.check_count(whole.len())?;
-    let (mut selections, mut ignored) = (Selections::default(), IgnoredFields::default());
-    for (index, (span, value)) in elements(text, 0).into_iter().zip(&whole).enumerate() {
-        let (number, at) = (index + 1, span.start);
-        let Value::Object(fields) = value else {
-            return Err(wrong_type(&annotation.place(number, at), value, ACCEPTED));
-        };
-        let places = members(text, span.start).into_iter().map(|member| (member.key, member.value.start)).collect();
-        let element = Element { annotation, number, at, fields, places };
-        element.collect_ignored(&mut ignored);
-        selections.elements.push(element.selection()?);
-    }
-    selections.warnings.extend(ignored.warnings());
-    Ok(selections)
-}
-
-fn not_json(annotation: &NetworksAnnotation<'_>, error: &serde_json::Error) -> Error {
-    let before =
-        annotation.text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum::<usize>();
-    let character = annotation.character(before + error.column().saturating_sub(1));
-    let what = error.to_string();
-    let what = what.split(" at line ").next().unwrap_or_default();
-    annotation.reject(&format!("invalid JSON at character {character}: {what}; expected {ACCEPTED}"))
-}
-
-/// An element of the array.
-struct Element<'a> {
-    annotation: &'a NetworksAnnotation<'a>,
-    /// The number of the element, counted from 1.
-    number: usize,
-    /// The byte of the annotation at which it starts.
-    at: usize,
-    fields: &'a Map<String, Value>,
-    /// The fields in the order of the text, repeated ones included, with the byte at which the value starts.
-    places: Vec<(String, usize)>,
-}
-
-/// Fields of an annotation that are ignored.
-#[derive(Default)]
-struct IgnoredFields {
-    unknown: FieldCount,
-    repeated: FieldCount,
-}
-
-/// The place of the first of some fields, and their number.
-#[derive(Default)]
-struct FieldCount {
-    first: String,
-    count: usize,
-}
-
-impl FieldCount {
-    fn add(&mut self, place: impl Fn() -> String) {
-        if self.count == 0 {
-            self.first = place();
-        }
-        self.count += 1;
-    }
-
-    /// Returns a warning with the first place, the reason and the number of further fields.
-    fn warning(&self, reason: &str) -> Option<String> {
-        let more = match self.count {
-            0 => return None,
-            1 => String::new(),
-            count => format!("; and {} more such fields", count - 1),
-        };
-        Some(format!("{}: {reason}{more}", self.first))
-    }
-}
-
-impl IgnoredFields {
-    fn warnings(&self) -> impl Iterator<Item = String> {
-        let unknown = format!("unknown field, ignored; expected one of {}", FIELDS.join(", "));
-        let repeated = self.repeated.warning("repeated field; only one value is used");
-        self.unknown.warning(&unknown).into_iter().chain(repeated)
-    }
+/// An element of an annotation.
+pub(super) struct Element {
+    /// Annotation, pod, number and character, for messages.
+    pub(super) place: String,
+    pub(super) fields: Map<String, Value>,
 }
 
 /// A field that is set.
 struct Field<'a> {
     value: &'a Value,
-    /// Element, character and field, for messages.
+    /// Element and field, for messages.
     place: String,
 }
 
-impl<'a> Element<'a> {
-    fn selection(&self) -> Result<Selection, Error> {
+impl Element {
+    /// Returns the names of fields that are ignored.
+    pub(super) fn unknown_fields(&self) -> impl Iterator<Item = &str> {
+        let is_known = |key: &str| ACCEPTED_FIELDS.split(", ").any(|field| field.eq_ignore_ascii_case(key));
+        self.fields.keys().map(String::as_str).filter(move |key| !is_known(key))
+    }
+
+    /// Returns the selection of a network; `namespace` is the default.
+    pub(super) fn selection(&self, namespace: &str) -> Result<Selection, Error> {
         let name = self.field("name").ok_or_else(|| {
-            let msg =
-                format!("{}: name: missing; expected {ACCEPTED_NAME}", self.annotation.place(self.number, self.at));
-            Error::new(Code::InvalidConfig, msg)
+            Error::new(Code::InvalidConfig, format!("{}: name: missing; expected {ACCEPTED_NAME}", self.place))
         })?;
-        let interface = self.text("interface", ACCEPTED_STRING, |_| true)?;
-        let interface =
-            if interface.is_some() { interface } else { self.text("interfaceRequest", ACCEPTED_STRING, |_| true)? };
-        let interface = interface.map(|field| field.interface()).transpose()?;
-        let owned = |field: Option<Field<'a>>| field.and_then(|field| field.value.as_str()).map(str::to_owned);
+        let interface = match self.text("interface", ACCEPTED_STRING, |_| true)? {
+            None => self.text("interfaceRequest", ACCEPTED_STRING, |_| true)?,
+            set => set,
+        };
+        let owned = |field: Option<Field<'_>>| field.and_then(|field| field.value.as_str()).map(str::to_owned);
+        let port_mappings = self.field("portMappings").map(|field| field.port_mappings()).transpose()?;
+        let cni_args = self.field("cni-args").map(|field| field.object().cloned()).transpose()?;
         Ok(Selection {
-            place: self.annotation.place(self.number, self.at),
+            place: self.place.clone(),
             namespace: owned(self.text("namespace", ACCEPTED_NAMESPACE, is_dns_label)?)
-                .unwrap_or_else(|| self.annotation.namespace.to_owned()),
+                .unwrap_or_else(|| namespace.to_owned()),
             name: name.string(ACCEPTED_NAME, is_dns_subdomain)?.to_owned(),
-            interface,
+            interface: interface.map(|field| field.interface()).transpose()?,
             ips: self.strings("ips", "an address such as 10.0.0.9 or 10.0.0.9/24", is_ip)?.unwrap_or_default(),
             mac: owned(self.text("mac", ACCEPTED_HARDWARE_ADDRESS, is_hardware_address)?),
             infiniband_guid: owned(self.text("infiniband-guid", ACCEPTED_HARDWARE_ADDRESS, is_hardware_address)?),
-            port_mappings: self
-                .field("portMappings")
-                .map(|field| field.port_mappings())
-                .transpose()?
-                .unwrap_or_default(),
+            port_mappings: port_mappings.unwrap_or_default(),
             bandwidth: self.field("bandwidth").map(|field| field.bandwidth()).transpose()?,
-            device_id: owned(self.text("deviceID", "a string", |_| true)?),
-            cni_args: self.field("cni-args").map(|field| field.object().cloned()).transpose()?.unwrap_or_default(),
+            device_id: owned(self.text("deviceID", ACCEPTED_STRING, |_| true)?),
+            cni_args: cni_args.unwrap_or_default(),
             default_route: self.default_route()?,
         })
     }
 
     /// Returns a field that is set and not `null`. As Go's JSON, which Multus uses: a name in the right case takes
-    /// precedence over other cases, and the last of repeated fields is used.
-    fn field(&self, name: &str) -> Option<Field<'a>> {
-        let same = |key: &&String| key.eq_ignore_ascii_case(name);
-        let key = self.fields.get_key_value(name).map(|(key, _)| key).or_else(|| self.fields.keys().rfind(same))?;
-        let value = self.fields.get(key).filter(|value| !value.is_null())?;
-        let at = self.places.iter().rfind(|(place, _)| place == key).map_or(self.at, |(_, at)| *at);
-        Some(Field { value, place: format!("{}: {name}", self.annotation.place(self.number, at)) })
+    /// precedence over other cases.
+    fn field(&self, name: &str) -> Option<Field<'_>> {
+        let in_other_case =
+            || self.fields.iter().rfind(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value);
+        let value = self.fields.get(name).or_else(in_other_case).filter(|value| !value.is_null())?;
+        Some(Field { value, place: format!("{}: {name}", self.place) })
     }
 
     /// Returns a string that is not empty and valid.
-    fn text(&self, name: &str, accepted: &str, is_valid: fn(&str) -> bool) -> Result<Option<Field<'a>>, Error> {
+    fn text(&self, name: &str, accepted: &str, is_valid: fn(&str) -> bool) -> Result<Option<Field<'_>>, Error> {
         let Some(field) = self.field(name).filter(|field| field.value != "") else { return Ok(None) };
         field.string(accepted, is_valid)?;
         Ok(Some(field))
@@ -189,18 +99,6 @@ impl<'a> Element<'a> {
             texts.iter().filter_map(|text| text.parse().ok()).map(|gateway: IpAddr| gateway.to_canonical()).collect()
         };
         Ok(texts.map(gateways))
-    }
-
-    fn collect_ignored(&self, ignored: &mut IgnoredFields) {
-        let mut seen = HashSet::new();
-        for (name, at) in &self.places {
-            let place = || format!("{}: {}", self.annotation.place(self.number, *at), excerpt(name));
-            match FIELDS.iter().find(|field| field.eq_ignore_ascii_case(name)) {
-                None => ignored.unknown.add(place),
-                Some(field) if !seen.insert(field) => ignored.repeated.add(place),
-                Some(_) => {}
-            }
-        }
     }
 }
 
@@ -292,7 +190,6 @@ fn is_hardware_address(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::networks::Selection;
     use crate::networks::annotations::tests::{assert_rejected, parsed};
     use serde_json::{Value, json};
 
@@ -356,15 +253,15 @@ mod tests {
     }
 
     #[test]
-    fn many_unknown_or_repeated_fields_cause_one_warning_with_their_number() {
-        let fields = |name: &str| (0..10_000).map(|i| format!("\"{name}{i}\":1,")).collect::<String>();
+    fn many_unknown_fields_cause_one_warning_with_their_number() {
+        let fields = (0..10_000).map(|i| format!("\"odd{i}\":1,")).collect::<String>();
         let started = std::time::Instant::now();
-        let selections = parsed(&format!("[{{{}\"name\":\"a\"}}]", fields("odd"))).expect("accepted");
-        assert_eq!(selections.warnings.len(), 1, "{:?}", selections.warnings);
-        let [first, more] = ["element 1 at character 10: odd0: unknown field", "; and 9999 more such fields"];
-        assert!(selections.warnings[0].contains(first) && selections.warnings[0].ends_with(more), "{selections:?}");
+        let selections = parsed(&format!("[{{{fields}\"name\":\"a\"}}]")).expect("accepted");
+        let [warning] = &selections.warnings[..] else { panic!("{:?}", selections.warnings) };
+        assert!(warning.contains("shop/web-0: element 1 at character 2: odd0: unknown field"), "{warning}");
+        assert!(warning.ends_with("; and 9999 more such fields"), "{warning}");
         let selections = parsed(&format!("[{{{}\"name\":\"a\"}}]", "\"ips\":[],".repeat(20_000))).expect("accepted");
-        assert!(selections.warnings[0].contains("ips: repeated field; only one value is used; and 19998 more"));
+        assert!(selections.warnings.is_empty(), "the last of repeated fields is used");
         assert!(started.elapsed() < std::time::Duration::from_secs(60), "{:?}", started.elapsed());
     }
 
@@ -383,16 +280,6 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_repeated_fields_cause_warnings() {
-        let text = r#"[{"name": "a"}, {"name": "b", "nmae": 1, "ips": [], "ips": ["10.0.0.1"]}]"#;
-        let selections = parsed(text).expect("accepted");
-        assert_eq!(selections.elements[1].ips, ["10.0.0.1"]);
-        let [unknown, repeated] = &selections.warnings[..] else { panic!("{:?}", selections.warnings) };
-        assert!(unknown.contains("shop/web-0: element 2 at character 39: nmae: unknown field"), "{unknown}");
-        assert!(repeated.contains("element 2 at character 60: ips: repeated field"), "{repeated}");
-    }
-
-    #[test]
     fn errors_contain_element_character_and_field() {
         let first = "element 1 at character ";
         for (text, place, what) in [
@@ -405,29 +292,29 @@ mod tests {
             (r#"[ "a", "b"]"#, first, "3: "),
             (r#"[{"name": "a"}, []]"#, "element 2 at character ", "17: "),
             ("[{}]", first, "2: name: missing; expected lower-case"),
-            (r#"[{"name": ""}]"#, first, "11: name: "),
-            (r#"[{"name": 7}]"#, first, "11: name: "),
-            (r#"[{"name": "ä/../b"}]"#, first, "11: name: "),
-            (r#"[{"name": "a"}, {"name": "B"}]"#, "element 2 at character ", "26: name: "),
-            (r#"[{"name": "a", "namespace": "x.y"}]"#, first, "29: namespace: "),
-            (r#"[{"name": "a", "interface": "a/b"}]"#, first, r#"29: interface: "a/b": interface name contains"#),
-            (r#"[{"name": "a", "interface": 1}]"#, first, "29: interface: "),
-            (r#"[{"name": "a", "interfaceRequest": ".."}]"#, first, r#"36: interfaceRequest: "..": interface name is"#),
-            (r#"[{"name": "a", "mac": "zz"}]"#, first, "23: mac: "),
-            (r#"[{"name": "a", "infiniband-guid": 1}]"#, first, "35: infiniband-guid: "),
-            (r#"[{"name": "a", "ips": ["1.2.3"]}]"#, first, "23: ips[0]: "),
-            (r#"[{"name": "a", "ips": ["::1", "1.2.3.4/33"]}]"#, first, "23: ips[1]: "),
-            (r#"[{"name": "a", "ips": "1.2.3.4"}]"#, first, "23: ips: "),
-            (r#"[{"name": "a", "default-route": ["10.0.0.0/8"]}]"#, first, "33: default-route[0]: "),
-            (r#"[{"name": "a", "cni-args": []}]"#, first, "28: cni-args: "),
-            (r#"[{"name": "a", "deviceID": 1}]"#, first, "28: deviceID: "),
-            (r#"[{"name": "a", "bandwidth": {"egressRate": -1}}]"#, first, "29: bandwidth.egressRate: "),
-            (r#"[{"name": "a", "bandwidth": 7}]"#, first, "29: bandwidth: "),
-            (r#"[{"name": "a", "portMappings": [{"hostPort": 1}]}]"#, first, "32: portMappings[0]: "),
+            (r#"[{"name": ""}]"#, first, "2: name: "),
+            (r#"[{"name": 7}]"#, first, "2: name: "),
+            (r#"[{"name": "ä/../b"}]"#, first, "2: name: "),
+            (r#"[{"name": "a"}, {"name": "B"}]"#, "element 2 at character ", "17: name: "),
+            (r#"[{"name": "a", "namespace": "x.y"}]"#, first, "2: namespace: "),
+            (r#"[{"name": "a", "interface": "a/b"}]"#, first, r#"2: interface: "a/b": interface name contains"#),
+            (r#"[{"name": "a", "interface": 1}]"#, first, "2: interface: "),
+            (r#"[{"name": "a", "interfaceRequest": ".."}]"#, first, r#"2: interfaceRequest: "..": interface name is"#),
+            (r#"[{"name": "a", "mac": "zz"}]"#, first, "2: mac: "),
+            (r#"[{"name": "a", "infiniband-guid": 1}]"#, first, "2: infiniband-guid: "),
+            (r#"[{"name": "a", "ips": ["1.2.3"]}]"#, first, "2: ips[0]: "),
+            (r#"[{"name": "a", "ips": ["::1", "1.2.3.4/33"]}]"#, first, "2: ips[1]: "),
+            (r#"[{"name": "a", "ips": "1.2.3.4"}]"#, first, "2: ips: "),
+            (r#"[{"name": "a", "default-route": ["10.0.0.0/8"]}]"#, first, "2: default-route[0]: "),
+            (r#"[{"name": "a", "cni-args": []}]"#, first, "2: cni-args: "),
+            (r#"[{"name": "a", "deviceID": 1}]"#, first, "2: deviceID: "),
+            (r#"[{"name": "a", "bandwidth": {"egressRate": -1}}]"#, first, "2: bandwidth.egressRate: "),
+            (r#"[{"name": "a", "bandwidth": 7}]"#, first, "2: bandwidth: "),
+            (r#"[{"name": "a", "portMappings": [{"hostPort": 1}]}]"#, first, "2: portMappings[0]: "),
             (
                 r#"[{"name": "a", "portMappings": [{"hostPort": 1, "containerPort": 70000}]}]"#,
                 first,
-                "32: portMappings[0].containerPort: ",
+                "2: portMappings[0].containerPort: ",
             ),
         ] {
             assert_rejected(text, place, what);
