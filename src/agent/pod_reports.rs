@@ -277,8 +277,16 @@ mod tests {
             }
             if number <= 5 { Err(Error::new(Code::Forbidden, "refused")) } else { Ok(()) }
         });
-        let expected =
-            ["a = Older", "b = Older", "c = Older", "a = Older", "b = Refused", "c = Older", "a = Older", "b = Refused"];
+        let expected = [
+            "a = Older",
+            "b = Older",
+            "c = Older",
+            "a = Older",
+            "b = Refused",
+            "c = Older",
+            "a = Older",
+            "b = Refused",
+        ];
         assert_eq!(written, expected);
     }
 

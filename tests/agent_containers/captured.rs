@@ -2,7 +2,7 @@
 
 use crate::cgroup::Cgroup;
 use crate::container::Container;
-use crate::scene::{SLOW, SOCKET, SOON, VAULT, WEB, scene};
+use crate::scene::{SOCKET, SOON, VAULT, WEB, scene};
 use nix::mount::umount;
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -101,7 +101,7 @@ fn a_container_without_a_control_group_of_its_own_is_captured_and_reported() {
 fn a_container_that_has_exited_before_its_start_is_handled_is_not_reported() {
     scene(|scene| {
         let pod = scene.pod(VAULT, &json!({}));
-        let (agent, runtime, mut plugin) = scene.registered(&[&pod]);
+        let (_agent, runtime, mut plugin) = scene.registered(&[&pod]);
         let mut gone = Container::create(&pod, VAULT);
         gone.vanish();
         plugin.start(&gone);

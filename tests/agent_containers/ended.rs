@@ -53,7 +53,7 @@ fn a_restarted_agent_knows_that_the_proxy_has_accepted_connections() {
 fn a_bypass_until_the_exit_outlasts_the_start_of_the_proxy() {
     scene(|scene| {
         let pod = scene.pod(WEB, &json!({}));
-        let (_agent, runtime, mut plugin) = scene.registered(&[&pod]);
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
         let _proxy = pod.start_proxy();
         let mut web = plugin.run(&pod, WEB);
         assert_eq!(web.connect(), "direct");

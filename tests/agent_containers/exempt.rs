@@ -12,7 +12,7 @@ use std::path::Path;
 fn an_excluded_container_bypasses_the_sidecar_from_its_first_connection_on() {
     scene(|scene| {
         let (pod, other) = (scene.pod(VAULT, &json!({})), scene.pod("", &json!({})));
-        let (agent, runtime, mut plugin) = scene.registered(&[&pod, &other]);
+        let (agent, _runtime, mut plugin) = scene.registered(&[&pod, &other]);
         let mut vault = Container::create(&pod, VAULT);
         let waited = plugin.start(&vault);
         assert!(waited < SOON, "{waited:?}");

@@ -1,7 +1,6 @@
 //! What `doctor`, `rules` and `trace` report about excluded containers while a real agent runs.
 
 use crate::agent_process::SETTLED;
-use crate::container::Container;
 use crate::program::program;
 use crate::scene::{Pod, SLOW, Scene, VAULT, WEB, scene, wait_until};
 use nix::sys::signal::Signal;

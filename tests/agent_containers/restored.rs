@@ -34,7 +34,7 @@ fn without_repair_a_deleted_table_is_reported_once_with_the_next_step() {
         let (runtime, agent) = (scene.runtime(), scene.agent_without_repair());
         let mut plugin = runtime.register(&[&pod], &[]);
         agent.wait_for_log("registered at the container runtime");
-        let web = plugin.run(&pod, WEB);
+        let _web = plugin.run(&pod, WEB);
         pod.delete_table();
         let log = agent.wait_for_log("can't update the excluded containers: table inet detour-exclusions");
         assert!(log.contains("; set the agent's flag --repair=repair "), "{log}");

@@ -1,7 +1,7 @@
 //! A running pod with a sidecar: its sandbox's process in a network namespace.
 
-use crate::node::{Process, Where, id, uid};
 use crate::agent_node;
+use crate::node::{Process, Where, id, uid};
 use crate::scene::{DEADLINE, Scene, pause};
 use crate::support::new_netns::tool_in;
 use serde_json::{Value, json};

@@ -7,8 +7,8 @@ use crate::agent::install::Installed;
 use crate::cluster::ServiceAccount;
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, Request};
 use crate::netns::find::FoundNetns;
-use crate::plugin::running::{self, ContainerStatus};
 use crate::plugin;
+use crate::plugin::running::{self, ContainerStatus};
 use std::time::Duration;
 
 /// How long another call of the plugin in the same network namespace is waited for.
