@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub(crate) mod agent_node;
 pub(crate) mod agent_process;
 pub(crate) mod api;
 pub(crate) mod attachment;

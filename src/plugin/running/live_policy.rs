@@ -10,14 +10,14 @@ pub(crate) use decision::{
 pub(crate) use wording::{changes, policy_name};
 
 use super::container_status::is_gone;
-use super::inputs::{AddInputs, refusal};
-use super::open_netns;
-use super::primary::united;
-use super::reconcile::{Operation, reconcile};
-use super::record::AttachmentRecord;
 use crate::cni::{Code, Error, NetConf, is_identifier};
 use crate::host_path::{HostPath, HostRoot};
 use crate::netns::NetnsId;
+use crate::plugin::inputs::{AddInputs, refusal};
+use crate::plugin::open_netns;
+use crate::plugin::primary::united;
+use crate::plugin::reconcile::{Operation, reconcile};
+use crate::plugin::record::AttachmentRecord;
 use crate::pod::well_known::INIT_CONTAINER;
 use crate::pod::{Facts, PodRef};
 use crate::policy::{Interception, LivePolicyScope, Policy};

@@ -1,17 +1,17 @@
 //! The view of the node's agent on a running container: its live state, repair from saved state, and removal of saved
 //! state whose network namespace is gone. No call of a runtime and no configuration is involved.
 
-use super::check::differences;
-use super::del::remove;
-use super::kernel_state::ruleset;
-use super::netns_state::ForeignRedirection;
-use super::open_netns;
-use super::reconcile::{Operation, reconcile};
-use super::record::{NetnsRecord, SandboxRecords};
 use crate::cni::{Code, Error};
 use crate::firewall::LiveRuleset;
 use crate::host_path::{HostPath, HostRoot};
 use crate::netns::{NetNs, NetnsId};
+use crate::plugin::check::differences;
+use crate::plugin::del::remove;
+use crate::plugin::kernel_state::ruleset;
+use crate::plugin::netns_state::ForeignRedirection;
+use crate::plugin::open_netns;
+use crate::plugin::reconcile::{Operation, reconcile};
+use crate::plugin::record::{NetnsRecord, SandboxRecords};
 use crate::state::{Attachment, ROOT, Store};
 use std::path::Path;
 use std::time::Duration;

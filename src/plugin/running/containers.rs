@@ -2,12 +2,12 @@
 //! when the container starts, and removes it when the bypass ends. The node's agent calls it.
 
 use super::container_status::restore;
-use super::open_netns;
-use super::record::{AttachmentRecord, SandboxRecords};
 use crate::cni::{Code, Error, is_identifier};
 use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
 use crate::host_path::HostRoot;
 use crate::netns::{NetNs, NetnsId, listens};
+use crate::plugin::open_netns;
+use crate::plugin::record::{AttachmentRecord, SandboxRecords};
 use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Policy, Redirect};
 use crate::state::{ROOT, Store};
 use serde::Deserialize;

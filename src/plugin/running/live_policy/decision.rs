@@ -2,7 +2,7 @@
 
 use super::wording;
 use crate::cni::{Code, Error, excerpt};
-use crate::plugin::live_policy::{AppliedPolicy, DesiredPolicies, RunningPod, policy_hash};
+use crate::plugin::running::live_policy::{AppliedPolicy, DesiredPolicies, RunningPod, policy_hash};
 use crate::pod::Facts;
 use crate::pod::well_known::LIVE_POLICY;
 use crate::policy::{LivePolicyScope, Policy};
@@ -81,9 +81,8 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
     let known = Assessment { has_rules, applied, ..Assessment::default() };
     let with = |verdict: Verdict, reason: String| Assessment { verdict: Some(verdict), reason, ..known.clone() };
     if !running.has_inputs() {
-        let reason = "an earlier version of the plugin made the rules and did not save their inputs; recreate the pod";
-        let older = Assessment { needs_new_pod: true, ..with(Verdict::Older, reason.to_owned()) };
-        return if has_rules { older } else { known };
+        // Without a sidecar, ADD saves none.
+        return known;
     }
     let is_meshed = facts.pod.proxy().is_some() || has_rules;
     let DesiredPolicies { policies, refused } = match desired {
