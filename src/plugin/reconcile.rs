@@ -16,19 +16,18 @@ use crate::firewall::{self, CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use crate::netns::{self, Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
 use crate::policy::Policy;
 use crate::state::{Attachment, Store};
+use crate::wait;
 use obstacle::{Obstacle, is_unsupported, refused};
 pub(super) use operation::Operation;
 use operation::{Change, Changes, InputsChange, Kind, gone};
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a call waits for another call in the same network namespace.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the agent waits for another call in the same network namespace: it must not delay other pods, and retries.
 const FOLLOW_LOCK_TIMEOUT: Duration = Duration::from_millis(200);
-/// The maximum number of attempts if another process changes the rules concurrently.
-const MAX_ATTEMPTS: usize = 100;
-/// The time limit for these attempts: a process with CAP_NET_ADMIN in the pod can change rules without end.
+/// The time limit for attempts if another process changes the rules concurrently: a process with CAP_NET_ADMIN in the pod can change rules without end.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of netlink socket failures, each of which leaves the outcome of a transaction unknown.
 const MAX_SOCKET_FAILURES: usize = 3;
@@ -183,10 +182,9 @@ impl Reconciler<'_> {
         let (saved, addresses) = (is_alone.then_some(saved), netns::own_families()?);
         let mut attempt = Attempt { changes, saved, addresses, force_nftables: false };
         let mut socket_failures = 0;
-        let deadline = Instant::now() + RETRY_TIMEOUT;
-        for _ in (0..MAX_ATTEMPTS).take_while(|_| Instant::now() < deadline) {
+        let committed = wait::until(RETRY_TIMEOUT, wait::AT_ONCE, || {
             match self.commit_once(attempt, started) {
-                Ok(work) => return Ok(work),
+                Ok(work) => return Ok(Some(work)),
                 Err(Obstacle::Changed) => {}
                 Err(Obstacle::Unsupported(error)) => {
                     tracing::info!("using the nftables rule format: {error}");
@@ -202,9 +200,12 @@ impl Reconciler<'_> {
                 Err(Obstacle::Final(error)) => return Err(error),
             }
             attempt.saved = None;
-        }
-        let msg = "can't change the pod's rules: another process keeps changing them; the runtime should retry";
-        Err(Error::new(Code::TryAgain, msg))
+            Ok(None)
+        })?;
+        committed.ok_or_else(|| {
+            let msg = "can't change the pod's rules: another process keeps changing them; the runtime should retry";
+            Error::new(Code::TryAgain, msg)
+        })
     }
 
     fn commit_once(&self, attempt: Attempt<'_>, started: &mut StartedWork) -> Result<PendingWork, Obstacle> {

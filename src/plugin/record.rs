@@ -165,13 +165,22 @@ impl NetnsRecord {
         }
     }
 
-    /// Returns whether a container other than `container_id` has a record of the network namespace `id`. Then the
-    /// namespace is that container's, even if `container_id` has such a record too: the kernel reuses the identity of a
-    /// namespace that is gone, and a runtime may reuse its path.
+    /// Returns whether a network namespace is that of a pod sandbox other than `container_id`, whose record has the
+    /// network namespace `own`. If another sandbox has a record of the namespace, it is that sandbox's, even if `own` is the
+    /// same: the kernel reuses the identity of a namespace that is gone, and a runtime may reuse its path.
     ///
     /// # Errors
     /// The saved state can't be read now.
-    pub(super) fn is_of_another(store: &Store, container_id: &str, id: NetnsId) -> Result<bool, Error> {
+    pub(super) fn is_of_another(
+        store: &Store,
+        container_id: &str,
+        own: Option<NetnsId>,
+        netns: &NetNs,
+    ) -> Result<bool, Error> {
+        let id = netns.id();
+        if own.is_some_and(|own| own != id) {
+            return Ok(true);
+        }
         for other in store.sandboxes()?.iter().filter(|other| *other != container_id) {
             // Other programs may have files in the directory.
             let attachments = store.attachments_of(other).unwrap_or_else(|error| {
