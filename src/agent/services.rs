@@ -55,9 +55,7 @@ pub(super) enum TaintDecision {
     Add,
     /// The plugin is ready.
     Remove,
-    /// The plugin is ready, but the agent of another release, which has the same taint, is not.
-    Leave,
-    /// It is not known yet whether the plugin is ready, or another agent of the release leads.
+    /// It is not known yet whether the plugin is ready, or a later agent leads.
     Unchanged,
 }
 
@@ -179,7 +177,7 @@ async fn serve(socket: Option<PathBuf>, answers: &Answers, connections: &mut Ope
 
 impl RunningServices {
     /// Starts the repairs after the first attempt to install the plugin, and changes the node's taint. Live policy reads
-    /// the installed configurations again. `leads` is whether no later agent of the release leads.
+    /// the installed configurations again. `leads` is whether no later agent leads.
     pub(super) fn report(&mut self, taint: TaintDecision, leads: bool) {
         self.node.send_modify(|state| *state = NodeState { iterations: state.iterations + 1, leads });
         if let Some(start) = self.repair.take() {
@@ -189,7 +187,6 @@ impl RunningServices {
         match (&self.taint, taint) {
             (Some(controller), TaintDecision::Add) => controller.set_ready(false),
             (Some(controller), TaintDecision::Remove) => controller.set_ready(true),
-            (Some(controller), TaintDecision::Leave) => controller.leave(),
             (None, _) | (_, TaintDecision::Unchanged) => {}
         }
     }

@@ -2,13 +2,14 @@
 
 use super::cluster::{ClusterArguments, DEFAULT_CONF, kubeconfig};
 use super::doctor::host_name;
+use super::install::own_kubeconfig;
 use super::output::CommandError;
 use super::{Cli, Command};
 use anyhow::anyhow;
 use clap::Parser;
 use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles};
 use detour_cni::cluster::{AgentPod, ObjectRef, UserApi};
-use detour_cni::cni::{Code, Error, NODE_CONFIGURATION};
+use detour_cni::cni::{Code, Error};
 use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, Subject};
 use detour_cni::pod::{Pod, PodRef};
 use std::path::Path;
@@ -54,17 +55,13 @@ fn api(arguments: &ClusterArguments, root: &Path) -> Result<UserApi, CommandErro
         return Ok(UserApi::of_file(path, TIMEOUT));
     }
     let installed = || {
-        let path = node_files(root)?.reach(&HostPath::new(NODE_CONFIGURATION)?.parent().join("kubeconfig")).ok()?;
+        let path = NodeFiles::new(HostRoot::new(root)).reach(&own_kubeconfig()).ok()?;
         path.exists().then(|| UserApi::of_node(root, path, TIMEOUT))
     };
     UserApi::in_cluster(TIMEOUT).or_else(installed).ok_or_else(|| {
         let msg = "no kubeconfig: add --kubeconfig, set KUBECONFIG, or create ~/.kube/config";
         Error::new(Code::InvalidConfig, msg).into()
     })
-}
-
-fn node_files(root: &Path) -> Option<NodeFiles> {
-    Some(NodeFiles::new(HostRoot::new(root), HostPath::new(NODE_CONFIGURATION)?.parent()))
 }
 
 /// The configurations that apply to pods of a node.
@@ -81,7 +78,7 @@ fn installed(pod: &Pod, root: &Path) -> Result<Live, String> {
     if host_name(root).is_none_or(|name| name != node) {
         return Err(format!("this is not the pod's node {node}"));
     }
-    let InstalledTexts { texts, missing } = node_files(root).ok_or("unknown state directory")?.installed_texts()?;
+    let InstalledTexts { texts, missing } = NodeFiles::new(HostRoot::new(root)).installed_texts()?;
     let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let reason = (!missing.is_empty()).then(|| format!("not found: {}", missing.join(", ")));
     if texts.is_empty() {

@@ -69,7 +69,7 @@ impl Scene<'_> {
             }},
         ]});
         self.write(LIST, &list.to_string());
-        let listed = EditedList { kind: "detour".into(), ours: Vec::new(), single: None };
+        let listed = EditedList { kind: "detour".into(), ours: Vec::new(), original: None };
         self.log(&InstallRecord { lists: [(host(LIST), listed)].into(), ..InstallRecord::default() });
         fs::create_dir_all(self.manifests()).expect("made");
     }
@@ -100,7 +100,7 @@ impl Scene<'_> {
     pub(crate) fn install_release(&self, release: &str, entry: &Value) {
         let path = format!("/etc/cni/{release}/10-cluster.conflist");
         self.write(&path, &json!({"cniVersion": "1.0.0", "name": "cluster", "plugins": [entry]}).to_string());
-        let listed = EditedList { kind: "detour".into(), ours: Vec::new(), single: None };
+        let listed = EditedList { kind: "detour".into(), ours: Vec::new(), original: None };
         let installer = release.to_owned();
         let record = InstallRecord { installer, lists: [(host(&path), listed)].into(), ..InstallRecord::default() };
         let path = format!("/var/lib/cni/detour/install.{release}.json");
@@ -141,7 +141,7 @@ impl Scene<'_> {
     }
 
     pub(crate) fn files(&self) -> NodeFiles {
-        NodeFiles::new(HostRoot::new(&self.node.root), host("/var/lib/cni/detour"))
+        NodeFiles::new(HostRoot::new(&self.node.root))
     }
 
     /// Returns the agent's account.

@@ -10,7 +10,7 @@ use crate::agent::facts::{ObservedPod, SharedFacts};
 use crate::agent::install::{Installed, NodeFiles};
 use crate::agent::metrics::Metrics;
 use crate::agent::pod_reports::PodReports;
-use crate::agent::repair::{Criteria, OtherRelease, check_state_directory, is_left_to_other, suspect};
+use crate::agent::repair::{Criteria, check_state_directory, suspect};
 use crate::cluster::agent::{MAX_POLICIES, PodPolicyStatus, PoliciesReport};
 use crate::cni::{Code, NetConf};
 use crate::host_path::HostRoot;
@@ -70,31 +70,24 @@ pub(in crate::agent) struct Worker {
 #[derive(PartialEq)]
 struct Configurations {
     own: Vec<Installed>,
-    /// The other releases whose agents run.
-    others: Vec<OtherRelease>,
-    /// The configurations of all other releases: they have effect without an agent too.
-    installed_by_others: Vec<Installed>,
 }
 
 impl Configurations {
     /// Reads the configurations.
     ///
     /// # Errors
-    /// Those of this release can't be read, or there are none.
+    /// They can't be read, or there are none.
     fn read(node: &NodeFiles) -> Result<Self, String> {
         let own = check_state_directory(node).and_then(|()| node.installed())?;
         if own.is_empty() {
             return Err("the plugin is not installed".to_owned());
         }
-        let releases = node.releases().map_err(|error| error.to_string())?;
-        let others = releases.into_iter().filter(|release| release != node.release());
-        let installed_by_others = others.flat_map(|other| node.of_release(other).installed().unwrap_or_default());
-        Ok(Self { own, others: OtherRelease::all(node), installed_by_others: installed_by_others.collect() })
+        Ok(Self { own })
     }
 
-    /// Returns all configurations, those of this release first.
+    /// Returns all configurations.
     fn all(&self) -> Vec<&NetConf> {
-        self.own.iter().chain(&self.installed_by_others).map(|installed| &installed.conf).collect()
+        self.own.iter().map(|installed| &installed.conf).collect()
     }
 }
 
@@ -395,14 +388,10 @@ fn evaluate(
     now: Instant,
 ) {
     let observed = Arc::clone(&pod.observed);
-    let suspicion = suspect(&Criteria::default(), &configurations.own, &observed).map(|(_, suspicion)| suspicion);
-    if is_left_to_other(&configurations.others, &Criteria::default(), &observed, suspicion) {
-        pod.assessment = Assessment::default();
-        return;
-    }
     pod.container_id = sandbox.map(|sandbox| sandbox.container_id.clone());
     let Some(running) = sandbox else {
         // A repair that adds the rules does not change the pod in the cluster.
+        let suspicion = suspect(&Criteria::default(), &configurations.own, &observed).map(|(_, suspicion)| suspicion);
         let is_bypassing = suspicion.is_some_and(|it| it.redirectable && it.settled);
         if is_bypassing {
             let reason = "no saved rules: the plugin was not called for it, or another tool redirects it".to_owned();

@@ -2,7 +2,7 @@
 
 use super::selector::Selector;
 use crate::agent::facts::{EndedContainer, ObservedPod};
-use crate::agent::install::{Installed, NodeFiles, Release};
+use crate::agent::install::Installed;
 use crate::cluster::{Lookup, ObjectRef};
 use crate::cni::Block;
 use crate::networks::{self, InstalledNetwork};
@@ -97,50 +97,6 @@ pub fn suspect<'a>(
         redirectable: redirecting.is_some(),
     };
     Some((installed, suspicion))
-}
-
-/// Another release on the node, whose agent is running.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::agent) struct OtherRelease {
-    /// Whether its name sorts before that of this release.
-    pub(super) precedes: bool,
-    /// Its installed configurations.
-    pub(in crate::agent) installed: Vec<Installed>,
-}
-
-impl OtherRelease {
-    /// Returns the other releases on the node whose agents are running. A release whose files this process does not see
-    /// has no configurations, so that it takes no pods.
-    pub(in crate::agent) fn all(node: &NodeFiles) -> Vec<Self> {
-        let present = node.present_releases().unwrap_or_else(|error| {
-            tracing::warn!("can't determine the other releases on this node: {error}");
-            Vec::new()
-        });
-        let other = |release: Release| Self {
-            precedes: release < *node.release(),
-            installed: node.of_release(release).installed().unwrap_or_default(),
-        };
-        present.into_iter().map(other).collect()
-    }
-}
-
-/// Whether the agent of another release is responsible for the pod, so that only one agent changes or deletes it.
-/// Responsible is the first release by name whose configuration would redirect the pod. If none would, it is the first
-/// release whose configuration includes the pod. `own` is the evidence for this release; `None` if its configurations
-/// exclude the pod.
-#[must_use]
-pub(in crate::agent) fn is_left_to_other(
-    others: &[OtherRelease],
-    criteria: &Criteria,
-    observed: &ObservedPod,
-    own: Option<Suspicion>,
-) -> bool {
-    let own = own.map(|own| own.redirectable);
-    let takes = |other: &OtherRelease| {
-        let theirs = suspect(criteria, &other.installed, observed).map(|(_, suspicion)| suspicion.redirectable);
-        theirs.is_some() && (theirs, other.precedes) > (own, false)
-    };
-    others.iter().any(takes)
 }
 
 /// Returns why the pod needs a repair; `None` if it does not, or if it has no address yet: only an address proves that a
@@ -323,33 +279,6 @@ mod tests {
             suspicion.validation_failed
         };
         assert_eq!([LISTED, &exclusions].map(is_suspected), [true, false]);
-    }
-
-    #[test]
-    fn one_release_repairs_a_pod_and_the_one_that_redirects_it_takes_precedence() {
-        let other = |precedes, text: &str, for_every_pod| OtherRelease {
-            precedes,
-            installed: vec![installed(text, for_every_pod)],
-        };
-        let excluding = LISTED.replace("kube-system", "shop");
-        let criteria = Criteria::default();
-        let left = |others: &[OtherRelease], own: bool| {
-            let own = [installed(LISTED, own)];
-            let (_, own) = suspect(&criteria, &own, &meshed()).expect("it has a sidecar");
-            is_left_to_other(others, &criteria, &meshed(), Some(own))
-        };
-        // Both would redirect the pod, or neither.
-        for both in [true, false] {
-            assert!(left(&[other(true, LISTED, both)], both));
-            assert!(!left(&[other(false, LISTED, both)], both));
-        }
-        for precedes in [true, false] {
-            assert!(left(&[other(precedes, LISTED, true)], false));
-            assert!(!left(&[other(precedes, LISTED, false)], true));
-            assert!(!left(&[other(precedes, &excluding, true)], false), "it never repairs this pod");
-        }
-        assert!(!left(&[], false));
-        assert!(left(&[other(true, LISTED, false), other(false, LISTED, true)], false));
     }
 
     #[test]

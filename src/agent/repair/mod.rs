@@ -11,7 +11,6 @@ mod worker;
 
 pub use action::{RepairMode, RepairOutcome, RepairResult, RepairSettings};
 pub use decision::{Cause, Criteria, Suspicion, diagnose, suspect};
-pub(in crate::agent) use decision::{OtherRelease, is_left_to_other};
 pub use selector::Selector;
 pub(in crate::agent) use worker::check_state_directory;
 pub use worker::{Pods, RepairWorker};

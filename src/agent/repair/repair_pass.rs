@@ -3,7 +3,7 @@
 use super::action::{
     RepairCase, RepairMode, RepairOutcome, RepairResult, RepairSettings, delete, label, outcome_event, unreadable_event,
 };
-use super::decision::{Cause, OtherRelease, diagnose, is_called, is_left_to_other, suspect};
+use super::decision::{Cause, diagnose, is_called, suspect};
 use super::in_place;
 use super::retry_budget::{DELETION_PERIOD, DeletionLimit, MAX_DELETIONS};
 use super::watched::{NetnsLocation, WatchedPod};
@@ -51,7 +51,6 @@ pub(super) struct RepairTools {
 pub(super) struct RepairPass<'a> {
     tools: &'a RepairTools,
     installed: &'a [Installed],
-    others: &'a [OtherRelease],
     /// The time of the pass for the pods, and the clock at that time.
     started: (Instant, Instant),
     deletions: &'a mut DeletionLimit,
@@ -67,13 +66,13 @@ impl<'a> RepairPass<'a> {
     /// Creates a pass at the time `now`.
     pub(super) fn new(
         tools: &'a RepairTools,
-        (installed, others): (&'a [Installed], &'a [OtherRelease]),
+        installed: &'a [Installed],
         deletions: &'a mut DeletionLimit,
         now: Instant,
     ) -> Self {
         let started = (now, Instant::now());
         let definitions = RefCell::default();
-        Self { tools, installed, others, started, deletions, netns_snapshot: None, definitions, deferred: 0 }
+        Self { tools, installed, started, deletions, netns_snapshot: None, definitions, deferred: 0 }
     }
 
     /// Checks a pod, and repairs it if needed. Returns the result of a repair.
@@ -83,10 +82,6 @@ impl<'a> RepairPass<'a> {
             watched.rest();
             return None;
         };
-        if is_left_to_other(self.others, &self.tools.settings.criteria, &observed, Some(suspicion)) {
-            watched.record_check(None, self.interval(&observed), GRACE, self.started.0 + self.started.1.elapsed());
-            return None;
-        }
         let status = if suspicion.settled { self.container_status(watched) } else { Ok(None) };
         // This check and those of the pods before it may have taken long.
         let now = self.started.0 + self.started.1.elapsed();

@@ -1,7 +1,6 @@
 //! The repair thread: keeps the state of all pods, and runs a pass over those that are due.
 
 use super::action::{RepairResult, RepairSettings};
-use super::decision::OtherRelease;
 use super::repair_pass::{RepairPass, RepairTools};
 use super::retry_budget::{DeletionLimit, MAX_QUEUE_LENGTH, RepairQueue};
 use super::watched::WatchedPod;
@@ -100,8 +99,7 @@ impl RepairWorker {
             self.defer_all(now + NOT_INSTALLED_PAUSE);
             return results;
         }
-        let others = OtherRelease::all(&self.tools.node);
-        let mut pass = RepairPass::new(&self.tools, (&installed, &others), &mut self.deletions, now);
+        let mut pass = RepairPass::new(&self.tools, &installed, &mut self.deletions, now);
         while let Some(uid) = self.queue.pop() {
             if let Some(watched) = self.watched.get_mut(&uid) {
                 results.extend(pass.check(watched));
