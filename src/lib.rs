@@ -21,7 +21,7 @@
 //! | kernel and state | [`netns`], [`firewall`], [`state`], [`logging`] | the pod's network namespace; policy → rules → netlink and back; saved state of each attachment; log lines |
 //! | the node | [`host_path`], [`trusted_file`], [`netlink`] | paths as the node sees them; safe opening of files; netlink sockets |
 //! | streams | [`streams`] | stdin, stdout and stderr with deadlines |
-//! | values | [`policy`], [`pod`], [`cni`], [`printable`], [`suggest`] | redirections and exclusions; pod facts; the CNI protocol and its error codes ([`cni::Code`]); text that is safe to print; suggestions for misspelled names |
+//! | values | [`policy`], [`pod`], [`cni`], [`printable`], [`suggest`], [`wait`] | redirections and exclusions; pod facts; the CNI protocol and its error codes ([`cni::Code`]); text that is safe to print; suggestions for misspelled names; waiting with a deadline |
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -51,3 +51,4 @@ pub mod streams;
 pub mod sub_plugins;
 pub mod suggest;
 pub mod trusted_file;
+pub mod wait;

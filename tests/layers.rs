@@ -1,11 +1,12 @@
-//! The rows of the map in `src/lib.rs`: a module imports only from rows below its own. And what clippy
-//! demands of `src` alone, where tests need it too.
+//! The rows of the map in `src/lib.rs`: a module, its tests and its fuzzing targets import only from rows below its own,
+//! and no files import each other in a cycle. And what clippy demands of `src` alone, where tests need it too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// From the top down; modules of one row don't know each other.
-const ROWS: [&[&str]; 11] = [
+const ROWS: [&[&str]; 12] = [
+    &["fuzzing"],
     &["cli"],
     &["agent", "inspect"],
     &["plugin"],
@@ -16,21 +17,17 @@ const ROWS: [&[&str]; 11] = [
     &["netns", "firewall", "state", "logging"],
     &["host_path", "trusted_file", "netlink"],
     &["streams"],
-    &["policy", "pod", "cni", "printable", "suggest"],
+    &["policy", "pod", "cni", "printable", "suggest", "wait"],
 ];
 
 fn row_of(module: &str) -> Option<usize> {
     ROWS.iter().position(|row| row.contains(&module))
 }
 
-/// The source files in a directory, except fuzzing targets: only tests and the fuzzer compile them, and they know all
-/// modules.
+/// The source files in a directory.
 fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).expect("readable") {
         let path = entry.expect("readable").path();
-        if path.file_stem().is_some_and(|name| name == "fuzzing") {
-            continue;
-        }
         if path.is_dir() {
             sources(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
@@ -140,49 +137,66 @@ impl Imports {
         for path in all {
             let module = names(path.strip_prefix(root).expect("below src"));
             let text = std::fs::read_to_string(&path).expect("readable");
-            let code = text.split("#[cfg(test)]\nmod ").next().expect("one at least");
-            let code = code.split("#[cfg(test)]\npub(super) mod ").next().expect("one at least");
-            let code: Vec<&str> = code.lines().map(|line| line.split("//").next().expect("one at least")).collect();
+            let code: Vec<&str> = text.lines().map(|line| line.split("//").next().expect("one at least")).collect();
             let code = code.join("\n");
-            let mut scope = BTreeMap::new();
-            let mut uses = BTreeSet::new();
-            let mut rest = String::new();
-            for statement in code.split_inclusive(';') {
-                let start = statement.rfind("\nuse ").map(|at| at + 1).or_else(|| {
-                    let at = statement.rfind(" use ")?;
-                    statement[..at].trim_end().ends_with(['b', ')']).then_some(at + 1)
-                });
-                let Some(start) = start.filter(|_| statement.ends_with(';')) else {
-                    rest.push_str(statement);
-                    continue;
-                };
-                rest.push_str(&statement[..start]);
-                let is_public = statement[..start].trim_end().ends_with(['b', ')']);
-                for leaf in leaves(statement[start + 4..].trim_end_matches(';')) {
-                    let Some((path, name)) = imports.absolute(&module, &leaf) else { continue };
-                    scope.insert(name, path.clone());
-                    if !is_public {
-                        uses.insert(path);
-                    }
-                }
-            }
-            for start in ["crate::", "super::", "self::"] {
-                for (at, _) in rest.match_indices(start) {
-                    let before = rest[..at].chars().next_back();
-                    // A visibility is not an import.
-                    let is_visibility = rest[..at].ends_with("pub(in ");
-                    if is_visibility || before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':') {
-                        continue;
-                    }
-                    let path: String =
-                        rest[at..].chars().take_while(|c| c.is_alphanumeric() || "_:".contains(*c)).collect();
-                    uses.extend(imports.absolute(&module, path.trim_end_matches(':')).map(|(path, _)| path));
-                }
+            let (code, tests) = code.split_once("#[cfg(test)]\nmod tests {").unwrap_or((&code, ""));
+            let (scope, uses) = imports.scope_and_uses(&module, code);
+            // The tests in a file are a module of their own, which no other module imports.
+            let own_tests = [&module[..], &["tests".into()]].concat();
+            if !tests.is_empty() {
+                imports.files.insert(own_tests.clone(), format!("{} (tests)", imports.files[&module]));
+                let (scope, uses) = imports.scope_and_uses(&own_tests, tests);
+                imports.scopes.insert(own_tests.clone(), scope);
+                imports.uses.insert(own_tests, uses);
             }
             imports.scopes.insert(module.clone(), scope);
             imports.uses.insert(module, uses);
         }
         imports
+    }
+
+    /// The names that the `use` items of `module` bring into scope, with the path of each; and all paths that its code
+    /// names.
+    fn scope_and_uses(&self, module: &[String], code: &str) -> (BTreeMap<String, Vec<String>>, BTreeSet<Vec<String>>) {
+        let mut scope = BTreeMap::new();
+        let mut uses = BTreeSet::new();
+        let mut rest = String::new();
+        for statement in code.split_inclusive(';') {
+            let is_start = |at: &usize| {
+                let before = statement[..*at].rsplit('\n').next().unwrap_or_default().trim();
+                let item = &statement[*at..];
+                let is_text = !item.ends_with(';') || item.contains('"') || !item[4..].starts_with(char::is_alphabetic);
+                (before.is_empty() || before.starts_with("pub")) && !is_text
+            };
+            let start = statement.match_indices("use ").map(|(at, _)| at).filter(is_start).last();
+            let Some(start) = start else {
+                rest.push_str(statement);
+                continue;
+            };
+            rest.push_str(&statement[..start]);
+            let is_public = statement[..start].trim_end().ends_with(['b', ')']);
+            for leaf in leaves(statement[start + 4..].trim_end_matches(';')) {
+                let Some((path, name)) = self.absolute(module, &leaf) else { continue };
+                scope.insert(name, path.clone());
+                if !is_public {
+                    uses.insert(path);
+                }
+            }
+        }
+        for start in ["crate::", "super::", "self::"] {
+            for (at, _) in rest.match_indices(start) {
+                let before = rest[..at].chars().next_back();
+                // A visibility is not an import.
+                let is_visibility = rest[..at].ends_with("pub(in ");
+                if is_visibility || before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':') {
+                    continue;
+                }
+                let path: String =
+                    rest[at..].chars().take_while(|c| c.is_alphanumeric() || "_:".contains(*c)).collect();
+                uses.extend(self.absolute(module, path.trim_end_matches(':')).map(|(path, _)| path));
+            }
+        }
+        (scope, uses)
     }
 
     /// The path of `text` from the crate's root, and the name that it brings into scope; `None` for other crates.

@@ -1,9 +1,9 @@
 //! Networks of a pod, resolved from a configuration and annotations with a cluster that records requests and events.
 
-use detour_cni::cluster::{Cluster, Definition, DefinitionQuery, Event, Lookup, ObjectRef};
+use detour_cni::cluster::{Definition, DefinitionQuery, Definitions, Event, Lookup, ObjectRef, Reports};
 use detour_cni::cni::{CniCommand, Code, Error, NetConf, Primary};
 use detour_cni::networks::{PodNetworks, resolve};
-use detour_cni::pod::{Facts, Namespace, Pod, PodRef};
+use detour_cni::pod::Pod;
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::fs;
@@ -36,11 +36,7 @@ impl Fake {
     }
 }
 
-impl Cluster for Fake {
-    fn facts(&self, _: &PodRef, _: bool) -> Result<Facts, Error> {
-        panic!("unexpected request")
-    }
-
+impl Definitions for Fake {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         self.requests.borrow_mut().extend_from_slice(wanted);
         let look_up = |query: &DefinitionQuery| match self.definitions.iter().find(|d| d.object == query.object) {
@@ -54,17 +50,11 @@ impl Cluster for Fake {
         let named = self.definitions.iter().filter(|definition| definition.object.name == name);
         self.lists.then(|| named.map(|definition| definition.object.namespace.clone()).collect())
     }
+}
 
-    fn namespace(&self, _: &PodRef) -> Result<Namespace, Error> {
-        panic!("unexpected request")
-    }
-
+impl Reports for Fake {
     fn report(&self, _: &Pod, _: Option<&str>, events: &[Event]) -> Result<(), Error> {
         self.events.borrow_mut().extend_from_slice(events);
-        Ok(())
-    }
-
-    fn probe(&self) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -118,7 +108,7 @@ fn the_networks_of_a_meshed_pod_on_openshift_are_resolved() {
     let conf = primary(&json!({"clusterNetwork": dir.join("10-ovn.conf"), "confDir": dir, "namespaceIsolation": true}));
     let cluster = Fake::with(&[("default", "istio-cni", ""), ("shop", "mac.vlan", BRIDGE)]);
     let pod = pod("default/istio-cni, mac.vlan@data0, default/istio-cni", None);
-    let found = resolve(&conf, Some(&cluster), Some(&pod), "eth0").expect("networks");
+    let found = resolve(&conf, Some(&cluster), Some(&pod), "eth0", None).expect("networks");
     let wanted =
         [("ovn", "eth0"), ("default/istio-cni", "net1"), ("shop/mac.vlan", "data0"), ("default/istio-cni", "net3")];
     assert_eq!(named(&found), wanted);
@@ -133,12 +123,12 @@ fn the_networks_of_a_meshed_pod_on_openshift_are_resolved() {
 fn static_delegates_need_no_cluster() {
     let delegates =
         json!([{"name": "a", "type": "bridge"}, {"name": "b", "plugins": [{"type": "ptp"}, {"type": "x"}]}]);
-    let found = resolve(&primary(&json!({"delegates": delegates})), None, None, "eth0").expect("networks");
+    let found = resolve(&primary(&json!({"delegates": delegates})), None, None, "eth0", None).expect("networks");
     assert_eq!(named(&found), [("a", "eth0"), ("b", "net1")]);
     assert_eq!(found.networks[1].configuration.types().collect::<Vec<_>>(), ["ptp", "x"]);
-    let error = resolve(&primary(&json!({"delegates": [{"name": "a", "type": "x/y"}]})), None, None, "eth0");
+    let error = resolve(&primary(&json!({"delegates": [{"name": "a", "type": "x/y"}]})), None, None, "eth0", None);
     assert!(error.expect_err("a path").msg.starts_with("delegates[0].type: "));
-    let error = resolve(&delegate(), None, Some(&pod("a", None)), "eth0").expect_err("no API server");
+    let error = resolve(&delegate(), None, Some(&pod("a", None)), "eth0", None).expect_err("no API server");
     assert!(error.msg.contains("element 1 at character 1: shop/a: no API server to look up"), "{error}");
 }
 
@@ -152,15 +142,15 @@ fn a_name_in_the_configuration_refers_to_a_definition_or_a_file() {
         &json!({"clusterNetwork": "ovn", "defaultNetworks": ["extra"], "confDir": dir, "multusNamespace": "net"}),
     );
     let cluster = Fake::with(&[("net", "ovn", r#"{"type":"definition"}"#)]);
-    let found = resolve(&conf, Some(&cluster), Some(&pod("", None)), "eth0").expect("networks");
+    let found = resolve(&conf, Some(&cluster), Some(&pod("", None)), "eth0", None).expect("networks");
     assert_eq!(named(&found), [("net/ovn", "eth0"), ("extra", "net1")]);
     assert_eq!(found.networks[0].configuration.types().collect::<Vec<_>>(), ["definition"]);
     assert_eq!(cluster.requested(), ["net/extra?", "net/ovn?"], "a definition that may be a file is not awaited");
 
-    let found = resolve(&conf, Some(&Fake::with(&[])), Some(&pod("", None)), "eth0").expect("networks");
+    let found = resolve(&conf, Some(&Fake::with(&[])), Some(&pod("", None)), "eth0", None).expect("networks");
     assert_eq!(found.networks[0].configuration.types().collect::<Vec<_>>(), ["file"]);
     let conf = primary(&json!({"clusterNetwork": "absent", "confDir": dir}));
-    let error = resolve(&conf, Some(&Fake::with(&[])), None, "eth0").expect_err("neither");
+    let error = resolve(&conf, Some(&Fake::with(&[])), None, "eth0", None).expect_err("neither");
     assert_eq!(error.code, Code::InvalidConfig);
     assert!(error.msg.starts_with("clusterNetwork: ") && error.msg.ends_with("found: ovn, extra"), "{error}");
     assert_eq!(error.details, "no NetworkAttachmentDefinition either: looked for kube-system/absent");
@@ -171,10 +161,10 @@ fn system_namespaces_get_no_default_networks() {
     let dir = directory("system", &[("a.conf", r#"{"name":"ovn","type":"a"}"#)]);
     let keys = json!({"clusterNetwork": dir, "defaultNetworks": [dir], "systemNamespaces": ["shop"]});
     let cluster = Fake::with(&[("shop", "a", BRIDGE)]);
-    let found = resolve(&primary(&keys), Some(&cluster), Some(&pod("a", None)), "eth0").expect("networks");
+    let found = resolve(&primary(&keys), Some(&cluster), Some(&pod("a", None)), "eth0", None).expect("networks");
     assert_eq!(named(&found), [("ovn", "eth0"), ("shop/a", "net1")]);
     let other = Pod { namespace: "other".into(), ..pod("shop/a", None) };
-    let found = resolve(&primary(&keys), Some(&cluster), Some(&other), "eth0").expect("networks");
+    let found = resolve(&primary(&keys), Some(&cluster), Some(&other), "eth0", None).expect("networks");
     assert_eq!(named(&found), [("ovn", "eth0"), ("ovn", "net1"), ("shop/a", "net2")]);
 }
 
@@ -182,7 +172,7 @@ fn system_namespaces_get_no_default_networks() {
 fn a_pod_can_select_another_default_network() {
     let conf = primary(&json!({"clusterNetwork": "/absent", "multusNamespace": "net", "namespaceIsolation": true}));
     let cluster = Fake::with(&[("net", "other", BRIDGE), ("shop", "a", BRIDGE)]);
-    let found = resolve(&conf, Some(&cluster), Some(&pod("a", Some("other@ovn0"))), "eth0").expect("networks");
+    let found = resolve(&conf, Some(&cluster), Some(&pod("a", Some("other@ovn0"))), "eth0", None).expect("networks");
     assert_eq!(named(&found), [("net/other", "ovn0"), ("shop/a", "net1")]);
 }
 
@@ -191,7 +181,7 @@ fn a_missing_definition_is_an_error_with_a_hint_and_an_event() {
     let mut cluster =
         Fake::with(&[("default", "istio-cni", BRIDGE), ("infra", "istio-cni", BRIDGE), ("shop", "a", BRIDGE)]);
     let pod = pod("a, istio-cni", None);
-    let error = resolve(&delegate(), Some(&cluster), Some(&pod), "eth0").expect_err("missing");
+    let error = resolve(&delegate(), Some(&cluster), Some(&pod), "eth0", Some(&cluster)).expect_err("missing");
     let place = r#"annotation "k8s.v1.cni.cncf.io/networks" of pod shop/web-0: element 2 at character 4"#;
     let missing = format!("{place}: NetworkAttachmentDefinition \"istio-cni\" not found in namespace \"shop\"");
     let hint = "; namespaces with a definition of that name: default, infra; write NAMESPACE/istio-cni";
@@ -204,8 +194,8 @@ fn a_missing_definition_is_an_error_with_a_hint_and_an_event() {
     assert_eq!(events[0].message, message);
 
     cluster.lists = false;
-    assert_eq!(resolve(&delegate(), Some(&cluster), Some(&pod), "eth0").expect_err("missing").msg, missing);
-    let error = resolve(&delegate(), Some(&Fake::with(&[])), Some(&pod), "eth0").expect_err("missing");
+    assert_eq!(resolve(&delegate(), Some(&cluster), Some(&pod), "eth0", None).expect_err("missing").msg, missing);
+    let error = resolve(&delegate(), Some(&Fake::with(&[])), Some(&pod), "eth0", None).expect_err("missing");
     assert!(
         error.msg.contains("\"a\"") && error.msg.ends_with("; no namespace has a definition of that name"),
         "{error}"
@@ -224,7 +214,7 @@ fn invalid_annotations_are_rejected_without_a_request() {
         (&isolated, "a,other/b", "element 2 at character 3: other/b: namespaceIsolation forbids"),
     ] {
         let cluster = Fake::with(&[]);
-        let error = resolve(conf, Some(&cluster), Some(&pod(networks, None)), "eth0").expect_err(networks);
+        let error = resolve(conf, Some(&cluster), Some(&pod(networks, None)), "eth0", None).expect_err(networks);
         assert_eq!(error.code, Code::InvalidConfig);
         assert!(error.msg.contains(&format!("pod shop/web-0: {wanted}")), "{error}");
         assert!(cluster.requested().is_empty() && cluster.events.take().is_empty());
@@ -240,7 +230,7 @@ fn invalid_definitions_are_rejected() {
         (Fake::with(&[("shop", "b", "nonsense")]), "spec.config: invalid JSON"),
         (sriov, "annotation \"k8s.v1.cni.cncf.io/resourceName\" requests a device"),
     ] {
-        let error = resolve(&delegate(), Some(&cluster), Some(&pod("b", None)), "eth0").expect_err(wanted);
+        let error = resolve(&delegate(), Some(&cluster), Some(&pod("b", None)), "eth0", None).expect_err(wanted);
         let wanted = format!("element 1 at character 1: NetworkAttachmentDefinition shop/b: {wanted}");
         assert!(error.code == Code::InvalidConfig && error.msg.contains(&wanted), "{error}");
     }
@@ -250,7 +240,7 @@ fn invalid_definitions_are_rejected() {
 fn a_failed_lookup_keeps_its_code_and_names_the_pod() {
     let failure = Some(Error::new(Code::TryAgain, "NetworkAttachmentDefinition shop/a: no usable answer"));
     let cluster = Fake { failure, ..Fake::default() };
-    let error = resolve(&delegate(), Some(&cluster), Some(&pod("a", None)), "eth0").expect_err("a failure");
+    let error = resolve(&delegate(), Some(&cluster), Some(&pod("a", None)), "eth0", None).expect_err("a failure");
     let wanted = "networks of pod shop/web-0: NetworkAttachmentDefinition shop/a: no usable answer";
     assert_eq!(error, Error::new(Code::TryAgain, wanted));
 }
@@ -259,6 +249,6 @@ fn a_failed_lookup_keeps_its_code_and_names_the_pod() {
 fn warnings_are_returned() {
     let cluster = Fake::with(&[("shop", "a", BRIDGE)]);
     let pod = pod(r#"[{"name": "a", "nmae": 1}]"#, None);
-    let found = resolve(&delegate(), Some(&cluster), Some(&pod), "eth0").expect("networks");
+    let found = resolve(&delegate(), Some(&cluster), Some(&pod), "eth0", None).expect("networks");
     assert!(found.warnings.len() == 1 && found.warnings[0].contains("nmae: unknown field"), "{:?}", found.warnings);
 }

@@ -1,22 +1,18 @@
-//! Starts the threads of the agent that need the node's name: the watches and the socket (`services`), repairs
-//! (`repair`), the policies of running pods (`live-policy`), and the node's taint (`taint`).
+//! Starts the threads of the agent that need the node's name: the watches and the socket (`services`), the reconciler of
+//! running pods (`pods`), and the node's taint (`taint`).
 
 use super::containers::Registry;
-use super::facts::{AnswerSources, Answers, ObservedPod, SharedFacts, SyncStates, WatchScope};
+use super::facts::{AnswerSources, Answers, SharedFacts, SyncStates, WatchScope};
 use super::install::NodeFiles;
-use super::live_policy::{self, NodeState, SharedPolicies};
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
-use super::repair::{Pods, RepairSettings, RepairWorker};
+use super::pods::{NodeState, PodReconciler, PodSettings, SharedPolicies};
 use super::socket::{self, OpenConnections};
 use super::taint::{Taint, TaintController};
 use crate::cluster::ServiceAccount;
 use crate::host_path::HostPath;
-use crate::policy::LivePolicyScope;
 use std::future::pending;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
@@ -38,12 +34,8 @@ pub struct Services {
     pub account: ServiceAccount,
     /// Whether to watch all definitions, for a primary plugin.
     pub definitions: bool,
-    /// How pods that bypass the mesh are repaired; `None` to not repair them.
-    pub repair: Option<RepairSettings>,
-    /// Which changes of their policies running pods follow.
-    pub live_policy: LivePolicyScope,
-    /// Whether a pod's or namespace's annotation can exclude pods from these changes.
-    pub live_policy_opt_out: bool,
+    /// What is done about running pods.
+    pub pods: PodSettings,
     /// The key of the taint for a node that is not ready; `None` for no taint.
     pub taint: Option<String>,
 }
@@ -63,28 +55,9 @@ pub(super) enum TaintDecision {
 pub(super) struct RunningServices {
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    /// Starts the repairs.
-    repair: Option<Sender<()>>,
-    /// Dropping it ends the thread for live policy.
+    /// Dropping it ends the reconciler of running pods.
     node: watch::Sender<NodeState>,
     taint: Option<TaintController>,
-}
-
-/// The watched pods, for the repair worker.
-struct WatchedPods {
-    facts: SharedFacts,
-    /// The number of changes that the worker has processed.
-    seen: u64,
-}
-
-impl Pods for WatchedPods {
-    fn pods(&self) -> Vec<Arc<ObservedPod>> {
-        self.facts.all_pods()
-    }
-
-    fn wait(&mut self, timeout: Duration) {
-        self.seen = self.facts.wait_for_pods(self.seen, timeout);
-    }
 }
 
 impl Services {
@@ -115,34 +88,19 @@ impl Services {
         let thread = thread::Builder::new().name("services".into());
         let thread = thread.spawn(move || services.run(runtime, &shared_facts, &shared, (socket, &answers), ended));
         let thread = thread.map_err(|error| format!("can't start the thread of the services: {error}"))?;
-        let repair = |settings: &RepairSettings| {
-            let (start, started) = channel();
-            let (account, reports) = (self.account.clone(), reports.clone());
-            let worker = RepairWorker::new(settings.clone(), node.clone(), account, reports, metrics.clone());
-            worker.start(WatchedPods { facts: facts.clone(), seen: 0 }, started).map(|()| start)
-        };
-        let repair = self.repair.as_ref().map(repair).transpose();
-        let repair = repair.map_err(|error| format!("can't start the thread for repairs: {error}"))?;
-        let worker = live_policy::Worker {
-            scope: self.live_policy,
-            opt_out: self.live_policy_opt_out,
-            node: node.clone(),
-            facts: facts.clone(),
-            // Without live policy, the agent lacks the rights to write them.
-            reports: if self.live_policy == LivePolicyScope::Off { PodReports::none() } else { reports.clone() },
-            policies,
-            metrics: metrics.clone(),
-        };
         let (node_state, states) = watch::channel(NodeState::default());
         // An agent that neither repairs nor changes pods may have no access to saved state: the chart does not mount it.
-        if self.repair.is_some() || self.live_policy != LivePolicyScope::Off {
-            worker.start(states).map_err(|error| format!("can't start the thread for live policy: {error}"))?;
+        if self.pods.uses_saved_state() {
+            let (account, reports) = (self.account.clone(), reports.clone());
+            let pods = PodReconciler::new(self.pods.clone(), node.clone(), account, reports, metrics.clone());
+            let started = pods.start(facts, policies, states);
+            started.map_err(|error| format!("can't start the thread for running pods: {error}"))?;
         }
         let taint =
             |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };
         let taint = self.taint.as_ref().map(|key| taint(key).start()).transpose();
         let taint = taint.map_err(|error| format!("can't start the thread for the node's taint: {error}"))?;
-        Ok(RunningServices { end: Some(end), thread: Some(thread), repair, node: node_state, taint })
+        Ok(RunningServices { end: Some(end), thread: Some(thread), node: node_state, taint })
     }
 
     fn run(
@@ -176,14 +134,10 @@ async fn serve(socket: Option<PathBuf>, answers: &Answers, connections: &mut Ope
 }
 
 impl RunningServices {
-    /// Starts the repairs after the first attempt to install the plugin, and changes the node's taint. Live policy reads
-    /// the installed configurations again. `leads` is whether no later agent leads.
+    /// Reports an attempt to install the plugin. The reconciler of running pods reads the installed configurations again,
+    /// and the node's taint changes. `leads` is whether no later agent leads.
     pub(super) fn report(&mut self, taint: TaintDecision, leads: bool) {
         self.node.send_modify(|state| *state = NodeState { iterations: state.iterations + 1, leads });
-        if let Some(start) = self.repair.take() {
-            // Fails only if the thread has ended.
-            let _ = start.send(());
-        }
         match (&self.taint, taint) {
             (Some(controller), TaintDecision::Add) => controller.set_ready(false),
             (Some(controller), TaintDecision::Remove) => controller.set_ready(true),

@@ -4,11 +4,11 @@
 use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, agent_namespace, own_kubeconfig, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{DesiredState, HostPath, kubeconfig};
-use detour_cni::agent::repair::{Criteria, RepairMode, RepairSettings, Selector};
 use detour_cni::agent::{
-    ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken, Services, run,
+    ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken, PodSettings,
+    RepairMode, RepairSettings, Selector, Services, run,
 };
 use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
@@ -22,7 +22,6 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,14 +52,15 @@ Repair: With a node name, the agent repairs pods that have a sidecar but bypass 
 whose init container istio-validation ended with exit code 126, whose rules differ from the desired
 ones, or which were never attached. To repair a pod in place, the agent runs the plugin's ADD in the
 pod's network namespace and verifies the rules. It makes up to five attempts per pod with pauses
-between them, and reports each repair as an Event of the pod.
+between them, and reports each repair as an Event of the pod. If all attempts fail, the pod keeps
+running as it is for an hour. The agent checks each pod when it changes, and once or twice a minute.
 
 Live policy: With a node name, the agent applies changes of annotations (pod, namespace) and of the
 node's configuration to running pods (--live-policy). Established connections continue. An invalid
 value changes nothing of what its sub-plugin excludes. The agent reports each change as an Event,
 and the state as the pod's condition detour.io/policy. With the annotation
 detour.io/live-policy=false on a pod or its namespace, the agent only ends bypasses that the pod may
-no longer have (--live-policy-opt-out=false: the annotation has no effect).
+no longer have.
 
 Excluded containers: With --nri-socket, the agent registers at the container runtime, which reports
 each container before its first instruction. Containers that the sub-plugin container-exclude names
@@ -115,9 +115,6 @@ pub(super) struct AgentArguments {
     /// Which changes of annotations and of the node's configuration to apply to running pods
     #[arg(long, value_name = "SCOPE", value_enum, default_value = "exclusions")]
     live_policy: LivePolicyArgument,
-    /// Whether the annotation detour.io/live-policy of a pod or its namespace can exclude pods from these changes
-    #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = true)]
-    live_policy_opt_out: bool,
     #[command(flatten)]
     repair: RepairArguments,
 }
@@ -149,30 +146,12 @@ pub(super) struct RepairArguments {
     /// How to repair a pod that started before the plugin was ready, or that lost its rules
     #[arg(long, value_name = "MODE", value_enum, default_value = "repair")]
     repair: RepairModeArgument,
-    /// What to do after five failed attempts of --repair repair
-    #[arg(long, value_name = "MODE", value_enum, default_value = "off")]
-    repair_otherwise: FallbackModeArgument,
     /// Label for --repair label
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label, default_value = "cni.istio.io/uninitialized=true")]
     repair_label: (String, String),
     /// Repair only pods with these labels, in the syntax of kubectl -l [default: all pods]
     #[arg(long, value_name = "SELECTOR", default_value = "", hide_default_value = true)]
     repair_selector: Selector,
-    /// Check the rules of each pod at this interval, and when the pod changes; 0: only when it changes
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(..=86_400))]
-    repair_interval: u32,
-    /// Ignore the exit code of the init container in pods without this annotation; if empty, no annotation is required
-    #[arg(long, value_name = "KEY", default_value = "sidecar.istio.io/status")]
-    repair_annotation: String,
-    /// Init container that validates the redirection; if empty, any init container
-    #[arg(long, value_name = "NAME", default_value = "istio-validation")]
-    repair_init_container: String,
-    /// Exit code with which the init container reports that traffic is not redirected; 0: any code except 0
-    #[arg(long, value_name = "CODE", default_value_t = 126)]
-    repair_exit_code: i32,
-    /// Termination message with which the init container reports that traffic is not redirected [default: any message]
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    repair_message: String,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -184,16 +163,6 @@ enum RepairModeArgument {
     /// Label the pod, so that another program can handle it
     Label,
     /// Do not repair pods
-    Off,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum FallbackModeArgument {
-    /// Delete the pod if a controller replaces it
-    Delete,
-    /// Label the pod, so that another program can handle it
-    Label,
-    /// Do nothing else
     Off,
 }
 
@@ -348,7 +317,7 @@ impl AgentArguments {
     fn containers(&self) -> Option<ContainerSettings> {
         let nri_socket = self.nri_socket.clone()?;
         // Without the pods' labels, it is unknown which pods a selector selects.
-        let restores = self.repair.settings().is_some_and(|repair| repair.criteria.selector.selects_all());
+        let restores = self.repair.settings().is_some_and(|repair| repair.selector.selects_all());
         Some(ContainerSettings { nri_socket, restores })
     }
 
@@ -366,13 +335,14 @@ impl AgentArguments {
             account: account.ok()?,
             // Only a primary plugin asks for definitions.
             definitions: self.install.may_be_primary(),
-            repair: self.repair.settings(),
-            live_policy: match self.live_policy {
-                LivePolicyArgument::Exclusions => LivePolicyScope::Exclusions,
-                LivePolicyArgument::All => LivePolicyScope::All,
-                LivePolicyArgument::Off => LivePolicyScope::Off,
+            pods: PodSettings {
+                repair: self.repair.settings(),
+                live_policy: match self.live_policy {
+                    LivePolicyArgument::Exclusions => LivePolicyScope::Exclusions,
+                    LivePolicyArgument::All => LivePolicyScope::All,
+                    LivePolicyArgument::Off => LivePolicyScope::Off,
+                },
             },
-            live_policy_opt_out: self.live_policy_opt_out,
             taint: self.taint.clone(),
         })
     }
@@ -382,26 +352,14 @@ impl RepairArguments {
     /// Returns the settings, `None` for `--repair off`.
     pub(super) fn settings(&self) -> Option<RepairSettings> {
         Some(RepairSettings {
-            criteria: Criteria {
-                selector: self.repair_selector.clone(),
-                annotation: self.repair_annotation.clone(),
-                container: self.repair_init_container.clone(),
-                exit_code: self.repair_exit_code,
-                message: self.repair_message.clone(),
-            },
+            selector: self.repair_selector.clone(),
             mode: match self.repair {
                 RepairModeArgument::Repair => RepairMode::InPlace,
                 RepairModeArgument::Delete => RepairMode::Delete,
                 RepairModeArgument::Label => RepairMode::Label,
                 RepairModeArgument::Off => return None,
             },
-            otherwise: match self.repair_otherwise {
-                FallbackModeArgument::Delete => Some(RepairMode::Delete),
-                FallbackModeArgument::Label => Some(RepairMode::Label),
-                FallbackModeArgument::Off => None,
-            },
             label: self.repair_label.clone(),
-            interval: Duration::from_secs(self.repair_interval.into()),
         })
     }
 }

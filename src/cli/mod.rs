@@ -1,7 +1,7 @@
 //! The command line: one file per subcommand, except `version` and `completion`, which are here.
 
 use clap::builder::StyledStr;
-use clap::error::{ContextKind, ContextValue};
+use clap::error::ContextValue;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use detour_cni::cni::version::SUPPORTED;
@@ -80,12 +80,7 @@ pub(crate) fn help() -> ExitCode {
 pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            return match removed_flags::message(&error) {
-                Some(message) => print_error(message, ExitCode::from(2)),
-                None => print_usage(error),
-            };
-        }
+        Err(error) => return print_usage(error),
     };
     match cli.command {
         Command::Explain(arguments) => print_report(arguments.output, explain::run(arguments)),
@@ -104,6 +99,9 @@ pub(crate) fn run() -> ExitCode {
 
 /// Prints clap's error, which can also be the help or the version.
 fn print_usage(error: clap::Error) -> ExitCode {
+    if let Some(message) = removed_flags::message(&error) {
+        return print_error(message, ExitCode::from(2));
+    }
     let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
     // Help and version go to stdout: failing to write them is a failure. The exit code of a usage error
     // does not depend on whether its text could be written.
@@ -114,24 +112,9 @@ fn print_usage(error: clap::Error) -> ExitCode {
     code
 }
 
-/// Options of earlier versions: the name, and what replaces it.
-const REMOVED: [(&str, &str); 1] =
-    [("--bundle", "-o json prints all findings; oc adm must-gather and sosreport collect files")];
-
-/// Adds the replacement of a removed option to clap's error about it.
-fn name_replacement(error: &mut clap::Error) {
-    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return };
-    let name = option.split('=').next().unwrap_or_default();
-    if let Some((name, replacement)) = REMOVED.iter().find(|(removed, _)| *removed == name) {
-        let tip = format!("{name} was removed: {replacement}");
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
-    }
-}
-
 /// Returns the text of clap's error. It quotes arguments in one line each, so that no part of an argument can look like
 /// a separate message.
 fn usage_text(mut error: clap::Error) -> Text {
-    name_replacement(&mut error);
     let escaped: Vec<_> = error
         .context()
         .filter_map(|(kind, value)| match value {

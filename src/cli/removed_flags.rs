@@ -19,7 +19,27 @@ const REMOVED: &[(&str, &str)] = &[
     ("--token-file", "use --kubeconfig with a file on the node that contains tokenFile"),
     ("--allow-missing-credentials", "create the kubeconfig on the node first"),
     ("--state-dir", "remove it: the directory on the node is /var/lib/cni/detour"),
+    ("--bundle", "-o json prints all findings; oc adm must-gather and sosreport collect files"),
+    (
+        "--live-policy-opt-out",
+        "to apply a rule to every pod, set pod_overrides to false in its sub-plugin: the annotation detour.io/live-policy \
+         does not keep bypasses that the configuration forbids",
+    ),
+    (
+        "--repair-otherwise",
+        "after five failed attempts, a pod keeps running and gets the Event DetourRepairFailed; --repair=delete deletes \
+         pods instead of repairing them in place",
+    ),
+    ("--repair-interval", "remove it: the agent checks each pod once or twice a minute, and when it changes"),
+    ("--repair-annotation", VALIDATION),
+    ("--repair-init-container", VALIDATION),
+    ("--repair-exit-code", VALIDATION),
+    ("--repair-message", VALIDATION),
 ];
+
+/// What replaces the flags that described the init container which validates the redirection.
+const VALIDATION: &str = "remove it: the agent recognizes Istio's init container istio-validation by its exit code 126, in \
+                          pods with the annotation sidecar.istio.io/status";
 
 /// Returns the message for a removed flag; `None` if clap's error has another cause.
 pub(super) fn message(error: &clap::Error) -> Option<String> {

@@ -4,8 +4,8 @@ use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::{DEFAULT_INTERFACE, Error};
-use detour_cni::firewall::RuleFormat;
-use detour_cni::inspect::{Destination, ExcludedSenders, Rulebook, Sender, SenderArgument, Trace, explain};
+use detour_cni::firewall::{Destination, RuleFormat, RulesetView, Sender};
+use detour_cni::inspect::{ExcludedSenders, SenderArgument, Trace, explain};
 use detour_cni::pod::Pod;
 use detour_cni::sub_plugins::own_addresses;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -102,8 +102,8 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
                 None => read.interface_to(peer(from, to))?,
             };
             let rules = read.rules;
-            let (book, senders) = (rules.rulebook(), ExcludedSenders::live(&rules, &arguments.namespace.root));
-            senders.trace(&book, (from, container), to, &rules.addresses, &interface)
+            let (view, senders) = (rules.view(), ExcludedSenders::live(&rules, &arguments.namespace.root));
+            senders.trace(&view, (from, container), to, &rules.addresses, &interface)
         }
         None => {
             let subject = arguments.subject.read(&arguments.namespace.root)?;
@@ -111,10 +111,10 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
             let policy = explain(&subject)?.policy;
             let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
             let format = RuleFormat::requested(subject.conf.dialect).unwrap_or_default();
-            let (book, senders) = (Rulebook::of_policy(&policy, format), ExcludedSenders::planned(&policy));
+            let (view, senders) = (RulesetView::of_policy(&policy, format), ExcludedSenders::planned(&policy));
             let configuration = Some(subject.origin.clone());
             let interface = arguments.interface.as_deref().unwrap_or(DEFAULT_INTERFACE);
-            Trace { configuration, ..senders.trace(&book, (from, container), to, &own, interface) }
+            Trace { configuration, ..senders.trace(&view, (from, container), to, &own, interface) }
         }
     };
     arguments.output.render(&report)

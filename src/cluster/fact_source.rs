@@ -1,11 +1,12 @@
-//! The [`Cluster`] trait: what the plugin, the agent and the command line ask of a cluster, whichever source answers.
+//! What the plugin, the agent and the command line ask of a cluster, whichever source answers: facts ([`Cluster`],
+//! [`Definitions`]) and reports ([`Reports`]).
 
 use super::resources::{DefinitionQuery, Event, Lookup};
 use crate::cni::Error;
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 
-/// A source of facts about pods, namespaces and NetworkAttachmentDefinitions.
-pub trait Cluster {
+/// A source of facts about pods and namespaces.
+pub trait Cluster: Definitions {
     /// Returns the pod `wanted`, if its UID matches, and its namespace if `with_namespace`.
     ///
     /// # Errors
@@ -19,6 +20,20 @@ pub trait Cluster {
     /// As [`Self::facts`].
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error>;
 
+    /// Checks with one request whether the source can answer now.
+    ///
+    /// # Errors
+    /// The reason why it can't.
+    fn probe(&self) -> Result<(), Error>;
+
+    /// Returns where a call is reported; `None` for objects that are not in a cluster.
+    fn reports(&self) -> Option<&dyn Reports> {
+        None
+    }
+}
+
+/// A source of NetworkAttachmentDefinitions.
+pub trait Definitions {
     /// Looks up definitions concurrently and returns the results in the order of `wanted`. A definition that is
     /// `awaited` and not found is retried for two seconds, like a pod.
     ///
@@ -29,7 +44,10 @@ pub trait Cluster {
     /// Returns the namespaces that have a definition called `name`, sorted; `None` if the source does not answer the
     /// first request.
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>>;
+}
 
+/// A destination of reports about a pod.
+pub trait Reports {
     /// Reports the result of a call: sets the pod's annotation `k8s.v1.cni.cncf.io/network-status` to `status`, unless
     /// that is `None` or the pod was replaced (`pod.uid`), and records the events. All requests run concurrently and
     /// take two seconds at most.
@@ -37,41 +55,6 @@ pub trait Cluster {
     /// # Errors
     /// The requests that failed. Callers continue: the pod does not depend on the report.
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error>;
-
-    /// Checks with one request whether the source can answer now.
-    ///
-    /// # Errors
-    /// The reason why it can't.
-    fn probe(&self) -> Result<(), Error>;
-}
-
-/// A source of facts whose [`Cluster::report`] does nothing: for calls that only show what would happen.
-pub struct ReadOnly<'a>(pub &'a dyn Cluster);
-
-impl Cluster for ReadOnly<'_> {
-    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        self.0.facts(wanted, with_namespace)
-    }
-
-    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        self.0.namespace(wanted)
-    }
-
-    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        self.0.definitions(wanted)
-    }
-
-    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        self.0.namespaces_with_definition(name)
-    }
-
-    fn report(&self, _: &Pod, _: Option<&str>, _: &[Event]) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn probe(&self) -> Result<(), Error> {
-        self.0.probe()
-    }
 }
 
 /// Describes how the UID of the pod that was found differs from the requested one.
@@ -80,7 +63,7 @@ pub(super) fn uid_mismatch(found: &Pod, wanted: &PodRef) -> String {
     format!("UID mismatch: expected {wanted}, got {found}")
 }
 
-/// Returns the error with the pod's name in front.
+/// Returns the error with the pod's name in its message, once.
 pub(super) fn with_pod(PodRef { namespace, name, .. }: &PodRef, error: Error) -> Error {
-    Error { msg: format!("pod {namespace}/{name}: {}", error.msg), ..error }
+    error.of_pod(namespace, name)
 }

@@ -1,7 +1,7 @@
 //! A directory of manifests as a source of facts, for nodes without an API: YAML files with one or more documents,
 //! JSON files, lists of objects.
 
-use super::fact_source::{Cluster, uid_mismatch, with_pod};
+use super::fact_source::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
 use super::resources::{DefinitionQuery, Event, Lookup, ObjectRef};
 use super::wire;
 use super::yaml::{self, typed};
@@ -57,6 +57,16 @@ impl Cluster for Manifests {
         Self::namespace_of(&manifests, &broken, wanted).map_err(|error| with_pod(wanted, error))
     }
 
+    fn probe(&self) -> Result<(), Error> {
+        self.read().map(|_| ())
+    }
+
+    fn reports(&self) -> Option<&dyn Reports> {
+        Some(self)
+    }
+}
+
+impl Definitions for Manifests {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         let (manifests, broken) = self.read()?;
         let found = wanted.iter().map(|DefinitionQuery { object, .. }| match find_definition(&manifests, object) {
@@ -81,7 +91,9 @@ impl Cluster for Manifests {
         namespaces.dedup();
         Some(namespaces)
     }
+}
 
+impl Reports for Manifests {
     /// Logs the report: manifests are not changed.
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
         let Pod { namespace, name, .. } = pod;
@@ -92,10 +104,6 @@ impl Cluster for Manifests {
             tracing::info!("pod {namespace}/{name}: Event, not written to the manifests: {reason}: {message}");
         }
         Ok(())
-    }
-
-    fn probe(&self) -> Result<(), Error> {
-        self.read().map(|_| ())
     }
 }
 

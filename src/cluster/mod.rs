@@ -7,7 +7,7 @@ use crate::cni;
 pub use agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
 pub use api::{ApiProbe, CommandOutput, PodWriter, ServiceAccount, UserApi};
 pub(crate) use api::{Collection, CollectionError};
-pub use fact_source::{Cluster, ReadOnly};
+pub use fact_source::{Cluster, Definitions, Reports};
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
 pub use resources::{Definition, DefinitionQuery, Event, LabeledNamespace, Lookup, NodeTaints, ObjectRef};
 pub use resources::{PolicyCondition, ReportedEvent, Right, ScheduledPod, Token};

@@ -1,8 +1,8 @@
 //! Objects from manifests that the user passes to a command: YAML with one or more documents, JSON, lists. Pod
 //! templates of workloads count as pods.
 
-use super::fact_source::Cluster;
-use super::resources::{Definition, DefinitionQuery, Event, Lookup};
+use super::fact_source::{Cluster, Definitions};
+use super::resources::{Definition, DefinitionQuery, Lookup};
 use super::{manifests, wire};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
@@ -67,7 +67,7 @@ impl Objects {
     }
 }
 
-/// A source with only these objects; reports are ignored.
+/// A source with only these objects.
 impl Cluster for Objects {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         let is = |pod: &&Pod| pod.namespace == wanted.namespace && pod.name == wanted.name && pod.matches(wanted);
@@ -82,6 +82,12 @@ impl Cluster for Objects {
         found.cloned().ok_or_else(|| not_found("Namespace", &wanted.namespace))
     }
 
+    fn probe(&self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+impl Definitions for Objects {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         let look_up = |DefinitionQuery { object, .. }: &DefinitionQuery| {
             let found = self.definitions.iter().find(|definition| definition.object == *object);
@@ -94,14 +100,6 @@ impl Cluster for Objects {
         let named = self.definitions.iter().filter(|definition| definition.object.name == name);
         let namespaces: BTreeSet<String> = named.map(|definition| definition.object.namespace.clone()).collect();
         Some(namespaces.into_iter().collect())
-    }
-
-    fn report(&self, _: &Pod, _: Option<&str>, _: &[Event]) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn probe(&self) -> Result<(), Error> {
-        Ok(())
     }
 }
 

@@ -120,12 +120,16 @@ pub struct Error {
     pub details: String,
     /// The error code of another plugin that failed, returned in place of `code`.
     pub answered: Option<u32>,
+    /// Whether `msg` names the pod of the call.
+    pub names_pod: bool,
+    /// Whether `msg` names the network of a primary plugin: the path of a configuration's block does.
+    pub names_network: bool,
 }
 
 impl Error {
     /// Returns an error without details.
     pub fn new(code: Code, msg: impl Into<String>) -> Self {
-        Self { code, msg: msg.into(), details: String::new(), answered: None }
+        Self { code, msg: msg.into(), details: String::new(), answered: None, names_pod: false, names_network: false }
     }
 
     /// Returns the error with these details.
@@ -140,6 +144,36 @@ impl Error {
     pub const fn answered_with(mut self, code: u32) -> Self {
         self.answered = Some(code);
         self
+    }
+
+    /// Returns the error of a message that names the pod of the call.
+    #[must_use]
+    pub fn naming_pod(self) -> Self {
+        Self { names_pod: true, ..self }
+    }
+
+    /// Returns the error of a message that names the network of a primary plugin.
+    #[must_use]
+    pub fn naming_network(self) -> Self {
+        Self { names_network: true, ..self }
+    }
+
+    /// Returns the error with the name of the pod in its message, once.
+    #[must_use]
+    pub fn of_pod(self, namespace: &str, name: &str) -> Self {
+        if self.names_pod {
+            return self;
+        }
+        Self { msg: format!("pod {namespace}/{name}: {}", self.msg), ..self }.naming_pod()
+    }
+
+    /// Returns the error with the name of a primary plugin's network in its message, once.
+    #[must_use]
+    pub fn of_network(self, name: &str) -> Self {
+        if self.names_network {
+            return self;
+        }
+        Self { msg: format!("network {name}: {}", self.msg), ..self }.naming_network()
     }
 
     /// Returns the number in the error object.

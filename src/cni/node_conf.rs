@@ -17,19 +17,19 @@ pub const NODE_CONFIGURATION: &str = "/var/lib/cni/detour/node.json";
 /// The maximum size of the node configuration file, in bytes; one with a hundred namespaces has 3 KiB.
 pub const NODE_CONFIGURATION_LIMIT: u64 = 64 << 10;
 
-/// The node's keys in `kubernetes`, each with istio-cni's equivalent at the top level.
-const KUBERNETES: [(&str, Option<&str>); 7] = [
-    ("kubeconfig", Some("cni_agent_run_dir")),
-    ("agent_socket", None),
-    ("manifests_dir", None),
-    ("cni_bin_dir", None),
-    ("timeout_seconds", None),
-    ("agent_namespace", Some("pod_namespace")),
-    ("agent_pod_prefixes", None),
+/// The keys of the file in `kubernetes`, besides [`EXCLUDED`]. Attachments may set those that the file does not set.
+const KUBERNETES: [&str; 7] = [
+    "kubeconfig",
+    "agent_socket",
+    "manifests_dir",
+    "cni_bin_dir",
+    "timeout_seconds",
+    "agent_namespace",
+    "agent_pod_prefixes",
 ];
 /// The sources of pod facts: a node that sets one of them thereby sets all of them.
 const SOURCES: [&str; 3] = ["kubeconfig", "agent_socket", "manifests_dir"];
-/// The node's keys at the top level.
+/// The keys of the file at the top level that attachments may set if the file does not set them.
 const TOP: [&str; 2] = ["log_file", "delegate_timeout_seconds"];
 const EXCLUDED: &str = "exclude_namespaces";
 /// Excluded namespaces of single networks.
@@ -160,7 +160,7 @@ impl NodeConf {
         let node = Self {
             place: place.to_owned(),
             top: present(TOP.map(|key| (key, value_of(keys.all(), key)))),
-            kubernetes: present(KUBERNETES.map(|(key, _)| (key, written.and_then(|written| value_of(written, key))))),
+            kubernetes: present(KUBERNETES.map(|key| (key, written.and_then(|written| value_of(written, key))))),
             exclude_namespaces: read.exclude_namespaces,
             networks: networks(keys, &mut warnings)?,
             pinned: keys.list("pinned")?.map(|list| list.items).unwrap_or_default(),

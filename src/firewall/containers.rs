@@ -2,7 +2,7 @@
 //! running excluded container, with its cgroup ID as the key and its name and ID as the comment. The rules that look
 //! them up are in `native::exclusions`.
 
-use super::nfnetlink::{Batch, NfError, NfSocket, Verb, nfta};
+use super::nfnetlink::{Batch, NfError, NfSocket, Verb, nfta, retry_changed};
 use super::rule::NFPROTO_INET;
 use crate::cni::{Code, Error};
 use crate::netlink::attributes::{self, Attributes, find, find_be32};
@@ -10,7 +10,6 @@ use crate::netlink::{DumpLimit, NLM_F_CREATE};
 use crate::policy::ContainerScope;
 use nix::errno::Errno;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
 
 /// The name of the table.
 pub(super) const TABLE: &str = "detour-exclusions";
@@ -25,9 +24,6 @@ const COMMENT: u8 = 0;
 const MAX_COMMENT: usize = 128;
 /// The scopes, each of which has a set, the narrower scope first.
 pub(super) const SCOPES: [ContainerScope; 2] = [ContainerScope::Dns, ContainerScope::All];
-/// The limits of retries of a change while other processes change the rules.
-const MAX_ATTEMPTS: usize = 100;
-const RETRY_TIMEOUT: Duration = Duration::from_secs(1);
 /// The limit for reading: the elements of both sets, at worst each in its own message.
 const MAX_READ: DumpLimit = DumpLimit { objects: 4096, bytes: 4 << 20 };
 
@@ -247,14 +243,7 @@ fn read(socket: &mut NfSocket, scopes: &[ContainerScope]) -> Result<LiveSets, Nf
 /// Repeats `work` while other processes change the rules.
 fn retried<T>(mut work: impl FnMut(&mut NfSocket) -> Result<T, NfError>) -> Result<T, NfError> {
     let mut socket = NfSocket::open()?;
-    let deadline = Instant::now() + RETRY_TIMEOUT;
-    for _ in 0..MAX_ATTEMPTS {
-        match work(&mut socket) {
-            Err(NfError::Changed) if Instant::now() < deadline => {}
-            other => return other,
-        }
-    }
-    Err(NfError::Changed)
+    retry_changed(|| work(&mut socket))
 }
 
 fn failed(action: &str, error: &NfError) -> Error {

@@ -6,57 +6,95 @@ use super::native::live::{NativeLiveChain, NativeLiveTables, are_equal};
 use super::native::rule::{NativeChain, NativeTable, NativeTables};
 use super::plan::{CreatedTables, Step, check_steps};
 use super::rule::{Family, Hook, Name, Ruleset, Table};
+use super::view::TableId;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
+
+/// A rule or, if the text of the rule is empty, a chain.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RuleAt {
+    /// The table.
+    pub table: TableId,
+    /// The chain.
+    pub chain: String,
+    /// The rule as `iptables-save` or `nft` prints it, without the chain.
+    pub rule: String,
+}
+
+impl fmt::Display for RuleAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { table, chain, rule } = self;
+        match (rule.is_empty(), table) {
+            (true, _) => write!(f, "{} chain {chain}", table.place()),
+            (false, TableId::Iptables(..)) => write!(f, "{} -A {chain} {rule}", table.place()),
+            (false, TableId::Native(_)) => write!(f, "{} {chain} {rule}", table.place()),
+        }
+    }
+}
 
 /// One difference between live and desired rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drift {
-    /// The table with its family: `ip nat`, `inet detour-nat`.
-    pub place: String,
+    /// The rule or the chain.
+    pub at: RuleAt,
     /// The difference.
-    pub what: Difference,
+    pub kind: DriftKind,
 }
 
-/// The kinds of difference. A rule is written with its chain, as the tool of its rule format prints it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Difference {
-    /// A desired chain is missing.
-    MissingChain(String),
-    /// A chain of detour exists that is not desired.
-    ExtraChain(String),
-    /// A chain is attached to another hook or priority than desired.
-    OtherHook(String),
-    /// A desired rule is missing.
-    Missing(String),
-    /// A rule exists that is not desired.
-    Extra(String),
+/// The kinds of difference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DriftKind {
+    /// It is desired, but does not exist.
+    Missing,
+    /// It exists, but is not desired: a rule in a chain of detour, or a chain of detour.
+    Extra,
     /// A desired rule exists in another place.
-    Moved(String),
-    /// A chain of another tool can redirect excluded traffic first.
-    NotFirst(String),
+    Moved,
+    /// A chain is attached to another hook or priority than desired.
+    OtherHook,
+    /// A chain of another tool, in words, can redirect excluded traffic first.
+    NotFirst,
 }
 
 impl fmt::Display for Drift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = &self.place;
-        match &self.what {
-            Difference::MissingChain(chain) => write!(f, "missing: {place} chain {chain}"),
-            Difference::ExtraChain(chain) => write!(f, "extra: {place} chain {chain}"),
-            Difference::OtherHook(chain) => write!(f, "wrong hook or priority: {place} chain {chain}"),
-            Difference::Missing(rule) => write!(f, "missing: {place} {rule}"),
-            Difference::Extra(rule) => write!(f, "extra: {place} {rule}"),
-            Difference::Moved(rule) => write!(f, "moved: {place} {rule}"),
-            Difference::NotFirst(chain) => {
-                write!(f, "not first: {place}: {chain} runs first and can redirect excluded traffic")
+        let at = &self.at;
+        match self.kind {
+            DriftKind::Missing => write!(f, "missing: {at}"),
+            DriftKind::Extra => write!(f, "extra: {at}"),
+            DriftKind::Moved => write!(f, "moved: {at}"),
+            DriftKind::OtherHook => write!(f, "wrong hook or priority: {at}"),
+            DriftKind::NotFirst => {
+                let place = at.table.place();
+                write!(f, "not first: {place}: {} runs first and can redirect excluded traffic", at.chain)
             }
         }
     }
 }
 
-/// Lists the rules in the built-in chains that are not detour's, one line each.
+/// The differences of one table.
+struct TableDrift {
+    table: TableId,
+    found: Vec<Drift>,
+}
+
+impl TableDrift {
+    const fn of(table: TableId) -> Self {
+        Self { table, found: Vec::new() }
+    }
+
+    fn chain(&mut self, kind: DriftKind, chain: &str) {
+        self.rule(kind, (chain.to_owned(), String::new()));
+    }
+
+    fn rule(&mut self, kind: DriftKind, (chain, rule): (String, String)) {
+        self.found.push(Drift { at: RuleAt { table: self.table, chain, rule }, kind });
+    }
+}
+
+/// Returns the rules in the built-in chains that are not detour's.
 #[must_use]
-pub fn foreign_rules(live: &LiveRuleset, desired: &Ruleset) -> Vec<String> {
+pub fn foreign_rules(live: &LiveRuleset, desired: &Ruleset) -> Vec<RuleAt> {
     let mut found = Vec::new();
     for (family, table, name, chain) in live.chains().filter(|(_, _, _, chain)| chain.built_in) {
         let ours = desired.tables.get(&(family, table));
@@ -69,7 +107,8 @@ pub fn foreign_rules(live: &LiveRuleset, desired: &Ruleset) -> Vec<String> {
             })
         };
         let foreign = chain.rules.iter().filter(|rule| !is_ours(rule));
-        found.extend(foreign.map(|rule| format!("{} {} -A {name} {rule}", family.name(), table.name())));
+        let table = TableId::Iptables(family, table);
+        found.extend(foreign.map(|rule| RuleAt { table, chain: name.to_owned(), rule: rule.to_string() }));
     }
     found
 }
@@ -80,21 +119,19 @@ pub fn foreign_rules(live: &LiveRuleset, desired: &Ruleset) -> Vec<String> {
 pub(super) fn drift(live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift> {
     let mut found = Vec::new();
     for ((family, table), steps) in check_steps(live, desired, &CreatedTables::default()) {
-        let differences = differences(live, family, table, steps);
-        let place = format!("{} {}", family.name(), table.name());
-        found.extend(differences.into_iter().map(|what| Drift { place: place.clone(), what }));
+        found.extend(iptables_differences(live, family, table, steps));
     }
     found
 }
 
-fn differences(live: &LiveRuleset, family: Family, table: Table, steps: Vec<Step<'_>>) -> Vec<Difference> {
-    let (mut missing, mut deleted, mut found) = (Vec::new(), BTreeSet::new(), Vec::new());
-    let mut chains = BTreeSet::new();
+fn iptables_differences(live: &LiveRuleset, family: Family, table: Table, steps: Vec<Step<'_>>) -> Vec<Drift> {
+    let mut drift = TableDrift::of(TableId::Iptables(family, table));
+    let (mut missing, mut deleted, mut chains) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
     for step in steps {
         match step {
-            Step::Chain(name) => found.push(Difference::MissingChain(name.to_owned())),
-            Step::DeleteChain(name) => found.push(Difference::ExtraChain(name.to_owned())),
-            Step::Rule { chain, rule, .. } => missing.push(format!("-A {chain} {rule}")),
+            Step::Chain(name) => drift.chain(DriftKind::Missing, name),
+            Step::DeleteChain(name) => drift.chain(DriftKind::Extra, name),
+            Step::Rule { chain, rule, .. } => missing.push((chain.to_owned(), rule.to_string())),
             Step::DeleteRule { chain, handle } => {
                 deleted.insert(handle);
                 chains.insert(chain);
@@ -107,23 +144,25 @@ fn differences(live: &LiveRuleset, family: Family, table: Table, steps: Vec<Step
         }
     }
     let mut extra = Vec::new();
-    for chain in &chains {
+    for chain in chains {
         let rules = live.rules(family, table, chain).iter().filter(|rule| deleted.contains(&rule.handle));
-        extra.extend(rules.map(|rule| format!("-A {chain} {rule}")));
+        extra.extend(rules.map(|rule| (chain.to_owned(), rule.to_string())));
     }
     let (paired, extra) = pair(missing, extra);
-    let difference = |(rule, is_present)| if is_present { Difference::Moved(rule) } else { Difference::Missing(rule) };
-    found.extend(paired.into_iter().map(difference));
-    found.extend(extra.into_iter().map(Difference::Extra));
-    found
+    for (rule, is_present) in paired {
+        drift.rule(if is_present { DriftKind::Moved } else { DriftKind::Missing }, rule);
+    }
+    extra.into_iter().for_each(|rule| drift.rule(DriftKind::Extra, rule));
+    drift.found
 }
 
 /// Returns the chains of other tools that run before the exclusions, if anything is excluded.
 #[must_use]
 pub(super) fn earlier_drift(live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift> {
-    let place = format!("inet {}", NativeTable::Exclusions.name());
+    let mut drift = TableDrift::of(TableId::Native(NativeTable::Exclusions));
     let earlier = live.before_exclusions.iter().filter(|_| desired.excluded.is_some());
-    earlier.map(|chain| Drift { place: place.clone(), what: Difference::NotFirst(chain.clone()) }).collect()
+    earlier.for_each(|chain| drift.chain(DriftKind::NotFirst, chain));
+    drift.found
 }
 
 /// Returns how detour's native tables differ from `desired`. All their chains and rules are detour's, so every
@@ -134,68 +173,69 @@ pub(super) fn native_drift(live: &NativeLiveTables, desired: &NativeTables) -> V
     let mut found = Vec::new();
     for table in NativeTable::ALL {
         let (live, desired) = (live.get(&table).unwrap_or(&no_live), desired.get(&table).unwrap_or(&no_desired));
-        let place = format!("inet {}", table.name());
-        found.extend(native_differences(live, desired).into_iter().map(|what| Drift { place: place.clone(), what }));
+        // Rules with sets can be long as text.
+        if !are_equal(live, desired) {
+            found.extend(native_differences(TableId::Native(table), live, desired));
+        }
     }
     found
 }
 
 fn native_differences(
+    table: TableId,
     live: &BTreeMap<String, NativeLiveChain>,
     desired: &BTreeMap<Name, NativeChain>,
-) -> Vec<Difference> {
-    let mut found = Vec::new();
-    // Rules with sets can be long as text.
-    if are_equal(live, desired) {
-        return found;
-    }
+) -> Vec<Drift> {
+    let mut drift = TableDrift::of(table);
     for (name, chain) in desired {
         match live.get(name.as_ref()) {
-            Some(live) => found.extend(differences_of_chain(name, live, chain)),
-            None => found.push(Difference::MissingChain(name.to_string())),
+            Some(live) => differences_of_chain(&mut drift, name, live, chain),
+            None => drift.chain(DriftKind::Missing, name),
         }
     }
-    found.extend(live.keys().filter(|name| !desired.contains_key(name.as_str())).cloned().map(Difference::ExtraChain));
-    found
+    let is_extra = |name: &&String| !desired.contains_key(name.as_str());
+    live.keys().filter(is_extra).for_each(|name| drift.chain(DriftKind::Extra, name));
+    drift.found
 }
 
-fn differences_of_chain(name: &str, live: &NativeLiveChain, desired: &NativeChain) -> Vec<Difference> {
-    let mut found = Vec::new();
+fn differences_of_chain(drift: &mut TableDrift, name: &str, live: &NativeLiveChain, desired: &NativeChain) {
+    let before = drift.found.len();
     if live.hook != Ok(desired.hook) {
-        found.push(Difference::OtherHook(name.to_owned()));
+        drift.chain(DriftKind::OtherHook, name);
     }
-    let text = |rule: &dyn ToString| format!("{name} {}", rule.to_string());
-    let rules = live.rules.iter();
-    let present = rules.map(|rule| rule.as_ref().map_or_else(|| format!("{name} (a foreign rule)"), |rule| text(rule)));
+    let text = |rule: &dyn ToString| (name.to_owned(), rule.to_string());
+    let present =
+        live.rules.iter().map(|rule| rule.as_ref().map_or_else(|| text(&"(a foreign rule)"), |rule| text(rule)));
     let desired = desired.rules.iter().map(|rule| text(rule));
     let (paired, extra) = pair(desired.collect(), present.collect());
     let (present, missing): (Vec<_>, Vec<_>) = paired.into_iter().partition(|(_, is_present)| *is_present);
-    let present: Vec<String> = present.into_iter().map(|(rule, _)| rule).collect();
-    found.extend(missing.into_iter().map(|(rule, _)| Difference::Missing(rule)));
-    let live_order: Vec<String> = live.rules.iter().flatten().map(|rule| text(rule)).collect();
-    let is_out_of_order = found.is_empty() && extra.is_empty() && live_order != present;
-    found.extend(extra.into_iter().map(Difference::Extra));
-    if is_out_of_order {
-        let moved = live_order.into_iter().zip(present).filter(|(live, desired)| live != desired);
-        found.extend(moved.map(|(_, desired)| Difference::Moved(desired)));
+    missing.into_iter().for_each(|(rule, _)| drift.rule(DriftKind::Missing, rule));
+    extra.into_iter().for_each(|rule| drift.rule(DriftKind::Extra, rule));
+    if drift.found.len() > before {
+        return;
     }
-    found
+    let order = live.rules.iter().flatten().map(|rule| text(rule));
+    let moved = order.zip(present).filter(|(live, (desired, _))| live != desired);
+    moved.for_each(|(_, (rule, _))| drift.rule(DriftKind::Moved, rule));
 }
+
+/// A chain and a rule as text.
+type RuleText = (String, String);
 
 /// Pairs each of `desired` with whether it is among `present`, and returns the rest of `present`. Equal rules count
 /// as often as they occur.
-fn pair(desired: Vec<String>, present: Vec<String>) -> (Vec<(String, bool)>, Vec<String>) {
-    let mut indexes: HashMap<&str, VecDeque<usize>> = HashMap::new();
+fn pair(desired: Vec<RuleText>, present: Vec<RuleText>) -> (Vec<(RuleText, bool)>, Vec<RuleText>) {
+    let mut indexes: HashMap<&RuleText, VecDeque<usize>> = HashMap::new();
     for (index, rule) in present.iter().enumerate() {
         indexes.entry(rule).or_default().push_back(index);
     }
     let mut is_extra = vec![true; present.len()];
-    let mut take = |rule: &str| {
-        let index = indexes.get_mut(rule).and_then(VecDeque::pop_front);
-        index.inspect(|index| is_extra[*index] = false).is_some()
-    };
-    let paired = desired.into_iter().map(|rule| (take(&rule), rule)).map(|(is_present, rule)| (rule, is_present));
-    let paired = paired.collect();
+    let mut paired = Vec::with_capacity(desired.len());
+    for rule in desired {
+        let index = indexes.get_mut(&rule).and_then(VecDeque::pop_front);
+        index.iter().for_each(|index| is_extra[*index] = false);
+        paired.push((rule, index.is_some()));
+    }
     let extra = present.into_iter().zip(is_extra).filter_map(|(rule, is_extra)| is_extra.then_some(rule));
     (paired, extra.collect())
 }

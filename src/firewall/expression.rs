@@ -446,6 +446,13 @@ pub struct Counter {
 }
 
 impl Counter {
+    /// Returns the sum of two counters.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        let (packets, bytes) = (self.packets.saturating_add(other.packets), self.bytes.saturating_add(other.bytes));
+        Self { packets, bytes }
+    }
+
     /// Reads the counter from a rule's expressions as the kernel lists them.
     pub(super) fn read(expressions: &[u8]) -> Self {
         Expression::counted(expressions).map(|(packets, bytes)| Self { packets, bytes }).unwrap_or_default()

@@ -7,6 +7,8 @@
 //! * `plan`: the changes from live to desired rules, in iptables' tables
 //! * `subsequence`: the rules that two lists have in common
 //! * `drift`: how live rules differ from desired ones, in words
+//! * `view`: live or desired rules in one form for both rule formats
+//! * `evaluation`, with `packet`: where the first packet of a connection arrives
 //! * `rule_format`: plan, commit and drift for either rule format
 //! * `containers`: the sets of excluded containers
 //! * `removal`: removes rules without reading all of them
@@ -17,6 +19,7 @@
 
 mod containers;
 mod drift;
+mod evaluation;
 mod expression;
 mod from_policy;
 mod iptables;
@@ -24,21 +27,27 @@ mod istio;
 mod live;
 pub mod native;
 pub mod nfnetlink;
+mod packet;
 mod plan;
 mod removal;
 pub mod rule;
 mod rule_format;
 mod subsequence;
+mod view;
 
 pub use containers::{
     ContainerElement, ContainerLabel, change_container_elements, container_elements, required_container_elements,
     set_name,
 };
-pub use drift::{Difference, Drift, foreign_rules};
+pub use drift::{Drift, DriftKind, RuleAt, foreign_rules};
+pub use evaluation::{Arrival, Evaluation, Hop, RulePlace};
 pub use expression::Counter;
 pub use from_policy::{MAX_RULES, max_rules};
+pub use iptables::restore_text;
 pub use live::{LiveChain, LiveRule, LiveRuleset, NativeIstio, failed};
+pub use packet::{Destination, InSet, Packet, Sender};
 pub use plan::{CreatedTables, PlannedStep, Step};
 pub use removal::remove;
 pub use rule::{Ruleset, TableRules};
 pub use rule_format::{RuleFormat, Transaction, legacy_tables};
+pub use view::{ChainView, RuleView, RulesetView, TableId};

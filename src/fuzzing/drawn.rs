@@ -1,7 +1,7 @@
 //! Policies drawn from the bytes of an input: mostly from few ports, addresses and owners, so that their parts overlap.
 
 use super::Choices;
-use crate::inspect::{Destination, InSet, Sender};
+use crate::firewall::{Destination, InSet, Sender};
 use crate::policy::{
     BypassEnd, ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Groups, IdRange, Interception,
     InterceptionMode, Ipv6, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,

@@ -4,8 +4,10 @@ use super::drawn;
 use super::simulated_kernel::Rules;
 use super::{Choices, check_printed};
 use crate::firewall::rule::{Family, Table};
-use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, max_rules, native};
-use crate::inspect::{Destination, Rulebook, Sender, restore_text, trace};
+use crate::firewall::{
+    CreatedTables, Destination, LiveRuleset, Packet, RuleFormat, Ruleset, RulesetView, Sender, max_rules, native,
+    restore_text,
+};
 use crate::netlink::attributes::Attributes;
 use crate::policy::{Exclusion, Interception, LivePolicyScope, Policy};
 use crate::printable;
@@ -88,11 +90,12 @@ fn check_rules(policy: &Policy, packets: &[(Sender, Destination)]) {
         check_printed(&printable::lines(&restore_text(&desired)));
         check_printed(&printable::lines(&native::text(&RuleFormat::Nftables.native(&desired))));
         let [iptables, native] = [RuleFormat::Iptables, RuleFormat::Nftables]
-            .map(|format| Rulebook::of_live(&check_format(&desired, format)));
+            .map(|format| RulesetView::live(&check_format(&desired, format)));
         for (from, to) in packets.iter().filter(|(_, to)| ip6 || to.address.is_ipv4()) {
-            let arrival = |book| {
-                let trace = trace(book, *from, *to, &["10.1.2.3".parse().expect("an address")], "eth0");
-                (trace.arrives_at, trace.zone, trace.caveats)
+            let arrival = |view: &RulesetView| {
+                let packet = Packet::first(*from, *to, &["10.1.2.3".parse().expect("an address")], "eth0");
+                let evaluation = view.evaluate(packet);
+                (evaluation.arrival, evaluation.zone, evaluation.caveats)
             };
             assert_eq!(arrival(&iptables), arrival(&native), "{from:?} to {to:?}");
         }

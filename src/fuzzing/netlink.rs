@@ -4,13 +4,17 @@ use super::kernel_socket::{self, Reply, with_socket};
 use super::{Choices, check_printed, drawn};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::rule::Family;
-use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, foreign_rules};
-use crate::inspect::{Rulebook, Sender, trace};
+use crate::firewall::{
+    CreatedTables, Destination, LiveRuleset, Packet, RuleFormat, Ruleset, RulesetView, Sender, foreign_rules,
+};
 use crate::netlink::Received;
 use crate::netlink::attributes::{Attributes, parse};
 use crate::netns::connections::connection;
-use crate::netns::default_route::{RemainingPaths, by_nexthop, without_interface};
+use crate::netns::routes::{RemainingPaths, deletion, without_interface};
+use crate::policy::Protocol;
 use crate::printable;
+use netlink_packet_core::{Emitable, Parseable};
+use netlink_packet_route::route::RouteMessage;
 
 /// The message types of listed objects: tables, chains, rules, sets, elements of sets, connections.
 const KINDS: [u16; 6] = [10 << 8, 10 << 8 | 3, 10 << 8 | 6, 10 << 8 | 9, 10 << 8 | 12, 1 << 8];
@@ -18,8 +22,6 @@ const KINDS: [u16; 6] = [10 << 8, 10 << 8 | 3, 10 << 8 | 6, 10 << 8 | 9, 10 << 8
 const GET_GENERATION: u16 = 10 << 8 | 16;
 const GENERATION: u16 = 1;
 const FAMILIES: [u8; 3] = [2, 10, 1];
-/// The length of `struct rtmsg`.
-const ROUTE_HEADER: usize = 12;
 
 /// The objects of an input: type, family, length and attributes of each; then the seed of a desired policy.
 fn objects(from: &mut Choices<'_>) -> Vec<Reply> {
@@ -70,10 +72,10 @@ pub(super) fn netfilter(input: &[u8]) {
     }
     assert!(foreign_rules(&live, &desired).len() <= objects.len());
     let _ = (live.rule_format(&desired), live.redirects_natively(), live.native_tproxy_mark());
-    let book = Rulebook::of_live(&live);
+    let view = RulesetView::live(&live);
     for from in [Sender::Process { uid: 5, gid: Some(5), set: None }, Sender::Inbound(None)] {
-        let to = "192.0.2.1:80/tcp".parse().expect("a destination");
-        assert!(!trace(&book, from, to, &[], "eth0").arrives_at.is_empty());
+        let to = Destination { address: ([192, 0, 2, 1], 80).into(), protocol: Protocol::Tcp };
+        let _ = view.evaluate(Packet::first(from, to, &[], "eth0"));
     }
 }
 
@@ -81,17 +83,15 @@ pub(super) fn netfilter(input: &[u8]) {
 pub(super) fn routing(input: &[u8]) {
     let Some((interface, body)) = input.split_first() else { return };
     let _ = connection(body);
-    let request = by_nexthop(body.to_vec());
-    assert!(
-        request.len() <= body.len().next_multiple_of(4)
-            && body.get(..ROUTE_HEADER).is_none_or(|h| request.starts_with(h))
-    );
-    if body.len() >= ROUTE_HEADER {
-        assert_eq!(by_nexthop(request.clone()), request);
-    }
+    let Ok(route) = RouteMessage::parse(body) else { return };
+    let request = deletion(route.clone());
+    assert_eq!(deletion(request.clone()), request);
+    let mut written = vec![0; request.buffer_len()];
+    request.emit(&mut written);
     // A route over other interfaces, which replaces this one, needs no change.
-    if let Some(RemainingPaths::Paths(route)) = without_interface(body, (*interface).into()) {
-        assert_eq!(without_interface(&route, (*interface).into()), None, "{route:?}");
-        assert!(parse(&route[ROUTE_HEADER..]).count() > 0);
+    if let Some(RemainingPaths::Paths(rest)) = without_interface(&route, (*interface).into()) {
+        assert_eq!(without_interface(&rest, (*interface).into()), None, "{rest:?}");
+        assert!(!rest.attributes.is_empty());
+        rest.emit(&mut vec![0; rest.buffer_len()]);
     }
 }

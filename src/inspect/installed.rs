@@ -1,9 +1,9 @@
 //! The configurations that are installed on a node, applied to a pod as the runtime and Multus do.
 
 use super::subject::{AppliedConf, ConfigurationOrigin, Subject};
-use crate::cluster::{Cluster, Definition, DefinitionQuery, Event, Lookup};
+use crate::cluster::{Definition, DefinitionQuery, Definitions, Lookup};
 use crate::cni::{CniCommand, Error, NetConf, PROGRAM};
-use crate::pod::{Facts, Namespace, Pod, PodRef};
+use crate::pod::Facts;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -28,7 +28,7 @@ impl Subject {
         texts: &[InstalledText],
         origin: ConfigurationOrigin,
         facts: Facts,
-        source: &dyn Cluster,
+        source: &dyn Definitions,
     ) -> Result<Self, Error> {
         let parse = |one: &InstalledText| AppliedConf::parse(Path::new(&one.place), one.text.as_bytes());
         let mut all = texts.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
@@ -47,7 +47,7 @@ impl Subject {
         all: &[AppliedConf],
         origin: ConfigurationOrigin,
         facts: Facts,
-        source: &dyn Cluster,
+        source: &dyn Definitions,
     ) -> Result<Self, Error> {
         let attachments = all.iter().filter(|applied| applied.as_attachment);
         let text = |applied: &AppliedConf| Some((applied.conf.name.clone(), applied.text.clone()?));
@@ -73,22 +73,14 @@ impl Subject {
     }
 }
 
-/// A source of facts in which definitions without a configuration have the one of the file with their name, as
+/// A source of definitions in which those without a configuration have the one of the file with their name, as
 /// for Multus.
 struct Files<'a> {
     texts: BTreeMap<String, String>,
-    source: &'a dyn Cluster,
+    source: &'a dyn Definitions,
 }
 
-impl Cluster for Files<'_> {
-    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        self.source.facts(wanted, with_namespace)
-    }
-
-    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        self.source.namespace(wanted)
-    }
-
+impl Definitions for Files<'_> {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         let text = |query: &DefinitionQuery| self.texts.get(&query.object.name).cloned();
         let found = |query: &DefinitionQuery, config| {
@@ -113,14 +105,6 @@ impl Cluster for Files<'_> {
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
         self.source.namespaces_with_definition(name)
-    }
-
-    fn report(&self, _: &Pod, _: Option<&str>, _: &[Event]) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn probe(&self) -> Result<(), Error> {
-        self.source.probe()
     }
 }
 

@@ -29,8 +29,5 @@ pub use subject::{
     AppliedConf, ConfigurationOrigin, ConfigurationSource, ManifestTexts, PodManifest, PodSelector, Subject,
 };
 pub use terminal::{Cell, Format, Screen, TextReport, Tone, render};
-pub use trace::{
-    Destination, ExcludedSenders, Hop, InSet, Origin, RulePlace, Rulebook, Sender, SenderArgument, Trace, restore_text,
-    trace,
-};
+pub use trace::{ExcludedSenders, Origin, SenderArgument, Trace, trace};
 pub use validate::{CheckedConf, ValidationReport, is_program, validate_text};

@@ -2,15 +2,16 @@
 
 use super::elements::ContainerSets;
 use super::terminal::{Cell, Screen, TextReport, Tone};
-use super::trace::Rulebook;
 use crate::cni::{Code, Error};
-use crate::firewall::{Counter, Difference, Drift, LiveRuleset, Ruleset, foreign_rules, legacy_tables};
+use crate::firewall::{
+    Counter, Drift, DriftKind, LiveRuleset, RuleAt, Ruleset, RulesetView, TableId, foreign_rules, legacy_tables,
+};
 use crate::netns::find::FoundNetns;
 use crate::netns::{NetNs, own_addresses};
 use crate::plugin::netns_state::NetnsState;
 use crate::state::Store;
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -77,31 +78,30 @@ impl LiveRules {
 
     /// Returns the live rules for a trace.
     #[must_use]
-    pub fn rulebook(&self) -> Rulebook {
-        let mut book = Rulebook::of_live(&self.live);
+    pub fn view(&self) -> RulesetView {
+        let mut view = RulesetView::live(&self.live);
         if !self.legacy.is_empty() {
             let tables = self.legacy.join(", ");
-            book.add_caveat(format!("tables of iptables-legacy ({tables}) also apply, but their rules can't be read"));
+            view.caveats
+                .push(format!("tables of iptables-legacy ({tables}) also apply, but their rules can't be read"));
         }
-        book
+        view
     }
 
     /// Compares the live rules with the desired ones.
     #[must_use]
     pub fn report(&self, netns: &Path) -> RulesReport {
-        let nothing = Ruleset::default();
         let state = self.desired.as_ref();
-        let desired = state.map_or(&nothing, |state| &state.rules);
-        let drift = state.map(|state| state.dialect.drift(&self.live, desired));
+        let desired = state.map(|state| &state.rules);
+        let drift = state.map(|state| state.dialect.drift(&self.live, &state.rules));
         let as_asked = drift.as_ref().map(|drift| drift.is_empty() && self.unfixed.is_empty());
-        let foreign = if state.is_some() { foreign_rules(&self.live, desired) } else { Vec::new() };
-        let attachments = state.iter().flat_map(|state| &state.attachments).map(ToString::to_string).collect();
-        let present = present_rules(&self.live, state.map(|state| &state.rules));
-        let (rules, left_out) = compare(&present, drift.unwrap_or_default(), &foreign);
+        let foreign = desired.map(|desired| foreign_rules(&self.live, desired)).unwrap_or_default();
+        let (rules, left_out) =
+            compare(&RulesetView::live(&self.live), desired, drift.unwrap_or_default(), foreign.into_iter().collect());
         RulesReport {
             netns: netns.display().to_string(),
             found_by: None,
-            attachments,
+            attachments: state.iter().flat_map(|state| &state.attachments).map(ToString::to_string).collect(),
             dialect: state.filter(|state| state.policy.redirect().is_some()).map(|state| state.dialect.name()),
             as_asked,
             legacy: self.legacy.clone(),
@@ -167,6 +167,11 @@ pub struct RuleLine {
 }
 
 impl RuleLine {
+    fn of(RuleAt { table, chain, rule }: RuleAt, mark: Mark, counter: Option<Counter>) -> Self {
+        let (packets, bytes) = (counter.map(|counter| counter.packets), counter.map(|counter| counter.bytes));
+        Self { table: table.place(), chain, rule, mark, packets, bytes }
+    }
+
     /// Returns whether the rule differs from the desired state; foreign rules do not.
     #[must_use]
     pub fn is_drift(&self) -> bool {
@@ -212,136 +217,74 @@ impl Mark {
     }
 }
 
-/// A rule in the kernel.
-struct PresentRule {
-    /// The table with its family.
-    place: String,
-    chain: String,
-    /// The chain and the rule, in the form of [`Difference`].
-    text: String,
-    counter: Counter,
-    /// Whether the chain is built-in or desired.
-    in_desired_chain: bool,
-}
-
-fn present_rules(live: &LiveRuleset, desired: Option<&Ruleset>) -> Vec<PresentRule> {
-    let mut all = Vec::new();
-    for (family, table, name, chain) in live.chains() {
-        let place = format!("{} {}", family.name(), table.name());
-        let in_desired_chain = desired.is_some_and(|desired| chain.built_in || desired.has_chain(family, table, name));
-        all.extend(chain.rules.iter().map(|rule| PresentRule {
-            in_desired_chain,
-            place: place.clone(),
-            chain: name.to_owned(),
-            text: format!("-A {name} {rule}"),
-            counter: rule.counter,
-        }));
-    }
-    for (table, chains) in &live.native {
-        for (name, chain) in chains {
-            all.extend(chain.rules.iter().zip(&chain.counters).map(|(rule, counter)| PresentRule {
-                in_desired_chain: desired.is_some(),
-                place: format!("inet {}", table.name()),
-                chain: name.clone(),
-                text: match rule {
-                    Some(rule) => format!("{name} {rule}"),
-                    None => format!("{name} (a foreign rule)"),
-                },
-                counter: *counter,
-            }));
-        }
-    }
-    all
-}
-
 /// Marks the live rules, and adds the missing rules of each chain behind it.
 ///
 /// Lists at most [`MAX_LISTED`] differing rules per chain, and counts the others.
-fn compare(present: &[PresentRule], drift: Vec<Drift>, foreign: &[String]) -> (Vec<RuleLine>, Vec<OmittedRules>) {
+fn compare(
+    live: &RulesetView,
+    desired: Option<&Ruleset>,
+    drift: Vec<Drift>,
+    foreign: HashSet<RuleAt>,
+) -> (Vec<RuleLine>, Vec<OmittedRules>) {
     let (mut lines, mut left_out) = (Vec::new(), Vec::new());
-    let foreign: HashSet<&str> = foreign.iter().map(String::as_str).collect();
-    let mut marks: HashMap<(String, String), Vec<Mark>> = HashMap::new();
-    let mut absent_lines: Vec<Option<RuleLine>> = Vec::new();
-    let mut missing: HashMap<(String, String), Vec<usize>> = HashMap::new();
-    let with_missing_rules: HashSet<(String, String)> =
-        drift.iter().filter_map(|drift| Some((drift.place.clone(), chain_of(&drift.what)?.to_owned()))).collect();
-    for drift in drift {
-        match (&drift.what, chain_of(&drift.what)) {
-            (Difference::Extra(rule) | Difference::Moved(rule), _) => {
-                let mark = if matches!(drift.what, Difference::Extra(_)) { Mark::Extra } else { Mark::Moved };
-                marks.entry((drift.place, rule.clone())).or_default().push(mark);
+    let (mut marks, mut absent) = marks_and_absent(drift);
+    for (table, chains) in live.tables() {
+        for (name, chain) in chains {
+            let is_desired = match (desired, table) {
+                (None, _) => false,
+                (Some(_), TableId::Native(_)) => true,
+                (Some(desired), TableId::Iptables(family, of)) => {
+                    chain.base.is_some() || desired.has_chain(family, of, name)
+                }
+            };
+            let (mut listed, mut more) = (0, 0);
+            for rule in &chain.rules {
+                let at = RuleAt { table, chain: name.clone(), rule: rule.text.clone() };
+                let mark = match marks.get_mut(&at).and_then(VecDeque::pop_front) {
+                    Some(mark) => mark,
+                    None if foreign.contains(&at) => Mark::Foreign,
+                    None => Mark::Fine,
+                };
+                let counts = mark != Mark::Fine || !is_desired;
+                if counts && listed == MAX_LISTED {
+                    more += 1;
+                    continue;
+                }
+                listed += usize::from(counts);
+                lines.push(RuleLine::of(at, mark, Some(rule.counter)));
             }
-            // Its missing rules are listed.
-            (Difference::MissingChain(chain), _)
-                if with_missing_rules.contains(&(drift.place.clone(), chain.clone())) => {}
-            (_, chain) => {
-                let place = chain.map(|chain| (drift.place.clone(), chain.to_owned()));
-                place.into_iter().for_each(|place| missing.entry(place).or_default().push(absent_lines.len()));
-                absent_lines.push(absent_line(&drift));
+            if more > 0 {
+                left_out.push(OmittedRules { table: table.place(), chain: name.clone(), rules: more });
             }
+            let is_of_chain = |(at, _): &(RuleAt, Mark)| (at.table, &at.chain) == (table, name) && !at.rule.is_empty();
+            let (own, others): (Vec<_>, Vec<_>) = absent.into_iter().partition(is_of_chain);
+            lines.extend(own.into_iter().map(|(at, mark)| RuleLine::of(at, mark, None)));
+            absent = others;
         }
     }
-    for marks in marks.values_mut() {
-        // `pop` below takes the marks from the end.
-        marks.reverse();
-    }
-    for chain in present.chunk_by(|a, b| (&a.place, &a.chain) == (&b.place, &b.chain)) {
-        let Some(PresentRule { place, chain: name, .. }) = chain.first() else { continue };
-        let mut to_list = MAX_LISTED;
-        let mut more = 0;
-        for rule in chain {
-            let drift = marks.get_mut(&(rule.place.clone(), rule.text.clone())).and_then(Vec::pop);
-            let is_foreign = || foreign.contains(format!("{} {}", rule.place, rule.text).as_str());
-            let mark = drift.unwrap_or_else(|| if is_foreign() { Mark::Foreign } else { Mark::Fine });
-            let counts = mark != Mark::Fine || !rule.in_desired_chain;
-            if counts && to_list == 0 {
-                more += 1;
-                continue;
-            }
-            to_list -= usize::from(counts);
-            lines.push(line(&rule.place, &rule.text, mark, Some(rule.counter)));
-        }
-        if more > 0 {
-            left_out.push(OmittedRules { table: place.clone(), chain: name.clone(), rules: more });
-        }
-        let missing = missing.remove(&(place.clone(), name.clone())).into_iter().flatten();
-        lines.extend(missing.filter_map(|at| absent_lines[at].take()));
-    }
-    lines.extend(absent_lines.into_iter().flatten());
+    lines.extend(absent.into_iter().map(|(at, mark)| RuleLine::of(at, mark, None)));
     (lines, left_out)
 }
 
-fn line(place: &str, text: &str, mark: Mark, counter: Option<Counter>) -> RuleLine {
-    let text = text.strip_prefix("-A ").unwrap_or(text);
-    let (chain, rule) = text.split_once(' ').unwrap_or((text, ""));
-    RuleLine {
-        table: place.to_owned(),
-        chain: chain.to_owned(),
-        rule: rule.to_owned(),
-        mark,
-        packets: counter.map(|counter| counter.packets),
-        bytes: counter.map(|counter| counter.bytes),
+/// Returns the marks of live rules, and the missing rules and the differing chains. A missing chain is not listed if its
+/// missing rules are.
+fn marks_and_absent(drift: Vec<Drift>) -> (HashMap<RuleAt, VecDeque<Mark>>, Vec<(RuleAt, Mark)>) {
+    let place = |at: &RuleAt| (at.table, at.chain.clone());
+    let missing = drift.iter().filter(|one| one.kind == DriftKind::Missing && !one.at.rule.is_empty());
+    let with_missing_rules: HashSet<_> = missing.map(|one| place(&one.at)).collect();
+    let (mut marks, mut absent): (HashMap<_, VecDeque<_>>, _) = (HashMap::new(), Vec::new());
+    for Drift { at, kind } in drift {
+        let is_chain = at.rule.is_empty();
+        match kind {
+            DriftKind::Missing if is_chain && with_missing_rules.contains(&place(&at)) => {}
+            DriftKind::Missing => absent.push((at, Mark::Missing)),
+            DriftKind::Extra if is_chain => absent.push((at, Mark::Extra)),
+            DriftKind::OtherHook | DriftKind::NotFirst => absent.push((at, Mark::Moved)),
+            DriftKind::Extra => marks.entry(at).or_default().push_back(Mark::Extra),
+            DriftKind::Moved => marks.entry(at).or_default().push_back(Mark::Moved),
+        }
     }
-}
-
-/// Returns the chain of a missing rule.
-fn chain_of(what: &Difference) -> Option<&str> {
-    match what {
-        Difference::Missing(rule) => rule.strip_prefix("-A ").unwrap_or(rule).split(' ').next(),
-        _ => None,
-    }
-}
-
-/// Returns the line for a difference that is not a live rule: a missing rule or chain, an extra chain, or a chain with
-/// a wrong hook.
-fn absent_line(Drift { place, what }: &Drift) -> Option<RuleLine> {
-    match what {
-        Difference::Missing(rule) => Some(line(place, rule, Mark::Missing, None)),
-        Difference::MissingChain(chain) => Some(line(place, chain, Mark::Missing, None)),
-        Difference::ExtraChain(chain) => Some(line(place, chain, Mark::Extra, None)),
-        Difference::OtherHook(chain) | Difference::NotFirst(chain) => Some(line(place, chain, Mark::Moved, None)),
-        Difference::Extra(_) | Difference::Moved(_) => None,
-    }
+    (marks, absent)
 }
 
 /// A report in the form in which it is printed: tables start with the differences, JSON and YAML contain everything.
@@ -440,20 +383,23 @@ fn write_table(screen: &mut Screen, heading: &str, rules: &[&RuleLine]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::firewall::native::rule::NativeTable;
+    use crate::firewall::rule::{Family, Table};
 
-    fn drift(place: &str, what: Difference) -> Drift {
-        Drift { place: place.to_owned(), what }
+    fn drift(table: TableId, chain: &str, rule: &str) -> Drift {
+        Drift { at: RuleAt { table, chain: chain.to_owned(), rule: rule.to_owned() }, kind: DriftKind::Missing }
     }
 
     /// Without a line for the chain, a deleted native table is a difference that neither `rules` nor `audit` names.
     #[test]
     fn a_missing_chain_is_listed_unless_its_missing_rules_are() {
+        let nat = TableId::Iptables(Family::Ip, Table::Nat);
         let differences = vec![
-            drift("inet detour-exclusions", Difference::MissingChain("NAT_OUTPUT".to_owned())),
-            drift("ip nat", Difference::MissingChain("ISTIO_REDIRECT".to_owned())),
-            drift("ip nat", Difference::Missing("-A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001".to_owned())),
+            drift(TableId::Native(NativeTable::Exclusions), "NAT_OUTPUT", ""),
+            drift(nat, "ISTIO_REDIRECT", ""),
+            drift(nat, "ISTIO_REDIRECT", "-p tcp -j REDIRECT --to-ports 15001"),
         ];
-        let (lines, left_out) = compare(&[], differences, &[]);
+        let (lines, left_out) = compare(&RulesetView::default(), None, differences, HashSet::new());
         let described: Vec<_> = lines.iter().map(|line| (line.chain.as_str(), line.rule.as_str(), line.mark)).collect();
         let rule = "-p tcp -j REDIRECT --to-ports 15001";
         assert_eq!(described, [("NAT_OUTPUT", "", Mark::Missing), ("ISTIO_REDIRECT", rule, Mark::Missing)]);

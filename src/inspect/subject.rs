@@ -1,6 +1,6 @@
 //! The subject of a report: a pod with its namespace, from manifests or the cluster, and a configuration.
 
-use crate::cluster::{self, Cluster, DefinitionQuery, Given, Lookup, ObjectRef, Objects};
+use crate::cluster::{self, Cluster, DefinitionQuery, Definitions, Given, Lookup, ObjectRef, Objects};
 use crate::cni::{Code, Error, NetConf, SYSTEM_NAMESPACE, configuration};
 use crate::networks::{InstalledNetwork, Selection, default_network, installed_network, networks, runs_own_type};
 use crate::plugin::primary::{Preview, preview};
@@ -201,7 +201,7 @@ impl PodManifest {
         let namespace = self.objects.namespaces.iter().find(|namespace| namespace.name == pod.namespace).cloned();
         // Manifests without any definition don't show which ones the cluster has.
         let is_known = conf.conf.primary.is_some() || !self.objects.definitions.is_empty();
-        let cluster = is_known.then_some(&self.objects as &dyn Cluster);
+        let cluster = is_known.then_some(&self.objects as &dyn Definitions);
         let subject = Subject::of(conf, Facts { pod, namespace }, cluster)?;
         Ok(Subject { template_of: given.is_template().then(|| given.to_string()), ..subject })
     }
@@ -259,7 +259,11 @@ impl Subject {
     ///
     /// # Errors
     /// An ADD would fail because of the pod's networks.
-    pub(super) fn of(conf: impl Into<AppliedConf>, facts: Facts, cluster: Option<&dyn Cluster>) -> Result<Self, Error> {
+    pub(super) fn of(
+        conf: impl Into<AppliedConf>,
+        facts: Facts,
+        cluster: Option<&dyn Definitions>,
+    ) -> Result<Self, Error> {
         let applied = conf.into();
         let is_built_in = applied.origin.source == ConfigurationSource::BuiltIn;
         let needs_definitions = applied.conf.primary.is_none() && (applied.as_attachment || !is_built_in);
@@ -325,7 +329,7 @@ impl Subject {
     ///
     /// # Errors
     /// An ADD would fail because of the pod's networks.
-    pub fn with_facts(conf: impl Into<AppliedConf>, facts: Facts, source: &dyn Cluster) -> Result<Self, Error> {
+    pub fn with_facts(conf: impl Into<AppliedConf>, facts: Facts, source: &dyn Definitions) -> Result<Self, Error> {
         Self::of(conf, facts, Some(source))
     }
 
@@ -337,7 +341,7 @@ impl Subject {
 }
 
 /// Looks up the definitions that the pod selects; none if an annotation is malformed, or if the source refuses.
-fn selected_definitions(pod: &Pod, cluster: &dyn Cluster) -> BTreeMap<ObjectRef, Lookup> {
+fn selected_definitions(pod: &Pod, cluster: &dyn Definitions) -> BTreeMap<ObjectRef, Lookup> {
     let (selected, default) = (networks(pod), default_network(pod, SYSTEM_NAMESPACE));
     let elements = [selected, default].into_iter().flatten().flat_map(|selections| selections.elements);
     let query =

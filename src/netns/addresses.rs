@@ -1,12 +1,15 @@
 //! Addresses and interfaces of the calling thread's network namespace.
 
 use super::rtnetlink::{
-    AF_INET, AF_INET6, IP6_HINT, LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, accept_existing,
-    accept_missing, failed, failed_with_hint, open,
+    FAMILIES, IP6_HINT, LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, accept_existing, accept_missing, dump,
+    failed, open, request,
 };
 use crate::cni::{DEFAULT_INTERFACE, Error, is_matchable_interface};
-use crate::netlink::attributes::{Attributes, find, find_text};
+use crate::netlink::attributes::{Attributes, find_text};
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL, NetlinkSocket};
+use crate::wait;
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::address::{AddressAttribute, AddressHeader, AddressHeaderFlags, AddressMessage};
 use nix::errno::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -19,15 +22,10 @@ pub const PROXY_LOOPBACK: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 
 /// How long to wait for lo to be set up by the container runtime.
 const LO_TIMEOUT: Duration = Duration::from_secs(2);
-const LO_POLL_INTERVAL: Duration = Duration::from_millis(1);
+const LO_POLL_INTERVALS: wait::Intervals = [Duration::from_millis(1); 2];
 /// How long the loopback plugin may take to list the addresses of lo after it has set lo up: less than 1 ms on an idle
 /// node, but several time slices of other processes on a busy one.
 const LO_CHECK_TIME: Duration = Duration::from_millis(100);
-/// linux/if_addr.h.
-const IFA_ADDRESS: u16 = 1;
-const IFA_LOCAL: u16 = 2;
-const IFA_F_NODAD: u8 = 2;
-const IFA_F_DADFAILED: u8 = 8;
 /// linux/if_link.h.
 const IFLA_IFNAME: u16 = 3;
 
@@ -64,7 +62,9 @@ pub fn own_addresses() -> Result<Vec<IpAddr>, Error> {
 pub fn own_ip6_addresses() -> Result<Vec<(String, Ipv6Addr)>, Error> {
     let mut found = Vec::new();
     each_address(|interface, address, flags| match address {
-        IpAddr::V6(ip6) if is_own(interface, address) && flags & IFA_F_DADFAILED == 0 => found.push((interface, ip6)),
+        IpAddr::V6(ip6) if is_own(interface, address) && !flags.contains(AddressHeaderFlags::Dadfailed) => {
+            found.push((interface, ip6));
+        }
         _ => {}
     })?;
     if found.is_empty() {
@@ -102,28 +102,40 @@ fn is_own(interface: u32, address: IpAddr) -> bool {
 }
 
 /// Calls `each` with the interface index, the address and its flags.
-fn each_address(mut each: impl FnMut(u32, IpAddr, u8)) -> Result<(), Error> {
+fn each_address(mut each: impl FnMut(u32, IpAddr, AddressHeaderFlags)) -> Result<(), Error> {
     let mut list = || {
         let mut socket = open()?;
         // One dump for both families would wait for the RTNL mutex of the whole node, which is contended while many pods
         // start. Since Linux 6.9, a dump of one family does not take it (`inet_dump_ifaddr`, `inet6_dump_addr`).
-        for family in [AF_INET, AF_INET6] {
-            socket.dump(RTM_GETADDR, &[family, 0, 0, 0, 0, 0, 0, 0], &Attributes::new(), |body| {
-                // struct ifaddrmsg { family, prefixlen, flags, scope, index }
-                let Some((header, attributes)) = body.split_first_chunk::<8>() else { return };
-                let [listed, _, flags, _, a, b, c, d] = *header;
-                // On a point-to-point interface, IFA_ADDRESS is the peer's address.
-                let address = find(attributes, IFA_LOCAL).or_else(|| find(attributes, IFA_ADDRESS)).unwrap_or_default();
-                let v4 = <[u8; 4]>::try_from(address).map(IpAddr::from);
-                let address = v4.or_else(|_| <[u8; 16]>::try_from(address).map(IpAddr::from));
+        for family in FAMILIES {
+            let header = AddressHeader { family, ..AddressHeader::default() };
+            dump(&mut socket, RTM_GETADDR, &header, |listed: AddressMessage| {
                 // A kernel without IPv6 lists the addresses of all families instead.
-                let address = address.ok().filter(|_| listed == family);
-                address.into_iter().for_each(|address| each(u32::from_ne_bytes([a, b, c, d]), address, flags));
+                if listed.header.family == family
+                    && let Some(address) = address(&listed.attributes)
+                {
+                    each(listed.header.index, address, listed.header.flags);
+                }
             })?;
         }
         Ok(())
     };
-    list().map_err(|e| failed("can't list the pod's addresses", &e))
+    list().map_err(|errno| failed("can't list the pod's addresses", errno, ""))
+}
+
+/// Returns the interface's own address. On a point-to-point interface, the other one is the peer's.
+fn address(attributes: &[AddressAttribute]) -> Option<IpAddr> {
+    let local = attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    });
+    let address = || {
+        attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        })
+    };
+    local.or_else(address)
 }
 
 /// Returns the interfaces other than lo and [`DEFAULT_INTERFACE`] whose names can be used in rules.
@@ -149,7 +161,7 @@ pub(super) fn links() -> Result<BTreeMap<u32, String>, Error> {
     };
     // Interfaces that are added or removed during the dump may be included or missing.
     let listed = open().and_then(|mut socket| socket.dump(RTM_GETLINK, &[0; 16], &Attributes::new(), each));
-    listed.map_err(|e| failed("can't list the pod's interfaces", &e))?;
+    listed.map_err(|errno| failed("can't list the pod's interfaces", errno, ""))?;
     Ok(links)
 }
 
@@ -170,13 +182,10 @@ pub fn wait_for_lo(addresses: OwnFamilies) -> Result<(), Error> {
     if addresses.lo_was_up {
         return Ok(());
     }
-    let deadline = Instant::now() + LO_TIMEOUT;
-    while !own_families()?.lo_was_up {
-        if Instant::now() >= deadline {
-            tracing::warn!("lo is still down after {} s; the container runtime should set it up", LO_TIMEOUT.as_secs());
-            return Ok(());
-        }
-        park_timeout(LO_POLL_INTERVAL);
+    let is_up = || Ok::<_, Error>(own_families()?.lo_was_up.then_some(()));
+    if wait::until(LO_TIMEOUT, LO_POLL_INTERVALS, is_up)?.is_none() {
+        tracing::warn!("lo is still down after {} s; the container runtime should set it up", LO_TIMEOUT.as_secs());
+        return Ok(());
     }
     // The end of the loopback plugin's check can't be observed.
     let checked = Instant::now() + LO_CHECK_TIME;
@@ -188,25 +197,26 @@ pub fn wait_for_lo(addresses: OwnFamilies) -> Result<(), Error> {
 
 /// Adds the address [`PROXY_LOOPBACK`] to lo, unless lo has it already.
 pub(super) fn add_proxy_loopback(socket: &mut NetlinkSocket) -> Result<(), Error> {
-    // Without IFA_F_NODAD, the proxy can't bind to the address until duplicate address detection has finished.
-    accept_existing(proxy_loopback(socket, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, IFA_F_NODAD))
-        .map_err(|e| failed_with_hint("can't add the address ::6 to lo", &e, IP6_HINT))
+    // Without this flag, the proxy can't bind to the address until duplicate address detection has finished.
+    let address = proxy_loopback(AddressHeaderFlags::Nodad);
+    accept_existing(request(socket, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &address))
+        .map_err(|errno| failed("can't add the address ::6 to lo", errno, IP6_HINT))
 }
 
 /// Removes the address [`PROXY_LOOPBACK`] from lo, if lo has it.
 pub(super) fn remove_proxy_loopback(socket: &mut NetlinkSocket) -> Result<(), Error> {
     // If IPv6 is disabled, lo has no IPv6 addresses.
-    match proxy_loopback(socket, RTM_DELADDR, 0, 0) {
+    match request(socket, RTM_DELADDR, 0, &proxy_loopback(AddressHeaderFlags::empty())) {
         Err(Errno::ENXIO | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => Ok(()),
-        other => accept_missing(other).map_err(|e| failed("can't remove the address ::6 from lo", &e)),
+        other => accept_missing(other).map_err(|errno| failed("can't remove the address ::6 from lo", errno, "")),
     }
 }
 
-/// Sends a request about [`PROXY_LOOPBACK`] on lo, with a `struct ifaddrmsg` as header.
-fn proxy_loopback(socket: &mut NetlinkSocket, kind: u16, flags: u16, address_flags: u8) -> Result<(), Errno> {
-    let [a, b, c, d] = LO.to_ne_bytes();
-    let header = [AF_INET6, 128, address_flags, 0, a, b, c, d];
-    let octets = PROXY_LOOPBACK.octets();
-    let attributes = Attributes::of(|list| list.bytes(IFA_ADDRESS, &octets).bytes(IFA_LOCAL, &octets));
-    socket.request(kind, flags, &header, attributes.as_bytes())
+fn proxy_loopback(flags: AddressHeaderFlags) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header =
+        AddressHeader { family: AddressFamily::Inet6, prefix_len: 128, flags, index: LO, ..AddressHeader::default() };
+    let address = PROXY_LOOPBACK.into();
+    message.attributes = vec![AddressAttribute::Address(address), AddressAttribute::Local(address)];
+    message
 }

@@ -1,7 +1,7 @@
 //! The TCP sockets of the calling thread's network namespace (sock_diag(7), linux/inet_diag.h): established connections,
 //! and whether a port listens.
 
-use super::rtnetlink::{AF_INET, AF_INET6, failed, failed_with_hint};
+use super::rtnetlink::failed;
 use crate::cni::Error;
 use crate::netlink::NetlinkSocket;
 use crate::netlink::attributes::Attributes;
@@ -10,6 +10,8 @@ use nix::sys::socket::SockProtocol;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
 /// `TCPF_ESTABLISHED` (net/tcp_states.h).
 const ESTABLISHED: u32 = 1 << 1;
@@ -39,7 +41,7 @@ pub fn open_connections() -> Result<Vec<OpenConnection>, Error> {
         }
         Ok(found)
     };
-    list().map_err(|errno| failed("can't list the pod's TCP connections", &errno))
+    list().map_err(|errno| failed("can't list the pod's TCP connections", errno, ""))
 }
 
 /// Returns a `struct inet_diag_req_v2` that selects all established TCP connections of a family.
@@ -73,7 +75,7 @@ pub fn listens(port: u16) -> Result<bool, Error> {
         Ok(false)
     };
     let hint = "; load the kernel module tcp_diag";
-    lookup().map_err(|errno| failed_with_hint(&format!("can't find out whether TCP port {port} listens"), &errno, hint))
+    lookup().map_err(|errno| failed(&format!("can't find out whether TCP port {port} listens"), errno, hint))
 }
 
 /// Returns a `struct inet_diag_req_v2` that selects the listener for connections to `address` and `port`.

@@ -3,34 +3,22 @@
 //! no attachment needs them.
 
 use super::addresses::{OwnFamilies, add_proxy_loopback, own_families, remove_proxy_loopback};
+use super::routes::{deletion, message, out_interface, table};
 use super::rtnetlink::{
-    HEADER, IP6_HINT, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE,
-    accept_existing, accept_missing, failed, failed_with_hint, open,
+    FAMILIES, IP6_HINT, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE,
+    accept_existing, accept_missing, failed, list, open, request,
 };
 use crate::cni::Error;
-use crate::netlink::attributes::{Attributes, find};
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkSocket};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleHeader, RuleMessage};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// linux/rtnetlink.h.
-const RTA_OIF: u16 = 4;
-const RTA_PRIORITY: u16 = 6;
-const RTA_TABLE: u16 = 15;
-const RTPROT_BOOT: u8 = 3;
-const RT_SCOPE_HOST: u8 = 254;
-const RTN_LOCAL: u8 = 2;
 /// linux/ipv6_route.h, `IP6_RT_PRIO_USER`: the metric of an IPv6 route that is added without one.
 const IP6_METRIC: u32 = 1024;
-/// linux/fib_rules.h.
-const FIB_RULE_INVERT: u8 = 2;
-const FRA_IIFNAME: u16 = 3;
-const FRA_FWMARK: u16 = 10;
-const FRA_TABLE: u16 = 15;
-const FRA_FWMASK: u16 = 16;
-const FRA_OIFNAME: u16 = 17;
-const FR_ACT_TO_TBL: u8 = 1;
 
 /// The fixtures that rules need, or that were added.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -87,7 +75,7 @@ impl Fixtures {
             missing.retain(|fixture| {
                 let exists = match (fixture.0, &mut socket) {
                     (Kind::Route(route), Some(socket)) => route.is_in_effect(socket),
-                    (Kind::Rule(rule), Some(socket)) => rule.exists(socket),
+                    (Kind::Rule(rule), Some(socket)) => rule.find(socket).map(|found| found.is_some()),
                     _ => Ok(addresses.proxy_loopback),
                 };
                 !exists.unwrap_or_else(|error| {
@@ -97,7 +85,7 @@ impl Fixtures {
             });
             failure
         };
-        find().map_err(|e| failed("can't list the pod's policy rules and routes", &e))?;
+        find().map_err(|errno| failed("can't list the pod's policy rules and routes", errno, ""))?;
         Ok(missing)
     }
 
@@ -176,7 +164,7 @@ impl Fixture {
                 Errno::ENETDOWN => "; check that lo is up",
                 _ => "",
             };
-            failed_with_hint(&format!("can't add the {self}"), &e, hint)
+            failed(&format!("can't add the {self}"), e, hint)
         })
     }
 
@@ -186,7 +174,7 @@ impl Fixture {
             Kind::Route(route) => route.remove(socket),
             Kind::Rule(rule) => rule.remove(socket),
         };
-        removed.map_err(|e| failed(&format!("can't remove the {self}"), &e))
+        removed.map_err(|errno| failed(&format!("can't remove the {self}"), errno, ""))
     }
 }
 
@@ -222,7 +210,7 @@ pub fn remove_fixtures(fixtures: &BTreeSet<Fixture>) -> Result<(), Error> {
 }
 
 fn socket() -> Result<NetlinkSocket, Error> {
-    open().map_err(|e| failed("can't open a routing socket in the pod", &e))
+    open().map_err(|errno| failed("can't open a routing socket in the pod", errno, ""))
 }
 
 /// TPROXY's routing: the policy rule `fwmark MARK lookup TABLE` and the route `local default dev lo table TABLE`.
@@ -247,14 +235,14 @@ impl Routing {
     pub fn of_mark(mark: u32) -> Result<BTreeSet<Self>, Error> {
         let find = || {
             let (mut socket, mut found) = (open()?, BTreeSet::new());
-            for family in [IpFamily::Ip, IpFamily::Ip6] {
-                let rules = socket.list(RTM_GETRULE, &rule_header(family))?;
-                let mut tables = rules.iter().filter_map(|body| by_mark(body).filter(|(other, _)| *other == mark));
-                found.extend(tables.next().map(|(mark, table)| Self { mark, table, ip6: true }));
+            for family in FAMILIES {
+                let rules: Vec<RuleMessage> = list(&mut socket, RTM_GETRULE, &rule_header(family))?;
+                let table = rules.iter().filter_map(by_mark).find(|(other, _)| *other == mark);
+                found.extend(table.map(|(mark, table)| Self { mark, table, ip6: true }));
             }
             Ok(found)
         };
-        find().map_err(|e: Errno| failed("can't list the pod's policy rules", &e))
+        find().map_err(|errno: Errno| failed("can't list the pod's policy rules", errno, ""))
     }
 
     /// Returns the route and the policy rule of each family.
@@ -268,12 +256,20 @@ impl Routing {
     }
 }
 
-/// An address family with the kernel's number.
+/// An address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub(super) enum IpFamily {
-    Ip = 2,
-    Ip6 = 10,
+enum IpFamily {
+    Ip,
+    Ip6,
+}
+
+impl From<IpFamily> for AddressFamily {
+    fn from(family: IpFamily) -> Self {
+        match family {
+            IpFamily::Ip => Self::Inet,
+            IpFamily::Ip6 => Self::Inet6,
+        }
+    }
 }
 
 impl fmt::Display for IpFamily {
@@ -287,8 +283,8 @@ impl fmt::Display for IpFamily {
 
 /// A route `local default dev lo table TABLE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct LocalRoute {
-    pub(super) family: IpFamily,
+struct LocalRoute {
+    family: IpFamily,
     table: u32,
 }
 
@@ -299,76 +295,71 @@ impl fmt::Display for LocalRoute {
 }
 
 impl LocalRoute {
-    /// Reports whether this is the first default route of the table; a later one has no effect.
-    ///
-    /// # Errors
-    /// The kernel does not list the routes.
-    pub(super) fn is_in_effect(self, socket: &mut NetlinkSocket) -> Result<bool, Errno> {
-        let first = self.defaults(socket)?.into_iter().next();
-        Ok(first.is_some_and(|body| is_local(&body)))
+    /// Returns whether this is the first default route of the table; a later one has no effect.
+    fn is_in_effect(self, socket: &mut NetlinkSocket) -> Result<bool, Errno> {
+        Ok(self.defaults(socket)?.first().is_some_and(is_local))
     }
 
     /// Adds the route, and removes default routes of the table that precede it or have its metric.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub(super) fn add(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
-        let header = self.header();
-        let flags = NLM_F_CREATE | NLM_F_REPLACE;
-        socket.request(RTM_NEWROUTE, flags, &header, self.attributes().as_bytes())?;
-        for other in self.defaults(socket)?.into_iter().take_while(|body| !is_local(body)) {
-            accept_missing(socket.request(RTM_DELROUTE, 0, &other, &[]))?;
+    fn add(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
+        request(socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, &self.message())?;
+        for other in self.defaults(socket)?.into_iter().take_while(|route| !is_local(route)) {
+            accept_missing(request(socket, RTM_DELROUTE, 0, &deletion(other)))?;
         }
         Ok(())
     }
 
     /// Removes the route; a missing one is no error.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub(super) fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
-        accept_missing(socket.request(RTM_DELROUTE, 0, &self.header(), self.attributes().as_bytes()))
+    fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
+        accept_missing(request(socket, RTM_DELROUTE, 0, &self.message()))
     }
 
-    /// Returns the table's default routes as the kernel lists them, in the order in which the kernel prefers them:
-    /// routes for a type of service first, then by metric.
-    fn defaults(self, socket: &mut NetlinkSocket) -> Result<Vec<Vec<u8>>, Errno> {
-        let rank = |body: &Vec<u8>| {
-            let ([family, to, from, tos, table, ..], attributes) = body.split_first_chunk::<HEADER>()?;
-            let is_default = (*family, *to, *from) == (self.family as u8, 0, 0)
-                && number(attributes, RTA_TABLE).unwrap_or_else(|| (*table).into()) == self.table;
-            is_default.then(|| (*tos == 0, number(attributes, RTA_PRIORITY).unwrap_or_default()))
+    /// Returns the table's default routes in the order in which the kernel prefers them: routes for a type of service
+    /// first, then by metric.
+    fn defaults(self, socket: &mut NetlinkSocket) -> Result<Vec<RouteMessage>, Errno> {
+        let is_default = |route: &RouteMessage| {
+            let RouteHeader { address_family, destination_prefix_length, source_prefix_length, .. } = route.header;
+            (address_family, destination_prefix_length, source_prefix_length) == (self.family.into(), 0, 0)
+                && table(route) == self.table
         };
-        let mut defaults = socket.list(RTM_GETROUTE, &self.header())?;
-        defaults.retain(|body| rank(body).is_some());
-        defaults.sort_by_key(rank);
+        let metric = |route: &RouteMessage| {
+            route.attributes.iter().find_map(|attribute| match attribute {
+                RouteAttribute::Priority(metric) => Some(*metric),
+                _ => None,
+            })
+        };
+        let mut defaults: Vec<RouteMessage> = list(socket, RTM_GETROUTE, &self.message().header)?;
+        defaults.retain(is_default);
+        defaults.sort_by_key(|route| (route.header.tos == 0, metric(route).unwrap_or_default()));
         Ok(defaults)
     }
 
-    /// Returns the `struct rtmsg` of the route.
-    const fn header(self) -> [u8; HEADER] {
-        [self.family as u8, 0, 0, 0, 0, RTPROT_BOOT, RT_SCOPE_HOST, RTN_LOCAL, 0, 0, 0, 0]
-    }
-
-    fn attributes(self) -> Attributes {
-        Attributes::of(|list| {
-            list.ne32(RTA_OIF, LO).ne32(RTA_TABLE, self.table);
-            // Without a metric, a removal for IPv6 matches any route of the table over lo.
-            if self.family == IpFamily::Ip6 { list.ne32(RTA_PRIORITY, IP6_METRIC) } else { list }
-        })
+    fn message(self) -> RouteMessage {
+        let header = RouteHeader {
+            address_family: self.family.into(),
+            protocol: RouteProtocol::Boot,
+            scope: RouteScope::Host,
+            kind: RouteType::Local,
+            ..RouteHeader::default()
+        };
+        let mut attributes = vec![RouteAttribute::Oif(LO), RouteAttribute::Table(self.table)];
+        // Without a metric, a removal for IPv6 matches any route of the table over lo.
+        if self.family == IpFamily::Ip6 {
+            attributes.push(RouteAttribute::Priority(IP6_METRIC));
+        }
+        message(header, attributes)
     }
 }
 
-/// Reports whether a default route delivers packets locally.
-fn is_local(body: &[u8]) -> bool {
-    let Some(([.., kind, _, _, _, _], attributes)) = body.split_first_chunk::<HEADER>() else { return false };
-    *kind == RTN_LOCAL && number(attributes, RTA_OIF) == Some(LO)
+/// Returns whether a default route delivers packets locally.
+fn is_local(route: &RouteMessage) -> bool {
+    route.header.kind == RouteType::Local && out_interface(route) == Some(LO)
 }
 
 /// A policy rule `fwmark MARK lookup TABLE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct PolicyRule {
-    pub(super) family: IpFamily,
+struct PolicyRule {
+    family: IpFamily,
     table: u32,
     mark: u32,
 }
@@ -380,58 +371,47 @@ impl fmt::Display for PolicyRule {
 }
 
 impl PolicyRule {
-    /// Reports whether the policy rule exists.
-    ///
-    /// # Errors
-    /// The kernel does not list the rules.
-    pub(super) fn exists(self, socket: &mut NetlinkSocket) -> Result<bool, Errno> {
-        self.find(socket).map(|found| found.is_some())
-    }
-
     /// Adds the policy rule; an existing one is no error.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub(super) fn add(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
-        let attributes = Attributes::of(|list| list.ne32(FRA_FWMARK, self.mark).ne32(FRA_TABLE, self.table));
-        let flags = NLM_F_CREATE | NLM_F_EXCL;
-        accept_existing(socket.request(RTM_NEWRULE, flags, &rule_header(self.family), attributes.as_bytes()))
+    fn add(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
+        let mut rule = RuleMessage::default();
+        rule.header = rule_header(self.family.into());
+        rule.attributes = vec![RuleAttribute::FwMark(self.mark), RuleAttribute::Table(self.table)];
+        accept_existing(request(socket, RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, &rule))
     }
 
     /// Removes the policy rule; a missing one is no error.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub(super) fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
+    fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
         match self.find(socket)? {
-            Some(rule) => accept_missing(socket.request(RTM_DELRULE, 0, &rule, &[])),
+            Some(rule) => accept_missing(request(socket, RTM_DELRULE, 0, &rule)),
             None => Ok(()),
         }
     }
 
     /// Returns the policy rule as the kernel lists it.
-    fn find(self, socket: &mut NetlinkSocket) -> Result<Option<Vec<u8>>, Errno> {
-        let rules = socket.list(RTM_GETRULE, &rule_header(self.family))?;
-        Ok(rules.into_iter().find(|body| by_mark(body) == Some((self.mark, self.table))))
+    fn find(self, socket: &mut NetlinkSocket) -> Result<Option<RuleMessage>, Errno> {
+        let rules: Vec<RuleMessage> = list(socket, RTM_GETRULE, &rule_header(self.family.into()))?;
+        Ok(rules.into_iter().find(|rule| by_mark(rule) == Some((self.mark, self.table))))
     }
 }
 
-/// Returns the `struct fib_rule_hdr` of a policy rule.
-const fn rule_header(family: IpFamily) -> [u8; HEADER] {
-    [family as u8, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0]
+fn rule_header(family: AddressFamily) -> RuleHeader {
+    RuleHeader { family, action: RuleAction::ToTable, ..RuleHeader::default() }
 }
 
 /// Returns mark and table of a policy rule whose only condition is a mark.
-fn by_mark(body: &[u8]) -> Option<(u32, u32)> {
-    let (header, attributes) = body.split_first_chunk::<HEADER>()?;
-    let [_, to, from, tos, _, _, _, action, flags, ..] = *header;
-    let is_narrower = [FRA_IIFNAME, FRA_OIFNAME].iter().any(|kind| find(attributes, *kind).is_some());
-    let has_only_mark = (to, from, tos, action, flags & FIB_RULE_INVERT) == (0, 0, 0, FR_ACT_TO_TBL, 0)
-        && number(attributes, FRA_FWMASK).is_none_or(|mask| mask == u32::MAX)
-        && !is_narrower;
-    Some((number(attributes, FRA_FWMARK)?, number(attributes, FRA_TABLE)?)).filter(|_| has_only_mark)
-}
-
-fn number(attributes: &[u8], kind: u16) -> Option<u32> {
-    find(attributes, kind).and_then(|value| value.try_into().ok()).map(u32::from_ne_bytes)
+fn by_mark(rule: &RuleMessage) -> Option<(u32, u32)> {
+    let RuleHeader { dst_len, src_len, tos, action, flags, .. } = rule.header;
+    let (mut mark, mut table) = (None, None);
+    for attribute in &rule.attributes {
+        match attribute {
+            RuleAttribute::FwMark(found) => mark = Some(*found),
+            RuleAttribute::Table(found) => table = Some(*found),
+            RuleAttribute::Iifname(_) | RuleAttribute::Oifname(_) => return None,
+            RuleAttribute::FwMask(mask) if *mask != u32::MAX => return None,
+            _ => {}
+        }
+    }
+    let has_only_mark =
+        (dst_len, src_len, tos, action) == (0, 0, 0, RuleAction::ToTable) && !flags.contains(RuleFlags::Invert);
+    mark.zip(table).filter(|_| has_only_mark)
 }

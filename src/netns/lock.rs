@@ -1,20 +1,20 @@
 //! The lock of a network namespace: a file that only root can open. The namespace file itself can't be the lock:
 //! every user can open it where it is mounted, and every process inside has it in `/proc/self/ns`.
 
-use crate::trusted_file;
+use crate::{trusted_file, wait};
 use rustix::fs::OFlags;
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The directory of the lock files: one file `DEVICE-INODE` for each namespace in use.
 pub(super) const DIRECTORY: &str = "/run/detour/locks";
 /// How often the directory is created again if another process removes it.
 const MAX_ATTEMPTS: u32 = 10;
-/// The first and the longest interval between two attempts to take the lock.
-const POLL_INTERVALS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+/// The intervals between two attempts to take the lock: flock(2) has no timeout.
+const POLL_INTERVALS: wait::Intervals = [Duration::from_millis(1), Duration::from_millis(20)];
 
 /// The identity of a network namespace, which does not depend on the path that opens it.
 pub use crate::trusted_file::FileId as NetnsId;
@@ -51,19 +51,10 @@ impl NetnsLock {
                 other => return other.map_err(|e| LockError::Io(path.clone(), e)),
             }
         };
-        let deadline = Instant::now() + timeout;
-        let [mut interval, longest] = POLL_INTERVALS;
-        loop {
-            if let Some(lock) = Self::try_acquire(&path, open()?).map_err(|e| LockError::Io(path.clone(), e))? {
-                return Ok(lock);
-            }
-            if Instant::now() >= deadline {
-                return Err(LockError::Busy);
-            }
-            // flock has no timeout; interrupting it by a signal would need another thread.
-            std::thread::park_timeout(interval);
-            interval = (interval * 2).min(longest);
-        }
+        wait::until(timeout, POLL_INTERVALS, || {
+            Self::try_acquire(&path, open()?).map_err(|e| LockError::Io(path.clone(), e))
+        })?
+        .ok_or(LockError::Busy)
     }
 
     /// Takes the lock, unless another process holds it or has removed its file in the meantime.

@@ -6,27 +6,24 @@
 //! * `rtnetlink`: the routing socket and its errors
 //! * `addresses`: addresses and interfaces
 //! * `fixtures`: the address and the policy routing that firewall rules need
-//! * `default_route`: the interfaces of default routes; moves the default route to another interface
-//! * `route_lookup`: the interface through which packets to an address leave
+//! * `routes`: default routes, which move to other interfaces; the interface through which packets to an address leave
 //! * `connections`: established TCP connections, and whether a port listens
 //! * `find`: finds the netns of a pod or container
 
 mod addresses;
 pub(crate) mod connections;
-pub(crate) mod default_route;
 pub mod find;
 mod fixtures;
 mod lock;
 mod namespace;
-mod route_lookup;
+pub(crate) mod routes;
 mod rtnetlink;
 
 pub use addresses::{
     OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, own_ip6_addresses, secondary_interfaces, wait_for_lo,
 };
 pub use connections::{OpenConnection, listens, open_connections};
-pub use default_route::{default_route_interfaces, replace_default_routes};
 pub use fixtures::{Fixture, Fixtures, Routing, add_fixtures, remove_fixtures};
 pub use lock::{NetnsId, remove_stale_locks};
 pub use namespace::{LockMode, NetNs, enter_cgroup_namespace};
-pub use route_lookup::outgoing_interface;
+pub use routes::{default_route_interfaces, outgoing_interface, replace_default_routes};

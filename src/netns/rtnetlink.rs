@@ -1,14 +1,17 @@
-//! The kernel's routing socket (rtnetlink(7)) of the calling thread's network namespace: message types, and which
-//! errors count as success.
+//! The kernel's routing socket (rtnetlink(7)) of the calling thread's network namespace: messages of the library
+//! `netlink-packet-route` over the synchronous socket, and which errors count as success.
 
 use crate::cni::{Code, Error};
-use crate::netlink::{DumpLimit, EXCEEDED, NetlinkSocket, is_lack_of_resources};
+use crate::netlink::{Attributes, DumpLimit, EXCEEDED, NetlinkSocket, is_lack_of_resources};
+use netlink_packet_core::{Emitable, Parseable};
+use netlink_packet_route::AddressFamily;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
 /// The index of the interface lo: the kernel creates it first in every namespace (net/core/dev.c).
 pub(super) const LO: u32 = 1;
 
+/// The message types (linux/rtnetlink.h).
 pub(super) const RTM_GETLINK: u16 = 18;
 pub(super) const RTM_NEWADDR: u16 = 20;
 pub(super) const RTM_DELADDR: u16 = 21;
@@ -20,12 +23,8 @@ pub(super) const RTM_NEWRULE: u16 = 32;
 pub(super) const RTM_DELRULE: u16 = 33;
 pub(super) const RTM_GETRULE: u16 = 34;
 
-/// Address families (linux/socket.h).
-pub(super) const AF_INET: u8 = 2;
-pub(super) const AF_INET6: u8 = 10;
-
-/// The length of `struct rtmsg` and of `struct fib_rule_hdr` (linux/rtnetlink.h, linux/fib_rules.h).
-pub(super) const HEADER: usize = 12;
+/// The address families of a pod.
+pub(super) const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 
 /// The next step after IPv6 is refused on lo.
 pub(super) const IP6_HINT: &str = "; check that sysctl does not disable IPv6 on lo";
@@ -33,6 +32,39 @@ pub(super) const IP6_HINT: &str = "; check that sysctl does not disable IPv6 on 
 /// Opens a routing socket in the calling thread's network namespace.
 pub(super) fn open() -> Result<NetlinkSocket, Errno> {
     NetlinkSocket::open(SockProtocol::NetlinkRoute)
+}
+
+/// Returns a message as the kernel reads it.
+pub(super) fn bytes(message: &impl Emitable) -> Vec<u8> {
+    let mut bytes = vec![0; message.buffer_len()];
+    message.emit(&mut bytes);
+    bytes
+}
+
+/// Sends a request and waits for the kernel's acknowledgement.
+pub(super) fn request(socket: &mut NetlinkSocket, kind: u16, flags: u16, message: &impl Emitable) -> Result<(), Errno> {
+    socket.request(kind, flags, &bytes(message), &[])
+}
+
+/// Lists the objects that `header` selects. Objects that the library can't parse are skipped: detour does not make
+/// such objects.
+pub(super) fn list<M: Parseable<[u8]>>(
+    socket: &mut NetlinkSocket,
+    kind: u16,
+    header: &impl Emitable,
+) -> Result<Vec<M>, Errno> {
+    Ok(socket.list(kind, &bytes(header))?.iter().filter_map(|body| M::parse(body).ok()).collect())
+}
+
+/// Passes the objects that `header` selects to `each`, which may be inconsistent if they change meanwhile.
+pub(super) fn dump<M: Parseable<[u8]>>(
+    socket: &mut NetlinkSocket,
+    kind: u16,
+    header: &impl Emitable,
+    mut each: impl FnMut(M),
+) -> Result<(), Errno> {
+    let each = |body: &[u8]| M::parse(body).into_iter().for_each(&mut each);
+    socket.dump(kind, &bytes(header), &Attributes::new(), each).map(drop)
 }
 
 /// Accepts the error that an added object exists already.
@@ -52,23 +84,15 @@ fn accept(result: Result<(), Errno>, accepted: &[Errno]) -> Result<(), Errno> {
     }
 }
 
-/// Returns the error of a failed request, like [`failed`], with a hint at the next step.
-pub(super) fn failed_with_hint(what: &str, errno: &Errno, hint: &str) -> Error {
-    let mut error = failed(what, errno);
-    error.msg.push_str(hint);
-    error
-}
-
 /// Returns the error of a failed request: [`Code::ForeignRules`] if the namespace contains too many objects,
-/// [`Code::TryAgain`] if the node lacks memory, otherwise [`Code::KernelRefused`].
-pub(super) fn failed(what: &str, errno: &Errno) -> Error {
-    if *errno == EXCEEDED {
-        let msg = format!("{what}: expected {}, got more; delete the pod", DumpLimit::USUAL);
-        return Error::new(Code::ForeignRules, msg);
-    }
-    if is_lack_of_resources(*errno) {
-        let msg = format!("{what}: {errno}: the node lacks memory or file descriptors; the runtime should retry");
-        return Error::new(Code::TryAgain, msg);
-    }
-    Error::new(Code::KernelRefused, format!("{what}: {errno}"))
+/// [`Code::TryAgain`] if the node lacks memory, otherwise [`Code::KernelRefused`] with a hint at the next step.
+pub(super) fn failed(what: &str, errno: Errno, hint: &str) -> Error {
+    let (code, cause) = match errno {
+        EXCEEDED => (Code::ForeignRules, format!("expected {}, got more; delete the pod", DumpLimit::USUAL)),
+        errno if is_lack_of_resources(errno) => {
+            (Code::TryAgain, format!("{errno}: the node lacks memory or file descriptors; the runtime should retry"))
+        }
+        errno => (Code::KernelRefused, errno.to_string()),
+    };
+    Error::new(code, format!("{what}: {cause}{hint}"))
 }

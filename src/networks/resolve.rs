@@ -8,7 +8,7 @@ use super::files;
 use super::interfaces::{check_default_routes, interface_names};
 use super::selection::Selection;
 use super::status::no_network_found;
-use crate::cluster::{Cluster, DefinitionQuery, Lookup, ObjectRef};
+use crate::cluster::{DefinitionQuery, Definitions, Lookup, ObjectRef, Reports};
 use crate::cni::{Code, DefaultNetwork, Error, NetworkName, Primary};
 use crate::pod::Pod;
 use std::collections::BTreeMap;
@@ -47,15 +47,16 @@ enum Reference<'a> {
 
 /// Resolves and checks all networks of a pod before the first one is added: those of the configuration and, if `pod` is
 /// known, those that its annotations select. Fetches each definition once, all of them concurrently. `ifname` is
-/// `CNI_IFNAME`.
+/// `CNI_IFNAME`; `reports` gets an Event about a missing definition.
 ///
 /// # Errors
 /// A reference is invalid or its object does not exist; a lookup fails, with the code of the source.
 pub fn resolve(
     conf: &Primary,
-    cluster: Option<&dyn Cluster>,
+    cluster: Option<&dyn Definitions>,
     pod: Option<&Pod>,
     ifname: &str,
+    reports: Option<&dyn Reports>,
 ) -> Result<PodNetworks, Error> {
     let mut resolved = PodNetworks::default();
     let references = references(conf, pod, &mut resolved.warnings)?;
@@ -66,7 +67,7 @@ pub fn resolve(
         None => error,
     };
     let definitions = look_up(conf, cluster, &references).map_err(with_pod)?;
-    let context = ResolveContext { conf, cluster, pod, definitions };
+    let context = ResolveContext { conf, cluster, pod, definitions, reports };
     for (reference, interface) in references.into_iter().zip(interfaces) {
         let (object, configuration) = context.configuration(&reference, &mut resolved.warnings)?;
         let name = object.map_or_else(|| configuration.name.clone(), |object| object.to_string());
@@ -148,7 +149,7 @@ impl Reference<'_> {
 
 fn look_up(
     conf: &Primary,
-    cluster: Option<&dyn Cluster>,
+    cluster: Option<&dyn Definitions>,
     references: &[Reference<'_>],
 ) -> Result<BTreeMap<ObjectRef, Lookup>, Error> {
     let Some(cluster) = cluster else { return Ok(BTreeMap::new()) };
@@ -166,7 +167,8 @@ fn look_up(
 /// Everything that resolution needs.
 struct ResolveContext<'a> {
     conf: &'a Primary,
-    cluster: Option<&'a dyn Cluster>,
+    cluster: Option<&'a dyn Definitions>,
+    reports: Option<&'a dyn Reports>,
     pod: Option<&'a Pod>,
     definitions: BTreeMap<ObjectRef, Lookup>,
 }
@@ -208,8 +210,8 @@ impl ResolveContext<'_> {
             let msg = format!("{place}: {object}: no API server to look up the definition; set kubernetes.kubeconfig");
             return Error::new(Code::InvalidConfig, msg);
         };
-        if let Some(pod) = self.pod
-            && let Err(error) = cluster.report(pod, None, &[no_network_found(&object, searched)])
+        if let (Some(pod), Some(reports)) = (self.pod, self.reports)
+            && let Err(error) = reports.report(pod, None, &[no_network_found(&object, searched)])
         {
             tracing::warn!("can't create Event NoNetworkFound: pod {}/{}: {error}", pod.namespace, pod.name);
         }

@@ -5,21 +5,17 @@
 //! (`nf_conntrack_tcp_loose`), the proxy does not know the connection, and both ends get a reset (observed with 6.18).
 //! It does help for DNS queries over UDP.
 
-use super::kernel_state::writes_ip6;
+use super::kernel_state::ruleset;
 use super::open_netns;
 use super::record::SandboxRecords;
-use crate::cni::{Code, Error};
+use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
+use crate::firewall::{Arrival, Destination, Packet, RulesetView, Sender};
 use crate::netns::{LockMode, OpenConnection, open_connections};
-use crate::policy::{
-    DnsCapture, Exclusion, IdRange, InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
-    TrafficOwner,
-};
+use crate::policy::{DnsCapture, InterceptionMode, Protocol, Redirect};
 use crate::state::{ROOT, Store};
-use ipnet::IpNet;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -45,7 +41,8 @@ pub fn bypassing(container_id: &str, netns: &Path, timeout: Duration) -> Result<
         let policy = records.policy()?;
         let Some(redirect) = policy.redirect() else { return Ok(0) };
         let dns_captured = redirect.dns != DnsCapture::Off;
-        let ip6 = writes_ip6(&policy, records.ip6());
+        let rules = ruleset(&policy, records.ip6());
+        let view = RulesetView::desired(&rules, records.dialect().unwrap_or_default());
         let open = open_connections()?;
         let by_ends: HashMap<_, _> = open
             .iter()
@@ -76,9 +73,7 @@ pub fn bypassing(container_id: &str, netns: &Path, timeout: Duration) -> Result<
             socket.forget(query).map_err(failed)?;
         }
         let found = tracked.iter().filter(|c| c.protocol == TCP).filter_map(find);
-        Ok(found
-            .filter(|(open, outbound)| (ip6 || open.remote.is_ipv4()) && is_redirected(&policy, open, *outbound))
-            .count())
+        Ok(found.filter(|(open, outbound)| is_redirected(&view, redirect, open, *outbound)).count())
     })
 }
 
@@ -88,67 +83,39 @@ fn may_be_redirected(redirect: &Redirect, open: &OpenConnection) -> bool {
     !redirect.proxy_uid.contains(uid) && !remote.ip().is_loopback() && local.ip() != remote.ip()
 }
 
-/// Returns whether the policy redirects such a connection at its first packet.
-fn is_redirected(policy: &Policy, open: &OpenConnection, outbound: bool) -> bool {
-    let Some(redirect) = policy.redirect() else { return false };
+/// Returns whether the rules redirect such a connection at its first packet.
+fn is_redirected(view: &RulesetView, redirect: &Redirect, open: &OpenConnection, outbound: bool) -> bool {
     let OpenConnection { local, remote, uid } = *open;
-    if !may_be_redirected(redirect, open) {
+    // TPROXY uses no NAT: its connections look the same as bypassing ones.
+    let is_nat = outbound || redirect.inbound_interception_mode == InterceptionMode::Redirect;
+    if !is_nat || !may_be_redirected(redirect, open) {
         return false;
     }
-    if !outbound {
-        let is_excluded = match &redirect.inbound_ports_include {
-            Ports::All => has_port(&redirect.inbound_ports_exclude, local.port()),
-            included @ Ports::List(_) => !has_port(included, local.port()),
-        };
-        // TPROXY uses no NAT: its connections look the same as bypassing ones.
-        let is_nat = redirect.inbound_interception_mode == InterceptionMode::Redirect;
-        return is_nat && !is_excluded && local.port() != redirect.inbound_tunnel_port;
-    }
-    let is_excluded = has_port(&redirect.outbound_ports_exclude, remote.port())
-        || has_address(&redirect.outbound_ip_ranges_exclude, remote)
-        || policy.exclusions.iter().any(|exclusion| exclusion.covers(&exclusion_of(uid, remote)));
-    let is_included = has_port(&redirect.outbound_ports_include, remote.port())
-        || has_address(&redirect.outbound_ip_ranges_include, remote);
-    is_included && !is_excluded
-}
-
-/// Returns the narrowest exclusion that covers a connection to `remote`.
-fn exclusion_of(uid: u32, remote: SocketAddr) -> Exclusion {
-    Exclusion {
-        owner: TrafficOwner::Uid(IdRange::one(uid)),
-        destination: Some(IpNet::from(remote.ip())),
-        protocol: Some(Protocol::Tcp),
-        ports: vec![PortRange::one(remote.port())],
-    }
-}
-
-fn has_port(ports: &Ports, port: u16) -> bool {
-    match ports {
-        Ports::All => true,
-        Ports::List(list) => list.iter().any(|range| range.first <= port && port <= range.last),
-    }
-}
-
-fn has_address(ranges: &Ranges, address: SocketAddr) -> bool {
-    match ranges {
-        Ranges::All => true,
-        Ranges::List(list) => list.iter().any(|net| net.contains(&address.ip())),
-    }
+    let (sender, address) = match outbound {
+        true => (Sender::Process { uid, gid: None, set: None }, remote),
+        false => (Sender::Inbound(Some(remote.ip())), local),
+    };
+    let to = Destination { address, protocol: Protocol::Tcp };
+    let packet = Packet::first(sender, to, &[], DEFAULT_INTERFACE);
+    matches!(view.evaluate(packet).arrival, Arrival::Sidecar(_))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Interception;
+    use crate::firewall::RuleFormat;
+    use crate::policy::{Exclusion, IdRange, Interception, Policy, PortRange, Ports, Ranges, TrafficOwner};
+    use std::net::SocketAddr;
 
     fn policy(change: impl FnOnce(&mut Redirect)) -> Policy {
         let mut redirect = Redirect::default();
         change(&mut redirect);
         let exempt = Exclusion {
             owner: TrafficOwner::Uid(IdRange { first: 10, last: 20 }),
-            ..exclusion_of(0, end("192.0.2.9:443"))
+            destination: None,
+            protocol: None,
+            ports: Vec::new(),
         };
-        let exempt = Exclusion { destination: None, protocol: None, ports: Vec::new(), ..exempt };
         Policy { interception: Interception::On(Box::new(redirect)), exclusions: [exempt].into(), ..Policy::default() }
     }
 
@@ -195,7 +162,11 @@ mod tests {
         ];
         for (policy, local, remote, uid, outbound, expected) in rows {
             let open = OpenConnection { local: end(local), remote: end(remote), uid };
-            assert_eq!(is_redirected(&policy, &open, outbound), expected, "{open:?} {outbound}");
+            let redirect = policy.redirect().cloned().unwrap_or_default();
+            for format in [RuleFormat::Iptables, RuleFormat::Nftables] {
+                let view = RulesetView::of_policy(&policy, format);
+                assert_eq!(is_redirected(&view, &redirect, &open, outbound), expected, "{open:?} {outbound}");
+            }
         }
     }
 }

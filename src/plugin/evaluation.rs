@@ -122,7 +122,10 @@ pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
 }
 
 fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<DesiredPolicy, Error> {
-    let output = output(blocks, conf, facts).map_err(|error| with_pod(facts, error))?;
+    let output = output(blocks, conf, facts).map_err(|error| match facts {
+        Some(facts) => error.of_pod(&facts.pod.namespace, &facts.pod.name),
+        None => error,
+    })?;
     for note in output.notes {
         match note.severity {
             Severity::Info => tracing::info!("{}", note.text),
@@ -132,24 +135,6 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Desire
     let ignored = facts.map(sub_plugins::ignored).unwrap_or_default();
     let (why, with) = (output.decision.to_string(), EvaluatedWith::of(facts));
     Ok(DesiredPolicy { policy: output.policy, why, ignored, with })
-}
-
-/// Adds the pod's name to the error, unless the error contains it.
-pub(super) fn with_pod(facts: Option<&Facts>, error: Error) -> Error {
-    match facts.map(|facts| format!("{}/{}", facts.pod.namespace, facts.pod.name)) {
-        Some(pod) if !error.msg.contains(&pod) => Error { msg: format!("pod {pod}: {}", error.msg), ..error },
-        _ => error,
-    }
-}
-
-/// Returns the error with the name of an attachment's network, unless the path of a block in it names it already.
-#[must_use]
-pub(crate) fn about(name: &str, error: Error) -> Error {
-    if error.msg.contains("network ") {
-        error
-    } else {
-        Error { msg: format!("network {name}: {}", error.msg), ..error }
-    }
 }
 
 /// Runs the sub-plugins in `blocks` with the pod's facts, if they are known.

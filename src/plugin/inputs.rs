@@ -1,7 +1,7 @@
 //! The inputs of an ADD that the pod's facts do not contain. With them, the node's agent evaluates the policy of a
 //! running pod again when its facts or the node's configuration change.
 
-use super::evaluation::{EvaluatedWith, about, host_groups};
+use super::evaluation::{EvaluatedWith, host_groups};
 use crate::cni::{Block, Code, Error, NetConf, Request, RuleFormatSetting};
 use crate::firewall::RuleFormat;
 use crate::netns::NetnsId;
@@ -206,7 +206,7 @@ impl<'a> AddInputs<'a> {
 pub(super) fn refusal(network: Option<&str>, evaluated: &SeparatePolicy) -> Option<Error> {
     let error = evaluated.errors().next()?.clone();
     Some(match network {
-        Some(network) => about(network, error),
+        Some(network) => error.of_network(network),
         None => error,
     })
 }
@@ -322,6 +322,7 @@ mod tests {
     fn errors_name_the_network_of_a_primary_plugin() {
         let mut saved = saved();
         saved["evaluated"][0]["network"] = json!("default/excludedns");
+        saved["evaluated"][0]["blocks"][0][0] = json!("network default/excludedns, chain[0]");
         saved["evaluated"][0]["blocks"][0][1]["uids"] = json!(["abc"]);
         let inputs = read(&saved).expect("readable");
         let (network, parts) = inputs.evaluate(&facts(), None, Path::new("/none")).expect("of this pod").remove(0);

@@ -10,7 +10,6 @@ pub(crate) use decision::{
 pub(crate) use wording::{changes, policy_name};
 
 use super::container_status::is_gone;
-use super::evaluation::with_pod;
 use super::inputs::{AddInputs, refusal};
 use super::open_netns;
 use super::primary::united;
@@ -180,7 +179,7 @@ impl RunningPod {
     /// # Errors
     /// Attachments contradict each other, the facts are of another pod, or the inputs are not saved ([`Code::NoAdd`]).
     pub fn desired(&self, root: &Path, facts: &Facts, installed: &[&NetConf]) -> Result<DesiredPolicies, Error> {
-        let about = |error: Error| with_pod(Some(facts), error);
+        let about = |error: Error| error.of_pod(&facts.pod.namespace, &facts.pod.name);
         let (group_file, mut refused) = (group_file(root), None);
         let mut evaluate = |AppliedPolicy { attachment, inputs, policy: applied, .. }: &AppliedPolicy| {
             let inputs = inputs.as_ref().ok_or_else(|| without_inputs(attachment))?;

@@ -38,11 +38,7 @@ pub(super) fn check(pod: &PodRef, conf: &NetConf, error: Error) -> Result<String
     if let Some(why) = not_injected(conf, no_facts) {
         return Ok(why);
     }
-    let name = format!("{}/{}", pod.namespace, pod.name);
-    let mut error = error;
-    if !error.msg.contains(&name) {
-        error.msg = format!("pod {name}: {}", error.msg);
-    }
+    let mut error = error.of_pod(&pod.namespace, &pod.name);
     if is_injected(conf) == Some(true) {
         let separator = if error.details.is_empty() { "" } else { "; " };
         error.details += &format!(
@@ -82,7 +78,9 @@ mod tests {
     }
 
     fn down() -> Error {
-        Error::new(Code::TryAgain, "pod shop/web-0: GET …: no usable answer").with_details("connection refused")
+        Error::new(Code::TryAgain, "pod shop/web-0: GET …: no usable answer")
+            .with_details("connection refused")
+            .naming_pod()
     }
 
     #[test]

@@ -1,11 +1,10 @@
 //! `container-exclude`: traffic of certain containers bypasses the sidecar, even if others have the same UID.
 
-use super::context::{AnnotationValue, ListAuthor, PodContext, check_containers, name_of};
-use super::note::Note;
-use super::sub_plugin::SettingSource;
+use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions, check_containers, name_of};
+use super::sub_plugin::Note;
 use crate::cni::{BlockReader, Error, ItemList, at_most, is_dns_label};
 use crate::pod::well_known::{EXCLUDE_CONTAINERS, ISTIO_CONTAINERS};
-use crate::pod::{Container, Facts, Pod};
+use crate::pod::{Container, Pod};
 use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
 use crate::suggest::did_you_mean;
 use std::fmt;
@@ -46,12 +45,10 @@ impl ContainerExclude {
         Ok(Self { containers, kinds, scope, until: r.one_of("until", &ends)? })
     }
 
-    /// Parses the annotation of the pod or its namespace. It applies to all traffic, with the default end.
-    pub(super) fn annotated(facts: &Facts) -> Result<Option<(SettingSource, Self)>, Error> {
-        let Some(annotation) = AnnotationValue::of_pod_or_namespace(facts, EXCLUDE_CONTAINERS) else { return Ok(None) };
+    /// Parses the annotation. It applies to all traffic, with the default end.
+    pub(super) fn of_annotation(annotation: &AnnotationValue<'_>) -> Result<Self, Error> {
         let containers = Some(ContainerList::parse(&annotation.list()?, annotation.author)?);
-        let requested = Self { containers, kinds: None, scope: ContainerScope::All, until: None };
-        Ok(Some((annotation.source(EXCLUDE_CONTAINERS), requested)))
+        Ok(Self { containers, kinds: None, scope: ContainerScope::All, until: None })
     }
 
     /// Returns the exclusions for one pod, in the order in which the containers start.
@@ -59,9 +56,9 @@ impl ContainerExclude {
         &self,
         context: &PodContext<'_>,
         notes: &mut Vec<Note>,
-    ) -> Result<Vec<ContainerExclusion>, Error> {
+    ) -> Result<RequestedExclusions, Error> {
         let Some((list, first)) = self.containers.as_ref().and_then(|list| Some((list, list.forms.first()?))) else {
-            return Ok(Vec::new());
+            return Ok(RequestedExclusions::default());
         };
         let pod = &context.facts(&list.place, first)?.pod;
         check_containers(pod, &|what| format!("{}: {what}", list.place))?;
@@ -81,7 +78,8 @@ impl ContainerExclude {
             scope: self.scope,
             until: self.until.unwrap_or_else(|| default_end(pod, container)),
         };
-        Ok(requested.into_iter().map(exclusion).collect())
+        let containers = requested.into_iter().map(exclusion).collect();
+        Ok(RequestedExclusions { containers, ..RequestedExclusions::default() })
     }
 }
 

@@ -1,11 +1,10 @@
 //! What a sub-plugin evaluates its lists against: one pod's facts, resolvers and annotations; and the exclusions that
 //! result.
 
-use super::note::Note;
-use super::sub_plugin::SettingSource;
+use super::sub_plugin::{Note, SettingSource};
 use crate::cni::{Code, Error, ItemList, at_most};
 use crate::pod::{AnnotatedObject, Facts, Pod};
-use crate::policy::{Exclusion, PortRange, Protocol, Redirect, TrafficOwner};
+use crate::policy::{ContainerExclusion, Exclusion, PortRange, Protocol, Redirect, TrafficOwner};
 use ipnet::IpNet;
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -118,6 +117,7 @@ impl<'a> AnnotationValue<'a> {
 #[derive(Debug, Default)]
 pub(super) struct RequestedExclusions {
     pub exclusions: Vec<Exclusion>,
+    pub containers: Vec<ContainerExclusion>,
     /// The number that counts toward [`MAX_EXCLUSIONS`].
     pub count: usize,
 }
@@ -154,7 +154,8 @@ impl RequestedExclusions {
 pub(super) fn check_containers(pod: &Pod, place: &dyn Fn(&str) -> String) -> Result<(), Error> {
     let count = pod.all_containers().count();
     if count > MAX_CONTAINERS {
-        at_most(MAX_CONTAINERS, "containers", place(&format!("pod {}", name_of(pod))), count)?;
+        let place = place(&format!("pod {}", name_of(pod)));
+        at_most(MAX_CONTAINERS, "containers", place, count).map_err(Error::naming_pod)?;
     }
     Ok(())
 }

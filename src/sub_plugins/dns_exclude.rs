@@ -2,8 +2,7 @@
 
 use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions, name_of};
 use super::ids::{IdKind, IdList};
-use super::note::Note;
-use super::sub_plugin::SettingSource;
+use super::sub_plugin::Note;
 use super::{settings, values};
 use crate::cni::{BlockReader, Code, Error, ItemList, LIST_ITEMS, at_most};
 use crate::pod::Facts;
@@ -45,11 +44,10 @@ impl DnsExclude {
         })
     }
 
-    /// Parses the annotation of the pod or its namespace: it applies to every process and to this block's ports.
-    pub(super) fn annotated(&self, facts: &Facts) -> Result<Option<(SettingSource, Self)>, Error> {
-        let Some(annotation) = AnnotationValue::of_pod_or_namespace(facts, EXCLUDE_DNS) else { return Ok(None) };
+    /// Parses the annotation: it applies to every process and to this block's ports.
+    pub(super) fn of_annotation(&self, annotation: &AnnotationValue<'_>) -> Result<Self, Error> {
         let resolvers = Some(ResolverList::parse(&annotation.list()?)?);
-        Ok(Some((annotation.source(EXCLUDE_DNS), Self { uids: None, gids: None, resolvers, ..self.clone() })))
+        Ok(Self { uids: None, gids: None, resolvers, ..self.clone() })
     }
 
     /// Returns the exclusions for one pod.
@@ -154,8 +152,9 @@ impl ResolverList {
         if let Some(pod) = pod {
             let place = format!("dnsConfig.nameservers of pod {}", name_of(pod));
             let servers = ItemList { place, items: pod.dns_nameservers.clone() };
-            at_most(LIST_ITEMS, "items", &servers.place, servers.items.len())?;
-            return servers.distinct("IP addresses", |item| item.trim().parse().ok());
+            let within = at_most(LIST_ITEMS, "items", &servers.place, servers.items.len());
+            let addresses = within.and_then(|()| servers.distinct("IP addresses", |item| item.trim().parse().ok()));
+            return addresses.map_err(Error::naming_pod);
         }
         let fallback = [resolvers.cluster_dns, resolvers.previous].into_iter().find(|addresses| !addresses.is_empty());
         fallback.map(<[_]>::to_vec).ok_or_else(|| {
@@ -169,7 +168,8 @@ impl ResolverList {
                 self.place,
                 ResolverForm::ResolvConf
             );
-            Error::new(Code::InvalidConfig, msg)
+            let error = Error::new(Code::InvalidConfig, msg);
+            if context.facts.is_some() { error.naming_pod() } else { error }
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Lists of UIDs or GIDs in every form that an exclusion accepts.
 
 use super::context::{ListAuthor, PodContext, check_containers, name_of};
-use super::note::Note;
+use super::sub_plugin::Note;
 use super::values::parse_id_range;
 use crate::cni::{Code, Error, ItemList, excerpt};
 use crate::pod::well_known::{
@@ -155,7 +155,7 @@ impl IdKind {
                 let msg = format!(
                     "{key} of container {container} of pod {pod}: invalid value {configured}; expected a number from 0 to 4294967294"
                 );
-                Error::new(Code::InvalidConfig, msg)
+                Error::new(Code::InvalidConfig, msg).naming_pod()
             })
         };
         configured.map(id).transpose()
@@ -210,14 +210,15 @@ impl FactLookup<'_> {
             let names: Vec<&str> = pod.all_containers().map(|c| c.name.as_str()).collect();
             let msg = format!("pod {} has no such container; it has {}", name_of(pod), names.join(", "));
             if self.ids.author == ListAuthor::Pod {
-                return Err(self.error(&msg));
+                return Err(self.error(&msg).naming_pod());
             }
             notes.push(self.note(&msg));
             return Ok(Vec::new());
         };
         let id = self.kind.of_container(pod, container)?.ok_or_else(|| {
             let (key, pod) = (self.kind.key(), name_of(pod));
-            self.error(&format!("pod {pod} does not set {key} of this container; set its securityContext.{key}"))
+            let what = format!("pod {pod} does not set {key} of this container; set its securityContext.{key}");
+            self.error(&what).naming_pod()
         })?;
         let keeps_running = |c: &&Container| c.restarts_always || !pod.is_init_container(&c.name);
         let is_application = |c: &&Container| keeps_running(c) && !ISTIO_CONTAINERS.contains(&c.name.as_str());
@@ -255,7 +256,7 @@ impl FactLookup<'_> {
                 name_of(pod)
             );
             if self.ids.author == ListAuthor::Pod {
-                return Err(self.error(&msg));
+                return Err(self.error(&msg).naming_pod());
             }
             notes.push(self.note(&msg));
             return Ok(Vec::new());

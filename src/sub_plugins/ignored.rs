@@ -1,13 +1,13 @@
 //! Annotations and arguments of a pod without effect: unknown ones, and those that no sub-plugin uses.
 
+use super::chain::{ChainInput, ParsedChain};
 use super::context::{AnnotationValue, name_of};
 use super::decision::injection_request;
-use super::note::Note;
-use super::parsed_chain::{ChainInput, ParsedChain};
+use super::exclude::Exclude;
 use super::settings::Settings;
+use super::sub_plugin::Note;
 use super::sub_plugin::SubPlugin;
 use super::values::parse_bool;
-use super::{container_exclude, dns_exclude, uid_exclude};
 use crate::cni::{SUB_PLUGINS, excerpt};
 use crate::pod::well_known::{INJECT, ISTIO_PREFIX, LIVE_POLICY, OTHER_ANNOTATIONS};
 use crate::pod::{Facts, Pod};
@@ -83,13 +83,8 @@ pub(super) fn misspelled_arguments(input: &ChainInput<'_>) -> impl Iterator<Item
 }
 
 /// Returns the annotations that `sub_plugin` reads.
-pub(super) const fn annotations(sub_plugin: SubPlugin) -> &'static [&'static str] {
-    match sub_plugin {
-        SubPlugin::IstioRedirect => Settings::ANNOTATIONS,
-        SubPlugin::UidExclude => &uid_exclude::ANNOTATIONS,
-        SubPlugin::DnsExclude => &dns_exclude::ANNOTATIONS,
-        SubPlugin::ContainerExclude => &container_exclude::ANNOTATIONS,
-    }
+pub(super) fn annotations(sub_plugin: SubPlugin) -> &'static [&'static str] {
+    if sub_plugin == SubPlugin::IstioRedirect { Settings::ANNOTATIONS } else { Exclude::annotations(sub_plugin) }
 }
 
 /// Returns the annotations and the argument with which the pod addresses `sub_plugin`. Without `istio-redirect` in the
@@ -100,12 +95,10 @@ fn requests(sub_plugin: SubPlugin, in_chain: bool, input: &ChainInput<'_>) -> Ve
     let annotation = |key: &&str| {
         let facts = input.facts?;
         let annotation = match sub_plugin {
-            SubPlugin::IstioRedirect => AnnotationValue::of_pod(&facts.pod, key),
-            SubPlugin::UidExclude | SubPlugin::DnsExclude | SubPlugin::ContainerExclude => {
-                AnnotationValue::of_pod_or_namespace(facts, key)
-            }
+            SubPlugin::IstioRedirect => AnnotationValue::of_pod(&facts.pod, key)?,
+            _ => AnnotationValue::of_pod_or_namespace(facts, key)?,
         };
-        Some(annotation?.place)
+        Some(annotation.place)
     };
     let argument = input.argument(sub_plugin).map(|(path, _)| path);
     keys.iter().filter_map(annotation).chain(argument).collect()
@@ -137,36 +130,26 @@ fn add_unknown(annotations: &BTreeMap<String, String>, object: impl Fn() -> Stri
 fn is_unknown(key: &str) -> bool {
     let Some((prefix, name)) = key.split_once('/') else { return false };
     let Some((_, others)) = OTHER_ANNOTATIONS.iter().find(|(known, _)| *known == prefix) else { return false };
-    if others.contains(&name) || read_annotations().any(|known| known == key) {
+    if others.contains(&name) || read_annotations().any(|known| known == (prefix, name)) {
         return false;
     }
-    prefix != ISTIO_PREFIX || closest(name, read_names(ISTIO_PREFIX)).is_some()
+    let names = || read_annotations().filter(|(known, _)| *known == ISTIO_PREFIX).map(|(_, name)| name);
+    prefix != ISTIO_PREFIX || closest(name, names()).is_some()
 }
 
-/// Returns the known names under a prefix; `None` if the prefix belongs to others.
-fn known_names(prefix: &str) -> Option<impl Iterator<Item = &'static str>> {
-    let (prefix, others) = OTHER_ANNOTATIONS.into_iter().find(|(known, _)| *known == prefix)?;
-    Some(read_names(prefix).chain(others.iter().copied()))
-}
-
-/// Returns the names under a prefix that the plugin reads.
-fn read_names(prefix: &'static str) -> impl Iterator<Item = &'static str> {
-    let names = read_annotations().filter_map(|key| key.split_once('/'));
-    names.filter(move |(known, _)| *known == prefix).map(|(_, name)| name)
-}
-
-/// Returns the annotations that the plugin reads.
-fn read_annotations() -> impl Iterator<Item = &'static str> {
-    SubPlugin::ALL.into_iter().flat_map(annotations).copied()
+/// Returns the annotations that the plugin reads, each as its prefix and name.
+fn read_annotations() -> impl Iterator<Item = (&'static str, &'static str)> {
+    SubPlugin::ALL.into_iter().flat_map(annotations).filter_map(|key| key.split_once('/'))
 }
 
 /// Returns the known annotation with the most similar name under any prefix.
 fn suggestion(key: &str) -> Option<String> {
     let (_, name) = key.split_once('/')?;
-    let prefixes = || OTHER_ANNOTATIONS.into_iter().map(|(prefix, _)| prefix);
-    let name = closest(name, prefixes().filter_map(known_names).flatten())?;
-    let has_name = |prefix: &&str| known_names(prefix).is_some_and(|mut known| known.any(|known| known == name));
-    Some(format!("{}/{name}", prefixes().find(has_name)?))
+    let others = OTHER_ANNOTATIONS.iter().flat_map(|(prefix, names)| names.iter().map(move |name| (*prefix, *name)));
+    let known: Vec<(&str, &str)> = read_annotations().chain(others).collect();
+    let name = closest(name, known.iter().map(|(_, name)| *name))?;
+    let (prefix, _) = known.iter().find(|(_, known)| *known == name)?;
+    Some(format!("{prefix}/{name}"))
 }
 
 /// Returns a value of `sidecar.istio.io/inject` that is not a boolean. Istio's injector accepts more words for true than
@@ -237,9 +220,9 @@ mod tests {
 
     #[test]
     fn published_annotations_and_those_of_others_are_no_warning() {
-        for (prefix, _) in OTHER_ANNOTATIONS {
-            for name in known_names(prefix).expect("a known prefix") {
-                if name != "inject" {
+        for (prefix, of_prefix) in OTHER_ANNOTATIONS {
+            for name in of_prefix {
+                if *name != "inject" {
                     assert_eq!(ignored_on_pod(&[&format!("{prefix}/{name}")]), [""; 0]);
                 }
             }

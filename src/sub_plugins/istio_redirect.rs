@@ -1,17 +1,17 @@
 //! `istio-redirect`: redirection to the sidecar, from four layers of settings. Each layer overrides the ones after it:
 //! the pod's annotations, `args.cni`, the proxy's container, the blocks of the sub-plugin chain.
 
+use super::chain::ParsedBlock;
 use super::context::name_of;
 use super::ids::IdKind;
-use super::note::Note;
-use super::parsed_chain::ParsedBlock;
 use super::pod_networks::PodInterfaces;
 use super::settings::Settings;
+use super::sub_plugin::Note;
 use super::sub_plugin::{SettingSource, SubPlugin};
 use super::values;
 use crate::cni::{Code, Error};
 use crate::pod::{Container, Pod};
-use crate::policy::{Contradiction, DnsCapture, Groups, Interception, Ipv6, Redirect, united};
+use crate::policy::{DnsCapture, Groups, Interception, Ipv6, Redirect, united};
 use std::collections::HashSet;
 
 /// The layers that override the `istio-redirect` blocks.
@@ -38,12 +38,17 @@ pub(super) fn interception(
 ) -> Result<Interception, Error> {
     let OverridingLayers { pod, proxy, pod_overrides, .. } = overriding;
     let settings: Vec<_> = blocks.iter().map(|block| (block.path.as_str(), &block.parsed)).collect();
-    let united = united(&settings, Settings::union).map_err(Contradiction::into_error)?;
+    let united =
+        united(&settings, Settings::union).map_err(|contradiction| contradiction.into_error().naming_network())?;
     let paths: Vec<&str> = blocks.iter().map(|block| block.path.as_str()).collect();
     let layers = Layers {
         blocks,
         pod,
-        annotations: if pod_overrides { Settings::of_annotations(pod)? } else { Settings::default() },
+        annotations: if pod_overrides {
+            Settings::of_annotations(pod).map_err(Error::naming_pod)?
+        } else {
+            Settings::default()
+        },
         args: overriding.args.unwrap_or_default(),
         container: if pod_overrides { Settings::of_container(pod, proxy, notes)? } else { Settings::default() },
         united,
@@ -156,7 +161,7 @@ fn resolve(path: &str, settings: Settings, notes: &mut Vec<Note>) -> Result<Inte
             "{path}: proxy_uid and proxy_gid are both empty: the rules would redirect the proxy's own traffic back to \
              it; set at least one UID or GID"
         );
-        return Err(Error::new(Code::InvalidConfig, msg));
+        return Err(Error::new(Code::InvalidConfig, msg).naming_network());
     }
     Ok(Interception::On(Box::new(redirect)))
 }

@@ -2,21 +2,18 @@
 //!
 //! All functions are pure: they use no file, no socket and not the kernel. Therefore the order of the blocks does not
 //! matter, and `explain` predicts the result without access to the pod.
-//!
-//! Files, from the lowest to the highest:
 
 mod chain;
 mod container_exclude;
 mod context;
 mod decision;
 mod dns_exclude;
+mod exclude;
 mod ids;
 mod ignored;
 mod istio_redirect;
-mod note;
-mod parsed_chain;
 mod pod_networks;
-mod separate;
+mod run;
 mod settings;
 mod sub_plugin;
 #[cfg(test)]
@@ -24,16 +21,14 @@ mod tests;
 mod uid_exclude;
 mod values;
 
-pub use chain::{ChainOutput, NeededFacts, check, executables, run, run_separately, wants};
+pub use chain::{ChainInput, NeededFacts, executables, wants};
 pub use context::Resolvers;
 pub use decision::{
     ConsideredRule, Decision, SkipReason, considered, pod_skip_reason, requested_injection, skip_reason,
 };
 pub use ids::namespace_uids;
 pub use ignored::{Ignored, ignored};
-pub use note::{Note, Severity};
-pub use parsed_chain::ChainInput;
 pub use pod_networks::own_addresses;
-pub use separate::SeparatePolicy;
+pub use run::{ChainOutput, SeparatePolicy, check, run, run_separately};
 pub use settings::{setting_annotations, setting_values};
-pub use sub_plugin::{Origins, SettingSource, SubPlugin};
+pub use sub_plugin::{Note, Origins, SettingSource, Severity, SubPlugin};

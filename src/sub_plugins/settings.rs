@@ -6,7 +6,7 @@
 
 use super::context::AnnotationValue;
 use super::ids::IdKind;
-use super::note::Note;
+use super::sub_plugin::Note;
 use super::values::{self, parse_bool};
 use crate::cni::{BlockReader, Error, ItemList, at_most};
 use crate::pod::well_known::{
@@ -139,7 +139,7 @@ settings! {
         value: |redirect| json!(redirect.inbound_tproxy_mark),
     }
     inbound_tproxy_route_table: u32 {
-        parse: |written, _| route_table(written),
+        parse: |written, _| written.route_table(),
         value: |redirect| json!(redirect.inbound_tproxy_route_table),
     }
     inbound_ports_include: Ports {
@@ -231,7 +231,7 @@ settings! {
         },
     }
     host_ipv4_loopback_cidr: Ipv4Net {
-        parse: |written, _| loopback(written),
+        parse: |written, _| written.ip4_net(),
         value: |redirect| json!(redirect.host_ipv4_loopback_cidr.to_string()),
     }
 }
@@ -265,6 +265,7 @@ pub fn setting_annotations(key: &str) -> &'static [&'static str] {
 /// Returns the destinations that the pod's annotation excludes. Its other annotations may be invalid.
 pub(super) fn excluded_ranges(pod: &Pod) -> Result<Option<Ranges>, Error> {
     annotated(pod, &[EXCLUDE_OUTBOUND_RANGES], |written, _| written.list(values::parse_ranges))
+        .map_err(Error::naming_pod)
 }
 
 /// Returns whether the pod's sidecar resolves DNS, whichever program redirects it there.
@@ -292,60 +293,59 @@ impl WrittenValue<'_> {
             Self::Key(r, key) => r.one_of(key, words),
             Self::Annotation(annotation) => {
                 let accepted = words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
-                annotation.parsed(&accepted, |text| Some(words.iter().find(|(word, _)| *word == text)?.1))
+                let value = words.iter().find(|(word, _)| *word == annotation.value).map(|(_, value)| Some(*value));
+                value.ok_or_else(|| annotation.reject(&accepted))
             }
+        }
+    }
+
+    /// Reads a value of a kind that no annotation sets.
+    fn of_key<'a, T>(
+        &'a self,
+        read: impl Fn(&'a BlockReader<'a>, &'static str) -> Result<Option<T>, Error>,
+    ) -> Result<Option<T>, Error> {
+        match self {
+            Self::Key(r, key) => read(r, key),
+            Self::Annotation(_) => Ok(None),
         }
     }
 
     /// A whole number other than 0.
     fn number(&self) -> Result<Option<u32>, Error> {
-        match self {
-            Self::Key(r, key) => r.number(key, 1, u32::MAX),
-            Self::Annotation(annotation) => annotation
-                .parsed("a whole number from 1 to 4294967295", |text| text.parse().ok().filter(|number| *number != 0)),
-        }
+        self.of_key(|r, key| r.number(key, 1, u32::MAX))
     }
 
     fn port(&self) -> Result<Option<u16>, Error> {
-        match self {
-            Self::Key(r, key) => r.port(key),
-            Self::Annotation(annotation) => {
-                annotation.parsed("a whole number from 1 to 65535", |text| text.parse().ok().filter(|port| *port != 0))
-            }
-        }
+        self.of_key(|r, key| r.port(key))
     }
 
     fn boolean(&self) -> Result<Option<bool>, Error> {
-        match self {
-            Self::Key(r, key) => r.boolean(key),
-            Self::Annotation(annotation) => annotation.parsed("true or false", parse_bool),
-        }
+        self.of_key(|r, key| r.boolean(key))
     }
 
-    /// A value that `parse` reads from text.
-    fn text<T>(&self, accepted: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, Error> {
-        match self {
-            Self::Key(r, key) => {
-                let Some(text) = r.string(key)? else { return Ok(None) };
-                parse(text).map(Some).ok_or_else(|| self.reject(text, accepted))
+    /// A routing table. Tables 253 to 255 are the kernel's: default, main and local (ip-route(8)).
+    fn route_table(&self) -> Result<Option<u32>, Error> {
+        self.of_key(|r, key| match r.number(key, 1, u32::MAX)? {
+            Some(table @ 253..=255) => {
+                Err(rejected(r.place(key), &table.to_string(), "a routing table other than the kernel's (253 to 255)"))
             }
-            Self::Annotation(annotation) => annotation.parsed(accepted, parse),
-        }
+            table => Ok(table),
+        })
     }
 
-    fn reject(&self, value: &str, accepted: &str) -> Error {
-        let place = match self {
-            Self::Key(r, key) => r.place(key),
-            Self::Annotation(annotation) => annotation.place.clone(),
-        };
-        ItemList { place, items: Vec::new() }.reject(value, accepted)
+    fn ip4_net(&self) -> Result<Option<Ipv4Net>, Error> {
+        self.of_key(|r, key| {
+            let Some(text) = r.string(key)? else { return Ok(None) };
+            match values::parse_range(text.trim()) {
+                Some(IpNet::V4(net)) => Ok(Some(net)),
+                _ => Err(rejected(r.place(key), text, "an IPv4 address or CIDR such as 127.0.0.1/32")),
+            }
+        })
     }
 }
 
-impl AnnotationValue<'_> {
-    fn parsed<T>(&self, accepted: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, Error> {
-        parse(self.value).map(Some).ok_or_else(|| self.reject(accepted))
-    }
+fn rejected(place: String, value: &str, accepted: &str) -> Error {
+    ItemList { place, items: Vec::new() }.reject(value, accepted)
 }
 
 /// The proxy's container, where Istio's injector writes its settings.
@@ -407,23 +407,6 @@ fn addresses<T: FromStr + Clone + Eq + Hash>(list: &ItemList, accepted: &str) ->
     list.distinct(accepted, |item| item.parse().ok())
 }
 
-/// Parses a routing table. Tables 253 to 255 are the kernel's: default, main and local (ip-route(8)).
-fn route_table(written: &WrittenValue<'_>) -> Result<Option<u32>, Error> {
-    match written.number()? {
-        Some(table @ 253..=255) => {
-            Err(written.reject(&table.to_string(), "a routing table other than the kernel's (253 to 255)"))
-        }
-        table => Ok(table),
-    }
-}
-
-fn loopback(written: &WrittenValue<'_>) -> Result<Option<Ipv4Net>, Error> {
-    written.text("an IPv4 address or CIDR such as 127.0.0.1/32", |text| match values::parse_range(text.trim())? {
-        IpNet::V4(net) => Some(net),
-        IpNet::V6(_) => None,
-    })
-}
-
 fn list<T: Display>(items: &[T]) -> Value {
     items.iter().map(ToString::to_string).collect()
 }
@@ -452,30 +435,6 @@ fn groups(groups: &Groups) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::Code;
-
-    #[test]
-    fn every_type_of_value_can_be_set_by_an_annotation() {
-        let written = |value| {
-            let author = super::super::context::ListAuthor::Pod;
-            WrittenValue::Annotation(AnnotationValue { place: "annotation \"k\"".into(), value, author })
-        };
-        assert_eq!(written("7").number().expect("a number"), Some(7));
-        assert_eq!(written("7").port().expect("a port"), Some(7));
-        assert_eq!(written("true").boolean().expect("a boolean"), Some(true));
-        let net = "127.0.0.0/8".parse().expect("a CIDR");
-        assert_eq!(loopback(&written("127.0.0.1/8")).expect("a CIDR"), Some(net));
-        let errors = [
-            written("0").number().map(drop),
-            written("65536").port().map(drop),
-            written("yes").boolean().map(drop),
-            loopback(&written("::1")).map(drop),
-            route_table(&written("254")).map(drop),
-        ];
-        for error in errors.map(|result| result.expect_err("invalid")) {
-            assert!(error.code == Code::InvalidConfig && error.msg.starts_with("annotation \"k\": "), "{error}");
-        }
-    }
 
     #[test]
     fn no_annotation_sets_two_settings() {

@@ -1,6 +1,6 @@
-//! The sub-plugins by name, and the origin of each setting and exclusion.
+//! The sub-plugins by name, the origin of each setting and exclusion, and notes for users.
 
-use crate::cni::{Block, SUB_PLUGINS};
+use crate::cni::{Block, Error, SUB_PLUGINS};
 use crate::policy::{ContainerExclusion, Exclusion};
 use serde_json::Value;
 use std::fmt;
@@ -54,6 +54,17 @@ pub enum SettingSource {
     Pod(&'static str),
 }
 
+impl SettingSource {
+    /// Returns an error about this source, whose message contains the source's place.
+    pub(super) fn named_in(&self, error: Error) -> Error {
+        match self {
+            Self::Pod(_) => error.naming_pod(),
+            Self::Configuration(_) => error.naming_network(),
+            Self::Default | Self::Container(_) | Self::Argument(_) | Self::Namespace(_) => error,
+        }
+    }
+}
+
 impl fmt::Display for SettingSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -77,4 +88,32 @@ pub struct Origins {
     pub exclusions: Vec<(Exclusion, SettingSource)>,
     /// The source of each requested exclusion of a container.
     pub containers: Vec<(ContainerExclusion, SettingSource)>,
+}
+
+/// A line for the log and for `explain`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Note {
+    /// How important the note is.
+    pub severity: Severity,
+    /// The text, one line.
+    pub text: String,
+}
+
+/// How important a [`Note`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Severity {
+    /// Everything works as configured.
+    Info,
+    /// A requested setting has no effect.
+    Warning,
+}
+
+impl Note {
+    pub(super) fn info(text: impl Into<String>) -> Self {
+        Self { severity: Severity::Info, text: text.into() }
+    }
+
+    pub(super) fn warning(text: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, text: text.into() }
+    }
 }

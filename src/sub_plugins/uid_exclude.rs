@@ -5,11 +5,9 @@
 
 use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions};
 use super::ids::{IdKind, IdList};
-use super::note::Note;
-use super::sub_plugin::SettingSource;
+use super::sub_plugin::Note;
 use super::values;
 use crate::cni::{BlockReader, Error, ItemList};
-use crate::pod::Facts;
 use crate::pod::well_known::{EXCLUDE_GIDS, EXCLUDE_PORTS_FOR_UIDS, EXCLUDE_UIDS};
 use crate::policy::{PortRange, Ports, Protocol};
 use serde_json::Value;
@@ -39,24 +37,17 @@ impl UidExclude {
         Ok(Self { uids: ids("uids")?, gids: ids("gids")?, rules })
     }
 
-    /// Parses the annotations of the pod and its namespace, each on its own.
-    pub(super) fn annotated(facts: &Facts) -> Result<Vec<(SettingSource, Self)>, Error> {
-        type Parse = fn(&AnnotationValue<'_>) -> Result<UidExclude, Error>;
-        let parsers: [(&'static str, Parse); 3] = [
-            (EXCLUDE_UIDS, |annotation| Ok(Self { uids: id_list(annotation)?, ..Self::default() })),
-            (EXCLUDE_GIDS, |annotation| Ok(Self { gids: id_list(annotation)?, ..Self::default() })),
-            (EXCLUDE_PORTS_FOR_UIDS, |annotation| {
+    /// Parses one of [`ANNOTATIONS`].
+    pub(super) fn of_annotation(key: &str, annotation: &AnnotationValue<'_>) -> Result<Self, Error> {
+        let ids = || IdList::parse(&annotation.list()?, annotation.author).map(Some);
+        Ok(match key {
+            EXCLUDE_UIDS => Self { uids: ids()?, ..Self::default() },
+            EXCLUDE_GIDS => Self { gids: ids()?, ..Self::default() },
+            _ => {
                 let rules = rules_of_text(annotation.place.clone(), annotation.value, annotation.author)?;
-                Ok(Self { rules, ..Self::default() })
-            }),
-        ];
-        let mut requested = Vec::new();
-        for (key, parse) in parsers {
-            if let Some(annotation) = AnnotationValue::of_pod_or_namespace(facts, key) {
-                requested.push((annotation.source(key), parse(&annotation)?));
+                Self { rules, ..Self::default() }
             }
-        }
-        Ok(requested)
+        })
     }
 
     /// Returns the exclusions for one pod.
@@ -122,10 +113,6 @@ impl PortRule {
         let owners = self.uids.owners(IdKind::User, context, notes)?;
         requested.add(self.uids.place(), &owners, &[None], &self.protocols, &self.ports)
     }
-}
-
-fn id_list(annotation: &AnnotationValue<'_>) -> Result<Option<IdList>, Error> {
-    IdList::parse(&annotation.list()?, annotation.author).map(Some)
 }
 
 fn rules_of_text(place: impl Into<String>, text: &str, author: ListAuthor) -> Result<Vec<PortRule>, Error> {

@@ -35,19 +35,6 @@ fn a_pinned_policy_ends_bypasses_also_of_pods_that_follow_no_changes() {
 }
 
 #[test]
-fn the_node_can_forbid_the_opt_out() {
-    scene(|scene, api| {
-        let _agent = scene.agent(&["--live-policy-opt-out=false"]);
-        let pod = Pod::added(scene, api, "web-0", &[(LIVE_POLICY, "false")]);
-        scene.wait_for_counts([1, 0, 0, 0]);
-        pod.set(EXCLUDE_UIDS, "7000");
-        publish(api, &pod);
-        pod.until(|pod| pod.excludes_uid(7000));
-        assert!(scene.wait_for_counts([1, 0, 0, 0]).forbids_opt_out);
-    });
-}
-
-#[test]
 fn the_newest_sandbox_of_a_pod_follows() {
     scene(|scene, api| {
         let _agent = scene.agent(&[]);

@@ -3,8 +3,8 @@
 use crate::kernel::Kernel;
 use crate::pod::Pod;
 use crate::scene::{Scene, event, one, scene};
-use detour_cni::agent::ObservedPod;
-use detour_cni::agent::repair::{Cause, RepairMode, RepairOutcome};
+use detour_cni::agent::pods::{Cause, RepairOutcome};
+use detour_cni::agent::{ObservedPod, RepairMode};
 use serde_json::json;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -321,32 +321,5 @@ fn an_ipv6_address_that_is_added_after_add_gets_rules() {
         let done = one(repair.run_pass(&[observed], start + 60 * SECOND));
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         is_as_plain_until_deleted(scene, &pod);
-    });
-}
-
-#[test]
-fn a_pod_is_repaired_by_the_first_release_that_redirects_it_while_its_agent_runs() {
-    scene(|scene| {
-        let entry = |namespaces: &[&str]| {
-            json!({"type": "detour", "chain": [{"type": "istio-redirect"}],
-                "kubernetes": {"manifests_dir": "/manifests", "exclude_namespaces": namespaces}})
-        };
-        scene.install_release("a", &entry(&[]));
-        let pod = scene.pod();
-        pod.call(scene, "ADD");
-        pod.tool("nft", &["flush", "ruleset"], "");
-        let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
-        let other = scene.files().of_release("a".parse().expect("a name"));
-        let presence = other.be_present("a").expect("present");
-        assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start), [], "left to the release a");
-        scene.install_release("a", &entry(&["shop"]));
-        let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 60 * SECOND));
-        assert_eq!(done.outcome, RepairOutcome::Repaired, "the release a excludes the pod");
-        scene.install_release("a", &entry(&[]));
-        pod.tool("nft", &["flush", "ruleset"], "");
-        assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start + 120 * SECOND), []);
-        drop(presence);
-        let done = one(repair.run_pass(&[observed], start + 180 * SECOND));
-        assert_eq!(done.outcome, RepairOutcome::Repaired, "its agent has ended");
     });
 }

@@ -1,16 +1,16 @@
 //! Pods that are not repaired.
 
 use crate::kernel::Kernel;
-use crate::scene::{one, scene, scene_with, settings};
+use crate::scene::{Repair, one, scene, scene_with, settings};
 use crate::server::{Answer, Request};
-use detour_cni::agent::ObservedPod;
-use detour_cni::agent::repair::{Criteria, RepairMode, RepairOutcome, RepairWorker};
+use detour_cni::agent::pods::RepairOutcome;
+use detour_cni::agent::{ObservedPod, RepairMode, RepairSettings};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Checks the pod twice, the second time after the grace period. Returns the number of repairs.
-fn repairs(repair: &mut RepairWorker, observed: &Arc<ObservedPod>) -> usize {
+fn repairs(repair: &mut Repair, observed: &Arc<ObservedPod>) -> usize {
     let start = Instant::now();
     let again = start + Duration::from_secs(5);
     repair.run_pass(&[Arc::clone(observed)], start).len() + repair.run_pass(&[Arc::clone(observed)], again).len()
@@ -38,8 +38,8 @@ fn pods_without_netns_or_sidecar_ending_or_excluded_pods_are_skipped() {
         for observed in others {
             assert_eq!(repairs(&mut scene.repair(), &Arc::new(observed.clone())), 0, "{observed:?}");
         }
-        let mut settings = settings(RepairMode::InPlace);
-        settings.criteria = Criteria { selector: "app=db".parse().expect("a selector"), ..Criteria::default() };
+        let selector = "app=db".parse().expect("a selector");
+        let settings = RepairSettings { selector, ..settings(RepairMode::InPlace) };
         assert_eq!(repairs(&mut scene.repair_by(&settings), &pod.unvalidated()), 0, "not selected");
         Kernel::of(&pod).assert_is(&before, "untouched");
         assert!(scene.api.requests().is_empty() && scene.attachments(&pod).is_empty());

@@ -2,8 +2,8 @@
 
 use crate::scene::{event, one, scene, scene_with, settings};
 use crate::server::Answer;
-use detour_cni::agent::ObservedPod;
-use detour_cni::agent::repair::{Cause, RepairMode, RepairOutcome, RepairSettings};
+use detour_cni::agent::pods::{Cause, RepairOutcome};
+use detour_cni::agent::{ObservedPod, RepairMode};
 use detour_cni::pod::Container;
 use serde_json::json;
 use std::sync::Arc;
@@ -85,24 +85,22 @@ fn a_pod_is_labeled_once() {
 }
 
 #[test]
-fn a_pod_that_can_not_be_repaired_in_place_is_deleted_in_the_last_attempt() {
+fn a_pod_that_can_not_be_repaired_keeps_running_and_the_first_and_last_failure_have_an_event() {
     scene(|scene| {
         let pod = scene.pod();
         pod.tool("ip", &["addr", "del", "10.88.0.2/24", "dev", "eth0"], "");
-        let mut settings = settings(RepairMode::InPlace);
-        settings.otherwise = Some(RepairMode::Delete);
-        let (mut repair, mut now, mut done) = (scene.repair_by(&settings), Instant::now(), Vec::new());
-        for _ in 0..5 {
+        let (mut repair, mut now, mut done) = (scene.repair(), Instant::now(), Vec::new());
+        for _ in 0..7 {
             done.extend(repair.run_pass(&[pod.unvalidated()], now));
             now += Duration::from_secs(600);
         }
-        let modes: Vec<RepairMode> = done.iter().map(|done| done.mode).collect();
-        assert_eq!(
-            modes,
-            [RepairMode::InPlace, RepairMode::InPlace, RepairMode::InPlace, RepairMode::InPlace, RepairMode::Delete]
+        assert!(
+            done.len() == 5 && done.iter().all(|done| matches!(done.outcome, RepairOutcome::Failed(_))),
+            "{done:?}"
         );
-        assert_eq!(done[4].outcome, RepairOutcome::Deleted);
-        assert_eq!(scene.events(2), [event("DetourRepairFailed", "Warning"), event("DetourDeleted", "Warning")]);
+        assert!(scene.request_bodies("DELETE").is_empty());
+        let failed = event("DetourRepairFailed", "Warning");
+        assert_eq!(scene.events(2), [failed.clone(), failed]);
     });
 }
 
@@ -140,7 +138,7 @@ fn pods_beyond_the_queue_limit_are_checked_later() {
         let mut crowd: Vec<Arc<ObservedPod>> = (0..600)
             .map(|number| {
                 let mut other = pod.observed();
-                other.pod.uid = Some(format!("none-{number}"));
+                other.pod.uid = Some(format!("-{number}"));
                 Arc::new(other)
             })
             .collect();
@@ -246,20 +244,16 @@ fn a_pod_whose_replacement_would_not_be_redirected_is_never_deleted() {
         let mut by_istio_init = ObservedPod::clone(&scene.pod().unvalidated());
         by_istio_init.pod.init_containers.push(Container { name: "istio-init".into(), ..Container::default() });
         pods.push(Arc::new(by_istio_init));
-        let in_the_end = RepairSettings { otherwise: Some(RepairMode::Delete), ..settings(RepairMode::InPlace) };
-        for settings in [settings(RepairMode::Delete), in_the_end] {
-            for observed in &pods {
-                let (mut repair, mut now, mut done) = (scene.repair_by(&settings), Instant::now(), Vec::new());
-                for _ in 0..5 {
-                    done.extend(repair.run_pass(&[Arc::clone(observed)], now));
-                    now += Duration::from_secs(600);
-                }
-                let RepairOutcome::Failed(why) = &done.last().expect("a failure").outcome else { panic!("{done:?}") };
-                assert!(why.contains("would not redirect"), "{why}");
-            }
+        for observed in &pods {
+            let done =
+                one(scene.repair_by(&settings(RepairMode::Delete)).run_pass(&[Arc::clone(observed)], Instant::now()));
+            assert!(
+                matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("would not redirect")),
+                "{done:?}"
+            );
         }
         assert!(scene.request_bodies("DELETE").is_empty());
-        assert!(scene.events(10).iter().all(|found| *found == event("DetourRepairFailed", "Warning")));
+        assert!(scene.events(5).iter().all(|found| *found == event("DetourRepairFailed", "Warning")));
     });
 }
 
@@ -276,27 +270,6 @@ fn a_pod_with_native_rules_and_without_saved_state_is_not_deleted() {
             assert_eq!(repair.run_pass(&[Arc::new(pod.observed())], now), []);
             now += Duration::from_secs(600);
         }
-        assert!(scene.request_bodies("DELETE").is_empty());
-        pod.call(scene, "DEL");
-    });
-}
-
-/// A new pod would have the same rules.
-#[test]
-fn a_pod_with_the_desired_rules_is_not_deleted_in_the_last_attempt() {
-    scene(|scene| {
-        let pod = scene.pod();
-        pod.call(scene, "ADD");
-        let settings = RepairSettings { otherwise: Some(RepairMode::Delete), ..settings(RepairMode::InPlace) };
-        let (mut repair, mut now, mut done) = (scene.repair_by(&settings), Instant::now(), Vec::new());
-        for _ in 0..6 {
-            done.extend(repair.run_pass(&[pod.unvalidated()], now));
-            now += Duration::from_secs(600);
-        }
-        assert!(
-            done.iter()
-                .any(|done| matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("init container")))
-        );
         assert!(scene.request_bodies("DELETE").is_empty());
         pod.call(scene, "DEL");
     });

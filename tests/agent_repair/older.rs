@@ -2,7 +2,7 @@
 
 use crate::pod::Pod;
 use crate::scene::{Scene, event, one, scene};
-use detour_cni::agent::repair::{Cause, RepairOutcome};
+use detour_cni::agent::pods::{Cause, RepairOutcome};
 use nix::sched::{CloneFlags, setns};
 use nix::unistd::{Uid, setfsuid};
 use std::fs::File;

@@ -4,14 +4,16 @@ use crate::node::{self, Node};
 use crate::pod::Pod;
 use crate::server::{Answer, Request, Server};
 use detour_cni::agent::install::{EditedList, HostPath, HostRoot, InstallRecord, NodeFiles};
-use detour_cni::agent::repair::{Criteria, RepairMode, RepairResult, RepairSettings, RepairWorker};
-use detour_cni::agent::{Metrics, ObservedPod, PodReports};
+use detour_cni::agent::pods::{ObservedNode, PodReconciler, RepairResult};
+use detour_cni::agent::{Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RepairSettings, Selector};
 use detour_cni::cluster::ServiceAccount;
+use detour_cni::policy::LivePolicyScope;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::cell::OnceCell;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -96,17 +98,6 @@ impl Scene<'_> {
         self.write(LIST, &list.to_string());
     }
 
-    /// Adds another release, with this entry in a plugin list of its own.
-    pub(crate) fn install_release(&self, release: &str, entry: &Value) {
-        let path = format!("/etc/cni/{release}/10-cluster.conflist");
-        self.write(&path, &json!({"cniVersion": "1.0.0", "name": "cluster", "plugins": [entry]}).to_string());
-        let listed = EditedList { kind: "detour".into(), ours: Vec::new(), original: None };
-        let installer = release.to_owned();
-        let record = InstallRecord { installer, lists: [(host(&path), listed)].into(), ..InstallRecord::default() };
-        let path = format!("/var/lib/cni/detour/install.{release}.json");
-        self.write(&path, &serde_json::to_string(&record).expect("a record"));
-    }
-
     fn manifests(&self) -> PathBuf {
         self.node.root.join("manifests")
     }
@@ -131,13 +122,15 @@ impl Scene<'_> {
         self.write(&format!("/manifests/{}.json", pod.uid), &pod.manifest().to_string());
     }
 
-    pub(crate) fn repair(&self) -> RepairWorker {
+    pub(crate) fn repair(&self) -> Repair {
         self.repair_by(&settings(RepairMode::InPlace))
     }
 
-    pub(crate) fn repair_by(&self, settings: &RepairSettings) -> RepairWorker {
+    pub(crate) fn repair_by(&self, settings: &RepairSettings) -> Repair {
         let reports = self.reports.get_or_init(|| PodReports::start(Some(self.account())).expect("a thread"));
-        RepairWorker::new(settings.clone(), self.files(), self.account(), reports.clone(), self.metrics.clone())
+        let settings = PodSettings { repair: Some(settings.clone()), live_policy: LivePolicyScope::Off };
+        let (account, metrics) = (self.account(), self.metrics.clone());
+        Repair(PodReconciler::new(settings, self.files(), account, reports.clone(), metrics))
     }
 
     pub(crate) fn files(&self) -> NodeFiles {
@@ -198,14 +191,24 @@ impl Scene<'_> {
     }
 }
 
-pub(crate) fn settings(mode: RepairMode) -> RepairSettings {
-    RepairSettings {
-        criteria: Criteria::default(),
-        mode,
-        otherwise: None,
-        label: ("cni.istio.io/uninitialized".into(), "true".into()),
-        interval: Duration::from_secs(60),
+/// The reconciler of an agent that repairs pods. Its jobs run one after another.
+pub(crate) struct Repair(PodReconciler);
+
+impl Repair {
+    /// Checks the pods that are due at `now`. Returns the repairs in the order of the pods.
+    pub(crate) fn run_pass(&mut self, pods: &[Arc<ObservedPod>], now: Instant) -> Vec<RepairResult> {
+        self.0.update_node(true, now);
+        let observed = pods.iter().map(|pod| (Arc::clone(pod), None)).collect();
+        let jobs = self.0.start_due(&ObservedNode { pods: observed, is_current: true }, now);
+        let mut done: Vec<_> = jobs.into_iter().filter_map(|job| self.0.finish(job.run(), now)).collect();
+        done.sort_by_key(|done| pods.iter().position(|pod| done.pod.ends_with(&pod.pod.name)));
+        done
     }
+}
+
+pub(crate) fn settings(mode: RepairMode) -> RepairSettings {
+    let label = ("cni.istio.io/uninitialized".into(), "true".into());
+    RepairSettings { selector: Selector::default(), mode, label }
 }
 
 pub(crate) fn event(reason: &str, kind: &str) -> (String, String) {

@@ -32,12 +32,14 @@ fn fails_validation(plane: &ControlPlane, pod: &Value) {
 
 #[test]
 fn a_pod_that_started_before_the_plugin_is_repaired_in_place() {
-    with_an_agent("in-place", "repair.intervalSeconds=1", |plane, node, pod, sandbox| {
+    with_an_agent("in-place", "repair.enabled=true", |plane, node, pod, sandbox| {
         plane.until(|_| sandbox.redirects());
         plane.until(|plane| events(&plane.admin()) == ["DetourRepaired"]);
         node.call("DEL", sandbox, pod).expect("deleted");
         node.call("ADD", sandbox, pod).expect("added");
         sandbox.flush();
+        // The agent checks a pod that changes within seconds.
+        plane.admin().merge(pod, &json!({"metadata": {"labels": {"changed": "yes"}}})).expect("accepted");
         plane.until(|_| sandbox.redirects());
     });
 }

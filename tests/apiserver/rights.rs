@@ -87,7 +87,7 @@ fn the_shipped_rights_equal_the_documented_table() {
     const BASE: [&str; 4] = ["always", "onExit=auto", "repair.enabled", "livePolicy"];
     let rows = table();
     let with = |more: &[&'static str]| -> BTreeSet<&str> { BASE.iter().chain(more).copied().collect() };
-    let most = "global.platform=openshift,primaryPlugin.enabled=true,taint.enabled=true,repair.deletePods=true";
+    let most = "global.platform=openshift,primaryPlugin.enabled=true,taint.enabled=true,repair.repairPods=false,repair.deletePods=true";
     let variants = [
         ("kubernetes", base("kubernetes"), with(&[])),
         ("openshift", base("openshift"), with(&["OpenShift", "repair.enabled, as an attachment"])),
@@ -99,7 +99,7 @@ fn the_shipped_rights_equal_the_documented_table() {
         ),
         ("live", chart(&["onExit=leave,repair.enabled=false,livePolicy=all"]), ["always", "livePolicy"].into()),
         ("repair", chart(&["onExit=leave,livePolicy=off"]), ["always", "repair.enabled"].into()),
-        ("labels", chart(&["repair.labelPods=true"]), with(&["repair.labelPods"])),
+        ("labels", chart(&["repair.repairPods=false,repair.labelPods=true"]), with(&["repair.labelPods"])),
         ("most", chart(&[most]), with(&["OpenShift", "primaryPlugin.enabled", "taint.enabled", "repair.deletePods"])),
     ];
     let covered: BTreeSet<&str> = variants.iter().flat_map(|(.., when)| when.clone()).collect();

@@ -42,14 +42,6 @@ fn the_unquoted_word_off_of_a_values_file_means_off() {
 }
 
 #[test]
-fn the_chart_can_forbid_the_opt_out() {
-    for allowed in [true, false] {
-        let values = json!({"livePolicyOptOut": allowed});
-        assert_eq!(flag(&agent(&values), "live-policy-opt-out"), Some(allowed.to_string()));
-    }
-}
-
-#[test]
 fn the_notes_tell_which_changes_running_pods_follow() {
     let restart = "kubectl -n NAMESPACE rollout restart deployment";
     for (scope, comment) in [
@@ -132,7 +124,7 @@ fn the_agent_may_write_conditions_and_events_unless_the_scope_is_off_and_each_ri
         ] {
             let values = |scope: &str| {
                 json!({
-                    "repair": {"enabled": repair, "labelPods": labels}, "primaryPlugin": {"enabled": primary},
+                    "repair": {"enabled": repair, "repairPods": !labels, "labelPods": labels}, "primaryPlugin": {"enabled": primary},
                     "containerExclusion": {"enabled": exclusion}, "livePolicy": scope,
                 })
             };
@@ -156,8 +148,9 @@ fn the_agent_may_write_conditions_and_events_unless_the_scope_is_off_and_each_ri
             }
         }
     }
-    let mut distinct =
-        rights(&json!({"livePolicy": "all", "repair": {"labelPods": true}, "primaryPlugin": {"enabled": true}}));
+    let mut distinct = rights(
+        &json!({"livePolicy": "all", "repair": {"repairPods": false, "labelPods": true}, "primaryPlugin": {"enabled": true}}),
+    );
     let count = distinct.len();
     distinct.sort_unstable();
     distinct.dedup();

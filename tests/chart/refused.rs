@@ -134,11 +134,9 @@ fn a_wrong_value_is_refused() {
         ("definitions", json!("yes")),
         ("attachmentConfDir", json!("")),
         ("onExit", json!("keep")),
-        ("repair.intervalSeconds", json!(-1)),
-        ("repair.intervalSeconds", json!("60s")),
         ("repair.brokenPodLabelKey", json!("a b")),
         ("repair.brokenPodLabelValue", json!(true)),
-        ("repair.initContainerName", json!("")),
+        ("repair.initContainerName", json!("check")),
         ("repair.selector", json!("app: web")),
         ("containerExclusion.nriSocket", json!("nri.sock")),
         ("taint.key", json!("not ready")),
@@ -224,9 +222,14 @@ fn values_that_contradict_each_other_are_refused() {
     // The templates refuse these values, one at a time.
     let cases = [
         (
-            "repair: expected at most one of deletePods and labelPods, got both",
-            json!({"repair": {"deletePods": true, "labelPods": true}}),
+            "repair: expected at most one of repairPods, deletePods and labelPods, got several; to delete or label",
+            json!({"repair": {"deletePods": true}}),
         ),
+        (
+            "livePolicyOptOut: this value no longer exists; to apply a rule to every pod, set pod_overrides to false",
+            json!({"livePolicyOptOut": false}),
+        ),
+        ("repair.intervalSeconds: this value no longer exists; remove it", json!({"repair": {"intervalSeconds": 60}})),
         ("cniBinDir, cniConfDir: both are \"/opt/cni\"", json!({"cniBinDir": "/opt/cni", "cniConfDir": "/opt/cni"})),
         (
             "containerExclusion.nriSocket: expected the path",
@@ -266,7 +269,7 @@ fn a_value_of_another_type_is_refused_for_each_value() {
 
 /// The values without which the chart can't be rendered, besides objects. `helm upgrade --reuse-values` leaves out those
 /// that the previous chart did not have.
-const REQUIRED: [&str; 15] = [
+const REQUIRED: [&str; 13] = [
     "image",
     "global.hub",
     "attachmentConfDir",
@@ -276,8 +279,6 @@ const REQUIRED: [&str; 15] = [
     "repair.repairPods",
     "repair.brokenPodLabelKey",
     "repair.brokenPodLabelValue",
-    "repair.initContainerName",
-    "repair.intervalSeconds",
     "taint.key",
     "terminationGracePeriodSeconds",
     "priorityClassName",

@@ -188,7 +188,7 @@ fn plugins_get_the_input_of_the_reference_library() {
 fn read(file: &Path) -> NetworkConfiguration {
     let conf = json!({"cniVersion": cni::version::NEWEST, "name": "p", "type": "detour", "clusterNetwork": file});
     let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("accepted");
-    let networks = resolve(&conf.primary.expect("it is"), None, None, "eth0").expect("accepted").networks;
+    let networks = resolve(&conf.primary.expect("it is"), None, None, "eth0", None).expect("accepted").networks;
     NetworkConfiguration::from(&networks[0].configuration)
 }
 

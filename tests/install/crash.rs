@@ -1,7 +1,6 @@
 //! Installations that are killed at each of the system calls that can change a file.
 
 use crate::scene::{CALICO, Scene, program};
-use detour_cni::cni::NodeConf;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -149,19 +148,4 @@ fn a_killed_change_between_the_own_and_the_original_list_leaves_the_entry_in_the
         }
         assert!(instants > 6, "{instants} instants");
     }
-}
-
-/// Checks what the release needs whose configuration is the file `conf`.
-fn usable(scene: &Scene, conf: &str, when: &str) {
-    let text = fs::read_to_string(scene.path(conf)).unwrap_or_else(|error| panic!("{when}: {conf}: {error}"));
-    serde_json::from_str::<Value>(&text).unwrap_or_else(|error| panic!("{when}: {conf}: {error}: {text}"));
-    assert!(text.contains("\"detour\""), "{when}: {text}");
-    let called = Command::new(scene.path("opt/cni/bin/detour")).env("CNI_COMMAND", "VERSION").output();
-    assert!(called.is_ok_and(|output| output.status.success()), "{when}: the program runs");
-    let text = fs::read(scene.path("var/lib/cni/detour/node.json")).unwrap_or_else(|error| panic!("{when}: {error}"));
-    let (_, warnings) = NodeConf::parse("node.json", &text).unwrap_or_else(|error| panic!("{when}: {error}"));
-    assert_eq!(warnings, [""; 0], "{when}");
-    let node: Value = serde_json::from_slice(&text).expect("JSON");
-    let kubeconfig = node["kubernetes"]["kubeconfig"].as_str().expect("a path").trim_start_matches('/');
-    assert!(scene.json(kubeconfig).is_object(), "{when}: {kubeconfig}");
 }

@@ -4,7 +4,8 @@ use crate::configuration::{exclude_1337, story};
 use crate::dialect::Dialect;
 use crate::istio::Dns;
 use crate::world::*;
-use detour_cni::inspect::{LiveRules, Sender, trace};
+use detour_cni::firewall::Sender;
+use detour_cni::inspect::{LiveRules, trace};
 use detour_cni::state::{ROOT, Store};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -194,7 +195,7 @@ fn trace_ends_for_chains_that_multiply() {
     let begun = Instant::now();
     let from = Sender::Process { uid: 1000, gid: None, set: None };
     let to = "192.0.2.1:80/tcp".parse().expect("a destination");
-    let trace = trace(&found.rulebook(), from, to, &found.addresses, "eth0");
+    let trace = trace(&found.view(), from, to, &found.addresses, "eth0");
     assert!(begun.elapsed() < SOON);
     assert!(trace.caveats.iter().any(|caveat| caveat.contains("stopped after 100000 rules")), "{:?}", trace.caveats);
 }

@@ -4,10 +4,12 @@ use crate::dialect::Dialect;
 use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
 use crate::support::cgroup::Cgroup;
 use crate::world::*;
-use detour_cni::firewall::{ContainerElement, ContainerLabel, LiveRuleset, RuleFormat};
+use detour_cni::firewall::{
+    ContainerElement, ContainerLabel, Destination, LiveRuleset, RuleFormat, RulesetView, Sender,
+};
 use detour_cni::inspect::{
-    Destination, ExcludedSenders, LiveRules, ManifestTexts, Mark, PodManifest, PodSelector, Rulebook, RulesReport,
-    Sender, Trace, configuration, explain,
+    ExcludedSenders, LiveRules, ManifestTexts, Mark, PodManifest, PodSelector, RulesReport, Trace, configuration,
+    explain,
 };
 use detour_cni::policy;
 use detour_cni::policy::{BypassEnd, ContainerScope};
@@ -175,9 +177,9 @@ fn trace_predicts_where_packets_arrive() {
         });
         let evaluated = policy_of(&configuration, &pod);
         let asked =
-            Rulebook::of_policy(&evaluated, if policy.native { RuleFormat::Nftables } else { RuleFormat::Iptables });
+            RulesetView::of_policy(&evaluated, if policy.native { RuleFormat::Nftables } else { RuleFormat::Iptables });
         let found = live(&world);
-        let held = found.rulebook();
+        let held = found.view();
         assert_eq!(found.addresses.len(), 2, "{:?}", found.addresses);
         let (planned, running) = (ExcludedSenders::planned(&evaluated), ExcludedSenders::live(&found, Path::new("/")));
         let check = |family, (process, protocol, to), cgroup: Option<&Cgroup>| {
@@ -251,13 +253,13 @@ fn a_container_is_traced_as_long_as_its_bypass_lasts_and_afterwards() {
         let destination = Destination { address: to, protocol: policy::Protocol::Tcp };
         let from = Sender::Process { uid: APP_PROCESS.uid, gid: Some(APP_PROCESS.gid), set: None };
         let planned = |name| {
-            let book = Rulebook::of_policy(&policy, RuleFormat::Iptables);
+            let book = RulesetView::of_policy(&policy, RuleFormat::Iptables);
             ExcludedSenders::planned(&policy).trace(&book, (from, name), destination, &[], "eth0")
         };
         let live = |name| {
             let rules = live(&world);
             let senders = ExcludedSenders::live(&rules, Path::new("/"));
-            senders.trace(&rules.rulebook(), (from, name), destination, &rules.addresses, "eth0")
+            senders.trace(&rules.view(), (from, name), destination, &rules.addresses, "eth0")
         };
         let trace = planned(Some(CONTAINER));
         let container = trace.container.as_ref().expect("named");

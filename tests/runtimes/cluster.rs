@@ -119,7 +119,7 @@ pub(crate) struct Agent {
 impl Agent {
     /// Starts the agent on the node. It uses the network of the test, in which the API server is.
     pub(crate) fn start(node: &Node, cluster: &Cluster) -> Self {
-        let arguments = ["--nri-socket", "--health-address=127.0.0.1:0", "--repair-interval=1"];
+        let arguments = ["--nri-socket", "--health-address=127.0.0.1:0"];
         Self::start_in(&["--mount", "--pid"], node, cluster, &arguments)
     }
 

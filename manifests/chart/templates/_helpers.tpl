@@ -2,13 +2,15 @@
 {{- define "detour.removed" -}}
 {{- $removed := dict
   "containerExclusion.hook" "use NRI (containerExclusion.nriSocket; containerd 2.0, CRI-O 1.30 or later)"
+  "livePolicyOptOut" "to apply a rule to every pod, set pod_overrides to false in its sub-plugin in config.chain"
+  "repair.intervalSeconds" "remove it: the agent checks each pod once or twice a minute, and when it changes"
 -}}
 {{- range $path, $next := $removed -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path -}}
-{{- $value = ternary (get ($value | default dict) .) nil (kindIs "map" $value) -}}
+{{- $value = ternary (get ($value | default dict) .) nil (and (kindIs "map" $value) (hasKey ($value | default dict) .)) -}}
 {{- end -}}
-{{- if $value -}}
+{{- if not (kindIs "invalid" $value) -}}
 {{- fail (printf "%s: this value no longer exists; %s" $path $next) -}}
 {{- end -}}
 {{- end -}}
@@ -19,7 +21,7 @@ values. */ -}}
 {{- define "detour.complete" -}}
 {{- include "detour.removed" . -}}
 {{- $objects := list "cni" "config" "containerExclusion" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
-{{- $others := list "image" "global.hub" "attachmentConfDir" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "repair.initContainerName" "repair.intervalSeconds" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
+{{- $others := list "image" "global.hub" "attachmentConfDir" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
 {{- range $path := concat $objects $others -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path -}}
@@ -235,17 +237,14 @@ excludes runs beside another plugin that redirects. */ -}}
 {{- $given -}}
 {{- end -}}
 
+{{- /* The mode of repairs. */ -}}
 {{- define "detour.repair" -}}
-{{- $repair := .Values.repair -}}
-{{- if not $repair.enabled }}off
-{{- else if $repair.repairPods }}repair
-{{- else }}{{ include "detour.repairOtherwise" . }}
+{{- $modes := list -}}
+{{- if .Values.repair.repairPods }}{{ $modes = append $modes "repair" }}{{ end -}}
+{{- if .Values.repair.deletePods }}{{ $modes = append $modes "delete" }}{{ end -}}
+{{- if .Values.repair.labelPods }}{{ $modes = append $modes "label" }}{{ end -}}
+{{- if gt (len $modes) 1 -}}
+{{- fail "repair: expected at most one of repairPods, deletePods and labelPods, got several; to delete or label pods instead of repairing them in place, set repairPods to false" -}}
 {{- end -}}
-{{- end -}}
-
-{{- define "detour.repairOtherwise" -}}
-{{- if and .Values.repair.deletePods .Values.repair.labelPods -}}
-{{- fail "repair: expected at most one of deletePods and labelPods, got both" -}}
-{{- end -}}
-{{- if .Values.repair.deletePods }}delete{{ else if .Values.repair.labelPods }}label{{ else }}off{{ end -}}
+{{- ternary (first $modes | default "off") "off" .Values.repair.enabled -}}
 {{- end -}}

@@ -4,8 +4,8 @@ use super::cache::{Cache, SharedFacts};
 use super::objects::{ObservedPod, WatchedKind};
 use super::sync::SyncStates;
 use crate::agent::containers::Registry;
-use crate::agent::live_policy::SharedPolicies;
 use crate::agent::metrics::Metrics;
+use crate::agent::pods::SharedPolicies;
 use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, RequestKind};
 use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
 use crate::cni::{CniCommand, Code, Error};
@@ -199,7 +199,8 @@ impl Answers {
         deadline: Instant,
     ) -> Result<AgentAnswer, Error> {
         let pod = Pod { namespace: pod.namespace, name: pod.name, uid: pod.uid, ..Pod::default() };
-        let report = move |api: &dyn Cluster| api.report(&pod, status.as_deref(), &events);
+        let report =
+            move |api: &dyn Cluster| api.reports().map_or(Ok(()), |to| to.report(&pod, status.as_deref(), &events));
         self.ask(deadline, report).await.map(|()| AgentAnswer::Done)
     }
 

@@ -5,7 +5,7 @@ use crate::cluster::{Definition, ObjectRef};
 use crate::pod::Namespace;
 use std::collections::BTreeMap;
 use std::mem;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -28,11 +28,6 @@ impl SharedFacts {
     /// Returns the last observed state of the node's pods.
     pub(in crate::agent) fn all_pods(&self) -> Vec<Arc<ObservedPod>> {
         self.pods().all()
-    }
-
-    /// Blocks until there are more than `seen` changes of pods, for `timeout` at most. Returns their number.
-    pub(in crate::agent) fn wait_for_pods(&self, seen: u64, timeout: Duration) -> u64 {
-        self.pods().wait_for_change(seen, timeout)
     }
 
     /// Returns the last observed state of a namespace. It is the same `Arc` until the namespace changes.
@@ -84,9 +79,8 @@ pub(super) enum CacheEvent<S> {
 /// The cached objects of one kind.
 pub(super) struct Cache<T> {
     state: Mutex<CacheState<T>>,
-    /// The number of changes, for tasks that wait; threads wait for `changed`.
+    /// The number of changes, for tasks that wait.
     changes: watch::Sender<u64>,
-    changed: Condvar,
 }
 
 struct CacheState<T> {
@@ -163,7 +157,7 @@ impl<T: WatchedKind> CachedObjects<T> {
 impl<T: WatchedKind> Cache<T> {
     pub(super) fn new() -> Self {
         let state = CacheState { objects: CachedObjects::new(), listed: None, complete: false, broken: false };
-        Self { state: Mutex::new(state), changes: watch::Sender::new(0), changed: Condvar::new() }
+        Self { state: Mutex::new(state), changes: watch::Sender::new(0) }
     }
 
     fn state(&self) -> MutexGuard<'_, CacheState<T>> {
@@ -233,10 +227,8 @@ impl<T: WatchedKind> Cache<T> {
             }
             CacheEvent::Delete(sent) => state.objects.remove(&with_name::<T>(sent).0),
         }
-        // Before the lock is released, so that a thread that is about to wait does not miss it.
-        self.changes.send_modify(|count| *count += 1);
         drop(state);
-        self.changed.notify_all();
+        self.changes.send_modify(|count| *count += 1);
         completed
     }
 
@@ -269,13 +261,6 @@ impl<T: WatchedKind> Cache<T> {
         };
         tokio::time::timeout(timeout, found).await.ok().flatten()
     }
-
-    /// Blocks until there are more than `seen` changes, for `timeout` at most. Returns their number.
-    pub(super) fn wait_for_change(&self, seen: u64, timeout: Duration) -> u64 {
-        let unchanged = |_: &mut CacheState<T>| *self.changes.borrow() == seen;
-        drop(self.changed.wait_timeout_while(self.state(), timeout, unchanged));
-        *self.changes.borrow()
-    }
 }
 
 fn with_name<T: WatchedKind>(sent: T::Sent) -> (ObjectRef, Arc<T>) {
@@ -288,7 +273,6 @@ mod tests {
     use super::*;
     use crate::pod::Namespace;
     use serde_json::{from_value, json};
-    use std::thread;
 
     fn sent(name: &str, value: &str) -> <Namespace as WatchedKind>::Sent {
         from_value(json!({"metadata": {"name": name, "annotations": {"detour.io/a": value}}})).expect("a namespace")
@@ -363,18 +347,6 @@ mod tests {
             cache.apply(CacheEvent::Delete(sent(&object.name, "")));
         }
         assert_eq!((total(), cache.len()), (0, (0, 0)));
-    }
-
-    #[test]
-    fn a_change_wakes_a_waiting_thread() {
-        let cache = Cache::<Namespace>::new();
-        assert_eq!(cache.wait_for_change(0, Duration::ZERO), 0);
-        thread::scope(|scope| {
-            let waits = scope.spawn(|| cache.wait_for_change(0, Duration::from_secs(60)));
-            cache.apply(CacheEvent::Apply(sent("a", "1")));
-            assert_eq!(waits.join().expect("no panic"), 1);
-        });
-        assert_eq!(cache.wait_for_change(0, Duration::from_secs(60)), 1, "it is not missed");
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@
 //! `protocol` contains the messages.
 
 use super::api::{Api, WRITE_TIMEOUT};
-use super::fact_source::{Cluster, with_pod};
+use super::fact_source::{Cluster, Definitions, Reports, with_pod};
 use super::resources::{DefinitionQuery, Event, Lookup};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
@@ -123,9 +123,10 @@ impl AgentClient {
         let started = Instant::now();
         let agent_timeout = if self.api.is_some() { (timeout / 2).min(MAX_AGENT_TIMEOUT) } else { timeout };
         let why = match self.ask_agent(ask, started, agent_timeout) {
-            Ok(AgentAnswer::Failed { code, msg, details }) => {
+            Ok(AgentAnswer::Failed { code, msg, details, names_pod }) => {
                 let msg = if msg.is_empty() { "the agent failed without a message".to_owned() } else { msg };
                 let error = Error::new(Code::from_number(code).unwrap_or(Code::TryAgain), msg).with_details(details);
+                let error = Error { names_pod, ..error };
                 if protocol::is_final(code) || self.api.is_none() {
                     return Err(error);
                 }
@@ -203,7 +204,7 @@ impl Cluster for AgentClient {
         };
         let ask = RequestKind::Facts { pod: wanted.clone(), with_namespace };
         let facts = self.request(ask, self.timeout, read, |api, since| api.facts_since(since, wanted, with_namespace));
-        facts.map_err(|error| with_pod_once(wanted, error))
+        facts.map_err(|error| with_pod(wanted, error))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
@@ -213,9 +214,19 @@ impl Cluster for AgentClient {
         };
         let ask = RequestKind::Namespace { pod: wanted.clone() };
         let namespace = self.request(ask, self.timeout, read, |api, since| api.namespace_since(since, wanted));
-        namespace.map_err(|error| with_pod_once(wanted, error))
+        namespace.map_err(|error| with_pod(wanted, error))
     }
 
+    fn probe(&self) -> Result<(), Error> {
+        self.request(RequestKind::Probe, PROBE_TIMEOUT, read_done, |api, _| api.probe())
+    }
+
+    fn reports(&self) -> Option<&dyn Reports> {
+        Some(self)
+    }
+}
+
+impl Definitions for AgentClient {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         if wanted.is_empty() {
             return Ok(Vec::new());
@@ -244,25 +255,18 @@ impl Cluster for AgentClient {
         let list = |api: &Api, _| api.namespaces_with_definition(name).ok_or_else(unknown);
         self.request(ask, WRITE_TIMEOUT, read, list).inspect_err(|error| tracing::debug!("{error}")).ok()
     }
+}
 
+impl Reports for AgentClient {
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
         let pod_ref = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
         let ask = RequestKind::Report { pod: pod_ref, status: status.map(ToOwned::to_owned), events: events.to_vec() };
         self.request(ask, WRITE_TIMEOUT, read_done, |api, since| api.report_since(since, pod, status, events))
     }
-
-    fn probe(&self) -> Result<(), Error> {
-        self.request(RequestKind::Probe, PROBE_TIMEOUT, read_done, |api, _| api.probe())
-    }
 }
 
 fn read_done(answer: AgentAnswer) -> Option<()> {
     matches!(answer, AgentAnswer::Done).then_some(())
-}
-
-/// Returns the error with the pod's name, unless it contains the name already.
-fn with_pod_once(wanted: &PodRef, error: Error) -> Error {
-    if error.msg.contains(&format!("{}/{}", wanted.namespace, wanted.name)) { error } else { with_pod(wanted, error) }
 }
 
 /// Why there is no answer.

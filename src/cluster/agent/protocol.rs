@@ -173,8 +173,6 @@ pub struct ExemptContainer {
 pub struct PoliciesReport {
     /// Which changes running pods follow: `off`, `exclusions` or `all`; empty if the agent does not compare policies.
     pub scope: String,
-    /// Whether the annotation `detour.io/live-policy` does not count.
-    pub forbids_opt_out: bool,
     /// The pods whose rules are those that an ADD would make now.
     pub current: u32,
     /// The pods with the rules of an earlier policy, which need a new pod or a retry.
@@ -262,6 +260,9 @@ pub enum AgentAnswer {
         /// The error's details; may be empty.
         #[serde(default)]
         details: String,
+        /// Whether the message names the pod of the request.
+        #[serde(default)]
+        names_pod: bool,
     },
     /// An answer of a later version, or the answer to a request of an unknown kind.
     #[default]
@@ -271,7 +272,7 @@ pub enum AgentAnswer {
 
 impl From<Error> for AgentAnswer {
     fn from(error: Error) -> Self {
-        Self::Failed { code: error.number(), msg: error.msg, details: error.details }
+        Self::Failed { code: error.number(), msg: error.msg, details: error.details, names_pod: error.names_pod }
     }
 }
 

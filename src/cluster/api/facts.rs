@@ -3,7 +3,7 @@
 use super::request::ApiRequest;
 use super::retry::{AttemptError, RetriesExhausted, retry};
 use super::server::{Api, Session};
-use crate::cluster::fact_source::{Cluster, uid_mismatch, with_pod};
+use crate::cluster::fact_source::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
 use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
 use crate::cluster::wire;
 use crate::cni::Error;
@@ -25,18 +25,6 @@ impl Cluster for Api {
         self.namespace_since(Instant::now(), wanted)
     }
 
-    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        self.definitions_since(Instant::now(), wanted)
-    }
-
-    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        self.list_namespaces(name).inspect_err(|error| tracing::debug!("{error}")).ok()
-    }
-
-    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        self.report_since(Instant::now(), pod, status, events)
-    }
-
     fn probe(&self) -> Result<(), Error> {
         let absent = PodRef { namespace: "default".to_owned(), name: "detour-status-probe".to_owned(), uid: None };
         let request = ApiRequest::pod(&absent)?;
@@ -48,6 +36,26 @@ impl Cluster for Api {
             Err(error) => Err(error),
         };
         session.run(call.run(Instant::now(), PROBE_TIMEOUT, attempt))
+    }
+
+    fn reports(&self) -> Option<&dyn Reports> {
+        Some(self)
+    }
+}
+
+impl Definitions for Api {
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
+        self.definitions_since(Instant::now(), wanted)
+    }
+
+    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
+        self.list_namespaces(name).inspect_err(|error| tracing::debug!("{error}")).ok()
+    }
+}
+
+impl Reports for Api {
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
+        self.report_since(Instant::now(), pod, status, events)
     }
 }
 
@@ -66,16 +74,18 @@ impl Api {
             Some(request) => self.get_namespace(started, session, request, wanted).await.map(Some),
             None => Ok(None),
         };
-        session.run(async {
-            let (pod, namespace) = tokio::try_join!(self.get_pod(started, session, &pod, wanted), get_namespace())?;
-            Ok(Facts { pod, namespace })
-        })
+        session
+            .run(async {
+                let (pod, namespace) = tokio::try_join!(self.get_pod(started, session, &pod, wanted), get_namespace())?;
+                Ok(Facts { pod, namespace })
+            })
+            .map_err(Error::naming_pod)
     }
 
     pub(in crate::cluster) fn namespace_since(&self, started: Instant, wanted: &PodRef) -> Result<Namespace, Error> {
         let request = ApiRequest::namespace(wanted)?;
-        let session = self.session()?;
-        session.run(self.get_namespace(started, session, &request, wanted))
+        let session = self.session().map_err(|error| with_pod(wanted, error))?;
+        session.run(self.get_namespace(started, session, &request, wanted)).map_err(Error::naming_pod)
     }
 
     pub(in crate::cluster) fn definitions_since(

@@ -11,7 +11,7 @@ use crate::pod::Pod;
 use kube::Client;
 use std::path::{Path, PathBuf};
 use std::slice;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The timeout for creating a token and for starting a watch, including retries.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -95,7 +95,7 @@ impl ServiceAccount {
     /// # Errors
     /// As [`Cluster::report`].
     pub fn tell(&self, pod: &Pod, event: &Event) -> Result<(), Error> {
-        self.api(CONTROL_TIMEOUT).report(pod, None, slice::from_ref(event))
+        self.api(CONTROL_TIMEOUT).report_since(Instant::now(), pod, None, slice::from_ref(event))
     }
 
     /// Returns a writer for several changes of pods, which share one connection.

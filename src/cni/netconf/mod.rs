@@ -1,6 +1,5 @@
 //! The network configuration of this plugin.
 
-mod attachment_keys;
 mod file;
 mod keys;
 mod kubernetes;
@@ -10,15 +9,15 @@ mod primary;
 mod sub_plugins;
 mod unknown;
 
-pub use attachment_keys::unknown_key;
 pub use file::{OWN_LIST, configuration, is_configuration_file};
 pub use keys::{CNI_CONF_DIR, LogLevel};
 pub(super) use keys::{absolute, delegate_timeout};
 pub(super) use kubernetes::ISTIO_KUBECONFIG;
 pub use kubernetes::{DEFAULT_AGENT_PREFIXES, Kubernetes};
-pub use net_conf::{GROUP_FILE, NetConf, RuleFormatSetting, ValidAttachment};
+pub use net_conf::{GROUP_FILE, NetConf, RuleFormatSetting, ValidAttachment, unknown_key};
 pub use pod_annotations::POD_ANNOTATIONS;
 pub(super) use primary::is_primary;
 pub use primary::{DefaultNetwork, GLOBAL_NAMESPACE, NetworkName, NetworkStatus, Primary, SYSTEM_NAMESPACE};
 pub use sub_plugins::{OWN_TYPES, PROGRAM, SUB_PLUGINS};
 pub(super) use sub_plugins::{default_chain, kind};
+pub(super) use unknown::is_of_this_plugin;

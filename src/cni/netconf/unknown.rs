@@ -89,7 +89,7 @@ const CNI: &[&str] = &[
 /// The prefix of the specification's keys for runtimes.
 const CNI_PREFIX: &str = "cni.dev/";
 /// The keys in `kubernetes` of maistra's plugin, which have no effect here.
-const MAISTRA: [&str; 3] = ["iptables_script", "k8s_api_root", "node_name"];
+pub(super) const MAISTRA: [&str; 3] = ["iptables_script", "k8s_api_root", "node_name"];
 /// The maximum number of unknown keys with a suggestion: the author of an attachment controls their number.
 const MAX_SUGGESTIONS: usize = 8;
 
@@ -118,12 +118,12 @@ pub(super) fn check_chain(keys: &Map<String, Value>) -> Result<(), Error> {
 /// resemble `namespace` have no effect in an attachment.
 pub(super) fn first_at_the_top(keys: &Map<String, Value>) -> Option<(String, String)> {
     let key = unknown_at_the_top(keys).next()?;
-    Some((excerpt(key).to_string(), did_you_mean(key, OWN.iter().copied())))
+    Some((excerpt(key), did_you_mean(key, OWN.iter().copied())))
 }
 
-/// Whether maistra's plugin has this key in `kubernetes`.
-pub(super) fn is_of_maistra(key: &str) -> bool {
-    MAISTRA.contains(&key)
+/// Returns whether the key at the top level is one of this plugin, of istio-cni or of Multus that this plugin may read.
+pub(in crate::cni) fn is_of_this_plugin(key: &str) -> bool {
+    [OWN, MULTUS].iter().any(|keys| keys.contains(&key)) || ["cni_agent_run_dir", "pod_namespace"].contains(&key)
 }
 
 fn known_at_the_top() -> impl Iterator<Item = &'static str> {
@@ -140,7 +140,7 @@ fn unknown_at_the_top(keys: &Map<String, Value>) -> impl Iterator<Item = &str> {
 /// Returns a warning for each of the `unknown` keys in `kubernetes` that is not one of maistra's. `known` are the
 /// keys that are read there.
 pub(super) fn in_kubernetes(unknown: &[&str], known: impl Fn() -> Vec<&'static str>) -> Vec<String> {
-    let unknown = unknown.iter().copied().filter(|key| !is_of_maistra(key));
+    let unknown = unknown.iter().copied().filter(|key| !MAISTRA.contains(key));
     warnings("kubernetes.", unknown, || known().into_iter())
 }
 

@@ -1,14 +1,37 @@
-//! Applies the node's keys to the configurations of attachments, over which they take precedence.
+//! Applies the node's keys to the configurations of attachments. An attachment may set the keys of an allow-list; all
+//! others belong to the node.
 
 use super::{EXCLUDED, KUBERNETES, MAY_EXCLUDE, NodeConf, SOURCES, TOP, primary_in_attachment};
 use crate::cni::block::Block;
 use crate::cni::document::Document;
 use crate::cni::error::Error;
 use crate::cni::list::{ItemList, quoted};
-use crate::cni::netconf::{ISTIO_KUBECONFIG, default_chain, is_primary, kind};
+use crate::cni::netconf::{ISTIO_KUBECONFIG, Kubernetes, default_chain, is_of_this_plugin, is_primary, kind};
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::path::Path;
+
+/// The keys at the top level that every attachment may set: its own policy. [`CNI_CONF_DIR`](crate::cni::CNI_CONF_DIR)
+/// is written by the agent into the copy of the cluster network's list. Keys that this plugin does not read, such as
+/// those of the CNI specification, are unchanged.
+const ATTACHMENT: [&str; 9] = [
+    "ambient_enabled",
+    "chain",
+    "cni_conf_dir",
+    "dialect",
+    EXCLUDED,
+    "kubernetes",
+    "log_level",
+    "native_nftables",
+    "plugin_log_level",
+];
+
+/// The keys in `kubernetes` that every attachment may set.
+const ATTACHMENT_IN_KUBERNETES: [&str; 2] = ["cluster_dns", EXCLUDED];
+
+/// The keys of istio-cni at the top level, each with the key in `kubernetes` that means the same.
+const ISTIO: [(&str, &str); 2] = [("cni_agent_run_dir", "kubeconfig"), ("pod_namespace", "agent_namespace")];
 
 impl Document {
     /// Replaces the node's keys in the configuration, as [`NodeConf::govern`] does.
@@ -29,26 +52,13 @@ impl NodeConf {
             // The plugin refuses the configuration later.
             Some(_) => return ignored,
         };
-        for key in TOP.into_iter().filter(|key| self.exhaustive || self.top.contains_key(*key)) {
-            let node_value = self.top.get(key);
-            self.replace(conf, key, key, node_value, &mut ignored);
-            conf.extend(node_value.map(|value| (key.to_owned(), value.clone())));
-        }
-        let sets_a_source = SOURCES.iter().any(|key| self.kubernetes.contains_key(*key));
-        for (key, alias) in KUBERNETES {
-            let is_the_nodes =
-                self.exhaustive || self.kubernetes.contains_key(key) || (sets_a_source && SOURCES.contains(&key));
-            if !is_the_nodes {
-                continue;
-            }
-            let node_value = self.kubernetes.get(key);
-            self.replace(&mut kubernetes, key, &format!("kubernetes.{key}"), node_value, &mut ignored);
-            if let Some(alias) = alias {
-                let node_value = if key == "kubeconfig" { node_value.and_then(directory) } else { node_value.cloned() };
-                self.replace(conf, alias, alias, node_value.as_ref(), &mut ignored);
-            }
-            kubernetes.extend(node_value.map(|value| (key.to_owned(), value.clone())));
-        }
+        let may_set = |key: &str| self.may_set(key);
+        let may_set_in_kubernetes = |key: &str| self.may_set_in_kubernetes(key);
+        self.replace("", conf, may_set, |key| self.value_at_the_top(key), &mut ignored);
+        let node_value = |key: &str| self.kubernetes.get(key).map(Cow::Borrowed);
+        self.replace("kubernetes.", &mut kubernetes, may_set_in_kubernetes, node_value, &mut ignored);
+        conf.extend(self.top.clone());
+        kubernetes.extend(self.kubernetes.clone());
         let name = conf.get("name").and_then(Value::as_str).or(network);
         let excluded = self.excluded(name).to_vec();
         self.exclude(conf, &mut kubernetes, excluded, &mut ignored);
@@ -57,23 +67,56 @@ impl NodeConf {
         ignored
     }
 
-    /// Removes `key`, with a warning if its value differs from the one that the node sets.
-    fn replace(
+    /// Returns whether an attachment may set a key at the top level.
+    fn may_set(&self, key: &str) -> bool {
+        if let Some((_, same)) = ISTIO.iter().find(|(istio, _)| *istio == key) {
+            return self.may_set_in_kubernetes(same);
+        }
+        let is_left = TOP.contains(&key) && !self.exhaustive && !self.top.contains_key(key);
+        is_left || ATTACHMENT.contains(&key) || !is_of_this_plugin(key)
+    }
+
+    fn may_set_in_kubernetes(&self, key: &str) -> bool {
+        let sets_a_source = || SOURCES.iter().any(|source| self.kubernetes.contains_key(*source));
+        let is_set = || self.kubernetes.contains_key(key) || (SOURCES.contains(&key) && sets_a_source());
+        let is_left = KUBERNETES.contains(&key) && !self.exhaustive && !is_set();
+        is_left || ATTACHMENT_IN_KUBERNETES.contains(&key) || !Kubernetes::knows(key)
+    }
+
+    /// Returns the node's value of a key at the top level.
+    fn value_at_the_top(&self, key: &str) -> Option<Cow<'_, Value>> {
+        match key {
+            "cni_agent_run_dir" => self.kubernetes.get("kubeconfig").and_then(directory).map(Cow::Owned),
+            "pod_namespace" => self.kubernetes.get("agent_namespace").map(Cow::Borrowed),
+            MAY_EXCLUDE => Some(Cow::Owned(self.attachments_may_exclude_namespaces.into())),
+            _ => self.top.get(key).map(Cow::Borrowed),
+        }
+    }
+
+    /// Removes the keys that an attachment may not set, with a warning for each value that differs from the node's.
+    fn replace<'a>(
         &self,
-        keys: &mut Map<String, Value>,
-        key: &str,
         place: &str,
-        node_value: Option<&Value>,
+        keys: &mut Map<String, Value>,
+        may_set: impl Fn(&str) -> bool,
+        node_value: impl Fn(&str) -> Option<Cow<'a, Value>>,
         ignored: &mut Vec<String>,
     ) {
-        let Some(written) = keys.shift_remove(key).filter(|value| !value.is_null() && *value != "") else { return };
-        if !node_value.is_some_and(|node_value| is_same(node_value, &written)) {
-            let reason = node_value.map_or_else(
-                || "does not let attachments set it".to_owned(),
-                |node_value| format!("sets {}", quoted(node_value)),
-            );
-            ignored.push(format!("{place}: {} is ignored: {} {reason}", quoted(&written), self.place));
-        }
+        keys.retain(|key, written| {
+            if may_set(key) {
+                return true;
+            }
+            let is_unset = written.is_null() || *written == "";
+            let reason = match node_value(key) {
+                Some(value) if is_same(&value, written) => return false,
+                Some(value) => format!("sets {}", quoted(&value)),
+                None => "does not let attachments set it".to_owned(),
+            };
+            if !is_unset {
+                ignored.push(format!("{place}{key}: {} is ignored: {} {reason}", quoted(written), self.place));
+            }
+            false
+        });
     }
 
     /// Sets the node's excluded namespaces, and those of the attachment if it may exclude any.
@@ -277,6 +320,16 @@ mod tests {
     }
 
     #[test]
+    fn an_attachment_can_set_only_the_keys_of_the_allow_list() {
+        for key in ["chain_types", "in_process_types", "merge_addresses", "network_status", "binDir"] {
+            let (governed, ignored) = governed(&node(&json!({})), &json!({key: ["x"], "dialect": "auto"}));
+            assert_eq!((governed.get(key), &governed["dialect"]), (None, &json!("auto")));
+            let wanted = format!("{key}: [\"x\"] is ignored: /node.json does not let attachments set it");
+            assert_eq!(ignored, [wanted]);
+        }
+    }
+
+    #[test]
     fn a_node_that_sets_one_source_of_facts_sets_all() {
         let node = node(&json!({"kubernetes": {"agent_socket": "/run/detour/agent.sock"}}));
         let conf = json!({"kubernetes": {"kubeconfig": "/k", "manifests_dir": "/m"}, "cni_agent_run_dir": "/i"});
@@ -284,7 +337,7 @@ mod tests {
         let wanted = json!({"agent_socket": "/run/detour/agent.sock", "exclude_namespaces": []});
         assert_eq!(governed["kubernetes"], wanted);
         assert_eq!(ignored.len(), 3, "{ignored:?}");
-        assert!(ignored[0].starts_with("kubernetes.kubeconfig: \"/k\" is ignored: /node.json does not let"));
+        assert!(ignored[1].starts_with("kubernetes.kubeconfig: \"/k\" is ignored: /node.json does not let"));
     }
 
     #[test]

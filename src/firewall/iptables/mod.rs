@@ -2,10 +2,14 @@
 //! and back.
 //!
 //! * `xt`: xtables matches and targets as C structures
+//! * `restore`: the rules of a pod for `iptables-restore`
 //! * `text`: rules as `iptables-save` prints them
 
+mod restore;
 mod text;
 mod xt;
+
+pub use restore::restore_text;
 
 use super::expression::{Base, Expression, Meta, NftVerdict, encodes_as};
 use super::rule::{Family, Is, Match, Name, Rule, Target, protocol_number};

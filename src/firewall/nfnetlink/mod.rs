@@ -9,4 +9,5 @@ pub(crate) mod nfta;
 mod socket;
 
 pub use conntrack::Connection;
+pub(crate) use socket::retry_changed;
 pub use socket::{Batch, NLM_F_APPEND, NfError, NfSocket, Verb};

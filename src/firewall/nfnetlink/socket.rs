@@ -5,8 +5,10 @@ use crate::netlink::attributes::{Attributes, find_be32};
 use crate::netlink::{
     DumpLimit, EXCEEDED, Messages, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkSocket, Received, is_lack_of_resources,
 };
+use crate::wait;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
+use std::time::Duration;
 
 /// `ERESTART` (linux/errno.h): nfnetlink returns it if the generation has changed.
 const ERESTART: i32 = 85;
@@ -54,6 +56,21 @@ impl NfError {
             _ => false,
         }
     }
+}
+
+/// For how long work is repeated because other processes change the rules during it.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Repeats `work` while other processes change the rules during it, at most for a second.
+///
+/// # Errors
+/// Those of `work`; [`NfError::Changed`] if they keep changing the rules.
+pub(crate) fn retry_changed<T>(mut work: impl FnMut() -> Result<T, NfError>) -> Result<T, NfError> {
+    let done = wait::until(RETRY_TIMEOUT, wait::AT_ONCE, || match work() {
+        Err(NfError::Changed) => Ok(None),
+        other => other.map(Some),
+    });
+    done?.ok_or(NfError::Changed)
 }
 
 /// A socket to nf_tables.

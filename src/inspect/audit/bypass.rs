@@ -6,15 +6,18 @@
 
 use super::report::CountedUnit;
 use super::traffic::{Direction, traffic};
-use super::view::{INBOUND, OUTPUT, RuleView, TableView};
-use crate::firewall::Counter;
 use crate::firewall::native::EXCLUSIONS;
-use crate::firewall::native::rule::{Condition, Key, NativeAction};
+use crate::firewall::native::rule::{Condition, Key, NativeAction, NativeTable};
 use crate::firewall::native::set::{Span, Spans};
 use crate::firewall::rule::{Family, Hook, Table};
+use crate::firewall::{Counter, RuleView, RulesetView, TableId};
 use crate::policy::Redirect;
 use std::collections::BTreeMap;
 
+/// The netfilter chain that Istio's and detour's rules enter first, at the hook `OUTPUT`.
+const OUTPUT: &str = "ISTIO_OUTPUT";
+/// … and at the hook `PREROUTING`.
+const INBOUND: &str = "ISTIO_INBOUND";
 /// The chains that redirect to the sidecar.
 const TO_SIDECAR: [&str; 3] = ["ISTIO_REDIRECT", "ISTIO_IN_REDIRECT", "ISTIO_TPROXY"];
 /// The chain that sends the sidecar's connections to its own pod back to it.
@@ -57,6 +60,51 @@ pub(super) struct FoundBypass {
     pub by_other_program: bool,
 }
 
+/// A live table, and the table of iptables to which it corresponds.
+#[derive(Debug, Clone, Copy)]
+struct LiveTable<'a> {
+    table: Table,
+    id: TableId,
+    view: &'a RulesetView,
+}
+
+impl<'a> LiveTable<'a> {
+    fn all(view: &'a RulesetView) -> impl Iterator<Item = Self> {
+        view.tables().filter_map(move |(id, _)| {
+            let table = match id {
+                TableId::Iptables(_, table) | TableId::Native(NativeTable::Of(table)) => table,
+                TableId::Native(NativeTable::Exclusions) => Table::Nat,
+                TableId::Native(NativeTable::Obsolete) => return None,
+            };
+            Some(Self { table, id, view })
+        })
+    }
+
+    fn chain(self, name: &str) -> &'a [RuleView] {
+        self.view.chain(self.id, name)
+    }
+}
+
+/// Returns whether the rule has a condition on `key`.
+fn checks(rule: &RuleView, key: Key) -> bool {
+    rule.conditions().iter().any(|condition| condition.key == key)
+}
+
+/// Returns whether the rule applies only to traffic over `lo`.
+fn is_local(rule: &RuleView) -> bool {
+    let is_interface = |condition: &Condition| matches!(condition.key, Key::OutInterface | Key::InInterface);
+    rule.conditions().iter().any(|c| is_interface(c) && !c.not && c.value_texts() == ["lo"])
+}
+
+/// Returns whether the rule can apply to packets of a family. One that detour would not write may apply to both.
+fn applies_to(rule: &RuleView, table: TableId, family: Family) -> bool {
+    let of_table = match table {
+        TableId::Iptables(own, _) => Some(own),
+        TableId::Native(_) => None,
+    };
+    rule.rule.as_ref().and_then(|rule| rule.family).or(of_table).is_none_or(|own| own == family)
+}
+
 /// The IDs that identify the sidecar's own traffic.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ProxyIds {
@@ -66,15 +114,14 @@ pub(super) struct ProxyIds {
 
 impl ProxyIds {
     /// Returns the IDs in the live rules and, if detour redirects the pod, those of the desired state.
-    pub(super) fn of(tables: &[TableView], redirect: Option<&Redirect>) -> Self {
+    pub(super) fn of(view: &RulesetView, redirect: Option<&Redirect>) -> Self {
         let mut ids = Self::default();
         if let Some(redirect) = redirect {
             redirect.proxy_uid.iter().for_each(|id| ids.uids.insert(Span::one((*id).into())));
             redirect.proxy_gid.iter().for_each(|id| ids.gids.insert(Span::one((*id).into())));
         }
-        let rules = tables.iter().flat_map(|table| table.chain(OUTPUT));
-        for condition in rules.filter(|rule| rule.jump_target() == Some(IN_REDIRECT)).flat_map(|rule| &rule.conditions)
-        {
+        let rules = LiveTable::all(view).flat_map(|table| table.chain(OUTPUT));
+        for condition in rules.filter(|rule| rule.jump_target() == Some(IN_REDIRECT)).flat_map(RuleView::conditions) {
             match condition.key {
                 Key::Uid if !condition.not => ids.uids.extend(&condition.values),
                 Key::Gid if !condition.not => ids.gids.extend(&condition.values),
@@ -112,11 +159,11 @@ pub(super) struct Scan {
 }
 
 /// Scans the live rules. `redirect` has the settings of detour's redirection, if it redirects the pod.
-pub(super) fn scan(tables: &[TableView], proxy: &ProxyIds, redirect: Option<&Redirect>) -> Scan {
+pub(super) fn scan(view: &RulesetView, proxy: &ProxyIds, redirect: Option<&Redirect>) -> Scan {
     let mut sidecar_ports: Spans = SIDECAR_PORTS.into_iter().map(|port| Span::one(port.into())).collect();
     redirect.iter().for_each(|redirect| sidecar_ports.insert(Span::one(redirect.inbound_tunnel_port.into())));
     let mut scan = Scan::default();
-    for table in tables.iter().filter(|table| table.table != Table::Raw) {
+    for table in LiveTable::all(view).filter(|table| table.table != Table::Raw) {
         if table.table == Table::Nat {
             scan.hook(table, Hook::Output, OUTPUT, proxy);
             scan.exclusions(table, proxy);
@@ -179,7 +226,7 @@ impl Scan {
     }
 
     /// Scans a built-in chain up to the jump to `redirection`: rules before it decide first.
-    fn hook(&mut self, table: &TableView, hook: Hook, redirection: &str, proxy: &ProxyIds) {
+    fn hook(&mut self, table: LiveTable<'_>, hook: Hook, redirection: &str, proxy: &ProxyIds) {
         let rules = table.chain(hook.chain());
         let direction = if hook == Hook::Output { Direction::Outbound } else { Direction::Inbound };
         let Some(jump) = rules.iter().position(|rule| rule.jump_target() == Some(redirection)) else { return };
@@ -190,13 +237,13 @@ impl Scan {
         // Interfaces of virtual machines have a rule that returns what their other rules do not redirect.
         let mut rerouted = Spans::default();
         for rule in before.iter().filter(|rule| rule.jump_target().is_some_and(|chain| TO_SIDECAR.contains(&chain))) {
-            let interfaces = rule.conditions.iter().filter(|condition| condition.key == key && !condition.not);
+            let interfaces = rule.conditions().iter().filter(|condition| condition.key == key && !condition.not);
             interfaces.for_each(|condition| rerouted.extend(&condition.values));
         }
-        for rule in before.iter().filter(|rule| !rule.is_local()) {
-            let (cause, conditions) = match &rule.action {
-                Some(NativeAction::Return) if rule.conditions.iter().all(|c| c.key == key) && rule.checks(key) => {
-                    let others = rest_of(&rule.conditions, |condition| (condition.key == key).then_some(&rerouted));
+        for rule in before.iter().filter(|rule| !is_local(rule)) {
+            let (cause, conditions) = match rule.action() {
+                Some(NativeAction::Return) if rule.conditions().iter().all(|c| c.key == key) && checks(rule, key) => {
+                    let others = rest_of(rule.conditions(), |condition| (condition.key == key).then_some(&rerouted));
                     let Some((conditions, _)) = others else { continue };
                     (Cause::Setting("exclude_interfaces"), conditions)
                 }
@@ -204,7 +251,7 @@ impl Scan {
                 Some(
                     NativeAction::Drop | NativeAction::SetMark(_) | NativeAction::SaveMark | NativeAction::RestoreMark,
                 ) => continue,
-                _ => (Cause::OtherProgram(rule_in(hook.chain(), rule)), rule.conditions.clone()),
+                _ => (Cause::OtherProgram(rule_in(hook.chain(), rule)), rule.conditions().to_vec()),
             };
             let by_other_program = matches!(cause, Cause::OtherProgram(_)) && proxy.without(&conditions).is_some();
             self.add(table, cause, direction, rule, conditions, None);
@@ -213,9 +260,11 @@ impl Scan {
     }
 
     /// Scans the chain of detour's exclusions, except those of containers.
-    fn exclusions(&mut self, table: &TableView, proxy: &ProxyIds) {
-        for rule in table.chain(EXCLUSIONS).iter().filter(|rule| !rule.of_containers) {
-            if let Some((conditions, is_shared)) = proxy.without(&rule.conditions) {
+    fn exclusions(&mut self, table: LiveTable<'_>, proxy: &ProxyIds) {
+        for rule in
+            table.chain(EXCLUSIONS).iter().filter(|rule| rule.rule.as_ref().is_none_or(|rule| rule.cgroup.is_none()))
+        {
+            if let Some((conditions, is_shared)) = proxy.without(rule.conditions()) {
                 let note = is_shared.then_some(WITH_PROXY);
                 self.add(table, Cause::Exclusion, Direction::Outbound, rule, conditions, note);
             }
@@ -223,25 +272,25 @@ impl Scan {
     }
 
     /// Scans Istio's chain for outbound traffic.
-    fn outbound(&mut self, table: &TableView, proxy: &ProxyIds) {
+    fn outbound(&mut self, table: LiveTable<'_>, proxy: &ProxyIds) {
         let loopback = |family| match family {
             Family::Ip => Spans::of(0x7f00_0000_u32, 0x7fff_ffff_u32),
             Family::Ip6 => Spans::one(1_u8),
         };
         let loopback = [loopback(Family::Ip), loopback(Family::Ip6)];
-        for rule in table.chain(OUTPUT).iter().filter(|rule| !rule.is_local()) {
-            if rule.action != Some(NativeAction::Return) {
+        for rule in table.chain(OUTPUT).iter().filter(|rule| !is_local(rule)) {
+            if rule.action() != Some(&NativeAction::Return) {
                 continue;
             }
-            let of = |keys: &[Key]| rule.conditions.iter().all(|c| keys.contains(&c.key) || c.key == Key::Protocol);
-            let has = |key: Key| rule.checks(key);
+            let of = |keys: &[Key]| rule.conditions().iter().all(|c| keys.contains(&c.key) || c.key == Key::Protocol);
+            let has = |key: Key| checks(rule, key);
             let addresses = [Key::Destination(Family::Ip), Key::Destination(Family::Ip6)];
             let (key, note) = if of(&[Key::DestinationPort]) && (has(Key::DestinationPort) || has(Key::Protocol)) {
                 ("outbound_ports_exclude", None)
             } else if of(&[Key::Uid]) && has(Key::Uid) {
                 // Only the sidecar's UIDs have such rules.
                 continue;
-            } else if of(&[Key::Gid]) && rule.conditions.iter().any(|c| c.key == Key::Gid && c.not) {
+            } else if of(&[Key::Gid]) && rule.conditions().iter().any(|c| c.key == Key::Gid && c.not) {
                 ("owner_groups_include", None)
             } else if of(&[Key::Gid]) && has(Key::Gid) {
                 ("owner_groups_exclude", Some(WITH_PROXY))
@@ -253,12 +302,12 @@ impl Scan {
                     Cause::OtherProgram(rule_in(OUTPUT, rule)),
                     Direction::Outbound,
                     rule,
-                    rule.conditions.clone(),
+                    rule.conditions().to_vec(),
                     None,
                 );
                 continue;
             };
-            let others = rest_of(&rule.conditions, |condition| match condition.key {
+            let others = rest_of(rule.conditions(), |condition| match condition.key {
                 Key::Gid => Some(&proxy.gids),
                 Key::Destination(Family::Ip) => Some(&loopback[0]),
                 Key::Destination(Family::Ip6) => Some(&loopback[1]),
@@ -273,13 +322,13 @@ impl Scan {
     }
 
     /// Scans Istio's chain for inbound traffic.
-    fn inbound(&mut self, table: &TableView, sidecar_ports: &Spans) {
-        for rule in table.chain(INBOUND).iter().filter(|rule| !rule.is_local() && !rule.checks(Key::Mark)) {
-            let is_exclusion = rule.conditions.iter().all(|c| matches!(c.key, Key::Protocol | Key::DestinationPort));
-            if rule.action != Some(NativeAction::Return) || !is_exclusion {
+    fn inbound(&mut self, table: LiveTable<'_>, sidecar_ports: &Spans) {
+        for rule in table.chain(INBOUND).iter().filter(|rule| !is_local(rule) && !checks(rule, Key::Mark)) {
+            let is_exclusion = rule.conditions().iter().all(|c| matches!(c.key, Key::Protocol | Key::DestinationPort));
+            if rule.action() != Some(&NativeAction::Return) || !is_exclusion {
                 continue;
             }
-            let others = rest_of(&rule.conditions, |c| (c.key == Key::DestinationPort).then_some(sidecar_ports));
+            let others = rest_of(rule.conditions(), |c| (c.key == Key::DestinationPort).then_some(sidecar_ports));
             if let Some((conditions, is_shared)) = others {
                 let note = is_shared.then_some(WITH_SIDECAR_PORTS);
                 let cause = Cause::Setting("inbound_ports_exclude");
@@ -290,25 +339,26 @@ impl Scan {
     }
 
     /// Records what the rules of `chain` redirect, if packets enter the chain at `hook`.
-    fn add_captured(&mut self, table: &TableView, hook: Hook, chain: &str, direction: Direction) {
+    fn add_captured(&mut self, table: LiveTable<'_>, hook: Hook, chain: &str, direction: Direction) {
         for family in Family::ALL {
-            let enters = |rule: &RuleView| rule.applies_to(family) && rule.jump_target() == Some(chain);
+            let enters = |rule: &RuleView| applies_to(rule, table.id, family) && rule.jump_target() == Some(chain);
             if !table.chain(hook.chain()).iter().any(enters) {
                 continue;
             }
             let captured = self.captured.entry((family, direction)).or_default();
             let redirects = |rule: &&RuleView| {
                 let to_sidecar = rule.jump_target().is_some_and(|target| TO_SIDECAR.contains(&target));
-                let is_redirect = matches!(rule.action, Some(NativeAction::Redirect(_) | NativeAction::Tproxy { .. }));
-                rule.applies_to(family) && !rule.is_local() && (to_sidecar || is_redirect)
+                let is_redirect =
+                    matches!(rule.action(), Some(NativeAction::Redirect(_) | NativeAction::Tproxy { .. }));
+                applies_to(rule, table.id, family) && !is_local(rule) && (to_sidecar || is_redirect)
             };
             for rule in table.chain(chain).iter().filter(redirects) {
-                let is_all = rule.conditions.iter().all(|condition| condition.key == Key::Protocol);
+                let is_all = rule.conditions().iter().all(|condition| condition.key == Key::Protocol);
                 match captured {
                     Capture::All => {}
                     _ if is_all => *captured = Capture::All,
-                    Capture::Nothing => *captured = Capture::Some(vec![rule.conditions.clone()]),
-                    Capture::Some(list) => list.push(rule.conditions.clone()),
+                    Capture::Nothing => *captured = Capture::Some(vec![rule.conditions().to_vec()]),
+                    Capture::Some(list) => list.push(rule.conditions().to_vec()),
                 }
             }
         }
@@ -316,7 +366,7 @@ impl Scan {
 
     fn add(
         &mut self,
-        table: &TableView,
+        table: LiveTable<'_>,
         cause: Cause,
         direction: Direction,
         rule: &RuleView,

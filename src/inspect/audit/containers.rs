@@ -3,7 +3,7 @@
 use super::report::{Bypass, CountedUnit};
 use crate::firewall::native::EXCLUSIONS;
 use crate::firewall::native::rule::{NativeRule, NativeTable};
-use crate::firewall::{ContainerElement, Counter, LiveRuleset};
+use crate::firewall::{ContainerElement, Counter, RulesetView, TableId};
 use crate::inspect::container_bypass::{end_text, scope_text};
 use crate::inspect::elements::{ElementLine, TABLE};
 use crate::policy::{ContainerExclusion, ContainerScope, Policy};
@@ -14,20 +14,20 @@ const MAX_FOREIGN: usize = 10;
 /// Returns the bypasses of the excluded containers of `policy`, and those of foreign elements. `source` returns what
 /// requests an exclusion. Without `all`, containers that neither bypass the sidecar now nor were counted are omitted.
 pub(super) fn bypasses(
-    live: &LiveRuleset,
+    (view, elements): (&RulesetView, &[ContainerElement]),
     policy: Option<&Policy>,
     all: bool,
     source: impl Fn(&ContainerExclusion) -> String,
 ) -> Vec<Bypass> {
     let exclusions = || policy.into_iter().flat_map(|policy| &policy.containers);
-    let mut bypasses = foreign(&live.containers, policy);
+    let mut bypasses = foreign(elements, policy);
     for exclusion in exclusions() {
         let ContainerExclusion { name, scope, until } = exclusion;
         let is_element = |element: &ContainerElement| {
             element.scope == *scope && element.container.as_ref().is_some_and(|label| label.name == *name)
         };
-        let is_active = live.containers.iter().any(is_element);
-        let counter = counter(live, *scope);
+        let is_active = elements.iter().any(is_element);
+        let counter = counter(view, *scope);
         if !all && !is_active && counter.is_none_or(|counter| counter.packets == 0) {
             continue;
         }
@@ -53,15 +53,11 @@ pub(super) fn bypasses(
 }
 
 /// Returns what the rules of a set counted; `None` if they are missing.
-fn counter(live: &LiveRuleset, scope: ContainerScope) -> Option<Counter> {
-    let chain = live.native.get(&NativeTable::Exclusions)?.get(EXCLUSIONS)?;
+fn counter(view: &RulesetView, scope: ContainerScope) -> Option<Counter> {
+    let rules = view.chain(TableId::Native(NativeTable::Exclusions), EXCLUSIONS).iter();
     let is_of_set = |rule: &NativeRule| rule.cgroup.is_some_and(|cgroup| cgroup.set == scope);
-    let counted = chain.rules.iter().zip(&chain.counters);
-    let counters = counted.filter(|(rule, _)| rule.as_ref().is_some_and(is_of_set)).map(|(_, counter)| *counter);
-    counters.reduce(|sum, one| Counter {
-        packets: sum.packets.saturating_add(one.packets),
-        bytes: sum.bytes.saturating_add(one.bytes),
-    })
+    let counters = rules.filter(|rule| rule.rule.as_ref().is_some_and(is_of_set)).map(|rule| rule.counter);
+    counters.reduce(Counter::plus)
 }
 
 fn foreign(elements: &[ContainerElement], policy: Option<&Policy>) -> Vec<Bypass> {

@@ -7,7 +7,6 @@ mod containers;
 mod report;
 mod source;
 mod traffic;
-mod view;
 
 pub use report::{AuditReport, AuditedPod, Bypass, CountedUnit};
 
@@ -17,7 +16,7 @@ use super::rules::{LiveRules, RuleLine, RulesReport};
 use super::subject::AppliedConf;
 use crate::cluster::{ApiProbe, LabeledNamespace, ScheduledPod};
 use crate::cni::{Code, Error};
-use crate::firewall::Counter;
+use crate::firewall::RulesetView;
 use crate::firewall::native::set::Spans;
 use crate::firewall::rule::Family;
 use crate::netns::find::NodeSnapshot;
@@ -137,10 +136,10 @@ struct PodFindings<'a> {
 
 impl PodFindings<'_> {
     fn fill(&self, audited: AuditedPod) -> AuditedPod {
-        let tables = view::tables(&self.live.live);
+        let view = RulesetView::live(&self.live.live);
         let redirect = self.live.desired.as_ref().and_then(|desired| desired.policy.redirect());
-        let proxy = ProxyIds::of(&tables, redirect);
-        let mut scan = scan(&tables, &proxy, redirect);
+        let proxy = ProxyIds::of(&view, redirect);
+        let mut scan = scan(&view, &proxy, redirect);
         let by_rules = Family::ALL.into_iter().any(|family| scan.redirects(family));
         let redirected = by_rules || self.unreadable().is_some();
         if by_rules {
@@ -150,7 +149,7 @@ impl PodFindings<'_> {
         let (mut bypasses, left_out) = self.bypasses(found, redirect.is_some());
         if redirected {
             bypasses.extend(self.with_proxys_id(&proxy));
-            bypasses.extend(self.of_containers());
+            bypasses.extend(self.of_containers(&view));
             // As a rule of another program, a foreign element comes first.
             let (foreign, own): (Vec<_>, Vec<_>) = bypasses.into_iter().partition(|bypass| bypass.by_other_program);
             bypasses = [foreign, own].concat();
@@ -218,7 +217,7 @@ impl PodFindings<'_> {
         for one in found {
             let key = (one.traffic.clone(), one.cause.clone(), one.note, one.counts, one.by_other_program);
             match merged.get_mut(&key) {
-                Some(same) => same.counter = sum(same.counter, one.counter),
+                Some(same) => same.counter = same.counter.zip(one.counter).map(|(a, b)| a.plus(b)),
                 None => drop(merged.insert(key, one)),
             }
         }
@@ -246,11 +245,12 @@ impl PodFindings<'_> {
     }
 
     /// Returns the bypasses of excluded containers.
-    fn of_containers(&self) -> Vec<Bypass> {
+    fn of_containers(&self, view: &RulesetView) -> Vec<Bypass> {
         let unknown = Requests::default();
         let requests = self.requests.as_ref().unwrap_or(&unknown);
         let policy = self.live.desired.as_ref().map(|desired| &desired.policy);
-        containers::bypasses(&self.live.live, policy, self.all, |exclusion| requests.source_of_container(exclusion))
+        let elements = &self.live.live.containers;
+        containers::bypasses((view, elements), policy, self.all, |exclusion| requests.source_of_container(exclusion))
     }
 
     /// Returns the containers whose traffic the rules treat as the sidecar's own, because they run with its UID or GID.
@@ -283,9 +283,4 @@ impl PodFindings<'_> {
         }
         lines
     }
-}
-
-fn sum(a: Option<Counter>, b: Option<Counter>) -> Option<Counter> {
-    let (a, b) = (a?, b?);
-    Some(Counter { packets: a.packets.saturating_add(b.packets), bytes: a.bytes.saturating_add(b.bytes) })
 }

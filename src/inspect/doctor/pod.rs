@@ -4,7 +4,7 @@
 use super::configuration;
 use super::configuration::Configured;
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
-use crate::cluster::{Cluster, Definition, DefinitionQuery, Lookup, ObjectRef};
+use crate::cluster::{Cluster, Definition, DefinitionQuery, Definitions, Lookup, ObjectRef};
 use crate::cni::{Error, NetConf, OWN_TYPES};
 use crate::inspect::explain::{Explained, explain};
 use crate::inspect::subject::Subject;
@@ -259,6 +259,7 @@ pub(super) fn examine(
     (attachment, needed): (&Attachment, &[&Check]),
     results: &mut Results,
 ) -> Option<Explained> {
+    let cluster = cluster.map(|cluster| cluster as &dyn Definitions);
     let subject = facts.zip(conf).map(|(facts, conf)| Subject::of(conf.clone(), facts.clone(), cluster));
     let explained = subject.as_ref().map(|subject| explain(subject.as_ref().map_err(Error::clone)?));
     let subject = subject.and_then(Result::ok);

@@ -132,8 +132,7 @@ impl PodSubject<'_> {
     fn compare(&self, target: &CheckTarget, running: &RunningPod, facts: &Facts) -> CheckVerdict {
         let desired = &running.desired(&target.mount, facts, &self.installed);
         let scope = self.report.map(|report| report.scope.parse().unwrap_or(LivePolicyScope::Off));
-        let opt_out = !self.report.is_ok_and(|report| report.forbids_opt_out);
-        let input = Input { running, facts, desired, scope: scope.unwrap_or(LivePolicyScope::Off), opt_out };
+        let input = Input { running, facts, desired, scope: scope.unwrap_or(LivePolicyScope::Off) };
         let found = assess(&input);
         let Some(state) = found.verdict else {
             return CheckVerdict::not_checked("the pod has no rules, and needs none");
@@ -141,7 +140,7 @@ impl PodSubject<'_> {
         let applied = policy_name(&found.applied);
         let recreate = recreate(&facts.pod.namespace, &facts.pod.name);
         match state {
-            Verdict::Current => CheckVerdict::pass(format!("{applied}, current{}", following(scope, facts, opt_out))),
+            Verdict::Current => CheckVerdict::pass(format!("{applied}, current{}", following(scope, facts))),
             Verdict::Refused => {
                 CheckVerdict::fail(format!("refused: {}; the pod keeps {applied}", found.reason), CORRECT)
             }
@@ -178,11 +177,11 @@ fn older(Assessment { applied, desired, .. }: &Assessment) -> String {
 }
 
 /// Returns what a current pod follows in the future.
-fn following(scope: Result<LivePolicyScope, &String>, facts: &Facts, opt_out: bool) -> String {
+fn following(scope: Result<LivePolicyScope, &String>, facts: &Facts) -> String {
     match scope {
         Err(_) => String::new(),
         Ok(LivePolicyScope::Off) => "; the pod follows no change (livePolicy is off)".to_owned(),
-        Ok(_) if opt_out && follows_changes(facts) == Ok(false) => {
+        Ok(_) if follows_changes(facts) == Ok(false) => {
             format!("; the pod follows no change that adds a bypass (annotation {LIVE_POLICY} is false)")
         }
         Ok(LivePolicyScope::All) => {

@@ -303,7 +303,7 @@ pub struct CheckTarget {
     pub bin_dirs: Vec<HostPath>,
     /// A configuration file, or the directory of configuration files.
     pub conf: HostPath,
-    /// Other directories with configuration files of the plugin, which attachments and other releases have.
+    /// Other directories with configuration files of the plugin, which attachments have.
     pub other_conf_dirs: Vec<HostPath>,
     /// The installation according to its log.
     pub installation: Installation,

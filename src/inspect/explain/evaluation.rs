@@ -6,7 +6,6 @@ use crate::cni::{Block, Code, Error, GLOBAL_NAMESPACE, NetConf, SYSTEM_NAMESPACE
 use crate::inspect::subject::{ConfigurationSource, Subject};
 use crate::networks::{InstalledNetwork, networks};
 use crate::plugin::evaluation;
-use crate::plugin::evaluation::about;
 use crate::pod::PodRef;
 use crate::pod::well_known::NETWORKS;
 use crate::policy::{ContainerExclusion, Exclusion, Policy};
@@ -132,7 +131,7 @@ impl<'a> Evaluation<'a> {
         // Without a source of facts, the plugin evaluates an attachment by its configuration alone where it can.
         let facts = (has_source || has_redirect || is_primary).then_some(&subject.facts);
         let with_name = |error| match attachment {
-            Some(name) => about(name, error),
+            Some(name) => Error::of_network(error, name),
             None => error,
         };
         let mut output = evaluation::output(&conf.chain, conf, facts).map_err(with_name)?;

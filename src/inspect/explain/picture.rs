@@ -1,8 +1,5 @@
-//! `explain --format svg`: draws the pod with its containers, the sidecar's ports, the outside, and an arrow for each kind
-//! of traffic.
-//!
-//! Captured traffic passes the sidecar in the upper part. Below, each kind of traffic that bypasses the sidecar has its own
-//! lane. Colors are classes in `picture.css`.
+//! `explain --format svg`: draws one row for each kind of traffic, from its sender in the pod to the outside: captured
+//! traffic through a port of the sidecar, traffic that bypasses the sidecar past it. Colors are classes in `picture.css`.
 
 use super::exemptions::{ContainerTraffic, ExcludedContainer, ExemptPart, application_containers, owner_text};
 use super::report::Explained;
@@ -18,36 +15,39 @@ use std::fmt::{Display, Write as _};
 const WIDTH: i32 = 1120;
 const POD: i32 = 28;
 const POD_WIDTH: i32 = 748;
-const CARDS: i32 = POD + 22;
-const CARD: (i32, i32) = (236, 54);
-const STEP: i32 = CARD.1 + 14;
+const CARD: i32 = POD + 22;
+const CARD_WIDTH: i32 = 236;
+const CARD_HEIGHT: i32 = 54;
+const ROW: i32 = CARD_HEIGHT + 14;
 const SIDECAR: i32 = 476;
 const SIDECAR_WIDTH: i32 = 236;
 const OUTSIDE: i32 = 876;
 const OUTSIDE_WIDTH: i32 = WIDTH - OUTSIDE - 28;
 const TOP: i32 = 96;
-const ANYWHERE: &str = "anywhere";
 /// The height of a box's heading.
 const HEAD: i32 = 44;
-/// Limit for the lines of text at a port of the sidecar.
-const MAX_LINES: usize = 3;
+const ANYWHERE: &str = "anywhere";
+/// The proxy's port for captured DNS (pilot-agent, `DNS_PROXY_ADDR`).
+const DNS_PORT: u16 = 15053;
 const LEGEND: [(&str, &str, i32); 4] =
     [("out", "captured", 0), ("dns", "captured DNS", 120), ("in", "inbound", 268), ("free", "bypass", 376)];
 
-/// A box on the left: the sender of traffic.
+/// A kind of traffic.
+struct Row {
+    card: Card,
+    /// The class of the arrow: `out`, `dns`, `in` or `free`.
+    color: &'static str,
+    /// The port of the sidecar that it passes.
+    port: Option<u16>,
+    what: String,
+    to: String,
+}
+
+/// The sender of traffic in the pod.
 struct Card {
     name: String,
     detail: String,
     ends_before: bool,
-}
-
-/// A kind of traffic that bypasses the sidecar, or that istio-init captures.
-struct Lane {
-    card: Card,
-    /// The class of the arrow.
-    color: &'static str,
-    what: String,
-    to: String,
 }
 
 /// Draws an explanation as a self-contained SVG document.
@@ -56,37 +56,76 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     let policy = &explained.policy;
     let containers = application_containers(&subject.facts.pod);
     let excluded = &explained.explanation.excluded_containers;
-    let redirect = policy.redirect();
-    let (captured, lanes) = match redirect {
+    let mut rows = Vec::new();
+    match policy.redirect() {
         Some(redirect) => {
-            let captured = containers.iter().filter(|container| container.exempt_part(policy) != ExemptPart::All);
-            let mut lanes = lanes(redirect, policy, &containers);
-            lanes.extend(containers.iter().flat_map(|container| lanes_of_container(excluded, container)));
-            (captured.map(card).collect(), lanes)
+            rows.extend(captured(redirect, policy, &containers));
+            rows.extend(bypasses(redirect, policy, &containers));
+            rows.extend(containers.iter().flat_map(|container| rows_of_container(excluded, container)));
         }
-        None => (Vec::new(), containers.iter().flat_map(|c| lanes_without_redirect(subject, explained, c)).collect()),
-    };
+        None => rows.extend(containers.iter().flat_map(|c| rows_without_redirect(subject, explained, c))),
+    }
     let mut drawing = Drawing::default();
     let title = format!("Pod {}", explained.explanation.pod);
     drawing.short_text("title", (POD, 44), &title, 78);
     drawing.text("soft", POD, 68, &explained.explanation.decision);
-    let upper = redirect.map_or(0, |_| upper_height(captured.len()));
-    let lower = i32::try_from(lanes.len()).unwrap_or_default() * STEP;
-    let height = HEAD + upper + lower + 8;
+    let height = HEAD + ROW * i32::try_from(rows.len()).unwrap_or_default() + 8;
     drawing.area("pod", Area { x: POD, y: TOP, width: POD_WIDTH, height }, 14);
-    drawing.text("head", CARDS, TOP + 26, "POD");
+    drawing.text("head", CARD, TOP + 26, "POD");
     drawing.area("pod", Area { x: OUTSIDE, y: TOP, width: OUTSIDE_WIDTH, height }, 14);
     drawing.text("head", OUTSIDE + 22, TOP + 26, "OUTSIDE");
-    if let Some(redirect) = redirect {
-        draw_sidecar(&mut drawing, redirect, &captured, upper);
+    if let Some(redirect) = policy.redirect() {
+        drawing.area("sidecar", Area { x: SIDECAR, y: TOP + 8, width: SIDECAR_WIDTH, height: height - 16 }, 12);
+        drawing.short_text("name mid", (SIDECAR + SIDECAR_WIDTH / 2, TOP + 28), &proxy(redirect), 32);
     }
-    draw_lanes(&mut drawing, &lanes, TOP + HEAD + upper);
-    let bottom = draw_footer(&mut drawing, explained, TOP + height + 34);
-    drawing.finish(&format!("{title}: {}", explained.explanation.decision), WIDTH, bottom)
+    for (row, y) in rows.iter().zip((TOP + HEAD..).step_by(usize::try_from(ROW).unwrap_or(1))) {
+        drawing.row(row, y);
+    }
+    let bottom = TOP + height + 34;
+    for (color, meaning, x) in LEGEND {
+        drawing.arrow(color, (POD + x, bottom), (POD + x + 34, bottom));
+        drawing.text("soft", POD + x + 42, bottom + 4, meaning);
+    }
+    drawing.finish(&format!("{title}: {}", explained.explanation.decision), WIDTH, bottom + 36)
 }
 
-fn upper_height(cards: usize) -> i32 {
-    (i32::try_from(cards).unwrap_or_default() * STEP).max(3 * STEP + 78) + 28
+fn proxy(redirect: &Redirect) -> String {
+    match redirect.proxy_uid.is_empty() {
+        false => format!("istio-proxy, uid {}", list(&redirect.proxy_uid)),
+        true => format!("istio-proxy, gid {}", list(&redirect.proxy_gid)),
+    }
+}
+
+/// Returns the rows of traffic that passes the sidecar.
+fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let inbound = match &redirect.inbound_ports_include {
+        Ports::List(included) if included.is_empty() => None,
+        Ports::List(included) => Some(format!("inbound to {}", list(included))),
+        Ports::All => Some(match ports(&redirect.inbound_ports_exclude) {
+            Some(excluded) => format!("inbound, except {excluded}"),
+            None => "inbound".to_owned(),
+        }),
+    };
+    if let Some(what) = inbound {
+        let (card, port) = (every("container", "receives"), Some(redirect.inbound_capture_port));
+        rows.push(Row { card, color: "in", port, what, to: "callers".to_owned() });
+    }
+    for container in containers.iter().filter(|container| container.exempt_part(policy) != ExemptPart::All) {
+        let (what, to) = ("outbound TCP".to_owned(), "services".to_owned());
+        rows.push(Row { card: card(container), color: "out", port: Some(redirect.proxy_port), what, to });
+    }
+    let resolvers = match &redirect.dns {
+        DnsCapture::Off => return rows,
+        DnsCapture::All => "resolvers".to_owned(),
+        DnsCapture::Servers { v4, v6 } => {
+            let servers = v4.iter().map(ToString::to_string).chain(v6.iter().map(ToString::to_string));
+            servers.collect::<Vec<_>>().join(", ")
+        }
+    };
+    let card = every("process", "not excluded");
+    rows.push(Row { card, color: "dns", port: Some(DNS_PORT), what: "DNS".to_owned(), to: resolvers });
+    rows
 }
 
 fn card(container: &ContainerTraffic<'_>) -> Card {
@@ -95,46 +134,46 @@ fn card(container: &ContainerTraffic<'_>) -> Card {
     Card { name: container.name().to_owned(), detail, ends_before: container.ends_before }
 }
 
-fn every_process(detail: &str) -> Card {
-    Card { name: "every process".to_owned(), detail: detail.to_owned(), ends_before: false }
+fn every(who: &str, detail: &str) -> Card {
+    Card { name: format!("every {who}"), detail: detail.to_owned(), ends_before: false }
 }
 
-fn everything(card: Card) -> Lane {
-    Lane { card, color: "free", what: "everything".to_owned(), to: ANYWHERE.to_owned() }
+fn bypass(card: Card, what: String, to: String) -> Row {
+    Row { card, color: "free", port: None, what, to }
 }
 
-/// Returns the lanes of a container that this configuration does not redirect. Exclusions also apply to istio-init's
+/// Returns the rows of a container that this configuration does not redirect. Exclusions also apply to istio-init's
 /// redirection.
-fn lanes_without_redirect(subject: &Subject, explained: &Explained, traffic: &ContainerTraffic<'_>) -> Vec<Lane> {
+fn rows_without_redirect(subject: &Subject, explained: &Explained, traffic: &ContainerTraffic<'_>) -> Vec<Row> {
     let pod = &subject.facts.pod;
     let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == INIT_CONTAINER);
-    let lane = everything(card(traffic));
-    let by_name = lanes_of_container(&explained.explanation.excluded_containers, traffic);
+    let row = bypass(card(traffic), "everything".to_owned(), ANYWHERE.to_owned());
+    let by_name = rows_of_container(&explained.explanation.excluded_containers, traffic);
     match traffic.exempt_part(&explained.policy) {
-        _ if !by_istio_init => return vec![lane],
-        ExemptPart::All if by_name.is_empty() => return vec![lane],
+        _ if !by_istio_init => return vec![row],
+        ExemptPart::All if by_name.is_empty() => return vec![row],
         ExemptPart::All => return by_name,
         ExemptPart::Some | ExemptPart::None => {}
     }
     let what = "captured by istio-init".to_owned();
-    let captured = Lane { color: "out", what, to: "through the sidecar".to_owned(), ..lane };
+    let captured = Row { color: "out", what, to: "through the sidecar".to_owned(), ..row };
     [captured].into_iter().chain(by_name).collect()
 }
 
-/// Returns the lanes for exclusions and for settings that let traffic bypass the sidecar.
-fn lanes(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic<'_>]) -> Vec<Lane> {
-    let mut lanes: Vec<Lane> = Vec::new();
+/// Returns the rows for exclusions and for settings that let traffic bypass the sidecar.
+fn bypasses(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
     let exclusions = policy.exclusions_in_effect();
     for exclusion in &exclusions {
         let same = |other: &&Exclusion| Exclusion { protocol: exclusion.protocol, ..(*other).clone() } == *exclusion;
         let protocols: Vec<Protocol> = exclusions.iter().filter(same).filter_map(|e| e.protocol).collect();
-        // Exclusions that differ only in the protocol share a lane.
+        // Exclusions that differ only in the protocol share a row.
         if protocols.first() == exclusion.protocol.as_ref() {
-            lanes.push(lane(exclusion, &protocols, containers));
+            rows.push(row_of_exclusion(exclusion, &protocols, containers));
         }
     }
     let mut add = |setting: &str, what: String, to: String| {
-        lanes.push(Lane { card: every_process(setting), color: "free", what, to });
+        rows.push(bypass(every("process", setting), what, to));
     };
     if let Some(ports) = ports(&redirect.outbound_ports_exclude) {
         add("outbound_ports_exclude", format!("port {ports}"), ANYWHERE.to_owned());
@@ -150,16 +189,16 @@ fn lanes(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic<'_
             .map_or_else(|| ANYWHERE.to_owned(), |nets| format!("other than {nets}"));
         add("outbound_ip_ranges_include", "TCP".to_owned(), to);
     }
-    lanes
+    rows
 }
 
-/// Returns the lanes of a container that is excluded by its name, with the sources of each exclusion.
-fn lanes_of_container(excluded: &[ExcludedContainer], container: &ContainerTraffic<'_>) -> Vec<Lane> {
+/// Returns the rows of a container that is excluded by its name, with the sources of each exclusion.
+fn rows_of_container(excluded: &[ExcludedContainer], container: &ContainerTraffic<'_>) -> Vec<Row> {
     let starts_before_proxy = container.pod.starts_before_proxy(container.name());
     let takes_effect = |one: &&ExcludedContainer| {
         one.name == container.name() && (one.until == BypassEnd::ContainerExit || starts_before_proxy)
     };
-    let lane = |one: &ExcludedContainer| {
+    let row = |one: &ExcludedContainer| {
         let end = match one.until == BypassEnd::ProxyReady && container.runs_with_proxy() {
             true => "until the proxy is ready",
             false => "until it exits",
@@ -169,17 +208,17 @@ fn lanes_of_container(excluded: &[ExcludedContainer], container: &ContainerTraff
             ContainerScope::Dns => ("DNS", "resolvers"),
         };
         let card = Card { detail: one.sources.join("; "), ..card(container) };
-        Lane { card, color: "free", what: format!("{what} {end}"), to: to.to_owned() }
+        bypass(card, format!("{what} {end}"), to.to_owned())
     };
-    excluded.iter().filter(takes_effect).map(lane).collect()
+    excluded.iter().filter(takes_effect).map(row).collect()
 }
 
-fn lane(exclusion: &Exclusion, protocols: &[Protocol], containers: &[ContainerTraffic<'_>]) -> Lane {
+fn row_of_exclusion(exclusion: &Exclusion, protocols: &[Protocol], containers: &[ContainerTraffic<'_>]) -> Row {
     let owner = owner_text(exclusion.owner);
     let matching: Vec<&ContainerTraffic<'_>> =
         containers.iter().filter(|container| container.is_owned_by(exclusion.owner)).collect();
     let card = match matching.as_slice() {
-        _ if exclusion.owner == TrafficOwner::Any => every_process("excluded"),
+        _ if exclusion.owner == TrafficOwner::Any => every("process", "excluded"),
         [] => Card { name: owner, detail: "no container with this ID".to_owned(), ends_before: false },
         [one] => card(one),
         several => {
@@ -195,7 +234,7 @@ fn lane(exclusion: &Exclusion, protocols: &[Protocol], containers: &[ContainerTr
         what.push("everything".to_owned());
     }
     let to = exclusion.destination.map_or_else(|| ANYWHERE.to_owned(), |net| net.to_string());
-    Lane { card, color: "free", what: what.join(" "), to }
+    bypass(card, what.join(" "), to)
 }
 
 fn list<T: Display>(items: &[T]) -> String {
@@ -216,134 +255,6 @@ fn ranges(ranges: &Ranges) -> Option<String> {
     }
 }
 
-fn draw_card(drawing: &mut Drawing, card: &Card, y: i32) -> Area {
-    let area = Area { x: CARDS, y, width: CARD.0, height: CARD.1 };
-    drawing.area(if card.ends_before { "card ends" } else { "card" }, area, 9);
-    drawing.short_text("name", (area.x + 14, y + 23), &card.name, 25);
-    drawing.short_text("soft", (area.x + 14, y + 42), &card.detail, 31);
-    area
-}
-
-/// Draws the upper part: containers on the left, the sidecar, and callers, services and resolvers on the right.
-fn draw_sidecar(drawing: &mut Drawing, redirect: &Redirect, cards: &[Card], height: i32) {
-    let top = TOP + HEAD;
-    let sidecar = Area { x: SIDECAR, y: top, width: SIDECAR_WIDTH, height: height - 28 };
-    drawing.area("sidecar", sidecar, 12);
-    drawing.text("name mid", SIDECAR + SIDECAR_WIDTH / 2, top + 26, "istio-proxy");
-    let id = match (redirect.proxy_uid.is_empty(), list(&redirect.proxy_uid)) {
-        (false, uids) => format!("uid {uids}"),
-        (true, _) => format!("gid {}", list(&redirect.proxy_gid)),
-    };
-    drawing.short_text("soft mid", (SIDECAR + SIDECAR_WIDTH / 2, top + 45), &id, 32);
-    let room = sidecar.height - 62;
-    let row = |third: i32| top + 62 + room * (2 * third + 1) / 6;
-    let far = |drawing: &mut Drawing, y: i32, name: &str, detail: &str| {
-        let area = Area { x: OUTSIDE + 18, y: y - CARD.1 / 2, width: OUTSIDE_WIDTH - 36, height: CARD.1 };
-        drawing.area("card", area, 9);
-        drawing.text("name", area.x + 12, area.y + 23, name);
-        drawing.text("soft", area.x + 12, area.y + 42, detail);
-        area
-    };
-    let areas: Vec<Area> = (0..).zip(cards).map(|(i, card)| draw_card(drawing, card, top + i * STEP)).collect();
-    draw_inbound(drawing, redirect, sidecar, row(0), (&areas, cards), far);
-    let (tcp, dns) = (row(1), row(2));
-    let services = far(drawing, tcp, "Services", "TCP");
-    for area in &areas {
-        drawing.arrow("out", (area.right(), area.middle()), (SIDECAR - 29, tcp));
-    }
-    drawing.arrow("out", (sidecar.right(), tcp), (services.x - 2, tcp));
-    drawing.port("out", SIDECAR, tcp, redirect.proxy_port);
-    drawing.text("soft mid", SIDECAR + SIDECAR_WIDTH / 2 + 10, tcp + 4, "outbound TCP");
-    let captured = match &redirect.dns {
-        DnsCapture::Off => {
-            drawing.text("soft mid", SIDECAR + SIDECAR_WIDTH / 2 + 10, dns + 4, "DNS is not captured");
-            return;
-        }
-        DnsCapture::All => "DNS".to_owned(),
-        DnsCapture::Servers { v4, v6 } => {
-            let servers = v4.iter().map(ToString::to_string).chain(v6.iter().map(ToString::to_string));
-            format!("DNS to {}", servers.collect::<Vec<_>>().join(", "))
-        }
-    };
-    let resolvers = far(drawing, dns, "Resolvers", "DNS");
-    for area in &areas {
-        drawing.arrow("dns", (area.right(), area.middle() + 8), (SIDECAR - 29, dns));
-    }
-    drawing.arrow("dns", (sidecar.right(), dns), (resolvers.x - 2, dns));
-    drawing.port("dns", SIDECAR, dns, 15053);
-    drawing.short_text("soft mid", (SIDECAR + SIDECAR_WIDTH / 2 + 10, dns + 4), &captured, 26);
-}
-
-/// Draws inbound traffic: from callers through the sidecar to the applications.
-fn draw_inbound(
-    drawing: &mut Drawing,
-    redirect: &Redirect,
-    sidecar: Area,
-    y: i32,
-    (areas, cards): (&[Area], &[Card]),
-    far: impl Fn(&mut Drawing, i32, &str, &str) -> Area,
-) {
-    let callers = far(drawing, y, "Callers", "TCP, inbound");
-    let middle = SIDECAR + SIDECAR_WIDTH / 2 - 10;
-    if redirect.inbound_ports_include == Ports::List(Vec::new()) {
-        drawing.text("soft mid", middle, y + 4, "inbound is not captured");
-        return;
-    }
-    drawing.arrow("in", (callers.x, y), (sidecar.right() + 29, y));
-    for (area, _) in areas.iter().zip(cards).filter(|(_, card)| !card.ends_before) {
-        drawing.arrow("in", (sidecar.x, y), (area.right() + 2, area.middle() - 8));
-    }
-    drawing.port("in", sidecar.right(), y, redirect.inbound_capture_port);
-    let which = match &redirect.inbound_ports_include {
-        Ports::All => match ports(&redirect.inbound_ports_exclude) {
-            Some(excluded) => format!("inbound, except {excluded}"),
-            None => "inbound".to_owned(),
-        },
-        Ports::List(included) => format!("inbound to {}", list(included)),
-    };
-    let mut lines = wrapped(&which, 24);
-    if lines.len() > MAX_LINES {
-        lines.truncate(MAX_LINES);
-        lines[MAX_LINES - 1].push_str(" …");
-    }
-    let first = y + 4 - 8 * i32::try_from(lines.len() - 1).unwrap_or_default();
-    for (line, y) in lines.iter().zip((first..).step_by(16)) {
-        drawing.text_with_tooltip("soft mid", (middle, y), line, &which);
-    }
-}
-
-/// Draws the lower part: traffic that bypasses the sidecar.
-fn draw_lanes(drawing: &mut Drawing, lanes: &[Lane], top: i32) {
-    for (lane, y) in lanes.iter().zip((top..).step_by(usize::try_from(STEP).unwrap_or(1))) {
-        let area = draw_card(drawing, &lane.card, y);
-        drawing.arrow(lane.color, (area.right(), area.middle()), (OUTSIDE + 16, area.middle()));
-        drawing.tag((SIDECAR + SIDECAR_WIDTH / 2, area.middle()), &lane.what, 46);
-        drawing.short_text("soft", (OUTSIDE + 24, area.middle() + 4), &lane.to, 26);
-    }
-}
-
-/// Draws the legend and the warnings, and returns the height of the picture.
-fn draw_footer(drawing: &mut Drawing, explained: &Explained, top: i32) -> i32 {
-    for (color, meaning, x) in LEGEND {
-        drawing.arrow(color, (POD + x, top), (POD + x + 34, top));
-        drawing.text("soft", POD + x + 42, top + 4, meaning);
-    }
-    let mut y = top + 36;
-    for warning in &explained.explanation.warnings {
-        drawing.text("warn", POD, y, "!");
-        for line in wrapped(&warning.what, 150) {
-            drawing.text("", POD + 16, y, &line);
-            y += 19;
-        }
-        for line in wrapped(&format!("→ {}", warning.next), 160) {
-            drawing.text("soft", POD + 16, y, &line);
-            y += 18;
-        }
-        y += 6;
-    }
-    y
-}
-
 /// An SVG document in progress, in pixels from the upper left corner.
 #[derive(Debug, Default)]
 struct Drawing {
@@ -359,17 +270,24 @@ struct Area {
     height: i32,
 }
 
-impl Area {
-    const fn right(self) -> i32 {
-        self.x + self.width
-    }
-
-    const fn middle(self) -> i32 {
-        self.y + self.height / 2
-    }
-}
-
 impl Drawing {
+    /// Adds a row: the sender, an arrow through or past the sidecar, and the destination. Inbound traffic arrives from there.
+    fn row(&mut self, Row { card, color, port, what, to }: &Row, y: i32) {
+        let area = Area { x: CARD, y, width: CARD_WIDTH, height: CARD_HEIGHT };
+        self.area(if card.ends_before { "card ends" } else { "card" }, area, 9);
+        self.short_text("name", (CARD + 14, y + 23), &card.name, 25);
+        self.short_text("soft", (CARD + 14, y + 42), &card.detail, 31);
+        let middle = y + CARD_HEIGHT / 2;
+        let (start, end) = ((CARD + CARD_WIDTH, middle), (OUTSIDE + 16, middle));
+        match *color {
+            "in" => self.arrow(color, end, start),
+            _ => self.arrow(color, start, end),
+        }
+        self.tag((SIDECAR + SIDECAR_WIDTH / 2 + 10, middle), what, if port.is_some() { 26 } else { 46 });
+        port.iter().for_each(|port| self.port(color, SIDECAR, middle, *port));
+        self.short_text("soft", (OUTSIDE + 24, middle + 4), to, 26);
+    }
+
     /// Adds a box with round corners.
     fn area(&mut self, class: &str, Area { x, y, width, height }: Area, radius: i32) {
         let _ = writeln!(
@@ -442,21 +360,6 @@ impl Drawing {
     }
 }
 
-/// Breaks text at spaces into lines of at most `width` characters.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
-}
-
 /// Shortens text to at most `width` characters.
 fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
@@ -470,8 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_wrapped_and_shortened() {
-        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+    fn text_is_shortened() {
         assert_eq!((shortened("abcd", 4).as_str(), shortened("abcde", 4).as_str()), ("abcd", "abc…"));
     }
 }

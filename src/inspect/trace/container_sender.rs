@@ -1,10 +1,8 @@
 //! Excluded containers as senders of the packets that `trace` follows: which traffic of a container bypasses the sidecar
 //! now, and where its packet arrives after the bypass has ended.
 
-use super::packet::{Destination, InSet, Sender};
 use super::report::{Trace, trace};
-use super::rulebook::Rulebook;
-use crate::firewall::ContainerElement;
+use crate::firewall::{ContainerElement, Destination, InSet, RulesetView, Sender};
 use crate::inspect::container_bypass::ContainerSender;
 use crate::inspect::elements::cgroup_paths;
 use crate::inspect::rules::LiveRules;
@@ -80,13 +78,13 @@ impl<'a> ExcludedSenders<'a> {
     #[must_use]
     pub fn trace(
         &self,
-        book: &Rulebook,
+        view: &RulesetView,
         (from, container): (Sender, Option<&str>),
         to: Destination,
         pod_addresses: &[IpAddr],
         interface: &str,
     ) -> Trace {
-        let of = |set| trace(book, from.in_set(set), to, pod_addresses, interface);
+        let of = |set| trace(view, from.in_set(set), to, pod_addresses, interface);
         let Some(name) = container else {
             let mut traced = of(None);
             traced.caveats.extend(self.caveat(from, &traced, |scope| of(Some(InSet { scope, level: None }))));

@@ -70,13 +70,11 @@ pub(crate) struct Input<'a> {
     pub(crate) desired: &'a Result<DesiredPolicies, Error>,
     /// The scope of the agent.
     pub(crate) scope: LivePolicyScope,
-    /// Whether the annotation `detour.io/live-policy` counts.
-    pub(crate) opt_out: bool,
 }
 
 /// Decides about a pod.
 pub(crate) fn assess(input: &Input<'_>) -> Assessment {
-    let Input { running, facts, desired, scope, opt_out } = input;
+    let Input { running, facts, desired, scope } = input;
     let has_rules = running.has_rules();
     let applied =
         if has_rules { policy_hash(running.attachments.iter().map(|one| &one.policy)) } else { String::new() };
@@ -103,7 +101,7 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
     if refused.is_none() && !has_rules && policies.iter().all(|(_, policy)| policy.is_empty()) {
         return known;
     }
-    let follows = if *opt_out { follows_changes(facts) } else { Ok(true) };
+    let follows = follows_changes(facts);
     // An invalid value of the annotation is reported although the next change may be far off.
     let error = refused.as_ref().or(follows.as_ref().err());
     // A pod that follows no changes does not keep a bypass that is no longer allowed.

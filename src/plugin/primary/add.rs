@@ -164,7 +164,8 @@ fn report_networks(
         NetworkStatus::Always => true,
         NetworkStatus::Never => false,
     };
-    let (Some(cluster), Some(pod), true) = (pod.cluster(), annotated, enabled) else { return };
+    let reports = pod.cluster().and_then(|cluster| cluster.reports());
+    let (Some(reports), Some(pod), true) = (reports, annotated, enabled) else { return };
     let (mut networks, mut events) = (Vec::new(), Vec::new());
     let devices: Vec<_> = plan.invocations.iter().map(Invocation::device_info).collect();
     for (position, ((invocation, result), device)) in plan.invocations.iter().zip(results).zip(&devices).enumerate() {
@@ -182,5 +183,5 @@ fn report_networks(
              see the results of its networks' plugins"
         );
     }
-    cluster.report(pod, fits.then_some(status.as_str()), &events).unwrap_or_else(|failure| tracing::warn!("{failure}"));
+    reports.report(pod, fits.then_some(status.as_str()), &events).unwrap_or_else(|failure| tracing::warn!("{failure}"));
 }

@@ -9,7 +9,6 @@ use super::saved_state::SavedState;
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, ValidAttachment};
 use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::networks::{PodNetwork, PodNetworks};
-use crate::plugin::evaluation::about;
 use crate::plugin::{check, del, status};
 use crate::state::Attachment;
 use std::path::PathBuf;
@@ -192,7 +191,7 @@ pub(super) fn status(call: &PrimaryCall<'_>) -> Result<(), Error> {
     let network = default.ok_or_else(|| Error::new(Code::Internal, "no default network is configured"))?;
     let plan = AddPlan::of(call, resolved, true).map_err(unavailable)?;
     for InProcessAttachment { name, conf } in &plan.evaluated {
-        status::check_chain(conf).map_err(|error| unavailable(about(name, error)))?;
+        status::check_chain(conf).map_err(|error| unavailable(error.of_network(name)))?;
     }
     network
         .status(&Executables, &call.delegate_call())

@@ -5,7 +5,7 @@ use super::call::PrimaryCall;
 use super::lazy_pod::LazyPod;
 use crate::cni::{Block, CniCommand, Error, NetConf, RuleFormatSetting, primary_in_attachment};
 use crate::networks::PodNetwork;
-use crate::plugin::evaluation::{about, evaluate};
+use crate::plugin::evaluation::evaluate;
 use crate::plugin::inputs::AddInputs;
 use crate::plugin::without_facts;
 use crate::pod::PodRef;
@@ -181,7 +181,7 @@ pub(super) fn desired_policy<'a>(
         let with_result = NetConf { prev_result: Some(default_result.clone()), ..conf.clone() };
         let facts = |pod_ref: &PodRef, with_namespace| pod.facts(pod_ref, with_namespace);
         let desired = evaluate(call.request.args.pod.as_ref(), &with_result, pod.cluster().is_some().then_some(&facts));
-        let desired = desired.map_err(|error| about(name, error))?;
+        let desired = desired.map_err(|error| error.of_network(name))?;
         tracing::info!(attachment = name, exclusions = desired.policy.exclusion_count(), "{}", desired.why);
         policies.push((name, desired.policy));
         ignored.extend(desired.ignored);

@@ -2,7 +2,7 @@
 //! belong to the node's administrator are replaced in them.
 
 use super::call::PrimaryCall;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Definitions, Reports};
 use crate::cni::{Error, NetConf, NodeConf, PROGRAM, Primary};
 use crate::networks::{PodNetworks, resolve};
 use crate::pod::Pod;
@@ -15,11 +15,12 @@ use crate::pod::Pod;
 pub(super) fn pod_networks(
     conf: &NetConf,
     primary: &Primary,
-    cluster: Option<&dyn Cluster>,
+    cluster: Option<&dyn Definitions>,
     pod: Option<&Pod>,
     ifname: &str,
+    reports: Option<&dyn Reports>,
 ) -> Result<PodNetworks, Error> {
-    let mut resolved = resolve(primary, cluster, pod, ifname)?;
+    let mut resolved = resolve(primary, cluster, pod, ifname, reports)?;
     let PodNetworks { networks, warnings } = &mut resolved;
     let mut node = None;
     for network in networks.iter_mut().filter(|network| !network.configuration.trusted) {
@@ -49,6 +50,7 @@ impl PrimaryCall<'_> {
     /// A network is missing or invalid.
     pub(super) fn common_networks(&self, cluster: Option<&dyn Cluster>) -> Result<PodNetworks, Error> {
         let primary = self.primary.without_default_networks();
-        pod_networks(self.conf, &primary, cluster, None, &self.request.ifname)
+        let definitions = cluster.map(|cluster| cluster as &dyn Definitions);
+        pod_networks(self.conf, &primary, definitions, None, &self.request.ifname, None)
     }
 }

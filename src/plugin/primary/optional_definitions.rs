@@ -1,19 +1,18 @@
 //! A source of definitions for a pod that needs only the networks of the configuration: while the source is
 //! unavailable, the files of these networks are used.
 
-use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup};
+use crate::cluster::{DefinitionQuery, Definitions, Lookup};
 use crate::cni::Error;
-use crate::pod::{Facts, Namespace, Pod, PodRef};
 use std::cell::OnceCell;
 
 /// A source that reports definitions as missing if it can't look them up.
 pub(super) struct OptionalDefinitions<'a> {
-    source: &'a dyn Cluster,
+    source: &'a dyn Definitions,
     failure: OnceCell<Error>,
 }
 
 impl<'a> OptionalDefinitions<'a> {
-    pub(super) fn of(source: &'a dyn Cluster) -> Self {
+    pub(super) fn of(source: &'a dyn Definitions) -> Self {
         Self { source, failure: OnceCell::new() }
     }
 
@@ -23,15 +22,7 @@ impl<'a> OptionalDefinitions<'a> {
     }
 }
 
-impl Cluster for OptionalDefinitions<'_> {
-    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        self.source.facts(wanted, with_namespace)
-    }
-
-    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        self.source.namespace(wanted)
-    }
-
+impl Definitions for OptionalDefinitions<'_> {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         self.source.definitions(wanted).or_else(|error| {
             tracing::info!("the networks of the configuration are read from files, without definitions: {error}");
@@ -44,13 +35,5 @@ impl Cluster for OptionalDefinitions<'_> {
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
         self.source.namespaces_with_definition(name)
-    }
-
-    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        self.source.report(pod, status, events)
-    }
-
-    fn probe(&self) -> Result<(), Error> {
-        self.source.probe()
     }
 }

@@ -9,7 +9,7 @@ use super::lazy_pod::LazyPod;
 use super::mesh::{InProcessAttachment, combine, evaluated, rule_format};
 use super::networks::pod_networks;
 use super::optional_definitions::OptionalDefinitions;
-use crate::cluster::{Cluster, ReadOnly};
+use crate::cluster::{Cluster, Definitions};
 use crate::cni::{Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, at_most};
 use crate::networks::{PodNetwork, PodNetworks, Selection};
 use crate::plugin::evaluation::is_agent;
@@ -96,9 +96,12 @@ fn agent_networks(call: &PrimaryCall<'_>, pod: &LazyPod<'_>) -> Result<PodNetwor
 /// Resolves the networks of a pod. While no source answers, the networks of a pod that selects none and has no sidecar
 /// are those of files.
 fn networks_of(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, annotated: Option<&Pod>) -> Result<PodNetworks, Error> {
-    let resolve = |cluster| pod_networks(call.conf, call.primary, cluster, annotated, &call.request.ifname);
-    let Some(cluster) = pod.cluster().filter(|_| pod.needs_only_configured_networks()) else {
-        return resolve(pod.cluster());
+    let reports = pod.cluster().and_then(Cluster::reports);
+    let resolve =
+        |definitions| pod_networks(call.conf, call.primary, definitions, annotated, &call.request.ifname, reports);
+    let definitions = pod.cluster().map(|cluster| cluster as &dyn Definitions);
+    let Some(cluster) = definitions.filter(|_| pod.needs_only_configured_networks()) else {
+        return resolve(definitions);
     };
     let files = OptionalDefinitions::of(cluster);
     resolve(Some(&files)).map_err(|error| match files.failure() {
@@ -205,14 +208,17 @@ const UNREAD: &str = "unseen";
 ///
 /// # Errors
 /// Those of an ADD: a network selection or a definition is invalid or missing.
-pub fn preview(conf: &NetConf, primary: &Primary, cluster: Option<&dyn Cluster>, pod: &Pod) -> Result<Preview, Error> {
-    let cluster = cluster.map(ReadOnly);
-    let cluster = cluster.as_ref().map(|cluster| cluster as &dyn Cluster);
+pub fn preview(
+    conf: &NetConf,
+    primary: &Primary,
+    cluster: Option<&dyn Definitions>,
+    pod: &Pod,
+) -> Result<Preview, Error> {
     let pod_ref = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: None };
     let primary = with_placeholder(primary);
     let resolved = match is_agent(conf, &pod_ref) {
-        true => pod_networks(conf, &primary.without_default_networks(), cluster, None, IFNAME)?,
-        false => pod_networks(conf, &primary, cluster, Some(pod), IFNAME)?,
+        true => pod_networks(conf, &primary.without_default_networks(), cluster, None, IFNAME, None)?,
+        false => pod_networks(conf, &primary, cluster, Some(pod), IFNAME, None)?,
     };
     let (mut networks, mut attached) = (Vec::new(), Vec::new());
     for (network, runner) in with_runners(&primary, resolved.networks)? {

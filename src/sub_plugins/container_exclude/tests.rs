@@ -1,3 +1,4 @@
+use super::super::sub_plugin::SettingSource;
 use super::super::tests::scenario::{Scenario, chain, container};
 use super::super::{Decision, SkipReason, check};
 use super::*;

@@ -1,6 +1,6 @@
 //! `istio-redirect` with every key, annotation and layer.
 
-use super::super::note::Severity;
+use super::super::sub_plugin::Severity;
 use super::super::tests::scenario::{Scenario, chain};
 use super::*;
 use crate::policy::{InterceptionMode, PortRange, Ports, Ranges};

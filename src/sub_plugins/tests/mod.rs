@@ -238,7 +238,8 @@ fn contradicting_blocks_are_an_error_that_names_both() {
     assert_eq!(error.code, Code::InvalidConfig);
     assert_eq!(
         error.msg,
-        "chain[0] and chain[2] contradict each other: proxy_port is 15001 in one and 15002 in the other"
+        "chain[0] and chain[2] contradict each other: proxy_port is 15001 in one and 15002 in the other; a pod \
+         has one redirection: set the same value in both"
     );
     let none = chain(json!(
         ["REDIRECT", "NONE"].map(|mode| json!({"type": "istio-redirect", "inbound_interception_mode": mode}))

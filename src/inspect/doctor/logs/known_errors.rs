@@ -1,107 +1,59 @@
 //! Error messages of runtimes, Multus and this program, with the next step for each.
 
-/// A known error message and the next step.
-struct KnownError {
-    /// Fragments that all occur in the message.
-    fragments: &'static [&'static str],
-    next: &'static str,
-}
+const DEFINITION: &str = "see definition-found: the annotation names a definition that is not in that namespace";
+const NO_CONFIGURATION: &str = "see definition-leads: no configuration file on the node has the definition's name";
+const NOT_READY: &str = "check the pods of the cluster network on this node: it has not written its configuration yet";
+const TOKEN: &str = "see token-valid: the API server refuses the token in the kubeconfig";
+const RIGHTS: &str = "see the checks right-*, and grant the missing rights";
+const CORRECT: &str = "correct the named key or annotation";
 
-const AGENT: &str = "check whether the agent runs on this node (kubectl get pods -A -o wide -l \
-    app.kubernetes.io/component=agent)";
-
-/// The first match counts. The messages are those of CRI-O and containerd (libcni's `FindInPath`, ocicni, go-cni), of
-/// Multus (`pkg/k8sclient`) and of this program (`cluster::api::call`, `networks`).
-const KNOWN_ERRORS: [KnownError; 25] = [
-    KnownError {
-        fragments: &["failed to find plugin"],
-        next: "see program-present: the program is not in the runtime's plugin directories; install it under the missing name \
-               (detour install --name)",
-    },
-    KnownError {
-        fragments: &["exec format error"],
-        next: "see program-architecture: the program is built for another architecture",
-    },
-    KnownError {
-        fragments: &["fork/exec", "permission denied"],
-        next: "see program-executable, and the SELinux log (ausearch -m avc): the program can't be executed",
-    },
-    KnownError {
-        fragments: &["network-attachment-definition", "in namespace"],
-        next: "see definition-found: the annotation names a definition that is not in that namespace",
-    },
-    KnownError {
-        fragments: &["NetworkAttachmentDefinition", "in namespace"],
-        next: "see definition-found: the annotation names a definition that is not in that namespace",
-    },
-    KnownError {
-        fragments: &["no configuration with \"name\""],
-        next: "see definition-leads: no configuration file on the node has the definition's name",
-    },
-    KnownError {
-        fragments: &["no network config found in"],
-        next: "see definition-leads: no configuration file on the node has the definition's name",
-    },
-    KnownError {
-        fragments: &["no network available in the name"],
-        next: "see definition-leads: no configuration file on the node has the definition's name",
-    },
-    KnownError {
-        fragments: &["Error loading CNI config file"],
-        next: "see configuration-valid: Multus stops at the first file that it can't read, in the order of names",
-    },
-    KnownError {
-        fragments: &["failed to unmarshal Spec.Config"],
-        next: "see definition-leads: the definition's spec.config is invalid JSON",
-    },
-    KnownError {
-        fragments: &["parsePodNetwork"],
-        next: "see annotation-valid: the pod's networks annotation can't be read",
-    },
-    KnownError {
-        fragments: &["network", "not found"],
-        next: "see definition-found and definition-leads: a network is not found",
-    },
-    KnownError {
-        fragments: &["No CNI configuration file in"],
-        next: "check the pods of the cluster network on this node: it has not written its configuration yet",
-    },
-    KnownError {
-        fragments: &["no networks found in"],
-        next: "check the pods of the cluster network on this node: it has not written its configuration yet",
-    },
-    KnownError { fragments: &["is not written yet"], next: AGENT },
-    KnownError {
-        fragments: &["are not accepted"],
-        next: "see token-valid: the API server refuses the token in the kubeconfig",
-    },
-    KnownError {
-        fragments: &["Unauthorized"],
-        next: "see token-valid: the API server refuses the token in the kubeconfig",
-    },
-    KnownError { fragments: &["lack the right to"], next: "see the checks right-*, and grant the missing rights" },
-    KnownError { fragments: &["is forbidden"], next: "see the checks right-*, and grant the missing rights" },
-    KnownError {
-        fragments: &["no usable answer in"],
-        next: "see api-reachable: the API server did not answer in time",
-    },
-    KnownError {
-        fragments: &["contradict each other"],
-        next: "set the named setting to the same value in both attachments",
-    },
-    KnownError { fragments: &["invalid ", "; expected"], next: "correct the named key or annotation" },
-    KnownError { fragments: &["unknown ", "; expected"], next: "correct the named key or annotation" },
-    // Messages of 0.1.0.
-    KnownError { fragments: &["is not accepted"], next: "correct the named key or annotation" },
-    KnownError {
-        fragments: &["the kernel refused"],
-        next: "see the checks kernel-*: the kernel lacks a feature that the rules need",
-    },
+/// Fragments that all occur in a message, and the next step. The first match counts. The messages are those of CRI-O and
+/// containerd (libcni's `FindInPath`, ocicni, go-cni), of Multus (`pkg/k8sclient`) and of this program
+/// (`cluster::api::call`, `networks`).
+const KNOWN_ERRORS: [(&[&str], &str); 24] = [
+    (
+        &["failed to find plugin"],
+        "see program-present: the program is not in the runtime's plugin directories; install it under the missing name \
+         (detour install --name)",
+    ),
+    (&["exec format error"], "see program-architecture: the program is built for another architecture"),
+    (
+        &["fork/exec", "permission denied"],
+        "see program-executable, and the SELinux log (ausearch -m avc): the program can't be executed",
+    ),
+    (&["network-attachment-definition", "in namespace"], DEFINITION),
+    (&["NetworkAttachmentDefinition", "in namespace"], DEFINITION),
+    (&["no configuration with \"name\""], NO_CONFIGURATION),
+    (&["no network config found in"], NO_CONFIGURATION),
+    (&["no network available in the name"], NO_CONFIGURATION),
+    (
+        &["Error loading CNI config file"],
+        "see configuration-valid: Multus stops at the first file that it can't read, in the order of names",
+    ),
+    (&["failed to unmarshal Spec.Config"], "see definition-leads: the definition's spec.config is invalid JSON"),
+    (&["parsePodNetwork"], "see annotation-valid: the pod's networks annotation can't be read"),
+    (&["network", "not found"], "see definition-found and definition-leads: a network is not found"),
+    (&["No CNI configuration file in"], NOT_READY),
+    (&["no networks found in"], NOT_READY),
+    (
+        &["is not written yet"],
+        "check whether the agent runs on this node (kubectl get pods -A -o wide -l app.kubernetes.io/component=agent)",
+    ),
+    (&["are not accepted"], TOKEN),
+    (&["Unauthorized"], TOKEN),
+    (&["lack the right to"], RIGHTS),
+    (&["is forbidden"], RIGHTS),
+    (&["no usable answer in"], "see api-reachable: the API server did not answer in time"),
+    (&["contradict each other"], "set the named setting to the same value in both attachments"),
+    (&["invalid ", "; expected"], CORRECT),
+    (&["unknown ", "; expected"], CORRECT),
+    (&["the kernel refused"], "see the checks kernel-*: the kernel lacks a feature that the rules need"),
 ];
 
 /// Returns the next step for a known error message.
 pub(super) fn next(text: &str) -> Option<&'static str> {
-    KNOWN_ERRORS.iter().find(|known| known.fragments.iter().all(|part| text.contains(part))).map(|known| known.next)
+    let known = KNOWN_ERRORS.iter().find(|(fragments, _)| fragments.iter().all(|part| text.contains(part)));
+    known.map(|(_, next)| *next)
 }
 
 #[cfg(test)]

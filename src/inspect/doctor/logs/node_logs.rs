@@ -11,56 +11,35 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 
-/// The logs of a distribution.
-struct Distribution {
-    /// The name, as in `--platform`.
-    platform: &'static str,
-    /// A directory that only nodes of this distribution have.
-    marker: Option<&'static str>,
-    /// Units of systemd without `.service`: the runtime and the kubelet, or what contains them.
-    units: &'static [&'static str],
-    /// Log files on the node.
-    files: &'static [&'static str],
-}
+/// The logs of a distribution: its name as in `--platform`, a directory that only its nodes have, units of systemd without
+/// `.service` (the runtime and the kubelet, or what contains them), and log files on the node.
+type Distribution = (&'static str, Option<&'static str>, &'static [&'static str], &'static [&'static str]);
 
 /// Sources: docs.k3s.io and docs.rke2.io ("Logging"; with OpenRC, k3s logs to a file), docs.k0sproject.io, canonical.com
 /// (`MicroK8s`, "Configuring services"), microshift.io, minikube's `logs` command.
 const DISTRIBUTIONS: [Distribution; 7] = [
-    Distribution {
-        platform: "kubernetes",
-        marker: None,
-        units: &["containerd", "crio", "docker", "cri-docker", "kubelet"],
-        files: &[],
-    },
-    Distribution { platform: "openshift", marker: None, units: &["crio", "kubelet"], files: &[] },
-    Distribution {
-        platform: "k3s",
-        marker: Some("/var/lib/rancher/k3s"),
-        units: &["k3s", "k3s-agent"],
-        files: &["/var/lib/rancher/k3s/agent/containerd/containerd.log", "/var/log/k3s.log", "/var/log/k3s-agent.log"],
-    },
-    Distribution {
-        platform: "rke2",
-        marker: Some("/var/lib/rancher/rke2"),
-        units: &["rke2-server", "rke2-agent"],
-        files: &[
-            "/var/lib/rancher/rke2/agent/containerd/containerd.log",
-            "/var/lib/rancher/rke2/agent/logs/kubelet.log",
-        ],
-    },
-    Distribution { platform: "k0s", marker: Some("/var/lib/k0s"), units: &["k0scontroller", "k0sworker"], files: &[] },
-    Distribution {
-        platform: "microk8s",
-        marker: Some("/var/snap/microk8s"),
-        units: &["snap.microk8s.daemon-containerd", "snap.microk8s.daemon-kubelite"],
-        files: &[],
-    },
-    Distribution {
-        platform: "microshift",
-        marker: Some("/var/lib/microshift"),
-        units: &["crio", "microshift"],
-        files: &[],
-    },
+    ("kubernetes", None, &["containerd", "crio", "docker", "cri-docker", "kubelet"], &[]),
+    ("openshift", None, &["crio", "kubelet"], &[]),
+    (
+        "k3s",
+        Some("/var/lib/rancher/k3s"),
+        &["k3s", "k3s-agent"],
+        &["/var/lib/rancher/k3s/agent/containerd/containerd.log", "/var/log/k3s.log", "/var/log/k3s-agent.log"],
+    ),
+    (
+        "rke2",
+        Some("/var/lib/rancher/rke2"),
+        &["rke2-server", "rke2-agent"],
+        &["/var/lib/rancher/rke2/agent/containerd/containerd.log", "/var/lib/rancher/rke2/agent/logs/kubelet.log"],
+    ),
+    ("k0s", Some("/var/lib/k0s"), &["k0scontroller", "k0sworker"], &[]),
+    (
+        "microk8s",
+        Some("/var/snap/microk8s"),
+        &["snap.microk8s.daemon-containerd", "snap.microk8s.daemon-kubelite"],
+        &[],
+    ),
+    ("microshift", Some("/var/lib/microshift"), &["crio", "microshift"], &[]),
 ];
 
 /// Directories of the journal on the node: permanent and volatile (systemd-journald.service(8)).
@@ -91,7 +70,7 @@ pub(super) fn read(target: &CheckTarget, about: &dyn Fn(&str) -> bool) -> NodeLo
         Ok(log) => logs.read.push(log),
         Err(why) => logs.unread.push(why),
     }
-    for file in DISTRIBUTIONS.iter().flat_map(|one| one.files) {
+    for file in DISTRIBUTIONS.iter().flat_map(|(.., files)| *files) {
         let text = target.reach_named(Path::new(file)).and_then(|path| tail(&path));
         match text {
             Ok(text) => {
@@ -117,7 +96,12 @@ fn read_journal(target: &CheckTarget, about: &dyn Fn(&str) -> bool) -> Result<Lo
     };
     let logged = journalctl(&["--field=_SYSTEMD_UNIT"])?;
     let logged: BTreeSet<&str> = logged.lines().filter_map(|line| line.strip_suffix(".service")).collect();
-    let units = units();
+    let mut units: Vec<&str> = Vec::new();
+    for unit in DISTRIBUTIONS.iter().flat_map(|(_, _, units, _)| *units) {
+        if !units.contains(unit) {
+            units.push(unit);
+        }
+    }
     let (found, others): (Vec<&str>, Vec<&str>) = units.into_iter().partition(|unit| logged.contains(unit));
     if found.is_empty() {
         return Err(format!("the journal has no entries of the units {}", others.join(", ")));
@@ -134,17 +118,6 @@ fn read_journal(target: &CheckTarget, about: &dyn Fn(&str) -> bool) -> Result<Lo
     Ok(LogLines { place: format!("the journal of the last day ({kind} {})", found.join(", ")), lines })
 }
 
-/// Returns all units, without repetitions.
-fn units() -> Vec<&'static str> {
-    let mut units: Vec<&str> = Vec::new();
-    for unit in DISTRIBUTIONS.iter().flat_map(|one| one.units) {
-        if !units.contains(unit) {
-            units.push(unit);
-        }
-    }
-    units
-}
-
 /// The maximum size of /etc/os-release.
 const MAX_OS_RELEASE: u64 = 64 << 10;
 
@@ -159,12 +132,10 @@ pub(super) fn by_hand(target: &CheckTarget, pattern: &str) -> String {
     if is_talos(target) {
         return format!("run talosctl -n NODE logs cri | grep {pattern}, and the same for logs kubelet");
     }
-    let is_marked = |one: &&Distribution| {
-        one.marker.is_some_and(|path| target.reach_named(Path::new(path)).is_ok_and(|path| path.is_dir()))
-    };
-    let is_named = |one: &&Distribution| one.platform == target.platform;
-    let own = DISTRIBUTIONS.iter().find(is_marked).or_else(|| DISTRIBUTIONS.iter().find(is_named));
-    let Distribution { units, files, .. } = own.unwrap_or(&DISTRIBUTIONS[0]);
+    let is_directory = |path: &str| target.reach_named(Path::new(path)).is_ok_and(|path| path.is_dir());
+    let marked = DISTRIBUTIONS.iter().find(|(_, marker, ..)| marker.is_some_and(is_directory));
+    let own = marked.or_else(|| DISTRIBUTIONS.iter().find(|(platform, ..)| *platform == target.platform));
+    let (_, _, units, files) = own.unwrap_or(&DISTRIBUTIONS[0]);
     let units: Vec<String> = units.iter().map(|unit| format!("-u {unit}")).collect();
     let journal = format!("run on the node: journalctl {} | grep {pattern}", units.join(" "));
     match files.is_empty() {

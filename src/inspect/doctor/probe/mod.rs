@@ -10,12 +10,11 @@ mod socket;
 use crate::inspect::doctor::listeners::Listener;
 use socket::{ProbeResult, ProbeUser, send_as};
 
-use crate::cni::{Code, Error};
-use crate::firewall::RuleFormat;
+use crate::cni::{Code, DEFAULT_INTERFACE, Error};
+use crate::firewall::{Arrival, Destination, Packet, RuleFormat, RulesetView, Sender};
 use crate::inspect::doctor::report::{Check, CheckGroup, CheckVerdict, Results};
 use crate::inspect::doctor::rules::{self, NETNS, RULES};
 use crate::inspect::rules::RulesReport;
-use crate::inspect::trace::{Destination, Rulebook, Sender, trace};
 use crate::netns::find::FoundNetns;
 use crate::netns::own_addresses;
 use crate::pod::Facts;
@@ -46,7 +45,7 @@ const DETOURED: &str = "follow such a packet rule by rule with detour trace; see
 /// The means of the probes: policy, rules, users and the token.
 struct Range<'a> {
     policy: &'a Policy,
-    book: Rulebook,
+    view: RulesetView,
     own: Vec<IpAddr>,
     /// UIDs whose traffic may be captured.
     users: Vec<ProbeUser>,
@@ -112,8 +111,8 @@ impl<'a> Range<'a> {
         let known_as = Users::here()?;
         let users = known.chain(strangers).filter(|user| known_as.outside(*user).is_some()).collect();
         // Packets arrive at the same destinations in both rule formats.
-        let book = Rulebook::of_policy(policy, RuleFormat::default());
-        Ok(Self { policy, book, own: own_addresses()?, users, known_as, token })
+        let view = RulesetView::of_policy(policy, RuleFormat::default());
+        Ok(Self { policy, view, own: own_addresses()?, users, known_as, token })
     }
 
     /// Returns an address that is reserved for documentation (RFC 5737, RFC 3849), for each address family of the pod
@@ -135,9 +134,10 @@ impl<'a> Range<'a> {
     }
 
     /// Returns the destination according to the policy.
-    fn wanted(&self, user: ProbeUser, to: SocketAddr, protocol: Protocol) -> String {
+    fn wanted(&self, user: ProbeUser, to: SocketAddr, protocol: Protocol) -> Arrival {
         let from = Sender::Process { uid: user.uid, gid: Some(user.gid), set: None };
-        trace(&self.book, from, Destination { address: to, protocol }, &self.own, "eth0").arrives_at
+        let packet = Packet::first(from, Destination { address: to, protocol }, &self.own, DEFAULT_INTERFACE);
+        self.view.evaluate(packet).arrival
     }
 
     /// Returns, for each address family, a user and an address that the policy redirects.
@@ -145,7 +145,7 @@ impl<'a> Range<'a> {
         let of = |v4: bool| {
             let mut pairs =
                 to.iter().filter(|to| to.is_ipv4() == v4).flat_map(|to| self.users.iter().map(|user| (*user, *to)));
-            pairs.find(|(user, to)| self.wanted(*user, *to, protocol).starts_with("sidecar:"))
+            pairs.find(|(user, to)| matches!(self.wanted(*user, *to, protocol), Arrival::Sidecar(_)))
         };
         [true, false].into_iter().filter_map(of).collect()
     }
@@ -277,10 +277,9 @@ impl<'a> Range<'a> {
             Err(error) => return CheckVerdict::not_checked(error.to_string()),
         };
         let wanted = self.wanted(user, to, protocol);
-        let port: Option<u16> = wanted.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
-        let is_there = match port {
-            Some(port) => fate.at != to && fate.at.port() == port,
-            None => fate.at == to,
+        let is_there = match wanted {
+            Arrival::Sidecar(port) | Arrival::Redirected(port) => fate.at != to && fate.at.port() == port,
+            Arrival::Direct | Arrival::Dropped => fate.at == to,
         };
         let at = if fate.at == to { "directly".to_owned() } else { format!("to {}", fate.at) };
         let sent = format!("UID {uid}, GID {gid} to {to}/{protocol} went {at} (according to connection tracking)");

@@ -1,0 +1,23 @@
+//! The reconciler of the node's running pods. It compares the desired with the live state of each pod and acts on two
+//! findings: the pod has a sidecar and bypasses it (repair), or its policy has changed (live policy).
+
+mod limits;
+mod pod_policy;
+mod pod_rules;
+mod reconciler;
+mod repair;
+mod rule_check;
+mod run;
+mod sandbox;
+mod selector;
+mod settings;
+mod suspicion;
+mod texts;
+mod tracked_pod;
+
+pub use reconciler::{FinishedJob, Job, ObservedNode, PodReconciler};
+pub use repair::{RepairOutcome, RepairResult};
+pub(in crate::agent) use run::{NodeState, SharedPolicies};
+pub use selector::Selector;
+pub use settings::{PodSettings, RepairMode, RepairSettings};
+pub use suspicion::Cause;

@@ -1,0 +1,227 @@
+//! The state of a pod between two checks of its rules: when the next one is due, failures to read the rules, and
+//! attempts to repair them.
+
+use super::limits::{Attempts, Failures};
+use super::suspicion::Cause;
+use crate::cni::{Code, Error};
+use crate::netns::find::FoundNetns;
+use crate::netns::{NetNs, NetnsId};
+use crate::pod::PodRef;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The minimum time between two checks of a pod that changes often, as in a crash loop.
+const MIN_INTERVAL: Duration = Duration::from_secs(5);
+/// The pause after a failure to read the rules, doubled after each further one in a row.
+const MIN_PAUSE: Duration = Duration::from_secs(15);
+const MAX_PAUSE: Duration = Duration::from_secs(600);
+/// The number of failures in a row after which one that may be temporary gets an Event.
+const FAILURES_BEFORE_EVENT: u32 = 5;
+/// The minimum time between two Events about such failures.
+const EVENT_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// What is known about the rules of a pod.
+#[derive(Debug)]
+pub(super) struct PodRules {
+    /// The time of the next check; `None` to wait for a change.
+    pub(super) due: Option<Instant>,
+    last_check: Option<Instant>,
+    /// The first of the uninterrupted checks that found a cause for a repair.
+    suspected_since: Option<Instant>,
+    pub(super) attempts: Attempts,
+    pub(super) location: Option<NetnsLocation>,
+    /// The last logged failure to read the rules.
+    logged: Option<String>,
+    /// The failures to read the rules.
+    failures: Failures,
+    /// The end of the pause after a failure, which a change of the pod does not shorten.
+    not_before: Option<Instant>,
+    /// The time of the last Event about a failure.
+    last_event: Option<Instant>,
+}
+
+/// The network namespace of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NetnsLocation {
+    pub(super) netns: PathBuf,
+    id: NetnsId,
+    pub(super) container_id: String,
+}
+
+impl NetnsLocation {
+    /// Returns the location of a network namespace; `None` if its container is unknown.
+    pub(super) fn of(found: &FoundNetns) -> Option<Self> {
+        let id = NetNs::open(&found.netns).ok().flatten()?.id();
+        Some(Self { netns: found.netns.clone(), id, container_id: found.container_id.clone()? })
+    }
+
+    /// Whether the path still leads to the same network namespace.
+    pub(super) fn exists(&self) -> bool {
+        NetNs::open(&self.netns).is_ok_and(|netns| netns.is_some_and(|netns| netns.id() == self.id))
+    }
+}
+
+impl PodRules {
+    /// Creates the state of a new pod.
+    pub(super) fn new(due: Instant) -> Self {
+        Self {
+            due: Some(due),
+            last_check: None,
+            suspected_since: None,
+            attempts: Attempts::default(),
+            location: None,
+            logged: None,
+            failures: Failures::default(),
+            not_before: None,
+            last_event: None,
+        }
+    }
+
+    /// Schedules a check soon, because the pod has changed.
+    pub(super) fn changed(&mut self, now: Instant) {
+        let soon = self.last_check.map_or(now, |last| now.max(last + MIN_INTERVAL));
+        self.wake(Some(soon.max(self.not_before.unwrap_or(soon))));
+    }
+
+    /// Schedules a check at `time` at the latest.
+    pub(super) fn wake(&mut self, time: Option<Instant>) {
+        self.due = self.due.into_iter().chain(time).min();
+    }
+
+    /// Schedules no check until the pod changes.
+    pub(super) fn rest(&mut self) {
+        (self.due, self.suspected_since) = (None, None);
+    }
+
+    /// Records a check that found `cause`. The next one is due after `interval`, or sooner for a repair. Returns whether
+    /// the pod is repaired now: a pod without rules must be so for `grace`.
+    pub(super) fn record_check(
+        &mut self,
+        cause: Option<Cause>,
+        interval: Duration,
+        grace: Duration,
+        now: Instant,
+    ) -> bool {
+        self.last_check = Some(now);
+        self.due = Some(now + interval);
+        let Some(cause) = cause else {
+            self.suspected_since = None;
+            return false;
+        };
+        let since = *self.suspected_since.get_or_insert(now);
+        if cause == Cause::NoRules && now < since + grace {
+            self.due = Some(since + grace);
+            return false;
+        }
+        let is_allowed = self.attempts.allows(now);
+        if !is_allowed {
+            self.wake(self.attempts.next());
+        }
+        is_allowed
+    }
+
+    /// Records whether the rules could be read, and logs a failure once until it changes. The pod's own processes can
+    /// cause failures of some kinds; after these the pauses grow, so that such a pod does not take the time of others.
+    pub(super) fn record_read(&mut self, error: Option<&Error>, pod: &PodRef, now: Instant) {
+        let is_its_own = error.is_some_and(|error| matches!(error.code, Code::TryAgain | Code::ForeignRules));
+        if is_its_own {
+            self.not_before = Some(now + self.failures.pause(MIN_PAUSE, MAX_PAUSE));
+        } else {
+            self.failures.reset();
+            self.not_before = None;
+        }
+        let error = error.map(ToString::to_string);
+        if let Some(message) = error.as_ref().filter(|_| error != self.logged) {
+            tracing::warn!("pod {}/{}: can't read its rules: {message}", pod.namespace, pod.name);
+        }
+        self.logged = error;
+    }
+
+    /// Schedules the next check after the pause, if there is one.
+    pub(super) fn postpone(&mut self) {
+        self.due = self.not_before.or(self.due);
+    }
+
+    /// Whether the failure to read the rules gets an Event.
+    pub(super) fn needs_event(&mut self, error: &Error, now: Instant) -> bool {
+        let is_lasting = error.code == Code::ForeignRules || self.failures.count() >= FAILURES_BEFORE_EVENT;
+        let is_due = self.last_event.is_none_or(|last| now.duration_since(last) >= EVENT_INTERVAL);
+        if is_lasting && is_due {
+            self.last_event = Some(now);
+        }
+        is_lasting && is_due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const GRACE: Duration = Duration::from_secs(3);
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn read(rules: &mut PodRules, error: Option<&Error>, now: Instant) {
+        rules.record_read(error, &PodRef::default(), now);
+    }
+
+    #[test]
+    fn a_pod_that_changes_often_is_checked_at_the_minimum_interval() {
+        let now = Instant::now();
+        let mut rules = PodRules::new(now);
+        assert!(!rules.record_check(None, MINUTE, GRACE, now));
+        assert_eq!(rules.due, Some(now + MINUTE));
+        for second in 1..4 {
+            rules.changed(now + second * SECOND);
+        }
+        assert_eq!(rules.due, Some(now + MIN_INTERVAL));
+    }
+
+    #[test]
+    fn a_pod_whose_rules_can_not_be_read_is_checked_at_growing_intervals_even_if_it_changes() {
+        let (start, error) = (Instant::now(), Error::new(Code::ForeignRules, "too many rules"));
+        let (mut rules, mut now, mut pauses) = (PodRules::new(start), start, Vec::new());
+        for _ in 0..8 {
+            read(&mut rules, Some(&error), now);
+            rules.record_check(None, MINUTE, GRACE, now);
+            rules.postpone();
+            rules.changed(now + SECOND);
+            let next = rules.due.expect("it is checked again");
+            pauses.push((next - now).as_secs());
+            now = next;
+        }
+        assert_eq!(pauses, [15, 30, 60, 120, 240, 480, 600, 600]);
+        read(&mut rules, None, now);
+        rules.record_check(None, MINUTE, GRACE, now);
+        rules.postpone();
+        assert_eq!(rules.due, Some(now + MINUTE));
+    }
+
+    #[test]
+    fn a_failure_to_read_the_rules_gets_one_event_per_hour() {
+        let (now, hour) = (Instant::now(), Duration::from_secs(3600));
+        let (many, busy) = (Error::new(Code::ForeignRules, "too many"), Error::new(Code::TryAgain, "busy"));
+        let mut rules = PodRules::new(now);
+        assert!(rules.needs_event(&many, now) && !rules.needs_event(&many, now + SECOND));
+        assert!(rules.needs_event(&many, now + hour));
+        let mut rules = PodRules::new(now);
+        let reports = (0..6).filter(|_| {
+            read(&mut rules, Some(&busy), now);
+            rules.needs_event(&busy, now)
+        });
+        assert_eq!(reports.count(), 1, "after several times in a row");
+    }
+
+    #[test]
+    fn a_pod_without_rules_is_repaired_after_the_grace_period() {
+        let now = Instant::now();
+        let mut rules = PodRules::new(now);
+        let mut repairs = |cause, second: u32| rules.record_check(cause, MINUTE, GRACE, now + second * SECOND);
+        assert!(!repairs(Some(Cause::NoRules), 0));
+        assert!(!repairs(None, 1), "a runtime was setting it up");
+        assert!(!repairs(Some(Cause::NoRules), 3));
+        assert!(repairs(Some(Cause::NoRules), 6));
+        assert!(repairs(Some(Cause::Drift), 6), "drift is repaired at once");
+        assert_eq!(rules.due, Some(now + 66 * SECOND));
+    }
+}

@@ -1,0 +1,206 @@
+//! The rules of a pod in one form for both rule formats: native conditions and actions, with the text that the format's
+//! tool prints. The rules are live ones, with those of other tools in the tables of iptables, or desired ones.
+
+use super::expression::Counter;
+use super::live::{LiveRule, LiveRuleset};
+use super::native::conditions;
+use super::native::rule::{BaseHook, Condition, NativeAction, NativeRule, NativeTable};
+use super::rule::{Family, Hook, Rule, Ruleset, Table};
+use super::rule_format::RuleFormat;
+use crate::policy::{Interception, Policy};
+use std::collections::BTreeMap;
+
+/// A table of iptables, or a native one of both families.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TableId {
+    /// A table of iptables.
+    Iptables(Family, Table),
+    /// A table of detour in family `inet`.
+    Native(NativeTable),
+}
+
+impl TableId {
+    /// Returns the table's name in the kernel.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Iptables(_, table) => table.name(),
+            Self::Native(table) => table.name(),
+        }
+    }
+
+    /// Returns the table's name with its family: `ip nat`, `inet detour-nat`.
+    #[must_use]
+    pub fn place(self) -> String {
+        let family = match self {
+            Self::Iptables(family, _) => family.name(),
+            Self::Native(_) => "inet",
+        };
+        format!("{family} {}", self.name())
+    }
+}
+
+/// A rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleView {
+    /// The rule with native conditions and action; `None` for a rule that detour would not write.
+    pub rule: Option<NativeRule>,
+    /// The packets and bytes that matched it; zero for a desired rule.
+    pub counter: Counter,
+    /// The rule as `iptables-save` or `nft` prints it, without the chain.
+    pub text: String,
+}
+
+impl RuleView {
+    fn of_iptables(family: Family, rule: Option<&Rule>, counter: Counter, text: String) -> Self {
+        let native = |rule| NativeRule {
+            family: Some(family),
+            conditions: conditions(rule, family),
+            ..NativeRule::new(NativeAction::from(&rule.target))
+        };
+        Self { rule: rule.map(native), counter, text }
+    }
+
+    fn of_native(rule: Option<&NativeRule>, counter: Counter) -> Self {
+        let text = rule.map_or_else(|| "(a foreign rule)".to_owned(), ToString::to_string);
+        Self { rule: rule.cloned(), counter, text }
+    }
+
+    /// Returns the action; `None` for a rule that detour would not write.
+    #[must_use]
+    pub fn action(&self) -> Option<&NativeAction> {
+        self.rule.as_ref().map(|rule| &rule.action)
+    }
+
+    /// Returns the conditions; none for a rule that detour would not write.
+    #[must_use]
+    pub fn conditions(&self) -> &[Condition] {
+        self.rule.as_ref().map_or(&[], |rule| &rule.conditions)
+    }
+
+    /// Returns the chain that the rule jumps to; `None` for a rule that detour would not write.
+    #[must_use]
+    pub fn jump_target(&self) -> Option<&str> {
+        match self.action() {
+            Some(NativeAction::Jump(chain)) => Some(chain),
+            _ => None,
+        }
+    }
+}
+
+/// A chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChainView {
+    /// Where it is attached; `None` for a chain that is entered by jumps only, or that is attached elsewhere than
+    /// detour's chains are.
+    pub base: Option<BaseHook>,
+    /// The rules in order.
+    pub rules: Vec<RuleView>,
+}
+
+/// The rules of a pod by table and chain.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RulesetView {
+    chains: BTreeMap<TableId, BTreeMap<String, ChainView>>,
+    /// Rules that apply, but are not in the view, in words.
+    pub caveats: Vec<String>,
+}
+
+impl RulesetView {
+    /// Returns the rules in the kernel.
+    #[must_use]
+    pub fn live(live: &LiveRuleset) -> Self {
+        let mut view = Self::default();
+        for (family, table, name, chain) in live.chains() {
+            let rule = |rule: &LiveRule| {
+                RuleView::of_iptables(family, rule.rule.as_ref().ok(), rule.counter, rule.to_string())
+            };
+            let base = if chain.built_in { base_of(table, name) } else { None };
+            view.add(TableId::Iptables(family, table), name, base, chain.rules.iter().map(rule));
+        }
+        for (table, chains) in &live.native {
+            for (name, chain) in chains {
+                let rules = chain.rules.iter().zip(&chain.counters);
+                let rules = rules.map(|(rule, counter)| RuleView::of_native(rule.as_ref(), *counter));
+                view.add(TableId::Native(*table), name, chain.hook.ok().flatten(), rules);
+            }
+            if chains.values().any(|chain| chain.hook.is_err()) {
+                view.caveats.push(format!(
+                    "table inet {} is switched off, or has a netfilter chain with another hook or priority than \
+                     desired: such chains are not evaluated",
+                    table.name()
+                ));
+            }
+        }
+        if live.native_istio.is_some() {
+            let caveat = "tables inet istio-proxy-* also redirect the pod, but their rules are not evaluated";
+            view.caveats.push(caveat.to_owned());
+        }
+        view
+    }
+
+    /// Returns the rules of `ruleset` with the redirection in `format`.
+    #[must_use]
+    pub fn desired(ruleset: &Ruleset, format: RuleFormat) -> Self {
+        let mut view = Self::default();
+        if format == RuleFormat::Iptables {
+            for ((family, table), rules) in &ruleset.tables {
+                let id = TableId::Iptables(*family, *table);
+                let line =
+                    |rule: &Rule| RuleView::of_iptables(*family, Some(rule), Counter::default(), rule.to_string());
+                for (hook, rules) in &rules.hooks {
+                    view.add(id, hook.chain(), base_of(*table, hook.chain()), rules.iter().map(line));
+                }
+                for (name, rules) in &rules.chains {
+                    view.add(id, name, None, rules.iter().map(line));
+                }
+            }
+        }
+        for (table, chains) in &format.native(ruleset) {
+            for (name, chain) in chains {
+                let rules = chain.rules.iter().map(|rule| RuleView::of_native(Some(rule), Counter::default()));
+                view.add(TableId::Native(*table), name, chain.hook, rules);
+            }
+        }
+        view
+    }
+
+    /// Returns the rules of a policy, for both families, with the redirection in `format`.
+    #[must_use]
+    pub fn of_policy(policy: &Policy, format: RuleFormat) -> Self {
+        let mut view = Self::desired(&Ruleset::of(policy, &Family::ALL), format);
+        if policy.interception == Interception::Unset {
+            let caveat = "this configuration does not redirect the pod; rules of other programs are not evaluated";
+            view.caveats.push(caveat.to_owned());
+        }
+        view
+    }
+
+    fn add(&mut self, table: TableId, name: &str, base: Option<BaseHook>, rules: impl Iterator<Item = RuleView>) {
+        let chain = ChainView { base, rules: rules.collect() };
+        self.chains.entry(table).or_default().insert(name.to_owned(), chain);
+    }
+
+    /// Returns the tables with their chains by name: those of iptables first.
+    pub fn tables(&self) -> impl Iterator<Item = (TableId, &BTreeMap<String, ChainView>)> {
+        self.chains.iter().map(|(table, chains)| (*table, chains))
+    }
+
+    /// Returns the rules of a chain; empty if the chain does not exist.
+    #[must_use]
+    pub fn chain(&self, table: TableId, name: &str) -> &[RuleView] {
+        let chain = self.chains.get(&table).and_then(|chains| chains.get(name));
+        chain.map_or(&[], |chain| chain.rules.as_slice())
+    }
+
+    /// Returns the names of the base chains of a table that are attached to `base`.
+    pub(super) fn base_chains(&self, table: TableId, base: BaseHook) -> impl Iterator<Item = &str> {
+        let chains = self.chains.get(&table).into_iter().flatten();
+        chains.filter(move |(_, chain)| chain.base == Some(base)).map(|(name, _)| name.as_str())
+    }
+}
+
+/// Returns where the built-in chain of this name is attached.
+fn base_of(like: Table, name: &str) -> Option<BaseHook> {
+    Hook::of_chain(name).map(|hook| BaseHook { like, hook })
+}

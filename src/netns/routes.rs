@@ -1,0 +1,214 @@
+//! The routes of the calling thread's network namespace: the interfaces of the default routes, their replacement by
+//! routes to other gateways, and the interface through which packets to an address leave.
+
+use super::addresses::links;
+use super::rtnetlink::{
+    FAMILIES, RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE, accept_existing, accept_missing, bytes, failed, list, open,
+    request,
+};
+use crate::cni::Error;
+use crate::netlink::{Messages, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NLMSG_ERROR};
+use netlink_packet_core::Parseable;
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteNextHopFlags, RouteProtocol, RouteType,
+};
+use nix::errno::Errno;
+use nix::net::if_::{if_indextoname, if_nametoindex};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+/// Replaces the default routes of both families over `interface` by routes to `gateways`. A route over several
+/// interfaces keeps its other paths. Other routing tables are not changed. Without gateways, an interface that does not
+/// exist has no route to remove: that of a DPDK device is not in the kernel.
+///
+/// # Errors
+/// The interface does not exist and needs a gateway, or the kernel refuses a change.
+pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<(), Error> {
+    let replace = || {
+        let index = match if_nametoindex(interface) {
+            Err(Errno::ENODEV) if gateways.is_empty() => return Ok(()),
+            index => index?,
+        };
+        let mut socket = open()?;
+        for family in FAMILIES {
+            for route in list(&mut socket, RTM_GETROUTE, &header(family))? {
+                let Some(remaining) = without_interface(&route, index) else { continue };
+                accept_missing(request(&mut socket, RTM_DELROUTE, 0, &deletion(route)))?;
+                if let RemainingPaths::Paths(route) = remaining {
+                    accept_existing(request(&mut socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &route))?;
+                }
+            }
+        }
+        for gateway in gateways {
+            let (family, address) = route_address(*gateway);
+            let route = message(header(family), vec![RouteAttribute::Gateway(address), RouteAttribute::Oif(index)]);
+            request(&mut socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &route)?;
+        }
+        Ok(())
+    };
+    replace().map_err(|errno: Errno| failed(&format!("can't replace the default route of {interface}"), errno, ""))
+}
+
+/// Returns the interfaces of the default routes of both families.
+///
+/// # Errors
+/// The kernel does not list the routes or the interfaces.
+pub fn default_route_interfaces() -> Result<BTreeSet<String>, Error> {
+    let find = || {
+        let (mut socket, mut found) = (open()?, BTreeSet::new());
+        for family in FAMILIES {
+            let routes: Vec<RouteMessage> = list(&mut socket, RTM_GETROUTE, &header(family))?;
+            found.extend(routes.iter().filter(|route| is_default(route)).flat_map(interfaces));
+        }
+        Ok(found)
+    };
+    let found: BTreeSet<u32> =
+        find().map_err(|errno: Errno| failed("can't list the pod's default routes", errno, ""))?;
+    Ok(links()?.into_iter().filter(|(index, _)| found.contains(index)).map(|(_, name)| name).collect())
+}
+
+/// Returns the interface through which the calling thread's network namespace sends packets to `address`; `None` without
+/// a route.
+///
+/// # Errors
+/// The kernel refuses the request.
+pub fn outgoing_interface(address: IpAddr) -> Result<Option<String>, Error> {
+    match lookup(address) {
+        Ok(name) => Ok(Some(name)),
+        Err(
+            Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::ENONET | Errno::EACCES | Errno::EINVAL | Errno::ENXIO,
+        ) => Ok(None),
+        Err(errno) => Err(failed(&format!("can't look up the route to {address}"), errno, "")),
+    }
+}
+
+fn lookup(address: IpAddr) -> Result<String, Errno> {
+    let (address_family, destination) = route_address(address);
+    let destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
+    let header = RouteHeader { address_family, destination_prefix_length, ..RouteHeader::default() };
+    let question = bytes(&message(header, vec![RouteAttribute::Destination(destination)]));
+    let mut socket = open()?;
+    let sequence = socket.next_sequence();
+    socket.send(Messages::one(RTM_GETROUTE, NLM_F_REQUEST, sequence, &question, &[]).as_bytes())?;
+    loop {
+        for reply in socket.receive()?.filter(|reply| reply.sequence == sequence) {
+            match reply.kind {
+                NLMSG_ERROR => return Err(Errno::from_raw(reply.errno())),
+                RTM_NEWROUTE => {
+                    let route = RouteMessage::parse(reply.body).ok();
+                    let index = route.and_then(|route| out_interface(&route)).ok_or(Errno::ENONET)?;
+                    return Ok(if_indextoname(index)?.to_string_lossy().into_owned());
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn route_address(address: IpAddr) -> (AddressFamily, RouteAddress) {
+    match address {
+        IpAddr::V4(address) => (AddressFamily::Inet, RouteAddress::Inet(address)),
+        IpAddr::V6(address) => (AddressFamily::Inet6, RouteAddress::Inet6(address)),
+    }
+}
+
+/// Returns the header of a default route in the main table.
+fn header(address_family: AddressFamily) -> RouteHeader {
+    RouteHeader {
+        address_family,
+        table: RouteHeader::RT_TABLE_MAIN,
+        protocol: RouteProtocol::Static,
+        kind: RouteType::Unicast,
+        ..RouteHeader::default()
+    }
+}
+
+/// Returns a message with this header and these attributes.
+pub(super) fn message(header: RouteHeader, attributes: Vec<RouteAttribute>) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    (message.header, message.attributes) = (header, attributes);
+    message
+}
+
+/// Returns the routing table of a route.
+pub(super) fn table(route: &RouteMessage) -> u32 {
+    let table = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Table(table) => Some(*table),
+        _ => None,
+    });
+    table.unwrap_or(route.header.table.into())
+}
+
+/// Returns the interface of a route with one path.
+pub(super) fn out_interface(route: &RouteMessage) -> Option<u32> {
+    route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Oif(index) => Some(*index),
+        _ => None,
+    })
+}
+
+/// Returns whether this is a default route of the main table.
+fn is_default(route: &RouteMessage) -> bool {
+    route.header.destination_prefix_length == 0
+        && route.header.kind == RouteType::Unicast
+        && table(route) == u32::from(RouteHeader::RT_TABLE_MAIN)
+}
+
+fn interfaces(route: &RouteMessage) -> Vec<u32> {
+    let paths = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::MultiPath(paths) => Some(paths.iter().map(|path| path.interface_index).collect()),
+        _ => None,
+    });
+    paths.unwrap_or_else(|| out_interface(route).into_iter().collect())
+}
+
+/// Returns the request that deletes a listed route: what identifies it. The kernel lists a route over a nexthop object
+/// with the object and its paths, but accepts only one of the two (`rtm_to_fib_config`, net/ipv4/fib_frontend.c).
+pub(crate) fn deletion(mut route: RouteMessage) -> RouteMessage {
+    let has_object = route.attributes.iter().any(|attribute| matches!(attribute, RouteAttribute::NhId(_)));
+    route.attributes.retain(|attribute| match attribute {
+        RouteAttribute::Table(_) | RouteAttribute::Priority(_) | RouteAttribute::Source(_) => true,
+        RouteAttribute::NhId(_) => true,
+        RouteAttribute::Oif(_) | RouteAttribute::Gateway(_) | RouteAttribute::MultiPath(_) => !has_object,
+        RouteAttribute::Via(_) | RouteAttribute::EncapType(_) | RouteAttribute::Encap(_) => !has_object,
+        _ => false,
+    });
+    route
+}
+
+/// The rest of a default route without its paths over one interface.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum RemainingPaths {
+    Nothing,
+    /// A route over the other paths.
+    Paths(RouteMessage),
+}
+
+/// Removes the paths over `interface` from a default route of the main table. Returns `None` for any other route, and
+/// for one without such a path.
+pub(crate) fn without_interface(route: &RouteMessage, interface: u32) -> Option<RemainingPaths> {
+    if !is_default(route) || !interfaces(route).contains(&interface) {
+        return None;
+    }
+    let attributes: Vec<RouteAttribute> = route
+        .attributes
+        .iter()
+        .filter_map(|attribute| match attribute {
+            RouteAttribute::Priority(_) => Some(attribute.clone()),
+            RouteAttribute::MultiPath(paths) => {
+                let mut others = paths.clone();
+                others.retain(|path| path.interface_index != interface);
+                // The kernel does not accept the other flags in a new route, such as that of a dead path.
+                others.iter_mut().for_each(|path| path.flags &= RouteNextHopFlags::Onlink);
+                (!others.is_empty()).then_some(RouteAttribute::MultiPath(others))
+            }
+            _ => None,
+        })
+        .collect();
+    let has_paths = attributes.iter().any(|attribute| matches!(attribute, RouteAttribute::MultiPath(_)));
+    Some(match has_paths {
+        true => RemainingPaths::Paths(message(header(route.header.address_family), attributes)),
+        false => RemainingPaths::Nothing,
+    })
+}

@@ -1,0 +1,80 @@
+//! What the excluding sub-plugins have in common: a block, the pod's argument and annotations request exclusions.
+
+use super::container_exclude::{self, ContainerExclude};
+use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions};
+use super::dns_exclude::{self, DnsExclude};
+use super::sub_plugin::{Note, SettingSource, SubPlugin};
+use super::uid_exclude::{self, UidExclude};
+use crate::cni::{BlockReader, Error};
+use crate::pod::Facts;
+
+/// What one block, argument or annotation requests from an excluding sub-plugin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Exclude {
+    Uid(UidExclude),
+    Dns(DnsExclude),
+    Container(ContainerExclude),
+}
+
+impl Exclude {
+    /// The excluding sub-plugins, in the order of evaluation.
+    pub(super) const SUB_PLUGINS: [SubPlugin; 3] =
+        [SubPlugin::UidExclude, SubPlugin::DnsExclude, SubPlugin::ContainerExclude];
+
+    /// Parses the keys of a block; `None` if the sub-plugin excludes nothing.
+    pub(super) fn parse(sub_plugin: SubPlugin, r: &BlockReader<'_>, author: ListAuthor) -> Result<Option<Self>, Error> {
+        Ok(Some(match sub_plugin {
+            SubPlugin::IstioRedirect => return Ok(None),
+            SubPlugin::UidExclude => Self::Uid(UidExclude::parse(r, author)?),
+            SubPlugin::DnsExclude => Self::Dns(DnsExclude::parse(r, author)?),
+            SubPlugin::ContainerExclude => Self::Container(ContainerExclude::parse(r, author)?),
+        }))
+    }
+
+    pub(super) const fn sub_plugin(&self) -> SubPlugin {
+        match self {
+            Self::Uid(_) => SubPlugin::UidExclude,
+            Self::Dns(_) => SubPlugin::DnsExclude,
+            Self::Container(_) => SubPlugin::ContainerExclude,
+        }
+    }
+
+    /// Returns the annotations of a pod or namespace that the sub-plugin reads.
+    pub(super) const fn annotations(sub_plugin: SubPlugin) -> &'static [&'static str] {
+        match sub_plugin {
+            SubPlugin::IstioRedirect => &[],
+            SubPlugin::UidExclude => &uid_exclude::ANNOTATIONS,
+            SubPlugin::DnsExclude => &dns_exclude::ANNOTATIONS,
+            SubPlugin::ContainerExclude => &container_exclude::ANNOTATIONS,
+        }
+    }
+
+    /// Parses the annotations of the pod or its namespace, each on its own, in addition to this block.
+    pub(super) fn annotated(&self, facts: &Facts) -> Result<Vec<(SettingSource, Self)>, Error> {
+        let mut requested = Vec::new();
+        for key in Self::annotations(self.sub_plugin()) {
+            let Some(annotation) = AnnotationValue::of_pod_or_namespace(facts, key) else { continue };
+            let parsed = match self {
+                Self::Uid(_) => UidExclude::of_annotation(key, &annotation).map(Self::Uid),
+                Self::Dns(block) => block.of_annotation(&annotation).map(Self::Dns),
+                Self::Container(_) => ContainerExclude::of_annotation(&annotation).map(Self::Container),
+            };
+            let source = annotation.source(key);
+            requested.push((source.clone(), parsed.map_err(|error| source.named_in(error))?));
+        }
+        Ok(requested)
+    }
+
+    /// Returns the exclusions for one pod.
+    pub(super) fn exclusions(
+        &self,
+        context: &PodContext<'_>,
+        notes: &mut Vec<Note>,
+    ) -> Result<RequestedExclusions, Error> {
+        match self {
+            Self::Uid(block) => block.exclusions(context, notes),
+            Self::Dns(block) => block.exclusions(context, notes),
+            Self::Container(block) => block.exclusions(context, notes),
+        }
+    }
+}

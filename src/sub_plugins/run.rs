@@ -1,0 +1,334 @@
+//! Evaluation of a sub-plugin chain: blocks and facts of a pod become one traffic policy.
+//!
+//! For a running pod, each sub-plugin that fails, for example because of an invalid annotation, keeps its part of the
+//! pod's policy; the parts of the others follow the configuration ([`SeparatePolicy`]).
+
+use super::chain::{ChainInput, ParsedChain};
+use super::context::{self, FACT_SOURCES, PodContext, RequestedExclusions, Resolvers};
+use super::decision::{self, Decision, SkipReason};
+use super::dns_exclude::DnsExclude;
+use super::exclude::Exclude;
+use super::istio_redirect::{self, OverridingLayers};
+use super::sub_plugin::{Note, Origins, SettingSource, SubPlugin};
+use super::{ignored, settings};
+use crate::cni::{Block, Code, Error, at_most};
+use crate::pod::well_known::PROXY_CONTAINER;
+use crate::pod::{Container, Facts, Pod};
+use crate::policy::{Exclusion, Interception, Policy};
+use serde_json::{Map, Value};
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr};
+
+/// The result of a sub-plugin chain for one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChainOutput {
+    /// The contributions of all sub-plugins, united.
+    pub policy: Policy,
+    /// Whether this chain redirects the pod.
+    pub decision: Decision,
+    /// The sources of settings and exclusions.
+    pub origins: Origins,
+    /// Notes for the log and for `explain`, without repetitions.
+    pub notes: Vec<Note>,
+}
+
+/// Checks the blocks of `chain` and of `args`, each alone and together, as completely as possible without a pod.
+/// `has_facts` is whether a source of facts is configured.
+///
+/// # Errors
+/// A block is invalid, two contradict each other, or one needs facts that no source provides
+/// ([`Code::InvalidConfig`]); the message contains the path and the accepted values.
+pub fn check(
+    chain: &[Block],
+    args: &Map<String, Value>,
+    group_id: &dyn Fn(&str) -> Option<u32>,
+    has_facts: bool,
+) -> Result<(), Error> {
+    if !has_facts {
+        // Whether a pod has a resolver depends on its call.
+        let resolvers = Resolvers { runtime: &[IpAddr::V4(Ipv4Addr::LOCALHOST)], ..Resolvers::default() };
+        return run(chain, &ChainInput { facts: None, args, resolvers, group_id }).map(drop);
+    }
+    let chain = ParsedChain::parse(chain, group_id)?;
+    // The redirection of a pod with a sidecar and without annotations.
+    let proxy = Container { name: PROXY_CONTAINER.to_owned(), ..Container::default() };
+    let facts = Facts { pod: Pod { containers: vec![proxy], ..Pod::default() }, namespace: None };
+    let input = ChainInput { facts: Some(&facts), args, resolvers: Resolvers::default(), group_id };
+    interception(&chain, &input, &mut Vec::new(), &mut Vec::new())?;
+    for sub_plugin in Exclude::SUB_PLUGINS {
+        if chain.excludes(sub_plugin).any(|block| block.pod_overrides) {
+            input.excluded(sub_plugin)?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs the sub-plugins in `chain` and skips executables.
+///
+/// # Errors
+/// A block, an annotation or an object that they refer to is invalid ([`Code::InvalidConfig`]); the message contains the
+/// place and the accepted values. Blocks are always parsed; the pod's annotations and `args.cni` only if the pod has a
+/// sidecar.
+pub fn run(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput, Error> {
+    let (output, failures) = evaluate(&ParsedChain::parse(chain, input.group_id)?, input)?;
+    failures.0.into_iter().next().map_or(Ok(output), |(_, error)| Err(error))
+}
+
+/// Runs each sub-plugin in `chain` separately, for a running pod: one that fails does not affect the others.
+#[must_use]
+pub fn run_separately(chain: &[Block], input: &ChainInput<'_>) -> SeparatePolicy {
+    let evaluated = ParsedChain::parse(chain, input.group_id).and_then(|chain| {
+        let (output, failures) = evaluate(&chain, input)?;
+        Ok(SeparatePolicy::new(output.policy, failures, chain, input))
+    });
+    evaluated.unwrap_or_else(|error| SeparatePolicy { invalid: Some(error), ..SeparatePolicy::default() })
+}
+
+/// Runs all sub-plugins. The output lacks the contributions of those that fail.
+fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput, Failures), Error> {
+    let (mut notes, mut origins, mut failures) = (Vec::new(), Origins::default(), Failures::default());
+    let mut decision = decide(chain, input)?;
+    let pod = input.facts.map(|facts| &facts.pod);
+    let mut policy = Policy { dns_captured_elsewhere: pod.map(settings::captures_dns), ..Policy::default() };
+    if pod.is_none_or(|pod| !pod.host_network && pod.proxy().is_some()) {
+        if decision == Decision::Redirect {
+            let interception = interception(chain, input, &mut origins.settings, &mut notes);
+            policy.interception = failures.or_default(SubPlugin::IstioRedirect, interception);
+        }
+        // Without istio-redirect, whether `NONE` counts is unknown: another attachment's redirection can be pinned. If it
+        // counts there, the union of both policies has no rules; without a redirection, exclusions have no effect.
+        if policy.interception == Interception::Off {
+            decision = Decision::LeaveAlone(SkipReason::ModeNone);
+        } else {
+            let (facts, resolvers) = (input.facts, input.resolvers);
+            let context = PodContext { facts, resolvers, redirect: policy.redirect(), reads_annotations: true };
+            let mut count = 0;
+            for sub_plugin in Exclude::SUB_PLUGINS {
+                let requested = requested(sub_plugin, chain, input, &context, &mut count, &mut notes);
+                let requested = failures.or_default(sub_plugin, requested);
+                origins.exclusions.extend(requested.exclusions);
+                origins.containers.extend(requested.containers);
+            }
+            policy.exclusions = origins.exclusions.iter().map(|(exclusion, _)| exclusion.clone()).collect();
+            policy.containers = origins.containers.iter().map(|(exclusion, _)| exclusion.clone()).collect();
+        }
+        notes.extend(ignored::unused_requests(chain, input));
+        notes.extend(ignored::misspelled_arguments(input));
+    }
+    let mut seen = HashSet::new();
+    notes.retain(|note| seen.insert(note.clone()));
+    Ok((ChainOutput { policy: policy.normalized(), decision, origins, notes }, failures))
+}
+
+fn decide(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<Decision, Error> {
+    let skip_reason = input.facts.map(|facts| decision::pod_skip_reason(&facts.pod));
+    match (chain.redirects.first(), skip_reason) {
+        (Some(_), Some(skip_reason)) => Ok(skip_reason.map_or(Decision::Redirect, Decision::LeaveAlone)),
+        (Some(block), None) => {
+            let name = SubPlugin::IstioRedirect.name();
+            let msg = format!("{}: {name} needs facts of the pod: {FACT_SOURCES}", block.path);
+            Err(Error::new(Code::InvalidConfig, msg).naming_network())
+        }
+        (None, Some(Some(reason @ (SkipReason::HostNetwork | SkipReason::NoProxy)))) => {
+            Ok(Decision::LeaveAlone(reason))
+        }
+        (None, _) => Ok(Decision::LeaveAlone(SkipReason::NotInChain)),
+    }
+}
+
+fn interception(
+    chain: &ParsedChain,
+    input: &ChainInput<'_>,
+    origins: &mut Vec<(&'static str, SettingSource)>,
+    notes: &mut Vec<Note>,
+) -> Result<Interception, Error> {
+    let Some((pod, proxy)) = input.facts.and_then(|facts| Some((&facts.pod, facts.pod.proxy()?))) else {
+        return Ok(Interception::Unset);
+    };
+    if chain.redirects.is_empty() {
+        return Ok(Interception::Unset);
+    }
+    // One block without `pod_overrides` pins the redirection of all blocks.
+    let pod_overrides = chain.redirects.iter().all(|block| block.pod_overrides);
+    let args = if pod_overrides { input.settings()? } else { None };
+    let overriding = OverridingLayers { pod, proxy, args, pod_overrides };
+    istio_redirect::interception(&chain.redirects, overriding, origins, notes)
+}
+
+/// Returns what the blocks of an excluding sub-plugin request and, as far as they allow it, the pod. `count` is the number
+/// of the pod's exclusions, of all sub-plugins.
+fn requested(
+    sub_plugin: SubPlugin,
+    chain: &ParsedChain,
+    input: &ChainInput<'_>,
+    context: &PodContext<'_>,
+    count: &mut usize,
+    notes: &mut Vec<Note>,
+) -> Result<Origins, Error> {
+    let mut origins = Origins::default();
+    let mut add = |source, requested| add_requested(&mut origins, count, context, &source, requested);
+    for block in chain.excludes(sub_plugin) {
+        let of_block = PodContext { reads_annotations: block.pod_overrides, ..*context };
+        let requested = block.parsed.exclusions(&of_block, notes).map_err(Error::naming_network)?;
+        add(SettingSource::Configuration(block.path.clone()), requested)?;
+        if !block.pod_overrides {
+            continue;
+        }
+        if let Some(argument) = input.excluded(sub_plugin)? {
+            add(SettingSource::Argument(sub_plugin), argument.exclusions(context, notes)?)?;
+        }
+        for (source, annotation) in
+            input.facts.map(|facts| block.parsed.annotated(facts)).transpose()?.unwrap_or_default()
+        {
+            let requested = annotation.exclusions(context, notes);
+            add(source.clone(), requested.map_err(|error| source.named_in(error))?)?;
+        }
+    }
+    Ok(origins)
+}
+
+fn add_requested(
+    origins: &mut Origins,
+    count: &mut usize,
+    context: &PodContext<'_>,
+    source: &SettingSource,
+    requested: RequestedExclusions,
+) -> Result<(), Error> {
+    *count += requested.count;
+    if *count > context::MAX_EXCLUSIONS {
+        let pod = |facts: &Facts| format!("pod {}", context::name_of(&facts.pod));
+        let pod = context.facts.map_or_else(|| "the pod".to_owned(), pod);
+        let place = format!("{pod}: exclusions of all sources, up to {source}");
+        return at_most(context::MAX_EXCLUSIONS, "exclusions", &place, *count).map_err(Error::naming_pod);
+    }
+    let exclusions = requested.exclusions.into_iter().map(|exclusion| (exclusion, source.clone()));
+    origins.exclusions.extend(exclusions);
+    let containers = requested.containers.into_iter().map(|exclusion| (exclusion, source.clone()));
+    origins.containers.extend(containers);
+    Ok(())
+}
+
+/// The sub-plugins that failed, with their errors, in the order of evaluation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Failures(Vec<(SubPlugin, Error)>);
+
+impl Failures {
+    /// Returns the contribution of a sub-plugin; none if it failed.
+    fn or_default<T: Default>(&mut self, sub_plugin: SubPlugin, result: Result<T, Error>) -> T {
+        result.unwrap_or_else(|error| {
+            self.0.push((sub_plugin, error));
+            T::default()
+        })
+    }
+}
+
+/// The policy of a chain whose sub-plugins were evaluated separately.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SeparatePolicy {
+    /// Why no sub-plugin could be evaluated: a block is invalid, or facts are missing.
+    invalid: Option<Error>,
+    /// Lacks the contributions of the sub-plugins that failed.
+    policy: Policy,
+    failures: Failures,
+    /// The blocks of `dns-exclude`, and its block in `args.cni`.
+    dns_excludes: Vec<DnsExclude>,
+}
+
+impl SeparatePolicy {
+    fn new(policy: Policy, failures: Failures, chain: ParsedChain, input: &ChainInput<'_>) -> Self {
+        let is_overridable = chain.excludes(SubPlugin::DnsExclude).any(|block| block.pod_overrides);
+        let argument = if is_overridable { input.excluded(SubPlugin::DnsExclude).ok().flatten() } else { None };
+        let blocks = chain.excludes.into_iter().map(|block| block.parsed).chain(argument);
+        let dns_excludes = blocks.filter_map(|block| if let Exclude::Dns(block) = block { Some(block) } else { None });
+        Self { invalid: None, policy, failures, dns_excludes: dns_excludes.collect() }
+    }
+
+    /// Returns the errors of the sub-plugins that failed.
+    pub fn errors(&self) -> impl Iterator<Item = &Error> {
+        self.invalid.iter().chain(self.failures.0.iter().map(|(_, error)| error))
+    }
+
+    /// Returns the policy of a pod that has the policy `applied`: a sub-plugin that failed keeps its part of that.
+    ///
+    /// The applied exclusions do not name their sub-plugin. Those remain that the failed sub-plugin could request for
+    /// this pod, so that a pod's author gains nothing by an invalid annotation.
+    #[must_use]
+    pub fn or_applied(&self, applied: &Policy) -> Policy {
+        if self.invalid.is_some() {
+            return applied.clone();
+        }
+        let mut policy = self.policy.clone();
+        let of_uids = |exclusion: &&Exclusion| exclusion.destination.is_none();
+        let of_dns = |exclusion: &&Exclusion| self.dns_excludes.iter().any(|block| block.may_request(exclusion));
+        for (sub_plugin, _) in &self.failures.0 {
+            match sub_plugin {
+                SubPlugin::IstioRedirect => policy.interception.clone_from(&applied.interception),
+                SubPlugin::UidExclude => policy.exclusions.extend(applied.exclusions.iter().filter(of_uids).cloned()),
+                SubPlugin::DnsExclude => policy.exclusions.extend(applied.exclusions.iter().filter(of_dns).cloned()),
+                SubPlugin::ContainerExclude => policy.containers.extend(applied.containers.iter().cloned()),
+            }
+        }
+        // As the result of a chain, so that it compares with an applied policy.
+        policy.normalized()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::scenario::{Scenario, chain};
+    use crate::pod::well_known::{
+        EXCLUDE_CONTAINERS, EXCLUDE_DNS, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_PORTS_FOR_UIDS, EXCLUDE_UIDS,
+    };
+    use serde_json::json;
+
+    fn scenario(pinned: &str) -> Scenario {
+        let block = |kind: &str| json!({"type": kind, "pod_overrides": kind != pinned});
+        chain(["istio-redirect", "uid-exclude", "dns-exclude", "container-exclude"].map(block).to_vec().into())
+    }
+
+    /// A valid value and an invalid one of an annotation of each sub-plugin.
+    const ANNOTATIONS: [(&str, &str, &str, &str); 4] = [
+        ("istio-redirect", EXCLUDE_OUTBOUND_PORTS, "25", "x"),
+        ("uid-exclude", EXCLUDE_UIDS, "7", "x"),
+        ("dns-exclude", EXCLUDE_DNS, "10.0.0.1", "x"),
+        ("container-exclude", EXCLUDE_CONTAINERS, "app", "X"),
+    ];
+
+    /// With every annotation of [`ANNOTATIONS`].
+    fn annotated(pinned: &str) -> Scenario {
+        ANNOTATIONS.iter().fold(scenario(pinned), |scenario, (_, key, valid, _)| scenario.annotated(key, valid))
+    }
+
+    #[test]
+    fn an_invalid_annotation_does_not_keep_what_is_pinned_for_another_sub_plugin() {
+        let applied = annotated("").output().policy;
+        for (pinned, ..) in ANNOTATIONS {
+            let expected = annotated(pinned).output().policy;
+            assert_ne!(expected, applied, "{pinned}");
+            for (_, key, _, invalid) in ANNOTATIONS.iter().filter(|(kind, ..)| *kind != pinned) {
+                let broken = annotated(pinned).annotated(key, invalid);
+                let separate = broken.run_separately();
+                assert_eq!(separate.errors().map(|error| error.msg.clone()).collect::<Vec<_>>(), [broken.error()]);
+                assert_eq!(separate.or_applied(&applied), expected, "{pinned} {key}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_an_error_nothing_of_the_applied_policy_remains() {
+        let separate = scenario("").run_separately();
+        assert_eq!(separate.errors().next(), None);
+        assert_eq!(separate.or_applied(&annotated("").output().policy), scenario("").output().policy);
+    }
+
+    #[test]
+    fn dns_exclude_keeps_only_its_own_ports() {
+        let rules = |rules| scenario("").annotated(EXCLUDE_PORTS_FOR_UIDS, rules);
+        let applied = rules("tcp:443:1000; udp:53:1000").output().policy;
+        let broken = scenario("uid-exclude").annotated(EXCLUDE_DNS, "x").run_separately().or_applied(&applied);
+        assert_eq!(broken.exclusions, rules("udp:53:1000").output().policy.exclusions);
+        let with_port = json!({"dns-exclude": {"ports": [443]}});
+        let broken = scenario("uid-exclude").args(with_port).annotated(EXCLUDE_DNS, "x").run_separately();
+        assert_eq!(broken.or_applied(&applied).exclusions, applied.exclusions);
+    }
+}
