@@ -1,18 +1,25 @@
 //! The cluster of a command, its kubeconfig, and the files that the command line names.
 
+use super::doctor::host_name;
+use super::install::own_kubeconfig;
 use super::output::CommandError;
 use clap::Args;
-use detour_cni::cluster::{AgentPod, UserApi};
-use detour_cni::cni::{CniCommand, Error, NetConf};
-use detour_cni::inspect::{AppliedConf, Subject};
+use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles};
+use detour_cni::cluster::{self, AgentPod, Cluster, UserApi};
+use detour_cni::cni::{CniCommand, Code, Error, NetConf};
+use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, Subject};
+use detour_cni::pod::{Facts, Pod, PodRef};
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, stdin};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{env, fs};
 
 /// The configuration without `--config`.
 pub(super) const DEFAULT_CONF: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
+/// The timeout of a request.
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit per file. A list of all definitions of a large cluster is smaller.
 const MAX_FILE: u64 = 16 << 20;
 
@@ -87,36 +94,125 @@ impl ClusterArguments {
         })
     }
 
-    /// Reads a pod of `--namespace` from the cluster.
+    /// Reads a pod with the configuration of `--config` or, without it, with the one of its node. The file system of this
+    /// node is mounted at `root`.
     ///
     /// # Errors
-    /// The namespace is missing, the configuration is malformed, or the cluster does not return the pod.
-    pub(super) fn subject(&self, pod: &str) -> Result<Subject, CommandError> {
-        if let Some(connection) = &self.connection {
-            let api = connection.open()?;
-            let namespace = self.namespace.as_deref().unwrap_or(api.namespace());
-            return Ok(Subject::from_source(self.conf(DEFAULT_CONF)?, api.cluster(), (namespace, pod))?);
-        }
-        let namespace = self.required_namespace(pod)?;
-        let kubeconfig = kubeconfig(self.kubeconfig.as_deref())?;
-        Ok(Subject::from_cluster(self.conf(DEFAULT_CONF)?, kubeconfig, (namespace, pod))?)
+    /// The namespace is missing, the configuration is invalid, or the cluster does not return the pod.
+    pub(super) fn subject(&self, pod: &str, root: &Path) -> Result<Subject, CommandError> {
+        let configured = self.config.is_some().then(|| self.conf(DEFAULT_CONF)).transpose()?;
+        let (source, facts) = self.read(pod, configured.as_ref().map(|applied| &applied.conf), root)?;
+        Ok(match configured {
+            Some(applied) => Subject::of(applied, facts, Some(source.cluster()))?,
+            None => on_node(self.conf(DEFAULT_CONF)?, facts, source.cluster(), root)?,
+        })
     }
 
-    /// Returns the namespace of a pod.
+    /// Reads a pod whose configuration is not used; `--config` can name the source of facts.
     ///
     /// # Errors
-    /// It is missing.
-    pub(super) fn required_namespace(&self, pod: &str) -> Result<&str, CommandError> {
-        let missing = || CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE"));
-        self.namespace.as_deref().ok_or_else(missing)
+    /// As [`Self::subject`].
+    pub(super) fn pod(&self, pod: &str, root: &Path) -> Result<Subject, CommandError> {
+        let applied = self.conf(DEFAULT_CONF)?;
+        let (_, facts) = self.read(pod, Some(&applied.conf), root)?;
+        Ok(Subject::of(applied, facts, None)?)
     }
+
+    fn read(&self, pod: &str, conf: Option<&NetConf>, root: &Path) -> Result<(PodSource, Facts), CommandError> {
+        let missing = || CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE"));
+        if self.connection.is_none() && self.namespace.is_none() {
+            return Err(missing());
+        }
+        let source = self.source(conf, root)?;
+        let of_context = || match &source {
+            PodSource::Api(api) => Some(api.namespace()),
+            PodSource::Facts(_) => None,
+        };
+        let namespace = self.namespace.as_deref().or_else(of_context).ok_or_else(missing)?;
+        let wanted = PodRef { namespace: namespace.to_owned(), name: pod.to_owned(), uid: None };
+        let facts = source.cluster().facts(&wanted, true)?;
+        Ok((source, facts))
+    }
+
+    /// Returns the source of pods: the API server of kubectl, of the kubeconfig, the source in the configuration, the API
+    /// server of the pod in which this process runs, or that of the plugin on this node.
+    fn source(&self, conf: Option<&NetConf>, root: &Path) -> Result<PodSource, CommandError> {
+        if let Some(connection) = &self.connection {
+            return connection.open().map(PodSource::Api);
+        }
+        if let Some(path) = kubeconfig(self.kubeconfig.as_deref())? {
+            return Ok(PodSource::Api(UserApi::of_file(path, TIMEOUT)));
+        }
+        if let Some(source) = conf.and_then(|conf| cluster::source(&conf.kubernetes)) {
+            return Ok(PodSource::Facts(source));
+        }
+        let of_plugin = || {
+            let path = HostRoot::new(root).reach(&own_kubeconfig()).ok()?;
+            path.exists().then(|| UserApi::of_node(root, path, TIMEOUT))
+        };
+        UserApi::in_cluster(TIMEOUT).or_else(of_plugin).map(PodSource::Api).ok_or_else(|| {
+            let msg = "no kubeconfig: add --kubeconfig, set KUBECONFIG, or create ~/.kube/config";
+            Error::new(Code::InvalidConfig, msg).into()
+        })
+    }
+}
+
+/// Where pods are read from.
+enum PodSource {
+    Api(UserApi),
+    /// The source of facts in a configuration.
+    Facts(Box<dyn Cluster>),
+}
+
+impl PodSource {
+    fn cluster(&self) -> &dyn Cluster {
+        match self {
+            Self::Api(api) => api.cluster(),
+            Self::Facts(source) => source.as_ref(),
+        }
+    }
+}
+
+/// Returns a pod with the configurations that are installed on this node, if the pod is on it; otherwise with the built-in
+/// configuration, and the reason.
+fn on_node(built_in: AppliedConf, facts: Facts, cluster: &dyn Cluster, root: &Path) -> Result<Subject, Error> {
+    match installed(&facts.pod, root) {
+        Ok((texts, reason)) => {
+            let mut places: Vec<String> = texts.iter().map(|one| one.place.clone()).collect();
+            places.dedup();
+            let origin = ConfigurationOrigin { source: ConfigurationSource::Node, places, reason };
+            Subject::installed(&texts, origin, facts, cluster)
+        }
+        Err(reason) => {
+            let origin = ConfigurationOrigin { reason: Some(reason), ..ConfigurationOrigin::default() };
+            Subject::of(AppliedConf { origin, ..built_in }, facts, Some(cluster))
+        }
+    }
+}
+
+/// Returns the configurations that are installed on this node, and why they may be incomplete. The error is the reason
+/// why they don't apply to the pod.
+fn installed(pod: &Pod, root: &Path) -> Result<(Vec<InstalledText>, Option<String>), String> {
+    let Some(node) = pod.node_name.as_deref() else { return Err("the pod is not scheduled to a node".to_owned()) };
+    if host_name(root).is_none_or(|name| name != node) {
+        return Err(format!("this is not the pod's node {node}"));
+    }
+    let InstalledTexts { texts, missing } = NodeFiles::new(HostRoot::new(root)).installed_texts()?;
+    let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let reason = (!missing.is_empty()).then(|| format!("not found: {}", missing.join(", ")));
+    if texts.is_empty() {
+        let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+        return Err(format!("no configuration is installed on node {node}{reason}"));
+    }
+    let text = |(path, text): (HostPath, String)| InstalledText { place: path.to_string(), text };
+    Ok((texts.into_iter().map(text).collect(), reason))
 }
 
 /// Returns the absolute path of the kubeconfig that the flag or else the environment names.
 ///
 /// # Errors
 /// The flag names a missing file.
-pub(super) fn kubeconfig(flag: Option<&Path>) -> Result<Option<PathBuf>, CommandError> {
+fn kubeconfig(flag: Option<&Path>) -> Result<Option<PathBuf>, CommandError> {
     if let Some(path) = flag {
         check_exists("--kubeconfig", path)?;
     }

@@ -34,8 +34,8 @@ are excluded by name; only the output of --rules nft contains them.
 pods, -o json and -o yaml print a list.
 
 For a pod of the cluster, the configuration is the one that is installed on the pod's node. If the
-command runs elsewhere, it reads the ConfigMaps of the agents on that node. The report names the
-source.
+command runs elsewhere, it uses the built-in defaults: use kubectl detour explain, which runs on the
+pod's node. The report names the source.
 
 Istio injects the sidecar into pods, not into Deployments: a pod template from the cluster has none.
 The command changes nothing and does not require root. With -f, it does not need a cluster.

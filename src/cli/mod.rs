@@ -21,7 +21,6 @@ mod doctor;
 mod explain;
 mod install;
 mod kubectl;
-mod live_configuration;
 mod output;
 mod removed_flags;
 mod rules;

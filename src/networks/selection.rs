@@ -1,15 +1,7 @@
-//! A pod's selection of a network, and the annotation that contains it.
+//! A pod's selection of a network.
 
-use crate::cni::{Code, Error, at_most};
-use crate::pod::Pod;
 use serde_json::{Map, Value, json};
-use std::fmt;
 use std::net::IpAddr;
-
-/// Limit of elements in an annotation.
-const MAX_ELEMENTS: usize = 100;
-/// Limit of an annotation, in bytes: the limit of Kubernetes for all annotations of an object.
-const MAX_BYTES: usize = 256 * 1024;
 
 /// One network that an annotation selects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -72,48 +64,6 @@ pub struct Selections {
     pub elements: Vec<Selection>,
     /// Ignored parts of the annotation, one line each.
     pub warnings: Vec<String>,
-}
-
-/// An annotation of a pod that selects networks.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct NetworksAnnotation<'a> {
-    pub(super) key: &'static str,
-    pub(super) pod: &'a Pod,
-    /// The namespace of an element without one.
-    pub(super) namespace: &'a str,
-    pub(super) text: &'a str,
-}
-
-impl NetworksAnnotation<'_> {
-    /// Returns the place of element `number`, counted from 1, at byte `at`, for messages.
-    pub(super) fn place(&self, number: usize, at: usize) -> String {
-        format!("{self}: element {number} at character {}", self.character(at))
-    }
-
-    /// Returns the number of the character at byte `at`, counted from 1.
-    pub(super) fn character(&self, at: usize) -> usize {
-        self.text[..self.text.ceil_char_boundary(at)].chars().count() + 1
-    }
-
-    /// Rejects an annotation that is too long.
-    pub(super) fn check_length(&self) -> Result<(), Error> {
-        at_most(MAX_BYTES, "bytes", self, self.text.len())
-    }
-
-    /// Rejects too many elements.
-    pub(super) fn check_count(&self, elements: usize) -> Result<(), Error> {
-        at_most(MAX_ELEMENTS, "elements", self, elements)
-    }
-
-    pub(super) fn reject(&self, why: &str) -> Error {
-        Error::new(Code::InvalidConfig, format!("{self}: {why}"))
-    }
-}
-
-impl fmt::Display for NetworksAnnotation<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "annotation {:?} of pod {}/{}", self.key, self.pod.namespace, self.pod.name)
-    }
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
 }
 
 /// Applies a policy and saves it with the inputs that live policy needs. An empty policy enters the network namespace
-/// only if another attachment of the container may have rules there.
+/// only if another attachment of the pod sandbox may have rules there.
 ///
 /// # Errors
 /// A limit is exceeded, the attachments contradict each other, or the rules can't be applied. The call leaves nothing

@@ -1,4 +1,4 @@
-//! CHECK: compares the kernel's rules with the desired state of all attachments of the container.
+//! CHECK: compares the kernel's rules with the desired state of all attachments of the pod sandbox.
 
 use super::kernel_state::{fixtures, ruleset, writes_ip6};
 use super::netns_state::ForeignRedirection;
@@ -123,7 +123,7 @@ fn log_foreign(records: &SandboxRecords, policy: &Policy, desired: &Ruleset, liv
 }
 
 /// Returns the drift from the saved state, one line per difference. `policy` is that of `records`, and `desired` its
-/// rules. Call it in the container's network namespace.
+/// rules. Call it in the pod's network namespace.
 ///
 /// # Errors
 /// The kernel's state can't be read.

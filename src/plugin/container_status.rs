@@ -87,7 +87,7 @@ pub fn restore(container_id: &str, netns: &Path) -> Result<(), Error> {
 pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
     let store = Store::new(ROOT);
     let mut removed = Vec::new();
-    for container_id in store.containers()? {
+    for container_id in store.sandboxes()? {
         for attachment in store.attachments_of(&container_id)? {
             let record = match store.read_part(&attachment) {
                 // A damaged record must not block the others.

@@ -33,7 +33,7 @@ pub(super) fn run_gc(conf: &NetConf) -> Result<(), Error> {
     };
     let is_stale = |attachment: &Attachment| attachment.network == conf.name && !valid.contains(&as_valid(attachment));
     let mut failures = Vec::new();
-    for container_id in store.containers()? {
+    for container_id in store.sandboxes()? {
         let attachments = store.attachments_of(&container_id).unwrap_or_else(|error| {
             failures.push(error);
             Vec::new()

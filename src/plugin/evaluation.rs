@@ -63,6 +63,29 @@ impl DesiredPolicy {
     }
 }
 
+/// The facts with which the pods of a configuration are evaluated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FactsOf {
+    /// Those of its source. A primary plugin can also use the service account of the pod in which it runs.
+    Source,
+    /// None: the configuration names no source, and its sub-plugins need none.
+    Configuration,
+    /// None, although `istio-redirect` needs them: an ADD fails.
+    Missing,
+}
+
+/// Returns the facts with which the pods of `conf` are evaluated.
+#[must_use]
+pub fn facts_of(conf: &NetConf) -> FactsOf {
+    if conf.primary.is_some() || cluster::source(&conf.kubernetes).is_some() {
+        FactsOf::Source
+    } else if conf.chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect)) {
+        FactsOf::Missing
+    } else {
+        FactsOf::Configuration
+    }
+}
+
 /// Fetches the facts of a pod; with those of its namespace if the flag is set.
 pub(super) type FetchFacts<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> + 'a;
 

@@ -82,7 +82,7 @@ pub struct DesiredPolicies {
 pub(crate) fn running() -> Result<Vec<RunningPod>, Error> {
     let store = Store::new(ROOT);
     let mut pods = Vec::new();
-    for container_id in store.containers()? {
+    for container_id in store.sandboxes()? {
         match RunningPod::read(&store, &container_id) {
             Err(error) if error.code == Code::State => tracing::debug!("{error}"),
             other => pods.extend(other?),

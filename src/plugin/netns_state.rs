@@ -26,14 +26,14 @@ pub struct NetnsState {
 }
 
 impl NetnsState {
-    /// Finds the attachments whose rules are in `netns` among all containers; `None` if there are none.
+    /// Finds the attachments whose rules are in `netns` among all pod sandboxes; `None` if there are none.
     ///
     /// # Errors
     /// The saved state can't be read, or the attachments contradict each other.
     pub fn find(store: &Store, netns: &NetNs) -> Result<Option<Self>, Error> {
         let mut found = Vec::new();
-        for container in store.containers()? {
-            let mut records = SandboxRecords::read(store, &container, netns)?;
+        for sandbox in store.sandboxes()? {
+            let mut records = SandboxRecords::read(store, &sandbox, netns)?;
             records.0.retain(|(_, record)| record.netns_id == Some(netns.id()));
             if !records.0.is_empty() {
                 found.push(records);
@@ -44,11 +44,11 @@ impl NetnsState {
         found.into_iter().nth(current.unwrap_or_default()).map(Self::new).transpose()
     }
 
-    /// Reads the attachments of one container in `netns`; `None` if there are none. Costs less than [`Self::find`].
+    /// Reads the attachments of one pod sandbox in `netns`; `None` if there are none. Costs less than [`Self::find`].
     ///
     /// # Errors
     /// As [`Self::find`].
-    pub fn of_container(store: &Store, container_id: &str, netns: &NetNs) -> Result<Option<Self>, Error> {
+    pub fn of_sandbox(store: &Store, container_id: &str, netns: &NetNs) -> Result<Option<Self>, Error> {
         let mut records = SandboxRecords::read(store, container_id, netns)?;
         records.0.retain(|(_, record)| record.netns_id == Some(netns.id()));
         (!records.0.is_empty()).then(|| Self::new(records)).transpose()
@@ -73,7 +73,7 @@ fn leads_to(record: &AttachmentRecord, netns: &NetNs) -> bool {
 /// formats.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct FormatFacts {
-    /// The format of detour's redirection in the kernel, or of the container's other attachments.
+    /// The format of detour's redirection in the kernel, or of the other attachments.
     pub(super) in_use: Option<RuleFormat>,
     /// The saved format of this attachment.
     pub(super) saved: Option<RuleFormat>,

@@ -1,4 +1,4 @@
-//! Reconciles the rules in a pod's network namespace with the desired state of all attachments of the container.
+//! Reconciles the rules in a pod's network namespace with the desired state of all attachments of the pod sandbox.
 //!
 //! The intent is saved before the rules are committed. If the process is killed in between, the next call knows which
 //! rules may be in the kernel and completes or removes them.
@@ -34,7 +34,7 @@ const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_SOCKET_FAILURES: usize = 3;
 
 /// Applies `operation` to the attachment and reconciles the rules with the policies of all attachments of the
-/// container.
+/// pod sandbox.
 ///
 /// # Errors
 /// The network namespace can't be entered, the attachments contradict each other, the state can't be saved, or the
@@ -73,7 +73,7 @@ struct Reconciler<'a> {
     netns: &'a NetNs,
 }
 
-/// The saved state of a container.
+/// The saved state of a pod sandbox.
 struct Saved {
     /// The attachments that have a record, in any network namespace.
     attachments: Vec<Attachment>,
@@ -468,7 +468,7 @@ impl Reconciler<'_> {
 
 /// Removes the attachment in a network namespace that has too many rules to find those of one attachment: rules that
 /// the pod's processes add must not block its deletion. The rules are removed or disabled, unless another attachment
-/// of the container needs them. Call it in the network namespace.
+/// of the pod sandbox needs them. Call it in the network namespace.
 ///
 /// # Errors
 /// The saved state can't be read or written.

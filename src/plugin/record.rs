@@ -1,4 +1,4 @@
-//! The saved state of attachments: one record per attachment, and all records of one container.
+//! The saved state of attachments: one record per attachment, and all records of one pod sandbox.
 
 use super::inputs::SavedInputs;
 use super::kernel_state::fixtures;
@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The maximum number of attachments of one container: each call reads the records of all of them.
+/// The maximum number of attachments of one pod sandbox: each call reads the records of all of them.
 pub(super) const MAX_ATTACHMENTS: usize = 32;
 
 /// The saved state of one attachment: its policy, and what was added to the network namespace for it.
@@ -26,7 +26,6 @@ pub(crate) struct AttachmentRecord {
     #[serde(rename = "before")]
     pub(super) previous_policy: Option<Policy>,
     /// The network namespace of the rules; `None` if the attachment never had any.
-    #[serde(rename = "sandbox")]
     pub(super) netns_id: Option<NetnsId>,
     /// The format of the redirection; the default without one.
     #[serde(default)]
@@ -146,7 +145,6 @@ pub(super) fn since_boot() -> u64 {
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct NetnsRecord {
     /// The network namespace of the rules.
-    #[serde(rename = "sandbox")]
     pub(super) netns_id: Option<NetnsId>,
     /// The path of the network namespace.
     #[serde(rename = "netns")]
@@ -172,7 +170,7 @@ impl NetnsRecord {
     /// # Errors
     /// The saved state can't be read now.
     pub(super) fn is_of_another(store: &Store, container_id: &str, id: NetnsId) -> Result<bool, Error> {
-        for other in store.containers()?.iter().filter(|other| *other != container_id) {
+        for other in store.sandboxes()?.iter().filter(|other| *other != container_id) {
             // Other programs may have files in the directory.
             let attachments = store.attachments_of(other).unwrap_or_else(|error| {
                 tracing::debug!("{error}");
@@ -197,17 +195,17 @@ pub(super) fn attachment(request: &Request, network: &str) -> Attachment {
     }
 }
 
-/// The records of all attachments of one container, sorted by attachment.
+/// The records of all attachments of one pod sandbox, sorted by attachment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SandboxRecords(pub(super) Vec<(Attachment, AttachmentRecord)>);
 
 impl SandboxRecords {
-    /// Reads the records of a container. Skips those of another network namespace, which is gone.
+    /// Reads the records of a pod sandbox. Skips those of another network namespace, which is gone.
     pub(super) fn read(store: &Store, container_id: &str, netns: &NetNs) -> Result<Self, Error> {
         Self::read_of(store, &store.attachments_of(container_id)?, netns)
     }
 
-    /// Reads the records of a container's `attachments` as [`Self::read`] does.
+    /// Reads the records of these `attachments` of a pod sandbox as [`Self::read`] does.
     pub(super) fn read_of(store: &Store, attachments: &[Attachment], netns: &NetNs) -> Result<Self, Error> {
         let mut records = Self::default();
         for attachment in attachments {
@@ -263,7 +261,7 @@ impl SandboxRecords {
         let policies = self.0.iter().flat_map(|(_, record)| [Some(&record.policy), record.previous_policy.as_ref()]);
         let union = self.policy().unwrap_or_default();
         let mut known = ruleset(&union);
-        // Usually, a container has one attachment, whose policy is the union.
+        // Usually, a pod sandbox has one attachment, whose policy is the union.
         let others = policies.flatten().filter(|policy| **policy != union);
         others.for_each(|policy| known.add_owned(&ruleset(policy)));
         if let Some(before) = self.previous_union() {

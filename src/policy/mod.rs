@@ -15,6 +15,6 @@ mod union;
 pub use container::{BypassEnd, ContainerExclusion, ContainerScope};
 pub use exclusion::{Exclusion, IdRange, Protocol, TrafficOwner};
 pub use live::LivePolicyScope;
-pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, PortRange, Ports, Ranges, Redirect};
+pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, ListOrAll, PortRange, Ports, Ranges, Redirect};
 pub use traffic_policy::{Interception, Policy};
 pub use union::{Combine, Conflict, Contradiction, united};

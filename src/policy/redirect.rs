@@ -28,32 +28,21 @@ impl fmt::Display for PortRange {
     }
 }
 
+/// A list of values, or `*`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ListOrAll<T> {
+    /// `*`.
+    All,
+    /// These values in the configured order, without duplicates.
+    List(Vec<T>),
+}
+
 /// A list of ports, or `*`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ports {
-    /// `*`.
-    All,
-    /// These ports in the configured order, without duplicates.
-    List(Vec<PortRange>),
-}
-
-/// A list of IP ranges, or `*`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ranges {
-    /// `*`.
-    All,
-    /// These ranges in the configured order, without host bits and duplicates.
-    List(Vec<IpNet>),
-}
-
+pub type Ports = ListOrAll<PortRange>;
+/// A list of IP ranges without host bits, or `*`.
+pub type Ranges = ListOrAll<IpNet>;
 /// A list of GIDs, or `*`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Groups {
-    /// `*`.
-    All,
-    /// These GIDs in the configured order, without duplicates.
-    List(Vec<u32>),
-}
+pub type Groups = ListOrAll<u32>;
 
 /// How inbound connections reach the proxy. The mode `NONE` has no [`Redirect`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

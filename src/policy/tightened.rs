@@ -2,7 +2,7 @@
 
 use super::container::ContainerExclusion;
 use super::owners::{ByTraffic, common};
-use super::redirect::{Groups, PortRange, Ports, Ranges, Redirect};
+use super::redirect::{ListOrAll, PortRange, Ports, Ranges, Redirect};
 use super::traffic_policy::{Interception, Policy};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
@@ -39,9 +39,12 @@ impl Redirect {
             inbound_ports_include,
             inbound_ports_exclude,
             outbound_ports_include: self.outbound_ports_include.with(desired.outbound_ports_include),
-            outbound_ports_exclude: self.outbound_ports_exclude.common(&desired.outbound_ports_exclude),
+            outbound_ports_exclude: common_ports(&self.outbound_ports_exclude, &desired.outbound_ports_exclude),
             outbound_ip_ranges_include: self.outbound_ip_ranges_include.with(desired.outbound_ip_ranges_include),
-            outbound_ip_ranges_exclude: self.outbound_ip_ranges_exclude.common(&desired.outbound_ip_ranges_exclude),
+            outbound_ip_ranges_exclude: common_ranges(
+                &self.outbound_ip_ranges_exclude,
+                &desired.outbound_ip_ranges_exclude,
+            ),
             owner_groups_include: self.owner_groups_include.with(desired.owner_groups_include),
             owner_groups_exclude: both(&self.owner_groups_exclude, &desired.owner_groups_exclude),
             reroute_virtual_interfaces: with(&self.reroute_virtual_interfaces, desired.reroute_virtual_interfaces),
@@ -89,14 +92,7 @@ fn inbound_bypass(redirect: &Redirect) -> PortSet {
     }
 }
 
-impl Ports {
-    /// Returns the ports in both lists; these if they are the same.
-    fn common(&self, other: &Self) -> Self {
-        let own = PortSet::of(self);
-        let common = own.common(&PortSet::of(other));
-        if common == own { self.clone() } else { Self::List(common.ranges()) }
-    }
-
+impl<T: Clone + Ord> ListOrAll<T> {
     fn with(&self, other: Self) -> Self {
         match (self, other) {
             (Self::All, _) | (_, Self::All) => Self::All,
@@ -105,35 +101,24 @@ impl Ports {
     }
 }
 
-impl Ranges {
-    /// Returns the addresses in both lists.
-    fn common(&self, other: &Self) -> Self {
-        let (own, other) = match (self, other) {
-            (own, Self::All) => return own.clone(),
-            (Self::All, other) => return other.clone(),
-            (Self::List(own), Self::List(other)) => (own, other),
-        };
-        let within = |net: &IpNet, wide: &[IpNet]| wide.iter().any(|wide| wide.contains(net));
-        let own_part = own.iter().filter(|net| within(net, other));
-        let part: BTreeSet<IpNet> = own_part.chain(other.iter().filter(|net| within(net, own))).copied().collect();
-        if part == own.iter().copied().collect() { self.clone() } else { Self::List(part.into_iter().collect()) }
-    }
-
-    fn with(&self, other: Self) -> Self {
-        match (self, other) {
-            (Self::All, _) | (_, Self::All) => Self::All,
-            (Self::List(own), Self::List(other)) => Self::List(with(own, other)),
-        }
-    }
+/// Returns the ports in both lists; `own` if they are the same.
+fn common_ports(own: &Ports, other: &Ports) -> Ports {
+    let set = PortSet::of(own);
+    let common = set.common(&PortSet::of(other));
+    if common == set { own.clone() } else { Ports::List(common.ranges()) }
 }
 
-impl Groups {
-    fn with(&self, other: Self) -> Self {
-        match (self, other) {
-            (Self::All, _) | (_, Self::All) => Self::All,
-            (Self::List(own), Self::List(other)) => Self::List(with(own, other)),
-        }
-    }
+/// Returns the addresses in both lists; `own` if they are the same.
+fn common_ranges(own: &Ranges, other: &Ranges) -> Ranges {
+    let (nets, others) = match (own, other) {
+        (own, Ranges::All) => return own.clone(),
+        (Ranges::All, other) => return other.clone(),
+        (Ranges::List(nets), Ranges::List(others)) => (nets, others),
+    };
+    let within = |net: &IpNet, wide: &[IpNet]| wide.iter().any(|wide| wide.contains(net));
+    let own_part = nets.iter().filter(|net| within(net, others));
+    let part: BTreeSet<IpNet> = own_part.chain(others.iter().filter(|net| within(net, nets))).copied().collect();
+    if part == nets.iter().copied().collect() { own.clone() } else { Ranges::List(part.into_iter().collect()) }
 }
 
 /// Returns the items of `own` followed by the other ones.

@@ -1,7 +1,7 @@
 //! The union of the policies of several attachments of one pod sandbox.
 
 use super::owners::ByTraffic;
-use super::redirect::{DnsCapture, Groups, InterceptionMode, Ports, Ranges, Redirect};
+use super::redirect::{DnsCapture, InterceptionMode, ListOrAll, Redirect};
 use super::traffic_policy::{Interception, Policy};
 use crate::cni::{Code, Error};
 use ipnet::Ipv4Net;
@@ -207,29 +207,24 @@ fn merge<T: Clone + Ord>(a: &[T], b: &[T]) -> Vec<T> {
     both.into_iter().collect()
 }
 
-macro_rules! union_of_lists {
-    ($($kind:ident),+) => { $(
-        impl $kind {
-            fn union(&self, other: &Self) -> Self {
-                match (self, other) {
-                    (Self::All, _) | (_, Self::All) => Self::All,
-                    (Self::List(a), Self::List(b)) => Self::List(merge(a, b)),
-                }
-            }
+impl<T: Clone + Ord> ListOrAll<T> {
+    fn union(&self, other: &Self) -> Self {
+        match (self, other) {
+            (Self::All, _) | (_, Self::All) => Self::All,
+            (Self::List(a), Self::List(b)) => Self::List(merge(a, b)),
         }
-
-        impl Combine for $kind {
-            fn unite(&self, other: &Self) -> Option<Self> {
-                Some(self.union(other))
-            }
-
-            fn to_text(&self) -> String {
-                format!("{self:?}")
-            }
-        }
-    )+ };
+    }
 }
-union_of_lists!(Ports, Ranges, Groups);
+
+impl<T: Clone + Ord + Debug> Combine for ListOrAll<T> {
+    fn unite(&self, other: &Self) -> Option<Self> {
+        Some(self.union(other))
+    }
+
+    fn to_text(&self) -> String {
+        format!("{self:?}")
+    }
+}
 
 impl DnsCapture {
     fn union(&self, other: &Self) -> Self {

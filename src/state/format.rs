@@ -78,15 +78,20 @@ pub fn parse_part<T: DeserializeOwned>(text: &[u8]) -> Result<T, Unreadable> {
     serde_json::from_slice(text).map_err(Unreadable::Json)
 }
 
+/// The key of the network namespace's identity in records, and its earlier name.
+const NETNS_ID: &str = "netns_id";
+const EARLIER_NETNS_ID: &str = "sandbox";
+
 /// Returns the fields that this version can parse; the others have their defaults.
 #[must_use]
 pub fn parse_known_fields<T: Default + Serialize + DeserializeOwned>(fields: &Map<String, Value>) -> T {
     let Ok(Value::Object(mut all)) = serde_json::to_value(T::default()) else { return T::default() };
     for (key, value) in fields {
-        let default = all.insert(key.clone(), value.clone());
+        let key = if key == EARLIER_NETNS_ID { NETNS_ID } else { key };
+        let default = all.insert(key.to_owned(), value.clone());
         if T::deserialize(&Value::Object(all.clone())).is_err() {
             match default {
-                Some(default) => drop(all.insert(key.clone(), default)),
+                Some(default) => drop(all.insert(key.to_owned(), default)),
                 None => drop(all.remove(key)),
             }
         }

@@ -1,4 +1,4 @@
-//! Saved state: one file per attachment in one directory per container, each replaced atomically.
+//! Saved state: one file per attachment in one directory per pod sandbox, each replaced atomically.
 
 pub mod format;
 
@@ -25,11 +25,11 @@ const MAX_RECORD_BYTES: u64 = 16 << 20;
 const SEPARATOR: char = '@';
 const SUFFIX: &str = ".json";
 
-/// An attachment, identified as in CNI (SPEC.md, "Deletion") by container, network and interface. The caller
+/// An attachment, identified as in CNI (SPEC.md, "Deletion") by container ID, network and interface. The caller
 /// has checked each part with [`crate::cni`]; none contains `/`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Attachment {
-    /// `CNI_CONTAINERID`.
+    /// `CNI_CONTAINERID`: the ID of the pod sandbox.
     pub container_id: String,
     /// The configuration's `name`.
     pub network: String,
@@ -39,7 +39,7 @@ pub struct Attachment {
 
 impl fmt::Display for Attachment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "attachment {}/{} of container {}", self.network, self.ifname, self.container_id)
+        write!(f, "attachment {}/{} of pod sandbox {}", self.network, self.ifname, self.container_id)
     }
 }
 
@@ -79,7 +79,7 @@ impl Store {
         self.read_with(attachment, format::parse_part)
     }
 
-    /// Returns the attachments of a container that have a record, sorted by name.
+    /// Returns the attachments of a pod sandbox that have a record, sorted by name.
     ///
     /// # Errors
     /// The directory can't be read.
@@ -93,11 +93,11 @@ impl Store {
         Ok(names.iter().filter(|name| !is_temporary(name)).filter_map(parse).collect())
     }
 
-    /// Returns the containers that have a record.
+    /// Returns the pod sandboxes that have a record.
     ///
     /// # Errors
     /// The directory can't be read.
-    pub fn containers(&self) -> Result<Vec<String>, Error> {
+    pub fn sandboxes(&self) -> Result<Vec<String>, Error> {
         Ok(names_in(&self.root)?.into_iter().filter(|name| !is_temporary(name)).collect())
     }
 
@@ -129,7 +129,7 @@ impl Store {
         }
     }
 
-    /// Removes the record of an attachment, if there is one, and the container's directory with its last record. A
+    /// Removes the record of an attachment, if there is one, and the pod sandbox's directory with its last record. A
     /// directory at its path is removed too: a DEL must not leave rules behind because of it.
     ///
     /// # Errors
@@ -148,10 +148,10 @@ impl Store {
         Ok(())
     }
 
-    /// Marks a container that has a record. The mark disappears with the last record.
+    /// Marks a pod sandbox that has a record. The mark disappears with the last record.
     ///
     /// # Errors
-    /// The mark can't be written, or the container has no record.
+    /// The mark can't be written, or the pod sandbox has no record.
     pub fn mark(&self, container_id: &str, mark: &str) -> Result<(), Error> {
         let path = self.mark_path(container_id, mark);
         match create_new(&path) {
@@ -160,7 +160,7 @@ impl Store {
         }
     }
 
-    /// Returns whether a container has a mark.
+    /// Returns whether a pod sandbox has a mark.
     #[must_use]
     pub fn has_mark(&self, container_id: &str, mark: &str) -> bool {
         fs::symlink_metadata(self.mark_path(container_id, mark)).is_ok()
@@ -210,7 +210,7 @@ impl Store {
         parse(&text).map(Some).map_err(|error| unreadable(&path, attachment, &error))
     }
 
-    /// Removes the directory of a container without records, and temporary files of killed calls in it. A
+    /// Removes the directory of a pod sandbox without records, and temporary files of killed calls in it. A
     /// directory that can't be removed is harmless.
     fn remove_directory_if_empty(&self, container_id: &str) {
         let directory = self.directory(container_id);
@@ -232,7 +232,7 @@ fn temporary_name(path: &Path) -> String {
     format!(".{}.{name}", std::process::id())
 }
 
-/// Returns whether `name` is the name of a temporary file: the names of networks and containers start with a
+/// Returns whether `name` is the name of a temporary file: the names of networks and pod sandboxes start with a
 /// letter or digit.
 fn is_temporary(name: &str) -> bool {
     name.starts_with('.')
@@ -302,9 +302,9 @@ mod tests {
         assert_eq!(store.attachments_of("c").expect("readable"), [two.clone(), one.clone()]);
         store.remove(&one).expect("removable");
         store.remove(&one).expect("removable twice");
-        assert_eq!(store.containers().expect("readable"), ["c"]);
+        assert_eq!(store.sandboxes().expect("readable"), ["c"]);
         store.remove(&two).expect("removable");
-        assert!(store.containers().expect("readable").is_empty());
+        assert!(store.sandboxes().expect("readable").is_empty());
     }
 
     #[test]
@@ -337,7 +337,7 @@ mod tests {
         assert!(store.has_mark("c", "ready") && !store.has_mark("c", "other") && !store.has_mark("d", "ready"));
         assert_eq!(store.attachments_of("c").expect("readable"), std::slice::from_ref(&two));
         store.remove(&two).expect("removable");
-        assert!(!store.has_mark("c", "ready") && store.containers().expect("readable").is_empty());
+        assert!(!store.has_mark("c", "ready") && store.sandboxes().expect("readable").is_empty());
     }
 
     #[test]
@@ -382,7 +382,7 @@ mod tests {
         fs::create_dir_all(store.file(&one).join("below")).expect("creatable");
         assert_eq!(store.read::<Number>(&one).expect_err("a directory").code, Code::State);
         store.remove(&one).expect("removable");
-        assert!(store.containers().expect("readable").is_empty());
+        assert!(store.sandboxes().expect("readable").is_empty());
     }
 
     #[test]

@@ -115,47 +115,50 @@ impl Layers<'_> {
 
 /// Fills unset settings with Istio's defaults.
 fn resolve(path: &str, settings: Settings, notes: &mut Vec<Note>) -> Result<Interception, Error> {
-    let default = Redirect::default();
-    let Some(mode) = settings.inbound_interception_mode.unwrap_or(Some(default.inbound_interception_mode)) else {
-        return Ok(Interception::Off);
-    };
-    let dns = dns_capture(path, &settings, notes);
-    let (owner_groups_include, owner_groups_exclude) = owner_groups(
-        settings.owner_groups_include.unwrap_or(default.owner_groups_include),
-        settings.owner_groups_exclude.unwrap_or(Groups::List(default.owner_groups_exclude)),
+    let mut redirect = Redirect { dns: dns_capture(path, &settings, notes), ..Redirect::default() };
+    match settings.inbound_interception_mode {
+        Some(None) => return Ok(Interception::Off),
+        Some(Some(mode)) => redirect.inbound_interception_mode = mode,
+        None => {}
+    }
+    macro_rules! set {
+        ($($key:ident),+ $(,)?) => { $(if let Some(value) = settings.$key { redirect.$key = value; })+ };
+    }
+    set!(
+        proxy_uid,
+        proxy_gid,
+        proxy_port,
+        inbound_capture_port,
+        inbound_tunnel_port,
+        inbound_tproxy_mark,
+        inbound_tproxy_route_table,
+        inbound_ports_include,
+        outbound_ports_include,
+        outbound_ports_exclude,
+        outbound_ip_ranges_include,
+        outbound_ip_ranges_exclude,
+        owner_groups_include,
+        reroute_virtual_interfaces,
+        exclude_interfaces,
+        capture_secondary_networks,
+        drop_invalid,
+        host_ipv4_loopback_cidr,
     );
     // The proxy's ports for health, readiness and metrics are never captured.
-    let inbound_ports_exclude = match settings.inbound_ports_exclude {
-        Some(ports) => values::with_ports(ports, &default.inbound_ports_exclude),
-        None => default.inbound_ports_exclude,
-    };
-    let redirect = Redirect {
-        inbound_interception_mode: mode,
-        proxy_uid: settings.proxy_uid.unwrap_or(default.proxy_uid),
-        proxy_gid: settings.proxy_gid.unwrap_or(default.proxy_gid),
-        proxy_port: settings.proxy_port.unwrap_or(default.proxy_port),
-        inbound_capture_port: settings.inbound_capture_port.unwrap_or(default.inbound_capture_port),
-        inbound_tunnel_port: settings.inbound_tunnel_port.unwrap_or(default.inbound_tunnel_port),
-        inbound_tproxy_mark: settings.inbound_tproxy_mark.unwrap_or(default.inbound_tproxy_mark),
-        inbound_tproxy_route_table: settings.inbound_tproxy_route_table.unwrap_or(default.inbound_tproxy_route_table),
-        inbound_ports_include: settings.inbound_ports_include.unwrap_or(default.inbound_ports_include),
-        inbound_ports_exclude,
-        outbound_ports_include: settings.outbound_ports_include.unwrap_or(default.outbound_ports_include),
-        outbound_ports_exclude: settings.outbound_ports_exclude.unwrap_or(default.outbound_ports_exclude),
-        outbound_ip_ranges_include: settings.outbound_ip_ranges_include.unwrap_or(default.outbound_ip_ranges_include),
-        outbound_ip_ranges_exclude: settings.outbound_ip_ranges_exclude.unwrap_or(default.outbound_ip_ranges_exclude),
-        owner_groups_include,
-        owner_groups_exclude,
-        reroute_virtual_interfaces: settings.reroute_virtual_interfaces.unwrap_or(default.reroute_virtual_interfaces),
-        exclude_interfaces: settings.exclude_interfaces.unwrap_or(default.exclude_interfaces),
-        dns,
-        capture_secondary_networks: settings.capture_secondary_networks.unwrap_or(default.capture_secondary_networks),
-        secondary_interfaces: Vec::new(),
-        default_interfaces: Vec::new(),
-        drop_invalid: settings.drop_invalid.unwrap_or(default.drop_invalid),
-        ipv6: settings.enable_ipv6.map_or(default.ipv6, |on| if on { Ipv6::On } else { Ipv6::Off }),
-        host_ipv4_loopback_cidr: settings.host_ipv4_loopback_cidr.unwrap_or(default.host_ipv4_loopback_cidr),
-    };
+    if let Some(ports) = settings.inbound_ports_exclude {
+        redirect.inbound_ports_exclude = values::with_ports(ports, &redirect.inbound_ports_exclude);
+    }
+    // Excluded groups apply only if all groups are included. To exclude all is to include none.
+    match settings.owner_groups_exclude {
+        Some(Groups::List(excluded)) => redirect.owner_groups_exclude = excluded,
+        Some(Groups::All) if redirect.owner_groups_include == Groups::All => {
+            redirect.owner_groups_include = Groups::List(Vec::new());
+        }
+        Some(Groups::All) | None => {}
+    }
+    if let Some(on) = settings.enable_ipv6 {
+        redirect.ipv6 = if on { Ipv6::On } else { Ipv6::Off };
+    }
     if redirect.proxy_uid.is_empty() && redirect.proxy_gid.is_empty() {
         let msg = format!(
             "{path}: proxy_uid and proxy_gid are both empty: the rules would redirect the proxy's own traffic back to \
@@ -199,15 +202,6 @@ fn dns_capture(path: &str, settings: &Settings, notes: &mut Vec<Note>) -> DnsCap
         return DnsCapture::Off;
     }
     DnsCapture::Servers { v4, v6 }
-}
-
-/// Excluded groups apply only if all groups are included. To exclude all is to include none.
-fn owner_groups(include: Groups, exclude: Groups) -> (Groups, Vec<u32>) {
-    match (include, exclude) {
-        (Groups::All, Groups::All) => (Groups::List(Vec::new()), Vec::new()),
-        (include @ Groups::List(_), Groups::All) => (include, Vec::new()),
-        (include, Groups::List(exclude)) => (include, exclude),
-    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,9 @@ use crate::pod::well_known::{
     KUBEVIRT_INTERFACES, REROUTE_INTERFACES,
 };
 use crate::pod::{Container, Pod};
-use crate::policy::{Combine, Conflict, DnsCapture, Groups, InterceptionMode, Ipv6, Ports, Ranges, Redirect};
+use crate::policy::{
+    Combine, Conflict, DnsCapture, Groups, InterceptionMode, Ipv6, ListOrAll, Ports, Ranges, Redirect,
+};
 use ipnet::{IpNet, Ipv4Net};
 use serde_json::{Value, json};
 use std::fmt::Display;
@@ -144,37 +146,37 @@ settings! {
     }
     inbound_ports_include: Ports {
         parse: |written, _| written.list(values::parse_ports),
-        value: |redirect| ports(&redirect.inbound_ports_include),
+        value: |redirect| list_or_all(&redirect.inbound_ports_include),
         annotations: [INCLUDE_INBOUND_PORTS],
     }
     inbound_ports_exclude: Ports {
         parse: |written, _| written.list(values::parse_ports),
-        value: |redirect| ports(&redirect.inbound_ports_exclude),
+        value: |redirect| list_or_all(&redirect.inbound_ports_exclude),
         annotations: [EXCLUDE_INBOUND_PORTS],
     }
     outbound_ports_include: Ports {
         parse: |written, _| written.list(values::parse_ports),
-        value: |redirect| ports(&redirect.outbound_ports_include),
+        value: |redirect| list_or_all(&redirect.outbound_ports_include),
         annotations: [INCLUDE_OUTBOUND_PORTS],
     }
     outbound_ports_exclude: Ports {
         parse: |written, _| written.list(values::parse_ports),
-        value: |redirect| ports(&redirect.outbound_ports_exclude),
+        value: |redirect| list_or_all(&redirect.outbound_ports_exclude),
         annotations: [EXCLUDE_OUTBOUND_PORTS],
     }
     outbound_ip_ranges_include: Ranges {
         parse: |written, _| written.list(values::parse_ranges),
-        value: |redirect| ranges(&redirect.outbound_ip_ranges_include),
+        value: |redirect| list_or_all(&redirect.outbound_ip_ranges_include),
         annotations: [INCLUDE_OUTBOUND_RANGES],
     }
     outbound_ip_ranges_exclude: Ranges {
         parse: |written, _| written.list(values::parse_ranges),
-        value: |redirect| ranges(&redirect.outbound_ip_ranges_exclude),
+        value: |redirect| list_or_all(&redirect.outbound_ip_ranges_exclude),
         annotations: [EXCLUDE_OUTBOUND_RANGES],
     }
     owner_groups_include: Groups {
         parse: |written, group_id| written.list(|list| limited(list, values::parse_groups(list, group_id)?)),
-        value: |redirect| groups(&redirect.owner_groups_include),
+        value: |redirect| list_or_all(&redirect.owner_groups_include),
     }
     owner_groups_exclude: Groups {
         parse: |written, group_id| written.list(|list| values::parse_groups(list, group_id)),
@@ -411,24 +413,10 @@ fn list<T: Display>(items: &[T]) -> Value {
     items.iter().map(ToString::to_string).collect()
 }
 
-fn ports(ports: &Ports) -> Value {
-    match ports {
-        Ports::All => json!("*"),
-        Ports::List(ranges) => list(ranges),
-    }
-}
-
-fn ranges(ranges: &Ranges) -> Value {
-    match ranges {
-        Ranges::All => json!("*"),
-        Ranges::List(nets) => list(nets),
-    }
-}
-
-fn groups(groups: &Groups) -> Value {
-    match groups {
-        Groups::All => json!("*"),
-        Groups::List(gids) => list(gids),
+fn list_or_all<T: Display>(items: &ListOrAll<T>) -> Value {
+    match items {
+        ListOrAll::All => json!("*"),
+        ListOrAll::List(items) => list(items),
     }
 }
 

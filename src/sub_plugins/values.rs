@@ -2,8 +2,9 @@
 //! ranges. Lists keep their order and lose repeated items.
 
 use crate::cni::{Error, ItemList, is_matchable_interface};
-use crate::policy::{Groups, IdRange, PortRange, Ports, Protocol, Ranges};
+use crate::policy::{Groups, IdRange, ListOrAll, PortRange, Ports, Protocol, Ranges};
 use ipnet::IpNet;
+use std::hash::Hash;
 use std::net::IpAddr;
 
 const ACCEPTED_NUMBERS: &str = "numbers from 0 to 4294967294";
@@ -46,10 +47,7 @@ pub(super) fn parse_ids(list: &ItemList) -> Result<Vec<u32>, Error> {
 
 /// Parses a list of GIDs and group names of the host, which `group_id` resolves.
 pub(super) fn parse_groups(list: &ItemList, group_id: &dyn Fn(&str) -> Option<u32>) -> Result<Groups, Error> {
-    if has_wildcard(list) {
-        return Ok(Groups::All);
-    }
-    list.distinct(ACCEPTED_GROUPS, |item| parse_id(item).or_else(|| group_id(item))).map(Groups::List)
+    list_or_all(list, ACCEPTED_GROUPS, |item| parse_id(item).or_else(|| group_id(item)))
 }
 
 /// Parses a list of interface names as Istio restricts them (`pkg/util/net/ip.go`: `interfaceNameRegex`): neither a
@@ -60,10 +58,7 @@ pub(super) fn parse_interfaces(list: &ItemList) -> Result<Vec<String>, Error> {
 
 /// Parses a list of ports and port ranges.
 pub(super) fn parse_ports(list: &ItemList) -> Result<Ports, Error> {
-    if has_wildcard(list) {
-        return Ok(Ports::All);
-    }
-    list.distinct(ACCEPTED_PORTS, parse_port_range).map(Ports::List)
+    list_or_all(list, ACCEPTED_PORTS, parse_port_range)
 }
 
 /// Parses a list of transport protocols; `None` is every protocol.
@@ -78,10 +73,7 @@ pub(super) fn is_protocol_name(item: &str) -> bool {
 
 /// Parses a list of IP addresses and ranges.
 pub(super) fn parse_ranges(list: &ItemList) -> Result<Ranges, Error> {
-    if has_wildcard(list) {
-        return Ok(Ranges::All);
-    }
-    list.distinct(ACCEPTED_RANGES, parse_range).map(Ranges::List)
+    list_or_all(list, ACCEPTED_RANGES, parse_range)
 }
 
 /// Parses one IP range and clears its host bits. A single address is a range of one.
@@ -118,8 +110,15 @@ pub(super) fn merged(mut ranges: Vec<PortRange>) -> Vec<PortRange> {
     merged
 }
 
-fn has_wildcard(list: &ItemList) -> bool {
-    list.items.iter().any(|item| item == "*")
+fn list_or_all<T: Clone + Eq + Hash>(
+    list: &ItemList,
+    accepted: &str,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Result<ListOrAll<T>, Error> {
+    if list.items.iter().any(|item| item == "*") {
+        return Ok(ListOrAll::All);
+    }
+    list.distinct(accepted, parse).map(ListOrAll::List)
 }
 
 /// Returns the trimmed text if it consists of digits; `parse` alone would accept a `+`.

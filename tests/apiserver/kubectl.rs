@@ -40,7 +40,7 @@ impl Machine {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kubectl-{name}"));
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).expect("writable");
-        for name in ["kubectl-detour", "kubectl_complete-detour"] {
+        for name in ["kubectl-detour"] {
             symlink(env!("CARGO_BIN_EXE_detour"), directory.join(name)).expect("writable");
         }
         let machine = Self { directory };
@@ -157,7 +157,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
             "{missing:?}"
         );
 
-        let agent_pod = scene.agent_pod(|_| {});
+        scene.agent_pod(|_| {});
         let sandbox = Sandbox::new();
         sandbox.pin(&pod);
         let agent = scene.node.start_agent("detour-agent-x");
@@ -171,7 +171,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
             let configuration = report["configuration"].take();
             (report, configuration)
         };
-        let (on_node, configuration) = report(&machine.detour(&["explain", "web-0", "-o", "json"]));
+        let (_, configuration) = report(&machine.detour(&["explain", "web-0", "-o", "json"]));
         let file = "/etc/cni/net.d/00-detour.conflist";
         assert_eq!(configuration, json!({"source": "node", "places": [file], "reason": null}));
         let anywhere = machine.run(
@@ -179,16 +179,13 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
             &["explain", "-n", "shop", "web-0", "-o", "json"],
             "kubeconfig",
         );
-        let (mut from_config_map, configuration) = report(&anywhere);
-        let config_map = "ConfigMap kube-system/detour-agent";
-        assert_eq!(configuration, json!({"source": "config-map", "places": [config_map], "reason": null}));
-        // The name of the cluster network is known only on the node.
-        assert_eq!(
-            (from_config_map["network"].as_str(), on_node["network"].as_str()),
-            (Some("cluster-network"), Some("k8s-pod-network"))
+        let elsewhere = anywhere.json();
+        assert_eq!(elsewhere["configuration"]["source"], "built-in", "{anywhere:?}");
+        let warnings = elsewhere["warnings"].to_string();
+        assert!(
+            warnings.contains("unknown-configuration") && warnings.contains("kubectl detour explain"),
+            "{warnings}"
         );
-        from_config_map["network"] = on_node["network"].clone();
-        assert_eq!(from_config_map, on_node);
         let trace = machine.detour(&["trace", "web-0", "--from", "uid=4711", "--to", "1.2.3.4:443/tcp"]);
         assert!(
             trace.stdout.contains("direct")
@@ -236,14 +233,6 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
         assert_eq!((&error["node"], audit.code), (&json!("node-2"), Some(1)), "{audit:?}");
         assert!(error["error"].to_string().contains("no agent; pods with a sidecar, not examined: 1 (shop/web-9)"));
         assert_eq!(machine.detour(&["audit", "-n", "default"]).stdout, "No pod bypasses the mesh; pods checked: 0\n");
-
-        // The label that version 0.1.0 lacks.
-        scene
-            .admin
-            .merge(&agent_pod, &json!({"metadata": {"labels": {"app.kubernetes.io/part-of": null}}}))
-            .expect("accepted");
-        let (_, configuration) = report(&machine.detour(&["explain", "web-0", "-o", "json"]));
-        assert_eq!(configuration["source"], "config-map");
 
         let doctor = machine.detour(&["doctor", "web-0", "-o", "json"]);
         assert_eq!(doctor.code, Some(1), "{doctor:?}");
@@ -346,7 +335,6 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
         let doctor = machine.detour(&["doctor", "web-0", "-o", "json"]);
         assert!(doctor.json()["checks"].is_array(), "{doctor:?}");
 
-        // ConfigMaps can't be read either.
         let explain = machine.run(
             Path::new(env!("CARGO_BIN_EXE_detour")),
             &["explain", "-n", "shop", "web-0", "-o", "json"],
@@ -362,7 +350,7 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
             );
             run.code == Some(0)
                 && run.stdout.contains("\"unknown-configuration\"")
-                && run.stdout.contains("lack the right to get configmaps")
+                && run.stdout.contains("kubectl detour explain")
         });
 
         drop(kubelet);
@@ -450,7 +438,7 @@ fn check_summarizes_all_nodes() {
         let one = machine.detour(&["check", "--node", "windows-1"]);
         assert_eq!(one.code, Some(0), "{one:?}");
 
-        // As the plugin of kubectl itself, with completion, and with several kubeconfigs, of which one is missing.
+        // As the plugin of kubectl itself, and with several kubeconfigs, of which one is missing.
         let kubectl = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("kubectl");
         assert!(kubectl.exists(), "{}: hack/test.sh --test apiserver builds it", kubectl.display());
         let other = machine.write("other", &json!({"current-context": "none", "contexts": []}).to_string());
@@ -461,8 +449,6 @@ fn check_summarizes_all_nodes() {
         assert!(failed.code == Some(2) && failed.stderr.contains("other"), "{failed:?}");
         let help = machine.run(&kubectl, &["detour", "check", "--help"], "kubeconfig");
         assert!(help.stdout.contains("Usage: kubectl detour check [OPTIONS]"), "{help:?}");
-        let completed = machine.run(&kubectl, &["__complete", "detour", "ex"], "kubeconfig");
-        assert!(completed.stdout.starts_with("explain\n:4\n"), "{completed:?}");
         let selected = machine.detour(&["check", "-l", "zone=b", "-o", "yaml"]);
         assert!(
             selected.stderr.contains("unhealthy nodes: node-2\n") && !selected.stdout.contains("node-1"),

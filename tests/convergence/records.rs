@@ -71,7 +71,7 @@ fn save(pod: &Pod, record: &Value) {
 /// Returns the record of the released version, adapted to this pod.
 fn of_this_pod(golden: &Golden, pod: &Pod) -> Value {
     let (mut record, now) = (golden.read(), saved(pod));
-    for place in ["sandbox", "netns"] {
+    for place in ["netns_id", "netns"] {
         record[place] = now[place].clone();
     }
     record

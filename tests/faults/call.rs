@@ -76,6 +76,14 @@ impl Call {
         self
     }
 
+    /// Changes the configuration.
+    pub(crate) fn configured(mut self, change: impl FnOnce(&mut Value)) -> Self {
+        let mut configuration = serde_json::from_slice(&self.stdin).expect("JSON");
+        change(&mut configuration);
+        self.stdin = configuration.to_string().into_bytes();
+        self
+    }
+
     /// Replaces stdin.
     pub(crate) fn with_stdin(mut self, text: impl Into<Vec<u8>>) -> Self {
         self.stdin = text.into();

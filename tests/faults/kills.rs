@@ -2,7 +2,7 @@
 //! many calls of each kind are killed. `system_calls` kills before each system call, which covers each instant at which
 //! the process can change something; these kills find what a model of the kernel would miss.
 
-use crate::call::{Answer, Ended, ended};
+use crate::call::{Call, Ended, ended};
 use crate::node::on_a_node_with;
 use crate::subject::{MODES, Mode, Subject, Verb};
 use crate::table::{Table, number};
@@ -25,29 +25,15 @@ fn duration(subject: &Subject, verb: Verb) -> Duration {
     durations[3]
 }
 
-fn kill_after(subject: &Subject, verb: Verb, delay: Duration) -> Ended {
-    subject.prepare(verb);
+fn kill_after(call: &Call, delay: Duration) -> Ended {
     let started = Instant::now();
-    let mut child = subject.call(verb).start();
+    let mut child = call.start();
     // A sleep is not precise enough.
     while started.elapsed() < delay {
         std::hint::spin_loop();
     }
     child.kill().expect("it can be killed");
-    let ended = ended(child, LIMIT);
-    subject.wait_for_executables();
-    ended
-}
-
-/// Checks that the next call, whichever it is, reaches the expected state.
-fn continue_with(subject: &Subject, number: usize, context: &str) -> Result<(), String> {
-    if number % 3 == 2 {
-        let check = subject.call(Verb::Check).run();
-        if !matches!(check.answer, Answer::Done | Answer::Refused(103 | 104, _)) {
-            return Err(format!("CHECK after {context}: {:?}", check.answer));
-        }
-    }
-    subject.completes(!number.is_multiple_of(3), context)
+    ended(child, LIMIT)
 }
 
 fn kill_at_all_times(mode: Mode, dialect: &'static str) {
@@ -59,18 +45,10 @@ fn kill_at_all_times(mode: Mode, dialect: &'static str) {
             let longest = duration(&subject, verb) * 6 / 5;
             for number in 0..kills {
                 let delay = longest * u32::try_from(number).expect("small") / u32::try_from(kills).expect("small");
-                let ended = kill_after(&subject, verb, delay);
-                let context = format!("{} killed after {delay:?}", verb.name());
-                let (left, verdict) = subject.left(verb, &ended);
-                let verdict = verdict.map_err(|why| format!("{context}: {why}"));
-                let verdict = verdict.and_then(|()| continue_with(&subject, number, &context));
-                table.add(
-                    &format!("SIGKILL at {kills} instants"),
-                    &format!("{} ({mode:?}, {dialect})", verb.name()),
-                    &ended,
-                    &left,
-                    verdict,
-                );
+                let fault = format!("SIGKILL at {kills} instants ({mode:?}, {dialect})");
+                let detail = format!("after {delay:?}");
+                let name = (&*fault, &*detail);
+                subject.attempt(&mut table, verb, name, |call| kill_after(&call, delay), |_| Ok(()));
             }
         }
         table.end();

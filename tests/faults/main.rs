@@ -33,7 +33,7 @@ fn each_call_succeeds_without_a_fault() {
                 table::is_done(&ended).unwrap_or_else(|why| panic!("{mode:?} {verb:?}: {why}: {ended:?}"));
                 let (left, verdict) = subject.left(verb, &ended);
                 verdict.unwrap_or_else(|why| panic!("{mode:?} {verb:?}: {why}: {left}"));
-                subject.completes(true, verb.name()).unwrap_or_else(|why| panic!("{mode:?} {dialect}: {why}"));
+                subject.completes(verb.name()).unwrap_or_else(|why| panic!("{mode:?} {dialect}: {why}"));
             }
         }
     });

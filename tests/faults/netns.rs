@@ -184,17 +184,18 @@ fn the_pods_network_goes_down_during_an_add() {
         for number in (1..).step_by(if is_complete() { 1 } else { 29 }) {
             let pod = &subject.pod;
             let down = || drop(pod.tool("ip", &["link", "set", "lo", "down"], ""));
-            let ended = with_event_before(subject.call(Verb::Add), number, down);
-            pod.tool("ip", &["link", "set", "lo", "up"], "");
-            let Some(ended) = ended else {
-                subject.done(Verb::Del);
-                break;
+            let mut is_reached = true;
+            let make = |call: Call| {
+                let ended = with_event_before(call.clone(), number, down);
+                pod.tool("ip", &["link", "set", "lo", "up"], "");
+                is_reached = ended.is_some();
+                ended.unwrap_or_else(|| call.run())
             };
-            let (left, verdict) = subject.left(Verb::Add, &ended);
-            let context = format!("before system call {number}");
-            let verdict = verdict.and_then(|()| is_answer(&ended)).and_then(|()| subject.completes(true, &context));
-            let verdict = verdict.map_err(|why| format!("{context}: {why}"));
-            table.add("lo goes down before each system call", "ADD", &ended, &left, verdict);
+            let name = ("lo goes down before each system call", &*number.to_string());
+            subject.attempt(&mut table, Verb::Add, name, make, is_answer);
+            if !is_reached {
+                break;
+            }
         }
     });
     table.end();

@@ -114,7 +114,7 @@ fn add_check_and_del_of_one_attachment() {
                 [&subject.none, &subject.added, &subject.changed].iter().any(|state| now.has_same_rules(state));
             let kernel = crate::kernel::Kernel::of(&subject.pod);
             assert!(is_whole, "the calls left a part of the rules: {kernel:?}");
-            subject.completes(true, "concurrent calls").unwrap_or_else(|why| panic!("{why}"));
+            subject.completes("concurrent calls").unwrap_or_else(|why| panic!("{why}"));
         }
     });
     table.end();

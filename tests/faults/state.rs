@@ -1,5 +1,6 @@
 //! Faults of the saved state and of the file system that contains it.
 
+use crate::call::{Call, Ended};
 use crate::kernel::Kernel;
 use crate::node::{STATE, left_in_state, on_a_node_with};
 use crate::subject::{Mode, Subject, Verb};
@@ -102,21 +103,14 @@ fn a_file_system_that_takes_no_state_fails_add_and_not_del() {
             for (mode, dialect) in subjects() {
                 let subject = Subject::new(*mode, dialect);
                 for verb in Verb::ALL {
-                    subject.prepare(verb);
-                    (disk.begin)();
-                    let ended = subject.call(verb).run();
-                    let (left, verdict) = subject.left(verb, &ended);
-                    (disk.end)();
-                    let context = format!("{} ({mode:?}, {dialect}), {}", verb.name(), disk.name);
-                    let verdict = verdict.and_then(|()| is_refused(&ended, (disk.codes)(verb)));
-                    let verdict = verdict.and_then(|()| subject.completes(true, &context));
-                    table.add(
-                        disk.name,
-                        verb.name(),
-                        &ended,
-                        &left,
-                        verdict.map_err(|why| format!("{context}: {why}")),
-                    );
+                    let during = |call: Call| {
+                        (disk.begin)();
+                        let ended = call.run();
+                        (disk.end)();
+                        ended
+                    };
+                    let is_right = |ended: &Ended| is_refused(ended, (disk.codes)(verb));
+                    subject.attempt(&mut table, verb, (disk.name, ""), during, is_right);
                 }
             }
         });

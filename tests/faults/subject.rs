@@ -6,8 +6,9 @@ use crate::node::{STATE, left_in_state};
 use crate::pod::Pod;
 use crate::ruleset::{Reader, Ruleset};
 use crate::support::directory::Directory;
-use crate::table::Table;
+use crate::table::{Table, is_done};
 use serde_json::{Value, json};
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,8 @@ pub(crate) enum Mode {
     Containers,
     /// The primary plugin with a default network and the same sub-plugins as [`Self::Redirect`].
     Primary,
+    /// The sub-plugins of [`Self::Redirect`] and the executables `first` and `second`.
+    Executables,
 }
 
 /// A call of the plugin in a situation.
@@ -39,6 +42,9 @@ pub(crate) enum Verb {
     Status,
 }
 
+/// What the API server and the agent answer about the pod.
+pub(crate) const FACTS: Facts = Facts::DnsCaptured;
+
 pub(crate) const MODES: [(Mode, &str); 6] = [
     (Mode::Redirect, "iptables"),
     (Mode::Redirect, "nftables"),
@@ -48,10 +54,8 @@ pub(crate) const MODES: [(Mode, &str); 6] = [
     (Mode::Primary, "nftables"),
 ];
 
-/// The default network of [`Mode::Primary`]: its interface is a file.
-const NETWORK: &str = r#"#!/bin/sh
-read -r conf
-file="${0%/*}/../interfaces/$CNI_CONTAINERID"
+/// An executable whose interface is a file.
+const EXECUTABLE: &str = r#"file="${0%/*}/../interfaces/$CNI_CONTAINERID.${0##*/}"
 case $CNI_COMMAND in
 ADD) : > "$file"
     echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"x"}],"ips":[{"interface":0,"address":"10.88.0.2/24"}]}' ;;
@@ -61,14 +65,20 @@ esac
 /// The state of the primary plugin.
 const PRIMARY_STATE: &str = "/run/detour/primary";
 
-/// Returns the directory of the delegate.
+/// Returns the directory of executables and their interfaces.
 fn networks() -> Directory {
     let directory = Directory::new("faults");
     fs::create_dir(directory.join("bin")).expect("writable");
     fs::create_dir(directory.join("interfaces")).expect("writable");
-    fs::write(directory.join("bin/network"), NETWORK).expect("writable");
-    fs::set_permissions(directory.join("bin/network"), fs::Permissions::from_mode(0o755)).expect("set");
+    for name in ["network", "first", "second"] {
+        write_executable(&directory.join("bin").join(name), EXECUTABLE);
+    }
     directory
+}
+
+fn write_executable(path: &Path, script: &str) {
+    fs::write(path, format!("#!/bin/sh\n{script}\n")).expect("writable");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("set");
 }
 
 impl Verb {
@@ -103,6 +113,8 @@ pub(crate) struct Subject {
     pub(crate) dialect: &'static str,
     networks: Directory,
     reader: Reader,
+    /// The number of faults that were tried.
+    trials: Cell<usize>,
     /// Before any ADD.
     pub(crate) none: Ruleset,
     /// After ADD.
@@ -121,8 +133,8 @@ impl Subject {
     pub(crate) fn of(pod: Pod, mode: Mode, dialect: &'static str) -> Self {
         let reader = Reader::new(&pod.netns());
         let none = reader.read();
-        let mut subject =
-            Self { pod, mode, dialect, networks: networks(), reader, added: none.clone(), changed: none.clone(), none };
+        let (added, changed) = (none.clone(), none.clone());
+        let mut subject = Self::with_states(pod, mode, dialect, reader, [none, added, changed]);
         subject.done(Verb::Add);
         subject.added = subject.read();
         subject.done(Verb::AddChanged);
@@ -137,8 +149,18 @@ impl Subject {
     pub(crate) fn another(&self) -> Self {
         let pod = Pod::new();
         let reader = Reader::new(&pod.netns());
-        let (none, added, changed) = (self.none.clone(), self.added.clone(), self.changed.clone());
-        Self { pod, mode: self.mode, dialect: self.dialect, networks: networks(), reader, none, added, changed }
+        let states = [&self.none, &self.added, &self.changed].map(Clone::clone);
+        Self::with_states(pod, self.mode, self.dialect, reader, states)
+    }
+
+    fn with_states(
+        pod: Pod,
+        mode: Mode,
+        dialect: &'static str,
+        reader: Reader,
+        [none, added, changed]: [Ruleset; 3],
+    ) -> Self {
+        Self { pod, mode, dialect, networks: networks(), reader, trials: Cell::new(0), none, added, changed }
     }
 
     /// Returns the configuration of a call.
@@ -148,14 +170,18 @@ impl Subject {
             (_, Verb::AddChanged) => Facts::AnnotatedOtherwise,
             (Mode::Tproxy, _) => Facts::Tproxy,
             (Mode::Containers, _) => Facts::ContainerExcluded,
-            (Mode::Redirect | Mode::Primary, _) => Facts::DnsCaptured,
+            (Mode::Redirect | Mode::Primary | Mode::Executables, _) => FACTS,
         };
         let mut configuration = Slot::Detour.with(facts).configuration();
         configuration["dialect"] = self.dialect.into();
         if self.mode == Mode::Primary {
             configuration["delegates"] = json!([{ "cniVersion": "1.0.0", "name": "cluster", "type": "network" }]);
-            configuration["binDir"] = self.networks.join("bin").display().to_string().into();
+            configuration["binDir"] = self.executable("").display().to_string().into();
             configuration["cniDir"] = PRIMARY_STATE.into();
+        }
+        if self.mode == Mode::Executables {
+            let chain = configuration["chain"].as_array_mut().expect("a list");
+            chain.extend(["first", "second"].map(|name| json!({ "type": name })));
         }
         if verb == Verb::Gc {
             configuration["cni.dev/valid-attachments"] = json!([]);
@@ -170,11 +196,38 @@ impl Subject {
             Verb::Gc | Verb::Status => (String::new(), ""),
             _ => (self.pod.netns().display().to_string(), ifname),
         };
-        Call::new(verb.command(), &self.pod.container_id, &netns, ifname, &self.configuration(verb))
+        let call = Call::new(verb.command(), &self.pod.container_id, &netns, ifname, &self.configuration(verb));
+        if self.mode == Mode::Executables {
+            call.with("CNI_PATH", &self.executable("").display().to_string())
+        } else {
+            call
+        }
     }
 
-    /// Tries a fault that a runner injects: makes the calls before it, runs it, and checks the answer with `is_right`,
-    /// what it left, and that the next calls complete the work.
+    /// Returns a directory of this subject.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.networks
+    }
+
+    /// Returns the path of an executable.
+    pub(crate) fn executable(&self, name: &str) -> PathBuf {
+        self.networks.join("bin").join(name)
+    }
+
+    /// Writes an executable that runs a script for this verb and otherwise works.
+    pub(crate) fn script_for(&self, name: &str, verb: &str, script: &str) {
+        let script = format!("if [ \"$CNI_COMMAND\" = {verb} ]; then\n{script}\nelse\n{EXECUTABLE}\nfi");
+        write_executable(&self.executable(name), &script);
+    }
+
+    /// Writes an executable that works.
+    pub(crate) fn restore_executable(&self, name: &str) {
+        let path = self.executable(name);
+        let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path));
+        write_executable(&path, EXECUTABLE);
+    }
+
+    /// Tries a fault that a runner injects.
     pub(crate) fn try_fault(
         &self,
         table: &mut Table,
@@ -183,22 +236,52 @@ impl Subject {
         change: impl FnOnce(Call) -> Call,
         is_right: impl FnOnce(&Ended) -> Result<(), String>,
     ) {
+        self.attempt(table, verb, (fault, ""), |call| change(call).run(), is_right);
+    }
+
+    /// Tries a fault, which has a name and a detail for messages: makes the calls before it, and the call itself with
+    /// `make`. Checks the answer with `is_right`, what the call left, and that the next calls complete the work.
+    pub(crate) fn attempt(
+        &self,
+        table: &mut Table,
+        verb: Verb,
+        (fault, detail): (&str, &str),
+        make: impl FnOnce(Call) -> Ended,
+        is_right: impl FnOnce(&Ended) -> Result<(), String>,
+    ) {
         self.prepare(verb);
-        let ended = change(self.call(verb)).run();
+        let ended = make(self.call(verb));
+        if !matches!(ended.answer, Answer::Done | Answer::Refused(..)) {
+            self.wait_for_executables();
+        }
         let (left, verdict) = self.left(verb, &ended);
-        let context = format!("{} ({:?}, {}), {fault}", verb.name(), self.mode, self.dialect);
+        let context = format!("{} ({:?}, {}), {fault} {detail}", verb.name(), self.mode, self.dialect);
         let answered = if ended.is_loaded() { is_right(&ended) } else { Ok(()) };
-        let verdict = verdict.and(answered).map_err(|why| format!("{context}: {why}"));
         if verb == Verb::Status {
             // The next STATUS removes the file of a killed one.
             self.done(Verb::Status);
         }
-        let verdict = verdict.and_then(|()| self.completes(verb.command() == "ADD", &context));
+        let verdict = verdict.and(answered).and_then(|()| self.continues(&context));
+        let verdict = verdict.map_err(|why| format!("{context}: {why}"));
         if verdict.is_err() {
             // The next fault must not find what this one left.
             let _ = self.call(Verb::Del).run();
         }
-        table.add(fault, verb.name(), &ended, &left, verdict);
+        let primary = if self.mode == Mode::Primary { ", primary" } else { "" };
+        table.add(fault, &format!("{}{primary}", verb.name()), &ended, &left, verdict);
+    }
+
+    /// Checks that the next call, whichever it is, completes the work: in turn DEL, ADD, and CHECK.
+    fn continues(&self, when: &str) -> Result<(), String> {
+        let turn = self.trials.get() % 3;
+        self.trials.set(self.trials.get() + 1);
+        if turn == 2 {
+            let check = self.call(Verb::Check).run();
+            if !matches!(check.answer, Answer::Done | Answer::Refused(103 | 104, _)) {
+                return Err(format!("CHECK after {when}: {:?}", check.answer));
+            }
+        }
+        if turn == 0 { self.is_removed(when) } else { self.completes(when) }
     }
 
     /// Runs a call, which must succeed.
@@ -265,9 +348,11 @@ impl Subject {
         }
     }
 
-    /// Returns whether the interface of the default network exists.
+    /// Returns whether the interface of an executable exists.
     pub(crate) fn has_interface(&self) -> bool {
-        self.networks.join("interfaces").join(&self.pod.container_id).exists()
+        let files = fs::read_dir(self.networks.join("interfaces")).expect("readable").flatten();
+        let mut names = files.map(|file| file.file_name().to_string_lossy().into_owned());
+        names.any(|name| name.starts_with(&format!("{}.", self.pod.container_id)))
     }
 
     /// Returns what a call left, as text for the table, and checks the contract: either the state before the call or
@@ -284,7 +369,7 @@ impl Subject {
         let fixtures = left.is_empty() && now.fixtures != self.none.fixtures;
         left.extend(fixtures.then_some("an address or route without effect"));
         let is_clean = left.is_empty();
-        left.extend((is_clean && self.has_interface()).then_some("the default network's interface"));
+        left.extend((is_clean && self.has_interface()).then_some("an executable's interface"));
         // An ADD of the primary plugin that fails undoes the whole pod, also if an earlier one succeeded.
         let is_undone = self.mode == Mode::Primary && verb.command() == "ADD" && rules.is_empty();
         // Without `retryDeleteOnError`, a DEL removes the state also if a network fails, as with Multus; and an ADD does
@@ -320,22 +405,25 @@ impl Subject {
                 Err(format!("after {when}: {:?} instead of {:?}", now.fixtures, self.none.fixtures))
             }
             () if !files.is_empty() => Err(format!("after {when}: {files:?} is left")),
-            () if self.has_interface() => Err(format!("after {when}: the default network's interface is left")),
+            () if self.has_interface() => Err(format!("after {when}: an executable's interface is left")),
             () => Ok(()),
         }
     }
 
-    /// Checks that the next call completes the work: an ADD reaches its state, and a DEL leaves nothing.
-    pub(crate) fn completes(&self, with_add: bool, when: &str) -> Result<(), String> {
-        if with_add {
-            let ended = self.call(Verb::Add).run();
-            crate::table::is_done(&ended).map_err(|why| format!("ADD after {when}: {why}: {:?}", ended.answer))?;
-            if self.read() != self.added {
-                return Err(format!("ADD after {when}: the rules are not as after one ADD"));
-            }
+    /// Checks that an ADD reaches its state, and that the next DEL leaves nothing.
+    pub(crate) fn completes(&self, when: &str) -> Result<(), String> {
+        let ended = self.call(Verb::Add).run();
+        is_done(&ended).map_err(|why| format!("ADD after {when}: {why}: {:?}", ended.answer))?;
+        if self.read() != self.added {
+            return Err(format!("ADD after {when}: the rules are not as after one ADD"));
         }
+        self.is_removed(when)
+    }
+
+    /// Checks that a DEL leaves nothing.
+    fn is_removed(&self, when: &str) -> Result<(), String> {
         let ended = self.call(Verb::Del).run();
-        crate::table::is_done(&ended).map_err(|why| format!("DEL after {when}: {why}: {:?}", ended.answer))?;
+        is_done(&ended).map_err(|why| format!("DEL after {when}: {why}: {:?}", ended.answer))?;
         self.nothing_is_left(&format!("DEL after {when}"))
     }
 }

@@ -195,7 +195,7 @@ fn all_fail(verbs: &[Verb], faults: fn(&str, Mode) -> Vec<&'static str>) {
                             if is_complete() || step % SAMPLE == 0 {
                                 tried += 1;
                                 let fault = Fault { system_call: system_call.clone(), number, error };
-                                fail(&subject, *verb, &fault, tried % 5 == 0, &mut table);
+                                fail(&subject, *verb, &fault, &mut table);
                             }
                         }
                     }
@@ -207,31 +207,11 @@ fn all_fail(verbs: &[Verb], faults: fn(&str, Mode) -> Vec<&'static str>) {
     });
 }
 
-fn fail(subject: &Subject, verb: Verb, fault: &Fault, with_add: bool, table: &mut Table) {
-    let option = fault.option();
-    let trace = format!("trace={}", fault.system_call);
-    subject.prepare(verb);
-    let ended = subject.call(verb).under(&["strace", "-qq", "-o", "/dev/null", "-e", &trace, "-e", &option]).run();
-    subject.wait_for_executables();
-    let (left, verdict) = subject.left(verb, &ended);
-    let context = format!("{} ({:?}, {}) with {option}", verb.name(), subject.mode, subject.dialect);
-    let answered = if ended.is_loaded() { is_right(fault, &ended) } else { Ok(()) };
-    let verdict = verdict.and(answered).map_err(|why| format!("{context}: {why}"));
-    if verb == Verb::Status {
-        // The next STATUS removes the file of a killed one.
-        subject.done(Verb::Status);
-    }
-    let verdict = verdict.and_then(|()| subject.completes(with_add, &context));
-    if verdict.is_err() {
-        // The next fault must not find what this one left.
-        let _ = subject.call(Verb::Del).run();
-    }
-    let call = if fault.error.starts_with("SIG") {
-        format!("{} ({:?})", verb.name(), subject.mode)
-    } else {
-        verb.command().into()
-    };
-    table.add(&fault.name(), &call, &ended, &left, verdict);
+fn fail(subject: &Subject, verb: Verb, fault: &Fault, table: &mut Table) {
+    let (trace, option) = (format!("trace={}", fault.system_call), fault.option());
+    let runner = ["strace", "-qq", "-o", "/dev/null", "-e", &trace, "-e", &option];
+    let name = (&*fault.name(), &*option);
+    subject.attempt(table, verb, name, |call| call.under(&runner).run(), |ended| is_right(fault, ended));
 }
 
 fn with_errors(system_call: &str, _: Mode) -> Vec<&'static str> {

@@ -5,20 +5,20 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The longest text of an answer in the table, in characters.
-const MAX_TEXT: usize = 320;
+const MAX_TEXT: usize = 160;
 
-/// The rows of one group. Tries of the same fault in the same kind of call become one row.
+/// The rows of one group, printed when the value is dropped. Trials of the same fault in the same kind of call become
+/// one row.
 pub(crate) struct Table {
     group: &'static str,
-    /// By fault and call, in the order of their first tries.
+    /// By fault and call, in the order of their first trials.
     rows: Vec<(String, String, Row)>,
-    is_printed: bool,
 }
 
-/// What the tries of one row had as outcome.
+/// What the trials of one row had as outcome.
 #[derive(Default)]
 struct Row {
-    /// The number of tries and the first text, by answer.
+    /// The number of trials and the first text, by answer.
     answers: BTreeMap<String, (u32, String)>,
     left: BTreeMap<String, u32>,
     slowest: Duration,
@@ -26,12 +26,11 @@ struct Row {
 }
 
 impl Table {
-    /// Returns an empty table. The group is the name of the test module.
     pub(crate) fn new(group: &'static str) -> Self {
-        Self { group, rows: Vec::new(), is_printed: false }
+        Self { group, rows: Vec::new() }
     }
 
-    /// Adds one try: how the call ended, what it left behind ("nothing" if it left nothing), and whether that
+    /// Adds one trial: how the call ended, what it left behind ("nothing" if it left nothing), and whether that
     /// satisfies the contract.
     pub(crate) fn add(&mut self, fault: &str, call: &str, ended: &Ended, left: &str, verdict: Result<(), String>) {
         let known = self.rows.iter().position(|(known, of, _)| known == fault && of == call);
@@ -41,14 +40,13 @@ impl Table {
         });
         let row = &mut self.rows[at].2;
         let (answer, text) = match &ended.answer {
-            Answer::Done => ("done".to_owned(), String::new()),
-            Answer::Refused(code, text) => (format!("code {code}"), text.clone()),
-            Answer::Signaled(9) => ("killed".to_owned(), String::new()),
-            Answer::Signaled(signal) => (format!("ended by signal {signal}"), String::new()),
-            Answer::Silent(code) => (format!("exit code {code} without answer"), String::new()),
-            Answer::Hung => ("does not end".to_owned(), String::new()),
+            Answer::Done => ("done".to_owned(), ""),
+            Answer::Refused(code, text) => (format!("code {code}"), text.as_str()),
+            Answer::Signaled(signal) => (format!("ended by signal {signal}"), ""),
+            Answer::Silent(code) => (format!("exit code {code} without answer"), ""),
+            Answer::Hung => ("does not end".to_owned(), ""),
         };
-        row.answers.entry(answer).or_insert((0, text)).0 += 1;
+        row.answers.entry(answer).or_insert((0, text.to_owned())).0 += 1;
         *row.left.entry(left.to_owned()).or_default() += 1;
         row.slowest = row.slowest.max(ended.took);
         if let Err(violation) = verdict {
@@ -59,96 +57,43 @@ impl Table {
         }
     }
 
-    /// Prints the rows, and fails if one of them violates the contract.
+    /// Adds the rows of another table.
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.rows.append(&mut other.rows);
+    }
+
+    /// Fails if a row violates the contract.
     #[track_caller]
-    pub(crate) fn end(mut self) {
-        self.print();
+    pub(crate) fn end(self) {
         let violations = self.rows.iter().flat_map(|(fault, call, row)| {
             row.violations.iter().take(3).map(move |violation| format!("{fault} | {call}: {violation}"))
         });
         let violations: Vec<String> = violations.collect();
         assert!(violations.is_empty(), "the contract is violated:\n{}", violations.join("\n"));
     }
+}
 
-    fn print(&mut self) {
-        if std::mem::replace(&mut self.is_printed, true) {
-            return;
-        }
+impl Drop for Table {
+    fn drop(&mut self) {
         for (fault, call, row) in &self.rows {
-            let columns = [self.group.into(), cell(fault), cell(call), row.answer(), time(row.slowest), row.left(), {
-                if row.violations.is_empty() {
-                    "holds".into()
-                } else {
-                    format!("VIOLATED {} times", row.violations.len())
-                }
-            }];
+            let answers =
+                row.answers.iter().map(|(answer, (count, text))| format!("{answer} ({count}): {}", cell(text)));
+            let left = row.left.iter().map(|(left, count)| format!("{left} ({count})"));
+            let (answers, left): (Vec<_>, Vec<_>) = (answers.collect(), left.collect());
+            let contract = match row.violations.len() {
+                0 => "holds".to_owned(),
+                count => format!("VIOLATED {count} times"),
+            };
+            let slowest = format!("{:.1} s", row.slowest.as_secs_f64());
+            let columns = [self.group, fault, call, &answers.join("; "), &slowest, &left.join("; "), &contract];
             println!("FAULT|{}", columns.join("|"));
         }
     }
 }
 
-impl Drop for Table {
-    fn drop(&mut self) {
-        self.print();
-    }
-}
-
-impl Row {
-    fn answer(&self) -> String {
-        let one = |(answer, (count, text)): (&String, &(u32, String))| {
-            let count = if self.answers.len() == 1 && *count == 1 { String::new() } else { format!(" ({count})") };
-            let text = if text.is_empty() { String::new() } else { format!(": {}", cell(text)) };
-            format!("{answer}{count}{text}")
-        };
-        self.answers.iter().map(one).collect::<Vec<_>>().join("; ")
-    }
-
-    fn left(&self) -> String {
-        let one = |(left, count): (&String, &u32)| match self.left.len() {
-            1 => cell(left),
-            _ => format!("{} ({count})", cell(left)),
-        };
-        self.left.iter().map(one).collect::<Vec<_>>().join("; ")
-    }
-}
-
-/// Returns a coarse time, so that two runs print the same table.
-fn time(took: Duration) -> String {
-    match took.as_millis() {
-        0..100 => "< 0.1 s".into(),
-        100..1000 => "< 1 s".into(),
-        _ => format!("{:.0} s", took.as_secs_f64()),
-    }
-}
-
-/// Returns the text for a cell: without the numbers of processes and pods, separators and line ends, and cut.
+/// Returns the beginning of a text without separators and line ends.
 fn cell(text: &str) -> String {
-    let text = text.replace(['|', '\n'], " ").replace(env!("CARGO_TARGET_TMPDIR"), "/tmp");
-    let text = numbers_replaced(&text, "/proc/", "/fd/", "NETNS");
-    let text = numbers_replaced(&text, "convergence-", "-", "CONTAINER");
-    let text = numbers_replaced(&text, "locks/", "-", "locks/LOCK");
-    let text = numbers_replaced(&text, "/detour-netns-", "-", "");
-    let text = numbers_replaced(&text, "/detour-faults-", "-", "");
-    let text = text.trim().trim_end_matches(':');
-    match text.char_indices().nth(MAX_TEXT) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
-/// Replaces `before`, a number, `between` and a number with `name`.
-fn numbers_replaced(text: &str, before: &str, between: &str, name: &str) -> String {
-    let mut parts = text.split(before);
-    let mut replaced = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let digits = |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let rest = part[digits(part)..].strip_prefix(between).filter(|rest| digits(part) * digits(rest) > 0);
-        match rest {
-            Some(rest) => replaced += &format!("{name}{}", &rest[digits(rest)..]),
-            None => replaced += &format!("{before}{part}"),
-        }
-    }
-    replaced
+    text.replace(['|', '\n'], " ").chars().take(MAX_TEXT).collect()
 }
 
 /// Checks the form of an answer: success, or an error with a code of the contract and a text. A bug of the plugin

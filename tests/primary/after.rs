@@ -194,9 +194,8 @@ fn the_readable_part_of_a_record_of_another_version_is_removed() {
             let saved: Value = serde_json::from_slice(&fs::read(&file).expect("saved")).expect("JSON");
             assert_eq!(saved["version"], 1);
             let mut record = record.clone();
-            for place in ["netns", "sandbox"] {
-                record[place] = saved[place].clone();
-            }
+            record["netns"] = saved["netns"].clone();
+            record["netns_id"] = saved["netns_id"].clone();
             fs::write(&file, record.to_string()).expect("writable");
             let before = if is_newer {
                 let (code, text) = node.refused("CHECK", &conf);
@@ -220,7 +219,7 @@ fn the_readable_part_of_a_record_of_another_version_is_removed() {
 /// A record without `members` is damaged, not empty: DEL runs these invocations.
 #[test]
 fn a_damaged_record_is_refused_and_the_default_network_is_removed() {
-    for damaged in ["{}", r#"{"version":1,"netns":"/run/netns/x","sandbox":null}"#, "", "{\"mem"] {
+    for damaged in ["{}", r#"{"version":1,"netns":"/run/netns/x","netns_id":null}"#, "", "{\"mem"] {
         for verb in ["DEL", "GC"] {
             let (node, conf) = added(&json!({"name": "damaged"}));
             let file = node.state_file().with_file_name("damaged@eth0.json");

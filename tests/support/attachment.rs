@@ -84,7 +84,8 @@ impl Facts {
         Self::NoSidecar,
     ];
 
-    fn manifest(self) -> String {
+    /// Returns the manifest of the pod.
+    pub(crate) fn manifest(self) -> String {
         let annotations = match self {
             Self::Plain | Self::DnsCaptured | Self::NoSidecar => "",
             Self::Annotated => {

@@ -14,8 +14,7 @@ use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
 use detour_cni::cni::{GROUP_FILE, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf};
 use detour_cni::plugin::TargetNode;
 use detour_cni::trusted_file::read_trusted;
-use serde_json::json;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::env;
 use std::path::{Path, PathBuf};
 
@@ -216,35 +215,6 @@ impl InstallOptions {
             bin_dir: bin_dir.clone(),
             primary: self.primary,
         }
-    }
-
-    /// Returns the texts of the configurations that these options install on a node of `namespace`'s agents: the entry
-    /// of the plugin list as a list of its own, and the files. `data` is the data of the agents' ConfigMap, whose keys
-    /// are the names of the files of `--config` and `--attachments`.
-    ///
-    /// # Errors
-    /// The plugin would refuse a configuration.
-    pub(in crate::cli) fn texts(&self, data: &BTreeMap<String, String>, namespace: &str) -> Result<Vec<String>> {
-        let file = |path: &Option<PathBuf>| {
-            let name = path.as_ref()?.file_name()?.to_str()?;
-            Some((name.to_owned(), data.get(name)?.clone().into_bytes()))
-        };
-        let given = GivenKeys::parse(file(&self.config), file(&self.attachments), &self.program_names())?;
-        let platform = self.platform.unwrap_or_else(|| Platform::detect(|_| false));
-        let bin_dir =
-            self.bin_dir.clone().map_or_else(|| platform.bin_dir.parse(), Ok).map_err(|why| anyhow!("{why}"))?;
-        let settings = self.settings(&given, &bin_dir, None, Some(namespace.to_owned()));
-        let mut texts = Vec::new();
-        if self.chained.unwrap_or(platform.chained) {
-            let list = json!({"cniVersion": "1.0.0", "name": "cluster-network", "plugins": [settings.member()?]});
-            texts.push(list.to_string());
-        } else if given.attachments.is_empty() {
-            texts.push(settings.standalone(&given.network(true)?)?);
-        }
-        for attachment in &given.attachments {
-            texts.push(attachment.settings(&settings)?.standalone(&attachment.name)?);
-        }
-        Ok(texts)
     }
 
     /// Returns the flag of the attachments and its value, for messages.

@@ -1,21 +1,16 @@
 //! `kubectl detour`: the commands that work from any machine, with the kubeconfig of a user of kubectl.
 
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::{
-    CompletionArguments, VersionArguments, doctor, explain, print_report, print_result, print_usage, rules, trace,
-    validate,
-};
+use super::{doctor, explain, print_report, print_usage, rules, trace};
 use crate::cli::cluster::ConnectionArguments;
 use clap::builder::Resettable;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use in_agent::InAgent;
-use std::env;
 use std::process::ExitCode;
 
 mod agents;
 mod audit;
 mod check;
-mod complete;
 mod in_agent;
 
 /// Check how meshed pods bypass or reach their Istio sidecars, on all nodes
@@ -58,17 +53,10 @@ enum KubectlCommand {
     Trace(trace::TraceArguments),
     Rules(rules::RulesArguments),
     Doctor(Box<doctor::DoctorArguments>),
-    Validate(validate::ValidateArguments),
-    Version(VersionArguments),
-    Completion(CompletionArguments),
 }
 
 /// Runs the command line as kubectl's or oc's plugin, if `program` is the name of one.
 pub(crate) fn run_as_plugin_of_kubectl(program: &str) -> Option<ExitCode> {
-    if let Some(host) = HOSTS.into_iter().find(|host| program == format!("{host}_complete-detour")) {
-        let words: Vec<String> = env::args().skip(1).collect();
-        return Some(print_result(Ok(CommandOutput::success(complete::candidates(&command(host), &words)))));
-    }
     let host = HOSTS.into_iter().find(|host| program == format!("{host}-detour"))?;
     let result = command(host).try_get_matches().and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches)?;
@@ -77,11 +65,7 @@ pub(crate) fn run_as_plugin_of_kubectl(program: &str) -> Option<ExitCode> {
     Some(match result {
         Ok((cli, matches)) => {
             let output = cli.command.output();
-            let result = cli.run(host, &matches);
-            match output {
-                Some(output) => print_report(output, result),
-                None => print_result(result),
-            }
+            print_report(output, cli.run(host, &matches))
         }
         Err(error) => print_usage(error),
     })
@@ -94,19 +78,12 @@ fn command(host: &str) -> Command {
     for (name, help) in in_agent::HELP {
         command = command.mut_subcommand(name, |own| own.after_help(help));
     }
-    for name in ["validate", "version"] {
-        command = command.mut_subcommand(name, |own| {
-            let help = own.get_after_help().map(ToString::to_string).unwrap_or_default();
-            own.after_help(help.replace("  detour ", "  kubectl detour "))
-        });
-    }
     let hide = |own: Command| {
         own.mut_args(|argument| match in_agent::is_of_node(argument.get_id().as_str()) {
             true => argument.hide(true),
             false => argument,
         })
     };
-    command = command.mut_subcommand("completion", |own| own.after_help(complete::EXAMPLES));
     let place = |own: Command| {
         let usage = format!("{host} detour rules [OPTIONS] POD");
         let own = own.override_usage(usage).mut_arg("config", |argument| argument.hide(true));
@@ -128,19 +105,16 @@ fn command(host: &str) -> Command {
 }
 
 impl KubectlCommand {
-    /// Returns the format of the command's report; `None` if it prints none.
-    const fn output(&self) -> Option<OutputArguments> {
-        Some(match self {
+    /// Returns the format of the command's report.
+    const fn output(&self) -> OutputArguments {
+        match self {
             Self::Check(arguments) => arguments.output,
             Self::Audit(arguments) => arguments.output,
             Self::Explain(arguments) => arguments.output,
             Self::Trace(arguments) => arguments.output,
             Self::Rules(arguments) => arguments.output,
             Self::Doctor(arguments) => arguments.output,
-            Self::Validate(arguments) => arguments.output,
-            Self::Version(arguments) => arguments.output,
-            Self::Completion(_) => return None,
-        })
+        }
     }
 }
 
@@ -154,33 +128,23 @@ impl Cli {
         match own {
             KubectlCommand::Check(arguments) => check::run(&connection, &arguments),
             KubectlCommand::Audit(arguments) => audit::run(&connection, &arguments),
-            KubectlCommand::Explain(mut arguments) => {
-                if let Some(selected) = arguments.subject.in_cluster()
-                    && let Some(output) = in_agent(selected)?.run_unless_too_old()?
-                {
-                    return Ok(output);
+            KubectlCommand::Explain(mut arguments) => match arguments.subject.in_cluster() {
+                Some(selected) => in_agent(selected)?.run(),
+                None => {
+                    arguments.subject.use_connection(connection);
+                    explain::run(arguments)
                 }
-                arguments.subject.use_connection(connection);
-                explain::run(arguments)
-            }
-            KubectlCommand::Trace(mut arguments) => {
-                if let Some(selected) = arguments.subject.in_cluster() {
-                    let command = in_agent(selected)?;
-                    if arguments.live {
-                        return command.needs_netns()?.run();
-                    }
-                    if let Some(output) = command.run_unless_too_old()? {
-                        return Ok(output);
-                    }
+            },
+            KubectlCommand::Trace(mut arguments) => match arguments.subject.in_cluster() {
+                Some(selected) if arguments.live => in_agent(selected)?.needs_netns()?.run(),
+                Some(selected) => in_agent(selected)?.run(),
+                None => {
+                    arguments.subject.use_connection(connection);
+                    trace::run(arguments)
                 }
-                arguments.subject.use_connection(connection);
-                trace::run(arguments)
-            }
+            },
             KubectlCommand::Rules(arguments) => in_agent(arguments.selected())?.needs_netns()?.run(),
             KubectlCommand::Doctor(arguments) => in_agent(arguments.selected())?.run(),
-            KubectlCommand::Validate(arguments) => validate::run(&arguments),
-            KubectlCommand::Version(arguments) => super::run_version(&arguments),
-            KubectlCommand::Completion(arguments) => Ok(complete::script(host, arguments.shell)),
         }
     }
 }
@@ -198,7 +162,7 @@ mod tests {
                 let footer = own.get_after_help().map(ToString::to_string).unwrap_or_default();
                 assert!(footer.starts_with("Examples:\n"), "{}: {footer}", own.get_name());
                 let example = footer.lines().nth(1).unwrap_or_default();
-                assert!(example.contains("kubectl detour ") || example.contains("_complete-detour"), "{footer}");
+                assert!(example.contains("kubectl detour "), "{footer}");
                 let codes = footer.replace('\n', " ");
                 assert!(codes.contains(", 2 invalid arguments or input."), "{}: {footer}", own.get_name());
                 assert!(footer.lines().all(|line| line.chars().count() <= 100), "{}: {footer}", own.get_name());

@@ -68,11 +68,6 @@ impl Api {
         Self { owner: KubeconfigOwner::User, ..self }
     }
 
-    /// Returns the kubeconfig, or the directory of a service account.
-    pub(super) fn kubeconfig(&self) -> &Path {
-        &self.kubeconfig
-    }
-
     /// Returns the session, which the first call opens.
     pub(super) fn session(&self) -> Result<&Session, Error> {
         if let Some(session) = self.session.get() {

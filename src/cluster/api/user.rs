@@ -11,7 +11,6 @@ use crate::cluster::resources::ObjectRef;
 use crate::cni::{Code, Error};
 use crate::pod::well_known::PROXY_CONTAINER;
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,6 +25,9 @@ pub struct UserApi {
 }
 
 impl UserApi {
+    /// The timeout of a request of `doctor` and `audit`.
+    pub const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+
     /// Opens the API server of a kubeconfig as kubectl does: `kubeconfig`, or the files in `KUBECONFIG` merged, or
     /// `~/.kube/config`, or the service account of the pod in which this process runs. The user's credential plugin
     /// runs, and proxy variables apply.
@@ -72,12 +74,6 @@ impl UserApi {
         &self.namespace
     }
 
-    /// Returns the kubeconfig, or the directory of the service account.
-    #[must_use]
-    pub fn kubeconfig(&self) -> &Path {
-        self.api.kubeconfig()
-    }
-
     /// Returns the server as a source of facts.
     #[must_use]
     pub fn cluster(&self) -> &dyn Cluster {
@@ -120,16 +116,7 @@ impl UserApi {
         self.list(|page| ApiRequest::pods_of_node(node, namespace, page), |pod| pod_with_sidecar(&pod))
     }
 
-    /// Returns the data of a ConfigMap.
-    ///
-    /// # Errors
-    /// The request failed.
-    pub fn config_map(&self, object: &ObjectRef) -> Result<BTreeMap<String, String>, Error> {
-        let object = self.get(&ApiRequest::config_map(object)?)?;
-        Ok(serde_json::from_value(object["data"].clone()).unwrap_or_default())
-    }
-
-    fn list<T>(
+    pub(super) fn list<T>(
         &self,
         request: impl Fn(Page<'_>) -> Result<ApiRequest, Error>,
         read: impl Fn(Value) -> Option<T>,
@@ -137,7 +124,7 @@ impl UserApi {
         self.api.list(self.api.timeout, request, read)
     }
 
-    fn get(&self, request: &ApiRequest) -> Result<Value, Error> {
+    pub(super) fn get(&self, request: &ApiRequest) -> Result<Value, Error> {
         let session = self.api.session()?;
         session.run(self.api.call(session, request).get_once(self.api.timeout))
     }

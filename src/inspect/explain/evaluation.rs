@@ -1,11 +1,10 @@
 //! Evaluates the sub-plugin chains that apply to a pod: the one of the configuration or, for a primary plugin, those of
 //! the pod's attachments.
 
-use crate::cluster;
 use crate::cni::{Block, Code, Error, GLOBAL_NAMESPACE, NetConf, SYSTEM_NAMESPACE};
 use crate::inspect::subject::{ConfigurationSource, Subject};
 use crate::networks::{InstalledNetwork, networks};
-use crate::plugin::evaluation;
+use crate::plugin::evaluation::{self, FactsOf};
 use crate::pod::PodRef;
 use crate::pod::well_known::NETWORKS;
 use crate::policy::{ContainerExclusion, Exclusion, Policy};
@@ -126,27 +125,30 @@ impl<'a> Evaluation<'a> {
         if let Some(reason) = skip_reason(conf, &pod_ref) {
             return Ok(Self::skipped(attachment, conf, reason.to_string()));
         }
-        let (has_redirect, is_primary) = (has_redirect(&conf.chain), conf.primary.is_some());
-        let has_source = cluster::source(&conf.kubernetes).is_some();
-        // Without a source of facts, the plugin evaluates an attachment by its configuration alone where it can.
-        let facts = (has_source || has_redirect || is_primary).then_some(&subject.facts);
+        let facts_of = evaluation::facts_of(conf);
+        let facts = (facts_of != FactsOf::Configuration).then_some(&subject.facts);
         let with_name = |error| match attachment {
             Some(name) => Error::of_network(error, name),
             None => error,
         };
         let mut output = evaluation::output(&conf.chain, conf, facts).map_err(with_name)?;
         let mut notes = Vec::new();
-        // A primary plugin can also use the service account of the pod in which it runs. The built-in configuration has
-        // no source.
-        let lacks_source = !has_source && !is_primary && subject.origin.source != ConfigurationSource::BuiltIn;
-        if lacks_source && !has_redirect {
+        // The built-in configuration has no source.
+        let is_installed = subject.origin.source != ConfigurationSource::BuiltIn;
+        if is_installed && facts_of == FactsOf::Configuration {
             notes.push(WITHOUT_FACTS.to_owned());
         }
         notes.extend(std::mem::take(&mut output.notes).into_iter().map(|note| match note.severity {
             Severity::Info => note.text,
             Severity::Warning => format!("warning: {}", note.text),
         }));
-        Ok(Self { attachment, conf, result: Ok(output), lacks_facts: lacks_source && has_redirect, notes })
+        Ok(Self {
+            attachment,
+            conf,
+            result: Ok(output),
+            lacks_facts: is_installed && facts_of == FactsOf::Missing,
+            notes,
+        })
     }
 
     /// Returns the policy of this configuration alone.

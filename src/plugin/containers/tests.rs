@@ -223,7 +223,7 @@ fn the_exclusions_of_all_attachments_count() {
     let stale = sandbox.directory.join("state/sandbox/n@net0.json");
     let text = fs::read_to_string(&stale).expect("readable");
     let mut record: Value = serde_json::from_str(&text).expect("JSON");
-    record["sandbox"]["inode"] = 1.into();
+    record["netns_id"]["inode"] = 1.into();
     fs::write(&stale, record.to_string()).expect("written");
     let both = [running("vault", "v", 1), running("app", "a", 2)];
     sandbox.reconcile(ObservedContainers { running: &both, ..ObservedContainers::default() });

@@ -2,7 +2,7 @@
 //! chained plugins, merges the results, and writes the pod's network status. If a step fails, the steps before it are
 //! undone and the saved state is removed.
 
-use super::call::PrimaryCall;
+use super::PrimaryCall;
 use super::invocation::Invocation;
 use super::lazy_pod::LazyPod;
 use super::plan::AddPlan;

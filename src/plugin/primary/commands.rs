@@ -1,6 +1,6 @@
 //! CHECK, DEL, GC and STATUS of the primary plugin. DEL and GC work from the saved state, without the cluster.
 
-use super::call::PrimaryCall;
+use super::PrimaryCall;
 use super::invocation::Invocation;
 use super::mesh::InProcessAttachment;
 use super::plan::{AddPlan, NetworkRunner, runner};
@@ -70,7 +70,7 @@ fn configured(call: &PrimaryCall<'_>) -> SavedState {
     SavedState::without_netns(invocations)
 }
 
-/// GC: runs DEL for every saved container that the runtime no longer has, then GC for the default network and for the
+/// GC: runs DEL for every saved pod sandbox that the runtime no longer has, then GC for the default network and for the
 /// rules. Every step is tried even if one fails.
 ///
 /// # Errors
@@ -106,7 +106,7 @@ pub(super) fn gc(call: &PrimaryCall<'_>) -> Result<(), Error> {
 fn saved_attachments(call: &PrimaryCall<'_>) -> Result<Vec<Attachment>, Error> {
     let store = call.store();
     let mut all = Vec::new();
-    for container_id in store.containers()? {
+    for container_id in store.sandboxes()? {
         // Multus and installers keep other files in the same directory.
         match store.attachments_of(&container_id) {
             Ok(attachments) => all.extend(attachments),
@@ -123,7 +123,7 @@ fn common_default_network(call: &PrimaryCall<'_>) -> Result<Option<NetworkConfig
     Ok(networks.first().map(|network| NetworkConfiguration::from(&network.configuration)))
 }
 
-/// Returns the interfaces that a container has in `network`, under each name that selected the network.
+/// Returns the interfaces that a pod sandbox has in `network`, under each name that selected the network.
 fn interfaces_of(
     call: &PrimaryCall<'_>,
     attachment: &Attachment,

@@ -1,7 +1,7 @@
 //! The pod of a call. The runtime may pass its annotations; everything else is fetched from the cluster when it is
 //! first needed, and only once.
 
-use super::call::PrimaryCall;
+use super::PrimaryCall;
 use crate::cluster;
 use crate::cluster::Cluster;
 use crate::cni::{Error, NetConf};

@@ -1,7 +1,7 @@
 //! The policy of a pod as the primary plugin applies it: that of all attachments that run in this process, together
 //! with the node's own sub-plugins.
 
-use super::call::PrimaryCall;
+use super::PrimaryCall;
 use super::lazy_pod::LazyPod;
 use crate::cni::{Block, CniCommand, Error, NetConf, RuleFormatSetting, primary_in_attachment};
 use crate::networks::PodNetwork;

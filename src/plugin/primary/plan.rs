@@ -3,13 +3,12 @@
 //!
 //! [`preview`] makes the same plan for a pod without a call: it runs nothing and reads nothing on the node.
 
-use super::call::PrimaryCall;
+use super::PrimaryCall;
 use super::invocation::Invocation;
 use super::lazy_pod::LazyPod;
 use super::mesh::{InProcessAttachment, combine, evaluated, rule_format};
-use super::networks::pod_networks;
-use super::optional_definitions::OptionalDefinitions;
-use crate::cluster::{Cluster, Definitions};
+use super::networks::{agent_networks, networks_of, pod_networks};
+use crate::cluster::Definitions;
 use crate::cni::{Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, at_most};
 use crate::networks::{PodNetwork, PodNetworks, Selection};
 use crate::plugin::evaluation::is_agent;
@@ -82,35 +81,6 @@ impl AddPlan {
         let evaluated = evaluated(conf, attached, may_have_sidecar);
         Ok(Self { invocations, selections, evaluated, selects_networks })
     }
-}
-
-/// Resolves the networks of the node agent's own pod: those that `delegates` or `clusterNetwork` give to every pod.
-/// The agent makes the API server reachable for this plugin, so the API is used only if the files do not suffice.
-fn agent_networks(call: &PrimaryCall<'_>, pod: &LazyPod<'_>) -> Result<PodNetworks, Error> {
-    call.common_networks(None).or_else(|error| match pod.cluster() {
-        Some(cluster) => call.common_networks(Some(cluster)),
-        None => Err(error),
-    })
-}
-
-/// Resolves the networks of a pod. While no source answers, the networks of a pod that selects none and has no sidecar
-/// are those of files.
-fn networks_of(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, annotated: Option<&Pod>) -> Result<PodNetworks, Error> {
-    let reports = pod.cluster().and_then(Cluster::reports);
-    let resolve =
-        |definitions| pod_networks(call.conf, call.primary, definitions, annotated, &call.request.ifname, reports);
-    let definitions = pod.cluster().map(|cluster| cluster as &dyn Definitions);
-    let Some(cluster) = definitions.filter(|_| pod.needs_only_configured_networks()) else {
-        return resolve(definitions);
-    };
-    let files = OptionalDefinitions::of(cluster);
-    resolve(Some(&files)).map_err(|error| match files.failure() {
-        Some(failure) => {
-            let msg = format!("networks of pod {}: {}", call.request.about, failure.msg);
-            Error { msg, ..failure.clone() }.with_details(format!("{}; {error}", failure.details))
-        }
-        None => error,
-    })
 }
 
 /// How a network is run.

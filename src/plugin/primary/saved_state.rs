@@ -1,7 +1,7 @@
 //! The saved state of a pod in `cniDir`, kept until DEL. With it, DEL, CHECK and GC need neither the cluster nor the
 //! current configuration.
 
-use super::call::PrimaryCall;
+use super::PrimaryCall;
 use super::invocation::Invocation;
 use crate::cni::{Code, Error};
 use crate::delegate::Call;
@@ -20,7 +20,6 @@ pub(crate) struct SavedState {
     #[serde(default, rename = "netns")]
     netns_path: PathBuf,
     /// The identity of the pod's network namespace.
-    #[serde(rename = "sandbox")]
     netns_id: Option<NetnsId>,
     /// In the order of ADD: the default network, the other networks, the chained plugins. Every version writes them: a
     /// default would hide damage.

@@ -1,4 +1,4 @@
-//! What a call changes in the desired state of a container's attachments, and how policies are adapted to the network
+//! What a call changes in the desired state of a pod sandbox's attachments, and how policies are adapted to the network
 //! namespace.
 
 use crate::cni::{Code, Error, LIST_ITEMS, RuleFormatSetting, at_most};
@@ -10,7 +10,7 @@ use crate::policy::{Interception, Policy, Redirect};
 use crate::state::Attachment;
 use std::collections::HashSet;
 
-/// What a call changes in the desired state of the container.
+/// What a call changes in the desired state of the pod sandbox.
 #[derive(Debug, Clone)]
 pub(in crate::plugin) enum Operation {
     /// ADD: replaces the policy of one attachment, with a setting for the rule format and the inputs to save.

@@ -1,15 +1,16 @@
 //! Faults of the peers of the agent as a program: its API server and its clients. The plugin has another way to the API
 //! server, so that its calls succeed; the agent recovers when its peer does.
 
-use super::case::{Case, Row, case, run};
-use super::healthy;
-use super::scene::{Mode, Scene, TOKEN, works};
-use super::server::{Connection, Request, Server, response, status};
+use super::expected::{TOKEN, works};
+use super::server::{Connection, Request, Script, Server, healthy, kubeconfig, namespace, pod, response, status};
+use super::{try_all, with_sources};
+use crate::call::{Answer, Call, ended};
+use crate::subject::{Mode, Subject, Verb};
 use crate::support::agent_process::{Agent, SETTLED};
 use crate::support::server::takes;
-use crate::table::is_complete;
+use crate::table::{Table, is_complete};
 use nix::sys::signal::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+const MODES: [(Mode, &str); 1] = [(Mode::Redirect, "nftables")];
 /// How long a test waits for a condition.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// The memory that the agent may use, in KiB: a page of a list is at most 64 MiB.
@@ -53,11 +55,9 @@ fn chunk(line: &str) -> String {
 fn list(line: &str) -> Option<Vec<u8>> {
     let path = line.split([' ', '?']).nth(1)?;
     let (items, version) = match path {
-        "/api/v1/pods" => (json!([healthy::pod()]), "v1"),
-        "/api/v1/namespaces" => (json!([healthy::namespace()]), "v1"),
-        "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions" => {
-            (json!([healthy::definition()]), "k8s.cni.cncf.io/v1")
-        }
+        "/api/v1/pods" => (json!([pod()]), "v1"),
+        "/api/v1/namespaces" => (json!([namespace()]), "v1"),
+        "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions" => (json!([]), "k8s.cni.cncf.io/v1"),
         _ => return None,
     };
     let metadata = json!({"resourceVersion": "7"});
@@ -77,7 +77,7 @@ fn serve(connection: &mut Connection, reaction: &Reaction, healed: &AtomicBool) 
                 false
             }
             Some(list) => connection.send(&list),
-            None => connection.send(&super::server::healthy(&request.line)),
+            None => connection.send(&healthy(&request.line)),
         };
         if !continues {
             return;
@@ -109,100 +109,80 @@ fn watch_sends(lines: &'static [&'static str]) -> Reaction {
 }
 
 /// Faults, with what the agent logs.
-fn faults() -> Vec<(&'static str, &'static str, Reaction)> {
+fn faults() -> Vec<(String, (&'static str, Reaction))> {
+    const LATE: &str = "can't watch pods";
     let sized = |size: usize| format!("{{\"items\":[{}", " ".repeat(size)).into_bytes();
-    let large_event: Reaction = watches(|connection, _| {
-        let part = chunk(&"x".repeat(1 << 20));
-        connection.send(STREAM.as_bytes()) && (0..50).all(|_| connection.send(part.as_bytes()))
+    let resets: Reaction = Arc::new(|connection, _, _| {
+        connection.reset();
+        false
     });
-    vec![
+    let echoes: Reaction = Arc::new(|connection, request, _| connection.send(&status(500, "", &request.authorization)));
+    let starts_and = |react: fn(&mut Connection, &AtomicBool) -> bool| {
+        watches(move |connection, healed| connection.send(STREAM.as_bytes()) && react(connection, healed))
+    };
+    let resets_watches = starts_and(|connection, _| {
+        connection.reset();
+        false
+    });
+    let large_event = starts_and(|connection, _| {
+        let part = chunk(&"x".repeat(1 << 20));
+        (0..50).all(|_| connection.send(part.as_bytes()))
+    });
+    let expired = watch_sends(&[
+        r#"{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired","message":"too old"}}"#,
+    ]);
+    let bookmarks = watch_sends(&[
+        r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"9"}}}"#,
+    ]);
+    let redirect = response(302, "Location: http://127.0.0.1:1/\r\n", b"");
+    let faults: [(&str, &str, Reaction); 18] = [
         ("hangs", "", Arc::new(|connection, _, healed| hangs(connection, healed))),
-        ("closes each connection", "can't watch pods", Arc::new(|_, _, _| false)),
-        (
-            "resets each connection",
-            "can't watch pods",
-            Arc::new(|connection, _, _| {
-                connection.reset();
-                false
-            }),
-        ),
-        ("answers 500", "can't watch pods", all(status(500, "", "broken"))),
-        ("answers 429 with Retry-After: 3600", "can't watch pods", all(status(429, "Retry-After: 3600\r\n", "later"))),
-        ("answers 401", "can't watch pods", all(status(401, "", "Unauthorized"))),
-        ("answers 403", "can't watch pods", all(status(403, "", "forbidden"))),
+        ("closes each connection", LATE, Arc::new(|_, _, _| false)),
+        ("resets each connection", LATE, resets),
+        ("answers 500", LATE, all(status(500, "", "broken"))),
+        ("answers 429 with Retry-After: 3600", LATE, all(status(429, "Retry-After: 3600\r\n", "later"))),
+        ("answers 401", LATE, all(status(401, "", "Unauthorized"))),
+        ("answers 403", LATE, all(status(403, "", "forbidden"))),
         ("answers 404", "has no pods", all(status(404, "", "not found"))),
-        ("answers 410", "can't watch pods", all(status(410, "", "too old"))),
-        ("redirects to another host", "can't watch pods", all(response(302, "Location: http://127.0.0.1:1/\r\n", b""))),
-        ("answers with HTML", "can't watch pods", all(response(200, "", b"<html>"))),
-        (
-            "answers with a list of 70 MB",
-            "expected a page of at most 67108864 bytes",
-            all(response(200, "", &sized(70_000_000))),
-        ),
-        (
-            "answers with the token",
-            "(redacted)",
-            Arc::new(|connection, request, _| connection.send(&status(500, "", &request.authorization))),
-        ),
-        (
-            "hangs in watches",
-            "watching pods",
-            watches(|connection, healed| {
-                connection.send(STREAM.as_bytes());
-                hangs(connection, healed)
-            }),
-        ),
-        (
-            "resets watches",
-            "can't watch pods",
-            watches(|connection, _| {
-                connection.send(STREAM.as_bytes());
-                connection.reset();
-                false
-            }),
-        ),
-        ("ends watches at once", "watching pods", watch_sends(&[])),
-        ("sends garbage on watches", "watching pods", watch_sends(&["garbage", "[]", "{\"type\":\"ADDED\"}"])),
-        (
-            "sends 410 on watches",
-            "watching pods",
-            watch_sends(&[
-                "{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"code\":410,\"reason\":\"Expired\",\"message\":\"too old\"}}",
-            ]),
-        ),
-        (
-            "sends only bookmarks",
-            "watching pods",
-            watch_sends(&[
-                "{\"type\":\"BOOKMARK\",\"object\":{\"kind\":\"Pod\",\"apiVersion\":\"v1\",\"metadata\":{\"resourceVersion\":\"9\"}}}",
-            ]),
-        ),
+        ("answers 410", LATE, all(status(410, "", "too old"))),
+        ("redirects to another host", LATE, all(redirect)),
+        ("answers with HTML", LATE, all(response(200, "", b"<html>"))),
+        ("sends a list of 70 MB", "page of at most 67108864 bytes", all(response(200, "", &sized(70_000_000)))),
+        ("answers with the token", "(redacted)", echoes),
+        ("resets watches", LATE, resets_watches),
+        ("sends garbage on watches", "watching pods", watch_sends(&["garbage", "[]", r#"{"type":"ADDED"}"#])),
+        ("sends 410 on watches", "watching pods", expired),
+        ("sends only bookmarks", "watching pods", bookmarks),
         ("sends an event of 50 MB", "watching pods", large_event),
-    ]
+    ];
+    faults.map(|(name, logged, reaction)| (format!("agent's API server: {name}"), (logged, reaction))).into()
 }
 
 /// A running agent with its API server.
 struct Running {
     agent: Agent,
-    server: Server,
     healed: Arc<AtomicBool>,
     descriptors: usize,
 }
 
 impl Running {
-    fn start(scene: &Scene, reaction: Reaction, healed: bool, logged: &str) -> Self {
+    fn start(subject: &Subject, reaction: Reaction, healed: bool, logged: &str) -> Self {
         let healed = Arc::new(AtomicBool::new(healed));
         let flag = Arc::clone(&healed);
         let script = move |connection: &mut Connection| serve(connection, &reaction, &flag);
-        let server = Server::start(Arc::new(script));
-        let node = scene.root.join("node");
+        Self::with(subject, Arc::new(script), healed, logged)
+    }
+
+    fn with(subject: &Subject, script: Script, healed: Arc<AtomicBool>, logged: &str) -> Self {
+        let server = Server::start(script);
+        let node = subject.directory().join("node");
         for directory in ["sa", "etc/cni/net.d"] {
             fs::create_dir_all(node.join(directory)).expect("made");
         }
         let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
         fs::write(node.join("sa/ca.crt"), authority.cert.pem()).expect("written");
         fs::write(node.join("sa/token"), TOKEN).expect("written");
-        let running = Self { agent: agent(scene, &server), server, healed, descriptors: 0 };
+        let running = Self { agent: agent(subject, &server), healed, descriptors: 0 };
         running.agent.wait_for_logs(&["serving the plugin's", SETTLED, logged]);
         Self { descriptors: running.descriptors(), ..running }
     }
@@ -239,9 +219,13 @@ impl Running {
     }
 }
 
-/// Starts an agent for the node of the scene.
-fn agent(scene: &Scene, server: &Server) -> Agent {
-    let node = scene.root.join("node").display().to_string();
+fn socket(subject: &Subject) -> PathBuf {
+    subject.directory().join("node/run/detour/agent.sock")
+}
+
+/// Starts an agent for the node of the subject.
+fn agent(subject: &Subject, server: &Server) -> Agent {
+    let node = subject.directory().join("node").display().to_string();
     let arguments = [
         "agent".to_owned(),
         "--platform=openshift".to_owned(),
@@ -255,148 +239,129 @@ fn agent(scene: &Scene, server: &Server) -> Agent {
     Agent::spawn("agent", &arguments)
 }
 
-fn socket(scene: &Scene) -> PathBuf {
-    scene.root.join("node/run/detour/agent.sock")
-}
-
-/// Returns a configuration with the agent and perhaps another way to the API server.
-fn conf(scene: &Scene, with_api: bool, timeout: u64) -> Value {
-    let mut kubernetes = json!({"agent_socket": socket(scene), "timeout_seconds": timeout});
-    if with_api {
-        kubernetes["kubeconfig"] = json!(scene.root.join("kubeconfig"));
-    }
-    scene.conf(Mode::Attachment, &kubernetes)
-}
-
-/// Calls the plugin until the agent alone answers; returns the time.
-fn recovers(scene: &Scene) -> Option<Duration> {
-    let started = Instant::now();
+/// Calls the plugin until the agent alone answers.
+fn recovers(subject: &Subject) -> Result<(), String> {
+    let (started, expected) = (Instant::now(), works());
     while started.elapsed() < DEADLINE {
-        let conf = conf(scene, false, 1);
-        let is_done = scene.call("ADD", Mode::Attachment, &conf).is_done();
-        scene.done("DEL", Mode::Attachment, &conf);
-        if is_done {
-            return Some(started.elapsed());
+        let call = with_sources(subject.call(Verb::Add), json!({"agent_socket": socket(subject)}), &expected);
+        let ended = call.run();
+        subject.done(Verb::Del);
+        if ended.answer == Answer::Done {
+            return Ok(());
         }
     }
-    None
+    Err("the agent does not recover".to_owned())
 }
 
-fn attempt(scene: &mut Scene, logged: &str, reaction: &Reaction, usable: &Server) {
-    scene.kubeconfig(&usable.url());
-    let running = Running::start(scene, Arc::clone(reaction), false, logged);
-    let conf = conf(scene, true, 2);
-    scene.expect("ADD", Mode::Attachment, &conf, &works().within(Duration::from_secs(2)));
-    scene.expect("DEL", Mode::Attachment, &conf, &works());
-    running.healed.store(true, Ordering::SeqCst);
-    let recovered = recovers(scene);
-    let mut problems = running.problems(MAX_LINES);
-    problems.extend(recovered.is_none().then(|| format!("the agent does not recover: {:#?}", running.agent.log())));
-    let fault = scene.fault.clone();
-    scene.rows.push(Row::other(&fault, "the agent afterwards", 0, "", recovered.unwrap_or_default(), problems));
+fn attempt(name: &str, (logged, reaction): &(&str, Reaction), usable: &str, subject: &Subject, table: &mut Table) {
+    let path = kubeconfig(subject.directory(), &json!({"server": usable}));
+    let expected = works().within(2);
+    let kubernetes = json!({"agent_socket": socket(subject), "kubeconfig": path});
+    let running = Running::start(subject, Arc::clone(reaction), false, logged);
+    let make = |call: Call| with_sources(call, kubernetes, &expected).run();
+    subject.attempt(table, Verb::Add, (name, ""), make, |ended| {
+        expected.check(ended)?;
+        subject.done(Verb::Del);
+        running.healed.store(true, Ordering::SeqCst);
+        recovers(subject)?;
+        let problems = running.problems(MAX_LINES);
+        if problems.is_empty() { Ok(()) } else { Err(format!("{problems:?}: {:#?}", running.agent.log())) }
+    });
+    drop(running);
+    fs::remove_dir_all(subject.directory().join("node")).expect("removed");
 }
 
 #[test]
 fn an_agent_survives_each_fault_of_its_api_server() {
-    let usable = Server::healthy();
-    let of = |(name, logged, reaction): (&'static str, &'static str, Reaction)| {
-        let usable = &usable;
-        let name = format!("agent's API server: {name}");
-        case(&name, move |name| Scene::run(name, |scene| attempt(scene, logged, &reaction, usable)))
-    };
-    run("agent", &faults().into_iter().map(of).collect::<Vec<Case<'_>>>());
+    let url = Server::healthy().url();
+    try_all("agent", &MODES, &faults(), |name, fault, subject, table| attempt(name, fault, &url, subject, table));
 }
 
 /// Connects clients that send these bytes and nothing more.
-fn clients(scene: &Scene, count: usize, bytes: &[u8]) -> Vec<UnixStream> {
+fn clients(socket: &PathBuf, bytes: &[u8]) -> Vec<UnixStream> {
     let connect = |_| {
-        let mut stream = UnixStream::connect(socket(scene)).ok()?;
+        let mut stream = UnixStream::connect(socket).ok()?;
         // The agent may have closed the connection of an earlier client.
         let _ = stream.write_all(bytes);
         Some(stream)
     };
-    (0..count).filter_map(connect).collect()
+    (0..CLIENTS).filter_map(connect).collect()
 }
 
 #[test]
 fn an_agent_serves_the_plugin_beside_many_faulty_clients() {
-    let inputs: [(&str, Vec<u8>); 5] = [
-        ("silent", Vec::new()),
-        ("with garbage", b"\xff\0GET / HTTP/1.1\r\n\r\n\n".to_vec()),
-        ("with half a request", b"{\"wait_ms\": 1000, \"ask\": {\"about\"".to_vec()),
-        ("with 1 MiB", vec![b'x'; 1 << 20]),
-        ("that do not read the answer", b"{\"wait_ms\": 1000, \"ask\": {\"about\": \"probe\"}}\n".to_vec()),
+    let inputs: [(&str, &[u8]); 5] = [
+        ("with half a request", b"{\"wait_ms\": 1000, \"ask\": {\"about\""),
+        ("silent", b""),
+        ("with garbage", b"\xff\0GET / HTTP/1.1\r\n\r\n\n"),
+        ("with 1 MiB", &[b'x'; 1 << 20]),
+        ("that do not read the answer", b"{\"wait_ms\": 1000, \"ask\": {\"about\": \"probe\"}}\n"),
     ];
-    let of = |(name, bytes): (&str, Vec<u8>)| {
-        case(&format!("agent's socket: {CLIENTS} clients {name}"), move |name| {
-            Scene::run(name, |scene| {
-                let running = Running::start(scene, all(Vec::new()), true, "watching pods");
-                let conf = conf(scene, false, 10);
-                std::thread::scope(|scope| {
-                    let shared = &*scene;
-                    let others = scope.spawn(|| clients(shared, CLIENTS, &bytes));
-                    shared.done("ADD", Mode::Attachment, &conf);
-                    shared.done("DEL", Mode::Attachment, &conf);
-                    others.join().expect("no panic")
-                });
-                scene.expect("ADD", Mode::Attachment, &conf, &works());
-                scene.expect("DEL", Mode::Attachment, &conf, &works());
-                // A malformed request of root is one line.
-                let problems = running.problems(MAX_LINES + CLIENTS);
-                let fault = scene.fault.clone();
-                scene.rows.push(Row::other(&fault, "the agent afterwards", 0, "", Duration::ZERO, problems));
-            })
-        })
-    };
     let count = if is_complete() { inputs.len() } else { 1 };
-    run("agent", &inputs.into_iter().take(count).map(of).collect::<Vec<Case<'_>>>());
+    let faults = inputs.map(|(name, bytes)| (format!("agent's socket: {CLIENTS} clients {name}"), bytes));
+    try_all("agent", &MODES, &faults[..count], |name, bytes, subject, table| {
+        let running = Running::start(subject, all(Vec::new()), true, "watching pods");
+        let (socket, expected) = (socket(subject), works().within(10));
+        let make = |call: Call| {
+            let call = with_sources(call, json!({"agent_socket": socket}), &expected);
+            std::thread::scope(|scope| {
+                let others = scope.spawn(|| clients(&socket, bytes));
+                let ended = call.run();
+                others.join().expect("no panic");
+                ended
+            })
+        };
+        subject.attempt(table, Verb::Add, (name, ""), make, |ended| {
+            expected.check(ended)?;
+            // A malformed request of root is one line.
+            let problems = running.problems(MAX_LINES + CLIENTS);
+            if problems.is_empty() { Ok(()) } else { Err(format!("{problems:?}")) }
+        });
+        drop(running);
+        fs::remove_dir_all(subject.directory().join("node")).expect("removed");
+    });
 }
 
 /// The agent waits for the API server when it is killed; the plugin asks that server itself.
 #[test]
 fn a_call_survives_the_end_of_the_agent() {
     let usable = Server::healthy();
-    let of = |signal: Signal| {
-        let usable = &usable;
-        case(&format!("agent: {signal} while a call waits"), move |name| {
-            Scene::run(name, |scene| {
-                scene.kubeconfig(&usable.url());
-                // A list without the pod: the agent asks for it, and gets no answer.
-                let is_asked = Arc::new(AtomicBool::new(false));
-                let flag = Arc::clone(&is_asked);
-                let script = move |connection: &mut Connection| {
-                    while let Some(request) = connection.request() {
-                        if request.line.contains("/pods/web-0") {
-                            flag.store(true, Ordering::SeqCst);
-                            return connection.hang();
-                        }
-                        if is_watch(&request) {
-                            connection.send(STREAM.as_bytes());
-                            return connection.hang();
-                        }
-                        let empty = json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "7"}, "items": []});
-                        connection.send(&response(200, "", empty.to_string().as_bytes()));
-                    }
-                };
-                let first = Running::start(scene, all(Vec::new()), true, "watching pods");
-                let second = Server::start(Arc::new(script));
-                first.agent.end(Signal::SIGTERM);
-                let agent = agent(scene, &second);
-                agent.wait_for_logs(&["watching pods", "serving the plugin's", SETTLED]);
-                let conf = conf(scene, true, 10);
-                let started = Instant::now();
-                let child = scene.start("ADD", Mode::Attachment, &conf);
-                while !is_asked.load(Ordering::SeqCst) {
-                    assert!(started.elapsed() < DEADLINE, "the agent does not ask");
-                    takes(Duration::from_millis(5));
+    let signals =
+        [Signal::SIGKILL, Signal::SIGTERM].map(|signal| (format!("agent: {signal} while a call waits"), signal));
+    try_all("agent", &MODES, &signals, |name, signal, subject, table| {
+        let path = kubeconfig(subject.directory(), &json!({"server": usable.url()}));
+        // Lists without the pod: the agent asks for it, and gets no answer.
+        let is_asked = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&is_asked);
+        let script: Script = Arc::new(move |connection: &mut Connection| {
+            while let Some(request) = connection.request() {
+                if request.line.contains("/pods/web-0") {
+                    flag.store(true, Ordering::SeqCst);
+                    return connection.hang();
                 }
-                agent.end(signal);
-                let called = super::scene::ended(child, started);
-                scene.judge("ADD", Mode::Attachment, &called, &works().within(Duration::from_secs(5)));
-                scene.expect("DEL", Mode::Attachment, &conf, &works());
-                drop(first.server);
-            })
-        })
-    };
-    run("agent", &[of(Signal::SIGKILL), of(Signal::SIGTERM)]);
+                if is_watch(&request) {
+                    connection.send(STREAM.as_bytes());
+                    return connection.hang();
+                }
+                let metadata = json!({"resourceVersion": "7"});
+                let empty = json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": []});
+                connection.send(&response(200, "", empty.to_string().as_bytes()));
+            }
+        });
+        let Running { agent, .. } = Running::with(subject, script, Arc::default(), "watching pods");
+        let expected = works().within(10);
+        let kubernetes = json!({"agent_socket": socket(subject), "kubeconfig": path});
+        let make = |call: Call| {
+            let started = Instant::now();
+            let child = with_sources(call, kubernetes, &expected).start();
+            while !is_asked.load(Ordering::SeqCst) {
+                assert!(started.elapsed() < DEADLINE, "the agent does not ask");
+                takes(Duration::from_millis(5));
+            }
+            agent.end(*signal);
+            ended(child, DEADLINE)
+        };
+        subject.attempt(table, Verb::Add, (name, ""), make, |ended| expected.check(ended));
+        fs::remove_dir_all(subject.directory().join("node")).expect("removed");
+    });
 }

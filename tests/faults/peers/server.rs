@@ -1,11 +1,15 @@
 //! An API server whose connections are scripts: it can stop, reset or send anything at each byte.
 
-use super::healthy;
+use super::expected::TOKEN;
+use crate::subject::FACTS;
 use nix::libc;
 use nix::sys::socket::{Backlog, listen, setsockopt, sockopt};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use serde_json::{Value, json};
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -199,15 +203,43 @@ pub(crate) fn response(status: u16, headers: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
+/// Returns the pod of all calls, with a UID.
+pub(crate) fn pod() -> Value {
+    let mut pod: Value = serde_saphyr::from_str(&FACTS.manifest()).expect("YAML");
+    pod["metadata"]["uid"] = "uid-1".into();
+    pod
+}
+
+pub(crate) fn namespace() -> Value {
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}})
+}
+
 /// Returns the response of a healthy server.
 pub(crate) fn healthy(line: &str) -> Vec<u8> {
-    let (status, body) = healthy::answer(line);
-    response(status, "content-type: application/json\r\n", body.to_string().as_bytes())
+    let (code, body) = match line.split(' ').collect::<Vec<_>>()[..] {
+        ["GET", "/api/v1/namespaces/shop/pods/web-0", ..] => (200, pod()),
+        ["GET", "/api/v1/namespaces/shop", ..] => (200, namespace()),
+        ["PATCH" | "POST", ..] => (200, json!({})),
+        _ => return status(404, "", "no such thing"),
+    };
+    response(code, "content-type: application/json\r\n", body.to_string().as_bytes())
+}
+
+/// Writes a kubeconfig with the token of all requests; returns its path.
+pub(crate) fn kubeconfig(directory: &Path, cluster: &Value) -> PathBuf {
+    let path = directory.join("kubeconfig");
+    let text = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": cluster}], "users": [{"name": "u", "user": {"token": TOKEN}}],
+    });
+    fs::write(&path, text.to_string()).expect("writable");
+    path
 }
 
 /// Returns a response with a `Status`, as the API server refuses a request.
 pub(crate) fn status(code: u16, headers: &str, message: &str) -> Vec<u8> {
-    let body = serde_json::json!({
+    let body = json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code,
     });
     response(code, headers, body.to_string().as_bytes())

@@ -222,7 +222,7 @@ fn the_network_namespace_of_another_pod_is_not_changed() {
     world.add(&exclude_1337(&states[0]));
     let text = std::fs::read_to_string(record(&world)).expect("readable");
     let mut changed: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    changed["sandbox"]["inode"] = json!(changed["sandbox"]["inode"].as_u64().expect("a number") + 1);
+    changed["netns_id"]["inode"] = json!(changed["netns_id"]["inode"].as_u64().expect("a number") + 1);
     std::fs::write(record(&world), changed.to_string()).expect("writable");
     let before = snapshot(&world);
     let error = follow(&world, &states[1]).expect_err("another network namespace");

@@ -1,0 +1,188 @@
+//! One element of an annotation that selects networks: its fields, whichever form it was written in.
+
+use super::selection::Selection;
+use crate::cni::{
+    Code, Error, LIST_ITEMS, at_most, check_interface_name, excerpt, is_dns_label, is_dns_subdomain, wrong_type,
+};
+use ipnet::IpNet;
+use serde_json::{Map, Value};
+use std::net::IpAddr;
+
+/// The names that [`is_dns_subdomain`] accepts.
+const ACCEPTED_NAME: &str = "lower-case letters, digits, - and ., at most 253 (an RFC 1123 subdomain)";
+/// The names that [`is_dns_label`] accepts.
+const ACCEPTED_NAMESPACE: &str = "lower-case letters, digits and -, at most 63 (an RFC 1123 label)";
+const ACCEPTED_HARDWARE_ADDRESS: &str = "a hardware address such as 02:00:00:00:00:01";
+const ACCEPTED_STRING: &str = "a string";
+
+/// The fields of an element. ovn-kubernetes reads the last one from the annotation itself.
+pub(super) const ACCEPTED_FIELDS: &str = "name, namespace, interface, interfaceRequest, ips, mac, infiniband-guid, \
+    portMappings, bandwidth, deviceID, cni-args, default-route, ipam-claim-reference";
+
+/// An element of an annotation.
+pub(super) struct Element {
+    /// Annotation, pod, number and character, for messages.
+    pub(super) place: String,
+    pub(super) fields: Map<String, Value>,
+}
+
+/// A field that is set.
+struct Field<'a> {
+    value: &'a Value,
+    /// Element and field, for messages.
+    place: String,
+}
+
+impl Element {
+    /// Returns the names of fields that are ignored.
+    pub(super) fn unknown_fields(&self) -> impl Iterator<Item = &str> {
+        let is_known = |key: &str| ACCEPTED_FIELDS.split(", ").any(|field| field.eq_ignore_ascii_case(key));
+        self.fields.keys().map(String::as_str).filter(move |key| !is_known(key))
+    }
+
+    /// Returns the selection of a network; `namespace` is the default.
+    pub(super) fn selection(&self, namespace: &str) -> Result<Selection, Error> {
+        let name = self.field("name").ok_or_else(|| {
+            Error::new(Code::InvalidConfig, format!("{}: name: missing; expected {ACCEPTED_NAME}", self.place))
+        })?;
+        let interface = match self.text("interface", ACCEPTED_STRING, |_| true)? {
+            None => self.text("interfaceRequest", ACCEPTED_STRING, |_| true)?,
+            set => set,
+        };
+        let owned = |field: Option<Field<'_>>| field.and_then(|field| field.value.as_str()).map(str::to_owned);
+        let port_mappings = self.field("portMappings").map(|field| field.port_mappings()).transpose()?;
+        let cni_args = self.field("cni-args").map(|field| field.object().cloned()).transpose()?;
+        Ok(Selection {
+            place: self.place.clone(),
+            namespace: owned(self.text("namespace", ACCEPTED_NAMESPACE, is_dns_label)?)
+                .unwrap_or_else(|| namespace.to_owned()),
+            name: name.string(ACCEPTED_NAME, is_dns_subdomain)?.to_owned(),
+            interface: interface.map(|field| field.interface()).transpose()?,
+            ips: self.strings("ips", "an address such as 10.0.0.9 or 10.0.0.9/24", is_ip)?.unwrap_or_default(),
+            mac: owned(self.text("mac", ACCEPTED_HARDWARE_ADDRESS, is_hardware_address)?),
+            infiniband_guid: owned(self.text("infiniband-guid", ACCEPTED_HARDWARE_ADDRESS, is_hardware_address)?),
+            port_mappings: port_mappings.unwrap_or_default(),
+            bandwidth: self.field("bandwidth").map(|field| field.bandwidth()).transpose()?,
+            device_id: owned(self.text("deviceID", ACCEPTED_STRING, |_| true)?),
+            cni_args: cni_args.unwrap_or_default(),
+            default_route: self.default_route()?,
+        })
+    }
+
+    /// Returns a field that is set and not `null`. As Go's JSON, which Multus uses: a name in the right case takes
+    /// precedence over other cases.
+    fn field(&self, name: &str) -> Option<Field<'_>> {
+        let in_other_case =
+            || self.fields.iter().rfind(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value);
+        let value = self.fields.get(name).or_else(in_other_case).filter(|value| !value.is_null())?;
+        Some(Field { value, place: format!("{}: {name}", self.place) })
+    }
+
+    /// Returns a string that is not empty and valid.
+    fn text(&self, name: &str, accepted: &str, is_valid: fn(&str) -> bool) -> Result<Option<Field<'_>>, Error> {
+        let Some(field) = self.field(name).filter(|field| field.value != "") else { return Ok(None) };
+        field.string(accepted, is_valid)?;
+        Ok(Some(field))
+    }
+
+    /// Returns an array of valid strings.
+    fn strings(&self, name: &str, accepted: &str, is_valid: fn(&str) -> bool) -> Result<Option<Vec<String>>, Error> {
+        let Some(field) = self.field(name) else { return Ok(None) };
+        let items = field.array()?.map(|item| item.string(accepted, is_valid).map(str::to_owned));
+        items.collect::<Result<_, _>>().map(Some)
+    }
+
+    fn default_route(&self) -> Result<Option<Vec<IpAddr>>, Error> {
+        let texts = self.strings("default-route", "an IPv4 or IPv6 address", |text| text.parse::<IpAddr>().is_ok())?;
+        // As in Multus (Go's net.IP.To4), an IPv4-mapped IPv6 address is an IPv4 gateway.
+        let gateways = |texts: Vec<String>| {
+            texts.iter().filter_map(|text| text.parse().ok()).map(|gateway: IpAddr| gateway.to_canonical()).collect()
+        };
+        Ok(texts.map(gateways))
+    }
+}
+
+impl<'a> Field<'a> {
+    fn reject(&self, accepted: &str) -> Error {
+        wrong_type(&self.place, self.value, accepted)
+    }
+
+    fn string(&self, accepted: &str, is_valid: fn(&str) -> bool) -> Result<&'a str, Error> {
+        self.value.as_str().filter(|text| is_valid(text)).ok_or_else(|| self.reject(accepted))
+    }
+
+    fn array(&self) -> Result<impl Iterator<Item = Field<'a>>, Error> {
+        let items = self.value.as_array().ok_or_else(|| self.reject("an array"))?;
+        at_most(LIST_ITEMS, "items", &self.place, items.len())?;
+        let place = self.place.clone();
+        Ok(items.iter().enumerate().map(move |(i, value)| Field { value, place: format!("{place}[{i}]") }))
+    }
+
+    fn object(&self) -> Result<&'a Map<String, Value>, Error> {
+        self.value.as_object().ok_or_else(|| self.reject("an object"))
+    }
+
+    fn interface(&self) -> Result<String, Error> {
+        let name = self.string(ACCEPTED_STRING, |_| true)?;
+        let rejected = |error| Error::new(Code::InvalidConfig, format!("{}: {:?}: {error}", self.place, excerpt(name)));
+        check_interface_name(name).map(|()| name.to_owned()).map_err(rejected)
+    }
+
+    /// Returns a member of this object that is set and not `null`.
+    fn member(&self, object: &'a Map<String, Value>, name: &str) -> Option<Self> {
+        let value = object.get(name).filter(|value| !value.is_null())?;
+        Some(Field { value, place: format!("{}.{name}", self.place) })
+    }
+
+    /// Checks what the plugin `portmap` accepts (containernetworking/plugins, `plugins/meta/portmap`).
+    fn port_mappings(&self) -> Result<Vec<Value>, Error> {
+        let mapping = |field: Field<'a>| {
+            let object = field.object()?;
+            for key in ["hostPort", "containerPort"] {
+                let Some(port) = field.member(object, key) else {
+                    return Err(field.reject("an object with hostPort and containerPort"));
+                };
+                if !port.value.as_u64().is_some_and(|port| (1..=u64::from(u16::MAX)).contains(&port)) {
+                    return Err(port.reject("a port, 1 to 65535"));
+                }
+            }
+            for key in ["protocol", "hostIP"] {
+                if let Some(text) = field.member(object, key) {
+                    text.string("a string", |_| true)?;
+                }
+            }
+            Ok(field.value.clone())
+        };
+        self.array()?.map(mapping).collect()
+    }
+
+    fn bandwidth(&self) -> Result<Value, Error> {
+        let object = self.object()?;
+        for key in ["ingressRate", "ingressBurst", "egressRate", "egressBurst"] {
+            if let Some(rate) = self.member(object, key).filter(|rate| !rate.value.is_u64()) {
+                return Err(rate.reject("a whole number of bits, or bits per second"));
+            }
+        }
+        Ok(self.value.clone())
+    }
+}
+
+fn is_ip(text: &str) -> bool {
+    text.parse::<IpAddr>().is_ok() || text.parse::<IpNet>().is_ok()
+}
+
+/// Lengths of hardware addresses in octets: EUI-48, EUI-64, IP over InfiniBand (Go's `net.ParseMAC`, which Multus uses).
+const OCTETS: [usize; 3] = [6, 8, 20];
+
+/// Returns whether `text` is a hexadecimal address in groups of two digits with `:` or `-`, or of four with dots.
+pub(super) fn is_hardware_address(text: &str) -> bool {
+    let grouped = |separator: char, octets: usize| {
+        let mut groups = 0;
+        let valid = text.split(separator).all(|group| {
+            groups += 1;
+            group.len() == 2 * octets && group.bytes().all(|byte| byte.is_ascii_hexdigit())
+        });
+        valid && OCTETS.contains(&(groups * octets))
+    };
+    grouped(':', 1) || grouped('-', 1) || grouped('.', 2)
+}
