@@ -15,10 +15,9 @@ use std::time::{Duration, Instant};
 
 /// The niceness of the thread (sched(7)).
 const NICENESS: i32 = 10;
-/// The pause after a report that the API server did not accept.
+/// The pause after a report that the API server did not accept: of all reports if it did not answer, of conditions if it
+/// refused one. It refuses everything while it loads its roles.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
-/// The pause after a condition that the API server refused. It refuses everything while it loads its roles.
-const REFUSED_DELAY: Duration = Duration::from_secs(30);
 
 /// The reports that wait for the API server. The thread ends with the last clone.
 #[derive(Debug, Clone)]
@@ -61,7 +60,7 @@ impl PodReports {
             if let Err(error) = setpriority_process(None, NICENESS) {
                 tracing::debug!("can't lower the priority of the thread for reports: {error}");
             }
-            shared.write_all(&mut write, RETRY_DELAY, REFUSED_DELAY);
+            shared.write_all(&mut write, RETRY_DELAY);
         };
         thread::Builder::new().name("pod-reports".into()).spawn(work)?;
         Ok(reports)
@@ -113,41 +112,33 @@ impl Shared {
 
     /// Writes reports until the queue ends. While the API server does not answer, they wait. `write` gets `None` when no
     /// report follows at once.
-    fn write_all(
-        &self,
-        write: &mut dyn FnMut(Option<&Report>) -> Result<(), Error>,
-        retry_delay: Duration,
-        refused_delay: Duration,
-    ) {
+    fn write_all(&self, write: &mut dyn FnMut(Option<&Report>) -> Result<(), Error>, retry_delay: Duration) {
         let mut logged = [None, None];
         loop {
             let Some(report) = self.wait() else { return };
             let result = write(Some(&report));
             log(&report, result.as_ref().err(), &mut logged);
             let code = result.err().map(|error| error.code);
-            if code != Some(Code::TryAgain) {
-                self.queue().record(&report, Instant::now());
+            let is_unavailable = code == Some(Code::TryAgain);
+            let mut queue = self.queue();
+            if !is_unavailable {
+                queue.record(&report, Instant::now());
             }
-            let unavailable = match (code, &report) {
-                (Some(Code::TryAgain), _) => Some(report),
-                (Some(Code::Forbidden), _) => {
-                    self.queue().keep_refused(report, Instant::now() + refused_delay);
-                    None
-                }
-                (_, Report::Condition(..)) => {
-                    self.queue().retry_refused();
-                    None
-                }
-                (_, Report::Event(..)) => None,
-            };
-            if unavailable.is_some() || !self.queue().has_next(Instant::now()) {
+            let is_refused = code == Some(Code::Forbidden) && matches!(report, Report::Condition(..));
+            if is_refused {
+                queue.pause_conditions(Instant::now() + retry_delay);
+            }
+            if is_refused || is_unavailable {
+                queue.put_back(report);
+            }
+            let is_idle = is_unavailable || !queue.has_next(Instant::now());
+            drop(queue);
+            if is_idle {
                 // Can't fail.
                 let _ = write(None);
             }
-            if let Some(report) = unavailable {
-                let mut queue = self.queue();
-                queue.put_back(report);
-                drop(self.changed.wait_timeout_while(queue, retry_delay, |queue| !queue.has_ended));
+            if is_unavailable {
+                drop(self.changed.wait_timeout_while(self.queue(), retry_delay, |queue| !queue.has_ended));
             }
         }
     }
@@ -157,9 +148,6 @@ impl Shared {
         let mut queue = self.queue();
         loop {
             let now = Instant::now();
-            if queue.refused_due.is_some_and(|due| due <= now) {
-                queue.retry_refused();
-            }
             if queue.has_ended {
                 return None;
             }
@@ -167,7 +155,7 @@ impl Shared {
                 Ok(report) => return Some(report),
                 Err(later) => later,
             };
-            queue = match [later, queue.refused_due].into_iter().flatten().min() {
+            queue = match later {
                 Some(due) => {
                     let waited = self.changed.wait_timeout(queue, due.saturating_duration_since(now));
                     waited.unwrap_or_else(PoisonError::into_inner).0
@@ -237,7 +225,6 @@ mod tests {
                 written.push(text(report));
                 handle.as_ref().map_or(Ok(()), |reports| answer(written.len(), reports))
             },
-            Duration::ZERO,
             Duration::from_millis(1),
         );
         written
@@ -278,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_conditions_are_retried_one_at_a_time_until_one_is_accepted() {
+    fn refused_conditions_take_turns_until_they_are_accepted() {
         let reports = PodReports::new();
         for name in ["a", "b", "c"] {
             reports.condition(&pod(name), condition("Older"), true);
@@ -290,9 +277,17 @@ mod tests {
             }
             if number <= 5 { Err(Error::new(Code::Forbidden, "refused")) } else { Ok(()) }
         });
-        let first = ["a = Older", "b = Older", "c = Older", "b = Refused"];
-        assert_eq!(written[..4], first);
-        assert_eq!(written[4..], ["a = Older", "b = Refused", "c = Older", "a = Older"]);
+        let expected = [
+            "a = Older",
+            "b = Older",
+            "c = Older",
+            "a = Older",
+            "b = Refused",
+            "c = Older",
+            "a = Older",
+            "b = Refused",
+        ];
+        assert_eq!(written, expected);
     }
 
     #[test]

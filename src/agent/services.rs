@@ -6,10 +6,11 @@ use super::facts::{AnswerSources, Answers, SharedFacts, SyncStates, WatchScope};
 use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
-use super::pods::{NodeState, PodReconciler, PodSettings, SharedPolicies};
+use super::pods::{PodReconciler, PodSettings};
 use super::socket::{self, OpenConnections};
 use super::taint::{Taint, TaintController};
 use crate::cluster::ServiceAccount;
+use crate::cluster::agent::PoliciesReport;
 use crate::host_path::HostPath;
 use std::future::pending;
 use std::path::PathBuf;
@@ -56,7 +57,7 @@ pub(super) struct RunningServices {
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     /// Dropping it ends the reconciler of running pods.
-    node: watch::Sender<NodeState>,
+    leads: watch::Sender<bool>,
     taint: Option<TaintController>,
 }
 
@@ -80,27 +81,27 @@ impl Services {
         builder.enable_all().max_blocking_threads(MAX_API_REQUESTS).thread_keep_alive(THREAD_IDLE_TIME);
         let runtime =
             builder.build().map_err(|error| format!("can't create the event loop of the services: {error}"))?;
-        let policies = SharedPolicies::default();
+        let (policies, policies_report) = watch::channel(PoliciesReport::default());
         let sources =
-            AnswerSources { facts: facts.clone(), containers, policies: policies.clone(), states: states.clone() };
+            AnswerSources { facts: facts.clone(), containers, policies: policies_report, states: states.clone() };
         let answers = Answers::new(sources, self.account.clone(), metrics.clone());
         let (services, shared_facts, shared) = (self.clone(), facts.clone(), (states.clone(), metrics.clone()));
         let thread = thread::Builder::new().name("services".into());
         let thread = thread.spawn(move || services.run(runtime, &shared_facts, &shared, (socket, &answers), ended));
         let thread = thread.map_err(|error| format!("can't start the thread of the services: {error}"))?;
-        let (node_state, states) = watch::channel(NodeState::default());
+        let (leads, is_leading) = watch::channel(false);
         // An agent that neither repairs nor changes pods may have no access to saved state: the chart does not mount it.
         if self.pods.uses_saved_state() {
             let (account, reports) = (self.account.clone(), reports.clone());
             let pods = PodReconciler::new(self.pods.clone(), node.clone(), account, reports, metrics.clone());
-            let started = pods.start(facts, policies, states);
+            let started = pods.start(facts, policies, is_leading);
             started.map_err(|error| format!("can't start the thread for running pods: {error}"))?;
         }
         let taint =
             |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };
         let taint = self.taint.as_ref().map(|key| taint(key).start()).transpose();
         let taint = taint.map_err(|error| format!("can't start the thread for the node's taint: {error}"))?;
-        Ok(RunningServices { end: Some(end), thread: Some(thread), node: node_state, taint })
+        Ok(RunningServices { end: Some(end), thread: Some(thread), leads, taint })
     }
 
     fn run(
@@ -137,7 +138,7 @@ impl RunningServices {
     /// Reports an attempt to install the plugin. The reconciler of running pods reads the installed configurations again,
     /// and the node's taint changes. `leads` is whether no later agent leads.
     pub(super) fn report(&mut self, taint: TaintDecision, leads: bool) {
-        self.node.send_modify(|state| *state = NodeState { iterations: state.iterations + 1, leads });
+        self.leads.send_replace(leads);
         match (&self.taint, taint) {
             (Some(controller), TaintDecision::Add) => controller.set_ready(false),
             (Some(controller), TaintDecision::Remove) => controller.set_ready(true),

@@ -2,7 +2,7 @@
 
 use crate::cgroup::Cgroup;
 use crate::container::Container;
-use crate::scene::{SLOW, SOCKET, SOON, VAULT, WEB, scene};
+use crate::scene::{SOCKET, SOON, VAULT, WEB, scene};
 use nix::mount::umount;
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -17,11 +17,10 @@ fn a_container_that_started_without_the_agent_is_exempted_and_reported_when_the_
         assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
         let _agent = scene.agent();
         let mut plugin = runtime.register(&[&pod], &[&vault]);
-        let message = scene.wait_for_event(&pod, CAPTURED, VAULT, SLOW);
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT);
         assert!(message.contains("not registered"), "{message}");
         assert_eq!(vault.connect(), "direct");
-        let mut next = Container::create(&pod, VAULT);
-        plugin.start(&next);
+        let mut next = plugin.run(&pod, VAULT);
         assert_eq!(next.connect(), "direct");
         assert_eq!(scene.events(&pod, CAPTURED).len(), 1);
     });
@@ -34,13 +33,12 @@ fn without_nri_each_new_pod_gets_an_event_with_the_cause() {
         let log = agent.wait_for_log("not registered at the container runtime");
         assert!(log.contains("socket not found"), "{log}");
         let pod = scene.pod(VAULT, &json!({}));
-        let message = scene.wait_for_event(&pod, CAPTURED, VAULT, SLOW);
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT);
         assert!(message.contains("socket not found"), "{message}");
         // As soon as the runtime listens, containers are exempted.
         let runtime = scene.runtime();
         let mut plugin = runtime.register(&[&pod], &[]);
-        let mut vault = Container::create(&pod, VAULT);
-        plugin.start(&vault);
+        let mut vault = plugin.run(&pod, VAULT);
         assert_eq!(vault.connect(), "direct");
         assert_eq!(scene.events(&pod, CAPTURED).len(), 1);
     });
@@ -50,18 +48,15 @@ fn without_nri_each_new_pod_gets_an_event_with_the_cause() {
 fn an_agent_that_starts_without_the_runtime_reports_no_container_that_bypasses_the_sidecar() {
     scene(|scene| {
         let pod = scene.pod(WEB, &json!({}));
-        let (runtime, agent) = (scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
-        let mut web = Container::create(&pod, WEB);
-        plugin.start(&web);
+        let (agent, runtime, mut plugin) = scene.registered(&[&pod]);
+        let mut web = plugin.run(&pod, WEB);
         agent.end(Signal::SIGKILL);
         drop((plugin, runtime));
         std::fs::remove_file(scene.reach(SOCKET)).expect("removed");
         let _agent = scene.agent();
         // The Event of a pod without elements shows that the agent has reported.
         let other = scene.pod(WEB, &json!({}));
-        scene.wait_for_event(&other, CAPTURED, WEB, SLOW);
+        scene.wait_for_event(&other, CAPTURED, WEB);
         assert_eq!(web.connect(), "direct");
         assert!(scene.events(&pod, CAPTURED).is_empty());
     });
@@ -71,18 +66,16 @@ fn an_agent_that_starts_without_the_runtime_reports_no_container_that_bypasses_t
 fn a_pod_whose_network_namespace_is_not_visible_gets_an_event_with_the_cause() {
     scene(|scene| {
         let (pod, runtime) = (scene.pod(VAULT, &json!({})), scene.runtime());
+        // The files stay, as without mount propagation. Otherwise, the agent would remove the pod's saved state.
         for path in [scene.reach("/run/netns"), "/run/netns".into()] {
-            let path = path.join(&pod.sandbox);
-            umount(&path).expect("unmounted");
-            std::fs::remove_file(path).expect("removed");
+            umount(&path.join(&pod.sandbox)).expect("unmounted");
         }
         let agent = scene.agent();
         let mut plugin = runtime.register(&[&pod], &[]);
         agent.wait_for_log("registered at the container runtime");
-        let mut vault = Container::create(&pod, VAULT);
-        plugin.start(&vault);
+        let mut vault = plugin.run(&pod, VAULT);
         assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
-        let message = scene.wait_for_event(&pod, CAPTURED, VAULT, SLOW);
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT);
         assert!(message.contains("network namespace"), "{message}");
     });
 }
@@ -91,16 +84,15 @@ fn a_pod_whose_network_namespace_is_not_visible_gets_an_event_with_the_cause() {
 #[test]
 fn a_container_without_a_control_group_of_its_own_is_captured_and_reported() {
     scene(|scene| {
-        let (pod, runtime, agent) = (scene.pod(VAULT, &json!({})), scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
+        let pod = scene.pod(VAULT, &json!({}));
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
         let mut vault = Container::create_in(&pod, VAULT, |_| Cgroup::new());
         let process = format!("/proc/{}", vault.pid());
         std::os::unix::fs::symlink(&process, scene.reach(&process)).expect("linked");
         plugin.start(&vault);
         assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
         assert!(pod.elements().is_empty());
-        let message = scene.wait_for_event(&pod, CAPTURED, VAULT, SLOW);
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT);
         assert!(message.contains(&format!("expected the container's ID {}", vault.id)), "{message}");
     });
 }
@@ -108,20 +100,18 @@ fn a_container_without_a_control_group_of_its_own_is_captured_and_reported() {
 #[test]
 fn a_container_that_has_exited_before_its_start_is_handled_is_not_reported() {
     scene(|scene| {
-        let (pod, runtime, agent) = (scene.pod(VAULT, &json!({})), scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
+        let pod = scene.pod(VAULT, &json!({}));
+        let (_agent, runtime, mut plugin) = scene.registered(&[&pod]);
         let mut gone = Container::create(&pod, VAULT);
         gone.vanish();
         plugin.start(&gone);
         // The Event of a later pod shows that the agent has reported.
-        let mut vault = Container::create(&pod, VAULT);
-        plugin.start(&vault);
+        let mut vault = plugin.run(&pod, VAULT);
         assert_eq!(vault.connect(), "direct");
         drop((plugin, runtime));
         std::fs::remove_file(scene.reach(SOCKET)).expect("removed");
         let later = scene.pod(VAULT, &json!({}));
-        scene.wait_for_event(&later, CAPTURED, VAULT, SLOW);
+        scene.wait_for_event(&later, CAPTURED, VAULT);
         assert!(scene.events(&pod, CAPTURED).is_empty());
     });
 }

@@ -9,24 +9,19 @@ use serde_json::json;
 fn the_bypass_ends_when_the_proxy_listens_and_established_connections_continue() {
     scene(|scene| {
         let pod = scene.pod(VAULT, &json!({}));
-        let (runtime, agent) = (scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
-        let mut vault = Container::create(&pod, VAULT);
-        plugin.start(&vault);
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
+        let mut vault = plugin.run(&pod, VAULT);
         assert_eq!(vault.open(), "direct");
         let proxy = pod.start_proxy();
         wait_until("a new connection is captured", SOON, || vault.connect() == "sidecar");
         assert_eq!(vault.use_open(), "direct");
-        let message = scene.wait_for_event(&pod, "DetourBypassEnded", VAULT, SLOW);
+        let message = scene.wait_for_event(&pod, "DetourBypassEnded", VAULT);
         assert!(message.contains("the proxy accepts connections"), "{message}");
         // A container that starts from now on is captured, even while the proxy does not run.
-        let mut again = Container::create(&pod, VAULT);
-        plugin.start(&again);
+        let mut again = plugin.run(&pod, VAULT);
         assert_eq!(again.connect(), "sidecar");
         proxy.stop();
-        let mut last = Container::create(&pod, VAULT);
-        plugin.start(&last);
+        let mut last = plugin.run(&pod, VAULT);
         assert_eq!(last.connect(), "failed", "it is redirected, and no proxy listens");
         assert!(pod.elements().is_empty());
         assert_eq!(scene.events(&pod, "DetourBypassEnded").len(), 1);
@@ -38,11 +33,8 @@ fn the_bypass_ends_when_the_proxy_listens_and_established_connections_continue()
 fn a_restarted_agent_knows_that_the_proxy_has_accepted_connections() {
     scene(|scene| {
         let pod = scene.pod(VAULT, &json!({}));
-        let (runtime, agent) = (scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
-        let mut vault = Container::create(&pod, VAULT);
-        plugin.start(&vault);
+        let (agent, runtime, mut plugin) = scene.registered(&[&pod]);
+        let mut vault = plugin.run(&pod, VAULT);
         assert_eq!(vault.connect(), "direct");
         let proxy = pod.start_proxy();
         pod.wait_for_elements(&[], SLOW);
@@ -51,8 +43,7 @@ fn a_restarted_agent_knows_that_the_proxy_has_accepted_connections() {
         drop(plugin);
         let _agent = scene.agent();
         let mut plugin = runtime.register(&[&pod], &[&vault]);
-        let mut next = Container::create(&pod, VAULT);
-        plugin.start(&next);
+        let mut next = plugin.run(&pod, VAULT);
         assert_eq!((next.connect(), vault.connect()), ("failed".into(), "failed".into()), "no proxy listens");
         assert!(pod.elements().is_empty());
     });
@@ -62,12 +53,9 @@ fn a_restarted_agent_knows_that_the_proxy_has_accepted_connections() {
 fn a_bypass_until_the_exit_outlasts_the_start_of_the_proxy() {
     scene(|scene| {
         let pod = scene.pod(WEB, &json!({}));
-        let (runtime, agent) = (scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
         let _proxy = pod.start_proxy();
-        let mut web = Container::create(&pod, WEB);
-        plugin.start(&web);
+        let mut web = plugin.run(&pod, WEB);
         assert_eq!(web.connect(), "direct");
         // The runtime does not report this exit.
         web.exit();
@@ -79,15 +67,11 @@ fn a_bypass_until_the_exit_outlasts_the_start_of_the_proxy() {
 fn a_container_keeps_its_bypass_between_the_runtimes_report_and_its_exit() {
     scene(|scene| {
         let pod = scene.pod(WEB, &json!({}));
-        let (runtime, agent) = (scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
-        let mut web = Container::create(&pod, WEB);
-        plugin.start(&web);
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
+        let mut web = plugin.run(&pod, WEB);
         plugin.stop(&web);
         // The element of a later container shows that the sandbox was reconciled.
-        let other = Container::create(&pod, WEB);
-        plugin.start(&other);
+        let other = plugin.run(&pod, WEB);
         assert_eq!(web.connect(), "direct");
         web.exit();
         pod.wait_for_elements(&[other.cgroup()], SOON);
@@ -99,11 +83,8 @@ fn a_container_keeps_its_bypass_between_the_runtimes_report_and_its_exit() {
 fn the_removal_of_a_container_ends_its_bypass() {
     scene(|scene| {
         let pod = scene.pod(WEB, &json!({}));
-        let (runtime, agent) = (scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
-        let mut web = Container::create(&pod, WEB);
-        plugin.start(&web);
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
+        let mut web = plugin.run(&pod, WEB);
         assert_eq!(web.connect(), "direct");
         plugin.stop(&web);
         plugin.remove(&web);
@@ -116,11 +97,8 @@ fn the_removal_of_a_container_ends_its_bypass() {
 fn an_agent_that_starts_after_the_proxy_ends_the_bypass() {
     scene(|scene| {
         let pod = scene.pod(VAULT, &json!({}));
-        let (runtime, agent) = (scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
-        let mut vault = Container::create(&pod, VAULT);
-        plugin.start(&vault);
+        let (agent, runtime, mut plugin) = scene.registered(&[&pod]);
+        let mut vault = plugin.run(&pod, VAULT);
         agent.end(Signal::SIGKILL);
         drop(plugin);
         let _proxy = pod.start_proxy();
@@ -129,7 +107,7 @@ fn an_agent_that_starts_after_the_proxy_ends_the_bypass() {
         let _plugin = runtime.register(&[&pod], &[&vault]);
         agent.wait_for_log("registered at the container runtime");
         wait_until("a new connection is captured", SOON, || vault.connect() == "sidecar");
-        scene.wait_for_event(&pod, "DetourBypassEnded", VAULT, SLOW);
+        scene.wait_for_event(&pod, "DetourBypassEnded", VAULT);
     });
 }
 
@@ -137,9 +115,7 @@ fn an_agent_that_starts_after_the_proxy_ends_the_bypass() {
 fn an_agent_that_starts_removes_the_elements_of_containers_that_have_exited() {
     scene(|scene| {
         let pod = scene.pod(WEB, &json!({}));
-        let (runtime, agent) = (scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
+        let (agent, runtime, mut plugin) = scene.registered(&[&pod]);
         let (mut gone, mut stays) = (Container::create(&pod, WEB), Container::create(&pod, WEB));
         plugin.start(&gone);
         plugin.start(&stays);

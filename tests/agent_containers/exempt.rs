@@ -12,19 +12,15 @@ use std::path::Path;
 fn an_excluded_container_bypasses_the_sidecar_from_its_first_connection_on() {
     scene(|scene| {
         let (pod, other) = (scene.pod(VAULT, &json!({})), scene.pod("", &json!({})));
-        let (runtime, agent) = (scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod, &other], &[]);
-        agent.wait_for_log("registered at the container runtime");
+        let (agent, _runtime, mut plugin) = scene.registered(&[&pod, &other]);
         let mut vault = Container::create(&pod, VAULT);
         let waited = plugin.start(&vault);
         assert!(waited < SOON, "{waited:?}");
         assert_eq!(vault.connect(), "direct");
         assert_eq!(pod.elements(), [vault.cgroup()]);
-        let mut web = Container::create(&pod, WEB);
-        plugin.start(&web);
+        let mut web = plugin.run(&pod, WEB);
         assert_eq!(web.connect(), "failed", "it is redirected, and no proxy listens");
-        let mut same_name = Container::create(&other, VAULT);
-        plugin.start(&same_name);
+        let mut same_name = plugin.run(&other, VAULT);
         assert_eq!(same_name.connect(), "failed", "this pod excludes no container");
         let log = agent.wait_for_log("the container's traffic bypasses the sidecar");
         assert!(log.contains(VAULT) && log.contains(&pod.name()), "{log}");
@@ -46,15 +42,11 @@ fn an_excluded_container_bypasses_the_sidecar_from_its_first_connection_on() {
 fn a_container_that_is_restarted_gets_a_new_element() {
     scene(|scene| {
         let pod = scene.pod(VAULT, &json!({"containers": [VAULT], "until": "container-exit"}));
-        let (runtime, agent) = (scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
-        let mut first = Container::create(&pod, VAULT);
-        plugin.start(&first);
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
+        let mut first = plugin.run(&pod, VAULT);
         assert_eq!(first.connect(), "direct");
         first.exit();
-        let mut second = Container::create(&pod, VAULT);
-        plugin.start(&second);
+        let mut second = plugin.run(&pod, VAULT);
         assert_eq!(second.connect(), "direct");
         plugin.stop(&first);
         pod.wait_for_elements(&[second.cgroup()], SOON);
@@ -66,11 +58,8 @@ fn a_container_that_is_restarted_gets_a_new_element() {
 fn elements_that_another_process_removes_are_restored() {
     scene(|scene| {
         let pod = scene.pod(VAULT, &json!({"containers": [VAULT], "until": "container-exit"}));
-        let (runtime, agent) = (scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
-        let mut vault = Container::create(&pod, VAULT);
-        plugin.start(&vault);
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
+        let mut vault = plugin.run(&pod, VAULT);
         pod.flush_elements();
         pod.wait_for_elements(&[vault.cgroup()], SOON);
         assert_eq!(vault.connect(), "direct");
@@ -95,7 +84,7 @@ fn two_agents_at_the_same_time_make_the_same_changes() {
         assert!(older.end(Signal::SIGTERM).success());
         let _proxy = pod.start_proxy();
         pod.wait_for_elements(&[], SOON);
-        scene.wait_for_event(&pod, "DetourBypassEnded", VAULT, SLOW);
+        scene.wait_for_event(&pod, "DetourBypassEnded", VAULT);
     });
 }
 
@@ -108,8 +97,7 @@ fn an_agent_in_a_private_cgroup_namespace_restores_rules_that_match() {
         scene.publish(&pod, "1");
         let mut plugin = runtime.register(&[&pod], &[]);
         agent.wait_for_log("registered at the container runtime");
-        let mut vault = Container::create(&pod, VAULT);
-        plugin.start(&vault);
+        let mut vault = plugin.run(&pod, VAULT);
         assert_eq!(vault.connect(), "direct");
         // The sets remain, so the repair restores the rules, not the thread that watches the sets.
         pod.tool("nft", &["flush", "chain", "inet", "detour-exclusions", "DETOUR_OUTPUT"], "");

@@ -16,7 +16,7 @@ mod scene;
 #[path = "../support/mod.rs"]
 mod support;
 
-use support::{agent_process, api, cgroup, program, simulated_node as node};
+use support::{agent_node, agent_process, api, cgroup, program, simulated_node as node};
 
 /// For the simulated runtime.
 mod plugin {

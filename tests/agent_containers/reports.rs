@@ -1,7 +1,6 @@
 //! What `doctor`, `rules` and `trace` report about excluded containers while a real agent runs.
 
 use crate::agent_process::SETTLED;
-use crate::container::Container;
 use crate::program::program;
 use crate::scene::{Pod, SLOW, Scene, VAULT, WEB, scene, wait_until};
 use nix::sys::signal::Signal;
@@ -51,8 +50,7 @@ fn the_reports_follow_a_bypass_from_the_start_of_the_container_to_its_end() {
         let mut plugin = runtime.register(&[&pod], &[]);
         agent.wait_for_logs(&["registered at the container runtime", SETTLED]);
         scene.publish(&pod, "1");
-        let mut vault = Container::create(&pod, VAULT);
-        plugin.start(&vault);
+        let mut vault = plugin.run(&pod, VAULT);
         assert_eq!(vault.connect(), "direct");
 
         let pass = |found: String| ("pass".to_owned(), found);

@@ -12,8 +12,7 @@ fn a_deleted_table_is_restored_with_its_elements_and_logged_once() {
         let (runtime, agent) = (scene.runtime(), scene.agent_in_private_cgroup_namespace());
         let mut plugin = runtime.register(&[&pod], &[]);
         agent.wait_for_log("registered at the container runtime");
-        let mut web = Container::create(&pod, WEB);
-        plugin.start(&web);
+        let mut web = plugin.run(&pod, WEB);
         for _ in 0..2 {
             pod.delete_table();
             pod.wait_for_elements(&[web.cgroup()], SLOW);
@@ -35,8 +34,7 @@ fn without_repair_a_deleted_table_is_reported_once_with_the_next_step() {
         let (runtime, agent) = (scene.runtime(), scene.agent_without_repair());
         let mut plugin = runtime.register(&[&pod], &[]);
         agent.wait_for_log("registered at the container runtime");
-        let web = Container::create(&pod, WEB);
-        plugin.start(&web);
+        let _web = plugin.run(&pod, WEB);
         pod.delete_table();
         let log = agent.wait_for_log("can't update the excluded containers: table inet detour-exclusions");
         assert!(log.contains("; set the agent's flag --repair=repair "), "{log}");
@@ -46,7 +44,7 @@ fn without_repair_a_deleted_table_is_reported_once_with_the_next_step() {
             plugin.start(&next);
             assert_eq!(next.connect(), "failed", "it is redirected, and no proxy listens");
         }
-        let message = scene.wait_for_event(&pod, "DetourContainerCaptured", WEB, SLOW);
+        let message = scene.wait_for_event(&pod, "DetourContainerCaptured", WEB);
         assert!(message.contains("another process deleted the set or the table"), "{message}");
         assert_eq!(scene.events(&pod, "DetourContainerCaptured").len(), 1);
         let repeated = agent.logged().iter().filter(|line| line.contains("can't update the excluded")).count();
@@ -58,13 +56,10 @@ fn without_repair_a_deleted_table_is_reported_once_with_the_next_step() {
 fn a_deleted_table_is_restored_before_a_container_starts() {
     scene(|scene| {
         let pod = scene.pod(WEB, &json!({"containers": [WEB], "until": "proxy-ready"}));
-        let (runtime, agent) = (scene.runtime(), scene.agent());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
         pod.delete_table();
         wait_until("the table exists", SLOW, || pod.has_table());
-        let mut web = Container::create(&pod, WEB);
-        plugin.start(&web);
+        let mut web = plugin.run(&pod, WEB);
         assert_eq!(web.connect(), "direct");
     });
 }

@@ -41,6 +41,13 @@ impl Plugin {
         waited
     }
 
+    /// Creates a container, and starts it.
+    pub(crate) fn run<'a>(&mut self, pod: &'a Pod, name: &'static str) -> Container<'a> {
+        let container = Container::create(pod, name);
+        self.start(&container);
+        container
+    }
+
     /// Reports the removal of a container.
     pub(crate) fn remove(&mut self, container: &Container<'_>) {
         self.0.call("RemoveContainer", &event(container, RUNNING));

@@ -1,13 +1,13 @@
 //! A node with pods, agents, a simulated runtime and an API server that records Events.
 
+use crate::agent_node::{self, DEADLINE, ROOT, bind, mount_node, pause, write};
 use crate::agent_process::Agent;
 use crate::api::{Api, NAMESPACES, PODS};
 use crate::cgroup;
 use crate::node::{self, Node, Process, Where, id, uid};
 use crate::program::program;
-use crate::runtime::Runtime;
+use crate::runtime::{Plugin, Runtime};
 use crate::support::new_netns::tool_in;
-use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -15,7 +15,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,13 +23,9 @@ pub(crate) const AGENT_SOCKET: &str = "/run/detour/agent.sock";
 /// The address of the server outside of the pod.
 pub(crate) const DESTINATION: &str = "10.88.0.1";
 const PROXY_PORT: u16 = 15001;
-const DEADLINE: Duration = Duration::from_secs(60);
 /// The names of the simulated pods' containers.
 pub(crate) const VAULT: &str = "vault-agent-init";
 pub(crate) const WEB: &str = "web";
-
-/// Where the node's files are. The path of a socket has at most 107 bytes (unix(7)).
-const ROOT: &str = "/mnt";
 
 pub(crate) struct Scene<'a> {
     node: &'a Node,
@@ -40,16 +35,7 @@ pub(crate) struct Scene<'a> {
 /// Runs `work` with a temporary node.
 pub(crate) fn scene(work: impl FnOnce(&Scene<'_>) + Send) {
     node::scene(|node| {
-        bind(&node.root, Path::new(ROOT));
-        for (directory, also) in [("run/detour", true), ("run/netns", false)] {
-            let (own, of_node) = (Path::new("/").join(directory), Path::new(ROOT).join(directory));
-            fs::create_dir_all(&own).expect("needs root");
-            fs::create_dir_all(&of_node).expect("made");
-            mount(Some("tmpfs"), &own, Some("tmpfs"), MsFlags::empty(), Some("size=16m")).expect("a tmpfs");
-            if also {
-                bind(&own, &of_node);
-            }
-        }
+        mount_node(node);
         let groups = Path::new(ROOT).join("sys/fs/cgroup");
         fs::create_dir_all(&groups).expect("made");
         bind(&cgroup::hierarchy(), &groups);
@@ -57,35 +43,24 @@ pub(crate) fn scene(work: impl FnOnce(&Scene<'_>) + Send) {
         symlink(of_node, node.root.join("proc/1/ns/cgroup")).expect("linked");
         let scene = Scene { node, api: Api::start() };
         let list = json!({"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "ovn"}]});
-        scene.write("/etc/cni/net.d/10-cluster.conflist", &list.to_string());
+        write("/etc/cni/net.d/10-cluster.conflist", &list.to_string());
         scene.api.put(NAMESPACES, &json!({"metadata": {"name": "shop"}}));
         work(&scene);
     });
 }
 
-fn bind(from: &Path, to: &Path) {
-    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
-}
-
 impl Scene<'_> {
     /// Returns a path of the node as this process reaches it.
     pub(crate) fn reach(&self, path: &str) -> PathBuf {
-        Path::new(ROOT).join(path.trim_start_matches('/'))
-    }
-
-    fn write(&self, path: &str, text: &str) -> PathBuf {
-        let path = self.reach(path);
-        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
-        fs::write(&path, text).expect("written");
-        path
+        agent_node::reach(path)
     }
 
     /// Returns the arguments of an agent with the flag `--nri-socket`.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
-        self.write("/account/ca.crt", &authority.cert.pem());
-        let token = self.write("/account/token", "token");
-        let config = self.write("/agent-config.json", r#"{"chain": [{"type": "istio-redirect"}]}"#);
+        write("/account/ca.crt", &authority.cert.pem());
+        let token = write("/account/token", "token");
+        let config = write("/agent-config.json", r#"{"chain": [{"type": "istio-redirect"}]}"#);
         vec![
             "agent".into(),
             "--platform=kubernetes".into(),
@@ -104,6 +79,14 @@ impl Scene<'_> {
     /// Starts an agent.
     pub(crate) fn agent(&self) -> Agent {
         Agent::spawn("a", &self.arguments())
+    }
+
+    /// Starts the runtime and an agent, which registers with these pods.
+    pub(crate) fn registered(&self, pods: &[&Pod]) -> (Agent, Runtime, Plugin) {
+        let (runtime, agent) = (self.runtime(), self.agent());
+        let plugin = runtime.register(pods, &[]);
+        agent.wait_for_log("registered at the container runtime");
+        (agent, runtime, plugin)
     }
 
     /// Starts an agent that repairs no pods.
@@ -129,11 +112,7 @@ impl Scene<'_> {
         let group = format!("kubepods.slice/kubepods-pod{uid}.slice/crio-{sandbox}.scope");
         let pause = self.node.process("pause", &group, Where::New);
         let outside = self.node.process("outside", &format!("{group}/outside"), Where::New);
-        for path in [self.reach("/run/netns"), PathBuf::from("/run/netns")] {
-            let path = path.join(&sandbox);
-            fs::write(&path, "").expect("written");
-            bind(&pause.netns(), &path);
-        }
+        agent_node::pin(&sandbox, &pause);
         let pod = Pod { uid, sandbox, pause, outside, annotation: annotation.to_owned() };
         self.node.keep("results", ("cluster", "eth0"), &pod.sandbox, (&pod.name(), &pod.uid), &pod.sandbox);
         pod.tool(
@@ -148,32 +127,20 @@ impl Scene<'_> {
         tool_in(&pod.outside.netns(), "ip", &["-batch", "-"], "link set peer0 up\naddr add 10.88.0.1/24 dev peer0\n");
         serve(&pod.outside.netns(), &format!("{DESTINATION}:80"), "direct");
         let manifest = pod.manifest();
-        self.write(&format!("/manifests/{}.json", pod.uid), &manifest.to_string());
+        write(&format!("/manifests/{}.json", pod.uid), &manifest.to_string());
         pod.call(self, "ADD", block);
         pod
     }
 
     /// Waits for an Event of the pod with this reason whose message names the container. Returns the message.
     #[track_caller]
-    pub(crate) fn wait_for_event(&self, pod: &Pod, reason: &str, container: &str, limit: Duration) -> String {
-        let deadline = Instant::now() + limit;
-        loop {
-            if let Some(message) = self.events(pod, reason).into_iter().find(|message| message.contains(container)) {
-                return message;
-            }
-            assert!(Instant::now() < deadline, "{reason}: got {:?}", self.api.bodies());
-            pause();
-        }
+    pub(crate) fn wait_for_event(&self, pod: &Pod, reason: &str, container: &str) -> String {
+        agent_node::wait_for_event(&self.api, &pod.uid, reason, container)
     }
 
     /// Returns the messages of the pod's Events with this reason.
     pub(crate) fn events(&self, pod: &Pod, reason: &str) -> Vec<String> {
-        let bodies = self.api.bodies();
-        let of_pod = bodies.iter().filter(|body| {
-            let involved = &body["involvedObject"];
-            body["reason"] == reason && involved["uid"] == pod.uid.as_str()
-        });
-        of_pod.map(|body| body["message"].as_str().expect("text").to_owned()).collect()
+        agent_node::events(&self.api, &pod.uid, reason)
     }
 
     /// Publishes the pod to the agent's watch.
@@ -232,25 +199,9 @@ impl Pod {
             "kubernetes": {"manifests_dir": scene.reach("/manifests"), "agent_socket": AGENT_SOCKET},
             "prevResult": {"cniVersion": "1.0.0"},
         });
-        let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
-            .env_clear()
-            .envs([
-                ("CNI_COMMAND", verb),
-                ("CNI_CONTAINERID", &self.sandbox),
-                ("CNI_NETNS", &format!("/run/netns/{}", self.sandbox)),
-                ("CNI_IFNAME", "eth0"),
-                ("CNI_PATH", "/opt/cni/bin"),
-                ("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={}", self.name())),
-            ])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        child.stdin.take().expect("it is piped").write_all(conf.to_string().as_bytes()).expect("it reads");
-        let output = child.wait_with_output().expect("it ends");
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(output.status.success(), "{verb}: {}{}", text(&output.stdout), text(&output.stderr));
+        let netns = agent_node::netns_of(&self.sandbox);
+        let called = agent_node::call(verb, (&self.sandbox, &netns), (&self.name(), ""), &conf);
+        called.unwrap_or_else(|printed| panic!("{verb}: {printed}"));
     }
 
     /// Runs a tool in the network namespace, which must succeed. Returns its stdout.
@@ -359,11 +310,6 @@ pub(crate) fn wait_until(what: &str, limit: Duration, mut holds: impl FnMut() ->
         assert!(Instant::now() < deadline, "{what}: not within {} s", limit.as_secs_f32());
         pause();
     }
-}
-
-/// Waits before a condition is checked again.
-fn pause() {
-    thread::park_timeout(Duration::from_millis(10));
 }
 
 /// How long tests wait for a condition.

@@ -27,4 +27,4 @@ mod scene;
 mod support;
 mod traffic;
 
-use support::{agent_process, api, simulated_node as node};
+use support::{agent_node, agent_process, api, simulated_node as node};

@@ -1,15 +1,14 @@
 //! A running pod with a sidecar: its sandbox's process in a network namespace.
 
+use crate::agent_node;
 use crate::node::{Process, Where, id, uid};
-use crate::scene::{DEADLINE, Scene, bind, pause};
+use crate::scene::{DEADLINE, Scene, pause};
 use crate::support::new_netns::tool_in;
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
 pub(crate) const EXCLUDE_UIDS: &str = "detour.io/exclude-uids";
@@ -36,11 +35,7 @@ impl Pod {
         let uid = uid();
         let group = format!("kubepods.slice/kubepods-pod{uid}.slice/crio-{sandbox}.scope");
         let pause = scene.node.process("pause", &group, Where::New);
-        for path in [scene.reach("/run/netns"), PathBuf::from("/run/netns")] {
-            let path = path.join(&sandbox);
-            fs::write(&path, "").expect("written");
-            bind(&pause.netns(), &path);
-        }
+        agent_node::pin(&sandbox, &pause);
         let annotations = [("sidecar.istio.io/status".to_owned(), "{}".to_owned())].into();
         let pod = Self {
             name: name.to_owned(),
@@ -113,27 +108,9 @@ impl Pod {
 
     /// The same with this configuration.
     pub(crate) fn call_with(&self, conf: &Value, verb: &str) -> Result<(), String> {
-        let args =
-            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={};K8S_POD_UID={}", self.name, self.uid);
-        let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
-            .env_clear()
-            .envs([
-                ("CNI_COMMAND", verb),
-                ("CNI_CONTAINERID", &self.sandbox),
-                ("CNI_NETNS", &format!("/run/netns/{}", self.sandbox)),
-                ("CNI_IFNAME", "eth0"),
-                ("CNI_PATH", "/opt/cni/bin"),
-                ("CNI_ARGS", &args),
-            ])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        child.stdin.take().expect("it is piped").write_all(conf.to_string().as_bytes()).expect("it reads");
-        let output = child.wait_with_output().expect("it ends");
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        if output.status.success() { Ok(()) } else { Err(text(&output.stdout) + &text(&output.stderr)) }
+        let arguments = format!(";K8S_POD_UID={}", self.uid);
+        let netns = agent_node::netns_of(&self.sandbox);
+        agent_node::call(verb, (&self.sandbox, &netns), (&self.name, &arguments), conf)
     }
 
     /// Returns the rules of the table nat, without the time that iptables-save adds, and detour's native rules.

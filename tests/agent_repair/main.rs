@@ -14,4 +14,4 @@ mod scene;
 mod support;
 mod taint;
 
-use support::{api, kernel, program, server, simulated_node as node};
+use support::{agent_node, agent_process, api, kernel, server, simulated_node as node};

@@ -1,6 +1,7 @@
 //! A running pod: its sandbox's process in a network namespace with addresses, and the runtime's cached result of the
 //! cluster network's ADD.
 
+use crate::agent_node;
 use crate::kernel::Tools;
 use crate::node::{Process, Where, id, uid};
 use crate::scene::Scene;
@@ -10,9 +11,7 @@ use detour_cni::cluster::objects;
 use nix::mount::umount;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 const LINKS: &str = "link set lo up
@@ -83,29 +82,13 @@ impl Pod {
     /// Calls the plugin as the runtime does, which must succeed.
     #[track_caller]
     pub(crate) fn call(&self, scene: &Scene<'_>, verb: &str) {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
-            .env_clear()
-            .envs([
-                ("CNI_COMMAND", verb),
-                ("CNI_CONTAINERID", &self.sandbox),
-                ("CNI_NETNS", &self.netns().display().to_string()),
-                ("CNI_IFNAME", "eth0"),
-                ("CNI_PATH", "/opt/cni/bin"),
-                ("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={}", self.name())),
-            ])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("it starts");
         let mut conf = scene.call_configuration();
         conf["dialect"] = self.dialect.into();
         if verb == "CHECK" {
             conf["prevResult"] = json!({});
         }
-        child.stdin.take().expect("it is piped").write_all(conf.to_string().as_bytes()).expect("it reads");
-        let output = child.wait_with_output().expect("it ends");
-        assert!(output.status.success(), "{verb}: {}", String::from_utf8_lossy(&output.stdout));
+        let called = agent_node::call(verb, (&self.sandbox, &self.netns()), (&self.name(), ""), &conf);
+        called.unwrap_or_else(|printed| panic!("{verb}: {printed}"));
     }
 
     /// Returns its name in the namespace shop.

@@ -200,7 +200,7 @@ impl Repair {
         self.0.update_node(true, now);
         let observed = pods.iter().map(|pod| (Arc::clone(pod), None)).collect();
         let jobs = self.0.start_due(&ObservedNode { pods: observed, is_current: true }, now);
-        let mut done: Vec<_> = jobs.into_iter().filter_map(|job| self.0.finish(job.run(), now)).collect();
+        let mut done: Vec<_> = jobs.into_iter().filter_map(|job| self.0.finish(job(), now)).collect();
         done.sort_by_key(|done| pods.iter().position(|pod| done.pod.ends_with(&pod.pod.name)));
         done
     }

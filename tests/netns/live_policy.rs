@@ -16,7 +16,7 @@ use crate::world::*;
 use detour_cni::cluster;
 use detour_cni::cni::{CniCommand, Error, NetConf};
 use detour_cni::firewall::ContainerElement;
-use detour_cni::plugin::live_policy::{RunningPod, running_container};
+use detour_cni::plugin::running::live_policy::{RunningPod, running_container};
 use detour_cni::pod::{Facts, PodRef};
 use detour_cni::policy::{ContainerScope, LivePolicyScope, Policy};
 use detour_cni::state::Attachment;

@@ -3,7 +3,7 @@
 use super::peer::{
     EMPTY, PLUGIN, Peer, Runtime, bytes, call, configuration, container, error, event, frame, integer, pod,
 };
-use super::plugin::{Call, DEADLINE, Plugin, Report, socket_path};
+use super::plugin::{Call, DEADLINE, Plugin, Report, registered, socket_path, started};
 use detour_cni::agent::nri::NriStatus;
 use std::fs::Permissions;
 use std::io::{ErrorKind, Read, Write};
@@ -79,9 +79,7 @@ fn a_runtime_that_has_ended_is_reported_and_a_new_one_is_used() {
 
 #[test]
 fn a_connection_that_ends_in_the_middle_of_a_message_is_replaced() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
+    let (_directory, runtime, plugin) = started();
     let mut peer = runtime.register(&[]);
     plugin.registered();
     let message = call(9, PLUGIN, "StartContainer", &event("a"));
@@ -94,9 +92,7 @@ fn a_connection_that_ends_in_the_middle_of_a_message_is_replaced() {
 
 #[test]
 fn a_connection_that_ends_before_the_registration_is_replaced() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
+    let (_directory, runtime, plugin) = started();
     let mut peer = runtime.accept();
     peer.expect_registration();
     // A part of a list never reaches the handler.
@@ -154,9 +150,7 @@ fn larger_frames_and_messages_than_the_protocol_allows_end_the_connection() {
 
 #[test]
 fn the_largest_message_is_read() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
+    let (_directory, runtime, plugin) = started();
     let list = |padding| [bytes(2, bytes(8, vec![b'x'; padding])), bytes(1, pod("p"))].concat();
     let length = |padding| call(1, PLUGIN, "Synchronize", &list(padding)).len() - 18;
     let padding = (4 << 20) - (length(3 << 20) - (3 << 20));
@@ -274,11 +268,7 @@ fn send_without_reading(peer: &mut Peer, mut done: impl FnMut(Instant) -> bool) 
 
 #[test]
 fn a_runtime_that_does_not_read_answers_does_not_delay_the_end() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
-    let mut peer = runtime.register(&[]);
-    plugin.registered();
+    let (_runtime, mut peer, plugin) = registered();
     // The kernel's buffers of both directions are full.
     send_without_reading(&mut peer, |sent| sent.elapsed() > Duration::from_millis(100));
     assert!(plugin.end() < END);
@@ -319,9 +309,7 @@ fn a_full_connection_queue_is_reported_and_ends() {
 
 #[test]
 fn a_runtime_that_closes_each_connection_is_contacted_less_and_less_often() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
+    let (_directory, runtime, plugin) = started();
     let begin = Instant::now();
     for _ in 0..3 {
         // Even after a registration.

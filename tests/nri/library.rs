@@ -88,7 +88,6 @@ fn the_library_reports_each_event_to_the_plugin() {
         };
         assert_eq!(kind, expected, "{call}");
         assert_eq!((pod.name.as_str(), pod.namespace.as_str(), pod.uid.as_str()), ("web-a", "shop", "uid-a"));
-        assert_eq!((pod.netns.as_deref(), pod.pid), (Some(Path::new("/var/run/netns/a")), 4001));
         assert_eq!((container.id.as_str(), container.name.as_str()), ("container-a", "app"));
         assert_eq!((container.cgroups_path.as_str(), container.pid), ("/kubepods/pod-a/container-a", 4002));
     }

@@ -1,6 +1,7 @@
 //! The plugin on its own thread, and its reports.
 
 use super::directory::Directory;
+use super::peer::{Peer, Runtime};
 use detour_cni::agent::nri::{self, NriContainer, NriHandler, NriPod, NriStatus};
 use std::io::{PipeWriter, pipe};
 use std::path::{Path, PathBuf};
@@ -156,4 +157,20 @@ pub(crate) fn socket_path() -> (Directory, PathBuf) {
     let directory = Directory::new("nri");
     let path = directory.join("nri.sock");
     (directory, path)
+}
+
+/// Starts a runtime and a plugin.
+pub(crate) fn started() -> (Directory, Runtime, Plugin) {
+    let (directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let plugin = Plugin::start(&path);
+    (directory, runtime, plugin)
+}
+
+/// The same; the plugin registers with a runtime without containers.
+pub(crate) fn registered() -> ((Directory, Runtime), Peer, Plugin) {
+    let (directory, runtime, plugin) = started();
+    let peer = runtime.register(&[]);
+    plugin.registered();
+    ((directory, runtime), peer, plugin)
 }

@@ -4,19 +4,12 @@ use super::peer::{
     EMPTY, PLUGIN, Runtime, bytes, call, configuration, container, entry, error, event, frame, integer, pod,
     state_change,
 };
-use super::plugin::{Call, DEADLINE, Plugin, Report, socket_path};
+use super::plugin::{Call, DEADLINE, Plugin, Report, registered, socket_path, started};
 use detour_cni::agent::nri::{NriContainer, NriPod, NriStatus};
 use std::sync::mpsc::channel;
 
 fn expected_pod(id: &str) -> NriPod {
-    NriPod {
-        id: format!("pod-{id}"),
-        name: "web-0".into(),
-        namespace: "shop".into(),
-        uid: "8d1f".into(),
-        netns: Some("/run/netns/a".into()),
-        pid: 4001,
-    }
+    NriPod { id: format!("pod-{id}"), name: "web-0".into(), namespace: "shop".into(), uid: "8d1f".into() }
 }
 
 fn expected_container(id: &str) -> NriContainer {
@@ -32,9 +25,7 @@ fn expected_container(id: &str) -> NriContainer {
 
 #[test]
 fn the_plugin_answers_configure_before_its_registration_is_answered() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
+    let (_directory, runtime, plugin) = started();
     let mut peer = runtime.accept();
     peer.expect_registration();
     // Start, post-start, stop and remove.
@@ -48,9 +39,7 @@ fn the_plugin_answers_configure_before_its_registration_is_answered() {
 
 #[test]
 fn a_registration_that_is_answered_first_succeeds_as_well() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
+    let (_directory, runtime, plugin) = started();
     let mut peer = runtime.accept();
     peer.expect_registration();
     // The answer with an explicit status of success, as ttrpc for Go sends it.
@@ -62,11 +51,7 @@ fn a_registration_that_is_answered_first_succeeds_as_well() {
 
 #[test]
 fn events_reach_the_handler_by_their_own_method_and_by_state_change() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
-    let mut peer = runtime.register(&[]);
-    plugin.registered();
+    let (_runtime, mut peer, plugin) = registered();
     let (pod, container) = (expected_pod("a"), expected_container("a"));
     let start = Call::Start(pod.clone(), container.clone());
     let started = Call::Started(pod.clone(), container.clone());
@@ -124,9 +109,7 @@ fn the_runtime_waits_for_the_handler_at_the_start_of_a_container_only() {
 
 #[test]
 fn a_list_of_containers_in_several_parts_is_one_synchronization() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
+    let (_directory, runtime, plugin) = started();
     let mut peer = runtime.accept();
     peer.expect_registration();
     peer.call("Configure", &configuration(2000));
@@ -147,9 +130,7 @@ fn a_list_of_containers_in_several_parts_is_one_synchronization() {
 
 #[test]
 fn the_name_of_a_container_comes_from_label_or_annotation_if_the_field_is_empty() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
+    let (_directory, runtime, plugin) = started();
     let metadata = entry(6, "io.kubernetes.cri-o.Metadata", r#"{"name":"by-metadata","attempt":1}"#);
     let label = entry(5, "io.kubernetes.container.name", "by-label");
     let cases = [
@@ -169,9 +150,7 @@ fn the_name_of_a_container_comes_from_label_or_annotation_if_the_field_is_empty(
 
 #[test]
 fn only_running_and_paused_containers_run() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
+    let (_directory, runtime, plugin) = started();
     let states: Vec<u8> =
         (0..6).flat_map(|state| bytes(2, [container("c", "p"), integer(4, state)].concat())).collect();
     runtime.register(&states);
@@ -181,9 +160,7 @@ fn only_running_and_paused_containers_run() {
 
 #[test]
 fn ids_that_could_lead_out_of_a_directory_never_reach_the_handler() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
+    let (_directory, runtime, plugin) = started();
     let odd = ["", "..", "../../etc", "a/b", "a\u{1b}[2J"];
     let listed = odd.map(|id| [bytes(1, pod(id)), bytes(2, container(id, "p")), bytes(2, container("c", id))].concat());
     let mut peer = runtime.register(&listed.concat());
@@ -199,9 +176,7 @@ fn ids_that_could_lead_out_of_a_directory_never_reach_the_handler() {
 
 #[test]
 fn unknown_methods_and_services_are_unimplemented() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
+    let (_directory, runtime, plugin) = started();
     let mut peer = runtime.register(&[]);
     // Runtimes call CreateContainer only for plugins that subscribe to it.
     for method in ["CreateContainer", "RunPodSandbox", "FutureEvent"] {
@@ -217,11 +192,7 @@ fn unknown_methods_and_services_are_unimplemented() {
 
 #[test]
 fn an_event_that_cannot_be_read_never_fails_the_start_of_a_container() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
-    let mut peer = runtime.register(&[]);
-    plugin.registered();
+    let (_runtime, mut peer, plugin) = registered();
     let argument = event("a");
     for argument in [&argument[..argument.len() - 3], &[0xff; 40], &[]] {
         assert_eq!(peer.call("StartContainer", argument), EMPTY);
@@ -234,11 +205,7 @@ fn an_event_that_cannot_be_read_never_fails_the_start_of_a_container() {
 
 #[test]
 fn calls_in_any_pieces_are_answered() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
-    let mut peer = runtime.register(&[]);
-    plugin.registered();
+    let (_runtime, mut peer, plugin) = registered();
     // Two calls in one piece, each byte as a piece, and each byte of a message in its own frame.
     let two =
         [call(101, PLUGIN, "StartContainer", &event("a")), call(103, PLUGIN, "StopContainer", &event("a"))].concat();

@@ -3,7 +3,7 @@
 use crate::node::{Node, istio_cni, pod_object};
 use detour_cni::cluster;
 use detour_cni::cni::{CniCommand, NetConf};
-use detour_cni::plugin::live_policy::running_container;
+use detour_cni::plugin::running::live_policy::running_container;
 use detour_cni::pod::PodRef;
 use detour_cni::policy::{LivePolicyScope, Policy};
 use detour_cni::state::Attachment;

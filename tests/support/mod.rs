@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub(crate) mod agent_node;
 pub(crate) mod agent_process;
 pub(crate) mod api;
 pub(crate) mod attachment;
@@ -10,6 +11,7 @@ pub(crate) mod cgroup;
 pub(crate) mod delegate_pod;
 pub(crate) mod directory;
 pub(crate) mod drawn_policies;
+pub(crate) mod golden;
 pub(crate) mod install_scene;
 pub(crate) mod kernel;
 pub(crate) mod netns_pod;

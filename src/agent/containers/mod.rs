@@ -2,7 +2,6 @@
 //! exit or the proxy accepts connections.
 
 mod events;
-mod exits;
 mod handler;
 mod reconciler;
 mod registry;
@@ -13,7 +12,6 @@ use super::metrics::Metrics;
 use super::nri::{self, NriStatus};
 use super::pod_reports::PodReports;
 use crate::host_path::{HostPath, HostRoot};
-use exits::KnownGroups;
 use reconciler::Reconciler;
 pub(in crate::agent) use registry::Registry;
 use std::io::PipeWriter;
@@ -55,7 +53,6 @@ impl ContainerSettings {
             restores: self.restores,
             registry: registry.clone(),
             reports,
-            groups: KnownGroups::default(),
             metrics: metrics.clone(),
         };
         let mut running = RunningContainers { registry, connection: None, threads: Vec::new() };

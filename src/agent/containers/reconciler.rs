@@ -1,7 +1,6 @@
 //! Makes the sets of one pod sandbox match its running containers, and reports the changes: log, Events, metrics.
 
 use super::events::{bypass_ended, captured};
-use super::exits::KnownGroups;
 use super::registry::{Applied, NamedContainer, Observed, Registry};
 use crate::agent::metrics::Metrics;
 use crate::agent::pod_reports::PodReports;
@@ -9,7 +8,7 @@ use crate::cgroup::{self, CgroupHierarchy, ContainerGroup};
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
 use crate::netns::find;
-use crate::plugin::containers::{
+use crate::plugin::running::containers::{
     ContainerChanges, ExcludedContainers, ObservedContainers, RunningContainer, saved_policy,
 };
 use crate::pod::PodRef;
@@ -30,7 +29,6 @@ pub(super) struct Reconciler {
     pub(super) restores: bool,
     pub(super) registry: Registry,
     pub(super) reports: PodReports,
-    pub(super) groups: KnownGroups,
     pub(super) metrics: Metrics,
 }
 
@@ -160,14 +158,7 @@ impl Reconciler {
             complete: complete && problem.is_none(),
             proxy_ready,
         };
-        let mut changes = excluded.reconcile(observed)?;
-        if !complete {
-            let exited = self.groups.exited(&changes.live, &self.root);
-            if !exited.is_empty() {
-                let observed = ObservedContainers { exited: &exited, proxy_ready: changes.proxy_ready, ..observed };
-                changes.live = excluded.reconcile(observed)?.live;
-            }
-        }
+        let changes = excluded.reconcile(observed)?;
         let applied = Applied {
             running: containers.into_iter().map(|(it, group, has_process)| (it.id, group, has_process)).collect(),
             exited,

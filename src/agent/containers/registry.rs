@@ -317,7 +317,6 @@ impl Registry {
         let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return Vec::new() };
         let Some(excluding) = &mut sandbox.excluding else { return Vec::new() };
         sandbox.exited.retain(|id| !applied.exited.contains(id));
-        let became_ready = applied.proxy_ready && !excluding.proxy_ready;
         excluding.proxy_ready |= applied.proxy_ready;
         excluding.failure.clear();
         excluding.bypassing = Some(applied.bypassing.clone());
@@ -337,9 +336,7 @@ impl Registry {
             container.had_process |= has_process;
             container.is_exempt = is_exempt;
         }
-        // Check once more: the hook may have checked just before the proxy listened.
-        let pause = if became_ready { CHECK_INTERVAL } else { excluding.pause(&sandbox.containers, is_complete) };
-        excluding.rest(pause);
+        excluding.rest(excluding.pause(&sandbox.containers, is_complete));
         late
     }
 

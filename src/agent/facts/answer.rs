@@ -5,13 +5,13 @@ use super::objects::{ObservedPod, WatchedKind};
 use super::sync::SyncStates;
 use crate::agent::containers::Registry;
 use crate::agent::metrics::Metrics;
-use crate::agent::pods::SharedPolicies;
-use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, RequestKind};
+use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, PoliciesReport, RequestKind};
 use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
 use crate::cni::{CniCommand, Code, Error};
 use crate::pod::{Facts as PodFacts, Namespace, Pod, PodRef};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
@@ -32,7 +32,7 @@ pub(in crate::agent) struct AnswerSources {
     /// The running containers, if the agent exempts excluded ones.
     pub(in crate::agent) containers: Option<Registry>,
     /// The policies of running pods.
-    pub(in crate::agent) policies: SharedPolicies,
+    pub(in crate::agent) policies: watch::Receiver<PoliciesReport>,
     /// The states of the watches.
     pub(in crate::agent) states: SyncStates,
 }
@@ -44,7 +44,7 @@ pub(in crate::agent) struct Answers {
     account: Arc<ServiceAccount>,
     metrics: Metrics,
     containers: Option<Registry>,
-    policies: SharedPolicies,
+    policies: watch::Receiver<PoliciesReport>,
     states: SyncStates,
     /// The end of the time in which the API server is not asked if the cache has a fallback.
     silent_until: Arc<Mutex<Option<Instant>>>,
@@ -77,7 +77,7 @@ impl Answers {
             RequestKind::Report { pod, status, events } => self.report(pod, status, events, deadline).await,
             RequestKind::Probe => self.probe(deadline).await,
             RequestKind::Containers { container } => Ok(AgentAnswer::Containers(self.containers(&container))),
-            RequestKind::Policies => Ok(AgentAnswer::Policies(self.policies.report())),
+            RequestKind::Policies => Ok(AgentAnswer::Policies(self.policies.borrow().clone())),
             RequestKind::Watches => Ok(AgentAnswer::Watches { broken: self.states.lasting(std::time::Instant::now()) }),
             RequestKind::Called(_) | RequestKind::Unknown => Ok(AgentAnswer::Unknown),
         };

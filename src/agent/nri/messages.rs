@@ -1,11 +1,11 @@
 //! The messages of NRI that the plugin needs, with only the fields that it uses (github.com/containerd/nri,
 //! `pkg/api/api.proto`, 0.6 to 0.12). A field number never changes its meaning.
 
-use super::protobuf::{Fields, Malformed, Message, Value};
 use super::ttrpc::short_text;
 use super::{NriContainer, NriPod};
 use crate::cni::is_identifier;
-use std::path::PathBuf;
+use prost::{DecodeError, Message};
+use std::collections::BTreeMap;
 
 /// The service of the runtime.
 pub(super) const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
@@ -13,9 +13,157 @@ pub(super) const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 pub(super) const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 
 /// The label with a container's name, which the kubelet sets.
-const NAME_LABEL: &[u8] = b"io.kubernetes.container.name";
+const NAME_LABEL: &str = "io.kubernetes.container.name";
 /// CRI-O's annotation with the name and attempt of a container, as JSON.
-const METADATA_ANNOTATION: &[u8] = b"io.kubernetes.cri-o.Metadata";
+const METADATA_ANNOTATION: &str = "io.kubernetes.cri-o.Metadata";
+/// The states of a container in which it runs. A paused container has sockets as well.
+const PAUSED: i32 = 2;
+const RUNNING: i32 = 3;
+
+/// The argument of `RegisterPlugin`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct RegisterPlugin {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(string, tag = "2")]
+    pub(super) index: String,
+}
+
+/// The argument of `Configure`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Configure {
+    #[prost(string, tag = "2")]
+    runtime: String,
+    #[prost(string, tag = "3")]
+    version: String,
+    /// How long the runtime waits for an answer, in milliseconds; 0 if it does not report this.
+    #[prost(int64, tag = "5")]
+    pub(super) request_timeout: i64,
+}
+
+impl Configure {
+    /// Returns the name of the runtime, and its version.
+    pub(super) fn runtime(&self) -> (String, String) {
+        (short_text(&self.runtime), short_text(&self.version))
+    }
+}
+
+/// The answer to `Configure`: a bit for each event that the plugin subscribes to.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Subscription {
+    #[prost(int32, tag = "2")]
+    events: i32,
+}
+
+impl Subscription {
+    /// Subscribes to all kinds of events that the plugin handles.
+    pub(super) fn to_all() -> Self {
+        Self { events: EventKind::ALL.into_iter().map(|kind| 1 << (kind.number() - 1)).sum() }
+    }
+}
+
+/// The argument of `Synchronize`. The runtime splits a list that exceeds the limit
+/// of a message, and sets `more` in each part except the last one.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Synchronize {
+    #[prost(message, repeated, tag = "1")]
+    pods: Vec<Pod>,
+    #[prost(message, repeated, tag = "2")]
+    containers: Vec<Container>,
+    #[prost(bool, tag = "3")]
+    more: bool,
+}
+
+/// The answer to `Synchronize`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct SynchronizeAnswer {
+    #[prost(bool, tag = "2")]
+    more: bool,
+}
+
+/// The argument of a method that reports one kind of events.
+#[derive(Clone, PartialEq, Message)]
+struct ContainerEvent {
+    #[prost(message, optional, tag = "1")]
+    pod: Option<Pod>,
+    #[prost(message, optional, tag = "2")]
+    container: Option<Container>,
+}
+
+/// The argument of `StateChange`, which reports several kinds of events to plugins of NRI before 0.12.
+#[derive(Clone, PartialEq, Message)]
+struct StateChange {
+    #[prost(int32, tag = "1")]
+    event: i32,
+    #[prost(message, optional, tag = "2")]
+    pod: Option<Pod>,
+    #[prost(message, optional, tag = "3")]
+    container: Option<Container>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Pod {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(string, tag = "2")]
+    name: String,
+    #[prost(string, tag = "3")]
+    uid: String,
+    #[prost(string, tag = "4")]
+    namespace: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Container {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(string, tag = "2")]
+    pod_id: String,
+    #[prost(string, tag = "3")]
+    name: String,
+    #[prost(int32, tag = "4")]
+    state: i32,
+    #[prost(btree_map = "string, string", tag = "5")]
+    labels: BTreeMap<String, String>,
+    #[prost(btree_map = "string, string", tag = "6")]
+    annotations: BTreeMap<String, String>,
+    #[prost(message, optional, tag = "11")]
+    linux: Option<LinuxContainer>,
+    #[prost(uint32, tag = "12")]
+    pid: u32,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct LinuxContainer {
+    #[prost(string, tag = "5")]
+    cgroups_path: String,
+}
+
+impl From<Pod> for NriPod {
+    fn from(Pod { id, name, uid, namespace }: Pod) -> Self {
+        Self { id, name, namespace, uid }
+    }
+}
+
+impl From<Container> for NriContainer {
+    fn from(container: Container) -> Self {
+        let Container { id, pod_id, name, state, mut labels, annotations, linux, pid } = container;
+        let in_metadata = || {
+            let metadata: serde_json::Value = serde_json::from_str(annotations.get(METADATA_ANNOTATION)?).ok()?;
+            Some(metadata.get("name")?.as_str()?.to_owned())
+        };
+        let in_labels = labels.remove(NAME_LABEL);
+        let given = [Some(name), in_labels].into_iter().flatten().find(|name| !name.is_empty());
+        Self {
+            id,
+            pod_id,
+            name: given.or_else(in_metadata).unwrap_or_default(),
+            running: matches!(state, PAUSED | RUNNING),
+            cgroups_path: linux.unwrap_or_default().cgroups_path,
+            pid,
+        }
+    }
+}
 
 /// The kind of an event of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +182,7 @@ impl EventKind {
     const ALL: [Self; 4] = [Self::Start, Self::Started, Self::Stop, Self::Remove];
 
     /// The number in the enumeration `Event`.
-    const fn number(self) -> u64 {
+    const fn number(self) -> i32 {
         match self {
             Self::Start => 6,
             Self::Started => 7,
@@ -44,12 +192,12 @@ impl EventKind {
     }
 
     /// Returns the kind that a method reports.
-    pub(super) fn of_method(method: &[u8]) -> Option<Self> {
+    pub(super) fn of_method(method: &str) -> Option<Self> {
         match method {
-            b"StartContainer" => Some(Self::Start),
-            b"PostStartContainer" => Some(Self::Started),
-            b"StopContainer" => Some(Self::Stop),
-            b"RemoveContainer" => Some(Self::Remove),
+            "StartContainer" => Some(Self::Start),
+            "PostStartContainer" => Some(Self::Started),
+            "StopContainer" => Some(Self::Stop),
+            "RemoveContainer" => Some(Self::Remove),
             _ => None,
         }
     }
@@ -67,34 +215,20 @@ pub(super) struct Event {
 }
 
 impl Event {
-    /// Reads the argument of a method that reports one kind of events: {1 pod, 2 container}.
-    pub(super) fn of_method(kind: EventKind, message: &[u8]) -> Result<Self, Malformed> {
-        let mut event = Self { kind: Some(kind), ..Self::default() };
-        for field in Fields::of(message) {
-            match field? {
-                (1, Value::Bytes(fields)) => event.pod = pod(fields)?,
-                (2, Value::Bytes(fields)) => event.container = container(fields)?,
-                _ => {}
-            }
-        }
-        Ok(event)
+    /// Reads the argument of a method that reports one kind of events.
+    pub(super) fn of_method(kind: EventKind, message: &[u8]) -> Result<Self, DecodeError> {
+        let ContainerEvent { pod, container } = ContainerEvent::decode(message)?;
+        Ok(Self::new(Some(kind), pod, container))
     }
 
-    /// Reads the argument of `StateChange`, which reports several kinds of events to plugins of NRI before 0.12:
-    /// {1 event, 2 pod, 3 container}.
-    pub(super) fn of_state_change(message: &[u8]) -> Result<Self, Malformed> {
-        let mut event = Self::default();
-        for field in Fields::of(message) {
-            match field? {
-                (1, Value::Number(number)) => {
-                    event.kind = EventKind::ALL.into_iter().find(|kind| kind.number() == number);
-                }
-                (2, Value::Bytes(fields)) => event.pod = pod(fields)?,
-                (3, Value::Bytes(fields)) => event.container = container(fields)?,
-                _ => {}
-            }
-        }
-        Ok(event)
+    /// Reads the argument of `StateChange`.
+    pub(super) fn of_state_change(message: &[u8]) -> Result<Self, DecodeError> {
+        let StateChange { event, pod, container } = StateChange::decode(message)?;
+        Ok(Self::new(EventKind::ALL.into_iter().find(|kind| kind.number() == event), pod, container))
+    }
+
+    fn new(kind: Option<EventKind>, pod: Option<Pod>, container: Option<Container>) -> Self {
+        Self { kind, pod: pod.unwrap_or_default().into(), container: container.unwrap_or_default().into() }
     }
 
     /// Returns whether the IDs are identifiers, so that they can be parts of paths.
@@ -103,45 +237,7 @@ impl Event {
     }
 }
 
-/// The argument of `RegisterPlugin`: {1 plugin_name, 2 plugin_idx}.
-pub(super) fn registration(name: &str, index: &str) -> Vec<u8> {
-    Message::default().bytes(1, name.as_bytes()).bytes(2, index.as_bytes()).encoded()
-}
-
-/// The argument of `Configure`: {2 runtime_name, 3 runtime_version, 5 request_timeout in milliseconds}.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Configuration {
-    /// The name of the runtime.
-    pub(super) runtime: String,
-    /// Its version.
-    pub(super) version: String,
-    /// How long the runtime waits for an answer, in milliseconds; 0 if it does not report this.
-    pub(super) request_timeout: u64,
-}
-
-impl Configuration {
-    /// Reads the argument.
-    pub(super) fn read(message: &[u8]) -> Result<Self, Malformed> {
-        let mut configuration = Self::default();
-        for field in Fields::of(message) {
-            match field? {
-                (2, Value::Bytes(text)) => configuration.runtime = short_text(text),
-                (3, Value::Bytes(text)) => configuration.version = short_text(text),
-                (5, Value::Number(number)) => configuration.request_timeout = number,
-                _ => {}
-            }
-        }
-        Ok(configuration)
-    }
-
-    /// Returns the answer: {2 events}, a bit for each event that the plugin subscribes to.
-    pub(super) fn answer() -> Message {
-        Message::default().number(2, EventKind::ALL.into_iter().map(|kind| 1 << (kind.number() - 1)).sum())
-    }
-}
-
-/// The argument of `Synchronize`: {1 pods, 2 containers, 3 more}. The runtime splits a list that exceeds the limit of a
-/// message, and sets `more` in each part except the last one.
+/// The pods and containers of the node, from all parts of a list.
 #[derive(Debug, Default)]
 pub(super) struct Synchronization {
     /// The pods.
@@ -154,122 +250,27 @@ pub(super) struct Synchronization {
 
 impl Synchronization {
     /// Adds a part, without pods and containers whose ID is not an identifier.
-    pub(super) fn add(&mut self, message: &[u8]) -> Result<(), Malformed> {
-        self.more = false;
-        for field in Fields::of(message) {
-            match field? {
-                (1, Value::Bytes(fields)) => self.pods.push(pod(fields)?),
-                (2, Value::Bytes(fields)) => self.containers.push(container(fields)?),
-                (3, Value::Number(more)) => self.more = more != 0,
-                _ => {}
-            }
-        }
-        self.pods.retain(|pod| is_identifier(&pod.id));
-        self.containers.retain(|it| is_identifier(&it.id) && is_identifier(&it.pod_id));
+    pub(super) fn add(&mut self, message: &[u8]) -> Result<(), DecodeError> {
+        let Synchronize { pods, containers, more } = Synchronize::decode(message)?;
+        self.more = more;
+        self.pods.extend(pods.into_iter().map(NriPod::from).filter(|pod| is_identifier(&pod.id)));
+        let is_valid = |it: &NriContainer| is_identifier(&it.id) && is_identifier(&it.pod_id);
+        self.containers.extend(containers.into_iter().map(NriContainer::from).filter(is_valid));
         Ok(())
     }
 
     /// Returns how many bytes the parts occupy in memory.
     pub(super) fn size(&self) -> usize {
-        let pods = self.pods.iter().map(|pod| {
-            let netns = pod.netns.as_ref().map_or(0, |path| path.as_os_str().len());
-            size_of::<NriPod>() + pod.id.len() + pod.name.len() + pod.namespace.len() + pod.uid.len() + netns
-        });
-        let containers = self.containers.iter().map(|it| {
+        let of_pod =
+            |pod: &NriPod| size_of::<NriPod>() + pod.id.len() + pod.name.len() + pod.namespace.len() + pod.uid.len();
+        let of_container = |it: &NriContainer| {
             size_of::<NriContainer>() + it.id.len() + it.pod_id.len() + it.name.len() + it.cgroups_path.len()
-        });
-        pods.chain(containers).sum()
+        };
+        self.pods.iter().map(of_pod).chain(self.containers.iter().map(of_container)).sum()
     }
 
-    /// Returns the answer: {2 more}.
-    pub(super) fn answer(&self) -> Message {
-        Message::default().number(2, self.more.into())
+    /// Returns the answer.
+    pub(super) const fn answer(&self) -> SynchronizeAnswer {
+        SynchronizeAnswer { more: self.more }
     }
-}
-
-/// Reads a pod: {1 id, 2 name, 3 uid, 4 namespace, 8 linux {5 namespaces}, 9 pid}.
-pub(super) fn pod(message: &[u8]) -> Result<NriPod, Malformed> {
-    let mut pod = NriPod::default();
-    for field in Fields::of(message) {
-        match field? {
-            (1, Value::Bytes(id)) => pod.id = text(id),
-            (2, Value::Bytes(name)) => pod.name = text(name),
-            (3, Value::Bytes(uid)) => pod.uid = text(uid),
-            (4, Value::Bytes(namespace)) => pod.namespace = text(namespace),
-            (8, Value::Bytes(linux)) => {
-                for field in Fields::of(linux) {
-                    if let (5, Value::Bytes(namespace)) = field? {
-                        pod.netns = network_namespace(namespace)?.or(pod.netns);
-                    }
-                }
-            }
-            (9, Value::Number(pid)) => pod.pid = u32::try_from(pid).unwrap_or_default(),
-            _ => {}
-        }
-    }
-    Ok(pod)
-}
-
-/// Reads a namespace, {1 type, 2 path}, and returns the path of a network namespace.
-fn network_namespace(message: &[u8]) -> Result<Option<PathBuf>, Malformed> {
-    let (kind, path) = pair(message)?;
-    Ok((kind == b"network" && !path.is_empty()).then(|| text(path).into()))
-}
-
-/// Reads a container: {1 id, 2 pod_sandbox_id, 3 name, 4 state, 5 labels, 6 annotations, 11 linux {5 cgroups_path}, 12
-/// pid}.
-pub(super) fn container(message: &[u8]) -> Result<NriContainer, Malformed> {
-    let mut container = NriContainer::default();
-    let (mut label, mut metadata) = (None, None);
-    for field in Fields::of(message) {
-        match field? {
-            (1, Value::Bytes(id)) => container.id = text(id),
-            (2, Value::Bytes(id)) => container.pod_id = text(id),
-            (3, Value::Bytes(name)) => container.name = text(name),
-            // Paused or running; a paused container has sockets as well.
-            (4, Value::Number(state)) => container.running = matches!(state, 2 | 3),
-            (5, Value::Bytes(entry)) => label = value_of(NAME_LABEL, entry)?.or(label),
-            (6, Value::Bytes(entry)) => metadata = value_of(METADATA_ANNOTATION, entry)?.or(metadata),
-            (11, Value::Bytes(linux)) => {
-                for field in Fields::of(linux) {
-                    if let (5, Value::Bytes(path)) = field? {
-                        container.cgroups_path = text(path);
-                    }
-                }
-            }
-            (12, Value::Number(pid)) => container.pid = u32::try_from(pid).unwrap_or_default(),
-            _ => {}
-        }
-    }
-    if container.name.is_empty() {
-        container.name = label.map(text).or_else(|| name_in(metadata?)).unwrap_or_default();
-    }
-    Ok(container)
-}
-
-fn name_in(metadata: &[u8]) -> Option<String> {
-    let metadata: serde_json::Value = serde_json::from_slice(metadata).ok()?;
-    Some(metadata.get("name")?.as_str()?.to_owned())
-}
-
-fn value_of<'a>(key: &[u8], entry: &'a [u8]) -> Result<Option<&'a [u8]>, Malformed> {
-    let (name, value) = pair(entry)?;
-    Ok((name == key && !value.is_empty()).then_some(value))
-}
-
-/// Reads a message of two texts: {1 first, 2 second}. The entries of a map have this form.
-fn pair(message: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
-    let (mut first, mut second): (&[u8], &[u8]) = (&[], &[]);
-    for field in Fields::of(message) {
-        match field? {
-            (1, Value::Bytes(bytes)) => first = bytes,
-            (2, Value::Bytes(bytes)) => second = bytes,
-            _ => {}
-        }
-    }
-    Ok((first, second))
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }

@@ -3,13 +3,10 @@
 
 mod connection;
 mod messages;
-mod protobuf;
 pub(crate) mod session;
 mod ttrpc;
 
 pub use connection::run;
-
-use std::path::PathBuf;
 
 /// What the runtime reports, in the order in which it reports it. All calls come from the thread of [`run`].
 ///
@@ -44,11 +41,6 @@ pub struct NriPod {
     pub namespace: String,
     /// The pod's UID.
     pub uid: String,
-    /// The path of the pod's network namespace on the node; `None` if the pod uses the node's, or the runtime does not
-    /// report it.
-    pub netns: Option<PathBuf>,
-    /// The process that holds the sandbox; 0 if the runtime does not report it (CRI-O).
-    pub pid: u32,
 }
 
 /// A container, as the runtime reports it.

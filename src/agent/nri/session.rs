@@ -1,11 +1,11 @@
 //! One registration: the plugin's answers to the runtime, independent of the socket.
 
 use super::messages::{
-    Configuration, Event, EventKind, PLUGIN_SERVICE, RUNTIME_SERVICE, Synchronization, registration,
+    Configure, Event, EventKind, PLUGIN_SERVICE, RUNTIME_SERVICE, RegisterPlugin, Subscription, Synchronization,
 };
-use super::protobuf::{Malformed, Message};
 use super::ttrpc::{self, Demultiplexer, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, Request, Status, UNIMPLEMENTED};
 use super::{NriHandler, NriStatus};
+use prost::{DecodeError, Message};
 use std::fmt::Display;
 use std::mem::take;
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ enum Report {
 #[derive(Debug, Default)]
 pub(crate) struct Session {
     demultiplexer: Demultiplexer,
-    configuration: Configuration,
+    configuration: Configure,
     synchronization: Synchronization,
     /// Whether the runtime has synchronized the plugin, so that it reports events.
     synchronized: bool,
@@ -65,13 +65,14 @@ pub(crate) struct Session {
 impl Session {
     /// Returns the call that registers the plugin.
     pub(super) fn registration() -> Vec<u8> {
-        ttrpc::request(REGISTRATION, RUNTIME_SERVICE, "RegisterPlugin", &registration(NAME, INDEX))
+        let argument = RegisterPlugin { name: NAME.to_owned(), index: INDEX.to_owned() };
+        ttrpc::request(REGISTRATION, RUNTIME_SERVICE, "RegisterPlugin", &argument)
     }
 
     /// Returns the status with the runtime after it has registered the plugin; `None` before.
     pub(super) fn registered(&self) -> Option<NriStatus> {
-        let Configuration { runtime, version, .. } = &self.configuration;
-        self.synchronized.then(|| NriStatus::Registered { runtime: runtime.clone(), version: version.clone() })
+        let (runtime, version) = self.configuration.runtime();
+        self.synchronized.then_some(NriStatus::Registered { runtime, version })
     }
 
     /// Answers the calls in `input`, and calls `handler`.
@@ -85,7 +86,7 @@ impl Session {
         send: &mut Send<'_>,
     ) -> Result<(), Failure> {
         while let Some(message) = self.demultiplexer.next(&mut input)? {
-            let malformed = |error: Malformed| format!("the runtime sent a {error}");
+            let malformed = |_: DecodeError| "the runtime sent a malformed message".to_owned();
             if let Some(request) = message.request() {
                 self.answer(message.stream(), &request.map_err(malformed)?, handler, send)?;
             } else if let Some(response) = message.response() {
@@ -101,7 +102,7 @@ impl Session {
 
     /// Returns why the runtime has probably closed the connection.
     pub(crate) fn closed(&self) -> String {
-        let limit = Duration::from_millis(self.configuration.request_timeout);
+        let limit = Duration::from_millis(self.configuration.request_timeout.try_into().unwrap_or_default());
         match self {
             Self { cause: Some(cause), .. } => cause.clone(),
             // The runtime's clock started earlier than the plugin's.
@@ -120,7 +121,7 @@ impl Session {
     fn answer(
         &mut self,
         stream: u32,
-        request: &Request<'_>,
+        request: &Request,
         handler: &mut impl NriHandler,
         send: &mut Send<'_>,
     ) -> Result<(), Failure> {
@@ -151,29 +152,29 @@ impl Session {
     }
 
     /// Returns the answer to a call, and what the call reports.
-    fn read(&mut self, request: &Request<'_>) -> (Result<Message, Status>, Report) {
+    fn read(&mut self, request: &Request) -> (Result<Vec<u8>, Status>, Report) {
         let unknown = || {
-            let message = format!("unknown method {}", ttrpc::short_text(request.method));
+            let message = format!("unknown method {}", ttrpc::short_text(&request.method));
             (Err(Status { code: UNIMPLEMENTED, message }), Report::Nothing)
         };
-        if request.service != PLUGIN_SERVICE.as_bytes() {
+        if request.service != PLUGIN_SERVICE {
             return unknown();
         }
-        let event = match request.method {
-            b"Configure" => return (self.configure(request.payload), Report::Nothing),
-            b"Synchronize" => {
-                let answer = self.synchronize(request.payload);
+        let event = match request.method.as_str() {
+            "Configure" => return (self.configure(&request.payload), Report::Nothing),
+            "Synchronize" => {
+                let answer = self.synchronize(&request.payload);
                 let complete = answer.is_ok() && !self.synchronization.more;
                 let report = complete.then(|| Report::All(take(&mut self.synchronization)));
                 return (answer, report.unwrap_or(Report::Nothing));
             }
-            b"Shutdown" => {
+            "Shutdown" => {
                 self.cause = Some("the runtime is shutting down".into());
-                return (Ok(Message::default()), Report::Nothing);
+                return (Ok(Vec::new()), Report::Nothing);
             }
-            b"StateChange" => Event::of_state_change(request.payload),
+            "StateChange" => Event::of_state_change(&request.payload),
             method => match EventKind::of_method(method) {
-                Some(kind) => Event::of_method(kind, request.payload),
+                Some(kind) => Event::of_method(kind, &request.payload),
                 None => return unknown(),
             },
         };
@@ -186,27 +187,27 @@ impl Session {
                 Report::Nothing
             }
         };
-        (Ok(Message::default()), report)
+        (Ok(Vec::new()), report)
     }
 
-    fn configure(&mut self, message: &[u8]) -> Result<Message, Status> {
-        let configuration = Configuration::read(message);
+    fn configure(&mut self, message: &[u8]) -> Result<Vec<u8>, Status> {
+        let configuration = Configure::decode(message);
         self.configuration = configuration.map_err(|error| self.refuse("configuration", INVALID_ARGUMENT, error))?;
-        Ok(Configuration::answer())
+        Ok(Subscription::to_all().encode_to_vec())
     }
 
-    fn synchronize(&mut self, part: &[u8]) -> Result<Message, Status> {
+    fn synchronize(&mut self, part: &[u8]) -> Result<Vec<u8>, Status> {
         let added = self.synchronization.add(part);
         added.map_err(|error| self.refuse(CONTAINERS, INVALID_ARGUMENT, error))?;
         if self.synchronization.size() > MAX_SYNCHRONIZATION {
             let limit = format!("expected pods and containers of at most {MAX_SYNCHRONIZATION} bytes, got more");
             return Err(self.refuse(CONTAINERS, RESOURCE_EXHAUSTED, limit));
         }
-        Ok(self.synchronization.answer())
+        Ok(self.synchronization.answer().encode_to_vec())
     }
 
     /// Returns an answer after which the runtime closes the connection.
-    fn refuse(&mut self, what: &str, code: u64, error: impl Display) -> Status {
+    fn refuse(&mut self, what: &str, code: i32, error: impl Display) -> Status {
         self.cause = Some(format!("can't read the runtime's {what}: {error}"));
         Status { code, message: error.to_string() }
     }

@@ -1,10 +1,10 @@
-//! Properties of the encodings, for any input.
+//! Properties of the framing and of sessions, for any input.
 
-use super::protobuf::{Fields, Malformed, Message, Value};
 use super::session::Session;
 use super::ttrpc::{self, Caller, Demultiplexer, MAX_MESSAGE, Received, Status};
 use super::{NriContainer, NriHandler, NriPod, messages};
 use proptest::prelude::*;
+use prost::Message;
 
 /// Counts the calls.
 #[derive(Default)]
@@ -32,9 +32,17 @@ impl NriHandler for Counter {
     }
 }
 
+/// An argument that is encoded already.
+#[derive(Clone, PartialEq, Message)]
+struct Bytes {
+    #[prost(bytes = "vec", tag = "1")]
+    contents: Vec<u8>,
+}
+
 /// A call of the runtime: the plugin's own call, on the other connection.
 fn call(stream: u32, method: &str, payload: &[u8]) -> Vec<u8> {
-    let mut frame = ttrpc::request(stream, messages::PLUGIN_SERVICE, method, payload);
+    let argument = Bytes { contents: payload.to_vec() };
+    let mut frame = ttrpc::request(stream, messages::PLUGIN_SERVICE, method, &argument);
     frame[3] = 1;
     frame
 }
@@ -51,67 +59,7 @@ fn received(input: &[u8], cuts: &[usize]) -> Vec<Received> {
     messages
 }
 
-/// A container and its encoding, with fields that the plugin does not know.
-fn container() -> impl Strategy<Value = (NriContainer, Vec<u8>)> {
-    let text = || "[a-z0-9/:-]{0,20}";
-    (text(), text(), text(), any::<bool>(), text(), any::<u32>(), (9u64..11, 13u64..4000), any::<u64>()).prop_map(
-        |(id, pod_id, name, running, cgroups_path, pid, (below, above), other)| {
-            let linux = Message::default().bytes(1, b"x").bytes(5, cgroups_path.as_bytes()).encoded();
-            let message = Message::default()
-                .number(above, other)
-                .bytes(1, id.as_bytes())
-                .bytes(2, pod_id.as_bytes())
-                .bytes(3, name.as_bytes())
-                .bytes(below, b"unknown")
-                .number(4, if running { 3 } else { 4 })
-                .bytes(11, &linux)
-                .number(12, pid.into())
-                .encoded();
-            (NriContainer { id, pod_id, name, running, cgroups_path, pid }, message)
-        },
-    )
-}
-
 proptest! {
-    #[test]
-    fn fields_are_read_as_they_were_written(
-        fields in prop::collection::vec((1u64..1 << 29, prop::option::of(1u64..), prop::collection::vec(any::<u8>(), 1..40)), 0..20),
-    ) {
-        let message = fields.iter().fold(Message::default(), |message, (field, number, bytes)| match number {
-            Some(number) => message.number(*field, *number),
-            None => message.bytes(*field, bytes),
-        });
-        let message = message.encoded();
-        let expected: Vec<_> = fields
-            .iter()
-            .map(|(field, number, bytes)| Ok((*field, number.map_or(Value::Bytes(bytes), Value::Number))))
-            .collect();
-        prop_assert_eq!(Fields::of(&message).collect::<Vec<_>>(), expected);
-    }
-
-    #[test]
-    fn any_bytes_are_fields_or_malformed(message in prop::collection::vec(any::<u8>(), 0..200)) {
-        // Ends: each field takes at least one byte.
-        prop_assert!(Fields::of(&message).count() <= message.len());
-        let _ = (messages::pod(&message), messages::container(&message));
-    }
-
-    #[test]
-    fn a_container_is_read_as_it_was_written((container, message) in container()) {
-        prop_assert_eq!(messages::container(&message), Ok(container));
-    }
-
-    #[test]
-    fn a_truncated_container_is_malformed_or_has_fewer_fields((_, message) in container(), cut in any::<prop::sample::Index>()) {
-        let cut = cut.index(message.len() + 1);
-        let fields = Fields::of(&message[..cut]).collect::<Result<Vec<_>, _>>();
-        let complete = Fields::of(&message).count();
-        match fields {
-            Ok(fields) => prop_assert!(fields.len() <= complete),
-            Err(Malformed) => prop_assert_eq!(messages::container(&message[..cut]), Err(Malformed)),
-        }
-    }
-
     #[test]
     fn any_pieces_give_the_same_messages(
         payloads in prop::collection::vec((any::<u32>(), prop::collection::vec(any::<u8>(), 0..300)), 0..8),
@@ -124,7 +72,8 @@ proptest! {
         for (message, (stream, payload)) in messages.iter().zip(&payloads) {
             prop_assert_eq!((message.caller, message.stream()), (Caller::Runtime, *stream));
             let request = message.request().expect("a call").expect("valid");
-            prop_assert_eq!((request.method, request.payload), (b"M".as_slice(), payload.as_slice()));
+            let argument = Bytes::decode(request.payload.as_slice()).expect("valid");
+            prop_assert_eq!((request.method.as_str(), &argument.contents), ("M", payload));
         }
     }
 
@@ -163,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn no_answer_exceeds_the_buffer_of_a_runtime(method in "\\PC{0,1500}", code in any::<u64>(), text in "\\PC{0,1500}") {
+    fn no_answer_exceeds_the_buffer_of_a_runtime(method in "\\PC{0,1500}", code in any::<i32>(), text in "\\PC{0,1500}") {
         let answer = ttrpc::response(1, Err(Status { code, message: text }));
         prop_assert!(answer.len() <= 4096);
         let (mut session, mut handler, mut sizes) = (Session::default(), Counter::default(), Vec::new());
@@ -194,23 +143,4 @@ fn memory_grows_with_what_was_received_not_with_what_was_announced() {
     let other = [0, 0, 0, 3, 0, 0, 0xff, 0xff, 1, 2, 3];
     assert_eq!(demultiplexer.next(&mut other.as_slice()), Ok(None));
     assert!(demultiplexer.buffered() < 100);
-}
-
-#[test]
-fn malformed_fields_are_refused() {
-    for message in [
-        &[0x08][..],
-        &[0x0a, 0x02, 0x01],
-        &[0x0b],
-        &[0x00, 0x01],
-        &[0xff; 11],
-        &[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01],
-        &[0x09, 0, 0, 0],
-        &[0x0d, 0, 0, 0],
-    ] {
-        assert_eq!(Fields::of(message).last(), Some(Err(Malformed)), "{message:?}");
-    }
-    let fixed = [0x09, 0, 0, 0, 0, 0, 0, 0, 0, 0x0d, 0, 0, 0, 0, 0x10, 0x01];
-    let fields: Vec<_> = Fields::of(&fixed).map(|field| field.expect("valid").1).collect();
-    assert_eq!(fields, [Value::Fixed, Value::Fixed, Value::Number(1)]);
 }

@@ -1,8 +1,8 @@
 //! Remote calls in both directions over one socket: frames of NRI's multiplexer, and in them messages of ttrpc
 //! (github.com/containerd/nri, `pkg/net/multiplex`; github.com/containerd/ttrpc, `PROTOCOL.md`).
 
-use super::protobuf::{Fields, Malformed, Message, Value};
 use crate::printable;
+use prost::{DecodeError, Message};
 
 /// The size of a frame's header: connection and length.
 const FRAME_HEADER: usize = 8;
@@ -38,19 +38,44 @@ const REQUEST: u8 = 1;
 const RESPONSE: u8 = 2;
 
 /// The status of a method that the plugin does not have (gRPC, `UNIMPLEMENTED`).
-pub(super) const UNIMPLEMENTED: u64 = 12;
+pub(super) const UNIMPLEMENTED: i32 = 12;
 /// The status of a message that can't be decoded (gRPC, `INVALID_ARGUMENT`).
-pub(super) const INVALID_ARGUMENT: u64 = 3;
+pub(super) const INVALID_ARGUMENT: i32 = 3;
 /// The status of a message that exceeds a limit (gRPC, `RESOURCE_EXHAUSTED`).
-pub(super) const RESOURCE_EXHAUSTED: u64 = 8;
+pub(super) const RESOURCE_EXHAUSTED: i32 = 8;
 
 /// An error as the answer to a call.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Status {
     /// The code, as in gRPC.
-    pub(super) code: u64,
+    #[prost(int32, tag = "1")]
+    pub(super) code: i32,
     /// The text of the error.
+    #[prost(string, tag = "2")]
     pub(super) message: String,
+}
+
+/// A call.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Request {
+    /// The service, such as `nri.pkg.api.v1alpha1.Plugin`.
+    #[prost(string, tag = "1")]
+    pub(super) service: String,
+    /// The method, such as `StartContainer`.
+    #[prost(string, tag = "2")]
+    pub(super) method: String,
+    /// The argument.
+    #[prost(bytes = "vec", tag = "3")]
+    pub(super) payload: Vec<u8>,
+}
+
+/// The answer to a call.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Response {
+    #[prost(message, optional, tag = "1")]
+    status: Option<Status>,
+    #[prost(bytes = "vec", tag = "2")]
+    payload: Vec<u8>,
 }
 
 /// A received message of ttrpc.
@@ -62,17 +87,6 @@ pub(super) struct Received {
     bytes: Vec<u8>,
 }
 
-/// A call of the runtime.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Request<'a> {
-    /// The service, such as `nri.pkg.api.v1alpha1.Plugin`.
-    pub(super) service: &'a [u8],
-    /// The method, such as `StartContainer`.
-    pub(super) method: &'a [u8],
-    /// The argument.
-    pub(super) payload: &'a [u8],
-}
-
 impl Received {
     /// The number of the call.
     pub(super) fn stream(&self) -> u32 {
@@ -80,44 +94,27 @@ impl Received {
     }
 
     /// Returns the call of the runtime; `None` if the message is not a call.
-    pub(super) fn request(&self) -> Option<Result<Request<'_>, Malformed>> {
-        (self.caller == Caller::Runtime && self.bytes[8] == REQUEST).then(|| {
-            let mut request = Request { service: &[], method: &[], payload: &[] };
-            for field in Fields::of(&self.bytes[MESSAGE_HEADER..]) {
-                match field? {
-                    (1, Value::Bytes(service)) => request.service = service,
-                    (2, Value::Bytes(method)) => request.method = method,
-                    (3, Value::Bytes(payload)) => request.payload = payload,
-                    _ => {}
-                }
-            }
-            Ok(request)
-        })
+    pub(super) fn request(&self) -> Option<Result<Request, DecodeError>> {
+        let is_call = self.caller == Caller::Runtime && self.bytes[8] == REQUEST;
+        is_call.then(|| Request::decode(&self.bytes[MESSAGE_HEADER..]))
     }
 
     /// Returns the runtime's answer to a call of this plugin; `None` if the message is not an answer.
-    pub(super) fn response(&self) -> Option<Result<Result<(), Status>, Malformed>> {
-        (self.caller == Caller::Plugin && self.bytes[8] == RESPONSE).then(|| {
-            let mut status = Status { code: 0, message: String::new() };
-            for field in Fields::of(&self.bytes[MESSAGE_HEADER..]) {
-                let (1, Value::Bytes(fields)) = field? else { continue };
-                for field in Fields::of(fields) {
-                    match field? {
-                        (1, Value::Number(code)) => status.code = code,
-                        (2, Value::Bytes(text)) => status.message = short_text(text),
-                        _ => {}
-                    }
-                }
-            }
-            Ok(if status.code == 0 { Ok(()) } else { Err(status) })
+    pub(super) fn response(&self) -> Option<Result<Result<(), Status>, DecodeError>> {
+        let is_answer = self.caller == Caller::Plugin && self.bytes[8] == RESPONSE;
+        is_answer.then(|| {
+            let Response { status, .. } = Response::decode(&self.bytes[MESSAGE_HEADER..])?;
+            Ok(match status {
+                Some(Status { code, message }) if code != 0 => Err(Status { code, message: short_text(&message) }),
+                _ => Ok(()),
+            })
         })
     }
 }
 
 /// Returns a text of at most [`MAX_TEXT`] bytes.
-pub(super) fn short_text(text: &[u8]) -> String {
-    let text = &text[..text.len().min(MAX_TEXT)];
-    printable::cut(&String::from_utf8_lossy(text), MAX_TEXT).into_owned()
+pub(super) fn short_text(text: &str) -> String {
+    printable::cut(text, MAX_TEXT).into_owned()
 }
 
 /// Splits the socket's byte stream into messages. It buffers one incomplete message per connection, and only allocates
@@ -210,21 +207,21 @@ fn number(bytes: &[u8], at: usize) -> u32 {
 }
 
 /// Returns the bytes of a call of this plugin.
-pub(super) fn request(stream: u32, service: &str, method: &str, payload: &[u8]) -> Vec<u8> {
-    let contents = Message::default().bytes(1, service.as_bytes()).bytes(2, method.as_bytes()).bytes(3, payload);
-    frame(Caller::Plugin, stream, REQUEST, &contents.encoded())
+pub(super) fn request(stream: u32, service: &str, method: &str, argument: &impl Message) -> Vec<u8> {
+    let payload = argument.encode_to_vec();
+    let request = Request { service: service.to_owned(), method: method.to_owned(), payload };
+    frame(Caller::Plugin, stream, REQUEST, &request.encode_to_vec())
 }
 
 /// Returns the bytes of the answer to the runtime's call `stream`.
-pub(super) fn response(stream: u32, result: Result<Message, Status>) -> Vec<u8> {
-    let contents = match result {
-        Ok(payload) => Message::default().bytes(2, &payload.encoded()),
+pub(super) fn response(stream: u32, result: Result<Vec<u8>, Status>) -> Vec<u8> {
+    let response = match result {
+        Ok(payload) => Response { status: None, payload },
         Err(Status { code, message }) => {
-            let message = short_text(message.as_bytes());
-            Message::default().bytes(1, &Message::default().number(1, code).bytes(2, message.as_bytes()).encoded())
+            Response { status: Some(Status { code, message: short_text(&message) }), payload: Vec::new() }
         }
     };
-    frame(Caller::Runtime, stream, RESPONSE, &contents.encoded())
+    frame(Caller::Runtime, stream, RESPONSE, &response.encode_to_vec())
 }
 
 fn frame(caller: Caller, stream: u32, kind: u8, contents: &[u8]) -> Vec<u8> {

@@ -5,7 +5,6 @@ use crate::agent::token_bucket::TokenBucket;
 use crate::cluster::{Event, PolicyCondition};
 use crate::pod::PodRef;
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 /// The limit of Events that wait for the API server, of all pods and of one pod.
@@ -47,13 +46,8 @@ pub(super) struct Queue {
     events: BTreeMap<String, VecDeque<(PodRef, Event)>>,
     /// The latest condition of each pod, and whether its status has changed.
     conditions: BTreeMap<PodName, (PodRef, PolicyCondition, bool)>,
-    /// The conditions that the API server refused (403). One of them is retried after a pause; each result other than
-    /// another refusal retries the next one at once.
-    refused: BTreeMap<PodName, (PodRef, PolicyCondition, bool)>,
-    /// When the next refused condition is retried.
-    pub(super) refused_due: Option<Instant>,
-    /// The pod of the last refused condition that was retried.
-    last_retried: PodName,
+    /// Until when no condition is written, because the API server refused one (403).
+    conditions_paused: Option<Instant>,
     /// The namespace of the last report, and of each namespace the pod of the last condition.
     last_namespace: String,
     last_pods: BTreeMap<String, String>,
@@ -95,7 +89,7 @@ impl Queue {
     pub(super) fn add_condition(&mut self, pod: &PodRef, condition: PolicyCondition, has_changed_status: bool) {
         let key = (pod.namespace.clone(), pod.name.clone());
         // The status in the cluster is still the one before the replaced condition.
-        let replaced = self.conditions.remove(&key).or_else(|| self.refused.remove(&key));
+        let replaced = self.conditions.remove(&key);
         let has_changed = has_changed_status || replaced.is_some_and(|(_, _, has_changed)| has_changed);
         if self.conditions.len() < MAX_CONDITIONS {
             self.conditions.insert(key, (pod.clone(), condition, has_changed));
@@ -159,6 +153,9 @@ impl Queue {
     }
 
     fn next_condition(&mut self, namespace: &str, now: Instant) -> Result<Report, Option<Instant>> {
+        if let Some(paused) = self.conditions_paused.filter(|paused| now < *paused) {
+            return Err(Some(paused));
+        }
         let first = (namespace.to_owned(), String::new());
         let of_namespace = self.conditions.range(first..).take_while(|((own, _), _)| own == namespace);
         let mut pods: Vec<PodName> = of_namespace.map(|(key, _)| key.clone()).collect();
@@ -183,7 +180,9 @@ impl Queue {
     pub(super) fn has_next(&mut self, now: Instant) -> bool {
         let is_allowed = |rate: Option<&mut TokenBucket>| rate.is_none_or(|rate| rate.next(now).is_none());
         let of_events = self.events.values().flatten().map(|(pod, _)| (pod.namespace.clone(), pod.name.clone()));
-        let pods: Vec<PodName> = of_events.chain(self.conditions.keys().cloned()).collect();
+        let are_paused = self.conditions_paused.is_some_and(|paused| now < paused);
+        let of_conditions = self.conditions.keys().filter(|_| !are_paused).cloned();
+        let pods: Vec<PodName> = of_events.chain(of_conditions).collect();
         pods.iter()
             .any(|key| is_allowed(self.namespace_rates.get_mut(&key.0)) && is_allowed(self.pod_rates.get_mut(key)))
     }
@@ -203,30 +202,9 @@ impl Queue {
         }
     }
 
-    /// Stores a condition that the API server refused, unless a later one waits.
-    pub(super) fn keep_refused(&mut self, report: Report, due: Instant) {
-        let Report::Condition(pod, condition, has_changed) = report else { return };
-        let key = (pod.namespace.clone(), pod.name.clone());
-        self.refused_due = Some(due);
-        if let Some((.., later)) = self.conditions.get_mut(&key) {
-            *later |= has_changed;
-            return;
-        }
-        if self.refused.len() >= MAX_CONDITIONS {
-            self.refused.pop_first();
-        }
-        self.refused.insert(key, (pod, condition, has_changed));
-    }
-
-    /// Moves the next refused condition to those that wait.
-    pub(super) fn retry_refused(&mut self) {
-        self.refused_due = None;
-        let later = self.refused.range((Bound::Excluded(&self.last_retried), Bound::Unbounded)).next();
-        let Some(key) = later.or_else(|| self.refused.first_key_value()).map(|(key, _)| key.clone()) else { return };
-        if let Some(refused) = self.refused.remove(&key) {
-            self.conditions.entry(key.clone()).or_insert(refused);
-        }
-        self.last_retried = key;
+    /// Writes no condition before `until`.
+    pub(super) const fn pause_conditions(&mut self, until: Instant) {
+        self.conditions_paused = Some(until);
     }
 
     /// Returns a report that was not accepted to its place.
@@ -253,7 +231,7 @@ impl Queue {
     /// Whether no report waits.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.events.is_empty() && self.conditions.is_empty() && self.refused.is_empty()
+        self.events.is_empty() && self.conditions.is_empty()
     }
 }
 
@@ -334,21 +312,15 @@ mod tests {
 
     #[test]
     fn waiting_reports_have_a_limit_and_the_longest_queue_is_cut() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
+        let mut queue = Queue::default();
         queue.add_event(&pod("victim", "web-0"), event());
         for number in 0..=MAX_EVENTS {
             queue.add_event(&pod("attacker", &number.to_string()), event());
         }
         for number in 0..=MAX_CONDITIONS {
             queue.add_condition(&pod("attacker", &number.to_string()), condition(), true);
-            let report = Report::Condition(pod("attacker", &number.to_string()), condition(), true);
-            queue.keep_refused(report, now);
         }
         assert_eq!((queue.waiting_events().count(), queue.conditions.len()), (MAX_EVENTS, MAX_CONDITIONS));
         assert_eq!(queue.events["victim"].len(), 1);
-        for number in 0..=MAX_CONDITIONS {
-            queue.keep_refused(Report::Condition(pod("x", &number.to_string()), condition(), true), now);
-        }
-        assert_eq!(queue.refused.len(), MAX_CONDITIONS);
     }
 }

@@ -17,7 +17,6 @@ mod tracked_pod;
 
 pub use reconciler::{FinishedJob, Job, ObservedNode, PodReconciler};
 pub use repair::{RepairOutcome, RepairResult};
-pub(in crate::agent) use run::{NodeState, SharedPolicies};
 pub use selector::Selector;
 pub use settings::{PodSettings, RepairMode, RepairSettings};
 pub use suspicion::Cause;

@@ -3,7 +3,7 @@
 use super::limits::{ChangeLimit, Failures, MIN_INTERVAL};
 use super::reconciler::Tools;
 use super::rule_check::{name, pod_ref};
-use super::sandbox::{Sandboxes, current_sandbox};
+use super::sandbox::Sandboxes;
 use super::suspicion::suspect;
 use super::texts;
 use super::tracked_pod::TrackedPod;
@@ -13,21 +13,17 @@ use crate::agent::pod_reports::PodReports;
 use crate::cluster::PolicyCondition;
 use crate::cni::{Code, Error, NetConf};
 use crate::host_path::HostRoot;
-use crate::plugin::live_policy::{
+use crate::plugin::running::live_policy::{
     Assessment, Input, Policies, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, union,
 };
 use crate::pod::Facts;
 use crate::policy::LivePolicyScope;
-use std::collections::VecDeque;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The pause after a failed change, doubled after each further one in a row.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
-/// The number of messages of which each is reported once.
-const MAX_MESSAGES: usize = 16;
 
 /// What is known about the policy of a pod.
 #[derive(Debug)]
@@ -41,8 +37,8 @@ pub(super) struct PodPolicy {
     limit: ChangeLimit,
     /// The failed changes in a row, or the evaluations without saved rules.
     failures: Failures,
-    /// The hashes of the last messages of refused policies.
-    refused: VecDeque<u64>,
+    /// The message of the last Event about a refused policy.
+    refused: String,
     /// The desired policy of the last Event about an outdated pod.
     outdated: String,
     /// The condition that was sent and may not have been observed yet.
@@ -80,7 +76,7 @@ impl PodPolicy {
             assessment: Assessment::default(),
             limit: ChangeLimit::default(),
             failures: Failures::default(),
-            refused: VecDeque::new(),
+            refused: String::new(),
             outdated: String::new(),
             sent: None,
         }
@@ -119,16 +115,27 @@ impl PodPolicy {
         self.wake(now + pause);
     }
 
-    /// Stores an assessment, and reports it: the condition, and the Events for a policy that is refused or outdated,
-    /// each once.
-    fn report(&mut self, assessment: Assessment, observed: &ObservedPod, reports: &PodReports) {
+    /// Stores an assessment, and reports it: the condition, the metric, and the Events for a policy that is refused or
+    /// outdated, each once.
+    fn report(&mut self, assessment: Assessment, observed: &ObservedPod, tools: &Tools) {
+        if self.is_refused_anew(&assessment) && tools.settings.live_policy != LivePolicyScope::Off {
+            tools.metrics.policy_change("refused");
+        }
+        self.write(assessment, observed, &tools.policy_reports());
+    }
+
+    fn is_refused_anew(&self, assessment: &Assessment) -> bool {
+        assessment.verdict == Some(Verdict::Refused) && self.refused != assessment.reason
+    }
+
+    fn write(&mut self, assessment: Assessment, observed: &ObservedPod, reports: &PodReports) {
         let (pod, name) = (pod_ref(observed), name(observed));
-        let is_refused_anew = assessment.verdict == Some(Verdict::Refused) && self.is_new_message(&assessment.reason);
         let known = self.sent.as_ref().or(observed.policy_condition.as_ref());
         let condition = texts::condition(&assessment, observed.pod.proxy().is_some(), known.is_some());
         // An earlier agent has reported it already.
         let is_reported = condition.is_some() && known == condition.as_ref();
-        if is_refused_anew {
+        if self.is_refused_anew(&assessment) {
+            self.refused.clone_from(&assessment.reason);
             let event = texts::refused(&assessment);
             tracing::warn!(pod = name, "policy refused: {}", event.message);
             if !is_reported {
@@ -151,18 +158,6 @@ impl PodPolicy {
         self.assessment = assessment;
     }
 
-    fn is_new_message(&mut self, message: &str) -> bool {
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(message);
-        if self.refused.contains(&hash) {
-            return false;
-        }
-        if self.refused.len() == MAX_MESSAGES {
-            self.refused.pop_front();
-        }
-        self.refused.push_back(hash);
-        true
-    }
-
     /// Records the result of a change.
     pub(super) fn finish_change(
         &mut self,
@@ -172,7 +167,7 @@ impl PodPolicy {
         tools: &Tools,
         now: Instant,
     ) {
-        let (reports, name) = (tools.policy_reports(), name(observed));
+        let name = name(observed);
         match result {
             Ok(()) => {
                 tools.metrics.policy_change("applied");
@@ -180,15 +175,14 @@ impl PodPolicy {
                 let event = texts::changed(&self.assessment.applied, &change.after.applied, &change.words);
                 tracing::info!(pod = name, "{}", event.message);
                 if !change.words.is_empty() {
-                    reports.event(&pod_ref(observed), event);
+                    tools.reports.event(&pod_ref(observed), event);
                 }
-                self.report(change.after, observed, &reports);
+                self.report(change.after, observed, tools);
             }
             Err(error) if error.code == Code::InvalidConfig => {
-                tools.metrics.policy_change("refused");
                 let reason = error.to_string();
                 let refused = Assessment { verdict: Some(Verdict::Refused), reason, ..self.assessment.clone() };
-                self.report(refused, observed, &reports);
+                self.report(refused, observed, tools);
             }
             Err(error) => {
                 tools.metrics.policy_change("failed");
@@ -196,7 +190,7 @@ impl PodPolicy {
                 if self.assessment.reason != reason {
                     tracing::warn!(pod = name, "can't change its policy: {error}");
                 }
-                self.report(Assessment { reason, ..self.assessment.clone() }, observed, &reports);
+                self.report(Assessment { reason, ..self.assessment.clone() }, observed, tools);
                 self.retry(now);
             }
         }
@@ -224,7 +218,7 @@ impl PolicyEvaluation<'_> {
             return None;
         }
         let root = HostRoot::new(self.tools.node.root());
-        let sandbox = current_sandbox(&self.sandboxes, observed, &root);
+        let sandbox = self.sandboxes.of(observed, &root);
         let container_id = sandbox.map(|sandbox| sandbox.container_id.clone());
         if !self.is_current && (container_id.is_none() || policy.container_id != container_id) {
             // The facts of its ADD may be newer than the cache.
@@ -244,9 +238,8 @@ impl PolicyEvaluation<'_> {
         let scope = self.tools.settings.live_policy;
         let input = Input { running, facts: &facts, desired: &desired, scope };
         let assessment = assess(&input);
-        self.count_refusal(policy, &assessment);
         let Some(change) = assessment.change.clone() else {
-            policy.report(assessment, observed, &self.tools.policy_reports());
+            policy.report(assessment, observed, self.tools);
             return None;
         };
         let assessment = Assessment { change: None, ..assessment };
@@ -268,18 +261,10 @@ impl PolicyEvaluation<'_> {
         if suspicion.is_some_and(|it| it.redirectable && it.settled) {
             let reason = "no saved rules: the plugin was not called for it, or another tool redirects it".to_owned();
             let none = Assessment { verdict: Some(Verdict::None), reason, ..Assessment::default() };
-            policy.report(none, observed, &self.tools.policy_reports());
+            policy.report(none, observed, self.tools);
             policy.retry(self.now);
         } else {
             policy.assessment = Assessment::default();
-        }
-    }
-
-    fn count_refusal(&self, policy: &PodPolicy, assessment: &Assessment) {
-        let is_refused = |assessment: &Assessment| assessment.verdict == Some(Verdict::Refused);
-        let is_known = is_refused(&policy.assessment) && policy.assessment.reason == assessment.reason;
-        if is_refused(assessment) && !is_known && self.tools.settings.live_policy != LivePolicyScope::Off {
-            self.tools.metrics.policy_change("refused");
         }
     }
 
@@ -290,7 +275,7 @@ impl PolicyEvaluation<'_> {
         let reason = "its policy changes too often; the next change follows within 10 s".to_owned();
         let waiting = Assessment { reason, ..assessment };
         if next - self.now > MIN_INTERVAL {
-            policy.report(waiting, observed, &self.tools.policy_reports());
+            policy.report(waiting, observed, self.tools);
         } else {
             policy.assessment = waiting;
         }
@@ -318,8 +303,8 @@ mod tests {
         let pod = Pod { containers: vec![proxy], ..Pod::default() };
         let observed = ObservedPod { pod, policy_condition, ..ObservedPod::default() };
         let (reports, mut policy) = (PodReports::new(), PodPolicy::new(Instant::now()));
-        policy.report(refused(), &observed, &reports);
-        policy.report(refused(), &observed, &reports);
+        policy.write(refused(), &observed, &reports);
+        policy.write(refused(), &observed, &reports);
         reports.waiting_events()
     }
 

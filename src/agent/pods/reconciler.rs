@@ -5,7 +5,7 @@ use super::pod_policy::{PolicyChange, PolicyEvaluation};
 use super::pod_rules::PodRules;
 use super::repair::{RepairOutcome, RepairResult};
 use super::rule_check::{RuleCheck, SharedLookups, pod_ref};
-use super::sandbox::{Sandboxes, by_pod};
+use super::sandbox::Sandboxes;
 use super::settings::PodSettings;
 use super::tracked_pod::TrackedPod;
 use crate::agent::facts::ObservedPod;
@@ -15,10 +15,10 @@ use crate::agent::pod_reports::PodReports;
 use crate::cluster::ServiceAccount;
 use crate::cluster::agent::{MAX_POLICIES, PodPolicyStatus, PoliciesReport};
 use crate::cni::Error;
-use crate::host_path::{HostPath, HostRoot};
-use crate::plugin;
-use crate::plugin::live_policy::{self, Assessment, Verdict};
-use crate::pod::{Namespace, PodRef};
+use crate::host_path::HostPath;
+use crate::plugin::running;
+use crate::plugin::running::live_policy::{self, Assessment, Verdict};
+use crate::pod::Namespace;
 use crate::policy::LivePolicyScope;
 use crate::state::ROOT;
 use crate::trusted_file::FileId;
@@ -69,49 +69,21 @@ pub struct ObservedNode {
     pub is_current: bool,
 }
 
-/// Work in the network namespace of a pod.
-pub struct Job {
-    tools: Arc<Tools>,
-    /// The key of the pod.
-    uid: String,
-    work: Work,
-}
+/// Work in the network namespace of a pod, which can take seconds.
+pub type Job = Box<dyn FnOnce() -> FinishedJob + Send>;
 
-enum Work {
-    Change(Box<PolicyChange>),
-    Check(Box<(RuleCheck, PodRules)>),
-}
-
-/// A job that has ended, with its result.
+/// The result of a job.
 #[derive(Debug)]
 pub struct FinishedJob {
+    /// The key of the pod.
     uid: String,
     done: Done,
 }
 
 #[derive(Debug)]
 enum Done {
-    Change(Box<PolicyChange>, Result<(), Error>),
-    Check(Box<PodRules>, Option<RepairResult>),
-}
-
-impl Job {
-    /// Does the work, which can take seconds.
-    #[must_use]
-    pub fn run(self) -> FinishedJob {
-        let done = match self.work {
-            Work::Change(change) => {
-                let result = change.apply(&self.tools);
-                Done::Change(change, result)
-            }
-            Work::Check(check) => {
-                let (check, mut rules) = *check;
-                let result = check.run(&mut rules);
-                Done::Check(Box::new(rules), result)
-            }
-        };
-        FinishedJob { uid: self.uid, done }
-    }
+    Change(PolicyChange, Result<(), Error>),
+    Check(PodRules, Option<RepairResult>),
 }
 
 /// The state between two passes. No failure ends the agent.
@@ -122,8 +94,6 @@ pub struct PodReconciler {
     pods: BTreeMap<String, TrackedPod>,
     /// Empty while the plugin is not installed: nothing is evaluated or checked.
     installed: Arc<Vec<Installed>>,
-    /// The pods of containers whose records do not contain them; `None` if unknown.
-    unnamed: BTreeMap<String, Option<PodRef>>,
     /// Whether this agent leads among those of the node.
     leads: bool,
     /// Whether the observed state was current in the last pass.
@@ -155,7 +125,6 @@ impl PodReconciler {
             tools: Arc::new(tools),
             pods: BTreeMap::new(),
             installed: Arc::default(),
-            unnamed: BTreeMap::new(),
             leads: false,
             was_current: false,
             has_changed: false,
@@ -247,15 +216,14 @@ impl PodReconciler {
                 continue;
             }
             let evaluation = evaluation.as_ref().filter(|_| pod.policy.is_due(now));
-            let change = evaluation.and_then(|evaluation| evaluation.evaluate(pod));
-            let work = match change {
-                Some(change) => Some(Work::Change(Box::new(change))),
-                None => rule_check(pod, &tools, &installed, &lookups, now).map(|check| Work::Check(Box::new(check))),
+            let job = match evaluation.and_then(|evaluation| evaluation.evaluate(pod)) {
+                Some(change) => Some(change_job(uid.clone(), change, Arc::clone(&tools))),
+                None => check_job(uid.clone(), pod, (&tools, &installed, &lookups), now),
             };
-            if let Some(work) = work {
+            if let Some(job) = job {
                 pod.is_busy = true;
                 count += 1;
-                jobs.push(Job { tools: Arc::clone(&tools), uid: uid.clone(), work });
+                jobs.push(job);
             }
         }
         if overflow > 0 {
@@ -298,7 +266,7 @@ impl PodReconciler {
         if !std::mem::take(&mut self.needs_cleanup) {
             return;
         }
-        match plugin::forget_gone(self.tools.node.root()) {
+        match running::forget_gone(self.tools.node.root()) {
             Ok(removed) => {
                 removed.iter().for_each(|attachment| tracing::info!("removed the saved state of the {attachment}"));
             }
@@ -309,7 +277,7 @@ impl PodReconciler {
     /// Reads the saved state of all pod sandboxes.
     fn sandboxes(&mut self, now: Instant) -> Option<Sandboxes> {
         match live_policy::running() {
-            Ok(running) => Some(by_pod(running, &mut self.unnamed, &HostRoot::new(self.tools.node.root()))),
+            Ok(running) => Some(Sandboxes::new(running)),
             Err(error) => {
                 self.fail(format!("policies of running pods are not evaluated: {error}"), now);
                 None
@@ -324,12 +292,12 @@ impl PodReconciler {
             Done::Change(change, result) => {
                 pod.finish_job(None, now);
                 let TrackedPod { policy, observed, .. } = pod;
-                policy.finish_change(*change, result, observed, &self.tools, now);
+                policy.finish_change(change, result, observed, &self.tools, now);
                 self.has_changed = true;
                 None
             }
             Done::Check(rules, result) => {
-                pod.finish_job(Some(*rules), now);
+                pod.finish_job(Some(rules), now);
                 let outcome = result.as_ref().map(|result| &result.outcome);
                 if matches!(outcome, Some(RepairOutcome::Repaired | RepairOutcome::RepairedForNew { .. })) {
                     pod.policy.changed(now);
@@ -381,16 +349,22 @@ impl PodReconciler {
     }
 }
 
+fn change_job(uid: String, change: PolicyChange, tools: Arc<Tools>) -> Job {
+    Box::new(move || {
+        let result = change.apply(&tools);
+        FinishedJob { uid, done: Done::Change(change, result) }
+    })
+}
+
 /// Returns the check of the pod's rules if it is due, and takes them.
-fn rule_check(
+fn check_job(
+    uid: String,
     pod: &mut TrackedPod,
-    tools: &Arc<Tools>,
-    installed: &Arc<Vec<Installed>>,
-    lookups: &Arc<SharedLookups>,
+    (tools, installed, lookups): (&Arc<Tools>, &Arc<Vec<Installed>>, &Arc<SharedLookups>),
     now: Instant,
-) -> Option<(RuleCheck, PodRules)> {
+) -> Option<Job> {
     let settings = tools.settings.repair.clone()?;
-    let rules = pod.rules.take_if(|rules| rules.due.is_some_and(|due| due <= now))?;
+    let mut rules = pod.rules.take_if(|rules| rules.due.is_some_and(|due| due <= now))?;
     let check = RuleCheck {
         tools: Arc::clone(tools),
         settings,
@@ -398,7 +372,10 @@ fn rule_check(
         lookups: Arc::clone(lookups),
         observed: Arc::clone(&pod.observed),
     };
-    Some((check, rules))
+    Some(Box::new(move || {
+        let result = check.run(&mut rules);
+        FinishedJob { uid, done: Done::Check(rules, result) }
+    }))
 }
 
 /// Reads the installed configurations.

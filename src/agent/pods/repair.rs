@@ -7,7 +7,8 @@ use crate::agent::install::Installed;
 use crate::cluster::ServiceAccount;
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, Request};
 use crate::netns::find::FoundNetns;
-use crate::plugin::{self, ContainerStatus};
+use crate::plugin;
+use crate::plugin::running::{self, ContainerStatus};
 use std::time::Duration;
 
 /// How long another call of the plugin in the same network namespace is waited for.
@@ -132,9 +133,9 @@ impl RepairCase<'_> {
             return Err(Error::new(Code::InvalidNetns, msg));
         };
         confirm(found, self.observed, LOCK_TIMEOUT)?;
-        let before = plugin::container_status(container_id, &found.netns, LOCK_TIMEOUT)?;
+        let before = running::container_status(container_id, &found.netns, LOCK_TIMEOUT)?;
         if !before.drift.is_empty() {
-            plugin::restore(container_id, &found.netns)?;
+            running::restore(container_id, &found.netns)?;
         } else if before.redirected && before.attachments.is_empty() {
             let msg = "another tool redirects the pod, and its rules are not changed; check which tool created them";
             return Err(Error::new(Code::ForeignRules, msg));
@@ -146,7 +147,7 @@ impl RepairCase<'_> {
         } else {
             self.add(found, container_id, &before)?;
         }
-        let after = plugin::container_status(container_id, &found.netns, LOCK_TIMEOUT)?;
+        let after = running::container_status(container_id, &found.netns, LOCK_TIMEOUT)?;
         if let Some(difference) = after.drift.first() {
             let error = Error::new(Code::Drift, "the pod's rules still differ after the repair");
             return Err(error.with_details(difference));
@@ -210,7 +211,7 @@ impl RepairCase<'_> {
 
 /// Checks that the network namespace has one of the pod's addresses. A sandbox that was found may be a previous one, and
 /// the addresses are those of the previous sandbox until all ADD calls for the new one have returned. Waits for the
-/// namespace's lock as [`plugin::container_status`] does.
+/// namespace's lock as [`running::container_status`] does.
 ///
 /// # Errors
 /// The network namespace has none of the addresses, the pod has no address yet, or the namespace can't be read.

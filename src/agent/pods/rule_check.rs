@@ -11,7 +11,7 @@ use crate::agent::install::Installed;
 use crate::cluster::{DefinitionQuery, Event, Lookup, ObjectRef};
 use crate::cni::{Code, Error};
 use crate::netns::find::{self, FoundNetns};
-use crate::plugin::{self, ContainerStatus};
+use crate::plugin::running::{self, ContainerStatus};
 use crate::pod::PodRef;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -197,7 +197,7 @@ impl RuleCheck {
             rules.location = found.as_ref().and_then(NetnsLocation::of);
         }
         let status =
-            |location: &NetnsLocation| plugin::container_status(&location.container_id, &location.netns, LOCK_TIMEOUT);
+            |location: &NetnsLocation| running::container_status(&location.container_id, &location.netns, LOCK_TIMEOUT);
         rules.location.as_ref().map(status).transpose()
     }
 

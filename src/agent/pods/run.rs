@@ -2,11 +2,11 @@
 
 use super::limits::MIN_INTERVAL;
 use super::reconciler::{FinishedJob, ObservedNode, PodReconciler};
-use crate::agent::facts::SharedFacts;
+use crate::agent::facts::{ObservedPod, SharedFacts};
 use crate::cgroup;
 use crate::cluster::agent::PoliciesReport;
 use crate::host_path::HostRoot;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 use tokio::runtime::Builder;
@@ -26,40 +26,17 @@ const MAX_THREADS: usize = 8;
 /// The time after which an idle thread ends.
 const THREAD_IDLE_TIME: Duration = Duration::from_secs(1);
 
-/// The state of the node after an iteration of the loop that installs the plugin.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::agent) struct NodeState {
-    /// The number of iterations; 0 before the first one.
-    pub(in crate::agent) iterations: u64,
-    /// Whether this agent leads among those of the node.
-    pub(in crate::agent) leads: bool,
-}
-
-/// The last report about the policies of the node's pods, for the agent socket. Clones share it.
-#[derive(Clone, Default)]
-pub(in crate::agent) struct SharedPolicies(Arc<Mutex<PoliciesReport>>);
-
-impl SharedPolicies {
-    /// Returns the last report.
-    pub(in crate::agent) fn report(&self) -> PoliciesReport {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set(&self, report: PoliciesReport) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = report;
-    }
-}
-
 impl PodReconciler {
-    /// Starts the thread. It begins after the first attempt to install the plugin, and ends with the sender of `node`.
+    /// Starts the thread. `leads` changes with each attempt to install the plugin: the thread begins after the first one,
+    /// and ends with the sender. `policies` gets the reports for the agent socket.
     ///
     /// # Errors
     /// The thread or its event loop can't be created.
     pub(in crate::agent) fn start(
         self,
         facts: SharedFacts,
-        policies: SharedPolicies,
-        node: watch::Receiver<NodeState>,
+        policies: watch::Sender<PoliciesReport>,
+        leads: watch::Receiver<bool>,
     ) -> io::Result<()> {
         let root = HostRoot::new(self.tools.node.root());
         let enter_host_namespace = move || {
@@ -71,43 +48,50 @@ impl PodReconciler {
         let mut builder = Builder::new_current_thread();
         builder.enable_time().thread_name("pod").max_blocking_threads(MAX_THREADS).thread_keep_alive(THREAD_IDLE_TIME);
         let runtime = builder.on_thread_start(enter_host_namespace).build()?;
-        let work = move || runtime.block_on(self.run(&facts, &policies, node));
+        let work = move || runtime.block_on(self.run(&facts, &policies, leads));
         thread::Builder::new().name("pods".into()).spawn(work).map(drop)
     }
 
-    async fn run(mut self, facts: &SharedFacts, policies: &SharedPolicies, mut node: watch::Receiver<NodeState>) {
+    async fn run(
+        mut self,
+        facts: &SharedFacts,
+        policies: &watch::Sender<PoliciesReport>,
+        mut leads: watch::Receiver<bool>,
+    ) {
         let [mut pods, mut namespaces] = facts.changes();
         let mut jobs: JoinSet<FinishedJob> = JoinSet::new();
-        if node.changed().await.is_err() {
+        if leads.changed().await.is_err() {
             return;
         }
-        policies.set(self.empty_report());
-        self.update_node(node.borrow_and_update().leads, Instant::now());
+        policies.send_replace(self.empty_report());
+        let is_leading = *leads.borrow_and_update();
+        self.update_node(is_leading, Instant::now());
         loop {
             let started = Instant::now();
             for job in self.start_due(&observed(facts), started) {
-                jobs.spawn_blocking(move || job.run());
+                jobs.spawn_blocking(job);
             }
             if let Some(report) = self.changed_report() {
-                policies.set(report);
+                policies.send_replace(report);
             }
             sleep((started.elapsed() * PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE)).await;
             let wait = self.pause(Instant::now());
             tokio::select! {
-                changed = node.changed() => {
-                    if changed.is_err() {
-                        return;
+                    changed = leads.changed() => {
+                        if changed.is_err() {
+                            return;
+                        }
+                        let is_leading = *leads.borrow_and_update();
+            self.update_node(is_leading, Instant::now());
                     }
-                    self.update_node(node.borrow_and_update().leads, Instant::now());
+                    // The sender is in the caches, which this thread owns too.
+                    _ = pods.changed() => {}
+                    _ = namespaces.changed() => {}
+                    Some(Ok(finished)) = jobs.join_next() => {
+                        self.finish(finished, Instant::now());
+                    }
+                    () = sleep(wait) => {}
                 }
-                // The sender is in the caches, which this thread owns too.
-                _ = pods.changed() => {}
-                _ = namespaces.changed() => {}
-                Some(Ok(finished)) = jobs.join_next() => {
-                    self.finish(finished, Instant::now());
-                }
-                () = sleep(wait) => {}
-            }
             while let Some(Ok(finished)) = jobs.try_join_next() {
                 self.finish(finished, Instant::now());
             }
@@ -118,8 +102,7 @@ impl PodReconciler {
 }
 
 fn observed(facts: &SharedFacts) -> ObservedNode {
-    let with_namespace = |observed: Arc<_>| {
-        let observed: Arc<crate::agent::facts::ObservedPod> = observed;
+    let with_namespace = |observed: Arc<ObservedPod>| {
         let namespace = facts.namespace(&observed.pod.namespace);
         (observed, namespace)
     };

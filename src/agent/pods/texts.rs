@@ -4,7 +4,7 @@ use super::repair::RepairOutcome;
 use super::suspicion::Cause;
 use crate::cluster::{Event, PolicyCondition};
 use crate::cni::Error;
-use crate::plugin::live_policy::{Assessment, Verdict, policy_name};
+use crate::plugin::running::live_policy::{Assessment, Verdict, policy_name};
 use crate::printable::{cut, line};
 
 /// The maximum length of a condition's message in bytes, as of an Event's.

@@ -8,7 +8,7 @@ use super::rules::NETNS;
 use crate::cluster::agent::{PodPolicyStatus, PoliciesReport, pod_policies};
 use crate::cni::NetConf;
 use crate::netns::find::FoundNetns;
-use crate::plugin::live_policy::{
+use crate::plugin::running::live_policy::{
     Assessment, Input, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, follows_changes,
     policy_name, running_container, union,
 };

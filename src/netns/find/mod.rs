@@ -16,7 +16,7 @@ use crate::pod::{Pod, PodRef};
 use processes::{ContainerProcess, NetnsProcess, container_processes};
 use results::{CachedResult, cached_results};
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -108,19 +108,11 @@ pub fn of_container(root: &Path, id: &str) -> Result<Option<FoundNetns>, Error> 
 /// # Errors
 /// The cached results can't be read.
 pub fn pod_of_sandbox(root: &HostRoot, container_id: &str) -> Result<Option<PodRef>, Error> {
-    Ok(sandbox_pods(root)?.remove(container_id))
-}
-
-/// Returns the pods of all sandboxes by their IDs (`CNI_CONTAINERID`), from the runtime's cached results.
-///
-/// # Errors
-/// The cached results can't be read.
-pub fn sandbox_pods(root: &HostRoot) -> Result<BTreeMap<String, PodRef>, Error> {
     let pod = |result: CachedResult| {
         let (namespace, name) = result.pod_name?;
-        Some((result.container_id, PodRef { namespace, name, uid: result.pod_uid }))
+        Some(PodRef { namespace, name, uid: result.pod_uid })
     };
-    Ok(cached_results(root)?.into_iter().filter_map(pod).collect())
+    Ok(cached_results(root)?.into_iter().filter(|result| result.container_id == container_id).find_map(pod))
 }
 
 /// A snapshot of the node's cached results and container processes, for lookups of several pods.

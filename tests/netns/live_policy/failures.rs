@@ -262,7 +262,7 @@ fn concurrent_calls_end_in_the_state_of_one_of_them() {
                 }
             });
         }
-        let restore = || detour_cni::plugin::restore(&world.name, &world.netns()).expect("restored");
+        let restore = || detour_cni::plugin::running::restore(&world.name, &world.netns()).expect("restored");
         (0..10).for_each(|_| {
             restore();
             world.add(&configuration);

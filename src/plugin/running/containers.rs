@@ -1,0 +1,287 @@
+//! Excluded containers of a running pod: adds a container's control group to the sets in the pod's network namespace
+//! when the container starts, and removes it when the bypass ends. The node's agent calls it.
+
+use super::container_status::restore;
+use crate::cni::{Code, Error, is_identifier};
+use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
+use crate::host_path::HostRoot;
+use crate::netns::{NetNs, NetnsId, listens};
+use crate::plugin::open_netns;
+use crate::plugin::record::{AttachmentRecord, SandboxRecords};
+use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Policy, Redirect};
+use crate::state::{ROOT, Store};
+use serde::Deserialize;
+use std::path::Path;
+
+/// A running container, or one that the runtime is about to start.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RunningContainer {
+    /// Its name in the pod.
+    pub name: String,
+    /// Its ID.
+    pub id: String,
+    /// The ID of its control group.
+    pub cgroup: u64,
+}
+
+/// The excluded containers of one pod sandbox, from saved state.
+#[derive(Debug)]
+pub struct ExcludedContainers {
+    store: Store,
+    sandbox_id: String,
+    netns: NetNs,
+    policy: Policy,
+}
+
+/// The mark of a sandbox in which the proxy has accepted connections.
+const PROXY_READY: &str = "proxy-ready";
+
+/// What is known about the pod's containers.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ObservedContainers<'a> {
+    /// Containers that run. Excluded ones get an element.
+    pub running: &'a [RunningContainer],
+    /// The IDs of containers that have exited. Their elements are removed.
+    pub exited: &'a [String],
+    /// Whether `running` lists all running containers of the pod. Then all other elements are removed.
+    pub complete: bool,
+    /// Whether the proxy is known to have accepted connections before in this sandbox. If not, its port is checked.
+    pub proxy_ready: bool,
+}
+
+/// The changes of one call, by name of the container.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ContainerChanges {
+    /// The containers whose traffic now bypasses the sidecar.
+    pub exempted: Vec<(String, ContainerScope)>,
+    /// The running containers whose bypass ended or narrowed because the proxy accepts connections.
+    pub ended: Vec<String>,
+    /// The number of removed elements of containers that have exited.
+    pub removed: usize,
+    /// Whether the proxy accepts connections, or did before. Checked only if this ends a bypass.
+    pub proxy_ready: bool,
+    /// The elements after the call.
+    pub live: Vec<ContainerElement>,
+}
+
+/// The part of a record that says whether an attachment excludes containers.
+#[derive(Deserialize)]
+struct ExclusionsPart {
+    policy: ContainersPart,
+}
+
+#[derive(Deserialize)]
+struct ContainersPart {
+    #[serde(default)]
+    containers: Vec<ContainerExclusion>,
+}
+
+/// Returns the union of the policies of a sandbox's attachments from saved state, without its network namespace.
+///
+/// # Errors
+/// The saved state can't be read.
+pub fn saved_policy(sandbox_id: &str) -> Result<Policy, Error> {
+    let store = Store::new(ROOT);
+    let mut records = SandboxRecords::default();
+    for attachment in store.attachments_of(sandbox_id)? {
+        records.0.extend(AttachmentRecord::read(&store, &attachment)?.map(|record| (attachment.clone(), record)));
+    }
+    records.policy()
+}
+
+impl ExcludedContainers {
+    /// Reads the excluded containers of a pod sandbox (`CNI_CONTAINERID`) and opens its network namespace; `None` if
+    /// its attachments exclude no container. `root` is where the node's file system is mounted.
+    ///
+    /// # Errors
+    /// [`Code::State`] and [`Code::Io`]: the saved state can't be read. [`Code::InvalidNetns`]: the network namespace is
+    /// gone or can't be opened.
+    pub fn find(sandbox_id: &str, root: &HostRoot) -> Result<Option<Self>, Error> {
+        Self::find_in(&Store::new(ROOT), sandbox_id, root)
+    }
+
+    fn find_in(store: &Store, sandbox_id: &str, root: &HostRoot) -> Result<Option<Self>, Error> {
+        // IDs of attachments are identifiers, and the ID becomes part of a path.
+        if !is_identifier(sandbox_id) {
+            return Ok(None);
+        }
+        let attachments = store.attachments_of(sandbox_id)?;
+        let mut excludes = false;
+        for attachment in &attachments {
+            let part: Option<ExclusionsPart> = store.read_part(attachment)?;
+            excludes |= part.is_some_and(|part| !part.policy.containers.is_empty());
+        }
+        if !excludes {
+            return Ok(None);
+        }
+        let mut records = SandboxRecords::default();
+        for attachment in &attachments {
+            records.0.extend(AttachmentRecord::read(store, attachment)?.map(|record| (attachment.clone(), record)));
+        }
+        let excluding = records.0.iter().filter(|(_, record)| !record.policy.containers.is_empty());
+        let mut last = Path::new("(unknown)");
+        let mut found = None;
+        for (id, path) in excluding.filter_map(|(_, record)| record.netns_id.zip(record.netns_path.as_deref())) {
+            // An earlier record may refer to a network namespace that no longer exists.
+            found = open_netns::recorded(root, path, id)?;
+            if found.is_some() {
+                break;
+            }
+            last = path;
+        }
+        let netns = found.ok_or_else(|| gone(last))?;
+        let id = netns.id();
+        records.0.retain(|(_, record)| record.netns_id.is_none_or(|other| other == id));
+        let (store, sandbox_id) = (store.clone(), sandbox_id.to_owned());
+        Ok(Some(Self { store, sandbox_id, policy: records.policy()?, netns }))
+    }
+
+    /// Returns the union of the policies of the sandbox's attachments.
+    #[must_use]
+    pub const fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Restores the rules of the sandbox's attachments from saved state, as repair does. Waits for the lock of the network
+    /// namespace.
+    ///
+    /// # Errors
+    /// As [`restore`].
+    pub fn restore(&self) -> Result<(), Error> {
+        restore(&self.sandbox_id, self.netns.path())
+    }
+
+    /// Returns the identity of the sandbox's network namespace.
+    #[must_use]
+    pub const fn netns_id(&self) -> NetnsId {
+        self.netns.id()
+    }
+
+    /// Makes the sets match the observed containers and the state of the proxy. Takes no lock: it never waits for a
+    /// call of the plugin.
+    ///
+    /// # Errors
+    /// The network namespace can't be entered, or the kernel refuses the change. [`Code::Drift`]: a set is missing
+    /// that a bypass which has not ended needs.
+    pub fn reconcile(&self, observed: ObservedContainers<'_>) -> Result<ContainerChanges, Error> {
+        self.netns.enter_without_lock(|| {
+            let ends_then = self.policy.containers.iter().any(|one| one.until == BypassEnd::ProxyReady);
+            let proxy_ready = observed.proxy_ready || (ends_then && self.proxy_is_ready()?);
+            let lasts = |one: &&ContainerExclusion| !(proxy_ready && one.until == BypassEnd::ProxyReady);
+            let required = self.policy.containers.iter().filter(lasts).map(|one| one.scope).collect();
+            let mut live = required_container_elements(&required)?;
+            let plan = ElementPlan::new(&self.policy, &live, observed, proxy_ready);
+            if !(plan.remove.is_empty() && plan.add.is_empty()) {
+                change_container_elements(&plan.remove, &plan.add)?;
+            }
+            let is_replaced = |element: &ContainerElement| plan.add.iter().any(|new| new.has_key_of(element));
+            live.retain(|element| !plan.remove.contains(element) && !is_replaced(element));
+            live.extend(plan.add);
+            Ok(ContainerChanges { live, ..plan.changes })
+        })
+    }
+
+    /// Returns whether the proxy accepts connections, or did before in this sandbox. A mark beside the saved state lets
+    /// a restarted agent knows it while the proxy restarts.
+    fn proxy_is_ready(&self) -> Result<bool, Error> {
+        if self.store.has_mark(&self.sandbox_id, PROXY_READY) {
+            return Ok(true);
+        }
+        let listens = listens(proxy_port(&self.policy))?;
+        if listens && let Err(error) = self.store.mark(&self.sandbox_id, PROXY_READY) {
+            tracing::debug!("{error}");
+        }
+        Ok(listens)
+    }
+}
+
+/// Returns an error without the pod sandbox, which the callers name.
+fn gone(netns: &Path) -> Error {
+    let msg = format!(
+        "network namespace {}: gone, or not visible in this mount namespace; mount it with the propagation \
+         HostToContainer, or delete the pod if it still runs",
+        netns.display()
+    );
+    Error::new(Code::InvalidNetns, msg)
+}
+
+/// Returns the port on which the proxy accepts redirected connections: Istio's default if another tool redirects.
+fn proxy_port(policy: &Policy) -> u16 {
+    policy.redirect().map_or_else(|| Redirect::default().proxy_port, |redirect| redirect.proxy_port)
+}
+
+/// The changes of the sets in one transaction.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct ElementPlan {
+    remove: Vec<ContainerElement>,
+    add: Vec<ContainerElement>,
+    changes: ContainerChanges,
+}
+
+impl ElementPlan {
+    fn new(policy: &Policy, live: &[ContainerElement], observed: ObservedContainers<'_>, proxy_ready: bool) -> Self {
+        let wanted = |container: &RunningContainer| {
+            let scope = policy.container_scope(&container.name, proxy_ready)?;
+            Some(ContainerElement::new(scope, container.cgroup, &container.name, &container.id))
+        };
+        let mut plan = Self::default();
+        plan.changes.proxy_ready = proxy_ready;
+        for container in observed.running {
+            let Some(element) = wanted(container).filter(|element| !live.contains(element)) else { continue };
+            let is_wider = |other: &&ContainerElement| other.scope > element.scope && other.cgroup == element.cgroup;
+            if !live.iter().any(|other| is_wider(&other) && other.container == element.container) {
+                plan.changes.exempted.push((container.name.clone(), element.scope));
+            }
+            plan.add.push(element);
+        }
+        for element in live {
+            plan.examine(element, policy, observed, wanted);
+        }
+        plan.changes.ended.sort_unstable();
+        plan.changes.ended.dedup();
+        plan
+    }
+
+    /// Decides whether a live element stays.
+    fn examine(
+        &mut self,
+        element: &ContainerElement,
+        policy: &Policy,
+        observed: ObservedContainers<'_>,
+        wanted: impl Fn(&RunningContainer) -> Option<ContainerElement>,
+    ) {
+        if self.add.iter().any(|new| new.has_key_of(element)) {
+            // The transaction replaces the element.
+            return;
+        }
+        let is_of =
+            |id: &str| element.container.as_ref().is_some_and(|label| *label == ContainerLabel::new(&label.name, id));
+        if let Some(container) = observed.running.iter().find(|container| is_of(&container.id)) {
+            if wanted(container).as_ref() != Some(element) {
+                self.remove.push(element.clone());
+                self.note_end(&container.name, element.scope, policy);
+            }
+        } else if observed.complete || observed.exited.iter().any(|id| is_of(id)) {
+            self.remove.push(element.clone());
+            self.changes.removed += 1;
+        } else if let Some(label) = &element.container {
+            let scope = policy.container_scope(&label.name, self.changes.proxy_ready);
+            if scope.is_none_or(|scope| scope < element.scope) {
+                self.add.extend(scope.map(|scope| ContainerElement { scope, ..element.clone() }));
+                self.remove.push(element.clone());
+                self.note_end(&label.name, element.scope, policy);
+            }
+        }
+    }
+
+    /// Records the end of a bypass if it ended because the proxy accepts connections.
+    fn note_end(&mut self, name: &str, scope: ContainerScope, policy: &Policy) {
+        let now = policy.container_scope(name, self.changes.proxy_ready);
+        if now < Some(scope) && policy.container_scope(name, false) >= Some(scope) {
+            self.changes.ended.push(name.to_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

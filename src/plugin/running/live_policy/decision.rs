@@ -1,0 +1,208 @@
+//! Whether a running pod has its current policy, and which policy it gets (pure).
+
+use super::wording;
+use crate::cni::{Code, Error, excerpt};
+use crate::plugin::running::live_policy::{AppliedPolicy, DesiredPolicies, RunningPod, policy_hash};
+use crate::pod::Facts;
+use crate::pod::well_known::LIVE_POLICY;
+use crate::policy::{LivePolicyScope, Policy};
+use crate::state::Attachment;
+
+/// The policies of the attachments of a pod.
+pub(crate) type Policies = Vec<(Attachment, Policy)>;
+
+/// How the applied policy of a pod compares with the desired one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Verdict {
+    /// They are equal.
+    Current,
+    /// The applied policy is an earlier one.
+    Older,
+    /// The desired policy is invalid, or contradicts itself.
+    Refused,
+    /// The pod has a sidecar and no rules, and would be redirected.
+    None,
+}
+
+impl Verdict {
+    /// All verdicts.
+    pub(crate) const ALL: [Self; 4] = [Self::Current, Self::Older, Self::Refused, Self::None];
+
+    /// Returns the name in metrics and reports.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Current => "current",
+            Self::Older => "older",
+            Self::Refused => "refused",
+            Self::None => "none",
+        }
+    }
+}
+
+/// The comparison of a pod's applied policy with the desired one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Assessment {
+    /// `None` if the pod has no rules and needs none.
+    pub(crate) verdict: Option<Verdict>,
+    /// Whether the pod has rules of its attachments.
+    pub(crate) has_rules: bool,
+    /// The hash of the applied policy; empty without rules.
+    pub(crate) applied: String,
+    /// The hash of the desired policy; empty if unknown.
+    pub(crate) desired: String,
+    /// Why the pod is not current.
+    pub(crate) reason: String,
+    /// Whether only a new pod gets all of the desired policy.
+    pub(crate) needs_new_pod: bool,
+    /// Whether it needs a new pod although it follows changes.
+    pub(crate) is_outdated: bool,
+    /// The policies to apply; `None` if the pod has those that it may get.
+    pub(crate) change: Option<Policies>,
+}
+
+/// The inputs of a decision.
+pub(crate) struct Input<'a> {
+    /// The pod as it is in the saved state.
+    pub(crate) running: &'a RunningPod,
+    /// The facts of the pod and its namespace.
+    pub(crate) facts: &'a Facts,
+    /// The policies that an ADD would apply now.
+    pub(crate) desired: &'a Result<DesiredPolicies, Error>,
+    /// The scope of the agent.
+    pub(crate) scope: LivePolicyScope,
+}
+
+/// Decides about a pod.
+pub(crate) fn assess(input: &Input<'_>) -> Assessment {
+    let Input { running, facts, desired, scope } = input;
+    let has_rules = running.has_rules();
+    let applied =
+        if has_rules { policy_hash(running.attachments.iter().map(|one| &one.policy)) } else { String::new() };
+    let known = Assessment { has_rules, applied, ..Assessment::default() };
+    let with = |verdict: Verdict, reason: String| Assessment { verdict: Some(verdict), reason, ..known.clone() };
+    if !running.has_inputs() {
+        // Without a sidecar, ADD saves none.
+        return known;
+    }
+    let is_meshed = facts.pod.proxy().is_some() || has_rules;
+    let DesiredPolicies { policies, refused } = match desired {
+        Ok(desired) => desired,
+        Err(error) if is_meshed => return with(Verdict::Refused, error.to_string()),
+        Err(_) => return known,
+    };
+    if !is_meshed && refused.is_some() {
+        return known;
+    }
+    // While a setting is invalid, a new pod would not start.
+    let desired_hash =
+        if refused.is_none() { policy_hash(policies.iter().map(|(_, policy)| policy)) } else { String::new() };
+    let with = |verdict, reason| Assessment { desired: desired_hash.clone(), ..with(verdict, reason) };
+    if refused.is_none() && !has_rules && policies.iter().all(|(_, policy)| policy.is_empty()) {
+        return known;
+    }
+    let follows = follows_changes(facts);
+    // An invalid value of the annotation is reported although the next change may be far off.
+    let error = refused.as_ref().or(follows.as_ref().err());
+    // A pod that follows no changes does not keep a bypass that is no longer allowed.
+    let next = match (follows.as_ref(), *scope) {
+        (_, LivePolicyScope::Off) => None,
+        (Ok(true), scope) => Some(running.following(facts, policies, scope)),
+        (Ok(false) | Err(_), _) => Some(running.tightened(policies)),
+    };
+    let next = next.filter(|next| !running.has_applied(next));
+    let older = if has_rules { Verdict::Older } else { Verdict::None };
+    match (error, next) {
+        (Some(error), change) => Assessment { change, ..with(Verdict::Refused, error.to_string()) },
+        (None, _) if running.has_applied(policies) => with(Verdict::Current, String::new()),
+        (None, Some(next)) => {
+            Assessment { change: Some(next), ..with(older, "the change is not applied yet".to_owned()) }
+        }
+        (None, None) => {
+            let rest = wording::changes(&applied_policy(running), &union(policies.iter().map(|(_, policy)| policy)));
+            let needs_new_pod = |reason| Assessment { needs_new_pod: true, ..with(older, reason) };
+            if follows == Ok(false) {
+                needs_new_pod(format!("annotation {LIVE_POLICY:?} is false; only a new pod gets: {rest}"))
+            } else if *scope == LivePolicyScope::Off {
+                needs_new_pod(format!("the agent's flag --live-policy is off; only a new pod gets: {rest}"))
+            } else {
+                let reason = format!("only a new pod gets: {rest}; recreate the pod");
+                Assessment { is_outdated: has_rules, ..needs_new_pod(reason) }
+            }
+        }
+    }
+}
+
+/// Returns the assessment of the pod after its change was applied.
+pub(crate) fn assess_changed(input: &Input<'_>, change: &Policies) -> Assessment {
+    let mut running = input.running.clone();
+    running.interrupted = false;
+    for AppliedPolicy { attachment, policy, .. } in &mut running.attachments {
+        if let Some((_, changed)) = change.iter().find(|(other, _)| other == attachment) {
+            policy.clone_from(changed);
+        }
+    }
+    // A remaining difference would be another change.
+    Assessment { change: None, ..assess(&Input { running: &running, ..*input }) }
+}
+
+/// Returns the union of the applied policies of a pod.
+pub(crate) fn applied_policy(running: &RunningPod) -> Policy {
+    union(running.attachments.iter().map(|applied| &applied.policy))
+}
+
+/// Returns the union of policies, or the last one if they contradict each other.
+pub(crate) fn union<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Policy {
+    let unite = |union: Policy, policy: &Policy| union.union(policy).unwrap_or_else(|_| policy.clone());
+    policies.into_iter().fold(Policy::default(), unite)
+}
+
+/// Returns whether a pod follows changes of its policy. Its own annotation takes precedence over that of its namespace.
+///
+/// # Errors
+/// The annotation is neither `true` nor `false`.
+pub(crate) fn follows_changes(facts: &Facts) -> Result<bool, Error> {
+    match facts.annotation(LIVE_POLICY) {
+        None | Some((_, "true")) => Ok(true),
+        Some((_, "false")) => Ok(false),
+        Some((object, value)) => {
+            let value = excerpt(value);
+            let msg = format!("{object}: annotation {LIVE_POLICY:?}: invalid value {value:?}; expected true or false");
+            Err(Error::new(Code::InvalidConfig, msg))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::{Namespace, Pod};
+
+    fn follows(of_pod: Option<&str>, of_namespace: Option<&str>) -> Result<bool, String> {
+        let annotations = |value: Option<&str>| value.map(|value| (LIVE_POLICY.to_owned(), value.to_owned()));
+        let pod = Pod {
+            namespace: "shop".into(),
+            name: "web-0".into(),
+            annotations: annotations(of_pod).into_iter().collect(),
+            ..Pod::default()
+        };
+        let annotations = annotations(of_namespace).into_iter().collect();
+        let namespace = Some(Namespace { name: "shop".into(), annotations });
+        follows_changes(&Facts { pod, namespace }).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_annotation_of_the_pod_takes_precedence_over_that_of_its_namespace() {
+        assert_eq!(follows(None, None), Ok(true));
+        assert_eq!(follows(None, Some("false")), Ok(false));
+        assert_eq!(follows(Some("true"), Some("false")), Ok(true));
+        assert_eq!(follows(Some("false"), Some("true")), Ok(false));
+        assert_eq!(follows(Some("true"), Some("maybe")), Ok(true));
+        for (error, object) in [
+            (follows(Some("no"), None), "pod shop/web-0: annotation \"detour.io/live-policy\": invalid value \"no\""),
+            (follows(None, Some("")), "namespace shop: annotation \"detour.io/live-policy\": invalid value \"\""),
+        ] {
+            let error = error.expect_err("not a boolean");
+            assert_eq!(error, format!("{object}; expected true or false"));
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! A simulated node with an agent: the node's files at [`ROOT`], calls of the plugin for its pods, and what the agent
+//! writes to the API server.
+
+use super::api::Api;
+use super::program::program;
+use super::simulated_node::{Node, Process};
+use nix::mount::{MsFlags, mount};
+use serde_json::Value;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Where the node's files are. The path of a socket has at most 107 bytes (unix(7)).
+pub(crate) const ROOT: &str = "/mnt";
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+const NETNS: &str = "/run/netns";
+
+/// Mounts the node's files at [`ROOT`], with the plugin's state as this process sees it.
+pub(crate) fn mount_node(node: &Node) {
+    bind(&node.root, Path::new(ROOT));
+    for (directory, also) in [("run/detour", true), ("run/netns", false)] {
+        let (own, of_node) = (Path::new("/").join(directory), Path::new(ROOT).join(directory));
+        fs::create_dir_all(&own).expect("needs root");
+        fs::create_dir_all(&of_node).expect("made");
+        mount(Some("tmpfs"), &own, Some("tmpfs"), MsFlags::empty(), Some("size=64m")).expect("a tmpfs");
+        if also {
+            bind(&own, &of_node);
+        }
+    }
+}
+
+pub(crate) fn bind(from: &Path, to: &Path) {
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
+}
+
+/// Returns a path of the node as this process reaches it.
+pub(crate) fn reach(path: &str) -> PathBuf {
+    Path::new(ROOT).join(path.trim_start_matches('/'))
+}
+
+/// Writes a file of the node. As in a volume of a ConfigMap, no process sees a part of the text.
+pub(crate) fn write(path: &str, text: &str) -> PathBuf {
+    let path = reach(path);
+    fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+    let temporary = path.with_extension("new");
+    fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, &path)).expect("written");
+    path
+}
+
+/// Mounts the network namespace of a sandbox as runtimes do.
+pub(crate) fn pin(sandbox: &str, process: &Process) {
+    for path in [reach(NETNS), PathBuf::from(NETNS)] {
+        let path = path.join(sandbox);
+        fs::write(&path, "").expect("written");
+        bind(&process.netns(), &path);
+    }
+}
+
+/// Calls the plugin as the runtime does, for a pod with this name in the namespace shop, and further arguments.
+///
+/// # Errors
+/// The call fails; the text is what it prints.
+pub(crate) fn call(
+    verb: &str,
+    (sandbox, netns): (&str, &Path),
+    (pod, arguments): (&str, &str),
+    conf: &Value,
+) -> Result<(), String> {
+    let mut child = Command::new(program())
+        .env_clear()
+        .envs([
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", sandbox),
+            ("CNI_NETNS", netns.to_str().expect("text")),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/opt/cni/bin"),
+            ("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod}{arguments}")),
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    child.stdin.take().expect("it is piped").write_all(conf.to_string().as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let printed = || format!("{}{}", text(&output.stdout), text(&output.stderr));
+    output.status.success().then_some(()).ok_or_else(printed)
+}
+
+/// Returns the path of a sandbox's network namespace in the runtime.
+pub(crate) fn netns_of(sandbox: &str) -> PathBuf {
+    Path::new(NETNS).join(sandbox)
+}
+
+/// Returns the messages of the Events about the pod with this UID and this reason.
+pub(crate) fn events(api: &Api, uid: &str, reason: &str) -> Vec<String> {
+    let bodies = api.bodies();
+    let of_pod = bodies.iter().filter(|body| body["reason"] == reason && body["involvedObject"]["uid"] == uid);
+    of_pod.map(|body| body["message"].as_str().expect("text").to_owned()).collect()
+}
+
+/// Waits for an Event about a pod with this reason whose message contains `part`. Returns the message.
+#[track_caller]
+pub(crate) fn wait_for_event(api: &Api, uid: &str, reason: &str, part: &str) -> String {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(message) = events(api, uid, reason).into_iter().find(|message| message.contains(part)) {
+            return message;
+        }
+        assert!(Instant::now() < deadline, "{reason}, {part}: got {:#?}", api.bodies());
+        pause();
+    }
+}
+
+/// Waits for a condition.
+#[track_caller]
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        pause();
+    }
+}
+
+/// Waits before a condition is checked again.
+pub(crate) fn pause() {
+    thread::park_timeout(Duration::from_millis(20));
+}
