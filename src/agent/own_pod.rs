@@ -1,14 +1,17 @@
 //! Events of the agent's own pod, which report a configuration that can't be used.
 
+use super::runtime::Tasks;
+use crate::backoff::Backoff;
 use crate::cluster::{Event, ServiceAccount};
 use crate::cni::Code;
-use crate::pod::{Pod, PodRef};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
-use std::{io, thread};
+use crate::pod::PodRef;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
-/// The pause after an Event that the API server did not accept.
-const RETRY_DELAY: Duration = Duration::from_secs(30);
+/// The pauses after an Event that the API server did not accept.
+const BACKOFF: Backoff = Backoff::new(Duration::from_secs(20), Duration::from_secs(60));
 
 /// The agent's own pod, and the account that creates its Events (`create events`).
 #[derive(Debug, Clone)]
@@ -19,46 +22,40 @@ pub struct OwnPod {
     pub pod: PodRef,
 }
 
-/// A handle of the thread that creates the Events, so that an unavailable API server delays nothing else. Dropping it
-/// ends the thread.
-pub(super) struct Events {
-    sender: Sender<Option<Event>>,
-    latest: Option<Event>,
-}
+/// A handle of the task that creates the Events, so that an unavailable API server delays nothing else. Dropping it ends
+/// the task.
+pub(super) struct Events(watch::Sender<Option<Event>>);
 
 impl OwnPod {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// The thread can't be created.
-    pub(super) fn events(&self) -> io::Result<Events> {
-        let ((sender, events), own) = (channel(), self.clone());
-        thread::Builder::new().name("events".into()).spawn(move || own.create_events(&events))?;
-        Ok(Events { sender, latest: None })
+    /// Starts the task.
+    pub(super) fn events(&self, tasks: &Tasks) -> Events {
+        let (sender, latest) = watch::channel(None);
+        let own = self.clone();
+        tasks.start(|| own.create_events(latest));
+        Events(sender)
     }
 
     /// Creates the latest Event, with retries until the API server accepts it or it is outdated.
-    fn create_events(&self, events: &Receiver<Option<Event>>) {
-        let PodRef { namespace, name, uid } = self.pod.clone();
-        let pod = Pod { namespace, name, uid, ..Pod::default() };
-        let mut pending = None;
-        loop {
-            let next = match &pending {
-                Some(_) => events.recv_timeout(RETRY_DELAY),
-                None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            match next {
-                Ok(event) => pending = event,
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            let Some(event) = &pending else { continue };
-            match self.account.tell(&pod, event) {
-                Ok(()) => pending = None,
-                Err(error) if error.code == Code::TryAgain => tracing::debug!("{error}"),
-                Err(error) => {
-                    tracing::warn!("{error}");
-                    pending = None;
+    async fn create_events(self, mut latest: watch::Receiver<Option<Event>>) {
+        let mut backoff = BACKOFF;
+        while latest.changed().await.is_ok() {
+            backoff.reset();
+            loop {
+                let event = latest.borrow_and_update().clone();
+                let Some(event) = event else { break };
+                let own = self.clone();
+                let created = spawn_blocking(move || own.account.pod_writer().tell(&own.pod, &event)).await;
+                match created {
+                    Ok(Err(error)) if error.code == Code::TryAgain => tracing::debug!("{error}"),
+                    Ok(Err(error)) => {
+                        tracing::warn!("{error}");
+                        break;
+                    }
+                    Ok(Ok(())) | Err(_) => break,
+                }
+                let pause = backoff.pause(Instant::now());
+                if matches!(timeout(pause, latest.changed()).await, Ok(Err(_))) {
+                    return;
                 }
             }
         }
@@ -67,12 +64,11 @@ impl OwnPod {
 
 impl Events {
     /// Reports the current problem, once until it changes; `None` if there is no problem.
-    pub(super) fn report(&mut self, event: Option<Event>) {
-        if self.latest == event {
-            return;
-        }
-        self.latest.clone_from(&event);
-        // The thread ends only when this value is dropped.
-        let _ = self.sender.send(event);
+    pub(super) fn report(&self, event: Option<Event>) {
+        self.0.send_if_modified(|latest| {
+            let has_changed = *latest != event;
+            *latest = event;
+            has_changed
+        });
     }
 }

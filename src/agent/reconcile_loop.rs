@@ -12,6 +12,7 @@ use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPla
 use super::metrics::Metrics;
 use super::own_pod::OwnPod;
 use super::pod_reports::PodReports;
+use super::runtime::AgentRuntime;
 use super::services::{self, Services};
 use super::stability::Stability;
 use super::watch::{DirectoryWatch, WakeReason};
@@ -53,6 +54,8 @@ pub struct DesiredInstallation {
 
 /// The settings of an agent.
 pub struct Job<'a> {
+    /// The event loop of the agent's tasks, which has not been started.
+    pub runtime: &'a AgentRuntime,
     /// The node's files.
     pub node: &'a NodeFiles,
     /// Returns the desired state; called in each iteration, because tokens and configurations change.
@@ -97,11 +100,14 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     let signal_error = |error| format!("can't wait for signals: {error}");
     // Before any thread is started, because a thread inherits the signal mask.
     let mut watch = DirectoryWatch::new().map_err(signal_error)?;
+    // Dropped last: the others end tasks.
+    let _running = job.runtime.start().map_err(|error| format!("can't start the thread of the tasks: {error}"))?;
+    let tasks = job.runtime.tasks();
     let watches = SyncStates::default();
     let health = Health::new(RESYNC_INTERVAL + ITERATION_TIMEOUT, watches.clone());
     if let Some(address) = job.health_address {
         let bound = health
-            .serve(address, job.metrics.clone())
+            .serve(address, job.metrics.clone(), tasks)
             .map_err(|error| format!("can't listen on health address {address}: {error}"))?;
         tracing::info!(address = %bound, "serving /healthz, /readyz and /metrics");
         health
@@ -109,13 +115,12 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             .map_err(|error| format!("can't start the watchdog: {error}"))?;
     }
     if let OnExit::Auto(daemon_set) = &job.on_exit {
-        daemon_set.watch().map_err(|error| format!("can't start the thread that watches the DaemonSet: {error}"))?;
+        daemon_set.watch(tasks);
     }
     // Dropping them at the end of this function ends their threads.
     let reports = PodReports::start(job.account.clone());
     let reports = reports.map_err(|error| format!("can't start the thread for reports of pods: {error}"))?;
-    let events = job.own_pod.as_ref().map(OwnPod::events).transpose();
-    let mut events = events.map_err(|error| format!("can't start the thread for Events: {error}"))?;
+    let events = job.own_pod.as_ref().map(|own| own.events(tasks));
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
     let (mut leadership, mut presence, mut timer) = (Leadership::New, None, SourceTimer::default());
     let mut running = None;
@@ -162,7 +167,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
         health.report(readiness.obstacle().or_else(|| refused.clone()), delay + ITERATION_TIMEOUT);
         logged.refused(refused.as_deref());
-        if let Some(events) = &mut events {
+        if let Some(events) = &events {
             events.report(installation_event(refused.as_deref(), &iteration));
         }
         logged.iteration(&iteration, &readiness, delay);
