@@ -27,6 +27,6 @@ pub use metrics::Metrics;
 pub use own_pod::OwnPod;
 pub use plugin_token::PluginToken;
 pub use pod_reports::PodReports;
-pub use pods::{PodSettings, RepairMode, RepairSettings, Selector};
+pub use pods::{PodSettings, RepairMode, RepairSettings, parse_selector};
 pub use reconcile_loop::{DesiredInstallation, Job, OnExit, run};
 pub use services::Services;

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{DesiredState, HostPath, kubeconfig};
 use detour_cni::agent::{
     ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken, PodSettings,
-    RepairMode, RepairSettings, Selector, Services, run,
+    RepairMode, RepairSettings, Services, run,
 };
 use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
@@ -150,7 +150,7 @@ pub(super) struct RepairArguments {
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label, default_value = "cni.istio.io/uninitialized=true")]
     repair_label: (String, String),
     /// Repair only pods with these labels, in the syntax of kubectl -l [default: all pods]
-    #[arg(long, value_name = "SELECTOR", default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "SELECTOR", value_parser = parse_selector, default_value = "", hide_default_value = true)]
     repair_selector: Selector,
 }
 
