@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{DesiredState, HostPath, kubeconfig};
 use detour_cni::agent::{
     ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken, PodSettings,
-    RepairMode, RepairSettings, Services, run,
+    RepairMode, RepairSettings, Services, parse_selector, run,
 };
 use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
@@ -16,6 +16,7 @@ use detour_cni::logging;
 use detour_cni::pod::PodRef;
 use detour_cni::policy::LivePolicyScope;
 use detour_cni::trusted_file::read_trusted;
+use kube::core::Selector;
 use std::cell::RefCell;
 use std::env;
 use std::net::SocketAddr;
