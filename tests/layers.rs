@@ -17,7 +17,7 @@ const ROWS: [&[&str]; 12] = [
     &["netns", "firewall", "state", "logging"],
     &["host_path", "trusted_file", "netlink"],
     &["streams"],
-    &["policy", "pod", "cni", "printable", "suggest", "wait"],
+    &["policy", "pod", "cni", "printable", "suggest", "wait", "backoff"],
 ];
 
 fn row_of(module: &str) -> Option<usize> {

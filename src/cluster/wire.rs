@@ -209,28 +209,6 @@ impl From<DefinitionObject> for Definition {
     }
 }
 
-/// A list of NetworkAttachmentDefinitions; only their names are read.
-#[derive(Debug, Deserialize)]
-pub(super) struct Definitions {
-    #[serde(default, deserialize_with = "null_is_empty")]
-    items: Vec<ListItem>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ListItem {
-    metadata: Metadata,
-}
-
-impl Definitions {
-    /// Returns the namespaces of the definitions called `name`, sorted.
-    pub(super) fn namespaces_with(self, name: &str) -> Vec<String> {
-        let named = self.items.into_iter().filter(|item| item.metadata.name == name);
-        let mut namespaces: Vec<String> = named.filter_map(|item| item.metadata.namespace).collect();
-        namespaces.sort();
-        namespaces
-    }
-}
-
 /// A `Node`.
 #[derive(Debug, Deserialize)]
 pub(super) struct NodeObject {

@@ -8,7 +8,7 @@ use crate::firewall::{
     CreatedTables, Destination, LiveRuleset, Packet, RuleFormat, Ruleset, RulesetView, Sender, foreign_rules,
 };
 use crate::netlink::Received;
-use crate::netlink::attributes::{Attributes, parse};
+use crate::netlink::attributes::Attributes;
 use crate::netns::connections::connection;
 use crate::netns::routes::{RemainingPaths, deletion, without_interface};
 use crate::policy::Protocol;

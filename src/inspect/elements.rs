@@ -60,15 +60,13 @@ impl ContainerSets {
     pub(super) fn write(&self, screen: &mut Screen) {
         screen.heading(&format!("Excluded containers (elements of the sets in {TABLE})"));
         if self.elements.is_empty() {
-            screen.line(&[Cell::of("  no element: no container bypasses the sidecar now").tone(Tone::Faint)]);
+            screen.text("  no element: no container bypasses the sidecar now", Tone::Faint);
         } else {
-            let head = ["", "scope", "container", "id", "cgroup", "path"];
-            let head = head.map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
-            let rows = self.elements.iter().map(ElementLine::row);
-            screen.table(&[head].into_iter().chain(rows).collect::<Vec<_>>());
+            let titles = ["", "scope", "container", "id", "cgroup", "path"];
+            screen.titled_table(titles, self.elements.iter().map(ElementLine::row));
         }
         if self.left_out > 0 {
-            screen.line(&[Cell::of(format!("  {} more elements not listed", self.left_out)).tone(Tone::Notable)]);
+            screen.text(format!("  {} more elements not listed", self.left_out), Tone::Notable);
         }
     }
 }

@@ -311,9 +311,7 @@ impl TextReport for RulesView<'_> {
             if !self.all {
                 let rest = report.rules.len() - different.len();
                 screen.line(&[Cell::of("")]);
-                screen
-                    .line(&[Cell::of(format!("{rest} other rules are as desired; to list them, use --all"))
-                        .tone(Tone::Faint)]);
+                screen.text(format!("{rest} other rules are as desired; to list them, use --all"), Tone::Faint);
                 report.containers.iter().for_each(|sets| sets.write(screen));
                 return;
             }
@@ -342,23 +340,22 @@ impl RulesReport {
         };
         screen.line(&[Cell::of(format!("{}:", self.netns)), Cell::of(verdict).tone(tone)]);
         if let Some(evidence) = &self.found_by {
-            screen.line(&[Cell::of(format!("  found by: {evidence}")).tone(Tone::Faint)]);
+            screen.text(format!("  found by: {evidence}"), Tone::Faint);
         }
         for attachment in &self.attachments {
-            screen.line(&[Cell::of(format!("  {attachment}")).tone(Tone::Faint)]);
+            screen.text(format!("  {attachment}"), Tone::Faint);
         }
         for table in &self.legacy {
-            screen.line(&[Cell::of(format!("  iptables-legacy {table}: also applies, but its rules can't be read"))
-                .tone(Tone::Notable)]);
+            screen.text(format!("  iptables-legacy {table}: also applies, but its rules can't be read"), Tone::Notable);
         }
         for absent in &self.absent {
-            screen.line(&[Cell::of(format!("  {absent}")).tone(Tone::Bad)]);
+            screen.text(format!("  {absent}"), Tone::Bad);
         }
     }
 
     fn write_omitted(&self, screen: &mut Screen) {
         for OmittedRules { table, chain, rules } in &self.left_out {
-            screen.line(&[Cell::of(format!("{table} {chain}: {rules} more rules not listed")).tone(Tone::Notable)]);
+            screen.text(format!("{table} {chain}: {rules} more rules not listed"), Tone::Notable);
         }
     }
 }
@@ -376,8 +373,7 @@ fn write_table(screen: &mut Screen, heading: &str, rules: &[&RuleLine]) {
             Cell::of(&rule.rule).tone(tone),
         ]
     };
-    let head = ["", "packets", "bytes", "chain", "rule"].map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
-    screen.table(&[head].into_iter().chain(rules.iter().map(row)).collect::<Vec<_>>());
+    screen.titled_table(["", "packets", "bytes", "chain", "rule"], rules.iter().map(row));
 }
 
 #[cfg(test)]

@@ -102,6 +102,17 @@ impl Screen {
         self.text.end_line();
     }
 
+    /// Writes a line of one cell.
+    pub fn text(&mut self, text: impl AsRef<str>, tone: Tone) {
+        self.line(&[Cell::of(text).tone(tone)]);
+    }
+
+    /// Writes rows with aligned columns below the titles of the columns.
+    pub fn titled_table<const N: usize>(&mut self, titles: [&str; N], rows: impl Iterator<Item = Vec<Cell>>) {
+        let titles = titles.map(|title| Cell::of(title).tone(Tone::Faint)).to_vec();
+        self.table(&[titles].into_iter().chain(rows).collect::<Vec<_>>());
+    }
+
     /// Writes indented rows with aligned columns.
     pub fn table(&mut self, rows: &[Vec<Cell>]) {
         let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.text.chars().count()).max();

@@ -11,6 +11,8 @@ mod interfaces;
 mod resolve;
 mod selection;
 mod status;
+#[cfg(test)]
+mod tests;
 
 pub use annotations::{default_network, networks};
 pub use configuration::RunnableConfiguration;

@@ -175,13 +175,3 @@ impl ListAuthor {
         }
     }
 }
-
-#[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-
-    /// Returns a context that has `facts` alone.
-    pub(in super::super) fn context(facts: Option<&Facts>) -> PodContext<'_> {
-        PodContext { facts, resolvers: Resolvers::default(), redirect: None, reads_annotations: true }
-    }
-}

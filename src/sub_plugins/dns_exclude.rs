@@ -209,8 +209,7 @@ impl fmt::Display for ResolverForm {
 #[cfg(test)]
 mod tests {
     use super::super::context::Resolvers;
-    use super::super::context::tests::context;
-    use super::super::tests::scenario::{self, Scenario, chain, facts, meshed_pod};
+    use super::super::tests::scenario::{self, Scenario, chain, context, facts, meshed_pod};
     use super::*;
     use proptest::prelude::*;
     use serde_json::{Value, json};

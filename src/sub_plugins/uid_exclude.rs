@@ -149,8 +149,7 @@ fn split_rule(item: &str) -> (Vec<&str>, &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::context::tests::context;
-    use super::super::tests::scenario::{chain, container, facts, meshed_pod};
+    use super::super::tests::scenario::{chain, container, context, facts, meshed_pod};
     use super::*;
     use crate::cni::{Block, Code};
     use crate::policy::{Exclusion, IdRange, TrafficOwner};

@@ -4,7 +4,7 @@ use crate::control_plane::ControlPlane;
 use crate::node::{Node, SETTLED, meshed_pod, on_a_node};
 use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, cluster};
-use detour_cni::cluster::{ApiProbe, DefinitionQuery, Lookup, ObjectRef};
+use detour_cni::cluster::{DefinitionQuery, Lookup, ObjectRef, UserApi};
 use serde_json::json;
 use std::fs;
 
@@ -100,7 +100,7 @@ fn the_agent_can_list_the_pods_of_a_node_and_all_namespaces() {
         kubeconfig["users"][0]["user"] = json!({"token": admin.token(NAMESPACE, account)});
         let path = path.with_file_name(account);
         fs::write(&path, kubeconfig.to_string()).expect("writable");
-        ApiProbe::of_user(path)
+        UserApi::of_file(path, UserApi::PROBE_TIMEOUT)
     };
     let agent = probe("detour-agent");
     let node = pod["spec"]["nodeName"].as_str().expect("a node");

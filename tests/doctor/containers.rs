@@ -1,7 +1,7 @@
 //! Excluded containers: each test breaks one precondition of a bypass, with real control groups and real elements.
 
 use crate::golden::compare;
-use crate::scene::{AGENT_CONTAINERS, POD, Plan, Scene, scene};
+use crate::scene::{AGENT_CONTAINERS, POD, Plan, Scene, line, scene};
 use crate::support::cgroup::{Cgroup, hierarchy};
 use detour_cni::cluster::agent::{ContainersStatus, ExemptContainer};
 use detour_cni::firewall::{ContainerElement, ContainerLabel, change_container_elements};
@@ -128,11 +128,8 @@ fn the_socket_that_the_agent_uses_is_checked_instead_of_the_default_one() {
         let socket = Some("/run/other/nri.sock".into());
         status(scene, &ContainersStatus { socket, ..ContainersStatus::default() });
         let report = scene.report(&POD);
-        let line =
-            report["checks"].as_array().expect("checks").iter().find(|line| line["id"] == "containers-nri-socket");
-        let line = line.expect("a check");
-        assert_eq!(line["outcome"], "fail");
-        let found = line["found"].as_str().expect("text");
+        let (outcome, found, _) = line(&report, "containers-nri-socket");
+        assert_eq!(outcome, "fail");
         assert!(found.starts_with("/run/other/nri.sock: No such file or directory"), "{found}");
     });
 }
@@ -163,10 +160,7 @@ fn the_next_step_names_the_runtime_if_the_agent_uses_nri() {
                 scene,
                 &ContainersStatus { socket: socket.map(str::to_owned), error, ..ContainersStatus::default() },
             );
-            let report = scene.report(&POD);
-            let checks = report["checks"].as_array().expect("checks");
-            let line = checks.iter().find(|line| line["id"] == "containers-registered").expect("a check");
-            line["next"].as_str().unwrap_or_else(|| panic!("{line}")).to_owned()
+            line(&scene.report(&POD), "containers-registered").2.to_owned()
         };
         assert!(next(Some("/var/run/nri/nri.sock")).starts_with("check that the container runtime runs; "));
         assert!(next(None).starts_with("set the chart value containerExclusion.enabled=true"));

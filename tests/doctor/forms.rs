@@ -2,23 +2,20 @@
 
 use crate::golden::compare;
 use crate::programs::DETOUR;
-use crate::scene::{CONF, POD, Plan, Scene, scene};
+use crate::scene::{CONF, POD, Plan, Scene, line, scene};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::process::Command;
 
-fn probed(scene: &Scene) -> Vec<(String, String, String)> {
-    let report = scene.report(&[&POD[..], &["--probe"]].concat());
-    let text = |line: &Value, key: &str| line[key].as_str().unwrap_or_default().to_owned();
-    let lines = report["checks"].as_array().expect("checks").iter().filter(|line| line["group"] == "probe");
-    lines.map(|line| (text(line, "id"), text(line, "outcome"), text(line, "found"))).collect()
+fn probed(scene: &Scene) -> Value {
+    scene.report(&[&POD[..], &["--probe"]].concat())
 }
 
 #[track_caller]
-fn found<'a>(lines: &'a [(String, String, String)], id: &str, outcome: &str) -> &'a str {
-    let line = lines.iter().find(|(own, ..)| own == id).unwrap_or_else(|| panic!("no line {id}"));
-    assert_eq!(line.1, outcome, "{line:?}");
-    &line.2
+fn found<'a>(report: &'a Value, id: &str, expected: &str) -> &'a str {
+    let (outcome, found, _) = line(report, id);
+    assert_eq!(outcome, expected, "{id}: {found}");
+    found
 }
 
 #[test]
@@ -52,11 +49,11 @@ fn the_nodes_keys_count_and_not_those_of_an_attachment() {
     scene(Plan::new(), |scene| {
         let redirected = || {
             let report = scene.report(&POD);
-            let line = report["checks"].as_array().expect("checks").iter().find(|line| line["id"] == "redirected");
-            line.expect("a line").clone()
+            let (outcome, found, _) = line(&report, "redirected");
+            (outcome.to_owned(), found.to_owned())
         };
         let before = redirected();
-        assert_eq!(before["outcome"], "pass");
+        assert_eq!(before.0, "pass");
         let mut conf = scene.json(CONF);
         conf["kubernetes"]["exclude_namespaces"] = serde_json::json!(["shop"]);
         scene.write(CONF, &conf.to_string());
@@ -103,11 +100,7 @@ fn a_pods_own_users_are_counted_as_it_does() {
         containers[container]["securityContext"] = serde_json::json!({"runAsUser": uid, "runAsGroup": uid});
     }
     scene(plan, |scene| {
-        let report = scene.report(&[&POD[..], &["--probe"]].concat());
-        let line = |id: &str| {
-            let found = report["checks"].as_array().expect("checks").iter().find(|line| line["id"] == id);
-            found.map(|line| (line["outcome"].clone(), line["found"].to_string())).expect("a line")
-        };
+        let report = probed(scene);
         for (id, wanted) in [
             ("proxy-user", "UID 2000"),
             ("rules-equal", "dialect nftables"),
@@ -116,8 +109,8 @@ fn a_pods_own_users_are_counted_as_it_does() {
             ("probe-excluded", "UID 1337, "),
             ("probe-excluded-dns", "UID 1337, "),
         ] {
-            let (outcome, found) = line(id);
-            assert!(outcome == "pass" && found.contains(wanted), "{id}: {outcome}: {found}");
+            let found = found(&report, id, "pass");
+            assert!(found.contains(wanted), "{id}: {found}");
         }
     });
 }
@@ -165,12 +158,8 @@ fn elsewhere_it_says_what_to_run_and_where() {
             let report = scene.report(&POD);
             assert_eq!(report["healthy"], true, "{report:#}");
             let lines = report["checks"].as_array().expect("checks");
-            let here = lines.iter().find(|line| line["id"] == "pod-here").expect("a line");
-            let (found, next) = (here["found"].as_str().expect("text"), here["next"].as_str().expect("text"));
-            assert_eq!(
-                (found, &here["outcome"]),
-                ("it runs on node worker-7; this is node node-1", &"not-checked".into())
-            );
+            let (outcome, found, next) = line(&report, "pod-here");
+            assert_eq!((outcome, found), ("not-checked", "it runs on node worker-7; this is node node-1"));
             assert!(next.contains("oc debug node/worker-7 -- chroot /host DIR/detour doctor -n shop web-0"), "{next}");
             let exec = match agent {
                 Some(agent) => {
@@ -240,9 +229,7 @@ fn a_log_file_elsewhere_is_named_and_not_read() {
         conf["log_file"] = "/etc/hostname".into();
         scene.write(NODE, &conf.to_string());
         let report = scene.report(&POD);
-        let line = report["checks"].as_array().expect("checks").iter().find(|line| line["id"] == "plugin-log");
-        let line = line.expect("it is there");
-        let found = line["found"].as_str().expect("text");
-        assert!(line["outcome"] == "fail" && found.contains("expected a path below /var/log"), "{line}");
+        let found = found(&report, "plugin-log", "fail");
+        assert!(found.contains("expected a path below /var/log"), "{found}");
     });
 }

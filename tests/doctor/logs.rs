@@ -1,7 +1,7 @@
 //! The logs of the node: recorded journals of several distributions, behind a program in place of `journalctl`.
 
 use crate::api::event;
-use crate::scene::{POD, Plan, Scene, scene};
+use crate::scene::{POD, Plan, Scene, line, scene};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -34,10 +34,8 @@ fn record(scene: &Scene, units: &[&str], lines: &[&str]) {
 /// The outcome, the text and the next step of `runtime-log`.
 fn checked(scene: &Scene, arguments: &[&str]) -> (String, String, String) {
     let report = scene.report(&[&POD[..], arguments].concat());
-    let checks = report["checks"].as_array().expect("checks");
-    let line = checks.iter().find(|line| line["id"] == "runtime-log").expect("a line");
-    let text = |key: &str| line[key].as_str().unwrap_or_default().to_owned();
-    (text("outcome"), text("found"), text("next"))
+    let (outcome, found, next) = line(&report, "runtime-log");
+    (outcome.to_owned(), found.to_owned(), next.to_owned())
 }
 
 #[test]

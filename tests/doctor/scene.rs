@@ -366,3 +366,12 @@ fn authority() -> String {
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.self_signed(&KeyPair::generate().expect("a key")).expect("a CA").pem()
 }
+
+/// Returns the line of a check in a report, with its outcome, finding and next step.
+#[track_caller]
+pub(crate) fn line<'a>(report: &'a Value, id: &str) -> (&'a str, &'a str, &'a str) {
+    let checks = report["checks"].as_array().expect("checks");
+    let line = checks.iter().find(|line| line["id"] == id).unwrap_or_else(|| panic!("no line {id}: {report:#}"));
+    let text = |key: &str| line[key].as_str().unwrap_or_default();
+    (text("outcome"), text("found"), text("next"))
+}

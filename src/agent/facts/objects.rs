@@ -61,6 +61,8 @@ pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
     const METRICS_KIND: &str;
     /// The path of all objects.
     const PATH: &str;
+    /// Whether the agent needs only `metadata` of the objects.
+    const METADATA_ONLY: bool = false;
     /// The right that the watch requires, as `kubectl auth can-i` spells it.
     const RIGHT: &str;
 
@@ -286,6 +288,7 @@ impl WatchedKind for Namespace {
     const PLURAL: &str = "namespaces";
     const METRICS_KIND: &str = "namespaces";
     const PATH: &str = "/api/v1/namespaces";
+    const METADATA_ONLY: bool = true;
     const RIGHT: &str = "list and watch namespaces";
 
     fn from_sent(SentNamespace { metadata }: SentNamespace) -> Self {

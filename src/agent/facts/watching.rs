@@ -4,12 +4,12 @@ use super::cache::{Cache, CacheEvent, SharedFacts};
 use super::objects::{Sent, WatchedKind};
 use super::sync::{SyncState, SyncStates};
 use crate::agent::metrics::Metrics;
+use crate::backoff::Backoff;
 use crate::cluster::{Collection, CollectionError, ServiceAccount};
 use crate::printable::without_tokens;
 use futures_util::TryStreamExt;
 use kube::Client;
 use kube::api::WatchEvent;
-use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
@@ -20,6 +20,9 @@ use tokio::time::sleep;
 const PAGES_IN_MEMORY: usize = 1;
 /// A watch that ended regularly within this time counts as failed.
 const MIN_WATCH_TIME: Duration = Duration::from_secs(1);
+
+/// The pauses after failures.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30));
 
 /// What is watched.
 pub(in crate::agent) struct WatchScope<'a> {
@@ -55,7 +58,7 @@ impl SharedFacts {
 
 /// Creates a client as soon as the account's files are usable.
 async fn client(account: &ServiceAccount) -> Client {
-    let (mut backoff, mut logged) = (Backoff::default(), String::new());
+    let (mut backoff, mut logged) = (BACKOFF, String::new());
     loop {
         match account.client() {
             Ok(client) => return client,
@@ -67,7 +70,7 @@ async fn client(account: &ServiceAccount) -> Client {
                 }
             }
         }
-        sleep(backoff.next(Instant::now())).await;
+        sleep(backoff.pause(Instant::now())).await;
     }
 }
 
@@ -78,17 +81,18 @@ async fn watch<T: WatchedKind>(
     states: &SyncStates,
     metrics: &Metrics,
 ) {
-    let collection = Collection { client, path: T::PATH, fields, pages };
+    let collection = Collection { client, path: T::PATH, metadata_only: T::METADATA_ONLY, fields, pages };
     let state = states.start((T::PLURAL, T::METRICS_KIND), metrics);
-    let mut failures = Failures::new(cache, &state);
+    let (mut failures, mut is_first) = (Failures::new(cache, &state), true);
     loop {
-        let mut version = match list(cache, &collection, metrics).await {
+        let mut version = match list(cache, &collection, is_first, metrics).await {
             Ok(version) => version,
             Err(error) => {
                 failures.pause(&error).await;
                 continue;
             }
         };
+        is_first = false;
         state.synced();
         if cache.apply(CacheEvent::InitDone) {
             failures.logged.clear();
@@ -114,17 +118,19 @@ async fn watch<T: WatchedKind>(
     }
 }
 
-/// Lists all objects, except for the end of the list. Returns its version.
+/// Lists all objects, except for the end of the list. Returns its version. A list that replaces an earlier one is not
+/// from the server's cache, which may be older than what was watched before.
 async fn list<T: WatchedKind>(
     cache: &Cache<T>,
     collection: &Collection<'_>,
+    from_cache: bool,
     metrics: &Metrics,
 ) -> Result<String, CollectionError> {
     cache.apply(CacheEvent::Init);
     let add = |sent| {
         cache.apply(CacheEvent::InitApply(sent));
     };
-    let listed = collection.list(add).await;
+    let listed = collection.list(from_cache, add).await;
     metrics.facts(T::METRICS_KIND, cache.len());
     listed
 }
@@ -179,7 +185,7 @@ struct Failures<'a, T> {
 
 impl<'a, T: WatchedKind> Failures<'a, T> {
     fn new(cache: &'a Cache<T>, state: &'a SyncState<'a>) -> Self {
-        Self { cache, state, refusals: Backoff::default(), others: Backoff::default(), logged: String::new() }
+        Self { cache, state, refusals: BACKOFF, others: BACKOFF, logged: String::new() }
     }
 
     /// Records a failure, and waits before the next attempt.
@@ -197,7 +203,7 @@ impl<'a, T: WatchedKind> Failures<'a, T> {
             self.state.failed(&cause)
         }
         let backoff = if is_refused(error.status) { &mut self.refusals } else { &mut self.others };
-        sleep(backoff.next(Instant::now())).await;
+        sleep(backoff.pause(Instant::now())).await;
     }
 }
 
@@ -222,45 +228,5 @@ fn log<T: WatchedKind>(status: u16, cause: &str) {
              answer",
             T::PLURAL
         );
-    }
-}
-
-/// Pauses that double, each with a random part, so that the agents of a cluster do not return at the same time.
-#[derive(Debug, Default)]
-struct Backoff {
-    failures: u32,
-    last: Option<Instant>,
-}
-
-impl Backoff {
-    const MIN: Duration = Duration::from_millis(800);
-    const MAX: Duration = Duration::from_secs(30);
-    /// The time without a failure after which the first pause is short again.
-    const RESET_TIME: Duration = Duration::from_secs(120);
-
-    /// Returns the pause after a failure at `now`.
-    fn next(&mut self, now: Instant) -> Duration {
-        if self.last.is_some_and(|last| now.duration_since(last) >= Self::RESET_TIME) {
-            self.failures = 0;
-        }
-        let pause = (Self::MIN * 2_u32.pow(self.failures.min(10))).min(Self::MAX);
-        (self.failures, self.last) = (self.failures.saturating_add(1), Some(now));
-        let random = u32::try_from(RandomState::new().hash_one(0) % 1000).unwrap_or(0);
-        pause + pause * random / 1000
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pauses_double_up_to_a_limit_and_shrink_after_a_time_without_failures() {
-        let (mut backoff, now) = (Backoff::default(), Instant::now());
-        for expected in [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000] {
-            let pause = backoff.next(now).as_millis();
-            assert!((expected..2 * expected).contains(&pause), "{expected}: {pause}");
-        }
-        assert!(backoff.next(now + Backoff::RESET_TIME) < 2 * Backoff::MIN);
     }
 }

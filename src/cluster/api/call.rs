@@ -66,7 +66,11 @@ impl ApiCall<'_> {
         let attempt = async || match once.exchange().await {
             Err(error) if can_shrink && TooLarge::find_in(&error).is_some() => Ok(None),
             Err(error) => Err(once.no_response(&error)),
-            Ok(response) => once.parsed(&once.successful(response)?).map(Some),
+            Ok(response) => match once.successful(response) {
+                Ok(body) => once.parsed(&body).map(Some),
+                Err(AttemptError::NotFound(cause)) => Err(once.gone(&cause)),
+                Err(error) => Err(error),
+            },
         };
         once.run(Instant::now(), timeout, attempt).await
     }

@@ -1,7 +1,7 @@
 //! All objects of one kind, for the agent's watches: a list in pages, and a watch that continues it.
 
 use super::call::causes;
-use super::pages::{Page, PageSize};
+use super::pages::{ListMetadata, Page, PageRead, read_pages};
 use crate::cluster::response_limit::TooLarge;
 use crate::printable::without_tokens;
 use futures_util::{Stream, StreamExt};
@@ -16,6 +16,9 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+/// The limit for the pages of a list: more than a database of etcd (8 GiB) has if each object has the largest size and a
+/// page of its own.
+const MAX_PAGES: usize = 20_000;
 /// The timeout of a page. The API server answers within a minute.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a watch may take to start.
@@ -29,6 +32,8 @@ pub(crate) struct Collection<'a> {
     pub(crate) client: &'a Client,
     /// The path of the collection.
     pub(crate) path: &'static str,
+    /// Whether the server sends only `metadata` of each object.
+    pub(crate) metadata_only: bool,
     /// Selects some of the objects by their fields; empty for all.
     pub(crate) fields: String,
     /// Limits the pages that are in memory at the same time, of all collections.
@@ -80,46 +85,50 @@ struct ListedPage<T> {
     items: Vec<T>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ListMetadata {
-    #[serde(default)]
-    resource_version: String,
-    #[serde(default)]
-    r#continue: String,
-}
-
 impl Collection<'_> {
-    /// Calls `each` with every object. Returns the version of the list, at which a watch continues.
+    /// Calls `each` with every object. Returns the version of the list, at which a watch continues. `from_cache` is
+    /// whether the server may answer from its cache, as for the first list of a client: that takes no request to etcd,
+    /// which would have to read the pods of all nodes.
     ///
     /// # Errors
-    /// The API server rejects a request or does not answer, or an object is too large.
-    pub(crate) async fn list<T: DeserializeOwned>(&self, mut each: impl FnMut(T)) -> Result<String, CollectionError> {
-        let (mut continued, mut size) = (None::<String>, PageSize::first());
-        loop {
+    /// The API server rejects a request or does not answer, an object is too large, or the list does not end.
+    pub(crate) async fn list<T: DeserializeOwned>(
+        &self,
+        from_cache: bool,
+        mut each: impl FnMut(T),
+    ) -> Result<String, CollectionError> {
+        let read = async |page: Page<'_>| {
             // Closed never.
             let _in_memory = self.pages.acquire().await;
-            let fields = ListParams {
+            let mut params = ListParams {
                 field_selector: (!self.fields.is_empty()).then(|| self.fields.clone()),
                 ..ListParams::default()
             };
-            let params = Page { size: size.get(), continued: continued.as_deref() }.of(fields);
-            let page = match timeout(PAGE_TIMEOUT, self.page::<T>(&params)).await {
-                Err(_) => return Err(CollectionError::silent("no page of the list", PAGE_TIMEOUT)),
-                Ok(Err(error)) if error.is_too_large && size.shrink() => continue,
-                Ok(page) => page?,
-            };
-            size.grow();
-            page.items.into_iter().for_each(&mut each);
-            if page.metadata.r#continue.is_empty() {
-                return Ok(page.metadata.resource_version);
+            // The cache of a server before 1.34 ignores the size of pages.
+            if from_cache && page.is_first() {
+                params = params.match_any();
             }
-            continued = Some(page.metadata.r#continue);
-        }
+            match timeout(PAGE_TIMEOUT, self.page::<T>(&page.of(params))).await {
+                Err(_) => Err(CollectionError::silent("no page of the list", PAGE_TIMEOUT)),
+                Ok(Err(error)) if error.is_too_large && page.can_shrink() => Ok(PageRead::TooLarge),
+                Ok(Err(error)) => Err(error),
+                Ok(Ok(ListedPage { metadata, items })) => {
+                    items.into_iter().for_each(&mut each);
+                    Ok(PageRead::Done(metadata))
+                }
+            }
+        };
+        let version = read_pages(MAX_PAGES, read).await?;
+        version.ok_or_else(|| CollectionError {
+            cause: format!("a list of more than {MAX_PAGES} pages"),
+            ..CollectionError::default()
+        })
     }
 
     async fn page<T: DeserializeOwned>(&self, params: &ListParams) -> Result<ListedPage<T>, CollectionError> {
-        let response = self.client.send(request(Request::new(self.path).list(params))?.map(Body::from)).await?;
+        let builder = Request::new(self.path);
+        let list = if self.metadata_only { builder.list_metadata(params) } else { builder.list(params) };
+        let response = self.client.send(request(list)?.map(Body::from)).await?;
         let status = response.status();
         let body = response.into_body().collect_bytes().await?;
         if !status.is_success() {
@@ -149,7 +158,10 @@ impl Collection<'_> {
         if !self.fields.is_empty() {
             params = params.fields(&self.fields);
         }
-        let request = request(Request::new(self.path).watch(&params, version))?;
+        let builder = Request::new(self.path);
+        let watch =
+            if self.metadata_only { builder.watch_metadata(&params, version) } else { builder.watch(&params, version) };
+        let request = request(watch)?;
         let started = timeout(START_TIMEOUT, self.client.request_events::<T>(request)).await;
         let events = started.map_err(|_| CollectionError::silent("no answer to the watch", START_TIMEOUT))??;
         Ok(events.map(|event| event.map_err(CollectionError::from)))

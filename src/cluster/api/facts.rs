@@ -9,6 +9,7 @@ use crate::cluster::wire;
 use crate::cni::Error;
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use futures_util::future::try_join_all;
+use serde_json::Value;
 use std::time::{Duration, Instant};
 
 /// The timeout of a probe: short enough for a runtime that sends STATUS every few seconds.
@@ -164,10 +165,13 @@ impl Api {
 
     /// Lists the namespaces that have a definition called `name`, sorted, with one attempt.
     fn list_namespaces(&self, name: &str) -> Result<Vec<String>, Error> {
-        let request = ApiRequest::definitions_named(name)?;
-        let session = self.session()?;
-        let list: wire::Definitions =
-            session.run(self.call(session, &request).get_once(LIST_TIMEOUT.min(self.timeout)))?;
-        Ok(list.namespaces_with(name))
+        let namespace = |object: Value| {
+            let metadata = &object["metadata"];
+            (metadata["name"] == name).then(|| metadata["namespace"].as_str().map(str::to_owned)).flatten()
+        };
+        let timeout = LIST_TIMEOUT.min(self.timeout);
+        let mut namespaces = self.list(timeout, |page| ApiRequest::definitions_named(name, page), namespace)?;
+        namespaces.sort();
+        Ok(namespaces)
     }
 }

@@ -6,7 +6,6 @@ mod collection;
 mod daemon_set;
 mod exec;
 mod facts;
-mod lists;
 mod pages;
 mod probe;
 mod request;
@@ -18,7 +17,6 @@ mod writes;
 
 pub(crate) use collection::{Collection, CollectionError};
 pub use exec::CommandOutput;
-pub use probe::ApiProbe;
 pub(super) use server::Api;
 pub use service_account::ServiceAccount;
 pub use user::UserApi;

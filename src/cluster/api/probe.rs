@@ -2,51 +2,16 @@
 //! namespaces, with one attempt each.
 
 use super::request::ApiRequest;
-use super::server::Api;
-use super::service_account::ServiceAccount;
-use crate::cluster::fact_source::Cluster;
-use crate::cluster::resources::{LabeledNamespace, ObjectRef, ReportedEvent, Right, ScheduledPod};
+use super::user::UserApi;
+use crate::cluster::resources::{LabeledNamespace, ReportedEvent, Right, ScheduledPod};
 use crate::cluster::wire::{NamespaceObject, PodObject};
 use crate::cni::Error;
 use crate::pod::PodRef;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-/// The timeout of a request.
-const TIMEOUT: Duration = Duration::from_secs(3);
-
-/// An API server to examine.
-pub struct ApiProbe(Api);
-
-impl ApiProbe {
-    /// Returns the server of the plugin's kubeconfig at `path`. Absolute paths in the kubeconfig refer to the file
-    /// system that is mounted at `root`.
-    #[must_use]
-    pub fn new(root: &Path, path: PathBuf) -> Self {
-        Self(Api::new(path, TIMEOUT).with_root(root))
-    }
-
-    /// Returns the server of a kubeconfig that is given on the command line.
-    #[must_use]
-    pub fn of_user(path: PathBuf) -> Self {
-        Self(Api::new(path, TIMEOUT).of_any_owner())
-    }
-
-    /// Returns the API as the service account of the pod that this process runs in; `None` outside of pods.
-    #[must_use]
-    pub fn in_cluster() -> Option<Self> {
-        ServiceAccount::of_environment().map(|account| Self(account.api(TIMEOUT)))
-    }
-
-    /// Returns the server as a source of facts.
-    #[must_use]
-    pub fn cluster(&self) -> &dyn Cluster {
-        &self.0
-    }
-
+impl UserApi {
     /// Returns the server's version.
     ///
     /// # Errors
@@ -71,20 +36,9 @@ impl ApiProbe {
     /// # Errors
     /// The request failed.
     pub fn events(&self, pod: &PodRef) -> Result<Vec<ReportedEvent>, Error> {
-        let list = self.get(&ApiRequest::events_of(pod)?)?;
-        let mut events: Vec<ReportedEvent> = list["items"].as_array().into_iter().flatten().map(parse_event).collect();
+        let mut events = self.list(|page| ApiRequest::events_of(pod, page), |event| Some(parse_event(&event)))?;
         events.sort_by_key(|event| event.last);
         Ok(events)
-    }
-
-    /// Returns the pods of a namespace that are scheduled to a node.
-    ///
-    /// # Errors
-    /// The request failed.
-    pub fn pods_on(&self, namespace: &str, node: &str) -> Result<Vec<ObjectRef>, Error> {
-        let list = self.get(&ApiRequest::pods_on(namespace, node)?)?;
-        let names = list["items"].as_array().into_iter().flatten().filter_map(|pod| pod["metadata"]["name"].as_str());
-        Ok(names.map(|name| ObjectRef { namespace: namespace.to_owned(), name: name.to_owned() }).collect())
     }
 
     /// Returns the pods that are scheduled to a node, in `namespace` or in all namespaces.
@@ -92,7 +46,7 @@ impl ApiProbe {
     /// # Errors
     /// A request failed.
     pub fn pods_of_node(&self, node: &str, namespace: Option<&str>) -> Result<Vec<ScheduledPod>, Error> {
-        self.0.list(TIMEOUT, |page| ApiRequest::pods_of_node(node, namespace, page), scheduled_pod)
+        self.list(|page| ApiRequest::pods_of_node(node, namespace, page), scheduled_pod)
     }
 
     /// Returns the namespaces: the one that is named, or all.
@@ -100,14 +54,9 @@ impl ApiProbe {
     /// # Errors
     /// A request failed.
     pub fn namespaces(&self, name: Option<&str>) -> Result<Vec<LabeledNamespace>, Error> {
-        let Some(name) = name else { return self.0.list(TIMEOUT, ApiRequest::namespaces, labeled_namespace) };
+        let Some(name) = name else { return self.list(ApiRequest::namespaces, labeled_namespace) };
         let pod = PodRef { namespace: name.to_owned(), ..PodRef::default() };
         Ok(labeled_namespace(self.get(&ApiRequest::namespace(&pod)?)?).into_iter().collect())
-    }
-
-    fn get(&self, request: &ApiRequest) -> Result<Value, Error> {
-        let session = self.0.session()?;
-        session.run(self.0.call(session, request).get_once(TIMEOUT))
     }
 }
 

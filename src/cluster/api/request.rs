@@ -74,11 +74,11 @@ impl ApiRequest {
         Self::new(http, format!("NetworkAttachmentDefinition {object}"), right, kubectl)
     }
 
-    /// Lists the NetworkAttachmentDefinitions named `name` in all namespaces.
-    pub(super) fn definitions_named(name: &str) -> Result<Self, Error> {
+    /// Lists a page of the NetworkAttachmentDefinitions named `name` in all namespaces.
+    pub(super) fn definitions_named(name: &str, page: Page<'_>) -> Result<Self, Error> {
         check_names("NetworkAttachmentDefinition", [name])?;
         let collection = RequestBuilder::new(format!("{DEFINITIONS_API}/{DEFINITIONS}"));
-        let http = collection.list(&ListParams::default().fields(&format!("metadata.name={name}")));
+        let http = collection.list(&page.of(ListParams::default().fields(&format!("metadata.name={name}"))));
         let right = format!("list {DEFINITIONS}.k8s.cni.cncf.io");
         let kubectl = format!("kubectl get {DEFINITIONS} -A");
         Self::new(http, format!("NetworkAttachmentDefinitions named {name}"), right, kubectl)
@@ -152,24 +152,14 @@ impl ApiRequest {
         Self::of_pod(http, (namespace, name), "create events")
     }
 
-    /// Lists the Events about a pod.
-    pub(super) fn events_of(PodRef { namespace, name, .. }: &PodRef) -> Result<Self, Error> {
+    /// Lists a page of the Events about a pod.
+    pub(super) fn events_of(PodRef { namespace, name, .. }: &PodRef, page: Page<'_>) -> Result<Self, Error> {
         check_names("pod", [namespace, name])?;
         let fields = format!("involvedObject.kind=Pod,involvedObject.name={name}");
-        let http = namespaced(namespace, "events").list(&ListParams::default().fields(&fields));
+        let http = namespaced(namespace, "events").list(&page.of(ListParams::default().fields(&fields)));
         let right = format!("list events in namespace {namespace}");
         let kubectl = format!("kubectl get namespace {namespace}");
         Self::new(http, format!("events of pod {namespace}/{name}"), right, kubectl)
-    }
-
-    /// Lists the pods of a namespace that are scheduled to a node.
-    pub(super) fn pods_on(namespace: &str, node: &str) -> Result<Self, Error> {
-        check_names("pods", [namespace, node])?;
-        let fields = format!("spec.nodeName={node}");
-        let http = namespaced(namespace, "pods").list(&ListParams::default().fields(&fields));
-        let right = format!("list pods in namespace {namespace}");
-        let kubectl = format!("kubectl get namespace {namespace}");
-        Self::new(http, format!("pods of namespace {namespace} on node {node}"), right, kubectl)
     }
 
     /// Lists a page of the pods of node agents: of all products with such a component, in one or all namespaces, and on

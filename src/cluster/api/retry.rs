@@ -1,5 +1,6 @@
 //! Retries of API requests: which failures are retried, with which backoff, until which deadline.
 
+use crate::backoff::Backoff;
 use crate::cni;
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -14,10 +15,8 @@ const MAX_CONCURRENT: usize = 2;
 /// How long "not found" is retried: the cache of the API server, or of a proxy in front of it, may lag behind the
 /// kubelet.
 const NOT_FOUND_TIMEOUT: Duration = Duration::from_secs(2);
-/// The first backoff; it doubles with each attempt.
-const MIN_BACKOFF: Duration = Duration::from_millis(100);
-/// The longest backoff, unless the server requests a longer one.
-const MAX_BACKOFF: Duration = Duration::from_secs(1);
+/// The pauses after failures, unless the server requests a longer one.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
 /// The last attempt starts this long before the deadline.
 const LAST_ATTEMPT: Duration = Duration::from_millis(100);
 
@@ -102,6 +101,7 @@ struct RetrySchedule {
     started: Instant,
     deadline: Instant,
     not_found_since: Option<Instant>,
+    backoff: Backoff,
     attempts: u32,
     /// The number of attempts that started while another one had no response.
     hedged: u32,
@@ -109,7 +109,8 @@ struct RetrySchedule {
 
 impl RetrySchedule {
     fn new(started: Instant, timeout: Duration) -> Self {
-        Self { started, deadline: started + timeout, not_found_since: None, attempts: 0, hedged: 0 }
+        let deadline = started + timeout;
+        Self { started, deadline, not_found_since: None, backoff: BACKOFF, attempts: 0, hedged: 0 }
     }
 
     /// Counts an attempt that starts at `now` while `running` others run; returns when the next one starts if none of
@@ -132,8 +133,7 @@ impl RetrySchedule {
             AttemptError::Transient { retry_after, .. } => (self.deadline, *retry_after),
         };
         let left = end.saturating_duration_since(now);
-        let exponential = MIN_BACKOFF * 2_u32.pow(self.attempts.saturating_sub(1).min(8));
-        let backoff = requested.unwrap_or(Duration::ZERO).max(exponential.min(MAX_BACKOFF));
+        let backoff = requested.unwrap_or(Duration::ZERO).max(self.backoff.pause(now));
         (left > LAST_ATTEMPT).then(|| backoff.min(left - LAST_ATTEMPT))
     }
 }
@@ -184,16 +184,19 @@ mod tests {
     #[test]
     fn transient_errors_are_retried_until_just_before_the_deadline() {
         let times = attempts(TIMEOUT, &transient());
-        assert_eq!(times[..6], [0, 100, 300, 700, 1500, 2500]);
+        let pauses: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        for (pause, least) in pauses.iter().zip([100, 200, 400, 800, 1000, 1000]) {
+            assert!((least..least * 3 / 2).contains(pause), "{times:?}");
+        }
         assert_eq!(times.last(), Some(&9900));
-        assert_eq!(attempts(Duration::from_secs(1), &transient()), [0, 100, 300, 700, 900]);
+        assert_eq!(attempts(Duration::from_secs(1), &transient()).last(), Some(&900));
     }
 
     #[test]
     fn not_found_is_retried_for_two_seconds_after_its_first_occurrence() {
         let not_found = AttemptError::NotFound("no".into());
-        assert_eq!(attempts(TIMEOUT, &not_found), [0, 100, 300, 700, 1500, 1900]);
-        assert_eq!(attempts(Duration::from_millis(500), &not_found), [0, 100, 300, 400]);
+        assert_eq!(attempts(TIMEOUT, &not_found).last(), Some(&1900));
+        assert_eq!(attempts(Duration::from_millis(500), &not_found).last(), Some(&400));
 
         let started = Instant::now();
         let mut schedule = RetrySchedule::new(started, TIMEOUT);

@@ -25,6 +25,9 @@ pub struct UserApi {
 }
 
 impl UserApi {
+    /// The timeout of a request of `doctor` and `audit`.
+    pub const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+
     /// Opens the API server of a kubeconfig as kubectl does: `kubeconfig`, or the files in `KUBECONFIG` merged, or
     /// `~/.kube/config`, or the service account of the pod in which this process runs. The user's credential plugin
     /// runs, and proxy variables apply.
@@ -113,12 +116,17 @@ impl UserApi {
         self.list(|page| ApiRequest::pods_of_node(node, namespace, page), |pod| pod_with_sidecar(&pod))
     }
 
-    fn list<T>(
+    pub(super) fn list<T>(
         &self,
         request: impl Fn(Page<'_>) -> Result<ApiRequest, Error>,
         read: impl Fn(Value) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
         self.api.list(self.api.timeout, request, read)
+    }
+
+    pub(super) fn get(&self, request: &ApiRequest) -> Result<Value, Error> {
+        let session = self.api.session()?;
+        session.run(self.api.call(session, request).get_once(self.api.timeout))
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::check_token;
 use super::files::{EntryLocation, non_empty};
+use super::token_file::MAX_TOKEN;
 use crate::cni::Error;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -14,8 +15,6 @@ use secrecy::{ExposeSecret, SecretString};
 
 /// The maximum size of a file of certificates; the system's bundle has 150 of them in 220 KiB.
 const MAX_PEM: u64 = 1 << 20;
-/// The maximum size of a token file: a token is part of a request's header, which servers limit.
-const MAX_TOKEN: u64 = 64 << 10;
 
 const SUPPORTED: &str = "token, tokenFile, or client-certificate(-data) with client-key(-data)";
 

@@ -19,11 +19,13 @@ use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use token_file::TokenLayer;
 pub(super) use user::UserKubeconfig;
 
 mod credential_plugin;
 mod entries;
 mod files;
+mod token_file;
 mod user;
 
 /// The connection timeout of a client for watches.
@@ -36,6 +38,8 @@ pub(super) struct Kubeconfig<'a> {
     config: Config,
     cluster: EntryLocation<'a>,
     user: EntryLocation<'a>,
+    /// The file of the token, if it is replaced while the client lives.
+    token_file: Option<PathBuf>,
 }
 
 impl<'a> Kubeconfig<'a> {
@@ -52,7 +56,7 @@ impl<'a> Kubeconfig<'a> {
         config.connect_timeout = None;
         config.write_timeout = None;
         config.default_retry = false;
-        Ok(Self { config, cluster: cluster_location, user: user_location })
+        Ok(Self { config, cluster: cluster_location, user: user_location, token_file: None })
     }
 
     /// Returns the configuration for `server` with the service account whose files are in `directory`.
@@ -74,7 +78,7 @@ impl<'a> Kubeconfig<'a> {
         let mut config = server_config(&entry, &cluster)?;
         config.auth_info = credentials(&account, &user)?;
         config.default_retry = false;
-        Ok(Self { config, cluster, user })
+        Ok(Self { config, cluster, user, token_file: None })
     }
 
     /// Like [`Self::of_service_account`], for a client that lives long: it reads both files again from time to time,
@@ -84,13 +88,13 @@ impl<'a> Kubeconfig<'a> {
     /// As [`Self::load`].
     pub(super) fn of_renewed_account(server: &str, directory: &'a Path) -> Result<Self, Error> {
         let mut kubeconfig = Self::of_service_account(server, directory)?;
-        let token = directory.join("token").display().to_string();
         let config = &mut kubeconfig.config;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(READ_TIMEOUT);
         config.reset_reader_on_write = true;
         config.root_cert_file = Some(directory.join("ca.crt"));
-        config.auth_info = AuthInfo { token_file: Some(token), ..AuthInfo::default() };
+        config.auth_info = AuthInfo::default();
+        kubeconfig.token_file = Some(directory.join("token"));
         Ok(kubeconfig)
     }
 
@@ -104,8 +108,8 @@ impl<'a> Kubeconfig<'a> {
     /// # Errors
     /// 7 if a certificate, a key or a name can't be used.
     pub(super) fn client(self) -> Result<Client, Error> {
-        let Self { config, cluster, user } = self;
-        limited_client(config).map_err(|error| {
+        let Self { config, cluster, user, token_file } = self;
+        limited_client(config, token_file).map_err(|error| {
             use RustlsTlsError::{AddRootCertificate, InvalidServerName, NoValidNativeRootCA};
             let (location, key) = match &error {
                 kube::Error::RustlsTls(AddRootCertificate(_) | NoValidNativeRootCA(_)) => {
@@ -120,8 +124,12 @@ impl<'a> Kubeconfig<'a> {
 }
 
 /// Returns kube's client with a limit for the size of responses. Call it inside a Tokio runtime.
-fn limited_client(config: Config) -> Result<Client, kube::Error> {
-    Ok(ClientBuilder::try_from(config)?.with_layer(&LimitLayer).build())
+fn limited_client(config: Config, token_file: Option<PathBuf>) -> Result<Client, kube::Error> {
+    let builder = ClientBuilder::try_from(config)?.with_layer(&LimitLayer);
+    Ok(match token_file {
+        None => builder.build(),
+        Some(file) => builder.with_layer(&TokenLayer::new(file)).build(),
+    })
 }
 
 /// How a server's certificate is verified.

@@ -68,7 +68,7 @@ impl UserKubeconfig {
         if let Some(token) = &user.token {
             check_token(token.expose_secret())?;
         }
-        let client = limited_client(config).map_err(|error| error.to_string())?;
+        let client = limited_client(config, None).map_err(|error| error.to_string())?;
         Ok((client, expiry))
     }
 }

@@ -14,7 +14,7 @@ use super::doctor::{CheckTarget, node_setup};
 use super::explain::application_containers;
 use super::rules::{LiveRules, RuleLine, RulesReport};
 use super::subject::AppliedConf;
-use crate::cluster::{ApiProbe, LabeledNamespace, ScheduledPod};
+use crate::cluster::{LabeledNamespace, ScheduledPod, UserApi};
 use crate::cni::{Code, Error};
 use crate::firewall::RulesetView;
 use crate::firewall::native::set::Spans;
@@ -44,7 +44,7 @@ pub struct AuditScope<'a> {
 
 /// The data about the node.
 struct Node<'a> {
-    api: &'a ApiProbe,
+    api: &'a UserApi,
     configurations: Vec<AppliedConf>,
     namespaces: BTreeMap<String, LabeledNamespace>,
     snapshot: NodeSnapshot,

@@ -116,21 +116,20 @@ impl AuditedPod {
     fn write(&self, screen: &mut Screen) {
         screen.heading(&format!("Pod {}/{}", self.namespace, self.pod));
         if let Some(error) = &self.error {
-            screen.line(&[Cell::of(format!("  not examined: {error}")).tone(Tone::Bad)]);
+            screen.text(format!("  not examined: {error}"), Tone::Bad);
             return;
         }
         let tone = if self.redirected { Tone::Plain } else { Tone::Bad };
-        screen.line(&[Cell::of(format!("  {}", self.reason)).tone(tone)]);
+        screen.text(format!("  {}", self.reason), tone);
         for difference in &self.drift {
-            screen.line(&[Cell::of(format!("  {difference}")).tone(Tone::Bad)]);
+            screen.text(format!("  {difference}"), Tone::Bad);
         }
         if !self.bypasses.is_empty() {
-            let head = ["counted", "bytes", "bypasses the sidecar", "source"];
-            let head = head.map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
-            screen.table(&[head].into_iter().chain(self.bypasses.iter().map(Bypass::row)).collect::<Vec<_>>());
+            let titles = ["counted", "bytes", "bypasses the sidecar", "source"];
+            screen.titled_table(titles, self.bypasses.iter().map(Bypass::row));
         }
         if self.left_out > 0 {
-            screen.line(&[Cell::of(format!("  {} more are not listed", self.left_out)).tone(Tone::Notable)]);
+            screen.text(format!("  {} more are not listed", self.left_out), Tone::Notable);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! container. Nodes and pods that don't use `container-exclude` have none of these checks.
 
 use super::credentials::AGENT;
-use super::kernel::try_container_rules;
+use super::kernel::{NOT_PERMITTED, try_container_rules};
 use super::listeners::Listener;
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
 use super::rules::{NETNS, RULES};
@@ -126,7 +126,7 @@ pub(super) fn examine(
         &KERNEL,
         match try_container_rules() {
             Ok(()) => CheckVerdict::pass("the rules were committed and read back in a new network namespace"),
-            Err(why) if why == "EPERM" => CheckVerdict::not_checked("this needs root (CAP_SYS_ADMIN)"),
+            Err(why) if why == NOT_PERMITTED => CheckVerdict::not_checked("this needs root (CAP_SYS_ADMIN)"),
             Err(why) => CheckVerdict::fail(why, MODULES),
         },
     );

@@ -4,7 +4,7 @@
 use super::configuration;
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
 use crate::cluster::agent::broken_watches;
-use crate::cluster::{ApiProbe, Authority, CredentialsSummary, KubeconfigSummary, Right};
+use crate::cluster::{Authority, CredentialsSummary, KubeconfigSummary, Right, UserApi};
 use crate::cni::{Error, NetConf, NetworkStatus};
 use crate::{cluster, sub_plugins};
 use k8s_openapi::jiff::Timestamp;
@@ -186,7 +186,7 @@ const PATCH_STATUS: Check =
 const CREATE_EVENTS: Check = Check::of(CheckGroup::Cluster, "right-create-events", "the plugin may create Events");
 
 /// Checks the API server and the plugin's rights with the plugin's kubeconfig.
-pub(super) fn examine_rights(api: Option<&ApiProbe>, conf: Option<&NetConf>, results: &mut Results) {
+pub(super) fn examine_rights(api: Option<&UserApi>, conf: Option<&NetConf>, results: &mut Results) {
     let (Some(api), Some(conf)) = (api, conf) else {
         let why = results.obstacle(&USABLE).unwrap_or_else(|| "because no kubeconfig is known".to_owned());
         return results.add(&API, CheckVerdict::not_checked(why));
@@ -205,14 +205,14 @@ pub(super) fn examine_rights(api: Option<&ApiProbe>, conf: Option<&NetConf>, res
 }
 
 /// Checks the API server with the user's kubeconfig, if the plugin itself reads files and needs no API server.
-pub(super) fn examine_api_of_user(api: &ApiProbe, conf: Option<&NetConf>, results: &mut Results) {
+pub(super) fn examine_api_of_user(api: &UserApi, conf: Option<&NetConf>, results: &mut Results) {
     results.add(&API, reachable(api));
     for (check, _) in conf.map(rights).unwrap_or_default() {
         results.add(check, CheckVerdict::not_checked("the plugin needs no right: kubernetes.manifests_dir is set"));
     }
 }
 
-fn reachable(api: &ApiProbe) -> CheckVerdict {
+fn reachable(api: &UserApi) -> CheckVerdict {
     match api.version() {
         Ok(version) => CheckVerdict::pass(format!("Kubernetes {version}")),
         Err(error) => CheckVerdict::fail(

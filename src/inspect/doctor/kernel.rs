@@ -29,16 +29,12 @@ const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_c
 
 /// Tries the features in a new network namespace and adds the checks.
 pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
-    let failed = |why: String| Tried { netns: Err(why), ..Tried::default() };
-    let tried = match thread::Builder::new().spawn(try_all) {
-        Ok(thread) => thread.join().unwrap_or_else(|_| failed("the thread panicked".to_owned())),
-        Err(error) => failed(format!("can't start a thread: {error}")),
-    };
+    let tried = in_new_netns(Tried::new);
     results.add(
         &NETNS,
-        match &tried.netns {
-            Ok(()) => CheckVerdict::pass("created one for the other checks"),
-            Err(why) if why.starts_with("EPERM") => CheckVerdict::NotChecked(
+        match &tried {
+            Ok(_) => CheckVerdict::pass("created one for the other checks"),
+            Err(why) if why == NOT_PERMITTED => CheckVerdict::NotChecked(
                 "this needs root (CAP_SYS_ADMIN)".to_owned(),
                 Some("run detour doctor as root on the node, or in the agent's pod".to_owned()),
             ),
@@ -48,15 +44,16 @@ pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
             ),
         },
     );
+    let Tried { netfilter, iptables, native, conntrack } = tried.unwrap_or_else(Tried::failed);
     let refused = |why: &String| CheckVerdict::fail(why.clone(), MODULES);
-    results.after(&[&NETNS], &NETFILTER, || match &tried.netfilter {
+    results.after(&[&NETNS], &NETFILTER, || match &netfilter {
         Ok(()) => CheckVerdict::pass("the ruleset's generation can be read"),
         Err(why) => refused(why),
     });
     let asked = conf.map_or(cni::RuleFormatSetting::Auto, |conf| conf.dialect);
     let dialects = [
-        (&IPTABLES, &tried.iptables, cni::RuleFormatSetting::Iptables, &tried.native),
-        (&NATIVE, &tried.native, cni::RuleFormatSetting::Nftables, &tried.iptables),
+        (&IPTABLES, &iptables, cni::RuleFormatSetting::Iptables, &native),
+        (&NATIVE, &native, cni::RuleFormatSetting::Nftables, &iptables),
     ];
     for (check, own, dialect, other) in dialects {
         results.after(&[&NETFILTER], check, || match own {
@@ -67,71 +64,63 @@ pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
             Err(why) => refused(why),
         });
     }
-    results.after(&[&NETFILTER], &CONNTRACK, || match &tried.conntrack {
+    results.after(&[&NETFILTER], &CONNTRACK, || match &conntrack {
         Ok(()) => CheckVerdict::pass("the connection tracking table can be read"),
         Err(why) => refused(why),
     });
 }
 
-/// The outcome of each feature.
-#[derive(Debug)]
+/// The outcome of each feature in a new network namespace.
 struct Tried {
-    netns: Result<(), String>,
     netfilter: Result<(), String>,
     iptables: Result<(), String>,
     native: Result<(), String>,
     conntrack: Result<(), String>,
 }
 
-impl Default for Tried {
-    fn default() -> Self {
-        let not = || "not tried".to_owned();
+impl Tried {
+    fn new() -> Self {
+        let socket = || NfSocket::open().map_err(|error| error.to_string());
         Self {
-            netns: Err(not()),
-            netfilter: Err(not()),
-            iptables: Err(not()),
-            native: Err(not()),
-            conntrack: Err(not()),
+            netfilter: socket().and_then(|mut socket| socket.generation().map(drop).map_err(|e| e.to_string())),
+            iptables: commit(RuleFormat::Iptables),
+            native: commit(RuleFormat::Nftables),
+            conntrack: socket()
+                .and_then(|mut socket| socket.connections(|_| false).map(drop).map_err(|error| error.to_string())),
         }
+    }
+
+    fn failed(why: String) -> Self {
+        let failed = || Err(why.clone());
+        Self { netfilter: failed(), iptables: failed(), native: failed(), conntrack: failed() }
     }
 }
 
 /// Tries the rules of excluded containers in a new network namespace.
 ///
 /// # Errors
-/// `EPERM` if this process can't create one; otherwise why the kernel refuses them.
+/// [`NOT_PERMITTED`] if this process can't create one; otherwise why the kernel refuses them.
 pub(super) fn try_container_rules() -> Result<(), String> {
-    #![expect(clippy::disallowed_methods, reason = "the one file that creates a namespace")]
-    let work = || {
-        unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| match errno {
-            Errno::EPERM => "EPERM".to_owned(),
-            other => other.to_string(),
-        })?;
+    in_new_netns(|| {
         let of = |scope| ContainerExclusion { name: "a".to_owned(), scope, until: BypassEnd::ContainerExit };
         let containers = [of(ContainerScope::All), of(ContainerScope::Dns)].into();
         try_rules(RuleFormat::Iptables, &Policy { containers, ..Policy::default() })
-    };
-    let thread = thread::Builder::new().spawn(work).map_err(|error| format!("can't start a thread: {error}"))?;
-    thread.join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))
+    })?
 }
 
-/// Tries all features on the current thread, which must end afterwards.
-fn try_all() -> Tried {
+/// The error if this process can't create a network namespace.
+pub(super) const NOT_PERMITTED: &str = "EPERM";
+
+/// Calls `work` in a new network namespace, with a thread that ends afterwards.
+fn in_new_netns<T: Send + 'static>(work: fn() -> T) -> Result<T, String> {
     #![expect(clippy::disallowed_methods, reason = "the one place that creates a namespace")]
-    if let Err(errno) = unshare(CloneFlags::CLONE_NEWNET) {
-        let why = if errno == Errno::EPERM { "EPERM".to_owned() } else { errno.to_string() };
-        return Tried { netns: Err(why), ..Tried::default() };
-    }
-    Tried {
-        netns: Ok(()),
-        netfilter: NfSocket::open().and_then(|mut socket| socket.generation()).map(drop).map_err(|e| e.to_string()),
-        iptables: commit(RuleFormat::Iptables),
-        native: commit(RuleFormat::Nftables),
-        conntrack: NfSocket::open()
-            .and_then(|mut socket| socket.connections(|_| false))
-            .map(drop)
-            .map_err(|e| e.to_string()),
-    }
+    let thread = thread::Builder::new().spawn(move || match unshare(CloneFlags::CLONE_NEWNET) {
+        Ok(()) => Ok(work()),
+        Err(Errno::EPERM) => Err(NOT_PERMITTED.to_owned()),
+        Err(errno) => Err(errno.to_string()),
+    });
+    let thread = thread.map_err(|error| format!("can't start a thread: {error}"))?;
+    thread.join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))
 }
 
 /// Tries the rules of a pod with every feature except excluded containers.

@@ -27,7 +27,7 @@ use super::explain::Explained;
 use super::rules::{LiveRules, RulesReport};
 use super::subject::AppliedConf;
 use crate::cluster::agent::PoliciesReport;
-use crate::cluster::{self, ApiProbe, Cluster, KubeconfigSummary};
+use crate::cluster::{self, Cluster, KubeconfigSummary, UserApi};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
 use crate::netns::find::FoundNetns;
@@ -73,9 +73,13 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
     program::examine_installation(target, results);
     let reads_files = conf.is_some_and(|conf| conf.kubernetes.manifests_dir.is_some());
     match target.kubeconfig.as_ref().filter(|_| reads_files) {
-        Some(path) => credentials::examine_api_of_user(&ApiProbe::of_user(path.clone()), conf, results),
+        Some(path) => {
+            credentials::examine_api_of_user(&UserApi::of_file(path.clone(), UserApi::PROBE_TIMEOUT), conf, results)
+        }
         None => {
-            let api = kubeconfig.as_ref().map(|(path, _)| ApiProbe::new(&target.mount, path.clone()));
+            let api = kubeconfig
+                .as_ref()
+                .map(|(path, _)| UserApi::of_node(&target.mount, path.clone(), UserApi::PROBE_TIMEOUT));
             credentials::examine_rights(api.as_ref(), conf, results);
         }
     }
@@ -93,7 +97,7 @@ pub(super) struct NodeSetup {
     /// The valid configurations, and to which pods each applies.
     pub(super) configurations: Vec<AppliedConf>,
     /// The API server, or why none is known.
-    pub(super) api: Result<ApiProbe, String>,
+    pub(super) api: Result<UserApi, String>,
     /// The saved state of attachments.
     pub(super) store: Store,
 }
@@ -175,7 +179,7 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results
 fn check_references(
     target: &CheckTarget,
     pod: &PodRef,
-    (conf, api): (Option<NetConf>, &Result<ApiProbe, String>),
+    (conf, api): (Option<NetConf>, &Result<UserApi, String>),
     seen: &mut Examination,
     results: &mut Results,
 ) -> (Option<Facts>, Option<NetConf>) {
@@ -223,8 +227,10 @@ fn check_netns(
 }
 
 /// Returns the API server to ask about the pod, unless it is the plugin's and can't be reached.
-fn api(target: &CheckTarget, seen: &Examination, results: &Results) -> Result<ApiProbe, String> {
-    let is_plugins = target.kubeconfig.is_none() && ApiProbe::in_cluster().is_none() && seen.kubeconfig.is_some();
+fn api(target: &CheckTarget, seen: &Examination, results: &Results) -> Result<UserApi, String> {
+    let is_plugins = target.kubeconfig.is_none()
+        && UserApi::in_cluster(UserApi::PROBE_TIMEOUT).is_none()
+        && seen.kubeconfig.is_some();
     match results.obstacle(&[&credentials::API]).filter(|_| is_plugins) {
         Some(why) => Err(why),
         None => own_api(target, seen.kubeconfig.as_ref()),
@@ -233,10 +239,11 @@ fn api(target: &CheckTarget, seen: &Examination, results: &Results) -> Result<Ap
 
 /// Returns the API server of `--kubeconfig`, or else the one of the pod that this process runs in, or else the
 /// plugin's.
-fn own_api(target: &CheckTarget, kubeconfig: Option<&(PathBuf, KubeconfigSummary)>) -> Result<ApiProbe, String> {
-    let of_user = target.kubeconfig.as_ref().map(|path| ApiProbe::of_user(path.clone()));
-    let of_plugin = || kubeconfig.map(|(path, _)| ApiProbe::new(&target.mount, path.clone()));
-    let api = of_user.or_else(ApiProbe::in_cluster).or_else(of_plugin);
+fn own_api(target: &CheckTarget, kubeconfig: Option<&(PathBuf, KubeconfigSummary)>) -> Result<UserApi, String> {
+    let of_user = target.kubeconfig.as_ref().map(|path| UserApi::of_file(path.clone(), UserApi::PROBE_TIMEOUT));
+    let of_plugin =
+        || kubeconfig.map(|(path, _)| UserApi::of_node(&target.mount, path.clone(), UserApi::PROBE_TIMEOUT));
+    let api = of_user.or_else(|| UserApi::in_cluster(UserApi::PROBE_TIMEOUT)).or_else(of_plugin);
     api.ok_or_else(|| "no API server is known; add --kubeconfig".to_owned())
 }
 

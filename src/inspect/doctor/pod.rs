@@ -186,30 +186,23 @@ fn directory(target: &CheckTarget, conf: Option<&NetConf>) -> Result<PathBuf, St
     Ok(if reached.is_file() { reached.parent().map(Path::to_owned).unwrap_or_default() } else { reached })
 }
 
-/// Why the plugin runs for a pod.
-pub(super) enum Attachment {
-    /// It runs for every pod of the node.
-    EveryPod(String),
-    /// The pod selects networks of the plugin.
-    Selected(String),
-    /// It does not run for the pod, and what to do about it.
-    Missing(String),
-}
+/// Why the plugin runs for a pod; if it does not, what to do about it.
+pub(super) struct Attachment(Result<String, String>);
 
 impl Attachment {
     /// Finds out whether the plugin runs for the pod. `ours` are the plugin's configurations that the pod selects, and
     /// `all` are those on the node.
     pub(super) fn of(target: &CheckTarget, ours: &[NetConf], all: &[Configured]) -> Self {
         if let Some(primary) = all.iter().find(|configured| configured.conf.primary.is_some()) {
-            return Self::EveryPod(format!("as the primary plugin, for every pod ({})", primary.path.name()));
+            return Self(Ok(format!("as the primary plugin, for every pod ({})", primary.path.name())));
         }
         // Multus can find a plugin list by its name, too.
         let is_listed = |configured: &Configured| configured.is_listed && configured.is_in(&target.conf);
         if target.chained && all.iter().any(is_listed) {
-            return Self::EveryPod("as part of the cluster network's plugin list, for every pod".to_owned());
+            return Self(Ok("as part of the cluster network's plugin list, for every pod".to_owned()));
         }
         if !ours.is_empty() {
-            return Self::Selected(ours.iter().map(|conf| conf.name.as_str()).collect::<Vec<_>>().join(", "));
+            return Self(Ok(ours.iter().map(|conf| conf.name.as_str()).collect::<Vec<_>>().join(", ")));
         }
         let network = all.first().map_or(USUAL, |configured| configured.conf.name.as_str());
         let mut next = format!(
@@ -219,25 +212,25 @@ impl Attachment {
         if target.chained {
             next += "; without Multus, run detour install --chained=true";
         }
-        Self::Missing(next)
+        Self(Err(next))
     }
 
     /// Adds the result. A pod that is not redirected anyway needs no plugin.
     pub(super) fn add(self, needed: &[&Check], results: &mut Results) {
         let failed = || results.has_failed(&DECISION).then(|| format!("because {} failed", DECISION.id));
-        let verdict = match (results.obstacle(needed).or_else(failed), self) {
+        let verdict = match (results.obstacle(needed).or_else(failed), self.0) {
             (Some(why), _) => CheckVerdict::not_checked(why),
-            (None, Self::EveryPod(found) | Self::Selected(found)) => CheckVerdict::pass(found),
-            (None, Self::Missing(next)) => {
-                CheckVerdict::fail("the pod's annotation names no network of this plugin", next)
-            }
+            (None, Ok(found)) => CheckVerdict::pass(found),
+            (None, Err(next)) => CheckVerdict::fail("the pod's annotation names no network of this plugin", next),
         };
         results.add(&ATTACHED, verdict);
     }
 
     /// Returns why no ADD decides about the pod; `None` if one may.
     fn obstacle(&self, results: &Results) -> Option<String> {
-        let Self::Missing(_) = self else { return None };
+        if self.0.is_ok() {
+            return None;
+        }
         let needed = [&ANNOTATION, &DEFINITION, &LEADS];
         let failed = match needed.into_iter().find(|check| results.has_failed(check)) {
             None if results.obstacle(&needed).is_some() => return None,

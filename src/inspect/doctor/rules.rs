@@ -4,7 +4,7 @@
 use super::logs::EVENTS;
 use super::pod::KNOWN;
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
-use crate::cluster::{ApiProbe, ObjectRef};
+use crate::cluster::UserApi;
 use crate::cni::{Error, NetConf};
 use crate::inspect::node_hint::{AGENT_NAMESPACE, node_hint};
 use crate::inspect::rules::{LiveRules, Mark, RuleLine, RulesReport};
@@ -164,7 +164,7 @@ impl<'a> PodNetns<'a> {
     pub(super) fn examine(
         &self,
         target: &CheckTarget,
-        api: Option<&ApiProbe>,
+        api: Option<&UserApi>,
         conf: Option<&NetConf>,
         results: &mut Results,
     ) {
@@ -203,7 +203,7 @@ impl<'a> PodNetns<'a> {
     }
 }
 
-fn here(pod: &Pod, target: &CheckTarget, api: Option<&ApiProbe>, conf: Option<&NetConf>) -> CheckVerdict {
+fn here(pod: &Pod, target: &CheckTarget, api: Option<&UserApi>, conf: Option<&NetConf>) -> CheckVerdict {
     let Some(node) = &pod.node_name else {
         return CheckVerdict::not_checked("it is not scheduled yet; see kubectl describe pod");
     };
@@ -216,11 +216,10 @@ fn here(pod: &Pod, target: &CheckTarget, api: Option<&ApiProbe>, conf: Option<&N
     let kubernetes = conf.map(|conf| &conf.kubernetes);
     let agents = kubernetes.and_then(|kubernetes| kubernetes.agent_namespace.as_deref());
     let agents = agents.unwrap_or(AGENT_NAMESPACE);
-    let pods = api.and_then(|api| api.pods_on(agents, node).ok()).unwrap_or_default();
-    let is_agent = |pod: &&ObjectRef| {
-        kubernetes.is_some_and(|k| k.agent_pod_prefixes.iter().any(|prefix| pod.name.starts_with(prefix.as_str())))
-    };
-    let agent = pods.iter().find(is_agent).map(|pod| pod.name.as_str());
+    let pods = api.and_then(|api| api.pods_of_node(node, Some(agents)).ok()).unwrap_or_default();
+    let prefixes = kubernetes.map_or(&[][..], |kubernetes| &kubernetes.agent_pod_prefixes);
+    let is_agent = |name: &&str| prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()));
+    let agent = pods.iter().map(|scheduled| scheduled.pod.name.as_str()).find(is_agent);
     let next = node_hint(pod, Some(agents), agent, &question);
     CheckVerdict::NotChecked(format!("it runs on node {node}; this is node {this}"), Some(next))
 }

@@ -110,7 +110,7 @@ pub(super) fn exemptions<'a>(
 }
 
 /// Returns an owner in words.
-pub(super) fn owner_text(owner: TrafficOwner) -> String {
+fn owner_text(owner: TrafficOwner) -> String {
     match owner {
         TrafficOwner::Any => "every process".to_owned(),
         TrafficOwner::Uid(range) => format!("uid {range}"),

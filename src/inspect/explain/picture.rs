@@ -1,14 +1,11 @@
 //! `explain --format svg`: draws one row for each kind of traffic, from its sender in the pod to the outside: captured
 //! traffic through a port of the sidecar, traffic that bypasses the sidecar past it. Colors are classes in `picture.css`.
 
-use super::exemptions::{ContainerTraffic, ExcludedContainer, ExemptPart, application_containers, owner_text};
+use super::exemptions::{ContainerTraffic, ExcludedContainer, ExemptPart, Exemption, application_containers};
 use super::report::Explained;
 use crate::inspect::subject::Subject;
 use crate::pod::well_known::INIT_CONTAINER;
-use crate::policy::{
-    BypassEnd, ContainerScope, DnsCapture, Exclusion, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
-    TrafficOwner,
-};
+use crate::policy::{BypassEnd, ContainerScope, DnsCapture, Policy, PortRange, Ports, Redirect, TrafficOwner};
 use crate::printable::xml;
 use std::fmt::{Display, Write as _};
 
@@ -60,7 +57,7 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     match policy.redirect() {
         Some(redirect) => {
             rows.extend(captured(redirect, policy, &containers));
-            rows.extend(bypasses(redirect, policy, &containers));
+            rows.extend(bypasses(explained, redirect, &containers));
             rows.extend(containers.iter().flat_map(|container| rows_of_container(excluded, container)));
         }
         None => rows.extend(containers.iter().flat_map(|c| rows_without_redirect(subject, explained, c))),
@@ -160,36 +157,34 @@ fn rows_without_redirect(subject: &Subject, explained: &Explained, traffic: &Con
     [captured].into_iter().chain(by_name).collect()
 }
 
-/// Returns the rows for exclusions and for settings that let traffic bypass the sidecar.
-fn bypasses(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
-    let mut rows: Vec<Row> = Vec::new();
-    let exclusions = policy.exclusions_in_effect();
-    for exclusion in &exclusions {
-        let same = |other: &&Exclusion| Exclusion { protocol: exclusion.protocol, ..(*other).clone() } == *exclusion;
-        let protocols: Vec<Protocol> = exclusions.iter().filter(same).filter_map(|e| e.protocol).collect();
-        // Exclusions that differ only in the protocol share a row.
-        if protocols.first() == exclusion.protocol.as_ref() {
-            rows.push(row_of_exclusion(exclusion, &protocols, containers));
-        }
-    }
-    let mut add = |setting: &str, what: String, to: String| {
-        rows.push(bypass(every("process", setting), what, to));
-    };
-    if let Some(ports) = ports(&redirect.outbound_ports_exclude) {
-        add("outbound_ports_exclude", format!("port {ports}"), ANYWHERE.to_owned());
-    }
-    if let Some(nets) = ranges(&redirect.outbound_ip_ranges_exclude) {
-        add("outbound_ip_ranges_exclude", "TCP".to_owned(), nets);
-    }
+/// Returns the rows for exclusions and for settings that let outbound traffic bypass the sidecar.
+fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
+    let owners = explained.policy.exclusions_in_effect().into_iter().map(|exclusion| Some(exclusion.owner));
+    let exempt = explained.explanation.exempt.iter().zip(owners.chain(std::iter::repeat(None)));
+    let outbound = exempt.filter(|(exempt, _)| exempt.direction != "inbound");
+    let mut rows: Vec<Row> = outbound.map(|(exempt, owner)| row_of_exemption(exempt, owner, containers)).collect();
     if redirect.dns == DnsCapture::Off {
-        add("redirect_dns", "UDP port 53".to_owned(), "resolvers".to_owned());
-    }
-    if redirect.outbound_ip_ranges_include != Ranges::All {
-        let to = ranges(&redirect.outbound_ip_ranges_include)
-            .map_or_else(|| ANYWHERE.to_owned(), |nets| format!("other than {nets}"));
-        add("outbound_ip_ranges_include", "TCP".to_owned(), to);
+        let card = every("process", "redirect_dns");
+        rows.push(bypass(card, "UDP port 53".to_owned(), "resolvers".to_owned()));
     }
     rows
+}
+
+fn row_of_exemption(exempt: &Exemption, owner: Option<TrafficOwner>, containers: &[ContainerTraffic<'_>]) -> Row {
+    let owned = owner.filter(|owner| *owner != TrafficOwner::Any).map(|owner| {
+        let names = containers.iter().filter(|container| container.is_owned_by(owner)).map(ContainerTraffic::name);
+        names.collect::<Vec<_>>().join(", ")
+    });
+    let detail = match owned {
+        Some(names) if names.is_empty() => "no container with this ID".to_owned(),
+        Some(names) => names,
+        None => exempt.sources.join("; "),
+    };
+    let what = match exempt.ports.as_slice() {
+        [] => exempt.protocol.clone(),
+        ports => format!("port {}, {}", ports.join(", "), exempt.protocol),
+    };
+    bypass(Card { name: exempt.who.clone(), detail, ends_before: false }, what, exempt.to.clone())
 }
 
 /// Returns the rows of a container that is excluded by its name, with the sources of each exclusion.
@@ -213,30 +208,6 @@ fn rows_of_container(excluded: &[ExcludedContainer], container: &ContainerTraffi
     excluded.iter().filter(takes_effect).map(row).collect()
 }
 
-fn row_of_exclusion(exclusion: &Exclusion, protocols: &[Protocol], containers: &[ContainerTraffic<'_>]) -> Row {
-    let owner = owner_text(exclusion.owner);
-    let matching: Vec<&ContainerTraffic<'_>> =
-        containers.iter().filter(|container| container.is_owned_by(exclusion.owner)).collect();
-    let card = match matching.as_slice() {
-        _ if exclusion.owner == TrafficOwner::Any => every("process", "excluded"),
-        [] => Card { name: owner, detail: "no container with this ID".to_owned(), ends_before: false },
-        [one] => card(one),
-        several => {
-            let names: Vec<&str> = several.iter().map(|container| container.name()).collect();
-            let detail = names.join(", ");
-            Card { name: format!("{} containers, {owner}", names.len()), detail, ends_before: false }
-        }
-    };
-    let mut what: Vec<String> = Vec::new();
-    what.extend((!protocols.is_empty()).then(|| list(protocols).to_uppercase()));
-    what.extend((!exclusion.ports.is_empty()).then(|| format!("port {}", list(&exclusion.ports))));
-    if what.is_empty() {
-        what.push("everything".to_owned());
-    }
-    let to = exclusion.destination.map_or_else(|| ANYWHERE.to_owned(), |net| net.to_string());
-    bypass(card, what.join(" "), to)
-}
-
 fn list<T: Display>(items: &[T]) -> String {
     items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -245,13 +216,6 @@ fn ports(ports: &Ports) -> Option<String> {
     match ports {
         Ports::All => Some("*".to_owned()),
         Ports::List(ranges) => (!ranges.is_empty()).then(|| list::<PortRange>(ranges)),
-    }
-}
-
-fn ranges(ranges: &Ranges) -> Option<String> {
-    match ranges {
-        Ranges::All => Some(ANYWHERE.to_owned()),
-        Ranges::List(nets) => (!nets.is_empty()).then(|| list(nets)),
     }
 }
 

@@ -113,10 +113,8 @@ impl TextReport for NodesAudit {
             };
             screen.line(&[Cell::of(format!("{verdict}; pods checked: {}", self.checked))]);
         } else {
-            let head = ["pod", "node", "counted", "bytes", "bypasses the sidecar", "source"];
-            let head = head.map(|title| Cell::of(title).tone(Tone::Faint)).to_vec();
-            let rows = self.pods.iter().flat_map(PodOfNode::rows);
-            screen.table(&[head].into_iter().chain(rows).collect::<Vec<_>>());
+            let titles = ["pod", "node", "counted", "bytes", "bypasses the sidecar", "source"];
+            screen.titled_table(titles, self.pods.iter().flat_map(PodOfNode::rows));
         }
         if !self.errors.is_empty() {
             screen.heading("Not audited");

@@ -226,7 +226,7 @@ impl TextReport for NodesCheck {
                 screen.line(&[Cell::of(sign).tone(tone), Cell::of(id).tone(Tone::Strong), Cell::of(checked)]);
                 screen.line(&[Cell::of(format!("       {found}"))]);
                 if !next.is_empty() {
-                    screen.line(&[Cell::of(format!("       → {next}")).tone(Tone::Faint)]);
+                    screen.text(format!("       → {next}"), Tone::Faint);
                 }
             }
         }

@@ -121,14 +121,14 @@ impl TextReport for Trace {
             ]);
         }
         if rows.is_empty() {
-            screen.line(&[Cell::of("  no rule matches").tone(Tone::Faint)]);
+            screen.text("  no rule matches", Tone::Faint);
         }
         screen.table(&rows);
         if self.zone != 0 {
-            screen.line(&[Cell::of(format!("  connection tracking zone {}", self.zone)).tone(Tone::Faint)]);
+            screen.text(format!("  connection tracking zone {}", self.zone), Tone::Faint);
         }
         for caveat in &self.caveats {
-            screen.line(&[Cell::of(format!("  ! {caveat}")).tone(Tone::Notable)]);
+            screen.text(format!("  ! {caveat}"), Tone::Notable);
         }
     }
 }

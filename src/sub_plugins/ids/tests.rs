@@ -1,8 +1,7 @@
 //! Lists of UIDs and GIDs, form by form.
 
-use super::super::context::tests::context;
 use super::super::sub_plugin::Severity;
-use super::super::tests::scenario::{container, facts, meshed_pod};
+use super::super::tests::scenario::{container, context, facts, meshed_pod};
 use super::*;
 use proptest::prelude::*;
 

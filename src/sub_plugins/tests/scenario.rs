@@ -1,5 +1,6 @@
 //! Scenarios for tests: an injected pod with changes, and the sub-plugin chain that runs for it.
 
+use super::super::context::PodContext;
 use super::super::{ChainInput, ChainOutput, Note, Resolvers, SeparatePolicy, run, run_separately};
 use crate::cni::{Block, Error};
 use crate::pod::{Container, Facts, Namespace, Pod};
@@ -153,4 +154,9 @@ pub(in super::super) fn facts(pod: Pod, annotations: &[(&str, &str)]) -> Facts {
     let annotations = annotations.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
     let namespace = Namespace { name: pod.namespace.clone(), annotations };
     Facts { pod, namespace: Some(namespace) }
+}
+
+/// Returns a context that has `facts` alone.
+pub(in super::super) fn context(facts: Option<&Facts>) -> PodContext<'_> {
+    PodContext { facts, resolvers: Resolvers::default(), redirect: None, reads_annotations: true }
 }

@@ -5,7 +5,7 @@ mod node_logs;
 
 use super::pod::KNOWN;
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
-use crate::cluster::{ApiProbe, ReportedEvent};
+use crate::cluster::{ReportedEvent, UserApi};
 use crate::cni::NetConf;
 use crate::pod::PodRef;
 use crate::printable::{without_passwords, without_tokens, without_userinfo};
@@ -30,7 +30,7 @@ const REPLACE_LOG: &str = "set log_file to a path such as /var/log/detour.log";
 const MAX_LINE: usize = 1000;
 
 /// Checks the pod's Events. A failure counts only while the pod is not `running`.
-pub(super) fn events(api: Option<&ApiProbe>, pod: &PodRef, running: bool, results: &mut Results) {
+pub(super) fn events(api: Option<&UserApi>, pod: &PodRef, running: bool, results: &mut Results) {
     let PodRef { namespace, name, .. } = pod;
     let by_hand = format!("run kubectl get events -n {namespace} --field-selector involvedObject.name={name}");
     results.after(&[&KNOWN], &EVENTS, || match api.map(|api| api.events(pod)) {
