@@ -59,7 +59,8 @@ impl Default for Metrics {
         let ended = "Bypasses of running containers that ended because the proxy accepts connections";
         let waited = "How long the container runtime waited for the agent when it started a container";
         let add = &mut registry;
-        let policy_changes: Counters<1> = metric(add, "policy_changes", "Changes of the policies of running pods, by result");
+        let policy_changes: Counters<1> =
+            metric(add, "policy_changes", "Changes of the policies of running pods, by result");
         for result in ["applied", "refused", "failed"] {
             let _: Counter = policy_changes.get_or_create_owned(&[("result", result)]);
         }
@@ -99,7 +100,12 @@ fn metric<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help
     metric
 }
 
-fn seconds<const N: usize>(registry: &mut Registry, name: &str, help: &str, buckets: fn() -> Histogram) -> Histograms<N> {
+fn seconds<const N: usize>(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+    buckets: fn() -> Histogram,
+) -> Histograms<N> {
     let family = Histograms::new_with_constructor(buckets);
     registry.register_with_unit(name, help, Unit::Seconds, family.clone());
     family

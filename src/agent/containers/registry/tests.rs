@@ -8,7 +8,7 @@ const CGROUP: u64 = 7;
 const SOCKET: &str = "/run/nri/nri.sock";
 
 fn pod() -> NriPod {
-    NriPod { id: SANDBOX.into(), name: "web-0".into(), namespace: "shop".into(), uid: "u".into(), ..NriPod::default() }
+    NriPod { id: SANDBOX.into(), name: "web-0".into(), namespace: "shop".into(), uid: "u".into() }
 }
 
 fn container(id: &str, name: &str) -> NriContainer {
