@@ -1,6 +1,6 @@
 //! Paths of the node, and how this process reaches them through a mount of the node's file system.
 
-use nix::errno::Errno;
+use crate::links;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs;
@@ -70,9 +70,6 @@ impl std::str::FromStr for HostPath {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostRoot(PathBuf);
 
-/// The maximum number of symbolic links in a path, as in the kernel (path_resolution(7)).
-const MAX_LINKS: usize = 40;
-
 impl HostRoot {
     /// Returns the node's file system that is mounted at `mount`.
     #[must_use]
@@ -94,34 +91,14 @@ impl HostRoot {
     /// # Errors
     /// The links form a loop, or one can't be read.
     pub fn reach(&self, path: &HostPath) -> io::Result<PathBuf> {
-        let mut remaining: Vec<PathBuf> = Self::parts(&path.0);
-        let (mut resolved, mut links) = (PathBuf::new(), 0);
-        while let Some(part) = remaining.pop() {
-            if part.as_os_str() == ".." {
-                resolved.pop();
-                continue;
-            }
-            let here = self.0.join(resolved.join(&part));
-            match fs::read_link(&here) {
-                Ok(target) => {
-                    links += 1;
-                    if links > MAX_LINKS {
-                        return Err(Errno::ELOOP.into());
-                    }
-                    if target.is_absolute() {
-                        resolved.clear();
-                    }
-                    remaining.extend(Self::parts(&target));
-                }
-                // Not a link (EINVAL), or missing.
-                Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::NotFound) => {
-                    resolved.push(part);
-                }
-                Err(error) if error.kind() == ErrorKind::NotADirectory => resolved.push(part),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(self.0.join(resolved))
+        links::resolve(&self.0, &path.0, |part, _| match fs::read_link(part) {
+            Ok(target) => Ok(Some(target)),
+            // Not a link (EINVAL), or missing.
+            Err(error) => match error.kind() {
+                ErrorKind::InvalidInput | ErrorKind::NotFound | ErrorKind::NotADirectory => Ok(None),
+                _ => Err(error),
+            },
+        })
     }
 
     /// Returns the path as [`HostRoot::reach`] does, but does not resolve a link in the last part: for an entry that
@@ -132,19 +109,12 @@ impl HostRoot {
     pub fn reach_entry(&self, path: &HostPath) -> io::Result<PathBuf> {
         Ok(self.reach(&path.parent())?.join(path.name()))
     }
-
-    /// Returns the names and `..` of a path, the last one first.
-    fn parts(path: &Path) -> Vec<PathBuf> {
-        let wanted = |part: &Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
-        let mut parts: Vec<_> = path.components().filter(wanted).map(|part| PathBuf::from(part.as_os_str())).collect();
-        parts.reverse();
-        parts
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::errno::Errno;
     use std::os::unix::fs::symlink;
 
     fn path(text: &str) -> HostPath {

@@ -21,7 +21,7 @@
 //! | kernel and state | [`netns`], [`firewall`], [`state`], [`logging`] | the pod's network namespace; policy → rules → netlink and back; saved state of each attachment; log lines |
 //! | the node | [`host_path`], [`trusted_file`], [`netlink`] | paths as the node sees them; safe opening of files; netlink sockets |
 //! | streams | [`streams`] | stdin, stdout and stderr with deadlines |
-//! | values | [`policy`], [`pod`], [`cni`], [`printable`], [`suggest`], [`wait`, `backoff`] | redirections and exclusions; pod facts; the CNI protocol and its error codes ([`cni::Code`]); text that is safe to print; suggestions for misspelled names; waiting with a deadline; pauses between attempts |
+//! | values | [`policy`], [`pod`], [`cni`], [`printable`], [`suggest`], [`wait`], [`backoff`], [`links`] | redirections and exclusions; pod facts; the CNI protocol and its error codes ([`cni::Code`]); text that is safe to print; suggestions for misspelled names; waiting with a deadline; pauses between attempts; the walk of symbolic links |
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -36,6 +36,7 @@ pub mod firewall;
 pub mod fuzzing;
 pub mod host_path;
 pub mod inspect;
+pub mod links;
 pub mod logging;
 pub mod netlink;
 pub mod netns;

@@ -4,7 +4,7 @@ use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::{DEFAULT_INTERFACE, Error};
-use detour_cni::firewall::{Destination, RuleFormat, RulesetView, Sender};
+use detour_cni::firewall::{Destination, RulesetView, Sender};
 use detour_cni::inspect::{ExcludedSenders, SenderArgument, Trace, explain};
 use detour_cni::pod::Pod;
 use detour_cni::sub_plugins::own_addresses;
@@ -112,7 +112,7 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
             let from = resolve(Some(&subject.facts.pod))?;
             let policy = explain(&subject)?.policy;
             let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
-            let format = RuleFormat::requested(subject.conf.dialect).unwrap_or_default();
+            let format = subject.conf.rule_format.unwrap_or_default();
             let (view, senders) = (RulesetView::of_policy(&policy, format), ExcludedSenders::planned(&policy));
             let configuration = Some(subject.origin.clone());
             let interface = arguments.interface.as_deref().unwrap_or(DEFAULT_INTERFACE);

@@ -50,25 +50,25 @@ pub enum Code {
 }
 
 impl Code {
-    /// All codes, in the order of their numbers.
-    pub const ALL: [Self; 17] = [
-        Self::IncompatibleVersion,
-        Self::Environment,
-        Self::Io,
-        Self::Decode,
-        Self::InvalidConfig,
-        Self::InvalidNetns,
-        Self::TryAgain,
-        Self::NotAvailable,
-        Self::PodUnknown,
-        Self::Forbidden,
-        Self::KernelRefused,
-        Self::Drift,
-        Self::NoAdd,
-        Self::State,
-        Self::Delegate,
-        Self::ForeignRules,
-        Self::Internal,
+    /// All codes with their names in logs and metrics, in the order of their numbers.
+    pub const NAMES: [(Self, &'static str); 17] = [
+        (Self::IncompatibleVersion, "incompatible-version"),
+        (Self::Environment, "environment"),
+        (Self::Io, "io"),
+        (Self::Decode, "decode"),
+        (Self::InvalidConfig, "invalid-config"),
+        (Self::InvalidNetns, "invalid-netns"),
+        (Self::TryAgain, "try-again"),
+        (Self::NotAvailable, "not-available"),
+        (Self::PodUnknown, "pod-unknown"),
+        (Self::Forbidden, "forbidden"),
+        (Self::KernelRefused, "kernel-refused"),
+        (Self::Drift, "drift"),
+        (Self::NoAdd, "no-add"),
+        (Self::State, "state"),
+        (Self::Delegate, "delegate"),
+        (Self::ForeignRules, "foreign-rules"),
+        (Self::Internal, "internal"),
     ];
 
     /// Returns the number in the error object.
@@ -80,31 +80,13 @@ impl Code {
     /// Returns the code with this number; `None` if it is not one of this plugin.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|code| code.number() == number)
+        Self::NAMES.into_iter().map(|(code, _)| code).find(|code| code.number() == number)
     }
 
     /// Returns the name of the code in logs and metrics.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::IncompatibleVersion => "incompatible-version",
-            Self::Environment => "environment",
-            Self::Io => "io",
-            Self::Decode => "decode",
-            Self::InvalidConfig => "invalid-config",
-            Self::InvalidNetns => "invalid-netns",
-            Self::TryAgain => "try-again",
-            Self::NotAvailable => "not-available",
-            Self::PodUnknown => "pod-unknown",
-            Self::Forbidden => "forbidden",
-            Self::KernelRefused => "kernel-refused",
-            Self::Drift => "drift",
-            Self::NoAdd => "no-add",
-            Self::State => "state",
-            Self::Delegate => "delegate",
-            Self::ForeignRules => "foreign-rules",
-            Self::Internal => "internal",
-        }
+    pub fn name(self) -> &'static str {
+        Self::NAMES.into_iter().find(|(code, _)| *code == self).map_or("", |(_, name)| name)
     }
 }
 
@@ -230,10 +212,10 @@ mod tests {
 
     #[test]
     fn codes_are_unique_and_never_999() {
-        let numbers: Vec<u32> = Code::ALL.iter().map(|c| c.number()).collect();
+        let numbers: Vec<u32> = Code::NAMES.iter().map(|(c, _)| c.number()).collect();
         assert!(numbers.windows(2).all(|w| w[0] < w[1]), "{numbers:?}");
         assert!(!numbers.contains(&999));
-        let names: std::collections::BTreeSet<_> = Code::ALL.iter().map(|c| c.name()).collect();
+        let names: std::collections::BTreeSet<_> = Code::NAMES.iter().map(|(_, name)| *name).collect();
         assert_eq!(names.len(), numbers.len(), "{names:?}");
     }
 

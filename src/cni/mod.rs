@@ -21,7 +21,7 @@ pub use names::{
 };
 pub use netconf::{
     CNI_CONF_DIR, DEFAULT_AGENT_PREFIXES, DefaultNetwork, GLOBAL_NAMESPACE, GROUP_FILE, Kubernetes, LogLevel, NetConf,
-    NetworkName, NetworkStatus, OWN_LIST, OWN_TYPES, POD_ANNOTATIONS, PROGRAM, Primary, RuleFormatSetting, SUB_PLUGINS,
+    NetworkName, NetworkStatus, OWN_LIST, OWN_TYPES, POD_ANNOTATIONS, PROGRAM, Primary, RuleFormat, SUB_PLUGINS,
     SYSTEM_NAMESPACE, ValidAttachment, configuration, is_configuration_file, unknown_key,
 };
 pub use node_conf::{NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NodeConf, primary_in_attachment};

@@ -8,6 +8,7 @@ pub(super) use group::kill_running;
 
 use crate::netlink::retry_interrupted;
 use crate::streams::Stderr;
+use crate::wait;
 use group::{ProcessGroup, Signals};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -18,7 +19,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 use stderr::Relay;
 
@@ -27,10 +27,10 @@ const MAX_STDOUT: usize = 4 << 20;
 /// How long to wait for the end of the streams after the child has exited or was killed: a process that it started
 /// may keep them open.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
-/// An executable that is open for writing can't be started (`ETXTBSY`). As in the reference library, 50 attempts
-/// take five seconds (`pkg/invoke/raw_exec.go`).
-const BUSY_ATTEMPTS: u32 = 50;
-const BUSY_BACKOFF: Duration = Duration::from_millis(100);
+/// An executable that is open for writing can't be started (`ETXTBSY`). As in the reference library, starting it
+/// is retried for five seconds (`pkg/invoke/raw_exec.go`).
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+const BUSY_INTERVALS: wait::Intervals = [Duration::from_millis(100); 2];
 /// The polling interval for the exit of a child without a pidfd.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The number of bytes that are written to stdin at once.
@@ -111,23 +111,17 @@ pub(super) fn run(
     command.envs(variables.iter().map(|(name, value)| (name, value))).process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let deadline = Instant::now() + timeout;
-    let child = spawn_with_retry(BUSY_ATTEMPTS, || command.spawn(), || thread::park_timeout(BUSY_BACKOFF))?;
+    let child = spawn_with_retry(BUSY_TIMEOUT, || command.spawn())?;
     ChildProcess::new(child, &stdin).wait_until(deadline, timeout)
 }
 
 /// Retries while the executable is open for writing.
-fn spawn_with_retry<T>(
-    attempts: u32,
-    mut spawn: impl FnMut() -> io::Result<T>,
-    mut back_off: impl FnMut(),
-) -> Result<T, ProcessError> {
-    for _ in 0..attempts {
-        match spawn() {
-            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => back_off(),
-            other => return other.map_err(ProcessError::Start),
-        }
-    }
-    Err(ProcessError::Busy)
+fn spawn_with_retry<T>(timeout: Duration, mut spawn: impl FnMut() -> io::Result<T>) -> Result<T, ProcessError> {
+    let spawned = wait::until(timeout, BUSY_INTERVALS, || match spawn() {
+        Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => Ok(None),
+        other => other.map(Some).map_err(ProcessError::Start),
+    });
+    spawned?.ok_or(ProcessError::Busy)
 }
 
 /// A running child.
@@ -301,12 +295,12 @@ fn read_chunk<'a>(pipe: &mut impl Read, buffer: &'a mut [u8]) -> Option<&'a [u8]
 mod tests {
     use super::*;
     use nix::unistd::Pid;
-    use std::cell::Cell;
     use std::collections::BTreeSet;
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::ExitStatusExt;
     use std::path::PathBuf;
+    use std::thread;
 
     const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(1500);
@@ -417,7 +411,7 @@ mod tests {
             let mut command = Command::new(&path);
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
             let spawn = || command.spawn();
-            let child = spawn_with_retry(BUSY_ATTEMPTS, spawn, thread::yield_now).expect("it starts");
+            let child = spawn_with_retry(BUSY_TIMEOUT, spawn).expect("it starts");
             let mut process = ChildProcess::new(child, b"");
             if !with_pidfd {
                 process.group.drop_pidfd();
@@ -462,7 +456,7 @@ mod tests {
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("permissions");
         let writer = std::fs::OpenOptions::new().append(true).open(&path).expect("writable");
         let spawn = || Command::new(&path).spawn();
-        assert!(matches!(spawn_with_retry(3, spawn, || ()), Err(ProcessError::Busy)));
+        assert!(matches!(spawn_with_retry(Duration::ZERO, spawn), Err(ProcessError::Busy)));
         drop(writer);
         run(&path, &[], vec![], LONG).expect("not open for writing");
         std::fs::remove_file(&path).expect("removable");
@@ -470,16 +464,13 @@ mod tests {
 
     #[test]
     fn starting_a_busy_executable_is_retried() {
-        let (attempts, pauses) = (Cell::new(0), Cell::new(0));
+        let mut attempts = 0;
         let spawn = || {
-            attempts.set(attempts.get() + 1);
-            if attempts.get() < 3 { Err(ErrorKind::ExecutableFileBusy.into()) } else { Ok(()) }
+            attempts += 1;
+            if attempts < 3 { Err(ErrorKind::ExecutableFileBusy.into()) } else { Ok(()) }
         };
-        spawn_with_retry(BUSY_ATTEMPTS, spawn, || pauses.set(pauses.get() + 1)).expect("the third attempt");
-        assert_eq!((attempts.get(), pauses.get()), (3, 2));
-        assert!(matches!(
-            spawn_with_retry(1, || Err::<(), _>(ErrorKind::NotFound.into()), || ()),
-            Err(ProcessError::Start(_))
-        ));
+        spawn_with_retry(LONG, spawn).expect("the third attempt");
+        let missing = || Err::<(), _>(ErrorKind::NotFound.into());
+        assert!(matches!(spawn_with_retry(LONG, missing), Err(ProcessError::Start(_))));
     }
 }

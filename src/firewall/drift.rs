@@ -4,8 +4,9 @@
 use super::live::{LiveRule, LiveRuleset};
 use super::native::live::{NativeLiveChain, NativeLiveTables, are_equal};
 use super::native::rule::{NativeChain, NativeTable, NativeTables};
-use super::plan::{CreatedTables, Step, check_steps};
+use super::plan::{CreatedTables, check_steps};
 use super::rule::{Family, Hook, Name, Ruleset, Table};
+use super::step::Step;
 use super::view::TableId;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
@@ -129,24 +130,24 @@ fn iptables_differences(live: &LiveRuleset, family: Family, table: Table, steps:
     let (mut missing, mut deleted, mut chains) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
     for step in steps {
         match step {
-            Step::Chain(name) => drift.chain(DriftKind::Missing, name),
-            Step::DeleteChain(name) => drift.chain(DriftKind::Extra, name),
-            Step::Rule { chain, rule, .. } => missing.push((chain.to_owned(), rule.to_string())),
+            Step::Chain { name, hook: None } => drift.chain(DriftKind::Missing, &name),
+            Step::DeleteChain(name) => drift.chain(DriftKind::Extra, &name),
+            Step::Rule { chain, rule, .. } => missing.push((chain.into_owned(), rule.to_string())),
             Step::DeleteRule { chain, handle } => {
                 deleted.insert(handle);
                 chains.insert(chain);
             }
             Step::Flush(chain) => {
-                deleted.extend(live.rules(family, table, chain).iter().map(|rule| rule.handle));
+                deleted.extend(live.rules(family, table, &chain).iter().map(|rule| rule.handle));
                 chains.insert(chain);
             }
-            Step::Table | Step::Hook(_) | Step::DeleteTable => {}
+            _ => {}
         }
     }
     let mut extra = Vec::new();
     for chain in chains {
-        let rules = live.rules(family, table, chain).iter().filter(|rule| deleted.contains(&rule.handle));
-        extra.extend(rules.map(|rule| (chain.to_owned(), rule.to_string())));
+        let rules = live.rules(family, table, &chain).iter().filter(|rule| deleted.contains(&rule.handle));
+        extra.extend(rules.map(|rule| (chain.to_string(), rule.to_string())));
     }
     let (paired, extra) = pair(missing, extra);
     for (rule, is_present) in paired {

@@ -6,23 +6,18 @@ use super::expression::Counter;
 use super::iptables;
 use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_rule, detach, native_table_of};
 use super::native::rule::{EXCLUSIONS_NAT_PRIORITY, NativeAction, NativeTable};
-use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
+use super::nfnetlink::{NfError, NfSocket, Verb, nfta, retry_changed};
 use super::rule::{Family, Hook, NFPROTO_INET, Rule, Table};
 use crate::cni;
 use crate::cni::Code;
 use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find, find_be32, find_be64, find_text};
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
 
 /// The prefix of the native tables of Istio's tools (istio/istio, `tools/istio-nftables`).
 const ISTIO_TABLES: &str = "istio-proxy-";
 /// The table of Istio's tools that contains rules only if DNS is captured.
 const ISTIO_RAW: &str = "istio-proxy-raw";
-/// How often, and for how long, the rules are read again because another process changed them during the read.
-const MAX_ATTEMPTS: usize = 100;
-const READ_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// A live rule in a table of iptables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveRule {
@@ -108,16 +103,13 @@ impl LiveRuleset {
     /// changing them, and [`Code::KernelRefused`] if netlink fails.
     pub fn now() -> Result<Self, cni::Error> {
         let mut socket = NfSocket::open().map_err(|e| failed("read", e))?;
-        let deadline = Instant::now() + READ_TIMEOUT;
-        for _ in 0..MAX_ATTEMPTS {
-            match Self::read(&mut socket) {
-                Err(NfError::Changed) if Instant::now() < deadline => {}
-                Err(NfError::Changed) => break,
-                other => return other.map_err(|e| failed("read", e)),
+        retry_changed(|| Self::read(&mut socket)).map_err(|error| match error {
+            NfError::Changed => {
+                let msg = "can't read the rules of the network namespace: another process keeps changing them; retry";
+                cni::Error::new(Code::TryAgain, msg)
             }
-        }
-        let msg = "can't read the rules of the network namespace: another process keeps changing them; retry";
-        Err(cni::Error::new(Code::TryAgain, msg))
+            other => failed("read", other),
+        })
     }
 
     /// Reads the live rules once, up to [`DumpLimit::USUAL`].

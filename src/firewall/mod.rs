@@ -5,6 +5,7 @@
 //! * `from_policy`, with `istio` (the redirection): a policy as rules
 //! * `live`: reads the live rules
 //! * `plan`: the changes from live to desired rules, in iptables' tables
+//! * `step`: the steps of a transaction, as messages and in words
 //! * `subsequence`: the rules that two lists have in common
 //! * `drift`: how live rules differ from desired ones, in words
 //! * `view`: live or desired rules in one form for both rule formats
@@ -32,9 +33,11 @@ mod plan;
 mod removal;
 pub mod rule;
 mod rule_format;
+mod step;
 mod subsequence;
 mod view;
 
+pub use crate::cni::RuleFormat;
 pub use containers::{
     ContainerElement, ContainerLabel, change_container_elements, container_elements, required_container_elements,
     set_name,
@@ -43,11 +46,12 @@ pub use drift::{Drift, DriftKind, RuleAt, foreign_rules};
 pub use evaluation::{Arrival, Evaluation, Hop, RulePlace};
 pub use expression::Counter;
 pub use from_policy::{MAX_RULES, max_rules};
-pub use iptables::restore_text;
+pub use iptables::{legacy_tables, restore_text};
 pub use live::{LiveChain, LiveRule, LiveRuleset, NativeIstio, failed};
 pub use packet::{Destination, InSet, Packet, Sender};
-pub use plan::{CreatedTables, PlannedStep, Step};
+pub use plan::CreatedTables;
 pub use removal::remove;
 pub use rule::{Ruleset, TableRules};
-pub use rule_format::{RuleFormat, Transaction, legacy_tables};
+pub use rule_format::Transaction;
+pub use step::{PlannedStep, Step, StepRule};
 pub use view::{ChainView, RuleView, RulesetView, TableId};

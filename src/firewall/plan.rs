@@ -2,52 +2,18 @@
 //! ones are inserted in their place, and only detour's are deleted.
 
 use super::live::{LiveRule, LiveRuleset, LiveTable};
-use super::rule::{Family, Hook, Rule, Ruleset, Table, TableRules, is_own_chain};
+use super::rule::{Family, Hook, Rule, Ruleset, Table, TableRules};
+use super::step::{PlannedStep, Step};
 use super::subsequence::common_subsequence;
+use super::view::TableId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-
-/// One change of a transaction. It borrows from the live and the desired rules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step<'a> {
-    /// Creates a table, unless it exists.
-    Table,
-    /// Creates a built-in chain.
-    Hook(Hook),
-    /// Creates a chain.
-    Chain(&'a str),
-    /// Inserts a rule.
-    Rule {
-        /// The chain of the rule.
-        chain: &'a str,
-        /// The handle of the rule that follows it; `None` appends.
-        before: Option<u64>,
-        /// The rule.
-        rule: &'a Rule,
-    },
-    /// Deletes a rule.
-    DeleteRule {
-        /// The chain of the rule.
-        chain: &'a str,
-        /// The handle of the rule.
-        handle: u64,
-    },
-    /// Deletes all rules of a chain.
-    Flush(&'a str),
-    /// Deletes an empty chain.
-    DeleteChain(&'a str),
-    /// Deletes a table with its chains and rules.
-    DeleteTable,
-}
 
 /// The maximum number of rules of one chain that are deleted one by one: for each, the kernel walks the chain until it
 /// finds the handle (net/netfilter/nf_tables_api.c, `nft_rule_lookup`).
 pub(super) const MAX_DELETIONS: usize = 256;
 /// The maximum number of pairs of rules that are compared to find the longest common subsequence of two chains.
 const MAX_COMPARED_PAIRS: usize = 1 << 20;
-
-/// A step with the table that it changes.
-pub type PlannedStep<'a> = ((Family, Table), Step<'a>);
 
 /// The tables and built-in chains that detour created, and deletes when it removes its rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,7 +57,7 @@ impl CreatedTables {
 }
 
 /// Returns the changes that lead from `live` to `desired`. `previous` are the rules desired before. A live chain or
-/// rule is detour's if it is in either of the two, or if the chain has a name that only detour uses.
+/// rule is detour's if it is in either of the two.
 #[must_use]
 pub(super) fn changes<'a>(
     live: &'a LiveRuleset,
@@ -100,7 +66,12 @@ pub(super) fn changes<'a>(
     made: &CreatedTables,
 ) -> Vec<PlannedStep<'a>> {
     let plans = plans(live, previous, desired, made);
-    plans.flat_map(|plan| plan.steps(MAX_DELETIONS).into_iter().map(move |step| (plan.key, step))).collect()
+    plans
+        .flat_map(|plan| {
+            let table = TableId::Iptables(plan.key.0, plan.key.1);
+            plan.steps(MAX_DELETIONS).into_iter().map(move |step| (table, step))
+        })
+        .collect()
 }
 
 /// Returns the steps by table that would lead from `live` to `desired`, rule by rule. There are no steps if detour's
@@ -156,17 +127,17 @@ impl<'a> TablePlan<'a, '_> {
         if !self.exists && !self.desired.is_empty() {
             creations.push(Step::Table);
         }
-        creations.extend(self.missing_hooks().map(Step::Hook));
+        creations.extend(self.missing_hooks().map(|hook| Step::built_in(self.key.1, hook)));
         for (name, desired) in &self.desired.chains {
             let live = self.live.get(name.as_ref());
             if live.is_none() {
-                creations.push(Step::Chain(name));
+                creations.push(Step::Chain { name: name.as_ref().into(), hook: None });
             }
             let live: Vec<&LiveRule> = live.iter().flat_map(|chain| &chain.rules).collect();
             let desired: Vec<&Rule> = desired.iter().collect();
             let mut edit = Edit::between(&live, &desired, |_| true);
             if edit.deleted.len() > max_deletions {
-                deletions.push(Step::Flush(name));
+                deletions.push(Step::Flush(name.as_ref().into()));
                 edit = Edit::between(&[], &desired, |_| true);
             }
             edit.write(name, &mut deletions, &mut rules);
@@ -174,11 +145,12 @@ impl<'a> TablePlan<'a, '_> {
         let obsolete: Vec<&str> =
             self.live.keys().map(String::as_str).filter(|name| self.is_ours(name) && !self.is_desired(name)).collect();
         let nonempty = obsolete.iter().filter(|name| !self.live[**name].rules.is_empty());
-        deletions.extend(nonempty.map(|name| Step::Flush(name)));
+        deletions.extend(nonempty.map(|name| Step::Flush((*name).into())));
         // The kernel does not delete a chain to which a foreign rule jumps.
         let used = if obsolete.is_empty() { BTreeSet::new() } else { self.used_by_others() };
-        deletions.extend(obsolete.into_iter().filter(|name| !used.contains(name)).map(Step::DeleteChain));
-        deletions.extend(self.obsolete_hooks().map(|hook| Step::DeleteChain(hook.chain())));
+        let unused = obsolete.into_iter().filter(|name| !used.contains(name));
+        deletions.extend(unused.map(|name| Step::DeleteChain(name.into())));
+        deletions.extend(self.obsolete_hooks().map(|hook| Step::DeleteChain(hook.chain().into())));
         deletions.into_iter().chain(creations).chain(rules).collect()
     }
 
@@ -187,7 +159,7 @@ impl<'a> TablePlan<'a, '_> {
     }
 
     fn is_ours(&self, chain: &str) -> bool {
-        is_own_chain(chain) || self.is_desired(chain) || self.previous.chains.iter().any(|(name, _)| name == chain)
+        self.is_desired(chain) || self.previous.chains.iter().any(|(name, _)| name == chain)
     }
 
     fn rules_of(rules: &TableRules, hook: Hook) -> &[Rule] {
@@ -282,7 +254,7 @@ impl<'a> Edit<'a> {
     }
 
     fn write(self, chain: &'a str, deletions: &mut Vec<Step<'a>>, rules: &mut Vec<Step<'a>>) {
-        deletions.extend(self.deleted.into_iter().map(|handle| Step::DeleteRule { chain, handle }));
-        rules.extend(self.inserted.into_iter().map(|(before, rule)| Step::Rule { chain, before, rule }));
+        deletions.extend(self.deleted.into_iter().map(|handle| Step::DeleteRule { chain: chain.into(), handle }));
+        rules.extend(self.inserted.into_iter().map(|(before, rule)| Step::insert(chain, before, rule)));
     }
 }

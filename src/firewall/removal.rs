@@ -6,8 +6,8 @@ use super::live::{LiveRule, LiveRuleset};
 use super::native::rule::NativeTable;
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
 use super::plan::CreatedTables;
-use super::rule::{Hook, NFPROTO_INET, Ruleset, is_own_chain, is_redirection_chain};
-use super::rule_format::RuleFormat;
+use super::rule::{Hook, NFPROTO_INET, Ruleset, is_redirection_chain};
+use crate::cni::RuleFormat;
 use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find_text};
 use nix::errno::Errno;
@@ -49,8 +49,7 @@ fn read_beginnings(socket: &mut NfSocket, own: &Ruleset) -> Result<LiveRuleset, 
         for (name, chain) in chains.iter_mut().filter(|(_, chain)| chain.built_in) {
             let own_rules = Hook::of_chain(name).and_then(|hook| hooks?.get(&hook)).map_or(&[][..], Vec::as_slice);
             let is_ours = |rule: &LiveRule| {
-                let is_our_chain = |chain: &str| is_redirection_chain(chain) || is_own_chain(chain);
-                rule.jump_target().is_some_and(is_our_chain)
+                rule.jump_target().is_some_and(is_redirection_chain)
                     || rule.rule.as_ref().is_ok_and(|rule| own_rules.contains(rule))
             };
             let mut has_others = false;

@@ -10,10 +10,6 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// The prefix of the netfilter chains of an Istio redirection, made by detour or another tool.
 const REDIRECTION_PREFIX: &str = "ISTIO_";
-/// The prefix of netfilter chains that only detour makes. Pods that an earlier version started have them in the tables
-/// of iptables; a change of their rules removes them.
-const OWN_PREFIX: &str = "DETOUR_";
-
 /// `NFPROTO_INET` (linux/netfilter.h), the family of native tables.
 pub(super) const NFPROTO_INET: u8 = 1;
 /// `NF_ACCEPT` (linux/netfilter.h).
@@ -145,11 +141,6 @@ impl Hook {
 /// Reports whether a chain belongs to an Istio redirection, made by detour or another tool.
 pub(super) fn is_redirection_chain(name: &str) -> bool {
     name.starts_with(REDIRECTION_PREFIX)
-}
-
-/// Reports whether only detour makes chains of this name.
-pub(super) fn is_own_chain(name: &str) -> bool {
-    name.starts_with(OWN_PREFIX)
 }
 
 /// Returns the IP protocol number.

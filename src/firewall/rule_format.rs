@@ -1,31 +1,15 @@
 //! The two rule formats in which the same redirection can be written into the kernel: plan, commit and drift for either,
-//! together with the exclusions, which are native in both. `plugin` decides which format a pod gets. Also: detection of
-//! active tables of iptables-legacy, which are not part of nf_tables.
+//! together with the exclusions, which are native in both. `plugin` decides which format a pod gets.
 
 use super::drift::{Drift, drift, earlier_drift, native_drift};
 use super::live::LiveRuleset;
 use super::native::rule::NativeTable;
-use super::native::{NativeChange, NativeTables, attached_to_hook};
-use super::nfnetlink::{Batch, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
-use super::plan::{CreatedTables, MAX_DELETIONS, PlannedStep, Step, changes};
-use super::rule::{Family, Hook, Rule, Ruleset, Table};
-use super::{iptables, native};
-use crate::cni::RuleFormatSetting;
-use crate::netlink::NLM_F_CREATE;
-use crate::netlink::attributes::Attributes;
-use crate::trusted_file::read_text;
-use serde::{Deserialize, Serialize};
-use std::path::Path;
-
-/// The format in which a pod's redirection is written; a pod never has both.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum RuleFormat {
-    /// The rules that iptables-nft itself would write, in its tables.
-    #[default]
-    Iptables,
-    /// Native rules, in detour's own tables of family `inet`.
-    Nftables,
-}
+use super::native::{self, NativeTables};
+use super::nfnetlink::{Batch, NfError, NfSocket};
+use super::plan::{CreatedTables, MAX_DELETIONS, changes};
+use super::rule::Ruleset;
+use super::step::{PlannedStep, Step};
+use crate::cni::RuleFormat;
 
 /// A transaction: changes in the tables of iptables, then changes in detour's native tables. It borrows from the live
 /// and the desired rules.
@@ -34,29 +18,10 @@ pub struct Transaction<'a> {
     /// The changes in the tables of iptables; none in the format `nftables`.
     pub iptables: Vec<PlannedStep<'a>>,
     /// The changes in detour's native tables; in the format `iptables`, only in the one of exclusions.
-    pub native: Vec<NativeChange>,
+    pub native: Vec<PlannedStep<'a>>,
 }
 
 impl RuleFormat {
-    /// Returns the format that the configuration key `dialect` requests; `None` for `auto`.
-    #[must_use]
-    pub const fn requested(setting: RuleFormatSetting) -> Option<Self> {
-        match setting {
-            RuleFormatSetting::Auto => None,
-            RuleFormatSetting::Iptables => Some(Self::Iptables),
-            RuleFormatSetting::Nftables => Some(Self::Nftables),
-        }
-    }
-
-    /// Returns the name as in the configuration key `dialect`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Iptables => "iptables",
-            Self::Nftables => "nftables",
-        }
-    }
-
     /// Returns the native tables of `desired` in this format.
     #[must_use]
     pub fn native(self, desired: &Ruleset) -> NativeTables {
@@ -111,7 +76,11 @@ impl LiveRuleset {
 }
 
 impl Transaction<'_> {
-    /// Returns the number of changes.
+    fn steps(&self) -> impl Iterator<Item = &PlannedStep<'_>> {
+        self.iptables.iter().chain(&self.native)
+    }
+
+    /// Returns the number of steps.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.iptables.len() + self.native.len()
@@ -127,17 +96,16 @@ impl Transaction<'_> {
     /// the cgroup namespace of the writing process.
     #[must_use]
     pub fn compares_cgroups(&self) -> bool {
-        self.native.iter().any(NativeChange::compares_cgroups)
+        self.steps().any(|(_, step)| step.compares_cgroups())
     }
 
-    /// Reports whether the kernel needs support for control groups to make a change.
+    /// Reports whether the kernel needs support for control groups for a step.
     #[must_use]
     pub fn is_about_containers(&self, index: usize) -> bool {
-        let change = index.checked_sub(self.iptables.len()).and_then(|index| self.native.get(index));
-        change.is_some_and(NativeChange::is_about_containers)
+        self.steps().nth(index).is_some_and(|(_, step)| step.is_about_containers())
     }
 
-    /// Reports whether a change is in the tables of iptables.
+    /// Reports whether a step is in the tables of iptables.
     #[must_use]
     pub fn is_in_iptables(&self, index: usize) -> bool {
         index < self.iptables.len()
@@ -146,19 +114,15 @@ impl Transaction<'_> {
     /// Commits the transaction atomically, provided that the rules are still those of `live`.
     ///
     /// # Errors
-    /// The kernel refuses ([`NfError::Refused`] with the index of the change), or another process changed the rules.
+    /// The kernel refuses ([`NfError::Refused`] with the index of the step), or another process changed the rules.
     pub fn commit(&self, socket: &mut NfSocket, live: &LiveRuleset) -> Result<(), NfError> {
         check_deletions(&self.iptables)?;
-        // The number of messages after each change, which tells the change of a refused message.
+        // The number of messages after each step, which tells the step of a refused message.
         let mut ends = Vec::with_capacity(self.len());
         let write = |batch: &mut Batch<'_>| {
-            for ((family, table), step) in &self.iptables {
-                message(batch, *family, *table, step);
-                ends.push(batch.len());
-            }
             let mut next_set = 1;
-            for change in &self.native {
-                change.write(batch, &mut next_set);
+            for (table, step) in self.steps() {
+                step.write(*table, batch, &mut next_set);
                 ends.push(batch.len());
             }
         };
@@ -170,99 +134,21 @@ impl Transaction<'_> {
         })
     }
 
-    /// Describes one of the changes.
+    /// Describes one of the steps.
     #[must_use]
     pub fn describe(&self, index: usize) -> Option<String> {
-        let Some(((family, table), step)) = self.iptables.get(index) else {
-            return self.native.get(index.checked_sub(self.iptables.len())?).map(ToString::to_string);
-        };
-        let step = match step {
-            Step::Table => "create the table".to_owned(),
-            Step::Hook(hook) => format!("create chain {}", hook.chain()),
-            Step::Chain(name) => format!("create chain {name}"),
-            Step::Rule { chain, rule, .. } => format!("-A {chain} {rule}"),
-            Step::DeleteRule { chain, handle } => format!("delete rule with handle {handle} of chain {chain}"),
-            Step::Flush(name) => format!("flush chain {name}"),
-            Step::DeleteChain(name) => format!("delete chain {name}"),
-            Step::DeleteTable => "delete the table".to_owned(),
-        };
-        Some(format!("{} {} {step}", family.name(), table.name()))
+        self.steps().nth(index).map(|(table, step)| step.describe(*table))
     }
 }
 
-/// The most that is read of a list of table names. There are few tables, with names of at most 32 bytes.
-const MAX_NAMES_FILE: u64 = 64 << 10;
-
-/// Returns the tables of iptables-legacy that are active in the calling thread's network namespace; none if the
-/// kernel does not support them. The kernel lists only their names (net/netfilter/x_tables.c, `xt_table_seq_ops`).
-#[must_use]
-pub fn legacy_tables() -> Vec<(Family, String)> {
-    let names = |family: Family| {
-        let file = match family {
-            Family::Ip => "/proc/thread-self/net/ip_tables_names",
-            Family::Ip6 => "/proc/thread-self/net/ip6_tables_names",
-        };
-        let text = read_text(Path::new(file), MAX_NAMES_FILE).unwrap_or_default();
-        text.lines().map(|name| (family, name.to_owned())).collect::<Vec<_>>()
-    };
-    Family::ALL.into_iter().flat_map(names).collect()
-}
-
 /// Refuses to delete more than [`MAX_DELETIONS`] rules of a chain.
-fn check_deletions(changes: &[PlannedStep<'_>]) -> Result<(), NfError> {
+fn check_deletions(steps: &[PlannedStep<'_>]) -> Result<(), NfError> {
     let delete_in_same_chain = |a: &PlannedStep<'_>, b: &PlannedStep<'_>| match (a, b) {
         ((a, Step::DeleteRule { chain: from, .. }), (b, Step::DeleteRule { chain, .. })) => (a, from) == (b, chain),
         _ => false,
     };
-    match changes.chunk_by(delete_in_same_chain).find(|run| run.len() > MAX_DELETIONS) {
+    match steps.chunk_by(delete_in_same_chain).find(|run| run.len() > MAX_DELETIONS) {
         Some(run) => Err(NfError::TooManyDeletions { count: run.len(), limit: MAX_DELETIONS }),
         None => Ok(()),
-    }
-}
-
-fn message(batch: &mut Batch<'_>, family: Family, table: Table, step: &Step<'_>) {
-    let mut message = |verb, flags, write: &dyn Fn(&mut Attributes)| {
-        batch.message(verb, flags, family.number(), |list| {
-            write(list.text(nfta::TABLE, table.name()));
-            list
-        });
-    };
-    match step {
-        Step::Table => message(Verb::NewTable, NLM_F_CREATE, &|_| ()),
-        Step::Hook(hook) => message(Verb::NewChain, NLM_F_CREATE, &|list| built_in(list, table, *hook)),
-        Step::Chain(name) => message(Verb::NewChain, NLM_F_CREATE, &|list| _ = list.text(nfta::CHAIN_NAME, name)),
-        Step::Rule { chain, before: None, rule } => {
-            message(Verb::NewRule, NLM_F_CREATE | NLM_F_APPEND, &|list| {
-                with_rule(list.text(nfta::RULE_CHAIN, chain), rule, family);
-            });
-        }
-        Step::Rule { chain, before: Some(handle), rule } => message(Verb::NewRule, NLM_F_CREATE, &|list| {
-            with_rule(list.text(nfta::RULE_CHAIN, chain), rule, family).be64(nfta::RULE_POSITION, *handle);
-        }),
-        Step::DeleteRule { chain, handle } => message(Verb::DelRule, 0, &|list| {
-            list.text(nfta::RULE_CHAIN, chain).be64(nfta::RULE_HANDLE, *handle);
-        }),
-        Step::Flush(chain) => message(Verb::DelRule, 0, &|list| _ = list.text(nfta::RULE_CHAIN, chain)),
-        Step::DeleteChain(name) => message(Verb::DelChain, 0, &|list| _ = list.text(nfta::CHAIN_NAME, name)),
-        Step::DeleteTable => message(Verb::DelTable, 0, &|_| ()),
-    }
-}
-
-/// Adds name, hook, priority (linux/netfilter_ipv4.h), policy and type of a built-in chain, as iptables-nft sets them.
-fn built_in(list: &mut Attributes, table: Table, hook: Hook) {
-    let priority: i32 = match table {
-        Table::Raw => -300,
-        Table::Mangle => -150,
-        Table::Nat => -100,
-    };
-    attached_to_hook(list.text(nfta::CHAIN_NAME, hook.chain()), table, hook, priority);
-}
-
-/// Adds the expressions of a rule and its protocol.
-fn with_rule<'l>(list: &'l mut Attributes, rule: &Rule, family: Family) -> &'l mut Attributes {
-    list.nested(nfta::RULE_EXPRESSIONS, |list| iptables::expressions(list, rule, family));
-    match rule.protocol {
-        Some(protocol) => list.nested(nfta::RULE_COMPAT, |list| iptables::compat(list, protocol)),
-        None => list,
     }
 }

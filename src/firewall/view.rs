@@ -6,7 +6,7 @@ use super::live::{LiveRule, LiveRuleset};
 use super::native::conditions;
 use super::native::rule::{BaseHook, Condition, NativeAction, NativeRule, NativeTable};
 use super::rule::{Family, Hook, Rule, Ruleset, Table};
-use super::rule_format::RuleFormat;
+use crate::cni::RuleFormat;
 use crate::policy::{Interception, Policy};
 use std::collections::BTreeMap;
 

@@ -34,11 +34,11 @@ pub(super) fn record(input: &[u8]) {
 /// Derives what a DEL removes for a record.
 fn check_rules(record: AttachmentRecord) {
     let own = Attachment { container_id: "c".into(), network: "n".into(), ifname: "eth0".into() };
-    let is_native = record.dialect == RuleFormat::Nftables;
+    let is_native = record.rule_format == RuleFormat::Nftables;
     let mut records = SandboxRecords::default();
     records.insert(&own, record);
     records.policy().unwrap_or_else(|error| panic!("one policy does not contradict itself: {error}"));
     let known = records.known_rules();
-    assert!(!is_native || records.dialect() != Some(RuleFormat::Nftables) || known.is_empty());
+    assert!(!is_native || records.rule_format() != Some(RuleFormat::Nftables) || known.is_empty());
     let _ = (records.fixtures(), records.created_tables(), records.ip6());
 }

@@ -93,7 +93,7 @@ impl LiveRules {
     pub fn report(&self, netns: &Path) -> RulesReport {
         let state = self.desired.as_ref();
         let desired = state.map(|state| &state.rules);
-        let drift = state.map(|state| state.dialect.drift(&self.live, &state.rules));
+        let drift = state.map(|state| state.rule_format.drift(&self.live, &state.rules));
         let as_asked = drift.as_ref().map(|drift| drift.is_empty() && self.unfixed.is_empty());
         let foreign = desired.map(|desired| foreign_rules(&self.live, desired)).unwrap_or_default();
         let (rules, left_out) =
@@ -102,7 +102,7 @@ impl LiveRules {
             netns: netns.display().to_string(),
             found_by: None,
             attachments: state.iter().flat_map(|state| &state.attachments).map(ToString::to_string).collect(),
-            dialect: state.filter(|state| state.policy.redirect().is_some()).map(|state| state.dialect.name()),
+            dialect: state.filter(|state| state.policy.redirect().is_some()).map(|state| state.rule_format.name()),
             as_asked,
             legacy: self.legacy.clone(),
             absent: self.unfixed.clone(),

@@ -1,6 +1,6 @@
 //! Netlink, the kernel's socket protocol (netlink(7)): attributes, messages, and a synchronous socket that talks
-//! only to the kernel. It knows neither firewall rules nor routes. It is our own code: the library `rtnetlink` needs an
-//! asynchronous runtime, which the plugin does not start.
+//! only to the kernel. It knows neither firewall rules nor routes. docs/architecture.md contains the reasons for own code
+//! ("Dependencies").
 //!
 //! * `attributes`: writes and reads attributes
 //! * `message`: writes and reads messages

@@ -73,7 +73,12 @@ pub(super) fn apply(
         }
     }
     let inputs = inputs.as_ref().and_then(AddInputs::to_saved);
-    reconcile(&store, &attachment, &open_netns::of_request(request)?, Operation::Apply(policy, conf.dialect, inputs))
+    reconcile(
+        &store,
+        &attachment,
+        &open_netns::of_request(request)?,
+        Operation::Apply(policy, conf.rule_format, inputs),
+    )
 }
 
 /// Returns whether one of the attachments may have rules in the kernel.

@@ -42,7 +42,7 @@ pub fn bypassing(container_id: &str, netns: &Path, timeout: Duration) -> Result<
         let Some(redirect) = policy.redirect() else { return Ok(0) };
         let dns_captured = redirect.dns != DnsCapture::Off;
         let rules = ruleset(&policy, records.ip6());
-        let view = RulesetView::desired(&rules, records.dialect().unwrap_or_default());
+        let view = RulesetView::desired(&rules, records.rule_format().unwrap_or_default());
         let open = open_connections()?;
         let by_ends: HashMap<_, _> = open
             .iter()

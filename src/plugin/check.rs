@@ -133,8 +133,8 @@ pub(super) fn differences(
     desired: &Ruleset,
     live: &LiveRuleset,
 ) -> Result<Vec<String>, Error> {
-    let dialect = records.dialect().unwrap_or_default();
-    let mut found: Vec<String> = dialect.drift(live, desired).iter().map(ToString::to_string).collect();
+    let rule_format = records.rule_format().unwrap_or_default();
+    let mut found: Vec<String> = rule_format.drift(live, desired).iter().map(ToString::to_string).collect();
     found.extend(fixtures(policy, records.ip6()).drift()?);
     found.extend(uncaptured_ip6(records, policy)?);
     Ok(found)

@@ -4,7 +4,7 @@
 use super::reconcile::{Operation, reconcile};
 use super::record::{AttachmentRecord, NetnsRecord, attachment};
 use crate::cni::{Code, Error, NetConf, Request, ValidAttachment};
-use crate::netns::{NetNs, NetnsId, remove_stale_locks};
+use crate::netns::{NetNs, remove_stale_locks};
 use crate::state::{Attachment, ROOT, Store};
 use std::path::Path;
 
@@ -60,8 +60,9 @@ pub(super) fn remove(store: &Store, attachment: &Attachment, netns: Option<&NetN
         Err(error) if error.code == Code::State => recover_record(store, attachment, &error),
         other => other?,
     };
+    let is_of_another_pod = |own, netns| NetnsRecord::is_of_another(store, &attachment.container_id, own, netns);
     match netns {
-        Some(netns) if is_of_another_pod(store, attachment, record.and_then(|it| it.netns_id), netns)? => {}
+        Some(netns) if is_of_another_pod(record.and_then(|record| record.netns_id), netns)? => {}
         Some(netns) => match reconcile(store, attachment, netns, Operation::Remove) {
             Err(error) if error.code == Code::State => tracing::warn!("{error}"),
             // The record is gone. A concurrent ADD may have written another one since, which describes its rules.
@@ -97,22 +98,7 @@ pub(super) fn is_late(attachment: &Attachment, netns: &Path) -> bool {
     let store = Store::new(ROOT);
     let Some(netns) = NetNs::open(netns).ok().flatten() else { return false };
     let own = NetnsRecord::read(&store, attachment).map(|record| record.and_then(|record| record.netns_id));
-    own.and_then(|own| is_of_another_pod(&store, attachment, own, &netns)).unwrap_or(true)
-}
-
-/// Returns whether the network namespace is that of another pod, which has the path of the deleted one. `own` is that of
-/// the attachment's record.
-///
-/// # Errors
-/// The saved state can't be read now.
-fn is_of_another_pod(
-    store: &Store,
-    attachment: &Attachment,
-    own: Option<NetnsId>,
-    netns: &NetNs,
-) -> Result<bool, Error> {
-    Ok(own.is_some_and(|id| id != netns.id())
-        || NetnsRecord::is_of_another(store, &attachment.container_id, netns.id())?)
+    own.and_then(|own| NetnsRecord::is_of_another(&store, &attachment.container_id, own, &netns)).unwrap_or(true)
 }
 
 /// Opens the network namespace of an attachment, if its path still exists.

@@ -2,8 +2,7 @@
 //! running pod again when its facts or the node's configuration change.
 
 use super::evaluation::{EvaluatedWith, host_groups};
-use crate::cni::{Block, Code, Error, NetConf, Request, RuleFormatSetting};
-use crate::firewall::RuleFormat;
+use crate::cni::{Block, Code, Error, NetConf, Request, RuleFormat};
 use crate::netns::NetnsId;
 use crate::pod::{Facts, PodRef};
 use crate::sub_plugins::{self, ChainInput, Resolvers, SeparatePolicy, SubPlugin, skip_reason};
@@ -50,8 +49,8 @@ pub(super) struct AddInputs<'a> {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     previous_nameservers: Vec<IpAddr>,
     /// The configured rule format, unless it is `auto`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    dialect: Option<RuleFormat>,
+    #[serde(default, rename = "dialect", skip_serializing_if = "Option::is_none")]
+    pub(super) rule_format: Option<RuleFormat>,
 }
 
 /// The block of a sub-plugin with its path.
@@ -120,7 +119,7 @@ impl<'a> AddInputs<'a> {
             without_facts,
             runtime_nameservers: conf.runtime_nameservers(),
             previous_nameservers: conf.prev_result_nameservers(),
-            dialect: RuleFormat::requested(conf.dialect),
+            rule_format: conf.rule_format,
         })
     }
 
@@ -132,15 +131,6 @@ impl<'a> AddInputs<'a> {
     /// Returns the inputs for a record.
     pub(super) fn to_saved(&self) -> Option<SavedInputs> {
         to_raw_value(self).ok().map(SavedInputs)
-    }
-
-    /// Returns the configured rule format.
-    pub(super) const fn dialect(&self) -> RuleFormatSetting {
-        match self.dialect {
-            None => RuleFormatSetting::Auto,
-            Some(RuleFormat::Iptables) => RuleFormatSetting::Iptables,
-            Some(RuleFormat::Nftables) => RuleFormatSetting::Nftables,
-        }
     }
 
     /// Evaluates the policies that an ADD with these inputs would apply now, for a primary plugin each with the name of its
@@ -258,7 +248,7 @@ mod tests {
     fn saved_inputs_are_read_and_evaluated() {
         let inputs = read(&saved()).expect("readable");
         assert_eq!(inputs.to_saved().map(|saved| saved.0.get().to_owned()), Some(saved().to_string()));
-        assert_eq!(inputs.dialect(), RuleFormatSetting::Nftables);
+        assert_eq!(inputs.rule_format, Some(RuleFormat::Nftables));
         let policies = inputs.evaluate(&facts(), None, Path::new("/none")).expect("valid");
         assert_eq!(policies.len(), 1);
         assert_eq!(policies[0].1.errors().next(), None);

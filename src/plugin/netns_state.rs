@@ -3,7 +3,7 @@
 
 use super::kernel_state::{fixtures, ruleset};
 use super::record::{AttachmentRecord, SandboxRecords};
-use crate::cni::{Code, Error, RuleFormatSetting};
+use crate::cni::{Code, Error};
 use crate::firewall::rule::{Family, Table};
 use crate::firewall::{LiveChain, LiveRuleset, RuleFormat, Ruleset, legacy_tables};
 use crate::netns::{Fixtures, NetNs};
@@ -20,7 +20,7 @@ pub struct NetnsState {
     /// The desired rules.
     pub rules: Ruleset,
     /// The format of the redirection; the default without one.
-    pub dialect: RuleFormat,
+    pub rule_format: RuleFormat,
     /// The routes, policy rules and addresses that the rules need.
     pub fixtures: Fixtures,
 }
@@ -57,9 +57,9 @@ impl NetnsState {
     fn new(records: SandboxRecords) -> Result<Self, Error> {
         let policy = records.policy()?;
         let (rules, fixtures) = (ruleset(&policy, records.ip6()), fixtures(&policy, records.ip6()));
-        let dialect = records.dialect().unwrap_or_default();
+        let rule_format = records.rule_format().unwrap_or_default();
         let attachments = records.0.into_iter().map(|(attachment, _)| attachment).collect();
-        Ok(Self { attachments, policy, rules, dialect, fixtures })
+        Ok(Self { attachments, policy, rules, rule_format, fixtures })
     }
 }
 
@@ -83,12 +83,12 @@ pub(super) struct FormatFacts {
 ///
 /// # Errors
 /// The setting conflicts with the existing redirection.
-pub(super) fn choose_format(setting: RuleFormatSetting, facts: FormatFacts) -> Result<RuleFormat, Error> {
-    match (RuleFormat::requested(setting), facts.in_use) {
+pub(super) fn choose_format(requested: Option<RuleFormat>, facts: FormatFacts) -> Result<RuleFormat, Error> {
+    match (requested, facts.in_use) {
         (Some(requested), Some(used)) if requested != used => {
             let (used, requested) = (used.name(), requested.name());
             let msg = format!(
-                "dialect: expected auto or {used}, got {requested}: the pod is already redirected in {used} format; set \
+                "rule_format: expected auto or {used}, got {requested}: the pod is already redirected in {used} format; set \
                  auto, or delete the pod"
             );
             Err(Error::new(Code::InvalidConfig, msg))
@@ -159,21 +159,22 @@ impl ForeignRedirection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::RuleFormatSetting::{Auto, Iptables, Nftables};
+    const IPTABLES: Option<RuleFormat> = Some(RuleFormat::Iptables);
+    const NFTABLES: Option<RuleFormat> = Some(RuleFormat::Nftables);
 
     #[test]
     fn an_existing_redirection_takes_precedence_over_preferences() {
         let nothing = FormatFacts::default();
-        let used = |dialect| FormatFacts { in_use: Some(dialect), ..nothing };
+        let used = |rule_format| FormatFacts { in_use: Some(rule_format), ..nothing };
         let table = [
-            (Auto, nothing, Some(RuleFormat::Iptables)),
-            (Iptables, nothing, Some(RuleFormat::Iptables)),
-            (Nftables, nothing, Some(RuleFormat::Nftables)),
-            (Auto, used(RuleFormat::Nftables), Some(RuleFormat::Nftables)),
-            (Auto, FormatFacts { saved: Some(RuleFormat::Nftables), ..nothing }, Some(RuleFormat::Nftables)),
-            (Iptables, FormatFacts { saved: Some(RuleFormat::Nftables), ..nothing }, Some(RuleFormat::Iptables)),
-            (Iptables, used(RuleFormat::Nftables), None),
-            (Nftables, used(RuleFormat::Iptables), None),
+            (None, nothing, Some(RuleFormat::Iptables)),
+            (IPTABLES, nothing, Some(RuleFormat::Iptables)),
+            (NFTABLES, nothing, Some(RuleFormat::Nftables)),
+            (None, used(RuleFormat::Nftables), Some(RuleFormat::Nftables)),
+            (None, FormatFacts { saved: Some(RuleFormat::Nftables), ..nothing }, Some(RuleFormat::Nftables)),
+            (IPTABLES, FormatFacts { saved: Some(RuleFormat::Nftables), ..nothing }, Some(RuleFormat::Iptables)),
+            (IPTABLES, used(RuleFormat::Nftables), None),
+            (NFTABLES, used(RuleFormat::Iptables), None),
         ];
         for (setting, facts, expected) in table {
             assert_eq!(choose_format(setting, facts).ok(), expected, "{setting:?} {facts:?}");
@@ -183,7 +184,7 @@ mod tests {
     #[test]
     fn a_format_conflict_names_both_formats_and_the_next_step() {
         let facts = FormatFacts { in_use: Some(RuleFormat::Nftables), ..FormatFacts::default() };
-        let error = choose_format(Iptables, facts).expect_err("not both");
+        let error = choose_format(IPTABLES, facts).expect_err("not both");
         assert_eq!(error.code, Code::InvalidConfig);
         for word in ["nftables", "iptables", "delete the pod"] {
             assert!(error.msg.contains(word), "{error}");

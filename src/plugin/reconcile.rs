@@ -10,25 +10,24 @@ use super::kernel_state::{check_rules, fixtures, ruleset, unrecorded_fixtures};
 use super::netns_state::{ForeignRedirection, FormatFacts, choose_format};
 use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecords, since_boot};
 use crate::cgroup;
-use crate::cni::{Code, Error, RuleFormatSetting, at_most};
+use crate::cni::{Code, Error, at_most};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::{self, CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use crate::netns::{self, Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
 use crate::policy::Policy;
 use crate::state::{Attachment, Store};
+use crate::wait;
 use obstacle::{Obstacle, is_unsupported, refused};
 pub(super) use operation::Operation;
 use operation::{Change, Changes, InputsChange, Kind, gone};
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a call waits for another call in the same network namespace.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the agent waits for another call in the same network namespace: it must not delay other pods, and retries.
 const FOLLOW_LOCK_TIMEOUT: Duration = Duration::from_millis(200);
-/// The maximum number of attempts if another process changes the rules concurrently.
-const MAX_ATTEMPTS: usize = 100;
-/// The time limit for these attempts: a process with CAP_NET_ADMIN in the pod can change rules without end.
+/// The time limit for attempts if another process changes the rules concurrently: a process with CAP_NET_ADMIN in the pod can change rules without end.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of netlink socket failures, each of which leaves the outcome of a transaction unknown.
 const MAX_SOCKET_FAILURES: usize = 3;
@@ -107,7 +106,7 @@ struct StartedWork {
 struct PendingWork {
     /// The records that are saved until the changes are complete.
     records: SandboxRecords,
-    dialect: RuleFormat,
+    rule_format: RuleFormat,
     /// The rules that the records described before.
     known_rules: Ruleset,
     desired: Ruleset,
@@ -138,7 +137,7 @@ struct Existing {
 
 impl Existing {
     fn choose_format(&self, changes: &Changes) -> Result<RuleFormat, Error> {
-        choose_format(if changes.redirects() { changes.dialect } else { RuleFormatSetting::Auto }, self.format)
+        choose_format(changes.rule_format.filter(|_| changes.redirects()), self.format)
     }
 }
 
@@ -183,10 +182,9 @@ impl Reconciler<'_> {
         let (saved, addresses) = (is_alone.then_some(saved), netns::own_families()?);
         let mut attempt = Attempt { changes, saved, addresses, force_nftables: false };
         let mut socket_failures = 0;
-        let deadline = Instant::now() + RETRY_TIMEOUT;
-        for _ in (0..MAX_ATTEMPTS).take_while(|_| Instant::now() < deadline) {
+        let committed = wait::until(RETRY_TIMEOUT, wait::AT_ONCE, || {
             match self.commit_once(attempt, started) {
-                Ok(work) => return Ok(work),
+                Ok(work) => return Ok(Some(work)),
                 Err(Obstacle::Changed) => {}
                 Err(Obstacle::Unsupported(error)) => {
                     tracing::info!("using the nftables rule format: {error}");
@@ -202,9 +200,12 @@ impl Reconciler<'_> {
                 Err(Obstacle::Final(error)) => return Err(error),
             }
             attempt.saved = None;
-        }
-        let msg = "can't change the pod's rules: another process keeps changing them; the runtime should retry";
-        Err(Error::new(Code::TryAgain, msg))
+            Ok(None)
+        })?;
+        committed.ok_or_else(|| {
+            let msg = "can't change the pod's rules: another process keeps changing them; the runtime should retry";
+            Error::new(Code::TryAgain, msg)
+        })
     }
 
     fn commit_once(&self, attempt: Attempt<'_>, started: &mut StartedWork) -> Result<PendingWork, Obstacle> {
@@ -229,7 +230,7 @@ impl Reconciler<'_> {
         started: &mut StartedWork,
     ) -> Result<(), Obstacle> {
         let created = work.records.created_tables();
-        let transaction = work.dialect.plan(live, &work.known_rules, &work.desired, &created);
+        let transaction = work.rule_format.plan(live, &work.known_rules, &work.desired, &created);
         if transaction.compares_cgroups() {
             cgroup::require()?;
         }
@@ -282,8 +283,8 @@ impl Reconciler<'_> {
             self.check_count(&saved.attachments)?;
         }
         let found = self.existing(changes, &saved.records, live);
-        let dialect = if attempt.force_nftables { RuleFormat::Nftables } else { found.choose_format(changes)? };
-        let mut records = self.intended(attempt, &saved.records, &found, dialect)?;
+        let rule_format = if attempt.force_nftables { RuleFormat::Nftables } else { found.choose_format(changes)? };
+        let mut records = self.intended(attempt, &saved.records, &found, rule_format)?;
         let policy = records.policy()?;
         // Existing rules can always be repaired and removed.
         if matches!(changes.kind, Kind::Add | Kind::Follow) {
@@ -294,7 +295,7 @@ impl Reconciler<'_> {
             warn_of_earlier_chains(&desired, live);
         }
         let fixtures = self.plan_fixtures(attempt.addresses, &policy, &records, &saved.records, live)?;
-        let created = match dialect {
+        let created = match rule_format {
             RuleFormat::Iptables => CreatedTables::missing_in(&desired, live),
             RuleFormat::Nftables => CreatedTables::default(),
         };
@@ -303,8 +304,8 @@ impl Reconciler<'_> {
         started.added.extend(&fixtures.missing);
         self.save_intent(changes.kind, &records, saved)?;
         let may_use_nftables =
-            !attempt.force_nftables && changes.dialect == RuleFormatSetting::Auto && found.format.in_use.is_none();
-        Ok(PendingWork { records, dialect, known_rules: found.known_rules, desired, may_use_nftables, fixtures })
+            !attempt.force_nftables && changes.rule_format.is_none() && found.format.in_use.is_none();
+        Ok(PendingWork { records, rule_format, known_rules: found.known_rules, desired, may_use_nftables, fixtures })
     }
 
     /// Refuses an ADD of too many attachments. Concurrent ADDs see each other's records only under the lock.
@@ -322,8 +323,8 @@ impl Reconciler<'_> {
             ForeignRedirection::log_legacy();
         }
         let format = FormatFacts {
-            in_use: live.rule_format(&known_rules).or_else(|| saved.dialect_of_others(self.attachment)),
-            saved: saved.get(self.attachment).map(|own| own.dialect),
+            in_use: live.rule_format(&known_rules).or_else(|| saved.rule_format_of_others(self.attachment)),
+            saved: saved.get(self.attachment).map(|own| own.rule_format),
         };
         Existing { known_rules, foreign, format }
     }
@@ -334,13 +335,13 @@ impl Reconciler<'_> {
         attempt: Attempt<'_>,
         saved: &SandboxRecords,
         found: &Existing,
-        dialect: RuleFormat,
+        rule_format: RuleFormat,
     ) -> Result<SandboxRecords, Error> {
         let mut records = saved.clone();
         for change in &attempt.changes.list {
             let own = saved.get(&change.attachment);
             let mut record = self.intent(change, own, change.adapted(attempt.changes.kind, own, found.foreign)?);
-            record.dialect = dialect;
+            record.rule_format = rule_format;
             // A pod without addresses may get addresses of both families later.
             record.ip6 |= attempt.addresses.ip6 || !attempt.addresses.ip;
             records.insert(&change.attachment, record);
@@ -483,8 +484,8 @@ fn abandon(store: &Store, attachment: &Attachment, netns: &NetNs, cause: &Error)
         record.previous_policy = Some(policy?);
         store.write(other, &record)?;
     } else {
-        let dialect = records.dialect().unwrap_or_default();
-        firewall::remove(dialect, &records.known_rules(), &records.created_tables())
+        let rule_format = records.rule_format().unwrap_or_default();
+        firewall::remove(rule_format, &records.known_rules(), &records.created_tables())
             .unwrap_or_else(|error| tracing::warn!("rules remain until the network namespace is deleted: {error}"));
         let removed = records.fixtures().remove_but(&Fixtures::default());
         removed.unwrap_or_else(|error| tracing::warn!("{error}"));

@@ -29,8 +29,8 @@ pub(crate) struct AttachmentRecord {
     #[serde(alias = "sandbox")]
     pub(super) netns_id: Option<NetnsId>,
     /// The format of the redirection; the default without one.
-    #[serde(default)]
-    pub(crate) dialect: RuleFormat,
+    #[serde(default, rename = "dialect")]
+    pub(crate) rule_format: RuleFormat,
     /// The path of the network namespace.
     #[serde(default, rename = "netns")]
     pub(super) netns_path: Option<PathBuf>,
@@ -131,7 +131,7 @@ impl AttachmentRecord {
     fn format_of_redirection(&self) -> Option<RuleFormat> {
         let redirects = |policy: &Policy| policy.redirect().is_some();
         let may_redirect = redirects(&self.policy) || self.previous_policy.as_ref().is_some_and(redirects);
-        (self.netns_id.is_some() && may_redirect).then_some(self.dialect)
+        (self.netns_id.is_some() && may_redirect).then_some(self.rule_format)
     }
 }
 
@@ -165,13 +165,22 @@ impl NetnsRecord {
         }
     }
 
-    /// Returns whether a container other than `container_id` has a record of the network namespace `id`. Then the
-    /// namespace is that container's, even if `container_id` has such a record too: the kernel reuses the identity of a
-    /// namespace that is gone, and a runtime may reuse its path.
+    /// Returns whether a network namespace is that of a pod sandbox other than `container_id`, whose record has the
+    /// network namespace `own`. If another sandbox has a record of the namespace, it is that sandbox's, even if `own` is the
+    /// same: the kernel reuses the identity of a namespace that is gone, and a runtime may reuse its path.
     ///
     /// # Errors
     /// The saved state can't be read now.
-    pub(super) fn is_of_another(store: &Store, container_id: &str, id: NetnsId) -> Result<bool, Error> {
+    pub(super) fn is_of_another(
+        store: &Store,
+        container_id: &str,
+        own: Option<NetnsId>,
+        netns: &NetNs,
+    ) -> Result<bool, Error> {
+        let id = netns.id();
+        if own.is_some_and(|own| own != id) {
+            return Ok(true);
+        }
         for other in store.sandboxes()?.iter().filter(|other| *other != container_id) {
             // Other programs may have files in the directory.
             let attachments = store.attachments_of(other).unwrap_or_else(|error| {
@@ -243,12 +252,12 @@ impl SandboxRecords {
     }
 
     /// Returns the format of the redirection; `None` without one.
-    pub(crate) fn dialect(&self) -> Option<RuleFormat> {
+    pub(crate) fn rule_format(&self) -> Option<RuleFormat> {
         self.0.iter().find_map(|(_, record)| record.format_of_redirection())
     }
 
     /// Returns the format of the redirection of all attachments except `attachment`.
-    pub(super) fn dialect_of_others(&self, attachment: &Attachment) -> Option<RuleFormat> {
+    pub(super) fn rule_format_of_others(&self, attachment: &Attachment) -> Option<RuleFormat> {
         let mut others = self.0.iter().filter(|(other, _)| other != attachment);
         others.find_map(|(_, record)| record.format_of_redirection())
     }
@@ -256,7 +265,7 @@ impl SandboxRecords {
     /// Returns every netfilter chain and built-in rule that may be in the iptables tables because of these attachments,
     /// even if a call was killed.
     pub(crate) fn known_rules(&self) -> Ruleset {
-        if self.dialect() != Some(RuleFormat::Iptables) {
+        if self.rule_format() != Some(RuleFormat::Iptables) {
             return Ruleset::default();
         }
         let ruleset = |policy: &Policy| Ruleset::of_redirection(policy, &Family::ALL);

@@ -1,14 +1,12 @@
 //! Checks that only trusted users can change a file or the path that leads to it.
 
-use nix::errno::Errno;
+use crate::links;
 use nix::unistd::geteuid;
 use std::fs::{self, Metadata};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-/// The maximum number of symbolic links in a path, as in the kernel (path_resolution(7)).
-const MAX_LINKS: usize = 40;
 /// The sticky bit: only the owners of an entry and of its directory can replace the entry (inode(7)).
 const STICKY: u32 = 0o1000;
 const GROUP_WRITABLE: u32 = 0o020;
@@ -68,39 +66,21 @@ impl FileError {
 /// # Errors
 /// A part of the path is not trusted, or its metadata can't be read.
 pub fn check(path: &Path) -> Result<PathBuf, FileError> {
-    let mut resolved = PathBuf::from("/");
-    let mut remaining = components_reversed(&std::path::absolute(path)?);
-    let mut links = 0;
-    let mut metadata = fs::symlink_metadata(&resolved)?;
-    verify_parent(&resolved, &metadata)?;
-    while let Some(component) = remaining.pop() {
-        if component.as_os_str() == ".." {
-            resolved.pop();
-            continue;
-        }
-        let next = resolved.join(&component);
-        metadata = fs::symlink_metadata(&next)?;
+    let root = Path::new("/");
+    verify_parent(root, &fs::symlink_metadata(root)?)?;
+    links::resolve(root, &std::path::absolute(path)?, |part, is_last| {
+        let metadata = fs::symlink_metadata(part)?;
         if metadata.is_symlink() {
-            links += 1;
-            if links > MAX_LINKS {
-                return Err(io::Error::from(Errno::ELOOP).into());
-            }
-            verify_owner(&next, &metadata)?;
-            let target = fs::read_link(&next)?;
-            if target.is_absolute() {
-                resolved = PathBuf::from("/");
-            }
-            remaining.extend(components_reversed(&target));
-            continue;
+            verify_owner(part, &metadata)?;
+            return Ok(Some(fs::read_link(part)?));
         }
-        if remaining.is_empty() {
-            verify(&next, &metadata)?
+        if is_last {
+            verify(part, &metadata)?
         } else {
-            verify_parent(&next, &metadata)?
+            verify_parent(part, &metadata)?
         }
-        resolved = next;
-    }
-    Ok(resolved)
+        Ok(None)
+    })
 }
 
 /// Returns whether the user is root or the user of this process.
@@ -133,10 +113,4 @@ fn has_acl(path: &Path) -> bool {
     let mut buffer: [u8; 0] = [];
     let found = rustix::fs::getxattr(path, "system.posix_acl_access", &mut buffer);
     !matches!(found, Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP))
-}
-
-/// Returns the names and `..` of a path, the last one first.
-fn components_reversed(path: &Path) -> Vec<PathBuf> {
-    let is_step = |part: &Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
-    path.components().rev().filter(is_step).map(|part| PathBuf::from(part.as_os_str())).collect()
 }

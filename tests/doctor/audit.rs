@@ -1,8 +1,8 @@
 //! `detour audit`: real packets, real rules, and what the report says about them.
 
 use crate::api::PROXY;
+use crate::compare;
 use crate::faults::{add_entry, chained, istio_cni};
-use crate::golden::compare;
 use crate::pod::Netns;
 use crate::programs::DETOUR;
 use crate::scene::{Plan, Scene, scene};
@@ -83,7 +83,7 @@ fn exclusions_have_their_source_and_the_connections_that_they_let_pass() {
             assert_eq!(only_pod(&all).bypasses.len(), unused + 2, "{all:#?}");
             if dialect == "iptables" {
                 let text = String::from_utf8(scene.command("audit", &[]).stdout).expect("text");
-                compare("audit.txt", &text);
+                compare("audit", &text);
             }
         });
     }
@@ -268,7 +268,7 @@ fn a_rule_of_another_program_that_lets_traffic_bypass_is_not_clean() {
         assert_eq!(first.source, "a rule of another program: OUTPUT -p tcp -j ACCEPT");
         assert!(pod.bypasses[1..].iter().all(|one| !one.by_other_program), "{pod:#?}");
         let text = String::from_utf8(scene.command("audit", &[]).stdout).expect("text");
-        compare("audit-other-program.txt", &text);
+        compare("audit-other-program", &text);
     });
 }
 

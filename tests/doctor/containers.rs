@@ -1,6 +1,6 @@
 //! Excluded containers: each test breaks one precondition of a bypass, with real control groups and real elements.
 
-use crate::golden::compare;
+use crate::compare;
 use crate::scene::{AGENT_CONTAINERS, POD, Plan, Scene, line, scene};
 use crate::support::cgroup::{Cgroup, hierarchy};
 use detour_cni::cluster::agent::{ContainersStatus, ExemptContainer};
@@ -112,7 +112,7 @@ fn play(name: &str, failed: &str, fault: impl FnOnce(&Scene, &mut Containers) + 
         assert_eq!(failures, if failed.is_empty() { vec![] } else { vec![failed] }, "{name}: {report:#}");
         let text = containers.stable(&scene.printed(&POD));
         let (_, text) = text.split_once("Excluded containers\n").expect("a section");
-        compare(&format!("{name}.txt"), text);
+        compare(name, text);
     });
 }
 
@@ -228,7 +228,7 @@ fn an_annotation_without_the_sub_plugin() {
         assert_eq!(outcomes(&report), [("containers-requested".to_owned(), "fail".to_owned())]);
         let text = scene.printed(&POD);
         let (_, text) = text.split_once("Excluded containers\n").expect("a section");
-        compare("containers-not-in-chain.txt", text);
+        compare("containers-not-in-chain", text);
     });
 }
 
@@ -362,7 +362,7 @@ fn audit_lists_excluded_containers_with_their_counters() {
             assert!(report.is_clean(), "an exclusion: {report:#?}");
             if dialect == "iptables" {
                 let text = String::from_utf8(scene.command("audit", &[]).stdout).expect("text");
-                compare("audit-containers.txt", &text);
+                compare("audit-containers", &text);
             }
 
             change(scene, &[], &[ContainerElement { container: None, ..containers.element("vault-agent-init") }]);

@@ -1,8 +1,8 @@
 //! One thing wrong at a time: exactly the line about it fails, what needs it is not checked and says so, and
-//! all others are as on a node that has everything. What was printed is in `tests/golden/doctor`.
+//! all others are as on a node that has everything. What was printed is in `tests/golden/doctor.md`.
 
 use crate::api::{PROXY, event, token};
-use crate::golden::compare;
+use crate::compare;
 use crate::programs::{DYNAMIC, OLDER};
 use crate::scene::{BIN, CONF, KUBECONFIG, POD, Plan, Scene, line, scene};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-/// What is wrong, by the name of its golden file; the line that must fail; what is otherwise before the
+/// What is wrong, by its name in the golden file; the line that must fail; what is otherwise before the
 /// installation, and after it.
 type Fault = (&'static str, &'static str, fn(&mut Plan), fn(&Scene));
 
@@ -233,7 +233,7 @@ fn play(faults: &[Fault]) {
                 );
                 assert!(line["outcome"] != "fail" || line["next"].is_string(), "{name}: {line}");
             }
-            compare(&format!("{name}.txt"), &scene.printed(&POD));
+            compare(name, &scene.printed(&POD));
         });
     }
 }

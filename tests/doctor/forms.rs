@@ -1,6 +1,6 @@
 //! How the doctor is called, and what it prints.
 
-use crate::golden::compare;
+use crate::compare;
 use crate::programs::DETOUR;
 use crate::scene::{CONF, POD, Plan, Scene, line, scene};
 use serde_json::Value;
@@ -20,7 +20,7 @@ fn found<'a>(report: &'a Value, id: &str, expected: &str) -> &'a str {
 
 #[test]
 fn nothing_is_wrong_with_a_node_that_has_everything() {
-    scene(Plan::new(), |scene| compare("healthy.txt", &scene.printed(&[&POD[..], &["--probe"]].concat())));
+    scene(Plan::new(), |scene| compare("healthy", &scene.printed(&[&POD[..], &["--probe"]].concat())));
 }
 
 #[test]

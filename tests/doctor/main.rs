@@ -7,7 +7,6 @@ mod confined;
 mod containers;
 mod faults;
 mod forms;
-mod golden;
 mod logs;
 mod own_list;
 mod pod;
@@ -18,3 +17,9 @@ mod scene;
 mod support;
 
 use support::server;
+
+/// Compares the report of a case with the golden one.
+#[track_caller]
+fn compare(case: &str, found: &str) {
+    support::golden::compare("doctor.md", case, found);
+}

@@ -1,8 +1,8 @@
 //! The own list: a copy of the cluster network's plugin list, which an agent keeps current. There is no agent here that
 //! corrects it.
 
+use crate::compare;
 use crate::faults::{LIST, chained, istio_cni};
-use crate::golden::compare;
 use crate::scene::{Plan, Scene, line, scene};
 use serde_json::{Value, json};
 use std::fs;
@@ -48,7 +48,7 @@ fn a_current_copy_is_healthy_and_its_entry_is_the_configuration() {
         assert_eq!(line(&report, "configuration-picked").1, "00-detour.conflist is the first file");
         let text = "network c, type detour in 00-detour.conflist: istio-redirect, uid-exclude, dns-exclude";
         assert_eq!(line(&report, "configuration-valid").1, text);
-        compare("own-list.txt", &scene.printed(&["--node"]));
+        compare("own-list", &scene.printed(&["--node"]));
     });
 }
 
@@ -59,7 +59,7 @@ fn an_older_copy_names_what_differs() {
         let found =
             "is an older copy of 10-cluster.conflist: its plugins are bridge, those of the list are bridge, portmap";
         assert_fails(scene, "own-list", found, "why the agent on this node does not write the own list");
-        compare("own-list-older.txt", &scene.printed(&["--node"]));
+        compare("own-list-older", &scene.printed(&["--node"]));
         edit_source(scene, |list| list["plugins"] = json!([{"type": "bridge", "mtu": 1400}]));
         assert_fails(scene, "own-list", "the configuration of plugin bridge differs", "run detour install");
         edit_source(scene, |list| {
@@ -128,7 +128,7 @@ fn a_renamed_own_list_has_the_hint_for_cilium() {
         fs::remove_file(&own).expect("removed");
         let found = "00-detour.conflist not found; another process renamed it to 00-detour.conflist.cilium_bak";
         assert_fails(scene, "configuration-present", found, "cni.exclusive of Cilium to false");
-        compare("own-list-renamed.txt", &scene.printed(&["--node"]));
+        compare("own-list-renamed", &scene.printed(&["--node"]));
         fs::remove_file(&renamed).expect("removed");
         assert_fails(scene, "configuration-present", "00-detour.conflist not found", "does not write the own list");
     });

@@ -1,7 +1,7 @@
 //! The policies of running pods: what the agent reports about the node's pods.
 
+use crate::compare;
 use crate::faults::edit;
-use crate::golden::compare;
 use crate::scene::{AGENT_POLICIES, POD, Plan, Scene, scene};
 use serde_json::{Value, json};
 
@@ -48,7 +48,7 @@ fn pods_that_are_not_current_have_their_reason_and_the_next_step() {
         let report = scene.report(&["--node"]);
         assert_eq!(report["healthy"], false, "{report:#}");
         assert_eq!(report["policies"]["pods"][1]["reason"], value, "{report:#}");
-        compare("policies.txt", &scene.printed(&["--node"]));
+        compare("policies", &scene.printed(&["--node"]));
 
         // The other pods are not the subject.
         let report = scene.report(&POD);
@@ -129,7 +129,7 @@ fn the_difference_of_a_pods_policy_is_shown_with_what_follows() {
         annotate(scene, "detour.io/exclude-uids", "2000");
         let follows = &["older: policy ", "a new pod gets policy ", "the agent applies: ", "UID 2000"];
         assert_line(scene, "warn", follows, "wait some seconds");
-        compare("pod-policy-older.txt", &scene.printed(&POD));
+        compare("pod-policy-older", &scene.printed(&POD));
 
         edit(scene, |conf| conf["chain"][0]["drop_invalid"] = true.into());
         let part = &["the agent applies: ", "UID 2000", "only a new pod gets: drop_invalid: true (before: false)"];

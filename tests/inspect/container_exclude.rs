@@ -49,7 +49,7 @@ fn each_excluded_container_is_reported_with_its_traffic_its_end_and_its_source()
     ]);
     let run = explain(&pod, &blocks, &[]);
     assert_eq!((run.code, run.stderr.as_str()), (0, ""));
-    compare("container-exclude.txt", &run.stdout);
+    compare("container-exclude", &run.stdout);
     let report = report(&pod, &blocks);
     let expected = json!([
         {

@@ -1,9 +1,8 @@
-//! The report of `explain` for each decision, compared with the files in `tests/golden/explain`. Set `UPDATE_GOLDEN` to
-//! regenerate the files, and read the differences before you commit them.
+//! The report of `explain` for each decision, compared with `tests/golden/explain.md`. Set `UPDATE_GOLDEN` to
+//! write it, and read the differences before you commit it.
 
 use crate::run::{detour, file};
 use serde_json::{Value, json};
-use std::path::Path;
 
 /// A pod as OpenShift and Istio's injector modify it.
 pub(crate) fn pod() -> Value {
@@ -52,7 +51,7 @@ fn conf() -> Value {
     })
 }
 
-/// A test case: the name of its golden file, and a function that changes the pod and the configuration above.
+/// A test case: its name in the golden file, and a function that changes the pod and the configuration above.
 type Case = (&'static str, fn(&mut Value, &mut Value));
 
 pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
@@ -138,16 +137,8 @@ fn explain(name: &str, case: fn(&mut Value, &mut Value), more: &[&str]) -> crate
 }
 
 #[track_caller]
-pub(crate) fn compare(name: &str, found: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/explain").join(name);
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(&path, found).expect("writable");
-    }
-    let wanted = std::fs::read_to_string(&path).unwrap_or_default();
-    for (number, (found, wanted)) in (1..).zip(found.lines().zip(wanted.lines())) {
-        assert_eq!(found, wanted, "{}:{number}", path.display());
-    }
-    assert_eq!(found.lines().count(), wanted.lines().count(), "{}", path.display());
+pub(crate) fn compare(case: &str, found: &str) {
+    crate::support::golden::compare("explain.md", case, found);
 }
 
 #[test]
@@ -155,7 +146,7 @@ fn every_decision_is_explained() {
     for (name, case) in CASES {
         let run = explain(name, case, &[]);
         assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{name}");
-        compare(&format!("{name}.txt"), &run.stdout);
+        compare(name, &run.stdout);
     }
 }
 

@@ -56,7 +56,7 @@ fn explain(networks: &str, conf: Option<&Value>, more: &[&str]) -> Run {
 fn each_network_and_the_combined_policy_are_reported() {
     let run = explain("default/istio-cni, excludedns, storage@data0", Some(&node()), &[]);
     assert_eq!((run.code, run.stderr.as_str()), (0, ""));
-    compare("networks.txt", &run.stdout);
+    compare("networks", &run.stdout);
     let json = explain("default/istio-cni, excludedns, storage@data0", Some(&node()), &["-o", "json"]).json();
     let said: Vec<_> = json["networks"].as_array().expect("networks").iter().map(|one| &one["runs"]).collect();
     assert_eq!(said, ["delegate", "delegate", "in-process", "in-process", "delegate"]);

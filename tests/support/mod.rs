@@ -11,6 +11,7 @@ pub(crate) mod cgroup;
 pub(crate) mod delegate_pod;
 pub(crate) mod directory;
 pub(crate) mod drawn_policies;
+pub(crate) mod golden;
 pub(crate) mod install_scene;
 pub(crate) mod kernel;
 pub(crate) mod netns_pod;

@@ -14,6 +14,7 @@ use crate::cni::names::{MAX_NETWORK_NAME, is_identifier};
 use crate::cni::request::CniCommand;
 use crate::cni::version;
 use crate::suggest::did_you_mean;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -39,8 +40,8 @@ pub struct NetConf {
     pub cni_conf_dir: Option<PathBuf>,
     /// `kubernetes`: the sources of pod facts.
     pub kubernetes: Kubernetes,
-    /// `dialect`.
-    pub dialect: RuleFormatSetting,
+    /// `dialect`; `None` for `auto`: the first of the two that the kernel accepts.
+    pub rule_format: Option<RuleFormat>,
     /// The sub-plugins and executables of `chain`, or the default ones of `type`; empty for a primary plugin without
     /// `chain`.
     pub chain: Vec<Block>,
@@ -67,14 +68,13 @@ pub struct NetConf {
     pub warnings: Vec<String>,
 }
 
-/// The configured format of the rules in the kernel (`dialect`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RuleFormatSetting {
-    /// The first of the other two that the kernel accepts.
-    Auto,
-    /// The format that iptables-nft writes.
+/// The format in which a pod's redirection is written into the kernel (configuration key `dialect`); a pod never has both.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RuleFormat {
+    /// The rules that iptables-nft itself would write, in its tables.
+    #[default]
     Iptables,
-    /// Native `inet` tables.
+    /// Native rules, in detour's own tables of family `inet`.
     Nftables,
 }
 
@@ -134,7 +134,7 @@ impl NetConf {
             log_file,
             cni_conf_dir: absolute(&keys, CNI_CONF_DIR)?,
             kubernetes,
-            dialect: RuleFormatSetting::read(&keys)?,
+            rule_format: RuleFormat::read(&keys)?,
             chain: if has_chain { blocks(&keys, &kind)? } else { Vec::new() },
             kind,
             primary,
@@ -195,13 +195,21 @@ impl NetConf {
     }
 }
 
-impl RuleFormatSetting {
-    /// Reads `dialect`, else istio-cni's `native_nftables`.
-    fn read(keys: &BlockReader<'_>) -> Result<Self, Error> {
+impl RuleFormat {
+    /// Reads `dialect`, else istio-cni's `native_nftables`; `None` for `auto`.
+    fn read(keys: &BlockReader<'_>) -> Result<Option<Self>, Error> {
         let native = keys.boolean("native_nftables")?.unwrap_or(false);
-        let formats = [("auto", Self::Auto), ("iptables", Self::Iptables), ("nftables", Self::Nftables)];
-        let dialect = keys.one_of("dialect", &formats)?;
-        Ok(dialect.unwrap_or(if native { Self::Nftables } else { Self::Auto }))
+        let formats = [("auto", None), ("iptables", Some(Self::Iptables)), ("nftables", Some(Self::Nftables))];
+        Ok(keys.one_of("dialect", &formats)?.unwrap_or(native.then_some(Self::Nftables)))
+    }
+
+    /// Returns the name as in the configuration key `dialect`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Iptables => "iptables",
+            Self::Nftables => "nftables",
+        }
     }
 }
 
@@ -281,7 +289,7 @@ mod tests {
         let conf = parse(&json!({"name": "n"})).expect("accepted");
         assert_eq!((conf.cni_version.as_str(), conf.name.as_str(), conf.kind.as_str()), ("0.1.0", "n", "detour"));
         assert_eq!((conf.log_level, conf.log_file), (LogLevel::Info, None));
-        assert_eq!(conf.dialect, RuleFormatSetting::Auto);
+        assert_eq!(conf.rule_format, None);
         assert!(conf.args.is_empty() && conf.runtime_config.is_empty());
         assert_eq!((conf.prev_result, conf.valid_attachments), (None, None));
         assert!(conf.warnings.is_empty() && !conf.ambient_enabled);
@@ -328,7 +336,7 @@ mod tests {
             "native_nftables": true, "enable_ambient_detection_retry": false, "ipam": {}, "dns": {},
         }))
         .expect("accepted");
-        assert_eq!((conf.log_level, conf.dialect), (LogLevel::Debug, RuleFormatSetting::Nftables));
+        assert_eq!((conf.log_level, conf.rule_format), (LogLevel::Debug, Some(RuleFormat::Nftables)));
         assert_eq!(conf.kubernetes.kubeconfig, Some("/var/run/istio-cni/istio-cni-kubeconfig".into()));
         assert_eq!(conf.kubernetes.exclude_namespaces, ["istio-system", "kube-system"]);
         assert_eq!(conf.kubernetes.agent_namespace.as_deref(), Some("istio-system"));
@@ -348,7 +356,7 @@ mod tests {
             "name": "n", "dialect": "auto", "native_nftables": true, "log_level": "warn", "plugin_log_level": "debug",
         }));
         let conf = conf.expect("accepted");
-        assert_eq!((conf.dialect, conf.log_level), (RuleFormatSetting::Auto, LogLevel::Warn));
+        assert_eq!((conf.rule_format, conf.log_level), (None, LogLevel::Warn));
     }
 
     #[test]

@@ -4,11 +4,14 @@
 //! * `xt`: xtables matches and targets as C structures
 //! * `restore`: the rules of a pod for `iptables-restore`
 //! * `text`: rules as `iptables-save` prints them
+//! * `legacy`: the tables of iptables-legacy
 
+mod legacy;
 mod restore;
 mod text;
 mod xt;
 
+pub use legacy::legacy_tables;
 pub use restore::restore_text;
 
 use super::expression::{Base, Expression, Meta, NftVerdict, encodes_as};

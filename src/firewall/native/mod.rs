@@ -18,10 +18,9 @@ mod nft_set;
 pub mod rule;
 pub mod set;
 mod translate;
-mod wire;
+pub(super) mod wire;
 
-pub(super) use changes::attached_to_hook;
-pub use changes::{NativeChange, changes};
+pub(super) use changes::changes;
 pub(crate) use exclusions::EXCLUSIONS;
 pub use live::{NativeLiveChain, NativeLiveTables};
 pub use rule::{NativeTables, text};

@@ -22,7 +22,7 @@ const MAX_ELEMENTS_PER_MESSAGE: usize = 1000;
 
 /// An anonymous set of constants to be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Set<'a> {
+pub(in crate::firewall) struct Set<'a> {
     /// The number of the set within its transaction.
     pub id: u32,
     /// The key whose values the elements are.
@@ -63,7 +63,7 @@ impl<'a> Set<'a> {
     }
 
     /// Appends the messages that create and fill the set.
-    pub(super) fn write(&self, batch: &mut Batch<'_>, table: &str) {
+    pub(in crate::firewall) fn write(&self, batch: &mut Batch<'_>, table: &str) {
         batch.message(Verb::NewSet, NLM_F_CREATE, NFPROTO_INET, |list| self.write_set(list, table));
         let mut elements = self.elements().peekable();
         while elements.peek().is_some() {

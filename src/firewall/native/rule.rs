@@ -179,15 +179,11 @@ pub enum NativeTable {
     Exclusions,
     /// The counterpart of an iptables table, for the redirection in the rule format `nftables`.
     Of(Table),
-    /// The table of excluded containers in pods that an earlier version started. It is never desired, so that a change
-    /// of the rules deletes it.
-    Obsolete,
 }
 
 impl NativeTable {
     /// All native tables.
-    pub const ALL: [Self; 5] =
-        [Self::Exclusions, Self::Of(Table::Raw), Self::Of(Table::Mangle), Self::Of(Table::Nat), Self::Obsolete];
+    pub const ALL: [Self; 4] = [Self::Exclusions, Self::Of(Table::Raw), Self::Of(Table::Mangle), Self::Of(Table::Nat)];
 
     /// Returns the name of the table.
     #[must_use]
@@ -197,13 +193,12 @@ impl NativeTable {
             Self::Of(Table::Raw) => "detour-raw",
             Self::Of(Table::Mangle) => "detour-mangle",
             Self::Of(Table::Nat) => "detour-nat",
-            Self::Obsolete => "detour-containers",
         }
     }
 
     /// Returns the priority of a base chain. In raw and nat it comes just before iptables', because the first rule that
     /// sets a zone or a destination is final.
-    pub(super) const fn priority(self, like: Table) -> i32 {
+    pub(in crate::firewall) const fn priority(self, like: Table) -> i32 {
         let own = match like {
             Table::Raw => -301,
             Table::Mangle => -150,
@@ -211,7 +206,7 @@ impl NativeTable {
         };
         match self {
             Self::Of(_) => own,
-            Self::Exclusions | Self::Obsolete => own - 1,
+            Self::Exclusions => own - 1,
         }
     }
 }

@@ -10,6 +10,21 @@ use crate::firewall::rule::Family;
 use std::collections::BTreeMap;
 
 impl Key {
+    /// The keys that don't depend on the family.
+    const OF_BOTH_FAMILIES: [Self; 10] = [
+        Self::InInterface,
+        Self::OutInterface,
+        Self::Protocol,
+        Self::SourcePort,
+        Self::DestinationPort,
+        Self::Uid,
+        Self::Gid,
+        Self::CtState,
+        Self::Mark,
+        Self::CtMark,
+    ];
+
+    /// Returns the expression that loads the value, with the offset in the IP or transport header.
     fn load(self) -> Expression<'static> {
         let payload = |base, offset: u32| Expression::Payload {
             base,
@@ -19,13 +34,13 @@ impl Key {
         match self {
             Self::InInterface => Expression::Meta(Meta::InInterface),
             Self::OutInterface => Expression::Meta(Meta::OutInterface),
-            Self::Source(Family::Ip) => payload(Base::Network, SOURCE_V4),
-            Self::Source(Family::Ip6) => payload(Base::Network, SOURCE_V6),
-            Self::Destination(Family::Ip) => payload(Base::Network, DESTINATION_V4),
-            Self::Destination(Family::Ip6) => payload(Base::Network, DESTINATION_V6),
+            Self::Source(Family::Ip) => payload(Base::Network, 12),
+            Self::Source(Family::Ip6) => payload(Base::Network, 8),
+            Self::Destination(Family::Ip) => payload(Base::Network, 16),
+            Self::Destination(Family::Ip6) => payload(Base::Network, 24),
             Self::Protocol => Expression::Meta(Meta::Protocol),
-            Self::SourcePort => payload(Base::Transport, SOURCE_PORT),
-            Self::DestinationPort => payload(Base::Transport, DESTINATION_PORT),
+            Self::SourcePort => payload(Base::Transport, 0),
+            Self::DestinationPort => payload(Base::Transport, 2),
             Self::Uid => Expression::Meta(Meta::Uid),
             Self::Gid => Expression::Meta(Meta::Gid),
             Self::CtState => Expression::Ct(Ct::State),
@@ -35,22 +50,14 @@ impl Key {
     }
 }
 
-/// Offsets in the IP and transport headers.
-const SOURCE_V4: u32 = 12;
-const DESTINATION_V4: u32 = 16;
-const SOURCE_V6: u32 = 8;
-const DESTINATION_V6: u32 = 24;
-const SOURCE_PORT: u32 = 0;
-const DESTINATION_PORT: u32 = 2;
-
 /// Returns the sets that must be created before `rule`, numbered from `first_set`.
-pub(super) fn sets(rule: &NativeRule, first_set: u32) -> impl Iterator<Item = Set<'_>> {
+pub(in crate::firewall) fn sets(rule: &NativeRule, first_set: u32) -> impl Iterator<Item = Set<'_>> {
     let with_set = rule.conditions.iter().filter(|condition| condition.values.single().is_none());
     (first_set..).zip(with_set).map(|(id, condition)| Set::of(condition, id))
 }
 
 /// Passes the expressions of `rule` to `out`, one after another. They look up its [`sets`].
-pub(super) fn encode(rule: &NativeRule, first_set: u32, out: &mut dyn FnMut(Expression<'_>)) {
+pub(in crate::firewall) fn encode(rule: &NativeRule, first_set: u32, out: &mut dyn FnMut(Expression<'_>)) {
     if let Some(family) = rule.family {
         out(Expression::Meta(Meta::Family));
         out(Expression::Compare { not: false, value: &[family.number()] });
@@ -220,25 +227,14 @@ impl<'a> ExpressionReader<'a> {
     }
 
     fn key(&self, load: &Expression<'_>) -> Option<Key> {
-        Some(match load {
-            Expression::Meta(Meta::InInterface) => Key::InInterface,
-            Expression::Meta(Meta::OutInterface) => Key::OutInterface,
-            Expression::Meta(Meta::Protocol) => Key::Protocol,
-            Expression::Meta(Meta::Uid) => Key::Uid,
-            Expression::Meta(Meta::Gid) => Key::Gid,
-            Expression::Meta(Meta::Mark) => Key::Mark,
-            Expression::Ct(Ct::State) => Key::CtState,
-            Expression::Ct(Ct::Mark) => Key::CtMark,
-            Expression::Payload { base: Base::Transport, offset: SOURCE_PORT, length: 2 } => Key::SourcePort,
-            Expression::Payload { base: Base::Transport, offset: DESTINATION_PORT, length: 2 } => Key::DestinationPort,
-            Expression::Payload { base: Base::Network, offset, .. } => match (self.family?, *offset) {
-                (Family::Ip, SOURCE_V4) => Key::Source(Family::Ip),
-                (Family::Ip, DESTINATION_V4) => Key::Destination(Family::Ip),
-                (Family::Ip6, SOURCE_V6) => Key::Source(Family::Ip6),
-                (Family::Ip6, DESTINATION_V6) => Key::Destination(Family::Ip6),
-                _ => return None,
-            },
-            _ => return None,
+        let addresses = self.family.map(|family| [Key::Source(family), Key::Destination(family)]);
+        Key::OF_BOTH_FAMILIES.into_iter().chain(addresses.into_iter().flatten()).find(|key| match (key.load(), load) {
+            // `nft` loads only the first bytes of an address to compare a prefix.
+            (
+                Expression::Payload { base: Base::Network, offset: own, .. },
+                Expression::Payload { base: Base::Network, offset, .. },
+            ) => own == *offset,
+            (own, load) => own == *load,
         })
     }
 

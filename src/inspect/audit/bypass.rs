@@ -70,13 +70,12 @@ struct LiveTable<'a> {
 
 impl<'a> LiveTable<'a> {
     fn all(view: &'a RulesetView) -> impl Iterator<Item = Self> {
-        view.tables().filter_map(move |(id, _)| {
+        view.tables().map(move |(id, _)| {
             let table = match id {
                 TableId::Iptables(_, table) | TableId::Native(NativeTable::Of(table)) => table,
                 TableId::Native(NativeTable::Exclusions) => Table::Nat,
-                TableId::Native(NativeTable::Obsolete) => return None,
             };
-            Some(Self { table, id, view })
+            Self { table, id, view }
         })
     }
 

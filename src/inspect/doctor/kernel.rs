@@ -2,7 +2,6 @@
 //! it. Also runs programs for their output, with a timeout.
 
 use super::report::{Check, CheckGroup, CheckVerdict, Results};
-use crate::cni;
 use crate::cni::NetConf;
 use crate::firewall::nfnetlink::NfSocket;
 use crate::firewall::rule::Family;
@@ -50,15 +49,13 @@ pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
         Ok(()) => CheckVerdict::pass("the ruleset's generation can be read"),
         Err(why) => refused(why),
     });
-    let asked = conf.map_or(cni::RuleFormatSetting::Auto, |conf| conf.dialect);
-    let dialects = [
-        (&IPTABLES, &iptables, cni::RuleFormatSetting::Iptables, &native),
-        (&NATIVE, &native, cni::RuleFormatSetting::Nftables, &iptables),
-    ];
-    for (check, own, dialect, other) in dialects {
+    let asked = conf.and_then(|conf| conf.rule_format);
+    let formats =
+        [(&IPTABLES, &iptables, RuleFormat::Iptables, &native), (&NATIVE, &native, RuleFormat::Nftables, &iptables)];
+    for (check, own, rule_format, other) in formats {
         results.after(&[&NETFILTER], check, || match own {
             Ok(()) => CheckVerdict::pass("the rules of a pod were committed and read back, for IPv4 and IPv6"),
-            Err(why) if asked != dialect && other.is_ok() => {
+            Err(why) if asked != Some(rule_format) && other.is_ok() => {
                 CheckVerdict::NotChecked(format!("refused ({why}), but not needed: the other dialect is used"), None)
             }
             Err(why) => refused(why),
@@ -124,7 +121,7 @@ fn in_new_netns<T: Send + 'static>(work: fn() -> T) -> Result<T, String> {
 }
 
 /// Tries the rules of a pod with every feature except excluded containers.
-fn commit(dialect: RuleFormat) -> Result<(), String> {
+fn commit(rule_format: RuleFormat) -> Result<(), String> {
     let redirect = Redirect { dns: DnsCapture::All, drop_invalid: true, ..Redirect::default() };
     let exclusion = Exclusion {
         owner: TrafficOwner::Uid(IdRange::one(1337)),
@@ -137,15 +134,15 @@ fn commit(dialect: RuleFormat) -> Result<(), String> {
         exclusions: [exclusion].into(),
         ..Policy::default()
     };
-    try_rules(dialect, &policy)
+    try_rules(rule_format, &policy)
 }
 
 /// Commits the rules of a policy, and reads them back.
-fn try_rules(dialect: RuleFormat, policy: &Policy) -> Result<(), String> {
+fn try_rules(rule_format: RuleFormat, policy: &Policy) -> Result<(), String> {
     let desired = Ruleset::of(policy, &Family::ALL);
     let mut socket = NfSocket::open().map_err(|error| error.to_string())?;
     let live = LiveRuleset::read(&mut socket).map_err(|error| error.to_string())?;
-    let plan = dialect.plan(&live, &Ruleset::default(), &desired, &CreatedTables::default());
+    let plan = rule_format.plan(&live, &Ruleset::default(), &desired, &CreatedTables::default());
     plan.commit(&mut socket, &live).map_err(|error| match error {
         crate::firewall::nfnetlink::NfError::Refused { index: Some(index), .. } => {
             format!("{}: {error}", plan.describe(index).unwrap_or_default())
@@ -153,7 +150,7 @@ fn try_rules(dialect: RuleFormat, policy: &Policy) -> Result<(), String> {
         other => other.to_string(),
     })?;
     let live = LiveRuleset::read(&mut socket).map_err(|error| error.to_string())?;
-    match dialect.drift(&live, &desired).first() {
+    match rule_format.drift(&live, &desired).first() {
         Some(drift) => Err(format!("the committed rules read back differently: {drift}")),
         None => Ok(()),
     }

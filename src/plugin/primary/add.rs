@@ -108,8 +108,8 @@ fn perform(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, plan: &mut AddPlan, netns:
     add_default_routes(&route_changes, netns)?;
     let mut default_result = network_results.first().cloned().unwrap_or_default();
     let previous = default_result.to_json(&call.conf.cni_version)?;
-    let (policy, dialect, inputs) = mesh::desired_policy(call, pod, &plan.evaluated, &previous)?;
-    add::apply(call.request, &NetConf { dialect, ..call.conf.clone() }, policy, inputs)?;
+    let (policy, rule_format, inputs) = mesh::desired_policy(call, pod, &plan.evaluated, &previous)?;
+    add::apply(call.request, &NetConf { rule_format, ..call.conf.clone() }, policy, inputs)?;
     for invocation in plan.invocations.iter_mut().filter(|invocation| invocation.is_chained) {
         default_result = invocation.add(&delegate_call, Some(&default_result))?;
     }

@@ -3,7 +3,7 @@
 
 use super::PrimaryCall;
 use super::lazy_pod::LazyPod;
-use crate::cni::{Block, CniCommand, Error, NetConf, RuleFormatSetting, primary_in_attachment};
+use crate::cni::{Block, CniCommand, Error, NetConf, RuleFormat, primary_in_attachment};
 use crate::networks::PodNetwork;
 use crate::plugin::evaluation::evaluate;
 use crate::plugin::inputs::AddInputs;
@@ -47,13 +47,9 @@ impl InProcessAttachment {
         let redirects = own.chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect));
         let path = |path: String| format!("network {name}, {path}");
         let chain = own.chain.into_iter().map(|Block { path: own, keys }| Block { path: path(own), keys }).collect();
-        let dialect = match own.dialect {
-            // Only a redirection has a rule format.
-            _ if !redirects => RuleFormatSetting::Auto,
-            RuleFormatSetting::Auto => node.dialect,
-            set => set,
-        };
-        let mut conf = NetConf { chain, dialect, ..node.clone() };
+        // Only a redirection has a rule format.
+        let rule_format = if redirects { own.rule_format.or(node.rule_format) } else { None };
+        let mut conf = NetConf { chain, rule_format, ..node.clone() };
         // In definitions of users, these keys have been replaced by the node's already.
         let excluded = own.kubernetes.exclude_namespaces.into_iter();
         let new: Vec<_> = excluded.filter(|name| !conf.kubernetes.exclude_namespaces.contains(name)).collect();
@@ -174,7 +170,7 @@ pub(super) fn desired_policy<'a>(
     pod: &LazyPod<'_>,
     evaluated: &'a [InProcessAttachment],
     default_result: &Value,
-) -> Result<(Policy, RuleFormatSetting, Option<AddInputs<'a>>), Error> {
+) -> Result<(Policy, Option<RuleFormat>, Option<AddInputs<'a>>), Error> {
     let (mut policies, mut ignored): (Vec<(&str, Policy)>, _) = (Vec::new(), BTreeSet::new());
     let mut inputs = Vec::new();
     for InProcessAttachment { name, conf } in evaluated {
@@ -188,9 +184,9 @@ pub(super) fn desired_policy<'a>(
         inputs.push((Some(name.as_str()), conf, desired.with));
     }
     ignored.iter().for_each(|ignored| tracing::warn!("{ignored}"));
-    let dialect = rule_format(call.conf, evaluated)?;
-    let conf = NetConf { prev_result: Some(default_result.clone()), dialect, ..call.conf.clone() };
-    Ok((united(&policies)?, dialect, AddInputs::new(call.request, &conf, inputs)))
+    let rule_format = rule_format(call.conf, evaluated)?;
+    let conf = NetConf { prev_result: Some(default_result.clone()), rule_format, ..call.conf.clone() };
+    Ok((united(&policies)?, rule_format, AddInputs::new(call.request, &conf, inputs)))
 }
 
 /// Returns the union of the policies of a pod's networks, which are given by name.
@@ -210,12 +206,12 @@ fn of_networks(contradiction: Contradiction) -> Contradiction {
 ///
 /// # Errors
 /// Two attachments set different formats.
-pub(super) fn rule_format(node: &NetConf, evaluated: &[InProcessAttachment]) -> Result<RuleFormatSetting, Error> {
-    let mut setting = evaluated.iter().filter(|one| one.conf.dialect != RuleFormatSetting::Auto);
-    let Some(first) = setting.next() else { return Ok(node.dialect) };
-    match setting.find(|other| other.conf.dialect != first.conf.dialect) {
+pub(super) fn rule_format(node: &NetConf, evaluated: &[InProcessAttachment]) -> Result<Option<RuleFormat>, Error> {
+    let mut setting = evaluated.iter().filter(|one| one.conf.rule_format.is_some());
+    let Some(first) = setting.next() else { return Ok(node.rule_format) };
+    match setting.find(|other| other.conf.rule_format != first.conf.rule_format) {
         Some(other) => Err(contradiction(&first.name, &other.name, "dialect".to_owned())),
-        None => Ok(first.conf.dialect),
+        None => Ok(first.conf.rule_format),
     }
 }
 

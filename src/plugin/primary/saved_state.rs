@@ -68,13 +68,10 @@ impl SavedState {
 
     /// Returns whether a network namespace is that of another pod. If that can't be determined, it is not touched.
     fn is_of_another_pod(&self, netns: &NetNs, store: &Store, container_id: &str) -> bool {
-        let is_of_another = || {
-            NetnsRecord::is_of_another(store, container_id, netns.id()).unwrap_or_else(|error| {
-                tracing::warn!("DEL of the networks leaves the network namespace unchanged: {error}");
-                true
-            })
-        };
-        self.netns_id.is_some_and(|own| own != netns.id()) || is_of_another()
+        NetnsRecord::is_of_another(store, container_id, self.netns_id, netns).unwrap_or_else(|error| {
+            tracing::warn!("DEL of the networks leaves the network namespace unchanged: {error}");
+            true
+        })
     }
 
     /// Removes everything in the reverse order of ADD: the chained plugins, the rules with `remove_rules`, the

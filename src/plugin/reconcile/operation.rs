@@ -1,7 +1,7 @@
 //! What a call changes in the desired state of a pod sandbox's attachments, and how policies are adapted to the network
 //! namespace.
 
-use crate::cni::{Code, Error, LIST_ITEMS, RuleFormatSetting, at_most};
+use crate::cni::{Code, Error, LIST_ITEMS, RuleFormat, at_most};
 use crate::netns;
 use crate::plugin::inputs::{AddInputs, SavedInputs};
 use crate::plugin::netns_state::ForeignRedirection;
@@ -14,7 +14,7 @@ use std::collections::HashSet;
 #[derive(Debug, Clone)]
 pub(in crate::plugin) enum Operation {
     /// ADD: replaces the policy of one attachment, with a setting for the rule format and the inputs to save.
-    Apply(Policy, RuleFormatSetting, Option<SavedInputs>),
+    Apply(Policy, Option<RuleFormat>, Option<SavedInputs>),
     /// Live policy: replaces the evaluated policies of attachments with saved state, all or none.
     Follow(Vec<(Attachment, Policy)>),
     /// Repair: restores the saved policy of one attachment; does nothing without one.
@@ -28,7 +28,7 @@ pub(in crate::plugin) enum Operation {
 pub(super) struct Changes {
     pub(super) kind: Kind,
     pub(super) list: Vec<Change>,
-    pub(super) dialect: RuleFormatSetting,
+    pub(super) rule_format: Option<RuleFormat>,
 }
 
 /// The kind of an [`Operation`].
@@ -78,19 +78,19 @@ impl Operation {
     pub(super) fn changes(self, attachment: &Attachment, saved: &SandboxRecords) -> Result<Option<Changes>, Error> {
         let kind = self.kind();
         let own = saved.get(attachment);
-        let mut dialect = RuleFormatSetting::Auto;
+        let mut rule_format = None;
         let mut list = match self {
             Self::Apply(policy, setting, inputs) => {
-                dialect = setting;
+                rule_format = setting;
                 vec![Change { inputs: InputsChange::Replace(inputs), ..Change::new(attachment, policy) }]
             }
             Self::Follow(policies) => {
                 let list = followed(policies, saved)?;
                 let settings = list.iter().filter_map(|change| saved.get(&change.attachment)?.inputs.as_ref());
-                let mut settings = settings.filter_map(|inputs| Some(AddInputs::read(inputs)?.dialect()));
+                let mut settings = settings.filter_map(|inputs| AddInputs::read(inputs)?.rule_format);
                 // Rules that exist already have a format.
-                if saved.dialect().is_none() {
-                    dialect = settings.find(|one| *one != RuleFormatSetting::Auto).unwrap_or(dialect);
+                if saved.rule_format().is_none() {
+                    rule_format = settings.next();
                 }
                 list
             }
@@ -106,7 +106,7 @@ impl Operation {
             return Ok(None);
         }
         list.iter_mut().try_for_each(Change::exclude_secondary_networks)?;
-        Ok(Some(Changes { kind, list, dialect }))
+        Ok(Some(Changes { kind, list, rule_format }))
     }
 }
 
