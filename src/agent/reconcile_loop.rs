@@ -10,12 +10,12 @@ use super::health::Health;
 use super::install::plan::undo;
 use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, Presence, SourceTimer};
 use super::metrics::Metrics;
-use super::own_pod::OwnPod;
 use super::pod_reports::PodReports;
 use super::services::{Services, TaintDecision};
 use super::stability::Stability;
 use super::watch::{DirectoryWatch, WakeReason};
 use crate::cluster::{Event, ServiceAccount};
+use crate::pod::PodRef;
 use iteration::{Iteration, RESYNC_INTERVAL, Readiness};
 use messages::LastLogged;
 use std::collections::BTreeSet;
@@ -74,7 +74,7 @@ pub struct Job<'a> {
     /// How excluded containers are exempted; `None` to not exempt any.
     pub containers: Option<ContainerSettings>,
     /// The agent's own pod, for Events of a configuration that is refused.
-    pub own_pod: Option<OwnPod>,
+    pub own_pod: Option<PodRef>,
 }
 
 /// The role of this agent among those that run on the node.
@@ -119,8 +119,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         Some(services) => Some(services.start(job.node, &job.metrics, registry, &reports, &watches)?),
         None => None,
     };
-    let events = job.own_pod.as_ref().map(OwnPod::events).transpose();
-    let mut events = events.map_err(|error| format!("can't start the thread for Events: {error}"))?;
+    let mut last_event = None;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
     let (mut leadership, mut presence, mut timer) = (Leadership::New, None, SourceTimer::default());
     loop {
@@ -157,9 +156,11 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
         health.report(readiness.obstacle().or_else(|| refused.clone()), delay + ITERATION_TIMEOUT);
         logged.refused(refused.as_deref());
-        if let Some(events) = &mut events {
-            events.report(installation_event(refused.as_deref(), &iteration));
+        let event = installation_event(refused.as_deref(), &iteration);
+        if let (Some(pod), Some(event)) = (&job.own_pod, event.as_ref().filter(|_| event != last_event)) {
+            reports.event(pod, event.clone());
         }
+        last_event = event;
         logged.iteration(&iteration, &readiness, delay);
         // Its own changes are not distinguishable from those of other processes, so it ignores the events after a
         // repair and compares again.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{DesiredState, HostPath, kubeconfig};
 use detour_cni::agent::{
-    ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken, PodSettings,
+    ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, PluginToken, PodSettings,
     RepairMode, RepairSettings, Services, parse_selector, run,
 };
 use detour_cni::cluster::ObjectRef;
@@ -301,11 +301,10 @@ impl AgentArguments {
     }
 
     /// Returns the agent's own pod from the environment variables of the downward API, `None` outside of a pod.
-    fn own_pod(&self) -> Option<OwnPod> {
+    fn own_pod(&self) -> Option<PodRef> {
         let set = |key| env::var(key).ok().filter(|value| !value.is_empty());
         let (namespace, name) = (self.install.agent_namespace()?, set("POD_NAME")?);
-        let account = self.install.account_for("Events of the agent's pod").ok()?;
-        Some(OwnPod { account, pod: PodRef { namespace, name, uid: set("POD_UID") } })
+        Some(PodRef { namespace, name, uid: set("POD_UID") })
     }
 
     /// Returns how excluded containers are exempted; `None` without the flag.

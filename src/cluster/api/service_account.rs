@@ -5,13 +5,12 @@ use super::server::Api;
 use super::writes::PodWriter;
 use crate::cluster::fact_source::Cluster;
 use crate::cluster::kubeconfig::{CONNECT_TIMEOUT, Kubeconfig};
-use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Token};
+use crate::cluster::resources::{NodeTaints, ObjectRef, Token};
 use crate::cni::Error;
 use crate::pod::Pod;
 use kube::Client;
 use std::path::{Path, PathBuf};
-use std::slice;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The timeout for creating a token and for starting a watch, including retries.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -88,14 +87,6 @@ impl ServiceAccount {
     /// As [`Self::token`]; the connection breaks.
     pub fn watch(&self, daemon_set: &ObjectRef, report: impl FnMut(bool)) -> Result<(), Error> {
         self.api(WATCH_TIMEOUT).watch(daemon_set, report)
-    }
-
-    /// Records an Event of a pod (`create events`).
-    ///
-    /// # Errors
-    /// As [`Cluster::report`].
-    pub fn tell(&self, pod: &Pod, event: &Event) -> Result<(), Error> {
-        self.api(CONTROL_TIMEOUT).report_since(Instant::now(), pod, None, slice::from_ref(event))
     }
 
     /// Returns a writer for several changes of pods, which share one connection.
