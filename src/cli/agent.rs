@@ -7,8 +7,8 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{DesiredState, HostPath, kubeconfig};
 use detour_cni::agent::{
-    ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, PluginToken, PodSettings,
-    RepairMode, RepairSettings, Services, parse_selector, run,
+    ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, PluginToken, PodSettings, RepairMode,
+    RepairSettings, Services, parse_selector, run,
 };
 use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
