@@ -11,6 +11,7 @@ use super::install::plan::undo;
 use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, Presence, SourceTimer};
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
+use super::runtime::AgentRuntime;
 use super::services::{Services, TaintDecision};
 use super::stability::Stability;
 use super::watch::{DirectoryWatch, WakeReason};
@@ -53,6 +54,8 @@ pub struct DesiredInstallation {
 
 /// The settings of an agent.
 pub struct Job<'a> {
+    /// The event loop of the agent's tasks, which has not been started.
+    pub runtime: &'a AgentRuntime,
     /// The node's files.
     pub node: &'a NodeFiles,
     /// Returns the desired state; called in each iteration, because tokens and configurations change.
@@ -95,11 +98,14 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     let signal_error = |error| format!("can't wait for signals: {error}");
     // Before any thread is started, because a thread inherits the signal mask.
     let mut watch = DirectoryWatch::new().map_err(signal_error)?;
+    // Dropped last: the others end tasks.
+    let _running = job.runtime.start().map_err(|error| format!("can't start the thread of the tasks: {error}"))?;
+    let tasks = job.runtime.tasks();
     let watches = SyncStates::default();
     let health = Health::new(RESYNC_INTERVAL + ITERATION_TIMEOUT, watches.clone());
     if let Some(address) = job.health_address {
         let bound = health
-            .serve(address, job.metrics.clone())
+            .serve(address, job.metrics.clone(), tasks)
             .map_err(|error| format!("can't listen on health address {address}: {error}"))?;
         tracing::info!(address = %bound, "serving /healthz, /readyz and /metrics");
         health
@@ -107,7 +113,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             .map_err(|error| format!("can't start the watchdog: {error}"))?;
     }
     if let OnExit::Auto(daemon_set) = &job.on_exit {
-        daemon_set.watch().map_err(|error| format!("can't start the thread that watches the DaemonSet: {error}"))?;
+        daemon_set.watch(tasks);
     }
     // Dropping them at the end of this function ends their threads.
     let reports = PodReports::start(job.account.clone());

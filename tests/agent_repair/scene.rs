@@ -147,7 +147,7 @@ impl Scene<'_> {
             self.write("/account/ca.crt", &authority.cert.pem());
             self.write("/account/token", "token");
         }
-        ServiceAccount { server: self.api.http(), directory }
+        ServiceAccount::new(self.api.http(), directory)
     }
 
     /// Waits for this many Events. Returns reasons and types of all.
