@@ -190,36 +190,3 @@ fn chains_with_many_extra_rules_are_corrected() {
         assert_eq!(chains(&live()), fresh);
     });
 }
-
-#[test]
-fn any_policy_can_replace_any_other_and_removal_leaves_nothing() {
-    let all = policies();
-    in_new_netns(move || {
-        let rulesets: Vec<Ruleset> = all.iter().map(|(_, p)| Ruleset::of(p, &Family::ALL)).collect();
-        let fresh: Vec<Chains> = rulesets
-            .iter()
-            .map(|ruleset| {
-                let ruleset = ruleset.clone();
-                in_new_netns(move || {
-                    commit(&Ruleset::default(), &ruleset, &CreatedTables::default());
-                    chains(&live())
-                })
-            })
-            .collect();
-        let nothing = Ruleset::default();
-        let mut previous = nothing.clone();
-        let mut made = CreatedTables::default();
-        for step in 0..rulesets.len() * 3 {
-            let next = (step * 7) % rulesets.len();
-            made.add(&CreatedTables::missing_in(&rulesets[next], &live()));
-            commit(&previous, &rulesets[next], &made);
-            assert_eq!(chains(&live()), fresh[next], "to {}", all[next].0);
-            let again = live();
-            let left = plan(&again, &previous, &rulesets[next], &made);
-            assert!(left.is_empty(), "{} is final: {left:?}", all[next].0);
-            previous = rulesets[next].clone();
-        }
-        commit(&previous, &nothing, &made);
-        assert!(live().tables.is_empty(), "{:?}", live());
-    });
-}

@@ -83,20 +83,6 @@ fn committed_rules_equal_those_that_nft_writes() {
     }
 }
 
-#[test]
-fn any_policy_can_replace_any_other_and_removal_leaves_nothing() {
-    in_new_netns(|| {
-        let rulesets: Vec<Ruleset> = policies().iter().map(|(_, p)| Ruleset::of(p, &Family::ALL)).collect();
-        for step in 0..rulesets.len() * 3 {
-            let next = &rulesets[(step * 7) % rulesets.len()];
-            commit(next);
-            assert_eq!(found(&live()), translate(next));
-        }
-        commit(&Ruleset::default());
-        assert_eq!(listed(), "");
-    });
-}
-
 /// A packet passes either the old or the new rules: base chains are neither detached nor attached by a change.
 #[test]
 fn a_change_fills_the_same_base_chains_again() {

@@ -4,13 +4,17 @@
 //! their signal after that, when a request may be refused already. A watch that was granted before continues without
 //! right and account, and reports the deletion.
 
+use super::runtime::Tasks;
+use crate::backoff::Backoff;
 use crate::cluster::{ObjectRef, ServiceAccount};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use std::{io, thread};
+use tokio::time::sleep;
 
-/// The pause after a failed watch.
-const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// The pauses after failed watches.
+const BACKOFF: Backoff = Backoff::new(Duration::from_secs(4), Duration::from_secs(30));
+/// A watch that ended regularly within this time counts as failed.
+const MIN_WATCH_TIME: Duration = Duration::from_secs(5);
 /// How long an agent that ends waits for the answer, the watch's lag behind the signal included.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -37,29 +41,27 @@ impl DaemonSet {
         Self { account, object, observed: Arc::new((Mutex::new(ObservedDaemonSet::Unknown), Condvar::new())) }
     }
 
-    /// Starts the thread that watches the DaemonSet.
-    ///
-    /// # Errors
-    /// The thread can't be created.
-    pub(super) fn watch(&self) -> io::Result<()> {
+    /// Starts the task that watches the DaemonSet.
+    pub(super) fn watch(&self, tasks: &Tasks) {
         let watched = self.clone();
-        thread::Builder::new().name("daemonset".into()).spawn(move || {
-            let mut has_failed = false;
+        tasks.start(|| async move {
+            let (mut backoff, mut has_failed) = (BACKOFF, false);
             loop {
                 let started = Instant::now();
-                let failure = watched.account.watch(&watched.object, |exists| watched.observe(exists)).err();
+                let failure = watched.account.watch(&watched.object, |exists| watched.observe(exists)).await.err();
                 if let Some(error) = failure.as_ref().filter(|_| !has_failed) {
                     tracing::warn!("{error}; the agent may miss a deletion of the DaemonSet until the watch works");
                 }
                 has_failed = failure.is_some();
                 // A watch that ended regularly is continued at once: a deletion between two watches is seen only
                 // while the agent still has its rights.
-                if has_failed || started.elapsed() < RETRY_DELAY {
-                    thread::park_timeout(RETRY_DELAY);
+                if has_failed || started.elapsed() < MIN_WATCH_TIME {
+                    sleep(backoff.pause(Instant::now())).await;
+                } else {
+                    backoff.reset();
                 }
             }
-        })?;
-        Ok(())
+        });
     }
 
     /// Whether the DaemonSet was deleted, according to the API server or, if that can't answer, to the watch.

@@ -7,6 +7,7 @@
 
 use super::facts::SyncStates;
 use super::metrics::{self, Metrics};
+use super::runtime::Tasks;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
@@ -20,7 +21,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::runtime::Builder;
 use tokio::task::{AbortHandle, JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 
@@ -69,7 +69,7 @@ impl Health {
         *state = HealthState { obstacle, alive_until: Instant::now() + timeout };
     }
 
-    /// Starts the watchdog, a thread that checks every `interval` whether the agent is stuck, and calls `end` if so.
+    /// Starts the watchdog, a thread of its own that checks every `interval` whether the agent is stuck, and calls `end` if so.
     ///
     /// # Errors
     /// The thread can't be created.
@@ -86,11 +86,11 @@ impl Health {
         thread::Builder::new().name("watchdog".into()).spawn(work).map(drop)
     }
 
-    /// Starts the server, a thread that listens on `address`. Returns the address with the actual port.
+    /// Starts the server, a task that listens on `address`. Returns the address with the actual port.
     ///
     /// # Errors
-    /// The address can't be bound, or the thread or its event loop can't be created.
-    pub(super) fn serve(&self, address: SocketAddr, metrics: Metrics) -> io::Result<SocketAddr> {
+    /// The address can't be bound.
+    pub(super) fn serve(&self, address: SocketAddr, metrics: Metrics, tasks: &Tasks) -> io::Result<SocketAddr> {
         // IPv6 may be disabled on the node.
         let every_v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
         let listener = std::net::TcpListener::bind(address).or_else(|error| {
@@ -100,14 +100,12 @@ impl Health {
         listener.set_nonblocking(true)?;
         rustix::net::listen(&listener, BACKLOG)?;
         let bound = listener.local_addr()?;
-        let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let listener = {
-            let _inside = runtime.enter();
+            let _inside = tasks.handle().enter();
             TcpListener::from_std(listener)?
         };
         let health = self.clone();
-        let work = move || runtime.block_on(health.answer_all(&listener, &metrics));
-        thread::Builder::new().name("health".into()).spawn(work)?;
+        tasks.start(|| async move { health.answer_all(&listener, &metrics).await });
         Ok(bound)
     }
 
@@ -238,6 +236,7 @@ impl Connections {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::runtime::AgentRuntime;
     use std::future::pending;
     use std::io::{ErrorKind, Read, Write};
     use std::net::TcpStream;
@@ -253,7 +252,11 @@ mod tests {
     fn server() -> SocketAddr {
         let health = Health::new(Duration::from_secs(600), SyncStates::default());
         health.report(None, Duration::from_secs(600));
-        health.serve((Ipv4Addr::LOCALHOST, 0).into(), Metrics::default()).expect("bound")
+        let runtime = AgentRuntime::new().expect("an event loop");
+        let bound = health.serve((Ipv4Addr::LOCALHOST, 0).into(), Metrics::default(), runtime.tasks()).expect("bound");
+        // It runs until the process ends.
+        std::mem::forget(runtime.start().expect("a thread"));
+        bound
     }
 
     fn connect(address: SocketAddr) -> TcpStream {

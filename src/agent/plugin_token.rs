@@ -1,12 +1,12 @@
 //! The plugin's own token: requested, renewed in time, and reused while the API server is unavailable. A request runs in
-//! a thread of its own, because the agent must restore plugin lists while the API server does not answer.
+//! the pool of threads, because the agent must restore plugin lists while the API server does not answer.
 
 use super::metrics::Metrics;
+use super::runtime::Tasks;
 use crate::cluster::{ObjectRef, ServiceAccount, Token};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread;
 use std::time::Duration;
 
 /// The requested lifetime. The token is not bound to the agent's pod, so that the plugin works while an agent is
@@ -26,6 +26,7 @@ pub struct PluginToken {
     account: ServiceAccount,
     plugin_account: ObjectRef,
     metrics: Metrics,
+    tasks: Tasks,
     granted: RefCell<GrantedToken>,
     /// The result of the running request.
     pending: RefCell<Option<Receiver<Result<Token, String>>>>,
@@ -46,9 +47,9 @@ struct GrantedToken {
 impl PluginToken {
     /// Creates the token of the service account `plugin_account`, which `account` requests.
     #[must_use]
-    pub fn new(account: ServiceAccount, plugin_account: ObjectRef, metrics: Metrics) -> Self {
+    pub fn new(account: ServiceAccount, plugin_account: ObjectRef, metrics: Metrics, tasks: Tasks) -> Self {
         let (granted, pending) = (RefCell::default(), RefCell::default());
-        Self { account, plugin_account, metrics, granted, pending }
+        Self { account, plugin_account, metrics, tasks, granted, pending }
     }
 
     /// Returns the current token. `installed` returns the token on the node, which an agent that has just started
@@ -99,8 +100,7 @@ impl PluginToken {
             // Fails only at the end of the agent.
             let _ = sender.send(result);
         };
-        // Without a thread, the receiver reports the missing sender.
-        drop(thread::Builder::new().name("token".into()).spawn(request));
+        self.tasks.handle().spawn_blocking(request);
         receiver
     }
 }

@@ -10,12 +10,13 @@ use super::health::Health;
 use super::install::plan::undo;
 use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, Presence, SourceTimer};
 use super::metrics::Metrics;
-use super::own_pod::OwnPod;
 use super::pod_reports::PodReports;
+use super::runtime::AgentRuntime;
 use super::services::{Services, TaintDecision};
 use super::stability::Stability;
 use super::watch::{DirectoryWatch, WakeReason};
 use crate::cluster::{Event, ServiceAccount};
+use crate::pod::PodRef;
 use iteration::{Iteration, RESYNC_INTERVAL, Readiness};
 use messages::LastLogged;
 use std::collections::BTreeSet;
@@ -53,6 +54,8 @@ pub struct DesiredInstallation {
 
 /// The settings of an agent.
 pub struct Job<'a> {
+    /// The event loop of the agent's tasks, which has not been started.
+    pub runtime: &'a AgentRuntime,
     /// The node's files.
     pub node: &'a NodeFiles,
     /// Returns the desired state; called in each iteration, because tokens and configurations change.
@@ -74,7 +77,7 @@ pub struct Job<'a> {
     /// How excluded containers are exempted; `None` to not exempt any.
     pub containers: Option<ContainerSettings>,
     /// The agent's own pod, for Events of a configuration that is refused.
-    pub own_pod: Option<OwnPod>,
+    pub own_pod: Option<PodRef>,
 }
 
 /// The role of this agent among those that run on the node.
@@ -95,11 +98,14 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     let signal_error = |error| format!("can't wait for signals: {error}");
     // Before any thread is started, because a thread inherits the signal mask.
     let mut watch = DirectoryWatch::new().map_err(signal_error)?;
+    // Dropped last: the others end tasks.
+    let _running = job.runtime.start().map_err(|error| format!("can't start the thread of the tasks: {error}"))?;
+    let tasks = job.runtime.tasks();
     let watches = SyncStates::default();
     let health = Health::new(RESYNC_INTERVAL + ITERATION_TIMEOUT, watches.clone());
     if let Some(address) = job.health_address {
         let bound = health
-            .serve(address, job.metrics.clone())
+            .serve(address, job.metrics.clone(), tasks)
             .map_err(|error| format!("can't listen on health address {address}: {error}"))?;
         tracing::info!(address = %bound, "serving /healthz, /readyz and /metrics");
         health
@@ -107,7 +113,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             .map_err(|error| format!("can't start the watchdog: {error}"))?;
     }
     if let OnExit::Auto(daemon_set) = &job.on_exit {
-        daemon_set.watch().map_err(|error| format!("can't start the thread that watches the DaemonSet: {error}"))?;
+        daemon_set.watch(tasks);
     }
     // Dropping them at the end of this function ends their threads.
     let reports = PodReports::start(job.account.clone());
@@ -119,8 +125,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         Some(services) => Some(services.start(job.node, &job.metrics, registry, &reports, &watches)?),
         None => None,
     };
-    let events = job.own_pod.as_ref().map(OwnPod::events).transpose();
-    let mut events = events.map_err(|error| format!("can't start the thread for Events: {error}"))?;
+    let mut last_event = None;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
     let (mut leadership, mut presence, mut timer) = (Leadership::New, None, SourceTimer::default());
     loop {
@@ -157,9 +162,11 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
         health.report(readiness.obstacle().or_else(|| refused.clone()), delay + ITERATION_TIMEOUT);
         logged.refused(refused.as_deref());
-        if let Some(events) = &mut events {
-            events.report(installation_event(refused.as_deref(), &iteration));
+        let event = installation_event(refused.as_deref(), &iteration);
+        if let (Some(pod), Some(event)) = (&job.own_pod, event.as_ref().filter(|_| event != last_event)) {
+            reports.event(pod, event.clone());
         }
+        last_event = event;
         logged.iteration(&iteration, &readiness, delay);
         // Its own changes are not distinguishable from those of other processes, so it ignores the events after a
         // repair and compares again.

@@ -1,5 +1,5 @@
-//! Starts the threads of the agent that need the node's name: the watches and the socket (`services`), the reconciler of
-//! running pods (`pods`), and the node's taint (`taint`).
+//! Starts what needs the node's name: the task of the watches and the socket, the reconciler of running pods (`pods`), and
+//! the node's taint (`taint`).
 
 use super::containers::Registry;
 use super::facts::{AnswerSources, Answers, SharedFacts, SyncStates, WatchScope};
@@ -7,6 +7,7 @@ use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
 use super::pods::{PodReconciler, PodSettings};
+use super::runtime::Tasks;
 use super::socket::{self, OpenConnections};
 use super::taint::{Taint, TaintController};
 use crate::cluster::ServiceAccount;
@@ -14,19 +15,14 @@ use crate::cluster::agent::PoliciesReport;
 use crate::host_path::HostPath;
 use std::future::pending;
 use std::path::PathBuf;
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
-use tokio::runtime::{Builder, Runtime};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::{oneshot, watch};
-
-/// The limit of concurrent requests to the API server; each has a thread.
-const MAX_API_REQUESTS: usize = 16;
-/// The time after which an idle thread for requests ends.
-const THREAD_IDLE_TIME: Duration = Duration::from_secs(10);
 
 /// The settings of the services.
 #[derive(Debug, Clone)]
 pub struct Services {
+    /// The event loop.
+    pub tasks: Tasks,
     /// The name of the Node object.
     pub node_name: String,
     /// The path of the socket for the plugin's requests; `None` for no socket.
@@ -54,10 +50,11 @@ pub(super) enum TaintDecision {
     Unchanged,
 }
 
-/// The running services. Dropping them ends the `services` thread.
+/// The running services. Dropping them ends the task of the watches and the socket.
 pub(super) struct RunningServices {
     end: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    /// Disconnected when the task has ended.
+    ended: Receiver<()>,
     /// Dropping it ends the reconciler of running pods.
     leads: watch::Sender<bool>,
     taint: Option<TaintController>,
@@ -79,18 +76,16 @@ impl Services {
         let (facts, (end, ended)) = (SharedFacts::new(), oneshot::channel());
         let socket = self.socket.as_ref().map(|socket| node.reach(socket)).transpose();
         let socket = socket.map_err(|error| error.to_string())?;
-        let mut builder = Builder::new_current_thread();
-        builder.enable_all().max_blocking_threads(MAX_API_REQUESTS).thread_keep_alive(THREAD_IDLE_TIME);
-        let runtime =
-            builder.build().map_err(|error| format!("can't create the event loop of the services: {error}"))?;
         let (policies, policies_report) = watch::channel(PoliciesReport::default());
         let sources =
             AnswerSources { facts: facts.clone(), containers, policies: policies_report, states: states.clone() };
         let answers = Answers::new(sources, self.account.clone(), metrics.clone());
         let (services, shared_facts, shared) = (self.clone(), facts.clone(), (states.clone(), metrics.clone()));
-        let thread = thread::Builder::new().name("services".into());
-        let thread = thread.spawn(move || services.run(runtime, &shared_facts, &shared, (socket, &answers), ended));
-        let thread = thread.map_err(|error| format!("can't start the thread of the services: {error}"))?;
+        let (running, has_ended) = channel();
+        self.tasks.start(|| async move {
+            services.run(&shared_facts, &shared, (socket, &answers), ended).await;
+            drop::<Sender<()>>(running);
+        });
         let (leads, is_leading) = watch::channel(false);
         // An agent that neither repairs nor changes pods may have no access to saved state: the chart does not mount it.
         if self.pods.uses_saved_state() {
@@ -103,29 +98,24 @@ impl Services {
             |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };
         let taint = self.taint.as_ref().map(|key| taint(key).start()).transpose();
         let taint = taint.map_err(|error| format!("can't start the thread for the node's taint: {error}"))?;
-        Ok(RunningServices { end: Some(end), thread: Some(thread), leads, taint })
+        Ok(RunningServices { end: Some(end), ended: has_ended, leads, taint })
     }
 
-    fn run(
+    async fn run(
         &self,
-        runtime: Runtime,
         facts: &SharedFacts,
         (states, metrics): &(SyncStates, Metrics),
         (socket, answers): (Option<PathBuf>, &Answers),
         ended: oneshot::Receiver<()>,
     ) {
-        runtime.block_on(async {
-            let mut connections = OpenConnections::none();
-            let scope = WatchScope { node: &self.node_name, definitions: self.definitions };
-            tokio::select! {
-                _ = ended => {}
-                () = facts.watch(&self.account, scope, states, metrics) => {}
-                () = serve(socket, answers, &mut connections) => {}
-            }
-            connections.finish().await;
-        });
-        // Does not wait for threads that wait for the API server.
-        runtime.shutdown_background();
+        let mut connections = OpenConnections::none();
+        let scope = WatchScope { node: &self.node_name, definitions: self.definitions };
+        tokio::select! {
+            _ = ended => {}
+            () = facts.watch(&self.account, scope, states, metrics) => {}
+            () = serve(socket, answers, &mut connections) => {}
+        }
+        connections.finish().await;
     }
 }
 
@@ -160,8 +150,7 @@ impl RunningServices {
 impl Drop for RunningServices {
     fn drop(&mut self) {
         drop(self.end.take());
-        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            tracing::error!("the thread of the services panicked");
-        }
+        // The task answers the requests that it has received, and removes the socket.
+        let _ = self.ended.recv();
     }
 }

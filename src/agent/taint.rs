@@ -22,7 +22,7 @@ const RESYNC_INTERVAL: Duration = Duration::from_secs(600);
 const END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A taint of a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Taint {
     /// The key, for example `cni.istio.io/not-ready`.
     pub key: String,

@@ -7,15 +7,16 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{DesiredState, HostPath, kubeconfig};
 use detour_cni::agent::{
-    ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken, PodSettings,
-    RepairMode, RepairSettings, Selector, Services, run,
+    AgentRuntime, ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, PluginToken, PodSettings,
+    RepairMode, RepairSettings, Services, parse_selector, run,
 };
-use detour_cni::cluster::ObjectRef;
+use detour_cni::cluster::{ObjectRef, ServiceAccount};
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use detour_cni::pod::PodRef;
 use detour_cni::policy::LivePolicyScope;
 use detour_cni::trusted_file::read_trusted;
+use kube::core::Selector;
 use std::cell::RefCell;
 use std::env;
 use std::net::SocketAddr;
@@ -150,7 +151,7 @@ pub(super) struct RepairArguments {
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label, default_value = "cni.istio.io/uninitialized=true")]
     repair_label: (String, String),
     /// Repair only pods with these labels, in the syntax of kubectl -l [default: all pods]
-    #[arg(long, value_name = "SELECTOR", default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "SELECTOR", value_parser = parse_selector, default_value = "", hide_default_value = true)]
     repair_selector: Selector,
 }
 
@@ -212,7 +213,9 @@ impl AgentArguments {
         tracing::info!("{}", self.install.describe_platform(&node));
         let program = program_digest()?;
         let metrics = Metrics::default();
-        let (plugin_token, on_exit) = (as_usage(self.plugin_token(&metrics))?, as_usage(self.on_exit())?);
+        let runtime = AgentRuntime::new().context("can't create the agent's event loop")?;
+        let (plugin_token, on_exit) =
+            (as_usage(self.plugin_token(&metrics, &runtime))?, as_usage(self.on_exit(&runtime))?);
         let token = || match &plugin_token {
             None => self.install.token(),
             Some(token) => {
@@ -223,7 +226,7 @@ impl AgentArguments {
                 token.current(|| kubeconfig::token_in(&written()?)).map_err(|why| anyhow!(why))
             }
         };
-        let services = self.services();
+        let services = self.services(&runtime);
         let socket = services.as_ref().and_then(|services| services.socket.as_ref());
         let accepted = RefCell::new(None);
         let warned = RefCell::new(Vec::new());
@@ -257,6 +260,7 @@ impl AgentArguments {
             }
         };
         let job = Job {
+            runtime: &runtime,
             node: &node,
             desired: &desired,
             program: Path::new(PROGRAM_FILE),
@@ -265,7 +269,7 @@ impl AgentArguments {
             health_address: self.health_address,
             metrics,
             services: services.clone(),
-            account: self.install.account_for("Events of pods").ok(),
+            account: self.account(&runtime, "Events of pods").ok(),
             containers: self.containers(),
             own_pod: self.own_pod(),
         };
@@ -273,18 +277,23 @@ impl AgentArguments {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn plugin_token(&self, metrics: &Metrics) -> Result<Option<PluginToken>> {
-        let flag = "--plugin-service-account";
-        let Some(name) = &self.plugin_service_account else { return Ok(None) };
-        let (account, plugin) = (self.install.account_for(flag)?, self.own_object(flag, name)?);
-        Ok(Some(PluginToken::new(account, plugin, metrics.clone())))
+    /// Returns the agent's account, whose requests share one connection.
+    fn account(&self, runtime: &AgentRuntime, purpose: &str) -> Result<ServiceAccount> {
+        Ok(self.install.account_for(purpose)?.through(runtime.connection()))
     }
 
-    fn on_exit(&self) -> Result<OnExit> {
+    fn plugin_token(&self, metrics: &Metrics, runtime: &AgentRuntime) -> Result<Option<PluginToken>> {
+        let flag = "--plugin-service-account";
+        let Some(name) = &self.plugin_service_account else { return Ok(None) };
+        let (account, plugin) = (self.account(runtime, flag)?, self.own_object(flag, name)?);
+        Ok(Some(PluginToken::new(account, plugin, metrics.clone(), runtime.tasks().clone())))
+    }
+
+    fn on_exit(&self, runtime: &AgentRuntime) -> Result<OnExit> {
         Ok(match (self.on_exit, &self.daemon_set) {
             (ExitAction::Remove, _) => OnExit::Remove,
             (ExitAction::Auto, Some(name)) => {
-                let account = self.install.account_for("--daemon-set")?;
+                let account = self.account(runtime, "--daemon-set")?;
                 OnExit::Auto(DaemonSet::new(account, self.own_object("--daemon-set", name)?))
             }
             (ExitAction::Leave | ExitAction::Auto, _) => OnExit::Leave,
@@ -300,11 +309,10 @@ impl AgentArguments {
     }
 
     /// Returns the agent's own pod from the environment variables of the downward API, `None` outside of a pod.
-    fn own_pod(&self) -> Option<OwnPod> {
+    fn own_pod(&self) -> Option<PodRef> {
         let set = |key| env::var(key).ok().filter(|value| !value.is_empty());
         let (namespace, name) = (self.install.agent_namespace()?, set("POD_NAME")?);
-        let account = self.install.account_for("Events of the agent's pod").ok()?;
-        Some(OwnPod { account, pod: PodRef { namespace, name, uid: set("POD_UID") } })
+        Some(PodRef { namespace, name, uid: set("POD_UID") })
     }
 
     /// Returns how excluded containers are exempted; `None` without the flag.
@@ -315,15 +323,16 @@ impl AgentArguments {
         Some(ContainerSettings { nri_socket, restores })
     }
 
-    fn services(&self) -> Option<Services> {
+    fn services(&self, runtime: &AgentRuntime) -> Option<Services> {
         let named = self.node_name.clone().or_else(|| env::var("NODE_NAME").ok());
         let node_name = named.filter(|name| !name.is_empty());
         if let (None, Some(taint)) = (&node_name, &self.taint) {
             tracing::warn!("--taint {taint}: the agent sets no taint: unknown node name; add --node-name NAME");
         }
         let node_name = node_name?;
-        let account = self.install.account_for("pods are not watched").inspect_err(|why| tracing::warn!("{why}"));
+        let account = self.account(runtime, "pods are not watched").inspect_err(|why| tracing::warn!("{why}"));
         Some(Services {
+            tasks: runtime.tasks().clone(),
             node_name,
             socket: self.socket.0.clone(),
             account: account.ok()?,

@@ -5,8 +5,8 @@
 
 use crate::cni;
 pub use agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
+pub use api::{ApiConnection, CommandOutput, PodWriter, ServiceAccount, UserApi};
 pub(crate) use api::{Collection, CollectionError};
-pub use api::{CommandOutput, PodWriter, ServiceAccount, UserApi};
 pub use fact_source::{Cluster, Definitions, Reports};
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
 pub use resources::{Definition, DefinitionQuery, Event, LabeledNamespace, Lookup, NodeTaints, ObjectRef};

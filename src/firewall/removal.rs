@@ -4,7 +4,7 @@
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::rule::NativeTable;
-use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
+use super::nfnetlink::{NfError, NfSocket, Verb, nfta, retry_changed};
 use super::plan::CreatedTables;
 use super::rule::{Hook, NFPROTO_INET, Ruleset, is_redirection_chain};
 use crate::cni::RuleFormat;
@@ -12,8 +12,6 @@ use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find_text};
 use nix::errno::Errno;
 
-/// How often a transaction is repeated because another process changed the rules in the meantime.
-const MAX_ATTEMPTS: usize = 10;
 /// How much of each built-in chain is read. Detour's rules come first, unless another tool inserted rules.
 const MAX_READ_PER_CHAIN: DumpLimit = DumpLimit { objects: 5000, bytes: 4 << 20 };
 
@@ -104,18 +102,16 @@ fn flushes(format: RuleFormat, own: &Ruleset) -> Vec<Flush<'_>> {
 
 /// Sends one message as a transaction; a missing chain or table is no error.
 fn send(socket: &mut NfSocket, Flush { family, table, chain }: &Flush<'_>) -> Result<(), NfError> {
-    for _ in 0..MAX_ATTEMPTS {
+    let sent = retry_changed(|| {
         let generation = socket.generation()?;
-        let sent = socket.transact(generation, |batch| match chain {
+        socket.transact(generation, |batch| match chain {
             Some(chain) => batch
                 .message(Verb::DelRule, 0, *family, |list| list.text(nfta::TABLE, table).text(nfta::RULE_CHAIN, chain)),
             None => batch.message(Verb::DelTable, 0, *family, |list| list.text(nfta::TABLE, table)),
-        });
-        match sent {
-            Err(NfError::Changed) => {}
-            Err(NfError::Refused { errno: Errno::ENOENT, .. }) => return Ok(()),
-            other => return other,
-        }
+        })
+    });
+    match sent {
+        Err(NfError::Refused { errno: Errno::ENOENT, .. }) => Ok(()),
+        other => other,
     }
-    Err(NfError::Changed)
 }

@@ -280,12 +280,6 @@ impl Rule {
         }
     }
 
-    /// Reports whether the rule jumps into an Istio redirection, made by detour or another tool.
-    #[must_use]
-    pub fn enters_redirection(&self) -> bool {
-        self.jump_target().is_some_and(is_redirection_chain)
-    }
-
     /// Removes conditions on addresses that match every address (`/0`), as iptables does.
     pub fn drop_empty_conditions(&mut self) {
         let matches_all = |net: &mut Is<IpNet>| !net.not && net.value.prefix_len() == 0;

@@ -2,6 +2,7 @@
 
 use crate::cluster::{self, DefinitionQuery, Definitions, Given, Lookup, ObjectRef, Objects};
 use crate::cni::{Code, Error, NetConf, SYSTEM_NAMESPACE, configuration};
+use crate::inspect::terminal::first_of;
 use crate::networks::{InstalledNetwork, Selection, default_network, installed_network, networks, runs_own_type};
 use crate::plugin::primary::{Preview, preview};
 use crate::pod::{Facts, Namespace, Pod};
@@ -241,14 +242,8 @@ fn titles(found: &Objects) -> Vec<String> {
     pods.chain(namespaces).chain(definitions).chain(found.others.iter().cloned()).collect()
 }
 
-fn listed(mut titles: Vec<String>) -> String {
-    let more = titles.len().saturating_sub(MAX_LISTED);
-    titles.truncate(MAX_LISTED);
-    match (titles.is_empty(), more) {
-        (true, _) => "no object".to_owned(),
-        (_, 0) => titles.join(", "),
-        _ => format!("{} and {more} more", titles.join(", ")),
-    }
+fn listed(titles: Vec<String>) -> String {
+    if titles.is_empty() { "no object".to_owned() } else { first_of(titles, MAX_LISTED, ", ") }
 }
 
 impl Subject {

@@ -136,6 +136,19 @@ impl Screen {
     }
 }
 
+/// Joins the first items, and counts the others: `a; b; and 3 more`, or with commas `a, b and 3 more`.
+pub(super) fn first_of(items: impl IntoIterator<Item = String>, limit: usize, separator: &str) -> String {
+    let mut items: Vec<String> = items.into_iter().collect();
+    let more = items.len().saturating_sub(limit);
+    items.truncate(limit);
+    let listed = items.join(separator);
+    match (more, separator) {
+        (0, _) => listed,
+        (_, ", ") => format!("{listed} and {more} more"),
+        _ => format!("{listed}{separator}and {more} more"),
+    }
+}
+
 /// An output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {

@@ -57,11 +57,6 @@ impl Attributes {
         self
     }
 
-    /// Appends a 32-bit number in host byte order.
-    pub fn ne32(&mut self, kind: u16, value: u32) -> &mut Self {
-        self.array(kind, value.to_ne_bytes())
-    }
-
     /// Appends a 32-bit number in network byte order.
     pub fn be32(&mut self, kind: u16, value: u32) -> &mut Self {
         self.array(kind, value.to_be_bytes())

@@ -5,9 +5,10 @@ use crate::pod::Pod;
 use crate::server::{Answer, Request, Server};
 use detour_cni::agent::install::{EditedList, HostPath, HostRoot, InstallRecord, NodeFiles};
 use detour_cni::agent::pods::{ObservedNode, PodReconciler, RepairResult};
-use detour_cni::agent::{Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RepairSettings, Selector};
+use detour_cni::agent::{Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RepairSettings};
 use detour_cni::cluster::ServiceAccount;
 use detour_cni::policy::LivePolicyScope;
+use kube::core::Selector;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::cell::OnceCell;
@@ -146,7 +147,7 @@ impl Scene<'_> {
             self.write("/account/ca.crt", &authority.cert.pem());
             self.write("/account/token", "token");
         }
-        ServiceAccount { server: self.api.http(), directory }
+        ServiceAccount::new(self.api.http(), directory)
     }
 
     /// Waits for this many Events. Returns reasons and types of all.

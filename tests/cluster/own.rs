@@ -2,7 +2,7 @@
 
 use crate::scene::directory;
 use crate::server::{Answer, Server};
-use detour_cni::cluster::{ObjectRef, ServiceAccount};
+use detour_cni::cluster::{ApiConnection, ObjectRef, ServiceAccount};
 use detour_cni::cni::{Code, Error};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
@@ -17,7 +17,14 @@ fn account(test: &str, server: &Server) -> ServiceAccount {
     let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
     fs::write(directory.join("ca.crt"), authority.cert.pem()).expect("written");
     fs::write(directory.join("token"), "token").expect("written");
-    ServiceAccount { server: server.http(), directory }
+    ServiceAccount::new(server.http(), directory)
+}
+
+/// Watches the DaemonSet on an event loop of this thread.
+fn watch(account: ServiceAccount, report: impl FnMut(bool)) -> Result<(), Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
+    let account = account.through(&ApiConnection::new(runtime.handle().clone()));
+    runtime.block_on(account.watch(&daemon_set(), report))
 }
 
 fn daemon_set() -> ObjectRef {
@@ -30,13 +37,14 @@ fn a_service_account_as_the_kubelet_mounts_it_is_accepted_unless_another_user_ow
     let object = json!({"metadata": {"name": "detour-agent", "resourceVersion": "1"}});
     let server = Server::plain(move |_| Answer::json(200, &object));
     let account = account("mounted", &server);
-    let data = account.directory.join("..2026_11_22");
+    let directory = account.directory.clone();
+    let data = directory.join("..2026_11_22");
     fs::create_dir(&data).expect("made");
-    fs::set_permissions(&account.directory, Permissions::from_mode(0o1777)).expect("set");
-    symlink("..2026_11_22", account.directory.join("..data")).expect("linked");
+    fs::set_permissions(&directory, Permissions::from_mode(0o1777)).expect("set");
+    symlink("..2026_11_22", directory.join("..data")).expect("linked");
     for name in ["token", "ca.crt"] {
-        fs::rename(account.directory.join(name), data.join(name)).expect("moved");
-        symlink(format!("..data/{name}"), account.directory.join(name)).expect("linked");
+        fs::rename(directory.join(name), data.join(name)).expect("moved");
+        symlink(format!("..data/{name}"), directory.join(name)).expect("linked");
     }
     assert!(account.has(&daemon_set(), Duration::from_secs(10)).expect("an answer"));
     let requests = server.lines().len();
@@ -72,7 +80,7 @@ fn watched(test: &str, events: &[Value]) -> (Vec<bool>, Result<(), Error>, Vec<S
         false => Answer::json(404, &json!({"kind": "Status", "message": "no such thing"})),
     });
     let mut reports = Vec::new();
-    let ended = account(test, &server).watch(&daemon_set(), |exists| reports.push(exists));
+    let ended = watch(account(test, &server), |exists| reports.push(exists));
     (reports, ended, server.lines())
 }
 
@@ -114,7 +122,7 @@ fn a_watch_without_a_first_event_gets_the_object() {
     });
     let account = account("nothing", &server);
     let (sender, receiver) = channel();
-    thread::spawn(move || account.watch(&daemon_set(), |exists| sender.send(exists).expect("the receiver exists")));
+    thread::spawn(move || watch(account, |exists| sender.send(exists).expect("the receiver exists")));
     assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok(false));
 }
 

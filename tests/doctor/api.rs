@@ -95,7 +95,7 @@ impl Cluster {
         match path {
             "/version" => found(json!({"gitVersion": "v1.33.0"})),
             "/api/v1/namespaces/shop/pods/web-0" if self.pod.is_object() => found(self.pod.clone()),
-            "/api/v1/namespaces/shop" => found(self.namespace.clone()),
+            "/api/v1/namespaces/shop" if self.namespace.is_object() => found(self.namespace.clone()),
             "/api/v1/namespaces/shop/events" => found(json!({"kind": "EventList", "items": self.events})),
             "/api/v1/pods" | "/api/v1/namespaces/shop/pods" | "/api/v1/namespaces"
                 if self.denied.contains(&"list pods") =>
@@ -105,7 +105,7 @@ impl Cluster {
             "/api/v1/namespaces" => found(json!({"kind": "NamespaceList", "items": [self.namespace]})),
             "/api/v1/pods" | "/api/v1/namespaces/shop/pods" => found(self.pods(path, query)),
             "/api/v1/namespaces/kube-system/pods" => {
-                let on = |node: &String| query.ends_with(&format!("spec.nodeName%3D{node}"));
+                let on = |node: &String| query.contains(&format!("spec.nodeName%3D{node}"));
                 let pods = self.agents.iter().filter(|(node, _)| on(node));
                 let items: Vec<Value> = pods.map(|(_, name)| json!({"metadata": {"name": name}})).collect();
                 found(json!({"kind": "PodList", "items": items}))

@@ -162,15 +162,7 @@ fn a_refused_policy_names_the_value_and_the_rules_stay() {
 }
 
 #[test]
-fn saved_state_of_an_earlier_version_or_without_rules_is_no_failure() {
-    scene(Plan::new(), |scene| {
-        let path = "run/detour/attachments/0123456789abcdef/istio-cni@net1.json";
-        let mut record = scene.json(path);
-        let removed = record.as_object_mut().expect("a record").remove("inputs");
-        assert!(removed.is_some(), "{record:#}");
-        scene.write(path, &record.to_string());
-        assert_line(scene, "warn", &["an earlier version of the plugin made the rules"], RECREATE);
-    });
+fn a_pod_without_saved_rules_is_no_failure() {
     let mut plan = Plan::new();
     plan.is_added = false;
     scene(plan, |scene| assert_line(scene, "not-checked", &["the pod has no saved rules"], ""));

@@ -11,7 +11,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns the number of concurrent calls.
 fn many() -> usize {
-    if is_complete() { 200 } else { 48 }
+    if is_complete() { 200 } else { 40 }
 }
 
 /// Runs calls at the same time. Each took until then.

@@ -105,7 +105,9 @@ fn netlink_answers_cut_short() {
                 let count = system_calls(&subject, verb).get("recvfrom").copied().unwrap_or_default();
                 subject.done(Verb::Del);
                 for number in (1..=count).filter(|number| is_complete() || number % 23 == 1) {
-                    for length in [0, 1, 16, 20] {
+                    // A sample tries one length for each answer.
+                    let is_tried = |at: &usize| is_complete() || *at == number % 4;
+                    for length in (0..4).filter(is_tried).map(|at| [0, 1, 16, 20][at]) {
                         let option = format!("inject=recvfrom:retval={length}:when={number}");
                         let runner = ["strace", "-qq", "-o", "/dev/null", "-e", "trace=recvfrom", "-e", &option];
                         let fault = "netlink: an answer of 0, 1, 16 or 20 bytes";

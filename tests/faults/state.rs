@@ -166,14 +166,15 @@ const DAMAGES: [Damage; 13] = [
 fn a_damaged_record_fails_add_and_check_and_not_del() {
     let mut table = Table::new("state");
     on_a_node_with("size=64m", || {
-        for (at, (name, damage)) in DAMAGES.into_iter().enumerate() {
-            for (subject_at, (mode, dialect)) in SUBJECTS.iter().enumerate() {
+        for (subject_at, (mode, dialect)) in SUBJECTS.iter().enumerate() {
+            let first = Subject::new(*mode, dialect);
+            for (at, (name, damage)) in DAMAGES.into_iter().enumerate() {
                 for verb in [Verb::AddAgain, Verb::AddChanged, Verb::Check, Verb::Gc, Verb::Del] {
                     // A sample tries each damage in one mode.
                     if !is_complete() && (at % SUBJECTS.len() != subject_at || verb == Verb::AddChanged) {
                         continue;
                     }
-                    let subject = Subject::new(*mode, dialect);
+                    let subject = first.another();
                     subject.prepare(verb);
                     damage(&subject.record());
                     let ended = subject.call(verb).run();

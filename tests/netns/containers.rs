@@ -461,13 +461,13 @@ fn del_removes_the_table_among_too_many_rules() {
         let configuration = excluding(&world, Dns::Left, "all");
         world.add(&configuration);
         if fills_the_table {
-            world.nft(&"add rule inet detour-exclusions DETOUR_OUTPUT counter\n".repeat(25_000));
+            world.nft(&"add rule inet detour-exclusions DETOUR_OUTPUT counter\n".repeat(21_000));
         } else {
             let rule = |number: u32| {
                 let [_, b, c, d] = number.to_be_bytes();
                 format!("-A OUTPUT -p tcp -d 10.{b}.{c}.{d}/32 --dport 80 -j ACCEPT\n")
             };
-            let rules: String = (0..25_000).map(rule).collect();
+            let rules: String = (0..21_000).map(rule).collect();
             world.iptables_restore(Family::V4, &format!("*nat\n{rules}COMMIT\n"));
         }
         assert_eq!(world.call("CHECK", &configuration).run().expect_code(), 107);

@@ -76,22 +76,22 @@ fn check_logs_some_foreign_rules_and_counts_the_rest() {
 }
 
 #[test]
-fn add_and_check_refuse_sixty_thousand_foreign_rules_and_del_keeps_them() {
+fn add_and_check_refuse_too_many_foreign_rules_and_del_keeps_them() {
     let (world, configuration) = attached();
-    fill(&world, "-A OUTPUT -p tcp -d {address} --dport 80 -j ACCEPT", 60_000);
+    fill(&world, "-A OUTPUT -p tcp -d {address} --dport 80 -j ACCEPT", 21_000);
     holds_too_much(&soon(&world, "CHECK", &configuration));
     holds_too_much(&soon(&world, "ADD", &configuration));
     let read = LiveRules::read(&world.netns(), &Store::new(ROOT)).expect_err("too many");
     assert_eq!(read.number(), 107);
     soon(&world, "DEL", &configuration).expect_success();
-    assert_eq!(rules_of(&world), (0, 60_000));
+    assert_eq!(rules_of(&world), (0, 21_000));
     assert!(!state_of(&world));
 }
 
 #[test]
 fn del_disables_the_redirection_if_its_rules_cannot_be_found() {
     let (world, configuration) = attached();
-    fill(&world, "-I OUTPUT -d {address} -j ACCEPT", 30_000);
+    fill(&world, "-I OUTPUT -d {address} -j ACCEPT", 21_000);
     let output = soon(&world, "DEL", &configuration).expect_success();
     assert!(output.stderr.contains("DEL removes only the rules that it can find"), "{}", output.stderr);
     let saved = world.iptables_save(Family::V4);

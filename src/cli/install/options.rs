@@ -365,7 +365,7 @@ impl InstallOptions {
                 if self.kubeconfig.is_some() { " and --service-account DIR in place of --kubeconfig" } else { "" };
             format!("{purpose}: unknown API server; outside of a pod, add --api-server URL{instead}")
         })?;
-        Ok(ServiceAccount { server, directory: self.service_account.clone() })
+        Ok(ServiceAccount::new(server, self.service_account.clone()))
     }
 
     fn kubeconfig_text(&self, token: &dyn Fn() -> Result<String>) -> Result<String> {

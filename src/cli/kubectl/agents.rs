@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 /// How long a command runs before its progress is shown.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Runs a command in all these agents, and shows the progress on a terminal.
+/// Runs a command in all these agents, and shows the progress on a terminal. Returns the output of each, or why there is
+/// none.
 ///
 /// # Errors
 /// The API server can't be used.
@@ -16,15 +17,22 @@ pub(super) fn run_in_all(
     agents: &[&AgentPod],
     command: &[&str],
     timeout: Duration,
-) -> Result<Vec<Result<CommandOutput, Error>>, Error> {
+) -> Result<Vec<Result<CommandOutput, String>>, Error> {
     let command: Vec<String> = command.iter().map(|word| (*word).to_owned()).collect();
     let mut shown = Instant::now();
-    api.exec(agents, &command, timeout, |ended| {
+    let outputs = api.exec(agents, &command, timeout, |ended| {
         if ended < agents.len() && shown.elapsed() >= SILENCE {
             shown = Instant::now();
             crate::cli::output::show_progress(&format!("{ended} of {} agents have answered", agents.len()));
         }
-    })
+    })?;
+    let usable = |(agent, output): (&&AgentPod, Result<CommandOutput, Error>)| match output {
+        Ok(output) if is_unknown_to_agent(&output) => {
+            Err(format!("the agent in pod {} is too old for this command; upgrade its release", agent.object))
+        }
+        output => output.map_err(|error| error.to_string()),
+    };
+    Ok(agents.iter().zip(outputs).map(usable).collect())
 }
 
 /// Returns the error for a cluster without agents.

@@ -1,6 +1,6 @@
 //! `kubectl detour audit`: lists the pods of all nodes that bypass the mesh.
 
-use super::agents::{is_unknown_to_agent, no_agents, run_in_all};
+use super::agents::{no_agents, run_in_all};
 use crate::cli::cluster::ConnectionArguments;
 use crate::cli::output::{CommandError, CommandOutput, OutputArguments};
 use crate::cli::print_error;
@@ -59,14 +59,8 @@ pub(super) fn run(connection: &ConnectionArguments, arguments: &AuditArguments) 
     let outputs = run_in_all(&api, &agents, &words, TIMEOUT)?;
     let mut report = NodesAudit::default();
     for (agent, output) in agents.iter().zip(&outputs) {
-        let output = match output {
-            Ok(output) if is_unknown_to_agent(output) => {
-                Err(format!("the agent in pod {} is too old for audit; upgrade its release", agent.object))
-            }
-            Ok(output) => Ok((&output.stdout[..], &output.stderr[..])),
-            Err(error) => Err(error.to_string()),
-        };
-        report.add(&agent.node, namespace, output);
+        let output = output.as_ref().map(|output| (&output.stdout[..], &output.stderr[..]));
+        report.add(&agent.node, namespace, output.map_err(Clone::clone));
     }
     match without_agent(&api, namespace, &agents) {
         Ok(nodes) => nodes.into_iter().for_each(|(node, error)| report.add(&node, namespace, Err(error))),

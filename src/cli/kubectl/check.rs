@@ -1,6 +1,6 @@
 //! `kubectl detour check`: checks the installation on all nodes.
 
-use super::agents::{is_unknown_to_agent, no_agents, run_in_all};
+use super::agents::{no_agents, run_in_all};
 use crate::cli::cluster::ConnectionArguments;
 use crate::cli::output::{CommandError, CommandOutput, OutputArguments};
 use crate::cli::print_error;
@@ -67,13 +67,7 @@ pub(super) fn run(connection: &ConnectionArguments, arguments: &CheckArguments) 
     let command = ["/detour", "doctor", "--node", "--root", "/host", "-o", "json"];
     let outputs = run_in_all(&api, &agents, &command, TIMEOUT)?;
     let of_agents = agents.iter().zip(&outputs).map(|(agent, output)| {
-        let output = match output {
-            Ok(output) if is_unknown_to_agent(output) => {
-                Err("the agent is too old for this check; upgrade its release".to_owned())
-            }
-            Ok(output) => Ok((&output.stdout[..], &output.stderr[..])),
-            Err(error) => Err(error.to_string()),
-        };
+        let output = output.as_ref().map(|output| (&output.stdout[..], &output.stderr[..])).map_err(Clone::clone);
         NodeCheck::of_agent(&agent.node, agent.object.to_string(), &agent.release, agent.ready, output)
     });
     let without = nodes.iter().filter(|node| !agents.iter().any(|agent| agent.node == node.name));

@@ -30,47 +30,48 @@ impl Api {
 
     /// Calls `report` with whether the DaemonSet exists, first at once and then after each change, until the watch
     /// ends. If the watch does not start with the object, a request checks whether it exists.
-    pub(in crate::cluster) fn watch(&self, daemon_set: &ObjectRef, mut report: impl FnMut(bool)) -> Result<(), Error> {
+    pub(in crate::cluster) async fn watch(
+        &self,
+        daemon_set: &ObjectRef,
+        mut report: impl FnMut(bool),
+    ) -> Result<(), Error> {
         let get = ApiRequest::daemon_set(daemon_set)?;
         let watch = ApiRequest::watch_daemon_set(daemon_set, WATCH_SECONDS)?;
         let session = self.session()?;
         let call = self.call(session, &get);
-        session.run(async {
-            let started = Instant::now();
-            let failed = |last| call.exhausted(RetriesExhausted { last, attempts: 1, elapsed: started.elapsed() });
-            let silent =
-                || failed(AttemptError::Transient { cause: "no data from the server".into(), retry_after: None });
-            let broken = |error| failed(call.no_response(&error));
-            let client = session.client().map_err(broken)?;
-            let events = timeout(self.timeout, client.request_events::<OwnedObject>(watch.http));
-            let mut events = pin!(events.await.map_err(|_| silent())?.map_err(broken)?);
-            let watch_timeout = Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;
-            let mut is_known = false;
-            loop {
-                let event_timeout = if is_known { watch_timeout } else { FIRST_EVENT_TIMEOUT };
-                let event = match timeout(event_timeout, events.try_next()).await {
-                    Ok(event) => event.map_err(broken)?,
-                    Err(_) if is_known => return Err(silent()),
-                    Err(_) => {
-                        let exists = self.exists(&call).await?;
-                        report(exists);
-                        is_known = !exists;
-                        continue;
-                    }
-                };
-                match event {
-                    Some(WatchEvent::Added(object) | WatchEvent::Modified(object)) => report(!object.is_deleting()),
-                    Some(WatchEvent::Deleted(_)) => report(false),
-                    Some(WatchEvent::Bookmark(_)) => continue,
-                    Some(WatchEvent::Error(status)) => {
-                        let cause = format!("the watch ended: {}, {}", status.code, status.message);
-                        return Err(failed(call.not_retried(&cause)));
-                    }
-                    None => return Ok(()),
+        let started = Instant::now();
+        let failed = |last| call.exhausted(RetriesExhausted { last, attempts: 1, elapsed: started.elapsed() });
+        let silent = || failed(AttemptError::Transient { cause: "no data from the server".into(), retry_after: None });
+        let broken = |error| failed(call.no_response(&error));
+        let client = session.client().map_err(broken)?;
+        let events = timeout(self.timeout, client.request_events::<OwnedObject>(watch.http));
+        let mut events = pin!(events.await.map_err(|_| silent())?.map_err(broken)?);
+        let watch_timeout = Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;
+        let mut is_known = false;
+        loop {
+            let event_timeout = if is_known { watch_timeout } else { FIRST_EVENT_TIMEOUT };
+            let event = match timeout(event_timeout, events.try_next()).await {
+                Ok(event) => event.map_err(broken)?,
+                Err(_) if is_known => return Err(silent()),
+                Err(_) => {
+                    let exists = self.exists(&call).await?;
+                    report(exists);
+                    is_known = !exists;
+                    continue;
                 }
-                is_known = true;
+            };
+            match event {
+                Some(WatchEvent::Added(object) | WatchEvent::Modified(object)) => report(!object.is_deleting()),
+                Some(WatchEvent::Deleted(_)) => report(false),
+                Some(WatchEvent::Bookmark(_)) => continue,
+                Some(WatchEvent::Error(status)) => {
+                    let cause = format!("the watch ended: {}, {}", status.code, status.message);
+                    return Err(failed(call.not_retried(&cause)));
+                }
+                None => return Ok(()),
             }
-        })
+            is_known = true;
+        }
     }
 
     async fn exists(&self, call: &ApiCall<'_>) -> Result<bool, Error> {

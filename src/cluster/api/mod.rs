@@ -18,6 +18,7 @@ mod writes;
 pub(crate) use collection::{Collection, CollectionError};
 pub use exec::CommandOutput;
 pub(super) use server::Api;
+pub use server::ApiConnection;
 pub use service_account::ServiceAccount;
 pub use user::UserApi;
 pub use writes::PodWriter;

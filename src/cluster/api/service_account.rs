@@ -1,17 +1,16 @@
-//! The API as a pod's own service account: the agent's requests. Each method reads the credentials anew, because the
-//! kubelet renews them while the agent runs.
+//! The API as a pod's own service account: the agent's requests. They share a connection if there is one
+//! ([`ServiceAccount::through`]); otherwise, each method connects and reads the credentials anew.
 
-use super::server::Api;
+use super::server::{Api, ApiConnection};
 use super::writes::PodWriter;
 use crate::cluster::fact_source::Cluster;
-use crate::cluster::kubeconfig::{CONNECT_TIMEOUT, Kubeconfig};
-use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Token};
-use crate::cni::Error;
+use crate::cluster::kubeconfig::CONNECT_TIMEOUT;
+use crate::cluster::resources::{NodeTaints, ObjectRef, Token};
+use crate::cni::{Code, Error};
 use crate::pod::Pod;
 use kube::Client;
-use std::path::{Path, PathBuf};
-use std::slice;
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Duration;
 
 /// The timeout for creating a token and for starting a watch, including retries.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -19,12 +18,12 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A service account: the API's address, and the directory where the kubelet mounts the credentials.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ServiceAccount {
-    /// The API's URL.
-    pub server: String,
+    server: String,
     /// The directory of `ca.crt` and `token`.
     pub directory: PathBuf,
+    connection: Option<ApiConnection>,
 }
 
 impl ServiceAccount {
@@ -33,6 +32,18 @@ impl ServiceAccount {
     /// The directory where the kubelet mounts the credentials.
     pub const DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
+    /// Returns the account of the API at the URL `server` whose files `ca.crt` and `token` are in `directory`.
+    #[must_use]
+    pub const fn new(server: String, directory: PathBuf) -> Self {
+        Self { server, directory, connection: None }
+    }
+
+    /// Sends all requests through a connection that other accounts of the same server and directory share.
+    #[must_use]
+    pub fn through(self, connection: &ApiConnection) -> Self {
+        Self { connection: Some(connection.clone()), ..self }
+    }
+
     /// Returns the service account of the pod that this process runs in; `None` outside of pods (kubernetes.io,
     /// "Accessing the Kubernetes API from a Pod").
     #[must_use]
@@ -40,7 +51,7 @@ impl ServiceAccount {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
         let host = if host.contains(':') { format!("[{host}]") } else { host };
-        Some(Self { server: format!("https://{host}:{port}"), directory: Self::DIRECTORY.into() })
+        Some(Self::new(format!("https://{host}:{port}"), Self::DIRECTORY.into()))
     }
 
     /// Returns a source of facts for one lookup, which takes at most `timeout`.
@@ -55,13 +66,14 @@ impl ServiceAccount {
         Box::new(self.api(timeout).without_retries())
     }
 
-    /// Returns a client for watches, which reads the credentials again when they change. Call it inside a Tokio
-    /// runtime.
+    /// Returns a client for watches.
     ///
     /// # Errors
     /// A file can't be read, or its contents are invalid.
-    pub fn client(&self) -> Result<Client, Error> {
-        Kubeconfig::of_renewed_account(&self.server, Path::new(&self.directory))?.client()
+    pub(crate) fn client(&self) -> Result<Client, Error> {
+        let api = self.api(WATCH_TIMEOUT);
+        let failed = |error: kube::Error| Error::new(Code::Internal, "no client").with_details(error.to_string());
+        api.session()?.client().map_err(failed)
     }
 
     /// Creates a token of the service account `of` that expires after about `lifetime`: the API server may shorten
@@ -82,20 +94,12 @@ impl ServiceAccount {
     }
 
     /// Watches a DaemonSet for some minutes. Calls `report` with whether it exists, first at once and then after each
-    /// change.
+    /// change. For tasks of the connection's event loop.
     ///
     /// # Errors
     /// As [`Self::token`]; the connection breaks.
-    pub fn watch(&self, daemon_set: &ObjectRef, report: impl FnMut(bool)) -> Result<(), Error> {
-        self.api(WATCH_TIMEOUT).watch(daemon_set, report)
-    }
-
-    /// Records an Event of a pod (`create events`).
-    ///
-    /// # Errors
-    /// As [`Cluster::report`].
-    pub fn tell(&self, pod: &Pod, event: &Event) -> Result<(), Error> {
-        self.api(CONTROL_TIMEOUT).report_since(Instant::now(), pod, None, slice::from_ref(event))
+    pub async fn watch(&self, daemon_set: &ObjectRef, report: impl FnMut(bool)) -> Result<(), Error> {
+        self.api(WATCH_TIMEOUT).watch(daemon_set, report).await
     }
 
     /// Returns a writer for several changes of pods, which share one connection.
@@ -138,6 +142,10 @@ impl ServiceAccount {
 
     /// Returns the API server of this account.
     pub(in crate::cluster) fn api(&self, timeout: Duration) -> Api {
-        Api::as_account(self.server.clone(), self.directory.clone(), timeout)
+        let api = Api::as_account(self.server.clone(), self.directory.clone(), timeout);
+        match &self.connection {
+            Some(connection) => api.through(connection.clone()),
+            None => api,
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::firewall::native::rule::{Condition, Key};
 use crate::firewall::rule::Family;
+use crate::inspect::terminal::first_of;
 use std::fmt;
 
 /// Limit for the values of one condition that are listed; the rest is counted.
@@ -72,9 +73,5 @@ fn phrase(condition: &Condition, has_destination: bool) -> Option<String> {
 }
 
 fn values(condition: &Condition) -> String {
-    let mut all = condition.value_texts();
-    let more = all.len().saturating_sub(MAX_VALUES);
-    all.truncate(MAX_VALUES);
-    let listed = all.join(", ");
-    if more > 0 { format!("{listed} and {more} more") } else { listed }
+    first_of(condition.value_texts(), MAX_VALUES, ", ")
 }

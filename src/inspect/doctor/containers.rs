@@ -14,6 +14,7 @@ use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::container_bypass::{end_text, scope_text};
 use crate::inspect::elements::{ElementLine, TABLE};
 use crate::inspect::rules::{LiveRules, RulesReport};
+use crate::inspect::terminal::first_of;
 use crate::netns::find::FoundNetns;
 use crate::pod::well_known::EXCLUDE_CONTAINERS;
 use crate::policy::{BypassEnd, ContainerExclusion, Policy};
@@ -257,11 +258,8 @@ fn settled(verdict: impl Fn() -> CheckVerdict) -> CheckVerdict {
 }
 
 /// Returns the first names, and the number of the others.
-fn listed<T: AsRef<str>>(names: &[T]) -> String {
-    let more = names.len().saturating_sub(NAMED);
-    let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-    let first: Vec<&str> = names.iter().take(NAMED).map(AsRef::as_ref).collect();
-    format!("{}{more}", first.join("; "))
+fn listed(names: &[String]) -> String {
+    first_of(names.iter().cloned(), NAMED, "; ")
 }
 
 /// Compares the saved exclusions, from which the rules are made, with those that an ADD would have now.

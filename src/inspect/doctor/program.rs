@@ -5,6 +5,7 @@
 use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Installation, Results};
 use super::{configuration, credentials, kernel, own_list};
 use crate::host_path::HostPath;
+use crate::inspect::terminal::first_of;
 use crate::trusted_file;
 use crate::trusted_file::{read, read_nofollow};
 use serde_json::Value;
@@ -26,7 +27,7 @@ pub(super) const STATIC: Check = Check::of(CheckGroup::Node, "program-static", "
 pub(super) const VERSION: Check = Check::of(CheckGroup::Node, "program-version", "the program has this version");
 /// All checks of the program.
 pub(super) const ALL: [&Check; 6] = [&TRUSTED, &PRESENT, &EXECUTABLE, &ARCHITECTURE, &STATIC, &VERSION];
-/// The number of untrusted files that a finding names; the rest is counted.
+/// The number of untrusted files and of differences that a finding names; the rest is counted.
 const NAMED: usize = 3;
 
 /// The maximum size of a program, in bytes: this one has 10 MB, and 100 MB with debug information.
@@ -122,9 +123,8 @@ fn all_trusted(target: &CheckTarget, directory: &HostPath) -> Result<(), String>
     if wrong.is_empty() {
         return Ok(());
     }
-    let named = wrong.iter().take(NAMED).map(|error| on_node(target, error)).collect::<Vec<_>>().join("; ");
-    let more = wrong.len().saturating_sub(NAMED);
-    Err(if more > 0 { format!("{named}; and {more} more in {directory}") } else { named })
+    let named = first_of(wrong.iter().map(|error| on_node(target, error)), NAMED, "; ");
+    Err(if wrong.len() > NAMED { format!("{named} in {directory}") } else { named })
 }
 
 /// Returns the error with the file's path on the node.
@@ -251,9 +251,6 @@ fn machine_name(machine: u64, wide: bool, little: bool) -> String {
 
 pub(super) const INSTALLATION: Check = Check::of(CheckGroup::Node, "installation", "the installation is unchanged");
 
-/// The number of differences that a finding names; the rest is counted.
-const INSTALLATION_NAMED: usize = 3;
-
 /// Compares the node with the installation's record. Differences that another check reports are not repeated.
 pub(super) fn examine_installation(target: &CheckTarget, results: &mut Results) {
     let all = ALL
@@ -279,10 +276,8 @@ fn installation_verdict(Installation { records, changed, .. }: &Installation) ->
             CheckVerdict::pass(format!("nothing has changed since {record} was written"))
         }
         Ok(Some(changed)) => {
-            let more = changed.len().saturating_sub(INSTALLATION_NAMED);
-            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-            let named = changed.iter().take(INSTALLATION_NAMED).cloned().collect::<Vec<_>>().join("; ");
-            CheckVerdict::fail(format!("{named}{more}"), "run detour install --dry-run to see the corrections")
+            let named = first_of(changed.iter().cloned(), NAMED, "; ");
+            CheckVerdict::fail(named, "run detour install --dry-run to see the corrections")
         }
         Err(why) => CheckVerdict::fail(why.clone(), "run detour install again, which writes a new record"),
     }

@@ -8,6 +8,7 @@ use crate::cluster::UserApi;
 use crate::cni::{Error, NetConf};
 use crate::inspect::node_hint::{AGENT_NAMESPACE, node_hint};
 use crate::inspect::rules::{LiveRules, Mark, RuleLine, RulesReport};
+use crate::inspect::terminal::first_of;
 use crate::netns::find::{FoundNetns, of_name, of_pod};
 use crate::pod::{Facts, Pod, PodRef};
 use crate::policy::Policy;
@@ -72,12 +73,7 @@ fn equal(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
             };
             CheckVerdict::pass(format!("{what}, for {}", report.attachments.join(", ")))
         }
-        Some(false) => {
-            let named: Vec<String> = wrong.iter().take(NAMED).map(|line| line.described()).collect();
-            let more = wrong.len().saturating_sub(NAMED);
-            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-            CheckVerdict::fail(format!("{}{more}", named.join("; ")), REPAIR)
-        }
+        Some(false) => CheckVerdict::fail(first_of(wrong.iter().map(|line| line.described()), NAMED, "; "), REPAIR),
         None if wanted.is_some_and(|policy| !policy.is_empty()) => CheckVerdict::fail(
             "the plugin did not run for this pod: no attachment is recorded",
             "delete the pod: it started before the plugin was installed, or without the network in its annotation",
@@ -101,12 +97,10 @@ fn in_front(report: &RulesReport) -> CheckVerdict {
         }
     };
     let Some(first) = front.first() else { return CheckVerdict::pass(format!("none{legacy}")) };
-    let named: Vec<String> = front.iter().take(NAMED).map(|line| line.described()).collect();
-    let more = front.len().saturating_sub(NAMED);
-    let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+    let named = first_of(front.iter().map(|line| line.described()), NAMED, "; ");
     let (table, chain) = (first.table.split(' ').next_back().unwrap_or_default(), &first.chain);
     CheckVerdict::fail(
-        format!("{}{more}{legacy}", named.join("; ")),
+        format!("{named}{legacy}"),
         format!(
             "if another plugin adds it on purpose, replace that plugin with uid-exclude or dns-exclude; otherwise delete the rule \
              in the network namespace: iptables -t {table} -D {chain} 1"

@@ -114,7 +114,7 @@ fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic
     }
     let resolvers = match &redirect.dns {
         DnsCapture::Off => return rows,
-        DnsCapture::All => "resolvers".to_owned(),
+        DnsCapture::All => "every resolver".to_owned(),
         DnsCapture::Servers { v4, v6 } => {
             let servers = v4.iter().map(ToString::to_string).chain(v6.iter().map(ToString::to_string));
             servers.collect::<Vec<_>>().join(", ")

@@ -6,6 +6,7 @@ use crate::firewall::{ContainerElement, Destination, InSet, RulesetView, Sender}
 use crate::inspect::container_bypass::ContainerSender;
 use crate::inspect::elements::cgroup_paths;
 use crate::inspect::rules::LiveRules;
+use crate::inspect::terminal::first_of;
 use crate::policy::{BypassEnd, ContainerScope, Policy};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -109,11 +110,9 @@ impl<'a> ExcludedSenders<'a> {
         let names: Vec<&str> =
             bypassing.into_iter().filter(|(_, scope)| wide.contains(scope)).map(|(name, _)| name).collect();
         let first = names.first()?;
-        let more = names.len().saturating_sub(MAX_NAMED);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        let listed = names[..names.len().min(MAX_NAMED)].join(", ");
+        let listed = first_of(names.iter().map(ToString::to_string), MAX_NAMED, ", ");
         Some(format!(
-            "the same packet of an excluded container bypasses the sidecar: {listed}{more}; use --from container={first}"
+            "the same packet of an excluded container bypasses the sidecar: {listed}; use --from container={first}"
         ))
     }
 }

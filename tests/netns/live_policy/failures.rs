@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const STATE: &str = "/run/detour/attachments";
 /// How many processes are killed while they apply a policy, in each dialect.
-const KILLS: u32 = 40;
+const KILLS: u32 = 12;
 /// The system calls that fail, with their errors.
 const FAULTS: [(&str, &str); 7] = [
     ("flock", "ENOLCK"),
@@ -22,7 +22,7 @@ const FAULTS: [(&str, &str); 7] = [
     ("write", "ENOSPC"),
 ];
 /// How many calls of each kind fail, one after another.
-const FAULTS_OF_EACH: u32 = 5;
+const FAULTS_OF_EACH: u32 = 3;
 /// The variable with the container of a process that is killed.
 const CONTAINER: &str = "LIVE_POLICY_CONTAINER";
 
@@ -169,7 +169,7 @@ in_both_dialects! {
             follow(&world, &states[0]).expect("applied");
             assert_eq!(snapshot(&world), before, "{inject}");
         }
-        assert!(failed > FAULTS.len(), "{failed}");
+        assert!(failed >= FAULTS.len(), "{failed}");
     }
 }
 
