@@ -10,13 +10,13 @@ use super::health::Health;
 use super::install::plan::undo;
 use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, Presence, SourceTimer};
 use super::metrics::Metrics;
-use super::own_pod::OwnPod;
 use super::pod_reports::PodReports;
 use super::runtime::AgentRuntime;
 use super::services::{Services, TaintDecision};
 use super::stability::Stability;
 use super::watch::{DirectoryWatch, WakeReason};
 use crate::cluster::{Event, ServiceAccount};
+use crate::pod::PodRef;
 use iteration::{Iteration, RESYNC_INTERVAL, Readiness};
 use messages::LastLogged;
 use std::collections::BTreeSet;
@@ -77,7 +77,7 @@ pub struct Job<'a> {
     /// How excluded containers are exempted; `None` to not exempt any.
     pub containers: Option<ContainerSettings>,
     /// The agent's own pod, for Events of a configuration that is refused.
-    pub own_pod: Option<OwnPod>,
+    pub own_pod: Option<PodRef>,
 }
 
 /// The role of this agent among those that run on the node.
@@ -125,7 +125,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         Some(services) => Some(services.start(job.node, &job.metrics, registry, &reports, &watches)?),
         None => None,
     };
-    let events = job.own_pod.as_ref().map(|own| own.events(tasks));
+    let mut last_event = None;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
     let (mut leadership, mut presence, mut timer) = (Leadership::New, None, SourceTimer::default());
     loop {
@@ -162,9 +162,11 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
         health.report(readiness.obstacle().or_else(|| refused.clone()), delay + ITERATION_TIMEOUT);
         logged.refused(refused.as_deref());
-        if let Some(events) = &events {
-            events.report(installation_event(refused.as_deref(), &iteration));
+        let event = installation_event(refused.as_deref(), &iteration);
+        if let (Some(pod), Some(event)) = (&job.own_pod, event.as_ref().filter(|_| event != last_event)) {
+            reports.event(pod, event.clone());
         }
+        last_event = event;
         logged.iteration(&iteration, &readiness, delay);
         // Its own changes are not distinguishable from those of other processes, so it ignores the events after a
         // repair and compares again.

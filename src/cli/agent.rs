@@ -7,8 +7,8 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{DesiredState, HostPath, kubeconfig};
 use detour_cni::agent::{
-    AgentRuntime, ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken,
-    PodSettings, RepairMode, RepairSettings, Selector, Services, run,
+    AgentRuntime, ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, PluginToken, PodSettings,
+    RepairMode, RepairSettings, Services, parse_selector, run,
 };
 use detour_cni::cluster::{ObjectRef, ServiceAccount};
 use detour_cni::cni::LogLevel;
@@ -16,6 +16,7 @@ use detour_cni::logging;
 use detour_cni::pod::PodRef;
 use detour_cni::policy::LivePolicyScope;
 use detour_cni::trusted_file::read_trusted;
+use kube::core::Selector;
 use std::cell::RefCell;
 use std::env;
 use std::net::SocketAddr;
@@ -150,7 +151,7 @@ pub(super) struct RepairArguments {
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label, default_value = "cni.istio.io/uninitialized=true")]
     repair_label: (String, String),
     /// Repair only pods with these labels, in the syntax of kubectl -l [default: all pods]
-    #[arg(long, value_name = "SELECTOR", default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "SELECTOR", value_parser = parse_selector, default_value = "", hide_default_value = true)]
     repair_selector: Selector,
 }
 
@@ -270,7 +271,7 @@ impl AgentArguments {
             services: services.clone(),
             account: self.account(&runtime, "Events of pods").ok(),
             containers: self.containers(),
-            own_pod: self.own_pod(&runtime),
+            own_pod: self.own_pod(),
         };
         run(&job).map_err(|why| anyhow!(why))?;
         Ok(ExitCode::SUCCESS)
@@ -308,11 +309,10 @@ impl AgentArguments {
     }
 
     /// Returns the agent's own pod from the environment variables of the downward API, `None` outside of a pod.
-    fn own_pod(&self, runtime: &AgentRuntime) -> Option<OwnPod> {
+    fn own_pod(&self) -> Option<PodRef> {
         let set = |key| env::var(key).ok().filter(|value| !value.is_empty());
         let (namespace, name) = (self.install.agent_namespace()?, set("POD_NAME")?);
-        let account = self.account(runtime, "Events of the agent's pod").ok()?;
-        Some(OwnPod { account, pod: PodRef { namespace, name, uid: set("POD_UID") } })
+        Some(PodRef { namespace, name, uid: set("POD_UID") })
     }
 
     /// Returns how excluded containers are exempted; `None` without the flag.
