@@ -1,6 +1,6 @@
 //! The policy of a pod: when it is evaluated, whether it is changed, and what is reported about it.
 
-use super::limits::{ChangeLimit, Failures, MIN_INTERVAL};
+use super::limits::{ChangeLimit, MIN_INTERVAL};
 use super::reconciler::Tools;
 use super::rule_check::{name, pod_ref};
 use super::sandbox::Sandboxes;
@@ -10,6 +10,7 @@ use super::tracked_pod::TrackedPod;
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
 use crate::agent::pod_reports::PodReports;
+use crate::backoff::Backoff;
 use crate::cluster::PolicyCondition;
 use crate::cni::{Code, Error, NetConf};
 use crate::host_path::HostRoot;
@@ -21,7 +22,7 @@ use crate::policy::LivePolicyScope;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The pause after a failed change, doubled after each further one in a row.
+/// The pauses after failed changes.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
@@ -35,8 +36,8 @@ pub(super) struct PodPolicy {
     pub(super) container_id: Option<String>,
     pub(super) assessment: Assessment,
     limit: ChangeLimit,
-    /// The failed changes in a row, or the evaluations without saved rules.
-    failures: Failures,
+    /// The pauses after failed changes, and after evaluations without saved rules.
+    backoff: Backoff,
     /// The message of the last Event about a refused policy.
     refused: String,
     /// The desired policy of the last Event about an outdated pod.
@@ -75,7 +76,7 @@ impl PodPolicy {
             container_id: None,
             assessment: Assessment::default(),
             limit: ChangeLimit::default(),
-            failures: Failures::default(),
+            backoff: Backoff::new(MIN_PAUSE, MAX_PAUSE),
             refused: String::new(),
             outdated: String::new(),
             sent: None,
@@ -84,7 +85,7 @@ impl PodPolicy {
 
     /// Evaluates the policy soon, because an input has changed.
     pub(super) fn changed(&mut self, now: Instant) {
-        self.failures.reset();
+        self.backoff.reset();
         self.wake(now);
     }
 
@@ -111,7 +112,7 @@ impl PodPolicy {
 
     /// Schedules the next attempt after a growing pause.
     fn retry(&mut self, now: Instant) {
-        let pause = self.failures.pause(MIN_PAUSE, MAX_PAUSE);
+        let pause = self.backoff.pause(now);
         self.wake(now + pause);
     }
 
@@ -171,7 +172,7 @@ impl PodPolicy {
         match result {
             Ok(()) => {
                 tools.metrics.policy_change("applied");
-                self.failures.reset();
+                self.backoff.reset();
                 let event = texts::changed(&self.assessment.applied, &change.after.applied, &change.words);
                 tracing::info!(pod = name, "{}", event.message);
                 if !change.words.is_empty() {

@@ -1,7 +1,7 @@
 //! What the agent does about running pods.
 
-use super::selector::Selector;
 use crate::policy::LivePolicyScope;
+use kube::core::Selector;
 
 /// What the agent does about running pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
