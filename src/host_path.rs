@@ -21,6 +21,12 @@ impl HostPath {
         (path.is_absolute() && plain).then_some(Self(path))
     }
 
+    /// Returns `/`.
+    #[must_use]
+    pub fn root() -> Self {
+        Self(PathBuf::from("/"))
+    }
+
     /// Returns the path of the entry `name` in this directory.
     #[must_use]
     pub fn join(&self, name: &str) -> Self {

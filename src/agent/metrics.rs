@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::{Metric, Registry, Unit};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,13 +17,14 @@ pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
+type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
 
 /// The counters, gauges and histograms of one agent. Clones share their values.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
     calls: Counters<3>,
-    call_seconds: Family<Labels<1>, Histogram, fn() -> Histogram>,
+    call_seconds: Histograms<1>,
     fallbacks: Counters<1>,
     drift: Counter,
     repairs: Counters<2>,
@@ -39,7 +40,7 @@ pub struct Metrics {
     nri_registered: Family<Labels<0>, Gauge>,
     container_starts: Counters<1>,
     ended_bypasses: Counter,
-    nri_seconds: Family<Labels<0>, Histogram, fn() -> Histogram>,
+    nri_seconds: Histograms<0>,
     policy_changes: Counters<1>,
     pods: Family<Labels<1>, Gauge>,
 }
@@ -47,94 +48,67 @@ pub struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("detour");
-        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("build", "Version of the agent", build);
-        let calls = Counters::default();
-        let help = "Plugin calls reported to the agent, by verb, outcome and reason of a failure";
-        registry.register("plugin_calls", help, calls.clone());
-        let call_seconds = Family::new_with_constructor(call_buckets as fn() -> Histogram);
-        let help = "Duration of plugin calls";
-        registry.register_with_unit("plugin_call_duration", help, Unit::Seconds, call_seconds.clone());
-        let fallbacks = Counters::default();
-        let help = "Requests sent to the API server because the agent's cache could not answer, by reason";
-        registry.register("api_fallbacks", help, fallbacks.clone());
-        let facts = Family::default();
-        registry.register("facts", "Objects in the agent's cache, by kind", facts.clone());
-        let too_large = Family::default();
-        let help = "Objects of which the agent's cache has only the names because they are too large, by kind";
-        registry.register("facts_too_large", help, too_large.clone());
-        let watch_synced = Family::default();
-        let help = "1 if the agent's watch of a kind is synchronized, else 0; absent if the kind is not watched";
-        registry.register("watch_synced", help, watch_synced.clone());
-        let drift = Counter::default();
-        registry.register("drift", "Pods found with rules that differ from the desired rules", drift.clone());
-        let repairs = Counters::default();
-        registry.register("repairs", "Attempts to repair a pod, by type and result", repairs.clone());
-        let overflows = Counter::default();
-        let help = "Pods deferred because the repair queue was full";
-        registry.register("repair_queue_overflows", help, overflows.clone());
-        let look_failures = Counters::default();
-        let help = "Failures to read the rules of a pod, by reason";
-        registry.register("look_failures", help, look_failures.clone());
-        let ready = Gauge::default();
-        registry.register("install_ready", "1 if the plugin is installed and ready on the node, else 0", ready.clone());
-        let refused = Gauge::default();
-        let help = "1 if the newest configuration is refused and an earlier one is in use, else 0";
-        registry.register("configuration_refused", help, refused.clone());
-        let token_renewal_failed = Gauge::default();
-        let help = "1 if the API server grants the plugin no new token, else 0";
-        registry.register("plugin_token_renewal_failed", help, token_renewal_failed.clone());
-        let installs = Counters::default();
-        registry.register(
-            "installs",
-            "Installations and repairs of the plugin on the node, by result",
-            installs.clone(),
-        );
-        let nri_registered = Family::default();
-        let help = "1 if the container runtime reports containers to the agent, 0 if not; absent without --nri-socket";
-        registry.register("nri_registered", help, nri_registered.clone());
-        let container_starts = Counters::default();
-        registry.register("container_starts", "Starts of excluded containers, by result", container_starts.clone());
-        let ended_bypasses = Counter::default();
-        let help = "Bypasses of running containers that ended because the proxy accepts connections";
-        registry.register("bypasses_ended", help, ended_bypasses.clone());
-        let nri_seconds = Family::new_with_constructor(start_buckets as fn() -> Histogram);
-        let help = "How long the container runtime waited for the agent when it started a container";
-        registry.register_with_unit("nri", help, Unit::Seconds, nri_seconds.clone());
-        let policy_changes = Counters::default();
+        registry.register("build", "Version of the agent", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        let calls = "Plugin calls reported to the agent, by verb, outcome and reason of a failure";
+        let fallbacks = "Requests sent to the API server because the agent's cache could not answer, by reason";
+        let too_large = "Objects of which the agent's cache has only the names because they are too large, by kind";
+        let synced = "1 if the agent's watch of a kind is synchronized, else 0; absent if the kind is not watched";
+        let refused = "1 if the newest configuration is refused and an earlier one is in use, else 0";
+        let registered =
+            "1 if the container runtime reports containers to the agent, 0 if not; absent without --nri-socket";
+        let ended = "Bypasses of running containers that ended because the proxy accepts connections";
+        let waited = "How long the container runtime waited for the agent when it started a container";
+        let add = &mut registry;
+        let policy_changes: Counters<1> =
+            metric(add, "policy_changes", "Changes of the policies of running pods, by result");
         for result in ["applied", "refused", "failed"] {
             let _: Counter = policy_changes.get_or_create_owned(&[("result", result)]);
         }
-        let help = "Changes of the policies of running pods, by result";
-        registry.register("policy_changes", help, policy_changes.clone());
-        let pods = Family::default();
-        let help = "Pods with a sidecar on the node, by the state of their policy";
-        registry.register("pods", help, pods.clone());
-        let registry = Arc::new(registry);
         Self {
-            registry,
-            calls,
-            call_seconds,
-            fallbacks,
-            drift,
-            repairs,
-            overflows,
-            look_failures,
-            ready,
-            refused,
-            token_renewal_failed,
-            installs,
-            facts,
-            too_large,
-            watch_synced,
-            nri_registered,
-            container_starts,
-            ended_bypasses,
-            nri_seconds,
+            calls: metric(add, "plugin_calls", calls),
+            call_seconds: seconds(add, "plugin_call_duration", "Duration of plugin calls", call_buckets),
+            fallbacks: metric(add, "api_fallbacks", fallbacks),
+            facts: metric(add, "facts", "Objects in the agent's cache, by kind"),
+            too_large: metric(add, "facts_too_large", too_large),
+            watch_synced: metric(add, "watch_synced", synced),
+            drift: metric(add, "drift", "Pods found with rules that differ from the desired rules"),
+            repairs: metric(add, "repairs", "Attempts to repair a pod, by type and result"),
+            overflows: metric(add, "repair_queue_overflows", "Pods deferred because the repair queue was full"),
+            look_failures: metric(add, "look_failures", "Failures to read the rules of a pod, by reason"),
+            ready: metric(add, "install_ready", "1 if the plugin is installed and ready on the node, else 0"),
+            refused: metric(add, "configuration_refused", refused),
+            token_renewal_failed: metric(
+                add,
+                "plugin_token_renewal_failed",
+                "1 if the API server grants the plugin no new token, else 0",
+            ),
+            installs: metric(add, "installs", "Installations and repairs of the plugin on the node, by result"),
+            nri_registered: metric(add, "nri_registered", registered),
+            container_starts: metric(add, "container_starts", "Starts of excluded containers, by result"),
+            ended_bypasses: metric(add, "bypasses_ended", ended),
+            nri_seconds: seconds(add, "nri", waited, start_buckets),
             policy_changes,
-            pods,
+            pods: metric(add, "pods", "Pods with a sidecar on the node, by the state of their policy"),
+            registry: Arc::new(registry),
         }
     }
+}
+
+fn metric<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+fn seconds<const N: usize>(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+    buckets: fn() -> Histogram,
+) -> Histograms<N> {
+    let family = Histograms::new_with_constructor(buckets);
+    registry.register_with_unit(name, help, Unit::Seconds, family.clone());
+    family
 }
 
 /// Buckets from 5 ms, an ADD without requests, to 20 s, twice the default timeout for facts.

@@ -3,20 +3,20 @@
 mod iteration;
 mod messages;
 
-use super::containers::ContainerSettings;
+use super::containers::{ContainerSettings, RunningContainers};
 use super::daemon_set::DaemonSet;
 use super::facts::SyncStates;
 use super::health::Health;
 use super::install::plan::undo;
-use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, Presence, SourceTimer};
+use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, SourceTimer};
 use super::metrics::Metrics;
-use super::own_pod::OwnPod;
 use super::pod_reports::PodReports;
 use super::runtime::AgentRuntime;
-use super::services::{Services, TaintDecision};
+use super::services::{self, Services};
 use super::stability::Stability;
 use super::watch::{DirectoryWatch, WakeReason};
 use crate::cluster::{Event, ServiceAccount};
+use crate::pod::PodRef;
 use iteration::{Iteration, RESYNC_INTERVAL, Readiness};
 use messages::LastLogged;
 use std::collections::BTreeSet;
@@ -64,6 +64,8 @@ pub struct Job<'a> {
     pub program: &'a Path,
     /// The directories of the files that `desired` reads, as this process reaches them.
     pub sources: Vec<PathBuf>,
+    /// The agent's DaemonSet, as NAMESPACE/NAME: it owns the installation.
+    pub owner: Option<String>,
     /// What happens to the plugin when the agent ends.
     pub on_exit: OnExit,
     /// The address of `/healthz`, `/readyz` and `/metrics`.
@@ -77,7 +79,7 @@ pub struct Job<'a> {
     /// How excluded containers are exempted; `None` to not exempt any.
     pub containers: Option<ContainerSettings>,
     /// The agent's own pod, for Events of a configuration that is refused.
-    pub own_pod: Option<OwnPod>,
+    pub own_pod: Option<PodRef>,
 }
 
 /// The role of this agent among those that run on the node.
@@ -118,31 +120,35 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     // Dropping them at the end of this function ends their threads.
     let reports = PodReports::start(job.account.clone());
     let reports = reports.map_err(|error| format!("can't start the thread for reports of pods: {error}"))?;
-    let start = |settings: &ContainerSettings| settings.start(job.node, &job.metrics, reports.clone());
-    let containers = job.containers.as_ref().map(start).transpose()?;
-    let registry = containers.as_ref().map(|running| running.registry.clone());
-    let mut services = match &job.services {
-        Some(services) => Some(services.start(job.node, &job.metrics, registry, &reports, &watches)?),
-        None => None,
-    };
-    let events = job.own_pod.as_ref().map(|own| own.events(tasks));
+    let mut last_event = None;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
     let (mut leadership, mut presence, mut timer) = (Leadership::New, None, SourceTimer::default());
+    let mut running = None;
     loop {
         watch.discard_events();
+        if running.is_none() && !job.is_occupied() {
+            running = Some(job.start_services(&reports, &watches)?);
+        }
         let (desired, refused) = match (job.desired)() {
-            Ok(DesiredInstallation { desired, refused }) => (Ok(desired), refused),
+            Ok(DesiredInstallation { desired, refused }) => {
+                (Ok(DesiredState { owner: job.owner.clone(), ..desired }), refused)
+            }
             Err(why) => (Err(why), None),
         };
         watch.directories(&job.directories(desired.as_ref().ok()));
         if let (None, Ok(desired)) = (&presence, &desired) {
-            presence = job.node.be_present(&desired.installer).ok();
+            let installer = desired.installer.clone();
+            presence = job.node.be_present(&installer).ok().map(|presence| (installer, presence));
             job.node.forget_absent();
         }
         let iteration = job.iterate(desired, leadership, &mut timer);
+        if matches!(iteration, Iteration::Occupied(_)) {
+            // The agent of the DaemonSet that owns the installation serves the plugin.
+            running = None;
+        }
         leadership = match iteration {
             Iteration::Yields(_) => Leadership::Yielded,
-            Iteration::Failed(_) => leadership,
+            Iteration::Failed(_) | Iteration::Occupied(_) => leadership,
             _ => Leadership::Leads,
         };
         let (readiness, mut delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
@@ -152,9 +158,8 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         if !watch.is_complete() && !ignore_events {
             delay = delay.min(POLL_INTERVAL);
         }
-        if let Some(services) = &mut services {
-            let taint = job.taint_decision(iteration.taint_decision(&readiness), presence.as_ref());
-            services.report(taint, leadership != Leadership::Yielded);
+        if let Some(RunningServices { services: Some(services), .. }) = &mut running {
+            services.report(iteration.taint_decision(&readiness), leadership != Leadership::Yielded);
         }
         job.count(&iteration, &readiness);
         job.metrics.refused(refused.is_some());
@@ -162,20 +167,21 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
         health.report(readiness.obstacle().or_else(|| refused.clone()), delay + ITERATION_TIMEOUT);
         logged.refused(refused.as_deref());
-        if let Some(events) = &events {
-            events.report(installation_event(refused.as_deref(), &iteration));
+        let event = installation_event(refused.as_deref(), &iteration);
+        if let (Some(pod), Some(event)) = (&job.own_pod, event.as_ref().filter(|_| event != last_event)) {
+            reports.event(pod, event.clone());
         }
+        last_event = event;
         logged.iteration(&iteration, &readiness, delay);
         // Its own changes are not distinguishable from those of other processes, so it ignores the events after a
         // repair and compares again.
         if watch.wait(delay, ignore_events).map_err(signal_error)? == WakeReason::Signal {
             let removes = job.on_exit.removes();
-            let own = job.taint_decision(TaintDecision::Remove, presence.as_ref());
-            let result = presence.map_or(Ok(()), |presence| {
-                job.node.forget_presence(presence.installer());
-                job.end(presence.installer(), removes)
+            let result = presence.map_or(Ok(()), |(installer, _)| {
+                job.node.forget_presence(&installer);
+                job.end(&installer, removes)
             });
-            if let Some(services) = services.as_mut().filter(|_| removes && own == TaintDecision::Remove) {
+            if let Some(RunningServices { services: Some(services), .. }) = running.as_mut().filter(|_| removes) {
                 services.remove_taint();
             }
             return result;
@@ -187,7 +193,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
 fn installation_event(refused: Option<&str>, iteration: &Iteration) -> Option<Event> {
     let (reason, message) = match (refused, iteration) {
         (Some(message), _) => ("DetourConfigurationRefused", message),
-        (None, Iteration::Failed(message)) => ("DetourNotInstalled", message.as_str()),
+        (None, Iteration::Failed(message) | Iteration::Occupied(message)) => ("DetourNotInstalled", message.as_str()),
         (None, _) => return None,
     };
     Some(Event { warning: true, reason: reason.into(), message: message.to_owned() })
@@ -212,7 +218,28 @@ impl OnExit {
     }
 }
 
+/// The services of an agent whose DaemonSet owns the installation. Dropping them ends their threads.
+struct RunningServices {
+    services: Option<services::RunningServices>,
+    #[expect(dead_code, reason = "held, never read")]
+    containers: Option<RunningContainers>,
+}
+
 impl Job<'_> {
+    /// Whether the installation on the node belongs to another DaemonSet.
+    fn is_occupied(&self) -> bool {
+        self.node.other_owner(self.owner.as_deref()).is_ok_and(|owner| owner.is_some())
+    }
+
+    fn start_services(&self, reports: &PodReports, watches: &SyncStates) -> Result<RunningServices, String> {
+        let start = |settings: &ContainerSettings| settings.start(self.node, &self.metrics, reports.clone());
+        let containers = self.containers.as_ref().map(start).transpose()?;
+        let registry = containers.as_ref().map(|running| running.registry.clone());
+        let start = |services: &Services| services.start(self.node, &self.metrics, registry, reports, watches);
+        let services = self.services.as_ref().map(start).transpose()?;
+        Ok(RunningServices { services, containers })
+    }
+
     fn iterate(
         &self,
         desired: Result<DesiredState, String>,
@@ -223,7 +250,10 @@ impl Job<'_> {
             Ok(desired) => desired,
             Err(reason) => return Iteration::Failed(reason),
         };
-        self.reconcile(&desired, leadership, timer).unwrap_or_else(|error| Iteration::Failed(error.to_string()))
+        self.reconcile(&desired, leadership, timer).unwrap_or_else(|error| match error {
+            InstallError::Owned(_) => Iteration::Occupied(error.to_string()),
+            error => Iteration::Failed(error.to_string()),
+        })
     }
 
     fn reconcile(
@@ -249,28 +279,11 @@ impl Job<'_> {
         })
     }
 
-    /// Coordinates the decision of this release with the other releases on the node that have the same taint: it is
-    /// removed when all are ready. Each one records in its presence file whether it requires the taint.
-    fn taint_decision(&self, own: TaintDecision, presence: Option<&Presence>) -> TaintDecision {
-        let Some(key) = self.services.as_ref().and_then(|services| services.taint.as_deref()) else { return own };
-        let Some(presence) = presence else { return own };
-        if own != TaintDecision::Unchanged
-            && let Err(error) = presence.require_taint((own == TaintDecision::Add).then_some(key))
-        {
-            tracing::warn!("can't coordinate the node's taint with other releases: {error}");
-        }
-        // Written before the other files are read: of two agents that become ready, one sees that both are.
-        match own {
-            TaintDecision::Remove if self.node.is_taint_required(key, presence) => TaintDecision::Leave,
-            own => own,
-        }
-    }
-
     fn count(&self, iteration: &Iteration, readiness: &Readiness) {
         self.metrics.installed(*readiness == Readiness::Ready);
         match iteration {
             Iteration::Repaired(_) => self.metrics.install("done"),
-            Iteration::Failed(_) => self.metrics.install("failed"),
+            Iteration::Failed(_) | Iteration::Occupied(_) => self.metrics.install("failed"),
             Iteration::Settled(_) | Iteration::Followed(_) | Iteration::Waits(_) | Iteration::Yields(_) => {}
         }
     }

@@ -44,9 +44,7 @@ pub(super) enum TaintDecision {
     Add,
     /// The plugin is ready.
     Remove,
-    /// The plugin is ready, but the agent of another release, which has the same taint, is not.
-    Leave,
-    /// It is not known yet whether the plugin is ready, or another agent of the release leads.
+    /// It is not known yet whether the plugin is ready, or a later agent leads.
     Unchanged,
 }
 
@@ -134,7 +132,6 @@ impl RunningServices {
         match (&self.taint, taint) {
             (Some(controller), TaintDecision::Add) => controller.set_ready(false),
             (Some(controller), TaintDecision::Remove) => controller.set_ready(true),
-            (Some(controller), TaintDecision::Leave) => controller.leave(),
             (None, _) | (_, TaintDecision::Unchanged) => {}
         }
     }

@@ -3,10 +3,10 @@
 use crate::cluster::{NodeTaints, ServiceAccount};
 use crate::cni::{Code, Error};
 use serde_json::{Value, json};
+use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
-use std::{io, iter};
 
 /// New pods are not scheduled onto the node; running ones stay (k8s.io/api, `core/v1`: `TaintEffectNoSchedule`).
 const EFFECT: &str = "NoSchedule";
@@ -35,8 +35,8 @@ pub struct Taint {
 /// A handle of the thread that adds and removes the taint.
 #[derive(Debug)]
 pub struct TaintController {
-    /// Whether the node has the taint; `None` if another agent changes it.
-    desired: Sender<Option<bool>>,
+    /// Whether the node has the taint.
+    desired: Sender<bool>,
     /// Disconnected when the thread has ended.
     ended: Receiver<()>,
 }
@@ -56,7 +56,7 @@ impl Taint {
         Ok(TaintController { desired: sender, ended })
     }
 
-    fn reconcile_loop(&self, updates: &Receiver<Option<bool>>) {
+    fn reconcile_loop(&self, updates: &Receiver<bool>) {
         let (mut desired, mut applied, mut failures, mut logged) = (None, None, 0, String::new());
         let mut checked = Instant::now();
         loop {
@@ -67,13 +67,8 @@ impl Taint {
                 updates.recv_timeout(pause)
             };
             match update {
-                Ok(update) => {
-                    // Only the last update counts, but another agent may have changed the taint before it.
-                    for update in iter::once(update).chain(updates.try_iter()) {
-                        applied = applied.filter(|_| update.is_some());
-                        desired = update;
-                    }
-                }
+                // Only the last update counts.
+                Ok(update) => desired = updates.try_iter().last().or(Some(update)),
                 Err(RecvTimeoutError::Disconnected) if desired == applied => return,
                 Err(RecvTimeoutError::Disconnected) => thread::park_timeout(pause),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -125,14 +120,7 @@ impl TaintController {
     /// Sets whether the plugin is ready: the taint is removed then, and added otherwise.
     pub fn set_ready(&self, is_ready: bool) {
         // Fails only if the thread has ended.
-        let _ = self.desired.send(Some(!is_ready));
-    }
-
-    /// Leaves the taint to the agent of another release. The next call of [`TaintController::set_ready`] reads the node
-    /// again.
-    pub fn leave(&self) {
-        // Fails only if the thread has ended.
-        let _ = self.desired.send(None);
+        let _ = self.desired.send(!is_ready);
     }
 
     /// Removes the taint, and waits for it: the plugin is removed from the node, and no other process would remove the

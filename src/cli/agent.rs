@@ -1,14 +1,14 @@
 //! `detour agent`: keeps the plugin installed, serves pod data to the plugin, and repairs pods that bypass the
 //! sidecar.
 
-use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, program_digest};
+use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, agent_namespace, own_kubeconfig, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{DesiredState, HostPath, kubeconfig};
 use detour_cni::agent::{
-    AgentRuntime, ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken,
-    PodSettings, RepairMode, RepairSettings, Selector, Services, run,
+    AgentRuntime, ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, PluginToken, PodSettings,
+    RepairMode, RepairSettings, Services, parse_selector, run,
 };
 use detour_cni::cluster::{ObjectRef, ServiceAccount};
 use detour_cni::cni::LogLevel;
@@ -16,6 +16,7 @@ use detour_cni::logging;
 use detour_cni::pod::PodRef;
 use detour_cni::policy::LivePolicyScope;
 use detour_cni::trusted_file::read_trusted;
+use kube::core::Selector;
 use std::cell::RefCell;
 use std::env;
 use std::net::SocketAddr;
@@ -38,9 +39,9 @@ Installation: The agent installs the plugin like `detour install`, with the same
 when the program, the kubeconfig, the configuration, its token or a file of --config or
 --attachments changes. If the plugin would refuse a new file, the last valid ones stay in use. The
 agent reports the refused file in /readyz, the log, the metric detour_configuration_refused, and an
-Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of a release run on a
-node, as during an upgrade, only the newer one is active. Agents of other releases (--release) are
-active at the same time.
+Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of a DaemonSet run on a
+node, as during an upgrade, only the newer one is active. A node has one installation: the agent of
+another DaemonSet (--daemon-set) changes nothing there, and its error names the first one.
 
 Pod data: With a node name, the agent watches the pods of the node, all namespaces and, unless
 --primary=false, all NetworkAttachmentDefinitions with its pod's service account. It answers the
@@ -91,11 +92,11 @@ pub(super) struct AgentArguments {
     /// What to do with the plugin on the node when the agent ends
     #[arg(long, value_name = "ACTION", value_enum, default_value = "leave")]
     on_exit: ExitAction,
-    /// DaemonSet for --on-exit auto, in the namespace of the agent's pods
+    /// The agent's DaemonSet, in the namespace of its pods ($POD_NAMESPACE); it owns the installation on the node
     #[arg(long, value_name = "NAME", required_if_eq("on_exit", "auto"))]
     daemon_set: Option<String>,
     /// Service account whose token the plugin uses, in the namespace of the agent's pods [default: the agent's own]
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["kubeconfig", "token_file"])]
+    #[arg(long, value_name = "NAME", conflicts_with = "kubeconfig")]
     plugin_service_account: Option<String>,
     /// Serve /healthz, /readyz and /metrics at this address [default: not served]
     #[arg(long, value_name = "ADDR:PORT")]
@@ -150,7 +151,7 @@ pub(super) struct RepairArguments {
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label, default_value = "cni.istio.io/uninitialized=true")]
     repair_label: (String, String),
     /// Repair only pods with these labels, in the syntax of kubectl -l [default: all pods]
-    #[arg(long, value_name = "SELECTOR", default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "SELECTOR", value_parser = parse_selector, default_value = "", hide_default_value = true)]
     repair_selector: Selector,
 }
 
@@ -219,7 +220,7 @@ impl AgentArguments {
             None => self.install.token(),
             Some(token) => {
                 let written = || {
-                    let reached = node.reach(&self.install.own_kubeconfig()).ok()?;
+                    let reached = node.reach(&own_kubeconfig()).ok()?;
                     String::from_utf8(read_trusted(&reached, MAX_KUBECONFIG).ok()?).ok()
                 };
                 token.current(|| kubeconfig::token_in(&written()?)).map_err(|why| anyhow!(why))
@@ -264,13 +265,14 @@ impl AgentArguments {
             desired: &desired,
             program: Path::new(PROGRAM_FILE),
             sources: self.install.source_directories(),
+            owner: as_usage(self.owner())?,
             on_exit,
             health_address: self.health_address,
             metrics,
             services: services.clone(),
             account: self.account(&runtime, "Events of pods").ok(),
             containers: self.containers(),
-            own_pod: self.own_pod(&runtime),
+            own_pod: self.own_pod(),
         };
         run(&job).map_err(|why| anyhow!(why))?;
         Ok(ExitCode::SUCCESS)
@@ -299,20 +301,24 @@ impl AgentArguments {
         })
     }
 
+    /// Returns the owner of the installation: the DaemonSet as NAMESPACE/NAME.
+    fn owner(&self) -> Result<Option<String>> {
+        let object = self.daemon_set.as_ref().map(|name| self.own_object("--daemon-set", name)).transpose()?;
+        Ok(object.map(|object| object.to_string()))
+    }
+
     /// Returns a reference to an object in the namespace of the agent's pods.
     fn own_object(&self, flag: &str, name: &str) -> Result<ObjectRef> {
-        let namespace = self.install.agent_namespace();
-        let namespace =
-            namespace.with_context(|| format!("{flag} {name}: unknown namespace; add --agent-namespace NAME"))?;
+        let namespace = agent_namespace()
+            .with_context(|| format!("{flag} {name}: unknown namespace; set the variable POD_NAMESPACE"))?;
         Ok(ObjectRef { namespace, name: name.to_owned() })
     }
 
     /// Returns the agent's own pod from the environment variables of the downward API, `None` outside of a pod.
-    fn own_pod(&self, runtime: &AgentRuntime) -> Option<OwnPod> {
+    fn own_pod(&self) -> Option<PodRef> {
         let set = |key| env::var(key).ok().filter(|value| !value.is_empty());
-        let (namespace, name) = (self.install.agent_namespace()?, set("POD_NAME")?);
-        let account = self.account(runtime, "Events of the agent's pod").ok()?;
-        Some(OwnPod { account, pod: PodRef { namespace, name, uid: set("POD_UID") } })
+        let (namespace, name) = (agent_namespace()?, set("POD_NAME")?);
+        Some(PodRef { namespace, name, uid: set("POD_UID") })
     }
 
     /// Returns how excluded containers are exempted; `None` without the flag.

@@ -1,10 +1,11 @@
 //! The cluster of a command, its kubeconfig, and the files that the command line names.
 
+use super::install::own_kubeconfig;
 use super::output::CommandError;
 use clap::Args;
 use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles};
 use detour_cni::cluster::{self, AgentPod, Cluster, UserApi};
-use detour_cni::cni::{CniCommand, Code, Error, NODE_CONFIGURATION, NetConf};
+use detour_cni::cni::{CniCommand, Code, Error, NetConf};
 use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, Subject};
 use detour_cni::pod::{Facts, Pod, PodRef};
 use detour_cni::trusted_file;
@@ -148,8 +149,7 @@ impl ClusterArguments {
             return Ok(PodSource::Facts(source));
         }
         let of_plugin = || {
-            let kubeconfig = HostPath::new(NODE_CONFIGURATION)?.parent().join("kubeconfig");
-            let path = HostRoot::new(root).reach(&kubeconfig).ok()?;
+            let path = HostRoot::new(root).reach(&own_kubeconfig()).ok()?;
             path.exists().then(|| UserApi::of_node(root, path, TIMEOUT))
         };
         UserApi::in_cluster(TIMEOUT).or_else(of_plugin).map(PodSource::Api).ok_or_else(|| {
@@ -199,8 +199,7 @@ fn installed(pod: &Pod, root: &Path) -> Result<(Vec<InstalledText>, Option<Strin
     if host_name(root).is_none_or(|name| name != node) {
         return Err(format!("this is not the pod's node {node}"));
     }
-    let state_dir = HostPath::new(NODE_CONFIGURATION).ok_or("unknown state directory")?.parent();
-    let InstalledTexts { texts, missing } = NodeFiles::new(HostRoot::new(root), state_dir).installed_texts()?;
+    let InstalledTexts { texts, missing } = NodeFiles::new(HostRoot::new(root)).installed_texts()?;
     let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let reason = (!missing.is_empty()).then(|| format!("not found: {}", missing.join(", ")));
     if texts.is_empty() {

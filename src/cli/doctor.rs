@@ -4,9 +4,7 @@ use super::cluster::{check_exists, host_name, kubeconfig_from_environment};
 use super::install::NodeArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use clap::{ArgAction, Args};
-use detour_cni::agent::install::{
-    FoundState, InstallError, InstallRecord, NodeFiles, Platform, Release, Role, changed,
-};
+use detour_cni::agent::install::{FoundState, InstallRecord, Platform, Role, changed, state_path};
 use detour_cni::host_path::HostPath;
 use detour_cni::inspect::doctor::{CheckTarget, Installation, OwnList, examine};
 use detour_cni::pod::PodRef;
@@ -141,12 +139,13 @@ impl TargetArguments {
     fn target(&self) -> CheckTarget {
         let node = self.place.node();
         let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
-        let found = look(&node);
-        let records: Vec<_> = found.iter().flatten().map(|found| &found.record).collect();
-        let own_lists = own_lists(&records);
-        let is_listed = !own_lists.is_empty() || records.iter().any(|record| !record.lists.is_empty());
+        let found = node.look(None);
+        let none = InstallRecord::default();
+        let record = found.as_ref().map_or(&none, |found| &found.record);
+        let own_lists = own_lists(record);
+        let is_listed = !own_lists.is_empty() || !record.lists.is_empty();
         let platform_dir = |path: &str| HostPath::new(path).into_iter().collect::<Vec<_>>();
-        let programs = programs(&records);
+        let programs = programs(record);
         let mut bin_dirs: Vec<HostPath> = self.bin_dir.clone().into_iter().collect();
         if bin_dirs.is_empty() {
             bin_dirs = programs.iter().map(HostPath::parent).collect();
@@ -158,25 +157,24 @@ impl TargetArguments {
         let conf = self
             .conf
             .clone()
-            .or_else(|| conf_dirs(&records).into_iter().next())
+            .or_else(|| conf_dirs(record).into_iter().next())
             .or_else(|| platform_dir(platform.conf_dir).pop());
-        let conf = conf.unwrap_or_else(|| self.place.state_dir().clone());
-        let mut other_conf_dirs = if self.conf.is_none() { conf_dirs(&records) } else { Vec::new() };
+        let conf = conf.unwrap_or_else(|| state_path(""));
+        let mut other_conf_dirs = if self.conf.is_none() { conf_dirs(record) } else { Vec::new() };
         other_conf_dirs.retain(|directory| *directory != conf);
         CheckTarget {
             mount: self.place.root().to_owned(),
             node_name: self.node_name.clone().or_else(|| host_name(self.place.root())),
             platform: platform.name.to_owned(),
-            chained: self.chained.unwrap_or(if records.is_empty() { platform.chained } else { is_listed }),
+            chained: self.chained.unwrap_or(if record.is_empty() { platform.chained } else { is_listed }),
             bin_dirs,
             conf,
             other_conf_dirs,
             installation: Installation {
-                records: node.records().unwrap_or_default(),
                 programs,
-                listed_types: listed_types(&records),
+                listed_types: listed_types(record),
                 own_lists,
-                changed: found.as_ref().map(|found| differences(found)).map_err(ToString::to_string),
+                changed: found.as_ref().map(differences).map_err(ToString::to_string),
             },
             kubeconfig: self.kubeconfig.clone().or_else(kubeconfig_from_environment),
             pod: None,
@@ -185,52 +183,24 @@ impl TargetArguments {
     }
 }
 
-/// Returns the state of each release on the node. If there are several, files in directories that do not exist here are
-/// not expected: an agent's pod mounts only those of its own release.
-fn look(node: &NodeFiles) -> Result<Vec<FoundState>, InstallError> {
-    let releases = node.releases()?;
-    let is_alone = releases.len() == 1;
-    let look = |release: Release| {
-        let mut found = node.of_release(release).look(None)?;
-        let exists = |path: &HostPath| is_alone || node.has(&path.parent());
-        found.record.files.retain(|path, _| exists(path));
-        found.record.lists.retain(|path, _| exists(path));
-        Ok(found)
-    };
-    releases.into_iter().map(look).collect()
+/// Returns the differences between the node and the installation record; `None` without an installation.
+fn differences(found: &FoundState) -> Option<Vec<String>> {
+    (!found.record.is_empty()).then(|| changed(found))
 }
 
-/// Returns the differences between the node and the installation records; `None` without a record.
-fn differences(found: &[FoundState]) -> Option<Vec<String>> {
-    let mut lines: Vec<String> = Vec::new();
-    for line in found.iter().flat_map(changed) {
-        // Releases share files.
-        if !lines.contains(&line) {
-            lines.push(line);
-        }
-    }
-    (!found.is_empty()).then_some(lines)
+fn programs(record: &InstallRecord) -> Vec<HostPath> {
+    let programs = record.files.iter().filter(|(_, owned)| owned.role == Role::Program);
+    programs.map(|(path, _)| path.clone()).collect()
 }
 
-fn programs(records: &[&InstallRecord]) -> Vec<HostPath> {
-    let files = records.iter().flat_map(|record| &record.files);
-    let programs: BTreeSet<_> = files.filter(|(_, owned)| owned.role == Role::Program).map(|(path, _)| path).collect();
-    programs.into_iter().cloned().collect()
+fn listed_types(record: &InstallRecord) -> BTreeMap<HostPath, BTreeSet<String>> {
+    let edited = record.lists.iter().map(|(path, list)| (path.clone(), list.kind.clone()));
+    let copied = own_lists(record).into_iter().map(|(path, list)| (path, list.kind));
+    edited.chain(copied).map(|(path, kind)| (path, BTreeSet::from([kind]))).collect()
 }
 
-fn listed_types(records: &[&InstallRecord]) -> BTreeMap<HostPath, BTreeSet<String>> {
-    let mut types: BTreeMap<HostPath, BTreeSet<String>> = BTreeMap::new();
-    for (path, list) in records.iter().flat_map(|record| &record.lists) {
-        types.entry(path.clone()).or_default().insert(list.kind.clone());
-    }
-    for (path, list) in own_lists(records) {
-        types.entry(path).or_default().insert(list.kind);
-    }
-    types
-}
-
-fn own_lists(records: &[&InstallRecord]) -> BTreeMap<HostPath, OwnList> {
-    let copied = records.iter().flat_map(|record| &record.files).filter_map(|(path, owned)| {
+fn own_lists(record: &InstallRecord) -> BTreeMap<HostPath, OwnList> {
+    let copied = record.files.iter().filter_map(|(path, owned)| {
         let list = owned.copy_of.as_ref()?;
         Some((path.clone(), OwnList { source: list.source.clone(), kind: list.kind.clone() }))
     });
@@ -238,12 +208,10 @@ fn own_lists(records: &[&InstallRecord]) -> BTreeMap<HostPath, OwnList> {
 }
 
 /// Returns the directories of the plugin's configurations, that of the cluster network first.
-fn conf_dirs(records: &[&InstallRecord]) -> Vec<HostPath> {
-    let lists = records.iter().flat_map(|record| record.lists.keys());
-    let files = records.iter().flat_map(|record| &record.files);
-    let own = files.filter(|(_, owned)| owned.role == Role::Configuration).map(|(path, _)| path);
+fn conf_dirs(record: &InstallRecord) -> Vec<HostPath> {
+    let own = record.files.iter().filter(|(_, owned)| owned.role == Role::Configuration).map(|(path, _)| path);
     let mut directories: Vec<HostPath> = Vec::new();
-    for directory in lists.chain(own).map(HostPath::parent) {
+    for directory in record.lists.keys().chain(own).map(HostPath::parent) {
         if !directories.contains(&directory) {
             directories.push(directory);
         }

@@ -4,17 +4,15 @@ mod attachments;
 mod options;
 
 pub(super) use attachments::GivenKeys;
-pub(super) use options::InstallOptions;
+pub(super) use options::{InstallOptions, agent_namespace, own_kubeconfig};
 
 use super::output::CommandError;
 use anyhow::{Context, Result};
 use clap::Args;
 use detour_cni::agent::install::plan::undo;
-use detour_cni::agent::install::{Digest, HostPath, HostRoot, InstallPlan, NodeFiles, Release, SourceTimer};
-use detour_cni::cni::NODE_CONFIGURATION;
+use detour_cni::agent::install::{Digest, HostRoot, InstallPlan, NodeFiles, SourceTimer};
 use detour_cni::printable::Text;
 use detour_cni::trusted_file::follow;
-use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,16 +26,15 @@ Examples:
         install from a pod that mounts the node's file system at /host, with its service account
   detour install --chained=true --conf-name 10-calico.conflist --name istio-cni
         add the plugin to this plugin list, and install the program also under the name istio-cni
-  detour install --release excludedns --name excludedns --attachments attachments.json
-        install a second release, with a configuration file for each attachment
+  detour install --name excludedns --attachments attachments.json
+        install with a configuration file for each attachment
 
 Platforms: openshift (aro, crc, ocp, okd, rosa) and microshift, both with a separate configuration
 file for Multus; gke, k3d, k3s, microk8s, bottlerocket, minikube; and kubernetes (aks, default, eks,
 iks, k0s, kind, kubeadm, rke1, rke2, talos).
 
-Several releases can be installed on a node (--release). Each one has its own installation record,
-configuration files and kubeconfig. They share the program, of which the newest version stays, and
-the node configuration. The command refuses a configuration file that belongs to another release.
+A node has one installation, with any number of attachments (--attachments). If an agent has
+installed the plugin, the command refuses to change it, and names the agent's DaemonSet.
 
 Repeat the command to restore missing or changed files; it changes nothing else. To revert all
 changes, use `detour uninstall`. With invalid arguments or input, the command changes nothing.
@@ -53,8 +50,6 @@ Examples:
         show what would change on this node, as a unified diff
   detour uninstall --root /host
         uninstall from a pod that mounts the node's file system at /host
-  detour uninstall --release excludedns
-        revert only this release, and keep what the other releases on the node need
 
 Pods keep their rules. The command first removes the configuration, then the node configuration, the
 kubeconfig and the program. It keeps files that were edited after the installation and the files
@@ -87,23 +82,17 @@ pub(super) struct InstallArguments {
 pub(super) struct UninstallArguments {
     #[command(flatten)]
     place: NodeArguments,
-    /// Revert only this release [default: all releases on the node]
-    #[arg(long, value_name = "NAME")]
-    release: Option<Release>,
     /// Print the changes as a unified diff, without making them
     #[arg(long)]
     dry_run: bool,
 }
 
-/// The node's directories.
+/// The node.
 #[derive(Debug, Args)]
 pub(super) struct NodeArguments {
     /// Directory at which the node's file system, or the required part of it, is mounted
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Directory on the node for the installation record and the kubeconfig; the default directory also contains the node configuration
-    #[arg(long, value_name = "DIR", default_value = "/var/lib/cni/detour")]
-    state_dir: HostPath,
 }
 
 impl NodeArguments {
@@ -122,18 +111,8 @@ impl NodeArguments {
         Err(CommandError::Usage(format!("--root {}: expected a directory", self.root.display())))
     }
 
-    /// Returns the directory of the installation records.
-    pub(super) fn state_dir(&self) -> &HostPath {
-        &self.state_dir
-    }
-
-    /// Returns the path of the node configuration if it is in the state directory: the plugin reads no other path.
-    fn node_configuration(&self) -> Option<HostPath> {
-        HostPath::new(NODE_CONFIGURATION).filter(|path| path.parent() == self.state_dir)
-    }
-
     pub(super) fn node(&self) -> NodeFiles {
-        NodeFiles::new(HostRoot::new(&self.root), self.state_dir.clone())
+        NodeFiles::new(HostRoot::new(&self.root))
     }
 }
 
@@ -183,39 +162,13 @@ impl UninstallArguments {
         self.place.check_root()?;
         let node = self.place.node();
         let lock = if self.dry_run { None } else { Some(node.lock()?) };
-        let default = || BTreeSet::from([Release::default()]);
-        let releases = match &self.release {
-            Some(release) => BTreeSet::from([release.clone()]),
-            // Without a record, the temporary files of a killed installation are removed.
-            None => Some(node.releases()?).filter(|releases| !releases.is_empty()).unwrap_or_else(default),
-        };
-        let mut reverted = InstallPlan::default();
-        let mut left = BTreeMap::new();
-        for release in releases {
-            let node = node.of_release(release.clone());
-            let mut found = node.look(None)?;
-            if let Some(lock) = &lock {
-                let plan = undo(&found);
-                node.apply(&plan, Path::new(PROGRAM_FILE), lock)?;
-                reverted.extend(plan);
-                continue;
-            }
-            // What the plans for the releases before this one would leave.
-            if let Some(record) = left.remove(&release) {
-                found.record = record;
-            }
-            found.others.extend(left.clone());
-            found.others.retain(|_, record| !record.is_empty());
-            let plan = undo(&found);
-            left.insert(release, plan.record.clone());
-            left.extend(plan.others.clone());
-            reverted.extend(plan);
-        }
-        let Some(lock) = lock else { return Ok(print_diff(&reverted)) };
+        let plan = undo(&node.look(None)?);
+        let Some(lock) = lock else { return Ok(print_diff(&plan)) };
+        node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
         node.forget_absent();
         node.forget_lock(lock);
-        let code = print_changes(&reverted);
-        Ok(if reverted.incomplete { ExitCode::FAILURE } else { code })
+        let code = print_changes(&plan);
+        Ok(if plan.incomplete { ExitCode::FAILURE } else { code })
     }
 }
 

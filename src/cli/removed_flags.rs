@@ -8,6 +8,17 @@ const REMOVED: &[(&str, &str)] = &[
         "--oci-hooks-dir",
         "enable NRI in the container runtime (containerd 2.0, CRI-O 1.30 or later), and run the agent with --nri-socket",
     ),
+    ("--release", "a node has one installation: add exclusions to it with --attachments"),
+    ("--network", "set the key name in the file of --config"),
+    ("--log-level", "set the key log_level in the file of --config"),
+    ("--exclude-namespaces", "set the key kubernetes.exclude_namespaces in the file of --config"),
+    (
+        "--agent-namespace",
+        "set the variable POD_NAMESPACE, or the key kubernetes.agent_namespace in the file of --config",
+    ),
+    ("--token-file", "use --kubeconfig with a file on the node that contains tokenFile"),
+    ("--allow-missing-credentials", "create the kubeconfig on the node first"),
+    ("--state-dir", "remove it: the directory on the node is /var/lib/cni/detour"),
     ("--bundle", "-o json prints all findings; oc adm must-gather and sosreport collect files"),
     (
         "--live-policy-opt-out",

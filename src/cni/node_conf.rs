@@ -120,8 +120,7 @@ impl NodeConf {
     }
 
     /// Returns the content of a node configuration file.
-    #[must_use]
-    pub fn keys(&self) -> Value {
+    fn keys(&self) -> Value {
         let mut keys = self.top.clone();
         let mut kubernetes = self.kubernetes.clone();
         kubernetes.insert(EXCLUDED.into(), json!(self.exclude_namespaces));
@@ -190,43 +189,17 @@ impl NodeConf {
         Ok((node, warnings.into_iter().map(|warning| format!("{place}: {warning}")).collect()))
     }
 
-    /// Composes the node configuration of several configurations of the plugin, each with the name of its network;
-    /// `None` for the cluster network. The first one sets the keys that only one of them can set. The second part of
-    /// the result are warnings. Returns `None` without configurations.
+    /// Adds the configurations of further networks, by their names.
     #[must_use]
-    pub fn compose(confs: Vec<(Option<String>, Self)>) -> Option<(Self, Vec<String>)> {
-        let mut confs = confs.into_iter();
-        let (_, mut node) = confs.next()?;
-        let mut warnings = Vec::new();
-        for (network, other) in confs {
-            let is_pinned = |kind: &&str| [&node, &other].iter().any(|conf| conf.pinned.iter().any(|own| own == kind));
-            node.pinned = SUB_PLUGINS.iter().copied().filter(is_pinned).map(str::to_owned).collect();
-            node.primary = node.primary.max(other.primary);
-            node.add_agent_prefixes(&other);
-            match network {
-                _ if other.exclude_namespaces == node.exclude_namespaces => {}
-                Some(network) => drop(node.networks.entry(network).or_insert(other.exclude_namespaces)),
-                None => warnings.push(format!(
-                    "{EXCLUDED}: {} is ignored: another release adds the plugin to the cluster network and sets {}",
-                    other.exclude_namespaces.join(","),
-                    node.exclude_namespaces.join(",")
-                )),
+    pub fn with_networks(mut self, others: impl IntoIterator<Item = (String, Self)>) -> Self {
+        for (network, other) in others {
+            let is_pinned = |kind: &&str| [&self, &other].iter().any(|conf| conf.pinned.iter().any(|own| own == kind));
+            self.pinned = SUB_PLUGINS.iter().copied().filter(is_pinned).map(str::to_owned).collect();
+            if other.exclude_namespaces != self.exclude_namespaces {
+                self.networks.insert(network, other.exclude_namespaces);
             }
         }
-        Some((node, warnings))
-    }
-
-    /// Adds the prefixes of the names of `other`'s agent pods, if these are in the same namespace.
-    fn add_agent_prefixes(&mut self, other: &Self) {
-        let [namespace, prefixes] = ["agent_namespace", "agent_pod_prefixes"];
-        if self.kubernetes.get(namespace) != other.kubernetes.get(namespace) {
-            return;
-        }
-        let added = other.kubernetes.get(prefixes).and_then(Value::as_array).cloned().unwrap_or_default();
-        if let Some(own) = self.kubernetes.get_mut(prefixes).and_then(Value::as_array_mut) {
-            let added: Vec<_> = added.into_iter().filter(|prefix| !own.contains(prefix)).collect();
-            own.extend(added);
-        }
+        self
     }
 
     /// Returns the namespaces whose pods are skipped by configurations of this network.
@@ -351,38 +324,19 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn one_part_is_unchanged_and_several_are_composed() {
-        let part = |keys: &Value| node(keys);
+    fn further_networks_add_their_pinned_sub_plugins_and_excluded_namespaces() {
         let first = json!({
-            "log_file": "/var/log/d.log",
-            "kubernetes": {
-                "kubeconfig": "/k", "agent_namespace": "a", "agent_pod_prefixes": ["x-"],
-                "exclude_namespaces": ["one"],
-            },
+            "log_file": "/var/log/d.log", "kubernetes": {"kubeconfig": "/k", "exclude_namespaces": ["one"]},
             "pinned": ["dns-exclude"], "attachments_may_exclude_namespaces": false, "primary": false,
         });
-        let (alone, warnings) = NodeConf::compose(vec![(None, part(&first))]).expect("a part");
-        assert_eq!((alone.text(), warnings), (format!("{first:#}\n"), Vec::new()));
-        let second = json!({
-            "kubernetes": {"agent_namespace": "a", "agent_pod_prefixes": ["x-", "y-"], "exclude_namespaces": ["two"]},
-            "pinned": ["istio-redirect"], "attachments_may_exclude_namespaces": true, "primary": true,
-        });
-        let parts = vec![
-            (None, part(&first)),
-            (Some("b".to_owned()), part(&second)),
-            (Some("c".to_owned()), part(&first)),
-            (None, part(&second)),
-        ];
-        let (all, warnings) = NodeConf::compose(parts).expect("parts");
+        assert_eq!(node(&first).with_networks([]).text(), format!("{first:#}\n"));
+        let second = json!({"kubernetes": {"exclude_namespaces": ["two"]}, "pinned": ["istio-redirect"]});
+        let all = node(&first).with_networks([("b".to_owned(), node(&second)), ("c".to_owned(), node(&first))]);
         let mut expected = first;
-        expected["kubernetes"]["agent_pod_prefixes"] = json!(["x-", "y-"]);
         expected["networks"] = json!({"b": {"exclude_namespaces": ["two"]}});
         expected["pinned"] = json!(["istio-redirect", "dns-exclude"]);
-        expected["primary"] = true.into();
         assert_eq!(all.keys(), expected);
-        assert!(warnings.len() == 1 && warnings[0].contains("two is ignored"), "{warnings:?}");
-        assert_eq!(part(&expected), NodeConf { place: "/node.json".into(), ..all });
-        assert_eq!(NodeConf::compose(Vec::new()), None);
+        assert_eq!(node(&expected), NodeConf { place: "/node.json".into(), ..all });
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// The version of the records that this program writes. Records of 0.1.0 have no version.
+/// The version of the records that this program writes. The first records had no version.
 pub const VERSION: u32 = 1;
 
 #[derive(Deserialize)]
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(text, br#"{"version":1,"a":1,"b":"x"}"#);
         assert!(text.starts_with(OWN_START));
         assert_eq!(parse::<Two>(&text).expect("this version"), two);
-        assert_eq!(parse::<Two>(br#"{"a":1,"b":"x"}"#).expect("0.1.0"), two);
+        assert_eq!(parse::<Two>(br#"{"a":1,"b":"x"}"#).expect("no version"), two);
         let newer = br#"{"version":2,"a":"y","b":"x"}"#;
         let error = parse::<Two>(newer).expect_err("newer").to_string();
         assert_eq!(error, "expected format 1 or older, got 2, written by a newer version of detour");

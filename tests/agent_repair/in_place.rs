@@ -304,7 +304,7 @@ fn a_locked_netns_is_checked_again_soon() {
         call.lock().expect("locked");
         assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start), []);
         drop(call);
-        let done = one(repair.run_pass(&[observed], start + 20 * SECOND));
+        let done = one(repair.run_pass(&[observed], start + 30 * SECOND));
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
     });
 }

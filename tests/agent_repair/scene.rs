@@ -5,9 +5,10 @@ use crate::pod::Pod;
 use crate::server::{Answer, Request, Server};
 use detour_cni::agent::install::{EditedList, HostPath, HostRoot, InstallRecord, NodeFiles};
 use detour_cni::agent::pods::{ObservedNode, PodReconciler, RepairResult};
-use detour_cni::agent::{Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RepairSettings, Selector};
+use detour_cni::agent::{Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RepairSettings};
 use detour_cni::cluster::ServiceAccount;
 use detour_cni::policy::LivePolicyScope;
+use kube::core::Selector;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::cell::OnceCell;
@@ -71,7 +72,7 @@ impl Scene<'_> {
             }},
         ]});
         self.write(LIST, &list.to_string());
-        let listed = EditedList { kind: "detour".into(), ours: Vec::new(), single: None };
+        let listed = EditedList { kind: "detour".into(), ours: Vec::new(), original: None };
         self.log(&InstallRecord { lists: [(host(LIST), listed)].into(), ..InstallRecord::default() });
         fs::create_dir_all(self.manifests()).expect("made");
     }
@@ -134,7 +135,7 @@ impl Scene<'_> {
     }
 
     pub(crate) fn files(&self) -> NodeFiles {
-        NodeFiles::new(HostRoot::new(&self.node.root), host("/var/lib/cni/detour"))
+        NodeFiles::new(HostRoot::new(&self.node.root))
     }
 
     /// Returns the agent's account.

@@ -119,16 +119,3 @@ fn a_refused_request_is_retried() {
         assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
     });
 }
-
-#[test]
-fn the_node_is_read_again_after_the_agent_of_another_release_has_changed_the_taint() {
-    let (script, _changes) = node(&Value::Null, 0);
-    scene_with(script, |scene| {
-        let taint = start(scene, "node-1");
-        taint.set_ready(true);
-        requested(scene, 1);
-        taint.leave();
-        taint.remove();
-        requested(scene, 2);
-    });
-}

@@ -76,14 +76,6 @@ fn sigterm_to_the_plugin_kills_the_executable_and_undoes_the_add() {
 }
 
 #[test]
-fn stderr_is_forwarded() {
-    let recorders = recorders().with("second", "echo a line of its own >&2");
-    let executables = [json!({"type": "second"})];
-    let output = Pod::new().call("ADD", &recorders.bin(), &conf("1.0.0", &executables));
-    assert!(output.success && output.stderr.contains("a line of its own\n"), "{output:?}");
-}
-
-#[test]
 fn a_missing_executable_is_detected_before_anything_runs() {
     let recorders = recorders();
     let output = failed(&recorders, &Pod::new(), &nothing());

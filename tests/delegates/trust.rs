@@ -45,38 +45,26 @@ fn fails_and_leaves_nothing(recorders: &Recorders, bin_dir: &Path, why: &str) {
 }
 
 #[test]
-fn a_file_of_another_user_is_not_executed() {
-    let recorders = Recorders::new().with("evil", "");
-    give(&recorders.bin().join("evil"));
-    fails_and_leaves_nothing(&recorders, &recorders.bin(), "/bin/evil is owned by UID 12345; expected root; run chown");
-}
-
-#[test]
-fn a_directory_that_others_can_write_to_is_not_used() {
-    let recorders = Recorders::new().with("evil", "");
-    mode(&recorders.bin(), 0o777);
-    fails_and_leaves_nothing(
-        &recorders,
-        &recorders.bin(),
-        "/bin has mode 0777; expected one that only root can write to",
-    );
-}
-
-#[test]
-fn a_parent_of_another_user_is_not_used() {
-    let recorders = Recorders::new().with("evil", "");
-    let parent = recorders.bin().parent().expect("a directory").to_owned();
-    give(&parent);
-    fails_and_leaves_nothing(&recorders, &recorders.bin(), &format!("{} is owned by UID 12345", parent.display()));
-}
-
-#[test]
-fn a_link_of_root_to_a_file_of_another_user_is_not_followed() {
-    let recorders = Recorders::new().with("target", "");
-    let target = recorders.bin().join("target");
-    give(&target);
-    symlink(&target, recorders.bin().join("evil")).expect("a link");
-    fails_and_leaves_nothing(&recorders, &recorders.bin(), "/bin/target is owned by UID 12345");
+fn files_that_another_user_can_change_are_not_executed() {
+    type Attack = (fn(&Path), &'static str);
+    let attacks: [Attack; 4] = [
+        (|bin| give(&bin.join("evil")), "/bin/evil is owned by UID 12345; expected root; run chown"),
+        (|bin| mode(bin, 0o777), "/bin has mode 0777; expected one that only root can write to"),
+        (|bin| give(bin.parent().expect("a directory")), " is owned by UID 12345"),
+        (
+            |bin| {
+                fs::rename(bin.join("evil"), bin.join("target")).expect("renamed");
+                give(&bin.join("target"));
+                symlink(bin.join("target"), bin.join("evil")).expect("a link");
+            },
+            "/bin/target is owned by UID 12345",
+        ),
+    ];
+    for (attack, why) in attacks {
+        let recorders = Recorders::new().with("evil", "");
+        attack(&recorders.bin());
+        fails_and_leaves_nothing(&recorders, &recorders.bin(), why);
+    }
 }
 
 #[test]

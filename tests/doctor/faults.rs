@@ -42,7 +42,7 @@ const CONFIGURATIONS: [Fault; 9] = [
     ("conf-missing", "configuration-present", AS_IS, |scene| fs::remove_file(scene.path(CONF)).expect("removed")),
     ("conf-not-json", "configuration-present", AS_IS, |scene| scene.write(CONF, "{\"type\": \"detour\",")),
     ("conf-wrong-key", "configuration-valid", AS_IS, |scene| edit(scene, |conf| conf["dialect"] = "pf".into())),
-    ("conf-of-another-name", "definition-leads", |plan| plan.install.push("--network=other".into()), NOTHING),
+    ("conf-of-another-name", "definition-leads", |plan| plan.config["name"] = "other".into(), NOTHING),
     ("conf-edited", "installation", AS_IS, |scene| edit(scene, |conf| conf["log_level"] = "debug".into())),
     ("conf-not-picked", "configuration-picked", chained, |scene| {
         let other = json!({"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "bridge"}]});
@@ -95,7 +95,12 @@ const PODS: [Fault; 9] = [
         NOTHING,
     ),
     ("annotation-missing", "plugin-attached", |plan| plan.cluster.annotate(NETWORKS, ""), NOTHING),
-    ("namespace-excluded", "redirected", |plan| plan.install.push("--exclude-namespaces=shop".into()), NOTHING),
+    (
+        "namespace-excluded",
+        "redirected",
+        |plan| plan.config["kubernetes"]["exclude_namespaces"] = json!(["shop"]),
+        NOTHING,
+    ),
     (
         "not-injected",
         "redirected",

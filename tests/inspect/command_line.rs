@@ -106,6 +106,9 @@ fn problems_with_the_selected_object_exit_with_1() {
 #[test]
 fn output_that_cannot_be_written_is_reported() {
     let pod = file("pod.yaml", POD);
+    let credentials = r#"{"clusters":[{"name":"c","cluster":{"server":"https://a"}}],"users":[{"name":"u","user":{}}],
+        "contexts":[{"name":"x","context":{"cluster":"c","user":"u"}}],"current-context":"x"}"#;
+    let kubeconfig = file("kubeconfig", credentials);
     for arguments in [
         &["explain", "-f", &pod][..],
         &["explain", "-f", &pod, "-o", "json"],
@@ -113,7 +116,7 @@ fn output_that_cannot_be_written_is_reported() {
         &["rules", "/proc/self/ns/net"],
         &["doctor", "--node"],
         &["validate", concat!(env!("CARGO_MANIFEST_DIR"), "/conf/node.json")],
-        &["install", "--dry-run", "--kubeconfig", "/k", "--allow-missing-credentials"],
+        &["install", "--dry-run", "--kubeconfig", &kubeconfig],
         &["uninstall", "--dry-run"],
         &["completion", "bash"],
         &["version"],

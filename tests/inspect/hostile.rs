@@ -167,7 +167,7 @@ fn arguments_in_errors_are_escaped() {
             &["doctor", "--platform", HOSTILE],
             &["doctor", "--config", HOSTILE],
             &["audit", "--chained", HOSTILE],
-            &["install", "--state-dir", HOSTILE],
+            &["install", "--conf-dir", HOSTILE],
             &["agent", "--node-name", "a", HOSTILE],
             &["validate", HOSTILE],
             &["completion", HOSTILE],

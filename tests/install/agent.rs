@@ -240,7 +240,7 @@ fn on_exit_auto_requires_the_name_of_the_daemon_set() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--daemon-set"));
     let why = scene.ends(2, "agent", &["--on-exit=auto", "--daemon-set=detour-agent"]);
-    assert!(why.contains("--daemon-set detour-agent") && why.contains("--agent-namespace"), "{why}");
+    assert!(why.contains("--daemon-set detour-agent") && why.contains("POD_NAMESPACE"), "{why}");
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn of_two_agents_the_later_leads_and_the_earlier_takes_over_when_it_has_ended() 
     let scene = Scene::with("agent-two", "10-calico.conflist", CALICO);
     let first = Agent::start(&scene, "first", &[]);
     first.wait_for_log(SETTLED);
-    let second = Agent::start(&scene, "second", &["--log-level=debug"]);
+    let second = Agent::start(&scene, "second", &[&scene.config("c", &json!({"log_level": "debug"}))]);
     second.wait_for_log(SETTLED);
     first.wait_for_log("second has taken over");
     assert!(scene.read(LIST).contains("\"log_level\": \"debug\""));

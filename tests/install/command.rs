@@ -21,7 +21,8 @@ fn openshift(name: &str) -> Scene {
 #[test]
 fn install_writes_the_program_a_private_kubeconfig_and_an_entry_in_the_list() {
     let scene = Scene::with("chained", "10-calico.conflist", CALICO);
-    let printed = scene.ok("install", &["--agent-namespace=istio-system", "--log-level=debug"]);
+    let config = scene.config("c", &json!({"log_level": "debug", "kubernetes": {"agent_namespace": "istio-system"}}));
+    let printed = scene.ok("install", &[&config]);
     assert!(printed.contains("copy this program to /opt/cni/bin/detour"), "{printed}");
 
     let installed = scene.path("opt/cni/bin/detour");
@@ -52,7 +53,7 @@ fn install_writes_the_program_a_private_kubeconfig_and_an_entry_in_the_list() {
         "capabilities": { "dns": true, "io.kubernetes.cri.pod-annotations": true },
     });
     assert_eq!(*entry, wanted);
-    assert_eq!(scene.ok("install", &["--agent-namespace=istio-system", "--log-level=debug"]), "nothing to do\n");
+    assert_eq!(scene.ok("install", &[&config]), "nothing to do\n");
 }
 
 #[test]
@@ -60,7 +61,7 @@ fn openshift_is_detected_and_gets_a_configuration_file_of_its_own() {
     let scene = openshift("openshift");
     scene.write("config.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["1337"]}], "cniVersion": "0.4.0"}"#);
     let config = format!("--config={}", scene.path("config.json").display());
-    scene.ok("install", &[&config, "--network=istio-cni"]);
+    scene.ok("install", &[&config]);
     let conf = scene.json(OPENSHIFT_CONF);
     assert_eq!(
         (&conf["name"], &conf["type"], &conf["cniVersion"]),
@@ -89,7 +90,7 @@ fn uninstall_restores_every_file() {
     fs::set_permissions(scene.path("var/lib/cni/bin/istio-cni"), PermissionsExt::from_mode(0o711)).expect("set");
     let before = scene.files();
     scene.ok("install", &["--name=istio-cni", "--name=excludedns"]);
-    scene.ok("install", &["--name=istio-cni", "--log-level=debug"]);
+    scene.ok("install", &["--name=istio-cni", &scene.config("c", &json!({"log_level": "debug"}))]);
     assert!(!scene.path("var/lib/cni/bin/excludedns").exists(), "not asked for any more");
     assert!(scene.json(OPENSHIFT_CONF)["log_level"] == "debug");
     assert!(scene.path("var/lib/cni/bin/istio-cni").metadata().expect("there").len() > 1 << 20);
@@ -137,14 +138,15 @@ fn edits_of_other_parts_of_the_list_stay() {
     let edited = scene.read(LIST).replace("\"mtu\": 0", "\"mtu\": 1400");
     scene.write(LIST, &edited);
     scene.ok("uninstall", &[]);
-    assert_eq!(scene.read(LIST), CALICO.replace("\"mtu\": 0", "\"mtu\": 1400"));
+    let value = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+    assert_eq!(scene.json(LIST), value(&CALICO.replace("\"mtu\": 0", "\"mtu\": 1400")));
 }
 
 #[test]
 fn an_edited_entry_stays_with_the_files_that_it_needs() {
     let scene = Scene::with("changed", "10-calico.conflist", CALICO);
     scene.ok("install", &[]);
-    let edited = scene.read(LIST).replace("\"info\",\n      \"kubernetes\"", "\"warn\",\n      \"kubernetes\"");
+    let edited = scene.read(LIST).replace("\"exclude_namespaces\": [", "\"exclude_namespaces\": [ \"mine\",");
     assert_ne!(edited, scene.read(LIST));
     scene.write(LIST, &edited);
     let stderr = scene.fails("uninstall", &[]);
@@ -162,7 +164,7 @@ fn an_edited_entry_stays_with_the_files_that_it_needs() {
     assert!(scene.path("opt/cni/bin/detour").exists());
     scene.ok("install", &[]);
     scene.ok("uninstall", &[]);
-    assert_eq!(scene.read(LIST), CALICO);
+    assert_eq!(scene.json(LIST), serde_json::from_str::<Value>(CALICO).expect("JSON"));
 }
 
 #[test]
@@ -400,7 +402,7 @@ fn an_unusable_kubeconfig_is_refused_from_flag_and_configuration() {
         for (arguments, place) in [
             ([format!("--kubeconfig={path}"), "--dry-run".to_owned()], "--kubeconfig "),
             ([config.clone(), "--dry-run".to_owned()], "--config: kubernetes.kubeconfig "),
-            ([config.clone(), "--agent-namespace=a".to_owned()], "--config: kubernetes.kubeconfig "),
+            ([config.clone(), "--chained=true".to_owned()], "--config: kubernetes.kubeconfig "),
         ] {
             let output = scene.run("install", &arguments.each_ref().map(String::as_str));
             let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -422,18 +424,13 @@ fn an_unusable_kubeconfig_is_refused_from_flag_and_configuration() {
 }
 
 #[test]
-fn a_configuration_that_names_another_network_is_refused() {
+fn the_name_of_the_network_is_refused_where_it_has_no_effect() {
     let scene = openshift("network");
-    let config = format!("--config={}", scene.path("config.json").display());
-    scene.write("config.json", r#"{"name": "mine"}"#);
-    let output = scene.run("install", &[&config, "--dry-run"]);
-    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{stderr}");
-    let wanted = r#"--config: name: expected "istio-cni", the value of --network, got "mine"; remove the key"#;
-    assert!(stderr.contains(wanted), "{stderr}");
-    scene.ok("install", &[&config, "--network=mine", "--dry-run"]);
-    scene.write("config.json", r#"{"name": "istio-cni"}"#);
-    scene.ok("install", &[&config, "--dry-run"]);
+    let config = scene.config("c", &json!({"name": "mine"}));
+    scene.ok("install", &[&config]);
+    assert_eq!(scene.json(OPENSHIFT_CONF)["name"], "mine");
+    let stderr = scene.ends(2, "install", &[&config, "--chained=true", "--dry-run"]);
+    assert!(stderr.contains("--config: name: it has an effect only with --chained=false"), "{stderr}");
 }
 
 #[test]
@@ -465,24 +462,22 @@ fn errors_of_add_are_refused_and_ignored_keys_cause_a_warning() {
 }
 
 #[test]
-fn unusable_credentials_are_refused_unless_allowed() {
+fn unusable_credentials_are_refused() {
     let scene = Scene::with("credentials", "10-calico.conflist", CALICO);
     scene.write("etc/foreign.conf", "{}");
     std::os::unix::fs::chown(scene.path("etc/foreign.conf"), Some(1001), None).expect("root");
     scene.write("etc/wrong.conf", "{}");
     scene.write("etc/broken.conf", "users: [");
     let before = scene.files();
-    for (flag, cause) in [
-        ("--kubeconfig=/etc/missing.conf", "No such file"),
-        ("--token-file=/etc/missing.token", "No such file"),
-        ("--kubeconfig=/etc/foreign.conf", "owned by UID 1001"),
-    ] {
+    for (flag, cause) in
+        [("--kubeconfig=/etc/missing.conf", "No such file"), ("--kubeconfig=/etc/foreign.conf", "owned by UID 1001")]
+    {
         for more in [&[flag][..], &[flag, "--dry-run"]] {
             let output = scene.run("install", more);
             let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(output.status.code(), Some(2), "{stderr}");
             assert!(stderr.contains(&flag.replace('=', " ")) && stderr.contains(cause), "{stderr}");
-            assert!(stderr.contains("--allow-missing-credentials"), "{stderr}");
+            assert!(stderr.contains("create it first"), "{stderr}");
         }
     }
     for (flag, cause) in
@@ -492,7 +487,6 @@ fn unusable_credentials_are_refused_unless_allowed() {
         assert!(stderr.contains(&flag.replace('=', " ")) && stderr.contains(cause), "{stderr}");
     }
     assert_eq!(scene.files(), before, "nothing has changed");
-    scene.ok("install", &["--kubeconfig=/etc/missing.conf", "--allow-missing-credentials"]);
 }
 
 #[test]
@@ -519,13 +513,13 @@ fn the_node_configuration_has_the_node_wide_settings_of_the_plugins_configuratio
     let scene = Scene::with("node", "10-calico.conflist", CALICO);
     let before = scene.files();
     let chain = json!([{"type": "istio-redirect", "pod_overrides": false}, {"type": "uid-exclude"}]);
-    let config = json!({"chain": chain, "log_file": "/var/log/detour.log"});
-    scene.write("config.json", &config.to_string());
-    let config = format!("--config={}", scene.path("config.json").display());
+    let kubernetes = json!({"agent_namespace": "istio-system"});
+    let config = json!({"chain": chain, "log_file": "/var/log/detour.log", "kubernetes": kubernetes});
+    let config = scene.config("c", &config);
     let shown = scene.ok("install", &["--dry-run", &config]);
     assert!(shown.contains("+++ b/var/lib/cni/detour/node.json"), "{shown}");
     assert!(shown.contains("+    \"cni_bin_dir\": \"/opt/cni/bin\","), "{shown}");
-    scene.ok("install", &[&config, "--agent-namespace=istio-system"]);
+    scene.ok("install", &[&config]);
     let wanted = json!({
         "log_file": "/var/log/detour.log", "delegate_timeout_seconds": 60,
         "kubernetes": {
@@ -539,14 +533,9 @@ fn the_node_configuration_has_the_node_wide_settings_of_the_plugins_configuratio
 
     // Drift is repaired, and uninstall removes the file.
     scene.write(NODE, "{}");
-    assert!(
-        scene
-            .ok("install", &[&config, "--agent-namespace=istio-system"])
-            .contains("write /var/lib/cni/detour/node.json")
-    );
+    assert!(scene.ok("install", &[&config]).contains("write /var/lib/cni/detour/node.json"));
     assert_eq!(scene.json(NODE)["pinned"], json!(["istio-redirect"]));
     scene.ok("uninstall", &[]);
-    fs::remove_file(scene.path("config.json")).expect("removed");
     assert_eq!(scene.files(), before);
 }
 
@@ -572,15 +561,6 @@ fn the_administrators_node_configuration_is_restored_and_an_edited_one_stays() {
         "{stderr}"
     );
     assert_eq!(scene.read(NODE), own);
-}
-
-/// The plugin reads the node configuration only from the default directory.
-#[test]
-fn another_state_directory_has_no_node_configuration() {
-    let scene = Scene::with("node-elsewhere", "10-calico.conflist", CALICO);
-    scene.ok("install", &["--state-dir=/var/lib/elsewhere"]);
-    assert!(scene.path("var/lib/elsewhere/install.json").exists());
-    assert!(!scene.path("var/lib/elsewhere/node.json").exists() && !scene.path(NODE).exists());
 }
 
 #[test]
@@ -622,34 +602,36 @@ fn the_installation_record_is_private_and_an_invalid_one_is_reported() {
             && String::from_utf8_lossy(&output.stderr).contains("the next installation replaces it")
     );
     scene.ok("uninstall", &[]);
-    assert_eq!(scene.read(LIST), CALICO);
+    assert_eq!(scene.json(LIST), serde_json::from_str::<Value>(CALICO).expect("JSON"));
 }
 
-/// Without `--root`, so that the plugin finds the paths in its configuration.
+/// Runs a program on a node whose state directory is that of the scene.
+const ON_NODE: &str = r#"mount -t tmpfs -o mode=0755 tmpfs /var/lib && mkdir -p /var/lib/cni/detour &&
+mount --bind "$0" /var/lib/cni/detour && exec "$@""#;
+
 #[test]
 fn the_plugin_accepts_the_installed_configuration() {
     let scene = Scene::new("understood");
     let certificate = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
     scene.write("sa/ca.crt", &certificate.cert.pem());
     scene.write("sa/token", "a-token");
-    scene.write("config.json", r#"{"cniVersion": "1.1.0"}"#);
     // The port of a closed listener: no process listens on it.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("bound");
-    let here = |within: &str| scene.path(within).display().to_string();
     let installed = Command::new(program())
-        .args(["install", "--chained=false", &format!("--config={}", here("config.json"))])
-        .args([format!("--state-dir={}", here("state")), format!("--bin-dir={}", here("bin"))])
-        .args([format!("--conf-dir={}", here("conf")), format!("--service-account={}", here("sa"))])
+        .args(["install", "--chained=false", &scene.config("c", &json!({"cniVersion": "1.1.0"}))])
+        .arg(format!("--root={}", scene.root.display()))
+        .arg(format!("--service-account={}", scene.path("sa").display()))
         .env_clear()
         .env("KUBERNETES_SERVICE_HOST", closed.ip().to_string())
         .env("KUBERNETES_SERVICE_PORT", closed.port().to_string())
         .status();
     assert!(installed.expect("it starts").success());
-    let status = Command::new(scene.path("bin/detour"))
-        .env_clear()
+    let status = Command::new("unshare")
+        .args(["--mount", "sh", "-c", ON_NODE])
+        .args([scene.path("var/lib/cni/detour"), scene.path("opt/cni/bin/detour")])
         .env("CNI_COMMAND", "STATUS")
-        .env("CNI_PATH", here("bin"))
-        .stdin(fs::File::open(scene.path("conf/istio-cni.conf")).expect("there"))
+        .env("CNI_PATH", "/opt/cni/bin")
+        .stdin(fs::File::open(scene.path("etc/cni/net.d/istio-cni.conf")).expect("there"))
         .output()
         .expect("it starts");
     let error: Value = serde_json::from_slice(&status.stdout).expect("an error object");
@@ -676,8 +658,8 @@ fn a_missing_root_is_refused_and_not_created() {
 fn a_wrong_flag_of_the_agent_is_a_usage_error() {
     let scene = Scene::new("usage");
     for (arguments, expected) in [
-        (&["--log-level=verbose"][..], "expected none, error, warn, info or debug"),
-        (&["--plugin-service-account=p"], "unknown namespace; add --agent-namespace NAME"),
+        (&["--log-level=debug"][..], "this flag no longer exists; set the key log_level in the file of --config"),
+        (&["--plugin-service-account=p"], "unknown namespace; set the variable POD_NAMESPACE"),
     ] {
         let stderr = scene.ends(2, "agent", arguments);
         assert!(stderr.contains(expected), "{arguments:?}: {stderr}");

@@ -1,7 +1,6 @@
 //! Installations that are killed at each of the system calls that can change a file.
 
 use crate::scene::{CALICO, Scene, program};
-use detour_cni::cni::NodeConf;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -149,58 +148,4 @@ fn a_killed_change_between_the_own_and_the_original_list_leaves_the_entry_in_the
         }
         assert!(instants > 6, "{instants} instants");
     }
-}
-
-/// Checks what the release needs whose configuration is the file `conf`.
-fn usable(scene: &Scene, conf: &str, when: &str) {
-    let text = fs::read_to_string(scene.path(conf)).unwrap_or_else(|error| panic!("{when}: {conf}: {error}"));
-    serde_json::from_str::<Value>(&text).unwrap_or_else(|error| panic!("{when}: {conf}: {error}: {text}"));
-    assert!(text.contains("\"detour\""), "{when}: {text}");
-    let called = Command::new(scene.path("opt/cni/bin/detour")).env("CNI_COMMAND", "VERSION").output();
-    assert!(called.is_ok_and(|output| output.status.success()), "{when}: the program runs");
-    let text = fs::read(scene.path("var/lib/cni/detour/node.json")).unwrap_or_else(|error| panic!("{when}: {error}"));
-    let (_, warnings) = NodeConf::parse("node.json", &text).unwrap_or_else(|error| panic!("{when}: {error}"));
-    assert_eq!(warnings, [""; 0], "{when}");
-    let node: Value = serde_json::from_slice(&text).expect("JSON");
-    let kubeconfig = node["kubernetes"]["kubeconfig"].as_str().expect("a path").trim_start_matches('/');
-    assert!(scene.json(kubeconfig).is_object(), "{when}: {kubeconfig}");
-}
-
-#[test]
-fn a_release_stays_usable_while_another_one_is_installed_or_uninstalled_and_killed() {
-    let scene = Scene::with("crash-releases", "10-calico.conflist", CALICO);
-    const LIST: &str = "etc/cni/net.d/10-calico.conflist";
-    const OWN: &str = "etc/cni/multus/net.d/b.conf";
-    let own = ["--release=b", "--chained=false", "--conf-dir=/etc/cni/multus/net.d", "--conf-name=b.conf"];
-    let own = [&own[..], &["--network=b", "--exclude-namespaces=x"]].concat();
-    let releases: [(&str, Vec<&str>, &str); 2] = [("detour", vec!["--release=detour"], LIST), ("b", own, OWN)];
-    let mut instants = 0;
-    for (ends, stays) in [(&releases[0], &releases[1]), (&releases[1], &releases[0])] {
-        scene.ok("install", &stays.1);
-        let alone = scene.files();
-        let uninstall = format!("--release={}", ends.0);
-        for (command, arguments) in [("install", ends.1.clone()), ("uninstall", vec![&*uninstall])] {
-            for call in CALLS {
-                for count in 1.. {
-                    if command == "uninstall" {
-                        scene.ok("install", &ends.1);
-                    }
-                    let when = format!("{command} of {}, call {count} of {call}", ends.0);
-                    let was_killed = killed(&scene, command, &arguments, call, count);
-                    usable(&scene, stays.2, &when);
-                    scene.ok("uninstall", &[&uninstall]);
-                    usable(&scene, stays.2, &when);
-                    // The release that stays has not been installed again since its record changed.
-                    scene.ok("install", &stays.1);
-                    assert_eq!(scene.files(), alone, "{when}");
-                    if !was_killed {
-                        break;
-                    }
-                    instants += 1;
-                }
-            }
-        }
-        scene.ok("uninstall", &[]);
-    }
-    assert!(instants > 30, "{instants} instants");
 }

@@ -1,6 +1,7 @@
 //! Installation, repair and removal of the plugin on a node, by the command line and by the agent.
 
 mod agent;
+mod attachments;
 mod command;
 mod crash;
 mod disk;
@@ -8,7 +9,7 @@ mod exposition;
 mod golden;
 mod manifests;
 mod own_list;
-mod releases;
+mod owner;
 mod saved_results;
 #[path = "../support/mod.rs"]
 mod support;

@@ -317,32 +317,6 @@ fn agents_of_both_modes_take_over_from_each_other_without_a_fight() {
 }
 
 #[test]
-fn a_second_release_edits_the_original_list_and_its_entry_is_copied() {
-    let scene = Scene::with("own-releases", "10-calico.conflist", CALICO);
-    let first = Agent::start(&scene, "a", &[OWN_LIST]);
-    first.wait_for_log(SETTLED);
-    scene.write("config.json", r#"{"type": "excludedns"}"#);
-    let config = format!("--config={}", scene.path("config.json").display());
-    let more = ["--release=b", "--name=excludedns", &config];
-    let why = scene.fails("install", &[&more[..], &[OWN_LIST]].concat());
-    assert!(why.contains("the plugin list /etc/cni/net.d/00-detour.conflist belongs to release \"detour\""), "{why}");
-    let second = Agent::start(&scene, "b", &more);
-    second.wait_for_log(SETTLED);
-    assert_eq!(types(&scene, SOURCE).last().map(String::as_str), Some("excludedns"));
-    let both = ["calico", "portmap", "bandwidth", "excludedns", "detour"];
-    wait_until("the entry is copied", || types(&scene, OWN) == both);
-    // The cluster network drops the entry of the second release.
-    scene.write(SOURCE, &list("upgraded"));
-    wait_until("the new list is copied", || network(&scene, OWN) == "upgraded" && types(&scene, OWN) == both);
-    drop((first, second));
-    scene.ok("uninstall", &["--release=detour"]);
-    assert!(!scene.path(OWN).exists());
-    assert_eq!(types(&scene, SOURCE).last().map(String::as_str), Some("excludedns"));
-    scene.ok("uninstall", &[]);
-    assert_eq!(scene.read(SOURCE), list("upgraded"));
-}
-
-#[test]
 fn symbolic_links_without_a_file_are_skipped_with_a_note() {
     let scene = Scene::with("own-links", "10-calico.conflist", CALICO);
     for (target, link) in

@@ -8,6 +8,7 @@ use crate::runtime::{self, Runtime, compact, used};
 use crate::scene::Scene;
 use nix::sys::signal::Signal;
 use nix::unistd::{SysconfVar, sysconf};
+use serde_json::json;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -229,7 +230,7 @@ fn ready_node(test: &str) -> (Scene, PathBuf, Agent) {
 }
 
 fn agent(scene: &Scene, name: &str, log_level: &str) -> Agent {
-    Agent::start(scene, name, &[FLAG, &format!("--log-level={log_level}")])
+    Agent::start(scene, name, &[FLAG, &scene.config(name, &json!({"log_level": log_level}))])
 }
 
 /// Returns the CPU time of a process (proc_pid_stat(5), utime and stime).

@@ -126,7 +126,7 @@ impl Agent {
     /// Starts the agent in the node's network, in which the API server is at times. It repairs no pods.
     pub(crate) fn start_on_node(node: &Node, cluster: &Cluster, arguments: &[&str]) -> Self {
         let address = format!("--health-address={HEALTH}");
-        let arguments = [&[&address, "--repair=off", "--agent-namespace=detour-system"], arguments].concat();
+        let arguments = [&[&address, "--repair=off"], arguments].concat();
         Self::start_in(&["--mount", "--pid", "--net"], node, cluster, &arguments)
     }
 
@@ -139,8 +139,13 @@ impl Agent {
         command.arg(format!("--service-account={}", node.path("account").display()));
         command.arg(format!("--config={}", node.path("config.json").display()));
         command.args(arguments);
-        let mut process =
-            command.env_clear().env("HOSTNAME", "a").stderr(Stdio::piped()).spawn().expect("nsenter starts");
+        let mut process = command
+            .env_clear()
+            .env("HOSTNAME", "a")
+            .env("POD_NAMESPACE", "detour-system")
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("nsenter starts");
         let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
         let lines = Arc::<Mutex<Vec<String>>>::default();
         let log = Arc::clone(&lines);

@@ -45,6 +45,19 @@ impl Scene {
         fs::write(path, text).expect("written");
     }
 
+    /// Writes a file of `--config` beside the node. Returns the flag with its path.
+    pub(crate) fn config(&self, name: &str, keys: &Value) -> String {
+        let directory = self.config_directory();
+        fs::create_dir_all(&directory).expect("made");
+        let path = directory.join(name);
+        fs::write(&path, keys.to_string()).expect("written");
+        format!("--config={}", path.display())
+    }
+
+    fn config_directory(&self) -> PathBuf {
+        PathBuf::from(format!("{}-config", self.root.display()))
+    }
+
     pub(crate) fn read(&self, within: &str) -> String {
         fs::read_to_string(self.path(within)).unwrap_or_else(|error| panic!("{within}: {error}"))
     }
@@ -134,5 +147,6 @@ fn collect(root: &Path, directory: &Path, found: &mut BTreeMap<PathBuf, (String,
 impl Drop for Scene {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.root);
+        let _ = fs::remove_dir_all(self.config_directory());
     }
 }

@@ -46,14 +46,12 @@ it. helm template finds no objects, so all definitions are rendered. */ -}}
 {{- dict "rendered" $rendered "foreign" $foreign | toJson -}}
 {{- end -}}
 
-{{- /* The definitions that the release's last revision contains, as JSON. Chart 0.1.0 did not record them. */ -}}
+{{- /* The definitions that the release's last revision contains, as JSON. */ -}}
 {{- define "detour.ownDefinitions" -}}
 {{- $own := "" -}}
 {{- if .Release.IsUpgrade -}}
-{{- $platform := include "detour.platform" . | fromYaml -}}
 {{- $config := lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-agent" (include "detour.fullname" .)) -}}
-{{- $default := ternary "default/istio-cni" "" (and (not (empty $config)) (eq $platform.provider "multus")) -}}
-{{- $own = dig "metadata" "annotations" "detour.io/definitions" $default $config -}}
+{{- $own = dig "metadata" "annotations" "detour.io/definitions" "" $config -}}
 {{- end -}}
 {{- $own | splitList "," | compact | toJson -}}
 {{- end -}}

@@ -78,7 +78,7 @@ values. */ -}}
   | toYaml -}}
 {{- end -}}
 
-{{- /* The prefix of all object names; for the release "detour": detour. It identifies the release on a node. */ -}}
+{{- /* The prefix of all object names; for the release "detour": detour. */ -}}
 {{- define "detour.fullname" -}}
 {{- include "detour.complete" . -}}
 {{- $name := ternary .Release.Name (printf "%s-detour" .Release.Name) (contains "detour" .Release.Name) -}}
@@ -158,18 +158,29 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- coalesce .Values.logLevel (get $levels "cni-plugin") (get $levels "cni") (get $levels "default") (get $levels "all") "info" -}}
 {{- end -}}
 
-{{- /* The plugin's configuration, as JSON. */ -}}
+{{- /* The plugin's configuration, as JSON. Its keys take precedence over the chart's other values. */ -}}
 {{- define "detour.config" -}}
-{{- $config := merge (dict) .Values.config (ternary (dict "dialect" "nftables") dict (.Values.global.nativeNftables | default false)) -}}
-{{- $fullname := include "detour.fullname" . -}}
+{{- $platform := include "detour.platform" . | fromYaml -}}
+{{- $config := merge (dict) (deepCopy .Values.config) (ternary (dict "dialect" "nftables") dict (.Values.global.nativeNftables | default false)) -}}
 {{- $kubernetes := $config.kubernetes | default dict -}}
+{{- if not (hasKey $config "log_level") -}}
+{{- $_ := set $config "log_level" (include "detour.logLevel" .) -}}
+{{- end -}}
+{{- if not (hasKey $kubernetes "exclude_namespaces") -}}
+{{- $_ := set $kubernetes "exclude_namespaces" (.Values.excludeNamespaces | default list) -}}
+{{- end -}}
+{{- $fullname := include "detour.fullname" . -}}
 {{- if or (ne $fullname "detour") $kubernetes.agent_pod_prefixes -}}
 {{- $prefixes := $kubernetes.agent_pod_prefixes | default (list "detour-agent-" "istio-cni-node-") -}}
 {{- if kindIs "string" $prefixes -}}
 {{- $prefixes = splitList "," (nospace $prefixes) -}}
 {{- end -}}
-{{- $prefixes = append $prefixes (printf "%s-agent-" $fullname) | uniq -}}
-{{- $_ := set $config "kubernetes" (merge (dict "agent_pod_prefixes" $prefixes) $kubernetes) -}}
+{{- $_ := set $kubernetes "agent_pod_prefixes" (append $prefixes (printf "%s-agent-" $fullname) | uniq) -}}
+{{- end -}}
+{{- $_ := set $config "kubernetes" $kubernetes -}}
+{{- $network := ternary (.Values.primaryPlugin.network | default "") "" (.Values.primaryPlugin.enabled | default false) -}}
+{{- if and $network (not $platform.chained) (not (include "detour.attachments" . | fromJson).files) -}}
+{{- $_ := set $config "name" $network -}}
 {{- end -}}
 {{- $config | toJson -}}
 {{- end -}}

@@ -127,7 +127,7 @@ impl Reconciler {
     }
 
     fn restore(&self, sandbox_id: &str, excluded: &ExcludedContainers) {
-        // For the rules of excluded containers, as in the repair thread.
+        // For the rules of excluded containers, as in the threads that repair pods.
         let restored = cgroup::enter_host_namespace(&self.root).and_then(|()| excluded.restore());
         let pod = pod_name(self.pod(sandbox_id).as_ref());
         match restored {

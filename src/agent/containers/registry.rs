@@ -110,6 +110,11 @@ impl Registry {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Calls `work` for a sandbox; returns `None` if it is not known to exclude containers.
+    fn with_excluding<R>(&self, sandbox_id: &str, work: impl FnOnce(&mut Excluding) -> R) -> Option<R> {
+        self.state().sandboxes.get_mut(sandbox_id)?.excluding.as_mut().map(work)
+    }
+
     /// Ends [`Self::wait`].
     pub(super) fn end(&self) {
         self.state().ended = true;
@@ -228,23 +233,18 @@ impl Registry {
     /// Returns whether the sandbox is known to exclude the container of this name; `None` if it is not known to exclude
     /// any.
     pub(super) fn excludes(&self, sandbox_id: &str, name: &str) -> Option<bool> {
-        let state = self.state();
-        Some(state.sandboxes.get(sandbox_id)?.excluding.as_ref()?.names(name))
+        self.with_excluding(sandbox_id, |excluding| excluding.names(name))
     }
 
     /// Returns how long the start of a container of the sandbox may take.
     pub(super) fn start_timeout(&self, sandbox_id: &str) -> Duration {
-        let state = self.state();
-        let excluding = state.sandboxes.get(sandbox_id).and_then(|sandbox| sandbox.excluding.as_ref());
-        excluding.map_or(START_TIMEOUT, |excluding| excluding.start_budget.max(START_TIMEOUT))
+        let budget = self.with_excluding(sandbox_id, |excluding| excluding.start_budget);
+        budget.unwrap_or_default().max(START_TIMEOUT)
     }
 
     /// Records how long the start of a container has taken.
     pub(super) fn waited(&self, sandbox_id: &str, time: Duration) {
-        let mut state = self.state();
-        if let Some(excluding) = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut()) {
-            excluding.start_budget = excluding.start_budget.saturating_sub(time);
-        }
+        self.with_excluding(sandbox_id, |it| it.start_budget = it.start_budget.saturating_sub(time));
     }
 
     /// Records the sandbox's excluded containers; `None` if it excludes none, or no longer exists.
@@ -356,16 +356,12 @@ impl Registry {
 
     /// Returns whether to log a failure of a sandbox, and records it as logged.
     pub(super) fn is_new_failure(&self, sandbox_id: &str, why: &str) -> bool {
-        let mut state = self.state();
-        let excluding = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut());
-        excluding.is_some_and(|excluding| excluding.is_new_failure(why, Instant::now()))
+        self.with_excluding(sandbox_id, |it| it.is_new_failure(why, Instant::now())).unwrap_or_default()
     }
 
     /// Records that a set is missing. Returns whether the caller restores it now, and then calls [`Self::restored`].
     pub(super) fn starts_restoring(&self, sandbox_id: &str) -> bool {
-        let mut state = self.state();
-        let excluding = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut());
-        excluding.is_some_and(|excluding| excluding.restoration.starts(Instant::now()))
+        self.with_excluding(sandbox_id, |it| it.restoration.starts(Instant::now())).unwrap_or_default()
     }
 
     /// Records the end of an attempt to restore a set. The sandbox is checked at once.
@@ -381,9 +377,7 @@ impl Registry {
 
     /// Records that a container's capture is reported. Returns whether it was not before.
     pub(super) fn report_capture(&self, sandbox_id: &str, name: &str) -> bool {
-        let mut state = self.state();
-        let excluding = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut());
-        excluding.is_none_or(|excluding| excluding.reported.insert(name.to_owned()))
+        self.with_excluding(sandbox_id, |it| it.reported.insert(name.to_owned())).unwrap_or(true)
     }
 
     /// Returns whether the traffic of a running container is known to bypass the sidecar.

@@ -1,11 +1,9 @@
-//! Edits the plugin list of a cluster network (a CNI conflist) as text: adds, replaces and removes the plugin's entry.
-//! All other bytes of the file stay the same.
+//! Edits the configuration list of a cluster network (a CNI conflist): adds, replaces and removes the plugin's entry. The
+//! order of keys stays the same, the formatting does not.
 
 use super::digest::Digest;
-use crate::cni::json_spans::{elements, members};
 use crate::cni::{CNI_CONF_DIR, excerpt, is_identifier, version};
 use serde_json::{Map, Value};
-use std::ops::Range;
 
 /// Why the plugin's entry can't be added to a file. Runtimes skip most of these files too (libcni,
 /// `NetworkConfFromBytes` and `ConfFromBytes`).
@@ -76,36 +74,16 @@ impl UnusableList {
 /// # Errors
 /// A runtime would refuse the list.
 pub fn rewrite(text: &str, entry: &Value) -> Result<String, UnusableList> {
-    let list = ConfList::parse(text)?;
-    let own = list.of_type(&entry["type"]);
-    if let [only] = own[..]
-        && list.plugins[only] == *entry
-    {
-        return Ok(text.to_owned());
-    }
-    let mut plugins = list.plugins.clone();
-    match own.split_first() {
-        None => plugins.push(entry.clone()),
-        Some((first, others)) => {
-            plugins[*first] = entry.clone();
-            others.iter().rev().for_each(|other| drop(plugins.remove(*other)));
+    let mut list = ConfList::parse(text)?;
+    match list.of_type(&entry["type"])[..] {
+        [only] if list.plugins[only] == *entry => return Ok(text.to_owned()),
+        [] => list.plugins.push(entry.clone()),
+        [first, ref others @ ..] => {
+            list.plugins[first] = entry.clone();
+            list.remove(others);
         }
     }
-    let edited = list.spans.as_deref().map(|spans| match own.split_first() {
-        None => {
-            let last = spans.last().map_or(0..0, Range::clone);
-            let separator = separator(text, spans);
-            let style = JsonStyle::of(text, &last, &separator);
-            format!("{}{separator}{}{}", &text[..last.end], style.write(entry), &text[last.end..])
-        }
-        Some((first, others)) => {
-            let without = cut(text, spans, others);
-            let place = spans[*first].clone();
-            let style = JsonStyle::of(text, &place, "");
-            format!("{}{}{}", &without[..place.start], style.write(entry), &without[place.end..])
-        }
-    });
-    Ok(list.checked(edited, plugins))
+    Ok(list.text())
 }
 
 /// Returns the plugin list `text` without its entries of the type `kind`; `None` if it has none.
@@ -113,15 +91,10 @@ pub fn rewrite(text: &str, entry: &Value) -> Result<String, UnusableList> {
 /// # Errors
 /// As [`rewrite`].
 pub fn without(text: &str, kind: &str) -> Result<Option<String>, UnusableList> {
-    let list = ConfList::parse(text)?;
+    let mut list = ConfList::parse(text)?;
     let own = list.of_type(&Value::from(kind));
-    if own.is_empty() {
-        return Ok(None);
-    }
-    let mut plugins = list.plugins.clone();
-    own.iter().rev().for_each(|index| drop(plugins.remove(*index)));
-    let edited = list.spans.as_deref().map(|spans| cut(text, spans, &own));
-    Ok(Some(list.checked(edited, plugins)))
+    list.remove(&own);
+    Ok((!own.is_empty()).then(|| list.text()))
 }
 
 /// Returns the entries of the plugin list `text` that have the type `kind`.
@@ -196,10 +169,11 @@ pub fn list_of(conf: &str) -> Result<String, UnusableList> {
     if keys.get("type").and_then(Value::as_str).is_none_or(str::is_empty) {
         return Err(UnusableList::NotSingle);
     }
-    let name = keys.get("name").filter(|name| name.is_string()).ok_or(UnusableList::NoName)?;
-    let version = keys.get("cniVersion").map(|version| format!("  \"cniVersion\": {version},\n")).unwrap_or_default();
-    let plugin = conf.trim().replace('\n', "\n    ");
-    Ok(format!("{{\n{version}  \"name\": {name},\n  \"plugins\": [\n    {plugin}\n  ]\n}}\n"))
+    let name = keys.get("name").filter(|name| name.is_string()).ok_or(UnusableList::NoName)?.clone();
+    let version = keys.get("cniVersion").cloned();
+    let mut list: Map<String, Value> = version.map(|version| ("cniVersion".to_owned(), version)).into_iter().collect();
+    list.insert("name".into(), name);
+    Ok(ConfList { keys: list, plugins: vec![Value::Object(keys)] }.text())
 }
 
 fn object(text: &str) -> Result<Map<String, Value>, UnusableList> {
@@ -228,8 +202,6 @@ fn refused(error: String) -> UnusableList {
 struct ConfList {
     keys: Map<String, Value>,
     plugins: Vec<Value>,
-    /// The byte ranges of the plugins in the text; `None` if they can't be located.
-    spans: Option<Vec<Range<usize>>>,
 }
 
 impl ConfList {
@@ -250,9 +222,7 @@ impl ConfList {
         if let Some(index) = plugins.iter().position(|plugin| plugin["type"].as_str().is_none_or(str::is_empty)) {
             return Err(UnusableList::NoType(index));
         }
-        let last = members(text, 0).into_iter().rev().find(|member| member.key == "plugins");
-        let spans = last.map(|member| elements(text, member.value.start));
-        Ok(Self { keys, spans: spans.filter(|spans| spans.len() == plugins.len()), plugins })
+        Ok(Self { keys, plugins })
     }
 
     fn of_type(&self, kind: &Value) -> Vec<usize> {
@@ -260,83 +230,17 @@ impl ConfList {
         self.plugins.iter().enumerate().filter_map(of_type).collect()
     }
 
-    /// Returns the edited text if it parses to the intended list, and the whole list formatted anew otherwise.
-    fn checked(&self, edited: Option<String>, plugins: Vec<Value>) -> String {
-        let mut intended = self.keys.clone();
-        intended.insert("plugins".into(), plugins.into());
-        let intended = Value::Object(intended);
-        match edited {
-            Some(text) if serde_json::from_str::<Value>(&text).is_ok_and(|value| value == intended) => text,
-            _ => format!("{intended:#}\n"),
+    /// Removes the plugins at `indices`, which are in ascending order.
+    fn remove(&mut self, indices: &[usize]) {
+        for index in indices.iter().rev() {
+            self.plugins.remove(*index);
         }
     }
-}
 
-/// Returns the text between two plugins of the list.
-fn separator(text: &str, spans: &[Range<usize>]) -> String {
-    match spans {
-        [.., before, last] => text[before.end..last.start].to_owned(),
-        [only] => {
-            let end_of_bracket = text[..only.start].trim_end_matches(|c: char| c.is_ascii_whitespace()).len();
-            format!(",{}", &text[end_of_bracket..only.start])
-        }
-        [] => String::new(),
+    fn text(mut self) -> String {
+        self.keys.insert("plugins".into(), self.plugins.into());
+        format!("{:#}\n", Value::Object(self.keys))
     }
-}
-
-/// Returns the text without the elements at `indices` (in ascending order). Each is removed with the separator before
-/// it, the first element with the one after it.
-fn cut(text: &str, spans: &[Range<usize>], indices: &[usize]) -> String {
-    let mut shortened = text.to_owned();
-    for index in indices.iter().rev() {
-        let range = match (index.checked_sub(1), spans.get(index + 1)) {
-            (Some(before), _) => spans[before].end..spans[*index].end,
-            (None, Some(after)) => spans[*index].start..after.start,
-            (None, None) => spans[*index].clone(),
-        };
-        shortened.replace_range(range, "");
-    }
-    shortened
-}
-
-/// The formatting of a neighboring entry, which the plugin's entry adopts.
-struct JsonStyle {
-    /// The indentation of each line after the first; `None` if the entry is on one line.
-    indent: Option<String>,
-    /// The additional indentation of one nesting level.
-    unit: String,
-    newline: &'static str,
-}
-
-impl JsonStyle {
-    fn of(text: &str, neighbor: &Range<usize>, separator: &str) -> Self {
-        let written = &text[neighbor.clone()];
-        let newline = if written.contains("\r\n") || separator.contains("\r\n") { "\r\n" } else { "\n" };
-        let Some((_, rest)) = written.split_once('\n') else {
-            return Self { indent: None, unit: String::new(), newline };
-        };
-        let indent = indentation(text[..neighbor.end].rsplit('\n').next().unwrap_or_default());
-        let unit = indentation(rest).strip_prefix(indent).filter(|unit| !unit.is_empty()).unwrap_or("  ");
-        Self { indent: Some(indent.to_owned()), unit: unit.to_owned(), newline }
-    }
-
-    fn write(&self, entry: &Value) -> String {
-        let Some(indent) = &self.indent else { return entry.to_string() };
-        let formatted = format!("{entry:#}");
-        let mut lines = formatted.lines();
-        let mut text = lines.next().unwrap_or_default().to_owned();
-        for line in lines {
-            let content = line.trim_start_matches(' ');
-            let levels = (line.len() - content.len()) / 2;
-            text += &format!("{}{indent}{}{content}", self.newline, self.unit.repeat(levels));
-        }
-        text
-    }
-}
-
-/// Returns the spaces and tabs at the start of a line.
-fn indentation(line: &str) -> &str {
-    &line[..line.len() - line.trim_start_matches([' ', '\t']).len()]
 }
 
 #[cfg(test)]
@@ -349,46 +253,27 @@ mod tests {
     }
 
     #[test]
-    fn one_line_stays_one_line() {
-        let text = r#"{"name":"n","plugins":[{"type":"a"}, {"type":"b"}],"x":1.50}"#;
-        let added = r#"{"name":"n","plugins":[{"type":"a"}, {"type":"b"}, {"type":"detour"}],"x":1.50}"#;
-        assert_eq!(rewrite(text, &json!({"type": "detour"})), Ok(added.into()));
-        assert_eq!(without(added, "detour"), Ok(Some(text.into())));
-    }
-
-    #[test]
-    fn tabs_and_carriage_returns_are_preserved() {
-        let text =
-            "{\r\n\t\"name\": \"n\",\r\n\t\"plugins\": [\r\n\t\t{\r\n\t\t\t\"type\": \"a\"\r\n\t\t}\r\n\t]\r\n}\r\n";
-        let added = rewrite(text, &json!({"type": "detour"})).expect("a list");
-        assert_eq!(
-            added,
-            text.replace("\t\t}\r\n\t]", "\t\t},\r\n\t\t{\r\n\t\t\t\"type\": \"detour\"\r\n\t\t}\r\n\t]")
-        );
-    }
-
-    #[test]
     fn an_older_entry_is_replaced_in_place_and_duplicates_are_removed() {
+        let value = |text: Result<String, _>| serde_json::from_str::<Value>(&text.expect("a list")).expect("JSON");
         let text = r#"{"name":"n","plugins":[{"type":"detour","old":1},{"type":"a"},{"type":"detour"},{"type":"b"},{"type":"detour"}]}"#;
-        let replaced = r#"{"name":"n","plugins":[{"type":"detour","new":1},{"type":"a"},{"type":"b"}]}"#;
-        assert_eq!(rewrite(text, &json!({"type": "detour", "new": 1})), Ok(replaced.into()));
-        assert_eq!(
-            without(replaced, "detour"),
-            Ok(Some(r#"{"name":"n","plugins":[{"type":"a"},{"type":"b"}]}"#.into()))
-        );
+        let replaced = rewrite(text, &json!({"type": "detour", "new": 1}));
+        let plugins = json!([{"type": "detour", "new": 1}, {"type": "a"}, {"type": "b"}]);
+        assert_eq!(value(replaced.clone()), json!({"name": "n", "plugins": plugins}));
+        let without = without(&replaced.expect("a list"), "detour").map(Option::unwrap_or_default);
+        assert_eq!(value(without)["plugins"], json!([{"type": "a"}, {"type": "b"}]));
     }
 
     #[test]
-    fn a_list_with_escaped_or_duplicate_keys_is_restored_byte_for_byte() {
+    fn the_order_of_keys_stays_and_escaped_or_duplicate_keys_are_understood() {
         for text in [
-            r#"{"z":1,"name":"n", "pl\u0075gins" : [{"\u0074ype":"a"}],"a":2}"#,
-            r#"{"name":"n","plugins":[{"type":"b"}],"\u0070lugins":[{"type":"a"}]}"#,
-            r#"{"name":"n","\u0070lugins":[{"type":"b"}],"plugins":[{"type":"a"}]}"#,
+            r#"{"z":1,"name":"n", "pl\u0075gins" : [{"\u0074ype":"a","k":1.5}],"a":2}"#,
+            r#"{"z":1,"name":"n","plugins":[{"type":"b"}],"\u0070lugins":[{"type":"a","k":1.5}],"a":2}"#,
         ] {
             let written = rewrite(text, &entry()).expect("a list");
-            let value: Value = serde_json::from_str(&written).expect("JSON");
-            assert_eq!(value["plugins"], json!([{"type": "a"}, entry()]), "{written}");
-            assert_eq!(without(&written, "detour"), Ok(Some(text.to_owned())));
+            let keys: Map<String, Value> = serde_json::from_str(&written).expect("JSON");
+            assert_eq!(keys.keys().collect::<Vec<_>>(), ["z", "name", "plugins", "a"]);
+            assert_eq!(keys["plugins"], json!([{"type": "a", "k": 1.5}, entry()]), "{written}");
+            assert_eq!(keys["plugins"][0].as_object().expect("an object").keys().collect::<Vec<_>>(), ["type", "k"]);
         }
     }
 
@@ -447,17 +332,14 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn adding_the_entry_twice_changes_nothing_and_removing_it_restores_the_text(
-            types in proptest::collection::vec("[a-z]{1,4}", 1..4), pretty: bool, extra in "[ -~]{0,6}", escaped in 0..7_usize,
+        fn adding_the_entry_twice_changes_nothing_and_removing_it_restores_the_plugins(
+            types in proptest::collection::vec("[a-z]{1,4}", 1..4), extra in "[ -~]{0,6}",
         ) {
             let plugins: Vec<_> = types.iter().map(|kind| json!({"type": kind, "k": extra})).collect();
             let value = json!({"cniVersion": "1.0.0", "name": "n", "plugins": plugins, "z": {"plugins": [extra]}});
-            let text = if pretty { format!("{value:#}\n") } else { value.to_string() };
-            let key = format!("\"{}\\u{:04x}{}\"", &"plugins"[..escaped], u32::from("plugins".as_bytes()[escaped]), &"plugins"[escaped + 1..]);
-            let text = text.replacen("\"plugins\"", &key, 1);
-            let with = rewrite(&text, &entry()).expect("a list");
+            let with = rewrite(&value.to_string(), &entry()).expect("a list");
             proptest::prop_assert_eq!(&rewrite(&with, &entry()).expect("a list"), &with);
-            proptest::prop_assert_eq!(without(&with, "detour").expect("a list"), Some(text));
+            proptest::prop_assert_eq!(without(&with, "detour").expect("a list"), Some(format!("{value:#}\n")));
         }
     }
 }

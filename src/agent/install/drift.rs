@@ -19,9 +19,7 @@ pub fn changed(found: &FoundState) -> Vec<String> {
 fn file(path: &HostPath, owned: &Owned, state: &FoundState) -> Option<String> {
     let Some(found) = state.files.get(path) else { return Some(format!("{path}: file not found")) };
     let mode = if owned.role == Role::Program { PROGRAM_MODE } else { PRIVATE_MODE };
-    // The last writer of a shared file may be another release.
-    let mut sharers = [owned].into_iter().chain(state.sharers(path).map(|(.., owned)| owned));
-    if !sharers.any(|owned| owned.ours.last() == Some(&found.digest)) {
+    if owned.ours.last() != Some(&found.digest) {
         Some(format!("{path}: edited after the installation"))
     } else if found.mode != mode {
         Some(format!("{path}: expected mode {mode:04o}, got {:04o}", found.mode))
@@ -76,7 +74,7 @@ mod tests {
             copy_of: None,
         };
         let ours = vec![Digest::of_value(&entry)];
-        let listed = EditedList { kind: "detour".into(), ours, single: None };
+        let listed = EditedList { kind: "detour".into(), ours, original: None };
         let record = InstallRecord {
             installer: "a".into(),
             files: [(path("/bin/detour"), owned)].into(),
@@ -104,8 +102,8 @@ mod tests {
         let dir = path("/net.d");
         let desired = DesiredState {
             installer: "a".into(),
+            owner: None,
             program: Digest::of(b"program"),
-            program_version: String::new(),
             programs: Vec::new(),
             kubeconfig: None,
             node: None,
@@ -133,18 +131,6 @@ mod tests {
             let found = FoundState { record: plan.record.clone(), files, ..FoundState::default() };
             assert!(changed(&found).is_empty(), "{:?}", changed(&found));
         }
-    }
-
-    /// The release that wrote last has another program and another node configuration.
-    #[test]
-    fn contents_of_another_release_in_a_shared_file_are_no_drift() {
-        let program = || found_file("another program", 0o755);
-        let mut found = node(program(), &list(&json!([{"type": "bridge"}, {"type": "detour"}])));
-        assert_eq!(changed(&found), ["/bin/detour: edited after the installation"]);
-        let mut other = found.record.clone();
-        other.files.get_mut(&path("/bin/detour")).expect("a program").ours = vec![program().digest];
-        found.others.insert("other".parse().expect("a name"), other);
-        assert!(changed(&found).is_empty(), "{:?}", changed(&found));
     }
 
     #[test]

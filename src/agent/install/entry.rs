@@ -1,8 +1,7 @@
 //! The texts of the plugin's configuration and of the node configuration, from the settings of an installation.
 
 use super::error::InstallError;
-use super::state::NodePart;
-use crate::cni::{CniCommand, DEFAULT_AGENT_PREFIXES, NetConf, NodeConf, POD_ANNOTATIONS, PROGRAM};
+use crate::cni::{CniCommand, NetConf, NodeConf, POD_ANNOTATIONS, PROGRAM};
 use crate::host_path::HostPath;
 use crate::plugin::{TargetNode, validate};
 use serde_json::{Map, Value, json};
@@ -12,23 +11,20 @@ use serde_json::{Map, Value, json};
 pub struct EntrySettings {
     /// Keys from the administrator (`--config`). They override all other settings except the network's name.
     pub given: Map<String, Value>,
-    /// `log_level`.
-    pub log_level: String,
     /// `kubernetes.kubeconfig`.
     pub kubeconfig: HostPath,
     /// `kubernetes.agent_socket`; `None` if no agent serves it.
     pub agent_socket: Option<HostPath>,
-    /// `kubernetes.exclude_namespaces`.
-    pub exclude_namespaces: Vec<String>,
     /// `kubernetes.agent_namespace`: the namespace of the agent's own pods, which the plugin skips.
     pub agent_namespace: Option<String>,
-    /// Prefix of the names of the agent's pods, in addition to the default ones of `kubernetes.agent_pod_prefixes`.
-    pub agent_pod_prefix: Option<String>,
     /// `kubernetes.cni_bin_dir`.
     pub bin_dir: HostPath,
     /// Whether the runtime calls the plugin as the primary plugin, by a configuration that another tool installed.
     pub primary: Option<bool>,
 }
+
+/// The namespaces whose pods are skipped, unless the administrator's keys name others.
+const DEFAULT_EXCLUDED: [&str; 2] = ["istio-system", "kube-system"];
 
 /// The CNI version in a configuration file for Multus: the version that Istio uses and every Multus supports.
 const ATTACHMENT_VERSION: &str = "0.3.1";
@@ -76,13 +72,12 @@ impl EntrySettings {
         Ok(Value::Object(keys))
     }
 
-    /// Returns the part of the node configuration: the node-wide settings of the plugin's configuration for `network`.
+    /// Returns the node configuration for these settings alone.
     ///
     /// # Errors
     /// The plugin would refuse that configuration.
-    pub fn node_part(&self, network: Option<String>) -> Result<NodePart, InstallError> {
-        let node = NodeConf::from_configuration(&self.conf()?).with_primary(Some(self.primary.unwrap_or(false)));
-        Ok(NodePart { network, keys: node.keys() })
+    pub fn node(&self) -> Result<NodeConf, InstallError> {
+        Ok(NodeConf::from_configuration(&self.conf()?).with_primary(Some(self.primary.unwrap_or(false))))
     }
 
     /// Returns the same settings with other keys of the administrator, which override the given ones.
@@ -139,19 +134,15 @@ impl EntrySettings {
         let mut kubernetes = json!({
             "kubeconfig": self.kubeconfig,
             "cni_bin_dir": self.bin_dir,
-            "exclude_namespaces": self.exclude_namespaces,
+            "exclude_namespaces": DEFAULT_EXCLUDED,
         });
         if let Some(socket) = &self.agent_socket {
             kubernetes["agent_socket"] = json!(socket);
         }
         if let Some(namespace) = &self.agent_namespace {
             kubernetes["agent_namespace"] = namespace.as_str().into();
-            if let Some(prefix) = &self.agent_pod_prefix {
-                let prefixes = [prefix.as_str()].into_iter().chain(DEFAULT_AGENT_PREFIXES);
-                kubernetes["agent_pod_prefixes"] = prefixes.collect();
-            }
         }
-        let keys = json!({ "type": PROGRAM, "log_level": self.log_level, "kubernetes": kubernetes });
+        let keys = json!({ "type": PROGRAM, "log_level": "info", "kubernetes": kubernetes });
         let mut keys = keys.as_object().cloned().unwrap_or_default();
         override_keys(&mut keys, &self.given);
         if self.uses_default_chain() {

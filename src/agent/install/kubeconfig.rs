@@ -1,37 +1,23 @@
 //! The kubeconfig that the plugin reads. It is written as JSON, which is valid YAML.
 
-use crate::host_path::HostPath;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use std::net::IpAddr;
 
-/// The credentials of the plugin.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PluginCredentials {
-    /// A bearer token, stored in the kubeconfig.
-    Token(String),
-    /// The path of a token file on the node, which the plugin reads at every call.
-    TokenFile(HostPath),
-}
-
-/// Returns the text of a kubeconfig for the API server at the URL `server`. `ca` are the certificate authorities (PEM)
+/// Returns the text of a kubeconfig with this token for the API server at the URL `server`. `ca` are the certificate authorities (PEM)
 /// that sign its certificate; `None` for those that the node trusts.
 #[must_use]
-pub fn text(server: &str, ca: Option<&[u8]>, credentials: &PluginCredentials) -> String {
+pub fn text(server: &str, ca: Option<&[u8]>, token: &str) -> String {
     let mut cluster = json!({ "server": server });
     if let Some(pem) = ca {
         cluster["certificate-authority-data"] = STANDARD.encode(pem).into();
     }
-    let user = match credentials {
-        PluginCredentials::Token(token) => json!({ "token": token }),
-        PluginCredentials::TokenFile(path) => json!({ "tokenFile": path.to_string() }),
-    };
     let config = json!({
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{ "name": "local", "cluster": cluster }],
-        "users": [{ "name": "detour", "user": user }],
+        "users": [{ "name": "detour", "user": { "token": token } }],
         "contexts": [{ "name": "detour", "context": { "cluster": "local", "user": "detour" } }],
         "current-context": "detour",
     });
@@ -64,15 +50,5 @@ mod tests {
         assert_eq!(server("10.96.0.1", "443"), "https://10.96.0.1:443");
         assert_eq!(server("fd00::1", "6443"), "https://[fd00::1]:6443");
         assert_eq!(server("api.example", "443"), "https://api.example:443");
-    }
-
-    #[test]
-    fn a_token_file_is_referenced_and_no_token_is_stored() {
-        let path = "/var/run/detour/token".parse().expect("a path");
-        let text = text("https://10.0.0.1:443", None, &PluginCredentials::TokenFile(path));
-        let config: Value = serde_json::from_str(&text).expect("JSON");
-        assert_eq!(token_in(&text), None);
-        assert_eq!(config["users"][0]["user"], json!({ "tokenFile": "/var/run/detour/token" }));
-        assert_eq!(config["clusters"][0]["cluster"], json!({ "server": "https://10.0.0.1:443" }));
     }
 }

@@ -2,8 +2,7 @@
 //!
 //! [`NodeFiles::look`] reads the [`FoundState`] of the node; [`reconcile()`] compares it with the [`DesiredState`]
 //! and returns an [`InstallPlan`], which is shown or applied ([`NodeFiles::apply`]). [`plan::undo`] returns the plan
-//! that reverts an installation. Several releases can be installed on one node; each has its own installation record.
-//! Only [`NodeFiles`] accesses the file system.
+//! that reverts an installation. A node has one installation. Only [`NodeFiles`] accesses the file system.
 
 mod atomic;
 pub mod conflist;
@@ -16,7 +15,6 @@ mod node;
 pub mod plan;
 mod platform;
 mod reconcile;
-mod release;
 mod state;
 mod target;
 
@@ -26,12 +24,11 @@ pub use digest::Digest;
 pub use drift::changed;
 pub use entry::{EntrySettings, default_chain};
 pub use error::InstallError;
-pub use node::{InstallLock, Installed, InstalledTexts, NodeFiles, Presence};
+pub use node::{InstallLock, Installed, InstalledTexts, NodeFiles, Presence, state_path};
 pub use plan::{FileAction, InstallPlan};
 pub use platform::{PLATFORMS, Platform};
 pub use reconcile::{SourceTimer, reconcile};
-pub use release::Release;
 pub use state::{
     ConfFile, ConfigurationTarget, CopiedList, DesiredState, EditedList, FoundFile, FoundState, InstallRecord,
-    NodePart, NodeParts, OWN_LIST, Owned, PreviousContent, Role,
+    OWN_LIST, OriginalList, Owned, PreviousContent, Role,
 };

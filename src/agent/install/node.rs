@@ -14,7 +14,6 @@ use super::conflist;
 use super::digest::Digest;
 use super::error::InstallError;
 use super::plan::{FileAction, InstallPlan};
-use super::release::Release;
 use super::state::{
     ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, InstallRecord, OWN_LIST, Owned,
     RENAMED_OWN_LIST,
@@ -27,7 +26,7 @@ use crate::trusted_file::{self, is_trusted, read_nofollow};
 use digests::ProgramDigests;
 use nix::errno::Errno;
 use rustix::fs::OFlags;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -40,44 +39,29 @@ const NOT_TEXT: &[u8] = &[0xff];
 /// The maximum size of an installation record, which holds the texts of a few configurations.
 const MAX_RECORD_SIZE: u64 = 4 << 20;
 
-/// Identifies a directory, whatever path leads to it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum DirectoryId {
-    /// The device and the inode.
-    Existing(u64, u64),
-    /// The resolved path.
-    Missing(PathBuf),
-}
+/// The directory on the node with the installation record, the kubeconfig and the node configuration.
+const STATE_DIRECTORY: &str = "/var/lib/cni/detour";
+/// The name of the installation record.
+const RECORD: &str = "install.json";
 
 /// The file system of a node.
 #[derive(Debug, Clone)]
 pub struct NodeFiles {
     root: HostRoot,
-    /// The directory of the installation records.
-    state: HostPath,
-    /// The release whose installation this is.
-    release: Release,
     programs: ProgramDigests,
 }
 
+/// Returns a path in the state directory.
+#[must_use]
+pub fn state_path(name: &str) -> HostPath {
+    HostPath::root().join(STATE_DIRECTORY).join(name)
+}
+
 impl NodeFiles {
-    /// Creates a view of the node whose file system is mounted at `root`, with the installation record of the default
-    /// release in the directory `state`.
+    /// Creates a view of the node whose file system is mounted at `root`.
     #[must_use]
-    pub fn new(root: HostRoot, state: HostPath) -> Self {
-        Self { root, state, release: Release::default(), programs: ProgramDigests::default() }
-    }
-
-    /// Returns the same view for another release.
-    #[must_use]
-    pub fn of_release(&self, release: Release) -> Self {
-        Self { release, ..self.clone() }
-    }
-
-    /// Returns the release whose installation this is.
-    #[must_use]
-    pub fn release(&self) -> &Release {
-        &self.release
+    pub fn new(root: HostRoot) -> Self {
+        Self { root, programs: ProgramDigests::default() }
     }
 
     /// Returns the mount point of the node's file system.
@@ -116,52 +100,21 @@ impl NodeFiles {
         self.root.reach(path).map_err(|error| InstallError::file("resolve", path, &error))
     }
 
-    /// Returns the releases that have an installation record, in the order of their names.
+    /// Returns the state of the files that `desired` or the installation record refers to.
     ///
     /// # Errors
-    /// The state directory can't be read.
-    pub fn releases(&self) -> Result<BTreeSet<Release>, InstallError> {
-        Ok(self.names(&self.state)?.iter().filter_map(|name| Release::of_record(name)).collect())
-    }
-
-    /// Returns the paths of the installation records; if nothing is installed, that of this release.
-    ///
-    /// # Errors
-    /// The state directory can't be read.
-    pub fn records(&self) -> Result<Vec<HostPath>, InstallError> {
-        let releases = self.releases()?;
-        let own = releases.is_empty().then_some(&self.release);
-        Ok(releases.iter().chain(own).map(|release| self.record_path(release)).collect())
-    }
-
-    /// Returns the state of the files that `desired` or the installation record refers to, and the records of the other
-    /// releases.
-    ///
-    /// # Errors
-    /// A file or directory can't be read, or `desired` is `None` and a record is invalid.
+    /// A file or directory can't be read, or `desired` is `None` and the record is invalid.
     pub fn look(&self, desired: Option<&DesiredState>) -> Result<FoundState, InstallError> {
-        let mut found = FoundState { release: self.release.clone(), ..FoundState::default() };
-        let mut releases = self.releases()?;
-        releases.insert(self.release.clone());
-        for one in releases {
-            let record = match (self.record(&one), desired) {
-                // The desired state can be installed without the record.
-                (Err(error @ InstallError::Record { .. }), Some(_)) => {
-                    found.notes.push(error.to_string());
-                    InstallRecord::default()
-                }
-                (record, _) => record?,
-            };
-            if one == self.release {
-                found.record = record;
-            } else {
-                found.others.insert(one, record);
-            }
+        let mut found = FoundState::default();
+        match (self.record(), desired) {
+            // The desired state can be installed without the record.
+            (Err(error @ InstallError::Record { .. }), Some(_)) => found.notes.push(error.to_string()),
+            (record, _) => found.record = record?.unwrap_or_default(),
         }
         let record = &found.record;
         let mut paths: BTreeSet<HostPath> = record.files.keys().chain(record.lists.keys()).cloned().collect();
-        paths.extend(record.lists.values().filter_map(|listed| Some(listed.single.as_ref()?.0.clone())));
-        let mut directories = BTreeSet::from([self.state.clone()]);
+        paths.extend(record.lists.values().filter_map(|listed| Some(listed.original.as_ref()?.path.clone())));
+        let mut directories = BTreeSet::from([record_path().parent()]);
         if let Some(desired) = desired {
             paths.extend(desired.programs.iter().cloned());
             paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.clone()));
@@ -183,11 +136,7 @@ impl NodeFiles {
             }
         }
         self.find_needed_programs(desired, &mut found);
-        if let Some(desired) = desired {
-            found.aliases = self.aliases(desired, &found);
-        }
-        let asides: Vec<_> = paths.iter().filter_map(|path| found.recorded(path)).filter_map(Owned::aside).collect();
-        paths.extend(asides.into_iter().cloned().collect::<Vec<_>>());
+        paths.extend(found.record.files.values().filter_map(Owned::aside).cloned());
         directories.extend(paths.iter().map(HostPath::parent));
         for directory in &directories {
             let is_leftover = |name: &String| atomic::is_leftover(name) || self.is_renamed_own_list(directory, name);
@@ -198,14 +147,6 @@ impl NodeFiles {
             let file = self.file(&path).map_err(|error| InstallError::file("read", &path, &error))?;
             found.files.extend(file.map(|file| (path, file)));
         }
-        let FoundState { record, others, files, .. } = &mut found;
-        self.upgrade_digests(record, files)?;
-        for record in others.values_mut() {
-            self.upgrade_digests(record, files)?;
-        }
-        if let Some((path, _)) = desired.and_then(|desired| desired.node.as_ref()) {
-            found.adopt_node_parts(path);
-        }
         Ok(found)
     }
 
@@ -215,73 +156,28 @@ impl NodeFiles {
         name == RENAMED_OWN_LIST && text().is_some_and(|text| conflist::is_own_list(&text))
     }
 
-    /// Returns the value of [`FoundState::aliases`].
-    fn aliases(&self, desired: &DesiredState, found: &FoundState) -> BTreeMap<HostPath, HostPath> {
-        let mut directories = BTreeMap::new();
-        let mut location = |path: &HostPath| {
-            let directory = directories.entry(path.parent()).or_insert_with_key(|path| self.directory(path));
-            Some((directory.clone()?, path.name().to_owned()))
-        };
-        let others = found.others.values().flat_map(|record| record.files.keys().chain(record.lists.keys()));
-        let recorded: BTreeMap<_, _> = others.filter_map(|path| Some((location(path)?, path))).collect();
-        let own = desired.configurations.iter().filter_map(ConfigurationTarget::file).cloned();
-        let list_directory = desired.configurations.iter().find(|target| target.file().is_none());
-        let names: BTreeSet<_> = found.configurations.iter().map(|file| file.name.as_str()).chain([OWN_LIST]).collect();
-        let listed = list_directory.map(ConfigurationTarget::directory).into_iter();
-        let listed = listed.flat_map(|dir| names.iter().map(move |name| dir.join(name)));
-        let alias = |path: HostPath| Some((*recorded.get(&location(&path)?)?).clone()).map(|other| (path, other));
-        own.chain(listed).filter_map(alias).filter(|(path, other)| path != other).collect()
-    }
-
-    /// Returns what identifies a directory; `None` if it can't be read.
-    fn directory(&self, path: &HostPath) -> Option<DirectoryId> {
-        let reached = self.root.reach(path).ok()?;
-        match fs::metadata(&reached) {
-            Ok(metadata) => Some(DirectoryId::Existing(metadata.dev(), metadata.ino())),
-            Err(error) if error.kind() == ErrorKind::NotFound => Some(DirectoryId::Missing(reached)),
-            Err(_) => None,
-        }
-    }
-
-    /// Replaces the digests of version 0.1.0 in the record by those of this version, where the contents did not change
-    /// since. The others match no content.
-    fn upgrade_digests(
-        &self,
-        record: &mut InstallRecord,
-        files: &BTreeMap<HostPath, FoundFile>,
-    ) -> Result<(), InstallError> {
-        let replace = |digests: &mut Vec<Digest>, legacy: &Digest, current: &Digest| {
-            digests.iter_mut().filter(|digest| *digest == legacy).for_each(|digest| digest.clone_from(current));
-        };
-        for (path, owned) in &mut record.files {
-            let Some(file) = files.get(path).filter(|_| owned.ours.iter().any(Digest::is_legacy)) else {
-                continue;
-            };
-            let legacy = self.root.reach(path).and_then(|reached| Digest::read_legacy(open(&reached)?));
-            let legacy = legacy.map_err(|error| InstallError::file("read", path, &error))?;
-            replace(&mut owned.ours, &legacy, &file.digest);
-        }
-        for (path, listed) in &mut record.lists {
-            let text = files.get(path).and_then(|file| file.text.as_deref());
-            let Some(text) = text.filter(|_| listed.ours.iter().any(Digest::is_legacy)) else { continue };
-            for entry in conflist::of_type(text, &listed.kind).into_iter().flatten() {
-                replace(&mut listed.ours, &Digest::legacy_of_value(&entry), &Digest::of_value(&entry));
-            }
-        }
-        Ok(())
-    }
-
-    fn record(&self, release: &Release) -> Result<InstallRecord, InstallError> {
-        let path = self.record_path(release);
+    /// Returns the installation record; `None` if nothing is installed.
+    ///
+    /// # Errors
+    /// The record can't be read or is invalid.
+    pub(super) fn record(&self) -> Result<Option<InstallRecord>, InstallError> {
+        let path = record_path();
         match self.root.reach(&path).and_then(|path| read_nofollow(&path, MAX_RECORD_SIZE)) {
-            Ok(text) => format::parse(&text).map_err(|error| InstallError::Record { path, cause: error.to_string() }),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(InstallRecord::default()),
+            Ok(text) => {
+                format::parse(&text).map(Some).map_err(|error| InstallError::Record { path, cause: error.to_string() })
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(InstallError::file("read", &path, &error)),
         }
     }
 
-    fn record_path(&self, release: &Release) -> HostPath {
-        self.state.join(&release.record_name())
+    /// Returns the DaemonSet, other than `own`, that owns the installation on the node.
+    ///
+    /// # Errors
+    /// The record can't be read or is invalid.
+    pub fn other_owner(&self, own: Option<&str>) -> Result<Option<String>, InstallError> {
+        let owner = self.record()?.unwrap_or_default().owner;
+        Ok(owner.filter(|owner| Some(owner.as_str()) != own))
     }
 
     /// Returns the configurations in a directory, and a note for each symbolic link before the first usable one that
@@ -335,11 +231,7 @@ impl NodeFiles {
 
     /// Returns a regular file, symbolic links followed; `None` if it does not exist.
     fn file(&self, path: &HostPath) -> io::Result<Option<FoundFile>> {
-        let reached = match self.root.reach(path) {
-            // The record of version 0.1.0 can list a name that is too long for a file.
-            Err(error) if error.kind() == ErrorKind::InvalidFilename => return Ok(None),
-            reached => reached?,
-        };
+        let reached = self.root.reach(path)?;
         let mut file = match open(&reached) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -358,38 +250,35 @@ impl NodeFiles {
         Ok(Some(FoundFile { digest, text, mode, trusted }))
     }
 
-    /// Applies the plan; `program` is the file to copy. The records are written before the first change. What the plan
-    /// reverts leaves the release's own record after the last change; the record is removed if nothing is left in it.
+    /// Applies the plan; `program` is the file to copy. The record is written before the first change. What the plan
+    /// reverts leaves the record after the last change; the record is removed if nothing is left in it.
     ///
     /// # Errors
     /// The file system refuses a change. The changes before it stay, and every configuration is complete.
     pub fn apply(&self, plan: &InstallPlan, program: &Path, _: &InstallLock) -> Result<(), InstallError> {
-        for (release, record) in &plan.others {
-            self.write_record(release, record)?;
-        }
         let is_empty = plan.record.is_empty();
         if !is_empty {
-            let InstallRecord { mut files, mut lists, .. } = self.record(&plan.release).unwrap_or_default();
+            let InstallRecord { mut files, mut lists, .. } = self.record().ok().flatten().unwrap_or_default();
             files.extend(plan.record.files.clone());
             lists.extend(plan.record.lists.clone());
-            self.write_record(&plan.release, &InstallRecord { files, lists, ..plan.record.clone() })?;
+            self.write_record(&InstallRecord { files, lists, ..plan.record.clone() })?;
         }
         for action in &plan.actions {
             self.act(action, program).map_err(|error| InstallError::file(verb(action), target(action), &error))?;
         }
         if !is_empty {
-            return self.write_record(&plan.release, &plan.record);
+            return self.write_record(&plan.record);
         }
-        let path = self.record_path(&plan.release);
+        let path = record_path();
         let removed = self.root.reach_entry(&path).and_then(|path| atomic::remove(&path));
         removed.map_err(|error| InstallError::file("remove", &path, &error))
     }
 
-    fn write_record(&self, release: &Release, record: &InstallRecord) -> Result<(), InstallError> {
-        if self.record(release).is_ok_and(|current| current == *record) {
+    fn write_record(&self, record: &InstallRecord) -> Result<(), InstallError> {
+        if self.record().is_ok_and(|current| current.as_ref() == Some(record)) {
             return Ok(());
         }
-        let path = self.record_path(release);
+        let path = record_path();
         let write = || {
             let text = format::print(record).map_err(io::Error::from)?;
             atomic::write(&self.root.reach_entry(&path)?, 0o600, FileOwner::Own, |file| file.write_all(&text))
@@ -414,6 +303,10 @@ impl NodeFiles {
             FileAction::Remove { path, .. } => atomic::remove(&entry(path)?),
         }
     }
+}
+
+fn record_path() -> HostPath {
+    state_path(RECORD)
 }
 
 /// Opens a file for reading; [`HostRoot`] has resolved its path.
@@ -450,34 +343,8 @@ mod tests {
     fn node(name: &str) -> (PathBuf, NodeFiles) {
         let directory = std::env::temp_dir().join(format!("detour-node-{name}-{}", std::process::id()));
         fs::create_dir_all(&directory).expect("created");
-        let node = NodeFiles::new(HostRoot::new(&directory), HostPath::new("/").expect("a path"));
+        let node = NodeFiles::new(HostRoot::new(&directory));
         (directory, node)
-    }
-
-    #[test]
-    fn files_that_version_0_1_0_installed_are_recognized_and_those_edited_since_are_not() {
-        let (directory, node) = node("legacy");
-        let list = r#"{"name":"n","plugins":[{"type":"a"},{"type":"detour","a":1}]}"#;
-        // The program is no text; the text is as version 0.1.0 wrote it; another process edited the last file.
-        let program = [b"program".as_slice(), &[0xff]].concat();
-        for (name, contents) in [("p", program.as_slice()), ("c", b"program"), ("e", b"edited"), ("l", list.as_bytes())]
-        {
-            fs::write(directory.join(name), contents).expect("written");
-        }
-        let legacy = Digest::read_legacy(program.as_slice()).expect("readable");
-        let owned = |ours: &str| serde_json::json!({"role": "program", "ours": [ours], "before": "nothing"});
-        let log = serde_json::json!({
-            "installer": "i",
-            "files": {"/p": owned(&legacy.to_string()), "/c": owned("7-4e2d3c643c61336f"), "/e": owned("7-4e2d3c643c61336f")},
-            "lists": {"/l": {"kind": "detour", "ours": ["23-75edffdd650a9d9d"], "single": null}},
-        });
-        fs::write(directory.join("install.json"), log.to_string()).expect("written");
-        let found = node.look(None).expect("readable");
-        let plan = crate::agent::install::plan::undo(&found);
-        let removed: Vec<_> = plan.actions.iter().map(|action| target(action).to_string()).collect();
-        assert_eq!(removed, ["/l", "/c", "/p"]);
-        assert_eq!(plan.record.files.keys().map(ToString::to_string).collect::<Vec<_>>(), ["/e"]);
-        fs::remove_dir_all(&directory).expect("removed");
     }
 
     #[test]

@@ -2,17 +2,13 @@
 //! installation.
 
 use super::conflist;
-use super::digest::Digest;
-use super::release::Release;
 use super::state::{
-    EditedList, FoundFile, FoundState, InstallRecord, NodeParts, Owned, PRIVATE_MODE, PreviousContent,
-    RENAMED_OWN_LIST, Role,
+    EditedList, FoundState, InstallRecord, OriginalList, Owned, PreviousContent, RENAMED_OWN_LIST, Role,
 };
 use crate::host_path::HostPath;
 use similar::algorithms::{Capture, myers};
 use similar::udiff::UnifiedHunkHeader;
 use similar::{DiffOp, DiffTag, group_diff_ops};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -135,10 +131,6 @@ pub struct InstallPlan {
     /// The changes. The node works after each of them: a configuration never names a program or kubeconfig that is
     /// missing.
     pub actions: Vec<FileAction>,
-    /// The release.
-    pub release: Release,
-    /// The records of other releases that change. They are written first.
-    pub others: BTreeMap<Release, InstallRecord>,
     /// The record to write before the first change.
     pub record: InstallRecord,
     /// Warnings: what was found and left unchanged, and why; one line each.
@@ -156,16 +148,6 @@ pub struct InstallPlan {
 }
 
 impl InstallPlan {
-    /// Returns a plan that changes nothing, with the record as found.
-    pub(super) fn of(found: &FoundState) -> Self {
-        Self {
-            release: found.release.clone(),
-            others: found.changed.clone(),
-            record: found.record.clone(),
-            ..Self::default()
-        }
-    }
-
     /// Whether the plan removes an own list that Cilium renamed.
     #[must_use]
     pub fn removes_renamed_list(&self) -> bool {
@@ -179,13 +161,6 @@ impl InstallPlan {
     pub fn writes_own_list(&self) -> bool {
         let is_copy = |path| self.record.files.get(path).is_some_and(|owned| owned.copy_of.is_some());
         self.actions.iter().any(|action| matches!(action, FileAction::Write { path, .. } if is_copy(path)))
-    }
-
-    /// Appends the changes and notes of a plan for another release.
-    pub fn extend(&mut self, plan: Self) {
-        self.actions.extend(plan.actions);
-        self.notes.extend(plan.notes);
-        self.incomplete |= plan.incomplete;
     }
 }
 
@@ -204,15 +179,12 @@ pub fn undo(found: &FoundState) -> InstallPlan {
     plan
 }
 
-/// Returns the plan that reverts everything in `record`: the hook and configurations first, then kubeconfigs, then
-/// programs.
+/// Returns the plan that reverts everything in `record`: configurations first, then kubeconfigs, then programs.
 ///
 /// What another process changed stays, with a note, and stays in the plan's record. While such a configuration exists,
-/// the files that it may need stay too, and so does a program that the runtime needs to delete running pods. What
-/// another release needs stays, and the record of that release covers it.
+/// the files that it may need stay too, and so does a program that the runtime needs to delete running pods.
 pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan {
-    let mut plan = InstallPlan::of(found);
-    plan.record = InstallRecord { files: BTreeMap::new(), lists: BTreeMap::new(), ..record.clone() };
+    let mut plan = InstallPlan { record: record.without_files(), ..InstallPlan::default() };
     for (path, listed) in &record.lists {
         match revert_list(path, listed, found) {
             Ok(actions) => plan.actions.extend(actions),
@@ -228,13 +200,7 @@ pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan 
     let mut is_needed = !plan.record.lists.is_empty();
     for (path, owned) in files {
         let needs_others = owned.role == Role::Configuration;
-        let actions = if is_needed && !needs_others {
-            Err(Obstacle::Needed)
-        } else if found.sharers(path).next().is_some() {
-            Ok(release_shared(path, owned, found, &mut plan))
-        } else {
-            revert_file(path, owned, found)
-        };
+        let actions = if is_needed && !needs_others { Err(Obstacle::Needed) } else { revert_file(path, owned, found) };
         match actions {
             Ok(actions) => plan.actions.extend(actions),
             Err(reason) => {
@@ -254,21 +220,7 @@ pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan 
         plan.notes.extend(found.unread_results.iter().map(note));
         plan.incomplete |= !found.unread_results.is_empty();
     }
-    if plan.record.files.values().all(|owned| owned.role != Role::Node) {
-        plan.record.node.clear();
-    }
     plan
-}
-
-/// Keeps a shared file for the other releases: the program stays, and the node configuration loses this release's part.
-/// If another process changed the file, the agents of the other releases restore it.
-fn release_shared(path: &HostPath, owned: &Owned, found: &FoundState, plan: &mut InstallPlan) -> Vec<FileAction> {
-    let Some(file) = found.files.get(path).filter(|_| found.is_ours(path)) else { return Vec::new() };
-    let text = if owned.role == Role::Node { found.node_text(&NodeParts::new()).0 } else { None };
-    let contents = text.as_ref().map_or_else(|| file.digest.clone(), |text| Digest::of(text.as_bytes()));
-    found.hand_over(path, &contents, &mut plan.others);
-    let changed = text.filter(|_| contents != file.digest);
-    changed.map(|text| write(path, &text, PRIVATE_MODE, file.text.clone())).into_iter().collect()
 }
 
 /// Why a file is not reverted.
@@ -324,6 +276,11 @@ fn revert_file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec
 fn revert_list(path: &HostPath, listed: &EditedList, found: &FoundState) -> Result<Vec<FileAction>, String> {
     let Some(file) = found.files.get(path) else { return Ok(Vec::new()) };
     let text = file.text.as_deref().ok_or("expected UTF-8")?;
+    if let Some(original) = &listed.original
+        && original.edited.contains(&file.digest)
+    {
+        return Ok(restore_list(path, original, text, found));
+    }
     let entries = conflist::digests(text, &listed.kind).map_err(|error| error.to_string())?;
     if !entries.iter().all(|entry| listed.ours.contains(entry)) {
         return Err(format!(
@@ -331,22 +288,20 @@ fn revert_list(path: &HostPath, listed: &EditedList, found: &FoundState) -> Resu
             listed.kind
         ));
     }
-    let Some(reverted) = conflist::without(text, &listed.kind).map_err(|error| error.to_string())? else {
-        return Ok(Vec::new());
-    };
-    let FoundFile { mode, .. } = *file;
-    let before = Some(text.to_owned());
-    match &listed.single {
-        // Its owner wrote the single-plugin configuration again.
-        Some((single, ..)) if found.files.contains_key(single) => {
-            Ok(vec![FileAction::Remove { path: path.clone(), before }])
-        }
-        Some((single, single_text, mode)) if conflist::list_of(single_text).as_ref() == Ok(&reverted) => {
-            let restored = write(single, single_text, *mode, None);
-            Ok(vec![restored, FileAction::Remove { path: path.clone(), before }])
-        }
-        _ => Ok(vec![write(path, &reverted, mode, before)]),
+    let reverted = conflist::without(text, &listed.kind).map_err(|error| error.to_string())?;
+    Ok(reverted.map(|reverted| write(path, &reverted, file.mode, Some(text.to_owned()))).into_iter().collect())
+}
+
+/// Restores the configuration from which the list at `path` was made. `text` is the list.
+fn restore_list(path: &HostPath, original: &OriginalList, text: &str, found: &FoundState) -> Vec<FileAction> {
+    if original.path == *path {
+        return vec![write(path, &original.text, original.mode, Some(text.to_owned()))];
     }
+    // Its owner may have written the single-plugin configuration again.
+    let is_there = found.files.contains_key(&original.path);
+    let restored = (!is_there).then(|| write(&original.path, &original.text, original.mode, None));
+    let removed = FileAction::Remove { path: path.clone(), before: Some(text.to_owned()) };
+    restored.into_iter().chain([removed]).collect()
 }
 
 fn write(path: &HostPath, text: &str, mode: u32, before: Option<String>) -> FileAction {

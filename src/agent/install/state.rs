@@ -1,10 +1,7 @@
 //! The states that an installation compares, as values: what a node should have ([`DesiredState`]), what it has
 //! ([`FoundState`]), and what earlier installations did ([`InstallRecord`]).
 
-mod shared;
-
 use super::digest::Digest;
-use super::release::Release;
 pub use crate::cni::OWN_LIST;
 use crate::host_path::HostPath;
 use serde::{Deserialize, Serialize};
@@ -23,16 +20,16 @@ pub(super) const RENAMED_OWN_LIST: &str = "00-detour.conflist.cilium_bak";
 pub struct DesiredState {
     /// The name of the installer: the agent's pod, or the command line.
     pub installer: String,
+    /// The DaemonSet of the agent, as NAMESPACE/NAME; `None` for an installation from the command line.
+    pub owner: Option<String>,
     /// The digest of the program.
     pub program: Digest,
-    /// The version of the program.
-    pub program_version: String,
     /// The paths that get a copy of the program.
     pub programs: Vec<HostPath>,
     /// Path and text of the kubeconfig; `None` if the plugin uses another one.
     pub kubeconfig: Option<(HostPath, String)>,
-    /// Path of the node configuration, and the release's part of it; `None` if the plugin would not look there.
-    pub node: Option<(HostPath, NodeParts)>,
+    /// Path and text of the node configuration.
+    pub node: Option<(HostPath, String)>,
     /// The configurations with which runtimes or Multus call the plugin; at most one of them is an entry in a list.
     pub configurations: Vec<ConfigurationTarget>,
     /// What the plugin lacks and the agent can't install now; the node is not ready without it.
@@ -84,17 +81,8 @@ impl ConfigurationTarget {
 /// What a node has, limited to what an installation can change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundState {
-    /// The release.
-    pub release: Release,
-    /// The record of its earlier installations; empty if there was none.
+    /// The record of earlier installations; empty if there was none.
     pub record: InstallRecord,
-    /// The records of the other releases on the node.
-    pub others: BTreeMap<Release, InstallRecord>,
-    /// Those of them that differ from their files, because version 0.1.0 wrote these.
-    pub changed: BTreeMap<Release, InstallRecord>,
-    /// For desired configuration files, the paths of the same files in the records of other releases. The paths differ,
-    /// because a directory is a symbolic link or a bind mount.
-    pub aliases: BTreeMap<HostPath, HostPath>,
     /// The existing files among those that are desired or in the record.
     pub files: BTreeMap<HostPath, FoundFile>,
     /// The configuration files in the directory of the cluster network's list.
@@ -112,6 +100,14 @@ pub struct FoundState {
     pub unread_results: Vec<String>,
     /// Warnings, one line each.
     pub notes: Vec<String>,
+}
+
+impl FoundState {
+    /// Whether an installation wrote the current contents of the file, or may have written them before it was killed.
+    pub(super) fn is_ours(&self, path: &HostPath) -> bool {
+        let recorded = self.record.files.get(path).zip(self.files.get(path));
+        recorded.is_some_and(|(owned, file)| owned.ours.contains(&file.digest))
+    }
 }
 
 /// An existing file.
@@ -148,33 +144,24 @@ pub struct ConfFile {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InstallRecord {
-    /// The last writer. If two agents of the release run on a node, as during an upgrade, the earlier one yields to it.
+    /// The last writer. If two agents of a DaemonSet run on a node, as during an upgrade, the earlier one yields to it.
     pub installer: String,
-    /// The version of the release's program; empty if version 0.1.0 wrote the record.
-    pub program_version: String,
-    /// The release's part of the node configuration.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub node: NodeParts,
+    /// The DaemonSet that owns the installation, as NAMESPACE/NAME: no other one may change it. `None` for an
+    /// installation from the command line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
     /// Files that belong to the installation as a whole.
     pub files: BTreeMap<HostPath, Owned>,
     /// Plugin lists with an entry of the installation.
     pub lists: BTreeMap<HostPath, EditedList>,
 }
 
-/// A release's part of the node configuration: one element per configuration of the plugin.
-pub type NodeParts = Vec<NodePart>;
-
-/// The part of one configuration in the node configuration.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodePart {
-    /// The name of the network; `None` for the entry in the cluster network's list, and for a primary plugin.
-    pub network: Option<String>,
-    /// The node configuration that this configuration alone would have.
-    #[serde(rename = "node_configuration")]
-    pub keys: Value,
-}
-
 impl InstallRecord {
+    /// Returns the record without its files and lists.
+    pub(super) fn without_files(&self) -> Self {
+        Self { installer: self.installer.clone(), owner: self.owner.clone(), ..Self::default() }
+    }
+
     /// Whether nothing is installed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -250,8 +237,23 @@ pub struct EditedList {
     pub kind: String,
     /// The digests of the entries that the installation may have left there, as in [`Owned::ours`].
     pub ours: Vec<Digest>,
-    /// Path, text and permission bits of the single-plugin configuration from which the list was made.
-    pub single: Option<(HostPath, String, u32)>,
+    /// The configuration before the installation added the entry; `None` if another process changed the list since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub original: Option<OriginalList>,
+}
+
+/// The configuration from which an installation made the list with the plugin's entry.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OriginalList {
+    /// Its path. A single-plugin configuration becomes a list of another name.
+    pub path: HostPath,
+    /// Its text.
+    pub text: String,
+    /// Its permission bits.
+    pub mode: u32,
+    /// The digests of the lists that the installation may have written in its place. It is restored if the list is one
+    /// of them.
+    pub edited: Vec<Digest>,
 }
 
 /// The contents that an installation may have left: one that was killed left the previous or the new one.

@@ -2,6 +2,7 @@
 
 use super::session::{Failure, Session};
 use super::{NriHandler, NriStatus};
+use crate::backoff::Backoff;
 use crate::trusted_file::{check, is_trusted};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -16,9 +17,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The pause after the first failure. It doubles with each further one.
+/// The pause after the first failure.
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
-/// The limit of the pause between two attempts.
+/// The longest pause, without its random part.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// The timeout from the connection to the end of the registration. A runtime registers one plugin after the other, and
 /// waits 5 s for each.
@@ -30,10 +31,10 @@ const BUFFER: usize = 64 << 10;
 
 /// Registers with the runtime at `path`, and calls `handler` for what it reports, until `ended` is readable or its
 /// other end is closed (as [`std::io::pipe`] whose writer is dropped). After a failure, it reconnects with a backoff of
-/// at most 5 s, or as soon as the runtime creates the socket. `report` gets the result of the first attempt, and then
+/// at most 7.5 s, or as soon as the runtime creates the socket. `report` gets the result of the first attempt, and then
 /// each change of the status.
 pub fn run(path: &Path, mut handler: impl NriHandler, report: impl Fn(NriStatus), ended: impl AsFd) {
-    let (ended, mut backoff, mut last) = (ended.as_fd(), MIN_BACKOFF, None);
+    let (ended, mut backoff, mut last) = (ended.as_fd(), Backoff::new(MIN_BACKOFF, MAX_BACKOFF), None);
     let watch = SocketWatch::new(path);
     loop {
         watch.start();
@@ -46,17 +47,17 @@ pub fn run(path: &Path, mut handler: impl NriHandler, report: impl Fn(NriStatus)
         let Err(Failure::Cause(cause)) = serve(path, &mut handler, on_registration, ended) else { return };
         // Each registration lists all containers: if the runtime closes each new connection, the backoff must grow.
         if registered.is_some_and(|since: Instant| since.elapsed() > MAX_BACKOFF) {
-            backoff = MIN_BACKOFF;
+            backoff.reset();
         }
         let status = NriStatus::Disconnected(format!("{}: {cause}", path.display()));
         if last.as_ref() != Some(&status) {
             report(status.clone());
             last = Some(status);
         }
-        match watch.wait(backoff, ended) {
-            Ok(true) => backoff = MIN_BACKOFF,
+        match watch.wait(backoff.pause(Instant::now()), ended) {
+            Ok(true) => backoff.reset(),
             Err(Failure::Ended) => return,
-            Ok(false) | Err(_) => backoff = MAX_BACKOFF.min(backoff * 2),
+            Ok(false) | Err(_) => {}
         }
     }
 }

@@ -2,38 +2,16 @@
 
 use super::suspicion::Cause;
 use crate::agent::token_bucket::TokenBucket;
+use crate::backoff::Backoff;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-
-/// The failures in a row of one action.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Failures(u32);
-
-impl Failures {
-    /// Records a failure. Returns the pause until the next attempt: the first one, doubled after each further failure.
-    pub(super) fn pause(&mut self, first: Duration, longest: Duration) -> Duration {
-        let pause = (first * 2_u32.pow(self.0.min(10))).min(longest);
-        self.0 = self.0.saturating_add(1);
-        pause
-    }
-
-    /// Records a success.
-    pub(super) const fn reset(&mut self) {
-        self.0 = 0;
-    }
-
-    /// Returns the number of failures.
-    pub(super) const fn count(self) -> u32 {
-        self.0
-    }
-}
 
 /// The attempts per pod. More are made only after [`RESET_TIME`].
 const MAX_ATTEMPTS: u32 = 5;
 /// The time without an attempt after which the earlier ones do not count: a pod that loses its rules once an hour is
 /// repaired each time.
 const RESET_TIME: Duration = Duration::from_secs(3600);
-/// The pause after the first attempt, doubled after each further one.
+/// The pause after the first attempt.
 const PAUSE: Duration = Duration::from_secs(5);
 /// The pause after the first attempt if the kubelet must restart the init container. It waits for 10 s at first and up
 /// to five minutes later (`pkg/kubelet/kubelet.go`, `MaxContainerBackOff`).
@@ -42,7 +20,9 @@ const PAUSE_AFTER_VALIDATION: Duration = Duration::from_secs(30);
 /// The attempts to repair one pod.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Attempts {
-    attempts: Failures,
+    count: u32,
+    /// `None` before the first attempt.
+    backoff: Option<Backoff>,
     last: Option<Instant>,
     not_before: Option<Instant>,
 }
@@ -57,25 +37,27 @@ impl Attempts {
     }
 
     /// Whether all attempts were made.
-    pub(super) const fn are_spent(&self) -> bool {
-        self.attempts.count() >= MAX_ATTEMPTS
+    const fn are_spent(&self) -> bool {
+        self.count >= MAX_ATTEMPTS
     }
 
     /// Whether one attempt is left.
     pub(super) const fn is_last_next(&self) -> bool {
-        self.attempts.count() + 1 == MAX_ATTEMPTS
+        self.count + 1 == MAX_ATTEMPTS
+    }
+
+    /// Whether the last attempt was neither the first nor the last one that is allowed.
+    pub(super) const fn is_in_between(&self) -> bool {
+        self.count > 1 && !self.are_spent()
     }
 
     /// Records an attempt at `now`.
     pub(super) fn record(&mut self, cause: Cause, now: Instant) {
         let first = if cause == Cause::ValidationFailed { PAUSE_AFTER_VALIDATION } else { PAUSE };
-        self.not_before = Some(now + self.attempts.pause(first, RESET_TIME));
+        let backoff = self.backoff.get_or_insert_with(|| Backoff::new(first, RESET_TIME));
+        self.not_before = Some(now + backoff.pause(now));
         self.last = Some(now);
-    }
-
-    /// Whether the last attempt was neither the first nor the last one that is allowed.
-    pub(super) const fn is_in_between(&self) -> bool {
-        self.attempts.count() > 1 && !self.are_spent()
+        self.count += 1;
     }
 
     /// Returns the time of the next attempt; `None` if there was none.
@@ -167,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_and_after_the_last_attempt_the_budget_resets_in_an_hour() {
+    fn pauses_grow_and_after_the_last_attempt_the_attempts_are_reset_in_an_hour() {
         let mut now = Instant::now();
         let (mut attempts, mut pauses) = (Attempts::default(), Vec::new());
         for _ in 0..MAX_ATTEMPTS {
@@ -175,10 +157,14 @@ mod tests {
             attempts.record(Cause::Drift, now);
             assert!(!attempts.allows(now));
             let next = attempts.next().expect("an attempt was made");
-            pauses.push((next - now).as_secs());
+            pauses.push(next - now);
             now = next;
         }
-        assert_eq!(pauses, [5, 10, 20, 40, 3600]);
+        for (pause, expected) in pauses.iter().zip([5, 10, 20, 40]) {
+            let expected = Duration::from_secs(expected);
+            assert!(expected <= *pause && *pause < expected * 3 / 2, "{pauses:?}");
+        }
+        assert_eq!(pauses.last(), Some(&RESET_TIME));
         assert!(attempts.allows(now) && attempts.next().is_none());
     }
 
@@ -186,7 +172,7 @@ mod tests {
     fn after_a_failed_validation_the_kubelet_has_time_to_repeat_it() {
         let (mut attempts, now) = (Attempts::default(), Instant::now());
         attempts.record(Cause::ValidationFailed, now);
-        assert!(!attempts.allows(now + Duration::from_secs(29)) && attempts.allows(now + Duration::from_secs(30)));
+        assert!(!attempts.allows(now + Duration::from_secs(29)) && attempts.allows(now + Duration::from_secs(45)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The policy of a pod: when it is evaluated, whether it is changed, and what is reported about it.
 
-use super::limits::{ChangeLimit, Failures, MIN_INTERVAL};
+use super::limits::{ChangeLimit, MIN_INTERVAL};
 use super::rule_check::{name, pod_ref};
 use super::sandbox::Sandboxes;
 use super::settings::Tools;
@@ -9,6 +9,7 @@ use super::texts;
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
 use crate::agent::pod_reports::PodReports;
+use crate::backoff::Backoff;
 use crate::cluster::PolicyCondition;
 use crate::cni::{Code, Error, NetConf};
 use crate::host_path::HostRoot;
@@ -20,7 +21,7 @@ use crate::policy::LivePolicyScope;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The pause after a failed change, doubled after each further one in a row.
+/// The pauses after failed changes.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
@@ -34,8 +35,8 @@ pub(super) struct PodPolicy {
     pub(super) container_id: Option<String>,
     pub(super) assessment: Assessment,
     limit: ChangeLimit,
-    /// The failed changes in a row, or the evaluations without saved rules.
-    failures: Failures,
+    /// The pauses after failed changes, and after evaluations without saved rules.
+    backoff: Backoff,
     /// The message of the last Event about a refused policy.
     refused: String,
     /// The desired policy of the last Event about an outdated pod.
@@ -74,7 +75,7 @@ impl PodPolicy {
             container_id: None,
             assessment: Assessment::default(),
             limit: ChangeLimit::default(),
-            failures: Failures::default(),
+            backoff: Backoff::new(MIN_PAUSE, MAX_PAUSE),
             refused: String::new(),
             outdated: String::new(),
             sent: None,
@@ -83,7 +84,7 @@ impl PodPolicy {
 
     /// Evaluates the policy soon, because an input has changed.
     pub(super) fn changed(&mut self, now: Instant) {
-        self.failures.reset();
+        self.backoff.reset();
         self.wake(now);
     }
 
@@ -110,7 +111,7 @@ impl PodPolicy {
 
     /// Schedules the next attempt after a growing pause.
     fn retry(&mut self, now: Instant) {
-        let pause = self.failures.pause(MIN_PAUSE, MAX_PAUSE);
+        let pause = self.backoff.pause(now);
         self.wake(now + pause);
     }
 
@@ -170,7 +171,7 @@ impl PodPolicy {
         match result {
             Ok(()) => {
                 tools.metrics.policy_change("applied");
-                self.failures.reset();
+                self.backoff.reset();
                 let event = texts::changed(&self.assessment.applied, &change.after.applied, &change.words);
                 tracing::info!(pod = name, "{}", event.message);
                 if !change.words.is_empty() {

@@ -1,8 +1,9 @@
 //! The state of a pod between two checks of its rules: when the next one is due, failures to read the rules, and
 //! attempts to repair them.
 
-use super::limits::{Attempts, Failures};
+use super::limits::Attempts;
 use super::suspicion::Cause;
+use crate::backoff::Backoff;
 use crate::cni::{Code, Error};
 use crate::netns::find::FoundNetns;
 use crate::netns::{NetNs, NetnsId};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// The minimum time between two checks of a pod that changes often, as in a crash loop.
 const MIN_INTERVAL: Duration = Duration::from_secs(5);
-/// The pause after a failure to read the rules, doubled after each further one in a row.
+/// The pauses after failures to read the rules.
 const MIN_PAUSE: Duration = Duration::from_secs(15);
 const MAX_PAUSE: Duration = Duration::from_secs(600);
 /// The number of failures in a row after which one that may be temporary gets an Event.
@@ -32,8 +33,9 @@ pub(super) struct PodRules {
     pub(super) location: Option<NetnsLocation>,
     /// The last logged failure to read the rules.
     logged: Option<String>,
-    /// The failures to read the rules.
-    failures: Failures,
+    /// The number of failures to read the rules in a row.
+    failures: u32,
+    backoff: Backoff,
     /// The end of the pause after a failure, which a change of the pod does not shorten.
     not_before: Option<Instant>,
     /// The time of the last Event about a failure.
@@ -71,7 +73,8 @@ impl PodRules {
             attempts: Attempts::default(),
             location: None,
             logged: None,
-            failures: Failures::default(),
+            failures: 0,
+            backoff: Backoff::new(MIN_PAUSE, MAX_PAUSE),
             not_before: None,
             last_event: None,
         }
@@ -125,10 +128,11 @@ impl PodRules {
     pub(super) fn record_read(&mut self, error: Option<&Error>, pod: &PodRef, now: Instant) {
         let is_its_own = error.is_some_and(|error| matches!(error.code, Code::TryAgain | Code::ForeignRules));
         if is_its_own {
-            self.not_before = Some(now + self.failures.pause(MIN_PAUSE, MAX_PAUSE));
+            self.failures = self.failures.saturating_add(1);
+            self.not_before = Some(now + self.backoff.pause(now));
         } else {
-            self.failures.reset();
-            self.not_before = None;
+            self.backoff.reset();
+            (self.failures, self.not_before) = (0, None);
         }
         let error = error.map(ToString::to_string);
         if let Some(message) = error.as_ref().filter(|_| error != self.logged) {
@@ -144,7 +148,7 @@ impl PodRules {
 
     /// Whether the failure to read the rules gets an Event.
     pub(super) fn needs_event(&mut self, error: &Error, now: Instant) -> bool {
-        let is_lasting = error.code == Code::ForeignRules || self.failures.count() >= FAILURES_BEFORE_EVENT;
+        let is_lasting = error.code == Code::ForeignRules || self.failures >= FAILURES_BEFORE_EVENT;
         let is_due = self.last_event.is_none_or(|last| now.duration_since(last) >= EVENT_INTERVAL);
         if is_lasting && is_due {
             self.last_event = Some(now);
@@ -187,10 +191,12 @@ mod tests {
             rules.postpone();
             rules.changed(now + SECOND);
             let next = rules.due.expect("it is checked again");
-            pauses.push((next - now).as_secs());
+            pauses.push(next - now);
             now = next;
         }
-        assert_eq!(pauses, [15, 30, 60, 120, 240, 480, 600, 600]);
+        for (pause, expected) in pauses.iter().zip([15, 30, 60, 120, 240, 480, 600, 600]) {
+            assert!(expected * SECOND <= *pause && *pause < expected * SECOND * 3 / 2, "{pauses:?}");
+        }
         read(&mut rules, None, now);
         rules.record_check(None, MINUTE, GRACE, now);
         rules.postpone();

@@ -13,6 +13,7 @@ use crate::cni::{Code, Error};
 use crate::netns::find::{self, FoundNetns};
 use crate::plugin::running::{self, ContainerStatus};
 use crate::pod::PodRef;
+use kube::core::SelectorExt;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -64,7 +65,7 @@ impl RuleCheck {
     pub(super) fn run(&self, rules: &mut PodRules) -> Option<RepairResult> {
         let observed = &self.observed;
         let suspected = suspect(&self.installed, observed);
-        let Some((installed, suspicion)) = suspected.filter(|_| self.settings.selector.selects(&observed.pod.labels))
+        let Some((installed, suspicion)) = suspected.filter(|_| self.settings.selector.matches(&observed.pod.labels))
         else {
             rules.rest();
             return None;

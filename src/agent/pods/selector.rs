@@ -1,51 +1,17 @@
-//! Label selectors.
+//! Label selectors in the syntax of `kubectl -l` (apimachinery, `pkg/labels/selector.go`).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::str::FromStr;
-
-/// A label selector in the syntax of `kubectl -l` (apimachinery, `pkg/labels/selector.go`). An empty one selects all pods.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Selector(Vec<Requirement>);
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Requirement {
-    key: String,
-    /// `None` for any value.
-    values: Option<BTreeSet<String>>,
-    /// Whether the label must match, or must not.
-    must_match: bool,
-}
+use kube::core::{Expression, Selector};
 
 const SYNTAX: &str = "KEY=VALUE, KEY!=VALUE, KEY in (A,B), KEY notin (A,B), KEY, !KEY, separated by commas";
 
-impl Selector {
-    /// Whether the selector selects every pod.
-    #[must_use]
-    pub const fn selects_all(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Whether the selector selects a pod with these labels.
-    #[must_use]
-    pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.0.iter().all(|requirement| requirement.is_met_by(labels))
-    }
-}
-
-impl Requirement {
-    fn is_met_by(&self, labels: &BTreeMap<String, String>) -> bool {
-        let value = labels.get(&self.key);
-        self.must_match == value.is_some_and(|value| self.values.as_ref().is_none_or(|values| values.contains(value)))
-    }
-}
-
-impl FromStr for Selector {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parts = split(text).into_iter().map(str::trim).filter(|part| !part.is_empty());
-        parts.map(parse_requirement).collect::<Result<_, _>>().map(Self)
-    }
+/// Parses a selector. An empty text selects all pods.
+///
+/// # Errors
+/// The text is not a selector.
+pub fn parse_selector(text: &str) -> Result<Selector, String> {
+    let parts = split(text).into_iter().map(str::trim).filter(|part| !part.is_empty());
+    let parse = |part| parse_expression(part).ok_or_else(|| format!("invalid value {part:?}; expected {SYNTAX}"));
+    parts.map(parse).collect()
 }
 
 /// Splits the text at commas that are not in parentheses.
@@ -66,37 +32,45 @@ fn split(text: &str) -> Vec<&str> {
     parts
 }
 
-fn parse_requirement(part: &str) -> Result<Requirement, String> {
-    let invalid = || format!("invalid value {part:?}; expected {SYNTAX}");
-    let words = |text: &str| text.split(',').map(|word| word.trim().to_owned()).collect();
-    let (key, values, must_match) = if let Some((key, value)) = part.split_once("!=") {
-        (key, Some(BTreeSet::from([value.trim().to_owned()])), false)
-    } else if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
-        (key, Some(BTreeSet::from([value.trim().to_owned()])), true)
-    } else if let Some((head, values)) = part.strip_suffix(')').and_then(|part| part.split_once('(')) {
-        match head.trim().rsplit_once(char::is_whitespace).ok_or_else(invalid)? {
-            (key, "in") => (key, Some(words(values)), true),
-            (key, "notin") => (key, Some(words(values)), false),
-            _ => return Err(invalid()),
-        }
-    } else {
-        (part.trim_start_matches('!'), None, !part.starts_with('!'))
-    };
-    let key = key.trim();
-    let is_valid = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
-    if key.is_empty() || !is_valid(key) || !values.iter().flatten().all(|value| is_valid(value)) {
-        return Err(invalid());
+fn parse_expression(part: &str) -> Option<Expression> {
+    if let Some((key, value)) = part.split_once("!=") {
+        return Some(Expression::NotEqual(parse_key(key)?, parse_value(value)?));
     }
-    Ok(Requirement { key: key.to_owned(), values, must_match })
+    if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
+        return Some(Expression::Equal(parse_key(key)?, parse_value(value)?));
+    }
+    if let Some((head, values)) = part.strip_suffix(')').and_then(|part| part.split_once('(')) {
+        let values = values.split(',').map(parse_value).collect::<Option<_>>()?;
+        return match head.trim().rsplit_once(char::is_whitespace)? {
+            (key, "in") => Some(Expression::In(parse_key(key)?, values)),
+            (key, "notin") => Some(Expression::NotIn(parse_key(key)?, values)),
+            _ => None,
+        };
+    }
+    match part.strip_prefix('!') {
+        Some(key) => parse_key(key).map(Expression::DoesNotExist),
+        None => parse_key(part).map(Expression::Exists),
+    }
+}
+
+fn parse_key(text: &str) -> Option<String> {
+    parse_value(text).filter(|key| !key.is_empty())
+}
+
+fn parse_value(text: &str) -> Option<String> {
+    let text = text.trim();
+    let is_valid = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
+    is_valid.then(|| text.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kube::core::SelectorExt;
 
     fn selects(text: &str) -> bool {
         let labels = [("app", "web"), ("tier", "front")].map(|(key, value)| (key.to_owned(), value.to_owned()));
-        text.parse::<Selector>().expect("accepted").selects(&labels.into())
+        parse_selector(text).expect("accepted").matches(&labels.into())
     }
 
     #[test]
@@ -112,7 +86,7 @@ mod tests {
     #[test]
     fn invalid_selectors_are_refused_with_the_syntax() {
         for text in ["app in web", "=x", "app>1", "a b", "app like (x)", "app=(x"] {
-            let error = text.parse::<Selector>().expect_err(text);
+            let error = parse_selector(text).expect_err(text);
             assert!(error.contains("expected KEY=VALUE"), "{error}");
         }
     }

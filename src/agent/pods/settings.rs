@@ -1,12 +1,12 @@
 //! What the agent does about running pods, and what its jobs share.
 
 use super::limits::DeletionLimit;
-use super::selector::Selector;
 use crate::agent::install::NodeFiles;
 use crate::agent::metrics::Metrics;
 use crate::agent::pod_reports::PodReports;
 use crate::cluster::ServiceAccount;
 use crate::policy::LivePolicyScope;
+use kube::core::Selector;
 use std::sync::Mutex;
 
 /// What the agent does about running pods.

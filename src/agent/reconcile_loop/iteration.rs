@@ -25,6 +25,8 @@ pub(super) enum Iteration {
     /// The named agent, which started later, leads.
     Yields(String),
     Failed(String),
+    /// The installation on the node belongs to another DaemonSet, which the text names.
+    Occupied(String),
 }
 
 /// The consequence of an iteration for the node's readiness.
@@ -64,7 +66,7 @@ impl Iteration {
                 (readiness, pause, true)
             }
             Self::Yields(_) => (Readiness::Ready, RETRY_DELAY, false),
-            Self::Waits(reason) => {
+            Self::Waits(reason) | Self::Occupied(reason) => {
                 stability.incomplete();
                 (Readiness::Not(reason.clone()), RETRY_DELAY, false)
             }
@@ -75,11 +77,11 @@ impl Iteration {
         }
     }
 
-    /// Returns the decision of this release about the node's taint. The taint belongs to the agent that leads, and an
+    /// Returns the decision about the node's taint. The taint belongs to the agent that leads, and an
     /// agent that has just replaced the program, as in an upgrade, does not change it yet.
     pub(super) fn taint_decision(&self, readiness: &Readiness) -> TaintDecision {
         match (self, readiness) {
-            (Self::Yields(_), _) | (_, Readiness::Confirming) => TaintDecision::Unchanged,
+            (Self::Yields(_) | Self::Occupied(_), _) | (_, Readiness::Confirming) => TaintDecision::Unchanged,
             (_, Readiness::Ready) => TaintDecision::Remove,
             (_, Readiness::Not(_)) => TaintDecision::Add,
         }

@@ -52,12 +52,15 @@ impl LastLogged {
                 self.followed(plan);
                 self.state.clone()
             }
-            Iteration::Settled(state) | Iteration::Waits(state) | Iteration::Failed(state) => state.clone(),
+            Iteration::Settled(state)
+            | Iteration::Waits(state)
+            | Iteration::Failed(state)
+            | Iteration::Occupied(state) => state.clone(),
             Iteration::Yields(other) => format!("agent {other} has taken over; this agent is on standby"),
         };
         if self.state != state && !state.is_empty() {
             match iteration {
-                Iteration::Failed(_) => tracing::error!("{state}"),
+                Iteration::Failed(_) | Iteration::Occupied(_) => tracing::error!("{state}"),
                 Iteration::Waits(_) => tracing::warn!("{state}"),
                 _ => tracing::info!("{state}"),
             }

@@ -18,6 +18,12 @@ const MAX_ATTACHMENTS: usize = 100;
 /// Limit for the name of an attachment, as in the chart.
 const MAX_NAME: usize = 63;
 
+/// The name of the network, unless `--config` sets one: that of Istio's NetworkAttachmentDefinition.
+const DEFAULT_NETWORK: &str = "istio-cni";
+/// Limit for the name of a network. libcni saves a result as `NETWORK-CONTAINERID-INTERFACE`, with 64 and up to 15
+/// characters for the last two, and a name has up to 255 bytes (NAME_MAX).
+const MAX_NETWORK_NAME: usize = 174;
+
 /// The administrator's keys of the plugin's configurations.
 #[derive(Debug, Clone, Default)]
 pub(in crate::cli) struct GivenKeys {
@@ -100,13 +106,18 @@ impl GivenKeys {
 }
 
 impl GivenKeys {
-    /// Checks that the keys of `--config` name no other network than `network`, the one of the installation.
-    pub(super) fn check_network(self, network: &str) -> Result<Self> {
-        match self.config.get("name") {
-            Some(name) if !name.is_null() && name != network => {
-                bail!("--config: name: expected {network:?}, the value of --network, got {name}; remove the key")
+    /// Returns the name of the network in the configuration file of the installation: the key `name` of `--config`.
+    /// Without such a file, the key is refused.
+    pub(super) fn network(&self, is_written: bool) -> Result<String> {
+        match self.config.get("name").filter(|name| !name.is_null()) {
+            None => Ok(DEFAULT_NETWORK.to_owned()),
+            Some(Value::String(name)) if is_written && name.len() <= MAX_NETWORK_NAME => Ok(name.clone()),
+            Some(name) if is_written => {
+                bail!("--config: name: expected a text of at most {MAX_NETWORK_NAME} bytes, got {name}")
             }
-            _ => Ok(self),
+            Some(_) => bail!(
+                "--config: name: it has an effect only with --chained=false and without --attachments; remove the key"
+            ),
         }
     }
 }

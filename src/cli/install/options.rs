@@ -4,15 +4,14 @@
 use super::NodeArguments;
 use super::attachments::GivenKeys;
 use crate::cli::output::CommandError;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::{ArgAction, Args};
-use detour_cni::agent::install::kubeconfig::PluginCredentials;
 use detour_cni::agent::install::{
-    ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, NodeFiles, NodeParts, OWN_LIST, PROGRAM,
-    Platform, Release, kubeconfig,
+    ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, NodeFiles, OWN_LIST, PROGRAM, Platform,
+    kubeconfig, state_path,
 };
 use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
-use detour_cni::cni::{GROUP_FILE, LogLevel, NetConf};
+use detour_cni::cni::{GROUP_FILE, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf};
 use detour_cni::plugin::TargetNode;
 use detour_cni::trusted_file::read_trusted;
 use std::collections::BTreeSet;
@@ -22,9 +21,6 @@ use std::path::{Path, PathBuf};
 /// Limit for the name of a file. On Linux, a name has up to 255 bytes (NAME_MAX). The longest name that is made of
 /// this one is that of a temporary file: `.detour-NAMElist.tmp`, where `NAME.conflist` replaces `NAME.conf`.
 const MAX_FILE_NAME: usize = 239;
-/// Limit for the name of a network. libcni saves a result as `NETWORK-CONTAINERID-INTERFACE`, with 64 and up to 15
-/// characters for the last two, and a name has up to 255 bytes (NAME_MAX).
-const MAX_NETWORK_NAME: usize = 174;
 /// Limit for each credential file. The largest is ca.crt.
 const MAX_CREDENTIAL: u64 = 1 << 20;
 
@@ -36,9 +32,6 @@ pub(in crate::cli) struct InstallOptions {
     platform: Option<&'static Platform>,
     #[command(flatten)]
     place: NodeArguments,
-    /// Name of the release. Each release on the node has its own installation record, configuration files and kubeconfig; all share the program and the node configuration
-    #[arg(long, value_name = "NAME", default_value_t)]
-    release: Release,
     /// Add the plugin to the cluster network's plugin list (true), or write a separate configuration file (false) [default: depends on the platform]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
@@ -60,9 +53,6 @@ pub(in crate::cli) struct InstallOptions {
     /// Install the program also under this name: istio-cni or excludedns; may be repeated
     #[arg(long = "name", value_name = "NAME", value_parser = parse_file_name)]
     names: Vec<String>,
-    /// Name of the network in a separate configuration file; attachments refer to it
-    #[arg(long, value_name = "NAME", default_value = "istio-cni", value_parser = parse_network)]
-    network: String,
     /// JSON object with keys of the plugin's configuration, which override flags. Without "chain", the plugin
     /// redirects traffic, and UID 1337 and its DNS bypass the sidecar
     #[arg(long, value_name = "FILE")]
@@ -74,24 +64,9 @@ pub(in crate::cli) struct InstallOptions {
     /// Directory on the node for the files of --attachments with --chained=true; otherwise they are in --conf-dir
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/multus/net.d")]
     attachment_conf_dir: HostPath,
-    /// Lowest severity that the plugin logs: none, error, warn, info or debug
-    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = parse_log_level)]
-    log_level: String,
-    /// Skip the pods in these namespaces, separated by commas
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "istio-system,kube-system")]
-    exclude_namespaces: Vec<String>,
-    /// Namespace of the agent's pods; the plugin skips these pods [default: $POD_NAMESPACE]
-    #[arg(long, value_name = "NAME")]
-    agent_namespace: Option<String>,
     /// Kubeconfig on the node for the plugin [default: write one with the service account]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["token_file", "api_server", "service_account"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["api_server", "service_account"])]
     kubeconfig: Option<HostPath>,
-    /// Token file on the node to which the written kubeconfig refers [default: write the service account's token into it]
-    #[arg(long, value_name = "FILE")]
-    token_file: Option<HostPath>,
-    /// Install even if a kubeconfig or token file that --kubeconfig, --token-file or --config names is missing on the node (below --root)
-    #[arg(long)]
-    allow_missing_credentials: bool,
     /// URL of the API server [default: from $KUBERNETES_SERVICE_HOST and $KUBERNETES_SERVICE_PORT]
     #[arg(long, value_name = "URL")]
     api_server: Option<String>,
@@ -105,21 +80,10 @@ fn parse_file_name(text: &str) -> Result<String, String> {
     if !is_plain {
         return Err("expected a file name without a directory".into());
     }
-    check_length(text, MAX_FILE_NAME)
-}
-
-fn parse_network(text: &str) -> Result<String, String> {
-    check_length(text, MAX_NETWORK_NAME)
-}
-
-fn check_length(text: &str, max: usize) -> Result<String, String> {
-    let got = text.len();
-    if got <= max { Ok(text.to_owned()) } else { Err(format!("expected at most {max} bytes, got {got}")) }
-}
-
-fn parse_log_level(text: &str) -> Result<String, String> {
-    let expected = || "expected none, error, warn, info or debug".to_owned();
-    LogLevel::named(text).map(|_| text.to_owned()).ok_or_else(expected)
+    match text.len() {
+        0..=MAX_FILE_NAME => Ok(text.to_owned()),
+        got => Err(format!("expected at most {MAX_FILE_NAME} bytes, got {got}")),
+    }
 }
 
 impl InstallOptions {
@@ -129,7 +93,7 @@ impl InstallOptions {
     /// Those of [`NodeArguments::check_root`]; flags contradict each other.
     pub(in crate::cli) fn node(&self) -> Result<NodeFiles, CommandError> {
         self.place.check_root()?;
-        let node = self.place.node().of_release(self.release.clone());
+        let node = self.place.node();
         let platform = self.platform(&node);
         if self.own_list && !self.chained.unwrap_or(platform.chained) {
             let default =
@@ -177,14 +141,13 @@ impl InstallOptions {
         let bin_dir = directory(&self.bin_dir, platform.bin_dir)?;
         let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
         let names = self.program_names();
-        let own_kubeconfig = self.own_kubeconfig();
-        let settings = self.settings(given, &bin_dir, socket, self.agent_namespace());
+        let settings = self.settings(given, &bin_dir, socket, agent_namespace());
         let is_chained = self.chained.unwrap_or(platform.chained);
         let attachment_dir = if is_chained { &self.attachment_conf_dir } else { &conf_dir };
-        let (mut configurations, mut parts, mut warnings) = (Vec::new(), NodeParts::new(), Vec::new());
+        let (mut configurations, mut nodes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
         if is_chained || given.attachments.is_empty() {
             warnings = self.check(node, &settings, &names, "--config: ")?;
-            let network = (!is_chained && !settings.is_primary()?).then(|| self.network.clone());
+            let network = given.network(!is_chained)?;
             configurations.push(if is_chained {
                 ConfigurationTarget::Listed {
                     dir: conf_dir.clone(),
@@ -194,9 +157,11 @@ impl InstallOptions {
                 }
             } else {
                 let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
-                ConfigurationTarget::Own { path: conf_dir.join(name), text: settings.standalone(&self.network)? }
+                ConfigurationTarget::Own { path: conf_dir.join(name), text: settings.standalone(&network)? }
             });
-            parts.push(settings.node_part(network)?);
+            nodes.push((network, settings.node()?));
+        } else {
+            given.network(false)?;
         }
         for attachment in &given.attachments {
             let desired = || {
@@ -204,27 +169,27 @@ impl InstallOptions {
                 let place = if attachment.has_kubeconfig() { "" } else { "--config: " };
                 let warnings = self.check(node, &settings, &names, place)?;
                 let text = settings.standalone(&attachment.name)?;
-                Ok::<_, anyhow::Error>((warnings, text, settings.node_part(Some(attachment.name.clone()))?))
+                Ok::<_, anyhow::Error>((warnings, text, settings.node()?))
             };
-            let (own_warnings, text, part) =
+            let (own_warnings, text, node) =
                 desired().with_context(|| format!("{}: attachment {:?}", self.attachments_place(), attachment.name))?;
             warnings.extend(own_warnings.iter().map(|warning| format!("attachment {:?}: {warning}", attachment.name)));
             configurations.push(ConfigurationTarget::Own { path: attachment_dir.join(&attachment.file_name()), text });
-            parts.push(part);
+            nodes.push((attachment.name.clone(), node));
         }
         warn(warnings);
         let kubeconfig = match &self.kubeconfig {
             Some(_) => None,
-            None => Some((own_kubeconfig, self.kubeconfig_text(token)?)),
+            None => Some((own_kubeconfig(), self.kubeconfig_text(token)?)),
         };
         let programs = names.iter().map(|name| bin_dir.join(name));
         Ok(DesiredState {
             installer: env::var("HOSTNAME").unwrap_or_else(|_| "the command line".into()),
+            owner: None,
             program: program.clone(),
-            program_version: env!("CARGO_PKG_VERSION").to_owned(),
             programs: programs.collect(),
             kubeconfig,
-            node: self.place.node_configuration().map(|path| (path, parts)),
+            node: node_configuration(nodes)?,
             configurations,
             missing: None,
         })
@@ -244,12 +209,9 @@ impl InstallOptions {
     ) -> EntrySettings {
         EntrySettings {
             given: given.config.clone(),
-            log_level: self.log_level.clone(),
-            kubeconfig: self.kubeconfig.clone().unwrap_or_else(|| self.own_kubeconfig()),
+            kubeconfig: self.kubeconfig.clone().unwrap_or_else(own_kubeconfig),
             agent_socket: socket.cloned(),
-            exclude_namespaces: self.exclude_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect(),
             agent_namespace,
-            agent_pod_prefix: self.release.agent_pod_prefix(),
             bin_dir: bin_dir.clone(),
             primary: self.primary,
         }
@@ -279,21 +241,11 @@ impl InstallOptions {
     ///
     /// `kubeconfig` is the one that the whole configuration names, and `place` is where it is set.
     fn check_credentials(&self, node: &NodeFiles, kubeconfig: Option<&HostPath>, place: &str) -> Result<()> {
-        if self.allow_missing_credentials {
-            return Ok(());
-        }
-        let root = self.place.root.display();
+        let root = self.place.root().display();
         let unusable = |file: String| {
-            format!(
-                "{file}: the plugin can't use this file of the node (below --root {root}); create it first, or add \
-                 --allow-missing-credentials"
-            )
+            format!("{file}: the plugin can't use this file of the node (below --root {root}); create it first")
         };
-        if let Some(path) = &self.token_file {
-            let read = read_trusted(&node.reach(path)?, MAX_CREDENTIAL);
-            read.with_context(|| unusable(format!("--token-file {path}")))?;
-        }
-        let own = self.own_kubeconfig();
+        let own = own_kubeconfig();
         let is_written = |path: &HostPath| self.kubeconfig.is_none() && *path == own;
         let named = kubeconfig.filter(|path| self.kubeconfig.as_ref() != Some(path) && !is_written(path));
         let named = named.map(|path| (format!("{place}kubernetes.kubeconfig"), path));
@@ -307,7 +259,7 @@ impl InstallOptions {
     fn check_kubeconfig(&self, node: &NodeFiles, path: &HostPath) -> Result<()> {
         let reached = node.reach(path)?;
         read_trusted(&reached, MAX_CREDENTIAL)?;
-        KubeconfigSummary::read(&self.place.root, &reached).map(drop).map_err(|error| anyhow!("{error}"))
+        KubeconfigSummary::read(self.place.root(), &reached).map(drop).map_err(|error| anyhow!("{error}"))
     }
 
     fn platform(&self, node: &NodeFiles) -> &'static Platform {
@@ -330,18 +282,7 @@ impl InstallOptions {
 
     /// Reads the files of `--config` and `--attachments`.
     pub(in crate::cli) fn given_keys(&self) -> Result<GivenKeys> {
-        GivenKeys::read(self.config.as_deref(), self.attachments.as_deref(), &self.program_names())?
-            .check_network(&self.network)
-    }
-
-    /// Returns the namespace of the agent's pods.
-    pub(in crate::cli) fn agent_namespace(&self) -> Option<String> {
-        self.agent_namespace.clone().or_else(|| env::var("POD_NAMESPACE").ok())
-    }
-
-    /// Returns the path of the kubeconfig that the installation writes.
-    pub(in crate::cli) fn own_kubeconfig(&self) -> HostPath {
-        self.place.state_dir.join(&self.release.kubeconfig_name())
+        GivenKeys::read(self.config.as_deref(), self.attachments.as_deref(), &self.program_names())
     }
 
     /// Returns the token of this pod's service account.
@@ -374,15 +315,35 @@ impl InstallOptions {
              a file on the node, or --api-server URL and --service-account DIR",
         )?;
         let ca = self.read_credential("ca.crt")?;
-        let credentials = match &self.token_file {
-            Some(path) => PluginCredentials::TokenFile(path.clone()),
-            None => PluginCredentials::Token(token()?),
-        };
-        Ok(kubeconfig::text(&server, Some(&ca), &credentials))
+        Ok(kubeconfig::text(&server, Some(&ca), &token()?))
     }
 
     fn read_credential(&self, name: &str) -> Result<Vec<u8>> {
         let path: &Path = &self.service_account.join(name);
         read_trusted(path, MAX_CREDENTIAL).with_context(|| format!("can't read --service-account: {}", path.display()))
     }
+}
+
+/// Returns the namespace of the agent's pods.
+pub(in crate::cli) fn agent_namespace() -> Option<String> {
+    env::var("POD_NAMESPACE").ok().filter(|namespace| !namespace.is_empty())
+}
+
+/// Returns the path of the kubeconfig that the installation writes.
+pub(in crate::cli) fn own_kubeconfig() -> HostPath {
+    state_path("kubeconfig")
+}
+
+/// Returns path and text of the node configuration for the configurations of these networks.
+fn node_configuration(configurations: Vec<(String, NodeConf)>) -> Result<Option<(HostPath, String)>> {
+    let mut configurations = configurations.into_iter();
+    let Some((_, first)) = configurations.next() else { return Ok(None) };
+    let text = first.with_networks(configurations).text();
+    ensure!(
+        text.len() as u64 <= NODE_CONFIGURATION_LIMIT,
+        "{NODE_CONFIGURATION}: expected at most {NODE_CONFIGURATION_LIMIT} bytes, got {}; shorten the lists \
+         exclude_namespaces of the attachments",
+        text.len()
+    );
+    Ok(HostPath::new(NODE_CONFIGURATION).map(|path| (path, text)))
 }

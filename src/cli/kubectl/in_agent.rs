@@ -72,20 +72,8 @@ To check the nodes without a pod, use kubectl detour check. For log files, run d
 Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
 
 /// Options that select objects or files of the node on which the command runs.
-const OF_NODE: [&str; 12] = [
-    "netns",
-    "pid",
-    "container",
-    "pod_uid",
-    "root",
-    "state_dir",
-    "node",
-    "node_name",
-    "conf",
-    "platform",
-    "chained",
-    "bin_dir",
-];
+const OF_NODE: [&str; 11] =
+    ["netns", "pid", "container", "pod_uid", "root", "node", "node_name", "conf", "platform", "chained", "bin_dir"];
 /// Arguments that this process uses itself.
 const OWN: [&str; 6] = ["place", "pod", "namespace", "kubeconfig", "context", "agent_namespace"];
 

@@ -29,7 +29,7 @@ enum SessionClient {
     /// Its credentials do not expire, or kube reads their files again.
     Lasting(Client),
     /// Its credentials may be those of a credential plugin; with the time when they expire.
-    Renewed(UserKubeconfig, Mutex<(Client, Option<Timestamp>)>),
+    Renewed(Box<UserKubeconfig>, Mutex<(Client, Option<Timestamp>)>),
 }
 
 impl Session {
@@ -59,7 +59,7 @@ impl Session {
                 Ok((kubeconfig, client))
             })
             .map_err(invalid)?;
-        let (server, client) = (kubeconfig.server(), SessionClient::Renewed(kubeconfig, Mutex::new(client)));
+        let (server, client) = (kubeconfig.server(), SessionClient::Renewed(Box::new(kubeconfig), Mutex::new(client)));
         Ok(Self { event_loop, server, client })
     }
 

@@ -7,9 +7,8 @@ use super::session::Session;
 use crate::cluster::agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
 use crate::cluster::fact_source::Cluster;
 use crate::cluster::kubeconfig::UserKubeconfig;
-use crate::cluster::resources::ObjectRef;
+use crate::cluster::resources::{ObjectRef, ScheduledPod};
 use crate::cni::{Code, Error};
-use crate::pod::well_known::PROXY_CONTAINER;
 use serde_json::Value;
 use std::env;
 use std::path::{Path, PathBuf};
@@ -113,7 +112,11 @@ impl UserApi {
     /// # Errors
     /// A request failed.
     pub fn pods_with_sidecar(&self, node: &str, namespace: Option<&str>) -> Result<Vec<ObjectRef>, Error> {
-        self.list(|page| ApiRequest::pods_of_node(node, namespace, page), |pod| pod_with_sidecar(&pod))
+        let with_sidecar = |ScheduledPod { pod, phase, .. }| {
+            let has_ended = matches!(phase.as_str(), "Succeeded" | "Failed");
+            (pod.proxy().is_some() && !has_ended).then_some(ObjectRef { namespace: pod.namespace, name: pod.name })
+        };
+        Ok(self.pods_of_node(node, namespace)?.into_iter().filter_map(with_sidecar).collect())
     }
 
     pub(super) fn list<T>(
@@ -128,18 +131,6 @@ impl UserApi {
         let session = self.api.session()?;
         session.run(self.api.call(session, request).get_once(self.api.timeout))
     }
-}
-
-/// Returns the name of a pod that has a sidecar and has not ended.
-fn pod_with_sidecar(pod: &Value) -> Option<ObjectRef> {
-    let is_sidecar = |container: &Value| container["name"] == PROXY_CONTAINER;
-    let has_sidecar = ["containers", "initContainers"]
-        .iter()
-        .any(|kind| pod["spec"][*kind].as_array().is_some_and(|containers| containers.iter().any(is_sidecar)));
-    let has_ended = ["Succeeded", "Failed"].iter().any(|phase| pod["status"]["phase"] == *phase);
-    let text = |key: &str| pod["metadata"][key].as_str().map(str::to_owned);
-    (has_sidecar && !has_ended).then_some(())?;
-    Some(ObjectRef { namespace: text("namespace")?, name: text("name")? })
 }
 
 /// Returns the name of the kubeconfig in messages, and its files that exist.

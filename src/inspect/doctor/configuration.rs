@@ -267,7 +267,7 @@ pub(super) fn files(target: &CheckTarget, conf: &HostPath) -> Result<Vec<Runtime
     names.iter().map(file).collect()
 }
 
-/// Returns the files in another directory; none if it does not exist here, as in the agent's pod of another release.
+/// Returns the files in another directory; none if it does not exist here.
 fn files_in(target: &CheckTarget, directory: &HostPath) -> Vec<RuntimeFile> {
     files(target, directory).unwrap_or_default()
 }

@@ -169,7 +169,7 @@ fn wrong(error: &Error, definition: &Definition) -> CheckVerdict {
     CheckVerdict::fail(
         error.to_string(),
         format!(
-            "set the name of the configuration on the node to {name:?} (detour install --network {name}), or add spec.config to the definition"
+            "set the name of the configuration on the node to {name:?} (key name in the file of detour install --config), or add spec.config to the definition"
         ),
     )
 }

@@ -266,14 +266,14 @@ pub(super) fn examine_installation(target: &CheckTarget, results: &mut Results) 
     results.add(&INSTALLATION, verdict);
 }
 
-fn installation_verdict(Installation { records, changed, .. }: &Installation) -> CheckVerdict {
-    let record = records.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+fn installation_verdict(Installation { changed, .. }: &Installation) -> CheckVerdict {
+    const RECORD: &str = "/var/lib/cni/detour/install.json";
     match changed {
         Ok(None) => {
-            CheckVerdict::not_checked(format!("{record} not found: detour was not installed by detour install"))
+            CheckVerdict::not_checked(format!("{RECORD} not found: detour was not installed by detour install"))
         }
         Ok(Some(changed)) if changed.is_empty() => {
-            CheckVerdict::pass(format!("nothing has changed since {record} was written"))
+            CheckVerdict::pass(format!("nothing has changed since {RECORD} was written"))
         }
         Ok(Some(changed)) => {
             let named = first_of(changed.iter().cloned(), NAMED, "; ");

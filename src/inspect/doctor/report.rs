@@ -303,7 +303,7 @@ pub struct CheckTarget {
     pub bin_dirs: Vec<HostPath>,
     /// A configuration file, or the directory of configuration files.
     pub conf: HostPath,
-    /// Other directories with configuration files of the plugin, which attachments and other releases have.
+    /// Other directories with configuration files of the plugin, which attachments have.
     pub other_conf_dirs: Vec<HostPath>,
     /// The installation according to its log.
     pub installation: Installation,
@@ -315,16 +315,14 @@ pub struct CheckTarget {
     pub probe: bool,
 }
 
-/// The installations of all releases on the node, read from their records.
+/// The installation on the node, read from its record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Installation {
-    /// The paths of the records.
-    pub records: Vec<HostPath>,
     /// The installed programs.
     pub programs: Vec<HostPath>,
     /// The own lists, by their paths.
     pub own_lists: BTreeMap<HostPath, OwnList>,
-    /// The types of the releases' entries in plugin lists, by the path of the list.
+    /// The types of the plugin's entries in plugin lists, by the path of the list.
     pub listed_types: BTreeMap<HostPath, BTreeSet<String>>,
     /// The differences between the node and the installation, one line each; `None` without an installation. The
     /// error is the reason why they are unknown.

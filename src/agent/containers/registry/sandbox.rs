@@ -1,6 +1,7 @@
 //! A pod sandbox in the registry: its running containers, and the state of its bypass.
 
 use crate::agent::nri::NriContainer;
+use crate::backoff::Backoff;
 use crate::cgroup::ContainerGroup;
 use crate::cluster::agent::ExemptContainer;
 use crate::pod::PodRef;
@@ -22,8 +23,8 @@ pub(super) const START_BUDGET: Duration = Duration::from_secs(1);
 
 /// How long a set must be missing before it is restored: an ADD saves its intent before it commits the rules.
 pub(super) const RESTORE_GRACE: Duration = Duration::from_millis(500);
-/// The pause after an attempt to restore a set, doubled after each further one.
-pub(super) const MIN_RESTORE_PAUSE: Duration = Duration::from_secs(2);
+/// The pauses between attempts to restore a set.
+const MIN_RESTORE_PAUSE: Duration = Duration::from_secs(2);
 pub(super) const MAX_RESTORE_PAUSE: Duration = Duration::from_secs(600);
 /// The minimum time between two log messages about the same cause.
 pub(super) const LOG_INTERVAL: Duration = Duration::from_secs(600);
@@ -72,8 +73,7 @@ pub(super) struct Restoration {
     pub(super) is_running: bool,
     /// The end of the pause after the last attempt.
     not_before: Option<Instant>,
-    /// The pause after the next attempt.
-    pause: Duration,
+    backoff: Backoff,
 }
 
 pub(super) struct Container {
@@ -172,7 +172,8 @@ impl Excluding {
 
 impl Default for Restoration {
     fn default() -> Self {
-        Self { lost_since: None, is_running: false, not_before: None, pause: MIN_RESTORE_PAUSE }
+        let backoff = Backoff::new(MIN_RESTORE_PAUSE, MAX_RESTORE_PAUSE);
+        Self { lost_since: None, is_running: false, not_before: None, backoff }
     }
 }
 
@@ -185,12 +186,8 @@ impl Restoration {
         if self.is_running || is_paused || now < since + RESTORE_GRACE {
             return false;
         }
-        if self.not_before.is_none_or(|not_before| now >= not_before + MAX_RESTORE_PAUSE) {
-            self.pause = MIN_RESTORE_PAUSE;
-        }
         self.is_running = true;
-        self.not_before = Some(now + self.pause);
-        self.pause = (self.pause * 2).min(MAX_RESTORE_PAUSE);
+        self.not_before = Some(now + self.backoff.pause(now));
         true
     }
 }

@@ -8,7 +8,7 @@ const CGROUP: u64 = 7;
 const SOCKET: &str = "/run/nri/nri.sock";
 
 fn pod() -> NriPod {
-    NriPod { id: SANDBOX.into(), name: "web-0".into(), namespace: "shop".into(), uid: "u".into(), ..NriPod::default() }
+    NriPod { id: SANDBOX.into(), name: "web-0".into(), namespace: "shop".into(), uid: "u".into() }
 }
 
 fn container(id: &str, name: &str) -> NriContainer {
@@ -256,13 +256,9 @@ fn a_set_that_a_process_keeps_deleting_is_restored_with_growing_pauses() {
         }
         pauses.push((now - started).as_secs());
     }
-    assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 256, 512, 600]);
-    // Not deleted for a long time.
-    (restoration.is_running, restoration.lost_since) = (false, None);
-    now += 2 * MAX_RESTORE_PAUSE;
-    assert!(!restoration.starts(now) && restoration.starts(now + RESTORE_GRACE));
-    restoration.is_running = false;
-    assert!(restoration.starts(now + RESTORE_GRACE + Duration::from_secs(2)));
+    for (pause, expected) in pauses.iter().zip([2, 4, 8, 16, 32, 64, 128, 256, 512, 600]) {
+        assert!((expected..=expected * 3 / 2).contains(pause), "{pauses:?}");
+    }
 }
 
 #[test]

@@ -30,20 +30,20 @@ pub struct InstalledTexts {
 }
 
 impl NodeFiles {
-    /// Returns the release's installed configurations, that of the cluster network first; none if the plugin is not
+    /// Returns the installed configurations, that of the cluster network first; none if the plugin is not
     /// installed.
     ///
     /// # Errors
     /// The installation record or a configuration can't be read or parsed.
     pub fn installed(&self) -> Result<Vec<Installed>, String> {
-        let record = self.record(&self.release).map_err(|error| error.to_string())?;
+        let record = self.record().map_err(|error| error.to_string())?.unwrap_or_default();
         let mut all: Vec<_> = configurations(&record).collect();
         all.sort_by_key(|(_, kind)| kind.is_none());
         all.into_iter().filter_map(|(path, kind)| self.installed_at(path, kind).transpose()).collect()
     }
 
-    /// Returns the configuration in a file. In a plugin list, this is the entry of type `kind`: another release, or
-    /// Istio's CNI plugin, can have an entry there too.
+    /// Returns the configuration in a file. In a plugin list, this is the entry of type `kind`: Istio's
+    /// CNI plugin can have an entry there too.
     fn installed_at(&self, path: &HostPath, kind: Option<&str>) -> Result<Option<Installed>, String> {
         let Some(mut text) = self.text(path)? else { return Ok(None) };
         let is_list = kind.is_some();
@@ -63,22 +63,20 @@ impl NodeFiles {
         Ok(Some(Installed { conf, for_every_pod }))
     }
 
-    /// Returns the configurations that all releases have installed.
+    /// Returns the texts of the installed configurations.
     ///
     /// # Errors
-    /// An installation record or a configuration can't be read or parsed.
+    /// The installation record or a configuration can't be read or parsed.
     pub fn installed_texts(&self) -> Result<InstalledTexts, String> {
         let mut found = InstalledTexts::default();
-        for release in self.releases().map_err(|error| error.to_string())? {
-            let record = self.record(&release).map_err(|error| error.to_string())?;
-            for (path, kind) in configurations(&record) {
-                let Some(text) = self.text(path)? else {
-                    found.missing.push(path.clone());
-                    continue;
-                };
-                let text = kind.map_or(Ok(Some(text.clone())), |kind| only_entries(path, &text, kind))?;
-                found.texts.extend(text.map(|text| (path.clone(), text)));
-            }
+        let record = self.record().map_err(|error| error.to_string())?.unwrap_or_default();
+        for (path, kind) in configurations(&record) {
+            let Some(text) = self.text(path)? else {
+                found.missing.push(path.clone());
+                continue;
+            };
+            let text = kind.map_or(Ok(Some(text.clone())), |kind| only_entries(path, &text, kind))?;
+            found.texts.extend(text.map(|text| (path.clone(), text)));
         }
         Ok(found)
     }
@@ -125,27 +123,21 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn the_configurations_of_all_releases_are_found() {
+    fn the_entry_of_a_list_and_missing_files_are_found() {
         let directory = std::env::temp_dir().join(format!("detour-installed-{}", std::process::id()));
-        fs::create_dir_all(&directory).expect("created");
+        let state = directory.join("var/lib/cni/detour");
+        fs::create_dir_all(&state).expect("created");
         let list = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "a"}, {"type": "detour", "log_level": "info"}]}"#;
-        let own = |path: &str| json!({path: {"role": "configuration", "ours": [], "before": "nothing"}});
-        let lists = json!({"/list": {"kind": "detour", "ours": [], "single": null}});
-        let first = json!({"installer": "i", "files": own("/missing"), "lists": lists});
-        let second = json!({"installer": "i", "files": own("/second"), "lists": {}});
-        for (name, text) in [
-            ("list", list),
-            ("second", "{}"),
-            ("install.json", &first.to_string()),
-            ("install.second.json", &second.to_string()),
-        ] {
-            fs::write(directory.join(name), text).expect("written");
-        }
-        let node = NodeFiles::new(HostRoot::new(&directory), HostPath::new("/").expect("a path"));
-        let found = node.installed_texts().expect("readable");
+        let own = json!({"role": "configuration", "ours": [], "before": "nothing"});
+        let lists = json!({"/list": {"kind": "detour", "ours": []}});
+        let record = json!({"installer": "i", "files": {"/missing": own, "/own": own}, "lists": lists});
+        fs::write(directory.join("list"), list).expect("written");
+        fs::write(directory.join("own"), "{}").expect("written");
+        fs::write(state.join("install.json"), record.to_string()).expect("written");
+        let found = NodeFiles::new(HostRoot::new(&directory)).installed_texts().expect("readable");
         let entry = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"detour","log_level":"info"}]}"#;
         let texts: Vec<_> = found.texts.iter().map(|(path, text)| (path.to_string(), text.as_str())).collect();
-        assert_eq!(texts, [("/list".to_owned(), entry), ("/second".to_owned(), "{}")]);
+        assert_eq!(texts, [("/list".to_owned(), entry), ("/own".to_owned(), "{}")]);
         assert_eq!(found.missing.iter().map(ToString::to_string).collect::<Vec<_>>(), ["/missing"]);
         fs::remove_dir_all(&directory).expect("removed");
     }

@@ -4,10 +4,10 @@
 use super::own_file::add_text;
 use crate::agent::install::conflist::{self, UnusableList};
 use crate::agent::install::digest::Digest;
-use crate::agent::install::error::InstallError;
 use crate::agent::install::plan::{FileAction, InstallPlan};
 use crate::agent::install::state::{
-    ConfFile, CopiedList, EditedList, FoundFile, FoundState, OWN_LIST, PRIVATE_MODE, PreviousContent, Role, with_newest,
+    ConfFile, CopiedList, EditedList, FoundFile, FoundState, OWN_LIST, OriginalList, PRIVATE_MODE, PreviousContent,
+    Role, with_newest,
 };
 use crate::agent::install::target::{self, ConfTarget};
 use crate::cni::CNI_CONF_DIR;
@@ -23,6 +23,12 @@ pub(super) const SOURCE_TIMEOUT: Duration = Duration::from_millis(500);
 type Skipped<'a> = (&'a str, UnusableList);
 /// A list with entries of earlier installations, which must be reverted.
 type Stale = Option<(HostPath, EditedList)>;
+
+/// The text of the own list, and the list of which it is a copy.
+struct Copy {
+    text: String,
+    copy_of: Option<CopiedList>,
+}
 
 /// The cluster network's plugin list, and the entry that it gets.
 pub(super) struct ClusterList<'a> {
@@ -42,13 +48,12 @@ impl<'a> ClusterList<'a> {
         self.dir.join(OWN_LIST)
     }
 
-    /// Returns the files in the directory except the own list of this or another release. A file of that name is one if
-    /// it has the key that only an own list has, or if a record lists it. In its own record, a release that `edits` lists
-    /// ignores a file that another process replaced.
+    /// Returns the files in the directory except the own list. A file of that name is one if it has the key that only an
+    /// own list has, or if the record lists it. An installation that `edits` lists ignores a recorded file that another
+    /// process replaced.
     fn sources(&self, edits: bool) -> Vec<&'a ConfFile> {
-        let (found, path) = (self.found, self.own_list());
-        let is_recorded = found.record.files.contains_key(&path) && !edits
-            || found.sharers(found.recorded_path(&path)).next().is_some();
+        let found = self.found;
+        let is_recorded = found.record.files.contains_key(&self.own_list()) && !edits;
         let is_own = |file: &&ConfFile| {
             file.name == OWN_LIST && (is_recorded || conflist::is_own_list(&String::from_utf8_lossy(&file.contents)))
         };
@@ -97,77 +102,87 @@ impl<'a> ClusterList<'a> {
 
     /// Adds the entry to a copy of the list. If runtimes would not use the copy, the list itself gets the entry. Returns
     /// the list itself if it has entries of earlier installations.
-    ///
-    /// # Errors
-    /// The own list, or an entry of the same type in the list, belongs to another release.
-    pub(super) fn copy(&self, plan: &mut InstallPlan) -> Result<Stale, InstallError> {
-        let (found, path) = (self.found, self.own_list());
-        if let Some(owner) = found.owner(found.recorded_path(&path)) {
-            return Err(InstallError::owned_list(&path, owner));
-        }
+    pub(super) fn copy(&self, plan: &mut InstallPlan) -> Stale {
         let sources = self.sources(false);
         if let Some(obstacle) = self.obstacle(&sources) {
-            let note =
-                format!("{path}: not written, the plugin's entry is in the cluster network's list instead: {obstacle}");
-            plan.notes.push(note);
+            plan.notes.push(format!(
+                "{}: not written, the plugin's entry is in the cluster network's list instead: {obstacle}",
+                self.own_list()
+            ));
             return self.edit(plan);
         }
         let mut entry = self.entry.clone();
         entry[CNI_CONF_DIR] = self.dir.to_string().into();
-        let current = found.files.get(&path).and_then(|file| file.text.as_deref());
-        let kept = current.and_then(|text| conflist::rewrite(text, &entry).ok());
-        let copied = found.record.files.get(&path).and_then(|owned| owned.copy_of.clone());
-        let (mut text, mut copy_of, mut stale) = (kept.clone(), copied.clone(), None);
-        let (written, skipped) = self.written(&sources, &entry);
-        let is_usable = |file: &&ConfFile| copied.as_ref().is_some_and(|copied| is_usable_source(file, copied));
-        // Another process may just be writing the source, or the first list that runtimes would use.
-        let is_writing = if kept.is_some() && copied.is_some() {
-            !sources.iter().any(is_usable)
-        } else {
-            written.is_some() && skipped.iter().any(|(_, reason)| reason.may_be_partial())
-        };
-        plan.source_timeout = is_writing.then_some(SOURCE_TIMEOUT);
-        if !is_writing || found.source_expired {
-            plan.notes.extend(skipped.iter().map(|(name, reason)| self.skipped(name, reason)));
-            if let Some((target, list)) = written {
-                let source = self.dir.join(&target.file.name);
-                self.check_releases(&source)?;
-                stale = self.stale_entries(&source, &target.list, plan);
-                plan.notes.extend(self.other_meshes(&source, &target.list));
-                text = Some(list);
-                copy_of = Some(CopiedList { source: target.file.name.clone(), kind: self.kind().to_owned() });
-            } else {
-                plan.waits_for = Some(self.unusable("copied", &skipped, kept.is_some()));
+        let last = self.last_copy(&entry);
+        let (next, skipped) = self.next_copy(&sources, &entry);
+        if self.may_be_writing(&sources, last.as_ref(), next.is_some(), &skipped) {
+            plan.source_timeout = Some(SOURCE_TIMEOUT);
+            if !self.found.source_expired {
+                match last {
+                    Some(last) => self.write_copy(last, plan),
+                    // Entries of earlier installations stay until then.
+                    None => plan.waits_for = Some(self.missing(false)),
+                }
+                return None;
             }
         }
-        let Some(text) = text else {
-            // Entries of earlier installations stay until then.
-            plan.waits_for.get_or_insert_with(|| self.missing(false));
-            return Ok(None);
+        plan.notes.extend(skipped.iter().map(|(name, reason)| self.skipped(name, reason)));
+        let Some((target, copy)) = next else {
+            plan.waits_for = Some(self.unusable("copied", &skipped, last.is_some()));
+            last.into_iter().for_each(|last| self.write_copy(last, plan));
+            return None;
         };
-        plan.notes.extend(current.and_then(|current| self.added(&path, current, &text)));
-        let is_intact = |file: &FoundFile| file.mode == PRIVATE_MODE && file.trusted && found.is_ours(&path);
-        let before = plan.actions.len();
-        add_text(&path, Role::Configuration, &text, PreviousContent::Nothing, found, plan);
-        plan.follows = plan.actions.len() > before && found.files.get(&path).is_some_and(is_intact);
-        if let Some(owned) = plan.record.files.get_mut(&path) {
-            owned.copy_of = copy_of;
-        }
-        Ok(stale)
+        let source = self.dir.join(&target.file.name);
+        let stale = self.stale_entries(&source, &target.list, plan);
+        plan.notes.extend(self.other_meshes(&source, &target.list));
+        self.write_copy(copy, plan);
+        stale
     }
 
-    /// Returns the text of the own list with the list of which it is a copy, and the files that were skipped.
-    fn written(&self, sources: &[&'a ConfFile], entry: &Value) -> (Option<(ConfTarget<'a>, String)>, Vec<Skipped<'a>>) {
+    /// Returns the own list as it is, with `entry`; `None` if it is missing or damaged.
+    fn last_copy(&self, entry: &Value) -> Option<Copy> {
+        let text = self.found.files.get(&self.own_list())?.text.as_deref()?;
+        let owned = self.found.record.files.get(&self.own_list());
+        let copy_of = owned.and_then(|owned| owned.copy_of.clone());
+        Some(Copy { text: conflist::rewrite(text, entry).ok()?, copy_of })
+    }
+
+    /// Returns the list that is copied now, its copy with `entry`, and the files that were skipped.
+    fn next_copy(&self, sources: &[&'a ConfFile], entry: &Value) -> (Option<(ConfTarget<'a>, Copy)>, Vec<Skipped<'a>>) {
         let (target, mut skipped) = target::choose(sources, self.file, self.kind(), true);
         let Some(target) = target else { return (None, skipped) };
         // An earlier installation may have added its entry to the list itself.
         let others = conflist::without(&target.list, self.kind());
         match others.and_then(|others| conflist::rewrite(others.as_ref().unwrap_or(&target.list), entry)) {
-            Ok(text) => (Some((target, text)), skipped),
+            Ok(text) => {
+                let copy_of = CopiedList { source: target.file.name.clone(), kind: self.kind().to_owned() };
+                (Some((target, Copy { text, copy_of: Some(copy_of) })), skipped)
+            }
             Err(reason) => {
                 skipped.push((&target.file.name, reason));
                 (None, skipped)
             }
+        }
+    }
+
+    /// Whether another process may just be writing the source, or the first list that runtimes would use.
+    fn may_be_writing(&self, sources: &[&ConfFile], last: Option<&Copy>, has_next: bool, skipped: &[Skipped]) -> bool {
+        match last.and_then(|last| last.copy_of.as_ref()) {
+            Some(copied) => !sources.iter().any(|file| is_usable_source(file, copied)),
+            None => has_next && skipped.iter().any(|(_, reason)| reason.may_be_partial()),
+        }
+    }
+
+    fn write_copy(&self, Copy { text, copy_of }: Copy, plan: &mut InstallPlan) {
+        let (found, path) = (self.found, self.own_list());
+        let file = found.files.get(&path);
+        plan.notes.extend(file.and_then(|file| self.added(&path, file.text.as_deref()?, &text)));
+        let is_intact = |file: &FoundFile| file.mode == PRIVATE_MODE && file.trusted && found.is_ours(&path);
+        let before = plan.actions.len();
+        add_text(&path, Role::Configuration, &text, PreviousContent::Nothing, found, plan);
+        plan.follows = plan.actions.len() > before && file.is_some_and(is_intact);
+        if let Some(owned) = plan.record.files.get_mut(&path) {
+            owned.copy_of = copy_of;
         }
     }
 
@@ -176,10 +191,12 @@ impl<'a> ClusterList<'a> {
     fn stale_entries(&self, source: &HostPath, list: &str, plan: &mut InstallPlan) -> Stale {
         let entries = conflist::of_type(list, self.kind()).unwrap_or_default();
         let latest = entries.last()?;
-        let ours = entries.iter().map(Digest::of_value).collect();
         let earlier = self.found.record.lists.get(source);
-        let single = earlier.and_then(|listed| listed.single.clone());
-        let listed = EditedList { kind: self.kind().to_owned(), ours, single };
+        let listed = EditedList {
+            kind: self.kind().to_owned(),
+            ours: entries.iter().map(Digest::of_value).collect(),
+            original: earlier.and_then(|listed| listed.original.clone()),
+        };
         if latest.get(CNI_CONF_DIR).is_none() {
             return Some((source.clone(), listed));
         }
@@ -188,51 +205,47 @@ impl<'a> ClusterList<'a> {
     }
 
     /// Adds the entry to the list.
-    ///
-    /// # Errors
-    /// Another release has an entry of the same type in the list.
-    pub(super) fn edit(&self, plan: &mut InstallPlan) -> Result<Stale, InstallError> {
+    pub(super) fn edit(&self, plan: &mut InstallPlan) -> Stale {
         let (found, dir, entry, kind) = (self.found, self.dir, self.entry, self.kind());
         let (target, skipped) = target::choose(&self.sources(true), self.file, kind, false);
         plan.notes.extend(skipped.iter().map(|(name, reason)| self.skipped(name, reason)));
         let Some(target) = target else {
             plan.waits_for = Some(self.unusable("extended", &skipped, false));
-            return Ok(None);
+            return None;
         };
-        let (path, single) = (dir.join(&target.list_name), dir.join(&target.file.name));
-        self.check_releases(&path)?;
-        match conflist::rewrite(&target.list, entry) {
-            Ok(text) => write_list(&path, &single, target.file, text, found, plan),
-            Err(reason) => plan.notes.push(format!("{single}: skipped: {reason}")),
-        }
+        let path = dir.join(&target.list_name);
         plan.notes.extend(self.other_meshes(&path, &target.list));
         let earlier = found.record.lists.get(&path);
         let ours = with_newest(&own_entries(earlier, &target.list, kind), Digest::of_value(entry));
-        let text = || String::from_utf8_lossy(&target.file.contents).into_owned();
-        let converted = (single != path).then(|| (single.clone(), text(), target.file.mode));
-        let recorded = found.recorded_path(&path);
-        let listed_by = found.others.values().filter_map(|record| record.lists.get(recorded));
-        let earlier = earlier.into_iter().chain(listed_by);
-        let single = converted.or_else(|| earlier.filter_map(|listed| listed.single.clone()).next());
-        plan.record.lists.insert(path, EditedList { kind: kind.to_owned(), ours, single });
-        Ok(None)
+        let mut listed = EditedList { kind: kind.to_owned(), ours, original: None };
+        match conflist::rewrite(&target.list, entry) {
+            Ok(text) => {
+                listed.original = self.original(&target, earlier, &text);
+                write_list(&path, &dir.join(&target.file.name), target.file, text, found, plan);
+            }
+            Err(reason) => plan.notes.push(self.skipped(&target.file.name, &reason)),
+        }
+        plan.record.lists.insert(path, listed);
+        None
     }
 
-    /// Checks that no other release has an entry of the same type in the list at `path` or in its own list.
-    fn check_releases(&self, path: &HostPath) -> Result<(), InstallError> {
-        let (found, kind, own_list) = (self.found, self.kind(), self.own_list());
-        let recorded = found.recorded_path(path);
-        let mut listed_by =
-            found.others.iter().filter_map(|(release, record)| Some((release, record.lists.get(recorded)?)));
-        if let Some((owner, _)) = listed_by.find(|(_, listed)| listed.kind == kind) {
-            return Err(InstallError::owned_entry(kind, path, owner));
+    /// Returns what an uninstallation restores instead of the list `text` that is written now; `None` if it only removes
+    /// the entry, because another process changed the list with the entry.
+    fn original(&self, target: &ConfTarget<'_>, earlier: Option<&EditedList>, text: &str) -> Option<OriginalList> {
+        let (file, written) = (target.file, Digest::of(text.as_bytes()));
+        let current = Digest::of(&file.contents);
+        if let Some(earlier) = earlier.and_then(|listed| listed.original.as_ref())
+            && earlier.edited.contains(&current)
+        {
+            return Some(OriginalList { edited: with_newest(&[current], written), ..earlier.clone() });
         }
-        let mut copied_by = found.sharers(found.recorded_path(&own_list));
-        let has_kind = |copy: &CopiedList| copy.kind == kind;
-        match copied_by.find(|(.., owned)| owned.copy_of.as_ref().is_some_and(has_kind)) {
-            Some((owner, ..)) => Err(InstallError::owned_entry(kind, &own_list, owner)),
-            None => Ok(()),
-        }
+        let has_entry = conflist::of_type(&target.list, self.kind()).is_ok_and(|entries| !entries.is_empty());
+        (!has_entry).then(|| OriginalList {
+            path: self.dir.join(&file.name),
+            text: String::from_utf8_lossy(&file.contents).into_owned(),
+            mode: file.mode,
+            edited: vec![written],
+        })
     }
 
     /// Returns a note if another tool added plugins to the own list: some add theirs to the first file.

@@ -100,8 +100,8 @@ mod tests {
     fn a_first_own_list_waits_for_a_list_that_is_just_being_written() {
         let desired = DesiredState {
             installer: "a".into(),
+            owner: None,
             program: Digest::of(b"program"),
-            program_version: String::new(),
             programs: Vec::new(),
             kubeconfig: None,
             node: None,

@@ -1,0 +1,167 @@
+//! `--attachments`: a configuration file for each attachment, and their parts of the node configuration.
+
+use crate::agent_process::{Agent, SETTLED};
+use crate::scene::{CALICO, Scene};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+const LIST: &str = "etc/cni/net.d/10-calico.conflist";
+const NODE: &str = "var/lib/cni/detour/node.json";
+const DIRECTORY: &str = "etc/cni/multus/net.d";
+const OWN: [&str; 3] = ["--chained=false", "--conf-dir=/etc/cni/multus/net.d", "--name=excludedns"];
+
+/// A node with one attachment.
+fn scene(name: &str) -> Scene {
+    let scene = Scene::with(name, "10-calico.conflist", CALICO);
+    attach(&scene, &json!([{"name": "excludedns", "type": "excludedns"}]));
+    scene
+}
+
+fn attach(scene: &Scene, attachments: &Value) {
+    // Atomically, as kubelets do.
+    scene.write("new.json", &attachments.to_string());
+    fs::create_dir_all(scene.path("config")).expect("made");
+    fs::rename(scene.path("new.json"), scene.path("config/attachments.json")).expect("renamed");
+}
+
+fn attachments(scene: &Scene) -> String {
+    format!("--attachments={}", scene.path("config/attachments.json").display())
+}
+
+#[test]
+fn an_invalid_list_of_attachments_or_name_is_refused() {
+    let scene = scene("attachments-invalid");
+    let before = scene.files();
+    let list = scene.path("config/attachments.json");
+    for (text, why) in [
+        ("{", "expected a JSON array of objects"),
+        ("{}", "expected a JSON array of objects"),
+        ("[1]", "expected a JSON array of objects"),
+        ("[{}]", "[0].name: expected the name of a NetworkAttachmentDefinition, got null"),
+        (r#"[{"name": "../x"}]"#, "[0].name: expected the name of a NetworkAttachmentDefinition, got \"../x\""),
+        (r#"[{"name": "a"}, {"name": "a"}]"#, "[1].name: \"a\" occurs twice"),
+        (r#"[{"name": "a", "type": "b"}]"#, "[0]: type: expected detour, got \"b\"; add --name b"),
+        (r#"[{"name": "a", "chian": []}]"#, "[0]: chian: unknown key; did you mean \"chain\"?"),
+        (r#"[{"name": "a", "namespace": "x"}]"#, "[0]: namespace: unknown key; remove it"),
+        (r#"[{"name": "a", "namespaces": ["x"]}]"#, "[0]: namespaces: unknown key; remove it"),
+        (
+            r#"[{"name": "a", "kubernetes": {"kubeconfg": "/x"}}]"#,
+            "[0]: kubernetes.kubeconfg: unknown key; did you mean \"kubeconfig\"?",
+        ),
+        (r#"[{"name": "a", "name": "b"}]"#, "key \"name\" occurs twice"),
+        (&format!(r#"[{{"name": "{}"}}]"#, "a".repeat(64)), "[0].name: expected at most 63 characters, got 64"),
+        (
+            r#"[{"name": "a", "kubernetes": {"kubeconfig": "/missing"}}]"#,
+            "attachments.json: attachment \"a\": kubernetes.kubeconfig /missing: ",
+        ),
+        (r#"[{"name": "a", "chain": [{"type": "x"}]}]"#, "attachment \"a\": "),
+        (r#"[{"name": "a", "clusterNetwork": "b"}]"#, "attachment \"a\": "),
+    ] {
+        fs::write(&list, text).expect("written");
+        let stderr = scene.ends(2, "install", &["--chained=false", &attachments(&scene)]);
+        assert!(stderr.contains(why) && stderr.contains("--attachments"), "{text}: {stderr}");
+    }
+    let long = |flag: &str, length: usize| format!("--{flag}={}", "a".repeat(length));
+    for (argument, why) in [
+        (long("conf-name", 240), "expected at most 239 bytes, got 240"),
+        (long("name", 240), "expected at most 239 bytes, got 240"),
+    ] {
+        let stderr = scene.ends(2, "install", &["--chained=false", &argument]);
+        assert!(stderr.contains(why), "{stderr}");
+    }
+    let config = scene.config("c", &json!({"name": "a".repeat(175)}));
+    let stderr = scene.ends(2, "install", &["--chained=false", &config]);
+    assert!(stderr.contains("--config: name: expected a text of at most 174 bytes"), "{stderr}");
+    fs::write(&list, before[Path::new("config/attachments.json")].0.clone()).expect("written");
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn the_longest_accepted_names_can_be_installed() {
+    let scene = scene("attachments-long");
+    let before = scene.files();
+    let long = |flag: &str, length: usize, end: &str| format!("--{flag}={}{end}", "a".repeat(length - end.len()));
+    let config = scene.config("c", &json!({"name": "a".repeat(174)}));
+    let names = [config, long("conf-name", 239, ".conf"), long("name", 239, "")];
+    scene.ok("install", &[&["--chained=false"], &names.each_ref().map(String::as_str)[..]].concat());
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn each_attachment_has_a_file_beside_the_entry_in_the_list() {
+    let scene = scene("attachments-files");
+    let before = scene.files();
+    scene.write("etc/cni/multus/net.d/b.conf", r#"{"type": "another"}"#);
+    scene.write("config.json", r#"{"log_level": "warn", "kubernetes": {"timeout_seconds": 3}}"#);
+    let config = format!("--config={}", scene.path("config.json").display());
+    attach(
+        &scene,
+        &json!([
+            {"name": "a", "kubernetes": {"exclude_namespaces": ["x"]}},
+            {"name": "b", "log_level": "debug", "chain": [{"type": "uid-exclude", "uids": ["1"]}]},
+        ]),
+    );
+    let chained = ["--chained=true", &config, &attachments(&scene)];
+    scene.ok("install", &chained);
+    let [a, b] = ["a", "b"].map(|name| scene.json(&format!("etc/cni/multus/net.d/{name}.conf")));
+    assert_eq!((&a["name"], &a["log_level"], &b["log_level"]), (&json!("a"), &json!("warn"), &json!("debug")));
+    assert_eq!(
+        (&a["kubernetes"]["timeout_seconds"], &a["kubernetes"]["exclude_namespaces"]),
+        (&json!(3), &json!(["x"]))
+    );
+    assert_eq!(b["chain"], json!([{"type": "uid-exclude", "uids": ["1"]}]));
+    assert!(scene.read(LIST).contains("\"detour\""));
+    assert_eq!(scene.json(NODE)["networks"], json!({"a": {"exclude_namespaces": ["x"]}}));
+    // With an empty list, only the cluster network's entry is left.
+    attach(&scene, &json!([]));
+    scene.ok("install", &chained);
+    assert_eq!(scene.read("etc/cni/multus/net.d/b.conf"), r#"{"type": "another"}"#);
+    assert!(!scene.path("etc/cni/multus/net.d/a.conf").exists());
+    assert_eq!(scene.json(NODE).get("networks"), None);
+    scene.ok("install", &["--chained=false", "--conf-dir=/etc/cni/multus/net.d", &attachments(&scene)]);
+    assert!(scene.path("etc/cni/multus/net.d/istio-cni.conf").exists(), "as without the flag");
+    assert_eq!(scene.read(LIST), CALICO);
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.files().len(), before.len() + 2);
+}
+
+#[test]
+fn an_agent_follows_the_list_of_attachments_and_keeps_the_last_valid_one() {
+    let scene = scene("attachments-follow");
+    let attachments = attachments(&scene);
+    let start = |more: &[&str]| Agent::start(&scene, "a", &[&OWN[..], &[&attachments], more].concat());
+    start(&["--config=/dev/null"]).wait_for_log("--config");
+    let other = start(&[]);
+    other.wait_for_log(SETTLED);
+    attach(&scene, &json!([{"name": "excludedns", "type": "excludedns"}, {"name": "second"}]));
+    other.wait_for_log("write /etc/cni/multus/net.d/second.conf");
+    other.wait_for_log(SETTLED);
+    let installed = scene.read(&format!("{DIRECTORY}/excludedns.conf"));
+    attach(&scene, &json!([{"name": "second", "chain": [{"type": "uid-exclude", "uids": ["x"]}]}]));
+    let line = other.wait_for_log("attachment \\\"second\\\"");
+    assert!(line.contains("the last accepted configuration stays in use"), "{line}");
+    assert_eq!(scene.read(&format!("{DIRECTORY}/excludedns.conf")), installed);
+    attach(&scene, &json!([{"name": "second"}]));
+    other.wait_for_log("remove /etc/cni/multus/net.d/excludedns.conf");
+    other.wait_for_log(SETTLED);
+    assert!(scene.path("etc/cni/multus/net.d/second.conf").exists());
+}
+
+#[test]
+fn a_node_configuration_that_the_plugin_would_refuse_is_not_written() {
+    let scene = scene("attachments-large");
+    let before = scene.files();
+    let excluded = |i: usize| (0..40).map(|n| format!("namespace-with-a-long-name-{i}-{n}")).collect::<Vec<_>>();
+    let list = (0..99).map(|i| json!({"name": format!("n{i}"), "kubernetes": {"exclude_namespaces": excluded(i)}}));
+    attach(&scene, &list.collect());
+    let stderr = scene.ends(2, "install", &["--chained=true", &attachments(&scene)]);
+    assert!(stderr.contains("node.json: expected at most 65536 bytes"), "{stderr}");
+    let list = (0..101).map(|i| json!({"name": format!("n{i}")}));
+    attach(&scene, &list.collect());
+    let stderr = scene.ends(2, "install", &["--chained=true", &attachments(&scene)]);
+    assert!(stderr.contains("expected at most 100 attachments, got 101"), "{stderr}");
+    attach(&scene, &json!([{"name": "excludedns", "type": "excludedns"}]));
+    assert_eq!(scene.files(), before);
+}
