@@ -266,13 +266,16 @@ fn compare(
     (lines, left_out)
 }
 
+/// The marks of live rules that differ; equal rules have one each.
+type Marks = HashMap<RuleAt, VecDeque<Mark>>;
+
 /// Returns the marks of live rules, and the missing rules and the differing chains. A missing chain is not listed if its
 /// missing rules are.
-fn marks_and_absent(drift: Vec<Drift>) -> (HashMap<RuleAt, VecDeque<Mark>>, Vec<(RuleAt, Mark)>) {
+fn marks_and_absent(drift: Vec<Drift>) -> (Marks, Vec<(RuleAt, Mark)>) {
     let place = |at: &RuleAt| (at.table, at.chain.clone());
     let missing = drift.iter().filter(|one| one.kind == DriftKind::Missing && !one.at.rule.is_empty());
     let with_missing_rules: HashSet<_> = missing.map(|one| place(&one.at)).collect();
-    let (mut marks, mut absent): (HashMap<_, VecDeque<_>>, _) = (HashMap::new(), Vec::new());
+    let (mut marks, mut absent) = (Marks::new(), Vec::new());
     for Drift { at, kind } in drift {
         let is_chain = at.rule.is_empty();
         match kind {

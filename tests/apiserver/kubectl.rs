@@ -40,9 +40,7 @@ impl Machine {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kubectl-{name}"));
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).expect("writable");
-        for name in ["kubectl-detour"] {
-            symlink(env!("CARGO_BIN_EXE_detour"), directory.join(name)).expect("writable");
-        }
+        symlink(env!("CARGO_BIN_EXE_detour"), directory.join("kubectl-detour")).expect("writable");
         let machine = Self { directory };
         machine.write("kubeconfig", &kubeconfig.to_string());
         machine

@@ -25,7 +25,7 @@ fn a_pod_is_redirected_from_its_start_and_leaves_nothing() {
     for id in [&sandbox, &container, &container[..13], &format!("containerd://{container}")] {
         let rules = node.ok(&[env!("CARGO_BIN_EXE_detour"), "rules", "--container", id, "-o", "json"]);
         let rules: Value = serde_json::from_str(&rules).expect("JSON");
-        let attachment = format!("attachment net/eth0 of container {sandbox}");
+        let attachment = format!("attachment net/eth0 of pod sandbox {sandbox}");
         assert_eq!((&rules["attachments"], &rules["as_asked"]), (&json!([attachment]), &json!(true)), "{id}");
     }
     node.remove(&sandbox);

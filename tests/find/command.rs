@@ -117,7 +117,7 @@ fn saved_state_of_an_earlier_pod_with_the_same_inode_is_ignored() {
         fs::create_dir(&old).expect("made");
         fs::write(old.join(FILE), record.to_string()).expect("written");
         let report = scene.json(&["rules", &scene.pod.sandbox]);
-        let attachment = format!("attachment istio-cni/eth0 of container {}", scene.pod.sandbox);
+        let attachment = format!("attachment istio-cni/eth0 of pod sandbox {}", scene.pod.sandbox);
         assert_eq!(report["attachments"], json!([attachment]));
     });
 }
