@@ -61,24 +61,6 @@ pub(crate) fn on_a_node<T: Send>(
     thread::scope(|scope| scope.spawn(on_thread).join()).unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Runs `work` with the pod of another release on the same node: in a container of its own, with its own service account.
-pub(crate) fn with_release<T: Send>(
-    plane: &ControlPlane,
-    objects: &[Value],
-    work: impl FnOnce(&Node<'_>) -> T + Send,
-) -> T {
-    let pod = &of_kind(objects, "DaemonSet")["spec"]["template"]["spec"];
-    let node = Node { pod, objects, port: plane.port, authority: plane.authority() };
-    let admin = plane.admin();
-    let on_thread = || {
-        unshare(CloneFlags::CLONE_NEWNS).expect("needs CAP_SYS_ADMIN");
-        mount(Some("tmpfs"), ACCOUNT, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
-        node.renew_account(&admin);
-        work(&node)
-    };
-    thread::scope(|scope| scope.spawn(on_thread).join()).unwrap_or_else(|panic| resume_unwind(panic))
-}
-
 pub(crate) struct Node<'a> {
     /// The agent's, as it is shipped.
     pod: &'a Value,

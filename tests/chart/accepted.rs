@@ -1,6 +1,6 @@
 //! Values that the chart accepts. Each value of `values.yaml` has an effect.
 
-use crate::helm::{DEFAULT, agent, flag, leaves, merged, nested, objects, of_kind, render, values};
+use crate::helm::{DEFAULT, agent, leaves, merged, nested, objects, of_kind, render, values};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -64,7 +64,11 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("taint.enabled", json!(true), none()),
         ("taint.key", json!("example.com/not-ready"), json!({"taint": {"enabled": true}})),
         ("primaryPlugin.enabled", json!(true), none()),
-        ("primaryPlugin.network", json!("k8s-pod-network"), json!({"primaryPlugin": {"enabled": true}})),
+        (
+            "primaryPlugin.network",
+            json!("k8s-pod-network"),
+            json!({"chained": false, "primaryPlugin": {"enabled": true}}),
+        ),
         ("seLinuxOptions", json!({"level": "s0:c1"}), none()),
         ("resources", json!({"limits": {"cpu": 2, "memory": "1Gi"}}), none()),
         ("podMonitor.enabled", json!(true), none()),
@@ -138,9 +142,16 @@ fn the_value_outside_global_takes_precedence() {
     assert_eq!(image(&json!({"image": "r.example/a/detour:3", "hub": "l.example"})), "r.example/a/detour:3");
 }
 
+/// Returns the keys of the plugin's configuration.
+fn config(values: &Value) -> Value {
+    let objects = objects(values);
+    let text = of_kind(&objects, "ConfigMap")["data"]["config.json"].as_str().expect("text").to_owned();
+    serde_json::from_str(&text).expect("JSON")
+}
+
 #[test]
 fn each_form_of_istios_log_level_sets_the_level_of_the_plugin() {
-    let level = |values: &Value| flag(&agent(values), "log-level").expect("a flag");
+    let level = |values: &Value| config(values)["log_level"].clone();
     for (given, wanted) in [
         ("debug", "debug"),
         ("default:warn", "warn"),
@@ -160,11 +171,6 @@ fn each_form_of_istios_log_level_sets_the_level_of_the_plugin() {
 
 #[test]
 fn the_dialect_of_the_configuration_overrides_istios_value() {
-    let config = |values: &Value| {
-        let objects = objects(values);
-        let text = of_kind(&objects, "ConfigMap")["data"]["config.json"].as_str().expect("text").to_owned();
-        serde_json::from_str::<Value>(&text).expect("JSON")
-    };
     let native = json!({"global": {"nativeNftables": true}});
     assert_eq!(config(&native)["dialect"], "nftables");
     assert_eq!(config(&merged(&native, &nested("config.dialect", json!("iptables"))))["dialect"], "iptables");

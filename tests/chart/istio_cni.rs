@@ -148,8 +148,12 @@ fn of_istio_cnis_defaults_only_the_image_is_refused() {
 
     let mut values = merged(&defaults(), &json!({"image": "detour", "global": {"hub": "registry.example", "tag": ""}}));
     let text = render(&values).expect("rendered");
-    for expected in ["registry.example/detour:", "cpu: 100m", "maxUnavailable: 1", "--exclude-namespaces=kube-system\n"]
-    {
+    for expected in [
+        "registry.example/detour:",
+        "cpu: 100m",
+        "maxUnavailable: 1",
+        "\"exclude_namespaces\": [\n          \"kube-system\"\n",
+    ] {
         assert!(text.contains(expected), "{expected}");
     }
     values["ambient"]["enabled"] = json!(true);

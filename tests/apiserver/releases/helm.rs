@@ -52,11 +52,6 @@ impl Helm {
     }
 }
 
-/// Returns the previous release of the chart.
-pub(crate) fn previous_chart() -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/apiserver/releases/detour-0.1.0.tgz").display().to_string()
-}
-
 /// Writes a chart with one NetworkAttachmentDefinition, as Istio's chart has it with the provider multus. Returns its
 /// path.
 pub(crate) fn istio_chart(directory: &Path, definition: &str) -> String {

@@ -1,7 +1,6 @@
 //! Releases of the chart, installed with the real helm: upgrades, several releases in one cluster, and
 //! NetworkAttachmentDefinitions that other owners have.
 
-mod agents;
 mod documented;
 pub(crate) mod helm;
 mod hook;
