@@ -84,7 +84,8 @@ fn faults() -> Vec<(String, Fault)> {
     let missing = || fails(7, &["failed to find plugin"]);
     let not_used = |why: &str| fails(7, &["is not executed", why]);
     let not_started = |why: &str| fails(106, &["can't be started", "check that it is an executable", why]);
-    let files: [(&str, fn(&Path), Expected); 9] = [
+    type File = (&'static str, fn(&Path), Expected);
+    let files: [File; 9] = [
         ("is missing", |_| {}, missing()),
         ("is a dangling symbolic link", |path| symlink("/nowhere", path).expect("made"), missing()),
         ("is a directory", |path| fs::create_dir(path).expect("made"), missing()),
