@@ -1,6 +1,5 @@
 //! The cluster of a command, its kubeconfig, and the files that the command line names.
 
-use super::doctor::host_name;
 use super::install::own_kubeconfig;
 use super::output::CommandError;
 use clap::Args;
@@ -9,6 +8,7 @@ use detour_cni::cluster::{self, AgentPod, Cluster, UserApi};
 use detour_cni::cni::{CniCommand, Code, Error, NetConf};
 use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, Subject};
 use detour_cni::pod::{Facts, Pod, PodRef};
+use detour_cni::trusted_file;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, stdin};
@@ -22,6 +22,8 @@ pub(super) const DEFAULT_CONF: &str = r#"{"cniVersion": "1.1.0", "name": "istio-
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit per file. A list of all definitions of a large cluster is smaller.
 const MAX_FILE: u64 = 16 << 20;
+/// Limit for a file with a host name. Names have at most 64 bytes (gethostname(2)), but hostname(5) allows comments.
+const MAX_HOSTNAME_FILE: u64 = 4 << 10;
 
 /// Selects the cluster.
 #[derive(Debug, Clone, Args)]
@@ -262,4 +264,19 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
 /// The file is unreadable, not UTF-8, or larger than [`MAX_FILE`].
 pub(super) fn read_text(path: &Path) -> Result<String, CommandError> {
     String::from_utf8(read(path)?).map_err(|_| read_failed(path, &"expected UTF-8"))
+}
+
+/// Returns the Node object's name as the kubelet derives it by default.
+///
+/// With another root, this process may run in a pod: then the kernel returns the pod's host name, and only
+/// /etc/hostname of the node is reliable.
+pub(super) fn host_name(root: &Path) -> Option<String> {
+    let from_kernel = || trusted_file::read_text(Path::new("/proc/sys/kernel/hostname"), MAX_HOSTNAME_FILE).ok();
+    let own = (root == Path::new("/")).then(from_kernel).flatten();
+    let from_file = || {
+        let reached = HostRoot::new(root).reach(&HostPath::new("/etc/hostname")?).ok()?;
+        String::from_utf8(trusted_file::read_nofollow(&reached, MAX_HOSTNAME_FILE).ok()?).ok()
+    };
+    let names = own.into_iter().chain(from_file()).map(|text| text.trim().to_lowercase());
+    env::var("NODE_NAME").ok().into_iter().chain(names).find(|name| !name.is_empty())
 }

@@ -1,18 +1,17 @@
 //! `detour doctor`: checks a node, and optionally a pod on it.
 
-use super::cluster::{check_exists, kubeconfig_from_environment};
+use super::cluster::{check_exists, host_name, kubeconfig_from_environment};
 use super::install::NodeArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{FoundState, InstallRecord, Platform, Role, changed, state_path};
-use detour_cni::host_path::{HostPath, HostRoot};
+use detour_cni::host_path::HostPath;
 use detour_cni::inspect::doctor::{CheckTarget, Installation, OwnList, examine};
 use detour_cni::pod::PodRef;
-use detour_cni::trusted_file::{read_nofollow, read_text};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::{env, fs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,9 +44,6 @@ A warning names a next step on a node that works as configured, for example for 
 policy. It does not change the exit code.
 
 Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
-
-/// Limit for a file with a host name. Names have at most 64 bytes (gethostname(2)), but hostname(5) allows comments.
-const MAX_HOSTNAME_FILE: u64 = 4 << 10;
 
 /// Check a node and a pod, and suggest what to do about each problem
 ///
@@ -221,19 +217,4 @@ fn conf_dirs(record: &InstallRecord) -> Vec<HostPath> {
         }
     }
     directories
-}
-
-/// Returns the Node object's name as the kubelet derives it by default.
-///
-/// With another root, this process may run in a pod: then the kernel returns the pod's host name, and only
-/// /etc/hostname of the node is reliable.
-pub(super) fn host_name(root: &Path) -> Option<String> {
-    let from_kernel = || read_text(Path::new("/proc/sys/kernel/hostname"), MAX_HOSTNAME_FILE).ok();
-    let own = (root == Path::new("/")).then(from_kernel).flatten();
-    let from_file = || {
-        let reached = HostRoot::new(root).reach(&HostPath::new("/etc/hostname")?).ok()?;
-        String::from_utf8(read_nofollow(&reached, MAX_HOSTNAME_FILE).ok()?).ok()
-    };
-    let names = own.into_iter().chain(from_file()).map(|text| text.trim().to_lowercase());
-    env::var("NODE_NAME").ok().into_iter().chain(names).find(|name| !name.is_empty())
 }

@@ -1,12 +1,11 @@
 //! The policy of a pod: when it is evaluated, whether it is changed, and what is reported about it.
 
 use super::limits::{ChangeLimit, MIN_INTERVAL};
-use super::reconciler::Tools;
 use super::rule_check::{name, pod_ref};
 use super::sandbox::Sandboxes;
+use super::settings::Tools;
 use super::suspicion::suspect;
 use super::texts;
-use super::tracked_pod::TrackedPod;
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
 use crate::agent::pod_reports::PodReports;
@@ -17,7 +16,7 @@ use crate::host_path::HostRoot;
 use crate::plugin::running::live_policy::{
     Assessment, Input, Policies, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, union,
 };
-use crate::pod::Facts;
+use crate::pod::{Facts, Namespace};
 use crate::policy::LivePolicyScope;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -211,8 +210,12 @@ pub(super) struct PolicyEvaluation<'a> {
 
 impl PolicyEvaluation<'_> {
     /// Evaluates a pod. Returns the change to apply.
-    pub(super) fn evaluate(&self, pod: &mut TrackedPod) -> Option<PolicyChange> {
-        let TrackedPod { observed, namespace, policy, .. } = pod;
+    pub(super) fn evaluate(
+        &self,
+        policy: &mut PodPolicy,
+        observed: &Arc<ObservedPod>,
+        namespace: Option<&Namespace>,
+    ) -> Option<PolicyChange> {
         policy.evaluated(self.now);
         if observed.ending {
             policy.assessment = Assessment::default();
@@ -232,7 +235,7 @@ impl PolicyEvaluation<'_> {
             return None;
         };
         // The watch of namespaces wakes this pod.
-        let namespace = namespace.as_deref()?;
+        let namespace = namespace?;
         let facts = Facts { pod: observed.pod.clone(), namespace: Some(namespace.clone()) };
         let configurations: Vec<&NetConf> = self.installed.iter().map(|installed| &installed.conf).collect();
         let desired = running.desired(self.tools.node.root(), &facts, &configurations);

@@ -1,12 +1,11 @@
 //! Which pods are due, the jobs that change or check their rules, and the results. The jobs run elsewhere.
 
-use super::limits::DeletionLimit;
 use super::pod_policy::{PolicyChange, PolicyEvaluation};
 use super::pod_rules::PodRules;
 use super::repair::{RepairOutcome, RepairResult};
 use super::rule_check::{RuleCheck, SharedLookups, pod_ref};
 use super::sandbox::Sandboxes;
-use super::settings::PodSettings;
+use super::settings::{PodSettings, Tools};
 use super::tracked_pod::TrackedPod;
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::{Installed, NodeFiles};
@@ -19,7 +18,6 @@ use crate::host_path::HostPath;
 use crate::plugin::running;
 use crate::plugin::running::live_policy::{self, Assessment, Verdict};
 use crate::pod::Namespace;
-use crate::policy::LivePolicyScope;
 use crate::state::ROOT;
 use crate::trusted_file::FileId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,30 +33,6 @@ const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// The limit of jobs that have not ended. The kubelet's default for the pods of a node is 110 (`maxPods`), OpenShift's is
 /// 250, and 500 is the largest number that it is tested with.
 const MAX_JOBS: usize = 512;
-
-/// What all jobs share.
-#[derive(Debug)]
-pub(super) struct Tools {
-    pub(super) settings: PodSettings,
-    /// The node on which the plugin is installed.
-    pub(super) node: NodeFiles,
-    /// The account that changes pods.
-    pub(super) account: ServiceAccount,
-    /// The Events and conditions of pods.
-    pub(super) reports: PodReports,
-    pub(super) metrics: Metrics,
-    pub(super) deletions: Mutex<DeletionLimit>,
-}
-
-impl Tools {
-    /// Returns the reports about policies. Without live policy, the agent lacks the permissions to write them.
-    pub(super) fn policy_reports(&self) -> PodReports {
-        match self.settings.live_policy {
-            LivePolicyScope::Off => PodReports::none(),
-            LivePolicyScope::Exclusions | LivePolicyScope::All => self.reports.clone(),
-        }
-    }
-}
 
 /// The observed state of the node's pods.
 #[derive(Debug, Clone, Default)]
@@ -216,7 +190,9 @@ impl PodReconciler {
                 continue;
             }
             let evaluation = evaluation.as_ref().filter(|_| pod.policy.is_due(now));
-            let job = match evaluation.and_then(|evaluation| evaluation.evaluate(pod)) {
+            let change = evaluation
+                .and_then(|evaluation| evaluation.evaluate(&mut pod.policy, &pod.observed, pod.namespace.as_deref()));
+            let job = match change {
                 Some(change) => Some(change_job(uid.clone(), change, Arc::clone(&tools))),
                 None => check_job(uid.clone(), pod, (&tools, &installed, &lookups), now),
             };

@@ -1,8 +1,8 @@
 //! The check of one pod's live rules, and its repair if it needs one.
 
 use super::pod_rules::{NetnsLocation, PodRules};
-use super::reconciler::Tools;
 use super::repair::{RepairCase, RepairOutcome, RepairResult, confirm};
+use super::settings::Tools;
 use super::settings::{RepairMode, RepairSettings};
 use super::suspicion::{Cause, diagnose, is_called, suspect};
 use super::texts;

@@ -1,7 +1,13 @@
-//! What the agent does about running pods.
+//! What the agent does about running pods, and what its jobs share.
 
+use super::limits::DeletionLimit;
+use crate::agent::install::NodeFiles;
+use crate::agent::metrics::Metrics;
+use crate::agent::pod_reports::PodReports;
+use crate::cluster::ServiceAccount;
 use crate::policy::LivePolicyScope;
 use kube::core::Selector;
+use std::sync::Mutex;
 
 /// What the agent does about running pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +55,30 @@ impl RepairMode {
             Self::InPlace => "repair",
             Self::Delete => "delete",
             Self::Label => "label",
+        }
+    }
+}
+
+/// What all jobs share.
+#[derive(Debug)]
+pub(super) struct Tools {
+    pub(super) settings: PodSettings,
+    /// The node on which the plugin is installed.
+    pub(super) node: NodeFiles,
+    /// The account that changes pods.
+    pub(super) account: ServiceAccount,
+    /// The Events and conditions of pods.
+    pub(super) reports: PodReports,
+    pub(super) metrics: Metrics,
+    pub(super) deletions: Mutex<DeletionLimit>,
+}
+
+impl Tools {
+    /// Returns the reports about policies. Without live policy, the agent lacks the permissions to write them.
+    pub(super) fn policy_reports(&self) -> PodReports {
+        match self.settings.live_policy {
+            LivePolicyScope::Off => PodReports::none(),
+            LivePolicyScope::Exclusions | LivePolicyScope::All => self.reports.clone(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::certificate;
 use super::request::ApiRequest;
 use super::retry::{AttemptError, RetriesExhausted, retry};
-use super::server::Session;
+use super::session::Session;
 use crate::cluster::response_limit::TooLarge;
 use crate::cni::{Code, Error};
 use crate::printable::without_tokens;

@@ -1,7 +1,8 @@
 //! All objects of one kind, for the agent's watches: a list in pages, and a watch that continues it.
 
 use super::call::causes;
-use super::pages::{ListMetadata, Page, PageRead, read_pages};
+use super::pages::{ListMetadata, PageRead, read_pages};
+use super::request::Page;
 use crate::cluster::response_limit::TooLarge;
 use crate::printable::without_tokens;
 use futures_util::{Stream, StreamExt};

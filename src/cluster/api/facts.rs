@@ -2,7 +2,8 @@
 
 use super::request::ApiRequest;
 use super::retry::{AttemptError, RetriesExhausted, retry};
-use super::server::{Api, Session};
+use super::server::Api;
+use super::session::Session;
 use crate::cluster::fact_source::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
 use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
 use crate::cluster::wire;

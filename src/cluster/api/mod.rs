@@ -12,6 +12,7 @@ mod request;
 mod retry;
 mod server;
 mod service_account;
+mod session;
 mod user;
 mod writes;
 

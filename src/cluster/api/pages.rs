@@ -2,16 +2,12 @@
 //! with half of the objects, down to one, so that no object hides the others. kube's lists and its watcher have pages of
 //! a fixed size, and one object that is too large, or a few large ones, would end them.
 
-use super::request::ApiRequest;
+use super::request::{ApiRequest, PAGE, Page};
 use super::server::Api;
 use crate::cni::{Code, Error};
-use kube::api::ListParams;
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
-
-/// The number of objects of a page of ordinary size.
-const PAGE: u32 = 250;
 
 /// The limit for the pages of a command's list, so that a server can't keep the command busy forever.
 const MAX_PAGES: usize = 1000;
@@ -39,32 +35,6 @@ impl PageSize {
     /// Doubles the page after one that was not too large.
     fn grow(&mut self) {
         self.0 = (self.0 * 2).min(PAGE);
-    }
-}
-
-/// A page: the version of the list, and how it continues.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Page<'a> {
-    /// The number of objects.
-    size: u32,
-    /// The token of the page before; `None` for the first page.
-    continued: Option<&'a str>,
-}
-
-impl Page<'_> {
-    /// Whether the page has several objects, so that a smaller one may be small enough.
-    pub(super) const fn can_shrink(self) -> bool {
-        self.size > 1
-    }
-
-    /// Whether it is the first attempt to get a list.
-    pub(super) const fn is_first(self) -> bool {
-        self.size == PAGE && self.continued.is_none()
-    }
-
-    /// Adds this page to the parameters of a list.
-    pub(super) fn of(self, params: ListParams) -> ListParams {
-        ListParams { limit: Some(self.size), continue_token: self.continued.map(str::to_owned), ..params }
     }
 }
 

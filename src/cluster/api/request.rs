@@ -1,6 +1,5 @@
 //! The requests to the Kubernetes API, one constructor each: what is sent, and what an error message about it names.
 
-use super::pages::Page;
 use crate::cluster::resources::{Event, NodeTaints, ObjectRef, PolicyCondition, Right};
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::well_known::{NETWORK_STATUS, POLICY_CONDITION};
@@ -386,6 +385,35 @@ fn event_body(pod: &Pod, event: &Event) -> Value {
         "lastTimestamp": now,
         "count": 1,
     })
+}
+
+/// The number of objects of a page of ordinary size.
+pub(super) const PAGE: u32 = 250;
+
+/// A page: the version of the list, and how it continues.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Page<'a> {
+    /// The number of objects.
+    pub(super) size: u32,
+    /// The token of the page before; `None` for the first page.
+    pub(super) continued: Option<&'a str>,
+}
+
+impl Page<'_> {
+    /// Whether the page has several objects, so that a smaller one may be small enough.
+    pub(super) const fn can_shrink(self) -> bool {
+        self.size > 1
+    }
+
+    /// Whether it is the first attempt to get a list.
+    pub(super) const fn is_first(self) -> bool {
+        self.size == PAGE && self.continued.is_none()
+    }
+
+    /// Adds this page to the parameters of a list.
+    pub(super) fn of(self, params: ListParams) -> ListParams {
+        ListParams { limit: Some(self.size), continue_token: self.continued.map(str::to_owned), ..params }
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! The API server as a user of kubectl reaches it, and the requests of the command line about agents.
 
-use super::pages::Page;
-use super::request::ApiRequest;
-use super::server::{Api, Session};
+use super::request::{ApiRequest, Page};
+use super::server::Api;
 use super::service_account::ServiceAccount;
+use super::session::Session;
 use crate::cluster::agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
 use crate::cluster::fact_source::Cluster;
 use crate::cluster::kubeconfig::UserKubeconfig;

@@ -1,9 +1,8 @@
 //! The entries of a kubeconfig for the plugin and the agent: the server of `clusters[].cluster` and the credentials of
 //! `users[].user`, with the contents of the files that they name. Keys that run a program are not supported.
 
-use super::check_token;
 use super::files::{EntryLocation, non_empty};
-use super::token_file::MAX_TOKEN;
+use super::token_file::{MAX_TOKEN, check_token};
 use crate::cni::Error;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;

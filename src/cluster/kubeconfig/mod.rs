@@ -300,12 +300,6 @@ fn find<T: Default>(kind: &str, name: &str, mut entries: Vec<(String, Option<T>)
     Err(format!("{fault}; expected one of: {names}"))
 }
 
-/// Checks that a token can be part of a header.
-fn check_token(token: &str) -> Result<(), &'static str> {
-    let is_valid = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
-    if is_valid { Ok(()) } else { Err("invalid token: expected visible ASCII characters") }
-}
-
 #[derive(Deserialize)]
 struct ExpiryClaim {
     exp: Option<f64>,

@@ -1,7 +1,6 @@
 //! The token of a service account in a file that the kubelet replaces. kube reads such files again, too, but rejects a
 //! line break at the end, which `kubectl create token` writes.
 
-use super::check_token;
 use crate::trusted_file;
 use hyper::Request;
 use hyper::header::{AUTHORIZATION, HeaderValue};
@@ -77,4 +76,10 @@ impl<B, S: Service<Request<B>>> Service<Request<B>> for TokenService<S> {
         }
         self.service.call(request)
     }
+}
+
+/// Checks that a token can be part of a header.
+pub(super) fn check_token(token: &str) -> Result<(), &'static str> {
+    let is_valid = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
+    if is_valid { Ok(()) } else { Err("invalid token: expected visible ASCII characters") }
 }

@@ -1,7 +1,8 @@
 //! The kubeconfigs of a user of kubectl: as kubectl reads them, with all keys, credential plugins and the proxy
 //! variables of the environment.
 
-use super::{check_token, credential_plugin, limited_client, parse, server_address};
+use super::token_file::check_token;
+use super::{credential_plugin, limited_client, parse, server_address};
 use k8s_openapi::jiff::Timestamp;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};

@@ -1,8 +1,8 @@
 //! Checks whether the proxy listens on the ports that the rules redirect to, and as which user.
 
-use super::probe::Users;
 use super::report::{Check, CheckGroup, CheckVerdict, Results};
 use super::rules::{NETNS, RULES};
+use super::users::Users;
 use crate::cni::{Code, Error};
 use crate::netns::find::FoundNetns;
 use crate::policy::{DnsCapture, Policy, Redirect};

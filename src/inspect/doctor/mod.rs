@@ -19,6 +19,7 @@ mod probe;
 mod program;
 mod report;
 mod rules;
+mod users;
 
 pub use report::{CheckGroup, CheckOutcome, Checklist, ReportLine};
 pub use report::{CheckTarget, Installation, OwnList};

@@ -8,7 +8,8 @@
 mod socket;
 
 use crate::inspect::doctor::listeners::Listener;
-use socket::{ProbeResult, ProbeUser, send_as};
+use crate::inspect::doctor::users::{ProbeUser, Users};
+use socket::{ProbeResult, send_as};
 
 use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::{Arrival, Destination, Packet, RuleFormat, RulesetView, Sender};
@@ -21,7 +22,6 @@ use crate::pod::Facts;
 use crate::policy::{DnsCapture, Exclusion, Ipv6, Policy, Protocol, Ranges, Redirect, TrafficOwner};
 use crate::state::Store;
 use ipnet::IpNet;
-pub(super) use socket::Users;
 use std::fs::File;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
