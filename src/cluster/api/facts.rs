@@ -78,8 +78,9 @@ impl Api {
         };
         session
             .run(async {
-                let (pod, namespace) = tokio::try_join!(self.get_pod(started, session, &pod, wanted), get_namespace())?;
-                Ok(Facts { pod, namespace })
+                // The error about the pod takes precedence, whichever response arrives first.
+                let (pod, namespace) = tokio::join!(self.get_pod(started, session, &pod, wanted), get_namespace());
+                Ok(Facts { pod: pod?, namespace: namespace? })
             })
             .map_err(Error::naming_pod)
     }
