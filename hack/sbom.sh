@@ -70,9 +70,10 @@ jq --null-input --slurpfile metadata "$work/metadata" --arg serial "$serial" \
             | (if $linked[key] then "linked" elif $built[key] then "build" else "other" end) as $use
             | component + {
                 scope: (if $use == "linked" then "required" else "excluded" end),
-                hashes: [{ alg: "SHA-256", content: $checksums[key] }],
                 properties: [{ name: "detour:use", value: $use }]
             }
+            # A package of this repository has no checksum.
+            + (if $checksums[key] then { hashes: [{ alg: "SHA-256", content: $checksums[key] }] } else {} end)
         ],
         dependencies: [
             $graph.resolve.nodes | sort_by($purls[.id])[]

@@ -26,6 +26,7 @@ pub(crate) struct AttachmentRecord {
     #[serde(rename = "before")]
     pub(super) previous_policy: Option<Policy>,
     /// The network namespace of the rules; `None` if the attachment never had any.
+    #[serde(alias = "sandbox")]
     pub(super) netns_id: Option<NetnsId>,
     /// The format of the redirection; the default without one.
     #[serde(default, rename = "dialect")]
@@ -145,6 +146,7 @@ pub(super) fn since_boot() -> u64 {
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct NetnsRecord {
     /// The network namespace of the rules.
+    #[serde(alias = "sandbox")]
     pub(super) netns_id: Option<NetnsId>,
     /// The path of the network namespace.
     #[serde(rename = "netns")]

@@ -78,7 +78,7 @@ pub fn parse_part<T: DeserializeOwned>(text: &[u8]) -> Result<T, Unreadable> {
     serde_json::from_slice(text).map_err(Unreadable::Json)
 }
 
-/// The key of the network namespace's identity in records, and its earlier name.
+/// The key of the network namespace's identity in records, and its earlier name, which is an alias of the field.
 const NETNS_ID: &str = "netns_id";
 const EARLIER_NETNS_ID: &str = "sandbox";
 

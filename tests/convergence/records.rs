@@ -86,7 +86,13 @@ fn records_of_each_released_version_are_checked_reconciled_and_removed() {
             golden.call(&pod, "ADD").done();
             let right = Kernel::of(&pod);
             golden.update(&pod);
-            let record = of_this_pod(golden, &pod);
+            let mut record = of_this_pod(golden, &pod);
+            if golden.name == EXCLUSIONS {
+                // The name in records of earlier builds.
+                let fields = record.as_object_mut().expect("an object");
+                let id = fields.remove("netns_id").expect("present");
+                fields.insert("sandbox".to_owned(), id);
+            }
             save(&pod, &record);
             golden.call(&pod, "CHECK").done();
             golden.call(&pod, "ADD").done();
@@ -111,7 +117,7 @@ fn a_missing_setting_has_its_default_and_del_leaves_nothing() {
         };
         for field in fields(&golden.read()) {
             // These identify the record or the pod, or their values are not the default.
-            let necessary = ["/policy", "/policy/interception", "/sandbox"].map(str::to_owned);
+            let necessary = ["/policy", "/policy/interception", "/netns_id"].map(str::to_owned);
             let others = ["inbound_interception_mode", "proxy_uid", "proxy_gid"]
                 .map(|key| format!("/policy/interception/On/{key}"));
             if necessary.contains(&field) || others.contains(&field) {

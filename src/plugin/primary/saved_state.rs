@@ -20,6 +20,7 @@ pub(crate) struct SavedState {
     #[serde(default, rename = "netns")]
     netns_path: PathBuf,
     /// The identity of the pod's network namespace.
+    #[serde(alias = "sandbox")]
     netns_id: Option<NetnsId>,
     /// In the order of ADD: the default network, the other networks, the chained plugins. Every version writes them: a
     /// default would hide damage.
