@@ -199,11 +199,12 @@ impl ClusterCni {
 
     /// Returns `text`, which the agent may have formatted, as an upgrade of the cluster CNI changes it.
     pub(crate) fn upgraded(&self, text: &str) -> String {
+        let formatted = |text: &str| text.replace("\":\"", "\": \"");
         let (from, to) = self.change;
-        let formatted = from.replace("\":\"", "\": \"");
-        let from = if text.contains(from) { from } else { &formatted };
-        assert!(text.contains(from), "{}: {from} is not in {text}", self.name);
-        text.replace(from, to)
+        let (from, to) =
+            if text.contains(from) { (from.to_owned(), to.to_owned()) } else { (formatted(from), formatted(to)) };
+        assert!(text.contains(&from), "{}: {from} is not in {text}", self.name);
+        text.replace(&from, &to)
     }
 
     /// Creates its files in `directory`.

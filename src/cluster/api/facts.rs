@@ -7,7 +7,7 @@ use super::session::Session;
 use crate::cluster::fact_source::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
 use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
 use crate::cluster::wire;
-use crate::cni::Error;
+use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use futures_util::future::try_join_all;
 use serde_json::Value;
@@ -78,9 +78,15 @@ impl Api {
         };
         session
             .run(async {
-                // The error about the pod takes precedence, whichever response arrives first.
-                let (pod, namespace) = tokio::join!(self.get_pod(started, session, &pod, wanted), get_namespace());
-                Ok(Facts { pod: pod?, namespace: namespace? })
+                let namespace = async {
+                    match get_namespace().await {
+                        // The pod is probably missing too, which is the better error.
+                        Err(error) if error.code == Code::PodUnknown => Ok(Err(error)),
+                        other => other.map(Ok),
+                    }
+                };
+                let (pod, namespace) = tokio::try_join!(self.get_pod(started, session, &pod, wanted), namespace)?;
+                Ok(Facts { pod, namespace: namespace? })
             })
             .map_err(Error::naming_pod)
     }
