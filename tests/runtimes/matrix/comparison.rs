@@ -1,9 +1,9 @@
 //! The rules of the real istio-cni, run by Multus, compared with those of this plugin for the same pod.
 
-use super::Cell;
 use super::agent::{Agent, image};
 use super::cluster::Cluster;
 use super::scene::install_multus;
+use super::{Cell, Mode};
 use crate::certificates::SERVICE;
 use crate::node::{Node, Runtime, tools};
 use crate::pod::Pod;

@@ -1,7 +1,7 @@
 //! The node of a cell, and what an administrator installs on it.
 
-use super::Cell;
 use super::cluster::{Cluster, SYSTEM};
+use super::{Cell, Mode};
 use crate::certificates::SERVICE;
 use crate::node::{Node, Runtime, tools, until};
 use crate::pod::{Class, Pod};
