@@ -3,7 +3,6 @@
 mod block;
 mod document;
 mod error;
-pub mod json_spans;
 mod list;
 mod names;
 mod netconf;
