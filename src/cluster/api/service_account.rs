@@ -4,7 +4,6 @@
 use super::server::{Api, ApiConnection};
 use super::writes::PodWriter;
 use crate::cluster::fact_source::Cluster;
-use crate::cluster::kubeconfig::CONNECT_TIMEOUT;
 use crate::cluster::resources::{NodeTaints, ObjectRef, Token};
 use crate::cni::{Code, Error};
 use crate::pod::Pod;
@@ -27,8 +26,6 @@ pub struct ServiceAccount {
 }
 
 impl ServiceAccount {
-    /// The timeout for a connection of [`Self::client`]; a request that has not failed by then was sent.
-    pub const CONNECT: Duration = CONNECT_TIMEOUT;
     /// The directory where the kubelet mounts the credentials.
     pub const DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 

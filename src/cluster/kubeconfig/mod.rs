@@ -29,7 +29,7 @@ mod token_file;
 mod user;
 
 /// The connection timeout of a client for watches.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The read timeout of a client for watches: a watch ends after 295 s (kube, `watcher::Config::timeout`).
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
 
