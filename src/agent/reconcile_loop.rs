@@ -76,7 +76,7 @@ pub struct Job<'a> {
     pub services: Option<Services>,
     /// The account that writes Events and conditions of pods; `None` to only log Events.
     pub account: Option<ServiceAccount>,
-    /// How excluded containers are exempted; `None` to not exempt any.
+    /// How the traffic of excluded containers bypasses the sidecar; `None` if containers can't be excluded.
     pub containers: Option<ContainerSettings>,
     /// The agent's own pod, for Events of a configuration that is refused.
     pub own_pod: Option<PodRef>,

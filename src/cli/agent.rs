@@ -321,7 +321,7 @@ impl AgentArguments {
         Some(PodRef { namespace, name, uid: set("POD_UID") })
     }
 
-    /// Returns how excluded containers are exempted; `None` without the flag.
+    /// Returns how the traffic of excluded containers bypasses the sidecar; `None` without the flag.
     fn containers(&self) -> Option<ContainerSettings> {
         let nri_socket = self.nri_socket.clone()?;
         // Without the pods' labels, it is unknown which pods a selector selects.

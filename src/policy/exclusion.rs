@@ -90,7 +90,7 @@ pub struct Exclusion {
 }
 
 impl Exclusion {
-    /// Returns whether this exclusion exempts all traffic that `other` exempts.
+    /// Returns whether this exclusion covers all traffic that `other` covers.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         let destination = match (&self.destination, &other.destination) {

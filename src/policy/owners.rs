@@ -94,7 +94,7 @@ impl<'a> ByTraffic<'a> {
     }
 }
 
-/// Returns the exclusions of the traffic that both `own` and `other` exempt, as far as one of theirs covers it; one that
+/// Returns the exclusions of the traffic that both `own` and `other` exclude, as far as one of theirs covers it; one that
 /// another one covers is left out.
 pub(super) fn common(own: &ByTraffic<'_>, other: &ByTraffic<'_>) -> BTreeSet<Exclusion> {
     let destinations: BTreeSet<IpNet> = own.0.keys().chain(other.0.keys()).filter_map(|(net, ..)| *net).collect();

@@ -26,7 +26,7 @@ struct Fault {
     expected: Expected,
 }
 
-/// What is in the place of the executable.
+/// The file at the executable's path.
 enum Place {
     /// An executable that runs this script for the verb; `RESULT` is a valid result.
     Script(&'static str),
