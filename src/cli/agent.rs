@@ -39,9 +39,9 @@ Installation: The agent installs the plugin like `detour install`, with the same
 when the program, the kubeconfig, the configuration, its token or a file of --config or
 --attachments changes. If the plugin would refuse a new file, the last valid ones stay in use. The
 agent reports the refused file in /readyz, the log, the metric detour_configuration_refused, and an
-Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of a DaemonSet run on a
-node, as during an upgrade, only the newer one is active. A node has one installation: the agent of
-another DaemonSet (--daemon-set) changes nothing there, and its error names the first one.
+Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of a DaemonSet run on
+a node, as during an upgrade, only the newer one is active. A node has one installation: the agent
+of another DaemonSet (--daemon-set) changes nothing there, and its error names the first one.
 
 Pod data: With a node name, the agent watches the pods of the node, all namespaces and, unless
 --primary=false, all NetworkAttachmentDefinitions with its pod's service account. It answers the
