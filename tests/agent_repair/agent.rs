@@ -1,6 +1,6 @@
 //! A running agent, from the watch of a pod to its rules.
 
-use crate::agent_node::until;
+use crate::support::wait::until;
 use crate::agent_process::Agent;
 use crate::api::{Api, NAMESPACES, PODS};
 use crate::kernel::Kernel;

@@ -10,7 +10,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, TcpStream};
 
-const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist");
+const CALICO: &str = include_str!("../golden/10-calico.conflist");
 const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
 
 /// Replaces the plugin's token by one that expired in 2001. The API server answers 401 in any case, because the
@@ -74,7 +74,7 @@ fn only_the_pod_with_a_sidecar_waits(node: &Node<'_>, pod: &Value, code: u64, pa
 
 #[test]
 fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent() {
-    let plane = cluster("expired", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
@@ -94,7 +94,7 @@ fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent() {
 
 #[test]
 fn without_a_valid_token_and_an_api_server_the_agent_still_restores_the_plugin_list() {
-    let plane = cluster("expired-outage", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {

@@ -16,7 +16,7 @@ fn the_shipped_agent_creates_an_event_if_an_excluded_container_starts_captured()
         "config.chain[1].type=container-exclude",
         "config.chain[1].containers={app}",
     ];
-    let (plane, objects) = (ControlPlane::start("containers"), chart(&values));
+    let (plane, objects) = (ControlPlane::start(), chart(&values));
     let admin = plane.admin();
     prepare(&admin);
     apply(&admin, &objects);
@@ -35,7 +35,7 @@ fn the_shipped_agent_creates_an_event_if_an_excluded_container_starts_captured()
                 && message.contains("container app started captured")
                 && message.contains("nri.sock: socket not found")
         };
-        plane.until(|_| admin.list(&kind).expect("allowed").iter().any(is_capture));
+        plane.until(|| admin.list(&kind).expect("allowed").iter().any(is_capture));
         assert!(agent.end().0.success());
     });
     let user = format!("system:serviceaccount:{NAMESPACE}:detour-agent");

@@ -23,7 +23,7 @@ fn informed(node: &Node<'_>) -> crate::node::Agent {
 
 #[test]
 fn an_add_sends_no_request_and_needs_no_api_server() {
-    let plane = cluster("facts", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
@@ -51,7 +51,7 @@ fn an_add_sends_no_request_and_needs_no_api_server() {
 
 #[test]
 fn a_resource_type_that_is_created_later_is_watched() {
-    let plane = ControlPlane::start("late-type");
+    let plane = ControlPlane::start();
     let admin = plane.admin();
     let (namespaces, types) = (shipped::namespaces(), shipped::types());
     let objects = shipped::chart(&["primaryPlugin.enabled=true"]);
@@ -79,7 +79,7 @@ fn a_resource_type_that_is_created_later_is_watched() {
 /// What `detour audit` asks, with the rights of the agent and with those of the plugin.
 #[test]
 fn the_agent_can_list_the_pods_of_a_node_and_all_namespaces() {
-    let plane = cluster("audit", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     // More than a page.

@@ -7,6 +7,7 @@ mod certificates;
 mod client;
 mod containers;
 mod control_plane;
+mod etcd;
 mod facts;
 mod kubectl;
 mod mounts;

@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist");
+const CALICO: &str = include_str!("../golden/10-calico.conflist");
 pub(crate) const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 /// The agent's own list, which the runtime uses because it sorts first.
 pub(crate) const OWN_LIST: &str = "etc/cni/net.d/00-detour.conflist";

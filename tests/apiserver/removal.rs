@@ -17,7 +17,7 @@ fn delete(admin: &Client, objects: &[Value], kinds: &[&str]) {
 
 #[test]
 fn the_plugin_stays_during_a_rollout() {
-    let plane = cluster("rollout", "kubernetes");
+    let plane = cluster();
     let objects = base("kubernetes");
     on_a_node(&plane, &objects, |node| {
         let old = node.start_agent("old");
@@ -40,7 +40,7 @@ fn the_plugin_is_removed_with_the_daemonset_in_any_order_of_deletion() {
     kubectl.extend(RIGHTS);
     kubectl.push("DaemonSet");
     for (name, order) in [("helm-uninstall", helm), ("kubectl-delete", kubectl), ("alone", vec!["DaemonSet"])] {
-        let plane = cluster(name, "kubernetes");
+        let plane = cluster();
         let admin = plane.admin();
         on_a_node(&plane, &objects, |node| {
             let agent = node.start_agent("a");
@@ -58,7 +58,7 @@ fn the_plugin_is_removed_with_the_daemonset_in_any_order_of_deletion() {
 /// A restarted server has no earlier changes: the DaemonSet's resource version is too old for a watch.
 #[test]
 fn the_plugin_is_removed_with_the_daemonset_after_a_restart_of_the_api_server() {
-    let plane = cluster("restart", "kubernetes");
+    let plane = cluster();
     let (admin, objects) = (plane.admin(), base("kubernetes"));
     on_a_node(&plane, &objects, |node| {
         let agent = node.start_agent("a");
@@ -71,7 +71,7 @@ fn the_plugin_is_removed_with_the_daemonset_after_a_restart_of_the_api_server() 
         plane.kill_api();
         let before = watches(&plane);
         plane.start_api();
-        plane.until(|plane| watches(plane) > before);
+        plane.until(|| watches(&plane) > before);
         delete(&admin, &objects, &["DaemonSet", "RoleBinding", "Role", "ClusterRoleBinding", "ClusterRole"]);
         let (status, logged) = agent.end();
         assert!(status.success() && !node.is_installed(), "{logged:#?}");
@@ -80,7 +80,7 @@ fn the_plugin_is_removed_with_the_daemonset_after_a_restart_of_the_api_server() 
 
 #[test]
 fn a_daemonset_in_foreground_deletion_counts_as_deleted() {
-    let plane = cluster("foreground", "kubernetes");
+    let plane = cluster();
     let objects = base("kubernetes");
     on_a_node(&plane, &objects, |node| {
         let agent = node.start_agent("a");
@@ -97,7 +97,7 @@ fn a_daemonset_in_foreground_deletion_counts_as_deleted() {
 
 #[test]
 fn without_an_answer_the_plugin_stays_and_a_warning_is_logged() {
-    let plane = cluster("unknown", "kubernetes");
+    let plane = cluster();
     on_a_node(&plane, &base("kubernetes"), |node| {
         let agent = node.start_agent("a");
         agent.wait_for_log(SETTLED);
@@ -113,7 +113,7 @@ fn without_an_answer_the_plugin_stays_and_a_warning_is_logged() {
 
 /// Waits until a watch of the DaemonSet was granted.
 fn until_watched(plane: &ControlPlane) {
-    plane.until(|plane| watches(plane) > 0);
+    plane.until(|| watches(plane) > 0);
 }
 
 /// Returns how many watches of DaemonSets were granted.

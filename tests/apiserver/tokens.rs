@@ -20,7 +20,7 @@ fn metrics(port: u16) -> String {
 
 #[test]
 fn the_plugin_works_with_a_token_of_its_own() {
-    let plane = cluster("plugin-token", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
@@ -47,7 +47,7 @@ fn the_plugin_works_with_a_token_of_its_own() {
 
 #[test]
 fn a_revoked_token_is_refused_and_the_next_agent_writes_a_new_one() {
-    let plane = cluster("revoked", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
@@ -76,7 +76,7 @@ fn a_revoked_token_is_refused_and_the_next_agent_writes_a_new_one() {
 
 #[test]
 fn while_the_api_server_is_down_the_token_on_the_node_stays() {
-    let plane = cluster("outage", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {

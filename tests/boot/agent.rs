@@ -22,30 +22,12 @@ struct AgentScene<'a> {
 impl AgentScene<'_> {
     /// Runs a test on a node whose API knows namespace and pod `shop/web-0`, with a sidecar.
     fn run(test: impl FnOnce(&AgentScene<'_>) + Send) {
-        Scene::run(|scene| {
-            for directory in ["sa", "etc/cni/net.d"] {
-                fs::create_dir_all(scene.root.join(directory)).expect("made");
-            }
-            // Not used for verification: the simulated API server speaks plain HTTP.
-            let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
-            fs::write(scene.root.join("sa/ca.crt"), authority.cert.pem()).expect("written");
-            fs::write(scene.root.join("sa/token"), "token").expect("written");
-            test(&AgentScene { scene, api: api() });
-        });
+        Scene::run(|scene| test(&AgentScene { scene, api: api() }));
     }
 
     /// Starts an agent in a pod of this name.
     fn agent(&self, pod: &str) -> Agent {
-        let root = self.scene.root.display();
-        let arguments = [
-            "agent".to_owned(),
-            "--platform=openshift".to_owned(),
-            "--node-name=node-1".to_owned(),
-            format!("--root={root}"),
-            format!("--service-account={root}/sa"),
-            format!("--api-server={}", self.api.url()),
-        ];
-        Agent::spawn(pod, &arguments)
+        Agent::on_openshift(pod, &self.scene.root, &self.api.url(), &[])
     }
 
     /// Starts an agent, and waits until its caches are synced.

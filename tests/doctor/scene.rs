@@ -5,6 +5,7 @@ use crate::api::{Cluster, PROXY, UID, token};
 use crate::pod::{Netns, Proxy};
 use crate::programs::{DETOUR, STATIC};
 use crate::server::{Server, closed_port};
+use crate::support::called::Called;
 use detour_cni::agent::install::Digest;
 use detour_cni::cluster::agent::{AgentAnswer, Hello};
 use nix::mount::{MsFlags, mount};
@@ -16,7 +17,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -236,17 +237,7 @@ impl Scene {
             ("CNI_PATH", "/opt/cni/bin"),
             ("CNI_ARGS", &pod),
         ];
-        let mut child = Command::new(&*DETOUR)
-            .env_clear()
-            .envs(environment)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        child.stdin.take().expect("piped").write_all(conf.to_string().as_bytes()).expect("written");
-        let output = child.wait_with_output().expect("it ends");
-        assert!(output.status.success(), "{output:?}");
+        Called::run(Command::new(&*DETOUR).env_clear().envs(environment), &conf).done();
     }
 
     /// Runs the doctor on the node.

@@ -1,7 +1,8 @@
 //! A node with one pod: plugins, manifests, and the configuration of the primary plugin.
 
-use crate::pod::{Output, Pod, call};
+use crate::pod::{Pod, call};
 use crate::recorders::{Recorders, add_prints};
+use crate::support::called::Called;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -99,7 +100,7 @@ impl Node {
         environment
     }
 
-    pub(crate) fn call(&self, command: &str, conf: &Value) -> Output {
+    pub(crate) fn call(&self, command: &str, conf: &Value) -> Called {
         call(&self.environment(command), conf)
     }
 

@@ -5,6 +5,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::cell::RefCell;
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -15,6 +16,20 @@ use std::time::Duration;
 /// Logged when the node has the desired state.
 pub(crate) const SETTLED: &str = "the node has the desired state";
 const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The token of a service account.
+pub(crate) const TOKEN: &str = "token-of-the-agent";
+
+/// Writes the files of a service account unless they exist.
+pub(crate) fn write_account(directory: &Path) {
+    if !directory.exists() {
+        fs::create_dir_all(directory).expect("made");
+        // Not used for verification: simulated API servers speak plain HTTP.
+        let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
+        fs::write(directory.join("ca.crt"), authority.cert.pem()).expect("written");
+        fs::write(directory.join("token"), TOKEN).expect("written");
+    }
+}
 
 pub(crate) struct Agent {
     process: Child,
@@ -27,6 +42,19 @@ impl Agent {
     /// Starts an agent with this host name.
     pub(crate) fn spawn(name: &str, arguments: &[String]) -> Self {
         Self::spawn_with(&[("HOSTNAME", name)], arguments)
+    }
+
+    /// Starts an agent of the platform OpenShift with this host name, for the node `node-1` below `root`. Creates its
+    /// service account.
+    pub(crate) fn on_openshift(name: &str, root: &Path, api_server: &str, more: &[&str]) -> Self {
+        write_account(&root.join("sa"));
+        fs::create_dir_all(root.join("etc/cni/net.d")).expect("made");
+        let fixed = ["agent", "--platform=openshift", "--node-name=node-1"];
+        let mut arguments: Vec<String> = fixed.iter().chain(more).map(ToString::to_string).collect();
+        let root = root.display();
+        arguments.extend([format!("--root={root}"), format!("--service-account={root}/sa")]);
+        arguments.push(format!("--api-server={api_server}"));
+        Self::spawn(name, &arguments)
     }
 
     /// Starts an agent with this environment.

@@ -1,8 +1,8 @@
 //! Network namespaces for a moment, and tools that run in them.
 
-use std::io::Write as _;
+use super::called::start;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// Runs `work` in a network namespace that goes with the thread.
 pub(crate) fn in_new_netns<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -23,15 +23,7 @@ pub(crate) fn tool_in(netns: &Path, name: &str, args: &[&str], input: &str) -> S
 /// Runs a tool with `input`. It must succeed; returns its stdout.
 #[track_caller]
 pub(crate) fn tool(name: &str, args: &[&str], input: &str) -> String {
-    let mut child = Command::new(name)
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|e| panic!("{name} is needed: {e}"));
-    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("writable");
-    let output = child.wait_with_output().expect("it ends");
+    let output = start(Command::new(name).args(args), input).wait_with_output().expect("it ends");
     assert!(output.status.success(), "{name} {args:?}: {}\n{input}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text")
 }

@@ -12,7 +12,7 @@ const EXCLUDEDNS: &str = "manifests/chart/values-excludedns.yaml";
 /// Each platform: this chart, excludedns beside it, each other name of the platform, and nothing.
 #[test]
 fn each_platform_is_upgraded_extended_and_uninstalled_without_remains() {
-    let plane = ControlPlane::start("platforms");
+    let plane = ControlPlane::start();
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
     let empty = inventory(&admin);
@@ -47,7 +47,7 @@ fn each_platform_is_upgraded_extended_and_uninstalled_without_remains() {
 
 #[test]
 fn an_upgrade_that_would_rename_the_objects_is_refused() {
-    let plane = ControlPlane::start("renamed");
+    let plane = ControlPlane::start();
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
     let empty = inventory(&admin);
@@ -60,7 +60,7 @@ fn an_upgrade_that_would_rename_the_objects_is_refused() {
 
 #[test]
 fn wrong_values_are_refused_and_change_nothing() {
-    let plane = ControlPlane::start("wrong-values");
+    let plane = ControlPlane::start();
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
     let empty = inventory(&admin);

@@ -17,12 +17,12 @@ mod place;
 mod places;
 mod plugin;
 
+pub(crate) use crate::support::called::Called;
 pub(crate) use arrival::Arrival;
 pub(crate) use connection::Connection;
 pub(crate) use conntrack::Entry;
 pub(crate) use iptables::{Family, Ruleset};
 pub(crate) use places::*;
-pub(crate) use plugin::PluginOutput;
 
 use crate::pod::PROXY;
 use crate::support::cgroup::Cgroup;
