@@ -83,10 +83,13 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
 
 #[test]
 fn reading_an_open_stdin_times_out() {
-    for (command, text) in [("ADD", ""), ("DEL", "{\"name\":")] {
+    let processes = [("ADD", ""), ("DEL", "{\"name\":")].map(|(command, text)| {
         let mut process = call(command).spawn().expect("it starts");
         let mut stdin = process.stdin.take().expect("a pipe");
         stdin.write_all(text.as_bytes()).expect("it fits into the pipe");
+        (process, stdin)
+    });
+    for (mut process, stdin) in processes {
         let (status, _) = end(&mut process);
         assert_eq!(status.code(), Some(1));
         let (code, text) = error(&mut process);

@@ -7,11 +7,10 @@ use crate::cgroup;
 use crate::node::{self, Node, Process, Where, id, uid};
 use crate::program::program;
 use crate::runtime::{Plugin, Runtime};
-use crate::support::new_netns::tool_in;
+use crate::support::new_netns::{in_netns, tool_in};
 use crate::support::wait::{DEADLINE, until_within};
-use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
@@ -277,13 +276,7 @@ impl Proxy {
 
 /// Serves a greeting at an address in a network namespace, and the same line for each line that a client sends.
 fn serve(netns: &Path, address: &str, greeting: &'static str) -> Proxy {
-    let listener = thread::scope(|scope| {
-        let listen = || {
-            setns(File::open(netns).expect("it lives"), CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
-            TcpListener::bind(address).expect("a port")
-        };
-        scope.spawn(listen).join().expect("it listens")
-    });
+    let listener = in_netns(netns, || TcpListener::bind(address).expect("a port"));
     let accepting = listener.try_clone().expect("a descriptor");
     thread::spawn(move || {
         for mut stream in accepting.incoming().map_while(Result::ok) {

@@ -2,8 +2,8 @@
 
 use crate::control_plane::ControlPlane;
 use crate::node::{Node, SETTLED, meshed_pod, on_a_node};
-use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, cluster};
+use crate::support::netns_pod::Pod;
 use detour_cni::cluster::{DefinitionQuery, Lookup, ObjectRef, UserApi};
 use serde_json::json;
 use std::fs;
@@ -29,20 +29,20 @@ fn an_add_sends_no_request_and_needs_no_api_server() {
     on_a_node(&plane, &base("kubernetes"), |node| {
         let agent = informed(node);
         let before = asked(&plane, "detour-agent");
-        let sandbox = Sandbox::new();
+        let sandbox = Pod::new();
         node.call("ADD", &sandbox, &pod).expect("added");
         assert!(sandbox.redirects());
         agent.wait_for_log("ADD");
         assert_eq!((asked(&plane, "detour-agent"), asked(&plane, "detour-plugin")), (before, 0));
 
         plane.kill_api();
-        let another = Sandbox::new();
+        let another = Pod::new();
         node.call("ADD", &another, &pod).expect("added from the cache");
         assert!(another.redirects());
 
         plane.start_api();
         let late = meshed_pod(&admin, "web-1");
-        let third = Sandbox::new();
+        let third = Pod::new();
         node.call("ADD", &third, &late).expect("added");
         assert!(third.redirects());
         assert_eq!(asked(&plane, "detour-plugin"), 0);

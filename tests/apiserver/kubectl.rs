@@ -3,8 +3,8 @@
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::node::{Kubelet, NAME, Node, SETTLED, meshed_pod, on_a_node};
-use crate::sandbox::Sandbox;
 use crate::shipped::{NAMESPACE, apply, chart, cluster_with, manifests, objects, of_kind};
+use crate::support::netns_pod::Pod;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -156,7 +156,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
         );
 
         scene.agent_pod(|_| {});
-        let sandbox = Sandbox::new();
+        let sandbox = Pod::new();
         sandbox.pin(&pod);
         let agent = scene.node.start_agent("detour-agent-x");
         agent.wait_for_log(SETTLED);

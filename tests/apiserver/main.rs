@@ -19,4 +19,6 @@ mod rights;
 mod sandbox;
 mod service_mesh;
 mod shipped;
+#[path = "../support/mod.rs"]
+mod support;
 mod tokens;

@@ -24,7 +24,7 @@ fn the_plugin_stays_during_a_rollout() {
         old.wait_for_log(SETTLED);
         let change = json!({"spec": {"template": {"metadata": {"annotations": {"a": "b"}}}}});
         plane.admin().merge(of_kind(&objects, "DaemonSet"), &change).expect("changed");
-        let (status, logged) = old.end();
+        let (status, logged) = old.ended();
         assert!(status.success() && node.is_installed(), "{logged:#?}");
         assert!(logged.last().expect("a line").contains("stays on the node"), "{logged:#?}");
     });
@@ -48,7 +48,7 @@ fn the_plugin_is_removed_with_the_daemonset_in_any_order_of_deletion() {
             until_watched(&plane);
             delete(&admin, &objects, &order);
             // The kubelet ends the pod later.
-            let (status, logged) = agent.end();
+            let (status, logged) = agent.ended();
             assert!(status.success() && !node.is_installed(), "{name}: {logged:#?}");
             assert!(logged.last().expect("a line").contains("was removed from the node"), "{name}: {logged:#?}");
         });
@@ -73,7 +73,7 @@ fn the_plugin_is_removed_with_the_daemonset_after_a_restart_of_the_api_server() 
         plane.start_api();
         plane.until(|| watches(&plane) > before);
         delete(&admin, &objects, &["DaemonSet", "RoleBinding", "Role", "ClusterRoleBinding", "ClusterRole"]);
-        let (status, logged) = agent.end();
+        let (status, logged) = agent.ended();
         assert!(status.success() && !node.is_installed(), "{logged:#?}");
     });
 }
@@ -90,7 +90,7 @@ fn a_daemonset_in_foreground_deletion_counts_as_deleted() {
         plane.admin().merge(daemon_set, &waits).expect("changed");
         plane.admin().delete(daemon_set).expect("marked");
         assert!(plane.admin().get(daemon_set).expect("still there")["metadata"]["deletionTimestamp"].is_string());
-        let (_, logged) = agent.end();
+        let (_, logged) = agent.ended();
         assert!(!node.is_installed(), "{logged:#?}");
     });
 }
@@ -103,7 +103,7 @@ fn without_an_answer_the_plugin_stays_and_a_warning_is_logged() {
         agent.wait_for_log(SETTLED);
         plane.kill_api();
         let started = Instant::now();
-        let (status, logged) = agent.end();
+        let (status, logged) = agent.ended();
         assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
         assert!(status.success() && node.is_installed(), "{logged:#?}");
         let why = logged.iter().find(|line| line.contains("the plugin stays on the node; run")).expect("a warning");

@@ -2,17 +2,17 @@
 
 use crate::control_plane::ControlPlane;
 use crate::node::{LIST, NAME, Node, SETTLED, events, meshed_pod, on_a_node};
-use crate::sandbox::Sandbox;
 use crate::shipped::{chart, cluster_with};
+use crate::support::netns_pod::Pod;
 use serde_json::{Value, json};
 
 /// A cluster with a pod on a node with an agent, and the chart with these values.
-fn with_an_agent(values: &str, work: impl FnOnce(&ControlPlane, &Node<'_>, &Value, &Sandbox) + Send) {
+fn with_an_agent(values: &str, work: impl FnOnce(&ControlPlane, &Node<'_>, &Value, &Pod) + Send) {
     let objects = chart(&[values]);
     let plane = cluster_with(&objects);
     let pod = meshed_pod(&plane.admin(), "web-0");
     on_a_node(&plane, &objects, |node| {
-        let sandbox = Sandbox::new();
+        let sandbox = Pod::new();
         sandbox.pin(&pod);
         let agent = node.start_agent("a");
         agent.wait_for_log(SETTLED);

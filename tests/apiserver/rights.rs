@@ -4,8 +4,8 @@ use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::node::{SETTLED, events, meshed_pod, on_a_node};
 use crate::removal::watches;
-use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
+use crate::support::netns_pod::Pod;
 use detour_cni::cluster::agent::{PoliciesReport, pod_policies};
 use detour_cni::pod::PodRef;
 use serde_json::{Value, json};
@@ -137,7 +137,7 @@ fn each_right_is_used_and_no_other_is_needed() {
     let admin = plane.admin();
     let (pod, bare) = (meshed_pod(&admin, "web-0"), meshed_pod(&admin, "web-1"));
     on_a_node(&plane, &base("kubernetes"), |node| {
-        let raced = Sandbox::new();
+        let raced = Pod::new();
         raced.pin(&bare);
         let agent = node.start_agent("a");
         agent.wait_for_logs(&[SETTLED, "watching pods", "watching namespaces"]);
@@ -153,9 +153,9 @@ fn each_right_is_used_and_no_other_is_needed() {
         let source = node.source();
         let missing = PodRef { namespace: "missing".into(), name: "missing".into(), uid: None };
         source.facts(&missing, true).expect_err("not there");
-        assert!(agent.end().0.success());
+        assert!(agent.ended().0.success());
         // Without an agent, the plugin sends the requests itself.
-        let sandbox = Sandbox::new();
+        let sandbox = Pod::new();
         node.call("ADD", &sandbox, &pod).expect("added");
     });
     let rows = table();
@@ -188,7 +188,7 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod_and_reports_no_poli
         plane.until(|| admin.list(&kind).expect("allowed").iter().any(is_refusal));
         let report = pod_policies(&node.path("run/detour/agent.sock"), Duration::from_secs(60)).expect("an answer");
         assert_eq!(report, PoliciesReport::default());
-        assert!(agent.end().0.success());
+        assert!(agent.ended().0.success());
     });
 }
 

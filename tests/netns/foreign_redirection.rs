@@ -65,11 +65,6 @@ fn exclusions_without_facts_work_for_another_tools_redirection() {
     added_to_a_redirected_world(Dns::Left, |_| excludedns());
 }
 
-#[test]
-fn exclusions_without_facts_work_for_another_tools_redirection_with_dns() {
-    added_to_a_redirected_world(Dns::Captured, |_| excludedns());
-}
-
 /// The other tool's redirection stays, and detour does not add a second one.
 #[test]
 fn an_existing_redirection_is_not_duplicated() {
@@ -93,11 +88,6 @@ fn redirected_after_exclusions(dns: Dns) {
 #[test]
 fn exclusions_work_for_a_later_redirection() {
     redirected_after_exclusions(Dns::Left);
-}
-
-#[test]
-fn exclusions_work_for_a_later_redirection_with_dns() {
-    redirected_after_exclusions(Dns::Captured);
 }
 
 /// The pod disables DNS capture, but the other tool captures DNS. Excluded queries get through; the next ADD adds

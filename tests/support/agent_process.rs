@@ -64,13 +64,12 @@ impl Agent {
 
     /// Starts an agent of another program.
     pub(crate) fn spawn_program(program: &Path, environment: &[(&str, &str)], arguments: &[String]) -> Self {
-        let mut process = Command::new(program)
-            .args(arguments)
-            .env_clear()
-            .envs(environment.iter().copied())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
+        Self::of(Command::new(program).args(arguments).env_clear().envs(environment.iter().copied()))
+    }
+
+    /// Starts an agent with this command.
+    pub(crate) fn of(command: &mut Command) -> Self {
+        let mut process = command.stderr(Stdio::piped()).spawn().expect("it starts");
         let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
         let (sender, lines) = channel();
         thread::spawn(move || {
@@ -136,6 +135,13 @@ impl Agent {
     pub(crate) fn address(&self) -> String {
         let line = self.wait_for_log("serving /healthz, /readyz and /metrics");
         line.split("address=").nth(1).expect("the address").trim().to_owned()
+    }
+
+    /// Ends the agent with SIGTERM. Returns its exit status and its last log lines.
+    pub(crate) fn ended(mut self) -> (ExitStatus, Vec<String>) {
+        kill(self.id(), Signal::SIGTERM).expect("it is there");
+        let status = self.process.wait().expect("it ends");
+        (status, self.lines.iter().collect())
     }
 
     pub(crate) fn end(mut self, signal: Signal) -> ExitStatus {

@@ -1,16 +1,28 @@
-//! Network namespaces for a moment, and tools that run in them.
+//! Network namespaces for a moment, and work and tools that run in network namespaces.
 
 use super::called::start;
+use nix::sched::{CloneFlags, setns, unshare};
+use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
 /// Runs `work` in a network namespace that goes with the thread.
-pub(crate) fn in_new_netns<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let thread = std::thread::spawn(|| {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+pub(crate) fn in_new_netns<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let run = || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
         work()
-    });
-    thread.join().expect("the work in the namespace succeeds")
+    };
+    std::thread::scope(|scope| scope.spawn(run).join().expect("the work in the namespace succeeds"))
+}
+
+/// Runs `work` in a network namespace: a socket that it creates stays there.
+pub(crate) fn in_netns<T: Send>(netns: &Path, work: impl FnOnce() -> T + Send) -> T {
+    let netns = File::open(netns).unwrap_or_else(|error| panic!("{}: {error}", netns.display()));
+    let run = || {
+        setns(&netns, CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(run).join().expect("the work in the namespace succeeds"))
 }
 
 /// Runs a tool with `input` in a network namespace. It must succeed; returns its stdout.

@@ -108,7 +108,7 @@ fn helm_test_checks_a_node_with_read_only_mounts_and_without_a_token() {
         assert_eq!(node.files(), before, "nothing changes");
         assert_eq!(difference(&installed, &inventory(&admin)), [""; 0], "a pod that succeeded is deleted");
 
-        agent.end();
+        agent.ended();
         let (result, output) = test(&plane, &admin, node);
         assert!(result.is_err_and(|error| error.contains("detour-test failed")), "{output}");
         assert_eq!(checks(&output, "FAIL"), ["agent-reachable"], "{output}");

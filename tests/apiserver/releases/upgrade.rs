@@ -9,14 +9,15 @@ use serde_json::{Value, json};
 
 const EXCLUDEDNS: &str = "manifests/chart/values-excludedns.yaml";
 
-/// Each platform: this chart, excludedns beside it, each other name of the platform, and nothing.
+/// This chart, excludedns beside it, each other name of the platform, and nothing. The other platforms differ in
+/// directories, which `tests/chart` compares.
 #[test]
-fn each_platform_is_upgraded_extended_and_uninstalled_without_remains() {
+fn a_platform_is_upgraded_extended_and_uninstalled_without_remains() {
     let plane = ControlPlane::start();
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
     let empty = inventory(&admin);
-    for platform in PLATFORMS.iter() {
+    for platform in PLATFORMS.iter().filter(|platform| ["openshift", "k3s"].contains(&platform.name)) {
         let name = platform.name;
         let values = |name: &str| format!("global.platform={name}");
         helm.upgrade("detour", &["--set", &values(name)]);
