@@ -162,7 +162,7 @@ impl Reconciler {
         let applied = Applied {
             running: containers.into_iter().map(|(it, group, has_process)| (it.id, group, has_process)).collect(),
             exited,
-            exempted: changes.exempted.iter().map(|(name, _)| name.clone()).collect(),
+            added: changes.added.iter().map(|(name, _)| name.clone()).collect(),
             bypassing: changes.live.iter().filter_map(|one| Some(one.container.as_ref()?.name.clone())).collect(),
             proxy_ready: changes.proxy_ready,
         };
@@ -209,11 +209,11 @@ impl Reconciler {
 
     /// Reports the changes of a sandbox's sets, and the containers that had started captured.
     fn report(&self, sandbox_id: &str, changes: &ContainerChanges, late: &[String]) {
-        if changes.exempted.is_empty() && changes.ended.is_empty() {
+        if changes.added.is_empty() && changes.ended.is_empty() {
             return;
         }
         let pod = self.pod(sandbox_id);
-        for (container, scope) in &changes.exempted {
+        for (container, scope) in &changes.added {
             tracing::info!(pod = pod_name(pod.as_ref()), container, %scope, "the container's traffic bypasses the sidecar");
         }
         for container in late {
