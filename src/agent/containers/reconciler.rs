@@ -106,7 +106,7 @@ impl Reconciler {
     /// Requests a check of the pod's rules, which restores lost sets. Returns the error with the next step.
     fn lost(&self, sandbox_id: &str, error: Error) -> Error {
         let Some(damaged) = &self.damaged else {
-            let next = "; set the agent's flag --repair=repair, or delete the pod";
+            let next = "; set the agent's flag --repair=repair or delete the pod";
             return Error { msg: format!("{}{next}", error.msg), ..error };
         };
         if let Some(pod) = self.pod(sandbox_id) {
