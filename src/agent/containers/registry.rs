@@ -320,7 +320,6 @@ impl Registry {
         excluding.proxy_ready |= applied.proxy_ready;
         excluding.failure.clear();
         excluding.bypassing = Some(applied.bypassing.clone());
-        excluding.restoration.lost_since = None;
         let mut late = Vec::new();
         for (id, group, has_process) in &applied.running {
             let Some(container) = sandbox.containers.get_mut(id) else { continue };
@@ -347,32 +346,9 @@ impl Registry {
         let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return false };
         let Some(excluding) = &mut sandbox.excluding else { return false };
         let is_affected = sandbox.containers.values().any(|container| excluding.names(&container.name));
-        // A lost set is restored before an excluded container starts.
-        let is_urgent = is_affected || excluding.restoration.lost_since.is_some();
-        excluding.rest(if is_urgent { RETRY_DELAY } else { REST_INTERVAL });
+        excluding.rest(if is_affected { RETRY_DELAY } else { REST_INTERVAL });
         why.clone_into(&mut excluding.failure);
         is_affected && excluding.is_new_failure(why, Instant::now())
-    }
-
-    /// Returns whether to log a failure of a sandbox, and records it as logged.
-    pub(super) fn is_new_failure(&self, sandbox_id: &str, why: &str) -> bool {
-        self.with_excluding(sandbox_id, |it| it.is_new_failure(why, Instant::now())).unwrap_or_default()
-    }
-
-    /// Records that a set is missing. Returns whether the caller restores it now, and then calls [`Self::restored`].
-    pub(super) fn starts_restoring(&self, sandbox_id: &str) -> bool {
-        self.with_excluding(sandbox_id, |it| it.restoration.starts(Instant::now())).unwrap_or_default()
-    }
-
-    /// Records the end of an attempt to restore a set. The sandbox is checked at once.
-    pub(super) fn restored(&self, sandbox_id: &str) {
-        let mut state = self.state();
-        let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return };
-        if let Some(excluding) = &mut sandbox.excluding {
-            excluding.restoration.is_running = false;
-        }
-        sandbox.wake(Instant::now());
-        self.0.changed.notify_all();
     }
 
     /// Records that a container's capture is reported. Returns whether it was not before.

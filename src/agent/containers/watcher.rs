@@ -1,7 +1,6 @@
-//! The thread that ends bypasses, removes the elements of exited containers and restores lost ones.
+//! The thread that ends bypasses, removes the elements of exited containers and adds lost ones.
 
-use super::events::captured;
-use super::reconciler::Reconciler;
+use super::reconciler::{Reconciler, captured};
 use super::registry::Capture;
 use crate::cni::Code;
 use crate::state::ROOT;

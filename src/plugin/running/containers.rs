@@ -1,7 +1,6 @@
 //! Excluded containers of a running pod: adds a container's control group to the sets in the pod's network namespace
 //! when the container starts, and removes it when the bypass ends. The node's agent calls it.
 
-use super::container_status::restore;
 use crate::cni::{Code, Error, is_identifier};
 use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
 use crate::host_path::HostRoot;
@@ -140,15 +139,6 @@ impl ExcludedContainers {
     #[must_use]
     pub const fn policy(&self) -> &Policy {
         &self.policy
-    }
-
-    /// Restores the rules of the sandbox's attachments from saved state, as repair does. Waits for the lock of the network
-    /// namespace.
-    ///
-    /// # Errors
-    /// As [`restore`].
-    pub fn restore(&self) -> Result<(), Error> {
-        restore(&self.sandbox_id, self.netns.path())
     }
 
     /// Returns the identity of the sandbox's network namespace.

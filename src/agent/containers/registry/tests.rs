@@ -1,4 +1,4 @@
-use super::sandbox::{LOG_INTERVAL, MAX_LOGGED, MAX_RESTORE_PAUSE, RESTORE_GRACE, Restoration, START_BUDGET};
+use super::sandbox::{LOG_INTERVAL, MAX_LOGGED, START_BUDGET};
 use super::*;
 use crate::cluster::agent::BypassingContainer;
 use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
@@ -239,38 +239,6 @@ fn a_failure_is_logged_again_after_the_interval_and_the_number_of_causes_is_limi
     assert_eq!(logged.count(), MAX_LOGGED);
     assert!(!excluding.is_new_failure("cause 0", now + LOG_INTERVAL / 2));
     assert!(excluding.is_new_failure("cause 0", now + LOG_INTERVAL));
-}
-
-#[test]
-fn a_set_that_a_process_keeps_deleting_is_restored_with_growing_pauses() {
-    let (mut restoration, mut now, mut pauses) = (Restoration::default(), Instant::now(), Vec::new());
-    assert!(!restoration.starts(now), "an ADD may be about to commit the rules");
-    now += RESTORE_GRACE;
-    assert!(restoration.starts(now));
-    assert!(!restoration.starts(now + MAX_RESTORE_PAUSE), "the first attempt has not ended");
-    for _ in 0..10 {
-        let started = now;
-        restoration.is_running = false;
-        while !restoration.starts(now) {
-            now += Duration::from_secs(1);
-        }
-        pauses.push((now - started).as_secs());
-    }
-    for (pause, expected) in pauses.iter().zip([2, 4, 8, 16, 32, 64, 128, 256, 512, 600]) {
-        assert!((expected..=expected * 3 / 2).contains(pause), "{pauses:?}");
-    }
-}
-
-#[test]
-fn a_lost_set_is_checked_again_soon_although_no_excluded_container_runs() {
-    let registry = registry(BypassEnd::ContainerExit);
-    apply(&registry, &[], &[], false);
-    assert!(!registry.starts_restoring(SANDBOX));
-    assert!(!registry.failed(SANDBOX, "deleted"));
-    let due = registry.state().next_due().expect("it excludes containers");
-    assert!(due <= Instant::now() + RETRY_DELAY);
-    registry.restored(SANDBOX);
-    assert_eq!(registry.wait(Duration::ZERO), Some(vec![SANDBOX.to_owned()]), "its elements are added at once");
 }
 
 #[test]
