@@ -351,7 +351,8 @@ fn the_shipped_configurations_are_valid() {
         "conf/99-exclude-dns.conf",
     ] {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
-        let output = Command::new(program()).args(["validate", &programs]).arg(path).env_clear().output().expect("it starts");
+        let output =
+            Command::new(program()).args(["validate", &programs]).arg(path).env_clear().output().expect("it starts");
         assert!(output.status.success(), "{file}: {}", String::from_utf8_lossy(&output.stdout));
     }
     // It has all defaults, and therefore no source of facts.
