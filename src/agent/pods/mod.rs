@@ -17,6 +17,7 @@ mod tracked_pod;
 
 pub use reconciler::{FinishedJob, Job, ObservedNode, PodReconciler};
 pub use repair::{RepairOutcome, RepairResult};
+pub(super) use run::PodSignals;
 pub use selector::parse_selector;
 pub use settings::{PodSettings, RepairMode, RepairSettings};
 pub use suspicion::Cause;

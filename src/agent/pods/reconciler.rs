@@ -17,7 +17,7 @@ use crate::cni::Error;
 use crate::host_path::HostPath;
 use crate::plugin::running;
 use crate::plugin::running::live_policy::{self, Assessment, Verdict};
-use crate::pod::Namespace;
+use crate::pod::{Namespace, PodRef};
 use crate::state::ROOT;
 use crate::trusted_file::FileId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -235,6 +235,15 @@ impl PodReconciler {
         }
         // The counts change although no pod is evaluated.
         self.has_changed |= became_current || has_ended;
+    }
+
+    /// Checks the rules of a pod soon. If the agent does not repair pods, it does nothing.
+    pub(super) fn check_soon(&mut self, pod: &PodRef, now: Instant) {
+        let is_named = |tracked: &&mut TrackedPod| {
+            let own = &tracked.observed.pod;
+            (&own.namespace, &own.name) == (&pod.namespace, &pod.name) && own.matches(pod)
+        };
+        self.pods.values_mut().filter(is_named).for_each(|tracked| tracked.check_soon(now));
     }
 
     /// Removes the saved state of pods that have ended. The runtime calls no DEL for an attachment that a repair added.
