@@ -168,13 +168,6 @@ fn relaying_stderr_of_a_delegate_does_not_delay_the_answer() {
     assert!(status.success(), "{:?}", error(&mut process));
 }
 
-#[test]
-fn a_full_stdout_is_a_failure() {
-    let (_reader, writer) = full_pipe();
-    let mut process = call("VERSION").stdout(writer).spawn().expect("it starts");
-    assert_eq!(end(&mut process).0.code(), Some(1));
-}
-
 fn directory(name: &str) -> Directory {
     Directory::new(&format!("limits-{name}"))
 }

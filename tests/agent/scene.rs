@@ -5,35 +5,29 @@ use crate::api::{Api, DEFINITIONS, NAMESPACES, PODS};
 use crate::node::on_a_node_with;
 use crate::pod::Pod;
 use crate::support::called::{self, Called, plugin};
+use crate::support::directory::Directory;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) const UID: &str = "uid-1";
 
-/// Its files are removed when the value is dropped.
 pub(crate) struct Scene {
     pub(crate) api: Api,
-    pub(crate) root: PathBuf,
+    pub(crate) root: Directory,
     pub(crate) pod: Pod,
 }
 
 impl Scene {
     /// Runs a test on a node whose API knows namespace and pod `shop/web-0`, with a sidecar.
     pub(crate) fn run(test: impl FnOnce(&Self) + Send) {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
         on_a_node_with("size=16m", || {
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let root = std::env::temp_dir().join(format!("detour-agent-{}-{number}", std::process::id()));
-            let _ = fs::remove_dir_all(&root);
-            fs::create_dir_all(&root).expect("made");
-            let scene = Self { api: Api::start(), root, pod: Pod::new() };
+            let scene = Self { api: Api::start(), root: Directory::new("agent"), pod: Pod::new() };
             let namespace = json!({"metadata": {"name": "shop", "annotations": {"a": "1"}}});
             scene.api.put(NAMESPACES, &namespace);
             scene.api.put(PODS, &pod(UID));
@@ -127,12 +121,6 @@ impl Scene {
         let mut text = String::new();
         let _ = stream.read_to_string(&mut text);
         text.lines().nth(1).unwrap_or_default().to_owned()
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
     }
 }
 

@@ -4,11 +4,11 @@ use crate::pod::Pod;
 use crate::private_node::{left_in_state, on_a_node_with};
 use crate::server::{Answer, Request};
 use crate::support::called::{Called, plugin};
+use crate::support::directory::Directory;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -72,22 +72,17 @@ impl Kind {
 
 /// Its files are removed when the value is dropped.
 pub(crate) struct Scene {
-    pub(crate) root: PathBuf,
+    pub(crate) root: Directory,
 }
 
 impl Scene {
     /// Runs a test on a node of its own.
     pub(crate) fn run(test: impl FnOnce(&Self) + Send) {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
         on_a_node_with("size=16m", || {
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let root = std::env::temp_dir().join(format!("detour-boot-{}-{number}", std::process::id()));
-            let _ = fs::remove_dir_all(&root);
-            fs::create_dir_all(&root).expect("made");
             fs::create_dir_all(DIRECTORY).expect("needs root");
             let flags = MsFlags::empty();
             mount(Some("tmpfs"), DIRECTORY, Some("tmpfs"), flags, Some("size=1m,mode=755")).expect("a tmpfs");
-            test(&Self { root });
+            test(&Self { root: Directory::new("boot") });
             assert_eq!(left_in_state(), Vec::<PathBuf>::new(), "state is left");
         });
     }
@@ -146,12 +141,6 @@ impl Scene {
             let is_true = code == 100 || log.contains("an ADD of a pod with a sidecar would fail now");
             assert!(is_true, "{log}");
         });
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::pod::Pod;
 use crate::recorders::Recorders;
 use crate::support::called::Called;
+use crate::support::directory::Directory;
 use nix::unistd::{Uid, chown};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
@@ -14,13 +15,13 @@ use std::process::Command;
 struct Node {
     pod: Pod,
     recorders: Recorders,
-    dir: PathBuf,
+    dir: Directory,
 }
 
 impl Node {
     fn new() -> Self {
         let (pod, recorders) = (Pod::new(), Recorders::new().with("first", ""));
-        let dir = std::env::temp_dir().join(format!("{}-node", pod.name));
+        let dir = Directory::new("node");
         for name in ["state", "manifests"] {
             fs::create_dir_all(dir.join(name)).expect("made");
         }
@@ -84,12 +85,6 @@ impl Node {
         let output = self.call(command, conf);
         assert_eq!((output.success, output.stdout["code"].as_u64()), (false, Some(code)), "{output:?}");
         assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains(why)), "{output:?}");
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.dir);
     }
 }
 

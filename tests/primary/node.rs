@@ -3,6 +3,7 @@
 use crate::pod::{Pod, call};
 use crate::recorders::{Recorders, add_prints};
 use crate::support::called::Called;
+use crate::support::directory::Directory;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +18,7 @@ pub(crate) struct Node {
     pub(crate) pod: Pod,
     pub(crate) recorders: Recorders,
     /// Manifests, saved state, and files of plugins.
-    pub(crate) dir: PathBuf,
+    pub(crate) dir: Directory,
     number: u32,
 }
 
@@ -36,7 +37,7 @@ impl Node {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let pod = Pod::new();
         pod.run(&["ip", "link", "set", "lo", "up"]);
-        let dir = std::env::temp_dir().join(format!("{}-node", pod.name));
+        let dir = Directory::new("primary");
         fs::create_dir_all(dir.join("manifests")).expect("a directory");
         let node = Self { pod, recorders, dir, number };
         node.manifest("shop", &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}}));
@@ -136,9 +137,6 @@ impl Drop for Node {
             .args(["link", "delete", &self.bridge_name()])
             .stderr(std::process::Stdio::null())
             .status();
-        if let Err(error) = fs::remove_dir_all(&self.dir) {
-            eprintln!("remove {}: {error}", self.dir.display());
-        }
     }
 }
 
