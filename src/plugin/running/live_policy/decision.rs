@@ -186,7 +186,7 @@ mod tests {
             ..Pod::default()
         };
         let annotations = annotations(of_namespace).into_iter().collect();
-        let namespace = Some(Namespace { name: "shop".into(), annotations });
+        let namespace = Some(Namespace { name: "shop".into(), annotations, ..Namespace::default() });
         follows_changes(&Facts { pod, namespace }).map_err(|error| error.to_string())
     }
 
