@@ -7,6 +7,7 @@ use crate::pod::Facts;
 use crate::pod::well_known::LIVE_POLICY;
 use crate::policy::{LivePolicyScope, Policy};
 use crate::state::Attachment;
+use crate::sub_plugins::is_meshed;
 
 /// The policies of the attachments of a pod.
 pub(crate) type Policies = Vec<(Attachment, Policy)>;
@@ -81,10 +82,10 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
     let known = Assessment { has_rules, applied, ..Assessment::default() };
     let with = |verdict: Verdict, reason: String| Assessment { verdict: Some(verdict), reason, ..known.clone() };
     if !running.has_inputs() {
-        // Without a sidecar, ADD saves none.
+        // ADD saves none if the policy is final.
         return known;
     }
-    let is_meshed = facts.pod.proxy().is_some() || has_rules;
+    let is_meshed = is_meshed(facts) || has_rules;
     let DesiredPolicies { policies, refused } = match desired {
         Ok(desired) => desired,
         Err(error) if is_meshed => return with(Verdict::Refused, error.to_string()),
