@@ -29,7 +29,7 @@ const MARGIN: Duration = Duration::from_millis(100);
 pub(in crate::agent) struct AnswerSources {
     /// The watched objects.
     pub(in crate::agent) facts: SharedFacts,
-    /// The running containers, if the agent exempts excluded ones.
+    /// The running containers, if the agent excludes containers.
     pub(in crate::agent) containers: Option<Registry>,
     /// The policies of running pods.
     pub(in crate::agent) policies: watch::Receiver<PoliciesReport>,

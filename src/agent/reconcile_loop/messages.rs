@@ -30,7 +30,7 @@ impl LastLogged {
     fn followed(&mut self, plan: &InstallPlan) {
         if self.followed.is_none_or(|logged| logged.elapsed() > HOLD_TIME) {
             let actions = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-            tracing::info!("the cluster network's plugin list changed: {actions}");
+            tracing::info!("the cluster network's configuration list changed: {actions}");
             self.followed = Some(Instant::now());
         }
     }

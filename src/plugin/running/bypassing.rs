@@ -110,13 +110,17 @@ mod tests {
     fn policy(change: impl FnOnce(&mut Redirect)) -> Policy {
         let mut redirect = Redirect::default();
         change(&mut redirect);
-        let exempt = Exclusion {
+        let excluded = Exclusion {
             owner: TrafficOwner::Uid(IdRange { first: 10, last: 20 }),
             destination: None,
             protocol: None,
             ports: Vec::new(),
         };
-        Policy { interception: Interception::On(Box::new(redirect)), exclusions: [exempt].into(), ..Policy::default() }
+        Policy {
+            interception: Interception::On(Box::new(redirect)),
+            exclusions: [excluded].into(),
+            ..Policy::default()
+        }
     }
 
     fn end(text: &str) -> SocketAddr {
