@@ -32,7 +32,7 @@ fn attachments_are_accepted_without_warnings() {
 }
 
 #[test]
-fn the_last_plugin_of_a_plugin_list_is_accepted() {
+fn the_last_plugin_of_a_configuration_list_is_accepted() {
     for (text, chain) in [
         (include_str!("../conf/chained.conflist"), ALL_THREE),
         (include_str!("../conf/ambient.conflist"), ["uid-exclude", "dns-exclude", "destination-exclude"]),
