@@ -2,7 +2,7 @@
 
 use super::cache::{Cache, SharedFacts};
 use super::objects::{ObservedPod, WatchedKind};
-use super::sync::SyncStates;
+use super::watching::SyncStates;
 use crate::agent::containers::Registry;
 use crate::agent::metrics::Metrics;
 use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, PoliciesReport, RequestKind};

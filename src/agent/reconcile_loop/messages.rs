@@ -1,8 +1,7 @@
 //! What the loop logs.
 
-use super::iteration::{Iteration, Readiness};
+use super::iteration::{HOLD_TIME, Iteration, Readiness};
 use crate::agent::install::InstallPlan;
-use crate::agent::stability::HOLD_TIME;
 use std::time::{Duration, Instant};
 
 /// The last logged state; only changes of it are logged.
