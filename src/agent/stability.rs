@@ -54,6 +54,11 @@ impl Stability {
         (self.in_place, self.ready) = (None, false);
     }
 
+    /// Records that the node is not ready, although everything that can be installed is in place.
+    pub(super) fn not_ready(&mut self) {
+        self.ready = false;
+    }
+
     /// Whether the node counts as ready.
     pub(super) fn is_ready(&self) -> bool {
         self.ready

@@ -240,8 +240,8 @@ impl AgentArguments {
         let desired = || {
             let desired = |given: &GivenKeys| {
                 let desired = self.install.desired(&node, &program, given, &token, socket, &warn)?;
-                let missing = plugin_token.as_ref().and_then(PluginToken::missing);
-                anyhow::Ok(DesiredState { missing, ..desired })
+                let expired = plugin_token.as_ref().and_then(PluginToken::expired);
+                anyhow::Ok(DesiredState { expired, ..desired })
             };
             let newest = self.install.given_keys().and_then(|given| desired(&given).map(|desired| (desired, given)));
             match newest {

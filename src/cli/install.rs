@@ -132,6 +132,9 @@ impl InstallArguments {
             Ok(desired) => desired,
             Err(why) => return Ok(super::print_error(format_args!("{why:#}"), ExitCode::from(2))),
         };
+        if let Some((_, Err(why))) = &desired.kubeconfig {
+            return Ok(super::print_error(why, ExitCode::from(2)));
+        }
         let lock = if self.dry_run { None } else { Some(node.lock()?) };
         let mut timer = SourceTimer::default();
         let plan = loop {
@@ -166,6 +169,7 @@ impl UninstallArguments {
         let Some(lock) = lock else { return Ok(print_diff(&plan)) };
         node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
         node.forget_absent();
+        node.forget_silence();
         node.forget_lock(lock);
         let code = print_changes(&plan);
         Ok(if plan.incomplete { ExitCode::FAILURE } else { code })
