@@ -195,7 +195,9 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
 fn installation_event(refused: Option<&str>, iteration: &Iteration) -> Option<Event> {
     let (reason, message) = match (refused, iteration) {
         (Some(message), _) => ("DetourConfigurationRefused", message),
-        (None, Iteration::Failed(message) | Iteration::Occupied(message)) => ("DetourNotInstalled", message.as_str()),
+        (None, Iteration::Failed(message) | Iteration::Occupied(message) | Iteration::Lacks(message)) => {
+            ("DetourNotInstalled", message.as_str())
+        }
         (None, _) => return None,
     };
     Some(Event { warning: true, reason: reason.into(), message: message.to_owned() })

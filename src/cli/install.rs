@@ -53,8 +53,8 @@ Examples:
 
 Pods keep their rules. The command first removes the configuration, then the node configuration, the
 kubeconfig and the program. It keeps files that were edited after the installation and the files
-that they require, and lists them. It also keeps the program while the container runtime needs it to
-delete running pods (CRI-O), with a note: run it again after these pods are deleted.
+that they require, and lists them. It also keeps the program while CRI-O or Multus needs it to delete
+running pods, with a note: run it again after these pods are deleted. containerd does not need it.
 
 Exit codes: 0 success, also if the program stays for running pods, 1 incomplete (see stderr),
 2 invalid arguments or input.";

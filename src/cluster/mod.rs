@@ -47,7 +47,8 @@ pub fn source_or_in_cluster(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> 
 /// Whether a pod can start without facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Facts {
-    /// It can: an ADD waits for two seconds at most, and not at all if the sources have not answered a moment ago.
+    /// It can: an ADD waits for two seconds at most, and for a fraction of a second if the sources have not answered a moment
+    /// ago.
     Optional,
     /// It can't.
     Required,

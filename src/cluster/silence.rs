@@ -1,8 +1,8 @@
 //! Silent sources of facts: neither the agent nor the API server answers. An ADD gives up early, because it delays other
-//! pods. A mark on the node lets pods that can start without facts start at once for a few seconds, so that not each of
-//! them waits for the same timeout.
+//! pods. For some seconds, a mark on the node lets pods that can start without facts give up after a fraction of a second,
+//! so that not each of them waits for the same timeout.
 
-use crate::cni::{Code, Error};
+use crate::cni::Error;
 use crate::trusted_file::{self, create_directories, overwrite};
 use rustix::fs::OFlags;
 use std::io;
@@ -12,6 +12,8 @@ use std::time::{Duration, SystemTime};
 /// How long an ADD waits for facts if neither the agent nor the API server answers. Together with the rest of the call,
 /// this is less than two seconds.
 pub(super) const SILENCE_TIMEOUT: Duration = Duration::from_millis(1900);
+/// How long it waits for each of them if the mark is valid.
+pub(super) const SHORT_SILENCE_TIMEOUT: Duration = Duration::from_millis(250);
 /// The mark: a file whose time of modification is when the sources were silent. Only root can write to it.
 pub const SILENCE_MARK: &str = "/run/detour/facts-unavailable";
 /// How long the mark is valid.
@@ -24,27 +26,16 @@ pub(super) enum SilenceMark {
     Unused,
     /// It sets the mark after a request without an answer.
     Set,
-    /// It also sends no request to the API server while the mark is valid: the pod can start without facts.
+    /// It also gives up early while the mark is valid: the pod can start without facts.
     Heeded,
 }
 
 impl SilenceMark {
-    /// Runs a lookup, unless the mark says that it would get no answer.
-    ///
-    /// # Errors
-    /// That of the lookup, or that none was made.
-    pub(super) fn unless_valid<T>(self, lookup: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-        if self.is_valid() {
-            let msg = "no request was sent to the API server: it did not answer another one a moment ago";
-            return Err(Error { unanswered: true, ..Error::new(Code::TryAgain, msg) });
-        }
-        lookup()
-    }
-
-    /// Sets the mark if the sources did not answer a lookup. Returns its result.
+    /// Sets the mark if the sources did not answer a lookup, unless it is heeded and valid. Returns its result.
     pub(super) fn record<T>(self, result: Result<T, Error>) -> Result<T, Error> {
         if self != Self::Unused
             && result.as_ref().is_err_and(|error| error.unanswered)
+            && !self.is_valid()
             && let Err(error) = set(Path::new(SILENCE_MARK))
         {
             tracing::warn!(path = SILENCE_MARK, %error, "can't mark that facts are unavailable");

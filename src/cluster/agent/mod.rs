@@ -6,7 +6,7 @@
 use super::api::{Api, Begun, WRITE_TIMEOUT};
 use super::fact_source::{Cluster, Definitions, Reports, with_pod};
 use super::resources::{DefinitionQuery, Event, Lookup};
-use super::silence::{SILENCE_TIMEOUT, SilenceMark};
+use super::silence::{SHORT_SILENCE_TIMEOUT, SILENCE_TIMEOUT, SilenceMark};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::streams::ready;
@@ -36,8 +36,6 @@ mod protocol;
 const MAX_AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The timeout for the agent's greeting: an agent that is not stuck sends it at once.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
-/// The time for the greeting if the sources did not answer another call a moment ago.
-const SHORT_HELLO_TIMEOUT: Duration = Duration::from_millis(50);
 /// The timeout of a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -125,16 +123,6 @@ impl AgentClient {
         read: impl FnOnce(AgentAnswer) -> Option<T>,
         fallback: impl FnOnce(&Api, Begun) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        self.mark.record(self.request_any(ask, timeout, read, fallback))
-    }
-
-    fn request_any<T>(
-        &self,
-        ask: RequestKind,
-        timeout: Duration,
-        read: impl FnOnce(AgentAnswer) -> Option<T>,
-        fallback: impl FnOnce(&Api, Begun) -> Result<T, Error>,
-    ) -> Result<T, Error> {
         let started = Instant::now();
         let agent_timeout = if self.api.is_some() { (timeout / 2).min(MAX_AGENT_TIMEOUT) } else { timeout };
         let mut silence = None;
@@ -144,7 +132,7 @@ impl AgentClient {
                 let error = Error::new(Code::from_number(code).unwrap_or(Code::TryAgain), msg).with_details(details);
                 let error = Error { names_pod, unanswered, ..error };
                 if protocol::is_final(code) || self.api.is_none() {
-                    return Err(error);
+                    return self.mark.record(Err(error));
                 }
                 silence = unanswered.then_some(SILENCE_TIMEOUT);
                 format!("the agent failed: {error}")
@@ -165,11 +153,14 @@ impl AgentClient {
         match &self.api {
             Some(api) => {
                 tracing::debug!(facts = "api", why, "asking the API server instead of the agent");
-                let silence = silence.filter(|_| self.mark != SilenceMark::Unused);
-                let answer = self.mark.unless_valid(|| fallback(api, Begun { at: started, silence }));
-                answer.map_err(|error| self.with_agent(error, &why))
+                let begun = match self.mark {
+                    SilenceMark::Unused => Begun { at: started, silence: None },
+                    mark if mark.is_valid() => Begun { at: Instant::now(), silence: Some(SHORT_SILENCE_TIMEOUT) },
+                    _ => Begun { at: started, silence },
+                };
+                self.mark.record(fallback(api, begun)).map_err(|error| self.with_agent(error, &why))
             }
-            None => Err(Error { unanswered: silence.is_some(), ..self.no_facts(&why) }),
+            None => self.mark.record(Err(Error { unanswered: silence.is_some(), ..self.no_facts(&why) })),
         }
     }
 
@@ -312,7 +303,7 @@ fn exchange(
     let mut stream = DeadlineStream { stream: open(path)?, deadline: deadline.min(started + HELLO_TIMEOUT) };
     let failed = |what: &str, error: &io::Error| NoAnswer::Failed(format!("{what}: {}", cause(error)));
     stream.write_all(&line(request)).map_err(|error| failed("request not sent", &error))?;
-    let short = started + SHORT_HELLO_TIMEOUT;
+    let short = started + SHORT_SILENCE_TIMEOUT;
     if mark == SilenceMark::Heeded && !stream.is_ready(PollFlags::POLLIN, short) && mark.is_valid() {
         return Err(NoAnswer::Failed("no greeting, as a moment ago; the agent is stuck or too slow".to_owned()));
     }

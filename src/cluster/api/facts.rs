@@ -6,6 +6,7 @@ use super::server::Api;
 use super::session::Session;
 use crate::cluster::fact_source::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
 use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
+use crate::cluster::silence::SHORT_SILENCE_TIMEOUT;
 use crate::cluster::wire;
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
@@ -28,11 +29,11 @@ pub(in crate::cluster) struct Begun {
 
 impl Cluster for Api {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        self.marked(|| self.facts_since(self.begin(), wanted, with_namespace))
+        self.mark.record(self.facts_since(self.begin(), wanted, with_namespace))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        self.marked(|| self.namespace_since(self.begin(), wanted))
+        self.mark.record(self.namespace_since(self.begin(), wanted))
     }
 
     fn probe(&self) -> Result<(), Error> {
@@ -55,7 +56,7 @@ impl Cluster for Api {
 
 impl Definitions for Api {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        self.marked(|| self.definitions_since(self.begin(), wanted))
+        self.mark.record(self.definitions_since(self.begin(), wanted))
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
@@ -71,12 +72,11 @@ impl Reports for Api {
 
 /// The methods of [`Cluster`] for a lookup that has begun before.
 impl Api {
-    fn marked<T>(&self, lookup: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-        self.mark.unless_valid(|| self.mark.record(lookup()))
-    }
-
     fn begin(&self) -> Begun {
-        Begun { at: Instant::now(), silence: self.silence }
+        Begun {
+            at: Instant::now(),
+            silence: if self.mark.is_valid() { Some(SHORT_SILENCE_TIMEOUT) } else { self.silence },
+        }
     }
 
     fn limits(&self, Begun { silence, .. }: Begun) -> Limits {
