@@ -64,7 +64,7 @@ fn a_pod_without_a_sidecar_does_not_wait_for_sources_that_were_silent_a_moment_a
             let late = starts(&Kind::plain(), &conf);
             assert!(late.contains(SILENT), "the mark has expired: {late}");
             // It is not extended by pods that hardly wait.
-            let age = Duration::from_millis(4900);
+            let age = Duration::from_secs(3);
             mark(age);
             let set = || fs::metadata(SILENCE_MARK).and_then(|mark| mark.modified()).expect("there");
             let before = set();
