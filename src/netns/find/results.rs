@@ -95,7 +95,7 @@ impl CachedResult {
 struct CachedConfiguration {
     kind: String,
     container_id: String,
-    /// Base64 of the plugin list, or of a single plugin's configuration.
+    /// Base64 of the configuration list, or of a single plugin's configuration.
     config: String,
     /// Written since libcni 1.2.
     #[serde(default)]
@@ -104,7 +104,7 @@ struct CachedConfiguration {
 
 impl CachedConfiguration {
     /// Returns the container ID, and the types of the plugins that are called to delete its pod: none if
-    /// containerd saved the result in `directory`, because it deletes pods with its current plugin list (go-cni,
+    /// containerd saved the result in `directory`, because it deletes pods with its current configuration list (go-cni,
     /// `Remove`).
     fn types(directory: &str, text: &[u8]) -> Option<(String, BTreeSet<String>)> {
         let Self { kind, container_id, config, netns } = serde_json::from_slice(text).ok()?;
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_list_that_containerd_saved_needs_no_program() {
+    fn a_list_that_containerd_saved_needs_no_program() {
         let is_needed = |directory: &str, netns: Option<&str>| {
             let mut text = text();
             match netns {
