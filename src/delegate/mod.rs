@@ -8,9 +8,7 @@ mod call;
 mod find;
 mod network;
 pub(crate) mod process;
-mod runner;
 mod sequence;
 
-pub use call::Call;
+pub use call::{Call, Executables, Runner, kill_running};
 pub use network::{NetworkConfiguration, Plugin};
-pub use runner::{Executables, Runner, kill_running};

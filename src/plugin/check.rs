@@ -1,7 +1,7 @@
 //! CHECK: compares the kernel's rules with the desired state of all attachments of the pod sandbox.
 
-use super::kernel_state::{fixtures, ruleset, writes_ip6};
 use super::netns_state::ForeignRedirection;
+use super::netns_state::{fixtures, ruleset, writes_ip6};
 use super::open_netns;
 use super::record::{SandboxRecords, attachment};
 use crate::cluster::agent::{BypassingContainer, excluded_containers};

@@ -1,8 +1,7 @@
 //! What the loop logs.
 
-use super::iteration::{Iteration, Readiness};
+use super::iteration::{HOLD_TIME, Iteration, Readiness};
 use crate::agent::install::InstallPlan;
-use crate::agent::stability::HOLD_TIME;
 use std::time::{Duration, Instant};
 
 /// The last logged state; only changes of it are logged.
@@ -53,6 +52,7 @@ impl LastLogged {
                 self.state.clone()
             }
             Iteration::Settled(state)
+            | Iteration::Lacks(state)
             | Iteration::Waits(state)
             | Iteration::Failed(state)
             | Iteration::Occupied(state) => state.clone(),
@@ -61,7 +61,7 @@ impl LastLogged {
         if self.state != state && !state.is_empty() {
             match iteration {
                 Iteration::Failed(_) | Iteration::Occupied(_) => tracing::error!("{state}"),
-                Iteration::Waits(_) => tracing::warn!("{state}"),
+                Iteration::Waits(_) | Iteration::Lacks(_) => tracing::warn!("{state}"),
                 _ => tracing::info!("{state}"),
             }
         }

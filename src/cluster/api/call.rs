@@ -3,7 +3,7 @@
 //! rustls 0.23.
 
 use super::request::ApiRequest;
-use super::retry::{AttemptError, RetriesExhausted, retry};
+use super::retry::{AttemptError, Limits, RetriesExhausted, retry};
 use super::session::Session;
 use crate::cluster::response_limit::TooLarge;
 use crate::cni::{Code, Error};
@@ -31,17 +31,17 @@ pub(super) struct ApiCall<'a> {
 }
 
 impl ApiCall<'_> {
-    /// Runs `attempt` until it succeeds, fails permanently, or `timeout` after `started` has passed.
+    /// Runs `attempt` until it succeeds, fails permanently, or the time of `limits` after `started` has passed.
     ///
     /// # Errors
     /// The error for the last attempt's failure.
     pub(super) async fn run<T>(
         &self,
         started: Instant,
-        timeout: Duration,
+        limits: impl Into<Limits>,
         attempt: impl AsyncFn() -> Result<T, AttemptError>,
     ) -> Result<T, Error> {
-        retry(started, timeout, attempt).await.map_err(|exhausted| self.exhausted(exhausted))
+        retry(started, limits.into(), attempt).await.map_err(|exhausted| self.exhausted(exhausted))
     }
 
     /// Sends the request once, with `timeout`, and parses the response.
@@ -88,7 +88,7 @@ impl ApiCall<'_> {
     /// The error for a successful response whose body is not the requested object.
     pub(super) fn unexpected(&self, why: &str) -> AttemptError {
         let why = without_tokens(why);
-        self.transient(format!("200, but the body is not the expected object: {why}"), None)
+        self.transient(format!("200, but the body is not the expected object: {why}"), None, true)
     }
 
     /// Sends the request and returns the body of a successful response: one attempt.
@@ -119,10 +119,10 @@ impl ApiCall<'_> {
         let response = if message.is_empty() { status.to_string() } else { format!("{status}, {message}") };
         let (code, msg) = match status {
             404 if self.request.confirmed_by.as_ref().is_some_and(|name| !is_not_found(name, body)) => {
-                return self.transient(response, None);
+                return self.transient(response, None, true);
             }
             404 => return AttemptError::NotFound(response),
-            408 | 429 | 500.. => return self.transient(response, retry_after),
+            408 | 429 | 500.. => return self.transient(response, retry_after, true),
             401 => (
                 Code::Forbidden,
                 format!(
@@ -155,12 +155,15 @@ impl ApiCall<'_> {
         let cause = causes(error);
         match certificate_step(&cause) {
             Some(step) => AttemptError::Permanent(self.error(Code::InvalidConfig, step).with_details(cause)),
-            None => self.transient(cause, None),
+            None => self.transient(cause, None, false),
         }
     }
 
-    fn transient(&self, cause: String, retry_after: Option<Duration>) -> AttemptError {
-        if self.retries { AttemptError::Transient { cause, retry_after } } else { self.not_retried(&cause) }
+    fn transient(&self, cause: String, retry_after: Option<Duration>, answered: bool) -> AttemptError {
+        match self.retries {
+            true => AttemptError::Transient { cause, retry_after, answered },
+            false => AttemptError::Permanent(Error { unanswered: !answered, ..self.request_failed(&cause) }),
+        }
     }
 
     /// The error for a transient failure that is not retried here.
@@ -189,7 +192,7 @@ impl ApiCall<'_> {
 
     /// The error for the last attempt's failure.
     pub(super) fn exhausted(&self, exhausted: RetriesExhausted) -> Error {
-        let effort = effort(&exhausted);
+        let (effort, unanswered) = (effort(&exhausted), !exhausted.answered);
         match exhausted.last {
             AttemptError::Permanent(error) => error,
             AttemptError::NotFound(cause) => {
@@ -199,10 +202,12 @@ impl ApiCall<'_> {
                 );
                 self.error(Code::PodUnknown, msg).with_details(cause)
             }
-            AttemptError::Transient { cause, .. } if !self.retries => self.request_failed(&cause),
+            AttemptError::Transient { cause, .. } if !self.retries => {
+                Error { unanswered, ..self.request_failed(&cause) }
+            }
             AttemptError::Transient { cause, .. } => {
                 let msg = format!("no usable answer in {effort}; check that this node can reach the API server");
-                self.error(Code::TryAgain, msg).with_details(cause)
+                Error { unanswered, ..self.error(Code::TryAgain, msg).with_details(cause) }
             }
         }
     }

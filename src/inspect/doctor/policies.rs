@@ -8,11 +8,11 @@ use crate::cni::NetConf;
 use crate::netns::find::FoundNetns;
 use crate::plugin::running::live_policy::{
     Assessment, Input, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, follows_changes,
-    policy_name, running_container, union,
+    policy_name, running_container,
 };
 use crate::pod::Facts;
 use crate::pod::well_known::LIVE_POLICY;
-use crate::policy::LivePolicyScope;
+use crate::policy::{LivePolicyScope, Policy};
 use std::time::Duration;
 
 /// The timeout of the request to the agent.
@@ -143,7 +143,10 @@ impl PodSubject<'_> {
                 let older = older(&found);
                 let (found, next) = match (&found.change, scope) {
                     (Some(change), _) => {
-                        let words = changes(&applied_policy(running), &union(change.iter().map(|(_, policy)| policy)));
+                        let words = changes(
+                            &applied_policy(running),
+                            &Policy::union_of(change.iter().map(|(_, policy)| policy)),
+                        );
                         let after = assess_changed(&input, change);
                         let rest = if after.reason.is_empty() { String::new() } else { format!("; {}", after.reason) };
                         let next = match rest.is_empty() {
@@ -154,7 +157,7 @@ impl PodSubject<'_> {
                     }
                     (None, Err(why)) if found.has_rules && !found.desired.is_empty() => {
                         let desired = desired.iter().flat_map(|desired| &desired.policies).map(|(_, policy)| policy);
-                        let words = changes(&applied_policy(running), &union(desired));
+                        let words = changes(&applied_policy(running), &Policy::union_of(desired));
                         (format!("{older}: {words}; no agent applies changes: {why}"), recreate)
                     }
                     (None, _) => (format!("{older}: {}", found.reason), recreate),
