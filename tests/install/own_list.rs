@@ -11,8 +11,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 
-const SOURCE: &str = "etc/cni/net.d/10-calico.conflist";
-const OWN: &str = "etc/cni/net.d/00-detour.conflist";
+pub(crate) const SOURCE: &str = "etc/cni/net.d/10-calico.conflist";
+pub(crate) const OWN: &str = "etc/cni/net.d/00-detour.conflist";
 const OWN_LIST: &str = "--own-list=true";
 const HEALTH: &str = "--health-address=127.0.0.1:0";
 /// Logged when the node becomes ready.
@@ -21,19 +21,19 @@ const READY: &str = "the plugin is ready on this node";
 const PODMAN: &str = "etc/cni/net.d/87-podman-bridge.conflist";
 
 /// Returns the types of the plugins in a list.
-fn types(scene: &Scene, list: &str) -> Vec<String> {
+pub(crate) fn types(scene: &Scene, list: &str) -> Vec<String> {
     let list = scene.json(list);
     let plugins = list["plugins"].as_array().expect("a list").iter();
     plugins.map(|plugin| plugin["type"].as_str().expect("a type").to_owned()).collect()
 }
 
 /// Returns another list of the cluster network, with this name.
-fn list(name: &str) -> String {
+pub(crate) fn list(name: &str) -> String {
     CALICO.replace("k8s-pod-network", name)
 }
 
 /// Returns the name of the network in a list.
-fn network(scene: &Scene, list: &str) -> Value {
+pub(crate) fn network(scene: &Scene, list: &str) -> Value {
     scene.json(list)["name"].clone()
 }
 

@@ -47,14 +47,19 @@ impl Agent {
     /// Starts an agent of the platform OpenShift with this host name, for the node `node-1` below `root`. Creates its
     /// service account.
     pub(crate) fn on_openshift(name: &str, root: &Path, api_server: &str, more: &[&str]) -> Self {
+        Self::on_node(name, root, api_server, &[&["--platform=openshift"], more].concat())
+    }
+
+    /// The same for any platform.
+    pub(crate) fn on_node(name: &str, root: &Path, api_server: &str, more: &[&str]) -> Self {
         write_account(&root.join("sa"));
         fs::create_dir_all(root.join("etc/cni/net.d")).expect("made");
-        let fixed = ["agent", "--platform=openshift", "--node-name=node-1"];
-        let mut arguments: Vec<String> = fixed.iter().chain(more).map(ToString::to_string).collect();
+        let mut arguments: Vec<String> =
+            ["agent", "--node-name=node-1"].iter().chain(more).map(ToString::to_string).collect();
         let root = root.display();
         arguments.extend([format!("--root={root}"), format!("--service-account={root}/sa")]);
         arguments.push(format!("--api-server={api_server}"));
-        Self::spawn(name, &arguments)
+        Self::spawn_with(&[("HOSTNAME", name), ("POD_NAMESPACE", "mesh")], &arguments)
     }
 
     /// Starts an agent with this environment.
@@ -125,6 +130,11 @@ impl Agent {
         kill(self.id(), Signal::SIGSTOP).expect("it is there");
         let status = waitpid(self.id(), Some(WaitPidFlag::WUNTRACED)).expect("it is there");
         assert_eq!(status, WaitStatus::Stopped(self.id(), Signal::SIGSTOP));
+    }
+
+    /// Continues the process.
+    pub(crate) fn resume(&self) {
+        kill(self.id(), Signal::SIGCONT).expect("it is there");
     }
 
     pub(crate) fn id(&self) -> Pid {
