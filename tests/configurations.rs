@@ -32,7 +32,7 @@ fn attachments_are_accepted_without_warnings() {
 }
 
 #[test]
-fn the_last_plugin_of_the_plugin_list_is_accepted() {
+fn the_last_plugin_of_the_configuration_list_is_accepted() {
     let list: Value = serde_json::from_str(include_str!("../conf/chained.conflist")).expect("JSON");
     let plugins = list["plugins"].as_array().expect("an array");
     let mut last = plugins.last().expect("a member").clone();

@@ -110,7 +110,7 @@ pub(super) struct AgentArguments {
     /// Key of the NoSchedule taint that the agent sets on the node while the plugin is not ready [default: no taint]
     #[arg(long, value_name = "KEY", value_parser = parse_taint)]
     taint: Option<String>,
-    /// Register at the container runtime's NRI socket on the node, to exempt excluded containers before their first instruction [default without PATH: /var/run/nri/nri.sock; without the flag: not registered]
+    /// Register at the container runtime's NRI socket on the node, to exclude containers before their first instruction [default without PATH: /var/run/nri/nri.sock; without the flag: not registered]
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "/var/run/nri/nri.sock")]
     nri_socket: Option<HostPath>,
     /// Which changes of annotations and of the node's configuration to apply to running pods

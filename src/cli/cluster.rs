@@ -69,9 +69,9 @@ impl ConnectionArguments {
 pub(super) struct ClusterArguments {
     /// Configuration of the plugin; - is stdin [default: for a pod in the cluster, the configuration that is installed on its node; with -f, type detour with its defaults, for every pod]
     ///
-    /// A plugin list, a primary plugin's configuration and a recorded stdin of an ADD apply to every pod. Any other
-    /// configuration applies to pods whose annotation k8s.v1.cni.cncf.io/networks selects a definition of its name, as
-    /// Multus runs it.
+    /// A configuration list, a primary plugin's configuration and a recorded stdin of an ADD apply to every pod. Any
+    /// other configuration applies to pods whose annotation k8s.v1.cni.cncf.io/networks selects a definition of its
+    /// name, as Multus runs it.
     #[arg(long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
     /// Namespace of the pod

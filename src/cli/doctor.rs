@@ -81,7 +81,7 @@ pub(super) struct TargetArguments {
     /// Platform of the node [default: detected]
     #[arg(long, value_name = "NAME", value_parser = Platform::named)]
     platform: Option<&'static Platform>,
-    /// Whether the plugin is part of the cluster network's plugin list [default: from the installation record, else from the platform]
+    /// Whether the plugin is part of the cluster network's configuration list [default: from the installation record, else from the platform]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
     /// Directory on the node from which the runtime, or Multus, runs plugins [default: from the installation record, else from the platform]

@@ -352,7 +352,7 @@ pub(super) mod tests {
         for (name, expected) in [("a", json!(["one"])), ("b", json!(["two"])), ("c", json!([]))] {
             assert_eq!(excluded(json!({"name": name, "type": "detour"})), expected);
             let plugins = json!([{"type": "x"}, {"type": "detour"}]);
-            assert_eq!(excluded(json!({"name": name, "plugins": plugins})), expected, "in a plugin list");
+            assert_eq!(excluded(json!({"name": name, "plugins": plugins})), expected, "in a configuration list");
         }
         for (text, wanted) in [
             (r#"{"networks": []}"#, "/node.json: networks: invalid value []"),

@@ -18,8 +18,8 @@ pub use crate::cni::configuration;
 pub use container_bypass::ContainerSender;
 pub use elements::{ContainerSets, ElementLine};
 pub use explain::{
-    ExcludedContainer, Exemption, Explained, Explanation, Explanations, InitContainer, NetworkReport, Proxy, Setting,
-    Warning, explain, picture,
+    ExcludedContainer, ExcludedTraffic, Explained, Explanation, Explanations, InitContainer, NetworkReport, Proxy,
+    Setting, Warning, explain, picture,
 };
 pub use installed::InstalledText;
 pub use node_hint::node_hint;

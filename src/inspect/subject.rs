@@ -83,8 +83,8 @@ pub struct AppliedConf {
 impl AppliedConf {
     /// Parses a configuration file.
     ///
-    /// A plugin list, a primary plugin and the stdin of a plugin in a list (which has `prevResult`) apply to every pod.
-    /// Multus runs every other plugin for the pods that select its network.
+    /// A configuration list, a primary plugin and the stdin of a plugin in a list (which has `prevResult`) apply to
+    /// every pod. Multus runs every other plugin for the pods that select its network.
     ///
     /// # Errors
     /// Those of [`configuration`].

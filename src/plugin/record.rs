@@ -1,7 +1,7 @@
 //! The saved state of attachments: one record per attachment, and all records of one pod sandbox.
 
 use super::inputs::SavedInputs;
-use super::kernel_state::fixtures;
+use super::netns_state::fixtures;
 use crate::cni::{Code, Error, Request};
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};

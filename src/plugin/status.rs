@@ -55,8 +55,8 @@ fn check_ambient(conf: &NetConf) -> Result<(), Error> {
     if conf.ambient_enabled { Err(Error::new(Code::InvalidConfig, msg)) } else { Ok(()) }
 }
 
-/// Checks that the cluster network has not withdrawn its plugin list, of which this one is a copy: without the copy, the
-/// runtime would report no network.
+/// Checks that the cluster network has not withdrawn its configuration list, of which this one is a copy: without the
+/// copy, the runtime would report no network.
 fn check_cluster_network(conf: &NetConf) -> Result<(), Error> {
     let Some(directory) = &conf.cni_conf_dir else { return Ok(()) };
     let entries = match fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>) {

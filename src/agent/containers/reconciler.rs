@@ -9,10 +9,10 @@ use crate::cgroup::{CgroupHierarchy, ContainerGroup};
 use crate::cluster::Event;
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
-use crate::netns::find;
 use crate::plugin::running::containers::{
     ContainerChanges, ExcludedContainers, ObservedContainers, RunningContainer, saved_policy,
 };
+use crate::plugin::running::live_policy::running_container;
 use crate::pod::PodRef;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, PoisonError};
@@ -137,7 +137,7 @@ impl Reconciler {
         let applied = Applied {
             running: containers.into_iter().map(|(it, group, has_process)| (it.id, group, has_process)).collect(),
             exited,
-            exempted: changes.exempted.iter().map(|(name, _)| name.clone()).collect(),
+            added: changes.added.iter().map(|(name, _)| name.clone()).collect(),
             bypassing: changes.live.iter().filter_map(|one| Some(one.container.as_ref()?.name.clone())).collect(),
             proxy_ready: changes.proxy_ready,
         };
@@ -184,11 +184,11 @@ impl Reconciler {
 
     /// Reports the changes of a sandbox's sets, and the containers that had started captured.
     fn report(&self, sandbox_id: &str, changes: &ContainerChanges, late: &[String]) {
-        if changes.exempted.is_empty() && changes.ended.is_empty() {
+        if changes.added.is_empty() && changes.ended.is_empty() {
             return;
         }
         let pod = self.pod(sandbox_id);
-        for (container, scope) in &changes.exempted {
+        for (container, scope) in &changes.added {
             tracing::info!(pod = pod_name(pod.as_ref()), container, %scope, "the container's traffic bypasses the sidecar");
         }
         for container in late {
@@ -230,11 +230,11 @@ impl Reconciler {
         }
     }
 
-    /// Returns the pod of a sandbox: as the runtime reports it, or as fallback from cached CNI results.
+    /// Returns the pod of a sandbox: as the runtime reports it, or as fallback from saved state.
     pub(super) fn pod(&self, sandbox_id: &str) -> Option<PodRef> {
         self.registry.pod(sandbox_id).or_else(|| {
-            let pod = find::pod_of_sandbox(&self.root, sandbox_id).inspect_err(|error| tracing::debug!("{error}"));
-            pod.ok().flatten().inspect(|pod| self.registry.set_pod(sandbox_id, pod))
+            let saved = running_container(sandbox_id).inspect_err(|error| tracing::debug!("{error}"));
+            saved.ok()??.pod.inspect(|pod| self.registry.set_pod(sandbox_id, pod))
         })
     }
 }
@@ -266,7 +266,7 @@ impl NriHandler for Reconciler {
     fn start(&mut self, pod: &NriPod, container: &NriContainer) {
         let started = Instant::now();
         self.registry.add(pod, container, true);
-        if let Some(result) = self.exempt(pod, container) {
+        if let Some(result) = self.exclude(pod, container) {
             self.metrics.container_start(result);
         }
         self.metrics.nri_request(started.elapsed());
@@ -288,7 +288,7 @@ impl NriHandler for Reconciler {
 impl Reconciler {
     /// Lets the container's traffic bypass the sidecar if it is excluded. Returns the result for the metric; `None` if
     /// it is not excluded, or has exited already.
-    fn exempt(&self, pod: &NriPod, container: &NriContainer) -> Option<&'static str> {
+    fn exclude(&self, pod: &NriPod, container: &NriContainer) -> Option<&'static str> {
         let name = &container.name;
         let result = match self.find(&pod.id) {
             Ok(None) => return None,
@@ -309,7 +309,7 @@ impl Reconciler {
         };
         match result {
             // An error may be about another container of the pod.
-            _ if self.registry.is_exempt(&pod.id, &container.id) => Some("exempt"),
+            _ if self.registry.is_bypassing(&pod.id, &container.id) => Some("exempt"),
             _ if !self.registry.runs(&pod.id, &container.id) => None,
             Ok(()) => Some("captured"),
             Err(error) => {

@@ -91,7 +91,7 @@ pub(super) struct Applied {
     /// The IDs of the containers that have exited, whose elements are removed.
     pub(super) exited: Vec<String>,
     /// The names of the containers that have new elements.
-    pub(super) exempted: Vec<String>,
+    pub(super) added: Vec<String>,
     /// The names of the containers that have elements now.
     pub(super) bypassing: BTreeSet<String>,
     pub(super) proxy_ready: bool,
@@ -191,7 +191,7 @@ impl Registry {
         let new = || Container::of(container, is_from_start);
         sandbox.containers.entry(container.id.clone()).or_insert_with(new);
         if is_new {
-            // The caller exempts a container before its start; the check follows, because the proxy may have begun to
+            // The caller excludes a container before its start; the check follows, because the proxy may have begun to
             // accept connections meanwhile.
             let now = Instant::now();
             sandbox.wake(if is_from_start { now + PROXY_INTERVAL } else { now });
@@ -323,17 +323,17 @@ impl Registry {
         let mut late = Vec::new();
         for (id, group, has_process) in &applied.running {
             let Some(container) = sandbox.containers.get_mut(id) else { continue };
-            let is_exempt = excluding.policy.container_scope(&container.name, excluding.proxy_ready).is_some();
-            let is_new = is_exempt && !container.is_exempt && applied.exempted.contains(&container.name);
+            let is_bypassing = excluding.policy.container_scope(&container.name, excluding.proxy_ready).is_some();
+            let is_new = is_bypassing && !container.is_bypassing && applied.added.contains(&container.name);
             if is_new && !container.is_from_start && excluding.reported.insert(container.name.clone()) {
                 late.push(container.name.clone());
             }
-            if is_exempt && container.is_from_start {
+            if is_bypassing && container.is_from_start {
                 excluding.reported.remove(&container.name);
             }
             container.group = Some(group.clone());
             container.had_process |= has_process;
-            container.is_exempt = is_exempt;
+            container.is_bypassing = is_bypassing;
         }
         excluding.rest(excluding.pause(&sandbox.containers, is_complete));
         late
@@ -357,10 +357,10 @@ impl Registry {
     }
 
     /// Returns whether the traffic of a running container is known to bypass the sidecar.
-    pub(super) fn is_exempt(&self, sandbox_id: &str, id: &str) -> bool {
+    pub(super) fn is_bypassing(&self, sandbox_id: &str, id: &str) -> bool {
         let state = self.state();
         let container = state.sandboxes.get(sandbox_id).and_then(|sandbox| sandbox.containers.get(id));
-        container.is_some_and(|container| container.is_exempt)
+        container.is_some_and(|container| container.is_bypassing)
     }
 
     /// Returns whether a container of a sandbox is not known to have exited.

@@ -109,7 +109,7 @@ impl Watcher {
             return;
         }
         for container in registry.observe(sandbox_id).into_iter().flat_map(|observed| observed.named) {
-            if !registry.is_exempt(sandbox_id, &container.id) {
+            if !registry.is_bypassing(sandbox_id, &container.id) {
                 self.reconciler.report_capture(sandbox_id, &container.name, &error);
             }
         }

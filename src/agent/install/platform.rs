@@ -13,8 +13,8 @@ pub struct Platform {
     pub bin_dir: &'static str,
     /// The directory of network configurations.
     pub conf_dir: &'static str,
-    /// Whether the plugin is added to the cluster network's plugin list. Otherwise it has a configuration file of its
-    /// own, which pods select as an attachment.
+    /// Whether the plugin is added to the cluster network's configuration list. Otherwise it has a configuration file
+    /// of its own, which pods select as an attachment.
     pub chained: bool,
     /// Paths that exist on every node of this platform and on no other, for detection. If empty, the platform is not
     /// detected; it has the same directories as the default.

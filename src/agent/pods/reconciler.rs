@@ -1,10 +1,9 @@
 //! Which pods are due, the jobs that change or check their rules, and the results. The jobs run elsewhere.
 
-use super::pod_policy::{PolicyChange, PolicyEvaluation};
+use super::pod_policy::{PolicyChange, PolicyEvaluation, Sandboxes};
 use super::pod_rules::PodRules;
 use super::repair::{RepairOutcome, RepairResult};
 use super::rule_check::{RuleCheck, SharedLookups, pod_ref};
-use super::sandbox::Sandboxes;
 use super::settings::{PodSettings, Tools};
 use super::tracked_pod::TrackedPod;
 use crate::agent::facts::ObservedPod;

@@ -36,7 +36,7 @@ pub struct NetConf {
     pub log_level: LogLevel,
     /// `log_file`: log lines are appended to this file, in addition to stderr.
     pub log_file: Option<PathBuf>,
-    /// `cni_conf_dir`: the directory of the cluster network's plugin list, of which this list is a copy.
+    /// `cni_conf_dir`: the directory of the cluster network's configuration list, of which this list is a copy.
     pub cni_conf_dir: Option<PathBuf>,
     /// `kubernetes`: the sources of pod facts.
     pub kubernetes: Kubernetes,

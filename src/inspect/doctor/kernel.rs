@@ -1,7 +1,8 @@
 //! Checks of the kernel: features are tried in a new network namespace, which is removed with the thread that created
 //! it. Also runs programs for their output, with a timeout.
 
-use super::report::{Check, CheckGroup, CheckVerdict, Results};
+use super::checks;
+use super::report::{CheckVerdict, Results};
 use crate::cni::NetConf;
 use crate::firewall::nfnetlink::NfSocket;
 use crate::firewall::rule::Family;
@@ -16,13 +17,6 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-const NETNS: Check = Check::of(CheckGroup::Kernel, "kernel-netns", "network namespaces can be created");
-const NETFILTER: Check = Check::of(CheckGroup::Kernel, "kernel-nftables", "nf_tables answers");
-const IPTABLES: Check =
-    Check::of(CheckGroup::Kernel, "kernel-iptables-rules", "rules of dialect iptables are accepted");
-const NATIVE: Check = Check::of(CheckGroup::Kernel, "kernel-native-rules", "rules of dialect nftables are accepted");
-const CONNTRACK: Check = Check::of(CheckGroup::Kernel, "kernel-conntrack", "connections are tracked");
-
 const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_compat nft_nat nft_ct nf_nat nf_conntrack \
     xt_owner xt_REDIRECT xt_multiport xt_CT";
 
@@ -30,7 +24,7 @@ const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_c
 pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
     let tried = in_new_netns(Tried::new);
     results.add(
-        &NETNS,
+        checks::KERNEL_NETNS,
         match &tried {
             Ok(_) => CheckVerdict::pass("created one for the other checks"),
             Err(why) if why == NOT_PERMITTED => CheckVerdict::NotChecked(
@@ -45,15 +39,17 @@ pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
     );
     let Tried { netfilter, iptables, native, conntrack } = tried.unwrap_or_else(Tried::failed);
     let refused = |why: &String| CheckVerdict::fail(why.clone(), MODULES);
-    results.after(&[&NETNS], &NETFILTER, || match &netfilter {
+    results.run(checks::KERNEL_NFTABLES, || match &netfilter {
         Ok(()) => CheckVerdict::pass("the ruleset's generation can be read"),
         Err(why) => refused(why),
     });
     let asked = conf.and_then(|conf| conf.rule_format);
-    let formats =
-        [(&IPTABLES, &iptables, RuleFormat::Iptables, &native), (&NATIVE, &native, RuleFormat::Nftables, &iptables)];
+    let formats = [
+        (checks::KERNEL_IPTABLES_RULES, &iptables, RuleFormat::Iptables, &native),
+        (checks::KERNEL_NATIVE_RULES, &native, RuleFormat::Nftables, &iptables),
+    ];
     for (check, own, rule_format, other) in formats {
-        results.after(&[&NETFILTER], check, || match own {
+        results.run(check, || match own {
             Ok(()) => CheckVerdict::pass("the rules of a pod were committed and read back, for IPv4 and IPv6"),
             Err(why) if asked != Some(rule_format) && other.is_ok() => {
                 CheckVerdict::NotChecked(format!("refused ({why}), but not needed: the other dialect is used"), None)
@@ -61,7 +57,7 @@ pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
             Err(why) => refused(why),
         });
     }
-    results.after(&[&NETFILTER], &CONNTRACK, || match &conntrack {
+    results.run(checks::KERNEL_CONNTRACK, || match &conntrack {
         Ok(()) => CheckVerdict::pass("the connection tracking table can be read"),
         Err(why) => refused(why),
     });

@@ -5,11 +5,12 @@
 //! Each check is implemented in the file of its subject and returns a verdict. A check that depends on another one is
 //! reported as not checked if that one did not pass.
 
+mod checks;
 mod configuration;
 mod containers;
 mod credentials;
-mod default_route;
 mod kernel;
+mod known_errors;
 mod listeners;
 mod logs;
 mod own_list;
@@ -19,7 +20,6 @@ mod probe;
 mod program;
 mod report;
 mod rules;
-mod users;
 
 pub use report::{CheckGroup, CheckOutcome, Checklist, ReportLine};
 pub use report::{CheckTarget, Installation, OwnList};
@@ -194,14 +194,12 @@ fn check_references(
     let facts = pod::known(source, pod, results);
     let ours = pod::references(target, cluster, facts.as_ref(), conf.as_ref(), results);
     let conf = ours.first().cloned().or(conf);
-    let configured = [&pod::KNOWN, &configuration::PRESENT, &configuration::VALID];
-    let led = [&configured[..], &[&pod::ANNOTATION, &pod::DEFINITION, &pod::LEADS]].concat();
     // A primary plugin adds the pod's networks itself, and fails as a whole if one of them is missing.
     let is_primary = conf.as_ref().is_some_and(|conf| conf.primary.is_some());
-    let needed = if is_primary { &led } else { &configured[..] };
+    let needed = if is_primary { checks::PLUGIN_ATTACHED.needs } else { checks::REDIRECTED.needs };
     let attachment = Attachment::of(target, &ours, &seen.configurations);
     seen.explained = pod::examine(facts.as_ref(), conf.as_ref(), cluster, (&attachment, needed), results);
-    attachment.add(&led, results);
+    attachment.add(results);
     (facts, conf)
 }
 
@@ -218,7 +216,7 @@ fn check_netns(
     let store = store(target);
     seen.live = rules::examine(found, &store, wanted, results);
     let policy = seen.live.as_ref().and_then(|(live, _)| live.desired.as_ref()).map(|asked| &asked.policy);
-    default_route::examine(found, policy, results);
+    rules::examine_default_route(found, policy, results);
     let listeners = listeners::examine(found, policy, results);
     if target.probe {
         let before = seen.live.as_ref().map(|(_, report)| report);
@@ -232,7 +230,7 @@ fn api(target: &CheckTarget, seen: &Examination, results: &Results) -> Result<Us
     let is_plugins = target.kubeconfig.is_none()
         && UserApi::in_cluster(UserApi::PROBE_TIMEOUT).is_none()
         && seen.kubeconfig.is_some();
-    match results.obstacle(&[&credentials::API]).filter(|_| is_plugins) {
+    match results.obstacle(&[checks::API_REACHABLE]).filter(|_| is_plugins) {
         Some(why) => Err(why),
         None => own_api(target, seen.kubeconfig.as_ref()),
     }

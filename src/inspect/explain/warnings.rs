@@ -1,7 +1,7 @@
 //! Warnings about a configuration or a pod that is valid, but hardly ever has the intended effect.
 
 use super::evaluation::{Evaluation, Unselected, unselected_network};
-use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, covers_everything};
+use super::exclusions::{ContainerTraffic, ExcludedPart, application_containers, covers_everything};
 use crate::cni::Error;
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::pod::Namespace;
@@ -203,11 +203,11 @@ fn excluded_after_proxy(containers: &[ContainerTraffic<'_>], policy: &Policy) ->
 /// Warns about init containers that send traffic before the sidecar listens.
 fn captured_too_early(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
     let early = containers.iter().filter(|container| !container.runs_with_proxy());
-    let captured = early.map(|container| (container, container.exempt_part(policy)));
-    let captured = captured.filter(|(_, exempt)| *exempt != ExemptPart::All);
-    let warning = |(container, exempt): (&ContainerTraffic<'_>, ExemptPart)| {
+    let captured = early.map(|container| (container, container.excluded_part(policy)));
+    let captured = captured.filter(|(_, part)| *part != ExcludedPart::All);
+    let warning = |(container, part): (&ContainerTraffic<'_>, ExcludedPart)| {
         let name = container.name();
-        let except = if exempt == ExemptPart::Some { ", except for excluded traffic" } else { "" };
+        let except = if part == ExcludedPart::Some { ", except for excluded traffic" } else { "" };
         Warning {
             code: "init-container-too-early",
             what: format!(
@@ -234,14 +234,14 @@ fn early_container_hint(container: &ContainerTraffic<'_>, all: &[ContainerTraffi
 
 /// Warns about excluded ranges while DNS is captured: the rules for DNS precede those for ranges.
 fn ranges_without_dns(redirect: &Redirect, policy: &Policy) -> Option<Warning> {
-    let exempt = |destination: Option<IpNet>| {
+    let is_excluded = |destination: Option<IpNet>| {
         let (owner, protocol) = (TrafficOwner::Any, Some(Protocol::Udp));
         let query = Exclusion { owner, destination, protocol, ports: vec![PortRange::one(53)] };
         policy.exclusions.iter().any(|exclusion| exclusion.covers(&query))
     };
     let captured: Vec<String> = match &redirect.outbound_ip_ranges_exclude {
-        Ranges::All => (!exempt(None)).then(|| "*".to_owned()).into_iter().collect(),
-        Ranges::List(nets) => nets.iter().filter(|net| !exempt(Some(**net))).map(ToString::to_string).collect(),
+        Ranges::All => (!is_excluded(None)).then(|| "*".to_owned()).into_iter().collect(),
+        Ranges::List(nets) => nets.iter().filter(|net| !is_excluded(Some(**net))).map(ToString::to_string).collect(),
     };
     (redirect.dns != DnsCapture::Off && !captured.is_empty()).then(|| Warning {
         code: "excluded-ranges-without-dns",

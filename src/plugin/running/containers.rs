@@ -52,7 +52,7 @@ pub struct ObservedContainers<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerChanges {
     /// The containers whose traffic now bypasses the sidecar.
-    pub exempted: Vec<(String, ContainerScope)>,
+    pub added: Vec<(String, ContainerScope)>,
     /// The running containers whose bypass ended or narrowed because the proxy accepts connections.
     pub ended: Vec<String>,
     /// The number of removed elements of containers that have exited.
@@ -220,7 +220,7 @@ impl ElementPlan {
             let Some(element) = wanted(container).filter(|element| !live.contains(element)) else { continue };
             let is_wider = |other: &&ContainerElement| other.scope > element.scope && other.cgroup == element.cgroup;
             if !live.iter().any(|other| is_wider(&other) && other.container == element.container) {
-                plan.changes.exempted.push((container.name.clone(), element.scope));
+                plan.changes.added.push((container.name.clone(), element.scope));
             }
             plan.add.push(element);
         }

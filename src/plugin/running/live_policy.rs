@@ -2,12 +2,10 @@
 //! and the change from one to the other. This module does not use the cluster.
 
 mod decision;
-mod wording;
 
 pub(crate) use decision::{
-    Assessment, Input, Policies, Verdict, applied_policy, assess, assess_changed, follows_changes, union,
+    Assessment, Input, Policies, Verdict, applied_policy, assess, assess_changed, changes, follows_changes, policy_name,
 };
-pub(crate) use wording::{changes, policy_name};
 
 use super::container_status::is_gone;
 use crate::cni::{Code, Error, NetConf, is_identifier};
@@ -276,15 +274,8 @@ fn group_file(root: &Path) -> PathBuf {
 /// Returns the hash of the union of policies: 12 hexadecimal digits. Fields with default values do not contribute, so
 /// that a new version with more fields returns the same hash. All policies without rules have the same hash.
 pub(crate) fn policy_hash<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> String {
-    let mut policies: Vec<&Policy> = policies.into_iter().collect();
-    let union = policies.iter().try_fold(Policy::default(), |union, policy| union.union(policy).ok());
-    // Policies that contradict each other are never applied.
-    policies.sort_by_key(|policy| serde_json::to_string(policy).unwrap_or_default());
-    let text: String = match union {
-        Some(union) if union.is_empty() => String::new(),
-        Some(union) => without_defaults(&union),
-        None => policies.iter().map(|policy| without_defaults(policy)).collect(),
-    };
+    let union = Policy::union_of(policies);
+    let text = if union.is_empty() { String::new() } else { without_defaults(&union) };
     let digest = digest(&SHA256, text.as_bytes());
     digest.as_ref().iter().take(HASH_BYTES).fold(String::new(), |mut hash, byte| {
         // Writing to a string does not fail.

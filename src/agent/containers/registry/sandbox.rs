@@ -2,7 +2,7 @@
 
 use crate::agent::nri::NriContainer;
 use crate::cgroup::ContainerGroup;
-use crate::cluster::agent::ExemptContainer;
+use crate::cluster::agent::BypassingContainer;
 use crate::pod::PodRef;
 use crate::policy::{BypassEnd, Policy};
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,7 +69,7 @@ pub(super) struct Container {
     pub(super) added: Instant,
     /// Whether the runtime has reported its end.
     pub(super) is_ending: bool,
-    pub(super) is_exempt: bool,
+    pub(super) is_bypassing: bool,
     /// Whether the runtime reported it before its first instruction.
     pub(super) is_from_start: bool,
 }
@@ -84,14 +84,14 @@ impl Sandbox {
     }
 
     /// Returns the elements that the sets must have; `None` while a container's control group is unknown.
-    pub(super) fn expected(&self) -> Option<Vec<ExemptContainer>> {
+    pub(super) fn expected(&self) -> Option<Vec<BypassingContainer>> {
         let excluding = self.excluding.as_ref()?;
         let scope = |container: &Container| excluding.policy.container_scope(&container.name, excluding.proxy_ready);
-        let exempt = self.containers.iter().filter_map(|(id, container)| Some((id, container, scope(container)?)));
-        exempt
+        let bypassing = self.containers.iter().filter_map(|(id, container)| Some((id, container, scope(container)?)));
+        bypassing
             .map(|(id, container, scope)| {
                 let (name, id, cgroup) = (container.name.clone(), id.clone(), container.group.as_ref()?.id);
-                Some(ExemptContainer { name, id, cgroup, scope })
+                Some(BypassingContainer { name, id, cgroup, scope })
             })
             .collect()
     }
@@ -161,7 +161,7 @@ impl Container {
             had_process: !is_from_start,
             added: Instant::now(),
             is_ending: false,
-            is_exempt: false,
+            is_bypassing: false,
             is_from_start,
         }
     }

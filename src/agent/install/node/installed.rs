@@ -23,7 +23,7 @@ pub struct Installed {
 /// The texts of the installed configurations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InstalledTexts {
-    /// Each file with its text: of a plugin list, only the entry of the installation.
+    /// Each file with its text: of a configuration list, only the entry of the installation.
     pub texts: Vec<(HostPath, String)>,
     /// The files of the installation records that do not exist here.
     pub missing: Vec<HostPath>,
@@ -42,7 +42,7 @@ impl NodeFiles {
         all.into_iter().filter_map(|(path, kind)| self.installed_at(path, kind).transpose()).collect()
     }
 
-    /// Returns the configuration in a file. In a plugin list, this is the entry of type `kind`: Istio's
+    /// Returns the configuration in a file. In a configuration list, this is the entry of type `kind`: Istio's
     /// CNI plugin can have an entry there too.
     fn installed_at(&self, path: &HostPath, kind: Option<&str>) -> Result<Option<Installed>, String> {
         let Some(mut text) = self.text(path)? else { return Ok(None) };
@@ -98,15 +98,15 @@ impl NodeFiles {
     }
 }
 
-/// Returns the files of a record with the plugin's configurations: plugin lists with the type of the plugin's entry, and
-/// files of single plugins.
+/// Returns the files of a record with the plugin's configurations: configuration lists with the type of the plugin's
+/// entry, and files of single plugins.
 fn configurations(record: &InstallRecord) -> impl Iterator<Item = (&HostPath, Option<&str>)> {
     let own = record.files.iter().filter(|(_, owned)| owned.role == Role::Configuration);
     let own = own.map(|(path, owned)| (path, owned.copy_of.as_ref().map(|list| list.kind.as_str())));
     record.lists.iter().map(|(path, listed)| (path, Some(listed.kind.as_str()))).chain(own)
 }
 
-/// Returns a plugin list with only its entries of type `kind`; `None` if it has none.
+/// Returns a configuration list with only its entries of type `kind`; `None` if it has none.
 fn only_entries(path: &HostPath, list: &str, kind: &str) -> Result<Option<String>, String> {
     let entries = conflist::of_type(list, kind).map_err(|error| format!("{path}: {error}"))?;
     if entries.is_empty() {
