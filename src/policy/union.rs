@@ -97,7 +97,8 @@ impl Policy {
             (Some(a), Some(b)) => Some(a || b),
             (a, b) => a.or(b),
         };
-        Ok(Self { interception, exclusions, containers, dns_captured_elsewhere })
+        let ambient = self.ambient || other.ambient;
+        Ok(Self { interception, exclusions, containers, dns_captured_elsewhere, ambient })
     }
 }
 

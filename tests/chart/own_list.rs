@@ -49,6 +49,8 @@ fn it_is_on_by_default_only_for_a_release_that_redirects() {
         let istio = merged(&values, &json!({"istioOwnedCNIConfig": false}));
         assert_eq!(own_list(&istio).as_deref(), Some(wanted), "{istio}");
     }
+    let ambient: Value = serde_saphyr::from_str(&chart_file("values-ambient.yaml")).expect("YAML");
+    assert_eq!(own_list(&ambient).as_deref(), Some("false"));
     let excludedns: Value = serde_saphyr::from_str(&chart_file("values-excludedns.yaml")).expect("YAML");
     assert_eq!(own_list(&excludedns), None);
     let without_multus = merged(&excludedns, &json!({"global": {"platform": "kubernetes"}, "attachments": null}));

@@ -133,12 +133,12 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
         false => CheckVerdict::fail(wrong.join("; "), "correct the named key, or run detour install again"),
     });
     results.run(checks::CONFIGURATION_PICKED, || picked(target, &files, &valid));
-    results.run(checks::AMBIENT, || match valid.iter().find(|configured| configured.conf.ambient_enabled) {
+    results.run(checks::AMBIENT, || match valid.iter().find(|configured| configured.conf.redirects_ambient) {
         Some(Configured { path, .. }) => CheckVerdict::fail(
-            format!("{path}: ambient_enabled is true, but detour does not support ambient mode"),
-            "run istio-cni for ambient mode, and remove ambient_enabled from this configuration",
+            format!("{path}: ambient_enabled is true, but detour does not redirect pods of the ambient mesh"),
+            "run istio-cni for these pods, and remove ambient_enabled or istio-redirect from this configuration",
         ),
-        None => CheckVerdict::pass("ambient mode is off"),
+        None => CheckVerdict::pass("no configuration redirects pods of the ambient mesh"),
     });
     valid
 }

@@ -20,7 +20,7 @@ use crate::pod::well_known::INIT_CONTAINER;
 use crate::pod::{Facts, PodRef};
 use crate::policy::{Interception, LivePolicyScope, Policy};
 use crate::state::{Attachment, ROOT, Store};
-use crate::sub_plugins::pod_skip_reason;
+use crate::sub_plugins::{enrolled_by, pod_skip_reason};
 use ring::digest::{SHA256, digest};
 use serde_json::{Map, Value};
 use std::fmt::Write;
@@ -38,7 +38,7 @@ const UNKNOWN_DEFAULT: Value = Value::Bool(false);
 pub struct RunningPod {
     /// Its ID: `CNI_CONTAINERID`.
     pub container_id: String,
-    /// The pod; `None` if no record contains it: an earlier version wrote them, or the pod has no sidecar.
+    /// The pod; `None` if no record contains it: an earlier version wrote them, or its policy is final.
     pub pod: Option<PodRef>,
     /// The path of its network namespace in the runtime; empty if no record contains it.
     pub netns: PathBuf,
@@ -149,7 +149,8 @@ impl RunningPod {
     }
 
     /// Returns whether the inputs of each ADD are saved. An earlier version did not save them: without them, only a
-    /// new pod gets a changed policy. They are also missing if the pod has no sidecar.
+    /// new pod gets a changed policy. They are also missing if the policy is final: without a sidecar, and without
+    /// sub-plugins that exclude.
     #[must_use]
     pub fn has_inputs(&self) -> bool {
         self.attachments.iter().all(|applied| applied.inputs.is_some())
@@ -225,7 +226,8 @@ impl RunningPod {
         desired.iter().filter_map(tightened).collect()
     }
 
-    /// Returns whether its attachments, its `istio-init` container or another tool redirect it.
+    /// Returns whether its attachments, its `istio-init` container or another tool redirect it: to its sidecar, or to
+    /// ztunnel.
     fn is_redirected(&self, facts: &Facts) -> bool {
         let by_attachment =
             |applied: &AppliedPolicy| applied.policy.redirect().is_some() || applied.is_redirected_elsewhere;
@@ -233,6 +235,7 @@ impl RunningPod {
             || facts.pod.init_containers.iter().any(|container| container.name == INIT_CONTAINER)
             // istio-cni redirects it by these rules.
             || pod_skip_reason(&facts.pod).is_none()
+            || enrolled_by(facts).is_some()
     }
 
     /// Applies policies to the attachments in one transaction, as their ADD would do. `root` is the mount point of the

@@ -7,7 +7,7 @@ use crate::pod::well_known::LIVE_POLICY;
 use crate::policy::{ContainerExclusion, Exclusion, Interception, LivePolicyScope, Policy, TrafficOwner};
 use crate::printable::cut;
 use crate::state::Attachment;
-use crate::sub_plugins::setting_values;
+use crate::sub_plugins::{is_meshed, setting_values};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -84,10 +84,10 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
     let known = Assessment { has_rules, applied, ..Assessment::default() };
     let with = |verdict: Verdict, reason: String| Assessment { verdict: Some(verdict), reason, ..known.clone() };
     if !running.has_inputs() {
-        // Without a sidecar, ADD saves none.
+        // ADD saves none if the policy is final.
         return known;
     }
-    let is_meshed = facts.pod.proxy().is_some() || has_rules;
+    let is_meshed = is_meshed(facts) || has_rules;
     let DesiredPolicies { policies, refused } = match desired {
         Ok(desired) => desired,
         Err(error) if is_meshed => return with(Verdict::Refused, error.to_string()),
@@ -254,7 +254,7 @@ mod tests {
             ..Pod::default()
         };
         let annotations = annotations(of_namespace).into_iter().collect();
-        let namespace = Some(Namespace { name: "shop".into(), annotations });
+        let namespace = Some(Namespace { name: "shop".into(), annotations, ..Namespace::default() });
         follows_changes(&Facts { pod, namespace }).map_err(|error| error.to_string())
     }
 
