@@ -45,7 +45,7 @@ fn desired(file: Option<&str>) -> DesiredState {
         kubeconfig: None,
         node: None,
         configurations: vec![configuration],
-        missing: None,
+        expired: None,
     }
 }
 
