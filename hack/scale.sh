@@ -61,13 +61,9 @@ printf 'loader,loader,1,system:masters\nagent,agent,2,agents\n' >"$work/tokens"
     --service-account-key-file="$work/tokens.pem" --service-account-signing-key-file="$work/tokens.pem" \
     --service-account-issuer=https://kubernetes.default.svc --service-cluster-ip-range=10.96.0.0/24 \
     --disable-admission-plugins=ServiceAccount >"$work/kube-apiserver.log" 2>&1 &
-api=$!
-processes+=("$api")
+processes+=($!)
 loader=(--silent --show-error --fail-with-body --cacert "$work/ca.crt" -H 'Authorization: Bearer loader')
-for _ in {1..60}; do
-    curl "${loader[@]}" "$server/readyz" >/dev/null 2>&1 && break
-    sleep 1
-done
+until curl "${loader[@]}" "$server/readyz" >/dev/null 2>&1 || [[ $SECONDS -gt 60 ]]; do sleep 1; done
 
 # send METHOD NAME COUNT: sends the objects $work/NAME.0, … that `path` and `object` describe, 16 at once.
 send() {
@@ -83,12 +79,6 @@ send() {
 }
 # shellcheck disable=SC2317,SC2329
 {
-    path_binding() { echo /apis/rbac.authorization.k8s.io/v1/clusterrolebindings; }
-    object_binding() { echo '{"metadata": {"name": "agents"}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}, "subjects": [{"kind": "Group", "apiGroup": "rbac.authorization.k8s.io", "name": "agents"}]}'; }
-    path_account() { echo /api/v1/namespaces/kube-system/serviceaccounts; }
-    object_account() { echo '{"metadata": {"name": "plugin"}}'; }
-    path_daemonset() { echo /apis/apps/v1/namespaces/kube-system/daemonsets; }
-    object_daemonset() { echo '{"metadata": {"name": "agent"}, "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}}}'; }
     path_namespace() { echo /api/v1/namespaces; }
     object_namespace() { echo '{"metadata": {"name": "scale-'"$1"'", "labels": {"istio-injection": "enabled", "team": "t-'"$1"'"}, "annotations": {"openshift.io/sa.scc.uid-range": "1000650000/10000", "openshift.io/sa.scc.mcs": "s0:c26,c0", "openshift.io/sa.scc.supplemental-groups": "1000650000/10000"}}}'; }
     path_change() { echo "/api/v1/namespaces/scale-$1"; }
@@ -99,29 +89,27 @@ send() {
     object_pod() { echo '{"metadata": {"name": "pod-'"$1"'", "labels": {"app": "web"}, "annotations": {"sidecar.istio.io/status": "{}"}}, "spec": {"nodeName": "node-'$(($1 % agents))'", "containers": [{"name": "web", "image": "web", "env": ['"${variables%,}"']}, {"name": "istio-proxy", "image": "proxy", "args": ["proxy", "sidecar"], "env": ['"${variables%,}"']}]}}'; }
 }
 say "creating $namespaces namespaces and $pods pods"
-send POST binding 1
-send POST account 1
-send POST daemonset 1
+create() { curl "${loader[@]}" -o /dev/null -H 'Content-Type: application/json' --data-binary "$2" "$server$1"; }
+create /apis/rbac.authorization.k8s.io/v1/clusterrolebindings '{"metadata": {"name": "agents"}, "roleRef": {"apiGroup":
+    "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}, "subjects": [{"kind": "Group", "name": "agents"}]}'
+create /api/v1/namespaces/kube-system/serviceaccounts '{"metadata": {"name": "plugin"}}'
+create /apis/apps/v1/namespaces/kube-system/daemonsets '{"metadata": {"name": "agent"}, "spec": {"selector": {"matchLabels":
+    {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}}}'
 send POST namespace "$namespaces"
 send POST pod "$pods"
 
 # Prints the sum of a metric's series that match a pattern.
 metric() { awk -v name="$1" -v pattern="${2:-.}" '$1 ~ "^" name "([{]|$)" && $0 ~ pattern {sum += $NF} END {printf "%.2f", sum}' "$work/metrics"; }
-# The resources that agents use. The script's own requests to read the metrics are excluded by it.
-resources='resource="(pods|namespaces|serviceaccounts|events|nodes|daemonsets)"'
-# Records the counters.
-measure() {
-    curl "${loader[@]}" "$server/metrics" >"$work/metrics"
-    requests=$(metric apiserver_request_total "$resources") watches=$(metric apiserver_longrunning_requests 'verb="WATCH"')
-    cpu=$(metric process_cpu_seconds_total) memory=$(metric process_resident_memory_bytes)
-    read -r open bytes < <(ss -Htin state established "( dport = :$port )" |
-        awk -F: 'BEGIN {RS = "[ \n]"} /^bytes_received:/ {open++; sum += $2} END {printf "%d %d\n", open, sum}')
-}
-before=
+# The resources that agents use.
+resources='resource="(pods|namespaces|serviceaccounts|events|nodes|daemonsets)"' before=
 # Prints what has changed since the last call.
 report() {
-    measure
-    local now="$requests $watches $open $bytes $cpu $memory $SECONDS"
+    local now
+    curl "${loader[@]}" "$server/metrics" >"$work/metrics"
+    now="$(metric apiserver_request_total "$resources") $(metric apiserver_longrunning_requests 'verb="WATCH"')"
+    now+=$(ss -Htin state established "( dport = :$port )" |
+        awk -F: 'BEGIN {RS = "[ \n]"} /^bytes_received:/ {open++; sum += $2} END {printf " %d %d ", open, sum}')
+    now+="$(metric process_cpu_seconds_total) $(metric process_resident_memory_bytes) $SECONDS"
     [[ -z $before ]] || awk -v what="$1" -v a="$before" -v b="$now" 'BEGIN {
         split(a, x); split(b, y)
         printf "%-26s %7d %8d %7d %11d %11.2f %6.2f %6.0f\n", what, y[7] - x[7], y[1] - x[1], y[2] - x[2], y[3] - x[3],
@@ -133,8 +121,7 @@ report
 sleep "$seconds"
 report "no agent"
 mkdir "$work/account"
-cp "$work/ca.crt" "$work/account/ca.crt"
-printf agent >"$work/account/token"
+cp "$work/ca.crt" "$work/account/ca.crt" && printf agent >"$work/account/token"
 for ((i = 0; i < agents; i++)); do
     root=$work/node-$i
     mkdir -p "$root"/{run,var/lib/cni,opt/cni/bin,etc/cni/net.d}
@@ -160,5 +147,5 @@ send PATCH change "$changes"
 sleep 10
 report "$changes namespaces change"
 say "requests of the agents, and $changes changes of this script"
-awk -v pattern="$resources" '/^apiserver_request_total/ && $0 ~ pattern && !/verb="POST",version="v1"} [0-9]*$/' "$work/metrics" |
+awk -v pattern="$resources" '/^apiserver_request_total/ && $0 ~ pattern && !/verb="POST".*code="201".*(pods|namespaces)"/' "$work/metrics" |
     sed -E 's/.*code="([0-9]*)".*resource="([a-z]*)".*subresource="([a-z]*)".*verb="([A-Z]*)".* ([0-9]*)$/\4 \2 \3 \1: \5/'
