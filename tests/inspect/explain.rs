@@ -138,7 +138,7 @@ fn explain(name: &str, case: fn(&mut Value, &mut Value), more: &[&str]) -> crate
 
 #[track_caller]
 pub(crate) fn compare(case: &str, found: &str) {
-    crate::support::golden::compare("explain.md", case, found);
+    crate::support::golden::compare("explain.md", "redirected", case, found);
 }
 
 #[test]
