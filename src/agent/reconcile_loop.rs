@@ -189,11 +189,13 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     }
 }
 
-/// Returns the Event for a refused configuration, or for another reason that prevents the installation.
+/// Returns the Event for a refused configuration, for another reason that prevents the installation, or for Multus's
+/// auxiliary chain that Multus skips.
 fn installation_event(refused: Option<&str>, iteration: &Iteration) -> Option<Event> {
     let (reason, message) = match (refused, iteration) {
         (Some(message), _) => ("DetourConfigurationRefused", message),
         (None, Iteration::Failed(message) | Iteration::Occupied(message)) => ("DetourNotInstalled", message.as_str()),
+        (None, Iteration::ChainSkipped(message)) => ("DetourChainSkipped", message.as_str()),
         (None, _) => return None,
     };
     Some(Event { warning: true, reason: reason.into(), message: message.to_owned() })
@@ -268,12 +270,19 @@ impl Job<'_> {
         if leadership != Leadership::New && *other != desired.installer && self.node.is_present(other) {
             return Ok(Iteration::Yields(other.clone()));
         }
+        let invalid_chain_files = found.invalid_chain_files.len();
         let plan = timer.plan(desired, found)?;
         self.node.apply(&plan, self.program, &lock)?;
         let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
-        Ok(match plan.waits_for.as_ref().or(desired.missing.as_ref()) {
+        if desired.multus_chain.is_some() {
+            self.metrics.multus_chain(invalid_chain_files);
+        }
+        Ok(match plan.lacks().or(desired.missing.as_deref()) {
             None if plan.follows => Iteration::Followed(Box::new(plan)),
             _ if !plan.actions.is_empty() && !plan.follows => Iteration::Repaired(Box::new(plan)),
+            Some(missing) if plan.invalid_chain.as_deref() == Some(missing) => {
+                Iteration::ChainSkipped(with_notes(format!("missing: {missing}")))
+            }
             Some(missing) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
             None => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
         })
@@ -284,7 +293,11 @@ impl Job<'_> {
         match iteration {
             Iteration::Repaired(_) => self.metrics.install("done"),
             Iteration::Failed(_) | Iteration::Occupied(_) => self.metrics.install("failed"),
-            Iteration::Settled(_) | Iteration::Followed(_) | Iteration::Waits(_) | Iteration::Yields(_) => {}
+            Iteration::Settled(_)
+            | Iteration::Followed(_)
+            | Iteration::Waits(_)
+            | Iteration::ChainSkipped(_)
+            | Iteration::Yields(_) => {}
         }
     }
 

@@ -206,8 +206,12 @@ fn installed(pod: &Pod, root: &Path) -> Result<(Vec<InstalledText>, Option<Strin
         let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
         return Err(format!("no configuration is installed on node {node}{reason}"));
     }
-    let text = |(path, text): (HostPath, String)| InstalledText { place: path.to_string(), text };
-    Ok((texts.into_iter().map(text).collect(), reason))
+    let texts = texts.into_iter().map(|one| InstalledText {
+        place: one.path.to_string(),
+        text: one.text,
+        for_every_pod: one.for_every_pod,
+    });
+    Ok((texts.collect(), reason))
 }
 
 /// Returns the absolute path of the kubeconfig that the flag or else the environment names.

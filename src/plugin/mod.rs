@@ -28,6 +28,7 @@ pub mod netns_state;
 pub mod node;
 mod open_netns;
 pub mod primary;
+pub mod probe;
 mod reconcile;
 pub(crate) mod record;
 pub mod running;

@@ -10,6 +10,7 @@ mod control_plane;
 mod facts;
 mod kubectl;
 mod mounts;
+mod multus_chain;
 mod node;
 mod releases;
 mod removal;

@@ -24,7 +24,7 @@ const PROGRAM: &str = "opt/cni/bin/detour";
 const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
 
 /// Returns head and body of an answer.
-fn fetch(address: &str, path: &str) -> (String, String) {
+pub(crate) fn fetch(address: &str, path: &str) -> (String, String) {
     let mut connection = TcpStream::connect(address).expect("it listens");
     write!(connection, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
     let mut answer = String::new();

@@ -45,6 +45,7 @@ fn desired(file: Option<&str>) -> DesiredState {
         kubeconfig: None,
         node: None,
         configurations: vec![configuration],
+        multus_chain: None,
         missing: None,
     }
 }

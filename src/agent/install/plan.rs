@@ -140,6 +140,8 @@ pub struct InstallPlan {
     pub incomplete: bool,
     /// What is missing on the node before the installation can be completed.
     pub waits_for: Option<String>,
+    /// What another tool must correct so that Multus runs the plugins of its auxiliary chain.
+    pub invalid_chain: Option<String>,
     /// Whether the only change is that the own list follows its source, which is not a repair.
     pub follows: bool,
     /// The source of the own list is unusable, perhaps because another process is writing it: another file may replace it
@@ -148,6 +150,12 @@ pub struct InstallPlan {
 }
 
 impl InstallPlan {
+    /// Returns what the installation lacks because of another tool.
+    #[must_use]
+    pub fn lacks(&self) -> Option<&str> {
+        self.waits_for.as_deref().or(self.invalid_chain.as_deref())
+    }
+
     /// Whether the plan removes an own list that Cilium renamed.
     #[must_use]
     pub fn removes_renamed_list(&self) -> bool {

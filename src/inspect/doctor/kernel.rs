@@ -1,15 +1,11 @@
-//! Checks of the kernel: features are tried in a new network namespace, which is removed with the thread that created
-//! it. Also runs programs for their output, with a timeout.
+//! Checks of the kernel: features are tried in a new network namespace. Also runs programs for their output, with a
+//! timeout.
 
 use super::report::{Check, CheckGroup, CheckVerdict, Results};
 use crate::cni::NetConf;
+use crate::firewall::RuleFormat;
 use crate::firewall::nfnetlink::NfSocket;
-use crate::firewall::rule::Family;
-use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
-use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
-use crate::policy::{DnsCapture, Exclusion, IdRange, Interception, Policy, Redirect, TrafficOwner};
-use nix::errno::Errno;
-use nix::sched::{CloneFlags, unshare};
+use crate::plugin::probe::{NOT_PERMITTED, in_new_netns, try_redirection};
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::sync_channel;
@@ -80,8 +76,8 @@ impl Tried {
         let socket = || NfSocket::open().map_err(|error| error.to_string());
         Self {
             netfilter: socket().and_then(|mut socket| socket.generation().map(drop).map_err(|e| e.to_string())),
-            iptables: commit(RuleFormat::Iptables),
-            native: commit(RuleFormat::Nftables),
+            iptables: try_redirection(RuleFormat::Iptables),
+            native: try_redirection(RuleFormat::Nftables),
             conntrack: socket()
                 .and_then(|mut socket| socket.connections(|_| false).map(drop).map_err(|error| error.to_string())),
         }
@@ -90,69 +86,6 @@ impl Tried {
     fn failed(why: String) -> Self {
         let failed = || Err(why.clone());
         Self { netfilter: failed(), iptables: failed(), native: failed(), conntrack: failed() }
-    }
-}
-
-/// Tries the rules of excluded containers in a new network namespace.
-///
-/// # Errors
-/// [`NOT_PERMITTED`] if this process can't create one; otherwise why the kernel refuses them.
-pub(super) fn try_container_rules() -> Result<(), String> {
-    in_new_netns(|| {
-        let of = |scope| ContainerExclusion { name: "a".to_owned(), scope, until: BypassEnd::ContainerExit };
-        let containers = [of(ContainerScope::All), of(ContainerScope::Dns)].into();
-        try_rules(RuleFormat::Iptables, &Policy { containers, ..Policy::default() })
-    })?
-}
-
-/// The error if this process can't create a network namespace.
-pub(super) const NOT_PERMITTED: &str = "EPERM";
-
-/// Calls `work` in a new network namespace, with a thread that ends afterwards.
-fn in_new_netns<T: Send + 'static>(work: fn() -> T) -> Result<T, String> {
-    #![expect(clippy::disallowed_methods, reason = "the one place that creates a namespace")]
-    let thread = thread::Builder::new().spawn(move || match unshare(CloneFlags::CLONE_NEWNET) {
-        Ok(()) => Ok(work()),
-        Err(Errno::EPERM) => Err(NOT_PERMITTED.to_owned()),
-        Err(errno) => Err(errno.to_string()),
-    });
-    let thread = thread.map_err(|error| format!("can't start a thread: {error}"))?;
-    thread.join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))
-}
-
-/// Tries the rules of a pod with every feature except excluded containers.
-fn commit(rule_format: RuleFormat) -> Result<(), String> {
-    let redirect = Redirect { dns: DnsCapture::All, drop_invalid: true, ..Redirect::default() };
-    let exclusion = Exclusion {
-        owner: TrafficOwner::Uid(IdRange::one(1337)),
-        destination: None,
-        protocol: None,
-        ports: Vec::new(),
-    };
-    let policy = Policy {
-        interception: Interception::On(Box::new(redirect)),
-        exclusions: [exclusion].into(),
-        ..Policy::default()
-    };
-    try_rules(rule_format, &policy)
-}
-
-/// Commits the rules of a policy, and reads them back.
-fn try_rules(rule_format: RuleFormat, policy: &Policy) -> Result<(), String> {
-    let desired = Ruleset::of(policy, &Family::ALL);
-    let mut socket = NfSocket::open().map_err(|error| error.to_string())?;
-    let live = LiveRuleset::read(&mut socket).map_err(|error| error.to_string())?;
-    let plan = rule_format.plan(&live, &Ruleset::default(), &desired, &CreatedTables::default());
-    plan.commit(&mut socket, &live).map_err(|error| match error {
-        crate::firewall::nfnetlink::NfError::Refused { index: Some(index), .. } => {
-            format!("{}: {error}", plan.describe(index).unwrap_or_default())
-        }
-        other => other.to_string(),
-    })?;
-    let live = LiveRuleset::read(&mut socket).map_err(|error| error.to_string())?;
-    match rule_format.drift(&live, &desired).first() {
-        Some(drift) => Err(format!("the committed rules read back differently: {drift}")),
-        None => Ok(()),
     }
 }
 

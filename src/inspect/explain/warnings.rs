@@ -2,7 +2,7 @@
 
 use super::evaluation::{Evaluation, Unselected, unselected_network};
 use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, covers_everything};
-use crate::cni::Error;
+use crate::cni::{Error, NetConf, RuleFormat};
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::pod::Namespace;
 use crate::pod::well_known::{EXCLUDE_CONTAINERS, EXCLUDE_UIDS};
@@ -30,6 +30,19 @@ pub struct Warning {
     pub next: String,
 }
 
+/// Warns about executables of the chain whose iptables rules can't exclude traffic from native rules.
+fn executables_beside_native_rules(conf: &NetConf) -> Option<Warning> {
+    let executables: Vec<&str> = sub_plugins::executables(&conf.chain).map(|(kind, _)| kind).collect();
+    (conf.rule_format == Some(RuleFormat::Nftables) && !executables.is_empty()).then(|| Warning {
+        code: "executable-beside-native-rules",
+        what: format!(
+            "the redirection is in format nftables: iptables rules of {} can't exclude traffic from it",
+            executables.join(", ")
+        ),
+        next: "set \"dialect\": \"iptables\", or use uid-exclude or dns-exclude instead of the executable".to_owned(),
+    })
+}
+
 /// Returns all warnings about the pod.
 ///
 /// # Errors
@@ -52,6 +65,7 @@ pub(super) fn warnings(
         all.extend(ranges_without_dns(redirect, policy));
         all.extend(excluded_both_ways(redirect));
         all.extend(inbound_exclusion_without_effect(redirect));
+        all.extend(executables_beside_native_rules(&subject.conf));
     }
     if let (Some(namespace), false) = (&subject.facts.namespace, policy.is_empty()) {
         all.extend(outside_uid_range(subject, namespace));
