@@ -2,7 +2,6 @@
 //! thread.
 
 mod container;
-mod search;
 
 pub use container::ContainerGroup;
 

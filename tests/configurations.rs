@@ -32,15 +32,20 @@ fn attachments_are_accepted_without_warnings() {
 }
 
 #[test]
-fn the_last_plugin_of_the_plugin_list_is_accepted() {
-    let list: Value = serde_json::from_str(include_str!("../conf/chained.conflist")).expect("JSON");
-    let plugins = list["plugins"].as_array().expect("an array");
-    let mut last = plugins.last().expect("a member").clone();
-    last["name"] = list["name"].clone();
-    last["cniVersion"] = list["cniVersion"].clone();
-    let conf = parse(&last);
-    assert_eq!((conf.kind.as_str(), types(&conf)), ("detour", ALL_THREE.to_vec()));
-    assert_eq!(conf.warnings, [""; 0]);
+fn the_last_plugin_of_a_configuration_list_is_accepted() {
+    for (text, chain) in [
+        (include_str!("../conf/chained.conflist"), ALL_THREE),
+        (include_str!("../conf/ambient.conflist"), ["uid-exclude", "dns-exclude", "destination-exclude"]),
+    ] {
+        let list: Value = serde_json::from_str(text).expect("JSON");
+        let plugins = list["plugins"].as_array().expect("an array");
+        let mut last = plugins.last().expect("a member").clone();
+        last["name"] = list["name"].clone();
+        last["cniVersion"] = list["cniVersion"].clone();
+        let conf = parse(&last);
+        assert_eq!((conf.kind.as_str(), types(&conf)), ("detour", chain.to_vec()));
+        assert_eq!(conf.warnings, [""; 0]);
+    }
 }
 
 #[test]

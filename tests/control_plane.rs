@@ -28,7 +28,7 @@ fn all_pods() -> impl Iterator<Item = (String, Value)> {
     names.map(|(version, platform)| (format!("{version}-{platform}"), injected(version, platform)))
 }
 
-/// The sample configuration in a plugin list, so that it applies to every pod.
+/// The sample configuration in a configuration list, so that it applies to every pod.
 static CONFIGURATION: LazyLock<PathBuf> = LazyLock::new(|| {
     let plugin: Value = serde_json::from_str(&read("conf/openshift-istio-cni.conf")).expect("JSON");
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("control-plane.conflist");

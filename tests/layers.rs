@@ -97,7 +97,7 @@ fn modules_import_from_below_only() {
     assert!(seen > 20, "imports are found at all");
 }
 
-/// In `src` clippy sees to it (`clippy.toml`); tests are exempt from its list, for they open files as they like.
+/// In `src` clippy sees to it (`clippy.toml`); tests are not subject to its list: they open files as they like.
 #[test]
 fn no_test_sleeps() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

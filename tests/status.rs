@@ -40,6 +40,9 @@ fn status_succeeds_if_facts_are_available_or_not_needed() {
     let manifests = Directory::new("status");
     assert_eq!(status(json!({"kubernetes": {"manifests_dir": &*manifests}})), (Some(0), String::new()));
     assert_eq!(status(json!({"chain": [{"type": "uid-exclude", "uids": [1337]}]})), (Some(0), String::new()));
+    // istio-cni redirects the pods of the ambient mesh.
+    let excluding = json!({"ambient_enabled": true, "chain": [{"type": "uid-exclude", "uids": [1337]}]});
+    assert_eq!(status(excluding), (Some(0), String::new()));
 }
 
 #[test]

@@ -43,13 +43,14 @@ impl Serve {
         // A transparent listener needs a capability, so open it before the change of user. The owner of a datagram is
         // the user that opened the socket (xt_owner), so open that one afterwards.
         for Endpoint { address, .. } in tcp {
-            let listener = listen_tcp(address).with_context(|| format!("listen on tcp:{address}"))?;
+            let listener = listen_tcp(address, &self.user).with_context(|| format!("listen on tcp:{address}"))?;
             let label = self.label.clone();
             thread::spawn(move || serve_tcp(&label, address.port(), &listener));
         }
         self.user.become_it()?;
         for Endpoint { address, .. } in udp {
             let socket = UdpSocket::bind(address).with_context(|| format!("listen on udp:{address}"))?;
+            self.user.mark(&socket)?;
             let label = self.label.clone();
             thread::spawn(move || serve_udp(&label, &socket));
         }
@@ -59,11 +60,12 @@ impl Serve {
 }
 
 /// Opens a listener for one address family, transparent as TPROXY requires.
-fn listen_tcp(address: SocketAddr) -> anyhow::Result<TcpListener> {
+fn listen_tcp(address: SocketAddr, user: &User) -> anyhow::Result<TcpListener> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
     setsockopt(&fd, sockopt::IpTransparent, &true)?;
+    user.mark(&fd)?;
     if address.is_ipv6() {
         setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
     }

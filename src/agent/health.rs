@@ -15,11 +15,11 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
+use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use std::{io, thread};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
@@ -69,21 +69,17 @@ impl Health {
         *state = HealthState { obstacle, alive_until: Instant::now() + timeout };
     }
 
-    /// Starts the watchdog, a thread of its own that checks every `interval` whether the agent is stuck, and calls `end` if so.
-    ///
-    /// # Errors
-    /// The thread can't be created.
-    pub(super) fn supervise(&self, interval: Duration, end: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    /// Starts the watchdog, a task that checks every `interval` whether the agent is stuck, and calls `end` if so.
+    pub(super) fn supervise(&self, interval: Duration, tasks: &Tasks, end: impl FnOnce() + Send + 'static) {
         let health = self.clone();
-        let work = move || {
+        tasks.start(move || async move {
             let mut overdue = 0;
             while overdue < MAX_OVERDUE_CHECKS {
-                thread::park_timeout(interval);
+                sleep(interval).await;
                 overdue = if health.status("/healthz", Instant::now()).0.is_success() { 0 } else { overdue + 1 };
             }
             end();
-        };
-        thread::Builder::new().name("watchdog".into()).spawn(work).map(drop)
+        });
     }
 
     /// Starts the server, a task that listens on `address`. Returns the address with the actual port.
@@ -241,6 +237,7 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::TcpStream;
     use std::sync::mpsc::channel;
+    use std::thread;
     use std::time::Duration;
     use tokio::sync::oneshot;
     use tokio::time::timeout;
@@ -357,7 +354,9 @@ mod tests {
         let interval = Duration::from_millis(20);
         let (ends, ended) = channel();
         let health = Health::new(Duration::from_secs(600), SyncStates::default());
-        health.supervise(interval, move || ends.send(()).expect("awaited")).expect("a thread");
+        let runtime = AgentRuntime::new().expect("an event loop");
+        let _running = runtime.start().expect("a thread");
+        health.supervise(interval, runtime.tasks(), move || ends.send(()).expect("awaited"));
         ended.recv_timeout(10 * interval).expect_err("it is alive");
         health.report(None, Duration::ZERO);
         ended.recv_timeout(DEADLINE).expect("it is stuck");

@@ -15,7 +15,6 @@ mod reconcile_loop;
 mod runtime;
 mod services;
 mod socket;
-mod stability;
 pub mod taint;
 mod token_bucket;
 mod watch;

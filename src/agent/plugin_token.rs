@@ -1,5 +1,5 @@
 //! The plugin's own token: requested, renewed in time, and reused while the API server is unavailable. A request runs in
-//! the pool of threads, because the agent must restore plugin lists while the API server does not answer.
+//! the pool of threads, because the agent must restore configuration lists while the API server does not answer.
 
 use super::metrics::Metrics;
 use super::runtime::Tasks;

@@ -13,17 +13,17 @@ use super::metrics::Metrics;
 use super::pod_reports::PodReports;
 use super::runtime::AgentRuntime;
 use super::services::{self, Services};
-use super::stability::Stability;
 use super::watch::{DirectoryWatch, WakeReason};
 use crate::cluster::{Event, ServiceAccount};
 use crate::pod::PodRef;
-use iteration::{Iteration, RESYNC_INTERVAL, Readiness};
+use iteration::{Iteration, RESYNC_INTERVAL, Readiness, Stability};
 use messages::LastLogged;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
 
 /// The interval of reconciliations if the kernel does not report changes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -31,6 +31,9 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const ITERATION_TIMEOUT: Duration = Duration::from_secs(30);
 /// The interval of the watchdog's checks.
 const WATCHDOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The limit of pods that wait for a check of their rules for excluded containers.
+const MAX_DAMAGED: usize = 64;
 
 /// What happens to the plugin when the agent ends.
 #[derive(Debug, Clone)]
@@ -110,9 +113,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             .serve(address, job.metrics.clone(), tasks)
             .map_err(|error| format!("can't listen on health address {address}: {error}"))?;
         tracing::info!(address = %bound, "serving /healthz, /readyz and /metrics");
-        health
-            .supervise(WATCHDOG_INTERVAL, exit_stuck)
-            .map_err(|error| format!("can't start the watchdog: {error}"))?;
+        health.supervise(WATCHDOG_INTERVAL, tasks, exit_stuck);
     }
     if let OnExit::Auto(daemon_set) = &job.on_exit {
         daemon_set.watch(tasks);
@@ -234,10 +235,13 @@ impl Job<'_> {
     }
 
     fn start_services(&self, reports: &PodReports, watches: &SyncStates) -> Result<RunningServices, String> {
-        let start = |settings: &ContainerSettings| settings.start(self.node, &self.metrics, reports.clone());
+        let (sender, damaged) = mpsc::channel(MAX_DAMAGED);
+        let repairs = self.services.as_ref().is_some_and(|services| services.pods.repair.is_some());
+        let sender = repairs.then_some(sender);
+        let start = |settings: &ContainerSettings| settings.start(self.node, &self.metrics, reports.clone(), sender);
         let containers = self.containers.as_ref().map(start).transpose()?;
-        let registry = containers.as_ref().map(|running| running.registry.clone());
-        let start = |services: &Services| services.start(self.node, &self.metrics, registry, reports, watches);
+        let of_containers = (containers.as_ref().map(|running| running.registry.clone()), damaged);
+        let start = |services: &Services| services.start(self.node, &self.metrics, of_containers, reports, watches);
         let services = self.services.as_ref().map(start).transpose()?;
         Ok(RunningServices { services, containers })
     }

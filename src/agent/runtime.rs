@@ -48,7 +48,8 @@ impl Tasks {
 }
 
 /// A running event loop. Dropping it ends the loop and its tasks.
-pub(super) struct RunningRuntime {
+#[derive(Debug)]
+pub struct RunningRuntime {
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -84,7 +85,7 @@ impl AgentRuntime {
     ///
     /// # Errors
     /// The thread can't be created, or the loop was started before.
-    pub(super) fn start(&self) -> io::Result<RunningRuntime> {
+    pub fn start(&self) -> io::Result<RunningRuntime> {
         let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (runtime, mut tasks) = runtime.ok_or_else(|| io::Error::other("the event loop was started before"))?;
         let (end, mut ended) = oneshot::channel::<()>();

@@ -1,22 +1,23 @@
-//! Starts what needs the node's name: the task of the watches and the socket, the reconciler of running pods (`pods`), and
-//! the node's taint (`taint`).
+//! Starts the tasks that need the node's name: the watches and the socket, the reconciler of running pods (`pods`), and the
+//! node's taint (`taint`).
 
 use super::containers::Registry;
 use super::facts::{AnswerSources, Answers, SharedFacts, SyncStates, WatchScope};
 use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
-use super::pods::{PodReconciler, PodSettings};
+use super::pods::{PodReconciler, PodSettings, PodSignals};
 use super::runtime::Tasks;
 use super::socket::{self, OpenConnections};
 use super::taint::{Taint, TaintController};
 use crate::cluster::ServiceAccount;
 use crate::cluster::agent::PoliciesReport;
 use crate::host_path::HostPath;
+use crate::pod::PodRef;
 use std::future::pending;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 /// The settings of the services.
 #[derive(Debug, Clone)]
@@ -59,15 +60,15 @@ pub(super) struct RunningServices {
 }
 
 impl Services {
-    /// Starts the services for a node.
+    /// Starts the services for a node. `damaged` names the pods whose rules for excluded containers are missing.
     ///
     /// # Errors
-    /// A thread or its event loop can't be created, or the path of the socket can't be resolved.
+    /// The path of the socket can't be resolved.
     pub(super) fn start(
         &self,
         node: &NodeFiles,
         metrics: &Metrics,
-        containers: Option<Registry>,
+        (containers, damaged): (Option<Registry>, mpsc::Receiver<PodRef>),
         reports: &PodReports,
         states: &SyncStates,
     ) -> Result<RunningServices, String> {
@@ -89,13 +90,11 @@ impl Services {
         if self.pods.uses_saved_state() {
             let (account, reports) = (self.account.clone(), reports.clone());
             let pods = PodReconciler::new(self.pods.clone(), node.clone(), account, reports, metrics.clone());
-            let started = pods.start(facts, policies, is_leading);
-            started.map_err(|error| format!("can't start the thread for running pods: {error}"))?;
+            pods.start(&self.tasks, facts, policies, PodSignals { leads: is_leading, damaged });
         }
         let taint =
             |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };
-        let taint = self.taint.as_ref().map(|key| taint(key).start()).transpose();
-        let taint = taint.map_err(|error| format!("can't start the thread for the node's taint: {error}"))?;
+        let taint = self.taint.as_ref().map(|key| taint(key).start(&self.tasks));
         Ok(RunningServices { end: Some(end), ended: has_ended, leads, taint })
     }
 

@@ -1,16 +1,20 @@
 //! The taint that keeps new pods off a node on which the plugin is not ready.
 
+use super::runtime::Tasks;
+use crate::backoff::Backoff;
 use crate::cluster::{NodeTaints, ServiceAccount};
 use crate::cni::{Code, Error};
 use serde_json::{Value, json};
-use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
 
 /// New pods are not scheduled onto the node; running ones stay (k8s.io/api, `core/v1`: `TaintEffectNoSchedule`).
 const EFFECT: &str = "NoSchedule";
-/// The pause after a first failure, doubled after each further one.
+/// The pause after a conflict and after a first failure, and the longest one.
 const MIN_PAUSE: Duration = Duration::from_millis(200);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// The number of conflicts in a row that do not count as failures: kubelets and controllers change a node that joins
@@ -32,68 +36,62 @@ pub struct Taint {
     pub account: ServiceAccount,
 }
 
-/// A handle of the thread that adds and removes the taint.
+/// A handle of the task that adds and removes the taint.
 #[derive(Debug)]
 pub struct TaintController {
-    /// Whether the node has the taint.
-    desired: Sender<bool>,
-    /// Disconnected when the thread has ended.
+    /// Whether the node has the taint; `None` while that is not known.
+    desired: watch::Sender<Option<bool>>,
+    /// Disconnected when the task has ended.
     ended: Receiver<()>,
 }
 
 impl Taint {
-    /// Starts the thread. The node does not change until the first call of [`TaintController::set_ready`].
-    ///
-    /// # Errors
-    /// The thread can't be created.
-    pub fn start(self) -> io::Result<TaintController> {
-        let ((sender, desired), (end, ended)) = (channel(), channel::<()>());
-        let work = move || {
-            self.reconcile_loop(&desired);
-            drop(end);
-        };
-        thread::Builder::new().name("taint".into()).spawn(work)?;
-        Ok(TaintController { desired: sender, ended })
+    /// Starts the task. The node does not change until the first call of [`TaintController::set_ready`].
+    pub fn start(self, tasks: &Tasks) -> TaintController {
+        let ((desired, updates), (end, ended)) = (watch::channel(None), channel());
+        tasks.start(|| async move {
+            self.run(updates).await;
+            drop::<Sender<()>>(end);
+        });
+        TaintController { desired, ended }
     }
 
-    fn reconcile_loop(&self, updates: &Receiver<bool>) {
-        let (mut desired, mut applied, mut failures, mut logged) = (None, None, 0, String::new());
-        let mut checked = Instant::now();
+    /// Runs until the controller is dropped and its last state is applied.
+    async fn run(self, mut updates: watch::Receiver<Option<bool>>) {
+        let (mut backoff, mut logged) = (Backoff::new(MIN_PAUSE, MAX_PAUSE), String::new());
         loop {
-            let pause = pause(failures);
-            let update = if desired == applied {
-                updates.recv().map_err(|_| RecvTimeoutError::Disconnected)
-            } else {
-                updates.recv_timeout(pause)
+            let desired = *updates.borrow_and_update();
+            let Some(is_tainted) = desired else {
+                if updates.changed().await.is_err() {
+                    return;
+                }
+                continue;
             };
-            match update {
-                // Only the last update counts.
-                Ok(update) => desired = updates.try_iter().last().or(Some(update)),
-                Err(RecvTimeoutError::Disconnected) if desired == applied => return,
-                Err(RecvTimeoutError::Disconnected) => thread::park_timeout(pause),
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            if checked.elapsed() >= RESYNC_INTERVAL {
-                applied = None;
-            }
-            let Some(is_tainted) = desired.filter(|_| desired != applied) else { continue };
-            match self.reconcile(is_tainted) {
+            let taint = self.clone();
+            let result = spawn_blocking(move || taint.reconcile(is_tainted)).await;
+            let pause = match result.unwrap_or_else(|panic| Err(Error::new(Code::Internal, panic.to_string()))) {
                 Ok(changed) => {
-                    (applied, failures, checked) = (desired, 0, Instant::now());
-                    logged.clear();
                     if changed {
                         let change = if is_tainted { "added to" } else { "removed from" };
                         tracing::info!("taint {} was {change} node {}", self.key, self.node);
                     }
+                    backoff.reset();
+                    logged.clear();
+                    RESYNC_INTERVAL
                 }
                 Err(error) => {
-                    failures += 1;
                     if logged != error.to_string() {
                         let change = if is_tainted { "add" } else { "remove" };
                         tracing::warn!("can't {change} taint {} of node {}: {error}", self.key, self.node);
                         logged = error.to_string();
                     }
+                    backoff.pause(Instant::now())
                 }
+            };
+            match timeout(pause, updates.changed()).await {
+                Ok(Err(_)) if logged.is_empty() => return,
+                Ok(Err(_)) => sleep(pause).await,
+                Ok(Ok(())) | Err(_) => {}
             }
         }
     }
@@ -119,8 +117,7 @@ impl Taint {
 impl TaintController {
     /// Sets whether the plugin is ready: the taint is removed then, and added otherwise.
     pub fn set_ready(&self, is_ready: bool) {
-        // Fails only if the thread has ended.
-        let _ = self.desired.send(!is_ready);
+        self.desired.send_if_modified(|desired| desired.replace(!is_ready) != Some(!is_ready));
     }
 
     /// Removes the taint, and waits for it: the plugin is removed from the node, and no other process would remove the
@@ -135,11 +132,6 @@ impl TaintController {
             );
         }
     }
-}
-
-/// Returns the pause before the next attempt after `failures` in a row.
-fn pause(failures: u32) -> Duration {
-    MIN_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_PAUSE)
 }
 
 /// Returns the taints with or without ours; `None` if that changes nothing. The other taints stay in their order.

@@ -68,7 +68,7 @@ each container before its first instruction. Containers that the sub-plugin cont
 bypass the sidecar until they exit, or until the proxy accepts connections. Without the flag, or
 while the agent does not run, they start captured. The agent reports a captured container as an
 Event of the pod. If another process deletes the rules for excluded containers, the agent restores
-them within seconds, unless --repair is off or --repair-selector is set.
+them within seconds, unless --repair is off or --repair-selector does not select the pod.
 
 Health: /metrics uses the OpenMetrics text format; all metric names start with detour_. With
 --health-address, the agent exits with code 1 if the file system does not respond for two minutes,
@@ -110,7 +110,7 @@ pub(super) struct AgentArguments {
     /// Key of the NoSchedule taint that the agent sets on the node while the plugin is not ready [default: no taint]
     #[arg(long, value_name = "KEY", value_parser = parse_taint)]
     taint: Option<String>,
-    /// Register at the container runtime's NRI socket on the node, to exempt excluded containers before their first instruction [default without PATH: /var/run/nri/nri.sock; without the flag: not registered]
+    /// Register at the container runtime's NRI socket on the node, to exclude containers before their first instruction [default without PATH: /var/run/nri/nri.sock; without the flag: not registered]
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "/var/run/nri/nri.sock")]
     nri_socket: Option<HostPath>,
     /// Which changes of annotations and of the node's configuration to apply to running pods
@@ -323,10 +323,7 @@ impl AgentArguments {
 
     /// Returns how the traffic of excluded containers bypasses the sidecar; `None` without the flag.
     fn containers(&self) -> Option<ContainerSettings> {
-        let nri_socket = self.nri_socket.clone()?;
-        // Without the pods' labels, it is unknown which pods a selector selects.
-        let restores = self.repair.settings().is_some_and(|repair| repair.selector.selects_all());
-        Some(ContainerSettings { nri_socket, restores })
+        Some(ContainerSettings { nri_socket: self.nri_socket.clone()? })
     }
 
     fn services(&self, runtime: &AgentRuntime) -> Option<Services> {

@@ -6,7 +6,7 @@ use clap::Args;
 use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles};
 use detour_cni::cluster::{self, AgentPod, Cluster, UserApi};
 use detour_cni::cni::{CniCommand, Code, Error, NetConf};
-use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, Subject};
+use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, Subject, socket_lb};
 use detour_cni::pod::{Facts, Pod, PodRef};
 use detour_cni::trusted_file;
 use std::fmt::Display;
@@ -69,9 +69,9 @@ impl ConnectionArguments {
 pub(super) struct ClusterArguments {
     /// Configuration of the plugin; - is stdin [default: for a pod in the cluster, the configuration that is installed on its node; with -f, type detour with its defaults, for every pod]
     ///
-    /// A plugin list, a primary plugin's configuration and a recorded stdin of an ADD apply to every pod. Any other
-    /// configuration applies to pods whose annotation k8s.v1.cni.cncf.io/networks selects a definition of its name, as
-    /// Multus runs it.
+    /// A configuration list, a primary plugin's configuration and a recorded stdin of an ADD apply to every pod. Any
+    /// other configuration applies to pods whose annotation k8s.v1.cni.cncf.io/networks selects a definition of its
+    /// name, as Multus runs it.
     #[arg(long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
     /// Namespace of the pod
@@ -183,7 +183,9 @@ fn on_node(built_in: AppliedConf, facts: Facts, cluster: &dyn Cluster, root: &Pa
             let mut places: Vec<String> = texts.iter().map(|one| one.place.clone()).collect();
             places.dedup();
             let origin = ConfigurationOrigin { source: ConfigurationSource::Node, places, reason };
-            Subject::installed(&texts, origin, facts, cluster)
+            let subject = Subject::installed(&texts, origin, facts, cluster)?;
+            // The command runs on the pod's node.
+            Ok(Subject { socket_lb: socket_lb::products(root).unwrap_or_default(), ..subject })
         }
         Err(reason) => {
             let origin = ConfigurationOrigin { reason: Some(reason), ..ConfigurationOrigin::default() };

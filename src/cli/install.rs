@@ -25,7 +25,7 @@ Examples:
   detour install --platform openshift --root /host --config /etc/detour/config.json
         install from a pod that mounts the node's file system at /host, with its service account
   detour install --chained=true --conf-name 10-calico.conflist --name istio-cni
-        add the plugin to this plugin list, and install the program also under the name istio-cni
+        add the plugin to this configuration list, and install the program also under the name istio-cni
   detour install --name excludedns --attachments attachments.json
         install with a configuration file for each attachment
 
@@ -144,7 +144,7 @@ impl InstallArguments {
         if plan.writes_own_list() {
             print_note(
                 "note",
-                "the command copies the cluster network's plugin list once; `detour agent` follows its changes",
+                "the command copies the cluster network's configuration list once; `detour agent` follows its changes",
             );
         }
         let Some(lock) = lock else { return Ok(print_diff(&plan)) };

@@ -26,7 +26,7 @@ Exit codes: 0 valid, 1 the plugin would refuse the file, 2 invalid arguments or 
 
 /// Check a configuration as the plugin does
 ///
-/// FILE is a plugin configuration, a plugin list, a file for `detour install --config`, a node configuration,
+/// FILE is a plugin configuration, a configuration list, a file for `detour install --config`, a node configuration,
 /// or YAML or JSON manifests that contain any of them.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

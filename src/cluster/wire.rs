@@ -4,6 +4,7 @@
 
 use super::resources::{Definition, NodeTaints, ObjectRef, Token};
 use crate::pod;
+use crate::pod::well_known::DATAPLANE_MODE;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
@@ -177,8 +178,9 @@ pub(crate) struct NamespaceObject {
 }
 
 impl From<NamespaceObject> for pod::Namespace {
-    fn from(NamespaceObject { metadata }: NamespaceObject) -> Self {
-        Self { name: metadata.name, annotations: metadata.annotations }
+    fn from(NamespaceObject { mut metadata }: NamespaceObject) -> Self {
+        let dataplane_mode = metadata.labels.remove(DATAPLANE_MODE);
+        Self { name: metadata.name, annotations: metadata.annotations, dataplane_mode }
     }
 }
 

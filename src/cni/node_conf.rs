@@ -319,7 +319,7 @@ pub(super) mod tests {
         let (_, warnings) = NodeConf::parse("/node.json", text).expect("accepted");
         let unknown = |key: &str| format!("/node.json: {key}: unknown key, ignored");
         let pinned = "/node.json: pinned: invalid value \"istio-redirct\", ignored; expected one of istio-redirect, \
-             uid-exclude, dns-exclude, container-exclude; did you mean \"istio-redirect\"?";
+             uid-exclude, dns-exclude, container-exclude, destination-exclude; did you mean \"istio-redirect\"?";
         let misspelled = format!("{}; did you mean \"pinned\"?", unknown("pined"));
         let wanted = [&unknown("kubernetes.other"), &unknown("kubernetes.cluster_dns"), &misspelled, pinned];
         assert_eq!(warnings, wanted);
@@ -354,7 +354,7 @@ pub(super) mod tests {
         for (name, expected) in [("a", json!(["one"])), ("b", json!(["two"])), ("c", json!([]))] {
             assert_eq!(excluded(json!({"name": name, "type": "detour"})), expected);
             let plugins = json!([{"type": "x"}, {"type": "detour"}]);
-            assert_eq!(excluded(json!({"name": name, "plugins": plugins})), expected, "in a plugin list");
+            assert_eq!(excluded(json!({"name": name, "plugins": plugins})), expected, "in a configuration list");
         }
         for (text, wanted) in [
             (r#"{"networks": []}"#, "/node.json: networks: invalid value []"),

@@ -1,4 +1,4 @@
-//! Delegates: other CNI plugins, run as child processes, one by one or as a plugin list.
+//! Delegates: other CNI plugins, run as child processes, one by one or as a configuration list.
 //!
 //! A child runs in the namespaces of this process: never call this module from a thread that has entered a
 //! pod's network namespace. A child inherits no descriptors except stdin, stdout and stderr.
@@ -8,9 +8,7 @@ mod call;
 mod find;
 mod network;
 pub(crate) mod process;
-mod runner;
 mod sequence;
 
-pub use call::Call;
+pub use call::{Call, Executables, Runner, kill_running};
 pub use network::{NetworkConfiguration, Plugin};
-pub use runner::{Executables, Runner, kill_running};

@@ -1,4 +1,4 @@
-//! A network's plugin list, and the configuration that each plugin gets on stdin (SPEC.md, "Deriving execution
+//! A network's configuration list, and the configuration that each plugin gets on stdin (SPEC.md, "Deriving execution
 //! configuration from plugin configuration").
 
 use crate::cni::{Block, CniCommand, Error, ValidAttachment, version, wrong_type};
@@ -16,7 +16,7 @@ pub struct Plugin {
     pub conf: Map<String, Value>,
 }
 
-/// A network configuration in the sense of the CNI specification: a plugin list with a name.
+/// A network configuration in the sense of the CNI specification: a configuration list with a name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NetworkConfiguration {
     /// `name`.

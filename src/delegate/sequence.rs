@@ -2,8 +2,8 @@
 
 use super::answer;
 use super::call::Call;
+use super::call::Runner;
 use super::network::{NetworkConfiguration, Plugin};
-use super::runner::Runner;
 use crate::cni::{CniCommand, Error, ValidAttachment};
 use serde_json::Value;
 

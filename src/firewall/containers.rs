@@ -188,7 +188,7 @@ pub fn change_container_elements(remove: &[ContainerElement], add: &[ContainerEl
     if let Some(element) = add.iter().find(|e| e.container.as_ref().is_some_and(|label| label.user_data().is_none())) {
         let name = element.container.as_ref().map_or("", |label| &label.name);
         let msg = format!(
-            "can't exempt the control group {}: invalid container name {name:?}; expected at most {} bytes",
+            "can't exclude the control group {}: invalid container name {name:?}; expected at most {} bytes",
             element.cgroup,
             MAX_COMMENT - ContainerLabel::ID_LENGTH - 2
         );

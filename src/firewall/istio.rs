@@ -256,7 +256,7 @@ impl Writer<'_> {
         rule.tcp().matching(ports).matching(owner)
     }
 
-    /// Returns the rule that exempts traffic over lo of processes other than the proxy; `None` if the captured ranges
+    /// Returns the rule that lets traffic over lo of processes other than the proxy pass; `None` if the captured ranges
     /// include a loopback address.
     fn local_traffic(&self, not_the_proxy: Vec<Match>) -> Option<Rule> {
         let captured = match &self.redirect.outbound_ip_ranges_include {

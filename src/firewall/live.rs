@@ -14,10 +14,13 @@ use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find, find_be32, find_be64, find_text};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The prefix of the native tables of Istio's tools (istio/istio, `tools/istio-nftables`).
-const ISTIO_TABLES: &str = "istio-proxy-";
-/// The table of Istio's tools that contains rules only if DNS is captured.
-const ISTIO_RAW: &str = "istio-proxy-raw";
+/// The prefixes of the native tables of Istio's tools, for pods with a sidecar (istio/istio, `tools/istio-nftables`) and
+/// in the ambient mesh (`cni/pkg/nftables`).
+const ISTIO_SIDECAR: &str = "istio-proxy-";
+const ISTIO_AMBIENT: &str = "istio-ambient-";
+/// The tables of Istio's tools that contain rules only if DNS is captured.
+const ISTIO_RAW: [&str; 2] = ["istio-proxy-raw", "istio-ambient-raw"];
+
 /// A live rule in a table of iptables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveRule {
@@ -88,9 +91,16 @@ pub struct LiveRuleset {
     pub before_exclusions: Vec<String>,
 }
 
+/// Returns whether a native table redirects to ztunnel; `None` if it is not one of Istio's tools.
+fn is_ambient_of_istio(table: &str) -> Option<bool> {
+    [(ISTIO_SIDECAR, false), (ISTIO_AMBIENT, true)].iter().find(|(prefix, _)| table.starts_with(prefix)).map(|it| it.1)
+}
+
 /// A native redirection of Istio's own tools.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NativeIstio {
+    /// Whether it redirects to ztunnel.
+    pub ambient: bool,
     /// Whether it captures DNS.
     pub captures_dns: bool,
 }
@@ -163,8 +173,8 @@ impl LiveRuleset {
                 live.native.entry(table).or_default();
                 let flags = find_be32(body, nfta::TABLE_FLAGS).unwrap_or_default();
                 live.dormant.extend((flags & nfta::DORMANT != 0).then_some(table));
-            } else if family == NFPROTO_INET && name.is_some_and(|name| name.starts_with(ISTIO_TABLES)) {
-                live.native_istio.get_or_insert_default();
+            } else if let Some(ambient) = name.filter(|_| family == NFPROTO_INET).and_then(is_ambient_of_istio) {
+                live.native_istio.get_or_insert_default().ambient |= ambient;
             } else {
                 has_other_tables = true;
             }
@@ -195,7 +205,7 @@ impl LiveRuleset {
         }
         let iptables = self.tables.keys().map(|(family, table)| (family.number(), table.name()));
         let native = self.native.keys().map(|table| (NFPROTO_INET, table.name()));
-        let istio = self.native_istio.map(|_| (NFPROTO_INET, ISTIO_RAW));
+        let istio = self.native_istio.iter().flat_map(|_| ISTIO_RAW.map(|table| (NFPROTO_INET, table)));
         let all = iptables.chain(native).chain(istio);
         all.map(|(family, table)| (family, Attributes::of(|list| list.text(nfta::TABLE, table)))).collect()
     }
@@ -210,7 +220,7 @@ impl LiveRuleset {
         }
         add_native_rule(&mut self.native, sets, number, body);
         if let Some(istio) = self.native_istio.as_mut().filter(|_| number == NFPROTO_INET) {
-            istio.captures_dns |= find_text(body, nfta::TABLE) == Some(ISTIO_RAW);
+            istio.captures_dns |= find_text(body, nfta::TABLE).is_some_and(|table| ISTIO_RAW.contains(&table));
         }
     }
 

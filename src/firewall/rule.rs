@@ -402,6 +402,8 @@ pub struct ExcludedTraffic {
     pub capture: DnsCapture,
     /// Whether it captures them over IPv6, too.
     pub captures_ip6: bool,
+    /// Whether the pod is in Istio's ambient mesh: ztunnel's own packets are not excluded.
+    pub ambient: bool,
 }
 
 /// All rules of a pod. [`Ruleset::of`] builds it from a policy.

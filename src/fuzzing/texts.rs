@@ -1,4 +1,4 @@
-//! Targets for text: annotations, definitions, configurations, plugin lists, results, manifests.
+//! Targets for text: annotations, definitions, configurations, configuration lists, results, manifests.
 
 use super::{check_error, check_printed, check_warnings, laws, sections, text_sections};
 use crate::agent::install::conflist::{list_of, of_type, rewrite, types, without};
@@ -245,7 +245,7 @@ pub(super) fn result(input: &[u8]) {
     }
 }
 
-/// A plugin list, and the entry: editing never changes other plugins or keys, nor their order.
+/// A configuration list, and the entry: editing never changes other plugins or keys, nor their order.
 pub(super) fn conflist(input: &[u8]) {
     let Ok([text, entry]) = text_sections(input) else { return };
     if let Ok(list) = list_of(text) {

@@ -15,7 +15,7 @@ const MULTUS: &str = r#"{"cniVersion": "1.1.0", "name": "cluster", "type": "deto
 pub struct InstalledText {
     /// Its file or object, for messages.
     pub place: String,
-    /// Its text: of a plugin list, only the entry of the installation.
+    /// Its text: of a configuration list, only the entry of the installation.
     pub text: String,
     /// Whether its place makes it apply to every pod: a plugin list, or Multus's auxiliary chain.
     pub for_every_pod: bool,
@@ -162,7 +162,7 @@ mod tests {
         let both = [("a.conf", attachment("istio-cni", REDIRECT)), ("b.conf", attachment("excludedns", EXCLUDE))];
         let of = |networks: &str, texts: &[(&str, String)]| {
             let report = explained(networks, texts).expect("explained");
-            (report.redirected, report.exempt.iter().any(|exempt| exempt.who.contains("4711")))
+            (report.redirected, report.exclusions.iter().any(|one| one.who.contains("4711")))
         };
         assert_eq!(of("default/istio-cni, default/excludedns", &both), (true, true));
         assert_eq!(of("default/istio-cni", &both), (true, false));

@@ -9,6 +9,7 @@ mod installed;
 mod node_hint;
 mod nodes;
 mod rules;
+pub mod socket_lb;
 mod subject;
 mod terminal;
 mod trace;
@@ -18,8 +19,8 @@ pub use crate::cni::configuration;
 pub use container_bypass::ContainerSender;
 pub use elements::{ContainerSets, ElementLine};
 pub use explain::{
-    ExcludedContainer, Exemption, Explained, Explanation, Explanations, InitContainer, NetworkReport, Proxy, Setting,
-    Warning, explain, picture,
+    ExcludedContainer, ExcludedTraffic, Explained, Explanation, Explanations, InitContainer, NetworkReport, Proxy,
+    Setting, Warning, explain, picture,
 };
 pub use installed::InstalledText;
 pub use node_hint::node_hint;

@@ -54,7 +54,7 @@ const KUBECONFIG: &str = "/var/lib/cni/detour/kubeconfig";
 /// What a text contains.
 #[derive(Clone, Copy)]
 enum ConfKind {
-    /// The configuration of a plugin, or a plugin list.
+    /// The configuration of a plugin, or a configuration list.
     Configuration,
     /// The configuration in a NetworkAttachmentDefinition.
     Definition,
@@ -66,7 +66,7 @@ enum ConfKind {
 
 /// Checks every configuration in `text`, the content of the file `place`.
 ///
-/// The text is a configuration, a plugin list, the keys for `detour install --config`, a node configuration, or
+/// The text is a configuration, a configuration list, the keys for `detour install --config`, a node configuration, or
 /// manifests. Only NetworkAttachmentDefinitions and the chart's ConfigMap are checked. Manifests can be YAML; the plugin
 /// reads the others, and only accepts JSON. `node` is the node configuration of this machine, and `is_installed` is
 /// passed to [`validate`].

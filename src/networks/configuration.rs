@@ -1,4 +1,4 @@
-//! A network's CNI configuration: one plugin, or a plugin list.
+//! A network's CNI configuration: one plugin, or a configuration list.
 
 use crate::cni::{Block, BlockReader, Code, Error, excess, is_identifier, version, wrong_type};
 use serde_json::{Map, Value};
@@ -166,7 +166,7 @@ impl RunnableConfiguration {
     }
 }
 
-/// Returns the text of a plugin list with more plugins at its end.
+/// Returns the text of a configuration list with more plugins at its end.
 pub(super) fn with_plugins(list: &Map<String, Value>, more: Vec<Value>) -> String {
     let mut list = list.clone();
     if let Value::Array(plugins) = list.entry("plugins").or_insert_with(|| Value::Array(Vec::new())) {

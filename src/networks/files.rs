@@ -46,8 +46,8 @@ pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Resul
     Err(Error::new(Code::InvalidConfig, msg).with_details(warnings[before..].join("; ")))
 }
 
-/// Returns the configuration in the file `path` or, if it is a directory, in its first file. A plugin list is extended
-/// with the files in the directory of its name beside it, unless `loadOnlyInlinedPlugins` is set (libcni,
+/// Returns the configuration in the file `path` or, if it is a directory, in its first file. A configuration list is
+/// extended with the files in the directory of its name beside it, unless `loadOnlyInlinedPlugins` is set (libcni,
 /// `NetworkPluginConfsFromFiles`).
 ///
 /// # Errors

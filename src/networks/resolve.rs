@@ -241,7 +241,7 @@ fn at(place: &str, error: Error) -> Error {
 }
 
 /// Rejects references to definitions of other namespaces if `namespaceIsolation` is on, except those in
-/// `globalNamespaces`. The reference to the default network is exempt, as in Multus.
+/// `globalNamespaces`. The reference to the default network is not subject to this, as in Multus.
 ///
 /// # Errors
 /// [`Code::InvalidConfig`] with the reference, both namespaces and the accepted ones.

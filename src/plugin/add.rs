@@ -2,8 +2,7 @@
 
 use super::evaluation::desired_policy;
 use super::inputs::AddInputs;
-use super::kernel_state::check_rules;
-use super::netns_state::{FormatPreference, NetnsState};
+use super::netns_state::{FormatPreference, NetnsState, check_rules};
 use super::open_netns;
 use super::reconcile::{Operation, reconcile};
 use super::record::{AttachmentRecord, MAX_ATTACHMENTS, NetnsRecord, attachment, since_boot};

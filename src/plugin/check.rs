@@ -1,10 +1,10 @@
 //! CHECK: compares the kernel's rules with the desired state of all attachments of the pod sandbox.
 
-use super::kernel_state::{fixtures, ruleset, writes_ip6};
 use super::netns_state::ForeignRedirection;
+use super::netns_state::{fixtures, ruleset, writes_ip6};
 use super::open_netns;
 use super::record::{SandboxRecords, attachment};
-use crate::cluster::agent::{ExemptContainer, excluded_containers};
+use crate::cluster::agent::{BypassingContainer, excluded_containers};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, NetConf, Request};
 use crate::firewall::{ContainerElement, LiveRuleset, Ruleset, container_elements, foreign_rules, set_name};
 use crate::netns::{self, NetNs};
@@ -75,7 +75,11 @@ fn element_drift(policy: &Policy, netns: &NetNs, request: &Request, conf: &NetCo
     if found.is_empty() { Ok(found) } else { compare() }
 }
 
-fn compare_elements(policy: &Policy, live: &[ContainerElement], expected: Option<&[ExemptContainer]>) -> Vec<String> {
+fn compare_elements(
+    policy: &Policy,
+    live: &[ContainerElement],
+    expected: Option<&[BypassingContainer]>,
+) -> Vec<String> {
     let text = |element: &ContainerElement| {
         format!("control group {} in the set {:?}", element.cgroup, set_name(element.scope))
     };
@@ -206,11 +210,11 @@ mod tests {
             "unexpected: control group 3 in the set \"excluded-all\": its comment names no container",
         ];
         assert_eq!(compare_elements(&policy, &live, None), alone);
-        let exempt =
-            |cgroup, name: &str, scope| ExemptContainer { name: name.into(), id: "0123".into(), cgroup, scope };
-        let known = [exempt(1, "vault", ContainerScope::All)];
+        let bypassing =
+            |cgroup, name: &str, scope| BypassingContainer { name: name.into(), id: "0123".into(), cgroup, scope };
+        let known = [bypassing(1, "vault", ContainerScope::All)];
         assert!(compare_elements(&policy, &live[..1], Some(&known)).is_empty());
-        let other = [exempt(1, "vault", ContainerScope::Dns)];
+        let other = [bypassing(1, "vault", ContainerScope::Dns)];
         assert_eq!(
             compare_elements(&policy, &live[..1], Some(&other)),
             [

@@ -34,17 +34,21 @@ pub(super) enum EvaluatedWith {
     NoSource,
     /// None: no source of facts answered.
     MissingFacts,
-    /// The facts of a pod with a sidecar.
+    /// The facts of the pod.
     Facts,
-    /// The facts of a pod without a sidecar, which a running pod does not get later.
-    FactsWithoutSidecar,
+    /// The facts of a pod that no configuration can affect while it runs: it has no sidecar, and the sub-plugins do
+    /// nothing for a pod that a label enrolls in the ambient mesh later.
+    FinalFacts,
 }
 
 impl EvaluatedWith {
-    fn of(facts: Option<&Facts>) -> Self {
+    fn of(facts: Option<&Facts>, blocks: &[Block]) -> Self {
+        let is_final = |facts: &Facts| {
+            facts.pod.host_network || (facts.pod.proxy().is_none() && !sub_plugins::wants(blocks).namespace)
+        };
         match facts {
             None => Self::NoSource,
-            Some(facts) if facts.pod.host_network || facts.pod.proxy().is_none() => Self::FactsWithoutSidecar,
+            Some(facts) if is_final(facts) => Self::FinalFacts,
             Some(_) => Self::Facts,
         }
     }
@@ -156,7 +160,7 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Desire
         }
     }
     let ignored = facts.map(sub_plugins::ignored).unwrap_or_default();
-    let (why, with) = (output.decision.to_string(), EvaluatedWith::of(facts));
+    let (why, with) = (output.decision.to_string(), EvaluatedWith::of(facts, blocks));
     Ok(DesiredPolicy { policy: output.policy, why, ignored, with })
 }
 

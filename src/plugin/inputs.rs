@@ -93,26 +93,24 @@ impl<'a> EvaluatedConfiguration<'a> {
 
 impl<'a> AddInputs<'a> {
     /// Returns the inputs of an ADD whose policy was evaluated from `evaluated`: configurations, for a primary plugin with
-    /// the names of their networks. Returns `None` if the policy can't change while the pod runs: the pod has no sidecar,
-    /// or no configuration applies to it.
+    /// the names of their networks. Returns `None` if the policy can't change while the pod runs, or no configuration
+    /// applies to it.
     pub(super) fn new(
         request: &Request,
         conf: &NetConf,
         evaluated: impl IntoIterator<Item = (Option<&'a str>, &'a NetConf, EvaluatedWith)>,
     ) -> Option<Self> {
         let pod = request.args.pod.clone()?;
-        let (mut configurations, mut without_facts, mut is_evaluated) = (Vec::new(), false, false);
+        let (mut configurations, mut without_facts, mut may_change) = (Vec::new(), false, false);
         for (network, conf, with) in evaluated {
-            is_evaluated = true;
-            match with {
-                EvaluatedWith::FactsWithoutSidecar => return None,
-                EvaluatedWith::NoSource => without_facts = true,
-                EvaluatedWith::Nothing => continue,
-                EvaluatedWith::Facts | EvaluatedWith::MissingFacts => {}
+            may_change |= with != EvaluatedWith::FinalFacts;
+            without_facts |= with == EvaluatedWith::NoSource;
+            if with == EvaluatedWith::Nothing {
+                continue;
             }
             configurations.push(EvaluatedConfiguration::new(network, conf));
         }
-        is_evaluated.then(|| Self {
+        may_change.then(|| Self {
             pod,
             netns: None,
             evaluated: configurations,

@@ -1,12 +1,13 @@
 //! The CNI plugin: one call, from its environment and stdin to its result on stdout.
 
+pub use record::FormatCounts;
+
 use crate::cni::version::{NEWEST, SUPPORTED};
 use crate::cni::{CniCommand, Code, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
 use crate::logging::{EventCollector, Lines};
 use crate::printable::Text;
 use crate::streams::Stdout;
 use crate::{delegate, logging};
-pub use bypassing::bypassing;
 use executables::ChainExecutables;
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -17,13 +18,11 @@ use std::{panic, process};
 pub use validate::{TargetNode, validate};
 
 mod add;
-mod bypassing;
 mod check;
 mod del;
 pub mod evaluation;
 mod executables;
 mod inputs;
-mod kernel_state;
 pub mod netns_state;
 pub mod node;
 mod open_netns;

@@ -1,14 +1,16 @@
-//! The desired state of a network namespace, and what is constrained by the redirection that it already has: detour's,
+//! The desired state of a network namespace (rules, and the routes, policy rules and addresses that they need), and what is
+//! constrained by the redirection that it already has: detour's,
 //! in its rule format, or another tool's.
 
-use super::kernel_state::{fixtures, ruleset};
 use super::record::{AttachmentRecord, SandboxRecords};
-use crate::cni::{Code, Error};
+use crate::cni::{Code, Error, at_most};
 use crate::firewall::rule::{Family, Table};
-use crate::firewall::{LiveChain, LiveRuleset, RuleFormat, Ruleset, legacy_tables};
-use crate::netns::{Fixtures, NetNs};
-use crate::policy::{Interception, Policy};
+use crate::firewall::{LiveChain, LiveRuleset, MAX_RULES, RuleFormat, Ruleset, legacy_tables, max_rules};
+use crate::netns::{Fixtures, NetNs, Routing};
+use crate::policy::{Interception, InterceptionMode, Ipv6, Policy, Redirect};
 use crate::state::{Attachment, Store};
+use std::collections::BTreeSet;
+use std::fmt::Display;
 
 /// The desired state of a network namespace, from the saved state of its attachments.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,6 +165,57 @@ impl ForeignRedirection {
         policy.dns_captured_elsewhere = Some(self.captures_dns);
         policy
     }
+}
+
+/// Returns the rules for `policy` in a pod with or without IPv6. The rules for IPv4 are written in every pod, as
+/// Istio does.
+pub(super) fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
+    Ruleset::of(policy, if writes_ip6(policy, ip6) { &Family::ALL } else { &[Family::Ip] })
+}
+
+/// Returns whether the rules for `policy` include IPv6, in a pod with or without IPv6.
+pub(super) fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
+    match policy.redirect().map(|redirect| redirect.ipv6) {
+        Some(Ipv6::On) => true,
+        Some(Ipv6::Off) => false,
+        Some(Ipv6::Auto) | None => ip6,
+    }
+}
+
+/// Returns the routes, policy rules and addresses that the rules for `policy` need.
+pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
+    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
+    let ip6 = writes_ip6(policy, ip6);
+    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
+    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
+    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
+    Fixtures { proxy_loopback: ip6, routing }
+}
+
+/// Returns the fixtures of detour's native tables without saved state: the routing of the mark that these rules set.
+/// If no policy rule has this mark, the default routing table is assumed.
+///
+/// # Errors
+/// The kernel's policy rules can't be read.
+pub(super) fn unrecorded_fixtures(live: &LiveRuleset) -> Result<Fixtures, Error> {
+    let mut routing = BTreeSet::new();
+    if let Some(mark) = live.native_tproxy_mark() {
+        routing = Routing::of_mark(mark)?;
+        if routing.is_empty() {
+            routing.insert(Routing { mark, table: Redirect::default().inbound_tproxy_route_table, ip6: true });
+        }
+    }
+    Ok(Fixtures { proxy_loopback: live.redirects_natively(), routing })
+}
+
+/// Refuses a policy with too many rules. Only an ADD calls it, so that existing rules can always be repaired and
+/// removed.
+///
+/// # Errors
+/// [`Code::InvalidConfig`](crate::cni::Code::InvalidConfig) with `place` and both numbers.
+pub(super) fn check_rules(policy: &Policy, place: impl Display) -> Result<(), Error> {
+    let place = format_args!("{place}: the redirection with all exclusions, for IPv4 and IPv6");
+    at_most(MAX_RULES, "rules", place, max_rules(policy))
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@
 mod obstacle;
 mod operation;
 
-use super::kernel_state::{check_rules, fixtures, ruleset, unrecorded_fixtures};
 use super::netns_state::{ForeignRedirection, FormatFacts, FormatPreference, choose_format};
+use super::netns_state::{check_rules, fixtures, ruleset, unrecorded_fixtures};
 use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecords, since_boot};
 use crate::cgroup;
 use crate::cni::{Code, Error, at_most};

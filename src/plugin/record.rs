@@ -1,7 +1,7 @@
 //! The saved state of attachments: one record per attachment, and all records of one pod sandbox.
 
 use super::inputs::SavedInputs;
-use super::kernel_state::fixtures;
+use super::netns_state::fixtures;
 use crate::cni::{Code, Error, Request};
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
@@ -132,6 +132,46 @@ impl AttachmentRecord {
         let redirects = |policy: &Policy| policy.redirect().is_some();
         let may_redirect = redirects(&self.policy) || self.previous_policy.as_ref().is_some_and(redirects);
         (self.netns_id.is_some() && may_redirect).then_some(self.rule_format)
+    }
+}
+
+/// How many pod sandboxes have a redirection of detour in each rule format.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FormatCounts {
+    /// In the tables of iptables.
+    pub iptables: u32,
+    /// In native tables.
+    pub nftables: u32,
+}
+
+impl FormatCounts {
+    /// Counts the saved redirections of a node.
+    ///
+    /// # Errors
+    /// The saved state can't be read.
+    pub fn read(store: &Store) -> Result<Self, Error> {
+        let mut counts = Self::default();
+        for sandbox in store.sandboxes()? {
+            let attachments = store.attachments_of(&sandbox)?.into_iter();
+            let records =
+                attachments.filter_map(|attachment| store.read::<AttachmentRecord>(&attachment).ok().flatten());
+            match records.filter_map(|record| record.format_of_redirection()).next() {
+                Some(RuleFormat::Iptables) => counts.iptables += 1,
+                Some(RuleFormat::Nftables) => counts.nftables += 1,
+                None => {}
+            }
+        }
+        Ok(counts)
+    }
+
+    /// Returns the sum.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            iptables: self.iptables.saturating_add(other.iptables),
+            nftables: self.nftables.saturating_add(other.nftables),
+        }
     }
 }
 

@@ -51,12 +51,13 @@ pub(super) fn check_chain(conf: &NetConf) -> Result<(), Error> {
 }
 
 fn check_ambient(conf: &NetConf) -> Result<(), Error> {
-    let msg = "ambient_enabled: ambient mode is not supported; run istio-cni itself for pods without sidecars";
-    if conf.ambient_enabled { Err(Error::new(Code::InvalidConfig, msg)) } else { Ok(()) }
+    let msg = "ambient_enabled: detour does not redirect pods of the ambient mesh; run istio-cni for them, and remove \
+               ambient_enabled or istio-redirect";
+    if conf.redirects_ambient { Err(Error::new(Code::InvalidConfig, msg)) } else { Ok(()) }
 }
 
-/// Checks that the cluster network has not withdrawn its plugin list, of which this one is a copy: without the copy, the
-/// runtime would report no network.
+/// Checks that the cluster network has not withdrawn its configuration list, of which this one is a copy: without the
+/// copy, the runtime would report no network.
 fn check_cluster_network(conf: &NetConf) -> Result<(), Error> {
     let Some(directory) = &conf.cni_conf_dir else { return Ok(()) };
     let entries = match fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>) {

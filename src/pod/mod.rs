@@ -83,6 +83,8 @@ pub struct Namespace {
     pub name: String,
     /// `metadata.annotations`.
     pub annotations: BTreeMap<String, String>,
+    /// The label [`well_known::DATAPLANE_MODE`].
+    pub dataplane_mode: Option<String>,
 }
 
 /// The facts for one ADD.

@@ -22,6 +22,17 @@ pub const INJECT: &str = "sidecar.istio.io/inject";
 /// Annotation that Istio's injector sets on every pod with a sidecar.
 pub const INJECTION_STATUS: &str = "sidecar.istio.io/status";
 
+/// Label of a pod or, if it is missing, of its namespace: which data plane of Istio captures the pod's traffic.
+pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
+/// Value of [`DATAPLANE_MODE`]: the ambient mesh.
+pub const AMBIENT: &str = "ambient";
+/// Value of [`DATAPLANE_MODE`]: no mesh.
+pub const NOT_IN_MESH: &str = "none";
+/// Annotation that istio-cni sets on a pod after it has redirected the pod to ztunnel.
+pub const AMBIENT_REDIRECTION: &str = "ambient.istio.io/redirection";
+/// Annotation of a pod in the ambient mesh: whether ztunnel resolves its DNS.
+pub const AMBIENT_DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
+
 /// How inbound connections reach the proxy.
 pub const INTERCEPTION_MODE: &str = "sidecar.istio.io/interceptionMode";
 /// Inbound ports to capture.
@@ -95,6 +106,12 @@ pub const EXCLUDE_GIDS: &str = "detour.io/exclude-gids";
 pub const EXCLUDE_PORTS_FOR_UIDS: &str = "detour.io/exclude-outbound-ports-for-uids";
 /// Resolvers whose DNS bypasses the sidecar.
 pub const EXCLUDE_DNS: &str = "detour.io/exclude-dns";
+/// Outbound ports whose traffic bypasses the sidecar or ztunnel.
+pub const EXCLUDE_DESTINATION_PORTS: &str = "detour.io/exclude-outbound-ports";
+/// Destinations whose traffic bypasses the sidecar or ztunnel.
+pub const EXCLUDE_DESTINATION_RANGES: &str = "detour.io/exclude-outbound-ip-ranges";
+/// Annotation that is rejected with a reason: inbound traffic can't bypass ztunnel by port.
+pub const REJECTED_INBOUND_PORTS: &str = "detour.io/exclude-inbound-ports";
 /// Containers whose outbound traffic bypasses the sidecar.
 pub const EXCLUDE_CONTAINERS: &str = "detour.io/exclude-containers";
 /// Whether a running pod follows changes of its policy; on the pod or its namespace.

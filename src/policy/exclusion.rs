@@ -75,7 +75,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// Exempt outbound traffic; all conditions must match.
+/// Excluded outbound traffic; all conditions must match.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Exclusion {
     /// The processes that send it.

@@ -75,6 +75,7 @@ impl Policy {
             exclusions: desired.exclusions.clone(),
             containers: desired.containers.clone(),
             dns_captured_elsewhere: known.or(desired.dns_captured_elsewhere),
+            ambient: desired.ambient,
         };
         if self.is_empty() && followed.is_empty() { self.clone() } else { followed }
     }

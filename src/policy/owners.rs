@@ -6,7 +6,7 @@ use super::redirect::PortRange;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The destination, protocol and ports of exempt traffic.
+/// The destination, protocol and ports of excluded traffic.
 type Traffic<'a> = (Option<IpNet>, Option<Protocol>, &'a [PortRange]);
 
 /// Exclusions grouped by their traffic.
@@ -182,7 +182,7 @@ mod tests {
     /// A packet with the properties that exclusions match: UID, GID, destination, protocol, port.
     type Packet = (u32, u32, IpAddr, Protocol, u16);
 
-    fn exempts(exclusions: &BTreeSet<Exclusion>, (uid, gid, to, protocol, port): Packet) -> bool {
+    fn excludes(exclusions: &BTreeSet<Exclusion>, (uid, gid, to, protocol, port): Packet) -> bool {
         exclusions.iter().any(|e| {
             let owner = match e.owner {
                 TrafficOwner::Any => true,
@@ -235,14 +235,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn merging_exempts_the_same_packets(
+        fn merging_excludes_the_same_packets(
             all in prop::collection::btree_set(exclusion(), 0..14),
             packets in prop::collection::vec(packet(), 40),
         ) {
             let groups = ByTraffic::group(all.iter());
             for set in [groups.exclusions(), groups.uncovered()] {
                 for &packet in &packets {
-                    prop_assert_eq!(exempts(&set, packet), exempts(&all, packet), "{:?}", packet);
+                    prop_assert_eq!(excludes(&set, packet), excludes(&all, packet), "{:?}", packet);
                 }
             }
         }

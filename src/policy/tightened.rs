@@ -22,7 +22,7 @@ impl Policy {
         let exclusions =
             common(&ByTraffic::group(self.exclusions.iter()), &ByTraffic::group(desired.exclusions.iter()));
         let containers = common_containers(&self.containers, &desired.containers);
-        Self { interception, exclusions, containers, dns_captured_elsewhere: self.dns_captured_elsewhere }
+        Self { interception, exclusions, containers, ..self.clone() }
     }
 }
 

@@ -22,6 +22,15 @@ pub struct Policy {
     /// facts; `None` if neither is known yet.
     #[serde(default)]
     pub dns_captured_elsewhere: Option<bool>,
+    /// Whether the pod is in Istio's ambient mesh. ztunnel sends from sockets in the pod's network namespace; exclusions
+    /// do not apply to them.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub ambient: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+const fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 /// Whether the pod's traffic is redirected to the sidecar.

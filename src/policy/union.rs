@@ -69,6 +69,13 @@ impl Policy {
         united(policies, Self::union)
     }
 
+    /// Returns the union of policies for reports. If two contradict each other, which no ADD applies, the later one counts.
+    #[must_use]
+    pub fn union_of<'a>(policies: impl IntoIterator<Item = &'a Self>) -> Self {
+        let unite = |union: Self, policy: &Self| union.union(policy).unwrap_or_else(|_| policy.clone());
+        policies.into_iter().fold(Self::default(), unite)
+    }
+
     /// Returns the policy as the union of policies has it: with merged ranges of owners.
     #[must_use]
     pub fn normalized(self) -> Self {
@@ -90,7 +97,8 @@ impl Policy {
             (Some(a), Some(b)) => Some(a || b),
             (a, b) => a.or(b),
         };
-        Ok(Self { interception, exclusions, containers, dns_captured_elsewhere })
+        let ambient = self.ambient || other.ambient;
+        Ok(Self { interception, exclusions, containers, dns_captured_elsewhere, ambient })
     }
 }
 

@@ -102,9 +102,9 @@ impl ContainerKind {
 }
 
 /// Returns the default end of a container's bypass. An init container that starts before the proxy needs the bypass only
-/// until the proxy accepts connections.
+/// until the proxy accepts connections. ztunnel, in place of a proxy, accepts them from the start.
 fn default_end(pod: &Pod, container: &Container) -> BypassEnd {
-    if pod.is_init_container(&container.name) && pod.starts_before_proxy(&container.name) {
+    if pod.proxy().is_some() && pod.is_init_container(&container.name) && pod.starts_before_proxy(&container.name) {
         BypassEnd::ProxyReady
     } else {
         BypassEnd::ContainerExit

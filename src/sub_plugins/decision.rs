@@ -1,5 +1,6 @@
 //! Whether a pod is redirected or skipped, and why.
 
+use super::ambient::EnrolledBy;
 use super::values::parse_bool;
 use crate::cni::NetConf;
 use crate::pod::well_known::{DISABLE_ENVOY, INIT_CONTAINER, INJECT, INJECTION_STATUS};
@@ -30,6 +31,8 @@ pub enum SkipReason {
     NotInChain,
     /// The pod uses the host network: its rules would apply to the node.
     HostNetwork,
+    /// The pod is in the ambient mesh: istio-cni redirects it to ztunnel.
+    Ambient(EnrolledBy),
     /// The pod's `istio-init` container redirects it.
     IstioInit,
     /// `DISABLE_ENVOY` of the proxy is true: nothing would accept redirected traffic.
@@ -64,6 +67,9 @@ impl fmt::Display for SkipReason {
             Self::NoSubPlugin => f.write_str("the sub-plugin chain is empty"),
             Self::NotInChain => f.write_str("istio-redirect is not in the sub-plugin chain"),
             Self::HostNetwork => f.write_str("the pod uses the host network (hostNetwork)"),
+            Self::Ambient(enrolled_by) => {
+                write!(f, "the pod is in the ambient mesh ({enrolled_by}): istio-cni redirects it to ztunnel")
+            }
             Self::IstioInit => f.write_str("the pod's own istio-init container redirects it"),
             Self::EnvoyDisabled => f.write_str("DISABLE_ENVOY of container istio-proxy is true"),
             Self::NoProxy => f.write_str("no container is named istio-proxy"),

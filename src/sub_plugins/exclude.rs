@@ -2,6 +2,7 @@
 
 use super::container_exclude::{self, ContainerExclude};
 use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions};
+use super::destination_exclude::{self, DestinationExclude};
 use super::dns_exclude::{self, DnsExclude};
 use super::sub_plugin::{Note, SettingSource, SubPlugin};
 use super::uid_exclude::{self, UidExclude};
@@ -14,12 +15,13 @@ pub(super) enum Exclude {
     Uid(UidExclude),
     Dns(DnsExclude),
     Container(ContainerExclude),
+    Destination(DestinationExclude),
 }
 
 impl Exclude {
     /// The excluding sub-plugins, in the order of evaluation.
-    pub(super) const SUB_PLUGINS: [SubPlugin; 3] =
-        [SubPlugin::UidExclude, SubPlugin::DnsExclude, SubPlugin::ContainerExclude];
+    pub(super) const SUB_PLUGINS: [SubPlugin; 4] =
+        [SubPlugin::UidExclude, SubPlugin::DnsExclude, SubPlugin::ContainerExclude, SubPlugin::DestinationExclude];
 
     /// Parses the keys of a block; `None` if the sub-plugin excludes nothing.
     pub(super) fn parse(sub_plugin: SubPlugin, r: &BlockReader<'_>, author: ListAuthor) -> Result<Option<Self>, Error> {
@@ -28,6 +30,7 @@ impl Exclude {
             SubPlugin::UidExclude => Self::Uid(UidExclude::parse(r, author)?),
             SubPlugin::DnsExclude => Self::Dns(DnsExclude::parse(r, author)?),
             SubPlugin::ContainerExclude => Self::Container(ContainerExclude::parse(r, author)?),
+            SubPlugin::DestinationExclude => Self::Destination(DestinationExclude::parse(r, author)?),
         }))
     }
 
@@ -36,6 +39,7 @@ impl Exclude {
             Self::Uid(_) => SubPlugin::UidExclude,
             Self::Dns(_) => SubPlugin::DnsExclude,
             Self::Container(_) => SubPlugin::ContainerExclude,
+            Self::Destination(_) => SubPlugin::DestinationExclude,
         }
     }
 
@@ -46,6 +50,7 @@ impl Exclude {
             SubPlugin::UidExclude => &uid_exclude::ANNOTATIONS,
             SubPlugin::DnsExclude => &dns_exclude::ANNOTATIONS,
             SubPlugin::ContainerExclude => &container_exclude::ANNOTATIONS,
+            SubPlugin::DestinationExclude => &destination_exclude::ANNOTATIONS,
         }
     }
 
@@ -58,6 +63,7 @@ impl Exclude {
                 Self::Uid(_) => UidExclude::of_annotation(key, &annotation).map(Self::Uid),
                 Self::Dns(block) => block.of_annotation(&annotation).map(Self::Dns),
                 Self::Container(_) => ContainerExclude::of_annotation(&annotation).map(Self::Container),
+                Self::Destination(_) => DestinationExclude::of_annotation(key, &annotation).map(Self::Destination),
             };
             let source = annotation.source(key);
             requested.push((source.clone(), parsed.map_err(|error| source.named_in(error))?));
@@ -75,6 +81,7 @@ impl Exclude {
             Self::Uid(block) => block.exclusions(context, notes),
             Self::Dns(block) => block.exclusions(context, notes),
             Self::Container(block) => block.exclusions(context, notes),
+            Self::Destination(block) => block.exclusions(context, notes),
         }
     }
 }

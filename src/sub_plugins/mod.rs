@@ -3,10 +3,12 @@
 //! All functions are pure: they use no file, no socket and not the kernel. Therefore the order of the blocks does not
 //! matter, and `explain` predicts the result without access to the pod.
 
+mod ambient;
 mod chain;
 mod container_exclude;
 mod context;
 mod decision;
+mod destination_exclude;
 mod dns_exclude;
 mod exclude;
 mod ids;
@@ -21,6 +23,7 @@ mod tests;
 mod uid_exclude;
 mod values;
 
+pub use ambient::{EnrolledBy, enrolled_by, is_meshed};
 pub use chain::{ChainInput, NeededFacts, executables, wants};
 pub use context::Resolvers;
 pub use decision::{

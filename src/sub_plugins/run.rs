@@ -3,10 +3,10 @@
 //! For a running pod, each sub-plugin that fails, for example because of an invalid annotation, keeps its part of the
 //! pod's policy; the parts of the others follow the configuration ([`SeparatePolicy`]).
 
+use super::ambient::{self, enrolled_by, is_meshed};
 use super::chain::{ChainInput, ParsedChain};
 use super::context::{self, FACT_SOURCES, PodContext, RequestedExclusions, Resolvers};
 use super::decision::{self, Decision, SkipReason};
-use super::dns_exclude::DnsExclude;
 use super::exclude::Exclude;
 use super::istio_redirect::{self, OverridingLayers};
 use super::sub_plugin::{Note, Origins, SettingSource, SubPlugin};
@@ -88,9 +88,13 @@ pub fn run_separately(chain: &[Block], input: &ChainInput<'_>) -> SeparatePolicy
 fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput, Failures), Error> {
     let (mut notes, mut origins, mut failures) = (Vec::new(), Origins::default(), Failures::default());
     let mut decision = decide(chain, input)?;
-    let pod = input.facts.map(|facts| &facts.pod);
-    let mut policy = Policy { dns_captured_elsewhere: pod.map(settings::captures_dns), ..Policy::default() };
-    if pod.is_none_or(|pod| !pod.host_network && pod.proxy().is_some()) {
+    let is_ambient = input.facts.and_then(enrolled_by).is_some();
+    let dns_captured_elsewhere = match input.facts {
+        Some(facts) if is_ambient => ambient::captures_dns(&facts.pod),
+        facts => facts.map(|facts| settings::captures_dns(&facts.pod)),
+    };
+    let mut policy = Policy { dns_captured_elsewhere, ..Policy::default() };
+    if input.facts.is_none_or(is_meshed) {
         if decision == Decision::Redirect {
             let interception = interception(chain, input, &mut origins.settings, &mut notes);
             policy.interception = failures.or_default(SubPlugin::IstioRedirect, interception);
@@ -111,6 +115,7 @@ fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput,
             }
             policy.exclusions = origins.exclusions.iter().map(|(exclusion, _)| exclusion.clone()).collect();
             policy.containers = origins.containers.iter().map(|(exclusion, _)| exclusion.clone()).collect();
+            policy.ambient = is_ambient && !policy.is_empty();
         }
         notes.extend(ignored::unused_requests(chain, input));
         notes.extend(ignored::misspelled_arguments(input));
@@ -121,6 +126,9 @@ fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput,
 }
 
 fn decide(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<Decision, Error> {
+    if let Some(enrolled_by) = input.facts.and_then(enrolled_by) {
+        return Ok(Decision::LeaveAlone(SkipReason::Ambient(enrolled_by)));
+    }
     let skip_reason = input.facts.map(|facts| decision::pod_skip_reason(&facts.pod));
     match (chain.redirects.first(), skip_reason) {
         (Some(_), Some(skip_reason)) => Ok(skip_reason.map_or(Decision::Redirect, Decision::LeaveAlone)),
@@ -230,17 +238,20 @@ pub struct SeparatePolicy {
     /// Lacks the contributions of the sub-plugins that failed.
     policy: Policy,
     failures: Failures,
-    /// The blocks of `dns-exclude`, and its block in `args.cni`.
-    dns_excludes: Vec<DnsExclude>,
+    /// The blocks of `dns-exclude` and `destination-exclude`, and their blocks in `args.cni`.
+    excludes: Vec<Exclude>,
 }
 
 impl SeparatePolicy {
     fn new(policy: Policy, failures: Failures, chain: ParsedChain, input: &ChainInput<'_>) -> Self {
-        let is_overridable = chain.excludes(SubPlugin::DnsExclude).any(|block| block.pod_overrides);
-        let argument = if is_overridable { input.excluded(SubPlugin::DnsExclude).ok().flatten() } else { None };
-        let blocks = chain.excludes.into_iter().map(|block| block.parsed).chain(argument);
-        let dns_excludes = blocks.filter_map(|block| if let Exclude::Dns(block) = block { Some(block) } else { None });
-        Self { invalid: None, policy, failures, dns_excludes: dns_excludes.collect() }
+        let argument = |sub_plugin| {
+            let is_overridable = chain.excludes(sub_plugin).any(|block| block.pod_overrides);
+            if is_overridable { input.excluded(sub_plugin).ok().flatten() } else { None }
+        };
+        let arguments: Vec<Exclude> =
+            [SubPlugin::DnsExclude, SubPlugin::DestinationExclude].into_iter().filter_map(argument).collect();
+        let blocks = chain.excludes.into_iter().map(|block| block.parsed);
+        Self { invalid: None, policy, failures, excludes: blocks.chain(arguments).collect() }
     }
 
     /// Returns the errors of the sub-plugins that failed.
@@ -259,15 +270,26 @@ impl SeparatePolicy {
         }
         let mut policy = self.policy.clone();
         let of_uids = |exclusion: &&Exclusion| exclusion.destination.is_none();
-        let of_dns = |exclusion: &&Exclusion| self.dns_excludes.iter().any(|block| block.may_request(exclusion));
+        let of_dns = |exclusion: &&Exclusion| {
+            self.excludes.iter().any(|block| matches!(block, Exclude::Dns(block) if block.may_request(exclusion)))
+        };
+        let of_destinations = |exclusion: &&Exclusion| {
+            self.excludes
+                .iter()
+                .any(|block| matches!(block, Exclude::Destination(block) if block.may_request(exclusion)))
+        };
         for (sub_plugin, _) in &self.failures.0 {
             match sub_plugin {
                 SubPlugin::IstioRedirect => policy.interception.clone_from(&applied.interception),
                 SubPlugin::UidExclude => policy.exclusions.extend(applied.exclusions.iter().filter(of_uids).cloned()),
                 SubPlugin::DnsExclude => policy.exclusions.extend(applied.exclusions.iter().filter(of_dns).cloned()),
                 SubPlugin::ContainerExclude => policy.containers.extend(applied.containers.iter().cloned()),
+                SubPlugin::DestinationExclude => {
+                    policy.exclusions.extend(applied.exclusions.iter().filter(of_destinations).cloned());
+                }
             }
         }
+        policy.ambient |= applied.ambient && !policy.is_empty();
         // As the result of a chain, so that it compares with an applied policy.
         policy.normalized()
     }
@@ -277,21 +299,24 @@ impl SeparatePolicy {
 mod tests {
     use super::super::tests::scenario::{Scenario, chain};
     use crate::pod::well_known::{
-        EXCLUDE_CONTAINERS, EXCLUDE_DNS, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_PORTS_FOR_UIDS, EXCLUDE_UIDS,
+        EXCLUDE_CONTAINERS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_DNS, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_PORTS_FOR_UIDS,
+        EXCLUDE_UIDS,
     };
     use serde_json::json;
 
     fn scenario(pinned: &str) -> Scenario {
         let block = |kind: &str| json!({"type": kind, "pod_overrides": kind != pinned});
-        chain(["istio-redirect", "uid-exclude", "dns-exclude", "container-exclude"].map(block).to_vec().into())
+        let kinds = ["istio-redirect", "uid-exclude", "dns-exclude", "container-exclude", "destination-exclude"];
+        chain(kinds.map(block).to_vec().into())
     }
 
     /// A valid value and an invalid one of an annotation of each sub-plugin.
-    const ANNOTATIONS: [(&str, &str, &str, &str); 4] = [
+    const ANNOTATIONS: [(&str, &str, &str, &str); 5] = [
         ("istio-redirect", EXCLUDE_OUTBOUND_PORTS, "25", "x"),
         ("uid-exclude", EXCLUDE_UIDS, "7", "x"),
         ("dns-exclude", EXCLUDE_DNS, "10.0.0.1", "x"),
         ("container-exclude", EXCLUDE_CONTAINERS, "app", "X"),
+        ("destination-exclude", EXCLUDE_DESTINATION_RANGES, "192.0.2.0/24", "x"),
     ];
 
     /// With every annotation of [`ANNOTATIONS`].

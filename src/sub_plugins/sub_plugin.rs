@@ -16,12 +16,14 @@ pub enum SubPlugin {
     DnsExclude,
     /// `container-exclude`: lets traffic of certain containers bypass the sidecar.
     ContainerExclude,
+    /// `destination-exclude`: lets traffic to certain ports or addresses bypass the sidecar.
+    DestinationExclude,
 }
 
 impl SubPlugin {
     /// All sub-plugins, in the order of [`SUB_PLUGINS`].
     pub const ALL: [Self; SUB_PLUGINS.len()] =
-        [Self::IstioRedirect, Self::UidExclude, Self::DnsExclude, Self::ContainerExclude];
+        [Self::IstioRedirect, Self::UidExclude, Self::DnsExclude, Self::ContainerExclude, Self::DestinationExclude];
 
     /// Returns its name: the `type` of its block and its key in `args.cni`.
     #[must_use]

@@ -10,7 +10,7 @@ use serde_json::json;
 const CAPTURED: &str = "DetourContainerCaptured";
 
 #[test]
-fn a_container_that_started_without_the_agent_is_exempted_and_reported_when_the_agent_returns() {
+fn a_container_that_started_without_the_agent_is_excluded_and_reported_when_the_agent_returns() {
     scene(|scene| {
         let (pod, runtime) = (scene.pod(VAULT, &json!({})), scene.runtime());
         let mut vault = Container::create(&pod, VAULT);
@@ -35,7 +35,7 @@ fn without_nri_each_new_pod_gets_an_event_with_the_cause() {
         let pod = scene.pod(VAULT, &json!({}));
         let message = scene.wait_for_event(&pod, CAPTURED, VAULT);
         assert!(message.contains("socket not found"), "{message}");
-        // As soon as the runtime listens, containers are exempted.
+        // As soon as the runtime listens, containers are excluded.
         let runtime = scene.runtime();
         let mut plugin = runtime.register(&[&pod], &[]);
         let mut vault = plugin.run(&pod, VAULT);

@@ -2,10 +2,10 @@
 //! the containers are processes in real control groups and network namespaces. Each test has its own simulated node.
 //! Needs root, cgroup v2, `ip`, `nft`, `bash`, `nsenter` and `unshare`.
 
+mod bypass;
 mod captured;
 mod container;
 mod ended;
-mod exempt;
 #[allow(dead_code, reason = "a part of it is used here")]
 #[path = "../nri/peer.rs"]
 mod peer;

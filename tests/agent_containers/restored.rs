@@ -10,6 +10,7 @@ fn a_deleted_table_is_restored_with_its_elements_and_logged_once() {
         let pod = scene.pod(WEB, &json!({}));
         // As in a container: the rules are written from the node's cgroup namespace.
         let (runtime, agent) = (scene.runtime(), scene.agent_in_private_cgroup_namespace());
+        scene.publish(&pod, "1");
         let mut plugin = runtime.register(&[&pod], &[]);
         agent.wait_for_log("registered at the container runtime");
         let mut web = plugin.run(&pod, WEB);
@@ -56,6 +57,7 @@ fn without_repair_a_deleted_table_is_reported_once_with_the_next_step() {
 fn a_deleted_table_is_restored_before_a_container_starts() {
     scene(|scene| {
         let pod = scene.pod(WEB, &json!({"containers": [WEB], "until": "proxy-ready"}));
+        scene.publish(&pod, "1");
         let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
         pod.delete_table();
         wait_until("the table exists", SLOW, || pod.has_table());

@@ -47,7 +47,7 @@ fn flushed_rules_are_restored() {
     });
 }
 
-/// As beside Istio's CNI plugin in the cluster network's plugin list.
+/// As beside Istio's CNI plugin in the cluster network's configuration list.
 #[test]
 fn another_tools_entry_of_a_known_type_in_the_list_does_not_prevent_repairs() {
     scene(|scene| {

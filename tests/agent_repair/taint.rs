@@ -2,6 +2,7 @@
 
 use crate::scene::{Scene, scene_with};
 use crate::server::{Answer, Request};
+use detour_cni::agent::AgentRuntime;
 use detour_cni::agent::taint::{Taint, TaintController};
 use serde_json::{Value, json};
 use std::sync::mpsc::{Receiver, channel};
@@ -50,8 +51,11 @@ fn requested(scene: &Scene<'_>, times: usize) {
     assert_eq!(scene.api.lines(), vec!["GET /api/v1/nodes/node-1 HTTP/1.1"; times]);
 }
 
-fn start(scene: &Scene<'_>, node: &str) -> TaintController {
-    Taint { key: KEY.into(), node: node.into(), account: scene.account() }.start().expect("a thread")
+/// Calls `work` with the task of the taint.
+fn with_taint(scene: &Scene<'_>, work: impl FnOnce(TaintController)) {
+    let runtime = AgentRuntime::new().expect("an event loop");
+    let _running = runtime.start().expect("a thread");
+    work(Taint { key: KEY.into(), node: "node-1".into(), account: scene.account() }.start(runtime.tasks()));
 }
 
 #[test]
@@ -62,21 +66,22 @@ fn the_taint_is_added_and_removed_and_others_stay() {
     let changes = Arc::new(Mutex::new(changes));
     scene_with(script, move |scene| {
         let changes = changes.lock().expect("unpoisoned");
-        let taint = start(scene, "node-1");
-        taint.set_ready(true);
-        taint.set_ready(false);
-        assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign, ours])), "the conflict is tried again");
-        taint.set_ready(false);
-        taint.set_ready(true);
-        assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign])));
-        taint.set_ready(false);
-        assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign, ours])));
-        let started = Instant::now();
-        taint.remove();
-        // On a slow machine, the end gives up before.
-        let is_waited_for = started.elapsed() < END_TIMEOUT;
-        let change = if is_waited_for { changes.try_recv().ok() } else { changes.recv_timeout(DEADLINE).ok() };
-        assert_eq!(change, Some(json!([foreign])), "the end has waited for it: {is_waited_for}");
+        with_taint(scene, |taint| {
+            taint.set_ready(true);
+            taint.set_ready(false);
+            assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign, ours])), "the conflict is tried again");
+            taint.set_ready(false);
+            taint.set_ready(true);
+            assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign])));
+            taint.set_ready(false);
+            assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign, ours])));
+            let started = Instant::now();
+            taint.remove();
+            // On a slow machine, the end gives up before.
+            let is_waited_for = started.elapsed() < END_TIMEOUT;
+            let change = if is_waited_for { changes.try_recv().ok() } else { changes.recv_timeout(DEADLINE).ok() };
+            assert_eq!(change, Some(json!([foreign])), "the end has waited for it: {is_waited_for}");
+        });
     });
 }
 
@@ -86,10 +91,11 @@ fn conflicts_do_not_delay_the_taint() {
     let (script, changes) = node(&Value::Null, 10);
     let changes = Arc::new(Mutex::new(changes));
     scene_with(script, move |scene| {
-        let taint = start(scene, "node-1");
-        taint.set_ready(false);
-        let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
-        assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
+        with_taint(scene, |taint| {
+            taint.set_ready(false);
+            let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
+            assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
+        });
     });
 }
 
@@ -98,7 +104,7 @@ fn a_ready_node_without_the_taint_is_not_changed() {
     let (script, changes) = node(&Value::Null, 0);
     let changes = Arc::new(Mutex::new(changes));
     scene_with(script, move |scene| {
-        start(scene, "node-1").remove();
+        with_taint(scene, TaintController::remove);
         requested(scene, 1);
         assert!(changes.lock().expect("unpoisoned").try_recv().is_err());
     });
@@ -113,9 +119,10 @@ fn a_refused_request_is_retried() {
         _ => script(request),
     };
     scene_with(granted_later, move |scene| {
-        let taint = start(scene, "node-1");
-        taint.set_ready(false);
-        let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
-        assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
+        with_taint(scene, |taint| {
+            taint.set_ready(false);
+            let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
+            assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
+        });
     });
 }

@@ -93,7 +93,7 @@ fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent() {
 }
 
 #[test]
-fn without_a_valid_token_and_an_api_server_the_agent_still_restores_the_plugin_list() {
+fn without_a_valid_token_and_an_api_server_the_agent_still_restores_the_configuration_list() {
     let plane = cluster("expired-outage", "kubernetes");
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");

@@ -164,8 +164,8 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
 
         let report = |explained: &Run| {
             let mut report = explained.json();
-            let exempt = report["exempt"].to_string();
-            assert!(exempt.contains("4711"), "{explained:?}");
+            let excluded = report["exempt"].to_string();
+            assert!(excluded.contains("4711"), "{explained:?}");
             let configuration = report["configuration"].take();
             (report, configuration)
         };

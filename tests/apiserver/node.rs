@@ -135,7 +135,7 @@ impl Node<'_> {
         found
     }
 
-    /// Returns the plugin list that the runtime uses.
+    /// Returns the configuration list that the runtime uses.
     fn list(&self) -> String {
         self.read(if self.path(OWN_LIST).exists() { OWN_LIST } else { LIST })
     }

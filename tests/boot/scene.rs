@@ -115,7 +115,7 @@ impl Scene {
         Path::new(DIRECTORY).join("node.json")
     }
 
-    /// The entry of the plugin in the node's plugin list.
+    /// The entry of the plugin in the node's configuration list.
     pub(crate) fn conf(&self) -> Value {
         json!({
             "cniVersion": "1.1.0", "name": "k8s-pod-network", "type": "detour",

@@ -1,4 +1,4 @@
-//! `cni.ownList`: where the agent writes a plugin list of its own instead of editing the cluster network's.
+//! `cni.ownList`: where the agent writes a configuration list of its own instead of editing the cluster network's.
 
 use crate::helm::{agent, chart_file, flag, merged, nested, notes, objects, of_kind};
 use detour_cni::agent::install::{PLATFORMS, Platform};
@@ -49,6 +49,8 @@ fn it_is_on_by_default_only_for_a_release_that_redirects() {
         let istio = merged(&values, &json!({"istioOwnedCNIConfig": false}));
         assert_eq!(own_list(&istio).as_deref(), Some(wanted), "{istio}");
     }
+    let ambient: Value = serde_saphyr::from_str(&chart_file("values-ambient.yaml")).expect("YAML");
+    assert_eq!(own_list(&ambient).as_deref(), Some("false"));
     let excludedns: Value = serde_saphyr::from_str(&chart_file("values-excludedns.yaml")).expect("YAML");
     assert_eq!(own_list(&excludedns), None);
     let without_multus = merged(&excludedns, &json!({"global": {"platform": "kubernetes"}, "attachments": null}));
@@ -68,12 +70,12 @@ fn the_notes_tell_which_list_the_runtime_uses() {
     let own = notes(&json!({}));
     assert!(own.contains("writes /etc/cni/net.d/00-detour.conflist, a copy of the cluster network's"), "{own}");
     let edited = notes(&nested("cni.ownList", json!(false)));
-    assert!(edited.contains("edits the cluster network's plugin list in /etc/cni/net.d."), "{edited}");
+    assert!(edited.contains("edits the cluster network's configuration list in /etc/cni/net.d."), "{edited}");
     assert!(edited.contains("set\ncni.ownList=true"), "{edited}");
     let exclusions = notes(&chain(json!([{"type": "uid-exclude"}])));
     assert!(exclusions.contains("edits the cluster") && !exclusions.contains("cni.ownList"), "{exclusions}");
     let multus = notes(&nested("global.platform", json!("openshift")));
-    assert!(!multus.contains("plugin list") && multus.contains("default/istio-cni"), "{multus}");
+    assert!(!multus.contains("configuration list") && multus.contains("default/istio-cni"), "{multus}");
 }
 
 /// The agent writes the list to the directory of the original, which is mounted writable.

@@ -241,7 +241,7 @@ fn values_that_contradict_each_other_are_refused() {
         ),
         ("chained: with true", json!({"chained": true, "global": {"platform": "openshift"}})),
         (
-            "cni.ownList: with true, the agent copies the cluster network's plugin list, but chained is false",
+            "cni.ownList: with true, the agent copies the cluster network's configuration list, but chained is false",
             json!({"cni": {"ownList": true}, "global": {"platform": "openshift"}}),
         ),
         ("istioOwnedCNIConfig: with true", json!({"istioOwnedCNIConfig": true, "chained": false})),

@@ -179,9 +179,9 @@ fn configurations_of_all_releases_are_sources() {
     });
 }
 
-/// As beside Istio's CNI plugin in the cluster network's plugin list.
+/// As beside Istio's CNI plugin in the cluster network's configuration list.
 #[test]
-fn an_entry_of_another_tool_in_the_plugin_list_does_not_hide_detours_configuration() {
+fn an_entry_of_another_tool_in_the_configuration_list_does_not_hide_detours_configuration() {
     let mut plan = Plan::new();
     chained(&mut plan);
     plan.cluster.annotate(EXCLUDED_PORTS, "3306");

@@ -3,7 +3,7 @@
 use crate::compare;
 use crate::scene::{AGENT_CONTAINERS, POD, Plan, Scene, line, scene};
 use crate::support::cgroup::{Cgroup, hierarchy};
-use detour_cni::cluster::agent::{ContainersStatus, ExemptContainer};
+use detour_cni::cluster::agent::{BypassingContainer, ContainersStatus};
 use detour_cni::firewall::{ContainerElement, ContainerLabel, change_container_elements};
 use detour_cni::inspect::audit::{AuditReport, Bypass};
 use detour_cni::policy::{BypassEnd, ContainerScope};
@@ -68,13 +68,13 @@ impl Containers {
 
     /// Lets the agent expect elements for these containers.
     fn tell(&self, scene: &Scene, expected: &[&str], error: &str) {
-        let exempt = |name: &&str| ExemptContainer {
+        let bypassing = |name: &&str| BypassingContainer {
             name: (*name).to_owned(),
             id: ID.to_owned(),
             cgroup: self.cgroup(name),
             scope: ContainerScope::All,
         };
-        let expected = Some(expected.iter().map(exempt).collect());
+        let expected = Some(expected.iter().map(bypassing).collect());
         let runtime = Some("containerd 2.2.0".into());
         status(scene, &ContainersStatus { runtime, error: error.into(), expected, ..ContainersStatus::default() });
     }

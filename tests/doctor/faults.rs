@@ -287,7 +287,7 @@ fn a_list_with_its_plugins_in_a_directory_is_the_one_that_runtimes_use() {
     });
 }
 
-/// The directory is the runtime's, and the platform's default is a plugin list.
+/// The directory is the runtime's, and the platform's default is a configuration list.
 #[test]
 fn a_plain_attachment_is_no_entry_of_the_cluster_networks_list() {
     let mut plan = Plan::new();
@@ -333,7 +333,7 @@ fn blocks_that_contradict_each_other_are_named() {
 
 /// The installation record names the entry of detour; the others are those of other tools.
 #[test]
-fn only_the_recorded_entry_of_a_plugin_list_is_a_configuration() {
+fn only_the_recorded_entry_of_a_configuration_list_is_a_configuration() {
     let mut plan = Plan::new();
     chained(&mut plan);
     scene(plan, |scene| {

@@ -1,5 +1,5 @@
-//! The own list: a copy of the cluster network's plugin list, which an agent keeps current. There is no agent here that
-//! corrects it.
+//! The own list: a copy of the cluster network's configuration list, which an agent keeps current. There is no agent
+//! here that corrects it.
 
 use crate::compare;
 use crate::faults::{LIST, chained, istio_cni};

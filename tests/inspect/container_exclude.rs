@@ -178,7 +178,7 @@ fn an_init_container_that_shares_its_uid_gets_the_hint_to_exclude_it_by_name() {
 }
 
 #[test]
-fn a_uid_exclusion_that_exempts_the_application_gets_the_hint_to_exclude_the_container() {
+fn a_uid_exclusion_that_covers_the_application_gets_the_hint_to_exclude_the_container() {
     let mut pod = one_uid();
     annotate(&mut pod, "detour.io/exclude-uids", "container:vault-agent-init");
     let report = report(&pod, &json!([{"type": "uid-exclude"}]));

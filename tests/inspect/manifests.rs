@@ -56,8 +56,8 @@ fn every_pod_and_pod_template_is_explained() {
             ("shop/alone", &Value::Null, true),
         ]
     );
-    let exempt: Vec<&Value> = said.as_array().expect("a list").iter().map(|one| &one["exempt"][0]["who"]).collect();
-    assert_eq!(exempt, [&Value::Null, &Value::Null, &json!("uid 7"), &Value::Null], "the namespace in the same file");
+    let excluded: Vec<&Value> = said.as_array().expect("a list").iter().map(|one| &one["exempt"][0]["who"]).collect();
+    assert_eq!(excluded, [&Value::Null, &Value::Null, &json!("uid 7"), &Value::Null], "the namespace in the same file");
     assert_eq!(said[1]["warnings"][0]["code"], "template-without-sidecar");
     assert_eq!(run.stderr, "detour: -: skipped objects without a pod: Service shop/web, ConfigMap settings\n");
     let yaml = detour(&["explain", "-f", "-", "-o", "yaml"], &all(), &[]).stdout;
@@ -153,7 +153,7 @@ fn a_single_plugin_applies_to_pods_that_select_its_network() {
         let expected = format!("not redirected: the pod does not select network istio-cni: annotation {key} {found}");
         assert_eq!((&said["decision"], &said["redirected"]), (&json!(expected), &json!(false)));
         assert_eq!(said["warnings"][0]["code"], "network-not-selected");
-        assert_eq!(explain(&list, &networks)["redirected"], true, "a plugin list applies to every pod");
+        assert_eq!(explain(&list, &networks)["redirected"], true, "a configuration list applies to every pod");
     }
     for networks in [
         format!(", {key}: default/istio-cni"),

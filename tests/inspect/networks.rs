@@ -60,8 +60,8 @@ fn each_network_and_the_combined_policy_are_reported() {
     let json = explain("default/istio-cni, excludedns, storage@data0", Some(&node()), &["-o", "json"]).json();
     let said: Vec<_> = json["networks"].as_array().expect("networks").iter().map(|one| &one["runs"]).collect();
     assert_eq!(said, ["delegate", "delegate", "in-process", "in-process", "delegate"]);
-    let exempt: Vec<_> = json["exempt"].as_array().expect("exclusions").iter().map(|one| &one["who"]).collect();
-    assert!(exempt.contains(&&json!("uid 77")) && exempt.contains(&&json!("uid 1337")), "{exempt:?}");
+    let excluded: Vec<_> = json["exempt"].as_array().expect("exclusions").iter().map(|one| &one["who"]).collect();
+    assert!(excluded.contains(&&json!("uid 77")) && excluded.contains(&&json!("uid 1337")), "{excluded:?}");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn definitions_count_beside_the_configuration_of_an_attachment() {
         (file("running.conf", &redirect.to_string()), file("storage.json", &definitions()[2].to_string()));
     let arguments = ["explain", "-f", "-", "--config", &conf, "--definitions", &storage, "-o", "json"];
     assert_eq!(detour(&arguments, &running.to_string(), &[]).json()["redirected"], true);
-    // The pod's attachments add to a plugin list, which applies to every pod.
+    // The pod's attachments add to a configuration list, which applies to every pod.
     let list =
         json!({"name": "cluster", "plugins": [{"type": "bridge"}, attachment(&json!([{"type": "istio-redirect"}]))]});
     let run = explain("excludedns", Some(&list), &["-o", "json"]).json();

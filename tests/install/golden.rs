@@ -29,7 +29,7 @@ fn dir() -> HostPath {
     "/etc/cni/net.d".parse().expect("a path")
 }
 
-/// Desires only an entry in the plugin list.
+/// Desires only an entry in the configuration list.
 fn desired(file: Option<&str>) -> DesiredState {
     let entry = json!({
         "type": "detour",

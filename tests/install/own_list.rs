@@ -1,4 +1,5 @@
-//! `--own-list=true`: the plugin's entry is in a copy of the cluster network's plugin list, which runtimes use instead.
+//! `--own-list=true`: the plugin's entry is in a copy of the cluster network's configuration list, which runtimes use
+//! instead.
 
 use crate::agent_process::{Agent, SETTLED};
 use crate::scene::{CALICO, Scene};
@@ -353,7 +354,10 @@ fn contradicting_flags_are_errors_of_usage() {
         let why = scene.ends(2, command, &[OWN_LIST, "--platform=openshift"]);
         assert!(why.contains("got false, the default of openshift"), "{why}");
         let why = scene.ends(2, command, &[OWN_LIST, "--conf-name=00-detour.conflist"]);
-        assert!(why.contains("--conf-name 00-detour.conflist: expected the cluster network's plugin list"), "{why}");
+        assert!(
+            why.contains("--conf-name 00-detour.conflist: expected the cluster network's configuration list"),
+            "{why}"
+        );
     }
     assert_eq!(scene.files(), before);
 }

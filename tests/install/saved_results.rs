@@ -1,5 +1,5 @@
-//! Uninstallation while the runtime has saved plugin lists that name the program. CRI-O deletes a pod with the plugin
-//! list that libcni saved at its ADD.
+//! Uninstallation while the runtime has saved configuration lists that name the program. CRI-O deletes a pod with the
+//! plugin list that libcni saved at its ADD.
 
 use crate::agent_process::{Agent, SETTLED};
 use crate::scene::{CALICO, Scene};
@@ -72,7 +72,7 @@ fn a_program_stays_until_the_pods_that_need_it_are_deleted() {
     assert_eq!((dry_run.status.code(), uninstall.status.code()), (Some(0), Some(0)));
     assert_eq!(dry_run.stderr, uninstall.stderr);
     let stderr = String::from_utf8_lossy(&uninstall.stderr);
-    let kept = "/opt/cni/bin/detour is not reverted: the runtime needs it to delete pods whose saved plugin lists name it \
+    let kept = "/opt/cni/bin/detour is not reverted: the runtime needs it to delete pods whose saved configuration lists name it \
                 (pods: 2)";
     assert!(stderr.contains(kept) && stderr.contains("then run `detour uninstall` again"), "{stderr}");
     assert!(!scene.path(OWN).exists() && !scene.path("opt/cni/bin/istio-cni").exists());

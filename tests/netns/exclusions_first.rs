@@ -1,6 +1,7 @@
 //! Exclusions hold beside every redirection of the pod, whatever tool made it in whatever format, and whether it was
 //! added before or after them, or written again later.
 
+use crate::ambient::Format;
 use crate::configuration::excludedns;
 use crate::dialect::Dialect;
 use crate::expectations::*;
@@ -18,10 +19,8 @@ enum Redirection {
     Legacy,
     /// … as native rules.
     Native,
-    /// Istio's ambient rules in the tables of iptables-nft.
-    AmbientIptables,
-    /// … as native rules.
-    AmbientNative,
+    /// Istio's ambient rules.
+    Ambient(Format),
 }
 
 /// The essence of Istio's own native rules with DNS capture (istio/istio, `tools/istio-nftables`), for OpenShift's proxy.
@@ -51,66 +50,18 @@ table inet istio-proxy-raw {
 }
 ";
 
-/// The essence of Istio's outbound rules for ambient pods (istio/istio, `cni/pkg/nftables`): ztunnel's own packets have
-/// mark 0x539.
-const AMBIENT_NATIVE: &str = "
-table inet istio-ambient-nat {
-    chain output { type nat hook output priority -100; jump istio-output; }
-    chain istio-output {
-        oifname != \"lo\" meta mark and 0xfff != 0x539 udp dport 53 redirect to :15053
-        ip daddr != 127.0.0.1 tcp dport 53 meta mark and 0xfff != 0x539 redirect to :15053
-        ip6 daddr != ::1 tcp dport 53 meta mark and 0xfff != 0x539 redirect to :15053
-        oifname \"lo\" accept
-        meta l4proto tcp meta mark and 0xfff != 0x539 redirect to :15001
-    }
-}
-table inet istio-ambient-mangle {
-    chain output { type route hook output priority -150; ct mark and 0xfff == 0x111 meta mark set ct mark; }
-}
-table inet istio-ambient-raw {
-    chain prerouting { type filter hook prerouting priority -300; udp sport 53 meta mark and 0xfff != 0x539 ct zone set 1; }
-    chain output { type filter hook output priority -300; udp dport 53 meta mark and 0xfff == 0x539 ct zone set 1; }
-}
-";
-
-/// … in the tables of iptables (`cni/pkg/iptables`).
-const AMBIENT_IPTABLES: &str = "
-*raw
-:ISTIO_PRERT - [0:0]
-:ISTIO_OUTPUT - [0:0]
--A PREROUTING -j ISTIO_PRERT
--A OUTPUT -j ISTIO_OUTPUT
--A ISTIO_PRERT -p udp -m udp --sport 53 -m mark ! --mark 0x539/0xfff -j CT --zone 1
--A ISTIO_OUTPUT -p udp -m udp --dport 53 -m mark --mark 0x539/0xfff -j CT --zone 1
-COMMIT
-*mangle
-:ISTIO_OUTPUT - [0:0]
--A OUTPUT -j ISTIO_OUTPUT
--A ISTIO_OUTPUT -m connmark --mark 0x111/0xfff -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff
-COMMIT
-*nat
-:ISTIO_OUTPUT - [0:0]
--A OUTPUT -j ISTIO_OUTPUT
--A ISTIO_OUTPUT ! -o lo -p udp -m mark ! --mark 0x539/0xfff -m udp --dport 53 -j REDIRECT --to-ports 15053
--A ISTIO_OUTPUT ! -o lo -p tcp -m tcp --dport 53 -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15053
--A ISTIO_OUTPUT -o lo -j ACCEPT
--A ISTIO_OUTPUT -p tcp -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15001
-COMMIT
-";
-
 impl Redirection {
     fn make(self, world: &World) {
         for &family in world.families() {
             match self {
                 Self::Iptables => world.iptables_restore(family, &rules(family, Dns::Captured, PROXY.uid)),
                 Self::Legacy => world.legacy_restore(family, &rules(family, Dns::Captured, PROXY.uid)),
-                Self::AmbientIptables => world.iptables_restore(family, AMBIENT_IPTABLES),
-                Self::Native | Self::AmbientNative => {}
+                Self::Native | Self::Ambient(_) => {}
             }
         }
         match self {
             Self::Native => world.nft(ISTIO),
-            Self::AmbientNative => world.nft(AMBIENT_NATIVE),
+            Self::Ambient(format) => format.enroll(world),
             _ => {}
         }
     }
@@ -118,15 +69,10 @@ impl Redirection {
     /// Removes the tool's rules and writes them again, as istio-cni does.
     fn write_again(self, world: &World) {
         match self {
-            Self::Iptables | Self::AmbientIptables => {
-                for &family in world.families() {
-                    for table in ["raw", "mangle", "nat"] {
-                        assert!(world.iptables(family, &["-t", table, "-F"]).0);
-                        assert!(world.iptables(family, &["-t", table, "-X"]).0);
-                    }
-                }
-            }
-            Self::Native | Self::AmbientNative => {
+            // The chains of both modes are in the same tables.
+            Self::Iptables => Format::Iptables.leave(world),
+            Self::Ambient(format) => format.leave(world),
+            Self::Native => {
                 let tables = world.native_redirection();
                 let names = tables.iter().filter_map(|table| table.split(' ').nth(2));
                 names.for_each(|name| world.nft(&format!("delete table inet {name}")));
@@ -137,7 +83,7 @@ impl Redirection {
     }
 
     const fn is_ambient(self) -> bool {
-        matches!(self, Self::AmbientIptables | Self::AmbientNative)
+        matches!(self, Self::Ambient(_))
     }
 }
 
@@ -189,29 +135,29 @@ fn followed_by(redirection: Redirection, configuration: &Value) {
 
 /// The order that OpenShift produces: the injector appends `default/istio-cni` to the networks of the pod.
 macro_rules! beside {
-    ($($name:ident: $redirection:ident),+) => { $(
+    ($($name:ident: $redirection:expr),+) => { $(
         mod $name {
             use super::*;
 
             #[test]
             fn exclusions_added_later_hold() {
-                added_to(Redirection::$redirection, &exclusions());
+                added_to($redirection, &exclusions());
             }
 
             #[test]
             fn exclusions_added_before_hold() {
-                followed_by(Redirection::$redirection, &exclusions());
+                followed_by($redirection, &exclusions());
             }
         }
     )+ };
 }
 
 beside! {
-    istio_with_iptables: Iptables,
-    istio_with_iptables_legacy: Legacy,
-    istio_with_native_rules: Native,
-    ambient_with_iptables: AmbientIptables,
-    ambient_with_native_rules: AmbientNative
+    istio_with_iptables: Redirection::Iptables,
+    istio_with_iptables_legacy: Redirection::Legacy,
+    istio_with_native_rules: Redirection::Native,
+    ambient_with_iptables: Redirection::Ambient(Format::Iptables),
+    ambient_with_native_rules: Redirection::Ambient(Format::Native)
 }
 
 /// The key `dialect` is about the redirection only.

@@ -96,7 +96,7 @@ fn a_return_in_a_separate_chain_does_not_exclude() {
 fn an_exclusion_in_nat_alone_leaves_two_unreplied_entries() {
     let world = redirected_world(Dns::Captured);
     for &family in world.families() {
-        exempt_in_nat(&world, family);
+        exclude_in_nat(&world, family);
         let to = RESOLVER.at(family, DNS);
         assert_eq!(world.pod_sends(VAULT_INIT, Protocol::Udp, to), Arrival::direct(to, POD.ip(family)));
         let query = world.datagrams_to(to);
@@ -110,7 +110,7 @@ fn an_exclusion_in_nat_alone_leaves_two_unreplied_entries() {
 fn an_exclusion_in_nat_and_zone_1_in_raw_leaves_one_replied_entry() {
     let world = redirected_world(Dns::Captured);
     for &family in world.families() {
-        exempt_in_nat(&world, family);
+        exclude_in_nat(&world, family);
         let owner = format!("-m owner --uid-owner {}", VAULT_INIT.uid);
         let zone = format!("*raw\n-I OUTPUT -p udp --dport 53 {owner} -j CT --zone 1\nCOMMIT\n");
         world.iptables_restore(family, &zone);
@@ -119,7 +119,7 @@ fn an_exclusion_in_nat_and_zone_1_in_raw_leaves_one_replied_entry() {
     dns_is_captured(&world, APP_PROCESS, RESOLVER);
 }
 
-fn exempt_in_nat(world: &World, family: Family) {
+fn exclude_in_nat(world: &World, family: Family) {
     let owner = format!("-m owner --uid-owner {}", VAULT_INIT.uid);
     world.iptables_restore(family, &format!("*nat\n-I OUTPUT {owner} -j RETURN\nCOMMIT\n"));
 }

@@ -15,7 +15,7 @@ fn redirected_after(world: &World, dns: Dns, attachment: &Value) {
 }
 
 #[track_caller]
-fn captured_queries_of_1337_are_exempt(world: &World) {
+fn captured_queries_of_1337_are_excluded(world: &World) {
     a_query_leaves_one_replied_entry(world, VAULT_INIT, RESOLVER);
     dns_is_direct(world, VAULT_INIT, OTHER_RESOLVER);
     tcp_is_direct(world, VAULT_INIT);
@@ -28,7 +28,7 @@ fn captured_queries_of_1337_are_exempt(world: &World) {
 fn exclusions_without_facts_work() {
     let world = World::new(Families::Both);
     redirected_after(&world, Dns::Captured, &excludedns());
-    captured_queries_of_1337_are_exempt(&world);
+    captured_queries_of_1337_are_excluded(&world);
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn exclusions_with_facts_work() {
     let world = World::new(Families::Both);
     let sub_plugins = json!([{ "type": "uid-exclude", "uids": 1337 }]);
     redirected_after(&world, Dns::Captured, &chain(&story(&world, Dns::Captured, &[]), sub_plugins));
-    captured_queries_of_1337_are_exempt(&world);
+    captured_queries_of_1337_are_excluded(&world);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 #[macro_use]
 mod dialect;
 
+mod ambient;
 mod attachments;
 mod configuration;
 mod container_check;

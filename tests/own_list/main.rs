@@ -1,5 +1,5 @@
-//! The own plugin list, `00-detour.conflist`, beside the cluster CNIs of real clusters: what a container runtime reads
-//! at each moment while another process rewrites its list.
+//! The own configuration list, `00-detour.conflist`, beside the cluster CNIs of real clusters: what a container runtime
+//! reads at each moment while another process rewrites its list.
 
 mod cluster_cni;
 mod golden;

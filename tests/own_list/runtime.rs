@@ -41,7 +41,7 @@ pub(crate) fn read(directory: &Path) -> Found {
     Found { choice: names.iter().find_map(valid), first: names.into_iter().next() }
 }
 
-/// Returns the plugin list in a file; `None` if the runtime refuses it.
+/// Returns the configuration list in a file; `None` if the runtime refuses it.
 fn list(path: &Path) -> Option<Value> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,

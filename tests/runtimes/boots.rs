@@ -1,6 +1,6 @@
 //! Boots: the runtime starts with an empty `/run` and the files of the node from before. At once, pods start all the
-//! time, and the cluster CNI removes, writes and rewrites its plugin list. The agent starts at a random point, is
-//! replaced, or is absent.
+//! time, and the cluster CNI removes, writes and rewrites its configuration list. The agent starts at a random point,
+//! is replaced, or is absent.
 //!
 //! Each pod is checked as soon as the runtime has started its sandbox. The agent repairs no pods here.
 
@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How the agent adds the plugin to the cluster network's plugin list.
+/// How the agent adds the plugin to the cluster network's configuration list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lists {
-    /// In a plugin list of its own.
+    /// In a configuration list of its own.
     Own,
     /// In the list of the cluster CNI.
     Edited,
@@ -64,7 +64,7 @@ enum ApiServer {
     SilentUntil(Duration),
 }
 
-/// Shows the plugin lists and the processes of the node, and why the agent is not ready.
+/// Shows the configuration lists and the processes of the node, and why the agent is not ready.
 const SCENE: &str = "date; ls -l --time-style=full-iso /etc/cni/net.d; ps axo pid,etimes,stat,wchan:20,args | cut -c 1-200; \
                      curl --silent --max-time 5 127.0.0.1:8099/readyz; true";
 

@@ -230,7 +230,7 @@ impl Drop for Agent {
 }
 
 impl Node {
-    /// Waits until the runtime has read the plugin list with the plugin.
+    /// Waits until the runtime has read the configuration list with the plugin.
     pub(crate) fn wait_for_plugin(&self) {
         // crictl's answer names the plugins of containerd only.
         let name = self.runtime.name();

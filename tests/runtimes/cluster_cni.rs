@@ -1,4 +1,4 @@
-//! A stand-in for the program of a cluster CNI that writes its plugin list again and again.
+//! A stand-in for the program of a cluster CNI that writes its configuration list again and again.
 
 use crate::Random;
 use crate::node::Node;

@@ -94,7 +94,7 @@ fn the_commands_of_the_guide_show_the_bypass_and_its_end() {
     let agent = Agent::start_ready(&node, &cluster);
     until("its Event names the cause", || !cluster.events("DetourContainerCaptured").is_empty());
     println!("Event DetourContainerCaptured: {:?}", cluster.events("DetourContainerCaptured"));
-    until("it is exempt now", || sandbox.ok_inside(&["nft", "list", "ruleset"]).contains("job"));
+    until("it bypasses the sidecar now", || sandbox.ok_inside(&["nft", "list", "ruleset"]).contains("job"));
     node.asked(json!({"op": "stop", "container": job, "seconds": 1}));
     let logged = agent.logged();
     println!("{logged:#?}");

@@ -1,7 +1,7 @@
 //! Tests under real container runtimes, containerd 2.2 and CRI-O 1.34 with runc: the agent, the plugin in the cluster
-//! network's plugin list, real rules and real traffic. They show that containers are excluded by name from their first
-//! instruction. They show that no meshed pod starts without rules while a node boots, and that running pods follow their
-//! policy.
+//! network's configuration list, real rules and real traffic. They show that containers are excluded by name from their
+//! first instruction. They show that no meshed pod starts without rules while a node boots, and that running pods
+//! follow their policy.
 //! hack/e2e.sh provides what the tests need and prints the results. `cargo test` without a name does not run them,
 //! because building the runtimes takes minutes.
 //!

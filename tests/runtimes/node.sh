@@ -8,7 +8,7 @@
 #   DIRECTORY  becomes the node's: net.d (/etc/cni/net.d; a bridge, unless it has a configuration), multus.d
 #              (/etc/cni/multus/net.d), bin (/opt/cni/bin),
 #              containerd.d (more configuration of containerd), image (the programs of the image), RUNTIME.log,
-#              list.json (the bridge's plugin list), enter (runs a command on the node)
+#              list.json (the bridge's configuration list), enter (runs a command on the node)
 # Environment: TOOLS (default: target/tools of this repository)
 set -euo pipefail
 runtime=$1

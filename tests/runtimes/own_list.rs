@@ -24,7 +24,7 @@ fn write_plugin(directory: &Path, name: &str, script: &str) {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode is set");
 }
 
-/// The plugin list of a bridge, with a version and one more plugin.
+/// The configuration list of a bridge, with a version and one more plugin.
 fn write_list(directory: &Path, version: &str, bridge: &str, more: Option<Value>) {
     let ipam = json!({"type": "host-local", "ranges": [[{"subnet": "10.85.0.0/16"}], [{"subnet": "fd00:85::/64"}]]});
     let bridge = json!({"type": bridge, "bridge": "cni0", "isGateway": true, "ipam": ipam});

@@ -116,12 +116,10 @@ pub(crate) fn any() -> impl Strategy<Value = Policy> {
         1 => Just(Interception::Unset),
     ];
     let exclusions = prop::collection::btree_set(exclusion(), 0..6);
-    (interception, exclusions, containers(), prop::option::of(prop::bool::ANY)).prop_map(
-        |(interception, exclusions, containers, dns_captured_elsewhere): (_, BTreeSet<Exclusion>, _, _)| Policy {
-            interception,
-            exclusions,
-            containers,
-            dns_captured_elsewhere,
+    let elsewhere = (prop::option::of(prop::bool::ANY), prop::bool::ANY);
+    (interception, exclusions, containers(), elsewhere).prop_map(
+        |(interception, exclusions, containers, (dns_captured_elsewhere, ambient)): (_, BTreeSet<Exclusion>, _, _)| {
+            Policy { interception, exclusions, containers, dns_captured_elsewhere, ambient }
         },
     )
 }

@@ -1,6 +1,6 @@
 {{- /* The attachments, as JSON: {"files": the entries for the agent, "definitions": NAMESPACE/NAME of each
 NetworkAttachmentDefinition}. The default with Multus is istio-cni; the agent writes its file without an entry unless
-the plugin is in the cluster network's plugin list. */ -}}
+the plugin is in the cluster network's configuration list. */ -}}
 {{- define "detour.attachments" -}}
 {{- $platform := include "detour.platform" . | fromYaml -}}
 {{- $given := .Values.attachments | default (ternary (list (dict "name" "istio-cni")) list (eq $platform.provider "multus")) -}}

@@ -57,7 +57,7 @@ values. */ -}}
 {{- fail (printf "cniBinDir, cniConfDir: both are %q; expected two directories" $binDir) -}}
 {{- end -}}
 {{- if and $chained (eq $confDir .Values.attachmentConfDir) -}}
-{{- fail (printf "chained: with true, the plugin is an entry of the cluster network's plugin list, but %q is Multus's directory; set cniConfDir to the cluster network's, or chained to false" $confDir) -}}
+{{- fail (printf "chained: with true, the plugin is an entry of the cluster network's configuration list, but %q is Multus's directory; set cniConfDir to the cluster network's, or chained to false" $confDir) -}}
 {{- end -}}
 {{- if and (not $chained) (eq $provider "default") (eq $confDir .Values.attachmentConfDir) (not .Values.attachments) (not .Values.primaryPlugin.enabled) -}}
 {{- fail (printf "provider: %q means that the plugin runs for every pod, but a configuration in Multus's directory %q runs only for pods that select it; expected multus, or no value" $provider $confDir) -}}
@@ -230,7 +230,7 @@ users of pods in detour doctor --probe. */ -}}
 {{- $directory -}}
 {{- end -}}
 
-{{- /* "true" if the agent writes a plugin list of its own instead of editing the cluster network's. A release that only
+{{- /* "true" if the agent writes a configuration list of its own instead of editing the cluster network's. A release that only
 excludes runs beside another plugin that redirects. */ -}}
 {{- define "detour.ownList" -}}
 {{- $platform := include "detour.platform" . | fromYaml -}}
@@ -244,7 +244,7 @@ excludes runs beside another plugin that redirects. */ -}}
 {{- fail "cni.ownList: false, but istioOwnedCNIConfig is true; remove one of the two values" -}}
 {{- end -}}
 {{- if and $given (not $platform.chained) -}}
-{{- fail (printf "%s: with true, the agent copies the cluster network's plugin list, but chained is false; set chained to true, or remove the value" (ternary "istioOwnedCNIConfig" "cni.ownList" $istio)) -}}
+{{- fail (printf "%s: with true, the agent copies the cluster network's configuration list, but chained is false; set chained to true, or remove the value" (ternary "istioOwnedCNIConfig" "cni.ownList" $istio)) -}}
 {{- end -}}
 {{- $given -}}
 {{- end -}}

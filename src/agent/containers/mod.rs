@@ -1,8 +1,6 @@
 //! Excluded containers of the node's pods: their traffic bypasses the sidecar from their first instruction until they
 //! exit or the proxy accepts connections.
 
-mod events;
-mod handler;
 mod reconciler;
 mod registry;
 mod watcher;
@@ -12,10 +10,12 @@ use super::metrics::Metrics;
 use super::nri::{self, NriStatus};
 use super::pod_reports::PodReports;
 use crate::host_path::{HostPath, HostRoot};
+use crate::pod::PodRef;
 use reconciler::Reconciler;
 pub(in crate::agent) use registry::Registry;
 use std::io::PipeWriter;
 use std::thread::{self, JoinHandle};
+use tokio::sync::mpsc;
 use watcher::Watcher;
 
 /// The settings for excluded containers.
@@ -23,8 +23,6 @@ use watcher::Watcher;
 pub struct ContainerSettings {
     /// The runtime's NRI socket.
     pub nri_socket: HostPath,
-    /// Whether lost sets are restored from saved state.
-    pub restores: bool,
 }
 
 /// The running threads. Dropping them ends them.
@@ -36,7 +34,8 @@ pub(super) struct RunningContainers {
 }
 
 impl ContainerSettings {
-    /// Starts the threads.
+    /// Starts the threads. `damaged` gets the pods whose rules for excluded containers are missing; it is `None` if the agent
+    /// does not repair pods.
     ///
     /// # Errors
     /// A thread can't be created, or the path of the socket can't be resolved.
@@ -45,12 +44,13 @@ impl ContainerSettings {
         node: &NodeFiles,
         metrics: &Metrics,
         reports: PodReports,
+        damaged: Option<mpsc::Sender<PodRef>>,
     ) -> Result<RunningContainers, String> {
         let thread_error = |error| format!("can't start the threads for excluded containers: {error}");
         let registry = Registry::new(self.nri_socket.to_string());
         let reconciler = Reconciler {
             root: HostRoot::new(node.root()),
-            restores: self.restores,
+            damaged,
             registry: registry.clone(),
             reports,
             metrics: metrics.clone(),

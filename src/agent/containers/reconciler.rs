@@ -1,21 +1,24 @@
-//! Makes the sets of one pod sandbox match its running containers, and reports the changes: log, Events, metrics.
+//! Makes the sets of one pod sandbox match its running containers when the runtime reports one, and reports the changes: log,
+//! Events, metrics.
 
-use super::events::{bypass_ended, captured};
 use super::registry::{Applied, NamedContainer, Observed, Registry};
 use crate::agent::metrics::Metrics;
+use crate::agent::nri::{NriContainer, NriHandler, NriPod};
 use crate::agent::pod_reports::PodReports;
-use crate::cgroup::{self, CgroupHierarchy, ContainerGroup};
+use crate::cgroup::{CgroupHierarchy, ContainerGroup};
+use crate::cluster::Event;
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
-use crate::netns::find;
 use crate::plugin::running::containers::{
     ContainerChanges, ExcludedContainers, ObservedContainers, RunningContainer, saved_policy,
 };
+use crate::plugin::running::live_policy::running_container;
 use crate::pod::PodRef;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
 
 /// The limit of unfinished changes of one sandbox. Each change has its own thread, so that a network namespace in which
 /// the kernel is slow delays no other pod.
@@ -25,8 +28,8 @@ const MAX_CHANGES: usize = 4;
 #[derive(Clone)]
 pub(super) struct Reconciler {
     pub(super) root: HostRoot,
-    /// Whether lost sets are restored from saved state.
-    pub(super) restores: bool,
+    /// Gets the pods whose sets are missing; `None` if the agent does not repair pods.
+    pub(super) damaged: Option<mpsc::Sender<PodRef>>,
     pub(super) registry: Registry,
     pub(super) reports: PodReports,
     pub(super) metrics: Metrics,
@@ -69,17 +72,11 @@ impl Reconciler {
         excluded: ExcludedContainers,
         timeout: Duration,
     ) -> Result<(), Error> {
-        let excluded = Arc::new(excluded);
-        let result = self.start_change(sandbox_id, &excluded, timeout);
-        result.map_err(|error| if error.code == Code::Drift { self.lost(sandbox_id, excluded, error) } else { error })
+        let result = self.start_change(sandbox_id, excluded, timeout);
+        result.map_err(|error| if error.code == Code::Drift { self.lost(sandbox_id, error) } else { error })
     }
 
-    fn start_change(
-        &self,
-        sandbox_id: &str,
-        excluded: &Arc<ExcludedContainers>,
-        timeout: Duration,
-    ) -> Result<(), Error> {
+    fn start_change(&self, sandbox_id: &str, excluded: ExcludedContainers, timeout: Duration) -> Result<(), Error> {
         let failed = |why: &str| Error::new(Code::TryAgain, why);
         let Some(turn) = self.registry.turn(sandbox_id) else { return Ok(()) };
         // The registry and this function have one reference each.
@@ -87,7 +84,7 @@ impl Reconciler {
             return Err(failed("earlier changes of the pod's rules have not ended; the agent retries"));
         }
         let (sender, done) = channel();
-        let (own, id, excluded) = (self.clone(), sandbox_id.to_owned(), Arc::clone(excluded));
+        let (own, id) = (self.clone(), sandbox_id.to_owned());
         let change = move || {
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             // After the timeout, the other end is closed.
@@ -106,39 +103,17 @@ impl Reconciler {
         })
     }
 
-    /// Restores lost sets if this is due, in a thread of its own: it waits for the lock of the network namespace, which a
-    /// process of the pod can hold. Returns the error with the next step.
-    fn lost(&self, sandbox_id: &str, excluded: Arc<ExcludedContainers>, error: Error) -> Error {
-        let next = match self.restores {
-            true => "; the agent restores it from saved state",
-            false => "; set the agent's flag --repair=repair without --repair-selector, or delete the pod",
+    /// Requests a check of the pod's rules, which restores lost sets. Returns the error with the next step.
+    fn lost(&self, sandbox_id: &str, error: Error) -> Error {
+        let Some(damaged) = &self.damaged else {
+            let next = "; set the agent's flag --repair=repair or delete the pod";
+            return Error { msg: format!("{}{next}", error.msg), ..error };
         };
-        if self.restores && self.registry.starts_restoring(sandbox_id) {
-            let (own, id) = (self.clone(), sandbox_id.to_owned());
-            let restore = move || {
-                own.restore(&id, &excluded);
-                own.registry.restored(&id);
-            };
-            if thread::Builder::new().name("restore".into()).spawn(restore).is_err() {
-                self.registry.restored(sandbox_id);
-            }
+        if let Some(pod) = self.pod(sandbox_id) {
+            // If too many requests wait, the next failure makes another one.
+            let _ = damaged.try_send(pod);
         }
-        Error { msg: format!("{}{next}", error.msg), ..error }
-    }
-
-    fn restore(&self, sandbox_id: &str, excluded: &ExcludedContainers) {
-        // For the rules of excluded containers, as in the threads that repair pods.
-        let restored = cgroup::enter_host_namespace(&self.root).and_then(|()| excluded.restore());
-        let pod = pod_name(self.pod(sandbox_id).as_ref());
-        match restored {
-            Ok(()) => tracing::info!(pod, sandbox = sandbox_id, "restored the rules for excluded containers"),
-            Err(error) => {
-                let error = format!("can't restore the rules for excluded containers: {error}");
-                if self.registry.is_new_failure(sandbox_id, &error) {
-                    tracing::warn!(pod, sandbox = sandbox_id, "{error}");
-                }
-            }
-        }
+        Error { msg: format!("{}; the agent restores it from saved state", error.msg), ..error }
     }
 
     /// Makes the sets match now. Changes of one sandbox run one after another: otherwise, one that began earlier would
@@ -162,7 +137,7 @@ impl Reconciler {
         let applied = Applied {
             running: containers.into_iter().map(|(it, group, has_process)| (it.id, group, has_process)).collect(),
             exited,
-            exempted: changes.exempted.iter().map(|(name, _)| name.clone()).collect(),
+            added: changes.added.iter().map(|(name, _)| name.clone()).collect(),
             bypassing: changes.live.iter().filter_map(|one| Some(one.container.as_ref()?.name.clone())).collect(),
             proxy_ready: changes.proxy_ready,
         };
@@ -209,11 +184,11 @@ impl Reconciler {
 
     /// Reports the changes of a sandbox's sets, and the containers that had started captured.
     fn report(&self, sandbox_id: &str, changes: &ContainerChanges, late: &[String]) {
-        if changes.exempted.is_empty() && changes.ended.is_empty() {
+        if changes.added.is_empty() && changes.ended.is_empty() {
             return;
         }
         let pod = self.pod(sandbox_id);
-        for (container, scope) in &changes.exempted {
+        for (container, scope) in &changes.added {
             tracing::info!(pod = pod_name(pod.as_ref()), container, %scope, "the container's traffic bypasses the sidecar");
         }
         for container in late {
@@ -243,7 +218,7 @@ impl Reconciler {
     }
 
     /// Logs an Event and creates it.
-    pub(super) fn report_event(&self, pod: Option<&PodRef>, sandbox_id: &str, event: crate::cluster::Event) {
+    pub(super) fn report_event(&self, pod: Option<&PodRef>, sandbox_id: &str, event: Event) {
         let name = pod_name(pod);
         let sandbox = pod.is_none().then_some(sandbox_id);
         match event.warning {
@@ -255,15 +230,93 @@ impl Reconciler {
         }
     }
 
-    /// Returns the pod of a sandbox: as the runtime reports it, or as fallback from cached CNI results.
+    /// Returns the pod of a sandbox: as the runtime reports it, or as fallback from saved state.
     pub(super) fn pod(&self, sandbox_id: &str) -> Option<PodRef> {
         self.registry.pod(sandbox_id).or_else(|| {
-            let pod = find::pod_of_sandbox(&self.root, sandbox_id).inspect_err(|error| tracing::debug!("{error}"));
-            pod.ok().flatten().inspect(|pod| self.registry.set_pod(sandbox_id, pod))
+            let saved = running_container(sandbox_id).inspect_err(|error| tracing::debug!("{error}"));
+            saved.ok()??.pod.inspect(|pod| self.registry.set_pod(sandbox_id, pod))
         })
     }
 }
 
 fn pod_name(pod: Option<&PodRef>) -> Option<String> {
     pod.map(|pod| format!("{}/{}", pod.namespace, pod.name))
+}
+
+/// Returns the Event for a container whose traffic is captured from its start on.
+pub(super) fn captured(container: &str, why: &str) -> Event {
+    let message = format!("container {container} started captured: {why}");
+    Event { warning: true, reason: "DetourContainerCaptured".into(), message }
+}
+
+/// Returns the Event for a container whose bypass has ended.
+fn bypass_ended(container: &str) -> Event {
+    let message = format!(
+        "container {container}: the proxy accepts connections, so the bypass has ended; new connections are redirected to \
+         the sidecar, established ones continue"
+    );
+    Event { warning: false, reason: "DetourBypassEnded".into(), message }
+}
+
+impl NriHandler for Reconciler {
+    fn synchronize(&mut self, pods: Vec<NriPod>, containers: Vec<NriContainer>) {
+        self.registry.synchronize(&pods, containers);
+    }
+
+    fn start(&mut self, pod: &NriPod, container: &NriContainer) {
+        let started = Instant::now();
+        self.registry.add(pod, container, true);
+        if let Some(result) = self.exclude(pod, container) {
+            self.metrics.container_start(result);
+        }
+        self.metrics.nri_request(started.elapsed());
+    }
+
+    fn started(&mut self, pod: &NriPod, container: &NriContainer) {
+        self.registry.add(pod, container, false);
+    }
+
+    fn stopped(&mut self, pod: &NriPod, container: &NriContainer) {
+        self.registry.stopped(pod, container);
+    }
+
+    fn removed(&mut self, pod: &NriPod, container: &NriContainer) {
+        self.registry.removed(pod, container);
+    }
+}
+
+impl Reconciler {
+    /// Lets the container's traffic bypass the sidecar if it is excluded. Returns the result for the metric; `None` if
+    /// it is not excluded, or has exited already.
+    fn exclude(&self, pod: &NriPod, container: &NriContainer) -> Option<&'static str> {
+        let name = &container.name;
+        let result = match self.find(&pod.id) {
+            Ok(None) => return None,
+            Ok(Some(excluded)) => {
+                excluded.policy().containers.iter().find(|exclusion| exclusion.name == *name)?;
+                let began = Instant::now();
+                let result = self.reconcile(&pod.id, excluded, self.registry.start_timeout(&pod.id));
+                self.registry.waited(&pod.id, began.elapsed());
+                result
+            }
+            Err(error) if self.registry.excludes(&pod.id, name) == Some(true) => Err(error),
+            Err(error) => {
+                self.registry.excludes(&pod.id, name).is_none().then_some(())?;
+                let pod = format!("{}/{}", pod.namespace, pod.name);
+                tracing::warn!(pod, container = name, "can't read which containers are excluded: {error}");
+                return None;
+            }
+        };
+        match result {
+            // An error may be about another container of the pod.
+            _ if self.registry.is_bypassing(&pod.id, &container.id) => Some("exempt"),
+            _ if !self.registry.runs(&pod.id, &container.id) => None,
+            Ok(()) => Some("captured"),
+            Err(error) => {
+                self.report_failure(&pod.id, &error.to_string());
+                self.report_capture(&pod.id, name, &error.to_string());
+                Some("error")
+            }
+        }
+    }
 }

@@ -91,7 +91,7 @@ pub(super) struct Applied {
     /// The IDs of the containers that have exited, whose elements are removed.
     pub(super) exited: Vec<String>,
     /// The names of the containers that have new elements.
-    pub(super) exempted: Vec<String>,
+    pub(super) added: Vec<String>,
     /// The names of the containers that have elements now.
     pub(super) bypassing: BTreeSet<String>,
     pub(super) proxy_ready: bool,
@@ -191,7 +191,7 @@ impl Registry {
         let new = || Container::of(container, is_from_start);
         sandbox.containers.entry(container.id.clone()).or_insert_with(new);
         if is_new {
-            // The caller exempts a container before its start; the check follows, because the proxy may have begun to
+            // The caller excludes a container before its start; the check follows, because the proxy may have begun to
             // accept connections meanwhile.
             let now = Instant::now();
             sandbox.wake(if is_from_start { now + PROXY_INTERVAL } else { now });
@@ -320,21 +320,20 @@ impl Registry {
         excluding.proxy_ready |= applied.proxy_ready;
         excluding.failure.clear();
         excluding.bypassing = Some(applied.bypassing.clone());
-        excluding.restoration.lost_since = None;
         let mut late = Vec::new();
         for (id, group, has_process) in &applied.running {
             let Some(container) = sandbox.containers.get_mut(id) else { continue };
-            let is_exempt = excluding.policy.container_scope(&container.name, excluding.proxy_ready).is_some();
-            let is_new = is_exempt && !container.is_exempt && applied.exempted.contains(&container.name);
+            let is_bypassing = excluding.policy.container_scope(&container.name, excluding.proxy_ready).is_some();
+            let is_new = is_bypassing && !container.is_bypassing && applied.added.contains(&container.name);
             if is_new && !container.is_from_start && excluding.reported.insert(container.name.clone()) {
                 late.push(container.name.clone());
             }
-            if is_exempt && container.is_from_start {
+            if is_bypassing && container.is_from_start {
                 excluding.reported.remove(&container.name);
             }
             container.group = Some(group.clone());
             container.had_process |= has_process;
-            container.is_exempt = is_exempt;
+            container.is_bypassing = is_bypassing;
         }
         excluding.rest(excluding.pause(&sandbox.containers, is_complete));
         late
@@ -347,32 +346,9 @@ impl Registry {
         let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return false };
         let Some(excluding) = &mut sandbox.excluding else { return false };
         let is_affected = sandbox.containers.values().any(|container| excluding.names(&container.name));
-        // A lost set is restored before an excluded container starts.
-        let is_urgent = is_affected || excluding.restoration.lost_since.is_some();
-        excluding.rest(if is_urgent { RETRY_DELAY } else { REST_INTERVAL });
+        excluding.rest(if is_affected { RETRY_DELAY } else { REST_INTERVAL });
         why.clone_into(&mut excluding.failure);
         is_affected && excluding.is_new_failure(why, Instant::now())
-    }
-
-    /// Returns whether to log a failure of a sandbox, and records it as logged.
-    pub(super) fn is_new_failure(&self, sandbox_id: &str, why: &str) -> bool {
-        self.with_excluding(sandbox_id, |it| it.is_new_failure(why, Instant::now())).unwrap_or_default()
-    }
-
-    /// Records that a set is missing. Returns whether the caller restores it now, and then calls [`Self::restored`].
-    pub(super) fn starts_restoring(&self, sandbox_id: &str) -> bool {
-        self.with_excluding(sandbox_id, |it| it.restoration.starts(Instant::now())).unwrap_or_default()
-    }
-
-    /// Records the end of an attempt to restore a set. The sandbox is checked at once.
-    pub(super) fn restored(&self, sandbox_id: &str) {
-        let mut state = self.state();
-        let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return };
-        if let Some(excluding) = &mut sandbox.excluding {
-            excluding.restoration.is_running = false;
-        }
-        sandbox.wake(Instant::now());
-        self.0.changed.notify_all();
     }
 
     /// Records that a container's capture is reported. Returns whether it was not before.
@@ -381,10 +357,10 @@ impl Registry {
     }
 
     /// Returns whether the traffic of a running container is known to bypass the sidecar.
-    pub(super) fn is_exempt(&self, sandbox_id: &str, id: &str) -> bool {
+    pub(super) fn is_bypassing(&self, sandbox_id: &str, id: &str) -> bool {
         let state = self.state();
         let container = state.sandboxes.get(sandbox_id).and_then(|sandbox| sandbox.containers.get(id));
-        container.is_some_and(|container| container.is_exempt)
+        container.is_some_and(|container| container.is_bypassing)
     }
 
     /// Returns whether a container of a sandbox is not known to have exited.

@@ -1,7 +1,6 @@
-//! The thread that ends bypasses, removes the elements of exited containers and restores lost ones.
+//! The thread that ends bypasses, removes the elements of exited containers and adds lost ones.
 
-use super::events::captured;
-use super::reconciler::Reconciler;
+use super::reconciler::{Reconciler, captured};
 use super::registry::Capture;
 use crate::cni::Code;
 use crate::state::ROOT;
@@ -110,7 +109,7 @@ impl Watcher {
             return;
         }
         for container in registry.observe(sandbox_id).into_iter().flat_map(|observed| observed.named) {
-            if !registry.is_exempt(sandbox_id, &container.id) {
+            if !registry.is_bypassing(sandbox_id, &container.id) {
                 self.reconciler.report_capture(sandbox_id, &container.name, &error);
             }
         }

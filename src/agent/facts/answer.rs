@@ -2,7 +2,7 @@
 
 use super::cache::{Cache, SharedFacts};
 use super::objects::{ObservedPod, WatchedKind};
-use super::sync::SyncStates;
+use super::watching::SyncStates;
 use crate::agent::containers::Registry;
 use crate::agent::metrics::Metrics;
 use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, PoliciesReport, RequestKind};
@@ -29,7 +29,7 @@ const MARGIN: Duration = Duration::from_millis(100);
 pub(in crate::agent) struct AnswerSources {
     /// The watched objects.
     pub(in crate::agent) facts: SharedFacts,
-    /// The running containers, if the agent exempts excluded ones.
+    /// The running containers, if the agent excludes containers.
     pub(in crate::agent) containers: Option<Registry>,
     /// The policies of running pods.
     pub(in crate::agent) policies: watch::Receiver<PoliciesReport>,

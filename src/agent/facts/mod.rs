@@ -9,11 +9,9 @@ mod answer;
 mod cache;
 mod objects;
 mod reduced;
-mod sync;
 mod watching;
 
 pub(super) use answer::{AnswerSources, Answers};
 pub(super) use cache::SharedFacts;
 pub use objects::{EndedContainer, ObservedPod};
-pub(super) use sync::SyncStates;
-pub(super) use watching::WatchScope;
+pub(super) use watching::{SyncStates, WatchScope};

@@ -1,6 +1,6 @@
 //! The watched kinds of objects. Only the parts that the agent uses are parsed, and only some of them are cached.
 
-use super::reduced::{reduce_annotations, reduce_pod};
+use super::reduced::{reduce_namespace, reduce_pod};
 use crate::cluster::wire::{self, DefinitionSpec, PodSpec, null_is_empty};
 use crate::cluster::{Definition, ObjectRef, PolicyCondition};
 use crate::pod::well_known::{POLICY_CONDITION, PROXY_CONTAINER};
@@ -303,12 +303,13 @@ impl WatchedKind for Namespace {
 
     fn reduced(&self) -> Option<Self> {
         let mut reduced = self.clone();
-        reduce_annotations(&mut reduced.annotations);
+        reduce_namespace(&mut reduced);
         Some(reduced)
     }
 
     fn weight(&self) -> usize {
-        PER_OBJECT + map_weight(&self.annotations)
+        let label = self.dataplane_mode.as_ref().map_or(0, |value| PER_TEXT + value.len());
+        PER_OBJECT + map_weight(&self.annotations) + label
     }
 }
 

@@ -2,11 +2,11 @@
 //! so large that the agent neither repairs it nor ends its bypasses.
 
 use crate::pod::well_known as known;
-use crate::pod::{CONFIG_HASH, CONFIG_MIRROR, Container, Pod};
+use crate::pod::{CONFIG_HASH, CONFIG_MIRROR, Container, Namespace, Pod};
 use std::collections::BTreeMap;
 
 /// The annotations that decide about a pod's traffic.
-const ANNOTATIONS: [&str; 24] = [
+const ANNOTATIONS: [&str; 29] = [
     known::INJECT,
     known::INJECTION_STATUS,
     known::INTERCEPTION_MODE,
@@ -24,6 +24,11 @@ const ANNOTATIONS: [&str; 24] = [
     known::EXCLUDE_PORTS_FOR_UIDS,
     known::EXCLUDE_DNS,
     known::EXCLUDE_CONTAINERS,
+    known::EXCLUDE_DESTINATION_PORTS,
+    known::EXCLUDE_DESTINATION_RANGES,
+    known::REJECTED_INBOUND_PORTS,
+    known::AMBIENT_REDIRECTION,
+    known::AMBIENT_DNS_CAPTURE,
     known::LIVE_POLICY,
     known::OPENSHIFT_UID_RANGE,
     known::OPENSHIFT_GROUP_RANGE,
@@ -44,15 +49,20 @@ const TOO_LONG: &str = "(too long for the agent)";
 /// Reduces a pod.
 pub(super) fn reduce_pod(pod: &mut Pod) {
     reduce_annotations(&mut pod.annotations);
-    // The injector reads the label of this name.
-    pod.labels.retain(|key, _| key == known::INJECT);
+    // Istio's injector and istio-cni read the labels of these names.
+    pod.labels.retain(|key, _| [known::INJECT, known::DATAPLANE_MODE].contains(&key.as_str()));
     pod.labels.values_mut().for_each(cut);
     pod.dns_nameservers.clear();
     pod.containers.iter_mut().chain(&mut pod.init_containers).for_each(reduce_container);
 }
 
-/// Reduces the annotations of a pod or a namespace.
-pub(super) fn reduce_annotations(annotations: &mut BTreeMap<String, String>) {
+/// Reduces a namespace.
+pub(super) fn reduce_namespace(namespace: &mut Namespace) {
+    reduce_annotations(&mut namespace.annotations);
+    namespace.dataplane_mode.iter_mut().for_each(cut);
+}
+
+fn reduce_annotations(annotations: &mut BTreeMap<String, String>) {
     annotations.retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
     annotations.values_mut().for_each(cut);
 }

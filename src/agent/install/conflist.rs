@@ -1,5 +1,5 @@
-//! Edits the configuration list of a cluster network (a CNI conflist): adds, replaces and removes the plugin's entry. The
-//! order of keys stays the same, the formatting does not.
+//! Edits the configuration list of a cluster network (a CNI conflist): adds, replaces and removes the plugin's entry.
+//! The order of keys stays the same, the formatting does not.
 
 use super::digest::Digest;
 use crate::cni::{CNI_CONF_DIR, excerpt, is_identifier, version};
@@ -36,14 +36,14 @@ pub enum UnusableList {
     /// The network has no name; a runtime refuses it.
     #[error("missing key \"name\"")]
     NoName,
-    /// A `.conflist` file has no plugin list.
+    /// A `.conflist` file has no configuration list.
     #[error("missing key \"plugins\"")]
     NoPlugins,
-    /// An element of the plugin list has no type.
+    /// An element of the configuration list has no type.
     #[error("plugins[{0}]: missing key \"type\"")]
     NoType(usize),
     /// A `.conf` file has no plugin type.
-    #[error("missing key \"type\"; a plugin list belongs in a .conflist file")]
+    #[error("missing key \"type\"; a configuration list belongs in a .conflist file")]
     NotSingle,
     /// Multus generates its file from the cluster network's, which would drop the entry.
     #[error("configuration of Multus; the plugin belongs in the cluster network's file, which Multus calls")]
@@ -52,7 +52,7 @@ pub enum UnusableList {
     #[error("configuration of the loopback interface")]
     Loopback,
     /// Another tool's `.conflist` file has the name that the list made of this `.conf` file would have.
-    #[error("{0:?} is a plugin list of the same name; remove one of the two files")]
+    #[error("{0:?} is a configuration list of the same name; remove one of the two files")]
     Twice(String),
 }
 
@@ -68,8 +68,8 @@ impl UnusableList {
     }
 }
 
-/// Returns the plugin list `text` with `entry`, which replaces an entry of the same `type` or is appended. The text
-/// does not change if it has the entry already.
+/// Returns the configuration list `text` with `entry`, which replaces an entry of the same `type` or is appended. The
+/// text does not change if it has the entry already.
 ///
 /// # Errors
 /// A runtime would refuse the list.
@@ -86,7 +86,7 @@ pub fn rewrite(text: &str, entry: &Value) -> Result<String, UnusableList> {
     Ok(list.text())
 }
 
-/// Returns the plugin list `text` without its entries of the type `kind`; `None` if it has none.
+/// Returns the configuration list `text` without its entries of the type `kind`; `None` if it has none.
 ///
 /// # Errors
 /// As [`rewrite`].
@@ -97,7 +97,7 @@ pub fn without(text: &str, kind: &str) -> Result<Option<String>, UnusableList> {
     Ok((!own.is_empty()).then(|| list.text()))
 }
 
-/// Returns the entries of the plugin list `text` that have the type `kind`.
+/// Returns the entries of the configuration list `text` that have the type `kind`.
 ///
 /// # Errors
 /// As [`rewrite`].
@@ -107,7 +107,7 @@ pub fn of_type(text: &str, kind: &str) -> Result<Vec<Value>, UnusableList> {
     Ok(own.into_iter().map(|index| list.plugins[index].clone()).collect())
 }
 
-/// Returns the digests of the entries of the plugin list `text` that have the type `kind`.
+/// Returns the digests of the entries of the configuration list `text` that have the type `kind`.
 ///
 /// # Errors
 /// As [`rewrite`].
@@ -115,19 +115,19 @@ pub(super) fn digests(text: &str, kind: &str) -> Result<Vec<Digest>, UnusableLis
     Ok(of_type(text, kind)?.iter().map(Digest::of_value).collect())
 }
 
-/// Whether the plugin list `text` is an own list: an entry has the key `cni_conf_dir`.
+/// Whether the configuration list `text` is an own list: an entry has the key `cni_conf_dir`.
 #[must_use]
 pub fn is_own_list(text: &str) -> bool {
     ConfList::parse(text).is_ok_and(|list| list.plugins.iter().any(|plugin| plugin.get(CNI_CONF_DIR).is_some()))
 }
 
-/// Returns the name of the network of the plugin list `text`.
+/// Returns the name of the network of the configuration list `text`.
 pub(super) fn name(text: &str) -> Option<String> {
     ConfList::parse(text).ok()?.keys["name"].as_str().map(str::to_owned)
 }
 
-/// Checks that the plugin supports the version that runtimes use for the plugin list `text`: the newest known one of
-/// `cniVersions`, or else `cniVersion` (libcni 1.3, `NetworkConfFromBytes`).
+/// Checks that the plugin supports the version that runtimes use for the configuration list `text`: the newest known
+/// one of `cniVersions`, or else `cniVersion` (libcni 1.3, `NetworkConfFromBytes`).
 ///
 /// # Errors
 /// As [`rewrite`]; [`UnusableList::Version`].
@@ -143,8 +143,8 @@ pub(super) fn check_version(text: &str) -> Result<(), UnusableList> {
     }
 }
 
-/// Returns the name of a plugin list without plugins, which runtimes then read from the directory of this name; `None`
-/// for any other text.
+/// Returns the name of a configuration list without plugins, which runtimes then read from the directory of this name;
+/// `None` for any other text.
 pub(super) fn directory(text: &str) -> Option<String> {
     let keys = object(text).ok().filter(|_| matches!(ConfList::parse(text), Err(UnusableList::NotInlined)))?;
     keys.get("name")?.as_str().filter(|name| is_identifier(name)).map(str::to_owned)
@@ -159,8 +159,8 @@ pub fn types(text: &str) -> Result<Vec<String>, UnusableList> {
     Ok(list.plugins.iter().filter_map(|plugin| Some(plugin["type"].as_str()?.to_owned())).collect())
 }
 
-/// Converts the configuration of a single plugin to a plugin list of the same name and version. Both are part of the
-/// state that the plugin and its IPAM plugin save on the node.
+/// Converts the configuration of a single plugin to a configuration list of the same name and version. Both are part of
+/// the state that the plugin and its IPAM plugin save on the node.
 ///
 /// # Errors
 /// A runtime would refuse the configuration.
@@ -198,7 +198,7 @@ fn refused(error: String) -> UnusableList {
     }
 }
 
-/// A plugin list that a runtime would accept.
+/// A configuration list that a runtime would accept.
 struct ConfList {
     keys: Map<String, Value>,
     plugins: Vec<Value>,

@@ -51,7 +51,7 @@ impl EntrySettings {
         Ok(format!("{conf:#}\n"))
     }
 
-    /// Returns the entry for a plugin list, without the network's name and version.
+    /// Returns the entry for a configuration list, without the network's name and version.
     ///
     /// # Errors
     /// The plugin would refuse it.

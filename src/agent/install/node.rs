@@ -123,7 +123,8 @@ impl NodeFiles {
             paths.extend(desired.configurations.iter().filter_map(ConfigurationTarget::file).cloned());
             found.notes.extend(self.untrusted(desired));
             if let Some(directory) = &desired.multus_chain {
-                found.invalid_chain_files = self.invalid_chain_files(directory, desired)?;
+                let own: Vec<&HostPath> = desired.configurations.iter().filter_map(ConfigurationTarget::file).collect();
+                found.invalid_chain_files = self.invalid_files(directory, &own)?;
             }
             for target in &desired.configurations {
                 if let ConfigurationTarget::Listed { dir, own_list, .. } = target {
@@ -155,10 +156,20 @@ impl NodeFiles {
     }
 
     /// Returns the invalid files of other tools in the directory of Multus's auxiliary chain, each with the reason.
-    fn invalid_chain_files(&self, directory: &HostPath, desired: &DesiredState) -> Result<Vec<String>, InstallError> {
-        let is_own = |path: &HostPath| desired.configurations.iter().any(|target| target.file() == Some(path));
+    ///
+    /// # Errors
+    /// The directory can't be read.
+    pub fn invalid_chain_files(
+        &self,
+        directory: &HostPath,
+        record: &InstallRecord,
+    ) -> Result<Vec<String>, InstallError> {
+        self.invalid_files(directory, &record.files.keys().collect::<Vec<_>>())
+    }
+
+    fn invalid_files(&self, directory: &HostPath, own: &[&HostPath]) -> Result<Vec<String>, InstallError> {
         let names = self.names(directory)?.into_iter().filter(|name| name.ends_with(".conf"));
-        let paths = names.map(|name| directory.join(&name)).filter(|path| !is_own(path));
+        let paths = names.map(|name| directory.join(&name)).filter(|path| !own.contains(&path));
         let invalid = |path: HostPath| match self.file(&path) {
             Ok(Some(FoundFile { text: Some(text), .. })) => {
                 check_chained_plugin(&path.to_string(), &text).err().map(|error| error.msg)

@@ -244,7 +244,7 @@ enum Obstacle {
     #[error("a configuration that was not reverted needs it")]
     Needed,
     /// The number of pods.
-    #[error("the runtime needs it to delete pods whose saved plugin lists name it (pods: {0})")]
+    #[error("the runtime needs it to delete pods whose saved configuration lists name it (pods: {0})")]
     Pods(usize),
 }
 

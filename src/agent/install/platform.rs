@@ -13,8 +13,8 @@ pub struct Platform {
     pub bin_dir: &'static str,
     /// The directory of network configurations.
     pub conf_dir: &'static str,
-    /// Whether the plugin is added to the cluster network's plugin list. Otherwise it has a configuration file of its
-    /// own, which pods select as an attachment.
+    /// Whether the plugin is added to the cluster network's configuration list. Otherwise it has a configuration file
+    /// of its own, which pods select as an attachment.
     pub chained: bool,
     /// Whether new pods get rules in format nftables, as with istio-cni there: RHEL 10 has nft_compat only in the package
     /// kernel-modules-extra, and OpenShift's network operator (iptables-alerter) reports each pod with iptables rules.

@@ -48,7 +48,7 @@ pub enum ConfigurationTarget {
         /// Its whole text.
         text: String,
     },
-    /// An entry in the plugin list of the cluster network, or in a copy of it.
+    /// An entry in the configuration list of the cluster network, or in a copy of it.
     Listed {
         /// The directory of the list.
         dir: HostPath,
@@ -97,8 +97,8 @@ pub struct FoundState {
     pub invalid_chain_files: Vec<String>,
     /// Temporary files of installations that were killed, and own lists that Cilium renamed.
     pub leftovers: Vec<HostPath>,
-    /// The programs that the runtime needs to delete running pods, with the number of these pods: their saved plugin lists
-    /// name the program.
+    /// The programs that the runtime needs to delete running pods, with the number of these pods: their saved
+    /// configuration lists name the program.
     pub needed_programs: BTreeMap<HostPath, usize>,
     /// Why `needed_programs` may be incomplete, one line each.
     pub unread_results: Vec<String>,
@@ -156,7 +156,7 @@ pub struct InstallRecord {
     pub owner: Option<String>,
     /// Files that belong to the installation as a whole.
     pub files: BTreeMap<HostPath, Owned>,
-    /// Plugin lists with an entry of the installation.
+    /// Configuration lists with an entry of the installation.
     pub lists: BTreeMap<HostPath, EditedList>,
     /// The directory of Multus's auxiliary chain, if one of the files is there: Multus runs the plugin for every pod.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -237,7 +237,7 @@ pub enum PreviousContent {
     Aside(HostPath),
 }
 
-/// A plugin list with an entry of the installation.
+/// A configuration list with an entry of the installation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EditedList {
     /// The `type` of the entry.

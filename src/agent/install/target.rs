@@ -5,7 +5,7 @@ use super::state::ConfFile;
 use crate::cni::{OWN_LIST, is_configuration_file};
 use std::collections::BTreeSet;
 
-/// The selected file and its plugin list.
+/// The selected file and its configuration list.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ConfTarget<'a> {
     pub(super) file: &'a ConfFile,
@@ -66,7 +66,7 @@ fn list_name(name: &str) -> String {
     stem.map_or_else(|| name.to_owned(), |stem| format!("{stem}{LIST_SUFFIX}"))
 }
 
-/// Returns the plugin list in a file, or the one that is made of its single plugin.
+/// Returns the configuration list in a file, or the one that is made of its single plugin.
 ///
 /// # Errors
 /// A runtime would refuse the file.

@@ -8,8 +8,6 @@ mod reconciler;
 mod repair;
 mod rule_check;
 mod run;
-mod sandbox;
-mod selector;
 mod settings;
 mod suspicion;
 mod texts;
@@ -17,6 +15,6 @@ mod tracked_pod;
 
 pub use reconciler::{FinishedJob, Job, ObservedNode, PodReconciler};
 pub use repair::{RepairOutcome, RepairResult};
-pub use selector::parse_selector;
-pub use settings::{PodSettings, RepairMode, RepairSettings};
+pub(super) use run::PodSignals;
+pub use settings::{PodSettings, RepairMode, RepairSettings, parse_selector};
 pub use suspicion::Cause;

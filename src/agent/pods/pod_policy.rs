@@ -2,7 +2,6 @@
 
 use super::limits::{ChangeLimit, MIN_INTERVAL};
 use super::rule_check::{name, pod_ref};
-use super::sandbox::Sandboxes;
 use super::settings::Tools;
 use super::suspicion::suspect;
 use super::texts;
@@ -14,10 +13,11 @@ use crate::cluster::PolicyCondition;
 use crate::cni::{Code, Error, NetConf};
 use crate::host_path::HostRoot;
 use crate::plugin::running::live_policy::{
-    Assessment, Input, Policies, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, union,
+    Assessment, Input, Policies, RunningPod, Verdict, applied_policy, assess, assess_changed, changes,
 };
 use crate::pod::{Facts, Namespace};
-use crate::policy::LivePolicyScope;
+use crate::policy::{LivePolicyScope, Policy};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -253,7 +253,7 @@ impl PolicyEvaluation<'_> {
         }
         policy.limit.record(self.now);
         policy.assessment = assessment;
-        let words = changes(&applied_policy(running), &union(change.iter().map(|(_, policy)| policy)));
+        let words = changes(&applied_policy(running), &Policy::union_of(change.iter().map(|(_, policy)| policy)));
         let after = assess_changed(&input, &change);
         Some(PolicyChange { running: running.clone(), change, after, words })
     }
@@ -283,6 +283,31 @@ impl PolicyEvaluation<'_> {
         } else {
             policy.assessment = waiting;
         }
+    }
+}
+
+/// The pod sandboxes with saved state by the namespaces and names of their pods.
+pub(super) struct Sandboxes(BTreeMap<(String, String), Vec<RunningPod>>);
+
+impl Sandboxes {
+    pub(super) fn new(running: Vec<RunningPod>) -> Self {
+        let mut by_pod: BTreeMap<_, Vec<RunningPod>> = BTreeMap::new();
+        for sandbox in running {
+            if let Some(pod) = sandbox.pod.clone() {
+                by_pod.entry((pod.namespace, pod.name)).or_default().push(sandbox);
+            }
+        }
+        Self(by_pod)
+    }
+
+    /// Returns the sandbox of a pod; `None` without saved state. While a previous sandbox is removed, there are two, and
+    /// the newer one is the pod's.
+    pub(super) fn of(&self, observed: &ObservedPod, root: &HostRoot) -> Option<&RunningPod> {
+        let pod = &observed.pod;
+        let of_name = self.0.get(&(pod.namespace.clone(), pod.name.clone())).into_iter().flatten();
+        let of_pod = of_name.filter(|running| running.pod.as_ref().is_some_and(|named| pod.matches(named)));
+        let present = of_pod.filter(|running| running.is_present(root));
+        present.max_by_key(|running| running.added_since_boot())
     }
 }
 

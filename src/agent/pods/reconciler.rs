@@ -1,10 +1,9 @@
 //! Which pods are due, the jobs that change or check their rules, and the results. The jobs run elsewhere.
 
-use super::pod_policy::{PolicyChange, PolicyEvaluation};
+use super::pod_policy::{PolicyChange, PolicyEvaluation, Sandboxes};
 use super::pod_rules::PodRules;
 use super::repair::{RepairOutcome, RepairResult};
 use super::rule_check::{RuleCheck, SharedLookups, pod_ref};
-use super::sandbox::Sandboxes;
 use super::settings::{PodSettings, Tools};
 use super::tracked_pod::TrackedPod;
 use crate::agent::facts::ObservedPod;
@@ -17,7 +16,7 @@ use crate::cni::Error;
 use crate::host_path::HostPath;
 use crate::plugin::running;
 use crate::plugin::running::live_policy::{self, Assessment, Verdict};
-use crate::pod::Namespace;
+use crate::pod::{Namespace, PodRef};
 use crate::state::ROOT;
 use crate::trusted_file::FileId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -235,6 +234,15 @@ impl PodReconciler {
         }
         // The counts change although no pod is evaluated.
         self.has_changed |= became_current || has_ended;
+    }
+
+    /// Checks the rules of a pod soon. If the agent does not repair pods, it does nothing.
+    pub(super) fn check_soon(&mut self, pod: &PodRef, now: Instant) {
+        let is_named = |tracked: &&mut TrackedPod| {
+            let own = &tracked.observed.pod;
+            (&own.namespace, &own.name) == (&pod.namespace, &pod.name) && own.matches(pod)
+        };
+        self.pods.values_mut().filter(is_named).for_each(|tracked| tracked.check_soon(now));
     }
 
     /// Removes the saved state of pods that have ended. The runtime calls no DEL for an attachment that a repair added.

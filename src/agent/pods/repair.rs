@@ -160,7 +160,7 @@ impl RepairCase<'_> {
     }
 
     fn count_older_connections(&self, found: &FoundNetns, container_id: &str) -> RepairOutcome {
-        match plugin::bypassing(container_id, &found.netns, LOCK_TIMEOUT) {
+        match running::bypassing(container_id, &found.netns, LOCK_TIMEOUT) {
             Ok(0) => RepairOutcome::Repaired,
             Ok(older) => RepairOutcome::RepairedForNew { older },
             Err(error) => {

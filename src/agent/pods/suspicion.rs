@@ -96,8 +96,9 @@ fn has_failed_validation(observed: &ObservedPod) -> bool {
     observed.pod.annotations.contains_key(INJECTION_STATUS) && observed.ended_init_containers.iter().any(has_failed)
 }
 
-/// Whether the plugin is called for the pod: always from the cluster network's plugin list, and otherwise for pods that
-/// select its network. Without definitions, a selection counts: Multus would not have started the pod otherwise.
+/// Whether the plugin is called for the pod: always from the cluster network's configuration list, and otherwise for
+/// pods that select its network. Without definitions, a selection counts: Multus would not have started the pod
+/// otherwise.
 pub(super) fn is_called(installed: &Installed, pod: &Pod, look_up: &dyn Fn(&ObjectRef) -> Option<Lookup>) -> bool {
     let network = || networks::installed_network(pod, &installed.conf.name, look_up);
     installed.for_every_pod || matches!(network(), Ok(InstalledNetwork::Runs | InstalledNetwork::Unknown(_)))

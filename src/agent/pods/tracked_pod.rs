@@ -60,6 +60,12 @@ impl TrackedPod {
         self.check_rules_after_change(now);
     }
 
+    /// Checks its rules soon.
+    pub(super) fn check_soon(&mut self, now: Instant) {
+        self.has_changed = true;
+        self.check_rules_after_change(now);
+    }
+
     fn check_rules_after_change(&mut self, now: Instant) {
         if let Some(rules) = &mut self.rules
             && std::mem::take(&mut self.has_changed)

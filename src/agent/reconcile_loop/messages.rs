@@ -1,8 +1,7 @@
 //! What the loop logs.
 
-use super::iteration::{Iteration, Readiness};
+use super::iteration::{HOLD_TIME, Iteration, Readiness};
 use crate::agent::install::InstallPlan;
-use crate::agent::stability::HOLD_TIME;
 use std::time::{Duration, Instant};
 
 /// The last logged state; only changes of it are logged.
@@ -31,7 +30,7 @@ impl LastLogged {
     fn followed(&mut self, plan: &InstallPlan) {
         if self.followed.is_none_or(|logged| logged.elapsed() > HOLD_TIME) {
             let actions = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-            tracing::info!("the cluster network's plugin list changed: {actions}");
+            tracing::info!("the cluster network's configuration list changed: {actions}");
             self.followed = Some(Instant::now());
         }
     }

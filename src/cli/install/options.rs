@@ -40,16 +40,16 @@ pub(in crate::cli) struct InstallOptions {
     platform: Option<&'static Platform>,
     #[command(flatten)]
     place: NodeArguments,
-    /// Add the plugin to the cluster network's plugin list (true), or write a separate configuration file (false) [default: depends on the platform]
+    /// Add the plugin to the cluster network's configuration list (true), or write a separate configuration file (false) [default: depends on the platform]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
-    /// Add the plugin to a copy of the cluster network's plugin list, 00-detour.conflist, which runtimes use instead (true), or to the list itself (false) [default: false]
+    /// Add the plugin to a copy of the cluster network's configuration list, 00-detour.conflist, which runtimes use instead (true), or to the list itself (false) [default: false]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = false, hide_default_value = true)]
     own_list: bool,
     /// Whether the runtime calls the plugin as the primary plugin; if false, attachments can't make it the primary plugin [default: depends on the installed configuration]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     primary: Option<bool>,
-    /// Configuration file to change, copy (--own-list=true) or write [default: the first valid plugin list with --chained=true, else istio-cni.conf; with --attachments and --chained=false, it is not used]
+    /// Configuration file to change, copy (--own-list=true) or write [default: the first valid configuration list with --chained=true, else istio-cni.conf; with --attachments and --chained=false, it is not used]
     #[arg(long, value_name = "FILE", value_parser = parse_file_name)]
     conf_name: Option<String>,
     /// Directory on the node from which the runtime, or Multus, runs plugins [default: depends on the platform]
@@ -128,8 +128,9 @@ impl InstallOptions {
             }
         }
         if self.own_list && self.conf_name.as_deref() == Some(OWN_LIST) {
-            let message =
-                format!("--conf-name {OWN_LIST}: expected the cluster network's plugin list, got the copy of it");
+            let message = format!(
+                "--conf-name {OWN_LIST}: expected the cluster network's configuration list, got the copy of it"
+            );
             return Err(CommandError::Usage(message));
         }
         Ok(node)

@@ -15,8 +15,8 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 use protocol::MAX_ANSWER;
 pub use protocol::{
-    AgentAnswer, AgentRequest, CallReport, ContainersStatus, ExemptContainer, FACTS, Hello, MAX_POLICIES, MAX_REQUEST,
-    PodPolicyStatus, PoliciesReport, RequestKind,
+    AgentAnswer, AgentRequest, BypassingContainer, CallReport, ContainersStatus, FACTS, Hello, MAX_POLICIES,
+    MAX_REQUEST, PodPolicyStatus, PoliciesReport, RequestKind,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;

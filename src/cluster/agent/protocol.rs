@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// The version of the fields of [`Pod`], [`Namespace`] and definitions. A plugin that needs a field which an older
 /// agent does not send asks the API instead.
-pub const FACTS: u32 = 1;
+pub const FACTS: u32 = 2;
 
 /// The maximum length of a request in bytes.
 pub const MAX_REQUEST: u64 = 256 << 10;
@@ -148,15 +148,15 @@ pub struct ContainersStatus {
     /// The runtime's NRI socket on the node that the agent uses; `None` without NRI, and from an earlier agent.
     #[serde(default)]
     pub socket: Option<String>,
-    /// Why the agent is not registered, or could not exempt a container of this sandbox; may be empty.
+    /// Why the agent is not registered, or could not exclude a container of this sandbox; may be empty.
     pub error: String,
     /// The elements that the sets must have now; `None` if the agent does not know them.
-    pub expected: Option<Vec<ExemptContainer>>,
+    pub expected: Option<Vec<BypassingContainer>>,
 }
 
 /// A running container whose traffic bypasses the sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct ExemptContainer {
+pub struct BypassingContainer {
     /// Its name in the pod.
     pub name: String,
     /// Its ID.
@@ -305,13 +305,16 @@ mod tests {
         let definition = Definition { config: "{\n}".into(), ..Definition::default() };
         let (name, id) = ("vault".to_owned(), "7c".to_owned());
         let policy = PodPolicyStatus { state: "older".into(), ..PodPolicyStatus::default() };
-        let exempt = ExemptContainer { name, id, cgroup: u64::MAX, scope: ContainerScope::Dns };
+        let bypassing = BypassingContainer { name, id, cgroup: u64::MAX, scope: ContainerScope::Dns };
         for answer in [
             AgentAnswer::Facts { pod: pod().into(), namespace: Some(Namespace::default()) },
             AgentAnswer::Facts { pod: Box::default(), namespace: None },
             AgentAnswer::Definitions { found: vec![Lookup::Found(definition), Lookup::Missing("no".into())] },
             AgentAnswer::Namespaces { names: vec!["a".into()] },
-            AgentAnswer::Containers(ContainersStatus { expected: Some(vec![exempt]), ..ContainersStatus::default() }),
+            AgentAnswer::Containers(ContainersStatus {
+                expected: Some(vec![bypassing]),
+                ..ContainersStatus::default()
+            }),
             AgentAnswer::Containers(ContainersStatus { runtime: Some("r 1".into()), ..ContainersStatus::default() }),
             AgentAnswer::Policies(PoliciesReport { older: 1, pods: vec![policy], ..PoliciesReport::default() }),
             AgentAnswer::Done,

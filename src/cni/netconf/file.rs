@@ -1,4 +1,4 @@
-//! Configuration files: one plugin, or a plugin list that contains one of this plugin.
+//! Configuration files: one plugin, or a configuration list that contains one of this plugin.
 
 use super::net_conf::NetConf;
 use super::sub_plugins::OWN_TYPES;
@@ -7,8 +7,8 @@ use crate::cni::request::CniCommand;
 use serde_json::Value;
 use std::path::Path;
 
-/// The file name of the plugin's own list: a copy of the cluster network's plugin list with the plugin's entry. Of the
-/// files in their configuration directory, runtimes use the first one.
+/// The file name of the plugin's own list: a copy of the cluster network's configuration list with the plugin's entry.
+/// Of the files in their configuration directory, runtimes use the first one.
 pub const OWN_LIST: &str = "00-detour.conflist";
 
 /// U+FEFF in UTF-8, which some editors write. JSON parsers refuse it (RFC 8259, section 8.1).
@@ -20,7 +20,7 @@ pub fn is_configuration_file(name: &str) -> bool {
     [".conflist", ".conf", ".json"].iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// Parses a plugin's configuration, or the one plugin of a plugin list that is of this plugin's types.
+/// Parses a plugin's configuration, or the one plugin of a configuration list that is of this plugin's types.
 ///
 /// # Errors
 /// The text is not JSON, has no plugin of these types or more than one, or the plugin's configuration is invalid.

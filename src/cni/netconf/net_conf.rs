@@ -4,7 +4,7 @@ use super::keys::{CNI_CONF_DIR, LogLevel, absolute, delegate_timeout, text};
 use super::kubernetes::Kubernetes;
 use super::pod_annotations;
 use super::primary::Primary;
-use super::sub_plugins::{blocks, kind};
+use super::sub_plugins::{blocks, kind, redirects};
 use super::unknown;
 use crate::cni::block::{Block, BlockReader};
 use crate::cni::document::Document;
@@ -36,7 +36,7 @@ pub struct NetConf {
     pub log_level: LogLevel,
     /// `log_file`: log lines are appended to this file, in addition to stderr.
     pub log_file: Option<PathBuf>,
-    /// `cni_conf_dir`: the directory of the cluster network's plugin list, of which this list is a copy.
+    /// `cni_conf_dir`: the directory of the cluster network's configuration list, of which this list is a copy.
     pub cni_conf_dir: Option<PathBuf>,
     /// `kubernetes`: the sources of pod facts.
     pub kubernetes: Kubernetes,
@@ -62,8 +62,9 @@ pub struct NetConf {
     /// `attachments_may_exclude_namespaces`: whether attachments can add to the node's `exclude_namespaces`. It has an
     /// effect only in the node configuration.
     pub attachments_may_exclude_namespaces: bool,
-    /// istio-cni's `ambient_enabled`; ambient mode is not supported.
-    pub ambient_enabled: bool,
+    /// Whether the configuration asks for the redirection of pods in the ambient mesh, which detour does not make:
+    /// istio-cni's `ambient_enabled`, and a chain with `istio-redirect`.
+    pub redirects_ambient: bool,
     /// The file in which names of groups are looked up (group(5)). No key sets it, since it belongs to the host.
     pub group_file: PathBuf,
     /// Warnings about ignored keys, one line each.
@@ -115,11 +116,6 @@ impl NetConf {
         let kind = kind(&keys, program)?;
         unknown::check_chain(&document.block.keys)?;
         let mut warnings = unknown::at_the_top(&document.block.keys);
-        let ambient_enabled = keys.boolean("ambient_enabled")?.unwrap_or(false);
-        if ambient_enabled {
-            let warning = "ambient_enabled: ignored: ambient mode is not supported; pods without a sidecar are skipped";
-            warnings.push(warning.into());
-        }
         let mut kubernetes = Kubernetes::read(&keys, &mut warnings)?;
         let primary = Primary::read(&keys, &mut warnings)?;
         let (mut log_level, mut log_file) = (LogLevel::read(&keys)?, absolute(&keys, "log_file")?);
@@ -132,6 +128,13 @@ impl NetConf {
         let mut runtime_config = keys.block("runtimeConfig")?.map(|config| config.all().clone()).unwrap_or_default();
         pod_annotations::check(&mut runtime_config, &mut warnings);
         let has_chain = primary.is_none() || keys.value("chain").is_some();
+        let chain = if has_chain { blocks(&keys, &kind)? } else { Vec::new() };
+        let redirects_ambient = keys.boolean("ambient_enabled")?.unwrap_or(false) && chain.iter().any(redirects);
+        if redirects_ambient {
+            let warning = "ambient_enabled: ignored: detour does not redirect pods of the ambient mesh; run istio-cni for \
+                           them, and remove this key or istio-redirect";
+            warnings.push(warning.into());
+        }
         Ok(Self {
             cni_version: document.cni_version.clone(),
             name,
@@ -141,7 +144,7 @@ impl NetConf {
             kubernetes,
             rule_format: RuleFormat::read(&keys)?,
             auto_format: RuleFormat::read_auto(&keys)?,
-            chain: if has_chain { blocks(&keys, &kind)? } else { Vec::new() },
+            chain,
             kind,
             primary,
             delegate_timeout: delegate_timeout(&keys)?,
@@ -153,7 +156,7 @@ impl NetConf {
             prev_result: keys.value("prevResult").cloned(),
             valid_attachments: valid_attachments(&keys)?,
             attachments_may_exclude_namespaces: keys.boolean("attachments_may_exclude_namespaces")?.unwrap_or(false),
-            ambient_enabled,
+            redirects_ambient,
             group_file: GROUP_FILE.into(),
             warnings,
         })
@@ -303,7 +306,7 @@ mod tests {
         assert_eq!(conf.rule_format, None);
         assert!(conf.args.is_empty() && conf.runtime_config.is_empty());
         assert_eq!((conf.prev_result, conf.valid_attachments), (None, None));
-        assert!(conf.warnings.is_empty() && !conf.ambient_enabled);
+        assert!(conf.warnings.is_empty() && !conf.redirects_ambient);
     }
 
     /// The saved state of a longer name can't be written, so it has none.
@@ -355,10 +358,14 @@ mod tests {
     }
 
     #[test]
-    fn an_enabled_ambient_mode_is_a_warning() {
+    fn only_a_redirection_for_the_ambient_mesh_is_a_warning() {
         let conf = with("ambient_enabled", json!(true)).expect("accepted");
-        assert!(conf.ambient_enabled);
+        assert!(conf.redirects_ambient);
         assert!(conf.warnings[0].starts_with("ambient_enabled: "), "{:?}", conf.warnings);
+        let chain = json!([{"type": "uid-exclude", "uids": [7]}]);
+        let excluding = json!({"name": "n", "type": "istio-cni", "ambient_enabled": true, "chain": chain});
+        let excluding = parse(&excluding).expect("accepted");
+        assert!(excluding.warnings.is_empty() && !excluding.redirects_ambient, "{:?}", excluding.warnings);
     }
 
     #[test]

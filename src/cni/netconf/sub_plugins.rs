@@ -13,7 +13,8 @@ pub const PROGRAM: &str = "detour";
 pub const OWN_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
 
 /// The types of sub-plugins; a block of any other type runs an executable.
-pub const SUB_PLUGINS: [&str; 4] = ["istio-redirect", "uid-exclude", "dns-exclude", "container-exclude"];
+pub const SUB_PLUGINS: [&str; 5] =
+    ["istio-redirect", "uid-exclude", "dns-exclude", "container-exclude", "destination-exclude"];
 
 /// The maximum number of blocks in `chain`.
 const MAX_BLOCKS: usize = 32;
@@ -49,6 +50,11 @@ pub(super) fn blocks(reader: &BlockReader<'_>, kind: &str) -> Result<Vec<Block>,
     };
     blocks.iter().try_for_each(check_type)?;
     Ok(blocks)
+}
+
+/// Returns whether the block is that of the redirection.
+pub(super) fn redirects(block: &Block) -> bool {
+    block.keys.get("type").and_then(Value::as_str) == Some(SUB_PLUGINS[0])
 }
 
 /// Checks the type of a block. The executable of a type is searched in `CNI_PATH`, so a type cannot contain `/`.

@@ -42,8 +42,8 @@ impl Document {
 
 impl NodeConf {
     /// Replaces the node's keys in an attachment's configuration. Returns a warning for each value of the attachment
-    /// that is ignored. `network` is the name of its plugin list, and `program` the name under which the binary was
-    /// started.
+    /// that is ignored. `network` is the name of its configuration list, and `program` the name under which the binary
+    /// was started.
     pub fn govern(&self, conf: &mut Map<String, Value>, network: Option<&str>, program: &str) -> Vec<String> {
         let mut ignored = Vec::new();
         let mut kubernetes = match conf.get("kubernetes") {
@@ -186,7 +186,7 @@ impl NodeConf {
     }
 
     /// Applies [`Self::govern`] to every configuration of an attachment whose type is `own`: the attachment's own
-    /// configuration, those of its plugin list, and nested ones in `chain`. Returns `None` if there is no such
+    /// configuration, those of its configuration list, and nested ones in `chain`. Returns `None` if there is no such
     /// configuration.
     ///
     /// # Errors
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn plugin_lists_and_nested_chains_are_governed() {
+    fn configuration_lists_and_nested_chains_are_governed() {
         let node = NodeConf { exhaustive: true, ..node(&json!({"kubernetes": {"cni_bin_dir": "/opt/cni/bin"}})) };
         let own = |kind: &str| kind == "detour";
         let malicious = || json!({"type": "detour", "kubernetes": {"cni_bin_dir": "/malicious"}});

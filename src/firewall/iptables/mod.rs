@@ -2,25 +2,21 @@
 //! and back.
 //!
 //! * `xt`: xtables matches and targets as C structures
-//! * `restore`: the rules of a pod for `iptables-restore`
-//! * `text`: rules as `iptables-save` prints them
-//! * `legacy`: the tables of iptables-legacy
-
-mod legacy;
-mod restore;
-mod text;
-mod xt;
-
-pub use legacy::legacy_tables;
-pub use restore::restore_text;
+//! * `text`: rules as `iptables-save` prints them, and for `iptables-restore`
 
 use super::expression::{Base, Expression, Meta, NftVerdict, encodes_as};
 use super::rule::{Family, Is, Match, Name, Rule, Target, protocol_number};
 use crate::netlink::attributes::Attributes;
 use crate::policy::{PortRange, Protocol};
+use crate::trusted_file::read_text;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+pub use text::restore_text;
 use xt::Info;
+
+mod text;
+mod xt;
 
 /// `NFTA_RULE_COMPAT_PROTO`, `NFTA_RULE_COMPAT_FLAGS`.
 const COMPAT_PROTOCOL: u16 = 1;
@@ -275,4 +271,22 @@ impl<'a> Decoder<'a> {
 /// Returns the first bytes of `value`, followed by zeros if there are fewer.
 fn padded<const N: usize>(value: &[u8]) -> [u8; N] {
     std::array::from_fn(|at| value.get(at).copied().unwrap_or_default())
+}
+
+/// The most that is read of a list of table names. There are few tables, with names of at most 32 bytes.
+const MAX_NAMES_FILE: u64 = 64 << 10;
+
+/// Returns the tables of iptables-legacy that are active in the calling thread's network namespace; none if the
+/// kernel does not support them. The kernel lists only their names (net/netfilter/x_tables.c, `xt_table_seq_ops`).
+#[must_use]
+pub fn legacy_tables() -> Vec<(Family, String)> {
+    let names = |family: Family| {
+        let file = match family {
+            Family::Ip => "/proc/thread-self/net/ip_tables_names",
+            Family::Ip6 => "/proc/thread-self/net/ip6_tables_names",
+        };
+        let text = read_text(Path::new(file), MAX_NAMES_FILE).unwrap_or_default();
+        text.lines().map(|name| (family, name.to_owned())).collect::<Vec<_>>()
+    };
+    Family::ALL.into_iter().flat_map(names).collect()
 }

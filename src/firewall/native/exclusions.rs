@@ -7,6 +7,8 @@
 //! * If the redirection captures DNS, the answers of resolvers are in the conntrack zone of the proxy's own queries.
 //!   Therefore, excluded queries over UDP are put into this zone. Over lo, answers are in the default zone. A query must
 //!   be put into it, too: the first zone that a rule sets is final (`nft_ct_set_zone_eval`, `xt_ct_target`).
+//! * In Istio's ambient mesh, ztunnel sends from sockets in the pod's network namespace, with a UID that a container may
+//!   also have. Its packets have a mark (istio/ztunnel, `PACKET_MARK`), with which they match no exclusion.
 //! * Traffic over lo is excluded only if it is DNS that the redirection would capture there.
 //! * The rules look up the sender's control group at every level, because the level of a container's control group
 //!   depends on the node. A level that does not exist does not match. A control group below the container's also matches.
@@ -32,6 +34,8 @@ const QUERIES: &str = "DETOUR_QUERIES";
 const ZONE: &str = "DETOUR_ZONE";
 /// The default zone.
 const NO_ZONE: u16 = 0;
+/// The mark of ztunnel's own packets.
+const ZTUNNEL_MARK: u32 = 0x539;
 /// The levels of control groups. A container's has level 3 to 5 on usual nodes, deeper if the node is itself a
 /// container.
 const LEVELS: RangeInclusive<u8> = 1..=12;
@@ -44,7 +48,7 @@ pub(super) fn chains(excluded: &ExcludedTraffic) -> BTreeMap<Name, NativeChain> 
     let plain = |rules| NativeChain { hook: None, rules };
     let fix = |family| NativeRule { family: Some(family), ..NativeRule::new(NativeAction::KeepDestination) };
     let mut chains = BTreeMap::from([
-        (NAT.into(), base(Table::Nat, excludable(&excluded.capture))),
+        (NAT.into(), base(Table::Nat, excludable(excluded))),
         (EXCLUSIONS.into(), plain(exclusions(excluded))),
         (DIRECT.into(), plain(Family::ALL.map(fix).into())),
     ]);
@@ -59,8 +63,8 @@ pub(super) fn chains(excluded: &ExcludedTraffic) -> BTreeMap<Name, NativeChain> 
 }
 
 /// Returns the rules for the traffic to which exclusions apply.
-fn excludable(capture: &DnsCapture) -> Vec<NativeRule> {
-    let rule = || goto(EXCLUSIONS);
+fn excludable(ExcludedTraffic { capture, ambient, .. }: &ExcludedTraffic) -> Vec<NativeRule> {
+    let rule = || with(goto(EXCLUSIONS), not_of_ztunnel(*ambient));
     let mut rules = vec![with(rule(), [over_lo(false)])];
     if *capture != DnsCapture::Off {
         rules.push(with(rule(), [vec![over_lo(true)], dns(&PROTOCOLS_WITH_PORTS)].concat()));
@@ -112,11 +116,10 @@ fn queries(ExcludedTraffic { exclusions, scopes, .. }: &ExcludedTraffic) -> Vec<
 }
 
 /// Returns the rules for queries over UDP that the redirection captures.
-fn captured_queries(ExcludedTraffic { capture, captures_ip6, .. }: &ExcludedTraffic) -> Vec<NativeRule> {
-    let query = |family| NativeRule {
-        family,
-        ..with(NativeRule::new(NativeAction::Jump(QUERIES.into())), dns(&[Protocol::Udp]))
-    };
+fn captured_queries(ExcludedTraffic { capture, captures_ip6, ambient, .. }: &ExcludedTraffic) -> Vec<NativeRule> {
+    let conditions = || dns(&[Protocol::Udp]).into_iter().chain(not_of_ztunnel(*ambient));
+    let query =
+        |family| NativeRule { family, ..with(NativeRule::new(NativeAction::Jump(QUERIES.into())), conditions()) };
     let (v4, v6): (Spans, Spans) = match capture {
         DnsCapture::Off => return Vec::new(),
         DnsCapture::All => return vec![query((!captures_ip6).then_some(Family::Ip))],
@@ -171,6 +174,11 @@ fn over_lo(is_lo: bool) -> Condition {
     Condition { key: Key::OutInterface, not: !is_lo, values: interface("lo") }
 }
 
+/// Returns the condition that a packet is not ztunnel's own, for a pod in the ambient mesh.
+fn not_of_ztunnel(ambient: bool) -> Option<Condition> {
+    ambient.then(|| Condition { key: Key::Mark, not: true, values: Spans::one(ZTUNNEL_MARK) })
+}
+
 fn dns(protocols: &[Protocol]) -> Vec<Condition> {
     vec![protocol(protocols), Condition { key: Key::DestinationPort, not: false, values: ports(DNS_PORT) }]
 }
@@ -192,9 +200,28 @@ mod tests {
     }
 
     fn chain(capture: DnsCapture, exclusions: &[Exclusion], name: &str) -> Option<Vec<String>> {
-        let exclusions = exclusions.iter().cloned().collect();
-        let chains = chains(&ExcludedTraffic { exclusions, scopes: Vec::new(), capture, captures_ip6: true });
+        texts(capture, exclusions, name, false)
+    }
+
+    fn texts(capture: DnsCapture, exclusions: &[Exclusion], name: &str, ambient: bool) -> Option<Vec<String>> {
+        let (exclusions, scopes) = (exclusions.iter().cloned().collect(), Vec::new());
+        let chains = chains(&ExcludedTraffic { exclusions, scopes, capture, captures_ip6: true, ambient });
         chains.get(name).map(|chain| chain.rules.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn packets_of_ztunnel_match_no_exclusion_in_the_ambient_mesh() {
+        let queries = [query("", TrafficOwner::Uid(IdRange::one(0)), Protocol::Udp)];
+        let mark = "meta mark != 0x539";
+        assert_eq!(
+            texts(DnsCapture::All, &queries, NAT, true).expect("a chain"),
+            [
+                format!("oifname != \"lo\" {mark} counter goto DETOUR_OUTPUT"),
+                format!("oifname \"lo\" meta l4proto {{ tcp, udp }} th dport 53 {mark} counter goto DETOUR_OUTPUT"),
+            ]
+        );
+        let raw = texts(DnsCapture::All, &queries, RAW, true).expect("a chain");
+        assert_eq!(raw, [format!("udp dport 53 {mark} counter jump DETOUR_QUERIES")]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Checks of the configuration with which runtimes or Multus call the plugin, and of the node configuration.
 
-use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
+use super::checks;
+use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cni::{Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, is_identifier};
 use crate::host_path::HostPath;
 use crate::inspect::validate::is_program;
@@ -11,15 +12,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-pub(super) const PRESENT: Check =
-    Check::of(CheckGroup::Node, "configuration-present", "a configuration calls the plugin");
-pub(super) const VALID: Check =
-    Check::of(CheckGroup::Node, "configuration-valid", "the plugin accepts the configuration");
-pub(super) const PICKED: Check = Check::of(CheckGroup::Node, "configuration-picked", "runtimes use the configuration");
-pub(super) const AMBIENT: Check = Check::of(CheckGroup::Node, "ambient", "no unsupported mode is configured");
-/// All checks of the configuration.
-pub(super) const ALL: [&Check; 4] = [&PRESENT, &VALID, &PICKED, &AMBIENT];
-
 /// The maximum size of a configuration file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 const INSTALL: &str =
@@ -28,19 +20,19 @@ const INSTALL: &str =
 /// The next step if an own list is missing, damaged or outdated.
 pub(super) const WRITE_OWN_LIST: &str =
     "check why the agent on this node does not write the own list again, or run detour install again";
-/// What Cilium adds to the names of other plugin lists.
+/// What Cilium adds to the names of other configuration lists.
 const RENAMED: &str = ".cilium_bak";
-pub(super) const CILIUM: &str =
-    "set the Helm value cni.exclusive of Cilium to false: otherwise, Cilium renames the plugin lists of other tools";
+pub(super) const CILIUM: &str = "set the Helm value cni.exclusive of Cilium to false: otherwise, Cilium renames the \
+    configuration lists of other tools";
 
 /// A valid configuration of this plugin.
 #[derive(Debug, Clone)]
 pub(super) struct Configured {
     pub(super) path: HostPath,
-    /// The whole file. A plugin list can have several configurations.
+    /// The whole file. A configuration list can have several configurations.
     pub(super) text: String,
     pub(super) conf: NetConf,
-    /// Whether it is an entry of a plugin list.
+    /// Whether it is an entry of a configuration list.
     pub(super) is_listed: bool,
 }
 
@@ -75,9 +67,9 @@ impl RuntimeFile {
         self.plugins().iter().any(|plugin| plugin["type"].as_str().is_some_and(|kind| OWN_TYPES.contains(&kind)))
     }
 
-    /// Returns the text of each configuration of this plugin in the file. In a plugin list with entries of `types`,
-    /// which the installation records name, only these entries are configurations of this plugin: Istio's CNI plugin
-    /// can have an entry there too.
+    /// Returns the text of each configuration of this plugin in the file. In a configuration list with entries of
+    /// `types`, which the installation records name, only these entries are configurations of this plugin: Istio's CNI
+    /// plugin can have an entry there too.
     fn configurations(&self, types: Option<&BTreeSet<String>>) -> Vec<String> {
         let only_entries = |kind: &String| {
             let mut list = self.json.as_ref().ok()?.clone();
@@ -105,10 +97,11 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
     let files = match files(target, &target.conf) {
         Ok(files) => files,
         Err(why) => {
-            results.add(&PRESENT, CheckVerdict::fail(format!("can't read {}: {why}", target.conf), INSTALL));
-            for check in [&VALID, &PICKED, &AMBIENT] {
-                results.after(&[&PRESENT], check, || CheckVerdict::pass(""));
-            }
+            results.add(
+                checks::CONFIGURATION_PRESENT,
+                CheckVerdict::fail(format!("can't read {}: {why}", target.conf), INSTALL),
+            );
+            results.skip([checks::CONFIGURATION_VALID, checks::CONFIGURATION_PICKED, checks::AMBIENT]);
             return Vec::new();
         }
     };
@@ -134,20 +127,18 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
             }
         }
     }
-    results.add(&PRESENT, present(target, &files, &ours));
-    results.after(&[&PRESENT], &VALID, || match wrong.is_empty() {
+    results.add(checks::CONFIGURATION_PRESENT, present(target, &files, &ours));
+    results.run(checks::CONFIGURATION_VALID, || match wrong.is_empty() {
         true => CheckVerdict::pass(valid.iter().map(described).collect::<Vec<_>>().join("; ")),
         false => CheckVerdict::fail(wrong.join("; "), "correct the named key, or run detour install again"),
     });
-    results.after(&[&PRESENT, &VALID], &PICKED, || picked(target, &files, &valid));
-    results.after(&[&PRESENT, &VALID], &AMBIENT, || {
-        match valid.iter().find(|configured| configured.conf.ambient_enabled) {
-            Some(Configured { path, .. }) => CheckVerdict::fail(
-                format!("{path}: ambient_enabled is true, but detour does not support ambient mode"),
-                "run istio-cni for ambient mode, and remove ambient_enabled from this configuration",
-            ),
-            None => CheckVerdict::pass("ambient mode is off"),
-        }
+    results.run(checks::CONFIGURATION_PICKED, || picked(target, &files, &valid));
+    results.run(checks::AMBIENT, || match valid.iter().find(|configured| configured.conf.redirects_ambient) {
+        Some(Configured { path, .. }) => CheckVerdict::fail(
+            format!("{path}: ambient_enabled is true, but detour does not redirect pods of the ambient mesh"),
+            "run istio-cni for these pods, and remove ambient_enabled or istio-redirect from this configuration",
+        ),
+        None => CheckVerdict::pass("no configuration redirects pods of the ambient mesh"),
     });
     valid
 }
@@ -234,7 +225,7 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
             match target.installation.own_lists.is_empty() {
                 true => {
                     format!(
-                        "add detour to that plugin list: detour install --chained=true --conf-name {}",
+                        "add detour to that configuration list: detour install --chained=true --conf-name {}",
                         file.path.name()
                     )
                 }
@@ -287,7 +278,7 @@ fn read(target: &CheckTarget, path: HostPath, reached: &Path) -> RuntimeFile {
     RuntimeFile { path, text, json, beside }
 }
 
-/// Returns the name of the directory beside a plugin list whose files are further plugins of it (libcni 1.3,
+/// Returns the name of the directory beside a configuration list whose files are further plugins of it (libcni 1.3,
 /// `NetworkPluginConfsFromFiles`).
 fn directory(list: &Value) -> Option<String> {
     let name = list["name"].as_str().filter(|name| is_identifier(name) && list["loadOnlyInlinedPlugins"] != true);
@@ -305,9 +296,6 @@ fn types_in(target: &CheckTarget, directory: &HostPath) -> Vec<String> {
     names.iter().filter(|name| name.ends_with(".conf")).filter_map(plugin).collect()
 }
 
-pub(super) const NODE_CONFIGURATION_VALID: Check =
-    Check::of(CheckGroup::Node, "node-configuration", "the node configuration is valid, and only root can change it");
-
 /// Checks the node configuration, which the plugin reads at each call.
 pub(super) fn examine_node_configuration(target: &CheckTarget, results: &mut Results) {
     let verdict = match read_node_configuration(target) {
@@ -321,7 +309,7 @@ pub(super) fn examine_node_configuration(target: &CheckTarget, results: &mut Res
         ),
         Err(why) => CheckVerdict::fail(why, "correct it, or remove it and run detour install again"),
     };
-    results.add(&NODE_CONFIGURATION_VALID, verdict);
+    results.add(checks::NODE_CONFIGURATION, verdict);
 }
 
 fn read_node_configuration(target: &CheckTarget) -> Result<Option<(NodeConf, Vec<String>)>, String> {

@@ -1,12 +1,12 @@
 //! Checks of excluded containers: each precondition of a bypass, from the kernel and the runtime to the running
 //! container. Nodes and pods that don't use `container-exclude` have none of these checks.
 
-use super::credentials::AGENT;
+use super::checks;
 use super::listeners::Listener;
-use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
-use super::rules::{NETNS, RULES};
+use super::report::{CheckTarget, CheckVerdict, Results};
+use super::rules::LOCK_TIMEOUT;
 use crate::cgroup::{self, CgroupHierarchy, enter_host_namespace};
-use crate::cluster::agent::{ContainersStatus, ExemptContainer, excluded_containers};
+use crate::cluster::agent::{BypassingContainer, ContainersStatus, excluded_containers};
 use crate::cni::NetConf;
 use crate::firewall::{ContainerElement, container_elements};
 use crate::host_path::{HostPath, HostRoot};
@@ -23,32 +23,15 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::thread;
-use std::time::{Duration, Instant};
-
-const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check::of(CheckGroup::Containers, id, holds)
-}
-
-const KERNEL: Check = check("containers-kernel", "the kernel matches sockets by control group");
-const CGROUPS: Check = check("containers-cgroup-v2", "the node has control groups of version 2");
-const NAMESPACE: Check = check("containers-cgroup-namespace", "rules can be written from the node's cgroup namespace");
-const SOCKET: Check = check("containers-nri-socket", "the runtime serves NRI");
-const REGISTERED: Check = check("containers-registered", "the agent is registered at the runtime");
-const REQUESTED: Check = check("containers-requested", "the pod's rules exclude the requested containers");
-const ELEMENTS: Check = check("containers-elements", "exactly the running excluded containers bypass the sidecar");
-const ENDED: Check = check("containers-bypass-end", "no bypass outlasts the start of the proxy");
-const TRAFFIC: Check = check("containers-traffic", "packets of excluded containers match their rules");
+use std::time::Duration;
 
 /// The runtimes' default NRI socket, if the agent does not report another one.
 const NRI_SOCKET: &str = "/var/run/nri/nri.sock";
 /// The timeout of the request to the agent.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The timeout for the lock of the network namespace, which a call of the plugin may hold.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a difference between the agent's answer and the elements must last: the agent removes and restores elements
 /// within this time.
 const SETTLING: Duration = Duration::from_secs(4);
-const PAUSE: Duration = Duration::from_millis(100);
 /// The port of a proxy to which another tool redirects.
 const USUAL_PORT: u16 = 15001;
 /// The number of containers and elements that a finding names; the rest is counted.
@@ -113,7 +96,7 @@ pub(super) fn examine(
     let ignored = pod.and_then(PodSubject::ignored);
     let pod = pod.filter(|pod| pod.is_excluding());
     if !is_configured && pod.is_none() {
-        ignored.into_iter().for_each(|verdict| results.add(&REQUESTED, verdict));
+        ignored.into_iter().for_each(|verdict| results.add(checks::CONTAINERS_REQUESTED, verdict));
         return;
     }
     let socket = conf.and_then(|conf| conf.kubernetes.agent_socket.as_deref());
@@ -124,7 +107,7 @@ pub(super) fn examine(
         None => Err("the configuration names no agent_socket".to_owned()),
     };
     results.add(
-        &KERNEL,
+        checks::CONTAINERS_KERNEL,
         match try_container_rules() {
             Ok(()) => CheckVerdict::pass("the rules were committed and read back in a new network namespace"),
             Err(why) if why == NOT_PERMITTED => CheckVerdict::not_checked("this needs root (CAP_SYS_ADMIN)"),
@@ -132,7 +115,7 @@ pub(super) fn examine(
         },
     );
     results.add(
-        &CGROUPS,
+        checks::CONTAINERS_CGROUP_V2,
         match CgroupHierarchy::find(&HostRoot::new(&target.mount)) {
             Ok(hierarchy) => CheckVerdict::pass(hierarchy.mount().display().to_string()),
             Err(error) => CheckVerdict::fail(
@@ -142,16 +125,16 @@ pub(super) fn examine(
             ),
         },
     );
-    results.after(&[&CGROUPS], &NAMESPACE, || cgroup_namespace(target));
+    results.run(checks::CONTAINERS_CGROUP_NAMESPACE, || cgroup_namespace(target));
     let status = ask();
     let runtime = status.as_ref().ok().and_then(|status| status.runtime.as_deref());
     let why = status.as_ref().map_or("", |status| &status.error);
     let socket = status.as_ref().ok().and_then(|status| status.socket.as_deref()).unwrap_or(NRI_SOCKET);
-    results.add(&SOCKET, nri_socket(target, socket, (runtime, why)));
-    results.after(&[&AGENT, &SOCKET], &REGISTERED, || registered(&status));
+    results.add(checks::CONTAINERS_NRI_SOCKET, nri_socket(target, socket, (runtime, why)));
+    results.run(checks::CONTAINERS_REGISTERED, || registered(&status));
     match (pod, ignored) {
         (Some(pod), ignored) => examine_pod(pod, ignored, ask, results),
-        (None, Some(ignored)) => results.add(&REQUESTED, ignored),
+        (None, Some(ignored)) => results.add(checks::CONTAINERS_REQUESTED, ignored),
         (None, None) => {}
     }
 }
@@ -215,46 +198,33 @@ fn examine_pod(
 ) {
     let saved = pod.saved();
     match (ignored, saved) {
-        (Some(ignored), _) => results.add(&REQUESTED, ignored),
-        (None, Some(saved)) => results.after(&[&NETNS, &RULES], &REQUESTED, || requested(saved, pod.wanted)),
-        (None, None) => results.after(&[&NETNS, &RULES], &REQUESTED, || {
+        (Some(ignored), _) => results.add(checks::CONTAINERS_REQUESTED, ignored),
+        (None, Some(saved)) => results.run(checks::CONTAINERS_REQUESTED, || requested(saved, pod.wanted)),
+        (None, None) => results.run(checks::CONTAINERS_REQUESTED, || {
             CheckVerdict::not_checked("no attachment has rules in this network namespace")
         }),
     }
     let Some((found, saved)) = pod.found.zip(saved) else { return };
-    let needed = [&NETNS, &RULES];
     let elements = || found.open()?.enter(LOCK_TIMEOUT, container_elements);
-    results.after(&needed, &ELEMENTS, || {
-        settled(|| match (elements(), ask()) {
+    results.run(checks::CONTAINERS_ELEMENTS, || {
+        CheckVerdict::settled(SETTLING, || match (elements(), ask()) {
             (Err(error), _) => CheckVerdict::not_checked(error.to_string()),
             (Ok(elements), status) => as_expected(&elements, saved, status),
         })
     });
     let port = saved.redirect().map_or(USUAL_PORT, |redirect| redirect.proxy_port);
     let is_proxy = |listener: &Listener| (listener.port, listener.tcp) == (port, true);
-    results.after(&needed, &ENDED, || match pod.listeners.map(|all| all.iter().any(is_proxy)) {
+    results.run(checks::CONTAINERS_BYPASS_END, || match pod.listeners.map(|all| all.iter().any(is_proxy)) {
         None => CheckVerdict::not_checked("the pod's listeners are not known"),
-        Some(listens) => settled(|| match elements() {
+        Some(listens) => CheckVerdict::settled(SETTLING, || match elements() {
             Err(error) => CheckVerdict::not_checked(error.to_string()),
             Ok(elements) => bypass_end(&elements, saved, listens.then_some(port)),
         }),
     });
-    results.after(&needed, &TRAFFIC, || match pod.live {
+    results.run(checks::CONTAINERS_TRAFFIC, || match pod.live {
         Some((_, report)) => traffic(report),
         None => CheckVerdict::not_checked("the live rules are not known"),
     });
-}
-
-/// Repeats a check that fails while the agent may be about to change the elements.
-fn settled(verdict: impl Fn() -> CheckVerdict) -> CheckVerdict {
-    let deadline = Instant::now() + SETTLING;
-    loop {
-        let verdict = verdict();
-        if !matches!(verdict, CheckVerdict::Fail(..)) || Instant::now() >= deadline {
-            return verdict;
-        }
-        thread::park_timeout(PAUSE);
-    }
 }
 
 /// Returns the first names, and the number of the others.
@@ -302,10 +272,11 @@ fn as_expected(
         let why = if status.error.is_empty() { "the agent does not know the pod's containers" } else { &status.error };
         return CheckVerdict::not_checked(why);
     };
-    let is_of =
-        |one: &ExemptContainer, element: &ContainerElement| (one.scope, one.cgroup) == (element.scope, element.cgroup);
-    let is_missing = |one: &&ExemptContainer| !elements.iter().any(|element| is_of(one, element));
-    let named = |one: &ExemptContainer| format!("{} (control group {})", one.name, one.cgroup);
+    let is_of = |one: &BypassingContainer, element: &ContainerElement| {
+        (one.scope, one.cgroup) == (element.scope, element.cgroup)
+    };
+    let is_missing = |one: &&BypassingContainer| !elements.iter().any(|element| is_of(one, element));
+    let named = |one: &BypassingContainer| format!("{} (control group {})", one.name, one.cgroup);
     let missing: Vec<String> = expected.iter().filter(is_missing).map(named).collect();
     if !missing.is_empty() {
         let why = if status.error.is_empty() { String::new() } else { format!(": {}", status.error) };

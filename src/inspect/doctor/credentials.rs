@@ -1,8 +1,8 @@
 //! Checks of the plugin's access to facts: its kubeconfig, the node agent's socket, the API server, and exactly the rights
 //! that the plugin needs with this configuration.
 
-use super::configuration;
-use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
+use super::checks::{self, Check};
+use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cluster::agent::broken_watches;
 use crate::cluster::{Authority, CredentialsSummary, KubeconfigSummary, Right, UserApi};
 use crate::cni::{Error, NetConf, NetworkStatus};
@@ -13,16 +13,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub(super) const PRESENT: Check = Check::of(CheckGroup::Node, "kubeconfig-present", "the plugin's kubeconfig exists");
-pub(super) const PRIVATE: Check =
-    Check::of(CheckGroup::Node, "kubeconfig-private", "only root can read the kubeconfig");
-pub(super) const VALID: Check = Check::of(CheckGroup::Node, "kubeconfig-valid", "the kubeconfig is usable");
-pub(super) const TOKEN: Check = Check::of(CheckGroup::Node, "token-valid", "the token has not expired");
-/// All checks of the kubeconfig.
-pub(super) const ALL: [&Check; 4] = [&PRESENT, &PRIVATE, &VALID, &TOKEN];
-/// The checks that must pass before the API server is asked with this kubeconfig.
-pub(super) const USABLE: [&Check; 3] = [&PRESENT, &VALID, &TOKEN];
-
 const REWRITE: &str = "run detour install again, or check why the agent on this node does not write it";
 
 /// Runs the checks of the kubeconfig. Returns its path in this process, and its summary.
@@ -32,9 +22,7 @@ pub(super) fn examine_kubeconfig(
     results: &mut Results,
 ) -> Option<(PathBuf, KubeconfigSummary)> {
     let Some(conf) = conf else {
-        results.after(&[&configuration::PRESENT, &configuration::VALID], &PRESENT, || {
-            CheckVerdict::not_checked("no configuration names a kubeconfig")
-        });
+        results.run(checks::KUBECONFIG_PRESENT, || CheckVerdict::not_checked("no configuration names a kubeconfig"));
         return none(results);
     };
     let Some(path) = conf.kubernetes.kubeconfig.as_deref().filter(|path| !path.as_os_str().is_empty()) else {
@@ -42,7 +30,7 @@ pub(super) fn examine_kubeconfig(
             Some(dir) => format!("facts come from the files in {}, not from an API server", dir.display()),
             None => "the configuration names no kubeconfig: the plugin uses the configuration only".to_owned(),
         };
-        results.add(&PRESENT, CheckVerdict::not_checked(why));
+        results.add(checks::KUBECONFIG_PRESENT, CheckVerdict::not_checked(why));
         return None;
     };
     let shown = path.display();
@@ -50,18 +38,21 @@ pub(super) fn examine_kubeconfig(
     let (metadata, reached) = match reached {
         Ok((metadata, reached)) if metadata.is_file() => (metadata, reached),
         Ok(_) => {
-            results.add(&PRESENT, CheckVerdict::fail(format!("{shown}: expected a regular file"), REWRITE));
+            results.add(
+                checks::KUBECONFIG_PRESENT,
+                CheckVerdict::fail(format!("{shown}: expected a regular file"), REWRITE),
+            );
             return none(results);
         }
         Err(why) => {
-            results.add(&PRESENT, CheckVerdict::fail(format!("{shown}: {why}"), REWRITE));
+            results.add(checks::KUBECONFIG_PRESENT, CheckVerdict::fail(format!("{shown}: {why}"), REWRITE));
             return none(results);
         }
     };
-    results.add(&PRESENT, CheckVerdict::pass(shown.to_string()));
+    results.add(checks::KUBECONFIG_PRESENT, CheckVerdict::pass(shown.to_string()));
     let mode = metadata.permissions().mode() & 0o7777;
     results.add(
-        &PRIVATE,
+        checks::KUBECONFIG_PRIVATE,
         match mode & 0o077 {
             0 => CheckVerdict::pass(format!("mode {mode:04o}")),
             _ => CheckVerdict::fail(
@@ -74,22 +65,20 @@ pub(super) fn examine_kubeconfig(
     let named = if target.mount == Path::new("/") { path } else { &reached };
     match KubeconfigSummary::read(&target.mount, named) {
         Ok(summary) => {
-            results.add(&VALID, valid(&summary));
-            results.add(&TOKEN, token(&summary, Timestamp::now().as_second()));
+            results.add(checks::KUBECONFIG_VALID, valid(&summary));
+            results.add(checks::TOKEN_VALID, token(&summary, Timestamp::now().as_second()));
             Some((reached, summary))
         }
         Err(error) => {
-            results.add(&VALID, CheckVerdict::fail(error.to_string(), REWRITE));
-            results.after(&[&VALID], &TOKEN, || CheckVerdict::pass(""));
+            results.add(checks::KUBECONFIG_VALID, CheckVerdict::fail(error.to_string(), REWRITE));
+            results.skip([checks::TOKEN_VALID]);
             None
         }
     }
 }
 
 fn none<T>(results: &mut Results) -> Option<T> {
-    for check in [&PRIVATE, &VALID, &TOKEN] {
-        results.after(&[&PRESENT], check, || CheckVerdict::pass(""));
-    }
+    results.skip([checks::KUBECONFIG_PRIVATE, checks::KUBECONFIG_VALID, checks::TOKEN_VALID]);
     None
 }
 
@@ -135,14 +124,11 @@ fn token(summary: &KubeconfigSummary, now: i64) -> CheckVerdict {
 /// The timeout of the request for the agent's watches.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-pub(super) const AGENT: Check =
-    Check::of(CheckGroup::Cluster, "agent-reachable", "the node agent answers, and has current facts");
-
 /// Checks whether the agent answers and has current facts, as STATUS does.
 pub(super) fn examine_agent(target: &CheckTarget, conf: Option<&NetConf>, results: &mut Results) {
     let socket = conf.and_then(|conf| Some((conf, conf.kubernetes.agent_socket.as_deref()?)));
     results.add(
-        &AGENT,
+        checks::AGENT_REACHABLE,
         match socket {
             None => CheckVerdict::not_checked("the configuration names no agent_socket"),
             Some((conf, path)) => match target.reach_named(path).map(|reached| ask(conf, &reached)) {
@@ -176,24 +162,17 @@ fn fail(path: &Path, why: &str) -> CheckVerdict {
     )
 }
 
-pub(super) const API: Check = Check::of(CheckGroup::Cluster, "api-reachable", "the API server answers");
-const GET_PODS: Check = Check::of(CheckGroup::Cluster, "right-get-pods", "the plugin may get pods");
-const GET_NAMESPACES: Check = Check::of(CheckGroup::Cluster, "right-get-namespaces", "the plugin may get namespaces");
-const GET_DEFINITIONS: Check =
-    Check::of(CheckGroup::Cluster, "right-get-definitions", "the plugin may get definitions");
-const PATCH_STATUS: Check =
-    Check::of(CheckGroup::Cluster, "right-patch-pods-status", "the plugin may patch a pod's status");
-const CREATE_EVENTS: Check = Check::of(CheckGroup::Cluster, "right-create-events", "the plugin may create Events");
-
 /// Checks the API server and the plugin's rights with the plugin's kubeconfig.
 pub(super) fn examine_rights(api: Option<&UserApi>, conf: Option<&NetConf>, results: &mut Results) {
     let (Some(api), Some(conf)) = (api, conf) else {
-        let why = results.obstacle(&USABLE).unwrap_or_else(|| "because no kubeconfig is known".to_owned());
-        return results.add(&API, CheckVerdict::not_checked(why));
+        let why = results
+            .obstacle(checks::API_REACHABLE.needs)
+            .unwrap_or_else(|| "because no kubeconfig is known".to_owned());
+        return results.add(checks::API_REACHABLE, CheckVerdict::not_checked(why));
     };
-    results.after(&USABLE, &API, || reachable(api));
+    results.run(checks::API_REACHABLE, || reachable(api));
     for (check, right) in rights(conf) {
-        results.after(&[&API], check, || match api.may(&right) {
+        results.run(check, || match api.may(&right) {
             Ok(true) => CheckVerdict::pass(right.to_string()),
             Ok(false) => CheckVerdict::fail(
                 format!("the plugin lacks the right to {right}"),
@@ -206,7 +185,7 @@ pub(super) fn examine_rights(api: Option<&UserApi>, conf: Option<&NetConf>, resu
 
 /// Checks the API server with the user's kubeconfig, if the plugin itself reads files and needs no API server.
 pub(super) fn examine_api_of_user(api: &UserApi, conf: Option<&NetConf>, results: &mut Results) {
-    results.add(&API, reachable(api));
+    results.add(checks::API_REACHABLE, reachable(api));
     for (check, _) in conf.map(rights).unwrap_or_default() {
         results.add(check, CheckVerdict::not_checked("the plugin needs no right: kubernetes.manifests_dir is set"));
     }
@@ -229,11 +208,15 @@ fn rights(conf: &NetConf) -> Vec<(&'static Check, Right)> {
     let primary = conf.primary.as_ref();
     let tells = primary.is_some_and(|primary| primary.network_status != NetworkStatus::Never);
     let all = [
-        (wants.pod || primary.is_some(), &GET_PODS, right("get", "", "pods", None)),
-        (wants.namespace, &GET_NAMESPACES, right("get", "", "namespaces", None)),
-        (primary.is_some(), &GET_DEFINITIONS, right("get", "k8s.cni.cncf.io", "network-attachment-definitions", None)),
-        (tells, &PATCH_STATUS, right("patch", "", "pods", Some("status"))),
-        (tells, &CREATE_EVENTS, right("create", "", "events", None)),
+        (wants.pod || primary.is_some(), checks::RIGHT_GET_PODS, right("get", "", "pods", None)),
+        (wants.namespace, checks::RIGHT_GET_NAMESPACES, right("get", "", "namespaces", None)),
+        (
+            primary.is_some(),
+            checks::RIGHT_GET_DEFINITIONS,
+            right("get", "k8s.cni.cncf.io", "network-attachment-definitions", None),
+        ),
+        (tells, checks::RIGHT_PATCH_PODS_STATUS, right("patch", "", "pods", Some("status"))),
+        (tells, checks::RIGHT_CREATE_EVENTS, right("create", "", "events", None)),
     ];
     all.into_iter().filter(|(needed, ..)| *needed).map(|(_, check, right)| (check, right)).collect()
 }

@@ -1,32 +1,32 @@
 //! Checks of the kernel: features are tried in a new network namespace. Also runs programs for their output, with a
 //! timeout.
 
-use super::report::{Check, CheckGroup, CheckVerdict, Results};
+use super::checks;
+use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cni::NetConf;
 use crate::firewall::RuleFormat;
 use crate::firewall::nfnetlink::NfSocket;
+use crate::host_path::HostPath;
+use crate::inspect::socket_lb;
 use crate::plugin::probe::{NOT_PERMITTED, in_new_netns, try_redirection};
+use crate::trusted_file::read_text;
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-const NETNS: Check = Check::of(CheckGroup::Kernel, "kernel-netns", "network namespaces can be created");
-const NETFILTER: Check = Check::of(CheckGroup::Kernel, "kernel-nftables", "nf_tables answers");
-const IPTABLES: Check =
-    Check::of(CheckGroup::Kernel, "kernel-iptables-rules", "rules of dialect iptables are accepted");
-const NATIVE: Check = Check::of(CheckGroup::Kernel, "kernel-native-rules", "rules of dialect nftables are accepted");
-const CONNTRACK: Check = Check::of(CheckGroup::Kernel, "kernel-conntrack", "connections are tracked");
-
 const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_compat nft_nat nft_ct nf_nat nf_conntrack \
     xt_owner xt_REDIRECT xt_multiport xt_CT";
 
+/// The maximum size of os-release in bytes.
+const MAX_RELEASE: u64 = 64 << 10;
+
 /// Tries the features in a new network namespace and adds the checks.
-pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
+pub(super) fn examine(target: &CheckTarget, conf: Option<&NetConf>, results: &mut Results) {
     let tried = in_new_netns(Tried::new);
     results.add(
-        &NETNS,
+        checks::KERNEL_NETNS,
         match &tried {
             Ok(_) => CheckVerdict::pass("created one for the other checks"),
             Err(why) if why == NOT_PERMITTED => CheckVerdict::NotChecked(
@@ -41,25 +41,69 @@ pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
     );
     let Tried { netfilter, iptables, native, conntrack } = tried.unwrap_or_else(Tried::failed);
     let refused = |why: &String| CheckVerdict::fail(why.clone(), MODULES);
-    results.after(&[&NETNS], &NETFILTER, || match &netfilter {
+    results.run(checks::KERNEL_NFTABLES, || match &netfilter {
         Ok(()) => CheckVerdict::pass("the ruleset's generation can be read"),
         Err(why) => refused(why),
     });
     let asked = conf.and_then(|conf| conf.rule_format);
-    let formats =
-        [(&IPTABLES, &iptables, RuleFormat::Iptables, &native), (&NATIVE, &native, RuleFormat::Nftables, &iptables)];
+    let formats = [
+        (checks::KERNEL_IPTABLES_RULES, &iptables, RuleFormat::Iptables, &native),
+        (checks::KERNEL_NATIVE_RULES, &native, RuleFormat::Nftables, &iptables),
+    ];
     for (check, own, rule_format, other) in formats {
-        results.after(&[&NETFILTER], check, || match own {
+        results.run(check, || match own {
             Ok(()) => CheckVerdict::pass("the rules of a pod were committed and read back, for IPv4 and IPv6"),
             Err(why) if asked != Some(rule_format) && other.is_ok() => {
                 CheckVerdict::NotChecked(format!("refused ({why}), but not needed: the other dialect is used"), None)
             }
+            Err(why) if rule_format == RuleFormat::Iptables && other.is_ok() => {
+                CheckVerdict::fail(why.clone(), format!("{}{MODULES}", without_nft_compat(target)))
+            }
             Err(why) => refused(why),
         });
     }
-    results.after(&[&NETFILTER], &CONNTRACK, || match &conntrack {
+    results.run(checks::KERNEL_CONNTRACK, || match &conntrack {
         Ok(()) => CheckVerdict::pass("the connection tracking table can be read"),
         Err(why) => refused(why),
+    });
+}
+
+/// Returns the next step on a node whose kernel accepts only native rules. RHEL 10 and its relatives have the module in
+/// another package, and image-based systems don't let users add one.
+fn without_nft_compat(target: &CheckTarget) -> String {
+    const KEY: &str = "set \"dialect\": \"nftables\" or \"auto\"";
+    let release = ["/etc/os-release", "/usr/lib/os-release"].map(|path| {
+        let of_first_process = target.mount.join("proc/1/root").join(path.trim_start_matches('/'));
+        let reached = HostPath::new(path).and_then(|path| target.reach(&path).ok());
+        reached.into_iter().chain([of_first_process]).find_map(|path| read_text(&path, MAX_RELEASE).ok())
+    });
+    let release = release.into_iter().flatten().next().unwrap_or_default();
+    let value = |key: &str| {
+        let line = release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        line.unwrap_or_default().trim_matches('"').to_owned()
+    };
+    let (id, like) = (value("ID"), value("ID_LIKE"));
+    let is_rhel = id == "rhel" || like.split(' ').any(|like| like == "rhel");
+    match id.as_str() {
+        "rhcos" | "scos" | "talos" | "bottlerocket" | "flatcar" => format!("{KEY}; or "),
+        _ if is_rhel => format!("{KEY}, or install nft_compat: dnf install kernel-modules-extra; then "),
+        _ => format!("{KEY}; or "),
+    }
+}
+
+/// Checks whether eBPF programs replace Service addresses before netfilter sees them.
+pub(super) fn examine_socket_lb(target: &CheckTarget, results: &mut Results) {
+    results.run(checks::SOCKET_LB, || match socket_lb::products(&target.mount) {
+        Err(why) => CheckVerdict::not_checked(why),
+        Ok(products) if products.is_empty() => CheckVerdict::pass("no programs of Cilium or Calico are attached"),
+        Ok(products) => CheckVerdict::Warn(
+            format!(
+                "{}: a process connects to a backend instead of the Service's address, so the sidecar does not route by \
+                 Service, and an exclusion of a ClusterIP has no effect",
+                products.iter().map(|product| product.name()).collect::<Vec<_>>().join(", ")
+            ),
+            products.iter().map(|product| product.setting()).collect::<Vec<_>>().join("; "),
+        ),
     });
 }
 

@@ -1,22 +1,18 @@
-//! Checks whether the proxy listens on the ports that the rules redirect to, and as which user.
+//! Checks whether the proxy listens on the ports that the rules redirect to, and as which user. A pod with its own user
+//! namespace knows its users by other UIDs than this process.
 
-use super::report::{Check, CheckGroup, CheckVerdict, Results};
-use super::rules::{NETNS, RULES};
-use super::users::Users;
+use super::checks;
+use super::report::{CheckVerdict, Results};
+use super::rules::LOCK_TIMEOUT;
 use crate::cni::{Code, Error};
 use crate::netns::find::FoundNetns;
 use crate::policy::{DnsCapture, Policy, Redirect};
 use crate::trusted_file::follow;
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
 
-pub(super) const LISTENING: Check =
-    Check::of(CheckGroup::Sandbox, "proxy-listening", "the proxy listens on the ports that rules redirect to");
-const USER: Check = Check::of(CheckGroup::Sandbox, "proxy-user", "the proxy runs as the UID that the rules exempt");
-
-/// The timeout for the lock of the network namespace, which a call of the plugin may hold.
-const LISTENER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum size of a table of sockets: a pod can open any number of sockets.
 const READ_LIMIT: u64 = 16 << 20;
 /// The proxy's port for captured DNS (pilot-agent, `DNS_PROXY_ADDR`).
@@ -39,15 +35,15 @@ pub(super) fn examine(
     policy: Option<&Policy>,
     results: &mut Results,
 ) -> Option<Vec<Listener>> {
-    let listeners = found.map(|found| found.open()?.enter(LISTENER_TIMEOUT, listeners));
+    let listeners = found.map(|found| found.open()?.enter(LOCK_TIMEOUT, listeners));
     let redirect = policy.and_then(Policy::redirect);
-    results.after(&[&NETNS], &LISTENING, || match (&listeners, redirect) {
+    results.run(checks::PROXY_LISTENING, || match (&listeners, redirect) {
         (Some(Ok(listeners)), Some(redirect)) => listening(listeners, redirect),
         (Some(Err(error)), _) => CheckVerdict::not_checked(error.to_string()),
         _ => CheckVerdict::not_checked("this plugin redirects nothing in the pod"),
     });
     let listeners = listeners.and_then(Result::ok);
-    results.after(&[&NETNS, &RULES, &LISTENING], &USER, || match (&listeners, redirect) {
+    results.run(checks::PROXY_USER, || match (&listeners, redirect) {
         (Some(listeners), Some(redirect)) => user(listeners, redirect),
         _ => CheckVerdict::not_checked("this plugin redirects nothing in the pod"),
     });
@@ -78,15 +74,17 @@ fn listening(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
 fn user(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
     let own = listeners.iter().filter(|l| l.tcp && l.port == redirect.proxy_port);
     let uids: Vec<u32> = own.map(|listener| listener.uid).collect();
-    let exempt = redirect.proxy_uid.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let excluded = redirect.proxy_uid.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match uids.iter().find(|uid| !redirect.proxy_uid.contains(uid)) {
-        None => CheckVerdict::pass(format!("UID {exempt}")),
+        None => CheckVerdict::pass(format!("UID {excluded}")),
         Some(other) => CheckVerdict::fail(
             format!(
-                "the proxy listens as UID {other}, but the rules exempt UID {exempt}: its own traffic is redirected back to it"
+                "the proxy listens as UID {other}, but the rules exclude UID {excluded}: its own traffic is redirected \
+                 back to it"
             ),
             format!(
-                "set runAsUser of istio-proxy to {exempt}, or proxy_uid in the configuration to {other}, and delete the pod"
+                "set runAsUser of istio-proxy to {excluded}, or proxy_uid in the configuration to {other}, and delete the \
+                 pod"
             ),
         ),
     }
@@ -129,6 +127,54 @@ fn listener(line: &str, tcp: bool) -> Option<Listener> {
     waits.then_some(Listener { port: u16::from_str_radix(port, 16).ok()?, uid: fields.get(7)?.parse().ok()?, tcp })
 }
 
+/// The UID and GID that a probe is sent as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ProbeUser {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+}
+
+/// A file whose owner is the root user of the user namespace that owns the thread's network namespace
+/// (`net_ctl_set_ownership`, net/sysctl_net.c).
+const OF_ROOT: &str = "/proc/sys/net/ipv4/ip_forward";
+/// The number of UIDs of a pod with `hostUsers: false`, from 0 (KEP-127).
+const OWN: u32 = 65536;
+
+/// Maps UIDs between this process and the pod that owns a network namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Users {
+    /// The pod's root user, as this process knows it.
+    root: ProbeUser,
+}
+
+impl Users {
+    /// Returns the mapping of the thread's network namespace.
+    ///
+    /// # Errors
+    /// /proc/sys can't be read.
+    pub(super) fn here() -> Result<Self, Error> {
+        let root = fs::metadata(OF_ROOT).map(|of| ProbeUser { uid: of.uid(), gid: of.gid() });
+        let root = root.map_err(|error| Error::new(Code::Io, format!("can't read the owner of {OF_ROOT}: {error}")))?;
+        Ok(Self { root })
+    }
+
+    /// Returns the pod's `user` as this process knows it; `None` if the pod has no such user.
+    pub(super) fn outside(self, user: ProbeUser) -> Option<ProbeUser> {
+        let ProbeUser { uid, gid } = self.root;
+        let is_own = |id: u32, root: u32| root == 0 || id < OWN;
+        let is_there = is_own(user.uid, uid) && is_own(user.gid, gid);
+        is_there.then(|| ProbeUser { uid: uid.saturating_add(user.uid), gid: gid.saturating_add(user.gid) })
+    }
+
+    /// Returns this process's `uid` as the pod knows it; unchanged if it is not one of the pod's.
+    pub(super) fn inside(self, uid: u32) -> u32 {
+        match uid.checked_sub(self.root.uid) {
+            Some(own) if self.root.uid == 0 || own < OWN => own,
+            _ => uid,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,5 +207,16 @@ mod tests {
     fn a_proxy_of_another_uid_is_named() {
         let verdict = user(&[Listener { port: 15001, uid: 7, tcp: true }], &Redirect::default());
         assert!(matches!(verdict, CheckVerdict::Fail(found, _) if found.contains("UID 7") && found.contains("1337")));
+    }
+
+    #[test]
+    fn a_pod_with_its_own_users_counts_them_from_its_root() {
+        let of = |root| Users { root: ProbeUser { uid: root, gid: root } };
+        let both = |id| ProbeUser { uid: id, gid: id };
+        assert_eq!(of(200_000).outside(both(1337)), Some(both(201_337)));
+        assert_eq!(of(200_000).outside(both(OWN)), None);
+        assert_eq!((of(200_000).inside(201_337), of(200_000).inside(7)), (1337, 7));
+        assert_eq!(of(0).outside(both(1_000_650_000)), Some(both(1_000_650_000)));
+        assert_eq!(of(0).inside(1_000_650_000), 1_000_650_000);
     }
 }

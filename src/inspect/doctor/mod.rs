@@ -5,11 +5,12 @@
 //! Each check is implemented in the file of its subject and returns a verdict. A check that depends on another one is
 //! reported as not checked if that one did not pass.
 
+mod checks;
 mod configuration;
 mod containers;
 mod credentials;
-mod default_route;
 mod kernel;
+mod known_errors;
 mod listeners;
 mod logs;
 mod own_list;
@@ -19,10 +20,9 @@ mod probe;
 mod program;
 mod report;
 mod rules;
-mod users;
 
 pub use report::{CheckGroup, CheckOutcome, Checklist, ReportLine};
-pub use report::{CheckTarget, Installation, OwnList};
+pub use report::{CheckTarget, Installation, MultusChain, OwnList};
 
 use super::explain::Explained;
 use super::rules::{LiveRules, RulesReport};
@@ -32,6 +32,7 @@ use crate::cluster::{self, Cluster, KubeconfigSummary, UserApi};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
 use crate::netns::find::FoundNetns;
+use crate::plugin::FormatCounts;
 use crate::pod::{Facts, PodRef};
 use crate::state::{ROOT, Store};
 use configuration::Configured;
@@ -60,7 +61,8 @@ pub fn examine(target: &CheckTarget) -> Checklist {
     check_containers(target, &seen, checked, &mut results);
     let pod = target.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
     let (node, platform) = (target.node_name.clone(), target.platform.clone());
-    Checklist { pod, node, platform, policies: seen.policies.ok(), ..Checklist::of(results.lines) }
+    let rule_formats = FormatCounts::read(&store(target)).ok();
+    Checklist { pod, node, platform, policies: seen.policies.ok(), rule_formats, ..Checklist::of(results.lines) }
 }
 
 fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
@@ -68,6 +70,7 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
     let conf = foremost(&configurations);
     let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
     own_list::examine(target, results);
+    own_list::examine_multus_chain(target, results);
     configuration::examine_node_configuration(target, results);
     program::examine(target, &kinds, results);
     let kubeconfig = credentials::examine_kubeconfig(target, conf, results);
@@ -89,7 +92,8 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
     if target.pod.is_none() {
         policies::examine_node(policies.as_ref(), results);
     }
-    kernel::examine(conf, results);
+    kernel::examine(target, conf, results);
+    kernel::examine_socket_lb(target, results);
     Examination { configurations, policies, kubeconfig, explained: None, live: None }
 }
 
@@ -110,7 +114,8 @@ pub(super) fn node_setup(target: &CheckTarget) -> NodeSetup {
     let kubeconfig = credentials::examine_kubeconfig(target, foremost(&found), &mut results);
     let applied = found.into_iter().map(|Configured { path, text, conf, .. }| {
         let parsed = AppliedConf::parse(path.as_path(), text.as_bytes());
-        let as_attachment = parsed.is_ok_and(|applied| applied.as_attachment);
+        let in_chain = target.is_in_multus_chain(&path);
+        let as_attachment = !in_chain && parsed.is_ok_and(|applied| applied.as_attachment);
         AppliedConf { as_attachment, ..AppliedConf::from(conf) }
     });
     let api = own_api(target, kubeconfig.as_ref());
@@ -194,14 +199,12 @@ fn check_references(
     let facts = pod::known(source, pod, results);
     let ours = pod::references(target, cluster, facts.as_ref(), conf.as_ref(), results);
     let conf = ours.first().cloned().or(conf);
-    let configured = [&pod::KNOWN, &configuration::PRESENT, &configuration::VALID];
-    let led = [&configured[..], &[&pod::ANNOTATION, &pod::DEFINITION, &pod::LEADS]].concat();
     // A primary plugin adds the pod's networks itself, and fails as a whole if one of them is missing.
     let is_primary = conf.as_ref().is_some_and(|conf| conf.primary.is_some());
-    let needed = if is_primary { &led } else { &configured[..] };
+    let needed = if is_primary { checks::PLUGIN_ATTACHED.needs } else { checks::REDIRECTED.needs };
     let attachment = Attachment::of(target, &ours, &seen.configurations);
     seen.explained = pod::examine(facts.as_ref(), conf.as_ref(), cluster, (&attachment, needed), results);
-    attachment.add(&led, results);
+    attachment.add(results);
     (facts, conf)
 }
 
@@ -218,7 +221,7 @@ fn check_netns(
     let store = store(target);
     seen.live = rules::examine(found, &store, wanted, results);
     let policy = seen.live.as_ref().and_then(|(live, _)| live.desired.as_ref()).map(|asked| &asked.policy);
-    default_route::examine(found, policy, results);
+    rules::examine_default_route(found, policy, results);
     let listeners = listeners::examine(found, policy, results);
     if target.probe {
         let before = seen.live.as_ref().map(|(_, report)| report);
@@ -232,7 +235,7 @@ fn api(target: &CheckTarget, seen: &Examination, results: &Results) -> Result<Us
     let is_plugins = target.kubeconfig.is_none()
         && UserApi::in_cluster(UserApi::PROBE_TIMEOUT).is_none()
         && seen.kubeconfig.is_some();
-    match results.obstacle(&[&credentials::API]).filter(|_| is_plugins) {
+    match results.obstacle(&[checks::API_REACHABLE]).filter(|_| is_plugins) {
         Some(why) => Err(why),
         None => own_api(target, seen.kubeconfig.as_ref()),
     }

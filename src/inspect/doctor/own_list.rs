@@ -1,35 +1,35 @@
-//! The check of the own list: the copy of the cluster network's plugin list with detour's entry, which runtimes use
-//! instead of it. Nodes without an own list have no such check.
+//! The check of the own list: the copy of the cluster network's configuration list with detour's entry, which runtimes
+//! use instead of it. Nodes without an own list have no such check. Also the check of Multus's auxiliary chain.
 
+use super::checks;
 use super::configuration::{self, CILIUM, RuntimeFile, WRITE_OWN_LIST};
-use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, OwnList, Results};
+use super::report::{CheckTarget, CheckVerdict, MultusChain, OwnList, Results};
 use crate::host_path::HostPath;
 use crate::trusted_file;
 use serde_json::{Value, json};
-use std::thread;
-use std::time::{Duration, Instant};
-
-pub(super) const CURRENT: Check =
-    Check::of(CheckGroup::Node, "own-list", "the own plugin list is a copy of the cluster network's list");
+use std::time::Duration;
 
 /// How long a difference must last to be a failure: the agent follows a change within this time.
 const SETTLING: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// Checks each own list against the list of which it is a copy.
 pub(super) fn examine(target: &CheckTarget, results: &mut Results) {
     for (path, list) in &target.installation.own_lists {
-        results.after(&[&configuration::PRESENT, &configuration::VALID, &configuration::PICKED], &CURRENT, || {
-            let deadline = Instant::now() + SETTLING;
-            loop {
-                let verdict = verdict(target, path, list);
-                if !matches!(verdict, CheckVerdict::Fail(..)) || Instant::now() >= deadline {
-                    return verdict;
-                }
-                thread::park_timeout(PAUSE);
-            }
-        });
+        results.run(checks::OWN_LIST, || CheckVerdict::settled(SETTLING, || verdict(target, path, list)));
     }
+}
+
+/// Checks the files of other tools in the directory of Multus's auxiliary chain. Nodes without the plugin's file there have
+/// no such check.
+pub(super) fn examine_multus_chain(target: &CheckTarget, results: &mut Results) {
+    let Some(MultusChain { directory, invalid_files }) = &target.installation.multus_chain else { return };
+    results.run(checks::MULTUS_CHAIN, || match invalid_files.as_slice() {
+        [] => CheckVerdict::pass(format!("all files in {directory} are valid")),
+        files => CheckVerdict::fail(
+            format!("Multus skips all plugins of {directory} for every pod: {}", files.join("; ")),
+            "correct or remove the file; its tool writes it",
+        ),
+    });
 }
 
 fn verdict(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &OwnList) -> CheckVerdict {
@@ -85,7 +85,7 @@ fn verdict(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &Own
     }
 }
 
-/// Returns a plugin list without the entries of type `kind`. A single plugin becomes a list, as in a copy.
+/// Returns a configuration list without the entries of type `kind`. A single plugin becomes a list, as in a copy.
 fn contents(file: &RuntimeFile, kind: &str) -> Result<Value, String> {
     let mut list = file.json.clone()?;
     if list.get("plugins").is_none() {

@@ -1,9 +1,10 @@
 //! Checks of a pod: its networks annotation, the definitions that it names, the configurations that these lead to, and
 //! the decision about the pod.
 
+use super::checks::{self, Check};
 use super::configuration;
 use super::configuration::Configured;
-use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
+use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cluster::{Cluster, Definition, DefinitionQuery, Definitions, Lookup, ObjectRef};
 use crate::cni::{Error, NetConf, OWN_TYPES};
 use crate::inspect::explain::{Explained, explain};
@@ -14,15 +15,6 @@ use crate::pod::{Facts, PodRef};
 use crate::policy::IdRange;
 use crate::{networks, sub_plugins};
 use std::path::{Path, PathBuf};
-
-pub(super) const KNOWN: Check = Check::of(CheckGroup::Pod, "pod-known", "the cluster knows the pod");
-pub(super) const ANNOTATION: Check =
-    Check::of(CheckGroup::Pod, "annotation-valid", "the pod's networks annotation is valid");
-pub(super) const DEFINITION: Check =
-    Check::of(CheckGroup::Pod, "definition-found", "the definition in the annotation exists");
-pub(super) const LEADS: Check =
-    Check::of(CheckGroup::Pod, "definition-leads", "the definition leads to a configuration");
-pub(super) const ATTACHED: Check = Check::of(CheckGroup::Pod, "plugin-attached", "the plugin runs for this pod");
 
 /// The network name for the next step if no configuration has one.
 const USUAL: &str = "istio-cni";
@@ -38,11 +30,11 @@ pub(super) fn known(source: Result<&dyn Cluster, String>, pod: &PodRef, results:
     match facts {
         Ok(facts) => {
             let uid = facts.pod.uid.as_deref().unwrap_or("unknown");
-            results.add(&KNOWN, CheckVerdict::pass(format!("UID {uid}")));
+            results.add(checks::POD_KNOWN, CheckVerdict::pass(format!("UID {uid}")));
             Some(facts)
         }
         Err(verdict) => {
-            results.add(&KNOWN, verdict);
+            results.add(checks::POD_KNOWN, verdict);
             None
         }
     }
@@ -57,7 +49,7 @@ pub(super) fn references(
     results: &mut Results,
 ) -> Vec<NetConf> {
     let selected = facts.map(|facts| networks::networks(&facts.pod));
-    results.after(&[&KNOWN], &ANNOTATION, || match &selected {
+    results.run(checks::ANNOTATION_VALID, || match &selected {
         Some(Ok(selections)) if selections.elements.is_empty() => CheckVerdict::pass("the annotation names no network"),
         Some(Ok(selections)) => {
             CheckVerdict::pass(selections.elements.iter().map(named).collect::<Vec<_>>().join(", "))
@@ -83,7 +75,10 @@ fn definition(source: Option<&dyn Cluster>, selection: &Selection, results: &mut
     let object = ObjectRef { namespace: selection.namespace.clone(), name: selection.name.clone() };
     let by_hand = format!("run kubectl get network-attachment-definitions -n {} {}", object.namespace, object.name);
     let Some(source) = source else {
-        results.add(&DEFINITION, CheckVerdict::NotChecked(format!("{object}: no API server is known"), Some(by_hand)));
+        results.add(
+            checks::DEFINITION_FOUND,
+            CheckVerdict::NotChecked(format!("{object}: no API server is known"), Some(by_hand)),
+        );
         return None;
     };
     let (verdict, found) = match source.definitions(&[DefinitionQuery { object: object.clone(), awaited: false }]) {
@@ -93,7 +88,7 @@ fn definition(source: Option<&dyn Cluster>, selection: &Selection, results: &mut
             _ => (missing(source, selection, &object), None),
         },
     };
-    results.add(&DEFINITION, verdict);
+    results.add(checks::DEFINITION_FOUND, verdict);
     found
 }
 
@@ -127,18 +122,18 @@ fn leads(
     results: &mut Results,
 ) -> Option<NetConf> {
     let Some(definition) = definition else {
-        results.after(&[&DEFINITION], &LEADS, || CheckVerdict::not_checked("the definition is not known"));
+        results.run(checks::DEFINITION_LEADS, || CheckVerdict::not_checked("the definition is not known"));
         return None;
     };
     let by_file = definition.config.trim().is_empty();
-    if let (true, Some(why)) = (by_file, results.obstacle(&[&configuration::PRESENT, &configuration::VALID])) {
-        results.add(&LEADS, CheckVerdict::not_checked(why));
+    if let (true, Some(why)) = (by_file, results.obstacle(checks::AMBIENT.needs)) {
+        results.add(checks::DEFINITION_LEADS, CheckVerdict::not_checked(why));
         return None;
     }
     let directory = match directory(target, conf) {
         Ok(directory) => directory,
         Err(why) => {
-            results.add(&LEADS, CheckVerdict::not_checked(why));
+            results.add(checks::DEFINITION_LEADS, CheckVerdict::not_checked(why));
             return None;
         }
     };
@@ -160,7 +155,7 @@ fn leads(
         }
         Err(error) => (wrong(&error, &definition), None),
     };
-    results.add(&LEADS, verdict);
+    results.add(checks::DEFINITION_LEADS, verdict);
     ours
 }
 
@@ -196,10 +191,13 @@ impl Attachment {
         if let Some(primary) = all.iter().find(|configured| configured.conf.primary.is_some()) {
             return Self(Ok(format!("as the primary plugin, for every pod ({})", primary.path.name())));
         }
-        // Multus can find a plugin list by its name, too.
+        if let Some(chained) = all.iter().find(|configured| target.is_in_multus_chain(&configured.path)) {
+            return Self(Ok(format!("in Multus's auxiliary chain, for every pod ({})", chained.path)));
+        }
+        // Multus can find a configuration list by its name, too.
         let is_listed = |configured: &Configured| configured.is_listed && configured.is_in(&target.conf);
         if target.chained && all.iter().any(is_listed) {
-            return Self(Ok("as part of the cluster network's plugin list, for every pod".to_owned()));
+            return Self(Ok("as part of the cluster network's configuration list, for every pod".to_owned()));
         }
         if !ours.is_empty() {
             return Self(Ok(ours.iter().map(|conf| conf.name.as_str()).collect::<Vec<_>>().join(", ")));
@@ -216,14 +214,15 @@ impl Attachment {
     }
 
     /// Adds the result. A pod that is not redirected anyway needs no plugin.
-    pub(super) fn add(self, needed: &[&Check], results: &mut Results) {
-        let failed = || results.has_failed(&DECISION).then(|| format!("because {} failed", DECISION.id));
-        let verdict = match (results.obstacle(needed).or_else(failed), self.0) {
+    pub(super) fn add(self, results: &mut Results) {
+        let failed =
+            || results.has_failed(checks::REDIRECTED).then(|| format!("because {} failed", checks::REDIRECTED.id));
+        let verdict = match (results.obstacle(checks::PLUGIN_ATTACHED.needs).or_else(failed), self.0) {
             (Some(why), _) => CheckVerdict::not_checked(why),
             (None, Ok(found)) => CheckVerdict::pass(found),
             (None, Err(next)) => CheckVerdict::fail("the pod's annotation names no network of this plugin", next),
         };
-        results.add(&ATTACHED, verdict);
+        results.add(checks::PLUGIN_ATTACHED, verdict);
     }
 
     /// Returns why no ADD decides about the pod; `None` if one may.
@@ -231,18 +230,14 @@ impl Attachment {
         if self.0.is_ok() {
             return None;
         }
-        let needed = [&ANNOTATION, &DEFINITION, &LEADS];
+        let needed = [checks::ANNOTATION_VALID, checks::DEFINITION_FOUND, checks::DEFINITION_LEADS];
         let failed = match needed.into_iter().find(|check| results.has_failed(check)) {
             None if results.obstacle(&needed).is_some() => return None,
-            failed => failed.unwrap_or(&ATTACHED),
+            failed => failed.unwrap_or(checks::PLUGIN_ATTACHED),
         };
         Some(format!("because {} failed", failed.id))
     }
 }
-
-pub(super) const DECISION: Check =
-    Check::of(CheckGroup::Pod, "redirected", "the pod's traffic is redirected to its sidecar");
-const PROXY_UID: Check = Check::of(CheckGroup::Pod, "proxy-uid", "the proxy's UID is in the namespace's range");
 
 /// Checks the decision that an ADD would make, if the plugin runs for the pod. Returns the explanation.
 pub(super) fn examine(
@@ -257,7 +252,7 @@ pub(super) fn examine(
     let explained = subject.as_ref().map(|subject| explain(subject.as_ref().map_err(Error::clone)?));
     let subject = subject.and_then(Result::ok);
     let obstacle = attachment.obstacle(results);
-    results.after(needed, &DECISION, || match (&subject, &explained) {
+    results.after(needed, checks::REDIRECTED, || match (&subject, &explained) {
         (Some(subject), Some(Ok(explained))) => match (decision(subject, explained), obstacle) {
             (CheckVerdict::Pass(_), Some(why)) => CheckVerdict::not_checked(why),
             (verdict, _) => verdict,
@@ -268,7 +263,7 @@ pub(super) fn examine(
         _ => CheckVerdict::not_checked("no configuration is known"),
     });
     let explained = explained.and_then(Result::ok);
-    results.after(&[&DECISION], &PROXY_UID, || match (&subject, &explained) {
+    results.run(checks::PROXY_UID, || match (&subject, &explained) {
         (Some(subject), Some(explained)) => proxy_uid(subject, explained),
         _ => CheckVerdict::not_checked("the pod is not known"),
     });

@@ -1,24 +1,19 @@
 //! Checks of the policies of running pods: whether a pod has the rules that an ADD would make now. The agent reports the
 //! node's pods; the decision about one pod is made here, so that it does not need the agent.
 
-use super::credentials::AGENT;
-use super::pod::KNOWN;
-use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
-use super::rules::NETNS;
+use super::checks;
+use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cluster::agent::{PodPolicyStatus, PoliciesReport, pod_policies};
 use crate::cni::NetConf;
 use crate::netns::find::FoundNetns;
 use crate::plugin::running::live_policy::{
     Assessment, Input, RunningPod, Verdict, applied_policy, assess, assess_changed, changes, follows_changes,
-    policy_name, running_container, union,
+    policy_name, running_container,
 };
 use crate::pod::Facts;
 use crate::pod::well_known::LIVE_POLICY;
-use crate::policy::LivePolicyScope;
+use crate::policy::{LivePolicyScope, Policy};
 use std::time::Duration;
-
-const ALL: Check = Check::of(CheckGroup::Policies, "policies", "the node's pods have the rules of their policies");
-const POD: Check = Check::of(CheckGroup::Policies, "pod-policy", "the pod has the rules of its policy");
 
 /// The timeout of the request to the agent.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -28,7 +23,7 @@ const SEE_AGENT: &str = "if this lasts, see the pod's Events and the agent's log
 
 /// Asks the node's agent for the policies of its pods. The error is the reason why they are unknown.
 pub(super) fn ask(target: &CheckTarget, conf: Option<&NetConf>, results: &Results) -> Result<PoliciesReport, String> {
-    if let Some(why) = results.obstacle(&[&AGENT]) {
+    if let Some(why) = results.obstacle(checks::POLICIES.needs) {
         return Err(why);
     }
     let socket = conf.and_then(|conf| conf.kubernetes.agent_socket.as_deref());
@@ -41,13 +36,13 @@ pub(super) fn ask(target: &CheckTarget, conf: Option<&NetConf>, results: &Result
 pub(super) fn examine_node(report: Result<&PoliciesReport, &String>, results: &mut Results) {
     let report = match report {
         Ok(report) => report,
-        Err(why) => return results.add(&ALL, CheckVerdict::not_checked(why.clone())),
+        Err(why) => return results.add(checks::POLICIES, CheckVerdict::not_checked(why.clone())),
     };
-    results.add(&ALL, summary(report));
+    results.add(checks::POLICIES, summary(report));
     let mut pods: Vec<&PodPolicyStatus> = report.pods.iter().collect();
     pods.sort_by(|a, b| (severity(&a.state), &a.pod).cmp(&(severity(&b.state), &b.pod)));
     for pod in pods.into_iter().take(LISTED) {
-        results.add(&POD, verdict(pod));
+        results.add(checks::POD_POLICY, verdict(pod));
     }
 }
 
@@ -119,7 +114,7 @@ pub(super) struct PodSubject<'a> {
 impl PodSubject<'_> {
     /// Adds the check of the pod.
     pub(super) fn examine(&self, target: &CheckTarget, results: &mut Results) {
-        results.after(&[&KNOWN, &NETNS], &POD, || {
+        results.run(checks::POD_POLICY, || {
             let container = self.found.and_then(|found| found.container_id.as_deref());
             match (container.map(running_container), self.facts) {
                 (Some(Ok(Some(running))), Some(facts)) => self.compare(target, &running, facts),
@@ -148,7 +143,10 @@ impl PodSubject<'_> {
                 let older = older(&found);
                 let (found, next) = match (&found.change, scope) {
                     (Some(change), _) => {
-                        let words = changes(&applied_policy(running), &union(change.iter().map(|(_, policy)| policy)));
+                        let words = changes(
+                            &applied_policy(running),
+                            &Policy::union_of(change.iter().map(|(_, policy)| policy)),
+                        );
                         let after = assess_changed(&input, change);
                         let rest = if after.reason.is_empty() { String::new() } else { format!("; {}", after.reason) };
                         let next = match rest.is_empty() {
@@ -159,7 +157,7 @@ impl PodSubject<'_> {
                     }
                     (None, Err(why)) if found.has_rules && !found.desired.is_empty() => {
                         let desired = desired.iter().flat_map(|desired| &desired.policies).map(|(_, policy)| policy);
-                        let words = changes(&applied_policy(running), &union(desired));
+                        let words = changes(&applied_policy(running), &Policy::union_of(desired));
                         (format!("{older}: {words}; no agent applies changes: {why}"), recreate)
                     }
                     (None, _) => (format!("{older}: {}", found.reason), recreate),

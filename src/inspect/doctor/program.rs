@@ -2,8 +2,9 @@
 //! version; and of the installation as a whole. The ELF header is read here, because a library for four fields is not
 //! worth a dependency.
 
-use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Installation, Results};
-use super::{configuration, credentials, kernel, own_list};
+use super::checks::{self, Check};
+use super::kernel;
+use super::report::{CheckGroup, CheckTarget, CheckVerdict, Installation, Results};
 use crate::host_path::HostPath;
 use crate::inspect::terminal::first_of;
 use crate::trusted_file;
@@ -16,17 +17,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub(super) const TRUSTED: Check =
-    Check::of(CheckGroup::Node, "program-trusted", "only root can change the plugin directories");
-pub(super) const PRESENT: Check =
-    Check::of(CheckGroup::Node, "program-present", "the program is in the runtimes' plugin directory");
-pub(super) const EXECUTABLE: Check = Check::of(CheckGroup::Node, "program-executable", "the program is executable");
-pub(super) const ARCHITECTURE: Check =
-    Check::of(CheckGroup::Node, "program-architecture", "the program is built for this architecture");
-pub(super) const STATIC: Check = Check::of(CheckGroup::Node, "program-static", "the program is statically linked");
-pub(super) const VERSION: Check = Check::of(CheckGroup::Node, "program-version", "the program has this version");
-/// All checks of the program.
-pub(super) const ALL: [&Check; 6] = [&TRUSTED, &PRESENT, &EXECUTABLE, &ARCHITECTURE, &STATIC, &VERSION];
 /// The number of untrusted files and of differences that a finding names; the rest is counted.
 const NAMED: usize = 3;
 
@@ -47,7 +37,7 @@ pub(super) fn examine(target: &CheckTarget, kinds: &BTreeSet<String>, results: &
     let in_dirs = target.bin_dirs.iter().flat_map(|dir| kinds.iter().map(|kind| dir.join(kind)));
     let wanted: BTreeSet<HostPath> = in_dirs.chain(target.installation.programs.iter().cloned()).collect();
     let directories = target.bin_dirs.iter().cloned().chain(wanted.iter().map(HostPath::parent)).collect();
-    results.add(&TRUSTED, trusted(target, &directories));
+    results.add(checks::PROGRAM_TRUSTED, trusted(target, &directories));
     let (mut there, mut absent) = (Vec::new(), Vec::new());
     for path in wanted {
         match open(target, &path) {
@@ -57,24 +47,27 @@ pub(super) fn examine(target: &CheckTarget, kinds: &BTreeSet<String>, results: &
     }
     if there.is_empty() && absent.is_empty() {
         let why = "no configuration and no installation names the program";
-        results.add(&PRESENT, CheckVerdict::not_checked(why));
-        for check in &ALL[2..] {
-            results.after(&[&PRESENT], check, || CheckVerdict::not_checked(why));
-        }
+        results.add(checks::PROGRAM_PRESENT, CheckVerdict::not_checked(why));
+        results.skip([
+            checks::PROGRAM_EXECUTABLE,
+            checks::PROGRAM_ARCHITECTURE,
+            checks::PROGRAM_STATIC,
+            checks::PROGRAM_VERSION,
+        ]);
         return;
     }
     let shown = |programs: &[Program]| programs.iter().map(|p| p.path.to_string()).collect::<Vec<_>>().join(", ");
-    results.add(&PRESENT, verdict(absent, || shown(&there), REINSTALL));
-    each(results, &[&PRESENT], &EXECUTABLE, &there, |program| match program.mode & 0o111 {
+    results.add(checks::PROGRAM_PRESENT, verdict(absent, || shown(&there), REINSTALL));
+    each(results, checks::PROGRAM_EXECUTABLE, &there, |program| match program.mode & 0o111 {
         0 => Err(format!("expected an executable file, got mode {:04o}", program.mode)),
         _ => Ok(format!("mode {:04o}", program.mode)),
     });
-    each(results, &[&PRESENT], &ARCHITECTURE, &there, |program| match read_elf(&program.bytes) {
+    each(results, checks::PROGRAM_ARCHITECTURE, &there, |program| match read_elf(&program.bytes) {
         None => Err("expected a program, got no ELF header".to_owned()),
         Some(elf) if elf.machine == ARCH => Ok(elf.machine),
         Some(elf) => Err(format!("built for {}, this machine is {ARCH}", elf.machine)),
     });
-    each(results, &[&PRESENT, &ARCHITECTURE], &STATIC, &there, |program| {
+    each(results, checks::PROGRAM_STATIC, &there, |program| {
         match read_elf(&program.bytes).and_then(|elf| elf.interpreter) {
             None => Ok("static".to_owned()),
             Some(loader) => Err(format!("dynamically linked: needs {loader} and libraries of the right version")),
@@ -82,9 +75,7 @@ pub(super) fn examine(target: &CheckTarget, kinds: &BTreeSet<String>, results: &
     });
     // Only a program that can be executed reports its version.
     let own = read(Path::new("/proc/self/exe"), MAX_PROGRAM).unwrap_or_default();
-    each(results, &[&TRUSTED, &PRESENT, &EXECUTABLE, &ARCHITECTURE], &VERSION, &there, |program| {
-        version(program, &own)
-    });
+    each(results, checks::PROGRAM_VERSION, &there, |program| version(program, &own));
 }
 
 /// Checks who can change the plugin directories: the plugin runs programs from there as root.
@@ -149,14 +140,8 @@ fn open(target: &CheckTarget, path: &HostPath) -> Result<Program, String> {
     Ok(Program { path: path.clone(), reached, bytes, mode: metadata.permissions().mode() & 0o7777 })
 }
 
-fn each(
-    results: &mut Results,
-    needed: &[&Check],
-    check: &Check,
-    programs: &[Program],
-    look: impl Fn(&Program) -> Result<String, String>,
-) {
-    results.after(needed, check, || {
+fn each(results: &mut Results, check: &Check, programs: &[Program], look: impl Fn(&Program) -> Result<String, String>) {
+    results.run(check, || {
         let (mut fine, mut wrong) = (BTreeSet::new(), Vec::new());
         for program in programs {
             match look(program) {
@@ -249,21 +234,14 @@ fn machine_name(machine: u64, wide: bool, little: bool) -> String {
     }
 }
 
-pub(super) const INSTALLATION: Check = Check::of(CheckGroup::Node, "installation", "the installation is unchanged");
-
 /// Compares the node with the installation's record. Differences that another check reports are not repeated.
 pub(super) fn examine_installation(target: &CheckTarget, results: &mut Results) {
-    let all = ALL
-        .into_iter()
-        .chain(configuration::ALL)
-        .chain(credentials::ALL)
-        .chain([&own_list::CURRENT, &configuration::NODE_CONFIGURATION_VALID]);
-    let failed = all.into_iter().find(|check| results.has_failed(check));
+    let failed = results.failed_in(CheckGroup::Node);
     let verdict = match failed {
-        Some(check) => CheckVerdict::not_checked(format!("because {} failed", check.id)),
+        Some(id) => CheckVerdict::not_checked(format!("because {id} failed")),
         None => installation_verdict(&target.installation),
     };
-    results.add(&INSTALLATION, verdict);
+    results.add(checks::INSTALLATION, verdict);
 }
 
 fn installation_verdict(Installation { changed, .. }: &Installation) -> CheckVerdict {

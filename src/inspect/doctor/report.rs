@@ -1,15 +1,20 @@
 //! The types that all checks share: the node and pod to examine, a check and its verdict, the results, and the list
 //! that is printed or serialized.
 
+use super::checks::Check;
 use crate::cluster::agent::PoliciesReport;
 use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
+use crate::plugin::FormatCounts;
 use crate::pod::PodRef;
 use crate::printable::without_userinfo;
+use crate::wait;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The results of a run of `detour doctor`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -26,6 +31,8 @@ pub struct Checklist {
     pub healthy: bool,
     /// The policies of the node's running pods, as the agent reports them; `None` if they are unknown.
     pub policies: Option<PoliciesReport>,
+    /// How many pod sandboxes have a redirection of detour in each rule format; `None` if that is unknown.
+    pub rule_formats: Option<FormatCounts>,
     /// One line per check.
     pub checks: Vec<ReportLine>,
 }
@@ -116,7 +123,16 @@ impl Checklist {
     pub(super) fn of(lines: Vec<ReportLine>) -> Self {
         let healthy = lines.iter().all(|line| line.outcome != CheckOutcome::Fail);
         let version = env!("CARGO_PKG_VERSION");
-        Self { pod: None, node: None, platform: String::new(), version, healthy, policies: None, checks: lines }
+        Self {
+            pod: None,
+            node: None,
+            platform: String::new(),
+            version,
+            healthy,
+            policies: None,
+            rule_formats: None,
+            checks: lines,
+        }
     }
 
     fn verdict(&self) -> (String, Tone) {
@@ -178,22 +194,6 @@ impl ReportLine {
     }
 }
 
-/// A check: its name, subject and condition.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Check {
-    /// The name; stable across releases.
-    pub(super) id: &'static str,
-    pub(super) group: CheckGroup,
-    /// The condition that is met if the check passes.
-    pub(super) holds: &'static str,
-}
-
-impl Check {
-    pub(super) const fn of(group: CheckGroup, id: &'static str, holds: &'static str) -> Self {
-        Self { id, group, holds }
-    }
-}
-
 /// The verdict of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CheckVerdict {
@@ -236,10 +236,22 @@ impl CheckVerdict {
         failed.or(warned).or(passed).or(not_checked).unwrap_or_else(|| Self::not_checked(none))
     }
 
+    /// Repeats a check that fails: what it examines may be about to change. Returns the last verdict after `settling`.
+    pub(super) fn settled(settling: Duration, verdict: impl Fn() -> Self) -> Self {
+        let passed = wait::until(settling, INTERVALS, || match verdict() {
+            Self::Fail(..) => Ok::<_, Infallible>(None),
+            verdict => Ok(Some(verdict)),
+        });
+        passed.ok().flatten().unwrap_or_else(verdict)
+    }
+
     pub(super) fn not_checked(why: impl Into<String>) -> Self {
         Self::NotChecked(why.into(), None)
     }
 }
+
+/// How often a check is repeated that may pass soon.
+const INTERVALS: wait::Intervals = [Duration::from_millis(100); 2];
 
 /// The results so far, in the order of the checks.
 #[derive(Debug, Default)]
@@ -258,17 +270,32 @@ impl Results {
         };
         let (found, next) =
             (without_userinfo(&found).into_owned(), next.map(|next| without_userinfo(&next).into_owned()));
-        let Check { id, group, holds } = *check;
+        let Check { id, group, holds, .. } = *check;
         self.lines.push(ReportLine { id, group, checked: holds, outcome, found, next });
     }
 
-    /// Runs a check if none of `needed` failed or was not checked; otherwise adds it as not checked.
+    /// Makes a check if all that it needs were made and did not fail; otherwise adds it as not checked.
+    pub(super) fn run(&mut self, check: &Check, verdict: impl FnOnce() -> CheckVerdict) {
+        self.after(check.needs, check, verdict);
+    }
+
+    /// Makes a check that needs `needed` in this case.
     pub(super) fn after(&mut self, needed: &[&Check], check: &Check, verdict: impl FnOnce() -> CheckVerdict) {
-        let verdict = match self.obstacle(needed) {
-            Some(why) => CheckVerdict::not_checked(why),
-            None => verdict(),
-        };
+        let verdict = self.obstacle(needed).map_or_else(verdict, CheckVerdict::not_checked);
         self.add(check, verdict);
+    }
+
+    /// Adds checks that can't be made without what they need.
+    pub(super) fn skip<'a>(&mut self, checks: impl IntoIterator<Item = &'a Check>) {
+        for check in checks {
+            self.run(check, || CheckVerdict::not_checked("what it needs is not known"));
+        }
+    }
+
+    /// Returns the first failed check of a group.
+    pub(super) fn failed_in(&self, group: CheckGroup) -> Option<&'static str> {
+        let failed = |line: &&ReportLine| line.group == group && line.outcome == CheckOutcome::Fail;
+        self.lines.iter().find(failed).map(|line| line.id)
     }
 
     /// Whether the check failed.
@@ -297,7 +324,7 @@ pub struct CheckTarget {
     pub node_name: Option<String>,
     /// The platform, a value of `--platform`.
     pub platform: String,
-    /// Whether the plugin is part of the cluster network's plugin list on this platform.
+    /// Whether the plugin is part of the cluster network's configuration list on this platform.
     pub chained: bool,
     /// The directories of CNI plugins.
     pub bin_dirs: Vec<HostPath>,
@@ -322,14 +349,25 @@ pub struct Installation {
     pub programs: Vec<HostPath>,
     /// The own lists, by their paths.
     pub own_lists: BTreeMap<HostPath, OwnList>,
-    /// The types of the plugin's entries in plugin lists, by the path of the list.
+    /// Multus's auxiliary chain, if one of the plugin's files is there.
+    pub multus_chain: Option<MultusChain>,
+    /// The types of the plugin's entries in configuration lists, by the path of the list.
     pub listed_types: BTreeMap<HostPath, BTreeSet<String>>,
     /// The differences between the node and the installation, one line each; `None` without an installation. The
     /// error is the reason why they are unknown.
     pub changed: Result<Option<Vec<String>>, String>,
 }
 
-/// An own list: the copy of the cluster network's plugin list that runtimes use.
+/// The directory of Multus's auxiliary chain: Multus runs its plugins for every pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MultusChain {
+    /// The directory.
+    pub directory: HostPath,
+    /// The files because of which Multus skips all plugins, each with the reason.
+    pub invalid_files: Vec<String>,
+}
+
+/// An own list: the copy of the cluster network's configuration list that runtimes use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnList {
     /// The name of its source, a file in the same directory.
@@ -340,6 +378,11 @@ pub struct OwnList {
 
 impl CheckTarget {
     /// Returns the path in this process of a path on the node.
+    /// Whether Multus runs the configuration at `path` for every pod, because it is in its auxiliary chain.
+    pub(super) fn is_in_multus_chain(&self, path: &HostPath) -> bool {
+        self.installation.multus_chain.as_ref().is_some_and(|chain| chain.directory == path.parent())
+    }
+
     pub(super) fn reach(&self, path: &HostPath) -> io::Result<PathBuf> {
         HostRoot::new(&self.mount).reach(path)
     }
@@ -397,9 +440,13 @@ mod tests {
         assert_eq!(serde_json::to_value(CheckOutcome::Warn).expect("serialized"), "warn");
     }
 
-    const A: Check = Check::of(CheckGroup::Node, "a", "a");
-    const B: Check = Check::of(CheckGroup::Node, "b", "b");
-    const C: Check = Check::of(CheckGroup::Node, "c", "c");
+    const fn check(id: &'static str, needs: &'static [&'static Check]) -> Check {
+        Check { id, group: CheckGroup::Node, holds: id, needs }
+    }
+
+    const A: &Check = &check("a", &[]);
+    const B: &Check = &check("b", &[A]);
+    const C: &Check = &check("c", &[A, B]);
 
     #[test]
     fn the_first_failure_of_several_attempts_is_the_verdict() {
@@ -414,7 +461,7 @@ mod tests {
     #[test]
     fn user_names_and_passwords_are_removed_from_urls() {
         let mut results = Results::default();
-        results.add(&A, CheckVerdict::fail("https://u:s3cr3t@a failed", "ask http://s3cr3t@b"));
+        results.add(A, CheckVerdict::fail("https://u:s3cr3t@a failed", "ask http://s3cr3t@b"));
         let line = &results.lines[0];
         let shown = (line.found.as_str(), line.next.as_deref());
         assert_eq!(shown, ("https://(redacted)@a failed", Some("ask http://(redacted)@b")));
@@ -423,9 +470,9 @@ mod tests {
     #[test]
     fn a_check_that_depends_on_a_failed_one_is_not_run() {
         let mut results = Results::default();
-        results.add(&A, CheckVerdict::pass("fine"));
-        results.after(&[&A], &B, || CheckVerdict::fail("broken", "mend it"));
-        results.after(&[&A, &B], &C, || unreachable!("b failed"));
+        results.add(A, CheckVerdict::pass("fine"));
+        results.run(B, || CheckVerdict::fail("broken", "mend it"));
+        results.run(C, || unreachable!("b failed"));
         let outcomes: Vec<_> = results.lines.iter().map(|line| (line.outcome, line.found.as_str())).collect();
         let wanted = [
             (CheckOutcome::Pass, "fine"),
@@ -433,7 +480,7 @@ mod tests {
             (CheckOutcome::NotChecked, "because b failed"),
         ];
         assert_eq!(outcomes, wanted);
-        assert_eq!(results.obstacle(&[&C]), Some("because c was not checked".to_owned()));
-        assert_eq!(results.obstacle(&[&A]), None);
+        assert_eq!(results.obstacle(&[C]), Some("because c was not checked".to_owned()));
+        assert_eq!(results.obstacle(&[A]), None);
     }
 }

@@ -1,24 +1,23 @@
 //! Checks of the pod's network namespace: where it is, whether its live rules equal the desired ones, foreign rules that
-//! precede them, missing addresses and routes, and the rules' counters.
+//! precede them, missing addresses and routes, the rules' counters, and the interface with the default route.
 
-use super::logs::EVENTS;
-use super::pod::KNOWN;
-use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
+use super::checks;
+use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cluster::UserApi;
 use crate::cni::{Error, NetConf};
 use crate::inspect::node_hint::{AGENT_NAMESPACE, node_hint};
 use crate::inspect::rules::{LiveRules, Mark, RuleLine, RulesReport};
 use crate::inspect::terminal::first_of;
+use crate::netns::default_route_interfaces;
 use crate::netns::find::{FoundNetns, of_name, of_pod};
 use crate::pod::{Facts, Pod, PodRef};
-use crate::policy::Policy;
+use crate::policy::{Policy, Redirect};
 use crate::state::Store;
+use std::collections::BTreeSet;
+use std::time::Duration;
 
-pub(super) const RULES: Check = Check::of(CheckGroup::Sandbox, "rules-equal", "the live rules equal the desired rules");
-const IN_FRONT: Check = Check::of(CheckGroup::Sandbox, "rules-first", "no foreign rule precedes detour's rules");
-const FIXTURES: Check = Check::of(CheckGroup::Sandbox, "fixtures", "the required addresses and routes exist");
-const TRAFFIC: Check = Check::of(CheckGroup::Sandbox, "traffic", "packets match the rules");
-
+/// The timeout for the lock of the network namespace, which a call of the plugin may hold.
+pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of rules that a finding names; the rest is counted.
 const NAMED: usize = 3;
 const REPAIR: &str = "delete the pod, or let the agent repair it (repair.enabled); compare the rules with detour rules";
@@ -31,7 +30,7 @@ pub(super) fn examine(
     results: &mut Results,
 ) -> Option<(LiveRules, RulesReport)> {
     let read = found.map(|found| read(found, store));
-    results.after(&[&NETNS], &RULES, || match &read {
+    results.run(checks::RULES_EQUAL, || match &read {
         Some(Ok((report, _))) => equal(report, wanted),
         Some(Err(error)) => unread(error),
         None => CheckVerdict::not_checked("the pod's network namespace is not known"),
@@ -41,9 +40,9 @@ pub(super) fn examine(
         Some((live, report)) if live.desired.is_some() => verdict(live, report),
         _ => CheckVerdict::not_checked("no attachment has rules in this network namespace"),
     };
-    results.after(&[&NETNS], &IN_FRONT, || of(&|_, report| in_front(report)));
-    results.after(&[&NETNS], &FIXTURES, || of(&|live, _| fixtures(live)));
-    results.after(&[&NETNS, &RULES], &TRAFFIC, || of(&|_, report| traffic(report)));
+    results.run(checks::RULES_FIRST, || of(&|_, report| in_front(report)));
+    results.run(checks::FIXTURES, || of(&|live, _| fixtures(live)));
+    results.run(checks::TRAFFIC, || of(&|_, report| traffic(report)));
     read
 }
 
@@ -128,9 +127,6 @@ fn traffic(report: &RulesReport) -> CheckVerdict {
     }
 }
 
-pub(super) const HERE: Check = Check::of(CheckGroup::Sandbox, "pod-here", "the pod runs on this node");
-pub(super) const NETNS: Check = Check::of(CheckGroup::Sandbox, "netns-found", "the pod's network namespace is found");
-
 /// The pod's location: its node and network namespace.
 pub(super) struct PodNetns<'a> {
     pod: Option<&'a Pod>,
@@ -162,10 +158,10 @@ impl<'a> PodNetns<'a> {
         conf: Option<&NetConf>,
         results: &mut Results,
     ) {
-        let never = results.has_failed(&EVENTS);
-        let needed = if self.found().is_some() { &[][..] } else { &[&KNOWN] };
-        results.after(needed, &HERE, || match (self.pod, self.found()) {
-            _ if never => CheckVerdict::not_checked(format!("because {} failed", EVENTS.id)),
+        let never = results.has_failed(checks::EVENTS);
+        let needed = if self.found().is_some() { &[][..] } else { &[checks::POD_KNOWN] };
+        results.after(needed, checks::POD_HERE, || match (self.pod, self.found()) {
+            _ if never => CheckVerdict::not_checked(format!("because {} failed", checks::EVENTS.id)),
             (None, Some(_)) => {
                 CheckVerdict::pass("according to the results that the runtime caches under the pod's name")
             }
@@ -176,7 +172,7 @@ impl<'a> PodNetns<'a> {
             }
             (Some(pod), None) => here(pod, target, api, conf),
         });
-        results.after(&[&HERE], &NETNS, || self.netns());
+        results.run(checks::NETNS_FOUND, || self.netns());
     }
 
     fn netns(&self) -> CheckVerdict {
@@ -216,4 +212,48 @@ fn here(pod: &Pod, target: &CheckTarget, api: Option<&UserApi>, conf: Option<&Ne
     let agent = pods.iter().map(|scheduled| scheduled.pod.name.as_str()).find(is_agent);
     let next = node_hint(pod, Some(agents), agent, &question);
     CheckVerdict::NotChecked(format!("it runs on node {node}; this is node {this}"), Some(next))
+}
+
+/// Checks whether the interface with the default route is captured, for a pod whose rules exclude interfaces. `policy`
+/// is that of the pod's attachments.
+pub(super) fn examine_default_route(found: Option<&FoundNetns>, policy: Option<&Policy>, results: &mut Results) {
+    let redirect = policy.and_then(Policy::redirect).filter(|redirect| !redirect.exclude_interfaces.is_empty());
+    let (Some(found), Some(redirect)) = (found, redirect) else { return };
+    let default = || -> Result<BTreeSet<String>, Error> { found.open()?.enter(LOCK_TIMEOUT, default_route_interfaces) };
+    results.run(checks::DEFAULT_ROUTE_CAPTURED, || match default() {
+        Ok(default) => captured(&default, redirect),
+        Err(error) => CheckVerdict::not_checked(error.to_string()),
+    });
+}
+
+fn captured(default: &BTreeSet<String>, redirect: &Redirect) -> CheckVerdict {
+    let (excluded, captured): (Vec<&str>, Vec<&str>) =
+        default.iter().map(String::as_str).partition(|name| redirect.exclude_interfaces.iter().any(|one| one == name));
+    match (excluded.as_slice(), captured.as_slice()) {
+        ([], []) => CheckVerdict::pass("the pod has no default route"),
+        ([], _) => CheckVerdict::pass(captured.join(", ")),
+        _ => CheckVerdict::fail(
+            format!("the rules exclude {}: traffic over the default route bypasses the sidecar", excluded.join(", ")),
+            "remove the interface from exclude_interfaces and from the annotation \
+             traffic.sidecar.istio.io/excludeInterfaces; if neither names it, delete the pod: it started with an \
+             earlier version, or the default route moved later",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_excluded_interface_with_a_default_route_fails() {
+        let redirect = Redirect { exclude_interfaces: vec!["net1".into(), "net2".into()], ..Redirect::default() };
+        let verdict = |default: &[&str]| {
+            let default = default.iter().map(|name| (*name).to_owned()).collect();
+            captured(&default, &redirect)
+        };
+        assert_eq!(verdict(&[]), CheckVerdict::pass("the pod has no default route"));
+        assert_eq!(verdict(&["eth0", "ovn-udn1"]), CheckVerdict::pass("eth0, ovn-udn1"));
+        assert!(matches!(verdict(&["eth0", "net2"]), CheckVerdict::Fail(found, _) if found.contains("exclude net2:")));
+    }
 }

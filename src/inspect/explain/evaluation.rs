@@ -101,7 +101,7 @@ pub(super) fn unselected_network(subject: &Subject) -> Result<Option<Unselected>
                 why: format!("the pod does not select network {name}: annotation {NETWORKS} {found}"),
                 next: format!(
                     "add {shared} to annotation {NETWORKS}; if the container runtime runs the plugin for every pod, use its \
-                     plugin list: --config FILE.conflist"
+                     configuration list: --config FILE.conflist"
                 ),
             }
         }

@@ -2,7 +2,7 @@
 //! connections is captured and lost. A native sidecar starts before the init containers that follow it in the pod, and
 //! Istio injects it as the first one (the default since Istio 1.27 with Kubernetes 1.33).
 
-use super::exemptions::{ContainerTraffic, ExemptPart};
+use super::exclusions::{ContainerTraffic, ExcludedPart};
 use crate::inspect::terminal::{Cell, Tone};
 use crate::policy::Policy;
 use serde::Serialize;
@@ -31,10 +31,10 @@ impl InitContainer {
             sidecar: !container.ends_before,
             starts_before_proxy,
             needs_exclusion: starts_before_proxy,
-            excluded: match container.exempt_part(policy) {
-                ExemptPart::All => "all",
-                ExemptPart::Some => "some",
-                ExemptPart::None => "none",
+            excluded: match container.excluded_part(policy) {
+                ExcludedPart::All => "all",
+                ExcludedPart::Some => "some",
+                ExcludedPart::None => "none",
             },
         }
     }

@@ -1,7 +1,7 @@
 //! `explain`: what a configuration does with a pod's traffic, and why.
 
 mod evaluation;
-mod exemptions;
+mod exclusions;
 mod init_containers;
 mod picture;
 mod report;
@@ -10,8 +10,8 @@ mod uncaptured;
 mod warnings;
 
 pub(super) use evaluation::{evaluate, has_redirect};
-pub(super) use exemptions::application_containers;
-pub use exemptions::{ExcludedContainer, Exemption};
+pub(super) use exclusions::application_containers;
+pub use exclusions::{ExcludedContainer, ExcludedTraffic};
 pub use init_containers::InitContainer;
 pub use picture::picture;
 pub use report::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain};

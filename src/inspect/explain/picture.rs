@@ -1,7 +1,7 @@
 //! `explain --format svg`: draws one row for each kind of traffic, from its sender in the pod to the outside: captured
 //! traffic through a port of the sidecar, traffic that bypasses the sidecar past it. Colors are classes in `picture.css`.
 
-use super::exemptions::{ContainerTraffic, ExcludedContainer, ExemptPart, Exemption, application_containers};
+use super::exclusions::{ContainerTraffic, ExcludedContainer, ExcludedPart, ExcludedTraffic, application_containers};
 use super::report::Explained;
 use crate::inspect::subject::Subject;
 use crate::pod::well_known::INIT_CONTAINER;
@@ -108,7 +108,7 @@ fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic
         let (card, port) = (every("container", "receives"), Some(redirect.inbound_capture_port));
         rows.push(Row { card, color: "in", port, what, to: "callers".to_owned() });
     }
-    for container in containers.iter().filter(|container| container.exempt_part(policy) != ExemptPart::All) {
+    for container in containers.iter().filter(|container| container.excluded_part(policy) != ExcludedPart::All) {
         let (what, to) = ("outbound TCP".to_owned(), "services".to_owned());
         rows.push(Row { card: card(container), color: "out", port: Some(redirect.proxy_port), what, to });
     }
@@ -146,11 +146,11 @@ fn rows_without_redirect(subject: &Subject, explained: &Explained, traffic: &Con
     let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == INIT_CONTAINER);
     let row = bypass(card(traffic), "everything".to_owned(), ANYWHERE.to_owned());
     let by_name = rows_of_container(&explained.explanation.excluded_containers, traffic);
-    match traffic.exempt_part(&explained.policy) {
+    match traffic.excluded_part(&explained.policy) {
         _ if !by_istio_init => return vec![row],
-        ExemptPart::All if by_name.is_empty() => return vec![row],
-        ExemptPart::All => return by_name,
-        ExemptPart::Some | ExemptPart::None => {}
+        ExcludedPart::All if by_name.is_empty() => return vec![row],
+        ExcludedPart::All => return by_name,
+        ExcludedPart::Some | ExcludedPart::None => {}
     }
     let what = "captured by istio-init".to_owned();
     let captured = Row { color: "out", what, to: "through the sidecar".to_owned(), ..row };
@@ -160,9 +160,9 @@ fn rows_without_redirect(subject: &Subject, explained: &Explained, traffic: &Con
 /// Returns the rows for exclusions and for settings that let outbound traffic bypass the sidecar.
 fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
     let owners = explained.policy.exclusions_in_effect().into_iter().map(|exclusion| Some(exclusion.owner));
-    let exempt = explained.explanation.exempt.iter().zip(owners.chain(std::iter::repeat(None)));
-    let outbound = exempt.filter(|(exempt, _)| exempt.direction != "inbound");
-    let mut rows: Vec<Row> = outbound.map(|(exempt, owner)| row_of_exemption(exempt, owner, containers)).collect();
+    let excluded = explained.explanation.exclusions.iter().zip(owners.chain(std::iter::repeat(None)));
+    let outbound = excluded.filter(|(excluded, _)| excluded.direction != "inbound");
+    let mut rows: Vec<Row> = outbound.map(|(excluded, owner)| row_of_traffic(excluded, owner, containers)).collect();
     if redirect.dns == DnsCapture::Off {
         let card = every("process", "redirect_dns");
         rows.push(bypass(card, "UDP port 53".to_owned(), "resolvers".to_owned()));
@@ -170,7 +170,7 @@ fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerT
     rows
 }
 
-fn row_of_exemption(exempt: &Exemption, owner: Option<TrafficOwner>, containers: &[ContainerTraffic<'_>]) -> Row {
+fn row_of_traffic(excluded: &ExcludedTraffic, owner: Option<TrafficOwner>, containers: &[ContainerTraffic<'_>]) -> Row {
     let owned = owner.filter(|owner| *owner != TrafficOwner::Any).map(|owner| {
         let names = containers.iter().filter(|container| container.is_owned_by(owner)).map(ContainerTraffic::name);
         names.collect::<Vec<_>>().join(", ")
@@ -178,13 +178,13 @@ fn row_of_exemption(exempt: &Exemption, owner: Option<TrafficOwner>, containers:
     let detail = match owned {
         Some(names) if names.is_empty() => "no container with this ID".to_owned(),
         Some(names) => names,
-        None => exempt.sources.join("; "),
+        None => excluded.sources.join("; "),
     };
-    let what = match exempt.ports.as_slice() {
-        [] => exempt.protocol.clone(),
-        ports => format!("port {}, {}", ports.join(", "), exempt.protocol),
+    let what = match excluded.ports.as_slice() {
+        [] => excluded.protocol.clone(),
+        ports => format!("port {}, {}", ports.join(", "), excluded.protocol),
     };
-    bypass(Card { name: exempt.who.clone(), detail, ends_before: false }, what, exempt.to.clone())
+    bypass(Card { name: excluded.who.clone(), detail, ends_before: false }, what, excluded.to.clone())
 }
 
 /// Returns the rows of a container that is excluded by its name, with the sources of each exclusion.

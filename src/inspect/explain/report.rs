@@ -1,7 +1,9 @@
 //! `explain`: what a configuration does with a pod's traffic, and why; for a primary plugin, also the pod's networks.
 
 use super::evaluation::{Evaluation, evaluate, has_redirect};
-use super::exemptions::{ExcludedContainer, Exemption, application_containers, excluded_containers, exemptions};
+use super::exclusions::{
+    ExcludedContainer, ExcludedTraffic, application_containers, excluded_containers, excluded_traffic,
+};
 use super::init_containers::{InitContainer, init_containers};
 use super::settings::{Setting, settings};
 use super::uncaptured::uncaptured;
@@ -41,7 +43,8 @@ pub struct Explanation {
     /// Every setting of the redirection; empty if the pod is not redirected.
     pub settings: Vec<Setting>,
     /// The traffic that bypasses the sidecar, except for what Istio excludes by default.
-    pub exempt: Vec<Exemption>,
+    #[serde(rename = "exempt")]
+    pub exclusions: Vec<ExcludedTraffic>,
     /// The containers whose traffic bypasses the sidecar.
     pub excluded_containers: Vec<ExcludedContainer>,
     /// When the init containers run; empty if nothing redirects the pod's traffic.
@@ -130,9 +133,10 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     let networks = subject.networks.iter().flat_map(|preview| &preview.networks);
     let sources = evaluations.iter().flat_map(Evaluation::settings);
     let settings = policy.redirect().map(|redirect| settings(redirect, sources));
-    let mut exempt = exemptions(&policy.exclusions_in_effect(), evaluations.iter().flat_map(Evaluation::exclusions));
+    let mut excluded =
+        excluded_traffic(&policy.exclusions_in_effect(), evaluations.iter().flat_map(Evaluation::exclusions));
     if let Some((redirect, settings)) = policy.redirect().zip(settings.as_ref()) {
-        exempt.extend(uncaptured(redirect, settings));
+        excluded.extend(uncaptured(redirect, settings));
     }
     // Another tool redirects the pod by the same rules.
     let pod = &subject.facts.pod;
@@ -149,7 +153,7 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         considered: decisive.map(|decisive| conditions(subject, decisive)).unwrap_or_default(),
         proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
         settings: settings.unwrap_or_default(),
-        exempt,
+        exclusions: excluded,
         init_containers: init_containers(&containers, &policy),
         excluded_containers: excluded_containers(&policy, evaluations.iter().flat_map(Evaluation::containers)),
         warnings: warnings(subject, &evaluations, &policy)?,
@@ -281,12 +285,12 @@ impl TextReport for Explanation {
             };
             screen.table(&self.settings.iter().map(row).collect::<Vec<_>>());
         }
-        if !self.exempt.is_empty() {
+        if !self.exclusions.is_empty() {
             screen.heading("Excluded traffic");
-            let row = |e: &Exemption| {
+            let row = |e: &ExcludedTraffic| {
                 vec![Cell::of(&e.who), Cell::of(e.what()), Cell::of(e.sources.join("; ")).tone(Tone::Faint)]
             };
-            screen.table(&self.exempt.iter().map(row).collect::<Vec<_>>());
+            screen.table(&self.exclusions.iter().map(row).collect::<Vec<_>>());
         }
         if !self.excluded_containers.is_empty() {
             screen.heading("Excluded containers");

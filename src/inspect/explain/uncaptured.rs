@@ -1,19 +1,19 @@
 //! The traffic that the settings of the redirection exclude: ports, ranges, groups and interfaces. What Istio excludes by
 //! default, such as the proxy's own ports, is not listed.
 
-use super::exemptions::Exemption;
+use super::exclusions::ExcludedTraffic;
 use super::settings::Setting;
 use crate::policy::{Groups, Ports, Ranges, Redirect};
 use std::fmt::Display;
 
 /// Returns the traffic that `redirect` does not capture, with the sources in `settings`.
-pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<Exemption> {
+pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<ExcludedTraffic> {
     let default = Redirect::default();
     let sources = |keys: &[&str]| {
         let of_keys = settings.iter().filter(|setting| keys.contains(&setting.key) && !setting.is_default());
         of_keys.flat_map(|setting| setting.sources.clone()).collect::<Vec<_>>()
     };
-    let tcp = |direction, key: &str, to: String| Exemption {
+    let tcp = |direction, key: &str, to: String| ExcludedTraffic {
         direction,
         who: if direction == "inbound" { "every client" } else { "every process" }.to_owned(),
         protocol: "tcp".to_owned(),
@@ -26,7 +26,7 @@ pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<Exemp
         && let Some(ports) = excluded_ports(&redirect.outbound_ports_exclude)
     {
         let of_ports = tcp("outbound", "outbound_ports_exclude", "anywhere".to_owned());
-        all.push(Exemption { protocol: "tcp and udp".to_owned(), ports, ..of_ports });
+        all.push(ExcludedTraffic { protocol: "tcp and udp".to_owned(), ports, ..of_ports });
     }
     match &redirect.outbound_ip_ranges_exclude {
         Ranges::List(nets) if nets.is_empty() => {}
@@ -42,11 +42,11 @@ pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<Exemp
             if captured.is_empty() { "anywhere".to_owned() } else { format!("other than {}", captured.join(", ")) };
         let included = tcp("outbound", "outbound_ip_ranges_include", to);
         let sources = sources(&["outbound_ip_ranges_include", "outbound_ports_include"]);
-        all.push(Exemption { sources, ..included });
+        all.push(ExcludedTraffic { sources, ..included });
     }
     let everything = |who: String, key: &str| {
         let protocol = "everything".to_owned();
-        Exemption { who, protocol, ..tcp("outbound", key, "anywhere".to_owned()) }
+        ExcludedTraffic { who, protocol, ..tcp("outbound", key, "anywhere".to_owned()) }
     };
     all.extend(
         redirect.owner_groups_exclude.iter().map(|gid| everything(format!("gid {gid}"), "owner_groups_exclude")),
@@ -56,7 +56,7 @@ pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<Exemp
             true => "every process".to_owned(),
             false => format!("every gid other than {}", joined(gids)),
         };
-        all.push(Exemption {
+        all.push(ExcludedTraffic {
             sources: sources(&["owner_groups_include", "owner_groups_exclude"]),
             ..everything(who, "owner_groups_include")
         });
@@ -64,7 +64,7 @@ pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<Exemp
     match (&redirect.inbound_ports_include, excluded_ports(&redirect.inbound_ports_exclude)) {
         (Ports::All, Some(ports)) if redirect.inbound_ports_exclude != default.inbound_ports_exclude => {
             let of_ports = tcp("inbound", "inbound_ports_exclude", "the pod".to_owned());
-            all.push(Exemption { ports, ..of_ports });
+            all.push(ExcludedTraffic { ports, ..of_ports });
         }
         (Ports::All, _) => {}
         (Ports::List(ports), _) => {
@@ -78,12 +78,12 @@ pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<Exemp
         let sources = sources(&["exclude_interfaces", "capture_secondary_networks"]);
         let who = "every process and client".to_owned();
         let both = everything(who, "exclude_interfaces");
-        all.push(Exemption { direction: "both", to: through, sources, ..both });
+        all.push(ExcludedTraffic { direction: "both", to: through, sources, ..both });
     }
     all
 }
 
-/// Returns the ports as [`Exemption::ports`]; `None` for an empty list.
+/// Returns the ports as [`ExcludedTraffic::ports`]; `None` for an empty list.
 fn excluded_ports(ports: &Ports) -> Option<Vec<String>> {
     match ports {
         Ports::All => Some(Vec::new()),
@@ -103,7 +103,7 @@ mod tests {
     fn shown(change: impl FnOnce(&mut Redirect)) -> Vec<String> {
         let mut redirect = Redirect::default();
         change(&mut redirect);
-        let line = |one: &Exemption| format!("{}: {} {}", one.direction, one.who, one.what());
+        let line = |one: &ExcludedTraffic| format!("{}: {} {}", one.direction, one.who, one.what());
         uncaptured(&redirect, &[]).iter().map(line).collect()
     }
 

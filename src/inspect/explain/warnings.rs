@@ -1,7 +1,7 @@
 //! Warnings about a configuration or a pod that is valid, but hardly ever has the intended effect.
 
 use super::evaluation::{Evaluation, Unselected, unselected_network};
-use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, covers_everything};
+use super::exclusions::{ContainerTraffic, ExcludedPart, application_containers, covers_everything};
 use crate::cni::{Error, NetConf, RuleFormat};
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::pod::Namespace;
@@ -12,6 +12,7 @@ use crate::policy::{
 use crate::sub_plugins::{self, SubPlugin};
 use ipnet::IpNet;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// The proxy's ports, which Istio itself excludes in both directions.
 const PROXY_PORTS: [PortRange; 3] = [PortRange::one(15020), PortRange::one(15021), PortRange::one(15090)];
@@ -28,6 +29,24 @@ pub struct Warning {
     pub what: String,
     /// What to do.
     pub next: String,
+}
+
+/// Warns about excluded addresses on a node whose socket load balancing replaces Services' addresses.
+fn addresses_of_services(subject: &Subject, policy: &Policy) -> Option<Warning> {
+    let is_one = |network: &IpNet| network.prefix_len() == network.max_prefix_len();
+    let excluded = policy.exclusions.iter().filter_map(|exclusion| exclusion.destination).filter(is_one);
+    let addresses: BTreeSet<String> = excluded.map(|network| network.addr().to_string()).collect();
+    let names: Vec<_> = subject.socket_lb.iter().map(|product| product.name()).collect();
+    (!names.is_empty() && !addresses.is_empty()).then(|| Warning {
+        code: "socket-load-balancing",
+        what: format!(
+            "{} on the pod's node replaces a Service's address before the rules see it: the exclusion of {} has no effect \
+             if this is a ClusterIP",
+            names.join(", "),
+            addresses.into_iter().collect::<Vec<_>>().join(", ")
+        ),
+        next: subject.socket_lb.iter().map(|product| product.setting()).collect::<Vec<_>>().join("; "),
+    })
 }
 
 /// Warns about executables of the chain whose iptables rules can't exclude traffic from native rules.
@@ -70,6 +89,7 @@ pub(super) fn warnings(
     if let (Some(namespace), false) = (&subject.facts.namespace, policy.is_empty()) {
         all.extend(outside_uid_range(subject, namespace));
     }
+    all.extend(addresses_of_services(subject, policy));
     all.extend(sub_plugins::ignored(&subject.facts).into_iter().map(Warning::from));
     Ok(all)
 }
@@ -217,11 +237,11 @@ fn excluded_after_proxy(containers: &[ContainerTraffic<'_>], policy: &Policy) ->
 /// Warns about init containers that send traffic before the sidecar listens.
 fn captured_too_early(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
     let early = containers.iter().filter(|container| !container.runs_with_proxy());
-    let captured = early.map(|container| (container, container.exempt_part(policy)));
-    let captured = captured.filter(|(_, exempt)| *exempt != ExemptPart::All);
-    let warning = |(container, exempt): (&ContainerTraffic<'_>, ExemptPart)| {
+    let captured = early.map(|container| (container, container.excluded_part(policy)));
+    let captured = captured.filter(|(_, part)| *part != ExcludedPart::All);
+    let warning = |(container, part): (&ContainerTraffic<'_>, ExcludedPart)| {
         let name = container.name();
-        let except = if exempt == ExemptPart::Some { ", except for excluded traffic" } else { "" };
+        let except = if part == ExcludedPart::Some { ", except for excluded traffic" } else { "" };
         Warning {
             code: "init-container-too-early",
             what: format!(
@@ -248,14 +268,14 @@ fn early_container_hint(container: &ContainerTraffic<'_>, all: &[ContainerTraffi
 
 /// Warns about excluded ranges while DNS is captured: the rules for DNS precede those for ranges.
 fn ranges_without_dns(redirect: &Redirect, policy: &Policy) -> Option<Warning> {
-    let exempt = |destination: Option<IpNet>| {
+    let is_excluded = |destination: Option<IpNet>| {
         let (owner, protocol) = (TrafficOwner::Any, Some(Protocol::Udp));
         let query = Exclusion { owner, destination, protocol, ports: vec![PortRange::one(53)] };
         policy.exclusions.iter().any(|exclusion| exclusion.covers(&query))
     };
     let captured: Vec<String> = match &redirect.outbound_ip_ranges_exclude {
-        Ranges::All => (!exempt(None)).then(|| "*".to_owned()).into_iter().collect(),
-        Ranges::List(nets) => nets.iter().filter(|net| !exempt(Some(**net))).map(ToString::to_string).collect(),
+        Ranges::All => (!is_excluded(None)).then(|| "*".to_owned()).into_iter().collect(),
+        Ranges::List(nets) => nets.iter().filter(|net| !is_excluded(Some(**net))).map(ToString::to_string).collect(),
     };
     (redirect.dns != DnsCapture::Off && !captured.is_empty()).then(|| Warning {
         code: "excluded-ranges-without-dns",

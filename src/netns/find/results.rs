@@ -90,7 +90,7 @@ impl CachedResult {
 struct CachedConfiguration {
     kind: String,
     container_id: String,
-    /// Base64 of the plugin list, or of a single plugin's configuration.
+    /// Base64 of the configuration list, or of a single plugin's configuration.
     config: String,
 }
 

@@ -20,7 +20,7 @@ const DEVICE_INFO_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/cni";
 /// The maximum size of such a file in bytes; one has about 200.
 const MAX_DEVICE_INFO: u64 = 16 << 10;
 
-/// A network or plugin list to run, with everything that a later DEL, CHECK or GC needs.
+/// A network or configuration list to run, with everything that a later DEL, CHECK or GC needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Invocation {
     /// Its name in messages.
@@ -126,8 +126,8 @@ impl Invocation {
         Self { is_chained: true, interface: interface.to_owned(), ..self }
     }
 
-    /// Returns the executables of a sub-plugin chain as a plugin list, chained to the default network; `None` if there
-    /// are none.
+    /// Returns the executables of a sub-plugin chain as a configuration list, chained to the default network; `None` if
+    /// there are none.
     pub(super) fn for_executables(name: &str, interface: &str, conf: &NetConf, cni_args: &str) -> Option<Self> {
         let plugins: Vec<Value> =
             sub_plugins::executables(&conf.chain).map(|(_, block)| block.keys.clone().into()).collect();

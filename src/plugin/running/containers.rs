@@ -1,7 +1,6 @@
 //! Excluded containers of a running pod: adds a container's control group to the sets in the pod's network namespace
 //! when the container starts, and removes it when the bypass ends. The node's agent calls it.
 
-use super::container_status::restore;
 use crate::cni::{Code, Error, is_identifier};
 use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
 use crate::host_path::HostRoot;
@@ -53,7 +52,7 @@ pub struct ObservedContainers<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerChanges {
     /// The containers whose traffic now bypasses the sidecar.
-    pub exempted: Vec<(String, ContainerScope)>,
+    pub added: Vec<(String, ContainerScope)>,
     /// The running containers whose bypass ended or narrowed because the proxy accepts connections.
     pub ended: Vec<String>,
     /// The number of removed elements of containers that have exited.
@@ -142,15 +141,6 @@ impl ExcludedContainers {
         &self.policy
     }
 
-    /// Restores the rules of the sandbox's attachments from saved state, as repair does. Waits for the lock of the network
-    /// namespace.
-    ///
-    /// # Errors
-    /// As [`restore`].
-    pub fn restore(&self) -> Result<(), Error> {
-        restore(&self.sandbox_id, self.netns.path())
-    }
-
     /// Returns the identity of the sandbox's network namespace.
     #[must_use]
     pub const fn netns_id(&self) -> NetnsId {
@@ -230,7 +220,7 @@ impl ElementPlan {
             let Some(element) = wanted(container).filter(|element| !live.contains(element)) else { continue };
             let is_wider = |other: &&ContainerElement| other.scope > element.scope && other.cgroup == element.cgroup;
             if !live.iter().any(|other| is_wider(&other) && other.container == element.container) {
-                plan.changes.exempted.push((container.name.clone(), element.scope));
+                plan.changes.added.push((container.name.clone(), element.scope));
             }
             plan.add.push(element);
         }

@@ -2,12 +2,10 @@
 //! and the change from one to the other. This module does not use the cluster.
 
 mod decision;
-mod wording;
 
 pub(crate) use decision::{
-    Assessment, Input, Policies, Verdict, applied_policy, assess, assess_changed, follows_changes, union,
+    Assessment, Input, Policies, Verdict, applied_policy, assess, assess_changed, changes, follows_changes, policy_name,
 };
-pub(crate) use wording::{changes, policy_name};
 
 use super::container_status::is_gone;
 use crate::cni::{Code, Error, NetConf, is_identifier};
@@ -22,7 +20,7 @@ use crate::pod::well_known::INIT_CONTAINER;
 use crate::pod::{Facts, PodRef};
 use crate::policy::{Interception, LivePolicyScope, Policy};
 use crate::state::{Attachment, ROOT, Store};
-use crate::sub_plugins::pod_skip_reason;
+use crate::sub_plugins::{enrolled_by, pod_skip_reason};
 use ring::digest::{SHA256, digest};
 use serde_json::{Map, Value};
 use std::fmt::Write;
@@ -40,7 +38,7 @@ const UNKNOWN_DEFAULT: Value = Value::Bool(false);
 pub struct RunningPod {
     /// Its ID: `CNI_CONTAINERID`.
     pub container_id: String,
-    /// The pod; `None` if no record contains it: an earlier version wrote them, or the pod has no sidecar.
+    /// The pod; `None` if no record contains it: an earlier version wrote them, or its policy is final.
     pub pod: Option<PodRef>,
     /// The path of its network namespace in the runtime; empty if no record contains it.
     pub netns: PathBuf,
@@ -151,7 +149,8 @@ impl RunningPod {
     }
 
     /// Returns whether the inputs of each ADD are saved. An earlier version did not save them: without them, only a
-    /// new pod gets a changed policy. They are also missing if the pod has no sidecar.
+    /// new pod gets a changed policy. They are also missing if the policy is final: without a sidecar, and without
+    /// sub-plugins that exclude.
     #[must_use]
     pub fn has_inputs(&self) -> bool {
         self.attachments.iter().all(|applied| applied.inputs.is_some())
@@ -227,7 +226,8 @@ impl RunningPod {
         desired.iter().filter_map(tightened).collect()
     }
 
-    /// Returns whether its attachments, its `istio-init` container or another tool redirect it.
+    /// Returns whether its attachments, its `istio-init` container or another tool redirect it: to its sidecar, or to
+    /// ztunnel.
     fn is_redirected(&self, facts: &Facts) -> bool {
         let by_attachment =
             |applied: &AppliedPolicy| applied.policy.redirect().is_some() || applied.is_redirected_elsewhere;
@@ -235,6 +235,7 @@ impl RunningPod {
             || facts.pod.init_containers.iter().any(|container| container.name == INIT_CONTAINER)
             // istio-cni redirects it by these rules.
             || pod_skip_reason(&facts.pod).is_none()
+            || enrolled_by(facts).is_some()
     }
 
     /// Applies policies to the attachments in one transaction, as their ADD would do. `root` is the mount point of the
@@ -276,15 +277,8 @@ fn group_file(root: &Path) -> PathBuf {
 /// Returns the hash of the union of policies: 12 hexadecimal digits. Fields with default values do not contribute, so
 /// that a new version with more fields returns the same hash. All policies without rules have the same hash.
 pub(crate) fn policy_hash<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> String {
-    let mut policies: Vec<&Policy> = policies.into_iter().collect();
-    let union = policies.iter().try_fold(Policy::default(), |union, policy| union.union(policy).ok());
-    // Policies that contradict each other are never applied.
-    policies.sort_by_key(|policy| serde_json::to_string(policy).unwrap_or_default());
-    let text: String = match union {
-        Some(union) if union.is_empty() => String::new(),
-        Some(union) => without_defaults(&union),
-        None => policies.iter().map(|policy| without_defaults(policy)).collect(),
-    };
+    let union = Policy::union_of(policies);
+    let text = if union.is_empty() { String::new() } else { without_defaults(&union) };
     let digest = digest(&SHA256, text.as_bytes());
     digest.as_ref().iter().take(HASH_BYTES).fold(String::new(), |mut hash, byte| {
         // Writing to a string does not fail.

@@ -76,6 +76,49 @@ fn a_pod_without_a_sidecar_is_skipped_and_its_annotations_are_not_parsed() {
 }
 
 #[test]
+fn exclusions_apply_to_a_pod_in_the_ambient_mesh_which_is_never_redirected() {
+    let scenario = chain(all_three()).ambient().annotated(INTERCEPTION_MODE, "NONE");
+    assert_eq!(reason(&scenario), SkipReason::Ambient(EnrolledBy::Namespace));
+    assert_eq!(scenario.exclusions(), ["uid 5", "uid 6 udp 53"]);
+    let policy = scenario.output().policy;
+    assert_eq!((&policy.interception, policy.ambient), (&Interception::Unset, true));
+    let only_exclusions = chain(json!([{"type": "uid-exclude", "uids": [5]}])).ambient();
+    assert_eq!(
+        reason(&only_exclusions).to_string(),
+        "the pod is in the ambient mesh (label istio.io/dataplane-mode of the namespace is ambient): istio-cni redirects \
+         it to ztunnel"
+    );
+    assert_eq!(only_exclusions.exclusions(), ["uid 5"]);
+    // Without exclusions, nothing depends on the mesh.
+    let none = chain(json!([{"type": "istio-redirect"}, {"type": "uid-exclude"}])).ambient().output().policy;
+    assert!(none.is_empty() && !none.ambient);
+    let sidecar = chain(all_three()).ambient().pod(|pod| {
+        pod.containers.push(scenario::container("istio-proxy", None));
+        pod.annotations.insert("sidecar.istio.io/status".into(), "{}".into());
+    });
+    let output = sidecar.output();
+    assert_eq!((output.decision, output.policy.ambient), (Decision::Redirect, false));
+}
+
+#[test]
+fn istio_cni_decides_about_the_dns_of_an_ambient_pod_unless_the_pod_does() {
+    let scenario = chain(all_three()).ambient();
+    for (value, expected) in [("true", Some(true)), ("false", Some(false)), ("0", Some(false)), ("yes", None)] {
+        let annotated = scenario.clone().annotated("ambient.istio.io/dns-capture", value);
+        assert_eq!(annotated.output().policy.dns_captured_elsewhere, expected, "{value}");
+    }
+    assert_eq!(scenario.output().policy.dns_captured_elsewhere, None);
+}
+
+#[test]
+fn the_bypass_of_an_init_container_in_the_ambient_mesh_ends_with_the_container() {
+    let block = json!([{"type": "container-exclude", "containers": "init-containers"}]);
+    let scenario = chain(block).pod(|pod| pod.init_containers.push(scenario::container("vault", None)));
+    assert_eq!(scenario.containers(), ["vault all proxy-ready"]);
+    assert_eq!(scenario.ambient().containers(), ["vault all container-exit"]);
+}
+
+#[test]
 fn exclusions_apply_to_every_sidecar_even_if_another_program_redirects() {
     let expected = ["uid 5", "uid 6 udp 53"];
     for (reason, change) in [
@@ -309,10 +352,12 @@ fn an_invalid_block_is_an_error_for_every_pod() {
         (json!({"type": "istio-redirect", "proxy_prt": 1}), "chain[0].proxy_prt: unknown key; "),
         (json!({"type": "uid-exclude", "uid": 1}), "chain[0].uid: unknown key; "),
         (json!({"type": "dns-exclude", "rules": []}), "chain[0].rules: unknown key; "),
+        (json!({"type": "destination-exclude", "gids": [1]}), "chain[0].gids: unknown key; "),
         (json!({"type": "uid-exclude", "pod_overrides": "no"}), "chain[0].pod_overrides: "),
         (
             json!({"uids": [1]}),
-            "chain[0].type: missing; expected istio-redirect, uid-exclude, dns-exclude, container-exclude, or an executable's name",
+            "chain[0].type: missing; expected istio-redirect, uid-exclude, dns-exclude, container-exclude, \
+             destination-exclude, or an executable's name",
         ),
         (json!({"type": 7}), "chain[0].type: missing"),
     ] {

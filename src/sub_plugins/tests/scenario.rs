@@ -53,6 +53,13 @@ impl Scenario {
         self
     }
 
+    /// A namespace of the ambient mesh, and a pod without a sidecar.
+    pub(in super::super) fn ambient(mut self) -> Self {
+        let namespace = self.facts.as_mut().and_then(|facts| facts.namespace.as_mut()).expect("a namespace");
+        namespace.dataplane_mode = Some("ambient".to_owned());
+        self.without_sidecar().pod(|pod| drop(pod.annotations.remove("sidecar.istio.io/status")))
+    }
+
     pub(in super::super) fn args(mut self, args: Value) -> Self {
         let Value::Object(args) = args else { panic!("no object: {args}") };
         self.args = args;
@@ -152,7 +159,7 @@ pub(in super::super) fn container(name: &str, user: Option<i64>) -> Container {
 /// Returns a pod's facts and those of its namespace, which has these annotations.
 pub(in super::super) fn facts(pod: Pod, annotations: &[(&str, &str)]) -> Facts {
     let annotations = annotations.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
-    let namespace = Namespace { name: pod.namespace.clone(), annotations };
+    let namespace = Namespace { name: pod.namespace.clone(), annotations, ..Namespace::default() };
     Facts { pod, namespace: Some(namespace) }
 }
 

@@ -50,7 +50,7 @@ fn one_more(pods: &mut Vec<Kept>, node: &Node, is_redirected: fn(&World)) {
     Kept::all_notice_nothing(pods);
 }
 
-/// With both in the plugin list, the first one redirects, and detour's exclusions precede the redirection.
+/// With both in the configuration list, the first one redirects, and detour's exclusions precede the redirection.
 #[test]
 fn from_istio_cni_without_multus_and_back() {
     let node = Node::new("chained", Caller::Runtime);

@@ -15,13 +15,13 @@ use std::path::{Path, PathBuf};
 /// How the plugin is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Caller {
-    /// By the runtime, for each pod: the plugin is an entry of the cluster network's plugin list.
+    /// By the runtime, for each pod: the plugin is an entry of the cluster network's configuration list.
     Runtime,
     /// By Multus, for pods that select the attachment: the plugin has its own file.
     Multus,
 }
 
-/// The cluster network's plugin list.
+/// The cluster network's configuration list.
 pub(super) const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 /// The attachment's file.
 pub(super) const OWN_FILE: &str = "etc/cni/multus/net.d/istio-cni.conf";
@@ -107,7 +107,7 @@ impl Node {
         fs::remove_file(self.bin_dir().join("istio-cni")).expect("removed");
     }
 
-    /// Removes istio-cni's entry and writes the plugin list again.
+    /// Removes istio-cni's entry and writes the configuration list again.
     fn rewrite_list(&self, change: impl FnOnce(&mut Vec<Value>)) {
         let mut list = self.scene.json(LIST);
         let plugins = list["plugins"].as_array_mut().expect("a list");

@@ -12,6 +12,8 @@ pub(crate) enum Family {
 }
 
 impl Family {
+    pub(crate) const BOTH: [Self; 2] = [Self::V4, Self::V6];
+
     fn program(self, suffix: &str) -> Command {
         let name = match self {
             Self::V4 => "iptables",

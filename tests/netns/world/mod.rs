@@ -63,6 +63,9 @@ pub(crate) struct Process {
     pub(crate) gid: u32,
 }
 
+/// The mark of the packets that ztunnel sends.
+const ZTUNNEL_MARK: u32 = 0x539;
+
 pub(crate) const ROOT: Process = Process { uid: 0, gid: 0 };
 
 /// The transport protocol of a message.
@@ -94,14 +97,30 @@ impl World {
         Self::of(families, Place::with_own_users)
     }
 
+    /// Creates a world whose pod has ztunnel in place of a sidecar: its packets have a mark.
+    pub(crate) fn with_ztunnel(families: Families) -> Self {
+        let marked = |name: &str| {
+            let pod = Place::new(name);
+            pod.set_mark(Some(ZTUNNEL_MARK));
+            pod
+        };
+        let world = Self::listening(families, marked, ROOT);
+        world.pod.set_mark(None);
+        world
+    }
+
     fn of(families: Families, pod: impl FnOnce(&str) -> Place) -> Self {
+        Self::listening(families, pod, PROXY)
+    }
+
+    fn listening(families: Families, pod: impl FnOnce(&str) -> Place, proxy: Process) -> Self {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let name = format!("detour-test-{}-{number}", std::process::id());
         let mut pod = pod(&format!("{name}-pod"));
         let mut outside = Place::new(&format!("{name}-out"));
         links::join(&pod, &outside, families);
-        pod.listen("pod", PROXY, &pod_endpoints(families));
+        pod.listen("pod", proxy, &pod_endpoints(families));
         outside.listen("outside", ROOT, &outside_endpoints(families));
         pod.wait_until_ready();
         outside.wait_until_ready();
@@ -124,6 +143,14 @@ impl World {
         let before = self.pod.set_cgroup(Some(cgroup.directory().to_owned()));
         let outcome = work();
         self.pod.set_cgroup(before);
+        outcome
+    }
+
+    /// Runs `work`; packets that ztunnel sends from the pod meanwhile have its mark.
+    pub(crate) fn as_ztunnel<T>(&self, work: impl FnOnce() -> T) -> T {
+        let before = self.pod.set_mark(Some(ZTUNNEL_MARK));
+        let outcome = work();
+        self.pod.set_mark(before);
         outcome
     }
 
@@ -208,6 +235,11 @@ impl World {
     /// Returns the rules of the pod's native tables, each as `TABLE CHAIN` and its handle.
     pub(crate) fn native_rules(&self) -> Vec<(String, u64)> {
         nft::rules(&self.pod)
+    }
+
+    /// Returns how many packets matched an exclusion so far.
+    pub(crate) fn matched_exclusions(&self) -> u64 {
+        nft::matched_exclusions(&self.pod)
     }
 
     /// Adds native rules to the pod's.

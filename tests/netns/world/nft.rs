@@ -19,6 +19,17 @@ pub(super) fn load(pod: &Place, text: &str) {
     assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Returns how many packets matched an exclusion, counted in all chains that exclusions lead to.
+pub(super) fn matched_exclusions(pod: &Place) -> u64 {
+    let output = pod.run(Command::new("nft").args(["-j", "list", "table", "inet", "detour-exclusions"]), "");
+    assert!(output.status.success(), "{output:?}");
+    let listing: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let rules = listing["nftables"].as_array().expect("an array").iter().filter_map(|object| object.get("rule"));
+    let exclusions = rules.filter(|rule| ["DETOUR_DIRECT", "DETOUR_ZONE"].iter().any(|chain| rule["chain"] == *chain));
+    let counters = exclusions.flat_map(|rule| rule["expr"].as_array().into_iter().flatten());
+    counters.filter_map(|expression| expression["counter"]["packets"].as_u64()).sum()
+}
+
 /// Returns the rules of the pod's native tables, each as `TABLE CHAIN` and its handle.
 pub(super) fn rules(pod: &Place) -> Vec<(String, u64)> {
     let output = pod.run(Command::new("nft").args(["-j", "list", "ruleset", "inet"]), "");

@@ -4,7 +4,7 @@ use super::connection::Connection;
 use super::{Arrival, Process, Protocol};
 use crate::support::cgroup::command_in;
 use netns_rs::NetNs;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,8 @@ pub(super) struct Place {
     first_id: u32,
     /// The directory of the control group of processes that send.
     cgroup: RefCell<Option<PathBuf>>,
+    /// The mark of the packets of processes that send or listen.
+    mark: Cell<Option<u32>>,
 }
 
 /// The number of UIDs in a pod's user namespace, enough for OpenShift's UIDs.
@@ -33,7 +35,8 @@ impl Place {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let netns = NetNs::new(name).unwrap_or_else(|e| panic!("make network namespace {name} (are you root?): {e}"));
-        Self { name: name.to_owned(), netns: Some(netns), listener: None, first_id: 0, cgroup: RefCell::default() }
+        let (name, netns) = (name.to_owned(), Some(netns));
+        Self { name, netns, listener: None, first_id: 0, cgroup: RefCell::default(), mark: Cell::default() }
     }
 
     /// Creates a network namespace that belongs to its own user namespace.
@@ -140,9 +143,15 @@ impl Place {
         child.wait_with_output().expect("wait for a child")
     }
 
-    fn as_user(&self, process: Process) -> [String; 2] {
+    /// Sets the mark of the packets of processes that send or listen from now on, and returns the one before.
+    pub(super) fn set_mark(&self, mark: Option<u32>) -> Option<u32> {
+        self.mark.replace(mark)
+    }
+
+    fn as_user(&self, process: Process) -> Vec<String> {
         let outside = |id: u32| self.first_id + id;
-        [format!("--uid={}", outside(process.uid)), format!("--gid={}", outside(process.gid))]
+        let ids = [format!("--uid={}", outside(process.uid)), format!("--gid={}", outside(process.gid))];
+        ids.into_iter().chain(self.mark.get().map(|mark| format!("--mark={mark}"))).collect()
     }
 
     fn spawn(&self, command: &mut Command) -> Child {

@@ -305,15 +305,15 @@ impl<'a> Scene<'a> {
             self.remove(excluded);
         });
         report.check("annotations exclude a UID, and the IPv4 resolver for all processes", |_| {
-            let mut pod = self.cell.meshed("exempt");
+            let mut pod = self.cell.meshed("excluded");
             pod.annotate("detour.io/exclude-uids", &EXCLUDED_USER.to_string());
             pod.annotate("detour.io/exclude-dns", NODE[0]);
-            let exempt = self.start_pod(pod);
-            exempt.sandbox.run_proxy();
+            let excluded = self.start_pod(pod);
+            excluded.sandbox.run_proxy();
             let others = CAPTURED_TCP4 + CAPTURED_TCP6 + CAPTURED_DNS6;
-            assert_eq!(exempt.sandbox.once_as("web", USER), Ok(others));
-            assert_eq!(exempt.sandbox.once_as("web", EXCLUDED_USER), Ok(DIRECT));
-            self.remove(exempt);
+            assert_eq!(excluded.sandbox.once_as("web", USER), Ok(others));
+            assert_eq!(excluded.sandbox.once_as("web", EXCLUDED_USER), Ok(DIRECT));
+            self.remove(excluded);
         });
     }
 }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 enum Mode {
     /// As an attachment of Multus, which is the runtime's plugin.
     Attachment,
-    /// As an entry of the cluster network's plugin list.
+    /// As an entry of the cluster network's configuration list.
     Chained,
     /// As an entry of the agent's copy of that list.
     OwnList,

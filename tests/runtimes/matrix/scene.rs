@@ -13,7 +13,7 @@ use std::path::Path;
 pub(crate) const PROXY_USER: u32 = 1337;
 /// The addresses of DNS servers and of the destination on the node.
 pub(crate) const NODE: [&str; 2] = ["10.85.0.1", "fd00:85::1"];
-/// The plugin list of the cluster network.
+/// The configuration list of the cluster network.
 pub(crate) const LIST: &str = "10-net.conflist";
 /// The first file of the runtime's directory, for a plugin that the runtime must use.
 const MULTUS: &str = "00-multus.conf";
@@ -112,7 +112,7 @@ fn write_list(node: &Node, name: &str, configuration: &Value) {
     until_used(node, "multus");
 }
 
-/// Waits until the runtime uses a plugin list in which this plugin is.
+/// Waits until the runtime uses a configuration list in which this plugin is.
 pub(crate) fn until_used(node: &Node, plugin: &str) {
     until("the runtime uses the plugin", || match node.runtime {
         Runtime::Containerd => {

@@ -1,9 +1,8 @@
 //! A pod sandbox in the registry: its running containers, and the state of its bypass.
 
 use crate::agent::nri::NriContainer;
-use crate::backoff::Backoff;
 use crate::cgroup::ContainerGroup;
-use crate::cluster::agent::ExemptContainer;
+use crate::cluster::agent::BypassingContainer;
 use crate::pod::PodRef;
 use crate::policy::{BypassEnd, Policy};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,11 +20,6 @@ pub(super) const REST_INTERVAL: Duration = Duration::from_secs(30);
 /// rules must not delay other pods repeatedly. The runtime itself waits for two seconds.
 pub(super) const START_BUDGET: Duration = Duration::from_secs(1);
 
-/// How long a set must be missing before it is restored: an ADD saves its intent before it commits the rules.
-pub(super) const RESTORE_GRACE: Duration = Duration::from_millis(500);
-/// The pauses between attempts to restore a set.
-const MIN_RESTORE_PAUSE: Duration = Duration::from_secs(2);
-pub(super) const MAX_RESTORE_PAUSE: Duration = Duration::from_secs(600);
 /// The minimum time between two log messages about the same cause.
 pub(super) const LOG_INTERVAL: Duration = Duration::from_secs(600);
 /// The limit of causes that are logged within this time.
@@ -62,18 +56,6 @@ pub(super) struct Excluding {
     pub(super) start_budget: Duration,
     /// The failures that were logged lately, with the time.
     logged: BTreeMap<String, Instant>,
-    pub(super) restoration: Restoration,
-}
-
-/// When lost sets of a sandbox are restored from saved state.
-#[derive(Debug)]
-pub(super) struct Restoration {
-    /// The first of the uninterrupted checks that found a set missing.
-    pub(super) lost_since: Option<Instant>,
-    pub(super) is_running: bool,
-    /// The end of the pause after the last attempt.
-    not_before: Option<Instant>,
-    backoff: Backoff,
 }
 
 pub(super) struct Container {
@@ -87,7 +69,7 @@ pub(super) struct Container {
     pub(super) added: Instant,
     /// Whether the runtime has reported its end.
     pub(super) is_ending: bool,
-    pub(super) is_exempt: bool,
+    pub(super) is_bypassing: bool,
     /// Whether the runtime reported it before its first instruction.
     pub(super) is_from_start: bool,
 }
@@ -102,14 +84,14 @@ impl Sandbox {
     }
 
     /// Returns the elements that the sets must have; `None` while a container's control group is unknown.
-    pub(super) fn expected(&self) -> Option<Vec<ExemptContainer>> {
+    pub(super) fn expected(&self) -> Option<Vec<BypassingContainer>> {
         let excluding = self.excluding.as_ref()?;
         let scope = |container: &Container| excluding.policy.container_scope(&container.name, excluding.proxy_ready);
-        let exempt = self.containers.iter().filter_map(|(id, container)| Some((id, container, scope(container)?)));
-        exempt
+        let bypassing = self.containers.iter().filter_map(|(id, container)| Some((id, container, scope(container)?)));
+        bypassing
             .map(|(id, container, scope)| {
                 let (name, id, cgroup) = (container.name.clone(), id.clone(), container.group.as_ref()?.id);
-                Some(ExemptContainer { name, id, cgroup, scope })
+                Some(BypassingContainer { name, id, cgroup, scope })
             })
             .collect()
     }
@@ -129,7 +111,6 @@ impl Excluding {
             reported: BTreeSet::new(),
             start_budget: START_BUDGET,
             logged: BTreeMap::new(),
-            restoration: Restoration::default(),
         }
     }
 
@@ -170,28 +151,6 @@ impl Excluding {
     }
 }
 
-impl Default for Restoration {
-    fn default() -> Self {
-        let backoff = Backoff::new(MIN_RESTORE_PAUSE, MAX_RESTORE_PAUSE);
-        Self { lost_since: None, is_running: false, not_before: None, backoff }
-    }
-}
-
-impl Restoration {
-    /// Records that a set is missing. Returns whether an attempt to restore it starts now. The pauses between the attempts
-    /// grow while a process keeps deleting the sets.
-    pub(super) fn starts(&mut self, now: Instant) -> bool {
-        let since = *self.lost_since.get_or_insert(now);
-        let is_paused = self.not_before.is_some_and(|not_before| now < not_before);
-        if self.is_running || is_paused || now < since + RESTORE_GRACE {
-            return false;
-        }
-        self.is_running = true;
-        self.not_before = Some(now + self.backoff.pause(now));
-        true
-    }
-}
-
 impl Container {
     pub(super) fn of(container: &NriContainer, is_from_start: bool) -> Self {
         Self {
@@ -202,7 +161,7 @@ impl Container {
             had_process: !is_from_start,
             added: Instant::now(),
             is_ending: false,
-            is_exempt: false,
+            is_bypassing: false,
             is_from_start,
         }
     }

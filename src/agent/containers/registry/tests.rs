@@ -1,6 +1,6 @@
-use super::sandbox::{LOG_INTERVAL, MAX_LOGGED, MAX_RESTORE_PAUSE, RESTORE_GRACE, Restoration, START_BUDGET};
+use super::sandbox::{LOG_INTERVAL, MAX_LOGGED, START_BUDGET};
 use super::*;
-use crate::cluster::agent::ExemptContainer;
+use crate::cluster::agent::BypassingContainer;
 use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
 
 const SANDBOX: &str = "sandbox";
@@ -40,13 +40,13 @@ fn registry(until: BypassEnd) -> Registry {
     registry
 }
 
-/// Records that these containers run and have elements, of which those in `exempted` are new.
-fn apply(registry: &Registry, ids: &[&str], exempted: &[&str], proxy_ready: bool) -> Vec<String> {
+/// Records that these containers run and have elements, of which those in `added` are new.
+fn apply(registry: &Registry, ids: &[&str], added: &[&str], proxy_ready: bool) -> Vec<String> {
     let group = |id: &str| ContainerGroup { id: CGROUP, path: format!("/pods/{id}") };
     let running = ids.iter().map(|id| ((*id).to_owned(), group(id), true)).collect();
-    let exempted: Vec<String> = exempted.iter().map(|name| (*name).to_owned()).collect();
-    let bypassing = exempted.iter().cloned().collect();
-    registry.applied(SANDBOX, &Applied { running, exempted, bypassing, proxy_ready, ..Applied::default() })
+    let added: Vec<String> = added.iter().map(|name| (*name).to_owned()).collect();
+    let bypassing = added.iter().cloned().collect();
+    registry.applied(SANDBOX, &Applied { running, added, bypassing, proxy_ready, ..Applied::default() })
 }
 
 fn names(registry: &Registry) -> Vec<String> {
@@ -137,7 +137,7 @@ fn the_runtimes_list_replaces_all_containers() {
     let created = NriContainer { running: false, ..container("4", "vault") };
     registry.synchronize(&[pod()], vec![container("1", "vault"), container("3", "vault"), created]);
     assert_eq!(names(&registry), ["1", "3"]);
-    assert!(registry.is_exempt(SANDBOX, "1"));
+    assert!(registry.is_bypassing(SANDBOX, "1"));
 }
 
 #[test]
@@ -154,11 +154,11 @@ fn a_container_with_an_element_from_before_the_registration_had_not_started_capt
     let registry = registry(BypassEnd::ContainerExit);
     registry.synchronize(&[pod()], vec![container("1", "vault")]);
     assert!(apply(&registry, &["1"], &[], false).is_empty());
-    assert!(registry.is_exempt(SANDBOX, "1"));
+    assert!(registry.is_bypassing(SANDBOX, "1"));
 }
 
 #[test]
-fn a_container_that_was_exempted_at_its_start_is_not_reported() {
+fn a_container_that_was_excluded_at_its_start_is_not_reported() {
     let registry = registry(BypassEnd::ContainerExit);
     registry.add(&pod(), &container("1", "vault"), true);
     assert!(apply(&registry, &["1"], &["vault"], false).is_empty());
@@ -169,9 +169,9 @@ fn the_proxy_stays_ready_after_it_accepted_connections_once() {
     let registry = registry(BypassEnd::ProxyReady);
     registry.add(&pod(), &container("1", "vault"), true);
     apply(&registry, &["1"], &["vault"], false);
-    assert!(registry.is_exempt(SANDBOX, "1"));
+    assert!(registry.is_bypassing(SANDBOX, "1"));
     apply(&registry, &["1"], &[], true);
-    assert!(!registry.is_exempt(SANDBOX, "1"));
+    assert!(!registry.is_bypassing(SANDBOX, "1"));
     apply(&registry, &["1"], &[], false);
     assert!(registry.observe(SANDBOX).expect("it excludes containers").proxy_ready);
 }
@@ -206,7 +206,7 @@ fn the_status_lists_the_elements_only_while_registered() {
     assert_eq!(registry.status(SANDBOX).expected, None, "the control group is unknown");
     apply(&registry, &["1"], &["vault"], false);
     let status = registry.status(SANDBOX);
-    let vault = ExemptContainer { name: "vault".into(), id: "1".into(), cgroup: CGROUP, scope: ContainerScope::All };
+    let vault = BypassingContainer { name: "vault".into(), id: "1".into(), cgroup: CGROUP, scope: ContainerScope::All };
     assert_eq!((status.runtime.as_deref(), status.expected), (Some("containerd 2.2"), Some(vec![vault])));
     assert_eq!(registry.status("other").expected, None);
     assert_eq!(registry.status("other").socket.as_deref(), Some(SOCKET));
@@ -239,38 +239,6 @@ fn a_failure_is_logged_again_after_the_interval_and_the_number_of_causes_is_limi
     assert_eq!(logged.count(), MAX_LOGGED);
     assert!(!excluding.is_new_failure("cause 0", now + LOG_INTERVAL / 2));
     assert!(excluding.is_new_failure("cause 0", now + LOG_INTERVAL));
-}
-
-#[test]
-fn a_set_that_a_process_keeps_deleting_is_restored_with_growing_pauses() {
-    let (mut restoration, mut now, mut pauses) = (Restoration::default(), Instant::now(), Vec::new());
-    assert!(!restoration.starts(now), "an ADD may be about to commit the rules");
-    now += RESTORE_GRACE;
-    assert!(restoration.starts(now));
-    assert!(!restoration.starts(now + MAX_RESTORE_PAUSE), "the first attempt has not ended");
-    for _ in 0..10 {
-        let started = now;
-        restoration.is_running = false;
-        while !restoration.starts(now) {
-            now += Duration::from_secs(1);
-        }
-        pauses.push((now - started).as_secs());
-    }
-    for (pause, expected) in pauses.iter().zip([2, 4, 8, 16, 32, 64, 128, 256, 512, 600]) {
-        assert!((expected..=expected * 3 / 2).contains(pause), "{pauses:?}");
-    }
-}
-
-#[test]
-fn a_lost_set_is_checked_again_soon_although_no_excluded_container_runs() {
-    let registry = registry(BypassEnd::ContainerExit);
-    apply(&registry, &[], &[], false);
-    assert!(!registry.starts_restoring(SANDBOX));
-    assert!(!registry.failed(SANDBOX, "deleted"));
-    let due = registry.state().next_due().expect("it excludes containers");
-    assert!(due <= Instant::now() + RETRY_DELAY);
-    registry.restored(SANDBOX);
-    assert_eq!(registry.wait(Duration::ZERO), Some(vec![SANDBOX.to_owned()]), "its elements are added at once");
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl NodeFiles {
         all.into_iter().filter_map(|found| self.installed_at(&found).transpose()).collect()
     }
 
-    /// Returns the configuration in a file. In a plugin list, this is the entry of type `kind`: Istio's
+    /// Returns the configuration in a file. In a configuration list, this is the entry of type `kind`: Istio's
     /// CNI plugin can have an entry there too.
     fn installed_at(&self, found: &RecordedConfiguration<'_>) -> Result<Option<Installed>, String> {
         let path = found.path;
@@ -128,7 +128,7 @@ fn configurations(record: &InstallRecord) -> impl Iterator<Item = RecordedConfig
     })
 }
 
-/// Returns a plugin list with only its entries of type `kind`; `None` if it has none.
+/// Returns a configuration list with only its entries of type `kind`; `None` if it has none.
 fn only_entries(path: &HostPath, list: &str, kind: &str) -> Result<Option<String>, String> {
     let entries = conflist::of_type(list, kind).map_err(|error| format!("{path}: {error}"))?;
     if entries.is_empty() {

@@ -1,5 +1,5 @@
-//! The plugin's entry in the cluster network's plugin list: in the list itself, or in a copy that runtimes use instead,
-//! the own list.
+//! The plugin's entry in the cluster network's configuration list: in the list itself, or in a copy that runtimes use
+//! instead, the own list.
 
 use super::own_file::add_text;
 use crate::agent::install::conflist::{self, UnusableList};
@@ -30,7 +30,7 @@ struct Copy {
     copy_of: Option<CopiedList>,
 }
 
-/// The cluster network's plugin list, and the entry that it gets.
+/// The cluster network's configuration list, and the entry that it gets.
 pub(super) struct ClusterList<'a> {
     pub(super) dir: &'a HostPath,
     /// The name of the list's file; `None` for the one that runtimes would use.

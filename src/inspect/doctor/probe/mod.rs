@@ -7,14 +7,14 @@
 
 mod socket;
 
-use crate::inspect::doctor::listeners::Listener;
-use crate::inspect::doctor::users::{ProbeUser, Users};
+use crate::inspect::doctor::checks::{self, Check};
+use crate::inspect::doctor::listeners::{Listener, ProbeUser, Users};
 use socket::{ProbeResult, send_as};
 
 use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::{Arrival, Destination, Packet, RuleFormat, RulesetView, Sender};
-use crate::inspect::doctor::report::{Check, CheckGroup, CheckVerdict, Results};
-use crate::inspect::doctor::rules::{self, NETNS, RULES};
+use crate::inspect::doctor::report::{CheckVerdict, Results};
+use crate::inspect::doctor::rules::{self, LOCK_TIMEOUT};
 use crate::inspect::rules::RulesReport;
 use crate::netns::find::FoundNetns;
 use crate::netns::own_addresses;
@@ -25,18 +25,7 @@ use ipnet::IpNet;
 use std::fs::File;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::time::Duration;
 
-const OUTBOUND: Check = Check::of(CheckGroup::Probe, "probe-outbound", "an application's connection reaches the proxy");
-const DNS: Check = Check::of(CheckGroup::Probe, "probe-dns", "an application's DNS query reaches the proxy");
-const EXCLUDED: Check =
-    Check::of(CheckGroup::Probe, "probe-excluded", "traffic of an excluded user bypasses the proxy");
-const COUNTERS: Check = Check::of(CheckGroup::Probe, "probe-counters", "the rules' counters increase");
-const EXCLUDED_DNS: Check =
-    Check::of(CheckGroup::Probe, "probe-excluded-dns", "an excluded DNS query bypasses the proxy");
-
-/// The timeout for the lock of the network namespace, which a call of the plugin may hold.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 const DNS_PORT: u16 = 53;
 /// UIDs that no container uses: `nobody`, and one above OpenShift's ranges.
 const UNUSED_UIDS: [u32; 2] = [65534, 2_000_000_001];
@@ -64,7 +53,7 @@ pub(super) fn examine(
 ) {
     let nothing = || CheckVerdict::not_checked("no attachment has rules in this network namespace");
     let mut shoot = |check: &Check, shot: &(dyn Fn(&Range<'_>) -> CheckVerdict + Sync)| {
-        results.after(&[&NETNS, &RULES], check, || {
+        results.run(check, || {
             let (Some(found), Some(policy)) = (found, policy) else { return nothing() };
             let shot = || Range::of(policy, facts).map(|range| shot(&range));
             let verdict = found.open().and_then(|sandbox| sandbox.enter(LOCK_TIMEOUT, shot));
@@ -72,13 +61,15 @@ pub(super) fn examine(
         });
     };
     let free = |port: u16| listeners.is_some_and(|all| !all.iter().any(|l| l.tcp && l.port == port));
-    shoot(&OUTBOUND, &|range| range.outbound(free));
-    shoot(&DNS, &|range| range.dns());
-    shoot(&EXCLUDED, &|range| range.excluded());
-    shoot(&EXCLUDED_DNS, &|range| range.excluded_dns());
+    shoot(checks::PROBE_OUTBOUND, &|range| range.outbound(free));
+    shoot(checks::PROBE_DNS, &|range| range.dns());
+    shoot(checks::PROBE_EXCLUDED, &|range| range.excluded());
+    shoot(checks::PROBE_EXCLUDED_DNS, &|range| range.excluded_dns());
     let was_sent = |check: &&Check| results.has_failed(check) || results.obstacle(&[*check]).is_none();
-    let any_was_sent = [&OUTBOUND, &DNS, &EXCLUDED, &EXCLUDED_DNS].iter().any(was_sent);
-    results.after(&[&NETNS, &RULES], &COUNTERS, || {
+    let any_was_sent = [checks::PROBE_OUTBOUND, checks::PROBE_DNS, checks::PROBE_EXCLUDED, checks::PROBE_EXCLUDED_DNS]
+        .iter()
+        .any(was_sent);
+    results.run(checks::PROBE_COUNTERS, || {
         let (Some(found), Some(before)) = (found, before) else { return nothing() };
         if !any_was_sent {
             return CheckVerdict::not_checked("no packet was sent");

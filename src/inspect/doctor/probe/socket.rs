@@ -2,7 +2,7 @@
 
 use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
-use crate::inspect::doctor::users::ProbeUser;
+use crate::inspect::doctor::listeners::ProbeUser;
 use crate::policy::Protocol;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

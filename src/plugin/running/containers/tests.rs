@@ -117,7 +117,7 @@ fn a_start_adds_the_container_once_and_its_exit_removes_it() {
     let both = [vault.clone(), app];
     let observed = ObservedContainers { running: &both, ..ObservedContainers::default() };
     let changes = sandbox.reconcile(observed);
-    assert_eq!(changes.exempted, [("vault".to_owned(), All)]);
+    assert_eq!(changes.added, [("vault".to_owned(), All)]);
     assert_eq!(elements(), of(&[(&vault, All)]));
     assert_eq!(sandbox.reconcile(observed), ContainerChanges::default(), "a repetition changes nothing");
     let exited = [LONG.to_owned()];
@@ -140,7 +140,7 @@ fn a_complete_list_removes_all_other_elements() {
     assert_eq!(sandbox.reconcile(observed).removed, 0);
     assert_eq!(elements().iter().map(|element| element.cgroup).collect::<BTreeSet<_>>(), [6, 7, 9].into());
     let changes = sandbox.reconcile(ObservedContainers { complete: true, ..observed });
-    assert_eq!((changes.removed, changes.exempted.len()), (2, 0));
+    assert_eq!((changes.removed, changes.added.len()), (2, 0));
     assert_eq!(elements(), of(&[(&vault, All)]));
 }
 
@@ -153,7 +153,7 @@ fn an_element_with_another_control_group_set_or_comment_is_replaced() {
     change_container_elements(&[], &before).expect("added");
     let known = [vault.clone()];
     let changes = sandbox.reconcile(ObservedContainers { running: &known, ..ObservedContainers::default() });
-    assert_eq!(changes.exempted, [("vault".to_owned(), All)]);
+    assert_eq!(changes.added, [("vault".to_owned(), All)]);
     assert_eq!((changes.ended.len(), elements()), (0, of(&[(&vault, All)])));
 }
 
@@ -169,7 +169,7 @@ fn a_listening_proxy_ends_and_narrows_bypasses_also_of_unobserved_containers() {
     let all = [running("vault", "v", 1), running("both", "b", 2), running("stays", "s", 3)];
     let observed = ObservedContainers { running: &all, ..ObservedContainers::default() };
     let before = sandbox.reconcile(observed);
-    assert_eq!((before.exempted.len(), before.proxy_ready), (3, false));
+    assert_eq!((before.added.len(), before.proxy_ready), (3, false));
     assert_eq!(elements(), of(&[(&all[0], All), (&all[1], All), (&all[2], All)]));
     let proxy = TcpListener::bind("[::]:15001").expect("free");
     for observed in [ObservedContainers::default(), observed] {
@@ -189,7 +189,7 @@ fn a_listening_proxy_ends_and_narrows_bypasses_also_of_unobserved_containers() {
     // Not only closed: a process that another test has just forked may still have the socket.
     shutdown(proxy.as_raw_fd(), Shutdown::Both).expect("it listens");
     assert!(!listens(15001).expect("answered"));
-    // No container becomes exempt again while the proxy restarts, even if the agent has restarted too.
+    // No container bypasses the sidecar again while the proxy restarts, even if the agent has restarted too.
     let remembered = ContainerChanges { proxy_ready: true, ..ContainerChanges::default() };
     for observed in [ObservedContainers::default(), observed] {
         assert_eq!(sandbox.reconcile(observed), remembered);

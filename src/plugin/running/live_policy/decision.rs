@@ -1,12 +1,15 @@
-//! Whether a running pod has its current policy, and which policy it gets (pure).
+//! Whether a running pod has its current policy, which policy it gets, and the change in words (pure).
 
-use super::wording;
 use crate::cni::{Code, Error, excerpt};
 use crate::plugin::running::live_policy::{AppliedPolicy, DesiredPolicies, RunningPod, policy_hash};
 use crate::pod::Facts;
 use crate::pod::well_known::LIVE_POLICY;
-use crate::policy::{LivePolicyScope, Policy};
+use crate::policy::{ContainerExclusion, Exclusion, Interception, LivePolicyScope, Policy, TrafficOwner};
+use crate::printable::cut;
 use crate::state::Attachment;
+use crate::sub_plugins::{is_meshed, setting_values};
+use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// The policies of the attachments of a pod.
 pub(crate) type Policies = Vec<(Attachment, Policy)>;
@@ -81,10 +84,10 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
     let known = Assessment { has_rules, applied, ..Assessment::default() };
     let with = |verdict: Verdict, reason: String| Assessment { verdict: Some(verdict), reason, ..known.clone() };
     if !running.has_inputs() {
-        // Without a sidecar, ADD saves none.
+        // ADD saves none if the policy is final.
         return known;
     }
-    let is_meshed = facts.pod.proxy().is_some() || has_rules;
+    let is_meshed = is_meshed(facts) || has_rules;
     let DesiredPolicies { policies, refused } = match desired {
         Ok(desired) => desired,
         Err(error) if is_meshed => return with(Verdict::Refused, error.to_string()),
@@ -118,7 +121,7 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
             Assessment { change: Some(next), ..with(older, "the change is not applied yet".to_owned()) }
         }
         (None, None) => {
-            let rest = wording::changes(&applied_policy(running), &union(policies.iter().map(|(_, policy)| policy)));
+            let rest = changes(&applied_policy(running), &Policy::union_of(policies.iter().map(|(_, policy)| policy)));
             let needs_new_pod = |reason| Assessment { needs_new_pod: true, ..with(older, reason) };
             if follows == Ok(false) {
                 needs_new_pod(format!("annotation {LIVE_POLICY:?} is false; only a new pod gets: {rest}"))
@@ -147,13 +150,7 @@ pub(crate) fn assess_changed(input: &Input<'_>, change: &Policies) -> Assessment
 
 /// Returns the union of the applied policies of a pod.
 pub(crate) fn applied_policy(running: &RunningPod) -> Policy {
-    union(running.attachments.iter().map(|applied| &applied.policy))
-}
-
-/// Returns the union of policies, or the last one if they contradict each other.
-pub(crate) fn union<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Policy {
-    let unite = |union: Policy, policy: &Policy| union.union(policy).unwrap_or_else(|_| policy.clone());
-    policies.into_iter().fold(Policy::default(), unite)
+    Policy::union_of(running.attachments.iter().map(|applied| &applied.policy))
 }
 
 /// Returns whether a pod follows changes of its policy. Its own annotation takes precedence over that of its namespace.
@@ -172,10 +169,81 @@ pub(crate) fn follows_changes(facts: &Facts) -> Result<bool, Error> {
     }
 }
 
+/// The maximum length of a change in words, in bytes: an Event contains it together with both hashes.
+const MAX_WORDS: usize = 800;
+
+/// Returns a policy by its hash, which is empty without rules.
+pub(crate) fn policy_name(hash: &str) -> String {
+    if hash.is_empty() { "no rules".to_owned() } else { format!("policy {hash}") }
+}
+
+/// Returns the differences between two policies in words; empty if none has an effect.
+pub(crate) fn changes(before: &Policy, after: &Policy) -> String {
+    let mut words = Vec::new();
+    let kind = |policy: &Policy| match policy.interception {
+        Interception::Unset => "not redirected",
+        Interception::Off => "interception mode NONE",
+        Interception::On(_) => "redirected",
+    };
+    if kind(before) != kind(after) {
+        words.push(format!("{} (before: {})", kind(after), kind(before)));
+    }
+    let values = |policy: &Policy| policy.redirect().map(|it| setting_values(it).collect::<BTreeMap<_, _>>());
+    if let (Some(before), Some(after)) = (values(before), values(after)) {
+        for (key, value) in &after {
+            let old = before.get(key).unwrap_or(&Value::Null);
+            if old != value {
+                words.push(format!("{key}: {} (before: {})", shown(value), shown(old)));
+            }
+        }
+    }
+    let exclusions = |policy: &Policy| policy.exclusions_in_effect().iter().map(exclusion).collect::<Vec<_>>();
+    let containers = |policy: &Policy| policy.containers.iter().map(container).collect::<Vec<_>>();
+    for (old, new) in [(exclusions(before), exclusions(after)), (containers(before), containers(after))] {
+        words.extend(listed("excluded", new.iter().filter(|one| !old.contains(one))));
+        words.extend(listed("no longer excluded", old.iter().filter(|one| !new.contains(one))));
+    }
+    cut(&words.join("; "), MAX_WORDS).into_owned()
+}
+
+fn listed<'a>(title: &str, items: impl Iterator<Item = &'a String>) -> Option<String> {
+    let items: Vec<&str> = items.map(String::as_str).collect();
+    (!items.is_empty()).then(|| format!("{title}: {}", items.join(", ")))
+}
+
+fn shown(value: &Value) -> String {
+    let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    match value {
+        Value::Array(items) if items.is_empty() => "none".to_owned(),
+        Value::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(", "),
+        other => plain(other),
+    }
+}
+
+fn exclusion(Exclusion { owner, destination, protocol, ports }: &Exclusion) -> String {
+    let mut words = vec![match owner {
+        TrafficOwner::Any => "every process".to_owned(),
+        TrafficOwner::Uid(range) => format!("UID {range}"),
+        TrafficOwner::Gid(range) => format!("GID {range}"),
+    }];
+    words.extend(protocol.map(|protocol| protocol.to_string()));
+    if !ports.is_empty() {
+        words.push(format!("port {}", ports.iter().map(ToString::to_string).collect::<Vec<_>>().join("/")));
+    }
+    words.extend(destination.map(|destination| format!("to {destination}")));
+    words.join(" ")
+}
+
+fn container(ContainerExclusion { name, scope, until }: &ContainerExclusion) -> String {
+    format!("container {name} ({scope} until {until})")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::pod::{Namespace, Pod};
+    use crate::policy::{BypassEnd, ContainerScope, IdRange, PortRange, Ports, Protocol, Redirect};
+    use std::collections::BTreeSet;
 
     fn follows(of_pod: Option<&str>, of_namespace: Option<&str>) -> Result<bool, String> {
         let annotations = |value: Option<&str>| value.map(|value| (LIVE_POLICY.to_owned(), value.to_owned()));
@@ -186,7 +254,7 @@ mod tests {
             ..Pod::default()
         };
         let annotations = annotations(of_namespace).into_iter().collect();
-        let namespace = Some(Namespace { name: "shop".into(), annotations });
+        let namespace = Some(Namespace { name: "shop".into(), annotations, ..Namespace::default() });
         follows_changes(&Facts { pod, namespace }).map_err(|error| error.to_string())
     }
 
@@ -204,5 +272,56 @@ mod tests {
             let error = error.expect_err("not a boolean");
             assert_eq!(error, format!("{object}; expected true or false"));
         }
+    }
+
+    fn redirected(change: impl FnOnce(&mut Redirect)) -> Policy {
+        let mut redirect = Redirect::default();
+        change(&mut redirect);
+        Policy { interception: Interception::On(Box::new(redirect)), ..Policy::default() }
+    }
+
+    #[test]
+    fn each_kind_of_change_is_named_with_both_values() {
+        let before = redirected(|_| {});
+        assert_eq!(changes(&before, &before), "");
+        let mut after = redirected(|redirect| {
+            redirect.outbound_ports_exclude = Ports::List(vec![PortRange::one(3306), PortRange { first: 1, last: 9 }]);
+        });
+        let uid = |first, last| Exclusion {
+            owner: TrafficOwner::Uid(IdRange { first, last }),
+            destination: None,
+            protocol: None,
+            ports: Vec::new(),
+        };
+        let dns = Exclusion {
+            owner: TrafficOwner::Any,
+            destination: Some("10.96.0.10/32".parse().expect("an address")),
+            protocol: Some(Protocol::Udp),
+            ports: vec![PortRange::one(53)],
+        };
+        after.exclusions = BTreeSet::from([uid(1000, 1999), dns]);
+        after.containers = BTreeSet::from([ContainerExclusion {
+            name: "vault".into(),
+            scope: ContainerScope::All,
+            until: BypassEnd::ProxyReady,
+        }]);
+        let words = changes(&before, &after);
+        for part in [
+            "outbound_ports_exclude: 3306, 1-9 (before: 15020)",
+            "excluded: every process udp port 53 to 10.96.0.10/32, UID 1000-1999",
+            "excluded: container vault (all until proxy-ready)",
+        ] {
+            assert!(words.contains(part), "{words}");
+        }
+        assert!(changes(&after, &before).contains("no longer excluded: container vault"), "the other way");
+        assert_eq!(changes(&Policy::default(), &before), "redirected (before: not redirected)");
+    }
+
+    #[test]
+    fn a_large_change_is_cut() {
+        let ports = |range: std::ops::Range<u16>| Ports::List(range.map(PortRange::one).collect());
+        let words =
+            changes(&redirected(|_| {}), &redirected(|redirect| redirect.outbound_ports_exclude = ports(1..999)));
+        assert!(words.len() <= MAX_WORDS && words.ends_with('…'), "{words}");
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// Traffic that bypasses the sidecar, and the sources of the exclusion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Exemption {
+pub struct ExcludedTraffic {
     /// `outbound`, `inbound` or `both`.
     pub direction: &'static str,
     /// The owner: `uid 1337`, `uid 1000-1999`, `gid 7`, or `every process`; the client of inbound traffic.
@@ -22,8 +22,8 @@ pub struct Exemption {
     pub sources: Vec<String>,
 }
 
-impl Exemption {
-    /// Returns the owner's exempt traffic in one line.
+impl ExcludedTraffic {
+    /// Returns the owner's excluded traffic in one line.
     #[must_use]
     pub fn what(&self) -> String {
         let mut words = vec![self.protocol.clone()];
@@ -78,10 +78,10 @@ pub(super) fn excluded_containers<'a>(
 }
 
 /// Returns the exclusions in effect, each with its sources.
-pub(super) fn exemptions<'a>(
+pub(super) fn excluded_traffic<'a>(
     in_effect: impl IntoIterator<Item = &'a Exclusion>,
     configured: impl Iterator<Item = (&'a Exclusion, String)>,
-) -> Vec<Exemption> {
+) -> Vec<ExcludedTraffic> {
     let configured: Vec<_> = configured.collect();
     let sources = |exclusion: &Exclusion| {
         let mut sources: Vec<String> = Vec::new();
@@ -98,7 +98,7 @@ pub(super) fn exemptions<'a>(
         }
         sources
     };
-    let exemption = |exclusion: &Exclusion| Exemption {
+    let traffic = |exclusion: &Exclusion| ExcludedTraffic {
         direction: "outbound",
         who: owner_text(exclusion.owner),
         protocol: exclusion.protocol.map_or_else(|| "everything".to_owned(), |protocol| protocol.to_string()),
@@ -106,7 +106,7 @@ pub(super) fn exemptions<'a>(
         to: exclusion.destination.map_or_else(|| "anywhere".to_owned(), |net| net.to_string()),
         sources: sources(exclusion),
     };
-    in_effect.into_iter().map(exemption).collect()
+    in_effect.into_iter().map(traffic).collect()
 }
 
 /// Returns an owner in words.
@@ -129,7 +129,7 @@ pub(in crate::inspect) struct ContainerTraffic<'a> {
 
 /// How much of a container's traffic bypasses the sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::inspect) enum ExemptPart {
+pub(in crate::inspect) enum ExcludedPart {
     All,
     Some,
     None,
@@ -171,22 +171,22 @@ impl ContainerTraffic<'_> {
         !(self.ends_before && self.pod.starts_before_proxy(self.name()))
     }
 
-    /// Returns the scope of the container's traffic that the exclusions of `policy` exempt. If the container still runs
+    /// Returns the scope of the container's traffic that the exclusions of `policy` cover. If the container still runs
     /// when the proxy accepts connections, exclusions that end then do not count.
-    pub(in crate::inspect) fn exempt_part(&self, policy: &Policy) -> ExemptPart {
+    pub(in crate::inspect) fn excluded_part(&self, policy: &Policy) -> ExcludedPart {
         let matching = || policy.exclusions.iter().filter(|exclusion| self.is_owned_by(exclusion.owner));
         let by_name = policy.container_scope(self.name(), self.runs_with_proxy());
         if by_name == Some(ContainerScope::All) || matching().any(covers_everything) {
-            ExemptPart::All
+            ExcludedPart::All
         } else if by_name.is_some() || matching().next().is_some() {
-            ExemptPart::Some
+            ExcludedPart::Some
         } else {
-            ExemptPart::None
+            ExcludedPart::None
         }
     }
 }
 
-/// Returns whether an exclusion exempts all traffic of its owner.
+/// Returns whether an exclusion covers all traffic of its owner.
 pub(in crate::inspect) const fn covers_everything(exclusion: &Exclusion) -> bool {
     exclusion.destination.is_none() && exclusion.protocol.is_none() && exclusion.ports.is_empty()
 }

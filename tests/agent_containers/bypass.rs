@@ -2,7 +2,7 @@
 
 use crate::container::Container;
 use crate::scene::{AGENT_SOCKET, SLOW, SOON, VAULT, WEB, scene};
-use detour_cni::cluster::agent::{ExemptContainer, excluded_containers};
+use detour_cni::cluster::agent::{BypassingContainer, excluded_containers};
 use detour_cni::policy::ContainerScope;
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -26,13 +26,13 @@ fn an_excluded_container_bypasses_the_sidecar_from_its_first_connection_on() {
         assert!(log.contains(VAULT) && log.contains(&pod.name()), "{log}");
         // The agent tells CHECK which elements to expect.
         let status = excluded_containers(Path::new(AGENT_SOCKET), &pod.sandbox, SLOW).expect("an answer");
-        let exempt = ExemptContainer {
+        let bypassing = BypassingContainer {
             name: VAULT.into(),
             id: vault.id.clone(),
             cgroup: vault.cgroup(),
             scope: ContainerScope::All,
         };
-        assert_eq!(status.expected, Some(vec![exempt]));
+        assert_eq!(status.expected, Some(vec![bypassing]));
         assert_eq!(status.runtime.as_deref(), Some("simulated v1.2"));
         assert!(agent.end(Signal::SIGTERM).success());
     });

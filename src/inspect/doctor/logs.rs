@@ -1,28 +1,44 @@
 //! Checks of the reports about the pod: Events, the logs of the runtime and of the kubelet, and the plugin's log file.
 
-mod known_errors;
-mod node_logs;
-
-use super::pod::KNOWN;
-use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
+use super::checks;
+use super::kernel;
+use super::known_errors::next;
+use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cluster::{ReportedEvent, UserApi};
 use crate::cni::NetConf;
+use crate::host_path::HostPath;
 use crate::pod::PodRef;
 use crate::printable::{without_passwords, without_tokens, without_userinfo};
 use crate::{logging, trusted_file};
-use known_errors::next;
 use rustix::fs::OFlags;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
-
-pub(super) const EVENTS: Check = Check::of(CheckGroup::Pod, "events", "no Event reports a failed start");
-const RUNTIME: Check = Check::of(CheckGroup::Logs, "runtime-log", "the runtime logged no error about the pod");
-const PLUGIN: Check = Check::of(CheckGroup::Logs, "plugin-log", "the plugin logged no error about the pod");
+use std::process::Command;
 
 /// Reasons of Events that report a failed pod sandbox (kubelet, `pkg/kubelet/events`; Multus).
 const FAILURES: [&str; 3] = ["FailedCreatePodSandBox", "FailedCreatePodContainer", "NoNetworkFound"];
 /// The beginning of the reasons of the agent's Events about the policies of running pods.
 const POLICY_EVENTS: &str = "DetourPolicy";
+/// Directories of the journal on the node: permanent and volatile (systemd-journald.service(8)).
+const JOURNALS: [&str; 2] = ["/var/log/journal", "/run/log/journal"];
+/// Units of systemd that run the container runtime or the kubelet. The detected platform can be wrong, therefore all
+/// are tried (docs.k3s.io, docs.rke2.io, docs.k0sproject.io, `MicroK8s`: "Configuring services", microshift.io).
+const UNITS: [&str; 14] = [
+    "crio",
+    "containerd",
+    "docker",
+    "cri-docker",
+    "kubelet",
+    "k3s",
+    "k3s-agent",
+    "rke2-server",
+    "rke2-agent",
+    "k0scontroller",
+    "k0sworker",
+    "snap.microk8s.daemon-containerd",
+    "snap.microk8s.daemon-kubelite",
+    "microshift",
+];
 /// The number of bytes that are read from the end of a log file.
 const TAIL: u64 = 1 << 20;
 const REPLACE_LOG: &str = "set log_file to a path such as /var/log/detour.log";
@@ -33,7 +49,7 @@ const MAX_LINE: usize = 1000;
 pub(super) fn events(api: Option<&UserApi>, pod: &PodRef, running: bool, results: &mut Results) {
     let PodRef { namespace, name, .. } = pod;
     let by_hand = format!("run kubectl get events -n {namespace} --field-selector involvedObject.name={name}");
-    results.after(&[&KNOWN], &EVENTS, || match api.map(|api| api.events(pod)) {
+    results.run(checks::EVENTS, || match api.map(|api| api.events(pod)) {
         None => CheckVerdict::NotChecked("no API server is known".to_owned(), Some(by_hand)),
         Some(Err(error)) => CheckVerdict::NotChecked(error.to_string(), Some(by_hand)),
         Some(Ok(events)) => events_verdict(&events, running),
@@ -63,25 +79,49 @@ fn is_failure(event: &ReportedEvent) -> bool {
         && (FAILURES.contains(&event.reason.as_str()) || next(&event.message).is_some())
 }
 
-/// Checks the logs of the runtime and of the kubelet.
+/// Checks the journal entries of the runtime and of the kubelet.
 pub(super) fn node(target: &CheckTarget, pod: &PodRef, container: Option<&str>, results: &mut Results) {
     let name = &pod.name;
-    let about = |line: &str| line.contains(name.as_str()) || container.is_some_and(|id| line.contains(id));
-    let logs = node_logs::read(target, &about);
-    let verdict = if logs.read.is_empty() {
-        CheckVerdict::NotChecked(logs.unread.join("; "), Some(node_logs::by_hand(target, name)))
-    } else {
-        let verdicts = logs.read.iter().map(|log| last_line_verdict(&log.lines, &log.place));
-        let (failed, passed): (Vec<_>, Vec<_>) =
-            verdicts.partition(|verdict| matches!(verdict, CheckVerdict::Fail(..)));
-        let texts = passed.into_iter().filter_map(|verdict| match verdict {
-            CheckVerdict::Pass(text) => Some(text),
-            _ => None,
-        });
-        let all = || CheckVerdict::pass(texts.chain(logs.unread.iter().cloned()).collect::<Vec<_>>().join("; "));
-        failed.into_iter().next().unwrap_or_else(all)
+    let is_about = |line: &&str| line.contains(name.as_str()) || container.is_some_and(|id| line.contains(id));
+    let verdict = match read_journal(target) {
+        Ok((units, text)) => {
+            let mut lines: Vec<String> = text.lines().filter(is_about).map(str::to_owned).collect();
+            lines.reverse();
+            last_line_verdict(&lines, &format!("the journal of the last day ({})", units.join(", ")))
+        }
+        Err(why) => CheckVerdict::NotChecked(why, Some(by_hand(name))),
     };
-    results.add(&RUNTIME, verdict);
+    results.add(checks::RUNTIME_LOG, verdict);
+}
+
+/// Reads the journal entries of the last day, the newest first. Returns the units that it has, and the entries.
+fn read_journal(target: &CheckTarget) -> Result<(Vec<&'static str>, String), String> {
+    let reached = JOURNALS.iter().filter_map(|path| target.reach(&HostPath::new(path)?).ok());
+    let directory = reached.into_iter().find(|path| path.is_dir());
+    let directory = directory.ok_or_else(|| format!("no journal found in {}", JOURNALS.join(" and ")))?;
+    let journalctl = |arguments: &[&str]| {
+        let mut command = Command::new("journalctl");
+        command.arg("--directory").arg(&directory).args(["--no-pager", "--quiet"]).args(arguments);
+        kernel::output(&mut command).map_err(|why| format!("the journal was not read: journalctl: {why}"))
+    };
+    let logged = journalctl(&["--field=_SYSTEMD_UNIT"])?;
+    let is_logged = |unit: &&str| logged.lines().any(|line| line.strip_suffix(".service") == Some(unit));
+    let units: Vec<&str> = UNITS.into_iter().filter(is_logged).collect();
+    if units.is_empty() {
+        return Err(format!("the journal has no entries of the units {}", UNITS.join(", ")));
+    }
+    // The newest first: the output is cut at its end.
+    let mut arguments = vec!["--output=short-iso", "--since=-24h", "--reverse"];
+    arguments.extend(units.iter().flat_map(|unit| ["-u", unit]));
+    let text = journalctl(&arguments)?;
+    // A cut line is dropped: half of a secret may not be recognized as one.
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    Ok((units, whole.to_owned()))
+}
+
+/// Returns the command that shows the entries with `pattern` on the node.
+fn by_hand(pattern: &str) -> String {
+    format!("run on the node: journalctl -u crio -u containerd -u kubelet | grep {pattern}")
 }
 
 /// Checks the plugin's log file.
@@ -89,13 +129,13 @@ pub(super) fn plugin(target: &CheckTarget, conf: Option<&NetConf>, pod: &PodRef,
     let PodRef { namespace, name, .. } = pod;
     let Some(file) = conf.and_then(|conf| conf.log_file.as_deref()) else {
         let why = "log_file is not set; the runtime logs the plugin's lines";
-        let next = node_logs::by_hand(target, &format!("pod={namespace}/{name}"));
-        return results.add(&PLUGIN, CheckVerdict::NotChecked(why.to_owned(), Some(next)));
+        let next = by_hand(&format!("pod={namespace}/{name}"));
+        return results.add(checks::PLUGIN_LOG, CheckVerdict::NotChecked(why.to_owned(), Some(next)));
     };
     let shown = file.display();
     if let Err(why) = logging::check_log_file(file) {
         let found = format!("log_file: {why}; the plugin logs to stderr only");
-        return results.add(&PLUGIN, CheckVerdict::fail(found, REPLACE_LOG));
+        return results.add(checks::PLUGIN_LOG, CheckVerdict::fail(found, REPLACE_LOG));
     }
     let about = format!("pod={namespace}/{name}");
     let is_about = |line: &&str| line.split(' ').any(|word| word == about);
@@ -105,7 +145,7 @@ pub(super) fn plugin(target: &CheckTarget, conf: Option<&NetConf>, pod: &PodRef,
         Err(why) => CheckVerdict::not_checked(format!("{shown}: {why}")),
         Ok(lines) => last_line_verdict(lines, &shown.to_string()),
     };
-    results.add(&PLUGIN, verdict);
+    results.add(checks::PLUGIN_LOG, verdict);
 }
 
 /// Checks whether the last line about the pod reports an error.

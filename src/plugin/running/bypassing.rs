@@ -5,13 +5,13 @@
 //! (`nf_conntrack_tcp_loose`), the proxy does not know the connection, and both ends get a reset (observed with 6.18).
 //! It does help for DNS queries over UDP.
 
-use super::kernel_state::ruleset;
-use super::open_netns;
-use super::record::SandboxRecords;
 use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
 use crate::firewall::{Arrival, Destination, Packet, RulesetView, Sender};
 use crate::netns::{LockMode, OpenConnection, open_connections};
+use crate::plugin::netns_state::ruleset;
+use crate::plugin::open_netns;
+use crate::plugin::record::SandboxRecords;
 use crate::policy::{DnsCapture, InterceptionMode, Protocol, Redirect};
 use crate::state::{ROOT, Store};
 use std::cell::Cell;
@@ -110,13 +110,17 @@ mod tests {
     fn policy(change: impl FnOnce(&mut Redirect)) -> Policy {
         let mut redirect = Redirect::default();
         change(&mut redirect);
-        let exempt = Exclusion {
+        let excluded = Exclusion {
             owner: TrafficOwner::Uid(IdRange { first: 10, last: 20 }),
             destination: None,
             protocol: None,
             ports: Vec::new(),
         };
-        Policy { interception: Interception::On(Box::new(redirect)), exclusions: [exempt].into(), ..Policy::default() }
+        Policy {
+            interception: Interception::On(Box::new(redirect)),
+            exclusions: [excluded].into(),
+            ..Policy::default()
+        }
     }
 
     fn end(text: &str) -> SocketAddr {
