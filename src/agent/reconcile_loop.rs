@@ -153,7 +153,9 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             _ => Leadership::Leads,
         };
         let (readiness, mut delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
-        if let (Iteration::Settled(_) | Iteration::Waits(_), Some(left)) = (&iteration, timer.take_left()) {
+        if let (Iteration::Settled(_) | Iteration::Lacks(_) | Iteration::Waits(_), Some(left)) =
+            (&iteration, timer.take_left())
+        {
             delay = delay.min(left);
         }
         if !watch.is_complete() && !ignore_events {
@@ -195,7 +197,9 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
 fn installation_event(refused: Option<&str>, iteration: &Iteration) -> Option<Event> {
     let (reason, message) = match (refused, iteration) {
         (Some(message), _) => ("DetourConfigurationRefused", message),
-        (None, Iteration::Failed(message) | Iteration::Occupied(message)) => ("DetourNotInstalled", message.as_str()),
+        (None, Iteration::Failed(message) | Iteration::Occupied(message) | Iteration::Lacks(message)) => {
+            ("DetourNotInstalled", message.as_str())
+        }
         (None, Iteration::ChainSkipped(message)) => ("DetourChainSkipped", message.as_str()),
         (None, _) => return None,
     };
@@ -281,14 +285,15 @@ impl Job<'_> {
         if desired.multus_chain.is_some() {
             self.metrics.multus_chain(invalid_chain_files);
         }
-        Ok(match plan.lacks().or(desired.missing.as_deref()) {
-            None if plan.follows => Iteration::Followed(Box::new(plan)),
+        Ok(match (&plan.waits_for, &plan.lacks) {
+            (None, _) if plan.follows => Iteration::Followed(Box::new(plan)),
             _ if !plan.actions.is_empty() && !plan.follows => Iteration::Repaired(Box::new(plan)),
-            Some(missing) if plan.invalid_chain.as_deref() == Some(missing) => {
-                Iteration::ChainSkipped(with_notes(format!("missing: {missing}")))
+            (Some(missing), _) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
+            (None, _) if plan.invalid_chain.is_some() => {
+                Iteration::ChainSkipped(with_notes(format!("missing: {}", plan.unmet().unwrap_or_default())))
             }
-            Some(missing) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
-            None => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
+            (None, Some(lacking)) => Iteration::Lacks(with_notes(format!("missing: {lacking}"))),
+            (None, None) => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
         })
     }
 
@@ -298,6 +303,7 @@ impl Job<'_> {
             Iteration::Repaired(_) => self.metrics.install("done"),
             Iteration::Failed(_) | Iteration::Occupied(_) => self.metrics.install("failed"),
             Iteration::Settled(_)
+            | Iteration::Lacks(_)
             | Iteration::Followed(_)
             | Iteration::Waits(_)
             | Iteration::ChainSkipped(_)
@@ -329,6 +335,7 @@ impl Job<'_> {
                 self.node.apply(&plan, self.program, &lock)?;
             }
             self.node.forget_absent();
+            self.node.forget_silence();
             self.node.forget_lock(lock);
             Ok(plan)
         };

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// A verb, a resource with its group, and the name that it is limited to.
 type Right = (String, String, String);
 
-/// A row of the table in manifests/README.md.
+/// A row of the table in docs/permissions.md.
 struct Row {
     right: BTreeSet<Right>,
     who: String,
@@ -25,9 +25,8 @@ struct Row {
 }
 
 fn table() -> Vec<Row> {
-    let text = fs::read_to_string(manifests().join("README.md")).expect("readable");
-    let (_, section) = text.split_once("## Rights").expect("a section");
-    let rows = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    let text = fs::read_to_string(manifests().join("../docs/permissions.md")).expect("readable");
+    let rows = text.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
     let rows = rows.take_while(|line| line.starts_with('|')).map(|line| {
         let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
         let [right, who, place, when, _] = cells[..] else { panic!("{line}") };

@@ -149,8 +149,9 @@ fn metrics_count_installations_and_report_readiness() {
     assert_eq!(done(&metrics), Some(before + 1.0));
     assert_eq!(metrics.value("detour_installs", "_total", &[("result", "failed")]), None);
 
-    fs::rename(scene.path("sa/token"), scene.path("sa/elsewhere")).expect("renamed");
-    agent.wait_for_log("sa/token");
+    fs::rename(scene.path("opt/cni/bin"), scene.path("opt/cni/elsewhere")).expect("renamed");
+    scene.write("opt/cni/bin", "not a directory");
+    agent.wait_for_log("can't ");
     let metrics = scrape(&address);
     assert_eq!(metrics.value("detour_install_ready", "", &[]), Some(0.0));
     let failed = metrics.value("detour_installs", "_total", &[("result", "failed")]);

@@ -46,7 +46,7 @@ fn desired(file: Option<&str>) -> DesiredState {
         node: None,
         configurations: vec![configuration],
         multus_chain: None,
-        missing: None,
+        expired: None,
     }
 }
 

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const SOURCE: &str = "etc/cni/net.d/10-calico.conflist";
-const OWN: &str = "etc/cni/net.d/00-detour.conflist";
+pub(crate) const SOURCE: &str = "etc/cni/net.d/10-calico.conflist";
+pub(crate) const OWN: &str = "etc/cni/net.d/00-detour.conflist";
 const RENAMED: &str = "etc/cni/net.d/00-detour.conflist.cilium_bak";
 const OWN_LIST: &str = "--own-list=true";
 const HEALTH: &str = "--health-address=127.0.0.1:0";
@@ -25,11 +25,11 @@ const READY: &str = "the plugin is ready on this node";
 /// The file of another network, as Podman installs it.
 const PODMAN: &str = "etc/cni/net.d/87-podman-bridge.conflist";
 /// Generous, for a busy machine.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Waits until a condition is true.
 #[track_caller]
-fn wait_until(what: &str, condition: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + DEADLINE;
     while !condition() {
         assert!(Instant::now() < deadline, "{what}");
@@ -38,19 +38,19 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
 }
 
 /// Returns the types of the plugins in a list.
-fn types(scene: &Scene, list: &str) -> Vec<String> {
+pub(crate) fn types(scene: &Scene, list: &str) -> Vec<String> {
     let list = scene.json(list);
     let plugins = list["plugins"].as_array().expect("a list").iter();
     plugins.map(|plugin| plugin["type"].as_str().expect("a type").to_owned()).collect()
 }
 
 /// Returns another list of the cluster network, with this name.
-fn list(name: &str) -> String {
+pub(crate) fn list(name: &str) -> String {
     CALICO.replace("k8s-pod-network", name)
 }
 
 /// Returns the name of the network in a list.
-fn network(scene: &Scene, list: &str) -> Value {
+pub(crate) fn network(scene: &Scene, list: &str) -> Value {
     scene.json(list)["name"].clone()
 }
 
@@ -114,7 +114,7 @@ fn an_edited_renamed_or_deleted_own_list_is_restored() {
 }
 
 /// Returns the answer of `/readyz`.
-fn readyz(address: &str) -> String {
+pub(crate) fn readyz(address: &str) -> String {
     let mut connection = TcpStream::connect(address).expect("it listens");
     write!(connection, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
     let mut answer = String::new();

@@ -100,6 +100,11 @@ impl Agent {
         assert_eq!(status, WaitStatus::Stopped(self.id(), Signal::SIGSTOP));
     }
 
+    /// Continues the process.
+    pub(crate) fn resume(&self) {
+        kill(self.id(), Signal::SIGCONT).expect("it is there");
+    }
+
     pub(crate) fn id(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.process.id()).expect("an id"))
     }

@@ -114,7 +114,7 @@ mod tests {
                 own_list: false,
             }],
             multus_chain: None,
-            missing: None,
+            expired: None,
         };
         let contents = list(&json!([{"type": "bridge"}])).to_string().into_bytes();
         let cluster_network = ConfFile { name: "1.conflist".into(), contents, mode: 0o600, ..ConfFile::default() };

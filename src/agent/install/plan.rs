@@ -142,6 +142,8 @@ pub struct InstallPlan {
     pub waits_for: Option<String>,
     /// What another tool must correct so that Multus runs the plugins of its auxiliary chain.
     pub invalid_chain: Option<String>,
+    /// What the plugin lacks when the plan is applied, and an installation can't provide now: its credentials.
+    pub lacks: Option<String>,
     /// Whether the only change is that the own list follows its source, which is not a repair.
     pub follows: bool,
     /// The source of the own list is unusable, perhaps because another process is writing it: another file may replace it
@@ -150,9 +152,9 @@ pub struct InstallPlan {
 }
 
 impl InstallPlan {
-    /// Returns what the installation lacks because of another tool.
+    /// Returns what another tool must provide or correct before the node is ready.
     #[must_use]
-    pub fn lacks(&self) -> Option<&str> {
+    pub fn unmet(&self) -> Option<&str> {
         self.waits_for.as_deref().or(self.invalid_chain.as_deref())
     }
 

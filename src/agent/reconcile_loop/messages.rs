@@ -41,7 +41,7 @@ impl LastLogged {
             Iteration::Repaired(plan) => {
                 plan.actions.iter().for_each(|action| tracing::info!("{action}"));
                 if let Readiness::Not(reason) = readiness
-                    && plan.lacks().is_none()
+                    && plan.unmet().is_none()
                 {
                     tracing::warn!("{reason}; next check in {} s", delay.as_secs());
                 }
@@ -52,6 +52,7 @@ impl LastLogged {
                 self.state.clone()
             }
             Iteration::Settled(state)
+            | Iteration::Lacks(state)
             | Iteration::Waits(state)
             | Iteration::ChainSkipped(state)
             | Iteration::Failed(state)
@@ -63,7 +64,7 @@ impl LastLogged {
                 Iteration::Failed(_) | Iteration::Occupied(_) | Iteration::ChainSkipped(_) => {
                     tracing::error!("{state}");
                 }
-                Iteration::Waits(_) => tracing::warn!("{state}"),
+                Iteration::Waits(_) | Iteration::Lacks(_) => tracing::warn!("{state}"),
                 _ => tracing::info!("{state}"),
             }
         }

@@ -1,4 +1,4 @@
-//! The commands of manifests/README.md, in their order.
+//! The commands of docs/install.md, in their order.
 
 use super::helm::{Helm, definition_of, istio_chart};
 use super::inventory::{difference, inventory, objects_of};
@@ -55,7 +55,7 @@ impl Scene {
 
 /// Returns the blocks of commands in a section.
 fn blocks(heading: &str) -> Vec<String> {
-    let text = fs::read_to_string(manifests().join("README.md")).expect("readable");
+    let text = fs::read_to_string(manifests().join("../docs/install.md")).expect("readable");
     let (_, section) = text.split_once(&format!("### {heading}\n")).expect("a section");
     let section = section.split("\n## ").next().and_then(|section| section.split("\n### ").next()).expect("text");
     let blocks = section.split("```sh\n").skip(1).map(|rest| rest.split("```").next().expect("text").to_owned());
@@ -69,7 +69,7 @@ fn owner(definition: Option<Value>) -> String {
 
 /// Returns the options in the second column of a section's table.
 fn options(heading: &str) -> Vec<Vec<String>> {
-    let text = fs::read_to_string(manifests().join("README.md")).expect("readable");
+    let text = fs::read_to_string(manifests().join("../docs/install.md")).expect("readable");
     let (_, section) = text.split_once(&format!("### {heading}\n")).expect("a section");
     let rows = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
     let cells = rows.take_while(|line| line.starts_with('|')).map(|line| line.split('`').nth(1).expect("options"));

@@ -147,7 +147,7 @@ fn an_upgrade_does_not_delete_a_definition_that_another_owner_took() {
     assert_eq!(live(&admin, "istio-cni"), None, "the annotation does not keep it from its owner's uninstall");
 }
 
-/// Before version 4.3, helm deletes what the last revision contains, and checks no owner. manifests/README.md warns.
+/// Before version 4.3, helm deletes what the last revision contains, and checks no owner. docs/install.md warns.
 #[test]
 fn without_an_upgrade_uninstall_deletes_a_definition_that_another_owner_took() {
     let (plane, helm) = cluster("taken-uninstall");

@@ -112,7 +112,7 @@ mod tests {
                 own_list: true,
             }],
             multus_chain: None,
-            missing: None,
+            expired: None,
         };
         let file = |(name, text): (&str, &str)| ConfFile {
             name: name.into(),

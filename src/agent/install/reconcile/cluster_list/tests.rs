@@ -25,7 +25,7 @@ fn desired(kind: &str, own_list: bool) -> DesiredState {
         node: None,
         configurations: vec![ConfigurationTarget::Listed { dir: dir(), file: None, entry, own_list }],
         multus_chain: None,
-        missing: None,
+        expired: None,
     }
 }
 
