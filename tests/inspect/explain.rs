@@ -138,7 +138,7 @@ fn explain(name: &str, case: fn(&mut Value, &mut Value), more: &[&str]) -> crate
 
 #[track_caller]
 pub(crate) fn compare(case: &str, found: &str) {
-    crate::support::golden::compare("explain.md", case, found);
+    crate::support::golden::compare("explain.md", "redirected", case, found);
 }
 
 #[test]
@@ -187,6 +187,19 @@ fn invalid_annotations_fail_as_in_an_add() {
     assert_eq!((run.code, run.stdout.as_str()), (1, ""));
     let start = "detour: annotation \"detour.io/exclude-uids\" of pod shop/web-0: invalid value \"root\"; ";
     assert!(run.stderr.starts_with(start), "{}", run.stderr);
+}
+
+#[test]
+fn dialect_iptables_fails_for_a_pod_with_its_own_users() {
+    let own_users: fn(&mut Value, &mut Value) = |pod, conf| {
+        pod["spec"]["hostUsers"] = false.into();
+        conf["dialect"] = "iptables".into();
+    };
+    let run = explain("own-users", own_users, &["-o", "json"]);
+    let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
+    assert_eq!((run.code, &report["warnings"][0]["code"]), (1, &json!("add-fails")));
+    let any: fn(&mut Value, &mut Value) = |pod, _| pod["spec"]["hostUsers"] = false.into();
+    assert_eq!(explain("own-users-any", any, &[]).code, 0);
 }
 
 #[test]

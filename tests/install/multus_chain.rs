@@ -94,14 +94,14 @@ fn the_agent_writes_the_file_again_and_reports_files_of_other_tools() {
     agent.wait_for_log("write /run/multus/cni/net.d/vendor-cni-chain/detour.conf");
     agent.wait_for_log("the plugin is ready on this node");
     let invalid = || {
-        let (_, body) = crate::agent::fetch(&address, "/metrics");
+        let (_, body) = crate::support::health::fetch(&address, "/metrics");
         crate::exposition::Exposition::parse(&body).value("detour_multus_chain_invalid_files", "", &[])
     };
     assert_eq!(invalid(), Some(0.0));
     scene.write(FOREIGN, "{");
     agent.wait_for_log("50-vendor.conf: invalid JSON");
     assert_eq!(invalid(), Some(1.0));
-    let (status, body) = crate::agent::fetch(&address, "/readyz");
+    let (status, body) = crate::support::health::fetch(&address, "/readyz");
     assert!(status.contains("503") && body.contains("Multus skips all plugins of"), "{status} {body}");
     fs::remove_file(scene.path(FOREIGN)).expect("removed");
     agent.wait_for_log("the plugin is ready on this node");

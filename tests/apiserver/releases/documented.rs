@@ -18,8 +18,8 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(name: &str) -> Self {
-        let plane = ControlPlane::start(name);
+    fn new() -> Self {
+        let plane = ControlPlane::start();
         let admin = plane.admin();
         prepare(&admin);
         apply(&admin, &[json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "istio-cni"}})]);
@@ -79,7 +79,7 @@ fn options(heading: &str) -> Vec<Vec<String>> {
 #[test]
 fn the_documented_commands_move_definitions_between_owners() {
     let [hand_over, take_over, adopt] = &blocks("Owners of definitions")[..] else { panic!("three blocks") };
-    let scene = Scene::new("moved-definitions");
+    let scene = Scene::new();
     let uid = |definition: Option<Value>| definition.expect("it exists")["metadata"]["uid"].clone();
 
     scene.helm.upgrade("detour", &OPENSHIFT);
@@ -109,7 +109,7 @@ fn the_documented_commands_move_definitions_between_owners() {
 
 #[test]
 fn the_documented_release_for_exclusions_leaves_istios_objects_unchanged() {
-    let scene = Scene::new("documented-excludedns");
+    let scene = Scene::new();
     let istio = istio_chart(&scene.plane.directory, "istio-cni");
     scene.helm.run(&["install", "istio-cni", &istio, "-n", "istio-cni"]).expect("installed");
     let before = inventory(&scene.admin);
