@@ -3,8 +3,8 @@
 
 use crate::control_plane::ControlPlane;
 use crate::node::{SETTLED, events, meshed_pod, on_a_node};
-use crate::sandbox::Sandbox;
 use crate::shipped::{chart, cluster_with};
+use crate::support::netns_pod::Pod;
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -36,7 +36,7 @@ fn install_multus(plane: &ControlPlane) {
 }
 
 /// Calls Multus as the runtime does, with the configuration that OpenShift's daemon writes.
-fn multus(verb: &str, sandbox: &Sandbox, pod: &Value) {
+fn multus(verb: &str, sandbox: &Pod, pod: &Value) {
     let mut conf: Value = serde_json::from_str(include_str!("../golden/openshift/00-multus.conf")).expect("JSON");
     conf["type"] = "multus".into();
     conf["clusterNetwork"] = "/run/multus/cni/net.d/10-ovn-kubernetes.conf".into();
@@ -45,9 +45,11 @@ fn multus(verb: &str, sandbox: &Sandbox, pod: &Value) {
     conf["confDir"] = "/mnt/etc/cni/multus/net.d".into();
     conf["logLevel"] = "error".into();
     if verb == "ADD" {
-        let netns = format!("--net={}", sandbox.path().display());
-        let renamed = Command::new("nsenter").args([&netns, "ip", "link", "set", "eth0", "name", "new0"]).status();
-        assert!(renamed.expect("nsenter is installed").success());
+        let netns = format!("--net={}", sandbox.netns().display());
+        for change in [["eth0", "down"].as_slice(), &["eth0", "name", "new0"]] {
+            let changed = Command::new("nsenter").args([&netns, "ip", "link", "set"]).args(change).status();
+            assert!(changed.expect("nsenter is installed").success());
+        }
     }
     let key = |key: &str| pod["metadata"][key].as_str().expect("text");
     let arguments = format!(
@@ -61,7 +63,7 @@ fn multus(verb: &str, sandbox: &Sandbox, pod: &Value) {
         .env_clear()
         .envs([("CNI_COMMAND", verb), ("CNI_CONTAINERID", &sandbox.container_id), ("CNI_IFNAME", "eth0")])
         .envs([("CNI_PATH", BIN), ("CNI_ARGS", &arguments), ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")])
-        .env("CNI_NETNS", sandbox.path())
+        .env("CNI_NETNS", sandbox.netns())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -73,7 +75,7 @@ fn multus(verb: &str, sandbox: &Sandbox, pod: &Value) {
 }
 
 /// The attachments that the plugin has saved for a sandbox.
-fn attachments(sandbox: &Sandbox) -> Vec<String> {
+fn attachments(sandbox: &Pod) -> Vec<String> {
     let Ok(entries) = fs::read_dir(Path::new("/run/detour/attachments").join(&sandbox.container_id)) else {
         return Vec::new();
     };
@@ -88,7 +90,7 @@ fn attachments(sandbox: &Sandbox) -> Vec<String> {
 fn multus_runs_the_plugin_for_every_pod_once() {
     let chain = format!("cni.multusChain=/{CHAIN}");
     let objects = chart(&["global.platform=openshift,config.dialect=iptables", &chain]);
-    let plane = cluster_with("multus-chain", &objects);
+    let plane = cluster_with(&objects);
     let admin = plane.admin();
     let plain = meshed_pod(&admin, "web-0");
     let selected = meshed_pod(&admin, "web-1");
@@ -99,7 +101,7 @@ fn multus_runs_the_plugin_for_every_pod_once() {
         agent.wait_for_log(SETTLED);
         install_multus(&plane);
 
-        let (every, both) = (Sandbox::new(), Sandbox::new());
+        let (every, both) = (Pod::new(), Pod::new());
         multus("ADD", &every, &plain);
         multus("ADD", &both, &selected);
         assert_eq!(attachments(&every), ["vendor-cni-chain@net1.json"]);
@@ -115,12 +117,12 @@ fn multus_runs_the_plugin_for_every_pod_once() {
         // Another tool's invalid file: Multus starts the pod without the chain.
         node.write(&format!("{CHAIN}/50-vendor.conf"), "{");
         agent.wait_for_log("50-vendor.conf: invalid JSON");
-        let bypasses = Sandbox::new();
+        let bypasses = Pod::new();
         multus("ADD", &bypasses, &plain);
         assert!(!bypasses.redirects());
         bypasses.pin(&plain);
         admin.merge(&plain, &json!({"metadata": {"labels": {"changed": "yes"}}})).expect("accepted");
-        plane.until(|_| bypasses.redirects());
-        plane.until(|plane| events(&plane.admin()).contains(&"DetourRepaired".to_owned()));
+        plane.until(|| bypasses.redirects());
+        plane.until(|| events(&plane.admin()).contains(&"DetourRepaired".to_owned()));
     });
 }

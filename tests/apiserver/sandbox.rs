@@ -38,8 +38,8 @@ impl Pod {
 
     /// Returns its rules.
     pub(crate) fn rules(&self) -> String {
-        let rules = ["iptables-save", "ip6tables-save"].map(|program| self.tool(program, &[]));
-        let native = self.tool("nft", &["list", "table", "inet", "detour-exclusions"]);
+        let rules = ["iptables-save", "ip6tables-save"].map(|program| self.tool(program, &[], ""));
+        let native = self.tool("nft", &["list", "table", "inet", "detour-exclusions"], "");
         let is_rule = |line: &&str| !line.starts_with(['#', ':']);
         rules
             .iter()
