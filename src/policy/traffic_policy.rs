@@ -22,8 +22,8 @@ pub struct Policy {
     /// facts; `None` if neither is known yet.
     #[serde(default)]
     pub dns_captured_elsewhere: Option<bool>,
-    /// Whether the pod is in Istio's ambient mesh. ztunnel sends from sockets in the pod's network namespace; exclusions
-    /// do not apply to them.
+    /// Whether the pod is in Istio's ambient mesh. ztunnel sends from sockets in the pod's network namespace, to which
+    /// exclusions do not apply.
     #[serde(default, skip_serializing_if = "is_false")]
     pub ambient: bool,
 }

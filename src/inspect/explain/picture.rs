@@ -1,10 +1,11 @@
 //! `explain --format svg`: draws one row for each kind of traffic, from its sender in the pod to the outside: captured
 //! traffic through a port of the sidecar, traffic that bypasses the sidecar past it. Colors are classes in `picture.css`.
 
+use super::ambient::captured_by_ztunnel;
 use super::exclusions::{ContainerTraffic, ExcludedContainer, ExcludedPart, ExcludedTraffic, application_containers};
 use super::report::Explained;
 use crate::inspect::subject::Subject;
-use crate::pod::well_known::INIT_CONTAINER;
+use crate::pod::well_known::{AMBIENT_DNS_CAPTURE, INIT_CONTAINER};
 use crate::policy::{BypassEnd, ContainerScope, DnsCapture, Policy, PortRange, Ports, Redirect, TrafficOwner};
 use crate::printable::xml;
 use std::fmt::{Display, Write as _};
@@ -54,7 +55,9 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     let containers = application_containers(&subject.facts.pod);
     let excluded = &explained.explanation.excluded_containers;
     let mut rows = Vec::new();
-    match policy.redirect() {
+    let to_ztunnel = policy.ambient.then(|| captured_by_ztunnel(policy));
+    let redirect = policy.redirect().or(to_ztunnel.as_ref());
+    match redirect {
         Some(redirect) => {
             rows.extend(captured(redirect, policy, &containers));
             rows.extend(bypasses(explained, redirect, &containers));
@@ -71,9 +74,10 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     drawing.text("head", CARD, TOP + 26, "POD");
     drawing.area("pod", Area { x: OUTSIDE, y: TOP, width: OUTSIDE_WIDTH, height }, 14);
     drawing.text("head", OUTSIDE + 22, TOP + 26, "OUTSIDE");
-    if let Some(redirect) = policy.redirect() {
+    if let Some(redirect) = redirect {
+        let proxy = if policy.ambient { "ztunnel".to_owned() } else { proxy(redirect) };
         drawing.area("sidecar", Area { x: SIDECAR, y: TOP + 8, width: SIDECAR_WIDTH, height: height - 16 }, 12);
-        drawing.short_text("name mid", (SIDECAR + SIDECAR_WIDTH / 2, TOP + 28), &proxy(redirect), 32);
+        drawing.short_text("name mid", (SIDECAR + SIDECAR_WIDTH / 2, TOP + 28), &proxy, 32);
     }
     for (row, y) in rows.iter().zip((TOP + HEAD..).step_by(usize::try_from(ROW).unwrap_or(1))) {
         drawing.row(row, y);
@@ -164,7 +168,8 @@ fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerT
     let outbound = excluded.filter(|(excluded, _)| excluded.direction != "inbound");
     let mut rows: Vec<Row> = outbound.map(|(excluded, owner)| row_of_traffic(excluded, owner, containers)).collect();
     if redirect.dns == DnsCapture::Off {
-        let card = every("process", "redirect_dns");
+        let setting = if explained.policy.ambient { AMBIENT_DNS_CAPTURE } else { "redirect_dns" };
+        let card = every("process", setting);
         rows.push(bypass(card, "UDP port 53".to_owned(), "resolvers".to_owned()));
     }
     rows
