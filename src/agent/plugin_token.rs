@@ -5,7 +5,7 @@ use super::metrics::Metrics;
 use super::runtime::Tasks;
 use crate::cluster::{ObjectRef, ServiceAccount, Token};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -15,10 +15,11 @@ use std::time::Duration;
 const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// The pause after a failed request, unless the token has expired.
 const RETRY_DELAY: SignedDuration = SignedDuration::from_secs(60);
-/// How long a call waits for the request if the node has a token. A later call uses the result.
-const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a call waits for the request if the node has no token. Requests have a shorter timeout.
-const TIMEOUT: Duration = Duration::from_secs(20);
+/// How long the first call waits for its request. Later calls never wait: they use the result when there is one.
+const FIRST_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Why there is no token before the first request has a result.
+const NOT_GRANTED: &str = "the API server has not granted the plugin's token yet";
 
 /// The token of the service account that the plugin uses on a node.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub struct PluginToken {
     granted: RefCell<GrantedToken>,
     /// The result of the running request.
     pending: RefCell<Option<Receiver<Result<Token, String>>>>,
+    /// How long the next call waits for it.
+    timeout: Cell<Duration>,
 }
 
 /// The last granted token.
@@ -48,12 +51,12 @@ impl PluginToken {
     /// Creates the token of the service account `plugin_account`, which `account` requests.
     #[must_use]
     pub fn new(account: ServiceAccount, plugin_account: ObjectRef, metrics: Metrics, tasks: Tasks) -> Self {
-        let (granted, pending) = (RefCell::default(), RefCell::default());
-        Self { account, plugin_account, metrics, tasks, granted, pending }
+        let (granted, pending, timeout) = (RefCell::default(), RefCell::default(), Cell::new(FIRST_TIMEOUT));
+        Self { account, plugin_account, metrics, tasks, granted, pending, timeout }
     }
 
     /// Returns the current token. `installed` returns the token on the node, which an agent that has just started
-    /// reuses while the API server grants none, even if it has expired ([`Self::missing`]).
+    /// reuses while the API server grants none, even if it has expired ([`Self::expired`]).
     ///
     /// # Errors
     /// The API server grants no token, and the node has none; returns the reason.
@@ -61,7 +64,7 @@ impl PluginToken {
         let mut granted = self.granted.borrow_mut();
         let fallback = || Token::of_account(&installed()?, &self.plugin_account.namespace, &self.plugin_account.name);
         let now = Timestamp::now();
-        let token = granted.at(now, |timeout, kept| self.request(timeout, kept), fallback);
+        let token = granted.at(now, |kept| self.request(kept), fallback);
         self.metrics
             .token_renewal_failed(token.is_err() || granted.failure.is_some() || granted.expired(now).is_some());
         Ok(token?.text)
@@ -69,14 +72,15 @@ impl PluginToken {
 
     /// Returns what the plugin lacks if its token has expired: the node is not ready, but everything else is installed.
     #[must_use]
-    pub fn missing(&self) -> Option<String> {
+    pub fn expired(&self) -> Option<String> {
         self.granted.borrow().expired(Timestamp::now())
     }
 
-    /// Starts a request unless one is running, and returns its result; `None` if it has none after `timeout`. Logs a
-    /// failure if the plugin keeps a token that expires at `kept`.
-    fn request(&self, timeout: Duration, kept: Option<Timestamp>) -> Option<Result<Token, String>> {
+    /// Starts a request unless one is running, and returns its result; `None` if it has none yet. Logs a failure if the
+    /// plugin keeps a token that expires at `kept`.
+    fn request(&self, kept: Option<Timestamp>) -> Option<Result<Token, String>> {
         let mut pending = self.pending.borrow_mut();
+        let timeout = self.timeout.replace(Duration::ZERO);
         let result = pending.get_or_insert_with(|| self.start(kept)).recv_timeout(timeout);
         let result = match result {
             Err(RecvTimeoutError::Timeout) => return None,
@@ -107,12 +111,12 @@ impl PluginToken {
 
 impl GrantedToken {
     /// Returns the token to use at `now`: the granted one until its renewal, then the result of `request`. If the request
-    /// fails or has no result yet, returns the granted token, otherwise the `fallback`. `request` gets its timeout and, if
-    /// a failure would be new, the expiry of the kept token.
+    /// fails or has no result yet, returns the granted token, otherwise the `fallback`. `request` gets the expiry of the
+    /// kept token if a failure would be new.
     fn at(
         &mut self,
         now: Timestamp,
-        request: impl FnOnce(Duration, Option<Timestamp>) -> Option<Result<Token, String>>,
+        request: impl FnOnce(Option<Timestamp>) -> Option<Result<Token, String>>,
         fallback: impl FnOnce() -> Option<Token>,
     ) -> Result<Token, String> {
         if let Some(token) = self.token.as_ref().filter(|_| self.since <= now && now < self.renewal) {
@@ -120,8 +124,7 @@ impl GrantedToken {
         }
         let old = self.token.take().or_else(fallback);
         let kept = old.as_ref().filter(|_| self.failure.is_none()).map(|token| token.expires);
-        let result = request(if old.is_some() { SHORT_TIMEOUT } else { TIMEOUT }, kept);
-        let (token, renewal, failure) = match (result, old) {
+        let (token, renewal, failure) = match (request(kept), old) {
             (Some(Ok(token)), _) => (token.clone(), renewal(now, token.expires), None),
             (Some(Err(failure)), Some(old)) => {
                 let delay = if now < old.expires { RETRY_DELAY } else { SignedDuration::ZERO };
@@ -129,8 +132,11 @@ impl GrantedToken {
             }
             // The next call gets the result.
             (None, Some(old)) => (old, now, self.failure.take()),
-            (Some(Err(failure)), None) => return Err(failure),
-            (None, None) => return Err("the API server has not granted the plugin's token yet".to_owned()),
+            (Some(Err(failure)), None) => {
+                self.failure = Some(failure.clone());
+                return Err(failure);
+            }
+            (None, None) => return Err(self.failure.clone().unwrap_or_else(|| NOT_GRANTED.to_owned())),
         };
         *self = Self { token: Some(token.clone()), since: now, renewal, failure };
         Ok(token)
@@ -163,21 +169,21 @@ mod tests {
         Token { text: text.into(), expires: at(expires) }
     }
 
-    fn not_requested(_: Duration, _: Option<Timestamp>) -> Option<Result<Token, String>> {
+    fn not_requested(_: Option<Timestamp>) -> Option<Result<Token, String>> {
         panic!("no request is expected")
     }
 
-    fn unavailable(_: Duration, _: Option<Timestamp>) -> Option<Result<Token, String>> {
+    fn unavailable(_: Option<Timestamp>) -> Option<Result<Token, String>> {
         Some(Err("down".into()))
     }
 
-    fn pending(_: Duration, _: Option<Timestamp>) -> Option<Result<Token, String>> {
+    fn pending(_: Option<Timestamp>) -> Option<Result<Token, String>> {
         None
     }
 
-    fn grants(token: &Token) -> impl FnOnce(Duration, Option<Timestamp>) -> Option<Result<Token, String>> {
+    fn grants(token: &Token) -> impl FnOnce(Option<Timestamp>) -> Option<Result<Token, String>> {
         let token = token.clone();
-        move |_, _| Some(Ok(token))
+        move |_| Some(Ok(token))
     }
 
     #[test]

@@ -153,7 +153,9 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             _ => Leadership::Leads,
         };
         let (readiness, mut delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
-        if let (Iteration::Settled(_) | Iteration::Waits(_), Some(left)) = (&iteration, timer.take_left()) {
+        if let (Iteration::Settled(_) | Iteration::Lacks(_) | Iteration::Waits(_), Some(left)) =
+            (&iteration, timer.take_left())
+        {
             delay = delay.min(left);
         }
         if !watch.is_complete() && !ignore_events {
@@ -194,7 +196,9 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
 fn installation_event(refused: Option<&str>, iteration: &Iteration) -> Option<Event> {
     let (reason, message) = match (refused, iteration) {
         (Some(message), _) => ("DetourConfigurationRefused", message),
-        (None, Iteration::Failed(message) | Iteration::Occupied(message)) => ("DetourNotInstalled", message.as_str()),
+        (None, Iteration::Failed(message) | Iteration::Occupied(message) | Iteration::Lacks(message)) => {
+            ("DetourNotInstalled", message.as_str())
+        }
         (None, _) => return None,
     };
     Some(Event { warning: true, reason: reason.into(), message: message.to_owned() })
@@ -275,11 +279,12 @@ impl Job<'_> {
         let plan = timer.plan(desired, found)?;
         self.node.apply(&plan, self.program, &lock)?;
         let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
-        Ok(match plan.waits_for.as_ref().or(desired.missing.as_ref()) {
-            None if plan.follows => Iteration::Followed(Box::new(plan)),
+        Ok(match (&plan.waits_for, &plan.lacks) {
+            (None, _) if plan.follows => Iteration::Followed(Box::new(plan)),
             _ if !plan.actions.is_empty() && !plan.follows => Iteration::Repaired(Box::new(plan)),
-            Some(missing) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
-            None => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
+            (Some(missing), _) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
+            (None, Some(lacking)) => Iteration::Lacks(with_notes(format!("missing: {lacking}"))),
+            (None, None) => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
         })
     }
 
@@ -288,7 +293,11 @@ impl Job<'_> {
         match iteration {
             Iteration::Repaired(_) => self.metrics.install("done"),
             Iteration::Failed(_) | Iteration::Occupied(_) => self.metrics.install("failed"),
-            Iteration::Settled(_) | Iteration::Followed(_) | Iteration::Waits(_) | Iteration::Yields(_) => {}
+            Iteration::Settled(_)
+            | Iteration::Lacks(_)
+            | Iteration::Followed(_)
+            | Iteration::Waits(_)
+            | Iteration::Yields(_) => {}
         }
     }
 
@@ -316,6 +325,7 @@ impl Job<'_> {
                 self.node.apply(&plan, self.program, &lock)?;
             }
             self.node.forget_absent();
+            self.node.forget_silence();
             self.node.forget_lock(lock);
             Ok(plan)
         };

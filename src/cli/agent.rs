@@ -43,6 +43,9 @@ Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of
 a node, as during an upgrade, only the newer one is active. A node has one installation: the agent
 of another DaemonSet (--daemon-set) changes nothing there, and its error names the first one.
 
+Credentials: The plugin's kubeconfig may come later than everything else, for example because the API
+server grants no token. Until then, pods with a sidecar wait, others start, and /readyz fails.
+
 Pod data: With a node name, the agent watches the pods of the node, all namespaces and, unless
 --primary=false, all NetworkAttachmentDefinitions with its pod's service account. It answers the
 plugin's requests at --socket and logs each plugin call except STATUS. If the agent does not answer,
@@ -240,8 +243,8 @@ impl AgentArguments {
         let desired = || {
             let desired = |given: &GivenKeys| {
                 let desired = self.install.desired(&node, &program, given, &token, socket, &warn)?;
-                let missing = plugin_token.as_ref().and_then(PluginToken::missing);
-                anyhow::Ok(DesiredState { missing, ..desired })
+                let expired = plugin_token.as_ref().and_then(PluginToken::expired);
+                anyhow::Ok(DesiredState { expired, ..desired })
             };
             let newest = self.install.given_keys().and_then(|given| desired(&given).map(|desired| (desired, given)));
             match newest {

@@ -53,8 +53,8 @@ Examples:
 
 Pods keep their rules. The command first removes the configuration, then the node configuration, the
 kubeconfig and the program. It keeps files that were edited after the installation and the files
-that they require, and lists them. It also keeps the program while the container runtime needs it to
-delete running pods (CRI-O), with a note: run it again after these pods are deleted.
+that they require, and lists them. It also keeps the program while CRI-O or Multus needs it to delete
+running pods, with a note: run it again after these pods are deleted. containerd does not need it.
 
 Exit codes: 0 success, also if the program stays for running pods, 1 incomplete (see stderr),
 2 invalid arguments or input.";
@@ -132,6 +132,9 @@ impl InstallArguments {
             Ok(desired) => desired,
             Err(why) => return Ok(super::print_error(format_args!("{why:#}"), ExitCode::from(2))),
         };
+        if let Some((_, Err(why))) = &desired.kubeconfig {
+            return Ok(super::print_error(why, ExitCode::from(2)));
+        }
         let lock = if self.dry_run { None } else { Some(node.lock()?) };
         let mut timer = SourceTimer::default();
         let plan = loop {
@@ -166,6 +169,7 @@ impl UninstallArguments {
         let Some(lock) = lock else { return Ok(print_diff(&plan)) };
         node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
         node.forget_absent();
+        node.forget_silence();
         node.forget_lock(lock);
         let code = print_changes(&plan);
         Ok(if plan.incomplete { ExitCode::FAILURE } else { code })

@@ -99,7 +99,7 @@ pub(super) type FetchFacts<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> +
 /// As [`evaluate`].
 pub(super) fn desired_policy(request: &Request, conf: &NetConf) -> Result<DesiredPolicy, Error> {
     let pod = request.args.pod.as_ref();
-    match cluster::source(&without_facts::sources(conf)) {
+    match cluster::source_for_add(&conf.kubernetes, without_facts::need(conf), false) {
         Some(source) => evaluate(pod, conf, Some(&|pod: &PodRef, with_namespace| source.facts(pod, with_namespace))),
         None => evaluate(pod, conf, None),
     }

@@ -2,14 +2,10 @@
 //! agent runs. The annotations that the container runtime passes show whether Istio's injector has processed the pod. A
 //! pod without the injector's annotation is never redirected, so it starts.
 
-use crate::cni::{Error, Kubernetes, NetConf};
+use crate::cluster::Facts;
+use crate::cni::{Error, NetConf};
 use crate::pod::PodRef;
 use crate::pod::well_known::INJECTION_STATUS;
-use std::borrow::Cow;
-use std::time::Duration;
-
-/// The timeout for facts of a pod that can start without them.
-const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns whether Istio's injector has processed the pod, according to the container runtime; `None` if the runtime
 /// passes no annotations.
@@ -17,15 +13,9 @@ pub(super) fn is_injected(conf: &NetConf) -> Option<bool> {
     conf.pod_annotations().map(|annotations| annotations.contains_key(INJECTION_STATUS))
 }
 
-/// Returns the sources of facts for a call, with a short timeout for a pod that can start without facts.
-pub(super) fn sources(conf: &NetConf) -> Cow<'_, Kubernetes> {
-    match is_injected(conf) {
-        Some(false) => {
-            let timeout = conf.kubernetes.timeout.min(TIMEOUT);
-            Cow::Owned(Kubernetes { timeout, ..conf.kubernetes.clone() })
-        }
-        Some(true) | None => Cow::Borrowed(&conf.kubernetes),
-    }
+/// Returns whether the pod needs facts to start.
+pub(super) fn need(conf: &NetConf) -> Facts {
+    if is_injected(conf) == Some(false) { Facts::Optional } else { Facts::Required }
 }
 
 /// Checks that a pod without facts can start: that its annotations from the runtime show that it is not redirected.
@@ -64,8 +54,8 @@ mod tests {
     use crate::cni::{CniCommand, Code};
     use serde_json::{Value, json};
 
-    fn conf(annotations: Option<Value>, timeout: u64) -> NetConf {
-        let mut conf = json!({"name": "n", "type": "detour", "kubernetes": {"timeout_seconds": timeout}});
+    fn conf(annotations: Option<Value>) -> NetConf {
+        let mut conf = json!({"name": "n", "type": "detour"});
         if let Some(annotations) = annotations {
             conf["runtimeConfig"] = json!({"io.kubernetes.cri.pod-annotations": annotations});
         }
@@ -74,7 +64,7 @@ mod tests {
 
     fn decided(annotations: Option<Value>, error: Error) -> Result<String, Error> {
         let pod = PodRef { namespace: "shop".into(), name: "web-0".into(), uid: None };
-        check(&pod, &conf(annotations, 10), error)
+        check(&pod, &conf(annotations), error)
     }
 
     fn down() -> Error {
@@ -107,11 +97,11 @@ mod tests {
     }
 
     #[test]
-    fn only_a_pod_that_can_start_without_facts_has_the_short_timeout() {
-        let timeout = |annotations, configured| sources(&conf(annotations, configured)).timeout.as_secs();
-        assert_eq!(timeout(Some(json!({"a": "b"})), 10), 2);
-        assert_eq!(timeout(Some(json!({"a": "b"})), 1), 1);
-        assert_eq!(timeout(Some(json!({"sidecar.istio.io/status": "{}"})), 10), 10);
-        assert_eq!(timeout(None, 10), 10);
+    fn facts_are_optional_only_for_a_pod_that_the_injector_has_not_processed() {
+        let annotations = [Some(json!({"a": "b"})), Some(json!({"sidecar.istio.io/status": "{}"})), None];
+        assert_eq!(
+            annotations.map(|annotations| need(&conf(annotations))),
+            [Facts::Optional, Facts::Required, Facts::Required]
+        );
     }
 }

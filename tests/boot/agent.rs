@@ -22,30 +22,12 @@ struct AgentScene<'a> {
 impl AgentScene<'_> {
     /// Runs a test on a node whose API knows namespace and pod `shop/web-0`, with a sidecar.
     fn run(test: impl FnOnce(&AgentScene<'_>) + Send) {
-        Scene::run(|scene| {
-            for directory in ["sa", "etc/cni/net.d"] {
-                fs::create_dir_all(scene.root.join(directory)).expect("made");
-            }
-            // Not used for verification: the simulated API server speaks plain HTTP.
-            let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
-            fs::write(scene.root.join("sa/ca.crt"), authority.cert.pem()).expect("written");
-            fs::write(scene.root.join("sa/token"), "token").expect("written");
-            test(&AgentScene { scene, api: api() });
-        });
+        Scene::run(|scene| test(&AgentScene { scene, api: api() }));
     }
 
     /// Starts an agent in a pod of this name.
     fn agent(&self, pod: &str) -> Agent {
-        let root = self.scene.root.display();
-        let arguments = [
-            "agent".to_owned(),
-            "--platform=openshift".to_owned(),
-            "--node-name=node-1".to_owned(),
-            format!("--root={root}"),
-            format!("--service-account={root}/sa"),
-            format!("--api-server={}", self.api.url()),
-        ];
-        Agent::spawn(pod, &arguments)
+        Agent::on_openshift(pod, &self.scene.root, &self.api.url(), &[])
     }
 
     /// Starts an agent, and waits until its caches are synced.
@@ -143,13 +125,18 @@ fn an_agent_that_hangs_delays_a_pod_by_a_second_at_most() {
         assert!(took < DEADLINE);
 
         let conf = node.conf(&silent());
-        println!("without both: {:?}", fails(&conf, &["no greeting: timeout; the agent is stuck or too slow"]));
+        let parts = ["no greeting: timeout; the agent is stuck or too slow", "no answer within 1.9 s"];
+        println!("without both: {:?}", fails(&conf, &parts));
+        // The failure has set the mark.
         let pod = Pod::new();
         let called = call(&pod, "ADD", &conf, &Kind::plain());
         println!("a pod without a sidecar: {:?}", called.took);
-        assert!(called.took < DEADLINE);
-        called.done();
+        let log = called.done();
+        let parts = ["no greeting, as a moment ago", "no answer within 0.2 s"];
+        assert!(parts.iter().all(|part| log.stderr.contains(part)), "{log:?}");
         call(&pod, "DEL", &conf, &Kind::plain()).done();
+        agent.resume();
+        redirects(&conf);
     });
 }
 
@@ -174,7 +161,58 @@ fn an_agent_without_an_api_server_fails_only_pods_with_a_sidecar() {
         let agent = node.agent("first");
         agent.wait_for_log("serving the plugin's");
         let conf = node.conf_of_agent_alone();
-        fails(&conf, &["no usable answer in", "/sa)"]);
+        fails(&conf, &["no usable answer in", "no answer within 0.9 s", "/sa)"]);
+        for kind in Kind::starting() {
+            crate::scene::starts(&kind, &conf);
+        }
+        // The agent answers at once, and the plugin asks its own API server.
+        let conf = node.conf(&silent());
+        fails(&conf, &["no answer within 1.9 s", "it did not answer another request a moment ago"]);
+        let log = crate::scene::starts(&Kind::plain(), &conf);
+        assert!(log.contains("no answer within 0.2 s"), "{log}");
+        redirects(&node.conf(&api()));
+    });
+}
+
+/// The API server answers the agent, but not the plugin, whose whole timeout applies.
+#[test]
+fn a_pod_with_a_sidecar_waits_while_the_agent_answers_that_it_has_no_facts_yet() {
+    AgentScene::run(|node| {
+        node.api.refuse_watches(503);
+        node.api.refuse_reads(503);
+        let agent = node.agent("first");
+        agent.wait_for_log("serving the plugin's");
+        let took = fails(&node.conf(&silent()), &["503", "no answer within 5.0 s"]);
+        assert!(took > Duration::from_secs(4), "{took:?}");
+    });
+}
+
+/// A first installation on a node whose API server does not answer: the runtime uses the own list before the plugin has
+/// credentials.
+#[test]
+fn with_the_own_list_only_pods_with_a_sidecar_wait_for_the_first_credentials() {
+    AgentScene::run(|node| {
+        node.api.go_silent();
+        let list = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "bridge"}]}"#;
+        fs::write(node.scene.root.join("etc/cni/net.d/10-n.conflist"), list).expect("written");
+        let more = ["--platform=kubernetes", "--own-list=true", "--plugin-service-account=detour-plugin"];
+        let _agent = Agent::on_node("first", &node.scene.root, &node.api.url(), &more);
+        let own = node.scene.root.join("etc/cni/net.d/00-detour.conflist");
+        let started = Instant::now();
+        while !own.exists() {
+            assert!(started.elapsed() < DEADLINE, "no own list");
+            thread::yield_now();
+        }
+        println!("own list after {:?}", started.elapsed());
+        assert!(!node.scene.root.join("var/lib/cni/detour/kubeconfig").exists());
+        let own: Value = serde_json::from_slice(&fs::read(&own).expect("readable")).expect("JSON");
+        let mut conf = own["plugins"][1].clone();
+        (conf["name"], conf["cniVersion"]) = (own["name"].clone(), own["cniVersion"].clone());
+        for key in ["kubeconfig", "agent_socket"] {
+            let path = conf["kubernetes"][key].as_str().expect("a path").trim_start_matches('/').to_owned();
+            conf["kubernetes"][key] = node.scene.root.join(path).to_str().expect("text").into();
+        }
+        fails(&conf, &["kubeconfig", "check that the pod of the agent"]);
         for kind in Kind::starting() {
             crate::scene::starts(&kind, &conf);
         }

@@ -1,16 +1,14 @@
 //! Each state of a node in which neither the agent nor the API server gives the facts of a pod.
 
-use crate::scene::{Kind, Scene, call, facts_of_shop, has_rules, starts, waits};
+use crate::private_node::SILENCE_MARK;
+use crate::scene::{Kind, Scene, TIMEOUT, call, facts_of_shop, has_rules, starts, waits};
 use crate::server::{Answer, Server, closed_port};
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use nix::unistd::{Gid, Uid, chown};
-use rcgen::{CertificateParams, CertifiedKey, KeyPair};
-use rustls::ServerConfig;
-use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 const NO_AGENT: &str = "no agent listens on the socket";
 const GET_POD: &str = "GET http";
@@ -29,17 +27,81 @@ fn only_pods_with_a_sidecar_wait_if_the_api_server_does_not_answer() {
     Scene::run(|scene| {
         let server = Server::plain(|_| Answer::Hang);
         scene.write_kubeconfig(&json!({"server": server.http()}));
-        scene.only_pods_with_a_sidecar_wait(11, &[NO_AGENT, GET_POD, "no answer within 5.0 s"]);
-        let log = starts(&Kind::plain(), &scene.conf());
-        assert!(log.contains("no answer within 2.0 s"), "{log}");
+        scene.only_pods_with_a_sidecar_wait(11, &[NO_AGENT, GET_POD, SILENT]);
     });
 }
 
+/// After this time, an ADD gives up.
+const SILENT: &str = "no answer within 1.9 s";
+/// After this time, a pod without a sidecar starts if the mark is valid.
+const SILENT_AGAIN: &str = "no answer within 0.2 s";
+
+/// Sets the mark as if the sources had been silent at this time.
+fn mark(age: Duration) {
+    let file = fs::File::options().append(true).open(SILENCE_MARK).expect("a call has set it");
+    file.set_modified(SystemTime::now() - age).expect("set");
+}
+
 #[test]
-fn only_pods_with_a_sidecar_wait_without_a_network() {
+fn a_pod_without_a_sidecar_does_not_wait_for_sources_that_were_silent_a_moment_ago() {
     Scene::run(|scene| {
-        scene.write_kubeconfig(&json!({"server": "http://api.invalid:6443"}));
-        scene.only_pods_with_a_sidecar_wait(11, &[NO_AGENT, "api.invalid", "no usable answer"]);
+        let server = Server::plain(|_| Answer::Hang);
+        for mut conf in [scene.conf(), without_agent(&scene.conf())] {
+            scene.write_kubeconfig(&json!({"server": server.http()}));
+            let first = starts(&Kind::plain(), &conf);
+            assert!(first.contains(SILENT), "{first}");
+            mark(Duration::ZERO);
+            let second = starts(&Kind::plain(), &conf);
+            assert!(second.contains(SILENT_AGAIN), "{second}");
+            waits(&Kind::meshed(), &conf, 11, &[SILENT]);
+            waits(&Kind::unknown(), &conf, 11, &[SILENT]);
+            mark(Duration::from_secs(6));
+            let late = starts(&Kind::plain(), &conf);
+            assert!(late.contains(SILENT), "the mark has expired: {late}");
+            // It is not extended by pods that hardly wait.
+            let age = Duration::from_secs(3);
+            mark(age);
+            let set = || fs::metadata(SILENCE_MARK).and_then(|mark| mark.modified()).expect("there");
+            let before = set();
+            let log = starts(&Kind::plain(), &conf);
+            assert_eq!(log.contains(SILENT_AGAIN), set() == before, "{log}");
+
+            // Another user has set it.
+            mark(Duration::ZERO);
+            chown(SILENCE_MARK, Some(Uid::from_raw(12345)), None).expect("root");
+            let foreign = starts(&Kind::plain(), &conf);
+            assert!(foreign.contains(SILENT) && foreign.contains("remove the file first"), "{foreign}");
+            fs::remove_file(SILENCE_MARK).expect("there");
+            // The next call has facts.
+            conf["kubernetes"]["timeout_seconds"] = 60.into();
+            let answers = Server::plain(|request| facts_of_shop(request, true));
+            scene.write_kubeconfig(&json!({"server": answers.http()}));
+            let pod = crate::pod::Pod::new();
+            call(&pod, "ADD", &conf, &Kind::meshed()).done();
+            assert!(crate::scene::is_redirected(&pod) && !Path::new(SILENCE_MARK).exists());
+            call(&pod, "DEL", &conf, &Kind::meshed()).done();
+        }
+    });
+}
+
+fn without_agent(conf: &Value) -> Value {
+    let mut conf = conf.clone();
+    conf["kubernetes"].as_object_mut().expect("an object").remove("agent_socket");
+    conf
+}
+
+/// An API server that reports an error answers, so that the pod may have its facts soon.
+#[test]
+fn a_pod_with_a_sidecar_waits_for_an_api_server_that_answers_with_an_error() {
+    Scene::run(|scene| {
+        let server = Server::plain(|_| Answer::text(503, "starting"));
+        scene.write_kubeconfig(&json!({"server": server.http()}));
+        let pod = crate::pod::Pod::new();
+        let called = call(&pod, "ADD", &scene.conf(), &Kind::meshed());
+        assert_eq!(called.refused().0, 11);
+        assert!(called.took > TIMEOUT - Duration::from_secs(1), "{:?}", called.took);
+        call(&pod, "DEL", &scene.conf(), &Kind::meshed()).done();
+        assert!(!Path::new(SILENCE_MARK).exists());
     });
 }
 
@@ -65,29 +127,6 @@ fn only_pods_with_a_sidecar_wait_if_the_api_server_answers_with_an_error() {
                 });
             });
         }
-    });
-}
-
-fn certified() -> CertifiedKey<KeyPair> {
-    let key = KeyPair::generate().expect("a key");
-    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("parameters");
-    CertifiedKey { cert: params.self_signed(&key).expect("a certificate"), signing_key: key }
-}
-
-/// The cluster's authority was replaced while the node was off.
-#[test]
-fn only_pods_with_a_sidecar_wait_if_the_api_server_has_another_certificate() {
-    Scene::run(|scene| {
-        let (own, trusted) = (certified(), certified());
-        let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).expect("a key");
-        let config = ServerConfig::builder().with_no_client_auth();
-        let server = Server::tls(
-            config.with_single_cert(vec![own.cert.der().clone()], key).expect("a certificate and its key"),
-            |_| Answer::text(500, ""),
-        );
-        let authority = BASE64_STANDARD.encode(trusted.cert.pem());
-        scene.write_kubeconfig(&json!({"server": server.https(), "certificate-authority-data": authority}));
-        scene.only_pods_with_a_sidecar_wait(7, &[NO_AGENT, "GET https", "certificate"]);
     });
 }
 
@@ -175,7 +214,7 @@ fn annotations_of_a_wrong_type_or_size_count_as_absent() {
 fn facts_of_a_slow_api_server_still_apply_to_a_pod_with_a_sidecar() {
     Scene::run(|scene| {
         let server = Server::plain(|request| {
-            crate::server::takes(std::time::Duration::from_millis(2600));
+            crate::server::takes(Duration::from_millis(700));
             facts_of_shop(request, true)
         });
         scene.write_kubeconfig(&json!({"server": server.http()}));
@@ -192,7 +231,7 @@ fn the_log_states_why_a_pod_started_without_rules() {
     Scene::run(|scene| {
         scene.write_kubeconfig(&json!({"server": format!("http://{}", closed_port())}));
         let pod = crate::pod::Pod::new();
-        let log = call(&pod, "ADD", &scene.conf(), &Kind::plain()).done();
+        let log = call(&pod, "ADD", &scene.conf(), &Kind::plain()).done().stderr;
         let line = log.lines().find(|line| line.contains("annotation sidecar.istio.io/status is missing"));
         let line = line.unwrap_or_else(|| panic!("{log}"));
         assert!(

@@ -4,6 +4,7 @@ mod agent;
 mod attachments;
 mod command;
 mod crash;
+mod credentials;
 mod disk;
 mod exposition;
 mod golden;

@@ -22,6 +22,7 @@ fn save(scene: &Scene, directory: &str, container: &str, config: &str) -> String
     let cached = json!({
         "kind": "cniCacheV1", "containerId": container, "config": BASE64_STANDARD.encode(config),
         "ifName": "eth0", "networkName": "k8s-pod-network", "cniArgs": [], "result": {},
+        "netns": format!("/var/run/netns/{}", if container.starts_with("of-containerd") { "cni-7" } else { "7" }),
     });
     fs::create_dir_all(scene.path(directory)).expect("made");
     scene.write(&file, &cached.to_string());
@@ -58,7 +59,8 @@ fn a_program_stays_until_the_pods_that_need_it_are_deleted() {
     scene.ok("install", &["--own-list=true", "--name=istio-cni"]);
     let list = scene.json(OWN);
     let results = "var/lib/cni/results";
-    let other = save(&scene, results, "c0", CALICO);
+    // Neither names the program, or is used to delete the pod.
+    let others = [save(&scene, results, "c0", CALICO), save(&scene, results, "of-containerd", &list.to_string())];
     let needing = [
         save(&scene, results, "c1", &list.to_string()),
         save(&scene, results, "c2", &list.to_string()),
@@ -89,7 +91,7 @@ fn a_program_stays_until_the_pods_that_need_it_are_deleted() {
         fs::remove_file(scene.path(file)).expect("removed");
     }
     scene.ok("uninstall", &[]);
-    fs::remove_file(scene.path(&other)).expect("removed");
+    assert!(others.iter().all(|other| scene.path(other).exists()));
     fs::remove_dir_all(scene.path(results)).expect("removed");
     fs::remove_dir_all(scene.path("var/lib/cni/multus")).expect("removed");
     assert_eq!(scene.files(), before);

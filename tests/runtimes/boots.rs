@@ -236,22 +236,27 @@ fn boot(
     Boot { what: plan.what, counts: kubelet.counts(), agents, is_ready }
 }
 
-/// Boots a node `BOOTS` times with an agent, and a tenth of this for each case without one.
-fn boots(runtime: Runtime, lists: Lists) -> Vec<Boot> {
-    let count = repetitions("BOOTS", 3);
-    let mut random = Random(u32::try_from(repetitions("SEED", 1)).expect("a small number"));
-    let mut node = Node::start(runtime, |_| ());
+/// A node on which an agent has installed the plugin, and the rules of its pods. The agent has ended.
+fn installed(runtime: Runtime, lists: Lists, token: &str) -> (Node, Cluster, Expected) {
+    let node = Node::start(runtime, |_| ());
     let cluster = Cluster::new(&node);
-    let mut token = 1;
-    let name = |number: usize| format!("token-{number}");
-    cluster.issue(&node, &name(token));
+    cluster.issue(&node, token);
     let entrance = cluster.open(&node);
     cluster.answer(&entrance);
     let agent = Agent::start_on_node(&node, &cluster, lists.arguments());
     until("the agent is ready", || agent.is_ready(&node));
     node.wait_for_plugin();
     let expected = expected(&node, &cluster);
-    drop((agent, entrance));
+    (node, cluster, expected)
+}
+
+/// Boots a node `BOOTS` times with an agent, and a tenth of this for each case without one.
+fn boots(runtime: Runtime, lists: Lists) -> Vec<Boot> {
+    let count = repetitions("BOOTS", 3);
+    let mut random = Random(u32::try_from(repetitions("SEED", 1)).expect("a small number"));
+    let mut token = 1;
+    let name = |number: usize| format!("token-{number}");
+    let (mut node, cluster, expected) = installed(runtime, lists, &name(token));
 
     let mut plans: Vec<_> = (0..count).map(|number| Plan::with_agent(number, &mut random)).collect();
     plans.extend((0..count.div_ceil(10)).flat_map(|_| Plan::without_agent(&mut random)));
@@ -319,6 +324,55 @@ impl std::fmt::Display for Boot {
         let wrong = counts.without_rules.first().into_iter().chain(counts.other_rules.first());
         wrong.into_iter().try_for_each(|wrong| write!(f, "\n  {wrong}"))
     }
+}
+
+/// How long the API server stays away in [`outages`].
+const OUTAGE: Duration = Duration::from_secs(20);
+
+/// Boots a node whose API server stays away, while pods with a sidecar are retried all the time and the cluster CNI
+/// rewrites its list: other pods start. Pods with a sidecar start when the API server is back.
+fn outages(runtime: Runtime) {
+    let mut random = Random(u32::try_from(repetitions("SEED", 1)).expect("a small number"));
+    let (mut node, cluster, expected) = installed(runtime, Lists::Own, "token");
+    let mut plan = |what, api, with_agent: bool| {
+        let agent = with_agent.then(|| random.time(4000));
+        Plan { what, withdrawn: None, api, expired: false, agent, replaced: None, drained: None }
+    };
+    let plans = [
+        plan("API server silent", ApiServer::SilentUntil(OUTAGE), true),
+        plan("API server closed", ApiServer::ClosedUntil(OUTAGE), true),
+        plan("API server silent, no agent", ApiServer::SilentUntil(OUTAGE), false),
+    ];
+    for plan in plans {
+        node.power_off();
+        let boot = boot(&mut node, &cluster, Lists::Own, &expected, &plan, &mut random);
+        println!("outage of {}: {boot}", runtime.name());
+        let starts = |kind| boot.counts.started.get(&kind).map(Vec::as_slice).unwrap_or_default();
+        let mut plain: Vec<_> =
+            starts(Kind::Plain).iter().filter(|start| start.at < OUTAGE).map(|start| start.took).collect();
+        plain.sort();
+        let [median, longest] = [plain.get(plain.len() / 2), plain.last()].map(Option::<&Duration>::copied);
+        let back = [Kind::Meshed, Kind::Excluding].map(|kind| Some(starts(kind).first()?.at.saturating_sub(OUTAGE)));
+        let value = format!(
+            "{} pods without a sidecar in {OUTAGE:?}: median {median:?}, longest {longest:?}; with a sidecar after {back:?}",
+            plain.len()
+        );
+        result(runtime, &format!("outage, {}", plan.what), &value);
+        assert_eq!((boot.counts.without_rules.len(), boot.counts.other_rules.len()), (0, 0), "{boot}");
+        assert!(median.is_some_and(|median| median < Duration::from_secs(5)), "{value}\n{boot}");
+        let is_soon = |back: &Option<Duration>| back.is_some_and(|back| back < Duration::from_secs(20));
+        assert!(back.iter().all(is_soon), "{value}\n{boot}");
+    }
+}
+
+#[test]
+fn plain_pods_start_while_the_api_server_is_away_under_containerd() {
+    outages(Runtime::Containerd);
+}
+
+#[test]
+fn plain_pods_start_while_the_api_server_is_away_under_cri_o() {
+    outages(Runtime::CriO);
 }
 
 fn own_list(runtime: Runtime) {

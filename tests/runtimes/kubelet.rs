@@ -36,11 +36,20 @@ impl Kind {
     }
 }
 
+/// The start of a pod.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Start {
+    /// The time since the runtime was ready.
+    pub(crate) at: Duration,
+    /// The time since the first attempt.
+    pub(crate) took: Duration,
+}
+
 /// What happened since the start of the node.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// How many pods started, and when the first one did.
-    pub(crate) started: BTreeMap<Kind, (usize, Duration)>,
+    /// The pods that started, in this order.
+    pub(crate) started: BTreeMap<Kind, Vec<Start>>,
     /// Pods with a sidecar that started without rules, or with other rules than expected; pods without a sidecar that
     /// started with rules.
     pub(crate) without_rules: Vec<String>,
@@ -52,18 +61,18 @@ pub(crate) struct Counts {
 impl Counts {
     /// How many pods with a sidecar started.
     pub(crate) fn meshed(&self) -> usize {
-        [Kind::Meshed, Kind::Excluding].iter().filter_map(|kind| self.started.get(kind)).map(|started| started.0).sum()
+        [Kind::Meshed, Kind::Excluding].iter().filter_map(|kind| self.started.get(kind)).map(Vec::len).sum()
     }
 
     /// How many pods without a sidecar started.
     pub(crate) fn plain(&self) -> usize {
-        self.started.get(&Kind::Plain).map_or(0, |started| started.0)
+        self.started.get(&Kind::Plain).map_or(0, Vec::len)
     }
 
     /// When the first pod with a sidecar, or the first other pod, had started.
     pub(crate) fn first(&self, meshed: bool) -> Option<Duration> {
         let kinds = self.started.iter().filter(|(kind, _)| meshed == (**kind != Kind::Plain));
-        kinds.map(|(_, (_, first))| *first).min()
+        kinds.filter_map(|(_, starts)| Some(starts.first()?.at)).min()
     }
 }
 
@@ -134,11 +143,12 @@ impl<'a> Kubelet<'a> {
         static COUNTER: AtomicU32 = AtomicU32::new(1);
         let pod = kind.pod(&format!("pod-{}", COUNTER.fetch_add(1, Ordering::Relaxed)));
         self.cluster.has(&pod);
+        let first_attempt = Instant::now();
         let sandbox = self.retry(&pod)?;
-        let time = self.begin.elapsed();
+        let (time, took) = (self.begin.elapsed(), first_attempt.elapsed());
         let rules = sandbox.rules();
         let mut counts = self.counts.lock().expect("no panic while locked");
-        counts.started.entry(kind).or_insert((0, time)).0 += 1;
+        counts.started.entry(kind).or_default().push(Start { at: time, took });
         if rules != self.expected[&kind] {
             let wrong = format!("{time:?}: {kind:?} pod {}: {rules:#?}", pod.name);
             let bypasses = kind != Kind::Plain && !rules.iter().any(|rule| rule.contains("ISTIO"));

@@ -29,6 +29,8 @@ struct State {
     watches: Vec<(&'static str, Sender<Value>)>,
     /// What watches and lists are answered instead.
     refuses_watches: Option<u16>,
+    /// What requests for one object are answered instead.
+    refuses_reads: Option<u16>,
     /// Whether a watch from a version is answered 410.
     forgets_versions: bool,
     /// The status with which changes are refused.
@@ -114,6 +116,11 @@ impl Api {
         let mut state = self.state();
         state.refuses_watches = Some(status);
         state.watches.clear();
+    }
+
+    /// Answers requests for one object with this status only.
+    pub(crate) fn refuse_reads(&self, status: u16) {
+        self.state().refuses_reads = Some(status);
     }
 
     /// Answers lists and watches again.
@@ -220,6 +227,9 @@ fn answer(state: &mut State, method: &str, target: &str, token: &str, body: Opti
         pairs.into_iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
     };
     let Some(collection) = [PODS, NAMESPACES, DEFINITIONS].into_iter().find(|whole| *whole == path) else {
+        if let Some(status) = state.refuses_reads {
+            return Answer::Json(status, json!({"kind": "Status", "message": "refused", "code": status}));
+        }
         let found = find(state, path);
         return found.map_or_else(|| missing(path), |object| Answer::Json(200, object.clone()));
     };

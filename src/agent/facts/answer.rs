@@ -17,9 +17,10 @@ use tokio::time::{Instant, timeout_at};
 
 /// How long the watch may take to report a missing object: the runtime may be faster.
 const WATCH_TIMEOUT: Duration = Duration::from_millis(300);
-/// How long the API server may take if the cache has a fallback.
-const FALLBACK_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the API server is not asked after such a timeout if the cache has a fallback.
+/// How long the API server may take for its first response, and for the answer if the cache has a fallback. Then the plugin
+/// has time to ask the API server itself.
+const FIRST_TIMEOUT: Duration = Duration::from_millis(900);
+/// How long the API server is not asked after such a timeout.
 const SILENCE_TIME: Duration = Duration::from_secs(5);
 /// How long before the plugin's deadline the answer is sent.
 const MARGIN: Duration = Duration::from_millis(100);
@@ -46,7 +47,7 @@ pub(in crate::agent) struct Answers {
     containers: Option<Registry>,
     policies: watch::Receiver<PoliciesReport>,
     states: SyncStates,
-    /// The end of the time in which the API server is not asked if the cache has a fallback.
+    /// The end of the time in which the API server is not asked, because it has not answered.
     silent_until: Arc<Mutex<Option<Instant>>>,
 }
 
@@ -216,31 +217,35 @@ impl Answers {
         self.metrics.api_fallback(if cache.is_synced() { reason } else { "broken-watch" });
     }
 
-    /// Returns the answer of the API server, or `fallback` if it gives none. With a fallback there is one attempt: an
-    /// API server that refuses connections costs no time, and one that does not answer costs [`FALLBACK_TIMEOUT`] once
-    /// in [`SILENCE_TIME`].
+    /// Returns the answer of the API server, or `fallback` if it gives none. With a fallback there is one attempt. An API
+    /// server that does not answer costs [`FIRST_TIMEOUT`] once in [`SILENCE_TIME`].
     async fn ask_or<T: Send + 'static>(
         &self,
         fallback: Option<T>,
         deadline: Instant,
         request: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let Some(fallback) = fallback else { return self.ask(deadline, request).await };
         let silent_until = || self.silent_until.lock().unwrap_or_else(PoisonError::into_inner);
         let started = Instant::now();
-        if silent_until().is_some_and(|until| started < until) {
-            tracing::warn!("answering from the cache: the API server does not answer");
-            return Ok(fallback);
+        let result = if silent_until().is_some_and(|until| started < until) {
+            Err(no_answer("it did not answer another request a moment ago".to_owned()))
+        } else if fallback.is_some() {
+            let deadline = deadline.min(started + FIRST_TIMEOUT);
+            self.ask_through(ServiceAccount::source_once, deadline, request).await
+        } else {
+            self.ask(deadline, request).await
+        };
+        let now = Instant::now();
+        if now - started >= FIRST_TIMEOUT / 2 {
+            let is_silent = result.as_ref().is_err_and(|error| error.unanswered);
+            *silent_until() = is_silent.then_some(now + SILENCE_TIME);
         }
-        let deadline = deadline.min(started + FALLBACK_TIMEOUT);
-        match self.ask_through(ServiceAccount::source_once, deadline, request).await {
-            Err(error) if error.code == Code::TryAgain => {
+        match (result, fallback) {
+            (Err(error), Some(fallback)) if error.code == Code::TryAgain => {
                 tracing::warn!(%error, "answering from the cache");
-                let now = Instant::now();
-                *silent_until() = (now - started >= FALLBACK_TIMEOUT).then_some(now + SILENCE_TIME);
                 Ok(fallback)
             }
-            result => result,
+            (result, _) => result,
         }
     }
 
@@ -250,7 +255,7 @@ impl Answers {
         deadline: Instant,
         request: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        self.ask_through(ServiceAccount::source, deadline, request).await
+        self.ask_through(|account, timeout| account.source(timeout, FIRST_TIMEOUT), deadline, request).await
     }
 
     /// Sends a request to the API server from another thread, which may block.
@@ -261,20 +266,22 @@ impl Answers {
         request: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let (account, started) = (Arc::clone(&self.account), Instant::now());
-        let failure = |cause: String| {
-            Error::new(Code::TryAgain, "the agent got no answer from the API server").with_details(cause)
-        };
-        let timed_out = move || failure(format!("no answer within {:.1} s", (deadline - started).as_secs_f32()));
+        let timed_out = move || no_answer(format!("no answer within {:.1} s", (deadline - started).as_secs_f32()));
         let answer = spawn_blocking(move || {
             // The task may have waited for a free thread.
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() { Err(timed_out()) } else { request(&*source(&account, left)) }
         });
         match timeout_at(deadline + MARGIN / 2, answer).await {
-            Ok(answer) => answer.map_err(|error| failure(error.to_string()))?,
+            Ok(answer) => answer.map_err(|error| no_answer(error.to_string()))?,
             Err(_) => Err(timed_out()),
         }
     }
+}
+
+fn no_answer(cause: String) -> Error {
+    let error = Error::new(Code::TryAgain, "the agent got no answer from the API server").with_details(cause);
+    Error { unanswered: true, ..error }
 }
 
 /// Returns the cached object of this name, even if the cache is not synced.

@@ -113,7 +113,7 @@ mod tests {
                 entry: json!({"type": "detour", "log_level": "info", "chain": [{"uids": ["1337"], "type": "uid-exclude"}]}),
                 own_list: false,
             }],
-            missing: None,
+            expired: None,
         };
         let contents = list(&json!([{"type": "bridge"}])).to_string().into_bytes();
         let cluster_network = ConfFile { name: "1.conflist".into(), contents, mode: 0o600, ..ConfFile::default() };

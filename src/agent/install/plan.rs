@@ -140,6 +140,8 @@ pub struct InstallPlan {
     pub incomplete: bool,
     /// What is missing on the node before the installation can be completed.
     pub waits_for: Option<String>,
+    /// What the plugin lacks when the plan is applied, and an installation can't provide now: its credentials.
+    pub lacks: Option<String>,
     /// Whether the only change is that the own list follows its source, which is not a repair.
     pub follows: bool,
     /// The source of the own list is unusable, perhaps because another process is writing it: another file may replace it

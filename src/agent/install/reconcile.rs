@@ -33,13 +33,18 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
     }
     let (installer, owner) = (desired.installer.clone(), desired.owner.clone());
     let record = InstallRecord { installer, owner, ..InstallRecord::default() };
-    let mut plan = InstallPlan { record, notes: found.notes.clone(), ..InstallPlan::default() };
+    let (notes, lacks) = (found.notes.clone(), desired.lacks());
+    let mut plan = InstallPlan { record, notes, lacks, ..InstallPlan::default() };
     plan.actions.extend(found.leftovers.iter().map(|path| FileAction::Remove { path: path.clone(), before: None }));
     for path in &desired.programs {
         add_program(path, desired, found, &mut plan);
     }
-    if let Some((path, text)) = &desired.kubeconfig {
-        add_text(path, Role::Kubeconfig, text, PreviousContent::Nothing, found, &mut plan);
+    match &desired.kubeconfig {
+        Some((path, Ok(text))) => add_text(path, Role::Kubeconfig, text, PreviousContent::Nothing, found, &mut plan),
+        Some((path, Err(_))) => {
+            plan.record.files.extend(found.record.files.get(path).map(|owned| (path.clone(), owned.clone())));
+        }
+        None => {}
     }
     if let Some((path, text)) = &desired.node {
         let before = previous_content(path, text, found, |text| text.to_owned());

@@ -26,14 +26,27 @@ pub struct DesiredState {
     pub program: Digest,
     /// The paths that get a copy of the program.
     pub programs: Vec<HostPath>,
-    /// Path and text of the kubeconfig; `None` if the plugin uses another one.
-    pub kubeconfig: Option<(HostPath, String)>,
+    /// Path and text of the kubeconfig, or why it has no text now: then the file on the node stays as it is. `None` if the
+    /// plugin uses another kubeconfig.
+    pub kubeconfig: Option<(HostPath, Result<String, String>)>,
     /// Path and text of the node configuration.
     pub node: Option<(HostPath, String)>,
     /// The configurations with which runtimes or Multus call the plugin; at most one of them is an entry in a list.
     pub configurations: Vec<ConfigurationTarget>,
-    /// What the plugin lacks and the agent can't install now; the node is not ready without it.
-    pub missing: Option<String>,
+    /// Why the token in the kubeconfig can't be used, although it is written.
+    pub expired: Option<String>,
+}
+
+impl DesiredState {
+    /// Returns what the plugin lacks and an installation can't provide now. Everything else is installed, and the node is not
+    /// ready without it.
+    pub(super) fn lacks(&self) -> Option<String> {
+        let unwritten = |(path, text): &(HostPath, Result<String, String>)| {
+            let why = text.as_ref().err()?;
+            Some(format!("credentials of the plugin ({path}), without which pods with a sidecar wait: {why}"))
+        };
+        self.kubeconfig.as_ref().and_then(unwritten).or_else(|| self.expired.clone())
+    }
 }
 
 /// The place of one of the plugin's configurations.

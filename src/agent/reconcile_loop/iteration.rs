@@ -20,6 +20,8 @@ const FOLLOW_DELAY: Duration = Duration::from_millis(50);
 pub(super) enum Iteration {
     /// The node has the desired state. The text has the notes of the plan.
     Settled(String),
+    /// The node has the desired state, except the credentials of the plugin, as the text describes.
+    Lacks(String),
     /// This plan was applied.
     Repaired(Box<InstallPlan>),
     /// The own list was written again because its source changed. Everything else was in place.
@@ -46,8 +48,31 @@ pub(super) enum Readiness {
 impl Iteration {
     /// Returns the readiness of the node, the delay before the next iteration, and whether to ignore events until then.
     pub(super) fn assess(&self, stability: &mut Stability, now: Instant) -> (Readiness, Duration, bool) {
+        let (readiness, delay, ignore_events) = self.assess_files(stability, now);
+        match self.lacks() {
+            Some(reason) if !matches!(readiness, Readiness::Not(_)) => {
+                stability.not_ready();
+                (Readiness::Not(reason), delay.min(RETRY_DELAY), ignore_events)
+            }
+            _ => (readiness, delay, ignore_events),
+        }
+    }
+
+    /// Returns which credentials the plugin lacks.
+    fn lacks(&self) -> Option<String> {
         match self {
-            Self::Settled(_) | Self::Followed(_) => {
+            Self::Lacks(reason) => Some(reason.clone()),
+            Self::Repaired(plan) | Self::Followed(plan) => {
+                plan.lacks.as_ref().map(|lacking| format!("missing: {lacking}"))
+            }
+            _ => None,
+        }
+    }
+
+    /// As [`Self::assess`], without the credentials.
+    fn assess_files(&self, stability: &mut Stability, now: Instant) -> (Readiness, Duration, bool) {
+        match self {
+            Self::Settled(_) | Self::Lacks(_) | Self::Followed(_) => {
                 let left = stability.in_place(now);
                 let readiness = if stability.is_ready() { Readiness::Ready } else { Readiness::Confirming };
                 match self {
@@ -169,6 +194,11 @@ impl Stability {
         (self.in_place, self.ready) = (None, false);
     }
 
+    /// Records that the node is not ready, although everything that can be installed is in place.
+    pub(super) fn not_ready(&mut self) {
+        self.ready = false;
+    }
+
     /// Whether the node counts as ready.
     pub(super) fn is_ready(&self) -> bool {
         self.ready
@@ -216,6 +246,21 @@ mod tests {
             assessed(&Iteration::Repaired(Box::new(missing)), fresh, now),
             (TaintDecision::Add, Some("missing: a list".into()))
         );
+        let lacking = InstallPlan { lacks: Some("a token".into()), ..InstallPlan::default() };
+        let (without, not_ready) =
+            (&mut Stability::default(), (TaintDecision::Add, Some("missing: a token".to_owned())));
+        for round in 0..5 {
+            for iteration in [
+                Iteration::Repaired(Box::new(lacking.clone())),
+                Iteration::Followed(Box::new(lacking.clone())),
+                Iteration::Lacks("missing: a token".into()),
+            ] {
+                assert_eq!(assessed(&iteration, without, now + 2 * round * HOLD_TIME), not_ready);
+            }
+            let held = now + (2 * round + 1) * HOLD_TIME;
+            assert_eq!(assessed(&Iteration::Lacks("missing: a token".into()), without, held), not_ready);
+            assert_eq!(without.repairs(), 0, "the files stay in place, so the next repair is not delayed");
+        }
         let contested = &mut Stability::default();
         for _ in 0..4 {
             contested.repaired();

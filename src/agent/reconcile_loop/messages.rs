@@ -52,6 +52,7 @@ impl LastLogged {
                 self.state.clone()
             }
             Iteration::Settled(state)
+            | Iteration::Lacks(state)
             | Iteration::Waits(state)
             | Iteration::Failed(state)
             | Iteration::Occupied(state) => state.clone(),
@@ -60,7 +61,7 @@ impl LastLogged {
         if self.state != state && !state.is_empty() {
             match iteration {
                 Iteration::Failed(_) | Iteration::Occupied(_) => tracing::error!("{state}"),
-                Iteration::Waits(_) => tracing::warn!("{state}"),
+                Iteration::Waits(_) | Iteration::Lacks(_) => tracing::warn!("{state}"),
                 _ => tracing::info!("{state}"),
             }
         }

@@ -119,12 +119,14 @@ impl InstallOptions {
 
     /// Returns the installation that the flags, the environment and the input files describe.
     ///
-    /// `given` is the content of `--config` and `--attachments`, and `token` returns the token for the kubeconfig.
+    /// `given` is the content of `--config` and `--attachments`, and `token` returns the token for the kubeconfig, whose
+    /// failure is a part of the result.
     /// `socket` is the path of the agent's socket if an agent serves the plugin. `warn` receives the configuration's
     /// warnings.
     ///
     /// # Errors
-    /// The plugin would refuse the configuration, or an input file or a credential on the node is unusable.
+    /// The plugin would refuse the configuration, an input file or a kubeconfig that it names is unusable, or the API server
+    /// is unknown.
     pub(in crate::cli) fn desired(
         &self,
         node: &NodeFiles,
@@ -181,7 +183,13 @@ impl InstallOptions {
         warn(warnings);
         let kubeconfig = match &self.kubeconfig {
             Some(_) => None,
-            None => Some((own_kubeconfig(), self.kubeconfig_text(token)?)),
+            None => {
+                let server = self.server().context(
+                    "can't write a kubeconfig for the plugin: unknown API server; outside of a pod, add --kubeconfig FILE \
+                     with a file on the node, or --api-server URL and --service-account DIR",
+                )?;
+                Some((own_kubeconfig(), self.kubeconfig_text(&server, token).map_err(|why| format!("{why:#}"))))
+            }
         };
         let programs = names.iter().map(|name| bin_dir.join(name));
         Ok(DesiredState {
@@ -192,7 +200,7 @@ impl InstallOptions {
             kubeconfig,
             node: node_configuration(nodes)?,
             configurations,
-            missing: None,
+            expired: None,
         })
     }
 
@@ -310,13 +318,9 @@ impl InstallOptions {
         Ok(ServiceAccount::new(server, self.service_account.clone()))
     }
 
-    fn kubeconfig_text(&self, token: &dyn Fn() -> Result<String>) -> Result<String> {
-        let server = self.server().context(
-            "can't write a kubeconfig for the plugin: unknown API server; outside of a pod, add --kubeconfig FILE with \
-             a file on the node, or --api-server URL and --service-account DIR",
-        )?;
+    fn kubeconfig_text(&self, server: &str, token: &dyn Fn() -> Result<String>) -> Result<String> {
         let ca = self.read_credential("ca.crt")?;
-        Ok(kubeconfig::text(&server, Some(&ca), &token()?))
+        Ok(kubeconfig::text(server, Some(&ca), &token()?))
     }
 
     fn read_credential(&self, name: &str) -> Result<Vec<u8>> {

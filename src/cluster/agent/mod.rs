@@ -3,9 +3,10 @@
 //!
 //! `protocol` contains the messages.
 
-use super::api::{Api, WRITE_TIMEOUT};
+use super::api::{Api, Begun, WRITE_TIMEOUT};
 use super::fact_source::{Cluster, Definitions, Reports, with_pod};
 use super::resources::{DefinitionQuery, Event, Lookup};
+use super::silence::{SHORT_SILENCE_TIMEOUT, SILENCE_TIMEOUT, SilenceMark};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::streams::ready;
@@ -88,7 +89,7 @@ fn ask_for<T>(
     read: impl FnOnce(AgentAnswer) -> Option<T>,
 ) -> Result<T, String> {
     let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-    match exchange(socket, &AgentRequest { wait_ms, ask }, Instant::now() + timeout) {
+    match exchange(socket, &AgentRequest { wait_ms, ask }, Instant::now() + timeout, SilenceMark::Unused) {
         Ok(AgentAnswer::Failed { msg, .. }) => Err(format!("the agent failed: {msg}")),
         Ok(answer) => read(answer).ok_or_else(|| "the agent's version does not support the request".to_owned()),
         Err(NoAnswer::NotListening(why)) => Err(format!("no agent listens on the socket: {why}")),
@@ -102,34 +103,38 @@ pub(super) struct AgentClient {
     api: Option<Api>,
     /// The timeout for facts, for the agent and its fallback together.
     timeout: Duration,
+    mark: SilenceMark,
     /// Why the agent failed in this call; it gets no further requests.
     agent_error: RefCell<Option<String>>,
 }
 
 impl AgentClient {
-    pub(super) fn new(socket: PathBuf, api: Option<Api>, timeout: Duration) -> Self {
-        Self { socket, api, timeout, agent_error: RefCell::new(None) }
+    pub(super) fn new(socket: PathBuf, api: Option<Api>, timeout: Duration, mark: SilenceMark) -> Self {
+        Self { socket, api, timeout, mark, agent_error: RefCell::new(None) }
     }
 
     /// Returns what `read` takes from the agent's answer, or else the result of `fallback`, which gets the time when
-    /// the timeout started. The agent has half of `timeout`, so that there is time for the fallback.
+    /// the timeout started. The agent has half of `timeout`, so that there is time for the fallback. If the agent has not
+    /// answered, or only that the API server does not, the fallback has less time ([`SILENCE_TIMEOUT`]).
     fn request<T>(
         &self,
         ask: RequestKind,
         timeout: Duration,
         read: impl FnOnce(AgentAnswer) -> Option<T>,
-        fallback: impl FnOnce(&Api, Instant) -> Result<T, Error>,
+        fallback: impl FnOnce(&Api, Begun) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let started = Instant::now();
         let agent_timeout = if self.api.is_some() { (timeout / 2).min(MAX_AGENT_TIMEOUT) } else { timeout };
+        let mut silence = None;
         let why = match self.ask_agent(ask, started, agent_timeout) {
-            Ok(AgentAnswer::Failed { code, msg, details, names_pod }) => {
+            Ok(AgentAnswer::Failed { code, msg, details, names_pod, unanswered }) => {
                 let msg = if msg.is_empty() { "the agent failed without a message".to_owned() } else { msg };
                 let error = Error::new(Code::from_number(code).unwrap_or(Code::TryAgain), msg).with_details(details);
-                let error = Error { names_pod, ..error };
+                let error = Error { names_pod, unanswered, ..error };
                 if protocol::is_final(code) || self.api.is_none() {
-                    return Err(error);
+                    return self.mark.record(Err(error));
                 }
+                silence = unanswered.then_some(SILENCE_TIMEOUT);
                 format!("the agent failed: {error}")
             }
             Ok(AgentAnswer::Unknown) => "the agent's version does not support the request".to_owned(),
@@ -140,14 +145,22 @@ impl AgentClient {
                 }
                 None => "the agent answered another request".to_owned(),
             },
-            Err(why) => why,
+            Err(why) => {
+                silence = Some(SILENCE_TIMEOUT);
+                why
+            }
         };
         match &self.api {
             Some(api) => {
                 tracing::debug!(facts = "api", why, "asking the API server instead of the agent");
-                fallback(api, started).map_err(|error| self.with_agent(error, &why))
+                let begun = match self.mark {
+                    SilenceMark::Unused => Begun { at: started, silence: None },
+                    mark if mark.is_valid() => Begun { at: Instant::now(), silence: Some(SHORT_SILENCE_TIMEOUT) },
+                    _ => Begun { at: started, silence },
+                };
+                self.mark.record(fallback(api, begun)).map_err(|error| self.with_agent(error, &why))
             }
-            None => Err(self.no_facts(&why)),
+            None => self.mark.record(Err(Error { unanswered: silence.is_some(), ..self.no_facts(&why) })),
         }
     }
 
@@ -157,7 +170,7 @@ impl AgentClient {
             return Err(why.clone());
         }
         let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        exchange(&self.socket, &AgentRequest { wait_ms, ask }, started + timeout).map_err(|error| {
+        exchange(&self.socket, &AgentRequest { wait_ms, ask }, started + timeout, self.mark).map_err(|error| {
             let socket = self.socket.display();
             let why = match error {
                 NoAnswer::NotListening(why) => {
@@ -261,7 +274,7 @@ impl Reports for AgentClient {
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
         let pod_ref = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
         let ask = RequestKind::Report { pod: pod_ref, status: status.map(ToOwned::to_owned), events: events.to_vec() };
-        self.request(ask, WRITE_TIMEOUT, read_done, |api, since| api.report_since(since, pod, status, events))
+        self.request(ask, WRITE_TIMEOUT, read_done, |api, since| api.report_since(since.at, pod, status, events))
     }
 }
 
@@ -278,11 +291,22 @@ enum NoAnswer {
     Failed(String),
 }
 
-/// Sends a request and waits for the answer until `deadline`.
-fn exchange(path: &Path, request: &AgentRequest, deadline: Instant) -> Result<AgentAnswer, NoAnswer> {
-    let mut stream = DeadlineStream { stream: open(path)?, deadline: deadline.min(Instant::now() + HELLO_TIMEOUT) };
+/// Sends a request and waits for the answer until `deadline`; for the greeting only shortly if the `mark` says that there
+/// was none a moment ago.
+fn exchange(
+    path: &Path,
+    request: &AgentRequest,
+    deadline: Instant,
+    mark: SilenceMark,
+) -> Result<AgentAnswer, NoAnswer> {
+    let started = Instant::now();
+    let mut stream = DeadlineStream { stream: open(path)?, deadline: deadline.min(started + HELLO_TIMEOUT) };
     let failed = |what: &str, error: &io::Error| NoAnswer::Failed(format!("{what}: {}", cause(error)));
     stream.write_all(&line(request)).map_err(|error| failed("request not sent", &error))?;
+    let short = started + SHORT_SILENCE_TIMEOUT;
+    if mark == SilenceMark::Heeded && !stream.is_ready(PollFlags::POLLIN, short) && mark.is_valid() {
+        return Err(NoAnswer::Failed("no greeting, as a moment ago; the agent is stuck or too slow".to_owned()));
+    }
     let mut lines = BufReader::new(stream);
     let hello: Hello = read(&mut lines).map_err(|error| failed("no greeting", &error))?;
     if hello.facts < FACTS {
@@ -356,6 +380,11 @@ impl DeadlineStream {
         // A peer that never stops sending must not extend the deadline.
         let is_ready = Instant::now() < self.deadline && ready(self.stream.as_fd(), events, self.deadline)?;
         if is_ready { Ok(()) } else { Err(ErrorKind::TimedOut.into()) }
+    }
+
+    /// Whether the stream is ready before `deadline`. An error counts as ready: the next operation returns it.
+    fn is_ready(&self, events: PollFlags, deadline: Instant) -> bool {
+        ready(self.stream.as_fd(), events, deadline).unwrap_or(true)
     }
 }
 

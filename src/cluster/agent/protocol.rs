@@ -263,6 +263,9 @@ pub enum AgentAnswer {
         /// Whether the message names the pod of the request.
         #[serde(default)]
         names_pod: bool,
+        /// Whether the API server has not answered the agent.
+        #[serde(default)]
+        unanswered: bool,
     },
     /// An answer of a later version, or the answer to a request of an unknown kind.
     #[default]
@@ -272,7 +275,9 @@ pub enum AgentAnswer {
 
 impl From<Error> for AgentAnswer {
     fn from(error: Error) -> Self {
-        Self::Failed { code: error.number(), msg: error.msg, details: error.details, names_pod: error.names_pod }
+        let code = error.number();
+        let Error { msg, details, names_pod, unanswered, .. } = error;
+        Self::Failed { code, msg, details, names_pod, unanswered }
     }
 }
 

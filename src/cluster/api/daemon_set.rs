@@ -40,8 +40,15 @@ impl Api {
         let session = self.session()?;
         let call = self.call(session, &get);
         let started = Instant::now();
-        let failed = |last| call.exhausted(RetriesExhausted { last, attempts: 1, elapsed: started.elapsed() });
-        let silent = || failed(AttemptError::Transient { cause: "no data from the server".into(), retry_after: None });
+        let failed =
+            |last| call.exhausted(RetriesExhausted { last, attempts: 1, elapsed: started.elapsed(), answered: true });
+        let silent = || {
+            failed(AttemptError::Transient {
+                cause: "no data from the server".into(),
+                retry_after: None,
+                answered: true,
+            })
+        };
         let broken = |error| failed(call.no_response(&error));
         let client = session.client().map_err(broken)?;
         let events = timeout(self.timeout, client.request_events::<OwnedObject>(watch.http));

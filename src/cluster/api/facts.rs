@@ -1,11 +1,12 @@
 //! The API server as a source of facts.
 
 use super::request::ApiRequest;
-use super::retry::{AttemptError, RetriesExhausted, retry};
+use super::retry::{AttemptError, Limits, RetriesExhausted, retry};
 use super::server::Api;
 use super::session::Session;
 use crate::cluster::fact_source::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
 use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
+use crate::cluster::silence::SHORT_SILENCE_TIMEOUT;
 use crate::cluster::wire;
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
@@ -18,13 +19,21 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The timeout of a list that only improves an error message.
 const LIST_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The beginning of a lookup, from which its time limits count: another source may have been asked before.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cluster) struct Begun {
+    pub(in crate::cluster) at: Instant,
+    /// The limit while the server has sent no response; `None` for the whole timeout.
+    pub(in crate::cluster) silence: Option<Duration>,
+}
+
 impl Cluster for Api {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        self.facts_since(Instant::now(), wanted, with_namespace)
+        self.mark.record(self.facts_since(self.begin(), wanted, with_namespace))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        self.namespace_since(Instant::now(), wanted)
+        self.mark.record(self.namespace_since(self.begin(), wanted))
     }
 
     fn probe(&self) -> Result<(), Error> {
@@ -47,7 +56,7 @@ impl Cluster for Api {
 
 impl Definitions for Api {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        self.definitions_since(Instant::now(), wanted)
+        self.mark.record(self.definitions_since(self.begin(), wanted))
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
@@ -61,11 +70,22 @@ impl Reports for Api {
     }
 }
 
-/// The methods of [`Cluster`] with a start time for the timeout: another source may have been asked before.
+/// The methods of [`Cluster`] for a lookup that has begun before.
 impl Api {
+    fn begin(&self) -> Begun {
+        Begun {
+            at: Instant::now(),
+            silence: if self.mark.is_valid() { Some(SHORT_SILENCE_TIMEOUT) } else { self.silence },
+        }
+    }
+
+    fn limits(&self, Begun { silence, .. }: Begun) -> Limits {
+        Limits { timeout: self.timeout, silence }
+    }
+
     pub(in crate::cluster) fn facts_since(
         &self,
-        started: Instant,
+        begun: Begun,
         wanted: &PodRef,
         with_namespace: bool,
     ) -> Result<Facts, Error> {
@@ -73,7 +93,7 @@ impl Api {
         let namespace = with_namespace.then(|| ApiRequest::namespace(wanted)).transpose()?;
         let session = self.session().map_err(|error| with_pod(wanted, error))?;
         let get_namespace = async || match &namespace {
-            Some(request) => self.get_namespace(started, session, request, wanted).await.map(Some),
+            Some(request) => self.get_namespace(begun, session, request, wanted).await.map(Some),
             None => Ok(None),
         };
         session
@@ -85,21 +105,21 @@ impl Api {
                         other => other.map(Ok),
                     }
                 };
-                let (pod, namespace) = tokio::try_join!(self.get_pod(started, session, &pod, wanted), namespace)?;
+                let (pod, namespace) = tokio::try_join!(self.get_pod(begun, session, &pod, wanted), namespace)?;
                 Ok(Facts { pod, namespace: namespace? })
             })
             .map_err(Error::naming_pod)
     }
 
-    pub(in crate::cluster) fn namespace_since(&self, started: Instant, wanted: &PodRef) -> Result<Namespace, Error> {
+    pub(in crate::cluster) fn namespace_since(&self, begun: Begun, wanted: &PodRef) -> Result<Namespace, Error> {
         let request = ApiRequest::namespace(wanted)?;
         let session = self.session().map_err(|error| with_pod(wanted, error))?;
-        session.run(self.get_namespace(started, session, &request, wanted)).map_err(Error::naming_pod)
+        session.run(self.get_namespace(begun, session, &request, wanted)).map_err(Error::naming_pod)
     }
 
     pub(in crate::cluster) fn definitions_since(
         &self,
-        started: Instant,
+        begun: Begun,
         wanted: &[DefinitionQuery],
     ) -> Result<Vec<Lookup>, Error> {
         if wanted.is_empty() {
@@ -108,13 +128,13 @@ impl Api {
         let requests = wanted.iter().map(|query| Ok((ApiRequest::definition(&query.object)?, query)));
         let requests: Vec<_> = requests.collect::<Result<_, Error>>()?;
         let session = self.session()?;
-        let lookups = requests.iter().map(|(request, query)| self.look_up(started, session, request, query));
+        let lookups = requests.iter().map(|(request, query)| self.look_up(begun, session, request, query));
         session.run(try_join_all(lookups))
     }
 
     async fn get_pod(
         &self,
-        started: Instant,
+        begun: Begun,
         session: &Session,
         request: &ApiRequest,
         wanted: &PodRef,
@@ -127,12 +147,12 @@ impl Api {
             let pod = Pod::from(object);
             if pod.matches(wanted) { Ok(pod) } else { Err(AttemptError::NotFound(uid_mismatch(&pod, wanted))) }
         };
-        call.run(started, self.timeout, attempt).await
+        call.run(begun.at, self.limits(begun), attempt).await
     }
 
     async fn get_namespace(
         &self,
-        started: Instant,
+        begun: Begun,
         session: &Session,
         request: &ApiRequest,
         wanted: &PodRef,
@@ -143,12 +163,12 @@ impl Api {
             object.metadata.is_of(None, &wanted.namespace).map_err(|why| call.unexpected(&why))?;
             Ok(object.into())
         };
-        call.run(started, self.timeout, attempt).await
+        call.run(begun.at, self.limits(begun), attempt).await
     }
 
     async fn look_up(
         &self,
-        started: Instant,
+        begun: Begun,
         session: &Session,
         request: &ApiRequest,
         DefinitionQuery { object, awaited }: &DefinitionQuery,
@@ -162,7 +182,7 @@ impl Api {
             Err(AttemptError::NotFound(cause)) if !awaited => Ok(Lookup::Missing(format!("{call}: {cause}"))),
             Err(error) => Err(error),
         };
-        match retry(started, self.timeout, attempt).await {
+        match retry(begun.at, self.limits(begun), attempt).await {
             Ok(lookup) => Ok(lookup),
             Err(exhausted @ RetriesExhausted { last: AttemptError::NotFound(_), .. }) => {
                 Ok(Lookup::Missing(call.not_found(exhausted)))

@@ -7,8 +7,9 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// After this time without a response, a second attempt starts while the first one continues: the server may be
-/// slow, or only the connection broken. For each later attempt this time doubles, and the oldest attempt is dropped.
+/// After this time without a response, or after half of [`Limits::silence`], a second attempt starts while the first one
+/// continues: the server may be slow, or only the connection broken. For each later attempt this time doubles, and the
+/// oldest attempt is dropped.
 const HEDGE_DELAY: Duration = Duration::from_secs(3);
 /// The maximum number of concurrent attempts.
 const MAX_CONCURRENT: usize = 2;
@@ -19,6 +20,22 @@ const NOT_FOUND_TIMEOUT: Duration = Duration::from_secs(2);
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
 /// The last attempt starts this long before the deadline.
 const LAST_ATTEMPT: Duration = Duration::from_millis(100);
+
+/// How long a request is attempted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// The time for all attempts.
+    pub(super) timeout: Duration,
+    /// The time for them while the server has sent no response.
+    pub(super) silence: Option<Duration>,
+}
+
+impl From<Duration> for Limits {
+    /// Returns limits that do not depend on responses.
+    fn from(timeout: Duration) -> Self {
+        Self { timeout, silence: None }
+    }
+}
 
 /// Why an attempt failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +48,8 @@ pub(super) enum AttemptError {
         cause: String,
         /// The response's `Retry-After`.
         retry_after: Option<Duration>,
+        /// Whether there was a response.
+        answered: bool,
     },
     /// A retry can't succeed.
     Permanent(cni::Error),
@@ -45,16 +64,18 @@ pub(super) struct RetriesExhausted {
     pub(super) attempts: u32,
     /// The time that they took, including backoffs.
     pub(super) elapsed: Duration,
+    /// Whether the server has sent a response to one of them.
+    pub(super) answered: bool,
 }
 
-/// Runs `attempt` until it succeeds, fails permanently, or `timeout` after `started` has passed. While an attempt has
-/// no response, another one may run concurrently; the first success is returned.
+/// Runs `attempt` until it succeeds, fails permanently, or the time of `limits` after `started` has passed. While an
+/// attempt has no response, another one may run concurrently; the first success is returned.
 pub(super) async fn retry<T>(
     started: Instant,
-    timeout: Duration,
+    limits: Limits,
     attempt: impl AsyncFn() -> Result<T, AttemptError>,
 ) -> Result<T, RetriesExhausted> {
-    let mut schedule = RetrySchedule::new(started, timeout);
+    let mut schedule = RetrySchedule::new(started, limits);
     let mut running = Vec::new();
     let mut next = Some(Instant::now());
     let mut earlier = String::new();
@@ -87,11 +108,13 @@ pub(super) async fn retry<T>(
             }
             Err(_) if now < schedule.deadline => continue,
             Err(_) => {
-                let cause = format!("no answer within {:.1} s{earlier}", timeout.as_secs_f32());
-                AttemptError::Transient { cause, retry_after: None }
+                let waited = schedule.deadline - schedule.started;
+                let cause = format!("no answer within {:.1} s{earlier}", waited.as_secs_f32());
+                AttemptError::Transient { cause, retry_after: None, answered: false }
             }
         };
-        return Err(RetriesExhausted { last, attempts: schedule.attempts, elapsed: now - schedule.started });
+        let RetrySchedule { started, attempts, answered, .. } = schedule;
+        return Err(RetriesExhausted { last, attempts, elapsed: now - started, answered });
     }
 }
 
@@ -99,7 +122,11 @@ pub(super) async fn retry<T>(
 #[derive(Debug)]
 struct RetrySchedule {
     started: Instant,
+    /// The deadline now, and after a response.
     deadline: Instant,
+    last_deadline: Instant,
+    answered: bool,
+    hedge_delay: Duration,
     not_found_since: Option<Instant>,
     backoff: Backoff,
     attempts: u32,
@@ -108,9 +135,18 @@ struct RetrySchedule {
 }
 
 impl RetrySchedule {
-    fn new(started: Instant, timeout: Duration) -> Self {
-        let deadline = started + timeout;
-        Self { started, deadline, not_found_since: None, backoff: BACKOFF, attempts: 0, hedged: 0 }
+    fn new(started: Instant, Limits { timeout, silence }: Limits) -> Self {
+        Self {
+            started,
+            deadline: started + silence.map_or(timeout, |silence| silence.min(timeout)),
+            last_deadline: started + timeout,
+            answered: false,
+            hedge_delay: silence.map_or(HEDGE_DELAY, |silence| HEDGE_DELAY.min(silence / 2)),
+            not_found_since: None,
+            backoff: BACKOFF,
+            attempts: 0,
+            hedged: 0,
+        }
     }
 
     /// Counts an attempt that starts at `now` while `running` others run; returns when the next one starts if none of
@@ -118,13 +154,17 @@ impl RetrySchedule {
     fn start_attempt(&mut self, now: Instant, running: usize) -> Option<Instant> {
         self.attempts += 1;
         self.hedged += u32::from(running > 0);
-        let next = now + HEDGE_DELAY * 2_u32.pow(self.hedged.min(8));
-        let end = if running + 1 < MAX_CONCURRENT { next } else { next + HEDGE_DELAY };
+        let next = now + self.hedge_delay * 2_u32.pow(self.hedged.min(8));
+        let end = if running + 1 < MAX_CONCURRENT { next } else { next + self.hedge_delay };
         (end < self.deadline).then_some(next)
     }
 
-    /// Returns the backoff after an attempt that failed at `now`; `None` if it is not retried.
+    /// Returns the backoff after an attempt that failed at `now`; `None` if it is not retried. A response extends the
+    /// deadline.
     fn backoff(&mut self, now: Instant, error: &AttemptError) -> Option<Duration> {
+        if !matches!(error, AttemptError::Transient { answered: false, .. }) {
+            (self.answered, self.deadline) = (true, self.last_deadline);
+        }
         let (end, requested) = match error {
             AttemptError::Permanent(_) => return None,
             AttemptError::NotFound(_) => {
@@ -164,13 +204,13 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(10);
 
     fn transient() -> AttemptError {
-        AttemptError::Transient { cause: "no".into(), retry_after: None }
+        AttemptError::Transient { cause: "no".into(), retry_after: None, answered: true }
     }
 
     /// The times of the attempts, in milliseconds, if each one fails at once with the same error.
     fn attempts(timeout: Duration, error: &AttemptError) -> Vec<u128> {
         let started = Instant::now();
-        let (mut schedule, mut now, mut times) = (RetrySchedule::new(started, timeout), started, Vec::new());
+        let (mut schedule, mut now, mut times) = (RetrySchedule::new(started, timeout.into()), started, Vec::new());
         loop {
             schedule.attempts += 1;
             times.push((now - started).as_millis());
@@ -199,7 +239,7 @@ mod tests {
         assert_eq!(attempts(Duration::from_millis(500), &not_found).last(), Some(&400));
 
         let started = Instant::now();
-        let mut schedule = RetrySchedule::new(started, TIMEOUT);
+        let mut schedule = RetrySchedule::new(started, TIMEOUT.into());
         let late = started + Duration::from_secs(5);
         schedule.attempts = 1;
         assert!(schedule.backoff(late, &not_found).is_some(), "earlier errors of other kinds do not count");
@@ -208,8 +248,11 @@ mod tests {
 
     #[test]
     fn retry_after_is_honored_within_the_deadline() {
-        let busy =
-            |seconds| AttemptError::Transient { cause: "busy".into(), retry_after: Some(Duration::from_secs(seconds)) };
+        let busy = |seconds| AttemptError::Transient {
+            cause: "busy".into(),
+            retry_after: Some(Duration::from_secs(seconds)),
+            answered: true,
+        };
         assert_eq!(attempts(TIMEOUT, &busy(4)), [0, 4000, 8000, 9900]);
         assert_eq!(attempts(TIMEOUT, &busy(60)), [0, 9900]);
     }
@@ -223,14 +266,32 @@ mod tests {
     fn without_a_response_a_second_attempt_runs_beside_the_first_and_later_ones_replace_the_oldest() {
         let started = Instant::now();
         let at = |seconds| started + Duration::from_secs(seconds);
-        let mut schedule = RetrySchedule::new(started, TIMEOUT);
+        let mut schedule = RetrySchedule::new(started, TIMEOUT.into());
         assert_eq!(schedule.start_attempt(started, 0), Some(at(3)));
         assert_eq!(schedule.start_attempt(at(3), 1), None, "the third, at 9 s, would not have time for a response");
-        let mut schedule = RetrySchedule::new(started, Duration::from_secs(60));
+        let mut schedule = RetrySchedule::new(started, Duration::from_secs(60).into());
         let next =
             [(0, 0), (3, 1), (9, 1), (21, 1)].map(|(seconds, running)| schedule.start_attempt(at(seconds), running));
         assert_eq!((next, schedule.attempts), ([Some(at(3)), Some(at(9)), Some(at(21)), Some(at(45))], 4));
-        let mut short = RetrySchedule::new(started, Duration::from_secs(3));
+        let mut short = RetrySchedule::new(started, Duration::from_secs(3).into());
         assert_eq!(short.start_attempt(started, 0), None, "no attempt starts at the deadline");
+    }
+
+    #[test]
+    fn a_server_that_sends_no_response_is_given_up_earlier_and_one_that_does_has_the_whole_time() {
+        let silence = Duration::from_secs(2);
+        let (started, limits) = (Instant::now(), Limits { timeout: TIMEOUT, silence: Some(silence) });
+        let at = |milliseconds| started + Duration::from_millis(milliseconds);
+        let unanswered = AttemptError::Transient { cause: "refused".into(), retry_after: None, answered: false };
+        let mut schedule = RetrySchedule::new(started, limits);
+        assert_eq!(schedule.start_attempt(started, 0), Some(at(1000)), "a second attempt has time for a response");
+        assert!(schedule.backoff(at(100), &unanswered).is_some());
+        assert_eq!(schedule.backoff(at(1950), &unanswered), None);
+        assert_eq!((schedule.deadline, schedule.answered), (started + silence, false));
+        assert!(schedule.backoff(at(1950), &transient()).is_some());
+        assert!(schedule.backoff(at(8000), &unanswered).is_some(), "it has answered once");
+        assert_eq!((schedule.deadline, schedule.answered), (started + TIMEOUT, true));
+        let short = RetrySchedule::new(started, Limits { timeout: silence / 2, silence: Some(silence) });
+        assert_eq!(short.deadline, started + silence / 2);
     }
 }

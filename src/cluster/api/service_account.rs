@@ -51,10 +51,11 @@ impl ServiceAccount {
         Some(Self::new(format!("https://{host}:{port}"), Self::DIRECTORY.into()))
     }
 
-    /// Returns a source of facts for one lookup, which takes at most `timeout`.
+    /// Returns a source of facts for one lookup, which takes at most `timeout`, and at most `silence` while the server has
+    /// sent no response.
     #[must_use]
-    pub fn source(&self, timeout: Duration) -> Box<dyn Cluster> {
-        Box::new(self.api(timeout))
+    pub fn source(&self, timeout: Duration, silence: Duration) -> Box<dyn Cluster> {
+        Box::new(self.api(timeout).with_silence(silence))
     }
 
     /// Like [`Self::source`], without retries after transient errors: for callers with another source.

@@ -13,8 +13,13 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-/// The cache directories: libcni's default, which containerd and CRI-O use, and Multus's.
-const DIRECTORIES: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
+/// The cache directory of libcni, which containerd and CRI-O use.
+const RUNTIME_DIRECTORY: &str = "/var/lib/cni/results";
+/// The cache directories: the runtimes' and Multus's.
+const DIRECTORIES: [&str; 2] = [RUNTIME_DIRECTORY, "/var/lib/cni/multus/results"];
+/// How containerd begins the names of the network namespaces that it makes (containerd, `pkg/netns`). CRI-O uses UUIDs
+/// (cri-o, `internal/config/nsmgr`).
+const NETNS_OF_CONTAINERD: &str = "cni-";
 /// The largest file that is read.
 const MAX_RESULT: u64 = 4 << 20;
 /// The maximum number of files that are read for [`containers_by_type`].
@@ -92,12 +97,21 @@ struct CachedConfiguration {
     container_id: String,
     /// Base64 of the configuration list, or of a single plugin's configuration.
     config: String,
+    /// Written since libcni 1.2.
+    #[serde(default)]
+    netns: String,
 }
 
 impl CachedConfiguration {
-    /// Returns the container ID and the types of the plugins.
-    fn types(text: &[u8]) -> Option<(String, BTreeSet<String>)> {
-        let Self { kind, container_id, config } = serde_json::from_slice(text).ok()?;
+    /// Returns the container ID, and the types of the plugins that are called to delete its pod: none if
+    /// containerd saved the result in `directory`, because it deletes pods with its current configuration list (go-cni,
+    /// `Remove`).
+    fn types(directory: &str, text: &[u8]) -> Option<(String, BTreeSet<String>)> {
+        let Self { kind, container_id, config, netns } = serde_json::from_slice(text).ok()?;
+        let name = netns.rsplit('/').next().unwrap_or_default();
+        if directory == RUNTIME_DIRECTORY && name.starts_with(NETNS_OF_CONTAINERD) {
+            return None;
+        }
         let config: Value = serde_json::from_slice(&BASE64_STANDARD.decode(config).ok()?).ok()?;
         let plugins = config["plugins"].as_array().map_or(std::slice::from_ref(&config), Vec::as_slice);
         let types = plugins.iter().filter_map(|plugin| plugin["type"].as_str()).map(str::to_owned).collect();
@@ -120,8 +134,8 @@ pub(super) fn cached_results(node: &HostRoot) -> Result<Vec<CachedResult>, Error
     Ok(all)
 }
 
-/// Returns the containers whose cached configuration has a plugin of one of `types`, by type; and the problems of
-/// reading them, one for each directory. Runtimes call these plugins again to delete the containers' pods.
+/// Returns the containers whose pods are deleted with a cached configuration that has a plugin of one of `types`, by type;
+/// and the problems of reading them, one for each directory. CRI-O and Multus delete pods in this way, containerd does not.
 #[must_use]
 pub fn containers_by_type(
     node: &HostRoot,
@@ -138,7 +152,7 @@ pub fn containers_by_type(
             problems.push(Error::new(Code::Io, msg));
         }
         let read = |path: PathBuf| match read_nofollow(&path, MAX_RESULT) {
-            Ok(text) => Ok(CachedConfiguration::types(&text)),
+            Ok(text) => Ok(CachedConfiguration::types(name, &text)),
             // The runtime has deleted the container.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => {
@@ -236,7 +250,8 @@ mod tests {
         let types = |config: &Value| {
             let mut text = text();
             text["config"] = BASE64_STANDARD.encode(config.to_string()).into();
-            let (container, types) = CachedConfiguration::types(text.to_string().as_bytes()).expect("a configuration");
+            let types = CachedConfiguration::types(RUNTIME_DIRECTORY, text.to_string().as_bytes());
+            let (container, types) = types.expect("a configuration");
             assert_eq!(container, "c");
             types.into_iter().collect::<Vec<_>>()
         };
@@ -245,6 +260,24 @@ mod tests {
         assert_eq!(types(&json!([])), [""; 0]);
         let mut invalid = text();
         invalid["config"] = "%".into();
-        assert_eq!(CachedConfiguration::types(invalid.to_string().as_bytes()), None);
+        assert_eq!(CachedConfiguration::types(RUNTIME_DIRECTORY, invalid.to_string().as_bytes()), None);
+    }
+
+    #[test]
+    fn a_list_that_containerd_saved_needs_no_program() {
+        let is_needed = |directory: &str, netns: Option<&str>| {
+            let mut text = text();
+            match netns {
+                Some(netns) => text["netns"] = netns.into(),
+                None => drop(text.as_object_mut().expect("an object").remove("netns")),
+            }
+            CachedConfiguration::types(directory, text.to_string().as_bytes()).is_some()
+        };
+        let [runtime, multus] = DIRECTORIES;
+        let containerd = Some("/var/run/netns/cni-1b3d9a1c-2f0c-7a0e-4a51-95a1b5b7f6a2");
+        assert!(!is_needed(runtime, containerd), "of containerd");
+        assert!(is_needed(multus, containerd), "of Multus under containerd");
+        let cri_o = Some("/var/run/netns/0c4b7fb8-07a5-4f0e-b9b8-8f2b7a2f3b11");
+        assert!(is_needed(runtime, cri_o) && is_needed(runtime, None), "of CRI-O, and of earlier versions of libcni");
     }
 }

@@ -3,7 +3,7 @@
 
 use super::PrimaryCall;
 use crate::cluster;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Facts as Need};
 use crate::cni::{Error, NetConf};
 use crate::plugin::evaluation::is_agent;
 use crate::plugin::without_facts;
@@ -34,10 +34,8 @@ impl<'a> LazyPod<'a> {
         let (fetched, namespace, unavailable) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
         let mut pod = Self { call, pod_ref, cluster: None, from_runtime, fetched, namespace, unavailable };
         // A pod that selects networks needs their definitions, so it waits for them as long as a pod with a sidecar.
-        pod.cluster = match pod.needs_only_configured_networks() {
-            true => cluster::source_or_in_cluster(&without_facts::sources(call.conf)),
-            false => call.cluster(),
-        };
+        let need = if pod.needs_only_configured_networks() { Need::Optional } else { Need::Required };
+        pod.cluster = cluster::source_for_add(&call.conf.kubernetes, need, true);
         pod
     }
 

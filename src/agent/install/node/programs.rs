@@ -41,7 +41,8 @@ impl NodeFiles {
     }
 
     /// Finds the programs in the record that are not desired, and that the runtime needs to delete running pods: CRI-O
-    /// deletes a pod with the configuration list with which it started, as Multus does with each attachment.
+    /// deletes a pod with the configuration list with which it started, as Multus does with each attachment. containerd
+    /// uses its current configuration list.
     pub(super) fn find_needed_programs(&self, desired: Option<&DesiredState>, found: &mut FoundState) {
         let is_desired = |path| desired.is_some_and(|desired| desired.programs.contains(path));
         let programs =

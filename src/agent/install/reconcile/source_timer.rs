@@ -111,7 +111,7 @@ mod tests {
                 entry: json!({"type": "detour"}),
                 own_list: true,
             }],
-            missing: None,
+            expired: None,
         };
         let file = |(name, text): (&str, &str)| ConfFile {
             name: name.into(),

@@ -1,0 +1,139 @@
+//! An agent whose API server does not grant the plugin's token: everything that needs no credentials is installed and
+//! restored.
+
+use crate::agent_process::Agent;
+use crate::own_list::{OWN, SOURCE, list, network, types};
+use crate::scene::{CALICO, Scene};
+use crate::server::{Answer, Server, closed_port};
+use crate::support::health::get;
+use crate::support::wait::{DEADLINE, until};
+use serde_json::json;
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PROGRAM: &str = "opt/cni/bin/detour";
+const NODE: &str = "var/lib/cni/detour/node.json";
+const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
+/// Logged when the node becomes ready.
+const READY: &str = "the plugin is ready on this node";
+/// The reason for `/readyz`.
+const MISSING: &str = "missing: credentials of the plugin (/var/lib/cni/detour/kubeconfig), without which pods with a \
+                       sidecar wait: ";
+
+/// A node whose API server grants tokens when `grants` is set, and does not answer before.
+fn node(name: &str) -> (Scene, Server, Arc<AtomicBool>) {
+    let scene = Scene::with(name, "10-calico.conflist", CALICO);
+    let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
+    scene.write("sa/ca.crt", &authority.cert.pem());
+    let grants = Arc::new(AtomicBool::new(false));
+    let granted = Arc::clone(&grants);
+    let api = Server::plain(move |request| match granted.load(Ordering::Relaxed) {
+        true if request.line.contains("/serviceaccounts/detour-plugin/token") => {
+            Answer::json(201, &json!({"status": {"token": "granted", "expirationTimestamp": "2099-01-01T00:00:00Z"}}))
+        }
+        true => Answer::json(404, &json!({})),
+        false => Answer::Hang,
+    });
+    (scene, api, grants)
+}
+
+/// Starts an agent that requests a token of the plugin's own account from the API server at this URL.
+fn agent(scene: &Scene, api: &str, more: &[&str]) -> Agent {
+    let files =
+        [format!("--root={}", scene.root.display()), format!("--service-account={}", scene.path("sa").display())];
+    let api = format!("--api-server={api}");
+    let own =
+        ["agent", &files[0], &files[1], &api, "--plugin-service-account=detour-plugin", "--health-address=127.0.0.1:0"];
+    let arguments: Vec<String> = own.iter().chain(more).map(ToString::to_string).collect();
+    Agent::spawn_with(&[("HOSTNAME", "a"), ("POD_NAMESPACE", "detour-system")], &arguments)
+}
+
+/// Checks that the agent installs everything but the kubeconfig, restores it and follows the cluster network's list.
+fn installs_without_credentials(scene: &Scene, agent: &Agent, listed: &str) {
+    let address = agent.address();
+    let has_entry = || scene.path(listed).exists() && types(scene, listed).last().is_some_and(|kind| kind == "detour");
+    until("the entry is in the list", has_entry);
+    assert!(scene.path(PROGRAM).exists() && scene.path(NODE).exists() && !scene.path(KUBECONFIG).exists());
+    agent.wait_for_log(MISSING);
+    let (status, answer) = get(&address, "/readyz");
+    assert!(status == "503" && answer.contains(MISSING), "{answer}");
+
+    for file in [PROGRAM, NODE] {
+        fs::remove_file(scene.path(file)).expect("there");
+        until("the file is restored", || scene.path(file).exists());
+    }
+    // Requests of a token time out meanwhile. Each change of an edited list is a repair, which is delayed if there are many.
+    let (started, rounds) = (Instant::now(), if listed == OWN { 40 } else { 1 });
+    for round in 0..rounds {
+        let name = format!("changed-{round}");
+        scene.write(SOURCE, &list(&name));
+        until("the agent follows", || has_entry() && network(scene, listed) == json!(name));
+        thread::park_timeout(Duration::from_millis(200));
+    }
+    println!("{rounds} changes in {:?}", started.elapsed());
+    assert!(!scene.path(KUBECONFIG).exists() && get(&address, "/readyz").0 == "503");
+}
+
+#[test]
+fn a_first_installation_does_not_wait_for_credentials() {
+    for (name, flag, listed) in [("own", "--own-list=true", OWN), ("edited", "--own-list=false", SOURCE)] {
+        let (scene, api, grants) = node(&format!("credentials-{name}"));
+        let agent = agent(&scene, &api.http(), &[flag]);
+        installs_without_credentials(&scene, &agent, listed);
+        grants.store(true, Ordering::Relaxed);
+        agent.wait_for_log(READY);
+        assert_eq!(scene.json(KUBECONFIG)["users"][0]["user"]["token"], "granted");
+        drop(agent);
+        scene.ok("uninstall", &[]);
+        assert!(!scene.path(KUBECONFIG).exists() && types(&scene, SOURCE).last().is_some_and(|kind| kind != "detour"));
+    }
+}
+
+#[test]
+fn an_agent_that_starts_without_a_kubeconfig_restores_the_own_list() {
+    let (scene, api, grants) = node("credentials-restart");
+    grants.store(true, Ordering::Relaxed);
+    let first = agent(&scene, &api.http(), &["--own-list=true"]);
+    first.wait_for_log(READY);
+    drop(first);
+    fs::remove_file(scene.path(KUBECONFIG)).expect("there");
+    fs::remove_file(scene.path(OWN)).expect("there");
+    grants.store(false, Ordering::Relaxed);
+    for api in [format!("http://{}", closed_port()), api.http()] {
+        let agent = agent(&scene, &api, &["--own-list=true"]);
+        let started = Instant::now();
+        until("the own list is restored", || scene.path(OWN).exists());
+        println!("restored after {:?}", started.elapsed());
+        assert!(started.elapsed() < DEADLINE);
+        installs_without_credentials(&scene, &agent, OWN);
+        drop(agent);
+        fs::remove_file(scene.path(OWN)).expect("there");
+    }
+}
+
+/// The agent's own token is not readable for a while: the plugin's kubeconfig stays as it is.
+#[test]
+fn a_kubeconfig_stays_while_the_agent_has_no_credentials() {
+    let scene = Scene::with("credentials-lost", "10-calico.conflist", CALICO);
+    let agent = Agent::start(&scene, "a", &["--own-list=true", "--health-address=127.0.0.1:0"]);
+    let address = agent.address();
+    agent.wait_for_log(READY);
+    let kubeconfig = scene.read(KUBECONFIG);
+    fs::rename(scene.path("sa/token"), scene.path("sa/elsewhere")).expect("renamed");
+    agent.wait_for_log(MISSING);
+    let (_, answer) = get(&address, "/readyz");
+    assert!(answer.contains("sa/token"), "{answer}");
+    fs::remove_file(scene.path(OWN)).expect("there");
+    until("the own list is restored", || scene.path(OWN).exists());
+    assert_eq!(scene.read(KUBECONFIG), kubeconfig);
+    fs::rename(scene.path("sa/elsewhere"), scene.path("sa/token")).expect("renamed");
+    agent.wait_for_log(READY);
+    let stderr = {
+        fs::remove_file(scene.path("sa/token")).expect("there");
+        scene.ends(2, "install", &["--own-list=true"])
+    };
+    assert!(stderr.contains("can't read --service-account: "), "the command changes nothing: {stderr}");
+}
