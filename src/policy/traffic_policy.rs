@@ -107,6 +107,17 @@ mod tests {
         assert_eq!(policy.container_scope("other", false), None);
     }
 
+    /// Records of earlier versions lack the field, and those of pods outside of the ambient mesh stay as they were.
+    #[test]
+    fn a_record_names_the_ambient_mesh_only_for_its_pods() {
+        let saved = |ambient| serde_json::to_value(Policy { ambient, ..Policy::default() }).expect("JSON");
+        assert_eq!((saved(false).get("ambient"), &saved(true)["ambient"]), (None, &true.into()));
+        for ambient in [false, true] {
+            let read: Policy = serde_json::from_value(saved(ambient)).expect("readable");
+            assert_eq!(read.ambient, ambient);
+        }
+    }
+
     #[test]
     fn exclusions_that_others_cover_do_not_count() {
         let all = Exclusion {
