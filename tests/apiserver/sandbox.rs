@@ -38,6 +38,8 @@ impl Pod {
 
     /// Removes the redirection.
     pub(crate) fn flush(&self) {
-        self.tool("iptables", &["-t", "nat", "-F"], "");
+        for iptables in ["iptables", "ip6tables"] {
+            self.tool(iptables, &["-t", "nat", "-F"], "");
+        }
     }
 }
