@@ -3,9 +3,8 @@
 # Prints the fault table: what each call answered, and what it left behind (docs/faults.md explains it). Exits with 1 if a
 # row violates the contract. hack/test.sh runs a sample of the same tests.
 #
-# Usage: hack/faults.sh [NAME OF TESTS]…     for example: hack/faults.sh kills:: state::
-# Environment: KILLS (kills at random instants per command, mode and rule format, default 1000), CYCLES (default 10000),
-#              FAULTS (all or sample, default all), DETOUR_PROGRAM (the binary; built if unset)
+# Usage: hack/faults.sh [NAME OF TESTS]…     for example: hack/faults.sh netns:: state::
+# Environment: CYCLES (default 10000), FAULTS (all or sample, default all), DETOUR_PROGRAM (the binary; built if unset)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh
@@ -20,12 +19,12 @@ if [[ -z ${DETOUR_PROGRAM:-} ]]; then
     build_static release --bin detour
     DETOUR_PROGRAM=$(target_directory)/$target/release/detour
 fi
-export DETOUR_PROGRAM FAULTS=${FAULTS:-all} KILLS=${KILLS:-1000} CYCLES=${CYCLES:-10000}
+export DETOUR_PROGRAM FAULTS=${FAULTS:-all} CYCLES=${CYCLES:-10000}
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 say "building the tests"
 cargo test --locked --no-run --test faults </dev/null
-say "running the tests with $KILLS kills and $CYCLES cycles; the rows of a test appear when it ends"
+say "running the tests with $CYCLES cycles; the rows of a test appear when it ends"
 status=0 began=$SECONDS
 cargo test --locked --test faults -- --nocapture "$@" </dev/null 2>&1 | tee "$log" | while IFS= read -r line; do
     case $line in

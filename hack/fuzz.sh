@@ -52,11 +52,13 @@ say "building the fuzzer (about four minutes on two cores)"
 RUSTFLAGS="${coverage[*]}" cargo build --quiet --release --manifest-path fuzz/Cargo.toml \
     --target "$host" --target-dir "$directory" </dev/null
 
-# The golden files and samples, as the first and as the second section of an input.
-seeds=$directory/seeds
-rm -rf "$seeds"
-mkdir -p "$seeds"
-find conf manifests/samples tests/golden tests/records -type f -size "-$((max_length / 1024))k" | while IFS= read -r file; do
+# The golden files, their plugin lists, and samples, as the first and as the second section of an input.
+seeds=$directory/seeds lists=$directory/lists
+rm -rf "$seeds" "$lists"
+mkdir -p "$seeds" "$lists"
+awk -v lists="$lists" '/^```$/ { close(file); file = ""; next } /^```/ { file = lists "/" ++number; next } file { print >file }' \
+    tests/golden/conflist.md tests/golden/own_list.md
+find conf manifests/samples tests/golden tests/records "$lists" -type f -size "-$((max_length / 1024))k" | while IFS= read -r file; do
     cp "$file" "$seeds/${file//\//-}"
     { printf '\n====\n' && cat "$file"; } >"$seeds/${file//\//-}.second"
 done

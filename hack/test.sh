@@ -49,5 +49,7 @@ if needed_for primary; then
 fi
 say "building the traffic tool"
 cargo build --locked --examples </dev/null
+# Many tests wait for a timeout or a retry.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 say "running the tests"
 cargo test --locked "$@" </dev/null

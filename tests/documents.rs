@@ -1,7 +1,7 @@
-//! What the documents say of the code is so.
+//! What the documents say of the code is so: names, numbers, versions, links and commands.
 
 use detour_cni::cni::Code;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
@@ -25,6 +25,237 @@ fn files(root: &Path, directory: &Path, found: &mut BTreeSet<String>) {
             files(root, &path, found);
         } else {
             found.insert(path.strip_prefix(root).expect("below src").to_str().expect("text").to_owned());
+        }
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Returns the paths of the documents: all Markdown except recorded output.
+fn documents() -> BTreeSet<String> {
+    let mut found: BTreeSet<String> = BTreeSet::new();
+    for entry in std::fs::read_dir(root()).expect("readable") {
+        let name = entry.expect("readable").file_name().into_string().expect("text");
+        match name.as_str() {
+            "conf" | "docs" | "manifests" | "src" | "examples" | "hack" => {
+                files(root(), &root().join(&name), &mut found);
+            }
+            name if name.ends_with(".md") => drop(found.insert(name.to_owned())),
+            _ => {}
+        }
+    }
+    found.retain(|path| path.ends_with(".md"));
+    assert!(found.contains("README.md") && found.contains("docs/README.md"), "{found:?}");
+    found
+}
+
+/// Returns the lines outside of blocks of code, and those in blocks of shell commands.
+fn lines(text: &str) -> (Vec<&str>, Vec<&str>) {
+    let (mut prose, mut commands, mut block) = (Vec::new(), Vec::new(), None);
+    for line in text.lines() {
+        match (line.trim_start().strip_prefix("```"), block) {
+            (Some(_), Some(_)) => block = None,
+            (Some(language), None) => block = Some(language),
+            (None, Some("sh")) => commands.push(line.trim_start()),
+            (None, Some(_)) => {}
+            (None, None) => prose.push(line),
+        }
+    }
+    (prose, commands)
+}
+
+/// Returns the anchors of a document's headings, as GitHub makes them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let (prose, _) = lines(text);
+    let headings = prose.into_iter().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#'));
+    let anchor = |heading: &str| -> String {
+        let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn every_link_leads_to_a_file_and_a_heading() {
+    let mut broken = Vec::new();
+    let mut linked = BTreeSet::new();
+    let documents = documents();
+    for document in &documents {
+        let text = read(document);
+        for line in lines(&text).0 {
+            for link in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+                if link.starts_with("https://") || link.contains("://") {
+                    continue;
+                }
+                let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+                let target = match path {
+                    "" => root().join(document),
+                    path => root().join(document).parent().expect("a directory").join(path),
+                };
+                let Ok(target) = target.canonicalize() else {
+                    broken.push(format!("{document}: {link}"));
+                    continue;
+                };
+                linked.insert(target.clone());
+                let is_page = target.extension().is_some_and(|extension| extension == "md");
+                if !anchor.is_empty() && is_page {
+                    let page = std::fs::read_to_string(&target).expect("readable");
+                    if !anchors(&page).contains(anchor) {
+                        broken.push(format!("{document}: {link}: no such heading"));
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(broken, [""; 0]);
+    let pages = documents.iter().filter(|page| !linked.contains(&root().join(page).canonicalize().expect("a file")));
+    assert_eq!(pages.collect::<Vec<_>>(), ["README.md"; 0], "no page links to these");
+}
+
+#[test]
+fn the_documents_are_short() {
+    let lines = |path: &str| read(path).lines().count();
+    assert!(lines("README.md") <= 150, "README.md: {}", lines("README.md"));
+    let start: Vec<String> = read("README.md").lines().take(30).map(str::to_owned).collect();
+    for command in ["hack/demo.sh", "hack/test.sh"] {
+        assert!(start.iter().any(|line| line == command), "README.md: {command} is in the first 30 lines");
+    }
+    let all: usize = documents().iter().map(|path| lines(path)).sum();
+    assert!(all <= 5300, "{all}");
+}
+
+#[test]
+fn the_picture_of_the_first_page_is_current() {
+    let readme = read("README.md");
+    let command = readme.split('`').find(|code| code.starts_with("detour explain -f conf/")).expect("a command");
+    let output = Command::new(env!("CARGO_BIN_EXE_detour"))
+        .args(command.split(' ').skip(1))
+        .current_dir(root())
+        .output()
+        .expect("detour");
+    let drawn = String::from_utf8(output.stdout).expect("UTF-8");
+    let path = root().join("docs/explain.svg");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, &drawn).expect("writable");
+    }
+    assert!(drawn == read("docs/explain.svg"), "docs/explain.svg is not current; set UPDATE_GOLDEN=1 to write it");
+}
+
+/// Returns the version that a file states after `prefix`, up to the minor version.
+fn minor(path: &str, prefix: &str) -> String {
+    let text = read(path);
+    let rest = text.split(prefix).nth(1).unwrap_or_else(|| panic!("{path}: no {prefix}"));
+    let version: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+    version.split('.').take(2).collect::<Vec<_>>().join(".")
+}
+
+#[test]
+fn the_first_page_states_the_tested_versions() {
+    let readme = read("README.md");
+    let tested = |component: &str| -> String {
+        let row = readme.lines().find(|line| line.starts_with(&format!("| {component} |")));
+        row.and_then(|row| row.split('|').nth(2)).unwrap_or_else(|| panic!("no row for {component}")).to_owned()
+    };
+    for (component, path, prefix) in [
+        ("Kubernetes", "tests/apiserver/kube-apiserver/go.mod", "k8s.io/kubernetes v"),
+        ("containerd", "tests/runtimes/containerd/go.mod", "github.com/containerd/containerd/v2 v"),
+        ("CRI-O", "tests/runtimes/cri-o/go.mod", "github.com/cri-o/cri-o v"),
+        ("Multus", "tests/runtimes/multus/go.mod", "multus-cni.v4 v"),
+        ("Istio", "tests/injector/go.mod", "istio.io/api v"),
+        ("Helm", "hack/machine.sh", "tools version=v"),
+    ] {
+        let version = minor(path, prefix);
+        assert!(tested(component).contains(&version), "{component}: {} instead of {version}", tested(component));
+    }
+    let mut recorded = BTreeSet::new();
+    files(root(), &root().join("tests/golden/injected"), &mut recorded);
+    let recorded = recorded.iter().filter_map(|path| path.strip_prefix("tests/golden/injected/1."));
+    for version in recorded.filter_map(|name| name.split('-').next()) {
+        assert!(tested("Istio").contains(&format!("1.{version}")), "Istio: 1.{version} is missing");
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(readme.contains(&format!("Version {version}")) && readme.contains(&format!("/detour:{version}")));
+    assert!(readme.contains(&format!("Rust {}", env!("CARGO_PKG_RUST_VERSION"))));
+    assert!(read("manifests/chart/Chart.yaml").contains(&format!("\nversion: {version}\nappVersion: {version}\n")));
+}
+
+/// The agents' and the command line's programs have the same commands; those of `kubectl detour` are some of them.
+#[test]
+fn documented_commands_have_the_flags_that_they_use() {
+    let mut helps: BTreeMap<(bool, String), String> = BTreeMap::new();
+    let mut help = |kubectl: bool, command: &str| -> String {
+        let found = helps.entry((kubectl, command.to_owned())).or_insert_with(|| {
+            let mut program = Command::new(env!("CARGO_BIN_EXE_detour"));
+            if kubectl {
+                std::os::unix::process::CommandExt::arg0(&mut program, "kubectl-detour");
+            }
+            let output = program.args([command, "--help"]).env_remove("CNI_COMMAND").output().expect("detour");
+            assert!(output.status.success(), "{command}: unknown command");
+            String::from_utf8(output.stdout).expect("UTF-8")
+        });
+        found.clone()
+    };
+    let mut checked = 0;
+    for document in documents().into_iter().filter(|path| path != "CHANGELOG.md") {
+        let text = read(&document);
+        let (prose, commands) = lines(&text);
+        let inline = prose.iter().flat_map(|line| line.split('`').skip(1).step_by(2));
+        for line in commands.into_iter().chain(inline) {
+            let line = line.split(" #").next().unwrap_or_default();
+            let line = line.split(" | ").find(|part| part.contains("detour ")).unwrap_or(line);
+            let words: Vec<&str> = line.trim_start_matches("$ ").split_whitespace().collect();
+            let (kubectl, rest) = match &words[..] {
+                ["kubectl" | "oc", "detour", rest @ ..] => (true, rest),
+                ["detour", rest @ ..] => (false, rest),
+                _ => continue,
+            };
+            let Some((command, arguments)) = rest.split_first() else { continue };
+            if !command.chars().all(|c| c.is_ascii_lowercase()) || *command == "help" {
+                continue;
+            }
+            let text = help(kubectl, command);
+            for flag in arguments.iter().filter(|argument| argument.starts_with('-') && argument.len() > 1) {
+                let flag = flag.split('=').next().expect("a flag");
+                let known = text.split(|c: char| !c.is_alphanumeric() && c != '-').any(|word| word == flag);
+                assert!(known, "{document}: {line}: {flag} is not in the help of {command}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 50, "{checked}");
+}
+
+/// Names of annotations, Events and metrics that a document uses exist in the source or in the chart.
+#[test]
+fn documented_names_exist() {
+    let mut sources = BTreeSet::new();
+    files(root(), &root().join("src"), &mut sources);
+    files(root(), &root().join("manifests/chart"), &mut sources);
+    sources.retain(|path| !path.ends_with(".md"));
+    let source: String = sources.iter().map(|path| read(path)).collect();
+    // The registry adds the prefix and the suffix of a metric's kind.
+    let exists = |name: &str| {
+        let metric = name.strip_prefix("detour_").map(|name| name.trim_end_matches("_total"));
+        source.contains(name) || metric.is_some_and(|metric| source.contains(&format!("\"{metric}\"")))
+    };
+    for document in documents().into_iter().filter(|path| path != "CHANGELOG.md") {
+        let text = read(&document);
+        for code in text.split('`').skip(1).step_by(2) {
+            for word in code.split(|c: char| !c.is_alphanumeric() && !"_-./".contains(c)) {
+                let is_name = ["detour.io/", "detour_"].iter().any(|prefix| word.starts_with(prefix))
+                    || word
+                        .strip_prefix("Detour")
+                        .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()));
+                if is_name && !["detour.io/canary", "detour.io/no-istio-cni"].contains(&word.trim_end_matches('-')) {
+                    assert!(exists(word), "{document}: `{word}` is in no source file");
+                }
+            }
         }
     }
 }

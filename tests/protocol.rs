@@ -287,27 +287,6 @@ fn the_network_namespace_of_the_plugin_is_refused() {
     }
 }
 
-/// Opening a FIFO must not wait for a writer.
-#[test]
-fn a_path_that_is_not_a_netns_is_refused_except_by_del() {
-    let directory = std::env::temp_dir().join(format!("protocol-test-netns-{}", std::process::id()));
-    std::fs::create_dir(&directory).expect("a directory");
-    let (file, fifo) = (directory.join("file"), directory.join("fifo"));
-    std::fs::write(&file, "").expect("a file");
-    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
-    for path in [&directory, &file, &fifo] {
-        let path = path.to_str().expect("a path of ours");
-        let conf = r#"{"cniVersion":"1.1.0","name":"n","type":"excludedns"}"#;
-        let output = call("ADD", &[("CNI_NETNS", path)], conf);
-        let (code, msg) = refusal(&output);
-        assert!(code == 8 && msg.contains(path), "{msg}");
-        let log = String::from_utf8_lossy(&output.stderr);
-        assert!(!log.contains("exclusions="), "logged as applied: {log}");
-        succeeds(&call("DEL", &[("CNI_NETNS", path)], conf));
-    }
-    std::fs::remove_dir_all(&directory).expect("the directory goes");
-}
-
 /// The reference plugins do the same.
 #[test]
 fn check_without_the_result_of_add_is_refused() {
@@ -389,16 +368,6 @@ fn an_invalid_log_file_is_a_warning() {
     assert!(stderr.contains("level=warn") && stderr.contains("file=/nonexistent/detour.log"), "{stderr}");
     stdin["log_level"] = json!("none");
     assert!(call("DEL", &[], &stdin.to_string()).stderr.is_empty());
-}
-
-#[test]
-fn a_closed_stderr_fails_no_call() {
-    let (reader, writer) = std::io::pipe().expect("a pipe");
-    drop(reader);
-    let mut detour = Command::new(env!("CARGO_BIN_EXE_detour"));
-    detour.env_clear().env("CNI_COMMAND", "DEL").envs(WHOLE).stderr(writer);
-    detour.stdin(pipe(r#"{"cniVersion":"1.1.0","name":"n","type":"detour","ambient_enabled":true}"#));
-    silent(&detour.output().expect("it starts"));
 }
 
 #[test]

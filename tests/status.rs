@@ -2,28 +2,18 @@
 
 mod support;
 
+use support::called::{plugin, start};
 use support::directory;
 
 use directory::Directory;
 use serde_json::{Value, json};
-use std::io::Write;
-use std::process::{Command, Stdio};
 
 fn status(mut conf: Value) -> (Option<i32>, String) {
     conf["cniVersion"] = json!("1.1.0");
     conf["name"] = json!("status");
     conf["type"] = json!("detour");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
-        .env_clear()
-        .env("CNI_COMMAND", "STATUS")
-        .env("CNI_PATH", "/nowhere")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the binary starts");
-    child.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("writable");
-    let output = child.wait_with_output().expect("it ends");
+    let mut plugin = plugin([("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/nowhere")]);
+    let output = start(&mut plugin, &conf.to_string()).wait_with_output().expect("it ends");
     (output.status.code(), String::from_utf8(output.stdout).expect("text"))
 }
 

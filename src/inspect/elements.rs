@@ -1,10 +1,10 @@
-//! The elements of the sets of excluded containers, as `rules` shows them.
+//! Excluded containers in reports: the elements of their sets, and their bypasses in words.
 
 use super::terminal::{Cell, Screen, Tone};
 use crate::cgroup::CgroupHierarchy;
 use crate::firewall::ContainerElement;
 use crate::host_path::HostRoot;
-use crate::policy::{ContainerScope, Policy};
+use crate::policy::{BypassEnd, ContainerScope, Policy};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -115,6 +115,58 @@ pub(super) fn cgroup_paths(ids: impl IntoIterator<Item = u64>, root: &Path) -> B
     let ids: BTreeSet<u64> = ids.into_iter().collect();
     let hierarchy = CgroupHierarchy::find(&HostRoot::new(root)).ok();
     hierarchy.map(|hierarchy| hierarchy.find_paths(ids).0).unwrap_or_default()
+}
+
+/// The container that sends a packet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ContainerSender {
+    /// Its name.
+    pub name: String,
+    /// Whether the pod's policy excludes it.
+    pub excluded: bool,
+    /// The traffic that bypasses the sidecar now; `None` if none does.
+    pub bypasses: Option<ContainerScope>,
+    /// When this bypass ends; `None` without a bypass, or if the policy does not request it.
+    pub until: Option<BypassEnd>,
+    /// Where the packet arrives after that; `None` unless the bypass ends while the container runs.
+    pub afterwards: Option<String>,
+}
+
+impl ContainerSender {
+    /// Returns one line: whether the container's traffic bypasses the sidecar, and when this ends.
+    pub(super) fn text(&self) -> String {
+        let Some(scope) = self.bypasses else {
+            return match self.excluded {
+                false => "not excluded".to_owned(),
+                true => {
+                    "excluded, but it has no element: it does not run, its bypass has ended, or it started captured"
+                        .to_owned()
+                }
+            };
+        };
+        let what = scope_text(scope);
+        match (self.until, &self.afterwards) {
+            (None, _) => format!("{what} bypasses the sidecar; no saved policy requests this"),
+            (Some(until), None) => format!("{what} bypasses the sidecar {}", end_text(until)),
+            (Some(until), Some(then)) => format!("{what} bypasses the sidecar {}; then: {then}", end_text(until)),
+        }
+    }
+}
+
+/// Returns a scope in words.
+pub(super) const fn scope_text(scope: ContainerScope) -> &'static str {
+    match scope {
+        ContainerScope::All => "all outbound traffic",
+        ContainerScope::Dns => "DNS",
+    }
+}
+
+/// Returns the end of a bypass in words.
+pub(super) const fn end_text(until: BypassEnd) -> &'static str {
+    match until {
+        BypassEnd::ProxyReady => "until the proxy accepts connections",
+        BypassEnd::ContainerExit => "until the container exits",
+    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,10 @@
 //! Read-only reports for people and programs: as values, and rendered as tables, JSON, YAML or SVG.
 
 pub mod audit;
-mod container_bypass;
 pub mod doctor;
 mod elements;
 mod explain;
 mod installed;
-mod node_hint;
 mod nodes;
 mod rules;
 mod subject;
@@ -15,15 +13,13 @@ mod trace;
 mod validate;
 
 pub use crate::cni::configuration;
-pub use container_bypass::ContainerSender;
-pub use elements::{ContainerSets, ElementLine};
+pub use elements::{ContainerSender, ContainerSets, ElementLine};
 pub use explain::{
     ExcludedContainer, ExcludedTraffic, Explained, Explanation, Explanations, InitContainer, NetworkReport, Proxy,
     Setting, Warning, explain, picture,
 };
 pub use installed::InstalledText;
-pub use node_hint::node_hint;
-pub use nodes::{FailedCheck, NodeCheck, NodeResult, NodesAudit, NodesCheck, PodOfNode, PolicyCounts};
+pub use nodes::{FailedCheck, NodeCheck, NodeResult, NodesAudit, NodesCheck, PodOfNode, PolicyCounts, node_hint};
 pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport, RulesView};
 pub use subject::{
     AppliedConf, ConfigurationOrigin, ConfigurationSource, ManifestTexts, PodManifest, PodSelector, Subject,

@@ -93,6 +93,15 @@ impl Screen {
         self.line(&[Cell::of(text).tone(Tone::Strong)]);
     }
 
+    /// Writes a table below a heading; nothing without rows.
+    pub fn section(&mut self, title: &str, rows: impl IntoIterator<Item = Vec<Cell>>) {
+        let rows: Vec<_> = rows.into_iter().collect();
+        if !rows.is_empty() {
+            self.heading(title);
+            self.table(&rows);
+        }
+    }
+
     /// Writes a line of cells, separated by spaces.
     pub fn line(&mut self, cells: &[Cell]) {
         for (column, cell) in cells.iter().enumerate() {

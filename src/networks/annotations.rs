@@ -1,8 +1,8 @@
 //! The annotations of a pod that select networks, in the JSON form (an array of objects) or the shorthand. They are parsed
 //! and checked before any network is added.
 
+use super::element::Selections;
 use super::element::{ACCEPTED_FIELDS, Element};
-use super::selection::Selections;
 use crate::cni::{Code, Error, at_most, excerpt, wrong_type};
 use crate::pod::Pod;
 use crate::pod::well_known::{DEFAULT_NETWORK, NETWORKS};

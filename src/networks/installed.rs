@@ -2,7 +2,7 @@
 
 use super::annotations::{default_network, networks};
 use super::configuration::RunnableConfiguration;
-use super::selection::Selection;
+use super::element::Selection;
 use crate::cluster::{Definition, Lookup, ObjectRef};
 use crate::cni::{Error, OWN_TYPES, SYSTEM_NAMESPACE};
 use crate::pod::Pod;

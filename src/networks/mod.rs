@@ -9,7 +9,6 @@ mod files;
 mod installed;
 mod interfaces;
 mod resolve;
-mod selection;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -17,10 +16,10 @@ mod tests;
 pub use annotations::{default_network, networks};
 pub use configuration::RunnableConfiguration;
 pub use definition::configuration;
+pub use element::{Selection, Selections};
 pub use installed::{InstalledNetwork, installed_network, runs_own_type};
 pub use interfaces::{
     DefaultRouteChange, check_default_routes, interface_names, move_default_route, moves_default_route,
 };
 pub use resolve::{PodNetwork, PodNetworks, check_isolation, resolve};
-pub use selection::{Selection, Selections};
 pub use status::{AddedNetwork, added_interface, network_status, no_network_found};

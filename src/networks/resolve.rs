@@ -4,9 +4,9 @@
 use super::annotations::{default_network, networks};
 use super::configuration::RunnableConfiguration;
 use super::definition::configuration;
+use super::element::Selection;
 use super::files;
 use super::interfaces::{check_default_routes, interface_names};
-use super::selection::Selection;
 use super::status::no_network_found;
 use crate::cluster::{DefinitionQuery, Definitions, Lookup, ObjectRef, Reports};
 use crate::cni::{Code, DefaultNetwork, Error, NetworkName, Primary};

@@ -1,7 +1,9 @@
 //! Answers from the agent's cache, and requests to the API server for the rest.
 
+use crate::agent_process::write_account;
 use crate::api::{DEFINITIONS, NAMESPACES, PODS};
 use crate::scene::{Scene, UID, define, pod};
+use crate::support::wait::until;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::io::{BufRead, BufReader};
@@ -75,7 +77,7 @@ fn a_pod_that_the_watch_reports_a_moment_later_causes_no_request() {
         // If this machine is so slow that the agent gets a report only after the 300 ms for which it waits, another try
         // shows whether the report is enough.
         let mut number = 1;
-        until(|| {
+        until("an answer from the cache", || {
             number += 1;
             let (uid, before) = (format!("uid-{number}"), scene.api.requests().len());
             let mut stream = UnixStream::connect(scene.socket()).expect("it listens");
@@ -128,23 +130,14 @@ fn changes_of_objects_reach_the_answers() {
         let _agent = scene.agent();
         let answered = || answer(&scene.ask(question(UID).as_bytes()));
         scene.api.put(NAMESPACES, &json!({"metadata": {"name": "shop", "annotations": {"a": "2"}}}));
-        until(|| answered()["namespace"]["annotations"]["a"] == "2");
+        until("the answer", || answered()["namespace"]["annotations"]["a"] == "2");
         assert_eq!(scene.api.requests(), [""; 0]);
         scene.api.delete(NAMESPACES, "", "shop");
-        until(|| answered()["answer"] == "failed");
+        until("the answer", || answered()["answer"] == "failed");
         assert!(scene.api.requests().iter().all(|request| request == GET_NAMESPACE));
         scene.api.delete(PODS, "shop", "web-0");
-        until(|| answered()["answer"] == "failed" && scene.api.requests().contains(&GET_POD.to_owned()));
+        until("the answer", || answered()["answer"] == "failed" && scene.api.requests().contains(&GET_POD.to_owned()));
     });
-}
-
-/// Waits for a condition.
-pub(crate) fn until(mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "it is not so");
-        std::thread::park_timeout(Duration::from_millis(10));
-    }
 }
 
 #[test]
@@ -178,7 +171,7 @@ fn while_the_watch_is_broken_objects_are_requested() {
         agent.wait_for_log("can't watch pods");
         scene.api.put_quietly(PODS, &annotated("after"));
         // The cache, which answers if the API server takes a second, has "before".
-        until(|| answer(&scene.ask(question(UID).as_bytes()))["pod"]["annotations"]["a"] == "after");
+        until("the answer", || answer(&scene.ask(question(UID).as_bytes()))["pod"]["annotations"]["a"] == "after");
         assert!(scene.api.requests().contains(&GET_POD.to_owned()));
     });
 }
@@ -209,7 +202,7 @@ fn an_api_server_that_does_not_answer_delays_one_request() {
         scene.api.go_silent();
         let known = || answer(&scene.ask(question(UID).as_bytes()))["pod"]["uid"] == UID;
         // On a slow machine, ten requests may take longer than the 5 s for which the agent does not ask again.
-        until(|| {
+        until("an answer from the cache", || {
             let started = Instant::now();
             assert!(known());
             let asked = scene.api.requests();
@@ -244,7 +237,7 @@ fn a_watch_with_an_expired_version_starts_with_a_list() {
         scene.api.forget_versions();
         scene.api.put_quietly(PODS, &annotated("after"));
         agent.wait_for_logs(&["can't watch pods", "watching pods"]);
-        until(|| answer(&scene.ask(question(UID).as_bytes()))["pod"]["annotations"]["a"] == "after");
+        until("the answer", || answer(&scene.ask(question(UID).as_bytes()))["pod"]["annotations"]["a"] == "after");
     });
 }
 
@@ -282,8 +275,8 @@ fn with_a_refused_watch_each_add_sends_requests() {
 #[test]
 fn a_token_file_may_end_with_a_line_break() {
     Scene::run(|scene| {
-        let token = scene.root.join("sa/token");
-        std::fs::write(&token, "token\n").expect("written");
+        write_account(&scene.root.join("sa"));
+        std::fs::write(scene.root.join("sa/token"), "token\n").expect("written");
         let agent = scene.agent_that_starts("first");
         agent.wait_for_logs(&["watching pods", "watching namespaces"]);
     });

@@ -4,48 +4,30 @@ use crate::agent_process::{Agent, SETTLED};
 use crate::api::{Api, DEFINITIONS, NAMESPACES, PODS};
 use crate::node::on_a_node_with;
 use crate::pod::Pod;
+use crate::support::called::{self, Called, plugin};
+use crate::support::directory::Directory;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::Child;
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) const UID: &str = "uid-1";
 
-/// Its files are removed when the value is dropped.
 pub(crate) struct Scene {
     pub(crate) api: Api,
-    pub(crate) root: PathBuf,
+    pub(crate) root: Directory,
     pub(crate) pod: Pod,
-}
-
-/// The result of a call of the plugin.
-#[derive(Debug)]
-pub(crate) struct Called {
-    pub(crate) success: bool,
-    pub(crate) stdout: Value,
-    pub(crate) stderr: String,
 }
 
 impl Scene {
     /// Runs a test on a node whose API knows namespace and pod `shop/web-0`, with a sidecar.
     pub(crate) fn run(test: impl FnOnce(&Self) + Send) {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
         on_a_node_with("size=16m", || {
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let root = std::env::temp_dir().join(format!("detour-agent-{}-{number}", std::process::id()));
-            let _ = fs::remove_dir_all(&root);
-            fs::create_dir_all(root.join("sa")).expect("made");
-            fs::create_dir_all(root.join("etc/cni/net.d")).expect("made");
-            // Not used for verification: the simulated API server speaks plain HTTP.
-            let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
-            fs::write(root.join("sa/ca.crt"), authority.cert.pem()).expect("written");
-            fs::write(root.join("sa/token"), "token").expect("written");
-            let scene = Self { api: Api::start(), root, pod: Pod::new() };
+            let scene = Self { api: Api::start(), root: Directory::new("agent"), pod: Pod::new() };
             let namespace = json!({"metadata": {"name": "shop", "annotations": {"a": "1"}}});
             scene.api.put(NAMESPACES, &namespace);
             scene.api.put(PODS, &pod(UID));
@@ -71,17 +53,7 @@ impl Scene {
 
     /// The same with more arguments.
     pub(crate) fn agent_with(&self, name: &str, more: &[&str]) -> Agent {
-        let root = self.root.display();
-        let mut arguments = vec![
-            "agent".to_owned(),
-            "--platform=openshift".to_owned(),
-            "--node-name=node-1".to_owned(),
-            format!("--root={root}"),
-            format!("--service-account={root}/sa"),
-            format!("--api-server={}", self.api.url()),
-        ];
-        arguments.extend(more.iter().map(|argument| (*argument).to_owned()));
-        Agent::spawn(name, &arguments)
+        Agent::on_openshift(name, &self.root, &self.api.url(), more)
     }
 
     /// An attachment's configuration with the agent's socket and the API.
@@ -108,42 +80,31 @@ impl Scene {
 
     /// A call for the pod `shop/web-0` with this UID.
     pub(crate) fn call(&self, verb: &str, conf: &Value, uid: Option<&str>) -> Called {
-        self.start(verb, conf, uid).ended()
+        Called::ended(self.start(verb, conf, uid))
     }
 
-    pub(crate) fn start(&self, verb: &str, conf: &Value, uid: Option<&str>) -> Calling {
+    pub(crate) fn start(&self, verb: &str, conf: &Value, uid: Option<&str>) -> Child {
         let uid = uid.map(|uid| format!(";K8S_POD_UID={uid}")).unwrap_or_default();
-        let mut process = Command::new(env!("CARGO_BIN_EXE_detour"))
-            .env_clear()
-            .envs([
-                ("CNI_COMMAND", verb),
-                ("CNI_CONTAINERID", &self.pod.container_id),
-                ("CNI_NETNS", &self.pod.netns().display().to_string()),
-                ("CNI_IFNAME", if conf["delegates"].is_array() { "eth0" } else { "net1" }),
-                ("CNI_PATH", "/usr/lib/cni"),
-                ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
-                ("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0{uid}")),
-            ])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
+        let mut plugin = plugin([
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", &self.pod.container_id),
+            ("CNI_NETNS", &self.pod.netns().display().to_string()),
+            ("CNI_IFNAME", if conf["delegates"].is_array() { "eth0" } else { "net1" }),
+            ("CNI_PATH", "/usr/lib/cni"),
+            ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+            ("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0{uid}")),
+        ]);
         let mut conf = conf.clone();
         if verb == "CHECK" {
             conf["prevResult"] = json!({});
         }
-        let mut stdin = process.stdin.take().expect("a pipe");
-        stdin.write_all(conf.to_string().as_bytes()).expect("it reads");
-        Calling(process)
+        called::start(&mut plugin, &conf.to_string())
     }
 
     /// Calls the plugin, which must succeed.
     #[track_caller]
     pub(crate) fn done(&self, verb: &str, conf: &Value, uid: Option<&str>) -> Called {
-        let called = self.call(verb, conf, uid);
-        assert!(called.success, "{verb}: {called:?}");
-        called
+        self.call(verb, conf, uid).done()
     }
 
     /// Whether the pod's traffic is redirected.
@@ -160,37 +121,6 @@ impl Scene {
         let mut text = String::new();
         let _ = stream.read_to_string(&mut text);
         text.lines().nth(1).unwrap_or_default().to_owned()
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
-    }
-}
-
-/// A running call.
-pub(crate) struct Calling(Child);
-
-impl Calling {
-    pub(crate) fn ended(self) -> Called {
-        let output = self.0.wait_with_output().expect("it ends");
-        let stdout = if output.stdout.is_empty() { Value::Null } else { read(&output.stdout) };
-        Called { success: output.status.success(), stdout, stderr: String::from_utf8(output.stderr).expect("text") }
-    }
-}
-
-fn read(text: &[u8]) -> Value {
-    serde_json::from_slice(text).expect("JSON")
-}
-
-impl Called {
-    /// The error's code and whole text.
-    #[track_caller]
-    pub(crate) fn refused(&self) -> (u64, String) {
-        assert!(!self.success, "{self:?}");
-        let text = |key: &str| self.stdout[key].as_str().unwrap_or_default().to_owned();
-        (self.stdout["code"].as_u64().expect("a code"), format!("{}: {}", text("msg"), text("details")))
     }
 }
 

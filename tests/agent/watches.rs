@@ -1,9 +1,10 @@
 //! The agent's watches: what they list, what of it is in memory, and when they are trusted.
 
 use crate::agent_process::{Agent, SETTLED};
-use crate::answers::{annotated, answer, question, until};
+use crate::answers::{annotated, answer, question};
 use crate::api::{DEFINITIONS, NAMESPACES, PODS};
 use crate::scene::{Scene, UID, pod};
+use crate::support::wait::until;
 use serde_json::json;
 use std::fs;
 use std::thread;
@@ -87,7 +88,7 @@ fn a_watch_is_trusted_again_although_events_arrive_at_once() {
             scene.ask(question(UID).as_bytes());
             scene.api.requests().len() == before
         };
-        until(is_answered_from_the_cache);
+        until("an answer from the cache", is_answered_from_the_cache);
     });
 }
 
@@ -100,7 +101,7 @@ fn a_watch_is_not_trusted_while_the_api_server_does_not_answer() {
         scene.api.go_silent();
         // Each attempt to start a watch takes some seconds.
         let before = scene.api.asked_for(PODS);
-        until(|| scene.api.asked_for(PODS) > before + 1);
+        until("the answer", || scene.api.asked_for(PODS) > before + 1);
         assert!(!agent.logged().iter().any(|line| line.contains("again")));
     });
 }

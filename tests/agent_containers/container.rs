@@ -2,7 +2,8 @@
 
 use crate::cgroup::Cgroup;
 use crate::node;
-use crate::scene::{DESTINATION, Pod, SLOW, wait_until};
+use crate::scene::{DESTINATION, Pod, SLOW};
+use crate::support::wait::until_within;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -54,7 +55,7 @@ impl<'a> Container<'a> {
         // It enters the control group first.
         let netns = |path: &Path| std::fs::metadata(path).map(|file| file.ino()).ok();
         let (own, wanted) = (PathBuf::from(format!("/proc/{}/ns/net", process.id())), netns(&pod.netns()));
-        wait_until("the process is in the pod", SLOW, || netns(&own) == wanted);
+        until_within(SLOW, "the process is in the pod", || netns(&own) == wanted);
         Self { pod, name, id, group, process, commands, answers }
     }
 

@@ -1,7 +1,8 @@
 //! The end of a bypass: the proxy accepts connections, or the container exits.
 
 use crate::container::Container;
-use crate::scene::{SLOW, SOON, VAULT, WEB, scene, wait_until};
+use crate::scene::{SLOW, SOON, VAULT, WEB, scene};
+use crate::support::wait::until_within;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -13,7 +14,7 @@ fn the_bypass_ends_when_the_proxy_listens_and_established_connections_continue()
         let mut vault = plugin.run(&pod, VAULT);
         assert_eq!(vault.open(), "direct");
         let proxy = pod.start_proxy();
-        wait_until("a new connection is captured", SOON, || vault.connect() == "sidecar");
+        until_within(SOON, "a new connection is captured", || vault.connect() == "sidecar");
         assert_eq!(vault.use_open(), "direct");
         let message = scene.wait_for_event(&pod, "DetourBypassEnded", VAULT);
         assert!(message.contains("the proxy accepts connections"), "{message}");
@@ -106,7 +107,7 @@ fn an_agent_that_starts_after_the_proxy_ends_the_bypass() {
         let agent = scene.agent();
         let _plugin = runtime.register(&[&pod], &[&vault]);
         agent.wait_for_log("registered at the container runtime");
-        wait_until("a new connection is captured", SOON, || vault.connect() == "sidecar");
+        until_within(SOON, "a new connection is captured", || vault.connect() == "sidecar");
         scene.wait_for_event(&pod, "DetourBypassEnded", VAULT);
     });
 }

@@ -2,7 +2,8 @@
 
 use crate::agent_process::SETTLED;
 use crate::program::program;
-use crate::scene::{Pod, SLOW, Scene, VAULT, WEB, scene, wait_until};
+use crate::scene::{Pod, SLOW, Scene, VAULT, WEB, scene};
+use crate::support::wait::until_within;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::process::Command;
@@ -92,7 +93,7 @@ fn the_reports_follow_a_bypass_from_the_start_of_the_container_to_its_end() {
 
         drop(plugin);
         drop(runtime);
-        wait_until("the connection ends", SLOW, || check(scene, &pod, "containers-registered").0 == "fail");
+        until_within(SLOW, "the connection ends", || check(scene, &pod, "containers-registered").0 == "fail");
         let (_, found) = check(scene, &pod, "containers-registered");
         assert!(found.ends_with("; excluded containers start captured"), "{found}");
         agent.end(Signal::SIGKILL);

@@ -1,7 +1,8 @@
 //! The table of excluded containers after another process deleted it.
 
 use crate::container::Container;
-use crate::scene::{SLOW, WEB, scene, wait_until};
+use crate::scene::{SLOW, WEB, scene};
+use crate::support::wait::until_within;
 use serde_json::json;
 
 #[test]
@@ -60,7 +61,7 @@ fn a_deleted_table_is_restored_before_a_container_starts() {
         scene.publish(&pod, "1");
         let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
         pod.delete_table();
-        wait_until("the table exists", SLOW, || pod.has_table());
+        until_within(SLOW, "the table exists", || pod.has_table());
         let mut web = plugin.run(&pod, WEB);
         assert_eq!(web.connect(), "direct");
     });

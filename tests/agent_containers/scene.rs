@@ -1,22 +1,22 @@
 //! A node with pods, agents, a simulated runtime and an API server that records Events.
 
-use crate::agent_node::{self, DEADLINE, ROOT, bind, mount_node, pause, write};
-use crate::agent_process::Agent;
+use crate::agent_node::{self, ROOT, bind, mount_node, write};
+use crate::agent_process::{Agent, write_account};
 use crate::api::{Api, NAMESPACES, PODS};
 use crate::cgroup;
 use crate::node::{self, Node, Process, Where, id, uid};
 use crate::program::program;
 use crate::runtime::{Plugin, Runtime};
-use crate::support::new_netns::tool_in;
-use nix::sched::{CloneFlags, setns};
+use crate::support::new_netns::{in_netns, tool_in};
+use crate::support::wait::{DEADLINE, until_within};
 use serde_json::{Value, json};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub(crate) const SOCKET: &str = "/run/nri/nri.sock";
 pub(crate) const AGENT_SOCKET: &str = "/run/detour/agent.sock";
@@ -57,9 +57,7 @@ impl Scene<'_> {
 
     /// Returns the arguments of an agent with the flag `--nri-socket`.
     pub(crate) fn arguments(&self) -> Vec<String> {
-        let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
-        write("/account/ca.crt", &authority.cert.pem());
-        let token = write("/account/token", "token");
+        write_account(&self.reach("/account"));
         let config = write("/agent-config.json", r#"{"chain": [{"type": "istio-redirect"}]}"#);
         vec![
             "agent".into(),
@@ -71,7 +69,7 @@ impl Scene<'_> {
             "--live-policy=off".into(),
             format!("--root={ROOT}"),
             format!("--api-server={}", self.api.url()),
-            format!("--service-account={}", token.parent().expect("a directory").display()),
+            format!("--service-account={}", self.reach("/account").display()),
             format!("--config={}", config.display()),
         ]
     }
@@ -242,11 +240,7 @@ impl Pod {
     /// Waits until the sets have exactly these elements.
     #[track_caller]
     pub(crate) fn wait_for_elements(&self, wanted: &[u64], limit: Duration) {
-        let deadline = Instant::now() + limit;
-        while self.elements() != wanted {
-            assert!(Instant::now() < deadline, "got {:?}, expected {wanted:?}", self.elements());
-            pause();
-        }
+        until_within(limit, &format!("elements {wanted:?}"), || self.elements() == wanted);
     }
 
     /// Starts the proxy. Dropping the result stops it.
@@ -282,13 +276,7 @@ impl Proxy {
 
 /// Serves a greeting at an address in a network namespace, and the same line for each line that a client sends.
 fn serve(netns: &Path, address: &str, greeting: &'static str) -> Proxy {
-    let listener = thread::scope(|scope| {
-        let listen = || {
-            setns(File::open(netns).expect("it lives"), CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
-            TcpListener::bind(address).expect("a port")
-        };
-        scope.spawn(listen).join().expect("it listens")
-    });
+    let listener = in_netns(netns, || TcpListener::bind(address).expect("a port"));
     let accepting = listener.try_clone().expect("a descriptor");
     thread::spawn(move || {
         for mut stream in accepting.incoming().map_while(Result::ok) {
@@ -300,16 +288,6 @@ fn serve(netns: &Path, address: &str, greeting: &'static str) -> Proxy {
         }
     });
     Proxy(listener)
-}
-
-/// Waits until a condition is true.
-#[track_caller]
-pub(crate) fn wait_until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + limit;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}: not within {} s", limit.as_secs_f32());
-        pause();
-    }
 }
 
 /// How long tests wait for a condition.

@@ -7,8 +7,8 @@ use crate::scene::{Scene, scene_of};
 use serde_json::{Value, json};
 
 /// Runs `work` with an API server and a node of its cluster.
-pub(crate) fn cluster(name: &str, work: impl FnOnce(&ControlPlane, &Scene<'_>) + Send) {
-    let plane = ControlPlane::start(name);
+pub(crate) fn cluster(work: impl FnOnce(&ControlPlane, &Scene<'_>) + Send) {
+    let plane = ControlPlane::start();
     let admin = plane.admin();
     let rules = json!([
         {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["get", "list", "watch"]},

@@ -28,7 +28,7 @@ fn condition(plane: &ControlPlane, pod: &str) -> Value {
 
 #[test]
 fn kubectl_shows_and_waits_for_the_condition() {
-    cluster("live-policy-condition", |plane, scene: &Scene<'_>| {
+    cluster(|plane, scene: &Scene<'_>| {
         let agent = scene.agent(&[]);
         let admin = plane.admin();
         // The kubelet, which decides about readiness, is not part of this test.

@@ -16,6 +16,8 @@ mod configuration;
 #[allow(dead_code, reason = "a part of it is used here")]
 #[path = "../apiserver/control_plane.rs"]
 mod control_plane;
+#[path = "../apiserver/etcd.rs"]
+mod etcd;
 mod followed;
 mod limits;
 mod many_pods;

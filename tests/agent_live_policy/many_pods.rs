@@ -6,8 +6,8 @@ use crate::scene::{Scene, until};
 use crate::traffic::{Traffic, retransmissions};
 use serde_json::json;
 
-const PODS: usize = 100;
-const CHANGES: u32 = 20;
+const PODS: usize = 30;
+const CHANGES: u32 = 8;
 
 /// Whether the rules that exclude this UID are committed.
 fn has_policy(pod: &Pod, uid: u32) -> bool {
@@ -17,7 +17,7 @@ fn has_policy(pod: &Pod, uid: u32) -> bool {
 
 #[test]
 fn all_pods_of_a_node_follow_their_namespace_and_no_long_connection_fails() {
-    cluster("live-policy-many", |plane, scene: &Scene<'_>| {
+    cluster(|plane, scene: &Scene<'_>| {
         let admin = plane.admin();
         let _agent = scene.agent(&[]);
         let pods: Vec<Pod> =

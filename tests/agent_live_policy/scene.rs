@@ -1,16 +1,15 @@
 //! A node with an agent, pods and an API server that records what is written.
 
 use crate::agent_node::{self, ROOT, mount_node, reach, write};
-pub(crate) use crate::agent_node::{DEADLINE, pause, until};
 use crate::agent_process::{Agent, SETTLED};
 use crate::api::{Api, NAMESPACES, PODS};
 use crate::node::{self, Node};
 use crate::pod::Pod;
+use crate::support::health::fetch;
+pub(crate) use crate::support::wait::{DEADLINE, pause, until};
 use detour_cni::cluster::agent::{PoliciesReport, pod_policies};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
 use std::time::Instant;
 
@@ -150,9 +149,6 @@ pub(crate) fn conditions(api: &Api) -> Vec<Value> {
 
 /// Returns a sample of the metrics of the agent with this health address.
 pub(crate) fn sample(address: &str, series: &str) -> Option<u32> {
-    let mut stream = TcpStream::connect(address).expect("it listens");
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it reads");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("it answers");
+    let (_, text) = fetch(address, "/metrics");
     text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?.trim().parse().ok()
 }

@@ -3,9 +3,7 @@
 use crate::node::{Process, Where, id};
 use crate::pod::Pod;
 use crate::scene::Scene;
-use crate::support::new_netns::tool_in;
-use nix::sched::{CloneFlags, setns};
-use std::fs::File;
+use crate::support::new_netns::{in_netns, tool_in};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -100,15 +98,4 @@ fn serve(netns: &Path, address: &str) {
             thread::spawn(move || echo(stream));
         }
     });
-}
-
-/// Runs `work` in a network namespace: the socket that it creates stays there.
-fn in_netns<T: Send>(netns: &Path, work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let run = || {
-            setns(File::open(netns).expect("there"), CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
-            work()
-        };
-        scope.spawn(run).join().expect("no panic")
-    })
 }

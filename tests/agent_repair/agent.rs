@@ -1,10 +1,10 @@
 //! A running agent, from the watch of a pod to its rules.
 
-use crate::agent_node::until;
 use crate::agent_process::Agent;
 use crate::api::{Api, NAMESPACES, PODS};
 use crate::kernel::Kernel;
 use crate::scene::{Scene, scene};
+use crate::support::wait::until;
 use serde_json::json;
 
 fn start(scene: &Scene<'_>, api: &Api) -> Agent {

@@ -2,10 +2,9 @@
 
 use crate::pod::Pod;
 use crate::scene::{Scene, event, one, scene};
+use crate::support::new_netns::in_netns;
 use detour_cni::agent::pods::{Cause, RepairOutcome};
-use nix::sched::{CloneFlags, setns};
 use nix::unistd::{Uid, setfsuid};
-use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
@@ -23,13 +22,10 @@ struct Link {
 
 /// Runs `work` in the pod's network namespace, with sockets owned by `uid`.
 fn inside<T: Send>(pod: &Pod, uid: u32, work: impl FnOnce() -> T + Send) -> T {
-    let enter = || {
-        let netns = File::open(pod.netns()).expect("it is there");
-        setns(netns, CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+    in_netns(&pod.netns(), || {
         setfsuid(Uid::from_raw(uid));
         work()
-    };
-    std::thread::scope(|scope| scope.spawn(enter).join()).expect("it ends well")
+    })
 }
 
 impl Link {

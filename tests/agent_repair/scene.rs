@@ -3,6 +3,7 @@
 use crate::node::{self, Node};
 use crate::pod::Pod;
 use crate::server::{Answer, Request, Server};
+use crate::support::agent_process::write_account;
 use detour_cni::agent::install::{EditedList, HostPath, HostRoot, InstallRecord, NodeFiles};
 use detour_cni::agent::pods::{ObservedNode, PodReconciler, RepairResult};
 use detour_cni::agent::{Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RepairSettings};
@@ -141,12 +142,7 @@ impl Scene<'_> {
     /// Returns the agent's account.
     pub(crate) fn account(&self) -> ServiceAccount {
         let directory = self.node.root.join("account");
-        // Once: a thread may read the files.
-        if !directory.exists() {
-            let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
-            self.write("/account/ca.crt", &authority.cert.pem());
-            self.write("/account/token", "token");
-        }
+        write_account(&directory);
         ServiceAccount::new(self.api.http(), directory)
     }
 

@@ -8,7 +8,7 @@ use std::fs;
 
 #[test]
 fn every_manifest_is_accepted() {
-    let plane = ControlPlane::start("accepted");
+    let plane = ControlPlane::start();
     let admin = plane.admin();
     prepare(&admin);
     for platform in ["kubernetes", "openshift"] {

@@ -1,16 +1,15 @@
 //! A node that was off for a month: the plugin's token has expired, and the agent starts with or without an API server.
 
 use crate::node::{Node, OWN_LIST, SETTLED, meshed_pod, on_a_node};
-use crate::sandbox::Sandbox;
 use crate::shipped::{NAMESPACE, base, cluster};
+use crate::support::health::get;
+use crate::support::netns_pod::Pod;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{Ipv6Addr, TcpStream};
 
-const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist");
+const CALICO: &str = include_str!("../golden/10-calico.conflist");
 const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
 
 /// Replaces the plugin's token by one that expired in 2001. The API server answers 401 in any case, because the
@@ -29,27 +28,22 @@ fn expire_token(node: &Node<'_>) -> String {
 fn leave_expired_token(node: &Node<'_>) -> String {
     let agent = node.start_agent("a");
     agent.wait_for_log(SETTLED);
-    assert!(agent.end().0.success());
+    assert!(agent.ended().0.success());
     expire_token(node)
 }
 
 #[track_caller]
 fn the_pod_starts(node: &Node<'_>, pod: &Value) {
-    let sandbox = Sandbox::new();
+    let sandbox = Pod::new();
     node.call_with("ADD", &sandbox, pod, &annotations(pod)).expect("added");
     assert!(sandbox.redirects());
     node.call("DEL", &sandbox, pod).expect("deleted");
 }
 
-/// Returns the agent's readiness: the status line and the body.
+/// Returns the status of the agent's readiness.
 fn readiness(serving: &str) -> String {
     let (_, port) = serving.rsplit_once(':').expect("an address");
-    let port: u16 = port.trim().parse().expect("a port");
-    let mut stream = TcpStream::connect((Ipv6Addr::LOCALHOST, port)).expect("the agent listens");
-    stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").expect("written");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("an answer");
-    text
+    get(&format!("[::1]:{}", port.trim()), "/readyz").0
 }
 
 fn annotations(pod: &Value) -> Value {
@@ -59,7 +53,7 @@ fn annotations(pod: &Value) -> Value {
 /// Checks that a pod with a sidecar fails with this code and text, and that one without starts.
 #[track_caller]
 fn only_the_pod_with_a_sidecar_waits(node: &Node<'_>, pod: &Value, code: u64, part: &str) {
-    let (sandbox, plain) = (Sandbox::new(), Sandbox::new());
+    let (sandbox, plain) = (Pod::new(), Pod::new());
     let refused = node.call_with("ADD", &sandbox, pod, &annotations(pod)).expect_err("it waits");
     assert_eq!(refused["code"], code, "{refused}");
     let text = format!("{}: {}", refused["msg"], refused["details"]);
@@ -74,7 +68,7 @@ fn only_the_pod_with_a_sidecar_waits(node: &Node<'_>, pod: &Value, code: u64, pa
 
 #[test]
 fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent() {
-    let plane = cluster("expired", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
@@ -87,14 +81,14 @@ fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent() {
         second.wait_for_log(SETTLED);
         assert_ne!(node.plugin_token(), expired);
         second.wait_for_log("the plugin is ready on this node");
-        assert!(readiness(&serving).starts_with("HTTP/1.1 200"));
+        assert!(readiness(&serving) == "200");
         the_pod_starts(node, &pod);
     });
 }
 
 #[test]
 fn without_a_valid_token_and_an_api_server_the_agent_still_restores_the_configuration_list() {
-    let plane = cluster("expired-outage", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
@@ -108,8 +102,7 @@ fn without_a_valid_token_and_an_api_server_the_agent_still_restores_the_configur
         second.wait_for_log("write /etc/cni/net.d/00-detour.conflist");
         assert!(node.read(OWN_LIST).contains("\"detour\""), "{}", node.read(OWN_LIST));
         assert_eq!(node.plugin_token(), expired);
-        let ready = readiness(&serving);
-        assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+        assert_eq!(readiness(&serving), "503");
         only_the_pod_with_a_sidecar_waits(node, &pod, 11, "no usable answer");
 
         plane.start_api();

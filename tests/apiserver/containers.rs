@@ -3,8 +3,8 @@
 
 use crate::control_plane::ControlPlane;
 use crate::node::{SETTLED, meshed_pod, on_a_node};
-use crate::sandbox::Sandbox;
 use crate::shipped::{NAMESPACE, apply, chart, prepare};
+use crate::support::netns_pod::Pod;
 use serde_json::json;
 
 #[test]
@@ -16,7 +16,7 @@ fn the_shipped_agent_creates_an_event_if_an_excluded_container_starts_captured()
         "config.chain[1].type=container-exclude",
         "config.chain[1].containers={app}",
     ];
-    let (plane, objects) = (ControlPlane::start("containers"), chart(&values));
+    let (plane, objects) = (ControlPlane::start(), chart(&values));
     let admin = plane.admin();
     prepare(&admin);
     apply(&admin, &objects);
@@ -24,7 +24,7 @@ fn the_shipped_agent_creates_an_event_if_an_excluded_container_starts_captured()
     on_a_node(&plane, &objects, |node| {
         let agent = node.start_agent("detour-agent-x");
         agent.wait_for_logs(&[SETTLED, "not registered at the container runtime"]);
-        let sandbox = Sandbox::new();
+        let sandbox = Pod::new();
         sandbox.pin(&pod);
         node.call("ADD", &sandbox, &pod).expect("added");
         let kind = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"namespace": "shop"}});
@@ -35,8 +35,8 @@ fn the_shipped_agent_creates_an_event_if_an_excluded_container_starts_captured()
                 && message.contains("container app started captured")
                 && message.contains("nri.sock: socket not found")
         };
-        plane.until(|_| admin.list(&kind).expect("allowed").iter().any(is_capture));
-        assert!(agent.end().0.success());
+        plane.until(|| admin.list(&kind).expect("allowed").iter().any(is_capture));
+        assert!(agent.ended().0.success());
     });
     let user = format!("system:serviceaccount:{NAMESPACE}:detour-agent");
     let refused = plane.audit().into_iter().filter(|event| event["user"]["username"] == user.as_str());

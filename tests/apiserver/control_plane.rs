@@ -1,14 +1,17 @@
-//! Processes of etcd and kube-apiserver, which end with this one.
+//! Processes of etcd and kube-apiserver. The tests share them one after the other: each one finds a new cluster.
 
 use crate::certificates;
 use crate::client::Client;
+use crate::etcd;
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::net::TcpListener;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,14 +26,56 @@ rules:
   - level: None
 ";
 const DEADLINE: Duration = Duration::from_secs(60);
+/// The Service of the API server.
+const KUBERNETES: &str = "/api/v1/namespaces/default/services/kubernetes";
 
-/// An API server with a store of its own, on loopback.
-pub(crate) struct ControlPlane {
+/// The servers that no test uses.
+static IDLE: Mutex<Vec<Arc<Servers>>> = Mutex::new(Vec::new());
+static STARTED: AtomicU64 = AtomicU64::new(0);
+
+/// An API server and its etcd on loopback, which only this test uses, with the objects of a new cluster.
+pub(crate) struct ControlPlane(Arc<Servers>);
+
+impl ControlPlane {
+    pub(crate) fn start() -> Self {
+        let idle = IDLE.lock().expect("no panic while locked").pop();
+        let servers = idle.unwrap_or_else(|| Arc::new(Servers::start()));
+        servers.reset();
+        Self(servers)
+    }
+}
+
+impl Deref for ControlPlane {
+    type Target = Servers;
+
+    fn deref(&self) -> &Servers {
+        &self.0
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        // A failed test leaves its servers as they are.
+        if !thread::panicking() {
+            IDLE.lock().expect("no panic while locked").push(Arc::clone(&self.0));
+        }
+    }
+}
+
+/// The processes, which end with this one.
+pub(crate) struct Servers {
+    /// The servers' files.
+    files: PathBuf,
+    /// The files of this test.
     pub(crate) directory: PathBuf,
     pub(crate) port: u16,
     etcd_port: u16,
     admin: (String, String),
     processes: Mutex<Processes>,
+    /// The objects of a new cluster, and the API groups that it serves.
+    new: Mutex<(etcd::Objects, Value)>,
+    /// The length of the audit log when this test began.
+    audited: AtomicU64,
 }
 
 struct Processes {
@@ -41,35 +86,65 @@ struct Processes {
     api: Option<Child>,
 }
 
-impl ControlPlane {
+impl Servers {
     /// Starts the processes, and waits until the API server is ready.
-    pub(crate) fn start(name: &str) -> Self {
+    fn start() -> Self {
         let started = Instant::now();
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("apiserver-{name}"));
-        let _ = fs::remove_dir_all(&directory);
-        fs::create_dir_all(&directory).expect("writable");
-        fs::write(directory.join("audit.yaml"), AUDIT).expect("writable");
-        let admin = certificates::write(&directory);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let files = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("apiserver-{number}"));
+        let directory = files.join("test");
+        let _ = fs::remove_dir_all(&files);
+        fs::create_dir_all(&files).expect("writable");
+        fs::write(files.join("audit.yaml"), AUDIT).expect("writable");
+        let admin = certificates::write(&files);
         let (port, etcd_port, peer_port) = free_ports();
         let starter = Starter::new();
         let mut etcd = Command::new("etcd");
         let (clients, peers) = (format!("http://127.0.0.1:{etcd_port}"), format!("http://127.0.0.1:{peer_port}"));
-        let data = directory.join("etcd");
+        let data = files.join("etcd");
         etcd.arg("--data-dir").arg(&data);
         etcd.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
         etcd.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
         etcd.args(["--initial-cluster", &format!("default={peers}"), "--unsafe-no-fsync"]);
-        let etcd = starter.start(etcd, log(&directory, "etcd.log"));
+        let etcd = starter.start(etcd, log(&files, "etcd.log"));
         let processes = Mutex::new(Processes { starter, data, etcd, api: None });
-        let plane = Self { directory, port, etcd_port, admin, processes };
-        plane.start_api();
-        println!("{name}: kube-apiserver is ready after {:.1} s", started.elapsed().as_secs_f32());
-        plane
+        let (new, audited) = (Mutex::default(), AtomicU64::new(0));
+        let servers = Self { files, directory, port, etcd_port, admin, processes, new, audited };
+        servers.start_api();
+        let admin = servers.admin();
+        // The API server creates them when it is ready.
+        let namespaces = ["default", "kube-node-lease", "kube-public", "kube-system"];
+        let created = |name: &&str| admin.get_path(&format!("/api/v1/namespaces/{name}")).is_ok();
+        servers.until(|| namespaces.iter().all(created) && admin.get_path(KUBERNETES).is_ok());
+        *servers.new.lock().expect("no panic while locked") = (etcd::objects(etcd_port), servers.groups());
+        println!("kube-apiserver is ready after {:.1} s", started.elapsed().as_secs_f32());
+        servers
+    }
+
+    /// Restores the objects of a new cluster.
+    fn reset(&self) {
+        if self.processes.lock().expect("no panic while locked").api.is_none() {
+            self.start_api();
+        }
+        let _ = fs::remove_dir_all(&self.directory);
+        fs::create_dir_all(&self.directory).expect("writable");
+        let new = self.new.lock().expect("no panic while locked");
+        etcd::restore(self.etcd_port, &new.0);
+        self.until(|| self.groups() == new.1);
+        self.audited.store(fs::metadata(self.audit_log()).map_or(0, |file| file.len()), Ordering::Relaxed);
+    }
+
+    fn groups(&self) -> Value {
+        self.admin().get_path("/apis").expect("allowed")
+    }
+
+    fn audit_log(&self) -> PathBuf {
+        self.files.join("audit.log")
     }
 
     /// Starts the API server on what etcd has.
     pub(crate) fn start_api(&self) {
-        let file = |name: &str| self.directory.join(name).display().to_string();
+        let file = |name: &str| self.files.join(name).display().to_string();
         let mut api = Command::new(program());
         api.args([
             format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
@@ -91,12 +166,12 @@ impl ControlPlane {
             "--authorization-mode=RBAC",
         ]);
         let mut processes = self.processes.lock().expect("no panic while locked");
-        let mut api = processes.starter.start(api, log(&self.directory, "kube-apiserver.log"));
+        let mut api = processes.starter.start(api, log(&self.files, "kube-apiserver.log"));
         let client = self.admin();
         let deadline = Instant::now() + DEADLINE;
         while !client.is_ready() {
             let ended = api.try_wait().expect("a child");
-            let logs = self.directory.display();
+            let logs = self.files.display();
             assert!(ended.is_none() && Instant::now() < deadline, "kube-apiserver: {ended:?}; see the logs in {logs}");
         }
         processes.api = Some(api);
@@ -114,7 +189,7 @@ impl ControlPlane {
 
     /// Returns its certificate authority as PEM.
     pub(crate) fn authority(&self) -> String {
-        fs::read_to_string(self.directory.join("ca.crt")).expect("written")
+        fs::read_to_string(self.files.join("ca.crt")).expect("written")
     }
 
     /// Returns a client with all rights.
@@ -150,7 +225,7 @@ impl ControlPlane {
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
             "clusters": [{"name": "test", "cluster": {
-                "server": self.server(), "certificate-authority": self.directory.join("ca.crt"),
+                "server": self.server(), "certificate-authority": self.files.join("ca.crt"),
             }}],
             "users": [{"name": "admin", "user": {"client-certificate": crt, "client-key": pem}}],
         });
@@ -166,9 +241,9 @@ impl ControlPlane {
 
     /// Waits for a condition.
     #[track_caller]
-    pub(crate) fn until(&self, holds: impl Fn(&Self) -> bool) {
+    pub(crate) fn until(&self, holds: impl Fn() -> bool) {
         let deadline = Instant::now() + DEADLINE;
-        while !holds(self) {
+        while !holds() {
             assert!(Instant::now() < deadline, "the condition was not met in time");
             thread::park_timeout(Duration::from_millis(20));
         }
@@ -176,8 +251,9 @@ impl ControlPlane {
 
     /// Returns the audit events of service accounts.
     pub(crate) fn audit(&self) -> Vec<Value> {
-        let text = fs::read_to_string(self.directory.join("audit.log")).expect("written");
-        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+        let text = fs::read_to_string(self.audit_log()).expect("written");
+        let begin = usize::try_from(self.audited.load(Ordering::Relaxed)).expect("a length");
+        text[begin..].lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::control_plane::ControlPlane;
 use crate::node::{Node, SETTLED, meshed_pod, on_a_node};
-use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, cluster};
+use crate::support::netns_pod::Pod;
 use detour_cni::cluster::{DefinitionQuery, Lookup, ObjectRef, UserApi};
 use serde_json::json;
 use std::fs;
@@ -23,26 +23,26 @@ fn informed(node: &Node<'_>) -> crate::node::Agent {
 
 #[test]
 fn an_add_sends_no_request_and_needs_no_api_server() {
-    let plane = cluster("facts", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
         let agent = informed(node);
         let before = asked(&plane, "detour-agent");
-        let sandbox = Sandbox::new();
+        let sandbox = Pod::new();
         node.call("ADD", &sandbox, &pod).expect("added");
         assert!(sandbox.redirects());
         agent.wait_for_log("ADD");
         assert_eq!((asked(&plane, "detour-agent"), asked(&plane, "detour-plugin")), (before, 0));
 
         plane.kill_api();
-        let another = Sandbox::new();
+        let another = Pod::new();
         node.call("ADD", &another, &pod).expect("added from the cache");
         assert!(another.redirects());
 
         plane.start_api();
         let late = meshed_pod(&admin, "web-1");
-        let third = Sandbox::new();
+        let third = Pod::new();
         node.call("ADD", &third, &late).expect("added");
         assert!(third.redirects());
         assert_eq!(asked(&plane, "detour-plugin"), 0);
@@ -51,7 +51,7 @@ fn an_add_sends_no_request_and_needs_no_api_server() {
 
 #[test]
 fn a_resource_type_that_is_created_later_is_watched() {
-    let plane = ControlPlane::start("late-type");
+    let plane = ControlPlane::start();
     let admin = plane.admin();
     let (namespaces, types) = (shipped::namespaces(), shipped::types());
     let objects = shipped::chart(&["primaryPlugin.enabled=true"]);
@@ -79,7 +79,7 @@ fn a_resource_type_that_is_created_later_is_watched() {
 /// What `detour audit` asks, with the rights of the agent and with those of the plugin.
 #[test]
 fn the_agent_can_list_the_pods_of_a_node_and_all_namespaces() {
-    let plane = cluster("audit", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     // More than a page.

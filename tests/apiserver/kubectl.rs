@@ -3,8 +3,8 @@
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::node::{Kubelet, NAME, Node, SETTLED, meshed_pod, on_a_node};
-use crate::sandbox::Sandbox;
 use crate::shipped::{NAMESPACE, apply, chart, cluster_with, manifests, objects, of_kind};
+use crate::support::netns_pod::Pod;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -84,7 +84,7 @@ struct Scene<'a> {
 
 fn scene(name: &str, values: &[&str], work: impl FnOnce(&Scene<'_>) + Send) {
     let objects = chart(values);
-    let plane = cluster_with(name, &objects);
+    let plane = cluster_with(&objects);
     on_a_node(&plane, &objects, |node| {
         let machine = Machine::new(name, &plane.admin_kubeconfig());
         work(&Scene { plane: &plane, admin: plane.admin(), objects: &objects, node, machine });
@@ -156,7 +156,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
         );
 
         scene.agent_pod(|_| {});
-        let sandbox = Sandbox::new();
+        let sandbox = Pod::new();
         sandbox.pin(&pod);
         let agent = scene.node.start_agent("detour-agent-x");
         agent.wait_for_log(SETTLED);
@@ -319,7 +319,7 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
         let token = json!({"token": scene.admin.token("shop", "user")});
         machine.write("kubeconfig", &scene.plane.kubeconfig_of(&token).to_string());
         let lacks = "lack the right to create and get pods/exec in namespace kube-system";
-        scene.plane.until(|_| machine.detour(&["doctor", "web-0"]).stderr.contains(lacks));
+        scene.plane.until(|| machine.detour(&["doctor", "web-0"]).stderr.contains(lacks));
         fails(&["doctor", "web-0"], 1, lacks);
         fails(&["check"], 1, "lack the right to list nodes");
         // The shipped role suffices, also for check.
@@ -329,7 +329,7 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
         apply(&scene.admin, &objects(&text.replace(group, "name: system:serviceaccounts:shop")));
         scene
             .plane
-            .until(|_| machine.detour(&["check", "-o", "json"]).json_or_null()["nodes"][0]["version"].is_string());
+            .until(|| machine.detour(&["check", "-o", "json"]).json_or_null()["nodes"][0]["version"].is_string());
         let doctor = machine.detour(&["doctor", "web-0", "-o", "json"]);
         assert!(doctor.json()["checks"].is_array(), "{doctor:?}");
 
@@ -340,7 +340,7 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
         );
         assert!(explain.stderr.contains("lack the right to get namespaces"), "{explain:?}");
         apply(&scene.admin, &[role(&["get", "list"], &["pods", "namespaces"])]);
-        scene.plane.until(|_| {
+        scene.plane.until(|| {
             let run = machine.run(
                 Path::new(env!("CARGO_BIN_EXE_detour")),
                 &["explain", "-n", "shop", "web-0", "-o", "json"],

@@ -7,6 +7,7 @@ mod certificates;
 mod client;
 mod containers;
 mod control_plane;
+mod etcd;
 mod facts;
 mod kubectl;
 mod mounts;
@@ -18,4 +19,6 @@ mod rights;
 mod sandbox;
 mod service_mesh;
 mod shipped;
+#[path = "../support/mod.rs"]
+mod support;
 mod tokens;

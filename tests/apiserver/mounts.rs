@@ -1,12 +1,12 @@
 //! The agent's pod mounts every directory that the agent writes to.
 
 use crate::node::{OWN_LIST, SETTLED, on_a_node};
-use crate::shipped::{base, cluster, of_kind};
+use crate::shipped::{base, cluster_with, of_kind};
 
 #[test]
 fn the_agent_writes_only_to_mounted_volumes() {
     for (platform, conf) in [("kubernetes", OWN_LIST), ("openshift", "etc/cni/multus/net.d/istio-cni.conf")] {
-        let plane = cluster(&format!("mounts-{platform}"), platform);
+        let plane = cluster_with(&base(platform));
         let objects = base(platform);
         on_a_node(&plane, &objects, |node| {
             let before = node.files();

@@ -2,36 +2,33 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::sandbox::{self, Sandbox};
+use crate::sandbox;
 use crate::shipped::{NAMESPACE, of_kind};
+pub(crate) use crate::support::agent_process::{Agent, SETTLED};
+use crate::support::called::Called;
+use crate::support::netns_pod::Pod;
 use detour_cni::cluster::{Cluster, source};
 use detour_cni::cni::configuration;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
 
-const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist");
+const CALICO: &str = include_str!("../golden/10-calico.conflist");
 pub(crate) const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 /// The agent's own list, which the runtime uses because it sorts first.
 pub(crate) const OWN_LIST: &str = "etc/cni/net.d/00-detour.conflist";
 pub(crate) const NAME: &str = "node-1";
-pub(crate) const SETTLED: &str = "the node has the desired state";
 /// The mount point of the node's file system in the agent's container.
 const ROOT: &str = "/mnt";
 /// The directory of a pod's service account.
 const ACCOUNT: &str = "/run/secrets/kubernetes.io/serviceaccount";
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Runs `work` on a node with a cluster network, in a mount namespace of its own. `objects` are those
 /// that were applied.
@@ -180,7 +177,7 @@ impl Node<'_> {
                 .replace(":8000", ":0")
         });
         let mut command = self.in_container(name, Path::new(env!("CARGO_BIN_EXE_detour")));
-        Agent::start(command.args(arguments))
+        Agent::of(command.args(arguments))
     }
 
     /// Serves exec as a kubelet does: commands run as processes on this node, with the environment of the agent's
@@ -222,7 +219,7 @@ impl Node<'_> {
     }
 
     /// Calls the plugin as the node's runtime does, for a pod as the API knows it.
-    pub(crate) fn call(&self, verb: &str, sandbox: &Sandbox, pod: &Value) -> Result<(), Value> {
+    pub(crate) fn call(&self, verb: &str, sandbox: &Pod, pod: &Value) -> Result<(), Value> {
         self.call_with(verb, sandbox, pod, &json!({}))
     }
 
@@ -230,7 +227,7 @@ impl Node<'_> {
     pub(crate) fn call_with(
         &self,
         verb: &str,
-        sandbox: &Sandbox,
+        sandbox: &Pod,
         pod: &Value,
         runtime_config: &Value,
     ) -> Result<(), Value> {
@@ -241,7 +238,7 @@ impl Node<'_> {
         conf["cniVersion"] = list["cniVersion"].clone();
         conf["runtimeConfig"] = runtime_config.clone();
         conf["prevResult"] = json!({
-            "cniVersion": list["cniVersion"], "interfaces": [{"name": "eth0", "sandbox": sandbox.path()}],
+            "cniVersion": list["cniVersion"], "interfaces": [{"name": "eth0", "sandbox": sandbox.netns()}],
             "ips": [{"interface": 0, "address": "10.88.0.2/24"}],
         });
         let text = |path: &[&str]| path.iter().fold(pod, |value, key| &value[key]).as_str().expect("text").to_owned();
@@ -251,23 +248,17 @@ impl Node<'_> {
             text(&["metadata", "name"]),
             text(&["metadata", "uid"]),
         );
-        let mut plugin = Command::new(self.path("opt/cni/bin/detour"))
+        let mut plugin = Command::new(self.path("opt/cni/bin/detour"));
+        plugin
             .env_clear()
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", &sandbox.container_id)
-            .env("CNI_NETNS", sandbox.path())
+            .env("CNI_NETNS", sandbox.netns())
             .env("CNI_IFNAME", "eth0")
             .env("CNI_PATH", "/opt/cni/bin")
-            .env("CNI_ARGS", arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("it is installed");
-        plugin.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("it reads");
-        let output = plugin.wait_with_output().expect("it ends");
-        let answer = || serde_json::from_slice(&output.stdout).expect("JSON");
-        if output.status.success() { Ok(()) } else { Err(answer()) }
+            .env("CNI_ARGS", arguments);
+        let called = Called::run(&mut plugin, &conf);
+        if called.success { Ok(()) } else { Err(called.stdout) }
     }
 }
 
@@ -308,77 +299,6 @@ pub(crate) struct Kubelet {
 }
 
 impl Drop for Kubelet {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// A running agent.
-pub(crate) struct Agent {
-    process: Child,
-    lines: Receiver<String>,
-}
-
-impl Agent {
-    fn start(command: &mut Command) -> Self {
-        let mut process = command.stderr(Stdio::piped()).spawn().expect("it starts");
-        let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
-        let (sender, lines) = channel();
-        thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                // Printed if the test fails.
-                println!("agent: {line}");
-                if sender.send(line).is_err() {
-                    break;
-                }
-            }
-        });
-        Self { process, lines }
-    }
-
-    /// Waits for a log line that contains `part`. Returns it.
-    #[track_caller]
-    pub(crate) fn wait_for_log(&self, part: &str) -> String {
-        let mut before = Vec::new();
-        loop {
-            match self.lines.recv_timeout(DEADLINE) {
-                Ok(line) if line.contains(part) => return line,
-                Ok(line) => before.push(line),
-                Err(why) => panic!("{part:?} was not logged ({why}), but {before:#?}"),
-            }
-        }
-    }
-
-    /// Waits for log lines that contain these parts, in any order.
-    #[track_caller]
-    pub(crate) fn wait_for_logs(&self, parts: &[&str]) {
-        let mut left = parts.to_vec();
-        while !left.is_empty() {
-            match self.lines.recv_timeout(DEADLINE) {
-                Ok(line) => left.retain(|part| !line.contains(part)),
-                Err(why) => panic!("{left:?} were not logged: {why}"),
-            }
-        }
-    }
-
-    /// Ends the agent with SIGTERM. Returns its exit status and its last log lines.
-    pub(crate) fn end(mut self) -> (ExitStatus, Vec<String>) {
-        let id = i32::try_from(self.process.id()).expect("an id");
-        kill(Pid::from_raw(id), Signal::SIGTERM).expect("it is there");
-        let status = self.process.wait().expect("it ends");
-        let mut logged = Vec::new();
-        loop {
-            match self.lines.recv_timeout(DEADLINE) {
-                Ok(line) => logged.push(line),
-                Err(RecvTimeoutError::Disconnected) => return (status, logged),
-                Err(RecvTimeoutError::Timeout) => panic!("its log does not end"),
-            }
-        }
-    }
-}
-
-impl Drop for Agent {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

@@ -17,14 +17,14 @@ fn delete(admin: &Client, objects: &[Value], kinds: &[&str]) {
 
 #[test]
 fn the_plugin_stays_during_a_rollout() {
-    let plane = cluster("rollout", "kubernetes");
+    let plane = cluster();
     let objects = base("kubernetes");
     on_a_node(&plane, &objects, |node| {
         let old = node.start_agent("old");
         old.wait_for_log(SETTLED);
         let change = json!({"spec": {"template": {"metadata": {"annotations": {"a": "b"}}}}});
         plane.admin().merge(of_kind(&objects, "DaemonSet"), &change).expect("changed");
-        let (status, logged) = old.end();
+        let (status, logged) = old.ended();
         assert!(status.success() && node.is_installed(), "{logged:#?}");
         assert!(logged.last().expect("a line").contains("stays on the node"), "{logged:#?}");
     });
@@ -40,7 +40,7 @@ fn the_plugin_is_removed_with_the_daemonset_in_any_order_of_deletion() {
     kubectl.extend(RIGHTS);
     kubectl.push("DaemonSet");
     for (name, order) in [("helm-uninstall", helm), ("kubectl-delete", kubectl), ("alone", vec!["DaemonSet"])] {
-        let plane = cluster(name, "kubernetes");
+        let plane = cluster();
         let admin = plane.admin();
         on_a_node(&plane, &objects, |node| {
             let agent = node.start_agent("a");
@@ -48,7 +48,7 @@ fn the_plugin_is_removed_with_the_daemonset_in_any_order_of_deletion() {
             until_watched(&plane);
             delete(&admin, &objects, &order);
             // The kubelet ends the pod later.
-            let (status, logged) = agent.end();
+            let (status, logged) = agent.ended();
             assert!(status.success() && !node.is_installed(), "{name}: {logged:#?}");
             assert!(logged.last().expect("a line").contains("was removed from the node"), "{name}: {logged:#?}");
         });
@@ -58,7 +58,7 @@ fn the_plugin_is_removed_with_the_daemonset_in_any_order_of_deletion() {
 /// A restarted server has no earlier changes: the DaemonSet's resource version is too old for a watch.
 #[test]
 fn the_plugin_is_removed_with_the_daemonset_after_a_restart_of_the_api_server() {
-    let plane = cluster("restart", "kubernetes");
+    let plane = cluster();
     let (admin, objects) = (plane.admin(), base("kubernetes"));
     on_a_node(&plane, &objects, |node| {
         let agent = node.start_agent("a");
@@ -71,16 +71,16 @@ fn the_plugin_is_removed_with_the_daemonset_after_a_restart_of_the_api_server() 
         plane.kill_api();
         let before = watches(&plane);
         plane.start_api();
-        plane.until(|plane| watches(plane) > before);
+        plane.until(|| watches(&plane) > before);
         delete(&admin, &objects, &["DaemonSet", "RoleBinding", "Role", "ClusterRoleBinding", "ClusterRole"]);
-        let (status, logged) = agent.end();
+        let (status, logged) = agent.ended();
         assert!(status.success() && !node.is_installed(), "{logged:#?}");
     });
 }
 
 #[test]
 fn a_daemonset_in_foreground_deletion_counts_as_deleted() {
-    let plane = cluster("foreground", "kubernetes");
+    let plane = cluster();
     let objects = base("kubernetes");
     on_a_node(&plane, &objects, |node| {
         let agent = node.start_agent("a");
@@ -90,20 +90,20 @@ fn a_daemonset_in_foreground_deletion_counts_as_deleted() {
         plane.admin().merge(daemon_set, &waits).expect("changed");
         plane.admin().delete(daemon_set).expect("marked");
         assert!(plane.admin().get(daemon_set).expect("still there")["metadata"]["deletionTimestamp"].is_string());
-        let (_, logged) = agent.end();
+        let (_, logged) = agent.ended();
         assert!(!node.is_installed(), "{logged:#?}");
     });
 }
 
 #[test]
 fn without_an_answer_the_plugin_stays_and_a_warning_is_logged() {
-    let plane = cluster("unknown", "kubernetes");
+    let plane = cluster();
     on_a_node(&plane, &base("kubernetes"), |node| {
         let agent = node.start_agent("a");
         agent.wait_for_log(SETTLED);
         plane.kill_api();
         let started = Instant::now();
-        let (status, logged) = agent.end();
+        let (status, logged) = agent.ended();
         assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
         assert!(status.success() && node.is_installed(), "{logged:#?}");
         let why = logged.iter().find(|line| line.contains("the plugin stays on the node; run")).expect("a warning");
@@ -113,7 +113,7 @@ fn without_an_answer_the_plugin_stays_and_a_warning_is_logged() {
 
 /// Waits until a watch of the DaemonSet was granted.
 fn until_watched(plane: &ControlPlane) {
-    plane.until(|plane| watches(plane) > 0);
+    plane.until(|| watches(plane) > 0);
 }
 
 /// Returns how many watches of DaemonSets were granted.

@@ -2,17 +2,17 @@
 
 use crate::control_plane::ControlPlane;
 use crate::node::{LIST, NAME, Node, SETTLED, events, meshed_pod, on_a_node};
-use crate::sandbox::Sandbox;
 use crate::shipped::{chart, cluster_with};
+use crate::support::netns_pod::Pod;
 use serde_json::{Value, json};
 
 /// A cluster with a pod on a node with an agent, and the chart with these values.
-fn with_an_agent(name: &str, values: &str, work: impl FnOnce(&ControlPlane, &Node<'_>, &Value, &Sandbox) + Send) {
+fn with_an_agent(values: &str, work: impl FnOnce(&ControlPlane, &Node<'_>, &Value, &Pod) + Send) {
     let objects = chart(&[values]);
-    let plane = cluster_with(name, &objects);
+    let plane = cluster_with(&objects);
     let pod = meshed_pod(&plane.admin(), "web-0");
     on_a_node(&plane, &objects, |node| {
-        let sandbox = Sandbox::new();
+        let sandbox = Pod::new();
         sandbox.pin(&pod);
         let agent = node.start_agent("a");
         agent.wait_for_log(SETTLED);
@@ -32,36 +32,36 @@ fn fails_validation(plane: &ControlPlane, pod: &Value) {
 
 #[test]
 fn a_pod_that_started_before_the_plugin_is_repaired_in_place() {
-    with_an_agent("in-place", "repair.enabled=true", |plane, node, pod, sandbox| {
-        plane.until(|_| sandbox.redirects());
-        plane.until(|plane| events(&plane.admin()) == ["DetourRepaired"]);
+    with_an_agent("repair.enabled=true", |plane, node, pod, sandbox| {
+        plane.until(|| sandbox.redirects());
+        plane.until(|| events(&plane.admin()) == ["DetourRepaired"]);
         node.call("DEL", sandbox, pod).expect("deleted");
         node.call("ADD", sandbox, pod).expect("added");
         sandbox.flush();
         // The agent checks a pod that changes within seconds.
         plane.admin().merge(pod, &json!({"metadata": {"labels": {"changed": "yes"}}})).expect("accepted");
-        plane.until(|_| sandbox.redirects());
+        plane.until(|| sandbox.redirects());
     });
 }
 
 #[test]
 fn a_pod_is_deleted() {
-    with_an_agent("deletes", "repair.repairPods=false,repair.deletePods=true", |plane, _, pod, sandbox| {
+    with_an_agent("repair.repairPods=false,repair.deletePods=true", |plane, _, pod, sandbox| {
         fails_validation(plane, pod);
         let deleted = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
-        plane.until(|plane| plane.admin().get(pod).map_or(true, |pod| deleted(&pod)));
-        plane.until(|plane| events(&plane.admin()).contains(&"DetourDeleted".to_owned()));
+        plane.until(|| plane.admin().get(pod).map_or(true, |pod| deleted(&pod)));
+        plane.until(|| events(&plane.admin()).contains(&"DetourDeleted".to_owned()));
         assert!(!sandbox.redirects());
     });
 }
 
 #[test]
 fn a_pod_is_labeled() {
-    with_an_agent("labels", "repair.repairPods=false,repair.labelPods=true", |plane, _, pod, sandbox| {
+    with_an_agent("repair.repairPods=false,repair.labelPods=true", |plane, _, pod, sandbox| {
         fails_validation(plane, pod);
         let label = |pod: &Value| pod["metadata"]["labels"]["cni.istio.io/uninitialized"].clone();
-        plane.until(|plane| label(&plane.admin().get(pod).expect("there")) == "true");
-        plane.until(|plane| events(&plane.admin()).contains(&"DetourLabelled".to_owned()));
+        plane.until(|| label(&plane.admin().get(pod).expect("there")) == "true");
+        plane.until(|| events(&plane.admin()).contains(&"DetourLabelled".to_owned()));
         assert!(!sandbox.redirects());
     });
 }
@@ -69,7 +69,7 @@ fn a_pod_is_labeled() {
 #[test]
 fn a_node_has_the_taint_until_the_plugin_is_ready() {
     let objects = chart(&["taint.enabled=true"]);
-    let plane = cluster_with("taint", &objects);
+    let plane = cluster_with(&objects);
     let admin = plane.admin();
     let foreign = json!({"key": "dedicated", "value": "gpu", "effect": "NoSchedule"});
     let machine = json!({
@@ -87,9 +87,9 @@ fn a_node_has_the_taint_until_the_plugin_is_ready() {
         node.write(LIST, "{");
         let agent = node.start_agent("a");
         agent.wait_for_log("missing: ");
-        plane.until(|_| taints() == with_ours);
+        plane.until(|| taints() == with_ours);
         node.write(LIST, &network);
         agent.wait_for_log(SETTLED);
-        plane.until(|_| taints() == other);
+        plane.until(|| taints() == other);
     });
 }

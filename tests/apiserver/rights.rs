@@ -4,8 +4,8 @@ use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::node::{SETTLED, events, meshed_pod, on_a_node};
 use crate::removal::watches;
-use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
+use crate::support::netns_pod::Pod;
 use detour_cni::cluster::agent::{PoliciesReport, pod_policies};
 use detour_cni::pod::PodRef;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// A verb, a resource with its group, and the name that it is limited to.
 type Right = (String, String, String);
 
-/// A row of the table in manifests/README.md.
+/// A row of the table in docs/permissions.md.
 struct Row {
     right: BTreeSet<Right>,
     who: String,
@@ -25,9 +25,8 @@ struct Row {
 }
 
 fn table() -> Vec<Row> {
-    let text = fs::read_to_string(manifests().join("README.md")).expect("readable");
-    let (_, section) = text.split_once("## Rights").expect("a section");
-    let rows = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    let text = fs::read_to_string(manifests().join("../docs/permissions.md")).expect("readable");
+    let rows = text.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
     let rows = rows.take_while(|line| line.starts_with('|')).map(|line| {
         let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
         let [right, who, place, when, _] = cells[..] else { panic!("{line}") };
@@ -105,7 +104,7 @@ fn the_shipped_rights_equal_the_documented_table() {
     let covered: BTreeSet<&str> = variants.iter().flat_map(|(.., when)| when.clone()).collect();
     assert_eq!(rows.iter().map(|row| row.when.as_str()).collect::<BTreeSet<_>>(), covered);
 
-    let plane = ControlPlane::start("rights");
+    let plane = ControlPlane::start();
     let admin = plane.admin();
     prepare(&admin);
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": NAMESPACE, "name": "no-rights"}});
@@ -124,7 +123,7 @@ fn the_shipped_rights_equal_the_documented_table() {
                 };
                 // The API server applies changed rights with a delay.
                 let settled = Instant::now() + Duration::from_secs(60);
-                plane.until(|_| granted() == wanted || Instant::now() > settled);
+                plane.until(|| granted() == wanted || Instant::now() > settled);
                 assert_eq!(granted(), wanted, "{name}: {who} in {namespace}");
             }
         }
@@ -133,29 +132,29 @@ fn the_shipped_rights_equal_the_documented_table() {
 
 #[test]
 fn each_right_is_used_and_no_other_is_needed() {
-    let plane = shipped::cluster("used", "kubernetes");
+    let plane = shipped::cluster();
     let admin = plane.admin();
     let (pod, bare) = (meshed_pod(&admin, "web-0"), meshed_pod(&admin, "web-1"));
     on_a_node(&plane, &base("kubernetes"), |node| {
-        let raced = Sandbox::new();
+        let raced = Pod::new();
         raced.pin(&bare);
         let agent = node.start_agent("a");
         agent.wait_for_logs(&[SETTLED, "watching pods", "watching namespaces"]);
-        plane.until(|_| !events(&admin).is_empty());
+        plane.until(|| !events(&admin).is_empty());
         // Other threads write the condition and watch the DaemonSet.
         let has_condition = |pod: &Value| {
             let conditions = pod["status"]["conditions"].as_array();
             conditions.is_some_and(|all| all.iter().any(|condition| condition["type"] == "detour.io/policy"))
         };
-        plane.until(|_| has_condition(&admin.get(&bare).expect("there")));
-        plane.until(|plane| watches(plane) > 0);
+        plane.until(|| has_condition(&admin.get(&bare).expect("there")));
+        plane.until(|| watches(&plane) > 0);
         // Objects that the watch does not report.
         let source = node.source();
         let missing = PodRef { namespace: "missing".into(), name: "missing".into(), uid: None };
         source.facts(&missing, true).expect_err("not there");
-        assert!(agent.end().0.success());
+        assert!(agent.ended().0.success());
         // Without an agent, the plugin sends the requests itself.
-        let sandbox = Sandbox::new();
+        let sandbox = Pod::new();
         node.call("ADD", &sandbox, &pod).expect("added");
     });
     let rows = table();
@@ -170,7 +169,7 @@ fn each_right_is_used_and_no_other_is_needed() {
 
 #[test]
 fn an_agent_without_repairs_may_create_events_of_its_own_pod_and_reports_no_policies() {
-    let (plane, objects) = (ControlPlane::start("refused"), chart(&["onExit=leave,repair.enabled=false"]));
+    let (plane, objects) = (ControlPlane::start(), chart(&["onExit=leave,repair.enabled=false"]));
     let admin = plane.admin();
     prepare(&admin);
     apply(&admin, &objects);
@@ -185,10 +184,10 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod_and_reports_no_poli
             let message = event["message"].as_str().expect("text");
             event["reason"] == "DetourConfigurationRefused" && message.contains("log_level: invalid value \"verbose\"")
         };
-        plane.until(|_| admin.list(&kind).expect("allowed").iter().any(is_refusal));
+        plane.until(|| admin.list(&kind).expect("allowed").iter().any(is_refusal));
         let report = pod_policies(&node.path("run/detour/agent.sock"), Duration::from_secs(60)).expect("an answer");
         assert_eq!(report, PoliciesReport::default());
-        assert!(agent.end().0.success());
+        assert!(agent.ended().0.success());
     });
 }
 
@@ -196,7 +195,7 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod_and_reports_no_poli
 #[test]
 fn an_agent_with_live_policy_may_write_a_pods_condition_and_not_the_pod() {
     let live = |scope: &str| chart(&[&format!("onExit=leave,repair.enabled=false,livePolicy={scope}")]);
-    let plane = shipped::cluster_with("conditions", &live("exclusions"));
+    let plane = shipped::cluster_with(&live("exclusions"));
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     let agent: Client = plane.with_token(&admin.token(NAMESPACE, "detour-agent"));
@@ -224,8 +223,8 @@ fn an_agent_with_live_policy_may_write_a_pods_condition_and_not_the_pod() {
 
     apply(&admin, &live("off"));
     // The API server applies changed rights with a delay.
-    plane.until(|_| agent.merge_status(&pod, &json!({})).is_err_and(|refused| refused.code == 403));
-    plane.until(|_| agent.create(&event).is_err_and(|refused| refused.code == 403));
+    plane.until(|| agent.merge_status(&pod, &json!({})).is_err_and(|refused| refused.code == 403));
+    plane.until(|| agent.create(&event).is_err_and(|refused| refused.code == 403));
 }
 
 /// Returns the rights that a user's requests needed, with names where a right is limited to them.
@@ -247,7 +246,7 @@ fn asked(plane: &ControlPlane, user: &str) -> BTreeSet<Right> {
 /// Requests for which a stolen token could be used are refused.
 #[test]
 fn the_plugins_token_allows_only_its_own_requests() {
-    let plane = shipped::cluster("stolen", "kubernetes");
+    let plane = shipped::cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     let stolen: Client = plane.with_token(&admin.token(NAMESPACE, "detour-plugin"));

@@ -104,14 +104,14 @@ pub(crate) fn prepare(client: &Client) {
     established(client, &types());
 }
 
-/// Starts a cluster with the base of `platform`.
-pub(crate) fn cluster(name: &str, platform: &str) -> ControlPlane {
-    cluster_with(name, &base(platform))
+/// Starts a cluster with the base for Kubernetes.
+pub(crate) fn cluster() -> ControlPlane {
+    cluster_with(&base("kubernetes"))
 }
 
 /// Starts a cluster with these objects.
-pub(crate) fn cluster_with(name: &str, objects: &[Value]) -> ControlPlane {
-    let plane = ControlPlane::start(name);
+pub(crate) fn cluster_with(objects: &[Value]) -> ControlPlane {
+    let plane = ControlPlane::start();
     let admin = plane.admin();
     prepare(&admin);
     apply(&admin, objects);

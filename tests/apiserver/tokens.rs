@@ -1,26 +1,16 @@
 //! The plugin's own token: renewed, and reused while the API server is down.
 
 use crate::node::{SETTLED, meshed_pod, on_a_node};
-use crate::sandbox::Sandbox;
 use crate::shipped::{NAMESPACE, base, cluster};
+use crate::support::health::get;
+use crate::support::netns_pod::Pod;
 use detour_cni::cluster::Token;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
-use std::io::{Read, Write};
-use std::net::{Ipv6Addr, TcpStream};
-
-/// Returns the metrics that the agent serves on this port.
-fn metrics(port: u16) -> String {
-    let mut stream = TcpStream::connect((Ipv6Addr::LOCALHOST, port)).expect("the agent listens");
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").expect("written");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("an answer");
-    text
-}
 
 #[test]
 fn the_plugin_works_with_a_token_of_its_own() {
-    let plane = cluster("plugin-token", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
@@ -30,14 +20,14 @@ fn the_plugin_works_with_a_token_of_its_own() {
         let hours = (token.expires.as_second() - Timestamp::now().as_second()) as f64 / 3600.0;
         assert!((23.0..=24.1).contains(&hours), "{hours}");
 
-        let sandbox = Sandbox::new();
+        let sandbox = Pod::new();
         node.call("ADD", &sandbox, &pod).expect("added");
         assert!(sandbox.redirects());
 
         // The agent's own token becomes invalid with its pod.
-        let (status, _) = agent.end();
+        let (status, _) = agent.ended();
         assert!(status.success());
-        let another = Sandbox::new();
+        let another = Pod::new();
         node.call("ADD", &another, &pod).expect("it works without an agent");
         node.call("DEL", &another, &pod).expect("deleted");
         node.call("DEL", &sandbox, &pod).expect("deleted");
@@ -47,13 +37,13 @@ fn the_plugin_works_with_a_token_of_its_own() {
 
 #[test]
 fn a_revoked_token_is_refused_and_the_next_agent_writes_a_new_one() {
-    let plane = cluster("revoked", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
         let first = node.start_agent("a");
         first.wait_for_log(SETTLED);
-        assert!(first.end().0.success());
+        assert!(first.ended().0.success());
         let old = node.plugin_token();
         let plugin = json!({
             "apiVersion": "v1", "kind": "ServiceAccount",
@@ -61,7 +51,7 @@ fn a_revoked_token_is_refused_and_the_next_agent_writes_a_new_one() {
         });
         admin.delete(&plugin).expect("deleted");
         admin.apply(&plugin).expect("created again");
-        let sandbox = Sandbox::new();
+        let sandbox = Pod::new();
         let refused = node.call("ADD", &sandbox, &pod).expect_err("401");
         assert!(refused["msg"].as_str().expect("text").contains("401"), "{refused}");
         assert!(!sandbox.redirects());
@@ -76,7 +66,7 @@ fn a_revoked_token_is_refused_and_the_next_agent_writes_a_new_one() {
 
 #[test]
 fn while_the_api_server_is_down_the_token_on_the_node_stays() {
-    let plane = cluster("outage", "kubernetes");
+    let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
@@ -94,9 +84,9 @@ fn while_the_api_server_is_down_the_token_on_the_node_stays() {
         started.wait_for_logs(&[subject, "expiry: 20", SETTLED]);
         assert_eq!(node.plugin_token(), token);
         let (_, port) = serving.rsplit_once(':').expect("an address");
-        let metrics = metrics(port.trim().parse().expect("a port"));
+        let metrics = get(&format!("[::1]:{}", port.trim()), "/metrics").1;
         assert!(metrics.contains("\ndetour_plugin_token_renewal_failed 1\n"), "{metrics}");
-        let sandbox = Sandbox::new();
+        let sandbox = Pod::new();
         let refused = node.call("ADD", &sandbox, &pod).expect_err("neither agent nor API server answers");
         assert_eq!(refused["code"], 11, "{refused}");
 

@@ -22,36 +22,12 @@ struct AgentScene<'a> {
 impl AgentScene<'_> {
     /// Runs a test on a node whose API knows namespace and pod `shop/web-0`, with a sidecar.
     fn run(test: impl FnOnce(&AgentScene<'_>) + Send) {
-        Scene::run(|scene| {
-            for directory in ["sa", "etc/cni/net.d"] {
-                fs::create_dir_all(scene.root.join(directory)).expect("made");
-            }
-            // Not used for verification: the simulated API server speaks plain HTTP.
-            let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
-            fs::write(scene.root.join("sa/ca.crt"), authority.cert.pem()).expect("written");
-            fs::write(scene.root.join("sa/token"), "token").expect("written");
-            test(&AgentScene { scene, api: api() });
-        });
+        Scene::run(|scene| test(&AgentScene { scene, api: api() }));
     }
 
     /// Starts an agent in a pod of this name.
     fn agent(&self, pod: &str) -> Agent {
-        self.agent_with(pod, &[])
-    }
-
-    /// Starts an agent with more arguments.
-    fn agent_with(&self, pod: &str, more: &[&str]) -> Agent {
-        let root = self.scene.root.display();
-        let own = [
-            "agent".to_owned(),
-            "--node-name=node-1".to_owned(),
-            format!("--root={root}"),
-            format!("--service-account={root}/sa"),
-            format!("--api-server={}", self.api.url()),
-        ];
-        let more = if more.is_empty() { &["--platform=openshift"] } else { more };
-        let arguments: Vec<_> = own.into_iter().chain(more.iter().map(ToString::to_string)).collect();
-        Agent::spawn_with(&[("HOSTNAME", pod), ("POD_NAMESPACE", "mesh")], &arguments)
+        Agent::on_openshift(pod, &self.scene.root, &self.api.url(), &[])
     }
 
     /// Starts an agent, and waits until its caches are synced.
@@ -157,7 +133,7 @@ fn an_agent_that_hangs_delays_a_pod_by_a_second_at_most() {
         println!("a pod without a sidecar: {:?}", called.took);
         let log = called.done();
         let parts = ["no greeting, as a moment ago", "no answer within 0.2 s"];
-        assert!(parts.iter().all(|part| log.contains(part)), "{log}");
+        assert!(parts.iter().all(|part| log.stderr.contains(part)), "{log:?}");
         call(&pod, "DEL", &conf, &Kind::plain()).done();
         agent.resume();
         redirects(&conf);
@@ -220,7 +196,7 @@ fn with_the_own_list_only_pods_with_a_sidecar_wait_for_the_first_credentials() {
         let list = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "bridge"}]}"#;
         fs::write(node.scene.root.join("etc/cni/net.d/10-n.conflist"), list).expect("written");
         let more = ["--platform=kubernetes", "--own-list=true", "--plugin-service-account=detour-plugin"];
-        let _agent = node.agent_with("first", &more);
+        let _agent = Agent::on_node("first", &node.scene.root, &node.api.url(), &more);
         let own = node.scene.root.join("etc/cni/net.d/00-detour.conflist");
         let started = Instant::now();
         while !own.exists() {

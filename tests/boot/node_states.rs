@@ -3,12 +3,7 @@
 use crate::private_node::SILENCE_MARK;
 use crate::scene::{Kind, Scene, TIMEOUT, call, facts_of_shop, has_rules, starts, waits};
 use crate::server::{Answer, Server, closed_port};
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use nix::unistd::{Gid, Uid, chown};
-use rcgen::{CertificateParams, CertifiedKey, KeyPair};
-use rustls::ServerConfig;
-use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -110,14 +105,6 @@ fn a_pod_with_a_sidecar_waits_for_an_api_server_that_answers_with_an_error() {
     });
 }
 
-#[test]
-fn only_pods_with_a_sidecar_wait_without_a_network() {
-    Scene::run(|scene| {
-        scene.write_kubeconfig(&json!({"server": "http://api.invalid:6443"}));
-        scene.only_pods_with_a_sidecar_wait(11, &[NO_AGENT, "api.invalid", "no usable answer"]);
-    });
-}
-
 /// Each status: the code of the error, and what its message contains.
 #[test]
 fn only_pods_with_a_sidecar_wait_if_the_api_server_answers_with_an_error() {
@@ -140,29 +127,6 @@ fn only_pods_with_a_sidecar_wait_if_the_api_server_answers_with_an_error() {
                 });
             });
         }
-    });
-}
-
-fn certified() -> CertifiedKey<KeyPair> {
-    let key = KeyPair::generate().expect("a key");
-    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("parameters");
-    CertifiedKey { cert: params.self_signed(&key).expect("a certificate"), signing_key: key }
-}
-
-/// The cluster's authority was replaced while the node was off.
-#[test]
-fn only_pods_with_a_sidecar_wait_if_the_api_server_has_another_certificate() {
-    Scene::run(|scene| {
-        let (own, trusted) = (certified(), certified());
-        let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).expect("a key");
-        let config = ServerConfig::builder().with_no_client_auth();
-        let server = Server::tls(
-            config.with_single_cert(vec![own.cert.der().clone()], key).expect("a certificate and its key"),
-            |_| Answer::text(500, ""),
-        );
-        let authority = BASE64_STANDARD.encode(trusted.cert.pem());
-        scene.write_kubeconfig(&json!({"server": server.https(), "certificate-authority-data": authority}));
-        scene.only_pods_with_a_sidecar_wait(7, &[NO_AGENT, "GET https", "certificate"]);
     });
 }
 
@@ -267,7 +231,7 @@ fn the_log_states_why_a_pod_started_without_rules() {
     Scene::run(|scene| {
         scene.write_kubeconfig(&json!({"server": format!("http://{}", closed_port())}));
         let pod = crate::pod::Pod::new();
-        let log = call(&pod, "ADD", &scene.conf(), &Kind::plain()).done();
+        let log = call(&pod, "ADD", &scene.conf(), &Kind::plain()).done().stderr;
         let line = log.lines().find(|line| line.contains("annotation sidecar.istio.io/status is missing"));
         let line = line.unwrap_or_else(|| panic!("{log}"));
         assert!(

@@ -24,7 +24,7 @@ fn conf(scene: &Scene) -> Value {
 /// Adds, checks and deletes a pod.
 fn starts(kind: &Kind, conf: &Value) -> String {
     let pod = Pod::new();
-    let log = call(&pod, "ADD", conf, kind).done();
+    let log = call(&pod, "ADD", conf, kind).done().stderr;
     assert!(!has_rules(&pod));
     call(&pod, "CHECK", conf, kind).done();
     call(&pod, "DEL", conf, kind).done();

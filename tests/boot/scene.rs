@@ -3,15 +3,14 @@
 use crate::pod::Pod;
 use crate::private_node::{left_in_state, on_a_node_with};
 use crate::server::{Answer, Request};
+use crate::support::called::{Called, plugin};
+use crate::support::directory::Directory;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// `timeout_seconds` of the configuration.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -73,22 +72,17 @@ impl Kind {
 
 /// Its files are removed when the value is dropped.
 pub(crate) struct Scene {
-    pub(crate) root: PathBuf,
+    pub(crate) root: Directory,
 }
 
 impl Scene {
     /// Runs a test on a node of its own.
     pub(crate) fn run(test: impl FnOnce(&Self) + Send) {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
         on_a_node_with("size=16m", || {
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let root = std::env::temp_dir().join(format!("detour-boot-{}-{number}", std::process::id()));
-            let _ = fs::remove_dir_all(&root);
-            fs::create_dir_all(&root).expect("made");
             fs::create_dir_all(DIRECTORY).expect("needs root");
             let flags = MsFlags::empty();
             mount(Some("tmpfs"), DIRECTORY, Some("tmpfs"), flags, Some("size=1m,mode=755")).expect("a tmpfs");
-            test(&Self { root });
+            test(&Self { root: Directory::new("boot") });
             assert_eq!(left_in_state(), Vec::<PathBuf>::new(), "state is left");
         });
     }
@@ -142,17 +136,11 @@ impl Scene {
                 let conf = &conf;
                 scope.spawn(move || starts(&kind, conf));
             }
-            let log = call(&Pod::new(), "STATUS", &conf, &Kind::unknown()).done();
+            let log = call(&Pod::new(), "STATUS", &conf, &Kind::unknown()).done().stderr;
             // An API server that reports "not found" answers.
             let is_true = code == 100 || log.contains("an ADD of a pod with a sidecar would fail now");
             assert!(is_true, "{log}");
         });
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
     }
 }
 
@@ -182,7 +170,7 @@ pub(crate) fn starts(kind: &Kind, conf: &Value) -> String {
     let called = call(&pod, "ADD", conf, kind);
     println!("{kind:?} started after {:?}", called.took);
     assert!(called.took < Duration::from_secs(2) + SLACK, "{:?}", called.took);
-    let log = called.done();
+    let log = called.done().stderr;
     assert!(!has_rules(&pod));
     call(&pod, "CHECK", conf, kind).done();
     call(&pod, "DEL", conf, kind).done();
@@ -215,32 +203,6 @@ pub(crate) fn is_redirected(pod: &Pod) -> bool {
     pod.tool("iptables-save", &["-t", "nat"], "").contains("--to-ports 15001")
 }
 
-/// The result of a call.
-#[derive(Debug)]
-pub(crate) struct Called {
-    success: bool,
-    stdout: Value,
-    pub(crate) stderr: String,
-    pub(crate) took: Duration,
-}
-
-impl Called {
-    /// Checks that the call succeeded. Returns the log.
-    #[track_caller]
-    pub(crate) fn done(self) -> String {
-        assert!(self.success, "{self:?}");
-        self.stderr
-    }
-
-    /// Returns the error's code and whole text.
-    #[track_caller]
-    pub(crate) fn refused(&self) -> (u64, String) {
-        assert!(!self.success, "{self:?}");
-        let text = |key: &str| self.stdout[key].as_str().unwrap_or_default().to_owned();
-        (self.stdout["code"].as_u64().expect("a code"), format!("{}: {}", text("msg"), text("details")))
-    }
-}
-
 /// Calls the plugin for a pod.
 pub(crate) fn call(pod: &Pod, verb: &str, conf: &Value, kind: &Kind) -> Called {
     let mut conf = conf.clone();
@@ -251,26 +213,13 @@ pub(crate) fn call(pod: &Pod, verb: &str, conf: &Value, kind: &Kind) -> Called {
     conf["prevResult"] = json!({"cniVersion": conf["cniVersion"], "interfaces": [{"name": "eth0"}]});
     let Kind { namespace, name, .. } = kind;
     let arguments = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_UID=uid-1");
-    let started = Instant::now();
-    let mut process = Command::new(env!("CARGO_BIN_EXE_detour"))
-        .env_clear()
-        .envs([
-            ("CNI_COMMAND", verb),
-            ("CNI_CONTAINERID", &pod.container_id),
-            ("CNI_NETNS", &pod.netns().display().to_string()),
-            ("CNI_IFNAME", "eth0"),
-            ("CNI_PATH", "/usr/lib/cni"),
-            ("CNI_ARGS", &arguments),
-        ])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    process.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("it reads");
-    let output = process.wait_with_output().expect("it ends");
-    let took = started.elapsed();
-    let stdout =
-        if output.stdout.is_empty() { Value::Null } else { serde_json::from_slice(&output.stdout).expect("JSON") };
-    Called { success: output.status.success(), stdout, stderr: String::from_utf8(output.stderr).expect("text"), took }
+    let mut plugin = plugin([
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", &pod.container_id),
+        ("CNI_NETNS", &pod.netns().display().to_string()),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/usr/lib/cni"),
+        ("CNI_ARGS", &arguments),
+    ]);
+    Called::run(&mut plugin, &conf)
 }

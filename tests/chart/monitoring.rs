@@ -211,12 +211,12 @@ fn the_dashboard_shows_only_exported_metrics_with_valid_expressions() {
 
 #[test]
 fn the_readme_lists_each_metric_with_its_labels() {
-    let page = fs::read_to_string(repository().join("manifests/README.md")).expect("readable");
+    let page = fs::read_to_string(repository().join("docs/operate.md")).expect("readable");
     for (name, labels) in exported() {
         let suffix = ["_bucket", "_sum", "_count"].into_iter().find_map(|suffix| name.strip_suffix(suffix));
         let name = suffix.unwrap_or(&name);
         let row = page.lines().find(|line| line.starts_with(&format!("| `{name}` |")));
-        let row = row.unwrap_or_else(|| panic!("manifests/README.md: no row for {name}"));
+        let row = row.unwrap_or_else(|| panic!("docs/operate.md: no row for {name}"));
         let cell = row.split('|').nth(2).expect("a column");
         let listed: BTreeSet<&str> = cell.split('`').skip(1).step_by(2).collect();
         let labels: BTreeSet<&str> = labels.iter().map(String::as_str).filter(|label| *label != "le").collect();

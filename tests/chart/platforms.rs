@@ -128,7 +128,7 @@ fn the_directory_of_network_namespaces_is_mounted_under_both_of_its_names() {
 
 #[test]
 fn the_documentation_has_the_same_rows() {
-    let text = fs::read_to_string(manifests().join("README.md")).expect("readable");
+    let text = fs::read_to_string(manifests().join("../docs/install.md")).expect("readable");
     let section = text.split("\n## Platforms\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("a section");
     let code = |cell: &str| -> Vec<String> { cell.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
     let rows: Vec<Vec<Vec<String>>> = section

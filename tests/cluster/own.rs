@@ -2,6 +2,7 @@
 
 use crate::scene::directory;
 use crate::server::{Answer, Server};
+use crate::support::agent_process::write_account;
 use detour_cni::cluster::{ApiConnection, ObjectRef, ServiceAccount};
 use detour_cni::cni::{Code, Error};
 use serde_json::{Value, json};
@@ -13,10 +14,8 @@ use std::time::{Duration, Instant};
 
 /// A service account with `server` as the API.
 fn account(test: &str, server: &Server) -> ServiceAccount {
-    let directory = directory(&format!("own-{test}"));
-    let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
-    fs::write(directory.join("ca.crt"), authority.cert.pem()).expect("written");
-    fs::write(directory.join("token"), "token").expect("written");
+    let directory = directory(&format!("own-{test}")).join("account");
+    write_account(&directory);
     ServiceAccount::new(server.http(), directory)
 }
 

@@ -4,7 +4,7 @@ use crate::attachment::{Attachment, Facts, Slot};
 use crate::call::Answer;
 use crate::expect::from_scratch;
 use crate::kernel::Kernel;
-use crate::node::{STATE, left_in_state, on_a_node, on_a_node_with};
+use crate::node::{STATE, on_a_node};
 use crate::pod::Pod;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -33,26 +33,6 @@ fn a_container_in_a_new_namespace_starts_without_rules() {
         Kernel::of(&second).assert_is(&alone, "after the DEL of what another namespace had");
         second.del(REDIRECT).done();
         assert!(!Kernel::of(&second).has_rules());
-    });
-}
-
-#[test]
-fn a_missing_namespace_is_an_error_except_for_del() {
-    on_a_node_with("size=1m", || {
-        let empty = Path::new(STATE).join("empty");
-        std::fs::write(&empty, "").expect("writable");
-        let empty = empty.display().to_string();
-        for netns in ["/run/netns/convergence-none", "/proc/4194304/ns/net", &empty, &format!("{empty}/below"), ""] {
-            let pod = Pod::new();
-            pod.add(REDIRECT).done();
-            let call = |verb| pod.call_with(verb, "net4", &REDIRECT.configuration(), netns);
-            let code = if netns.is_empty() { 4 } else { 8 };
-            call("ADD").refused(code);
-            call("CHECK").refused(code);
-            call("DEL").done();
-            assert!(!record_path(&pod, REDIRECT).exists());
-            call("DEL").done();
-        }
     });
 }
 
@@ -128,24 +108,5 @@ fn native_rules_without_state_are_removed_with_their_routing() {
             call("DEL", "auto");
             Kernel::of(&pod).assert_is(&before, "after DEL");
         }
-    });
-}
-
-/// The kernel refuses `-m owner` if the network namespace belongs to another user namespace
-/// (net/netfilter/xt_owner.c). The saved intent is removed again.
-#[test]
-fn rules_that_the_kernel_refuses_leave_nothing() {
-    on_a_node(|| {
-        let pod = Pod::of_another_user();
-        let before = Kernel::of(&pod);
-        let netns = pod.netns().display().to_string();
-        let mut configuration = REDIRECT.configuration();
-        configuration["dialect"] = "iptables".into();
-        let error = pod.call_with("ADD", "net4", &configuration, &netns).refused(102);
-        assert!(error.contains("-m owner"), "{error}");
-        Kernel::of(&pod).assert_is(&before, "after the refusal");
-        assert_eq!(left_in_state(), Vec::<PathBuf>::new());
-        pod.check(REDIRECT).refused(104);
-        pod.del(REDIRECT).done();
     });
 }

@@ -94,26 +94,3 @@ fn foreign_rules_do_not_fail_check_and_keep_their_order() {
         assert_eq!(left.rules, expected.into_iter().filter(|entry| !ours(entry)).collect());
     });
 }
-
-/// Another tool inserts its redirection before all other rules: the exclusions precede it all the same.
-#[test]
-fn exclusions_precede_a_redirection_that_is_inserted_first() {
-    let exclude = Slot::ExcludeDns.with(Facts::Plain);
-    on_a_node(|| {
-        let pod = Pod::new();
-        pod.add(exclude).done();
-        for program in ["iptables", "ip6tables"] {
-            pod.tool(program, &["-t", "nat", "-N", "ISTIO_OUTPUT"], "");
-            pod.tool(program, &["-t", "nat", "-I", "OUTPUT", "-p", "tcp", "-j", "ISTIO_OUTPUT"], "");
-        }
-        pod.check(exclude).done();
-        pod.add(exclude).done();
-        for family in ["ip", "ip6"] {
-            assert_eq!(Kernel::of(&pod).rules[&format!("{family} nat OUTPUT")], ["OUTPUT -p tcp -j ISTIO_OUTPUT"]);
-        }
-        pod.del(exclude).done();
-        let left = Kernel::of(&pod);
-        assert_eq!(left.rules["ip nat OUTPUT"], ["OUTPUT -p tcp -j ISTIO_OUTPUT"]);
-        assert!(!left.has_exclusions(), "{left:?}");
-    });
-}

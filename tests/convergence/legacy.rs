@@ -67,15 +67,3 @@ fn legacy_rules_remain_beside_a_redirection_in_nf_tables() {
         assert_eq!(saved(&pod), theirs);
     });
 }
-
-#[test]
-fn a_legacy_filter_table_has_no_effect() {
-    on_a_node(|| {
-        let exclude = Slot::ExcludeDns.with(Facts::Plain);
-        let pod = Pod::new();
-        load(&pod, FILTER);
-        pod.add(exclude).done();
-        pod.check(exclude).done();
-        pod.del(exclude).done();
-    });
-}

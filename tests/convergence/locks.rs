@@ -1,8 +1,7 @@
 //! Locks: only other calls for the same pod make a call wait.
 
 use crate::attachment::{Attachment, Facts, Slot};
-use crate::kernel::Kernel;
-use crate::node::{STATE, left_in_state, on_a_node, on_a_node_with};
+use crate::node::{STATE, on_a_node};
 use crate::pod::Pod;
 use nix::sys::stat::{Mode, umask};
 use std::fs::{self, File};
@@ -43,26 +42,6 @@ fn locks_belong_to_root_with_any_umask_and_are_removed() {
         assert_eq!((mode(&locks()), fs::read_dir(locks()).expect("readable").count()), (0o700, 0));
         assert_eq!(mode(&Path::new(STATE).join("attachments")), 0o755);
         pod.del(REDIRECT).done();
-    });
-}
-
-#[test]
-fn without_locks_add_fails_and_del_succeeds() {
-    on_a_node_with("size=1m", || {
-        let (with, without) = (Pod::new(), Pod::new());
-        with.add(REDIRECT).done();
-        fs::remove_dir(locks()).expect("empty");
-        fs::write(locks(), "").expect("writable");
-        let before = Kernel::of(&without);
-        let error = without.add(REDIRECT).refused(5);
-        assert!(error.contains("can't lock it: /run/detour/locks"), "{error}");
-        Kernel::of(&without).assert_is(&before, "an ADD that was refused");
-        with.check(REDIRECT).done();
-        with.del(REDIRECT).done();
-        assert!(!Kernel::of(&with).has_rules());
-        without.del(REDIRECT).done();
-        fs::remove_file(locks()).expect("exists");
-        assert_eq!(left_in_state(), Vec::<PathBuf>::new());
     });
 }
 

@@ -1,8 +1,9 @@
 //! Executables that fail: the order of the undo, signals, and text for terminals. `tests/faults/peers/delegates.rs` has
 //! the faults of executables.
 
-use crate::pod::{Output, Pod, conf, ended, start, with};
+use crate::pod::{Pod, conf, start, with};
 use crate::recorders::{Recorders, add_prints, fails};
+use crate::support::called::Called;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Runs an ADD whose executable `second` fails after `first` has succeeded.
 #[track_caller]
-fn failed(recorders: &Recorders, pod: &Pod, more: &Value) -> Output {
+fn failed(recorders: &Recorders, pod: &Pod, more: &Value) -> Called {
     let executables = [json!({"type": "first"}), json!({"type": "second"}), json!({"type": "third"})];
     let output = pod.call("ADD", &recorders.bin(), &with(conf("1.0.0", &executables), more));
     assert!(!output.success, "{output:?}");
@@ -63,7 +64,7 @@ fn sigterm_to_the_plugin_kills_the_executable_and_undoes_the_add() {
         std::thread::yield_now();
     };
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).expect("it runs");
-    let output = ended(child);
+    let output = Called::ended(child);
     assert_eq!(output.stdout["code"], 11, "{}", output.stdout);
     assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("SIGTERM was received")), "{}", output.stdout);
     assert_eq!(recorders.order(), ["ADD first", "ADD second", "DEL second", "DEL first"]);

@@ -1,26 +1,27 @@
 //! The node configuration file: which of its keys override those of definitions.
 
-use crate::pod::{Output, Pod};
+use crate::pod::Pod;
 use crate::recorders::Recorders;
+use crate::support::called::Called;
+use crate::support::directory::Directory;
 use nix::unistd::{Uid, chown};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// A node with a pod that has a sidecar, and with the plugin's state directory.
 struct Node {
     pod: Pod,
     recorders: Recorders,
-    dir: PathBuf,
+    dir: Directory,
 }
 
 impl Node {
     fn new() -> Self {
         let (pod, recorders) = (Pod::new(), Recorders::new().with("first", ""));
-        let dir = std::env::temp_dir().join(format!("{}-node", pod.name));
+        let dir = Directory::new("node");
         for name in ["state", "manifests"] {
             fs::create_dir_all(dir.join(name)).expect("made");
         }
@@ -55,31 +56,21 @@ impl Node {
     }
 
     /// Calls the plugin with this node's `/var/lib/cni/detour`, in a private mount namespace.
-    fn call(&self, command: &str, conf: &Value) -> Output {
+    fn call(&self, name: &str, conf: &Value) -> Called {
         fs::create_dir_all("/var/lib/cni").expect("made");
         let script = "mount -t tmpfs tmpfs /var/lib/cni && cp -rp \"$1\" /var/lib/cni/detour && exec \"$2\"";
-        let mut child = Command::new("/usr/bin/unshare")
+        let mut command = Command::new("/usr/bin/unshare");
+        command
             .args(["--mount", "/bin/sh", "-c", script, "sh"])
             .arg(self.dir.join("state"))
             .arg(env!("CARGO_BIN_EXE_detour"))
             .env_clear()
-            .envs(self.pod.environment(command, "/usr/lib/cni"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("unshare starts");
+            .envs(self.pod.environment(name, "/usr/lib/cni"));
         let mut conf = conf.clone();
-        if command == "CHECK" {
+        if name == "CHECK" {
             conf["prevResult"] = json!({});
         }
-        child.stdin.take().expect("piped").write_all(conf.to_string().as_bytes()).expect("written");
-        let output = child.wait_with_output().expect("it ends");
-        Output {
-            success: output.status.success(),
-            stdout: serde_json::from_slice(&output.stdout).unwrap_or_default(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
+        Called::run(&mut command, &conf)
     }
 
     #[track_caller]
@@ -94,12 +85,6 @@ impl Node {
         let output = self.call(command, conf);
         assert_eq!((output.success, output.stdout["code"].as_u64()), (false, Some(code)), "{output:?}");
         assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains(why)), "{output:?}");
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.dir);
     }
 }
 

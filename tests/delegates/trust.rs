@@ -1,7 +1,8 @@
 //! Attacks by the author of a definition: files that another user can change are not executed as root.
 
-use crate::pod::{Output, Pod, conf, with};
+use crate::pod::{Pod, conf, with};
 use crate::recorders::Recorders;
+use crate::support::called::Called;
 use nix::unistd::{Uid, chown};
 use serde_json::json;
 use std::fs::{self, Permissions};
@@ -19,13 +20,13 @@ fn mode(path: &Path, mode: u32) {
 }
 
 /// Calls the plugin as Multus does for a definition that names the directory and one executable there.
-fn attack(pod: &Pod, command: &str, bin_dir: &Path) -> Output {
+fn attack(pod: &Pod, command: &str, bin_dir: &Path) -> Called {
     let definition = with(conf("1.1.0", &[json!({"type": "evil"})]), &json!({"kubernetes": {"cni_bin_dir": bin_dir}}));
     pod.call(command, Path::new("/usr/lib/cni"), &definition)
 }
 
 #[track_caller]
-fn refused(output: &Output, why: &str) {
+fn refused(output: &Called, why: &str) {
     let msg = output.stdout["msg"].as_str().unwrap_or_default();
     assert_eq!((output.success, &output.stdout["code"]), (false, &json!(7)), "{output:?}");
     assert!(msg.contains("plugin \"evil\" is not executed: ") && msg.contains(why), "{msg}");

@@ -20,7 +20,10 @@ fn found<'a>(report: &'a Value, id: &str, expected: &str) -> &'a str {
 
 #[test]
 fn nothing_is_wrong_with_a_node_that_has_everything() {
-    scene(Plan::new(), |scene| compare("healthy", &scene.printed(&[&POD[..], &["--probe"]].concat())));
+    scene(Plan::new(), |scene| {
+        compare("healthy", &scene.printed(&POD));
+        compare("healthy-probed", &scene.printed(&[&POD[..], &["--probe"]].concat()));
+    });
 }
 
 #[test]

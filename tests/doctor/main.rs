@@ -21,5 +21,5 @@ use support::server;
 /// Compares the report of a case with the golden one.
 #[track_caller]
 fn compare(case: &str, found: &str) {
-    support::golden::compare("doctor.md", case, found);
+    support::golden::compare("doctor.md", "healthy", case, found);
 }

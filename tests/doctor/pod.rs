@@ -1,5 +1,6 @@
 //! The pod's network namespace, and the proxy in it.
 
+use crate::support::new_netns::in_netns;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{Uid, setfsuid};
@@ -64,13 +65,7 @@ impl Netns {
 
     /// Does `work` in it.
     pub(crate) fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        thread::scope(|scope| {
-            let inside = || {
-                setns(File::open(&self.path).expect("there"), CloneFlags::CLONE_NEWNET).expect("entered");
-                work()
-            };
-            scope.spawn(inside).join().expect("done")
-        })
+        in_netns(&self.path, work)
     }
 
     /// Runs a command in it that must succeed.

@@ -5,6 +5,8 @@ use crate::api::{Cluster, PROXY, UID, token};
 use crate::pod::{Netns, Proxy};
 use crate::programs::{DETOUR, STATIC};
 use crate::server::{Server, closed_port};
+use crate::support::called::Called;
+use crate::support::directory::Directory;
 use detour_cni::agent::install::Digest;
 use detour_cni::cluster::agent::{AgentAnswer, Hello};
 use nix::mount::{MsFlags, mount};
@@ -16,8 +18,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
 
 pub(crate) const BIN: &str = "var/lib/cni/bin/detour";
@@ -85,10 +86,7 @@ pub(crate) struct Scene {
 
 /// Plays a scene on a node that goes with its end.
 pub(crate) fn scene<T: Send>(plan: Plan, play: impl FnOnce(&Scene) -> T + Send) -> T {
-    static COUNTER: AtomicU32 = AtomicU32::new(0);
-    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-    let root = std::env::temp_dir().join(format!("detour-doctor-{}-{number}", std::process::id()));
-    let _ = fs::remove_dir_all(&root);
+    let root = Directory::new("doctor");
     let played = std::thread::scope(|scope| {
         let on_stage = || {
             unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS).expect("needs CAP_SYS_ADMIN");
@@ -96,11 +94,10 @@ pub(crate) fn scene<T: Send>(plan: Plan, play: impl FnOnce(&Scene) -> T + Send) 
             mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private");
             fs::create_dir_all("/run/detour").expect("made");
             mount(Some("tmpfs"), "/run/detour", Some("tmpfs"), MsFlags::empty(), Some("size=16m")).expect("mounted");
-            play(&Scene::new(root.clone(), plan))
+            play(&Scene::new(root.to_path_buf(), plan))
         };
         scope.spawn(on_stage).join()
     });
-    let _ = fs::remove_dir_all(&root);
     played.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
@@ -236,17 +233,7 @@ impl Scene {
             ("CNI_PATH", "/opt/cni/bin"),
             ("CNI_ARGS", &pod),
         ];
-        let mut child = Command::new(&*DETOUR)
-            .env_clear()
-            .envs(environment)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        child.stdin.take().expect("piped").write_all(conf.to_string().as_bytes()).expect("written");
-        let output = child.wait_with_output().expect("it ends");
-        assert!(output.status.success(), "{output:?}");
+        Called::run(Command::new(&*DETOUR).env_clear().envs(environment), &conf).done();
     }
 
     /// Runs the doctor on the node.

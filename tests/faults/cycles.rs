@@ -130,28 +130,13 @@ fn cycles_leave_nothing_in_the_agent() {
     let cycles = number("CYCLES", CYCLES) / 2;
     on_a_node_with("size=64m", || {
         let root = Directory::new("cycles");
-        fs::create_dir_all(root.join("sa")).expect("made");
-        fs::create_dir_all(root.join("etc/cni/net.d")).expect("made");
-        // The simulated API server speaks plain HTTP.
-        let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
-        fs::write(root.join("sa/ca.crt"), authority.cert.pem()).expect("written");
-        fs::write(root.join("sa/token"), "token").expect("written");
         let api = Api::start();
         api.put(NAMESPACES, &json!({ "metadata": { "name": "shop" } }));
         api.put(PODS, &json!({
             "metadata": { "name": "web-0", "namespace": "shop", "uid": "u", "annotations": { "sidecar.istio.io/status": "{}" } },
             "spec": { "containers": [{ "name": "istio-proxy", "image": "x" }] },
         }));
-        let path = root.display();
-        let arguments = [
-            "agent".to_owned(),
-            "--platform=openshift".to_owned(),
-            "--node-name=node-1".to_owned(),
-            format!("--root={path}"),
-            format!("--service-account={path}/sa"),
-            format!("--api-server={}", api.url()),
-        ];
-        let agent = Agent::spawn("cycles", &arguments);
+        let agent = Agent::on_openshift("cycles", &root, &api.url(), &[]);
         let kinds = ["watching pods", "watching namespaces", "watching network attachment"];
         agent.wait_for_logs(&[&kinds[..], &["serving the plugin's", SETTLED]].concat());
         let subject = Subject::new(Mode::Redirect, "nftables");

@@ -1,10 +1,9 @@
 //! The rules, and the fixtures that they need, of a network namespace, read from the kernel. `support::kernel` reads
 //! the same with `iptables-save`, `nft` and `ip`, which takes a hundred times as long.
 
-use nix::sched::{CloneFlags, setns};
+use crate::support::new_netns::in_netns;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
@@ -41,15 +40,13 @@ pub(crate) struct Ruleset {
 impl Reader {
     /// Opens sockets in the network namespace at this path.
     pub(crate) fn new(netns: &Path) -> Self {
-        let netns = File::open(netns).expect("it exists");
         let open = |protocol| {
             socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol).expect("a netlink socket")
         };
-        let inside = move || {
-            setns(&netns, CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
-            Self { netfilter: open(SockProtocol::NetlinkNetFilter), route: open(SockProtocol::NetlinkRoute) }
-        };
-        std::thread::spawn(inside).join().expect("opened")
+        in_netns(netns, || Self {
+            netfilter: open(SockProtocol::NetlinkNetFilter),
+            route: open(SockProtocol::NetlinkRoute),
+        })
     }
 
     /// Reads the current state.

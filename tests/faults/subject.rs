@@ -45,13 +45,14 @@ pub(crate) enum Verb {
 /// What the API server and the agent answer about the pod.
 pub(crate) const FACTS: Facts = Facts::DnsCaptured;
 
-pub(crate) const MODES: [(Mode, &str); 6] = [
+pub(crate) const MODES: [(Mode, &str); 7] = [
     (Mode::Redirect, "iptables"),
     (Mode::Redirect, "nftables"),
     (Mode::Tproxy, "iptables"),
     (Mode::Tproxy, "nftables"),
     (Mode::Primary, "iptables"),
     (Mode::Primary, "nftables"),
+    (Mode::Containers, "iptables"),
 ];
 
 /// An executable whose interface is a file.

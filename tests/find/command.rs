@@ -2,12 +2,12 @@
 
 use crate::Pod;
 use crate::node::{Node, scene, uid};
+use crate::support::called::{Called, plugin};
 use detour_cni::state::ROOT;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 /// The saved state of the pod's attachment.
 const FILE: &str = "istio-cni@eth0.json";
@@ -52,14 +52,9 @@ impl<'a> Scene<'a> {
         });
         let scene = Self { node, conf: node.file("conf", &conf.to_string()), pod };
         let args = format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID={}", scene.pod.uid);
-        let mut add = Command::new(env!("CARGO_BIN_EXE_detour"));
-        add.env("CNI_COMMAND", "ADD").env("CNI_CONTAINERID", &scene.pod.sandbox).env("CNI_IFNAME", "eth0");
-        add.env("CNI_NETNS", scene.pod.pause.netns()).env("CNI_PATH", "/nowhere").env("CNI_ARGS", args);
-        add.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut add = add.spawn().expect("run detour");
-        add.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("written");
-        let output = add.wait_with_output().expect("it ends");
-        assert!(output.status.success(), "{output:?}");
+        let mut add = plugin([("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", scene.pod.sandbox.as_str())]);
+        add.env("CNI_NETNS", scene.pod.pause.netns()).env("CNI_IFNAME", "eth0").env("CNI_PATH", "/nowhere");
+        Called::run(add.env("CNI_ARGS", args), &conf).done();
         scene
     }
 

@@ -138,7 +138,7 @@ fn explain(name: &str, case: fn(&mut Value, &mut Value), more: &[&str]) -> crate
 
 #[track_caller]
 pub(crate) fn compare(case: &str, found: &str) {
-    crate::support::golden::compare("explain.md", case, found);
+    crate::support::golden::compare("explain.md", "redirected", case, found);
 }
 
 #[test]
@@ -218,6 +218,18 @@ fn the_picture_is_self_contained() {
     }
     for outside in ["href", "url(http", "@import", "<image", "<script"] {
         assert!(!run.stdout.contains(outside), "{outside}");
+    }
+    assert!(run.stdout.contains(">not a native sidecar<"), "{}", run.stdout);
+    let native: fn(&mut Value, &mut Value) = |pod, _| {
+        annotate(pod, "detour.io/exclude-outbound-ports-for-uids", "tcp:443:1001");
+        let containers = pod["spec"]["containers"].as_array_mut().expect("a list");
+        let proxy = containers.iter().position(|container| container["name"] == "istio-proxy").expect("a sidecar");
+        let proxy = containers.remove(proxy);
+        pod["spec"]["initContainers"].as_array_mut().expect("a list").insert(0, proxy);
+    };
+    let native = explain("native-picture", native, &["--format", "svg"]).stdout;
+    for text in ["native sidecar", "pod, detour.io/exclude-outbound-ports-for-uids"] {
+        assert!(native.contains(&format!(">{text}<")), "{text}, whole: {native}");
     }
 }
 

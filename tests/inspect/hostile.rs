@@ -2,11 +2,11 @@
 //! reach the user's terminal. Needs root.
 
 use crate::run::{Run, detour, file};
+use crate::support::new_netns::in_new_netns;
 use detour_cni::firewall::nfnetlink::NfSocket;
 use detour_cni::firewall::rule::{Family, Hook, Is, Rule, Table, Target};
 use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use detour_cni::printable::is_interpreted;
-use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -65,16 +65,12 @@ fn commit_hostile_rules() {
 
 #[test]
 fn names_in_a_pods_network_namespace_are_escaped() {
-    std::thread::scope(|scope| {
-        let work = || {
-            unshare(CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
-            commit_hostile_rules();
-            let netns = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
-            assert_all_formats_harmless(&["rules", &netns], "", "detour:\u{9b}2J\u{202e}");
-            let packet = ["--from", "uid=1", "--to", "1.2.3.4:5/tcp", "--interface", INTERFACE];
-            assert_all_formats_harmless(&[&["trace", "--netns", &netns], &packet[..]].concat(), "", INTERFACE);
-        };
-        scope.spawn(work).join().expect("it holds");
+    in_new_netns(|| {
+        commit_hostile_rules();
+        let netns = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
+        assert_all_formats_harmless(&["rules", &netns], "", "detour:\u{9b}2J\u{202e}");
+        let packet = ["--from", "uid=1", "--to", "1.2.3.4:5/tcp", "--interface", INTERFACE];
+        assert_all_formats_harmless(&[&["trace", "--netns", &netns], &packet[..]].concat(), "", INTERFACE);
     });
 }
 

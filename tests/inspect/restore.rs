@@ -2,13 +2,12 @@
 //! creates. Needs root and these tools.
 
 use crate::run::{detour, file};
+use crate::support::new_netns::{in_new_netns, tool};
 use detour_cni::firewall::nfnetlink::NfSocket;
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use detour_cni::inspect::{ManifestTexts, PodManifest, PodSelector, configuration, explain};
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 const POD: &str = "
 kind: Pod
@@ -30,28 +29,6 @@ const CONF: &str = r#"{"name": "mesh", "type": "detour", "kubernetes": {"kubecon
     {"type": "istio-redirect", "dns_servers_v4": "10.96.0.10"},
     {"type": "uid-exclude", "uids": "5", "rules": "tcp:80-81,443:6-9"}
 ]}"#;
-
-fn in_new_netns<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
-            work()
-        });
-        thread.join().expect("the work in the namespace succeeds")
-    })
-}
-
-fn load(program: &str, arguments: &[&str], text: &str) {
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|e| panic!("{program}: {e}"));
-    child.stdin.take().expect("a pipe").write_all(text.as_bytes()).expect("writable");
-    let output = child.wait_with_output().expect("it ends");
-    assert!(output.status.success(), "{program}: {}\n{text}", String::from_utf8_lossy(&output.stderr));
-}
 
 /// Returns all rules as text, without handles and counters.
 fn rules(live: &LiveRuleset) -> Vec<String> {
@@ -103,8 +80,8 @@ fn iptables_tools_load_the_rules_that_the_plugin_commits() {
         let pod = POD.replace("MODE", mode);
         let text = rules_text(&pod, "iptables");
         let loaded = in_new_netns(|| {
-            load("iptables-restore", &[], &text);
-            load("ip6tables-restore", &[], &text);
+            tool("iptables-restore", &[], &text);
+            tool("ip6tables-restore", &[], &text);
             live()
         });
         let committed = rules(&committed(&pod, RuleFormat::Iptables));
@@ -119,7 +96,7 @@ fn nft_loads_the_rules_that_the_plugin_commits() {
         let pod = POD.replace("MODE", mode);
         let text = rules_text(&pod, "nft");
         let loaded = in_new_netns(|| {
-            load("nft", &["-f", "-"], &text);
+            tool("nft", &["-f", "-"], &text);
             live().native
         });
         assert!(loaded.len() > 1, "{loaded:#?}");

@@ -1,10 +1,10 @@
 //! Runs the binary.
 
 use crate::directory::Directory;
+use crate::support::called::start;
 use serde_json::Value;
-use std::io::Write;
 use std::ops::Deref;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// The result of a run.
 #[derive(Debug)]
@@ -24,18 +24,9 @@ impl Run {
 
 /// Runs the binary with these arguments, and only this environment.
 pub(crate) fn detour(arguments: &[&str], stdin: &str, environment: &[(&str, &str)]) -> Run {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
-        .args(arguments)
-        .env_clear()
-        .envs(environment.iter().copied())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("run detour");
-    // A run that fails early may not read all of stdin.
-    let _ = child.stdin.take().expect("it is piped").write_all(stdin.as_bytes());
-    let output = child.wait_with_output().expect("wait for detour");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_detour"));
+    command.args(arguments).env_clear().envs(environment.iter().copied());
+    let output = start(&mut command, stdin).wait_with_output().expect("wait for detour");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
     Run { code: output.status.code().expect("it exits"), stdout: text(output.stdout), stderr: text(output.stderr) }
 }

@@ -4,11 +4,10 @@ use crate::agent_process::{Agent, SETTLED};
 use crate::exposition::Exposition;
 use crate::scene::{CALICO, Scene};
 use crate::server::{Answer, Server};
+use crate::support::health::{fetch, get};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,21 +21,6 @@ const READY: &str = "the plugin is ready on this node";
 const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 const PROGRAM: &str = "opt/cni/bin/detour";
 const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
-
-/// Returns head and body of an answer.
-fn fetch(address: &str, path: &str) -> (String, String) {
-    let mut connection = TcpStream::connect(address).expect("it listens");
-    write!(connection, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer).expect("answered");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
-    (head.to_owned(), body.to_owned())
-}
-
-fn get(address: &str, path: &str) -> (String, String) {
-    let (head, body) = fetch(address, path);
-    (head.split(' ').nth(1).expect("a status").to_owned(), body.trim().to_owned())
-}
 
 /// Returns the parsed metrics.
 fn scrape(address: &str) -> Exposition {

@@ -8,6 +8,8 @@ use std::process::Command;
 
 /// The system calls that change a file, as regular expressions of strace because of their names on other architectures.
 const CALLS: [&str; 6] = ["/^mkdir", "/^copy_file_range$", "/^write$", "/^rename", "/^link", "/^unlink"];
+/// Those that change what a runtime finds. The others write temporary files, in the same way for each configuration.
+const VISIBLE: [&str; 3] = ["/^rename", "/^link", "/^unlink"];
 
 /// Runs a command and kills it at the `count`th entry of `call`. Returns whether it got that far.
 fn killed(scene: &Scene, command: &str, more: &[&str], call: &str, count: usize) -> bool {
@@ -50,14 +52,14 @@ fn whole(scene: &Scene, conf_dir: &str, bin_dir: &str, when: &str) {
     assert!(valid > 0, "{when}: there is a configuration");
 }
 
-fn kill_everywhere(scene: &Scene, more: &[&str], conf_dir: &str, bin_dir: &str) {
+fn kill_everywhere(scene: &Scene, calls: &[&str], more: &[&str], conf_dir: &str, bin_dir: &str) {
     let before = scene.files();
     scene.ok("install", more);
     let installed = scene.files();
     scene.ok("uninstall", &[]);
     let mut instants = 0;
     for (command, arguments) in [("install", more), ("uninstall", &[])] {
-        for call in CALLS {
+        for call in calls {
             for count in 1.. {
                 if command == "uninstall" {
                     scene.ok("install", more);
@@ -77,20 +79,20 @@ fn kill_everywhere(scene: &Scene, more: &[&str], conf_dir: &str, bin_dir: &str) 
             }
         }
     }
-    assert!(instants > 15, "{instants} instants");
+    assert!(instants > 2 * calls.len(), "{instants} instants");
 }
 
 #[test]
 fn a_killed_installation_in_a_list_leaves_valid_files() {
     let scene = Scene::with("crash-list", "10-calico.conflist", CALICO);
-    kill_everywhere(&scene, &[], "etc/cni/net.d", "opt/cni/bin");
+    kill_everywhere(&scene, &CALLS, &[], "etc/cni/net.d", "opt/cni/bin");
 }
 
 #[test]
 fn a_killed_conversion_to_a_list_leaves_valid_files() {
     let single = "{ \"cniVersion\": \"0.3.1\", \"name\": \"weave\", \"type\": \"weave-net\" }\n";
     let scene = Scene::with("crash-single", "10-weave.conf", single);
-    kill_everywhere(&scene, &[], "etc/cni/net.d", "opt/cni/bin");
+    kill_everywhere(&scene, &VISIBLE, &[], "etc/cni/net.d", "opt/cni/bin");
 }
 
 #[test]
@@ -102,13 +104,13 @@ fn a_killed_replacement_of_another_plugin_leaves_valid_files() {
     );
     scene.write("var/lib/cni/bin/istio-cni", "another's program");
     let more = ["--platform=openshift", "--name=istio-cni"];
-    kill_everywhere(&scene, &more, "etc/cni/multus/net.d", "var/lib/cni/bin");
+    kill_everywhere(&scene, &VISIBLE, &more, "etc/cni/multus/net.d", "var/lib/cni/bin");
 }
 
 #[test]
 fn a_killed_installation_of_the_own_list_leaves_valid_files() {
     let scene = Scene::with("crash-own-list", "10-calico.conflist", CALICO);
-    kill_everywhere(&scene, &["--own-list=true"], "etc/cni/net.d", "opt/cni/bin");
+    kill_everywhere(&scene, &VISIBLE, &["--own-list=true"], "etc/cni/net.d", "opt/cni/bin");
 }
 
 /// Returns the text of the configuration that a runtime uses.
@@ -122,30 +124,28 @@ fn first_list(scene: &Scene) -> String {
 #[test]
 fn a_killed_change_between_the_own_and_the_original_list_leaves_the_entry_in_the_first_list() {
     let single = "{ \"cniVersion\": \"0.3.1\", \"name\": \"weave\", \"type\": \"weave-net\" }\n";
-    for (name, text) in [("10-calico.conflist", CALICO), ("10-weave.conf", single)] {
-        let scene = Scene::with(&format!("crash-change-{name}"), name, text);
-        let before = scene.files();
-        let mut instants = 0;
-        for (from, to) in [(&[][..], &["--own-list=true"][..]), (&["--own-list=true"], &[])] {
-            for call in ["/^rename", "/^unlink"] {
-                for count in 1.. {
-                    scene.ok("install", from);
-                    let was_killed = killed(&scene, "install", to, call, count);
-                    let when = format!("{to:?}, call {count} of {call}");
+    let scene = Scene::with("crash-change", "10-weave.conf", single);
+    let before = scene.files();
+    let mut instants = 0;
+    for (from, to) in [(&[][..], &["--own-list=true"][..]), (&["--own-list=true"], &[])] {
+        for call in ["/^rename", "/^unlink"] {
+            for count in 1.. {
+                scene.ok("install", from);
+                let was_killed = killed(&scene, "install", to, call, count);
+                let when = format!("{to:?}, call {count} of {call}");
+                assert!(first_list(&scene).contains("\"detour\""), "{when}");
+                if count % 2 == 0 {
+                    scene.ok("install", to);
                     assert!(first_list(&scene).contains("\"detour\""), "{when}");
-                    if count % 2 == 0 {
-                        scene.ok("install", to);
-                        assert!(first_list(&scene).contains("\"detour\""), "{when}");
-                    }
-                    scene.ok("uninstall", &[]);
-                    assert_eq!(scene.files(), before, "{when}");
-                    if !was_killed {
-                        break;
-                    }
-                    instants += 1;
                 }
+                scene.ok("uninstall", &[]);
+                assert_eq!(scene.files(), before, "{when}");
+                if !was_killed {
+                    break;
+                }
+                instants += 1;
             }
         }
-        assert!(instants > 6, "{instants} instants");
     }
+    assert!(instants > 6, "{instants} instants");
 }

@@ -2,9 +2,11 @@
 //! restored.
 
 use crate::agent_process::Agent;
-use crate::own_list::{DEADLINE, OWN, SOURCE, list, network, readyz, types, wait_until};
+use crate::own_list::{OWN, SOURCE, list, network, types};
 use crate::scene::{CALICO, Scene};
 use crate::server::{Answer, Server, closed_port};
+use crate::support::health::get;
+use crate::support::wait::{DEADLINE, until};
 use serde_json::json;
 use std::fs;
 use std::sync::Arc;
@@ -53,26 +55,26 @@ fn agent(scene: &Scene, api: &str, more: &[&str]) -> Agent {
 fn installs_without_credentials(scene: &Scene, agent: &Agent, listed: &str) {
     let address = agent.address();
     let has_entry = || scene.path(listed).exists() && types(scene, listed).last().is_some_and(|kind| kind == "detour");
-    wait_until("the entry is in the list", has_entry);
+    until("the entry is in the list", has_entry);
     assert!(scene.path(PROGRAM).exists() && scene.path(NODE).exists() && !scene.path(KUBECONFIG).exists());
     agent.wait_for_log(MISSING);
-    let answer = readyz(&address);
-    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains(MISSING), "{answer}");
+    let (status, answer) = get(&address, "/readyz");
+    assert!(status == "503" && answer.contains(MISSING), "{answer}");
 
     for file in [PROGRAM, NODE] {
         fs::remove_file(scene.path(file)).expect("there");
-        wait_until("the file is restored", || scene.path(file).exists());
+        until("the file is restored", || scene.path(file).exists());
     }
     // Requests of a token time out meanwhile. Each change of an edited list is a repair, which is delayed if there are many.
     let (started, rounds) = (Instant::now(), if listed == OWN { 40 } else { 1 });
     for round in 0..rounds {
         let name = format!("changed-{round}");
         scene.write(SOURCE, &list(&name));
-        wait_until("the agent follows", || has_entry() && network(scene, listed) == json!(name));
+        until("the agent follows", || has_entry() && network(scene, listed) == json!(name));
         thread::park_timeout(Duration::from_millis(200));
     }
     println!("{rounds} changes in {:?}", started.elapsed());
-    assert!(!scene.path(KUBECONFIG).exists() && readyz(&address).starts_with("HTTP/1.1 503 "));
+    assert!(!scene.path(KUBECONFIG).exists() && get(&address, "/readyz").0 == "503");
 }
 
 #[test]
@@ -103,7 +105,7 @@ fn an_agent_that_starts_without_a_kubeconfig_restores_the_own_list() {
     for api in [format!("http://{}", closed_port()), api.http()] {
         let agent = agent(&scene, &api, &["--own-list=true"]);
         let started = Instant::now();
-        wait_until("the own list is restored", || scene.path(OWN).exists());
+        until("the own list is restored", || scene.path(OWN).exists());
         println!("restored after {:?}", started.elapsed());
         assert!(started.elapsed() < DEADLINE);
         installs_without_credentials(&scene, &agent, OWN);
@@ -122,9 +124,10 @@ fn a_kubeconfig_stays_while_the_agent_has_no_credentials() {
     let kubeconfig = scene.read(KUBECONFIG);
     fs::rename(scene.path("sa/token"), scene.path("sa/elsewhere")).expect("renamed");
     agent.wait_for_log(MISSING);
-    assert!(readyz(&address).contains("sa/token"), "{}", readyz(&address));
+    let (_, answer) = get(&address, "/readyz");
+    assert!(answer.contains("sa/token"), "{answer}");
     fs::remove_file(scene.path(OWN)).expect("there");
-    wait_until("the own list is restored", || scene.path(OWN).exists());
+    until("the own list is restored", || scene.path(OWN).exists());
     assert_eq!(scene.read(KUBECONFIG), kubeconfig);
     fs::rename(scene.path("sa/elsewhere"), scene.path("sa/token")).expect("renamed");
     agent.wait_for_log(READY);

@@ -1,5 +1,6 @@
 //! Golden files: configurations of real clusters before and after an installation, and unusable ones.
 
+use crate::support::golden::cases;
 use detour_cni::agent::install::plan::undo;
 use detour_cni::agent::install::{
     ConfFile, ConfigurationTarget, DesiredState, Digest, FileAction, FoundFile, FoundState, HostPath, InstallPlan,
@@ -9,20 +10,10 @@ use detour_cni::state::format;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-fn directory(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/conflist").join(name)
-}
-
-fn golden(name: &str) -> BTreeMap<String, String> {
-    let entries = fs::read_dir(directory(name)).expect("readable");
-    let read = entries.map(|entry| {
-        let path = entry.expect("readable").path();
-        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
-        (name, fs::read_to_string(&path).expect("readable"))
-    });
-    read.collect()
+fn file(path: &str) -> Vec<u8> {
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(path)).expect("readable")
 }
 
 fn dir() -> HostPath {
@@ -90,8 +81,8 @@ fn only(found: &FoundState) -> (&str, String, u32) {
 
 #[test]
 fn each_configuration_gets_the_entry_and_is_restored_byte_for_byte() {
-    let wanted = golden("after");
-    for (name, before) in golden("before") {
+    let wanted = cases("conflist.md", "after/");
+    for (name, before) in cases("conflist.md", "before/") {
         let found = found(&name, &before);
         let plan = reconcile(&desired(None), &found);
         assert_eq!((plan.waits_for.as_ref(), plan.notes.len()), (None, 0), "{name}");
@@ -110,8 +101,7 @@ fn each_configuration_gets_the_entry_and_is_restored_byte_for_byte() {
 
 #[test]
 fn each_unusable_configuration_stays_and_its_note_has_the_reason() {
-    let text = fs::read_to_string(directory("refused.json")).expect("readable");
-    let refused: BTreeMap<String, Value> = serde_json::from_str(&text).expect("JSON");
+    let refused: BTreeMap<String, Value> = serde_json::from_slice(&file("golden/refused.json")).expect("JSON");
     for (name, file) in &refused {
         let plan = reconcile(&desired(None), &found(name, file["text"].as_str().expect("text")));
         assert_eq!(plan.actions, [], "{name}");
@@ -167,8 +157,7 @@ fn the_entry_moves_to_a_list_that_sorts_first() {
 /// A missing field has its default value.
 #[test]
 fn records_of_released_versions_are_read_and_a_newer_one_is_refused() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records/v0.2.0/install.json");
-    let golden = fs::read(path).expect("a record");
+    let golden = file("records/v0.2.0/install.json");
     let record: InstallRecord = format::parse(&golden).expect("0.2.0");
     assert_eq!(
         (record.owner.as_deref(), record.files.len(), record.lists.len()),

@@ -3,39 +3,22 @@
 
 use crate::agent_process::{Agent, SETTLED};
 use crate::scene::{CALICO, Scene};
+use crate::support::health::{get, is_ready};
+use crate::support::wait::until;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 pub(crate) const SOURCE: &str = "etc/cni/net.d/10-calico.conflist";
 pub(crate) const OWN: &str = "etc/cni/net.d/00-detour.conflist";
-const RENAMED: &str = "etc/cni/net.d/00-detour.conflist.cilium_bak";
 const OWN_LIST: &str = "--own-list=true";
 const HEALTH: &str = "--health-address=127.0.0.1:0";
 /// Logged when the node becomes ready.
 const READY: &str = "the plugin is ready on this node";
 /// The file of another network, as Podman installs it.
 const PODMAN: &str = "etc/cni/net.d/87-podman-bridge.conflist";
-/// Generous, for a busy machine.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
-
-/// Waits until a condition is true.
-#[track_caller]
-pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "{what}");
-        thread::park_timeout(Duration::from_millis(5));
-    }
-}
 
 /// Returns the types of the plugins in a list.
 pub(crate) fn types(scene: &Scene, list: &str) -> Vec<String> {
@@ -81,20 +64,6 @@ fn the_own_list_is_a_copy_with_the_entry_and_uninstall_removes_it() {
 }
 
 #[test]
-fn the_agent_follows_the_source_and_this_is_no_repair() {
-    let scene = Scene::with("own-follow", "10-calico.conflist", CALICO);
-    let agent = Agent::start(&scene, "a", &[OWN_LIST]);
-    agent.wait_for_log(SETTLED);
-    for i in 0..10 {
-        let name = format!("changed-{i}");
-        scene.write(SOURCE, &list(&name));
-        wait_until("the copy follows", || network(&scene, OWN) == json!(name));
-        assert_eq!(types(&scene, OWN).last().map(String::as_str), Some("detour"));
-    }
-    assert!(!agent.logged().iter().any(|line| line.contains("keeps reverting")));
-}
-
-#[test]
 fn an_edited_renamed_or_deleted_own_list_is_restored() {
     let scene = Scene::with("own-restore", "10-calico.conflist", CALICO);
     let agent = Agent::start(&scene, "a", &[OWN_LIST]);
@@ -113,19 +82,6 @@ fn an_edited_renamed_or_deleted_own_list_is_restored() {
     back(&|| fs::rename(&own, own.with_file_name("00-detour.conflist.cilium_bak")).expect("renamed"));
 }
 
-/// Returns the answer of `/readyz`.
-pub(crate) fn readyz(address: &str) -> String {
-    let mut connection = TcpStream::connect(address).expect("it listens");
-    write!(connection, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer).expect("answered");
-    answer
-}
-
-fn is_ready(address: &str) -> bool {
-    readyz(address).starts_with("HTTP/1.1 200 ")
-}
-
 #[test]
 fn the_node_stays_ready_while_another_process_keeps_writing_the_source() {
     let scene = Scene::with("own-ready", "10-calico.conflist", CALICO);
@@ -135,11 +91,11 @@ fn the_node_stays_ready_while_another_process_keeps_writing_the_source() {
     for i in 0..50 {
         // In place, so that it is empty for a moment.
         scene.write(SOURCE, &list(&format!("changed-{i}")));
-        assert!(is_ready(&address), "{}", readyz(&address));
+        assert!(is_ready(&address), "{}", get(&address, "/readyz").1);
         assert_eq!(types(&scene, OWN), ["calico", "portmap", "bandwidth", "detour"]);
     }
-    wait_until("the copy follows", || network(&scene, OWN) == "changed-49");
-    assert!(is_ready(&address), "{}", readyz(&address));
+    until("the copy follows", || network(&scene, OWN) == "changed-49");
+    assert!(is_ready(&address), "{}", get(&address, "/readyz").1);
 }
 
 #[test]
@@ -155,18 +111,18 @@ fn another_file_becomes_the_source_only_after_half_a_second_and_without_one_the_
             None => fs::remove_file(scene.path(SOURCE)).expect("removed"),
             Some(text) => scene.write(SOURCE, text),
         }
-        wait_until("the other file becomes the source", || network(&scene, OWN) == "podman");
+        until("the other file becomes the source", || network(&scene, OWN) == "podman");
         assert!(start.elapsed() >= Duration::from_millis(500), "{:?}", start.elapsed());
         let copy = scene.read(OWN);
         fs::remove_file(scene.path(PODMAN)).expect("removed");
-        wait_until("the node is not ready", || !is_ready(&address));
+        until("the node is not ready", || !is_ready(&address));
         assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
-        let answer = readyz(&address);
+        let answer = get(&address, "/readyz").1;
         assert!(answer.contains("the cluster network's configuration in /etc/cni/net.d; pods start with"), "{answer}");
         assert!(answer.contains("pods start with the last copy"), "{answer}");
         assert_eq!(scene.read(OWN), copy);
         scene.write(SOURCE, CALICO);
-        wait_until("the node is ready again", || is_ready(&address));
+        until("the node is ready again", || is_ready(&address));
         assert_eq!(network(&scene, OWN), "k8s-pod-network");
     }
 }
@@ -178,11 +134,11 @@ fn a_first_list_that_is_just_being_written_is_not_passed_over() {
         scene.write(PODMAN, &list("podman"));
         let start = Instant::now();
         let _agent = Agent::start(&scene, "a", &[OWN_LIST]);
-        wait_until("the other file becomes the source", || scene.path(OWN).exists());
+        until("the other file becomes the source", || scene.path(OWN).exists());
         assert!(start.elapsed() >= Duration::from_millis(500), "{:?}", start.elapsed());
         assert_eq!(network(&scene, OWN), "podman");
         scene.write(SOURCE, CALICO);
-        wait_until("the first file becomes the source", || network(&scene, OWN) == "k8s-pod-network");
+        until("the first file becomes the source", || network(&scene, OWN) == "k8s-pod-network");
     }
 }
 
@@ -193,7 +149,7 @@ fn the_edited_list_keeps_its_entry_while_a_list_before_it_is_partial() {
     let edited = scene.read(SOURCE);
     scene.write("etc/cni/net.d/05-new.conflist", "");
     let agent = Agent::start(&scene, "a", &[OWN_LIST]);
-    wait_until("the own list is written", || {
+    until("the own list is written", || {
         let has_entry = scene.read(SOURCE) == edited;
         assert!(has_entry || scene.path(OWN).exists(), "no list has the entry");
         scene.path(OWN).exists()
@@ -235,61 +191,13 @@ fn a_list_behind_symbolic_links_is_followed() {
     let agent = Agent::start(&scene, "a", &[OWN_LIST]);
     agent.wait_for_log(SETTLED);
     scene.write("etc/calico/..1/net.conflist", &list("written"));
-    wait_until("a change of the file is followed", || network(&scene, OWN) == "written");
+    until("a change of the file is followed", || network(&scene, OWN) == "written");
     // As the kubelet replaces the files of a ConfigMap.
     scene.write("etc/calico/..2/net.conflist", &list("replaced"));
     symlink("..2", scene.path("etc/calico/new")).expect("linked");
     fs::rename(scene.path("etc/calico/new"), scene.path("etc/calico/..data")).expect("renamed");
-    wait_until("a change of the link is followed", || network(&scene, OWN) == "replaced");
+    until("a change of the link is followed", || network(&scene, OWN) == "replaced");
     assert!(scene.path(SOURCE).is_symlink());
-}
-
-/// Renames the own list whenever it exists, as Cilium does with `cni.exclusive=true`.
-struct Exclusive {
-    ends: Arc<AtomicBool>,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
-impl Exclusive {
-    fn start(own: PathBuf, renamed: PathBuf) -> Self {
-        let ends = Arc::new(AtomicBool::new(false));
-        let ended = Arc::clone(&ends);
-        let thread = thread::spawn(move || {
-            while !ended.load(Ordering::Relaxed) {
-                // It is missing most of the time.
-                let _ = fs::rename(&own, &renamed);
-                thread::park_timeout(Duration::from_millis(1));
-            }
-        });
-        Self { ends, thread: Some(thread) }
-    }
-}
-
-impl Drop for Exclusive {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        self.thread.take().map(thread::JoinHandle::join);
-    }
-}
-
-#[test]
-fn a_node_is_not_ready_while_cilium_renames_the_own_list_and_nothing_of_it_is_left() {
-    let scene = Scene::with("own-cilium", "05-cilium.conflist", CALICO);
-    let before = scene.files();
-    let exclusive = Exclusive::start(scene.path(OWN), scene.path(RENAMED));
-    let agent = Agent::start(&scene, "a", &[OWN_LIST, HEALTH]);
-    let address = agent.address();
-    let line = agent.wait_for_log("another process keeps reverting");
-    assert!(line.contains("Cilium renames the file: set cni.exclusive=false"), "{line}");
-    let answer = readyz(&address);
-    assert!(answer.contains("cni.exclusive=false"), "{answer}");
-    drop(exclusive);
-    agent.wait_for_log(READY);
-    assert!(scene.path(OWN).exists() && !scene.path(RENAMED).exists());
-    drop(agent);
-    fs::rename(scene.path(OWN), scene.path(RENAMED)).expect("renamed");
-    scene.ok("uninstall", &[]);
-    assert_eq!(scene.files(), before);
 }
 
 #[test]
@@ -305,7 +213,7 @@ fn agents_of_both_modes_take_over_from_each_other_without_a_fight() {
     for i in 0..5 {
         let name = format!("changed-{i}");
         scene.write(SOURCE, &list(&name));
-        wait_until("the copy follows", || network(&scene, OWN) == json!(name));
+        until("the copy follows", || network(&scene, OWN) == json!(name));
     }
     let changes = |line: &String| line.contains("write ") || line.contains("remove ");
     assert!(!first.logged().iter().any(changes), "the first agent is on standby");

@@ -3,12 +3,11 @@
 use crate::agent_process::{Agent, SETTLED};
 use crate::scene::{CALICO, Scene};
 use crate::server::{Answer, Request, Server};
+use crate::support::wait::until;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// Logged when the node becomes ready.
 const READY: &str = "the plugin is ready on this node";
@@ -56,14 +55,6 @@ fn scene(name: &str) -> Scene {
     let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
     scene.write("sa/ca.crt", &authority.cert.pem());
     scene
-}
-
-fn until(what: &str, holds: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
-        thread::park_timeout(Duration::from_millis(5));
-    }
 }
 
 #[test]

@@ -167,7 +167,7 @@ impl Scene {
 
     #[track_caller]
     fn holds(&self) {
-        self.world.call("CHECK", &self.configuration).run().expect_success();
+        self.world.call("CHECK", &self.configuration).run().done();
         exclusions_hold(&self.world, &self.excluded);
     }
 }
@@ -181,7 +181,7 @@ fn added_to(format: Format) {
     let before = (scene.world.native_tables(), Family::BOTH.map(|family| scene.world.iptables_save(family)));
     scene.add();
     scene.holds();
-    scene.world.call("DEL", &scene.configuration).run().expect_success();
+    scene.world.call("DEL", &scene.configuration).run().done();
     assert_eq!((scene.world.native_tables(), Family::BOTH.map(|family| scene.world.iptables_save(family))), before);
     tcp_is_captured(&scene.world, EXCLUDED_UID);
 }

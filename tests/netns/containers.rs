@@ -81,7 +81,7 @@ in_both_dialects! {
         let element = element(ContainerScope::All, &cgroup);
         world.change_containers(&[], std::slice::from_ref(&element));
         only_the_container_bypasses(&world, &cgroup);
-        world.call("CHECK", &configuration).run().expect_success();
+        world.call("CHECK", &configuration).run().done();
         world.change_containers(&[element], &[]);
         world.within(&cgroup, || everything_is_captured(&world));
     }
@@ -213,10 +213,10 @@ in_both_dialects! {
         let states = [true, false].map(|all_first| {
             let world = World::new(Families::Both);
             let [first, second] = if all_first { [all(&world), dns(&world)] } else { [dns(&world), all(&world)] };
-            world.call("ADD", &first).interface("net1").run().expect_success();
-            world.call("ADD", &second).interface("net2").run().expect_success();
+            world.call("ADD", &first).interface("net1").run().done();
+            world.call("ADD", &second).interface("net2").run().done();
             let state = state(&world);
-            world.call("ADD", &first).interface("net1").run().expect_success();
+            world.call("ADD", &first).interface("net1").run().done();
             assert!(self::state(&world) == state);
             state
         });
@@ -231,7 +231,7 @@ in_both_dialects! {
         let all = dialect.of(excluding(&world, Dns::Captured, "all"));
         let sub_plugins = json!([{ "type": "container-exclude", "containers": [NAME], "scope": "dns" }]);
         let dns = dialect.of(chain(&story(&world, Dns::Captured, &[]), sub_plugins));
-        world.call("ADD", &dns).interface("net2").run().expect_success();
+        world.call("ADD", &dns).interface("net2").run().done();
         let in_dns = element(ContainerScope::Dns, &cgroup);
         world.change_containers(&[], std::slice::from_ref(&in_dns));
         world.nft("flush chain inet detour-exclusions NAT_OUTPUT");
@@ -239,7 +239,7 @@ in_both_dialects! {
         world.add(&all);
         assert_eq!(world.containers(), [[in_dns].to_vec(), elements.clone()].concat());
         only_the_container_bypasses(&world, &cgroup);
-        world.call("DEL", &dns).interface("net2").run().expect_success();
+        world.call("DEL", &dns).interface("net2").run().done();
         assert_eq!(world.containers(), elements);
         only_the_container_bypasses(&world, &cgroup);
         // Another input: fewer rules.
@@ -277,11 +277,11 @@ in_both_dialects! {
             };
             world.nft(&damage);
             let output = world.call("CHECK", &configuration).run();
-            assert_eq!(output.expect_code(), 103, "{damage}");
+            assert_eq!(output.refused().0, 103, "{damage}");
             assert!(output.stdout["details"].to_string().contains("inet detour-exclusions"), "{}", output.stdout);
             world.add(&configuration);
             assert_eq!(state(&world), whole, "{damage}");
-            world.call("CHECK", &configuration).run().expect_success();
+            world.call("CHECK", &configuration).run().done();
         }
         world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
         only_the_container_bypasses(&world, &cgroup);
@@ -290,10 +290,10 @@ in_both_dialects! {
     fn the_last_del_removes_the_table(dialect) {
         let (world, cgroup) = world(Dns::Captured, ContainerScope::All, dialect);
         let other = dialect.of(only_excluding(&world));
-        world.call("ADD", &other).interface("net2").run().expect_success();
-        world.call("DEL", &dialect.of(excluding(&world, Dns::Captured, "all"))).run().expect_success();
+        world.call("ADD", &other).interface("net2").run().done();
+        world.call("DEL", &dialect.of(excluding(&world, Dns::Captured, "all"))).run().done();
         assert_eq!(world.containers(), [element(ContainerScope::All, &cgroup)]);
-        world.call("DEL", &other).interface("net2").run().expect_success();
+        world.call("DEL", &other).interface("net2").run().done();
         assert_eq!(world.native_tables(), Vec::<String>::new());
         assert!(world.families().iter().all(|family| world.iptables_save(*family).is_empty()));
     }
@@ -318,7 +318,7 @@ in_both_dialects! {
         let (world, cgroup) = (World::new(Families::V4), Cgroup::new());
         let outer = Cgroup::new();
         let output = add_from(&world, &outer.child("runtime"), "", &dialect.of(excluding(&world, Dns::Captured, "all")));
-        output.expect_success();
+        output.done();
         world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
         only_the_container_bypasses(&world, &cgroup);
     }
@@ -330,19 +330,19 @@ in_both_dialects! {
         let private = "exec unshare --cgroup";
         let configuration = dialect.of(excluding(&world, Dns::Captured, "all"));
         let output = add_from(&world, &outer.child("runtime"), private, &configuration);
-        assert_eq!(output.expect_code(), 102, "{}", output.stdout);
+        assert_eq!(output.refused().0, 102, "{}", output.stdout);
         let msg = output.stdout["msg"].as_str().expect("text");
         assert!(msg.contains("container-exclude") && msg.contains("cgroup namespace"), "{msg}");
         assert!(state(&world).is_empty(), "{:?}", state(&world));
         // Without excluded containers, the namespace does not matter.
         let configuration = dialect.of(exclude_1337(&story(&world, Dns::Captured, &[])));
-        add_from(&world, &outer.child("other"), private, &configuration).expect_success();
+        add_from(&world, &outer.child("other"), private, &configuration).done();
     }
 }
 
 /// Calls ADD from the control group `cgroup` in a new cgroup namespace. `first` is the command that runs as
 /// process 1 of a PID namespace; its last argument is a shell that calls the plugin.
-fn add_from(world: &World, cgroup: &Cgroup, first: &str, configuration: &Value) -> PluginOutput {
+fn add_from(world: &World, cgroup: &Cgroup, first: &str, configuration: &Value) -> Called {
     use std::os::unix::fs::PermissionsExt;
     let (directory, plugin) = (cgroup.directory().display(), env!("CARGO_BIN_EXE_detour"));
     let text = format!(
@@ -381,8 +381,8 @@ fn containers_are_excluded_from_redirections_by_iptables() {
         only_the_container_bypasses(&world, &cgroup);
         let after = world.families().iter().map(|&family| world.iptables_save(family)).collect::<Vec<_>>();
         assert_eq!(before, after);
-        world.call("CHECK", &only_excluding(&world)).run().expect_success();
-        world.call("DEL", &only_excluding(&world)).run().expect_success();
+        world.call("CHECK", &only_excluding(&world)).run().done();
+        world.call("DEL", &only_excluding(&world)).run().done();
         assert_eq!(world.native_tables(), Vec::<String>::new());
         tcp_is_captured(&world, APP_PROCESS);
     }
@@ -434,7 +434,7 @@ fn an_attachment_with_excluded_containers_only_keeps_the_format_open() {
         let world = World::new(Families::Both);
         world.add(&only_excluding(&world));
         let redirecting = dialect.of(exclude_1337(&story(&world, Dns::Captured, &[])));
-        world.call("ADD", &redirecting).interface("net2").run().expect_success();
+        world.call("ADD", &redirecting).interface("net2").run().done();
         assert_eq!(world.iptables_save(Family::V4).is_empty(), dialect == Dialect::Nftables);
         assert_eq!(world.native_redirection().is_empty(), dialect == Dialect::Iptables);
     }
@@ -448,7 +448,7 @@ fn del_removes_a_table_without_saved_state() {
         let configuration = dialect.of(excluding(&world, Dns::Captured, "all"));
         world.add(&configuration);
         std::fs::remove_dir_all(Path::new("/run/detour/attachments").join(&world.name)).expect("its state is there");
-        world.call("DEL", &configuration).run().expect_success();
+        world.call("DEL", &configuration).run().done();
         assert!(world.native_tables().iter().all(|table| !table.contains("detour-exclusions")));
     }
 }
@@ -470,8 +470,8 @@ fn del_removes_the_table_among_too_many_rules() {
             let rules: String = (0..21_000).map(rule).collect();
             world.iptables_restore(Family::V4, &format!("*nat\n{rules}COMMIT\n"));
         }
-        assert_eq!(world.call("CHECK", &configuration).run().expect_code(), 107);
-        world.call("DEL", &configuration).run().expect_success();
+        assert_eq!(world.call("CHECK", &configuration).run().refused().0, 107);
+        world.call("DEL", &configuration).run().done();
         assert_eq!(world.native_tables(), Vec::<String>::new());
     }
 }

@@ -114,11 +114,11 @@ fn added_to(redirection: Redirection, configuration: &Value) {
     let before = (world.native_tables(), world.iptables_save(Family::V4), world.iptables_save(Family::V6));
     world.add(configuration);
     exclusions_hold(&world, redirection);
-    world.call("CHECK", configuration).run().expect_success();
+    world.call("CHECK", configuration).run().done();
     redirection.write_again(&world);
-    world.call("CHECK", configuration).run().expect_success();
+    world.call("CHECK", configuration).run().done();
     exclusions_hold(&world, redirection);
-    world.call("DEL", configuration).run().expect_success();
+    world.call("DEL", configuration).run().done();
     let after = (world.native_tables(), world.iptables_save(Family::V4), world.iptables_save(Family::V6));
     assert_eq!(after, before);
 }
@@ -127,7 +127,7 @@ fn followed_by(redirection: Redirection, configuration: &Value) {
     let world = World::new(Families::Both);
     world.add(configuration);
     redirection.make(&world);
-    world.call("CHECK", configuration).run().expect_success();
+    world.call("CHECK", configuration).run().done();
     exclusions_hold(&world, redirection);
     world.add(configuration);
     exclusions_hold(&world, redirection);
@@ -177,14 +177,14 @@ fn check_fails_and_add_warns_if_another_chain_can_redirect_before_the_exclusions
     world
         .nft("table ip early { chain out { type nat hook output priority -102; tcp dport 443 redirect to :15001; }; }");
     let output = world.call("CHECK", &exclusions()).run();
-    assert_eq!(output.expect_code(), 103);
+    assert_eq!(output.refused().0, 103);
     let expected = "not first: inet detour-exclusions: chain out of table ip early with priority -102";
     assert!(output.stdout["details"].as_str().is_some_and(|text| text.starts_with(expected)), "{}", output.stdout);
-    let output = world.call("ADD", &exclusions()).run().expect_success();
+    let output = world.call("ADD", &exclusions()).run().done();
     assert!(output.stderr.contains("chain out of table ip early"), "{}", output.stderr);
     world.nft("delete table ip early");
-    world.call("CHECK", &exclusions()).run().expect_success();
+    world.call("CHECK", &exclusions()).run().done();
     world.nft("table ip late { chain out { type nat hook output priority -101; tcp dport 443 redirect to :15001; }; }");
-    world.call("CHECK", &exclusions()).run().expect_success();
+    world.call("CHECK", &exclusions()).run().done();
     tcp_is_direct(&world, VAULT_INIT);
 }

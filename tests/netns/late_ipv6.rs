@@ -30,13 +30,13 @@ fn redirect(world: &World, settings: Value, dialect: &str) -> Value {
 
 #[track_caller]
 fn check_is_fine(world: &World, configuration: &Value) {
-    world.call("CHECK", configuration).run().expect_success();
+    world.call("CHECK", configuration).run().done();
 }
 
 #[track_caller]
 fn check_says(world: &World, configuration: &Value, expected: &str) {
     let output = world.call("CHECK", configuration).run();
-    assert_eq!(output.expect_code(), 103);
+    assert_eq!(output.refused().0, 103);
     let details = output.stdout["details"].as_str().expect("text");
     assert!(details.contains(expected), "{details}");
 }

@@ -34,7 +34,7 @@ fn fill(world: &World, rule: &str, count: u32) {
 }
 
 #[track_caller]
-fn soon(world: &World, verb: &str, configuration: &Value) -> PluginOutput {
+fn soon(world: &World, verb: &str, configuration: &Value) -> Called {
     let begun = Instant::now();
     let output = world.call(verb, configuration).run();
     assert!(begun.elapsed() < SOON, "{verb} took {:?}", begun.elapsed());
@@ -43,8 +43,8 @@ fn soon(world: &World, verb: &str, configuration: &Value) -> PluginOutput {
 }
 
 #[track_caller]
-fn holds_too_much(output: &PluginOutput) {
-    assert_eq!(output.expect_code(), 107);
+fn holds_too_much(output: &Called) {
+    assert_eq!(output.refused().0, 107);
     let msg = output.stdout["msg"].as_str().expect("text");
     assert!(
         msg.contains("expected at most 20000 objects and 16 MiB") && msg.contains(", got more; remove rules"),
@@ -66,7 +66,7 @@ fn state_of(world: &World) -> bool {
 fn check_logs_some_foreign_rules_and_counts_the_rest() {
     let (world, configuration) = attached();
     fill(&world, "-A OUTPUT -d {address} -j ACCEPT", 1000);
-    let output = soon(&world, "CHECK", &configuration).expect_success();
+    let output = soon(&world, "CHECK", &configuration).done();
     assert_eq!(output.stderr.matches("foreign rule: ").count(), 20, "{}", output.stderr);
     assert!(output.stderr.contains("980 more foreign rules"), "{}", output.stderr);
     let report = LiveRules::read(&world.netns(), &Store::new(ROOT)).expect("readable").report(&world.netns());
@@ -83,7 +83,7 @@ fn add_and_check_refuse_too_many_foreign_rules_and_del_keeps_them() {
     holds_too_much(&soon(&world, "ADD", &configuration));
     let read = LiveRules::read(&world.netns(), &Store::new(ROOT)).expect_err("too many");
     assert_eq!(read.number(), 107);
-    soon(&world, "DEL", &configuration).expect_success();
+    soon(&world, "DEL", &configuration).done();
     assert_eq!(rules_of(&world), (0, 21_000));
     assert!(!state_of(&world));
 }
@@ -92,7 +92,7 @@ fn add_and_check_refuse_too_many_foreign_rules_and_del_keeps_them() {
 fn del_disables_the_redirection_if_its_rules_cannot_be_found() {
     let (world, configuration) = attached();
     fill(&world, "-I OUTPUT -d {address} -j ACCEPT", 21_000);
-    let output = soon(&world, "DEL", &configuration).expect_success();
+    let output = soon(&world, "DEL", &configuration).done();
     assert!(output.stderr.contains("DEL removes only the rules that it can find"), "{}", output.stderr);
     let saved = world.iptables_save(Family::V4);
     for chain in ["ISTIO_OUTPUT", "ISTIO_INBOUND", "ISTIO_REDIRECT"] {
@@ -107,12 +107,12 @@ fn foreign_jumps_to_detours_chains_are_limited() {
     let (world, configuration) = attached();
     world.iptables_restore(Family::V4, "*nat\n-I OUTPUT -p icmp -j ACCEPT\nCOMMIT\n");
     fill(&world, "-A OUTPUT -d {address} -j ISTIO_OUTPUT", 15_000);
-    assert_eq!(soon(&world, "CHECK", &configuration).expect_code(), 103);
+    assert_eq!(soon(&world, "CHECK", &configuration).refused().0, 103);
     let output = soon(&world, "ADD", &configuration);
-    assert_eq!(output.expect_code(), 107);
+    assert_eq!(output.refused().0, 107);
     let msg = output.stdout["msg"].as_str().expect("text");
     assert!(msg.contains("expected at most 256 rules of another tool that jump to detour's chains"), "{msg}");
-    soon(&world, "DEL", &configuration).expect_success();
+    soon(&world, "DEL", &configuration).done();
     assert_eq!(world.iptables_save(Family::V4).chain("nat", "ISTIO_OUTPUT"), [""; 0]);
     assert!(!state_of(&world));
 }
@@ -122,8 +122,8 @@ fn extra_rules_in_detours_chain_are_flushed() {
     let (world, configuration) = attached();
     let before = world.iptables_save(Family::V4);
     fill(&world, "-A ISTIO_OUTPUT -d {address} -j ACCEPT", 15_000);
-    assert_eq!(soon(&world, "CHECK", &configuration).expect_code(), 103);
-    soon(&world, "ADD", &configuration).expect_success();
+    assert_eq!(soon(&world, "CHECK", &configuration).refused().0, 103);
+    soon(&world, "ADD", &configuration).done();
     assert_eq!(world.iptables_save(Family::V4), before);
 }
 
@@ -132,9 +132,9 @@ fn rules_in_other_tables_do_not_count_toward_the_limit() {
     let (world, configuration) = attached();
     let rules: String = (0..30_000).map(|_| "add rule inet mine c accept\n").collect();
     world.nft(&format!("table inet mine {{ chain c {{ }}\n}}\n{rules}"));
-    soon(&world, "CHECK", &configuration).expect_success();
-    soon(&world, "ADD", &configuration).expect_success();
-    soon(&world, "DEL", &configuration).expect_success();
+    soon(&world, "CHECK", &configuration).done();
+    soon(&world, "ADD", &configuration).done();
+    soon(&world, "DEL", &configuration).done();
     assert_eq!(rules_of(&world), (0, 0));
 }
 
@@ -148,11 +148,11 @@ fn del_succeeds_with_more_policy_rules_than_are_read() {
     world.ip(&["-batch", file.to_str().expect("text")]);
     for verb in ["CHECK", "ADD"] {
         let output = soon(&world, verb, &configuration);
-        assert_eq!(output.expect_code(), 107);
+        assert_eq!(output.refused().0, 107);
         let msg = output.stdout["msg"].as_str().expect("text");
         assert!(msg.contains("policy rules") && msg.contains("expected at most 20000 objects and 16 MiB"), "{msg}");
     }
-    soon(&world, "DEL", &configuration).expect_success();
+    soon(&world, "DEL", &configuration).done();
     assert_eq!(rules_of(&world), (0, 0));
     assert!(!state_of(&world));
 }
@@ -168,16 +168,16 @@ fn sets_in_detours_tables_are_limited() {
     let elements = ports.join(", ");
     let declared = "add set inet detour-nat many { type ipv4_addr . inet_service; }";
     world.nft(&format!("{declared}\nadd element inet detour-nat many {{ {elements} }}\n"));
-    soon(&world, "CHECK", &configuration).expect_success();
+    soon(&world, "CHECK", &configuration).done();
     world.nft(&format!("add rule inet detour-nat ISTIO_OUTPUT ip daddr . tcp dport {{ {elements} }} accept\n"));
     let output = soon(&world, "CHECK", &configuration);
-    assert_eq!(output.expect_code(), 107);
+    assert_eq!(output.refused().0, 107);
     assert!(
         output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("at most 100000 objects")),
         "{}",
         output.stdout
     );
-    soon(&world, "DEL", &configuration).expect_success();
+    soon(&world, "DEL", &configuration).done();
     assert!(world.native_tables().is_empty());
 }
 

@@ -12,7 +12,6 @@ mod containers;
 mod exclusions_first;
 mod expectations;
 mod foreign_redirection;
-mod foreign_rules;
 mod home_made_plugin;
 mod iptables_view;
 mod istio;

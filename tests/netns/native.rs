@@ -12,10 +12,10 @@ fn check_reports_drift_as_nft_writes_it() {
     let world = World::new(Families::Both);
     let configuration = Dialect::Nftables.of(exclude_1337(&story(&world, Dns::Captured, &[])));
     world.add(&configuration);
-    world.call("CHECK", &configuration).run().expect_success();
+    world.call("CHECK", &configuration).run().done();
     world.nft("flush chain inet detour-nat ISTIO_REDIRECT");
     let output = world.call("CHECK", &configuration).run();
-    assert_eq!(output.expect_code(), 103);
+    assert_eq!(output.refused().0, 103);
     let missing = "missing: inet detour-nat ISTIO_REDIRECT meta l4proto tcp counter redirect to :15001";
     assert_eq!(output.stdout["details"], missing);
 }
@@ -38,11 +38,11 @@ fn check_finds_any_damage_and_add_repairs_it() {
             _ => format!("flush chain inet {place}"),
         };
         world.nft(&damage);
-        assert_eq!(world.call("CHECK", &configuration).run().expect_code(), 103, "{damage}");
+        assert_eq!(world.call("CHECK", &configuration).run().refused().0, 103, "{damage}");
         world.add(&configuration);
         assert_eq!(world.native_tables(), whole, "{damage}");
     }
-    world.call("CHECK", &configuration).run().expect_success();
+    world.call("CHECK", &configuration).run().done();
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn del_removes_all_tables() {
     let world = World::new(Families::Both);
     let configuration = Dialect::Nftables.of(exclude_1337(&story(&world, Dns::Captured, &[])));
     world.add(&configuration);
-    world.call("DEL", &configuration).run().expect_success();
+    world.call("DEL", &configuration).run().done();
     assert!(world.native_tables().is_empty());
 }
 
@@ -75,10 +75,10 @@ fn rule_formats_are_never_mixed() {
         world.add(&first.of(exclude_1337(&manifests)));
         let before = (world.native_tables(), world.iptables_save(Family::V4));
         let output = world.call("ADD", &other.of(istio_cni(&manifests))).interface("net2").run();
-        assert_eq!(output.expect_code(), 7);
+        assert_eq!(output.refused().0, 7);
         assert_eq!((world.native_tables(), world.iptables_save(Family::V4)), before);
-        world.call("ADD", &other.of(excludedns())).interface("net2").run().expect_success();
-        world.call("ADD", &istio_cni(&manifests)).interface("net3").run().expect_success();
+        world.call("ADD", &other.of(excludedns())).interface("net2").run().done();
+        world.call("ADD", &istio_cni(&manifests)).interface("net3").run().done();
         assert_eq!((world.native_tables(), world.iptables_save(Family::V4)), before);
         assert_eq!(world.native_redirection().is_empty(), first == Dialect::Iptables);
         assert_eq!(world.iptables_save(Family::V4).is_empty(), first == Dialect::Nftables);

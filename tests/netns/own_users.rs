@@ -23,9 +23,9 @@ fn auto_selects_nftables_and_traffic_is_redirected_correctly() {
     inbound_is_captured(&world);
     loopback_is_as_istio_has_it(&world, APP_PROCESS, PROXY);
     a_query_leaves_one_replied_entry(&world, VAULT_INIT, OTHER_RESOLVER);
-    world.call("CHECK", &configuration).run().expect_success();
+    world.call("CHECK", &configuration).run().done();
     world.add(&configuration);
-    world.call("DEL", &configuration).run().expect_success();
+    world.call("DEL", &configuration).run().done();
     assert!(world.native_tables().is_empty());
 }
 
@@ -35,7 +35,7 @@ fn dialect_iptables_is_refused_with_a_hint() {
     let mut configuration = exclude_1337(&story(&world, Dns::Captured, &[]));
     configuration["dialect"] = json!("iptables");
     let output = world.call("ADD", &configuration).run();
-    assert_eq!(output.expect_code(), 102);
+    assert_eq!(output.refused().0, 102);
     assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("nftables")), "{}", output.stdout);
     configuration["dialect"] = json!("nftables");
     world.add(&configuration);

@@ -14,11 +14,11 @@ fn rules_beside(interface: &str, captured: bool) -> String {
     let configuration =
         chain(&manifests, json!([{ "type": "istio-redirect", "capture_secondary_networks": captured }]));
     world.add(&configuration);
-    world.call("CHECK", &configuration).run().expect_success();
+    world.call("CHECK", &configuration).run().done();
     let rules = format!("{:?}", world.iptables_save(Family::V4));
     // An interface added later is no drift.
     world.ip(&["link", "add", "later0", "type", "veth", "peer", "name", "later1"]);
-    world.call("CHECK", &configuration).run().expect_success();
+    world.call("CHECK", &configuration).run().done();
     rules
 }
 
@@ -71,8 +71,8 @@ fn an_interface_with_the_default_route_is_captured() {
         for excluded in ["data0", "net1", "net3"] {
             assert!(rules.contains(excluded), "{excluded} is captured: {rules}");
         }
-        world.call("CHECK", &configuration).run().expect_success();
-        world.call("DEL", &configuration).run().expect_success();
+        world.call("CHECK", &configuration).run().done();
+        world.call("DEL", &configuration).run().done();
     }
 }
 
@@ -95,7 +95,7 @@ fn traffic_over_a_primary_user_defined_network_is_captured() {
         let server = SERVER.at(Family::V4, HTTPS);
         let arrival = world.pod_sends(APP_PROCESS, Protocol::Tcp, server);
         assert_eq!(arrival, Arrival::captured(OUTBOUND, server), "{dialect}");
-        world.call("DEL", &configuration).run().expect_success();
+        world.call("DEL", &configuration).run().done();
     }
 }
 
@@ -118,7 +118,7 @@ fn aliases_and_prefixes_are_not_interfaces() {
         assert_eq!(arrival, Arrival::captured(OUTBOUND, server), "{dialect}");
         let rules = format!("{:?}{:?}", world.iptables_save(Family::V4), world.native_tables());
         assert!(!rules.contains("eth0:7"), "{rules}");
-        world.call("DEL", &configuration).run().expect_success();
+        world.call("DEL", &configuration).run().done();
     }
 }
 
@@ -129,7 +129,7 @@ fn an_alias_in_a_list_is_refused_with_pod_and_key() {
     {
         let manifests = story(&world, Dns::Left, &[(&annotation, "eth0:7")]);
         let output = world.call("ADD", &chain(&manifests, json!([{ "type": "istio-redirect" }]))).run();
-        assert_eq!(output.expect_code(), 7);
+        assert_eq!(output.refused().0, 7);
         let msg = output.stdout["msg"].as_str().expect("text");
         for part in ["shop/web-0", &annotation, "\"eth0:7\"", "no alias such as eth0:7"] {
             assert!(msg.contains(part), "{part}: {msg}");
@@ -138,7 +138,7 @@ fn an_alias_in_a_list_is_refused_with_pod_and_key() {
     for key in ["exclude_interfaces", "reroute_virtual_interfaces"] {
         let chained = json!([{ "type": "istio-redirect", key: ["eth0:7"] }]);
         let output = world.call("ADD", &chain(&story(&world, Dns::Left, &[]), chained)).run();
-        assert_eq!(output.expect_code(), 7);
+        assert_eq!(output.refused().0, 7);
         assert!(output.stdout["msg"].as_str().expect("text").contains(key), "{}", output.stdout);
     }
 }

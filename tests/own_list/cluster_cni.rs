@@ -1,10 +1,13 @@
 //! The cluster CNIs of real clusters: which configuration each one writes, and how. The files are in
-//! `tests/golden/own_list/NAME/before`.
+//! `tests/golden/own_list.md`, below `NAME/before`.
 
+use crate::support::golden::cases;
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+
+pub(crate) const GOLDEN: &str = "own_list.md";
 
 /// How a program replaces a file.
 #[derive(Debug, Clone, Copy)]
@@ -61,7 +64,7 @@ impl Method {
 /// A cluster CNI.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClusterCni {
-    /// The directory of its files.
+    /// Its name in the golden file.
     pub(crate) name: &'static str,
     /// The source code that writes the file: repository and commit, path, function.
     pub(crate) source: &'static str,
@@ -187,14 +190,14 @@ impl ClusterCni {
         *CLUSTER_CNIS.iter().find(|cni| cni.name == name).expect("a cluster CNI")
     }
 
-    /// Returns the directory of its golden files.
-    pub(crate) fn golden(&self) -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/own_list").join(self.name)
+    /// Returns the files of its directory.
+    pub(crate) fn before(&self) -> BTreeMap<String, String> {
+        cases(GOLDEN, &format!("{}/before/", self.name))
     }
 
     /// Returns the file that it writes.
     pub(crate) fn text(&self) -> String {
-        fs::read_to_string(self.golden().join("before").join(self.file)).expect("a golden file")
+        self.before().remove(self.file).expect("a golden file")
     }
 
     /// Returns `text`, which the agent may have formatted, as an upgrade of the cluster CNI changes it.
@@ -210,7 +213,7 @@ impl ClusterCni {
     /// Creates its files in `directory`.
     pub(crate) fn install(&self, directory: &Path) {
         fs::create_dir_all(directory).expect("made");
-        for (name, contents) in files(&self.golden().join("before")) {
+        for (name, contents) in self.before() {
             let mode = if name == self.file { self.mode } else { 0o600 };
             fs::write(directory.join(&name), contents).expect("written");
             fs::set_permissions(directory.join(&name), Permissions::from_mode(mode)).expect("set");

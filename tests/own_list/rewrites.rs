@@ -3,17 +3,16 @@
 
 use crate::agent_process::{Agent, SETTLED};
 use crate::cluster_cni::ClusterCni;
-use crate::golden::{FLAG, node, wait_until};
+use crate::golden::{FLAG, node};
 use crate::runtime::{self, Runtime, compact, used};
 use crate::scene::Scene;
+use crate::support::wait::until;
 use nix::sys::signal::Signal;
-use nix::unistd::{SysconfVar, sysconf};
 use serde_json::json;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{TryRecvError, channel};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -94,8 +93,6 @@ struct Rewriter<'a> {
     number: u32,
     /// Whether a list was unusable for too long, because the machine is too slow.
     slow: bool,
-    /// The reads of [`OTHER`] for this reason.
-    tolerated: usize,
     /// The current version of [`LIST`], and of [`EARLIER`] if it is there.
     list: String,
     earlier: Option<String>,
@@ -114,7 +111,6 @@ impl<'a> Rewriter<'a> {
             random: Random::new(),
             number: 0,
             slow: false,
-            tolerated: 0,
             list,
             earlier: None,
         }
@@ -188,7 +184,7 @@ impl<'a> Rewriter<'a> {
     #[track_caller]
     fn follow(&self) -> Duration {
         let (start, expected) = (Instant::now(), self.expected());
-        wait_until(&format!("version {}", self.number), || used(&self.directory).as_ref() == Some(&expected));
+        until(&format!("version {}", self.number), || used(&self.directory).as_ref() == Some(&expected));
         start.elapsed()
     }
 
@@ -196,27 +192,27 @@ impl<'a> Rewriter<'a> {
     #[track_caller]
     fn check(&mut self) {
         if self.slow {
-            self.tolerated += self.runtime.tolerate(OTHER.1);
+            self.runtime.tolerate(OTHER.1);
         }
         self.runtime.assert_no_violation();
     }
 
     /// Rewrites the lists this often, with random pauses. At every fourth pause or so, waits until the runtime uses the
-    /// current list. Returns how long each of these took, and the same for changes to a list that sorts later.
-    fn run(&mut self, times: u32) -> (Vec<Duration>, Vec<Duration>) {
-        let (mut followed, mut handed_over) = (Vec::new(), Vec::new());
+    /// current list. Returns how long each of these took, except for changes to a list that sorts later.
+    fn run(&mut self, times: u32) -> Vec<Duration> {
+        let mut followed = Vec::new();
         for _ in 0..times {
             let had_earlier = self.earlier.is_some();
             self.rewrite();
             if self.random.below(4) == 0 {
-                let is_later = had_earlier && self.earlier.is_none();
-                if is_later { &mut handed_over } else { &mut followed }.push(self.follow());
+                let took = self.follow();
+                followed.extend(Some(took).filter(|_| !had_earlier || self.earlier.is_some()));
             }
             self.check();
             let pause = self.random.milliseconds(20);
             thread::park_timeout(pause);
         }
-        (followed, handed_over)
+        followed
     }
 }
 
@@ -233,56 +229,19 @@ fn agent(scene: &Scene, name: &str, log_level: &str) -> Agent {
     Agent::start(scene, name, &[FLAG, &scene.config(name, &json!({"log_level": log_level}))])
 }
 
-/// Returns the CPU time of a process (proc_pid_stat(5), utime and stime).
-fn cpu_time(agent: &Agent) -> Duration {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", agent.id())).expect("it runs");
-    let (_, fields) = stat.rsplit_once(')').expect("fields");
-    let ticks = |index: usize| fields.split_whitespace().nth(index).expect("a field").parse::<f64>().expect("a number");
-    let per_second = sysconf(SysconfVar::CLK_TCK).expect("known").expect("known");
-    Duration::from_secs_f64((ticks(11) + ticks(12)) / f64::from(i32::try_from(per_second).expect("small")))
-}
-
-/// Returns median, 99th percentile and maximum.
-fn figures(mut times: Vec<Duration>) -> String {
-    times.sort();
-    let at = |part: usize| times.get((times.len() * part / 100).min(times.len().saturating_sub(1))).copied();
-    let shown = |time: Option<Duration>| time.map_or("-".into(), |time| format!("{:.1} ms", time.as_secs_f64() * 1e3));
-    format!(
-        "{} times: median {}, p99 {}, max {}",
-        times.len(),
-        shown(at(50)),
-        shown(at(99)),
-        shown(times.last().copied())
-    )
-}
-
-/// Prints figures; `--nocapture` shows them.
-fn report(line: &str) {
-    println!("{line}");
-}
-
 #[test]
-fn a_thousand_rewrites_never_show_a_runtime_another_list_and_each_one_is_followed() {
+fn rewrites_never_show_a_runtime_another_list_and_each_one_is_followed() {
     let (scene, directory, agent) = ready_node("rewrites");
     let runtime = Runtime::start(&directory, &[&ClusterCni::named("calico").text()]);
     let mut rewriter = Rewriter::new(&scene, &directory, &runtime);
-    let (start, cpu) = (Instant::now(), cpu_time(&agent));
-    let (followed, handed_over) = rewriter.run(1000);
-    let last = rewriter.follow();
+    let mut followed = rewriter.run(300);
+    rewriter.follow();
     rewriter.check();
-    let slow = (rewriter.slow, rewriter.tolerated);
-    let (elapsed, cpu) = (start.elapsed(), cpu_time(&agent).saturating_sub(cpu));
     drop(rewriter);
-    let reads = runtime.end();
-    let mut sorted = followed.clone();
-    sorted.sort();
-    report(&format!(
-        "1000 rewrites in {elapsed:.1?}, {reads} reads; slow machine, tolerated reads: {slow:?}; CPU of the agent: {cpu:.1?}"
-    ));
-    report(&format!("followed {}; last {last:.1?}", figures(followed)));
-    report(&format!("another list after the first one disappeared: {}", figures(handed_over)));
+    runtime.end();
+    followed.sort();
     // Usually within 0.1 s; after a failure, the agent would wait 5 s.
-    assert!(sorted[sorted.len() / 2] < Duration::from_secs(4), "the agent follows at once");
+    assert!(followed[followed.len() / 2] < Duration::from_secs(4), "the agent follows at once: {followed:?}");
     let logged = agent.logged();
     assert!(!logged.iter().any(|line| line.contains("keeps reverting")), "following is not a repair");
 }
@@ -293,23 +252,22 @@ fn rewrites_while_the_agent_is_killed_at_random_instants() {
     agent.end(Signal::SIGKILL);
     let runtime = Runtime::start(&directory, &[&ClusterCni::named("calico").text()]);
     let mut rewriter = Rewriter::new(&scene, &directory, &runtime);
-    let (kills, mut random) = (AtomicU32::new(0), Random(rewriter.random.0 | 1));
+    let mut random = Random(rewriter.random.0 | 1);
     thread::scope(|scope| {
         let (end, ended) = channel::<()>();
-        let (scene, kills) = (&scene, &kills);
+        let scene = &scene;
         scope.spawn(move || {
             // The sender is dropped at the end, and if the test fails.
             while ended.try_recv() != Err(TryRecvError::Disconnected) {
                 let agent = crate::rewrites::agent(scene, "a", "info");
-                thread::park_timeout(random.milliseconds(1500));
+                thread::park_timeout(random.milliseconds(1000));
                 agent.end(Signal::SIGKILL);
-                kills.fetch_add(1, Ordering::Relaxed);
             }
         });
         let end = end;
-        for _ in 0..300 {
+        for _ in 0..100 {
             rewriter.rewrite();
-            let pause = rewriter.random.milliseconds(150);
+            let pause = rewriter.random.milliseconds(100);
             thread::park_timeout(pause);
             rewriter.check();
         }
@@ -318,13 +276,8 @@ fn rewrites_while_the_agent_is_killed_at_random_instants() {
     let agent = crate::rewrites::agent(&scene, "a", "info");
     rewriter.follow();
     rewriter.check();
-    let slow = (rewriter.slow, rewriter.tolerated);
     drop(rewriter);
-    report(&format!(
-        "300 rewrites, {} kills, {} reads; slow machine, tolerated reads: {slow:?}",
-        kills.into_inner(),
-        runtime.end()
-    ));
+    runtime.end();
     drop(agent);
 }
 
@@ -334,8 +287,7 @@ fn rewrites_while_the_agent_is_replaced() {
     let runtime = Runtime::start(&directory, &[&ClusterCni::named("calico").text()]);
     let mut rewriter = Rewriter::new(&scene, &directory, &runtime);
     let mut running = first;
-    let mut times = Vec::new();
-    for (name, log_level) in ["b", "c", "d", "e", "f"].into_iter().zip(["debug", "info"].into_iter().cycle()) {
+    for (name, log_level) in [("b", "debug"), ("c", "info"), ("d", "debug")] {
         rewriter.run(20);
         // As in a rolling update with maxSurge: the new agent starts before the old one ends.
         let next = agent(&scene, name, log_level);
@@ -343,13 +295,13 @@ fn rewrites_while_the_agent_is_replaced() {
         next.wait_for_log(SETTLED);
         running.end(Signal::SIGTERM);
         running = next;
-        times.push(rewriter.follow());
+        rewriter.follow();
         rewriter.run(20);
-        times.push(rewriter.follow());
+        rewriter.follow();
     }
     let list = runtime::read(&directory).choice.expect("the own list").list;
     let entry = list["plugins"].as_array().and_then(|plugins| plugins.last()).expect("the entry");
     assert_eq!(entry["log_level"], "debug", "the entry of the last agent");
     drop(rewriter);
-    report(&format!("5 upgrades, {} reads; followed {}", runtime.end(), figures(times)));
+    runtime.end();
 }

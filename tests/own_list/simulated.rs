@@ -2,12 +2,12 @@
 
 use crate::agent_process::Agent;
 use crate::cluster_cni::{ClusterCni, Method, files, snapshot};
-use crate::golden::{FLAG, node, wait_until};
+use crate::golden::{FLAG, node};
 use crate::runtime::{self, OWN_LIST, Runtime, compact, used};
+use crate::support::health::get;
+use crate::support::wait::until;
 use nix::sys::signal::Signal;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -23,16 +23,6 @@ const PODMAN: (&str, &str) =
 
 /// A list that was unusable for longer than this may have lost its place.
 const SHORT: Duration = Duration::from_millis(450);
-
-/// Returns status and body of the agent's answer.
-fn readyz(address: &str) -> (String, String) {
-    let mut connection = TcpStream::connect(address).expect("it listens");
-    write!(connection, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer).expect("answered");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
-    (head.split(' ').nth(1).expect("a status").to_owned(), body.trim().to_owned())
-}
 
 /// The Cilium agent with `cni.exclusive=true` (daemon/cmd/cni/config.go, `setupCNIConfFile` and `cleanupOtherCNI`): at
 /// each change in the directory, it restores its own file and renames all others.
@@ -86,14 +76,14 @@ fn an_exclusive_cilium_keeps_the_node_from_becoming_ready_and_leaves_nothing_beh
     let address = agent.address();
     let line = agent.wait_for_log("keeps reverting");
     assert!(line.contains("cni.exclusive=false"), "{line}");
-    let (status, body) = readyz(&address);
+    let (status, body) = get(&address, "/readyz");
     assert!(status == "503" && body.contains(OWN_LIST) && body.contains("cni.exclusive=false"), "{status} {body}");
     agent.wait_for_log("keeps reverting");
     assert!(!agent.logged().iter().any(|line| line.contains(READY)), "it must not become ready");
     // The administrator sets cni.exclusive=false.
     drop(exclusive);
     agent.wait_for_log(READY);
-    assert_eq!(readyz(&address).0, "200");
+    assert_eq!(get(&address, "/readyz").0, "200");
     assert_eq!(used(&directory), Some(compact(&cilium.text())));
     assert_eq!(files(&directory).into_keys().collect::<Vec<_>>(), [OWN_LIST, cilium.file], "no .cilium_bak");
     // Without an agent, Cilium renames the file once more.
@@ -101,18 +91,6 @@ fn an_exclusive_cilium_keeps_the_node_from_becoming_ready_and_leaves_nothing_beh
     fs::rename(directory.join(OWN_LIST), directory.join(format!("{OWN_LIST}.cilium_bak"))).expect("renamed");
     scene.ok("uninstall", &[]);
     assert_eq!(snapshot(&directory), before);
-}
-
-#[test]
-fn a_cilium_that_is_not_exclusive_is_followed() {
-    let cilium = ClusterCni::named("cilium");
-    let (scene, directory) = node(&cilium, "shared");
-    let agent = Agent::start(&scene, "a", &[FLAG]);
-    agent.wait_for_log(READY);
-    let upgraded = cilium.upgraded(&cilium.text());
-    cilium.rewrite(&directory, &upgraded);
-    wait_until("the copy", || used(&directory) == Some(compact(&upgraded)));
-    assert!(!agent.logged().iter().any(|line| line.contains("keeps reverting")));
 }
 
 #[test]
@@ -133,65 +111,11 @@ fn each_way_to_replace_a_file_is_followed_while_a_runtime_reads() {
         let runtime = Runtime::start(&directory, &[&versions[0], &versions[1]]);
         for text in versions.iter().cycle().take(6) {
             method.write(&directory, cni.file, text);
-            wait_until(&format!("{name}: {method:?}"), || used(&directory) == Some(compact(text)));
+            until(&format!("{name}: {method:?}"), || used(&directory) == Some(compact(text)));
         }
         runtime.end();
         assert!(!agent.logged().iter().any(|line| line.contains("keeps reverting")), "{name}: {method:?}");
     }
-}
-
-#[test]
-fn a_list_that_is_withdrawn_and_written_when_the_cluster_cni_is_ready_makes_no_gap() {
-    // OVN-Kubernetes removes its file when its pod ends (dist/images/ovnkube.sh), and writes it when the node is set up.
-    let ovn = ClusterCni::named("ovn-kubernetes");
-    let (scene, directory) = node(&ovn, "withdrawn");
-    let agent = Agent::start(&scene, "a", &[FLAG, HEALTH]);
-    let address = agent.address();
-    agent.wait_for_log(READY);
-    let original = used(&directory).expect("a list");
-    let runtime = Runtime::start(&directory, &[&original]);
-    fs::remove_file(directory.join(ovn.file)).expect("removed");
-    wait_until("not ready", || {
-        let (status, body) = readyz(&address);
-        status == "503" && body.contains("/etc/cni/net.d")
-    });
-    assert_eq!(used(&directory).as_ref(), Some(&original), "the last copy stays");
-    let upgraded = ovn.upgraded(&original);
-    runtime.allow(&upgraded);
-    ovn.rewrite(&directory, &ovn.upgraded(&ovn.text()));
-    wait_until("the copy", || used(&directory).as_ref() == Some(&upgraded));
-    wait_until("ready", || readyz(&address).0 == "200");
-    runtime.end();
-}
-
-#[test]
-fn a_list_that_stays_partial_for_a_moment_does_not_hand_over_to_another_network() {
-    let calico = ClusterCni::named("calico");
-    let (scene, directory) = node(&calico, "partial");
-    fs::write(directory.join(PODMAN.0), PODMAN.1).expect("written");
-    let agent = Agent::start(&scene, "a", &[FLAG]);
-    agent.wait_for_log(READY);
-    let versions = [calico.upgraded(&calico.text()), calico.text()];
-    let runtime = Runtime::start(&directory, &[&versions[0], &versions[1]]);
-    for text in versions.iter().cycle().take(6) {
-        let partial = Instant::now();
-        fs::write(directory.join(calico.file), &text[..text.len() / 2]).expect("written");
-        thread::park_timeout(Duration::from_millis(100));
-        fs::write(directory.join(calico.file), text).expect("written");
-        let slow = partial.elapsed() > SHORT;
-        wait_until("the copy", || used(&directory) == Some(compact(text)));
-        if slow {
-            runtime.tolerate(PODMAN.1);
-        }
-    }
-    // It stays partial: the other network takes its place, until it is valid again.
-    runtime.assert_no_violation();
-    runtime.allow(PODMAN.1);
-    fs::write(directory.join(calico.file), "{").expect("written");
-    wait_until("podman's list", || used(&directory) == Some(compact(PODMAN.1)));
-    fs::write(directory.join(calico.file), calico.text()).expect("written");
-    wait_until("the copy", || used(&directory) == Some(compact(&calico.text())));
-    runtime.end();
 }
 
 #[test]
@@ -213,12 +137,12 @@ fn a_list_that_is_being_rewritten_when_the_first_one_disappears_is_not_passed_ov
         thread::park_timeout(Duration::from_millis(300));
         fs::write(directory.join(calico.file), calico.text()).expect("written");
         let slow = partial.elapsed() > SHORT;
-        wait_until("the copy", || used(&directory) == Some(compact(&calico.text())));
+        until("the copy", || used(&directory) == Some(compact(&calico.text())));
         if slow {
             runtime.tolerate(PODMAN.1);
         }
         fs::write(directory.join(cilium.file), cilium.text()).expect("written");
-        wait_until("the copy", || used(&directory) == Some(compact(&cilium.text())));
+        until("the copy", || used(&directory) == Some(compact(&cilium.text())));
     }
     runtime.end();
 }
@@ -227,8 +151,7 @@ fn a_list_that_is_being_rewritten_when_the_first_one_disappears_is_not_passed_ov
 fn multus_that_comes_and_goes_always_calls_the_plugin() {
     let flannel = ClusterCni::named("flannel");
     let (scene, directory) = node(&flannel, "multus");
-    let multus =
-        fs::read_to_string(ClusterCni::named("multus").golden().join("before/00-multus.conf")).expect("a file");
+    let multus = ClusterCni::named("multus").before()["00-multus.conf"].clone();
     let agent = Agent::start(&scene, "a", &[FLAG]);
     agent.wait_for_log(READY);
     let (ends, changes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
@@ -256,12 +179,12 @@ fn multus_that_comes_and_goes_always_calls_the_plugin() {
     for _ in 0..3 {
         changes.fetch_add(1, Ordering::SeqCst);
         fs::write(directory.join("00-multus.conf"), &multus).expect("written");
-        wait_until("the list is edited", || !directory.join(OWN_LIST).exists());
+        until("the list is edited", || !directory.join(OWN_LIST).exists());
         assert!(fs::read_to_string(directory.join(list)).expect("the list").contains("\"detour\""));
         changes.fetch_add(1, Ordering::SeqCst);
         fs::remove_file(directory.join("00-multus.conf")).expect("removed");
-        wait_until("the own list", || directory.join(OWN_LIST).exists());
-        wait_until("the list is restored", || {
+        until("the own list", || directory.join(OWN_LIST).exists());
+        until("the list is restored", || {
             fs::read_to_string(directory.join(list)).is_ok_and(|text| text == flannel.text())
         });
     }

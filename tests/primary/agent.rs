@@ -1,13 +1,14 @@
 //! The node agent's own pod, which must start without facts because it provides them.
 
 use crate::node::Node;
-use crate::pod::{Output, call};
+use crate::pod::call;
 use crate::server::{Answer, Server};
+use crate::support::called::Called;
 use serde_json::{Value, json};
 use std::fs;
 
 /// Runs ADD and DEL for the agent's pod.
-fn agent(node: &Node, conf: &Value) -> Output {
+fn agent(node: &Node, conf: &Value) -> Called {
     let mut environment = node.environment("ADD");
     environment.insert("CNI_ARGS".into(), "K8S_POD_NAMESPACE=mesh;K8S_POD_NAME=detour-agent-x".into());
     let added = call(&environment, conf);

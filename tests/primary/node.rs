@@ -1,7 +1,9 @@
 //! A node with one pod: plugins, manifests, and the configuration of the primary plugin.
 
-use crate::pod::{Output, Pod, call};
+use crate::pod::{Pod, call};
 use crate::recorders::{Recorders, add_prints};
+use crate::support::called::Called;
+use crate::support::directory::Directory;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +18,7 @@ pub(crate) struct Node {
     pub(crate) pod: Pod,
     pub(crate) recorders: Recorders,
     /// Manifests, saved state, and files of plugins.
-    pub(crate) dir: PathBuf,
+    pub(crate) dir: Directory,
     number: u32,
 }
 
@@ -35,7 +37,7 @@ impl Node {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let pod = Pod::new();
         pod.run(&["ip", "link", "set", "lo", "up"]);
-        let dir = std::env::temp_dir().join(format!("{}-node", pod.name));
+        let dir = Directory::new("primary");
         fs::create_dir_all(dir.join("manifests")).expect("a directory");
         let node = Self { pod, recorders, dir, number };
         node.manifest("shop", &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}}));
@@ -99,7 +101,7 @@ impl Node {
         environment
     }
 
-    pub(crate) fn call(&self, command: &str, conf: &Value) -> Output {
+    pub(crate) fn call(&self, command: &str, conf: &Value) -> Called {
         call(&self.environment(command), conf)
     }
 
@@ -135,9 +137,6 @@ impl Drop for Node {
             .args(["link", "delete", &self.bridge_name()])
             .stderr(std::process::Stdio::null())
             .status();
-        if let Err(error) = fs::remove_dir_all(&self.dir) {
-            eprintln!("remove {}: {error}", self.dir.display());
-        }
     }
 }
 

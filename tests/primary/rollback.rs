@@ -57,13 +57,3 @@ fn contradicting_attachments_are_both_named() {
     assert_eq!(node.recorders.order(), ["ADD default", "DEL default"]);
     assert!(!node.has_saved_state());
 }
-
-#[test]
-fn an_attachment_can_not_be_a_primary_plugin() {
-    let node = node(Recorders::new());
-    node.definition("shop", "mesh", &json!({"name": "m", "type": "detour", "delegates": [{"name": "x", "type": "a"}]}));
-    node.pod_selects("mesh");
-    let (code, text) = node.refused("ADD", &node.recording(&json!({})));
-    assert!(code == 7 && text.contains("network shop/mesh: clusterNetwork, delegates: only"), "{text}");
-    assert!(node.recorders.seen().is_empty());
-}

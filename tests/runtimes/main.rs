@@ -19,6 +19,8 @@ mod cluster_cni;
 #[allow(dead_code, reason = "a part of it is used here")]
 #[path = "../apiserver/control_plane.rs"]
 mod control_plane;
+#[path = "../apiserver/etcd.rs"]
+mod etcd;
 mod guide;
 mod kills;
 mod kubelet;

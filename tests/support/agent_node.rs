@@ -2,20 +2,17 @@
 //! writes to the API server.
 
 use super::api::Api;
-use super::program::program;
+use super::called::{Called, plugin};
 use super::simulated_node::{Node, Process};
+use super::wait::{DEADLINE, pause};
 use nix::mount::{MsFlags, mount};
 use serde_json::Value;
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Where the node's files are. The path of a socket has at most 107 bytes (unix(7)).
 pub(crate) const ROOT: &str = "/mnt";
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 const NETNS: &str = "/run/netns";
 
 /// Mounts the node's files at [`ROOT`], with the plugin's state as this process sees it.
@@ -69,26 +66,16 @@ pub(crate) fn call(
     (pod, arguments): (&str, &str),
     conf: &Value,
 ) -> Result<(), String> {
-    let mut child = Command::new(program())
-        .env_clear()
-        .envs([
-            ("CNI_COMMAND", verb),
-            ("CNI_CONTAINERID", sandbox),
-            ("CNI_NETNS", netns.to_str().expect("text")),
-            ("CNI_IFNAME", "eth0"),
-            ("CNI_PATH", "/opt/cni/bin"),
-            ("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod}{arguments}")),
-        ])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    child.stdin.take().expect("it is piped").write_all(conf.to_string().as_bytes()).expect("it reads");
-    let output = child.wait_with_output().expect("it ends");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let printed = || format!("{}{}", text(&output.stdout), text(&output.stderr));
-    output.status.success().then_some(()).ok_or_else(printed)
+    let mut plugin = plugin([
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", sandbox),
+        ("CNI_NETNS", netns.to_str().expect("text")),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/opt/cni/bin"),
+        ("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod}{arguments}")),
+    ]);
+    let called = Called::run(&mut plugin, conf);
+    if called.success { Ok(()) } else { Err(format!("{}{}", called.stdout, called.stderr)) }
 }
 
 /// Returns the path of a sandbox's network namespace in the runtime.
@@ -114,19 +101,4 @@ pub(crate) fn wait_for_event(api: &Api, uid: &str, reason: &str, part: &str) -> 
         assert!(Instant::now() < deadline, "{reason}, {part}: got {:#?}", api.bodies());
         pause();
     }
-}
-
-/// Waits for a condition.
-#[track_caller]
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "not in time: {what}");
-        pause();
-    }
-}
-
-/// Waits before a condition is checked again.
-pub(crate) fn pause() {
-    thread::park_timeout(Duration::from_millis(20));
 }

@@ -5,6 +5,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::cell::RefCell;
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -15,6 +16,20 @@ use std::time::Duration;
 /// Logged when the node has the desired state.
 pub(crate) const SETTLED: &str = "the node has the desired state";
 const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The token of a service account.
+pub(crate) const TOKEN: &str = "token-of-the-agent";
+
+/// Writes the files of a service account unless they exist.
+pub(crate) fn write_account(directory: &Path) {
+    if !directory.exists() {
+        fs::create_dir_all(directory).expect("made");
+        // Not used for verification: simulated API servers speak plain HTTP.
+        let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
+        fs::write(directory.join("ca.crt"), authority.cert.pem()).expect("written");
+        fs::write(directory.join("token"), TOKEN).expect("written");
+    }
+}
 
 pub(crate) struct Agent {
     process: Child,
@@ -29,6 +44,24 @@ impl Agent {
         Self::spawn_with(&[("HOSTNAME", name)], arguments)
     }
 
+    /// Starts an agent of the platform OpenShift with this host name, for the node `node-1` below `root`. Creates its
+    /// service account.
+    pub(crate) fn on_openshift(name: &str, root: &Path, api_server: &str, more: &[&str]) -> Self {
+        Self::on_node(name, root, api_server, &[&["--platform=openshift"], more].concat())
+    }
+
+    /// The same for any platform.
+    pub(crate) fn on_node(name: &str, root: &Path, api_server: &str, more: &[&str]) -> Self {
+        write_account(&root.join("sa"));
+        fs::create_dir_all(root.join("etc/cni/net.d")).expect("made");
+        let mut arguments: Vec<String> =
+            ["agent", "--node-name=node-1"].iter().chain(more).map(ToString::to_string).collect();
+        let root = root.display();
+        arguments.extend([format!("--root={root}"), format!("--service-account={root}/sa")]);
+        arguments.push(format!("--api-server={api_server}"));
+        Self::spawn_with(&[("HOSTNAME", name), ("POD_NAMESPACE", "mesh")], &arguments)
+    }
+
     /// Starts an agent with this environment.
     pub(crate) fn spawn_with(environment: &[(&str, &str)], arguments: &[String]) -> Self {
         Self::spawn_program(program(), environment, arguments)
@@ -36,13 +69,12 @@ impl Agent {
 
     /// Starts an agent of another program.
     pub(crate) fn spawn_program(program: &Path, environment: &[(&str, &str)], arguments: &[String]) -> Self {
-        let mut process = Command::new(program)
-            .args(arguments)
-            .env_clear()
-            .envs(environment.iter().copied())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
+        Self::of(Command::new(program).args(arguments).env_clear().envs(environment.iter().copied()))
+    }
+
+    /// Starts an agent with this command.
+    pub(crate) fn of(command: &mut Command) -> Self {
+        let mut process = command.stderr(Stdio::piped()).spawn().expect("it starts");
         let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
         let (sender, lines) = channel();
         thread::spawn(move || {
@@ -113,6 +145,13 @@ impl Agent {
     pub(crate) fn address(&self) -> String {
         let line = self.wait_for_log("serving /healthz, /readyz and /metrics");
         line.split("address=").nth(1).expect("the address").trim().to_owned()
+    }
+
+    /// Ends the agent with SIGTERM. Returns its exit status and its last log lines.
+    pub(crate) fn ended(mut self) -> (ExitStatus, Vec<String>) {
+        kill(self.id(), Signal::SIGTERM).expect("it is there");
+        let status = self.process.wait().expect("it ends");
+        (status, self.lines.iter().collect())
     }
 
     pub(crate) fn end(mut self, signal: Signal) -> ExitStatus {

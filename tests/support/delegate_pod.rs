@@ -1,11 +1,11 @@
 //! A pod with a named network namespace, and calls of the plugin for it.
 
+use super::called::{self, Called, plugin};
 use netns_rs::NetNs;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,15 +14,6 @@ pub(crate) struct Pod {
     pub(crate) name: String,
     /// `None` while it is removed.
     netns: Option<NetNs>,
-}
-
-/// The output of a call.
-#[derive(Debug)]
-pub(crate) struct Output {
-    pub(crate) success: bool,
-    /// The JSON on stdout; `Null` if stdout is empty.
-    pub(crate) stdout: Value,
-    pub(crate) stderr: String,
 }
 
 impl Pod {
@@ -79,7 +70,7 @@ impl Pod {
     }
 
     /// Calls the plugin with `bin` as `CNI_PATH`.
-    pub(crate) fn call(&self, command: &str, bin: &Path, conf: &Value) -> Output {
+    pub(crate) fn call(&self, command: &str, bin: &Path, conf: &Value) -> Called {
         call(&self.environment(command, &bin.display().to_string()), conf)
     }
 }
@@ -94,37 +85,17 @@ impl Drop for Pod {
 }
 
 /// Runs the plugin with `environment` as its whole environment.
-pub(crate) fn call(environment: &BTreeMap<String, String>, conf: &Value) -> Output {
-    ended(start(environment, conf))
+pub(crate) fn call(environment: &BTreeMap<String, String>, conf: &Value) -> Called {
+    Called::ended(start(environment, conf))
 }
 
 /// Starts the plugin with `environment` as its whole environment.
 pub(crate) fn start(environment: &BTreeMap<String, String>, conf: &Value) -> Child {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
-        .env_clear()
-        .envs(environment)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("run detour");
     let mut conf = conf.clone();
     if environment.get("CNI_COMMAND").is_some_and(|command| command == "CHECK") && conf.get("prevResult").is_none() {
         conf["prevResult"] = Value::Object(serde_json::Map::new());
     }
-    child.stdin.take().expect("it is piped").write_all(conf.to_string().as_bytes()).expect("it reads");
-    child
-}
-
-/// Waits for a call and returns its output.
-pub(crate) fn ended(child: Child) -> Output {
-    let output = child.wait_with_output().expect("wait for detour");
-    let stdout = match output.stdout.as_slice() {
-        [] => Value::Null,
-        text => serde_json::from_slice(text).unwrap_or_else(|e| panic!("stdout is not JSON: {e}: {output:?}")),
-    };
-    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    Output { success: output.status.success(), stdout, stderr }
+    called::start(&mut plugin(environment), &conf.to_string())
 }
 
 /// Returns the configuration of an attachment that needs no facts: `uid-exclude`, then `executables`.

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use super::agent_process::Agent;
 pub(crate) use super::program::program;
 
-pub(crate) const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist");
+pub(crate) const CALICO: &str = include_str!("../golden/10-calico.conflist");
 
 /// A node. Its directory is removed when the value is dropped.
 pub(crate) struct Scene {

@@ -1,8 +1,10 @@
 //! A pod with an unnamed network namespace without processes, which is removed when its file is closed.
 
-use nix::sched::{CloneFlags, setns, unshare};
+use super::called::start;
+use super::new_netns::in_netns;
+use nix::sched::{CloneFlags, unshare};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -93,13 +95,7 @@ impl Pod {
     /// Runs a tool in the network namespace.
     pub(crate) fn try_tool(&self, program: &str, arguments: &[&str], stdin: &str) -> Ended {
         let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let spawn = || {
-            setns(&self.netns, CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
-            command.spawn().unwrap_or_else(|error| panic!("{program} is needed: {error}"))
-        };
-        let mut child = std::thread::scope(|scope| scope.spawn(spawn).join()).expect("it is started");
-        child.stdin.take().expect("it is piped").write_all(stdin.as_bytes()).expect("it reads");
+        let child = in_netns(&self.netns(), || start(command.args(arguments), stdin));
         let output = child.wait_with_output().expect("it ends");
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
         Ended { success: output.status.success(), stdout: text(output.stdout), stderr: text(output.stderr) }

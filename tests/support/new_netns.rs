@@ -1,16 +1,28 @@
-//! Network namespaces for a moment, and tools that run in them.
+//! Network namespaces for a moment, and work and tools that run in network namespaces.
 
-use std::io::Write as _;
+use super::called::start;
+use nix::sched::{CloneFlags, setns, unshare};
+use std::fs::File;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// Runs `work` in a network namespace that goes with the thread.
-pub(crate) fn in_new_netns<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let thread = std::thread::spawn(|| {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+pub(crate) fn in_new_netns<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let run = || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
         work()
-    });
-    thread.join().expect("the work in the namespace succeeds")
+    };
+    std::thread::scope(|scope| scope.spawn(run).join().expect("the work in the namespace succeeds"))
+}
+
+/// Runs `work` in a network namespace: a socket that it creates stays there.
+pub(crate) fn in_netns<T: Send>(netns: &Path, work: impl FnOnce() -> T + Send) -> T {
+    let netns = File::open(netns).unwrap_or_else(|error| panic!("{}: {error}", netns.display()));
+    let run = || {
+        setns(&netns, CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(run).join().expect("the work in the namespace succeeds"))
 }
 
 /// Runs a tool with `input` in a network namespace. It must succeed; returns its stdout.
@@ -23,15 +35,7 @@ pub(crate) fn tool_in(netns: &Path, name: &str, args: &[&str], input: &str) -> S
 /// Runs a tool with `input`. It must succeed; returns its stdout.
 #[track_caller]
 pub(crate) fn tool(name: &str, args: &[&str], input: &str) -> String {
-    let mut child = Command::new(name)
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|e| panic!("{name} is needed: {e}"));
-    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("writable");
-    let output = child.wait_with_output().expect("it ends");
+    let output = start(Command::new(name).args(args), input).wait_with_output().expect("it ends");
     assert!(output.status.success(), "{name} {args:?}: {}\n{input}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text")
 }

@@ -1,15 +1,15 @@
 //! Recorders: plugins that record their input and then run a shell script of the test.
 
+use super::directory::Directory;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A directory of recorders and of their records.
 pub(crate) struct Recorders {
-    root: PathBuf,
+    root: Directory,
 }
 
 /// One recorded call.
@@ -39,10 +39,8 @@ printf '%s' "${0##*/}" > "$to/kind"
 
 impl Recorders {
     pub(crate) fn new() -> Self {
-        static COUNTER: AtomicU32 = AtomicU32::new(0);
-        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let root = std::env::temp_dir().join(format!("detour-delegates-{}-{number}", std::process::id()));
-        fs::create_dir_all(root.join("bin")).expect("a directory");
+        let root = Directory::new("delegates");
+        fs::create_dir(root.join("bin")).expect("a directory");
         fs::create_dir(root.join("seen")).expect("a directory");
         Self { root }
     }
@@ -76,14 +74,6 @@ impl Recorders {
     /// Returns command and plugin of all calls so far, such as `ADD first`.
     pub(crate) fn order(&self) -> Vec<String> {
         self.seen().iter().map(|seen| format!("{} {}", seen.command, seen.kind)).collect()
-    }
-}
-
-impl Drop for Recorders {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.root) {
-            eprintln!("remove {}: {error}", self.root.display());
-        }
     }
 }
 

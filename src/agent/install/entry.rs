@@ -160,7 +160,7 @@ impl EntrySettings {
     }
 }
 
-/// Returns the default sub-plugin chain of an installation. It is the same in the chart, in `conf/` and in the README.
+/// Returns the default sub-plugin chain of an installation. It is the same in the chart, in `conf/` and in docs/install.md.
 #[must_use]
 pub fn default_chain() -> Value {
     json!([

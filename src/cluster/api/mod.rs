@@ -1,13 +1,11 @@
 //! The Kubernetes API: as a source of facts, and for the changes that plugin and agent make to the cluster.
 
 mod call;
-mod certificate;
 mod collection;
 mod daemon_set;
 mod exec;
 mod facts;
 mod pages;
-mod probe;
 mod request;
 mod retry;
 mod server;

@@ -7,7 +7,7 @@ use super::response_limit::LimitLayer;
 use super::yaml::{documents, typed};
 use crate::cni::{Code, Error};
 use crate::trusted_file::FileError;
-use entries::{credentials, server_config, without_userinfo};
+use entries::{TokenLayer, credentials, server_config, without_userinfo};
 pub(super) use files::KubeconfigOwner;
 use files::{AllowedFiles, EntryLocation, non_empty};
 use kube::client::{ClientBuilder, RustlsTlsError};
@@ -19,13 +19,10 @@ use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use token_file::TokenLayer;
 pub(super) use user::UserKubeconfig;
 
-mod credential_plugin;
 mod entries;
 mod files;
-mod token_file;
 mod user;
 
 /// The connection timeout of a client for watches.

@@ -4,8 +4,7 @@
 //! Traffic that the sidecar never handles is not part of it: the sidecar's own connections, its status ports
 //! and HBONE, and what a pod sends to itself over `lo`.
 
-use super::report::CountedUnit;
-use super::traffic::{Direction, traffic};
+use super::report::{CountedUnit, Direction, traffic};
 use crate::firewall::native::EXCLUSIONS;
 use crate::firewall::native::rule::{Condition, Key, NativeAction, NativeTable};
 use crate::firewall::native::set::{Span, Spans};

@@ -6,7 +6,6 @@ mod candidate;
 mod containers;
 mod report;
 mod source;
-mod traffic;
 
 pub use report::{AuditReport, AuditedPod, Bypass, CountedUnit};
 

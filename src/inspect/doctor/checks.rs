@@ -1,6 +1,46 @@
 //! The list of checks: what each one proves, and which other checks it needs.
 
-use super::report::CheckGroup;
+use serde::Serialize;
+
+/// The subject of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CheckGroup {
+    /// Files on the node's disk.
+    Node,
+    /// The API server, the plugin's rights there, and the agent.
+    Cluster,
+    /// The policies of running pods.
+    Policies,
+    /// The kernel's features.
+    Kernel,
+    /// The pod's annotation, definitions and decision.
+    Pod,
+    /// The pod's network namespace.
+    Sandbox,
+    /// Real packets.
+    Probe,
+    /// The logs of runtime and plugin.
+    Logs,
+    /// Excluded containers, from the kernel and the runtime to the sets in the pod's network namespace.
+    Containers,
+}
+
+impl CheckGroup {
+    pub(super) const fn title(self) -> &'static str {
+        match self {
+            Self::Node => "Node",
+            Self::Cluster => "Cluster",
+            Self::Policies => "Policies of running pods",
+            Self::Kernel => "Kernel",
+            Self::Pod => "Pod",
+            Self::Sandbox => "Sandbox",
+            Self::Probe => "Probe",
+            Self::Logs => "Logs",
+            Self::Containers => "Excluded containers",
+        }
+    }
+}
 
 /// A check: its name, subject and condition.
 #[derive(Debug, PartialEq, Eq)]

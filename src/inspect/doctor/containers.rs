@@ -11,8 +11,8 @@ use crate::cluster::agent::{BypassingContainer, ContainersStatus, excluded_conta
 use crate::cni::NetConf;
 use crate::firewall::{ContainerElement, container_elements};
 use crate::host_path::{HostPath, HostRoot};
-use crate::inspect::container_bypass::{end_text, scope_text};
 use crate::inspect::elements::{ElementLine, TABLE};
+use crate::inspect::elements::{end_text, scope_text};
 use crate::inspect::rules::{LiveRules, RulesReport};
 use crate::inspect::terminal::first_of;
 use crate::netns::find::FoundNetns;

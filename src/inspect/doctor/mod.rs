@@ -10,7 +10,6 @@ mod configuration;
 mod containers;
 mod credentials;
 mod kernel;
-mod known_errors;
 mod listeners;
 mod logs;
 mod own_list;
@@ -21,7 +20,8 @@ mod program;
 mod report;
 mod rules;
 
-pub use report::{CheckGroup, CheckOutcome, Checklist, ReportLine};
+pub use checks::CheckGroup;
+pub use report::{CheckOutcome, Checklist, ReportLine};
 pub use report::{CheckTarget, Installation, OwnList};
 
 use super::explain::Explained;

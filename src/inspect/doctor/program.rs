@@ -2,9 +2,9 @@
 //! version; and of the installation as a whole. The ELF header is read here, because a library for four fields is not
 //! worth a dependency.
 
-use super::checks::{self, Check};
+use super::checks::{self, Check, CheckGroup};
 use super::kernel;
-use super::report::{CheckGroup, CheckTarget, CheckVerdict, Installation, Results};
+use super::report::{CheckTarget, CheckVerdict, Installation, Results};
 use crate::host_path::HostPath;
 use crate::inspect::terminal::first_of;
 use crate::trusted_file;

@@ -1,7 +1,7 @@
 //! The types that all checks share: the node and pod to examine, a check and its verdict, the results, and the list
 //! that is printed or serialized.
 
-use super::checks::Check;
+use super::checks::{Check, CheckGroup};
 use crate::cluster::agent::PoliciesReport;
 use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
@@ -51,30 +51,6 @@ pub struct ReportLine {
     pub next: Option<String>,
 }
 
-/// The subject of a check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CheckGroup {
-    /// Files on the node's disk.
-    Node,
-    /// The API server, the plugin's rights there, and the agent.
-    Cluster,
-    /// The policies of running pods.
-    Policies,
-    /// The kernel's features.
-    Kernel,
-    /// The pod's annotation, definitions and decision.
-    Pod,
-    /// The pod's network namespace.
-    Sandbox,
-    /// Real packets.
-    Probe,
-    /// The logs of runtime and plugin.
-    Logs,
-    /// Excluded containers, from the kernel and the runtime to the sets in the pod's network namespace.
-    Containers,
-}
-
 /// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -87,22 +63,6 @@ pub enum CheckOutcome {
     Fail,
     /// The check was not possible, or not needed.
     NotChecked,
-}
-
-impl CheckGroup {
-    const fn title(self) -> &'static str {
-        match self {
-            Self::Node => "Node",
-            Self::Cluster => "Cluster",
-            Self::Policies => "Policies of running pods",
-            Self::Kernel => "Kernel",
-            Self::Pod => "Pod",
-            Self::Sandbox => "Sandbox",
-            Self::Probe => "Probe",
-            Self::Logs => "Logs",
-            Self::Containers => "Excluded containers",
-        }
-    }
 }
 
 impl CheckOutcome {

@@ -5,7 +5,7 @@ use super::checks;
 use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cluster::UserApi;
 use crate::cni::{Error, NetConf};
-use crate::inspect::node_hint::{AGENT_NAMESPACE, node_hint};
+use crate::inspect::nodes::{AGENT_NAMESPACE, node_hint};
 use crate::inspect::rules::{LiveRules, Mark, RuleLine, RulesReport};
 use crate::inspect::terminal::first_of;
 use crate::netns::default_route_interfaces;

@@ -2,17 +2,14 @@
 
 mod evaluation;
 mod exclusions;
-mod init_containers;
 mod picture;
 mod report;
 mod settings;
-mod uncaptured;
 mod warnings;
 
 pub(super) use evaluation::{evaluate, has_redirect};
 pub(super) use exclusions::application_containers;
-pub use exclusions::{ExcludedContainer, ExcludedTraffic};
-pub use init_containers::InitContainer;
+pub use exclusions::{ExcludedContainer, ExcludedTraffic, InitContainer};
 pub use picture::picture;
 pub use report::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain};
 pub use settings::Setting;

@@ -4,7 +4,7 @@
 use super::exclusions::{ContainerTraffic, ExcludedContainer, ExcludedPart, ExcludedTraffic, application_containers};
 use super::report::Explained;
 use crate::inspect::subject::Subject;
-use crate::pod::well_known::INIT_CONTAINER;
+use crate::pod::well_known::{INIT_CONTAINER, PROXY_CONTAINER};
 use crate::policy::{BypassEnd, ContainerScope, DnsCapture, Policy, PortRange, Ports, Redirect, TrafficOwner};
 use crate::printable::xml;
 use std::fmt::{Display, Write as _};
@@ -17,12 +17,12 @@ const CARD_WIDTH: i32 = 236;
 const CARD_HEIGHT: i32 = 54;
 const ROW: i32 = CARD_HEIGHT + 14;
 const SIDECAR: i32 = 476;
-const SIDECAR_WIDTH: i32 = 236;
+const SIDECAR_WIDTH: i32 = 270;
 const OUTSIDE: i32 = 876;
 const OUTSIDE_WIDTH: i32 = WIDTH - OUTSIDE - 28;
 const TOP: i32 = 96;
 /// The height of a box's heading.
-const HEAD: i32 = 44;
+const HEAD: i32 = 60;
 const ANYWHERE: &str = "anywhere";
 /// The proxy's port for captured DNS (pilot-agent, `DNS_PROXY_ADDR`).
 const DNS_PORT: u16 = 15053;
@@ -38,6 +38,8 @@ struct Row {
     port: Option<u16>,
     what: String,
     to: String,
+    /// What requests the bypass, below the arrow; empty for captured traffic.
+    source: String,
 }
 
 /// The sender of traffic in the pod.
@@ -72,8 +74,17 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     drawing.area("pod", Area { x: OUTSIDE, y: TOP, width: OUTSIDE_WIDTH, height }, 14);
     drawing.text("head", OUTSIDE + 22, TOP + 26, "OUTSIDE");
     if let Some(redirect) = policy.redirect() {
-        drawing.area("sidecar", Area { x: SIDECAR, y: TOP + 8, width: SIDECAR_WIDTH, height: height - 16 }, 12);
-        drawing.short_text("name mid", (SIDECAR + SIDECAR_WIDTH / 2, TOP + 28), &proxy(redirect), 32);
+        // The rows below the sidecar bypass it.
+        let captured = rows.iter().filter(|row| row.port.is_some()).count();
+        let height = HEAD + ROW * i32::try_from(captured).unwrap_or_default() - 16;
+        drawing.area("sidecar", Area { x: SIDECAR, y: TOP + 8, width: SIDECAR_WIDTH, height }, 12);
+        let middle = SIDECAR + SIDECAR_WIDTH / 2;
+        drawing.short_text("name mid", (middle, TOP + 28), &proxy(redirect), 36);
+        let kind = match subject.facts.pod.is_init_container(PROXY_CONTAINER) {
+            true => "native sidecar",
+            false => "not a native sidecar",
+        };
+        drawing.text("soft mid", middle, TOP + 46, kind);
     }
     for (row, y) in rows.iter().zip((TOP + HEAD..).step_by(usize::try_from(ROW).unwrap_or(1))) {
         drawing.row(row, y);
@@ -105,12 +116,12 @@ fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic
         }),
     };
     if let Some(what) = inbound {
-        let (card, port) = (every("container", "receives"), Some(redirect.inbound_capture_port));
-        rows.push(Row { card, color: "in", port, what, to: "callers".to_owned() });
+        let (card, port) = (every("container", "receives"), redirect.inbound_capture_port);
+        rows.push(through(card, "in", port, what, "callers".to_owned()));
     }
     for container in containers.iter().filter(|container| container.excluded_part(policy) != ExcludedPart::All) {
         let (what, to) = ("outbound TCP".to_owned(), "services".to_owned());
-        rows.push(Row { card: card(container), color: "out", port: Some(redirect.proxy_port), what, to });
+        rows.push(through(card(container), "out", redirect.proxy_port, what, to));
     }
     let resolvers = match &redirect.dns {
         DnsCapture::Off => return rows,
@@ -121,7 +132,7 @@ fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic
         }
     };
     let card = every("process", "not excluded");
-    rows.push(Row { card, color: "dns", port: Some(DNS_PORT), what: "DNS".to_owned(), to: resolvers });
+    rows.push(through(card, "dns", DNS_PORT, "DNS".to_owned(), resolvers));
     rows
 }
 
@@ -135,8 +146,12 @@ fn every(who: &str, detail: &str) -> Card {
     Card { name: format!("every {who}"), detail: detail.to_owned(), ends_before: false }
 }
 
-fn bypass(card: Card, what: String, to: String) -> Row {
-    Row { card, color: "free", port: None, what, to }
+fn through(card: Card, color: &'static str, port: u16, what: String, to: String) -> Row {
+    Row { card, color, port: Some(port), what, to, source: String::new() }
+}
+
+fn bypass(card: Card, what: String, to: String, sources: &[String]) -> Row {
+    Row { card, color: "free", port: None, what, to, source: sources.join("; ") }
 }
 
 /// Returns the rows of a container that this configuration does not redirect. Exclusions also apply to istio-init's
@@ -144,7 +159,7 @@ fn bypass(card: Card, what: String, to: String) -> Row {
 fn rows_without_redirect(subject: &Subject, explained: &Explained, traffic: &ContainerTraffic<'_>) -> Vec<Row> {
     let pod = &subject.facts.pod;
     let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == INIT_CONTAINER);
-    let row = bypass(card(traffic), "everything".to_owned(), ANYWHERE.to_owned());
+    let row = bypass(card(traffic), "everything".to_owned(), ANYWHERE.to_owned(), &[]);
     let by_name = rows_of_container(&explained.explanation.excluded_containers, traffic);
     match traffic.excluded_part(&explained.policy) {
         _ if !by_istio_init => return vec![row],
@@ -164,8 +179,10 @@ fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerT
     let outbound = excluded.filter(|(excluded, _)| excluded.direction != "inbound");
     let mut rows: Vec<Row> = outbound.map(|(excluded, owner)| row_of_traffic(excluded, owner, containers)).collect();
     if redirect.dns == DnsCapture::Off {
-        let card = every("process", "redirect_dns");
-        rows.push(bypass(card, "UDP port 53".to_owned(), "resolvers".to_owned()));
+        let card = every("process", "DNS is not captured");
+        let sources = explained.explanation.settings.iter().find(|setting| setting.key == "redirect_dns");
+        let sources = sources.map_or(&[][..], |setting| &setting.sources);
+        rows.push(bypass(card, "UDP port 53".to_owned(), "resolvers".to_owned(), sources));
     }
     rows
 }
@@ -178,16 +195,17 @@ fn row_of_traffic(excluded: &ExcludedTraffic, owner: Option<TrafficOwner>, conta
     let detail = match owned {
         Some(names) if names.is_empty() => "no container with this ID".to_owned(),
         Some(names) => names,
-        None => excluded.sources.join("; "),
+        None => String::new(),
     };
     let what = match excluded.ports.as_slice() {
         [] => excluded.protocol.clone(),
         ports => format!("port {}, {}", ports.join(", "), excluded.protocol),
     };
-    bypass(Card { name: excluded.who.clone(), detail, ends_before: false }, what, excluded.to.clone())
+    let card = Card { name: excluded.who.clone(), detail, ends_before: false };
+    bypass(card, what, excluded.to.clone(), &excluded.sources)
 }
 
-/// Returns the rows of a container that is excluded by its name, with the sources of each exclusion.
+/// Returns the rows of a container that is excluded by its name.
 fn rows_of_container(excluded: &[ExcludedContainer], container: &ContainerTraffic<'_>) -> Vec<Row> {
     let starts_before_proxy = container.pod.starts_before_proxy(container.name());
     let takes_effect = |one: &&ExcludedContainer| {
@@ -202,8 +220,7 @@ fn rows_of_container(excluded: &[ExcludedContainer], container: &ContainerTraffi
             ContainerScope::All => ("everything", ANYWHERE),
             ContainerScope::Dns => ("DNS", "resolvers"),
         };
-        let card = Card { detail: one.sources.join("; "), ..card(container) };
-        bypass(card, format!("{what} {end}"), to.to_owned())
+        bypass(card(container), format!("{what} {end}"), to.to_owned(), &one.sources)
     };
     excluded.iter().filter(takes_effect).map(row).collect()
 }
@@ -236,7 +253,7 @@ struct Area {
 
 impl Drawing {
     /// Adds a row: the sender, an arrow through or past the sidecar, and the destination. Inbound traffic arrives from there.
-    fn row(&mut self, Row { card, color, port, what, to }: &Row, y: i32) {
+    fn row(&mut self, Row { card, color, port, what, to, source }: &Row, y: i32) {
         let area = Area { x: CARD, y, width: CARD_WIDTH, height: CARD_HEIGHT };
         self.area(if card.ends_before { "card ends" } else { "card" }, area, 9);
         self.short_text("name", (CARD + 14, y + 23), &card.name, 25);
@@ -247,7 +264,11 @@ impl Drawing {
             "in" => self.arrow(color, end, start),
             _ => self.arrow(color, start, end),
         }
-        self.tag((SIDECAR + SIDECAR_WIDTH / 2 + 10, middle), what, if port.is_some() { 26 } else { 46 });
+        let center = SIDECAR + SIDECAR_WIDTH / 2 + 10;
+        self.tag((center, middle), what, if port.is_some() { 36 } else { 46 });
+        if !source.is_empty() {
+            self.short_text("soft mid", (center, middle + 24), source, 84);
+        }
         port.iter().for_each(|port| self.port(color, SIDECAR, middle, *port));
         self.short_text("soft", (OUTSIDE + 24, middle + 4), to, 26);
     }
@@ -292,8 +313,8 @@ impl Drawing {
     /// Adds a label on an arrow, centered, with at most `width` characters.
     fn tag(&mut self, (x, y): (i32, i32), text: &str, width: usize) {
         let shown = shortened(text, width);
-        // The average width of a character of a proportional font at 12 px.
-        let width = 7 * i32::try_from(shown.chars().count()).unwrap_or_default() + 16;
+        // The average width of a character of a proportional font at 12 px is less than 6.4 px.
+        let width = 64 * i32::try_from(shown.chars().count()).unwrap_or_default() / 10 + 16;
         self.area("tag", Area { x: x - width / 2, y: y - 10, width, height: 20 }, 10);
         self.text_with_tooltip("tagged mid", (x, y + 4), &shown, text);
     }

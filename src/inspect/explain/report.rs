@@ -4,12 +4,12 @@ use super::evaluation::{Evaluation, evaluate, has_redirect};
 use super::exclusions::{
     ExcludedContainer, ExcludedTraffic, application_containers, excluded_containers, excluded_traffic,
 };
-use super::init_containers::{InitContainer, init_containers};
+use super::exclusions::{InitContainer, init_containers};
+use super::settings::uncaptured;
 use super::settings::{Setting, settings};
-use super::uncaptured::uncaptured;
 use super::warnings::{ADD_FAILS, Warning, warnings};
 use crate::cni::Error;
-use crate::inspect::container_bypass::{end_text, scope_text};
+use crate::inspect::elements::{end_text, scope_text};
 use crate::inspect::subject::{ConfigurationOrigin, Subject};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
@@ -258,68 +258,43 @@ impl TextReport for Explanation {
         if let Some(origin) = self.configuration.text() {
             screen.line(&[Cell::of("Configuration:"), Cell::of(origin).tone(Tone::Faint)]);
         }
-        if !self.networks.is_empty() {
-            screen.heading("Networks");
-            screen.table(&self.networks.iter().map(NetworkReport::row).collect::<Vec<_>>());
-        }
+        screen.section("Networks", self.networks.iter().map(NetworkReport::row));
         screen.heading("Why");
         let rule = |rule: &ExplainedRule| {
             let (word, tone) = if rule.holds { ("yes", Tone::Good) } else { ("no", Tone::Bad) };
             vec![Cell::of(word).tone(tone), Cell::of(&rule.wanted), Cell::of(&rule.found).tone(Tone::Faint)]
         };
         screen.table(&self.considered.iter().map(rule).collect::<Vec<_>>());
-        if let Some(proxy) = &self.proxy {
-            screen.heading("Proxy");
-            let row = |name: &str, ids: &[u32], sources: &[String]| {
+        let sources = |sources: &[String]| Cell::of(sources.join("; ")).tone(Tone::Faint);
+        let proxy = self.proxy.iter().flat_map(|proxy| {
+            let row = |name: &str, ids: &[u32], of: &[String]| {
                 let ids = ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                vec![Cell::of(name), Cell::of(ids).tone(Tone::Strong), Cell::of(sources.join("; ")).tone(Tone::Faint)]
+                vec![Cell::of(name), Cell::of(ids).tone(Tone::Strong), sources(of)]
             };
-            screen.table(&[row("UID", &proxy.uid, &proxy.uid_sources), row("GID", &proxy.gid, &proxy.gid_sources)]);
-        }
-        if !self.settings.is_empty() {
-            screen.heading("Settings");
-            let row = |setting: &Setting| {
-                let tone = if setting.is_default() { Tone::Faint } else { Tone::Strong };
-                let (value, sources) = (setting.shown(), setting.sources.join("; "));
-                vec![Cell::of(setting.key), Cell::of(value).tone(tone), Cell::of(sources).tone(Tone::Faint)]
-            };
-            screen.table(&self.settings.iter().map(row).collect::<Vec<_>>());
-        }
-        if !self.exclusions.is_empty() {
-            screen.heading("Excluded traffic");
-            let row = |e: &ExcludedTraffic| {
-                vec![Cell::of(&e.who), Cell::of(e.what()), Cell::of(e.sources.join("; ")).tone(Tone::Faint)]
-            };
-            screen.table(&self.exclusions.iter().map(row).collect::<Vec<_>>());
-        }
-        if !self.excluded_containers.is_empty() {
-            screen.heading("Excluded containers");
-            let row = |c: &ExcludedContainer| {
-                let sources = Cell::of(c.sources.join("; ")).tone(Tone::Faint);
-                vec![
-                    Cell::of(&c.name).tone(Tone::Strong),
-                    Cell::of(scope_text(c.scope)),
-                    Cell::of(end_text(c.until)),
-                    sources,
-                ]
-            };
-            screen.table(&self.excluded_containers.iter().map(row).collect::<Vec<_>>());
-        }
-        if !self.init_containers.is_empty() {
-            screen.heading("Init containers");
-            screen.table(&self.init_containers.iter().map(InitContainer::row).collect::<Vec<_>>());
-        }
+            [row("UID", &proxy.uid, &proxy.uid_sources), row("GID", &proxy.gid, &proxy.gid_sources)]
+        });
+        screen.section("Proxy", proxy);
+        let setting = |setting: &Setting| {
+            let tone = if setting.is_default() { Tone::Faint } else { Tone::Strong };
+            vec![Cell::of(setting.key), Cell::of(setting.shown()).tone(tone), sources(&setting.sources)]
+        };
+        screen.section("Settings", self.settings.iter().map(setting));
+        let traffic = |e: &ExcludedTraffic| vec![Cell::of(&e.who), Cell::of(e.what()), sources(&e.sources)];
+        screen.section("Excluded traffic", self.exclusions.iter().map(traffic));
+        let container = |c: &ExcludedContainer| {
+            let name = Cell::of(&c.name).tone(Tone::Strong);
+            vec![name, Cell::of(scope_text(c.scope)), Cell::of(end_text(c.until)), sources(&c.sources)]
+        };
+        screen.section("Excluded containers", self.excluded_containers.iter().map(container));
+        screen.section("Init containers", self.init_containers.iter().map(InitContainer::row));
         if !self.warnings.is_empty() {
             screen.heading("Warnings");
             for warning in &self.warnings {
-                screen.table(&[vec![Cell::of("!").tone(Tone::Notable), Cell::of(&warning.what)]]);
-                screen.table(&[vec![Cell::of(" "), Cell::of(format!("→ {}", warning.next)).tone(Tone::Faint)]]);
+                screen.line(&[Cell::of("  !").tone(Tone::Notable), Cell::of(""), Cell::of(&warning.what)]);
+                screen.text(format!("     → {}", warning.next), Tone::Faint);
             }
         }
-        if !self.notes.is_empty() {
-            screen.heading("Notes");
-            screen.table(&self.notes.iter().map(|note| vec![Cell::of(note)]).collect::<Vec<_>>());
-        }
+        screen.section("Notes", self.notes.iter().map(|note| vec![Cell::of(note)]));
     }
 }
 

@@ -1,9 +1,12 @@
-//! The settings of the redirection as `explain` shows them: key, value, sources.
+//! The settings of the redirection as `explain` shows them: key, value, sources; and the traffic that they exclude:
+//! ports, ranges, groups and interfaces. What Istio excludes by default is not listed.
 
-use crate::policy::Redirect;
+use super::exclusions::ExcludedTraffic;
+use crate::policy::{Groups, Ports, Ranges, Redirect};
 use crate::sub_plugins::{SettingSource, setting_values};
 use serde::Serialize;
 use serde_json::Value;
+use std::fmt::Display;
 
 /// A setting of the redirection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -51,4 +54,174 @@ pub(super) fn settings(redirect: &Redirect, origins: impl Iterator<Item = (&'sta
 
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Returns the traffic that `redirect` does not capture, with the sources in `settings`.
+pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<ExcludedTraffic> {
+    let default = Redirect::default();
+    let sources = |keys: &[&str]| {
+        let of_keys = settings.iter().filter(|setting| keys.contains(&setting.key) && !setting.is_default());
+        of_keys.flat_map(|setting| setting.sources.clone()).collect::<Vec<_>>()
+    };
+    let tcp = |direction, key: &str, to: String| ExcludedTraffic {
+        direction,
+        who: if direction == "inbound" { "every client" } else { "every process" }.to_owned(),
+        protocol: "tcp".to_owned(),
+        ports: Vec::new(),
+        to,
+        sources: sources(&[key]),
+    };
+    let mut all = Vec::new();
+    if redirect.outbound_ports_exclude != default.outbound_ports_exclude
+        && let Some(ports) = excluded_ports(&redirect.outbound_ports_exclude)
+    {
+        let of_ports = tcp("outbound", "outbound_ports_exclude", "anywhere".to_owned());
+        all.push(ExcludedTraffic { protocol: "tcp and udp".to_owned(), ports, ..of_ports });
+    }
+    match &redirect.outbound_ip_ranges_exclude {
+        Ranges::List(nets) if nets.is_empty() => {}
+        Ranges::List(nets) => all.push(tcp("outbound", "outbound_ip_ranges_exclude", joined(nets))),
+        Ranges::All => all.push(tcp("outbound", "outbound_ip_ranges_exclude", "anywhere".to_owned())),
+    }
+    if let (Ranges::List(nets), Ports::List(ports)) =
+        (&redirect.outbound_ip_ranges_include, &redirect.outbound_ports_include)
+    {
+        let ports = if ports.is_empty() { String::new() } else { format!("port {}", joined(ports)) };
+        let captured = [joined(nets), ports].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>();
+        let to =
+            if captured.is_empty() { "anywhere".to_owned() } else { format!("other than {}", captured.join(", ")) };
+        let included = tcp("outbound", "outbound_ip_ranges_include", to);
+        let sources = sources(&["outbound_ip_ranges_include", "outbound_ports_include"]);
+        all.push(ExcludedTraffic { sources, ..included });
+    }
+    let everything = |who: String, key: &str| {
+        let protocol = "everything".to_owned();
+        ExcludedTraffic { who, protocol, ..tcp("outbound", key, "anywhere".to_owned()) }
+    };
+    all.extend(
+        redirect.owner_groups_exclude.iter().map(|gid| everything(format!("gid {gid}"), "owner_groups_exclude")),
+    );
+    if let Groups::List(gids) = &redirect.owner_groups_include {
+        let who = match gids.is_empty() {
+            true => "every process".to_owned(),
+            false => format!("every gid other than {}", joined(gids)),
+        };
+        all.push(ExcludedTraffic {
+            sources: sources(&["owner_groups_include", "owner_groups_exclude"]),
+            ..everything(who, "owner_groups_include")
+        });
+    }
+    match (&redirect.inbound_ports_include, excluded_ports(&redirect.inbound_ports_exclude)) {
+        (Ports::All, Some(ports)) if redirect.inbound_ports_exclude != default.inbound_ports_exclude => {
+            let of_ports = tcp("inbound", "inbound_ports_exclude", "the pod".to_owned());
+            all.push(ExcludedTraffic { ports, ..of_ports });
+        }
+        (Ports::All, _) => {}
+        (Ports::List(ports), _) => {
+            let except =
+                if ports.is_empty() { String::new() } else { format!(" at ports other than {}", joined(ports)) };
+            all.push(tcp("inbound", "inbound_ports_include", format!("the pod{except}")));
+        }
+    }
+    if !redirect.exclude_interfaces.is_empty() {
+        let through = format!("anywhere through {}", redirect.exclude_interfaces.join(", "));
+        let sources = sources(&["exclude_interfaces", "capture_secondary_networks"]);
+        let who = "every process and client".to_owned();
+        let both = everything(who, "exclude_interfaces");
+        all.push(ExcludedTraffic { direction: "both", to: through, sources, ..both });
+    }
+    all
+}
+
+/// Returns the ports as [`ExcludedTraffic::ports`]; `None` for an empty list.
+fn excluded_ports(ports: &Ports) -> Option<Vec<String>> {
+    match ports {
+        Ports::All => Some(Vec::new()),
+        Ports::List(ports) => (!ports.is_empty()).then(|| ports.iter().map(ToString::to_string).collect()),
+    }
+}
+
+fn joined<T: Display>(items: &[T]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::PortRange;
+
+    fn shown(change: impl FnOnce(&mut Redirect)) -> Vec<String> {
+        let mut redirect = Redirect::default();
+        change(&mut redirect);
+        let line = |one: &ExcludedTraffic| format!("{}: {} {}", one.direction, one.who, one.what());
+        uncaptured(&redirect, &[]).iter().map(line).collect()
+    }
+
+    fn ports(list: &[u16]) -> Ports {
+        Ports::List(list.iter().map(|port| PortRange::one(*port)).collect())
+    }
+
+    fn ranges(text: &str) -> Ranges {
+        Ranges::List(text.split(',').map(|net| net.parse().expect("a CIDR")).collect())
+    }
+
+    #[test]
+    fn every_setting_that_excludes_traffic_is_listed() {
+        assert!(shown(|_| ()).is_empty());
+        assert!(shown(|r| r.outbound_ports_exclude = ports(&[])).is_empty());
+        for (shown, expected) in [
+            (
+                shown(|r| r.outbound_ports_exclude = ports(&[25, 465])),
+                "outbound: every process tcp and udp ports 25, 465 to anywhere",
+            ),
+            (shown(|r| r.outbound_ports_exclude = Ports::All), "outbound: every process tcp and udp to anywhere"),
+            (
+                shown(|r| r.outbound_ip_ranges_exclude = ranges("10.0.0.0/8,fd00::/8")),
+                "outbound: every process tcp to 10.0.0.0/8, fd00::/8",
+            ),
+            (shown(|r| r.outbound_ip_ranges_exclude = Ranges::All), "outbound: every process tcp to anywhere"),
+            (
+                shown(|r| r.outbound_ip_ranges_include = ranges("10.0.0.0/8")),
+                "outbound: every process tcp to other than 10.0.0.0/8",
+            ),
+            (
+                shown(|r| r.outbound_ip_ranges_include = Ranges::List(Vec::new())),
+                "outbound: every process tcp to anywhere",
+            ),
+            (
+                shown(|r| {
+                    (r.outbound_ip_ranges_include, r.outbound_ports_include) = (ranges("10.0.0.0/8"), ports(&[80]))
+                }),
+                "outbound: every process tcp to other than 10.0.0.0/8, port 80",
+            ),
+            (shown(|r| r.owner_groups_exclude = vec![7]), "outbound: gid 7 everything to anywhere"),
+            (
+                shown(|r| r.owner_groups_include = Groups::List(vec![7])),
+                "outbound: every gid other than 7 everything to anywhere",
+            ),
+            (
+                shown(|r| r.owner_groups_include = Groups::List(vec![])),
+                "outbound: every process everything to anywhere",
+            ),
+            (
+                shown(|r| r.inbound_ports_exclude = ports(&[15020, 15021, 15090, 22])),
+                "inbound: every client tcp ports 15020, 15021, 15090, 22 to the pod",
+            ),
+            (shown(|r| r.inbound_ports_exclude = Ports::All), "inbound: every client tcp to the pod"),
+            (
+                shown(|r| r.inbound_ports_include = ports(&[80])),
+                "inbound: every client tcp to the pod at ports other than 80",
+            ),
+            (shown(|r| r.inbound_ports_include = ports(&[])), "inbound: every client tcp to the pod"),
+            (
+                shown(|r| r.exclude_interfaces = vec!["net1".into()]),
+                "both: every process and client everything to anywhere through net1",
+            ),
+        ] {
+            assert_eq!(shown, [expected]);
+        }
+        let all =
+            shown(|r| (r.outbound_ip_ranges_include, r.outbound_ports_include) = (ranges("10.0.0.0/8"), Ports::All));
+        assert!(all.is_empty(), "every port is captured for every destination: {all:?}");
+    }
 }

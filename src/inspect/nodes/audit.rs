@@ -116,11 +116,8 @@ impl TextReport for NodesAudit {
             let titles = ["pod", "node", "counted", "bytes", "bypasses the sidecar", "source"];
             screen.titled_table(titles, self.pods.iter().flat_map(PodOfNode::rows));
         }
-        if !self.errors.is_empty() {
-            screen.heading("Not audited");
-            let row = |NodeError { node, error }: &NodeError| vec![Cell::of(node).tone(Tone::Strong), Cell::of(error)];
-            screen.table(&self.errors.iter().map(row).collect::<Vec<_>>());
-        }
+        let row = |NodeError { node, error }: &NodeError| vec![Cell::of(node).tone(Tone::Strong), Cell::of(error)];
+        screen.section("Not audited", self.errors.iter().map(row));
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::report::{Trace, trace};
 use crate::firewall::{ContainerElement, Destination, InSet, RulesetView, Sender};
-use crate::inspect::container_bypass::ContainerSender;
+use crate::inspect::elements::ContainerSender;
 use crate::inspect::elements::cgroup_paths;
 use crate::inspect::rules::LiveRules;
 use crate::inspect::terminal::first_of;

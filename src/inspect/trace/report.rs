@@ -1,7 +1,7 @@
 //! `trace`: the way of a packet through the rules as a report.
 
 use crate::firewall::{Arrival, Destination, Hop, Packet, RulePlace, RulesetView, Sender};
-use crate::inspect::container_bypass::ContainerSender;
+use crate::inspect::elements::ContainerSender;
 use crate::inspect::subject::ConfigurationOrigin;
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use serde::Serialize;

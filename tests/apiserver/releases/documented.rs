@@ -1,4 +1,4 @@
-//! The commands of manifests/README.md, in their order.
+//! The commands of docs/install.md, in their order.
 
 use super::helm::{Helm, definition_of, istio_chart};
 use super::inventory::{difference, inventory, objects_of};
@@ -18,8 +18,8 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(name: &str) -> Self {
-        let plane = ControlPlane::start(name);
+    fn new() -> Self {
+        let plane = ControlPlane::start();
         let admin = plane.admin();
         prepare(&admin);
         apply(&admin, &[json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "istio-cni"}})]);
@@ -55,7 +55,7 @@ impl Scene {
 
 /// Returns the blocks of commands in a section.
 fn blocks(heading: &str) -> Vec<String> {
-    let text = fs::read_to_string(manifests().join("README.md")).expect("readable");
+    let text = fs::read_to_string(manifests().join("../docs/install.md")).expect("readable");
     let (_, section) = text.split_once(&format!("### {heading}\n")).expect("a section");
     let section = section.split("\n## ").next().and_then(|section| section.split("\n### ").next()).expect("text");
     let blocks = section.split("```sh\n").skip(1).map(|rest| rest.split("```").next().expect("text").to_owned());
@@ -69,7 +69,7 @@ fn owner(definition: Option<Value>) -> String {
 
 /// Returns the options in the second column of a section's table.
 fn options(heading: &str) -> Vec<Vec<String>> {
-    let text = fs::read_to_string(manifests().join("README.md")).expect("readable");
+    let text = fs::read_to_string(manifests().join("../docs/install.md")).expect("readable");
     let (_, section) = text.split_once(&format!("### {heading}\n")).expect("a section");
     let rows = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
     let cells = rows.take_while(|line| line.starts_with('|')).map(|line| line.split('`').nth(1).expect("options"));
@@ -79,7 +79,7 @@ fn options(heading: &str) -> Vec<Vec<String>> {
 #[test]
 fn the_documented_commands_move_definitions_between_owners() {
     let [hand_over, take_over, adopt] = &blocks("Owners of definitions")[..] else { panic!("three blocks") };
-    let scene = Scene::new("moved-definitions");
+    let scene = Scene::new();
     let uid = |definition: Option<Value>| definition.expect("it exists")["metadata"]["uid"].clone();
 
     scene.helm.upgrade("detour", &OPENSHIFT);
@@ -109,7 +109,7 @@ fn the_documented_commands_move_definitions_between_owners() {
 
 #[test]
 fn the_documented_release_for_exclusions_leaves_istios_objects_unchanged() {
-    let scene = Scene::new("documented-excludedns");
+    let scene = Scene::new();
     let istio = istio_chart(&scene.plane.directory, "istio-cni");
     scene.helm.run(&["install", "istio-cni", &istio, "-n", "istio-cni"]).expect("installed");
     let before = inventory(&scene.admin);

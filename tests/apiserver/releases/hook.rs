@@ -72,7 +72,7 @@ fn test(plane: &ControlPlane, admin: &Client, node: &Node<'_>) -> (Result<String
     thread::scope(|scope| {
         let helm = scope.spawn(|| Helm::new(plane).run(&["test", "detour", "-n", NAMESPACE, "--timeout", "60s"]));
         let is_new = |pod: &Value| pod["status"]["phase"] == "Pending";
-        plane.until(|_| helm.is_finished() || admin.get(&pod()).is_ok_and(|pod| is_new(&pod)));
+        plane.until(|| helm.is_finished() || admin.get(&pod()).is_ok_and(|pod| is_new(&pod)));
         if let Ok(created) = admin.get(&pod()) {
             let output = container(node, &created);
             let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
@@ -88,7 +88,7 @@ fn test(plane: &ControlPlane, admin: &Client, node: &Node<'_>) -> (Result<String
 
 #[test]
 fn helm_test_checks_a_node_with_read_only_mounts_and_without_a_token() {
-    let plane = ControlPlane::start("helm-test");
+    let plane = ControlPlane::start();
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
     let empty = inventory(&admin);
@@ -108,7 +108,7 @@ fn helm_test_checks_a_node_with_read_only_mounts_and_without_a_token() {
         assert_eq!(node.files(), before, "nothing changes");
         assert_eq!(difference(&installed, &inventory(&admin)), [""; 0], "a pod that succeeded is deleted");
 
-        agent.end();
+        agent.ended();
         let (result, output) = test(&plane, &admin, node);
         assert!(result.is_err_and(|error| error.contains("detour-test failed")), "{output}");
         assert_eq!(checks(&output, "FAIL"), ["agent-reachable"], "{output}");
@@ -129,7 +129,7 @@ fn helm_test_checks_a_node_with_read_only_mounts_and_without_a_token() {
 
 #[test]
 fn helm_test_passes_for_an_attachment_on_openshift() {
-    let plane = ControlPlane::start("helm-test-openshift");
+    let plane = ControlPlane::start();
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
     helm.upgrade("detour", &["--set", "global.platform=openshift"]);

@@ -20,7 +20,7 @@ Its log contains the reason.
 
 #[test]
 fn the_notes_name_affected_pods_and_the_next_steps() {
-    let plane = ControlPlane::start("notes");
+    let plane = ControlPlane::start();
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
     let notes = |values: &str| {

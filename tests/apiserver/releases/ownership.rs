@@ -12,8 +12,8 @@ type Action<'a> = &'a dyn Fn();
 
 const OPENSHIFT: [&str; 2] = ["--set", "global.platform=openshift"];
 
-fn cluster(name: &str) -> (ControlPlane, Helm) {
-    let plane = ControlPlane::start(name);
+fn cluster() -> (ControlPlane, Helm) {
+    let plane = ControlPlane::start();
     prepare(&plane.admin());
     let helm = Helm::new(&plane);
     (plane, helm)
@@ -38,7 +38,7 @@ fn owner(definition: &Value) -> (&str, &str) {
 
 #[test]
 fn a_definition_of_another_owner_is_used_and_left_unchanged() {
-    let (plane, helm) = cluster("foreign-definition");
+    let (plane, helm) = cluster();
     let admin = plane.admin();
     let from_istio = || drop(install_istio(&plane, &helm, &[]).expect("installed"));
     let from_operator = || {
@@ -88,7 +88,7 @@ fn a_definition_of_another_owner_is_used_and_left_unchanged() {
 
 #[test]
 fn an_own_definition_is_refused_to_others_and_deleted_with_the_release() {
-    let (plane, helm) = cluster("own-definition");
+    let (plane, helm) = cluster();
     let admin = plane.admin();
     helm.upgrade("detour", &OPENSHIFT);
     let created = live(&admin, "istio-cni").expect("created");
@@ -111,7 +111,7 @@ fn an_own_definition_is_refused_to_others_and_deleted_with_the_release() {
 /// Another release takes the definition with --take-ownership before this release has given it up.
 #[test]
 fn an_upgrade_does_not_delete_a_definition_that_another_owner_took() {
-    let (plane, helm) = cluster("taken-definition");
+    let (plane, helm) = cluster();
     let admin = plane.admin();
     let keep = json!({"metadata": {"annotations": {"helm.sh/resource-policy": "keep"}}});
     helm.upgrade("detour", &OPENSHIFT);
@@ -147,10 +147,10 @@ fn an_upgrade_does_not_delete_a_definition_that_another_owner_took() {
     assert_eq!(live(&admin, "istio-cni"), None, "the annotation does not keep it from its owner's uninstall");
 }
 
-/// Before version 4.3, helm deletes what the last revision contains, and checks no owner. manifests/README.md warns.
+/// Before version 4.3, helm deletes what the last revision contains, and checks no owner. docs/install.md warns.
 #[test]
 fn without_an_upgrade_uninstall_deletes_a_definition_that_another_owner_took() {
-    let (plane, helm) = cluster("taken-uninstall");
+    let (plane, helm) = cluster();
     let admin = plane.admin();
     helm.upgrade("detour", &OPENSHIFT);
     install_istio(&plane, &helm, &["--take-ownership"]).expect("installed");
@@ -168,7 +168,7 @@ fn without_an_upgrade_uninstall_deletes_a_definition_that_another_owner_took() {
 
 #[test]
 fn two_releases_with_the_same_attachment_are_refused_unless_one_has_no_definitions() {
-    let (plane, helm) = cluster("same-attachment");
+    let (plane, helm) = cluster();
     let admin = plane.admin();
     let never = [&OPENSHIFT[..], &["--set", "definitions=never"]].concat();
     helm.upgrade("a-detour", &OPENSHIFT);
@@ -209,7 +209,7 @@ fn two_releases_with_the_same_attachment_are_refused_unless_one_has_no_definitio
 
 #[test]
 fn a_release_has_a_definition_in_each_namespace_of_its_attachments() {
-    let (plane, helm) = cluster("definitions");
+    let (plane, helm) = cluster();
     let admin = plane.admin();
     let mut foreign = definition_of("shop", "excludedns");
     foreign["metadata"]["ownerReferences"] =
@@ -240,7 +240,7 @@ fn a_release_has_a_definition_in_each_namespace_of_its_attachments() {
 
 #[test]
 fn without_the_definitions_type_helm_reports_it() {
-    let plane = ControlPlane::start("no-multus");
+    let plane = ControlPlane::start();
     let helm = Helm::new(&plane);
     let refused = helm.try_upgrade("detour", &["--set", "provider=multus"]).expect_err("no such type");
     assert!(refused.contains("no matches for kind \"NetworkAttachmentDefinition\""), "{refused}");

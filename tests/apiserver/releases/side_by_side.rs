@@ -7,7 +7,7 @@ use crate::shipped::{NAMESPACE, manifests, prepare};
 
 #[test]
 fn two_releases_are_independent_in_each_order() {
-    let plane = ControlPlane::start("two-releases");
+    let plane = ControlPlane::start();
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
     let empty = inventory(&admin);
@@ -28,7 +28,7 @@ fn two_releases_are_independent_in_each_order() {
 
 #[test]
 fn releases_of_one_name_in_two_namespaces_need_different_object_names() {
-    let plane = ControlPlane::start("one-name");
+    let plane = ControlPlane::start();
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
     let chart = manifests().join("chart").display().to_string();

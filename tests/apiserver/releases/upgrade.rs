@@ -9,14 +9,15 @@ use serde_json::{Value, json};
 
 const EXCLUDEDNS: &str = "manifests/chart/values-excludedns.yaml";
 
-/// Each platform: this chart, excludedns beside it, each other name of the platform, and nothing.
+/// This chart, excludedns beside it, each other name of the platform, and nothing. The other platforms differ in
+/// directories, which `tests/chart` compares.
 #[test]
-fn each_platform_is_upgraded_extended_and_uninstalled_without_remains() {
-    let plane = ControlPlane::start("platforms");
+fn a_platform_is_upgraded_extended_and_uninstalled_without_remains() {
+    let plane = ControlPlane::start();
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
     let empty = inventory(&admin);
-    for platform in PLATFORMS.iter() {
+    for platform in PLATFORMS.iter().filter(|platform| ["openshift", "k3s"].contains(&platform.name)) {
         let name = platform.name;
         let values = |name: &str| format!("global.platform={name}");
         helm.upgrade("detour", &["--set", &values(name)]);
@@ -47,7 +48,7 @@ fn each_platform_is_upgraded_extended_and_uninstalled_without_remains() {
 
 #[test]
 fn an_upgrade_that_would_rename_the_objects_is_refused() {
-    let plane = ControlPlane::start("renamed");
+    let plane = ControlPlane::start();
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
     let empty = inventory(&admin);
@@ -60,7 +61,7 @@ fn an_upgrade_that_would_rename_the_objects_is_refused() {
 
 #[test]
 fn wrong_values_are_refused_and_change_nothing() {
-    let plane = ControlPlane::start("wrong-values");
+    let plane = ControlPlane::start();
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
     let empty = inventory(&admin);

@@ -1,12 +1,12 @@
 //! Faults of the peers of the agent as a program: its API server and its clients. The plugin has another way to the API
 //! server, so that its calls succeed; the agent recovers when its peer does.
 
-use super::expected::{TOKEN, works};
+use super::expected::works;
 use super::server::{Connection, Request, Script, Server, healthy, kubeconfig, namespace, pod, response, status};
 use super::{try_all, with_sources};
 use crate::call::{Answer, Call, ended};
 use crate::subject::{Mode, Subject, Verb};
-use crate::support::agent_process::{Agent, SETTLED};
+use crate::support::agent_process::{Agent, SETTLED, TOKEN};
 use crate::support::server::takes;
 use crate::table::{Table, is_complete};
 use nix::sys::signal::Signal;
@@ -175,13 +175,6 @@ impl Running {
 
     fn with(subject: &Subject, script: Script, healed: Arc<AtomicBool>, logged: &str) -> Self {
         let server = Server::start(script);
-        let node = subject.directory().join("node");
-        for directory in ["sa", "etc/cni/net.d"] {
-            fs::create_dir_all(node.join(directory)).expect("made");
-        }
-        let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
-        fs::write(node.join("sa/ca.crt"), authority.cert.pem()).expect("written");
-        fs::write(node.join("sa/token"), TOKEN).expect("written");
         let running = Self { agent: agent(subject, &server), healed, descriptors: 0 };
         running.agent.wait_for_logs(&["serving the plugin's", SETTLED, logged]);
         Self { descriptors: running.descriptors(), ..running }
@@ -225,18 +218,8 @@ fn socket(subject: &Subject) -> PathBuf {
 
 /// Starts an agent for the node of the subject.
 fn agent(subject: &Subject, server: &Server) -> Agent {
-    let node = subject.directory().join("node").display().to_string();
-    let arguments = [
-        "agent".to_owned(),
-        "--platform=openshift".to_owned(),
-        "--node-name=node-1".to_owned(),
-        "--repair=off".to_owned(),
-        "--live-policy=off".to_owned(),
-        format!("--root={node}"),
-        format!("--service-account={node}/sa"),
-        format!("--api-server={}", server.url()),
-    ];
-    Agent::spawn("agent", &arguments)
+    let more = ["--repair=off", "--live-policy=off"];
+    Agent::on_openshift("agent", &subject.directory().join("node"), &server.url(), &more)
 }
 
 /// Calls the plugin until the agent alone answers.

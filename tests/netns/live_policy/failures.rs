@@ -61,7 +61,7 @@ in_both_dialects! {
         let state = written(&world, Dns::Captured, &annotations(true));
         let configuration = dialect.of(exclude_1337(&state));
         world.add(&configuration);
-        world.call("ADD", &configuration).interface("net2").run().expect_success();
+        world.call("ADD", &configuration).interface("net2").run().done();
         let before = snapshot(&world);
 
         let bad = written(&world, Dns::Captured, &[("detour.io/exclude-uids", "abc".to_owned())]);
@@ -102,7 +102,7 @@ in_both_dialects! {
         let states = [false, true].map(|excludes| written(&world, Dns::Captured, &annotations(excludes)));
         let configuration = dialect.of(exclude_1337(&states[0]));
         world.add(&configuration);
-        world.call("ADD", &configuration).interface("net2").run().expect_success();
+        world.call("ADD", &configuration).interface("net2").run().done();
         let mut usual = Duration::ZERO;
         let expected = [1, 0].map(|index| {
             let start = Instant::now();
@@ -144,7 +144,7 @@ in_both_dialects! {
         let states = [false, true].map(|excludes| written(&world, Dns::Captured, &annotations(excludes)));
         let configuration = dialect.of(exclude_1337(&states[0]));
         world.add(&configuration);
-        world.call("ADD", &configuration).interface("net2").run().expect_success();
+        world.call("ADD", &configuration).interface("net2").run().done();
         let new = {
             follow(&world, &states[1]).expect("applied");
             rules(&world)
@@ -206,7 +206,7 @@ fn a_deleted_pod_gets_neither_rules_nor_saved_state_again() {
     world.add(&configuration);
     let (pod, facts) = (running(&world), facts(&states[1]));
     let policies = policies(&pod, &facts).expect("valid");
-    world.call("DEL", &configuration).run().expect_success();
+    world.call("DEL", &configuration).run().done();
     let before = rules(&world);
     let error = pod.apply(Path::new(NODE), &policies).expect_err("the pod is gone");
     assert_eq!(error.code, Code::NoAdd, "{error}");

@@ -64,7 +64,7 @@ in_both_dialects! {
         let state = written(&world, Dns::Left, &[app_uid()]);
         world.add(&dialect.of(exclude_1337(&state)));
         let other = dialect.of(chain(&state, json!([{"type": "uid-exclude", "uids": [APP_PROCESS.uid]}])));
-        world.call("ADD", &other).interface("net2").run().expect_success();
+        world.call("ADD", &other).interface("net2").run().done();
         let before = world.native_tables();
         // The second attachment excludes the UID still.
         let without = written(&world, Dns::Left, &[]);
@@ -72,7 +72,7 @@ in_both_dialects! {
         is_current(&world, &without);
         tcp_is_direct(&world, APP_PROCESS);
         assert_eq!(world.native_tables(), before);
-        world.call("DEL", &other).interface("net2").run().expect_success();
+        world.call("DEL", &other).interface("net2").run().done();
         tcp_is_captured(&world, APP_PROCESS);
     }
 
@@ -91,7 +91,7 @@ in_both_dialects! {
         follow(&world, &changed).expect("applied");
         is_current(&world, &changed);
         tcp_is_direct(&world, APP_PROCESS);
-        world.call("CHECK", &configuration).run().expect_success();
+        world.call("CHECK", &configuration).run().done();
         assert_eq!(world.native_redirection(), [""; 0]);
     }
 }

@@ -1,5 +1,5 @@
-//! The procedures of manifests/README.md, "From istio-cni or istio-init, and back", step by step on a node's directories
-//! with real agents, plugins and packets. istio-cni is simulated by a program that writes its rules.
+//! The procedures of docs/migrate.md, step by step on a node's directories with real agents, plugins and packets.
+//! istio-cni is simulated by a program that writes its rules.
 
 mod kept;
 mod node;

@@ -17,18 +17,18 @@ mod place;
 mod places;
 mod plugin;
 
+pub(crate) use crate::support::called::Called;
 pub(crate) use arrival::Arrival;
 pub(crate) use connection::Connection;
 pub(crate) use conntrack::Entry;
 pub(crate) use iptables::{Family, Ruleset};
 pub(crate) use places::*;
-pub(crate) use plugin::PluginOutput;
 
 use crate::pod::PROXY;
 use crate::support::cgroup::Cgroup;
+use crate::support::new_netns::in_netns;
 use detour_cni::firewall::{ContainerElement, change_container_elements, container_elements};
 use directory::Directory;
-use nix::sched::{CloneFlags, setns};
 use place::{Listener, Place};
 use plugin::Attachment;
 use std::cell::RefCell;
@@ -172,12 +172,7 @@ impl World {
     }
 
     fn in_netns<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let netns = std::fs::File::open(self.netns()).expect("it exists");
-        let enter = || {
-            setns(&netns, CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
-            work()
-        };
-        std::thread::scope(|scope| scope.spawn(enter).join()).expect("it does not panic")
+        in_netns(&self.netns(), work)
     }
 
     /// Opens a TCP connection of `process` in the pod.

@@ -1,11 +1,11 @@
 //! Plugin calls as Multus makes them for an attachment.
 
 use super::World;
+use crate::support::called::{Called, start};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// The plugin under test.
 const BUILT: &str = env!("CARGO_BIN_EXE_detour");
@@ -15,35 +15,6 @@ pub(crate) struct Call<'w> {
     world: &'w World,
     environment: BTreeMap<String, String>,
     configuration: String,
-}
-
-/// The outcome of a call.
-#[derive(Debug)]
-pub(crate) struct PluginOutput {
-    pub(crate) success: bool,
-    /// The JSON on stdout; `Null` if it is empty.
-    pub(crate) stdout: Value,
-    pub(crate) stderr: String,
-}
-
-impl PluginOutput {
-    /// # Panics
-    /// The call failed.
-    #[track_caller]
-    pub(crate) fn expect_success(self) -> Self {
-        assert!(self.success, "{}\n{}", self.stdout, self.stderr);
-        self
-    }
-
-    /// Returns the CNI error code.
-    ///
-    /// # Panics
-    /// The call succeeded, or returned no code.
-    #[track_caller]
-    pub(crate) fn expect_code(&self) -> u64 {
-        assert!(!self.success, "it succeeded: {}", self.stdout);
-        self.stdout["code"].as_u64().unwrap_or_else(|| panic!("no code: {}\n{}", self.stdout, self.stderr))
-    }
 }
 
 /// An ADD whose DEL runs when the world is dropped.
@@ -93,7 +64,7 @@ impl World {
     /// Runs an ADD built by [`Self::call`], which must succeed.
     #[track_caller]
     pub(crate) fn add(&self, configuration: &Value) {
-        self.call("ADD", configuration).run().expect_success();
+        self.call("ADD", configuration).run().done();
     }
 }
 
@@ -107,12 +78,12 @@ impl Call<'_> {
         self.env("CNI_IFNAME", name)
     }
 
-    pub(crate) fn run(self) -> PluginOutput {
+    pub(crate) fn run(self) -> Called {
         self.run_as(BUILT.as_ref())
     }
 
     /// Runs another program instead of the plugin under test.
-    pub(crate) fn run_as(self, program: &Path) -> PluginOutput {
+    pub(crate) fn run_as(self, program: &Path) -> Called {
         let output = execute(program, &self.environment, &self.configuration);
         if self.environment["CNI_COMMAND"] == "ADD" {
             let attachment = Attachment { environment: self.environment, configuration: self.configuration };
@@ -122,22 +93,6 @@ impl Call<'_> {
     }
 }
 
-fn execute(program: &Path, environment: &BTreeMap<String, String>, configuration: &str) -> PluginOutput {
-    let mut child = Command::new(program)
-        .env_clear()
-        .envs(environment)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|e| panic!("run {}: {e}", program.display()));
-    // A plugin that fails early may not read all of stdin.
-    let _ = child.stdin.take().expect("it is piped").write_all(configuration.as_bytes());
-    let output = child.wait_with_output().expect("wait for the plugin");
-    let stdout = match output.stdout.as_slice() {
-        [] => Value::Null,
-        text => serde_json::from_slice(text).unwrap_or_else(|e| panic!("stdout is not JSON: {e}: {output:?}")),
-    };
-    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    PluginOutput { success: output.status.success(), stdout, stderr }
+fn execute(program: &Path, environment: &BTreeMap<String, String>, configuration: &str) -> Called {
+    Called::ended(start(Command::new(program).env_clear().envs(environment), configuration))
 }

@@ -28,8 +28,8 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// Starts etcd and kube-apiserver, and creates namespaces and types.
-    pub(crate) fn start(name: &str) -> Self {
-        let plane = ControlPlane::start(&format!("e2e-{name}"));
+    pub(crate) fn start() -> Self {
+        let plane = ControlPlane::start();
         let (admin, kubeconfig) = (plane.admin(), plane.kubeconfig().display().to_string());
         let cluster = Self { plane, admin, kubeconfig };
         for namespace in [SYSTEM, "default", "shop"] {

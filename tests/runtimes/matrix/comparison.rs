@@ -41,7 +41,7 @@ fn install_istio_cni(cluster: &Cluster, node: &Node) {
 fn rules_are_those_of_istio_cni() {
     let cell = Cell { runtime: Runtime::Containerd, mode: Mode::Attachment, dialect: "iptables" };
     let node = cell.node();
-    let cluster = Cluster::start("comparison");
+    let cluster = Cluster::start();
     let _entrance = cluster.open(&node);
     install_multus(&cluster, &node);
     install_istio_cni(&cluster, &node);

@@ -39,7 +39,7 @@ struct Scene<'a> {
 
 pub(super) fn run(cell: Cell, report: &mut Report) {
     let node = cell.node();
-    let cluster = Cluster::start(&cell.name().replace('|', "-"));
+    let cluster = Cluster::start();
     let mut entrance = Some(cluster.open(&node));
     if cell.mode == Mode::Attachment {
         install_multus(&cluster, &node);
