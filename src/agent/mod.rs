@@ -27,5 +27,5 @@ pub use plugin_token::PluginToken;
 pub use pod_reports::PodReports;
 pub use pods::{PodSettings, RepairMode, RepairSettings, parse_selector};
 pub use reconcile_loop::{DesiredInstallation, Job, OnExit, run};
-pub use runtime::{AgentRuntime, Tasks};
+pub use runtime::{AgentRuntime, RunningRuntime, Tasks};
 pub use services::Services;

@@ -1,69 +1,50 @@
-//! Events and conditions of the node's pods, and the thread that writes them to the API server. `queue` decides which
-//! one is next.
+//! Events and conditions of the node's pods, and the task that writes them to the API server. `queue` decides which one is
+//! next.
 
 mod queue;
 
-use crate::cluster::{Event, PodWriter, PolicyCondition, ServiceAccount};
+use super::runtime::Tasks;
+use crate::cluster::{Event, PolicyCondition, ServiceAccount};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;
 use queue::{Queue, Report};
-use rustix::process::setpriority_process;
-use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+use tokio::task::spawn_blocking;
+use tokio::time::{timeout, timeout_at};
 
-/// The niceness of the thread (sched(7)).
-const NICENESS: i32 = 10;
 /// The pause after a report that the API server did not accept: of all reports if it did not answer, of conditions if it
 /// refused one. It refuses everything while it loads its roles.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// The reports that wait for the API server. The thread ends with the last clone.
+/// The reports that wait for the API server. The task ends with the last clone.
 #[derive(Debug, Clone)]
 pub struct PodReports(Option<Arc<Handle>>);
 
-/// Ends the thread when it is dropped.
+/// Ends the task when it is dropped.
 #[derive(Debug)]
 struct Handle(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     queue: Mutex<Queue>,
-    changed: Condvar,
+    changed: Notify,
 }
 
 impl PodReports {
-    /// Starts the thread; without an account, reports are dropped.
-    ///
-    /// # Errors
-    /// The thread can't be created.
-    pub fn start(account: Option<ServiceAccount>) -> io::Result<Self> {
-        let Some(account) = account else { return Ok(Self::none()) };
+    /// Starts the task; without an account, reports are dropped.
+    #[must_use]
+    pub fn start(account: Option<ServiceAccount>, tasks: &Tasks) -> Self {
+        let Some(account) = account else { return Self::none() };
         let reports = Self::new();
         let shared = reports.0.as_ref().map(|handle| Arc::clone(&handle.0)).unwrap_or_default();
-        // Reports that follow one another share a connection; the credentials are read again for the next ones.
-        let mut writer: Option<PodWriter> = None;
-        let mut write = move |report: Option<&Report>| {
-            let Some(report) = report else {
-                writer = None;
-                return Ok(());
-            };
-            let open = writer.get_or_insert_with(|| account.pod_writer());
-            match report {
-                Report::Event(pod, event) => open.tell(pod, event),
-                Report::Condition(pod, condition, has_changed) => open.set_condition(pod, condition, *has_changed),
-            }
+        let write = move |report: &Report| match report {
+            Report::Event(pod, event) => account.tell(pod, event),
+            Report::Condition(pod, condition, has_changed) => account.set_condition(pod, condition, *has_changed),
         };
-        let work = move || {
-            // Of this thread (setpriority(2)). Reports about many pods must not delay the changes that they report.
-            if let Err(error) = setpriority_process(None, NICENESS) {
-                tracing::debug!("can't lower the priority of the thread for reports: {error}");
-            }
-            shared.write_all(&mut write, RETRY_DELAY);
-        };
-        thread::Builder::new().name("pod-reports".into()).spawn(work)?;
-        Ok(reports)
+        tasks.start(|| async move { shared.write_all(write, RETRY_DELAY).await });
+        reports
     }
 
     /// Returns reports that are dropped.
@@ -86,7 +67,7 @@ impl PodReports {
     pub(super) fn event(&self, pod: &PodRef, event: Event) {
         let Some(Handle(shared)) = self.0.as_deref() else { return };
         shared.queue().add_event(pod, event);
-        shared.changed.notify_all();
+        shared.changed.notify_one();
     }
 
     /// Sets a pod's condition without waiting. It replaces one that still waits. `has_changed_status` is whether its
@@ -94,14 +75,14 @@ impl PodReports {
     pub(super) fn condition(&self, pod: &PodRef, condition: PolicyCondition, has_changed_status: bool) {
         let Some(Handle(shared)) = self.0.as_deref() else { return };
         shared.queue().add_condition(pod, condition, has_changed_status);
-        shared.changed.notify_all();
+        shared.changed.notify_one();
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
         self.0.queue().has_ended = true;
-        self.0.changed.notify_all();
+        self.0.changed.notify_one();
     }
 }
 
@@ -110,58 +91,70 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes reports until the queue ends. While the API server does not answer, they wait. `write` gets `None` when no
-    /// report follows at once.
-    fn write_all(&self, write: &mut dyn FnMut(Option<&Report>) -> Result<(), Error>, retry_delay: Duration) {
+    /// Writes reports until the queue ends. While the API server does not answer, they wait.
+    async fn write_all(
+        &self,
+        write: impl Fn(&Report) -> Result<(), Error> + Clone + Send + 'static,
+        retry_delay: Duration,
+    ) {
         let mut logged = [None, None];
-        loop {
-            let Some(report) = self.wait() else { return };
-            let result = write(Some(&report));
+        while let Some(report) = self.next().await {
+            let write = write.clone();
+            let written = spawn_blocking(move || {
+                let result = write(&report);
+                (report, result)
+            });
+            // Fails only if the write panics.
+            let Ok((report, result)) = written.await else { continue };
             log(&report, result.as_ref().err(), &mut logged);
             let code = result.err().map(|error| error.code);
             let is_unavailable = code == Some(Code::TryAgain);
-            let mut queue = self.queue();
-            if !is_unavailable {
-                queue.record(&report, Instant::now());
-            }
-            let is_refused = code == Some(Code::Forbidden) && matches!(report, Report::Condition(..));
-            if is_refused {
-                queue.pause_conditions(Instant::now() + retry_delay);
-            }
-            if is_refused || is_unavailable {
-                queue.put_back(report);
-            }
-            let is_idle = is_unavailable || !queue.has_next(Instant::now());
-            drop(queue);
-            if is_idle {
-                // Can't fail.
-                let _ = write(None);
-            }
+            self.record(report, code, retry_delay);
             if is_unavailable {
-                drop(self.changed.wait_timeout_while(self.queue(), retry_delay, |queue| !queue.has_ended));
+                let ended = async {
+                    while !self.queue().has_ended {
+                        self.changed.notified().await;
+                    }
+                };
+                // Reports that are added meanwhile wait too.
+                let _ = timeout(retry_delay, ended).await;
             }
         }
     }
 
-    /// Waits for the next report; `None` if the queue has ended.
-    fn wait(&self) -> Option<Report> {
+    /// Records the result of a report: it counts for the limits, or is written again later.
+    fn record(&self, report: Report, code: Option<Code>, retry_delay: Duration) {
         let mut queue = self.queue();
+        let is_unavailable = code == Some(Code::TryAgain);
+        if !is_unavailable {
+            queue.record(&report, Instant::now());
+        }
+        let is_refused = code == Some(Code::Forbidden) && matches!(report, Report::Condition(..));
+        if is_refused {
+            queue.pause_conditions(Instant::now() + retry_delay);
+        }
+        if is_refused || is_unavailable {
+            queue.put_back(report);
+        }
+    }
+
+    /// Waits for the next report; `None` if the queue has ended.
+    async fn next(&self) -> Option<Report> {
         loop {
-            let now = Instant::now();
-            if queue.has_ended {
-                return None;
-            }
-            let later = match queue.next(now) {
-                Ok(report) => return Some(report),
-                Err(later) => later,
-            };
-            queue = match later {
-                Some(due) => {
-                    let waited = self.changed.wait_timeout(queue, due.saturating_duration_since(now));
-                    waited.unwrap_or_else(PoisonError::into_inner).0
+            let later = {
+                let mut queue = self.queue();
+                if queue.has_ended {
+                    return None;
                 }
-                None => self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                match queue.next(Instant::now()) {
+                    Ok(report) => return Some(report),
+                    Err(later) => later,
+                }
             };
+            match later {
+                Some(due) => drop(timeout_at(due.into(), self.changed.notified()).await),
+                None => self.changed.notified().await,
+            }
         }
     }
 }
@@ -210,23 +203,28 @@ mod tests {
 
     /// Writes everything that waits, with the results that `answer` returns by the number of earlier writes. Returns
     /// the reports in the order of the attempts.
-    fn written(reports: PodReports, mut answer: impl FnMut(usize, &PodReports) -> Result<(), Error>) -> Vec<String> {
+    fn written(
+        reports: PodReports,
+        answer: impl Fn(usize, &PodReports) -> Result<(), Error> + Send + Sync + 'static,
+    ) -> Vec<String> {
         let shared = Arc::clone(&reports.0.as_ref().expect("started").0);
-        let (mut written, mut handle) = (Vec::new(), Some(reports));
-        shared.write_all(
-            &mut |report| {
-                let Some(report) = report else {
-                    // Nothing else waits.
-                    if shared.queue().is_empty() {
-                        handle = None;
-                    }
-                    return Ok(());
-                };
-                written.push(text(report));
-                handle.as_ref().map_or(Ok(()), |reports| answer(written.len(), reports))
-            },
-            Duration::from_millis(1),
-        );
+        let (written, answer) = (Arc::new(Mutex::new(Vec::new())), Arc::new(answer));
+        let (attempts, queue) = (Arc::clone(&written), Arc::clone(&shared));
+        let write = move |report: &Report| {
+            let number = {
+                let mut attempts = attempts.lock().expect("no panic");
+                attempts.push(text(report));
+                attempts.len()
+            };
+            let result = answer(number, &reports);
+            // Nothing else waits.
+            let mut queue = queue.queue();
+            queue.has_ended = result.is_ok() && queue.is_empty();
+            result
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("an event loop");
+        runtime.block_on(shared.write_all(write, Duration::from_millis(1)));
+        let written = written.lock().expect("no panic").clone();
         written
     }
 
@@ -236,7 +234,7 @@ mod tests {
         for name in ["a", "b"] {
             reports.event(&pod(name), event("E"));
         }
-        let written = written(reports, |number, reports| match number {
+        let written = written(reports, move |number, reports| match number {
             1 => {
                 reports.event(&pod("c"), event("E"));
                 Err(Error::new(Code::TryAgain, "no answer"))
@@ -253,7 +251,7 @@ mod tests {
         reports.condition(&pod("a"), condition("Older"), true);
         reports.condition(&pod("a"), condition("Current"), true);
         reports.condition(&pod("b"), condition("Older"), true);
-        let written = written(reports, |number, reports| {
+        let written = written(reports, move |number, reports| {
             if number == 1 {
                 // The condition that is being written is outdated.
                 reports.condition(&pod("a"), condition("Refused"), true);
@@ -270,7 +268,7 @@ mod tests {
         for name in ["a", "b", "c"] {
             reports.condition(&pod(name), condition("Older"), true);
         }
-        let written = written(reports, |number, reports| {
+        let written = written(reports, move |number, reports| {
             if number == 3 {
                 // It replaces the refused one, and its status still differs from that in the cluster.
                 reports.condition(&pod("b"), condition("Refused"), false);

@@ -118,9 +118,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     if let OnExit::Auto(daemon_set) = &job.on_exit {
         daemon_set.watch(tasks);
     }
-    // Dropping them at the end of this function ends their threads.
-    let reports = PodReports::start(job.account.clone());
-    let reports = reports.map_err(|error| format!("can't start the thread for reports of pods: {error}"))?;
+    let reports = PodReports::start(job.account.clone(), tasks);
     let mut last_event = None;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
     let (mut leadership, mut presence, mut timer) = (Leadership::New, None, SourceTimer::default());

@@ -4,8 +4,8 @@ use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::{DEFAULT_INTERFACE, Error};
-use detour_cni::firewall::{Destination, RulesetView, Sender};
-use detour_cni::inspect::{ExcludedSenders, SenderArgument, Trace, explain};
+use detour_cni::firewall::{Destination, RuleFormat, RulesetView, Sender};
+use detour_cni::inspect::{ExcludedSenders, SenderArgument, Subject, Trace, explain};
 use detour_cni::pod::Pod;
 use detour_cni::sub_plugins::own_addresses;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -112,7 +112,7 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
             let from = resolve(Some(&subject.facts.pod))?;
             let policy = explain(&subject)?.policy;
             let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
-            let format = subject.conf.rule_format.unwrap_or_default();
+            let format = planned_format(&subject);
             let (view, senders) = (RulesetView::of_policy(&policy, format), ExcludedSenders::planned(&policy));
             let configuration = Some(subject.origin.clone());
             let interface = arguments.interface.as_deref().unwrap_or(DEFAULT_INTERFACE);
@@ -120,6 +120,15 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
         }
     };
     arguments.output.render(&report)
+}
+
+/// Returns the rule format that the pod's redirection gets on a node whose kernel supports both.
+fn planned_format(subject: &Subject) -> RuleFormat {
+    match subject.conf.rule_format {
+        Some(format) => format,
+        None if subject.facts.pod.has_own_users => RuleFormat::Nftables,
+        None => RuleFormat::default(),
+    }
 }
 
 /// Returns the other end of the connection; for a client without an address, one that only a default route reaches: it is

@@ -5,7 +5,7 @@
 
 use crate::cni;
 pub use agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
-pub use api::{ApiConnection, CommandOutput, PodWriter, ServiceAccount, UserApi};
+pub use api::{ApiConnection, CommandOutput, ServiceAccount, UserApi};
 pub(crate) use api::{Collection, CollectionError};
 pub use fact_source::{Cluster, Definitions, Reports};
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};

@@ -1,11 +1,11 @@
 //! Objects from manifests that the user passes to a command: YAML with one or more documents, JSON, lists. Pod
 //! templates of workloads count as pods.
 
-use super::fact_source::{Cluster, Definitions};
+use super::fact_source::Definitions;
 use super::resources::{Definition, DefinitionQuery, Lookup};
 use super::{manifests, wire};
-use crate::cni::{Code, Error};
-use crate::pod::{Facts, Namespace, Pod, PodRef};
+use crate::cni::Error;
+use crate::pod::{Namespace, Pod};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
@@ -67,26 +67,7 @@ impl Objects {
     }
 }
 
-/// A source with only these objects.
-impl Cluster for Objects {
-    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        let is = |pod: &&Pod| pod.namespace == wanted.namespace && pod.name == wanted.name && pod.matches(wanted);
-        let pod =
-            self.pods.iter().map(|given| &given.pod).find(is).cloned().ok_or_else(|| not_found("Pod", &wanted.name))?;
-        let namespace = if with_namespace { Some(self.namespace(wanted)?) } else { None };
-        Ok(Facts { pod, namespace })
-    }
-
-    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        let found = self.namespaces.iter().find(|namespace| namespace.name == wanted.namespace);
-        found.cloned().ok_or_else(|| not_found("Namespace", &wanted.namespace))
-    }
-
-    fn probe(&self) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
+/// A source with only these definitions.
 impl Definitions for Objects {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         let look_up = |DefinitionQuery { object, .. }: &DefinitionQuery| {
@@ -101,10 +82,6 @@ impl Definitions for Objects {
         let namespaces: BTreeSet<String> = named.map(|definition| definition.object.namespace.clone()).collect();
         Some(namespaces.into_iter().collect())
     }
-}
-
-fn not_found(kind: &str, name: &str) -> Error {
-    Error::new(Code::PodUnknown, format!("{kind} {name} not found in the given objects"))
 }
 
 /// Parses the objects in `text`. `place` is where it comes from, for errors; `namespace` is the namespace of objects
@@ -142,6 +119,7 @@ pub fn objects(place: &Path, text: &str, namespace: &str) -> Result<Objects, Err
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cni::Code;
 
     #[test]
     fn pods_and_namespaces_are_found_among_other_objects() {

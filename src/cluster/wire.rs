@@ -66,6 +66,7 @@ pub(crate) struct PodSpec {
     node_name: Option<String>,
     #[serde(deserialize_with = "null_is_empty")]
     host_network: bool,
+    host_users: Option<bool>,
     #[serde(deserialize_with = "null_is_empty")]
     security_context: SecurityContext,
     #[serde(deserialize_with = "null_is_empty")]
@@ -148,6 +149,7 @@ impl From<PodObject> for pod::Pod {
             annotations: metadata.annotations,
             node_name: spec.node_name,
             host_network: spec.host_network,
+            has_own_users: spec.host_users == Some(false),
             run_as_user: spec.security_context.run_as_user,
             run_as_group: spec.security_context.run_as_group,
             dns_nameservers: spec.dns_config.nameservers,
@@ -322,6 +324,7 @@ mod tests {
             annotations: [("a".into(), "2".into())].into(),
             node_name: Some("worker-1".into()),
             host_network: true,
+            has_own_users: false,
             run_as_user: Some(4_294_967_294),
             run_as_group: Some(8),
             dns_nameservers: vec!["10.0.0.10".into()],

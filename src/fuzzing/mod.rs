@@ -6,14 +6,12 @@
 
 mod checks;
 mod cluster;
-mod delegate;
 mod drawn;
 mod input;
 mod kernel_socket;
 mod laws;
 mod netlink;
-mod nri;
-mod records;
+mod processes;
 mod simulated_kernel;
 mod texts;
 
@@ -33,13 +31,13 @@ pub const TARGETS: &[Target] = &[
     ("stdin", texts::stdin),
     ("node-conf", texts::node_conf),
     ("result", texts::result),
-    ("delegate", delegate::answer),
+    ("delegate", processes::answer),
     ("kubeconfig", cluster::kubeconfig),
     ("api", cluster::api),
     ("agent-request", cluster::agent_request),
     ("agent-answer", cluster::agent_answer),
-    ("nri", nri::session),
-    ("record", records::record),
+    ("nri", processes::session),
+    ("record", processes::record),
     ("netfilter", netlink::netfilter),
     ("routing", netlink::routing),
     ("rules", laws::rules),

@@ -55,6 +55,10 @@ pub struct Pod {
     /// pod has no address before the ADD.
     #[serde(skip)]
     pub addresses: Vec<IpAddr>,
+    /// Whether the pod has its own user namespace (`spec.hostUsers: false`). The agent does not send it to the plugin,
+    /// which finds out from the kernel that rules of iptables can't match owners there.
+    #[serde(skip)]
+    pub has_own_users: bool,
 }
 
 /// A container of a pod.

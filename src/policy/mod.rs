@@ -3,17 +3,14 @@
 //! Sub-plugins contribute to a policy and [`crate::firewall`] turns it into rules. This module depends neither on
 //! Kubernetes nor on the kernel.
 
-mod container;
 mod exclusion;
 mod live;
 mod owners;
 mod redirect;
-mod tightened;
 mod traffic_policy;
 mod union;
 
-pub use container::{BypassEnd, ContainerExclusion, ContainerScope};
-pub use exclusion::{Exclusion, IdRange, Protocol, TrafficOwner};
+pub use exclusion::{BypassEnd, ContainerExclusion, ContainerScope, Exclusion, IdRange, Protocol, TrafficOwner};
 pub use live::LivePolicyScope;
 pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, ListOrAll, PortRange, Ports, Ranges, Redirect};
 pub use traffic_policy::{Interception, Policy};

@@ -1,7 +1,7 @@
 //! The traffic policy of a pod: a redirection and exclusions.
 
-use super::container::{BypassEnd, ContainerExclusion, ContainerScope};
 use super::exclusion::Exclusion;
+use super::exclusion::{BypassEnd, ContainerExclusion, ContainerScope};
 use super::owners::ByTraffic;
 use super::redirect::Redirect;
 use serde::{Deserialize, Serialize};

@@ -6,7 +6,9 @@ use crate::server::{Answer, Request, Server};
 use crate::support::agent_process::write_account;
 use detour_cni::agent::install::{EditedList, HostPath, HostRoot, InstallRecord, NodeFiles};
 use detour_cni::agent::pods::{ObservedNode, PodReconciler, RepairResult};
-use detour_cni::agent::{Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RepairSettings};
+use detour_cni::agent::{
+    AgentRuntime, Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RepairSettings, RunningRuntime,
+};
 use detour_cni::cluster::ServiceAccount;
 use detour_cni::policy::LivePolicyScope;
 use kube::core::Selector;
@@ -26,8 +28,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) node: &'a Node,
     pub(crate) api: Server,
     pub(crate) metrics: Metrics,
-    /// The thread that writes Events ends with the scene.
-    reports: OnceCell<PodReports>,
+    /// The reports, whose task writes Events until the scene ends.
+    reports: OnceCell<(PodReports, AgentRuntime, RunningRuntime)>,
 }
 
 /// Runs `work` with a temporary node and an API server that accepts every request.
@@ -129,7 +131,11 @@ impl Scene<'_> {
     }
 
     pub(crate) fn repair_by(&self, settings: &RepairSettings) -> Repair {
-        let reports = self.reports.get_or_init(|| PodReports::start(Some(self.account())).expect("a thread"));
+        let (reports, ..) = self.reports.get_or_init(|| {
+            let runtime = AgentRuntime::new().expect("an event loop");
+            let running = runtime.start().expect("a thread");
+            (PodReports::start(Some(self.account()), runtime.tasks()), runtime, running)
+        });
         let settings = PodSettings { repair: Some(settings.clone()), live_policy: LivePolicyScope::Off };
         let (account, metrics) = (self.account(), self.metrics.clone());
         Repair(PodReconciler::new(settings, self.files(), account, reports.clone(), metrics))

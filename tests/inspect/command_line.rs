@@ -209,6 +209,16 @@ fn trace_reports_the_arrival_and_the_deciding_rule() {
     assert_eq!(detour(&own, POD, &[]).json()["arrives_at"], "sidecar:15006");
 }
 
+/// Rules of iptables can't match owners in another user namespace (xt_owner.c).
+#[test]
+fn a_pod_with_its_own_users_is_traced_through_native_rules() {
+    let pod = POD.replace("spec: {", "spec: {hostUsers: false, ");
+    let run = detour(&["trace", "-f", "-", "--from", "uid=1000", "--to", "1.2.3.4:443/tcp", "-o", "json"], &pod, &[]);
+    let message = run.json();
+    assert_eq!(message["arrives_at"], "sidecar:15001");
+    assert_eq!(message["decided_by"]["table"], "inet detour-nat");
+}
+
 #[test]
 fn a_container_sends_with_the_ids_in_its_manifest() {
     let pod = "

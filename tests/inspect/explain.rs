@@ -190,6 +190,19 @@ fn invalid_annotations_fail_as_in_an_add() {
 }
 
 #[test]
+fn dialect_iptables_fails_for_a_pod_with_its_own_users() {
+    let own_users: fn(&mut Value, &mut Value) = |pod, conf| {
+        pod["spec"]["hostUsers"] = false.into();
+        conf["dialect"] = "iptables".into();
+    };
+    let run = explain("own-users", own_users, &["-o", "json"]);
+    let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
+    assert_eq!((run.code, &report["warnings"][0]["code"]), (1, &json!("add-fails")));
+    let any: fn(&mut Value, &mut Value) = |pod, _| pod["spec"]["hostUsers"] = false.into();
+    assert_eq!(explain("own-users-any", any, &[]).code, 0);
+}
+
+#[test]
 fn a_configuration_without_a_source_of_facts_fails_as_in_an_add() {
     let without: fn(&mut Value, &mut Value) = |_, conf| conf["kubernetes"]["kubeconfig"] = Value::Null;
     let run = explain("without-source", without, &["-o", "json"]);

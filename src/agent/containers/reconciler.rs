@@ -9,10 +9,10 @@ use crate::cgroup::{CgroupHierarchy, ContainerGroup};
 use crate::cluster::Event;
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
+use crate::netns::find;
 use crate::plugin::running::containers::{
     ContainerChanges, ExcludedContainers, ObservedContainers, RunningContainer, saved_policy,
 };
-use crate::plugin::running::live_policy::running_container;
 use crate::pod::PodRef;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, PoisonError};
@@ -230,11 +230,11 @@ impl Reconciler {
         }
     }
 
-    /// Returns the pod of a sandbox: as the runtime reports it, or as fallback from saved state.
+    /// Returns the pod of a sandbox: as the runtime reports it, or as fallback from cached CNI results.
     pub(super) fn pod(&self, sandbox_id: &str) -> Option<PodRef> {
         self.registry.pod(sandbox_id).or_else(|| {
-            let saved = running_container(sandbox_id).inspect_err(|error| tracing::debug!("{error}"));
-            saved.ok()??.pod.inspect(|pod| self.registry.set_pod(sandbox_id, pod))
+            let pod = find::pod_of_sandbox(&self.root, sandbox_id).inspect_err(|error| tracing::debug!("{error}"));
+            pod.ok().flatten().inspect(|pod| self.registry.set_pod(sandbox_id, pod))
         })
     }
 }

@@ -176,17 +176,6 @@ impl Queue {
         Err(later)
     }
 
-    /// Whether [`Self::next`] would return a report.
-    pub(super) fn has_next(&mut self, now: Instant) -> bool {
-        let is_allowed = |rate: Option<&mut TokenBucket>| rate.is_none_or(|rate| rate.next(now).is_none());
-        let of_events = self.events.values().flatten().map(|(pod, _)| (pod.namespace.clone(), pod.name.clone()));
-        let are_paused = self.conditions_paused.is_some_and(|paused| now < paused);
-        let of_conditions = self.conditions.keys().filter(|_| !are_paused).cloned();
-        let pods: Vec<PodName> = of_events.chain(of_conditions).collect();
-        pods.iter()
-            .any(|key| is_allowed(self.namespace_rates.get_mut(&key.0)) && is_allowed(self.pod_rates.get_mut(key)))
-    }
-
     /// Records that a report was written, or refused, at `now`.
     pub(super) fn record(&mut self, report: &Report, now: Instant) {
         self.has_dropped &= !matches!(report, Report::Event(..));
@@ -258,7 +247,7 @@ mod tests {
             queue.record(&report, now);
             namespaces.push(report.pod().namespace.clone());
         }
-        assert!(!queue.has_next(now));
+        assert!(queue.next(now).is_err());
         namespaces
     }
 

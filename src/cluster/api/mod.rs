@@ -21,5 +21,4 @@ pub(super) use server::Api;
 pub use server::ApiConnection;
 pub use service_account::ServiceAccount;
 pub use user::UserApi;
-pub use writes::PodWriter;
 pub(super) use writes::WRITE_TIMEOUT;

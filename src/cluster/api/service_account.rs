@@ -1,15 +1,16 @@
 //! The API as a pod's own service account: the agent's requests. They share a connection if there is one
 //! ([`ServiceAccount::through`]); otherwise, each method connects and reads the credentials anew.
 
+use super::request::ApiRequest;
 use super::server::{Api, ApiConnection};
-use super::writes::PodWriter;
 use crate::cluster::fact_source::Cluster;
-use crate::cluster::resources::{NodeTaints, ObjectRef, Token};
+use crate::cluster::resources::{Event, NodeTaints, ObjectRef, PolicyCondition, Token};
 use crate::cni::{Code, Error};
-use crate::pod::Pod;
+use crate::pod::{Pod, PodRef};
 use kube::Client;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::slice;
+use std::time::{Duration, Instant};
 
 /// The timeout for creating a token and for starting a watch, including retries.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -100,10 +101,29 @@ impl ServiceAccount {
         self.api(WATCH_TIMEOUT).watch(daemon_set, report).await
     }
 
-    /// Returns a writer for several changes of pods, which share one connection.
-    #[must_use]
-    pub fn pod_writer(&self) -> PodWriter {
-        PodWriter::new(self.api(CONTROL_TIMEOUT))
+    /// Records an Event of a pod (`create events`).
+    ///
+    /// # Errors
+    /// As [`Cluster::report`](crate::cluster::Cluster::report).
+    pub fn tell(&self, pod: &PodRef, event: &Event) -> Result<(), Error> {
+        let PodRef { namespace, name, uid } = pod.clone();
+        let pod = Pod { namespace, name, uid, ..Pod::default() };
+        self.api(CONTROL_TIMEOUT).report_since(Instant::now(), &pod, None, slice::from_ref(event))
+    }
+
+    /// Sets the condition of a pod's policy (`patch pods/status`). A condition with `has_changed_status` gets a new
+    /// transition time.
+    ///
+    /// # Errors
+    /// [`crate::cni::Code::PodUnknown`] if the pod was deleted; otherwise as [`Self::tell`].
+    pub fn set_condition(
+        &self,
+        pod: &PodRef,
+        condition: &PolicyCondition,
+        has_changed_status: bool,
+    ) -> Result<(), Error> {
+        let request = ApiRequest::policy_condition(pod, condition, has_changed_status)?;
+        self.api(CONTROL_TIMEOUT).write(Instant::now(), &[request])
     }
 
     /// Deletes a pod that still has this UID and `resourceVersion` (`delete pods`).

@@ -3,50 +3,15 @@
 use super::request::ApiRequest;
 use super::retry::AttemptError;
 use super::server::Api;
-use crate::cluster::resources::{Event, NodeTaints, ObjectRef, PolicyCondition, Token};
+use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Token};
 use crate::cluster::wire;
 use crate::cni::Error;
-use crate::pod::{Pod, PodRef};
+use crate::pod::Pod;
 use futures_util::future::try_join_all;
-use std::slice;
 use std::time::{Duration, Instant};
 
 /// The timeout of a write, including retries: the pod's start waits for it.
 pub(in crate::cluster) const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// A connection to the API server for several changes of pods.
-pub struct PodWriter(Api);
-
-impl PodWriter {
-    /// Creates a writer; the first change connects.
-    pub(super) const fn new(api: Api) -> Self {
-        Self(api)
-    }
-
-    /// Records an Event of a pod (`create events`).
-    ///
-    /// # Errors
-    /// As [`Cluster::report`](crate::cluster::Cluster::report).
-    pub fn tell(&self, pod: &PodRef, event: &Event) -> Result<(), Error> {
-        let PodRef { namespace, name, uid } = pod.clone();
-        let pod = Pod { namespace, name, uid, ..Pod::default() };
-        self.0.report_since(Instant::now(), &pod, None, slice::from_ref(event))
-    }
-
-    /// Sets the condition of a pod's policy (`patch pods/status`). A condition with `has_changed_status` gets a new
-    /// transition time.
-    ///
-    /// # Errors
-    /// [`crate::cni::Code::PodUnknown`] if the pod was deleted; otherwise as [`Self::tell`].
-    pub fn set_condition(
-        &self,
-        pod: &PodRef,
-        condition: &PolicyCondition,
-        has_changed_status: bool,
-    ) -> Result<(), Error> {
-        self.0.write(Instant::now(), &[ApiRequest::policy_condition(pod, condition, has_changed_status)?])
-    }
-}
 
 impl Api {
     /// Sets a pod's network status and records its Events, concurrently; the timeout counts from `started`.
@@ -101,7 +66,7 @@ impl Api {
     }
 
     /// Sends all requests concurrently and waits for all of them. "Not found" is not retried: the object existed.
-    fn write(&self, started: Instant, requests: &[ApiRequest]) -> Result<(), Error> {
+    pub(super) fn write(&self, started: Instant, requests: &[ApiRequest]) -> Result<(), Error> {
         let session = self.session()?;
         let timeout = WRITE_TIMEOUT.min(self.timeout);
         let send = async |request| {

@@ -1,6 +1,6 @@
 //! Parses results of any version, and passes the previous result through.
 
-use super::add_result::{AddResult, Dns, Interface, InterfaceAddress, Route};
+use super::{AddResult, Dns, Interface, InterfaceAddress, Route};
 use crate::cni::block::BlockReader;
 use crate::cni::error::{Code, Error};
 use crate::cni::list::wrong_type;

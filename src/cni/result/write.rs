@@ -1,7 +1,7 @@
 //! Writes results in the format of any version. Like the reference library (`pkg/types/020`, `040`, `100`), it drops
 //! what a version cannot express.
 
-use super::add_result::{AddResult, Dns, Interface, InterfaceAddress, Route};
+use super::{AddResult, Dns, Interface, InterfaceAddress, Route};
 use crate::cni::error::{Code, Error};
 use crate::cni::version::ResultShape;
 use serde_json::{Map, Value, json};

@@ -2,7 +2,7 @@
 
 use super::evaluation::{Evaluation, Unselected, unselected_network};
 use super::exclusions::{ContainerTraffic, ExcludedPart, application_containers, covers_everything};
-use crate::cni::Error;
+use crate::cni::{Error, RuleFormat};
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::pod::Namespace;
 use crate::pod::well_known::{EXCLUDE_CONTAINERS, EXCLUDE_UIDS};
@@ -41,6 +41,7 @@ pub(super) fn warnings(
 ) -> Result<Vec<Warning>, Error> {
     let containers = application_containers(&subject.facts.pod);
     let mut all: Vec<Warning> = evaluations.iter().find(|one| one.lacks_facts).map(add_fails).into_iter().collect();
+    all.extend(iptables_with_own_users(subject, evaluations));
     all.extend(excluded_with_application(&containers, policy));
     all.extend(ended_before_start(&containers, policy));
     all.extend(excluded_after_proxy(&containers, policy));
@@ -67,6 +68,21 @@ fn add_fails(evaluation: &Evaluation<'_>) -> Warning {
         what: format!("{network}an ADD would fail: the configuration has no source of pod facts"),
         next: "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir".to_owned(),
     }
+}
+
+/// Warns about a redirection whose rules the kernel refuses: xt_owner.c requires that the writer of a rule is in the user
+/// namespace of the network namespace.
+fn iptables_with_own_users(subject: &Subject, evaluations: &[Evaluation<'_>]) -> Option<Warning> {
+    let is_refused =
+        |one: &Evaluation<'_>| one.conf.rule_format == Some(RuleFormat::Iptables) && one.policy().redirect().is_some();
+    (subject.facts.pod.has_own_users && evaluations.iter().any(is_refused)).then(|| Warning {
+        code: ADD_FAILS,
+        what:
+            "an ADD would fail: the pod has its own user namespace (hostUsers: false), in which the kernel refuses the \
+               redirection in dialect iptables"
+                .to_owned(),
+        next: "set dialect to nftables, or remove it".to_owned(),
+    })
 }
 
 fn not_selected(Unselected { why, next }: Unselected) -> Warning {

@@ -12,7 +12,7 @@ use super::lock::NetnsId;
 use super::namespace::NetNs;
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
-use crate::pod::Pod;
+use crate::pod::{Pod, PodRef};
 use processes::{ContainerProcess, NetnsProcess, container_processes};
 use results::{CachedResult, cached_results};
 use serde_json::Value;
@@ -101,6 +101,18 @@ pub fn of_name(root: &Path, namespace: &str, name: &str) -> Result<Option<FoundN
 /// As [`of_uid`]; or `id` is a prefix of several container IDs.
 pub fn of_container(root: &Path, id: &str) -> Result<Option<FoundNetns>, Error> {
     NodeSnapshot::take(root)?.of_container(id.rsplit("://").next().unwrap_or(id))
+}
+
+/// Returns the pod of a sandbox (`CNI_CONTAINERID`) from the runtime's cached results; `None` without a result for it.
+///
+/// # Errors
+/// The cached results can't be read.
+pub fn pod_of_sandbox(root: &HostRoot, container_id: &str) -> Result<Option<PodRef>, Error> {
+    let pod = |result: CachedResult| {
+        let (namespace, name) = result.pod_name?;
+        Some(PodRef { namespace, name, uid: result.pod_uid })
+    };
+    Ok(cached_results(root)?.into_iter().filter(|result| result.container_id == container_id).find_map(pod))
 }
 
 /// A snapshot of the node's cached results and container processes, for lookups of several pods.
