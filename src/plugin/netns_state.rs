@@ -2,12 +2,12 @@
 //! constrained by the redirection that it already has: detour's,
 //! in its rule format, or another tool's.
 
-use super::record::{AttachmentRecord, SandboxRecords};
+use super::record::{AttachmentRecord, SandboxRecords, fixtures, writes_ip6};
 use crate::cni::{Code, Error, at_most};
 use crate::firewall::rule::{Family, Table};
 use crate::firewall::{LiveChain, LiveRuleset, MAX_RULES, RuleFormat, Ruleset, legacy_tables, max_rules};
 use crate::netns::{Fixtures, NetNs, Routing};
-use crate::policy::{Interception, InterceptionMode, Ipv6, Policy, Redirect};
+use crate::policy::{Interception, Policy, Redirect};
 use crate::state::{Attachment, Store};
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -71,6 +71,15 @@ fn leads_to(record: &AttachmentRecord, netns: &NetNs) -> bool {
     found.is_some_and(|found| found.id() == netns.id())
 }
 
+/// The format that a configuration wants for a redirection.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct FormatPreference {
+    /// The one that it sets; `None` for `auto`.
+    pub(super) requested: Option<RuleFormat>,
+    /// The one that `auto` tries first; `None` for the default.
+    pub(super) auto: Option<RuleFormat>,
+}
+
 /// The facts about a pod that constrain the format of its redirection. A pod never has redirections of detour in both
 /// formats.
 #[derive(Debug, Clone, Copy, Default)]
@@ -85,8 +94,8 @@ pub(super) struct FormatFacts {
 ///
 /// # Errors
 /// The setting conflicts with the existing redirection.
-pub(super) fn choose_format(requested: Option<RuleFormat>, facts: FormatFacts) -> Result<RuleFormat, Error> {
-    match (requested, facts.in_use) {
+pub(super) fn choose_format(preference: FormatPreference, facts: FormatFacts) -> Result<RuleFormat, Error> {
+    match (preference.requested, facts.in_use) {
         (Some(requested), Some(used)) if requested != used => {
             let (used, requested) = (used.name(), requested.name());
             let msg = format!(
@@ -97,7 +106,7 @@ pub(super) fn choose_format(requested: Option<RuleFormat>, facts: FormatFacts) -
         }
         (_, Some(used)) => Ok(used),
         (Some(requested), None) => Ok(requested),
-        (None, None) => Ok(facts.saved.unwrap_or_default()),
+        (None, None) => Ok(facts.saved.or(preference.auto).unwrap_or_default()),
     }
 }
 
@@ -164,25 +173,6 @@ pub(super) fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
     Ruleset::of(policy, if writes_ip6(policy, ip6) { &Family::ALL } else { &[Family::Ip] })
 }
 
-/// Returns whether the rules for `policy` include IPv6, in a pod with or without IPv6.
-pub(super) fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
-    match policy.redirect().map(|redirect| redirect.ipv6) {
-        Some(Ipv6::On) => true,
-        Some(Ipv6::Off) => false,
-        Some(Ipv6::Auto) | None => ip6,
-    }
-}
-
-/// Returns the routes, policy rules and addresses that the rules for `policy` need.
-pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
-    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
-    let ip6 = writes_ip6(policy, ip6);
-    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
-    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
-    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
-    Fixtures { proxy_loopback: ip6, routing }
-}
-
 /// Returns the fixtures of detour's native tables without saved state: the routing of the mark that these rules set.
 /// If no policy rule has this mark, the default routing table is assumed.
 ///
@@ -229,15 +219,31 @@ mod tests {
             (IPTABLES, used(RuleFormat::Nftables), None),
             (NFTABLES, used(RuleFormat::Iptables), None),
         ];
-        for (setting, facts, expected) in table {
-            assert_eq!(choose_format(setting, facts).ok(), expected, "{setting:?} {facts:?}");
+        for (requested, facts, expected) in table {
+            let preference = FormatPreference { requested, auto: None };
+            assert_eq!(choose_format(preference, facts).ok(), expected, "{requested:?} {facts:?}");
+        }
+    }
+
+    #[test]
+    fn the_nodes_format_is_only_for_new_pods_without_a_setting() {
+        let nothing = FormatFacts::default();
+        for (requested, facts, expected) in [
+            (None, nothing, RuleFormat::Nftables),
+            (IPTABLES, nothing, RuleFormat::Iptables),
+            (None, FormatFacts { in_use: IPTABLES, ..nothing }, RuleFormat::Iptables),
+            (None, FormatFacts { saved: IPTABLES, ..nothing }, RuleFormat::Iptables),
+        ] {
+            let preference = FormatPreference { requested, auto: NFTABLES };
+            assert_eq!(choose_format(preference, facts).ok(), Some(expected), "{requested:?} {facts:?}");
         }
     }
 
     #[test]
     fn a_format_conflict_names_both_formats_and_the_next_step() {
         let facts = FormatFacts { in_use: Some(RuleFormat::Nftables), ..FormatFacts::default() };
-        let error = choose_format(IPTABLES, facts).expect_err("not both");
+        let preference = FormatPreference { requested: IPTABLES, auto: None };
+        let error = choose_format(preference, facts).expect_err("not both");
         assert_eq!(error.code, Code::InvalidConfig);
         for word in ["nftables", "iptables", "delete the pod"] {
             assert!(error.msg.contains(word), "{error}");
