@@ -58,6 +58,7 @@ impl Plan {
         Self {
             cluster: Cluster::new(),
             config: json!({
+                "dialect": "iptables",
                 "chain": chain,
                 "log_file": "/var/log/detour.log",
                 "kubernetes": { "agent_socket": "/run/detour/agent.sock" },
