@@ -52,7 +52,7 @@ say "building the fuzzer (about four minutes on two cores)"
 RUSTFLAGS="${coverage[*]}" cargo build --quiet --release --manifest-path fuzz/Cargo.toml \
     --target "$host" --target-dir "$directory" </dev/null
 
-# The golden files, their plugin lists, and samples, as the first and as the second section of an input.
+# The golden files, their configuration lists, and samples, as the first and as the second section of an input.
 seeds=$directory/seeds lists=$directory/lists
 rm -rf "$seeds" "$lists"
 mkdir -p "$seeds" "$lists"

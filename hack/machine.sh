@@ -255,8 +255,7 @@ need_runtimes() {
             "github.com/containerd/containerd/v2/cmd/$name"
     done
     need_runtime "$containerd" cri "some seconds" -ldflags '-s -w' ./cri
-    need_runtime tests/runtimes/multus multus "about one minute" -ldflags '-s -w' \
-        gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus
+    need_multus
     if [[ $wanted == *" istio-cni "* ]]; then
         need_runtime tests/runtimes/istio-cni istio-cni "about three minutes" -ldflags '-s -w' \
             istio.io/istio/cni/cmd/istio-cni
@@ -272,6 +271,13 @@ need_runtimes() {
         without_crio="CRI-O not built: building pinns failed"
     fi
     : "$without_crio"
+}
+
+# Builds Multus and the first plugin of its auxiliary chain.
+need_multus() {
+    local module=tests/runtimes/multus package=gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd
+    need_runtime "$module" multus "about one minute" -ldflags '-s -w' "$package/multus"
+    need_runtime "$module" passthru "some seconds" -ldflags '-s -w' "$package/passthru-cni"
 }
 
 # build_pinns DIRECTORY PROGRAM: builds CRI-O's helper program, which pins namespaces.

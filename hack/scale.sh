@@ -142,10 +142,9 @@ sleep 10
 report "start of $agents agents"
 sleep "$seconds"
 report "quiet"
-changes=$((namespaces < 100 ? namespaces : 100))
-send PATCH change "$changes"
+changes=$((namespaces < 100 ? namespaces : 100)) && send PATCH change "$changes"
 sleep 10
 report "$changes namespaces change"
-say "requests of the agents, and $changes changes of this script"
-awk -v pattern="$resources" '/^apiserver_request_total/ && $0 ~ pattern && !/verb="POST".*code="201".*(pods|namespaces)"/' "$work/metrics" |
+say "all requests for these resources, with those of this script"
+awk -v pattern="$resources" '/^apiserver_request_total/ && $0 ~ pattern' "$work/metrics" |
     sed -E 's/.*code="([0-9]*)".*resource="([a-z]*)".*subresource="([a-z]*)".*verb="([A-Z]*)".* ([0-9]*)$/\4 \2 \3 \1: \5/'

@@ -36,6 +36,7 @@ if needed_for apiserver; then
     need_commands etcd=etcd-server setpriv=util-linux
     need_istio_charts
     need_apiserver
+    need_multus
 fi
 if needed_for containerd; then
     need_commands containerd=containerd runc=runc

@@ -38,6 +38,7 @@ pub struct Metrics {
     too_large: Family<Labels<1>, Gauge>,
     watch_synced: Family<Labels<1>, Gauge>,
     nri_registered: Family<Labels<0>, Gauge>,
+    multus_chain: Family<Labels<0>, Gauge>,
     container_starts: Counters<1>,
     ended_bypasses: Counter,
     nri_seconds: Histograms<0>,
@@ -56,6 +57,8 @@ impl Default for Metrics {
         let refused = "1 if the newest configuration is refused and an earlier one is in use, else 0";
         let registered =
             "1 if the container runtime reports containers to the agent, 0 if not; absent without --nri-socket";
+        let chain =
+            "Files of other tools because of which Multus skips its auxiliary chain; absent without --multus-chain";
         let ended = "Bypasses of running containers that ended because the proxy accepts connections";
         let waited = "How long the container runtime waited for the agent when it started a container";
         let add = &mut registry;
@@ -84,6 +87,7 @@ impl Default for Metrics {
             ),
             installs: metric(add, "installs", "Installations and repairs of the plugin on the node, by result"),
             nri_registered: metric(add, "nri_registered", registered),
+            multus_chain: metric(add, "multus_chain_invalid_files", chain),
             container_starts: metric(add, "container_starts", "Starts of excluded containers, by result"),
             ended_bypasses: metric(add, "bypasses_ended", ended),
             nri_seconds: seconds(add, "nri", waited, start_buckets),
@@ -194,6 +198,11 @@ impl Metrics {
     /// Sets whether the container runtime reports containers to the agent.
     pub fn nri_registered(&self, registered: bool) {
         self.nri_registered.get_or_create(&[]).set(registered.into());
+    }
+
+    /// Sets the number of invalid files in Multus's auxiliary chain.
+    pub fn multus_chain(&self, invalid_files: usize) {
+        self.multus_chain.get_or_create(&[]).set(i64::try_from(invalid_files).unwrap_or(i64::MAX));
     }
 
     /// Counts the start of an excluded container.

@@ -190,13 +190,15 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     }
 }
 
-/// Returns the Event for a refused configuration, or for another reason that prevents the installation.
+/// Returns the Event for a refused configuration, for another reason that prevents the installation, or for Multus's
+/// auxiliary chain that Multus skips.
 fn installation_event(refused: Option<&str>, iteration: &Iteration) -> Option<Event> {
     let (reason, message) = match (refused, iteration) {
         (Some(message), _) => ("DetourConfigurationRefused", message),
         (None, Iteration::Failed(message) | Iteration::Occupied(message) | Iteration::Lacks(message)) => {
             ("DetourNotInstalled", message.as_str())
         }
+        (None, Iteration::ChainSkipped(message)) => ("DetourChainSkipped", message.as_str()),
         (None, _) => return None,
     };
     Some(Event { warning: true, reason: reason.into(), message: message.to_owned() })
@@ -274,13 +276,20 @@ impl Job<'_> {
         if leadership != Leadership::New && *other != desired.installer && self.node.is_present(other) {
             return Ok(Iteration::Yields(other.clone()));
         }
+        let invalid_chain_files = found.invalid_chain_files.len();
         let plan = timer.plan(desired, found)?;
         self.node.apply(&plan, self.program, &lock)?;
         let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
+        if desired.multus_chain.is_some() {
+            self.metrics.multus_chain(invalid_chain_files);
+        }
         Ok(match (&plan.waits_for, &plan.lacks) {
             (None, _) if plan.follows => Iteration::Followed(Box::new(plan)),
             _ if !plan.actions.is_empty() && !plan.follows => Iteration::Repaired(Box::new(plan)),
             (Some(missing), _) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
+            (None, _) if plan.invalid_chain.is_some() => {
+                Iteration::ChainSkipped(with_notes(format!("missing: {}", plan.unmet().unwrap_or_default())))
+            }
             (None, Some(lacking)) => Iteration::Lacks(with_notes(format!("missing: {lacking}"))),
             (None, None) => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
         })
@@ -295,6 +304,7 @@ impl Job<'_> {
             | Iteration::Lacks(_)
             | Iteration::Followed(_)
             | Iteration::Waits(_)
+            | Iteration::ChainSkipped(_)
             | Iteration::Yields(_) => {}
         }
     }

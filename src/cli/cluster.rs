@@ -6,7 +6,7 @@ use clap::Args;
 use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles};
 use detour_cni::cluster::{self, AgentPod, Cluster, UserApi};
 use detour_cni::cni::{CniCommand, Code, Error, NetConf};
-use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, Subject};
+use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, Subject, socket_lb};
 use detour_cni::pod::{Facts, Pod, PodRef};
 use detour_cni::trusted_file;
 use std::fmt::Display;
@@ -183,7 +183,9 @@ fn on_node(built_in: AppliedConf, facts: Facts, cluster: &dyn Cluster, root: &Pa
             let mut places: Vec<String> = texts.iter().map(|one| one.place.clone()).collect();
             places.dedup();
             let origin = ConfigurationOrigin { source: ConfigurationSource::Node, places, reason };
-            Subject::installed(&texts, origin, facts, cluster)
+            let subject = Subject::installed(&texts, origin, facts, cluster)?;
+            // The command runs on the pod's node.
+            Ok(Subject { socket_lb: socket_lb::products(root).unwrap_or_default(), ..subject })
         }
         Err(reason) => {
             let origin = ConfigurationOrigin { reason: Some(reason), ..ConfigurationOrigin::default() };
@@ -206,8 +208,12 @@ fn installed(pod: &Pod, root: &Path) -> Result<(Vec<InstalledText>, Option<Strin
         let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
         return Err(format!("no configuration is installed on node {node}{reason}"));
     }
-    let text = |(path, text): (HostPath, String)| InstalledText { place: path.to_string(), text };
-    Ok((texts.into_iter().map(text).collect(), reason))
+    let texts = texts.into_iter().map(|one| InstalledText {
+        place: one.path.to_string(),
+        text: one.text,
+        for_every_pod: one.for_every_pod,
+    });
+    Ok((texts.collect(), reason))
 }
 
 /// Returns the absolute path of the kubeconfig that the flag or else the environment names.

@@ -6,7 +6,7 @@ use super::output::{CommandError, CommandOutput, OutputArguments};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{FoundState, InstallRecord, Platform, Role, changed, state_path};
 use detour_cni::host_path::HostPath;
-use detour_cni::inspect::doctor::{CheckTarget, Installation, OwnList, examine};
+use detour_cni::inspect::doctor::{CheckTarget, Installation, MultusChain, OwnList, examine};
 use detour_cni::pod::PodRef;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -174,6 +174,12 @@ impl TargetArguments {
                 programs,
                 listed_types: listed_types(record),
                 own_lists,
+                multus_chain: record.multus_chain.as_ref().map(|directory| MultusChain {
+                    directory: directory.clone(),
+                    invalid_files: node
+                        .invalid_chain_files(directory, record)
+                        .unwrap_or_else(|why| vec![why.to_string()]),
+                }),
                 changed: found.as_ref().map(differences).map_err(ToString::to_string),
             },
             kubeconfig: self.kubeconfig.clone().or_else(kubeconfig_from_environment),

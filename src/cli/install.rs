@@ -205,7 +205,7 @@ fn print_changes(plan: &InstallPlan) -> ExitCode {
 /// Prints the plan's notes to stderr and returns a failure if the plan is incomplete.
 fn print_notes(plan: &InstallPlan) -> ExitCode {
     plan.notes.iter().for_each(|note| print_note("note", note));
-    match &plan.waits_for {
+    match plan.unmet() {
         None => ExitCode::SUCCESS,
         Some(what) => super::print_error(format_args!("missing: {what}"), ExitCode::FAILURE),
     }

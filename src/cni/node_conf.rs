@@ -6,7 +6,7 @@ mod govern;
 use super::block::{Block, BlockReader};
 use super::error::{Code, Error};
 use super::list::wrong_type;
-use super::netconf::{Kubernetes, NetConf, SUB_PLUGINS, absolute, delegate_timeout};
+use super::netconf::{AUTO_DIALECT, Kubernetes, NetConf, RuleFormat, SUB_PLUGINS, absolute, delegate_timeout};
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ const KUBERNETES: [&str; 7] = [
 /// The sources of pod facts: a node that sets one of them thereby sets all of them.
 const SOURCES: [&str; 3] = ["kubeconfig", "agent_socket", "manifests_dir"];
 /// The keys of the file at the top level that attachments may set if the file does not set them.
-const TOP: [&str; 2] = ["log_file", "delegate_timeout_seconds"];
+const TOP: [&str; 3] = ["log_file", "delegate_timeout_seconds", AUTO_DIALECT];
 const EXCLUDED: &str = "exclude_namespaces";
 /// Excluded namespaces of single networks.
 const NETWORKS: &str = "networks";
@@ -76,6 +76,7 @@ impl NodeConf {
         let top = [
             ("log_file", path(&conf.log_file)),
             ("delegate_timeout_seconds", Some(conf.delegate_timeout.as_secs().into())),
+            (AUTO_DIALECT, conf.auto_format.map(|format| format.name().into())),
         ];
         let is_pinned = |kind: &&str| {
             let of_kind = |block: &&Block| block.keys.get("type").is_some_and(|own| own == kind);
@@ -154,6 +155,7 @@ impl NodeConf {
         let read = Kubernetes::read(keys, &mut warnings)?;
         absolute(keys, "log_file")?;
         delegate_timeout(keys)?;
+        RuleFormat::read_auto(keys)?;
         let written = keys.block("kubernetes")?;
         let written = written.as_ref().map(BlockReader::all);
         let value_of = |from: &Map<String, Value>, key: &str| from.get(key).filter(|value| !value.is_null()).cloned();

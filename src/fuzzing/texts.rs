@@ -308,7 +308,15 @@ pub(super) fn pod(input: &[u8]) {
         }
     }
     let origin = ConfigurationOrigin::default();
-    explained(&Subject { conf, attachment: None, facts, template_of: None, networks: None, origin });
+    explained(&Subject {
+        conf,
+        attachment: None,
+        facts,
+        template_of: None,
+        networks: None,
+        origin,
+        socket_lb: std::collections::BTreeSet::new(),
+    });
 }
 
 fn facts() -> Facts {

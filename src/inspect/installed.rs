@@ -17,6 +17,8 @@ pub struct InstalledText {
     pub place: String,
     /// Its text: of a configuration list, only the entry of the installation.
     pub text: String,
+    /// Whether its place makes it apply to every pod: a plugin list, or Multus's auxiliary chain.
+    pub for_every_pod: bool,
 }
 
 impl Subject {
@@ -30,7 +32,10 @@ impl Subject {
         facts: Facts,
         source: &dyn Definitions,
     ) -> Result<Self, Error> {
-        let parse = |one: &InstalledText| AppliedConf::parse(Path::new(&one.place), one.text.as_bytes());
+        let parse = |one: &InstalledText| {
+            let applied = AppliedConf::parse(Path::new(&one.place), one.text.as_bytes())?;
+            Ok::<_, Error>(AppliedConf { as_attachment: applied.as_attachment && !one.for_every_pod, ..applied })
+        };
         let mut all = texts.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
         if let [_] = all[..] {
             return Self::of(AppliedConf { origin, ..all.remove(0) }, facts, Some(source));
@@ -131,7 +136,7 @@ mod tests {
         let facts = Facts { pod: objects.pods[0].pod.clone(), namespace: None };
         let texts: Vec<InstalledText> = texts
             .iter()
-            .map(|(place, text)| InstalledText { place: (*place).to_owned(), text: text.clone() })
+            .map(|(place, text)| InstalledText { place: (*place).to_owned(), text: text.clone(), for_every_pod: false })
             .collect();
         let places = texts.iter().map(|one| one.place.clone()).collect();
         let origin = ConfigurationOrigin { source: ConfigurationSource::Node, places, reason: None };

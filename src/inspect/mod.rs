@@ -7,6 +7,7 @@ mod explain;
 mod installed;
 mod nodes;
 mod rules;
+pub mod socket_lb;
 mod subject;
 mod terminal;
 mod trace;

@@ -1,5 +1,6 @@
 //! The subject of a report: a pod with its namespace, from manifests or the cluster, and a configuration.
 
+use super::socket_lb::Product;
 use crate::cluster::{self, DefinitionQuery, Definitions, Given, Lookup, ObjectRef, Objects};
 use crate::cni::{Code, Error, NetConf, SYSTEM_NAMESPACE, configuration};
 use crate::inspect::terminal::first_of;
@@ -9,6 +10,7 @@ use crate::pod::{Facts, Namespace, Pod};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Limit for the objects that a message lists.
@@ -29,6 +31,8 @@ pub struct Subject {
     pub networks: Option<Preview>,
     /// Where the configuration comes from.
     pub origin: ConfigurationOrigin,
+    /// The products whose programs replace Service addresses on the pod's node, if this is known.
+    pub socket_lb: BTreeSet<Product>,
 }
 
 /// Where the configuration of a report comes from.
@@ -268,7 +272,7 @@ impl Subject {
         let attachment = as_attachment.then(|| installed_network(&facts.pod, &conf.name, &look_up));
         let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, cluster, &facts.pod));
         let (networks, attachment) = (networks.transpose()?, attachment.transpose()?);
-        Ok(Self { networks, conf, attachment, facts, template_of: None, origin })
+        Ok(Self { networks, conf, attachment, facts, template_of: None, origin, socket_lb: BTreeSet::new() })
     }
 
     /// Returns `NAMESPACE/NAME` of the pod.

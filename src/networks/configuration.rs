@@ -150,6 +150,22 @@ fn boolean(keys: &BlockReader<'_>, key: &'static str) -> Result<bool, Error> {
     }
 }
 
+impl RunnableConfiguration {
+    /// Returns the list `name` of single plugins; `None` if there are none.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn list_of(place: &str, name: &str, version: &str, plugins: &[Self]) -> Result<Option<Self>, Error> {
+        if plugins.is_empty() {
+            return Ok(None);
+        }
+        let keys = plugins.iter().flat_map(|plugin| &plugin.plugins).map(|block| Value::Object(block.keys.clone()));
+        let list = serde_json::json!({"cniVersion": version, "name": name, "plugins": keys.collect::<Vec<_>>()});
+        let trusted = plugins.iter().all(|plugin| plugin.trusted);
+        Self::parse(place, &list.to_string(), None).map(|list| Some(Self { trusted, ..list }))
+    }
+}
+
 /// Returns the text of a configuration list with more plugins at its end.
 pub(super) fn with_plugins(list: &Map<String, Value>, more: Vec<Value>) -> String {
     let mut list = list.clone();

@@ -1,7 +1,8 @@
 //! Configurations in files: those in `confDir`, and those that `clusterNetwork` and `defaultNetworks` name by path.
 
 use super::configuration::{RunnableConfiguration, json, with_plugins};
-use crate::cni::{Code, Error};
+use crate::cni::version::UNSTATED;
+use crate::cni::{Block, Code, Error, wrong_type};
 use crate::trusted_file::{self, read_text};
 use serde_json::Value;
 use std::fs;
@@ -74,10 +75,11 @@ pub(super) fn at(path: &Path) -> Result<RunnableConfiguration, Error> {
         Value::Object(list) if list.get("type").is_none_or(|kind| kind == "") => {
             let name = list.get("name").and_then(Value::as_str).unwrap_or_default();
             let only_inlined = list.get("loadOnlyInlinedPlugins") == Some(&Value::Bool(true));
-            let more = if only_inlined || !crate::cni::is_identifier(name) {
+            let more: Vec<_> = if only_inlined || !crate::cni::is_identifier(name) {
                 Vec::new()
             } else {
-                plugins_beside(&file, name)?
+                let beside = plugins_in(&file.with_file_name(name))?;
+                beside.into_iter().map(|(_, plugin)| plugin).collect()
             };
             if more.is_empty() {
                 RunnableConfiguration::parse(&place, &text, None)
@@ -90,16 +92,70 @@ pub(super) fn at(path: &Path) -> Result<RunnableConfiguration, Error> {
     Ok(RunnableConfiguration { trusted: trusted_file::check(&file).is_ok(), ..configuration })
 }
 
-/// Returns the plugins in the directory `name` beside `file`.
-fn plugins_beside(file: &Path, name: &str) -> Result<Vec<Value>, Error> {
-    let dir = file.with_file_name(name);
-    let files = match files(&dir, &["conf"]) {
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
-        files => files.map_err(|error| unread(&dir, &error))?,
+/// Returns the plugins of Multus's auxiliary chain, each with its file and as a configuration of a single plugin with the
+/// chain's name and `version`; none if the directory does not exist. Multus skips the whole chain if one file is invalid.
+///
+/// # Errors
+/// [`Code::InvalidConfig`] or [`Code::Io`]: a file is invalid or can't be read.
+pub fn auxiliary_chain(directory: &Path, version: &str) -> Result<Vec<(PathBuf, RunnableConfiguration)>, Error> {
+    let name = directory.file_name().unwrap_or_default().to_string_lossy();
+    let place = |error: Error| Error { msg: format!("auxiliaryCNIChainName: {}", error.msg), ..error };
+    let configuration = |(file, plugin): (PathBuf, Value)| {
+        let configuration = chained_plugin(&shown(&file), &plugin, &name, version)?;
+        let trusted = trusted_file::check(&file).is_ok();
+        Ok((file, RunnableConfiguration { trusted, ..configuration }))
     };
-    let plugin =
-        |file: &PathBuf| json(&shown(file), &read_text(file, MAX_BYTES).map_err(|error| unread(file, &error))?);
-    files.iter().map(plugin).collect()
+    plugins_in(directory).map_err(place)?.into_iter().map(|plugin| configuration(plugin).map_err(place)).collect()
+}
+
+/// Checks a file of an auxiliary chain as libcni does (`libcni/conf.go`, `NetworkPluginConfFromBytes`).
+///
+/// # Errors
+/// [`Code::InvalidConfig`]: Multus skips the whole chain because of this file.
+pub fn check_chained_plugin(place: &str, text: &str) -> Result<(), Error> {
+    chained_plugin(place, &json(place, text)?, "chain", UNSTATED).map(drop)
+}
+
+/// Returns a plugin of an auxiliary chain with the chain's name and version.
+fn chained_plugin(place: &str, plugin: &Value, name: &str, version: &str) -> Result<RunnableConfiguration, Error> {
+    let Some(keys) = plugin.as_object().filter(|keys| keys.get("type").is_some_and(|kind| kind != "")) else {
+        let msg = format!("{place}: expected a JSON object with type: one plugin of the chain");
+        return Err(Error::new(Code::InvalidConfig, msg));
+    };
+    let block = Block::new(place, plugin)?;
+    for key in ["name", "cniVersion"] {
+        block.reader().string(key)?;
+    }
+    let invalid = |key: &str, value: &Value, expected| Err(wrong_type(&format!("{place}.{key}"), value, expected));
+    match keys.get("capabilities") {
+        None | Some(Value::Null) => {}
+        Some(Value::Object(named)) if named.values().all(Value::is_boolean) => {}
+        Some(other) => return invalid("capabilities", other, "an object of true or false, by name"),
+    }
+    for key in ["ipam", "dns"] {
+        if let Some(other) = keys.get(key).filter(|value| !value.is_object() && !value.is_null()) {
+            return invalid(key, other, "an object");
+        }
+    }
+    let mut keys = keys.clone();
+    keys.insert("name".to_owned(), name.into());
+    keys.insert("cniVersion".to_owned(), version.into());
+    keys.shift_remove("cniVersions");
+    RunnableConfiguration::parse(place, &Value::Object(keys).to_string(), None)
+}
+
+/// Returns the plugins in a directory, each in a file `*.conf`, sorted by name.
+fn plugins_in(dir: &Path) -> Result<Vec<(PathBuf, Value)>, Error> {
+    let files = match files(dir, &["conf"]) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
+        files => files.map_err(|error| unread(dir, &error))?,
+    };
+    let plugin = |file: PathBuf| {
+        let text = read_text(&file, MAX_BYTES).map_err(|error| unread(&file, &error))?;
+        let plugin = json(&shown(&file), &text)?;
+        Ok((file, plugin))
+    };
+    files.into_iter().map(plugin).collect()
 }
 
 /// Returns the files with one of these extensions, sorted by name, without subdirectories.

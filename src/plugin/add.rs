@@ -2,13 +2,15 @@
 
 use super::evaluation::desired_policy;
 use super::inputs::AddInputs;
-use super::netns_state::check_rules;
+use super::netns_state::{FormatPreference, NetnsState, check_rules};
 use super::open_netns;
 use super::reconcile::{Operation, reconcile};
 use super::record::{AttachmentRecord, MAX_ATTACHMENTS, NetnsRecord, attachment, since_boot};
-use crate::cni::{Error, NetConf, Request, at_most, result};
+use crate::cni::{Error, NetConf, Request, RuleFormat, at_most, result};
+use crate::netns::NetNs;
 use crate::policy::Policy;
 use crate::state::{Attachment, ROOT, Store};
+use crate::sub_plugins;
 use serde_json::Value;
 use tracing::Level;
 
@@ -73,12 +75,28 @@ pub(super) fn apply(
         }
     }
     let inputs = inputs.as_ref().and_then(AddInputs::to_saved);
-    reconcile(
-        &store,
-        &attachment,
-        &open_netns::of_request(request)?,
-        Operation::Apply(policy, conf.rule_format, inputs),
-    )
+    let executables: Vec<&str> = sub_plugins::executables(&conf.chain).map(|(kind, _)| kind).collect();
+    // Executables that exclude traffic insert rules into the tables of iptables.
+    let auto = conf.auto_format.filter(|_| executables.is_empty());
+    let format = FormatPreference { requested: conf.rule_format, auto };
+    let netns = open_netns::of_request(request)?;
+    reconcile(&store, &attachment, &netns, Operation::Apply(policy, format, inputs))?;
+    if !executables.is_empty() {
+        warn_of_native_rules(&store, &attachment, &netns, &executables);
+    }
+    Ok(())
+}
+
+/// Warns if rules of executables can't exclude traffic, because the redirection does not use the tables of iptables.
+fn warn_of_native_rules(store: &Store, attachment: &Attachment, netns: &NetNs, executables: &[&str]) {
+    let state = NetnsState::of_sandbox(store, &attachment.container_id, netns).ok().flatten();
+    if state.is_some_and(|state| state.rule_format == RuleFormat::Nftables && state.policy.redirect().is_some()) {
+        tracing::warn!(
+            "the redirection is in format nftables: iptables rules of {} can't exclude traffic from it; set \"dialect\": \
+             \"iptables\", or use uid-exclude or dns-exclude instead of the executable",
+            executables.join(", ")
+        );
+    }
 }
 
 /// Returns whether one of the attachments may have rules in the kernel.

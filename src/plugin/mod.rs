@@ -1,5 +1,7 @@
 //! The CNI plugin: one call, from its environment and stdin to its result on stdout.
 
+pub use record::FormatCounts;
+
 use crate::cni::version::{NEWEST, SUPPORTED};
 use crate::cni::{CniCommand, Code, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
 use crate::logging::{EventCollector, Lines};
@@ -25,6 +27,7 @@ pub mod netns_state;
 pub mod node;
 mod open_netns;
 pub mod primary;
+pub mod probe;
 mod reconcile;
 pub(crate) mod record;
 pub mod running;

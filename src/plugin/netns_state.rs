@@ -71,6 +71,15 @@ fn leads_to(record: &AttachmentRecord, netns: &NetNs) -> bool {
     found.is_some_and(|found| found.id() == netns.id())
 }
 
+/// The format that a configuration wants for a redirection.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct FormatPreference {
+    /// The one that it sets; `None` for `auto`.
+    pub(super) requested: Option<RuleFormat>,
+    /// The one that `auto` tries first; `None` for the default.
+    pub(super) auto: Option<RuleFormat>,
+}
+
 /// The facts about a pod that constrain the format of its redirection. A pod never has redirections of detour in both
 /// formats.
 #[derive(Debug, Clone, Copy, Default)]
@@ -85,8 +94,8 @@ pub(super) struct FormatFacts {
 ///
 /// # Errors
 /// The setting conflicts with the existing redirection.
-pub(super) fn choose_format(requested: Option<RuleFormat>, facts: FormatFacts) -> Result<RuleFormat, Error> {
-    match (requested, facts.in_use) {
+pub(super) fn choose_format(preference: FormatPreference, facts: FormatFacts) -> Result<RuleFormat, Error> {
+    match (preference.requested, facts.in_use) {
         (Some(requested), Some(used)) if requested != used => {
             let (used, requested) = (used.name(), requested.name());
             let msg = format!(
@@ -97,7 +106,7 @@ pub(super) fn choose_format(requested: Option<RuleFormat>, facts: FormatFacts) -
         }
         (_, Some(used)) => Ok(used),
         (Some(requested), None) => Ok(requested),
-        (None, None) => Ok(facts.saved.unwrap_or_default()),
+        (None, None) => Ok(facts.saved.or(preference.auto).unwrap_or_default()),
     }
 }
 
@@ -229,15 +238,31 @@ mod tests {
             (IPTABLES, used(RuleFormat::Nftables), None),
             (NFTABLES, used(RuleFormat::Iptables), None),
         ];
-        for (setting, facts, expected) in table {
-            assert_eq!(choose_format(setting, facts).ok(), expected, "{setting:?} {facts:?}");
+        for (requested, facts, expected) in table {
+            let preference = FormatPreference { requested, auto: None };
+            assert_eq!(choose_format(preference, facts).ok(), expected, "{requested:?} {facts:?}");
+        }
+    }
+
+    #[test]
+    fn the_nodes_format_is_only_for_new_pods_without_a_setting() {
+        let nothing = FormatFacts::default();
+        for (requested, facts, expected) in [
+            (None, nothing, RuleFormat::Nftables),
+            (IPTABLES, nothing, RuleFormat::Iptables),
+            (None, FormatFacts { in_use: IPTABLES, ..nothing }, RuleFormat::Iptables),
+            (None, FormatFacts { saved: IPTABLES, ..nothing }, RuleFormat::Iptables),
+        ] {
+            let preference = FormatPreference { requested, auto: NFTABLES };
+            assert_eq!(choose_format(preference, facts).ok(), Some(expected), "{requested:?} {facts:?}");
         }
     }
 
     #[test]
     fn a_format_conflict_names_both_formats_and_the_next_step() {
         let facts = FormatFacts { in_use: Some(RuleFormat::Nftables), ..FormatFacts::default() };
-        let error = choose_format(IPTABLES, facts).expect_err("not both");
+        let preference = FormatPreference { requested: IPTABLES, auto: None };
+        let error = choose_format(preference, facts).expect_err("not both");
         assert_eq!(error.code, Code::InvalidConfig);
         for word in ["nftables", "iptables", "delete the pod"] {
             assert!(error.msg.contains(word), "{error}");

@@ -6,7 +6,7 @@
 mod obstacle;
 mod operation;
 
-use super::netns_state::{ForeignRedirection, FormatFacts, choose_format};
+use super::netns_state::{ForeignRedirection, FormatFacts, FormatPreference, choose_format};
 use super::netns_state::{check_rules, fixtures, ruleset, unrecorded_fixtures};
 use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecords, since_boot};
 use crate::cgroup;
@@ -137,7 +137,8 @@ struct Existing {
 
 impl Existing {
     fn choose_format(&self, changes: &Changes) -> Result<RuleFormat, Error> {
-        choose_format(changes.rule_format.filter(|_| changes.redirects()), self.format)
+        let preference = if changes.redirects() { changes.format } else { FormatPreference::default() };
+        choose_format(preference, self.format)
     }
 }
 
@@ -304,7 +305,7 @@ impl Reconciler<'_> {
         started.added.extend(&fixtures.missing);
         self.save_intent(changes.kind, &records, saved)?;
         let may_use_nftables =
-            !attempt.force_nftables && changes.rule_format.is_none() && found.format.in_use.is_none();
+            !attempt.force_nftables && changes.format.requested.is_none() && found.format.in_use.is_none();
         Ok(PendingWork { records, rule_format, known_rules: found.known_rules, desired, may_use_nftables, fixtures })
     }
 

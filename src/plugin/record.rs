@@ -135,6 +135,46 @@ impl AttachmentRecord {
     }
 }
 
+/// How many pod sandboxes have a redirection of detour in each rule format.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FormatCounts {
+    /// In the tables of iptables.
+    pub iptables: u32,
+    /// In native tables.
+    pub nftables: u32,
+}
+
+impl FormatCounts {
+    /// Counts the saved redirections of a node.
+    ///
+    /// # Errors
+    /// The saved state can't be read.
+    pub fn read(store: &Store) -> Result<Self, Error> {
+        let mut counts = Self::default();
+        for sandbox in store.sandboxes()? {
+            let attachments = store.attachments_of(&sandbox)?.into_iter();
+            let records =
+                attachments.filter_map(|attachment| store.read::<AttachmentRecord>(&attachment).ok().flatten());
+            match records.filter_map(|record| record.format_of_redirection()).next() {
+                Some(RuleFormat::Iptables) => counts.iptables += 1,
+                Some(RuleFormat::Nftables) => counts.nftables += 1,
+                None => {}
+            }
+        }
+        Ok(counts)
+    }
+
+    /// Returns the sum.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            iptables: self.iptables.saturating_add(other.iptables),
+            nftables: self.nftables.saturating_add(other.nftables),
+        }
+    }
+}
+
 /// Returns the time since the node's boot, in nanoseconds. Changes of the wall clock do not affect it.
 pub(super) fn since_boot() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default();

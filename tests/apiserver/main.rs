@@ -11,6 +11,7 @@ mod etcd;
 mod facts;
 mod kubectl;
 mod mounts;
+mod multus_chain;
 mod node;
 mod releases;
 mod removal;

@@ -194,10 +194,12 @@ fn with_the_own_list_only_pods_with_a_sidecar_wait_for_the_first_credentials() {
     AgentScene::run(|node| {
         node.api.go_silent();
         let list = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "bridge"}]}"#;
-        fs::write(node.scene.root.join("etc/cni/net.d/10-n.conflist"), list).expect("written");
+        let networks = node.scene.root.join("etc/cni/net.d");
+        fs::create_dir_all(&networks).expect("made");
+        fs::write(networks.join("10-n.conflist"), list).expect("written");
         let more = ["--platform=kubernetes", "--own-list=true", "--plugin-service-account=detour-plugin"];
         let _agent = Agent::on_node("first", &node.scene.root, &node.api.url(), &more);
-        let own = node.scene.root.join("etc/cni/net.d/00-detour.conflist");
+        let own = networks.join("00-detour.conflist");
         let started = Instant::now();
         while !own.exists() {
             assert!(started.elapsed() < DEADLINE, "no own list");

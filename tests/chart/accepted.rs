@@ -36,6 +36,11 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("cniNetnsDir", json!("/var/run/docker/netns"), none()),
         ("chained", json!(false), none()),
         ("cni.ownList", json!(false), none()),
+        (
+            "cni.multusChain",
+            json!("/run/multus/cni/net.d/vendor-cni-chain"),
+            json!({"global": {"platform": "openshift"}}),
+        ),
         ("provider", json!("multus"), none()),
         ("programNames", json!(["istio-cni", "excludedns"]), none()),
         (

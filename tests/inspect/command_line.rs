@@ -216,7 +216,7 @@ fn a_pod_with_its_own_users_is_traced_through_native_rules() {
     let run = detour(&["trace", "-f", "-", "--from", "uid=1000", "--to", "1.2.3.4:443/tcp", "-o", "json"], &pod, &[]);
     let message = run.json();
     assert_eq!(message["arrives_at"], "sidecar:15001");
-    assert_eq!(message["decided_by"]["table"], "inet detour-nat");
+    assert_eq!(message["decided_by"]["table"], "detour-nat");
 }
 
 #[test]

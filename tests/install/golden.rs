@@ -36,6 +36,7 @@ fn desired(file: Option<&str>) -> DesiredState {
         kubeconfig: None,
         node: None,
         configurations: vec![configuration],
+        multus_chain: None,
         expired: None,
     }
 }

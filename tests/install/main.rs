@@ -9,6 +9,7 @@ mod disk;
 mod exposition;
 mod golden;
 mod manifests;
+mod multus_chain;
 mod own_list;
 mod owner;
 mod saved_results;

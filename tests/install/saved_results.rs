@@ -1,5 +1,5 @@
 //! Uninstallation while the runtime has saved configuration lists that name the program. CRI-O deletes a pod with the
-//! plugin list that libcni saved at its ADD.
+//! configuration list that libcni saved at its ADD.
 
 use crate::agent_process::{Agent, SETTLED};
 use crate::scene::{CALICO, Scene};

@@ -172,7 +172,7 @@ impl Scene {
     }
 }
 
-/// istio-cni comes first in the plugin list.
+/// istio-cni comes first in the configuration list.
 fn added_to(format: Format) {
     let scene = Scene::new();
     format.enroll(&scene.world);

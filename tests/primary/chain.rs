@@ -225,3 +225,35 @@ fn a_list_that_matches_no_container_creates_no_table() {
     assert_eq!(saved_containers(&node), [""; 0]);
     assert_eq!(node.pod.run(&["nft", "list", "tables"]), "");
 }
+
+/// The tables of the redirection in format nftables.
+fn is_native(node: &Node) -> bool {
+    node.pod.run(&["nft", "list", "tables"]).contains("detour-nat")
+}
+
+#[test]
+fn new_pods_get_the_nodes_rule_format_unless_an_executable_needs_iptables() {
+    let node = node();
+    node.pod_selects("");
+    let chain = |more: &[Value]| Value::from([&[json!({"type": "istio-redirect"})], more].concat());
+    let executable = [json!({"type": "silent"})];
+    let conf = |keys: Value| node.recording(&keys);
+    let native = conf(json!({"auto_dialect": "nftables", "chain": chain(&[])}));
+    for (conf, expected) in [
+        (conf(json!({"chain": chain(&[])})), false),
+        (native.clone(), true),
+        (conf(json!({"auto_dialect": "nftables", "dialect": "iptables", "chain": chain(&[])})), false),
+        (conf(json!({"auto_dialect": "nftables", "chain": chain(&executable)})), false),
+    ] {
+        let log = node.call("ADD", &conf).stderr;
+        assert_eq!(is_native(&node), expected, "{conf}");
+        assert!(!log.contains("can't exclude traffic"), "{log}");
+        // An existing redirection keeps its format, and CHECK agrees.
+        node.done("ADD", &native);
+        assert_eq!(is_native(&node), expected, "{conf}");
+        node.done("CHECK", &native);
+        node.done("DEL", &native);
+    }
+    let log = node.call("ADD", &conf(json!({"dialect": "nftables", "chain": chain(&executable)}))).stderr;
+    assert!(is_native(&node) && log.contains("iptables rules of silent can't exclude traffic"), "{log}");
+}

@@ -4,6 +4,7 @@
 mod after;
 mod agent;
 mod api;
+mod auxiliary_chain;
 mod chain;
 mod cnitool;
 mod default_route;

@@ -218,6 +218,18 @@ users of pods in detour doctor --probe. */ -}}
 {{- $redirects -}}
 {{- end -}}
 
+{{- /* The directory of Multus's auxiliary chain, if the agent writes the plugin's file there. */ -}}
+{{- define "detour.multusChain" -}}
+{{- $directory := .Values.cni.multusChain | default "" -}}
+{{- if and $directory (include "detour.platform" . | fromYaml).chained -}}
+{{- fail "cni.multusChain: with this value, Multus runs the plugin for every pod, but chained is true, and the plugin would run twice for each pod; set chained to false, or remove the value" -}}
+{{- end -}}
+{{- if and $directory .Values.primaryPlugin.enabled -}}
+{{- fail "cni.multusChain: with this value, Multus runs the plugin, but primaryPlugin.enabled is true; the primary plugin runs Multus's auxiliary chain itself: set config.auxiliaryCNIChainName instead" -}}
+{{- end -}}
+{{- $directory -}}
+{{- end -}}
+
 {{- /* "true" if the agent writes a configuration list of its own instead of editing the cluster network's. A release that only
 excludes runs beside another plugin that redirects. */ -}}
 {{- define "detour.ownList" -}}

@@ -113,6 +113,7 @@ mod tests {
                 entry: json!({"type": "detour", "log_level": "info", "chain": [{"uids": ["1337"], "type": "uid-exclude"}]}),
                 own_list: false,
             }],
+            multus_chain: None,
             expired: None,
         };
         let contents = list(&json!([{"type": "bridge"}])).to_string().into_bytes();

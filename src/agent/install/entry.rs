@@ -1,7 +1,7 @@
 //! The texts of the plugin's configuration and of the node configuration, from the settings of an installation.
 
 use super::error::InstallError;
-use crate::cni::{CniCommand, NetConf, NodeConf, POD_ANNOTATIONS, PROGRAM};
+use crate::cni::{AUTO_DIALECT, CniCommand, NetConf, NodeConf, POD_ANNOTATIONS, PROGRAM, RuleFormat};
 use crate::host_path::HostPath;
 use crate::plugin::{TargetNode, validate};
 use serde_json::{Map, Value, json};
@@ -19,6 +19,8 @@ pub struct EntrySettings {
     pub agent_namespace: Option<String>,
     /// `kubernetes.cni_bin_dir`.
     pub bin_dir: HostPath,
+    /// `auto_dialect`: the rule format that `auto` tries first on this node; `None` for the default.
+    pub auto_format: Option<RuleFormat>,
     /// Whether the runtime calls the plugin as the primary plugin, by a configuration that another tool installed.
     pub primary: Option<bool>,
 }
@@ -144,6 +146,9 @@ impl EntrySettings {
         }
         let keys = json!({ "type": PROGRAM, "log_level": "info", "kubernetes": kubernetes });
         let mut keys = keys.as_object().cloned().unwrap_or_default();
+        if let Some(format) = self.auto_format {
+            keys.insert(AUTO_DIALECT.to_owned(), format.name().into());
+        }
         override_keys(&mut keys, &self.given);
         if self.uses_default_chain() {
             keys.insert("chain".into(), default_chain());

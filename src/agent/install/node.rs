@@ -6,7 +6,7 @@ mod installed;
 mod locks;
 mod programs;
 
-pub use installed::{Installed, InstalledTexts};
+pub use installed::{Installed, InstalledText, InstalledTexts};
 pub use locks::{InstallLock, Presence};
 
 use super::atomic::{self, FileOwner};
@@ -21,6 +21,7 @@ use super::state::{
 use super::target;
 use crate::cni::is_configuration_file;
 use crate::host_path::{HostPath, HostRoot};
+use crate::networks::check_chained_plugin;
 use crate::state::format;
 use crate::trusted_file::{self, is_trusted, read_nofollow};
 use digests::ProgramDigests;
@@ -121,6 +122,10 @@ impl NodeFiles {
             paths.extend(desired.node.iter().map(|(path, _)| path.clone()));
             paths.extend(desired.configurations.iter().filter_map(ConfigurationTarget::file).cloned());
             found.notes.extend(self.untrusted(desired));
+            if let Some(directory) = &desired.multus_chain {
+                let own: Vec<&HostPath> = desired.configurations.iter().filter_map(ConfigurationTarget::file).collect();
+                found.invalid_chain_files = self.invalid_files(directory, &own)?;
+            }
             for target in &desired.configurations {
                 if let ConfigurationTarget::Listed { dir, own_list, .. } = target {
                     directories.insert(dir.clone());
@@ -148,6 +153,33 @@ impl NodeFiles {
             found.files.extend(file.map(|file| (path, file)));
         }
         Ok(found)
+    }
+
+    /// Returns the invalid files of other tools in the directory of Multus's auxiliary chain, each with the reason.
+    ///
+    /// # Errors
+    /// The directory can't be read.
+    pub fn invalid_chain_files(
+        &self,
+        directory: &HostPath,
+        record: &InstallRecord,
+    ) -> Result<Vec<String>, InstallError> {
+        self.invalid_files(directory, &record.files.keys().collect::<Vec<_>>())
+    }
+
+    fn invalid_files(&self, directory: &HostPath, own: &[&HostPath]) -> Result<Vec<String>, InstallError> {
+        let names = self.names(directory)?.into_iter().filter(|name| name.ends_with(".conf"));
+        let paths = names.map(|name| directory.join(&name)).filter(|path| !own.contains(&path));
+        let invalid = |path: HostPath| match self.file(&path) {
+            Ok(Some(FoundFile { text: Some(text), .. })) => {
+                check_chained_plugin(&path.to_string(), &text).err().map(|error| error.msg)
+            }
+            Ok(Some(_)) => Some(format!("{path}: expected a JSON object of at most {MAX_TEXT_SIZE} bytes")),
+            // A directory, or a symbolic link to a file that this process may not reach.
+            Ok(None) => None,
+            Err(error) => Some(format!("{path}: {error}")),
+        };
+        Ok(paths.filter_map(invalid).collect())
     }
 
     /// Whether this file is an own list that Cilium renamed.

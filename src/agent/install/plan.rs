@@ -140,6 +140,8 @@ pub struct InstallPlan {
     pub incomplete: bool,
     /// What is missing on the node before the installation can be completed.
     pub waits_for: Option<String>,
+    /// What another tool must correct so that Multus runs the plugins of its auxiliary chain.
+    pub invalid_chain: Option<String>,
     /// What the plugin lacks when the plan is applied, and an installation can't provide now: its credentials.
     pub lacks: Option<String>,
     /// Whether the only change is that the own list follows its source, which is not a repair.
@@ -150,6 +152,12 @@ pub struct InstallPlan {
 }
 
 impl InstallPlan {
+    /// Returns what another tool must provide or correct before the node is ready.
+    #[must_use]
+    pub fn unmet(&self) -> Option<&str> {
+        self.waits_for.as_deref().or(self.invalid_chain.as_deref())
+    }
+
     /// Whether the plan removes an own list that Cilium renamed.
     #[must_use]
     pub fn removes_renamed_list(&self) -> bool {

@@ -16,6 +16,9 @@ pub struct Platform {
     /// Whether the plugin is added to the cluster network's configuration list. Otherwise it has a configuration file
     /// of its own, which pods select as an attachment.
     pub chained: bool,
+    /// Whether new pods get rules in format nftables, as with istio-cni there: RHEL 10 has nft_compat only in the package
+    /// kernel-modules-extra, and OpenShift's network operator (iptables-alerter) reports each pod with iptables rules.
+    pub nftables: bool,
     /// Paths that exist on every node of this platform and on no other, for detection. If empty, the platform is not
     /// detected; it has the same directories as the default.
     evidence: &'static [&'static str],
@@ -33,6 +36,7 @@ pub const PLATFORMS: [Platform; 9] = [
         bin_dir: "/var/lib/cni/bin",
         conf_dir: "/etc/cni/multus/net.d",
         chained: false,
+        nftables: true,
         evidence: &["/etc/machine-config-daemon"],
     },
     Platform {
@@ -41,6 +45,7 @@ pub const PLATFORMS: [Platform; 9] = [
         bin_dir: "/run/cni/bin",
         conf_dir: "/etc/cni/multus/net.d",
         chained: false,
+        nftables: true,
         evidence: &["/var/lib/microshift"],
     },
     Platform {
@@ -49,6 +54,7 @@ pub const PLATFORMS: [Platform; 9] = [
         bin_dir: "/home/kubernetes/bin",
         conf_dir: "/etc/cni/net.d",
         chained: true,
+        nftables: false,
         evidence: &["/home/kubernetes/bin"],
     },
     Platform {
@@ -57,6 +63,7 @@ pub const PLATFORMS: [Platform; 9] = [
         bin_dir: "/bin",
         conf_dir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
         chained: true,
+        nftables: false,
         evidence: &["/bin/k3s", "/var/lib/rancher/k3s"],
     },
     Platform {
@@ -65,6 +72,7 @@ pub const PLATFORMS: [Platform; 9] = [
         bin_dir: "/var/lib/rancher/k3s/data/cni",
         conf_dir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
         chained: true,
+        nftables: false,
         evidence: &["/var/lib/rancher/k3s"],
     },
     Platform {
@@ -73,6 +81,7 @@ pub const PLATFORMS: [Platform; 9] = [
         bin_dir: "/var/snap/microk8s/current/opt/cni/bin",
         conf_dir: "/var/snap/microk8s/current/args/cni-network",
         chained: true,
+        nftables: false,
         evidence: &["/var/snap/microk8s/current"],
     },
     Platform {
@@ -81,6 +90,7 @@ pub const PLATFORMS: [Platform; 9] = [
         bin_dir: "/opt/cni/bin",
         conf_dir: "/etc/cni/net.d",
         chained: true,
+        nftables: false,
         evidence: &[],
     },
     Platform {
@@ -89,6 +99,7 @@ pub const PLATFORMS: [Platform; 9] = [
         bin_dir: "/opt/cni/bin",
         conf_dir: "/etc/cni/net.d",
         chained: true,
+        nftables: false,
         evidence: &[],
     },
     Platform {
@@ -97,6 +108,7 @@ pub const PLATFORMS: [Platform; 9] = [
         bin_dir: "/opt/cni/bin",
         conf_dir: "/etc/cni/net.d",
         chained: true,
+        nftables: false,
         evidence: &[],
     },
 ];

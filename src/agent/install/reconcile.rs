@@ -32,7 +32,8 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
         return Err(InstallError::Owned(owner.clone()));
     }
     let (installer, owner) = (desired.installer.clone(), desired.owner.clone());
-    let record = InstallRecord { installer, owner, ..InstallRecord::default() };
+    let multus_chain = desired.multus_chain.clone();
+    let record = InstallRecord { installer, owner, multus_chain, ..InstallRecord::default() };
     let (notes, lacks) = (found.notes.clone(), desired.lacks());
     let mut plan = InstallPlan { record, notes, lacks, ..InstallPlan::default() };
     plan.actions.extend(found.leftovers.iter().map(|path| FileAction::Remove { path: path.clone(), before: None }));
@@ -64,9 +65,21 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
             }
         }
     }
+    plan.invalid_chain = desired.multus_chain.as_ref().and_then(|directory| invalid_chain(directory, found));
     revert_undesired(stale, found, &mut plan);
     plan.follows &= plan.actions.len() == 1;
     Ok(plan)
+}
+
+/// Returns the files that must be corrected in the directory of Multus's auxiliary chain.
+fn invalid_chain(directory: &HostPath, found: &FoundState) -> Option<String> {
+    let files = found.invalid_chain_files.join("; ");
+    (!files.is_empty()).then(|| {
+        format!(
+            "a valid file in Multus's auxiliary chain: {files}; Multus skips all plugins of {directory}, without an error \
+             of the pod; correct or remove the file"
+        )
+    })
 }
 
 /// Copies the program. Another vendor's program of this name is set aside.

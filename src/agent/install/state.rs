@@ -33,6 +33,8 @@ pub struct DesiredState {
     pub node: Option<(HostPath, String)>,
     /// The configurations with which runtimes or Multus call the plugin; at most one of them is an entry in a list.
     pub configurations: Vec<ConfigurationTarget>,
+    /// The directory of Multus's auxiliary chain, with one of the configurations; `None` if there is none there.
+    pub multus_chain: Option<HostPath>,
     /// Why the token in the kubeconfig can't be used, although it is written.
     pub expired: Option<String>,
 }
@@ -104,6 +106,8 @@ pub struct FoundState {
     pub source_expired: bool,
     /// The program of Multus, if it is beside the desired programs.
     pub multus: Option<HostPath>,
+    /// Why Multus skips the whole auxiliary chain: each invalid file of another tool, with the reason.
+    pub invalid_chain_files: Vec<String>,
     /// Temporary files of installations that were killed, and own lists that Cilium renamed.
     pub leftovers: Vec<HostPath>,
     /// The programs that the runtime needs to delete running pods, with the number of these pods: their saved
@@ -167,6 +171,9 @@ pub struct InstallRecord {
     pub files: BTreeMap<HostPath, Owned>,
     /// Configuration lists with an entry of the installation.
     pub lists: BTreeMap<HostPath, EditedList>,
+    /// The directory of Multus's auxiliary chain, if one of the files is there: Multus runs the plugin for every pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub multus_chain: Option<HostPath>,
 }
 
 impl InstallRecord {

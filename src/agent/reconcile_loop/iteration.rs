@@ -28,6 +28,8 @@ pub(super) enum Iteration {
     Followed(Box<InstallPlan>),
     /// Something is missing that another tool must provide, described by the text.
     Waits(String),
+    /// Multus skips its auxiliary chain because of another tool's file, described by the text.
+    ChainSkipped(String),
     /// The named agent, which started later, leads.
     Yields(String),
     Failed(String),
@@ -83,7 +85,7 @@ impl Iteration {
             }
             Self::Repaired(plan) => {
                 let pause = stability.repaired();
-                let readiness = match &plan.waits_for {
+                let readiness = match plan.unmet() {
                     Some(missing) => {
                         stability.incomplete();
                         Readiness::Not(format!("missing: {missing}"))
@@ -95,7 +97,7 @@ impl Iteration {
                 (readiness, pause, true)
             }
             Self::Yields(_) => (Readiness::Ready, RETRY_DELAY, false),
-            Self::Waits(reason) | Self::Occupied(reason) => {
+            Self::Waits(reason) | Self::ChainSkipped(reason) | Self::Occupied(reason) => {
                 stability.incomplete();
                 (Readiness::Not(reason.clone()), RETRY_DELAY, false)
             }

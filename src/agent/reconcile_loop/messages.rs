@@ -41,7 +41,7 @@ impl LastLogged {
             Iteration::Repaired(plan) => {
                 plan.actions.iter().for_each(|action| tracing::info!("{action}"));
                 if let Readiness::Not(reason) = readiness
-                    && plan.waits_for.is_none()
+                    && plan.unmet().is_none()
                 {
                     tracing::warn!("{reason}; next check in {} s", delay.as_secs());
                 }
@@ -54,13 +54,16 @@ impl LastLogged {
             Iteration::Settled(state)
             | Iteration::Lacks(state)
             | Iteration::Waits(state)
+            | Iteration::ChainSkipped(state)
             | Iteration::Failed(state)
             | Iteration::Occupied(state) => state.clone(),
             Iteration::Yields(other) => format!("agent {other} has taken over; this agent is on standby"),
         };
         if self.state != state && !state.is_empty() {
             match iteration {
-                Iteration::Failed(_) | Iteration::Occupied(_) => tracing::error!("{state}"),
+                Iteration::Failed(_) | Iteration::Occupied(_) | Iteration::ChainSkipped(_) => {
+                    tracing::error!("{state}");
+                }
                 Iteration::Waits(_) | Iteration::Lacks(_) => tracing::warn!("{state}"),
                 _ => tracing::info!("{state}"),
             }

@@ -11,16 +11,24 @@ use detour_cni::agent::install::{
     kubeconfig, state_path,
 };
 use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
-use detour_cni::cni::{GROUP_FILE, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf};
+use detour_cni::cni::{
+    GROUP_FILE, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, RuleFormat, is_identifier,
+};
 use detour_cni::plugin::TargetNode;
+use detour_cni::plugin::probe::needed_format;
 use detour_cni::trusted_file::read_trusted;
 use std::collections::BTreeSet;
 use std::env;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 /// Limit for the name of a file. On Linux, a name has up to 255 bytes (NAME_MAX). The longest name that is made of
 /// this one is that of a temporary file: `.detour-NAMElist.tmp`, where `NAME.conflist` replaces `NAME.conf`.
 const MAX_FILE_NAME: usize = 239;
+/// The rule format that this kernel needs, found once: the agent evaluates the configuration again and again.
+static NEEDED_FORMAT: LazyLock<Option<RuleFormat>> = LazyLock::new(needed_format);
+/// The plugin's file in the directory of Multus's auxiliary chain.
+const MULTUS_CHAIN_FILE: &str = "detour.conf";
 /// Limit for each credential file. The largest is ca.crt.
 const MAX_CREDENTIAL: u64 = 1 << 20;
 
@@ -64,6 +72,9 @@ pub(in crate::cli) struct InstallOptions {
     /// Directory on the node for the files of --attachments with --chained=true; otherwise they are in --conf-dir
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/multus/net.d")]
     attachment_conf_dir: HostPath,
+    /// Directory of Multus's auxiliary chain on the node (auxiliaryCNIChainName): write detour.conf there too, so that Multus runs the plugin for every pod [default: no such file]
+    #[arg(long, value_name = "DIR")]
+    multus_chain: Option<HostPath>,
     /// Kubeconfig on the node for the plugin [default: write one with the service account]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["api_server", "service_account"])]
     kubeconfig: Option<HostPath>,
@@ -99,6 +110,22 @@ impl InstallOptions {
             let default =
                 if self.chained.is_none() { format!(", the default of {}", platform.name) } else { String::new() };
             return Err(CommandError::Usage(format!("--own-list=true: expected --chained=true, got false{default}")));
+        }
+        if let Some(directory) = &self.multus_chain {
+            if self.chained.unwrap_or(platform.chained) {
+                let default =
+                    if self.chained.is_none() { format!(", the default of {}", platform.name) } else { String::new() };
+                return Err(CommandError::Usage(format!(
+                    "--multus-chain {directory}: expected --chained=false, got true{default}; the plugin would run twice \
+                     for each pod"
+                )));
+            }
+            if !is_identifier(&directory.name()) {
+                return Err(CommandError::Usage(format!(
+                    "--multus-chain {directory}: expected a directory with the name of a network: letters, digits, _, . and \
+                     -, a letter or digit first"
+                )));
+            }
         }
         if self.own_list && self.conf_name.as_deref() == Some(OWN_LIST) {
             let message = format!(
@@ -144,7 +171,8 @@ impl InstallOptions {
         let bin_dir = directory(&self.bin_dir, platform.bin_dir)?;
         let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
         let names = self.program_names();
-        let settings = self.settings(given, &bin_dir, socket, agent_namespace());
+        let auto_format = if platform.nftables { Some(RuleFormat::Nftables) } else { *NEEDED_FORMAT };
+        let settings = EntrySettings { auto_format, ..self.settings(given, &bin_dir, socket, agent_namespace()) };
         let is_chained = self.chained.unwrap_or(platform.chained);
         let attachment_dir = if is_chained { &self.attachment_conf_dir } else { &conf_dir };
         let (mut configurations, mut nodes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
@@ -180,6 +208,20 @@ impl InstallOptions {
             configurations.push(ConfigurationTarget::Own { path: attachment_dir.join(&attachment.file_name()), text });
             nodes.push((attachment.name.clone(), node));
         }
+        if let Some(directory) = &self.multus_chain {
+            ensure!(
+                !settings.is_primary()?,
+                "--multus-chain {directory}: expected a configuration without clusterNetwork and delegates: the primary \
+                 plugin runs the chain itself (auxiliaryCNIChainName)"
+            );
+            if !given.attachments.is_empty() {
+                warnings.extend(self.check(node, &settings, &names, "--config: ")?);
+            }
+            let network = directory.name().to_owned();
+            let text = settings.standalone(&network)?;
+            configurations.push(ConfigurationTarget::Own { path: directory.join(MULTUS_CHAIN_FILE), text });
+            nodes.push((network, settings.node()?));
+        }
         warn(warnings);
         let kubeconfig = match &self.kubeconfig {
             Some(_) => None,
@@ -200,6 +242,7 @@ impl InstallOptions {
             kubeconfig,
             node: node_configuration(nodes)?,
             configurations,
+            multus_chain: self.multus_chain.clone(),
             expired: None,
         })
     }
@@ -221,6 +264,7 @@ impl InstallOptions {
             kubeconfig: self.kubeconfig.clone().unwrap_or_else(own_kubeconfig),
             agent_socket: socket.cloned(),
             agent_namespace,
+            auto_format: None,
             bin_dir: bin_dir.clone(),
             primary: self.primary,
         }

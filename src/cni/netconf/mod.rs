@@ -14,7 +14,7 @@ pub use keys::{CNI_CONF_DIR, LogLevel};
 pub(super) use keys::{absolute, delegate_timeout};
 pub(super) use kubernetes::ISTIO_KUBECONFIG;
 pub use kubernetes::{DEFAULT_AGENT_PREFIXES, Kubernetes};
-pub use net_conf::{GROUP_FILE, NetConf, RuleFormat, ValidAttachment, unknown_key};
+pub use net_conf::{AUTO_DIALECT, GROUP_FILE, NetConf, RuleFormat, ValidAttachment, unknown_key};
 pub use pod_annotations::POD_ANNOTATIONS;
 pub(super) use primary::is_primary;
 pub use primary::{DefaultNetwork, GLOBAL_NAMESPACE, NetworkName, NetworkStatus, Primary, SYSTEM_NAMESPACE};

@@ -42,6 +42,8 @@ pub struct NetConf {
     pub kubernetes: Kubernetes,
     /// `dialect`; `None` for `auto`: the first of the two that the kernel accepts.
     pub rule_format: Option<RuleFormat>,
+    /// `auto_dialect`: the one that `auto` tries first in a new pod; `None` for `iptables`.
+    pub auto_format: Option<RuleFormat>,
     /// The sub-plugins and executables of `chain`, or the default ones of `type`; empty for a primary plugin without
     /// `chain`.
     pub chain: Vec<Block>,
@@ -68,6 +70,9 @@ pub struct NetConf {
     /// Warnings about ignored keys, one line each.
     pub warnings: Vec<String>,
 }
+
+/// The key with the rule format that `auto` tries first: a fact about the node, which the agent writes.
+pub const AUTO_DIALECT: &str = "auto_dialect";
 
 /// The format in which a pod's redirection is written into the kernel (configuration key `dialect`); a pod never has both.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,6 +143,7 @@ impl NetConf {
             cni_conf_dir: absolute(&keys, CNI_CONF_DIR)?,
             kubernetes,
             rule_format: RuleFormat::read(&keys)?,
+            auto_format: RuleFormat::read_auto(&keys)?,
             chain,
             kind,
             primary,
@@ -204,6 +210,11 @@ impl RuleFormat {
         let native = keys.boolean("native_nftables")?.unwrap_or(false);
         let formats = [("auto", None), ("iptables", Some(Self::Iptables)), ("nftables", Some(Self::Nftables))];
         Ok(keys.one_of("dialect", &formats)?.unwrap_or(native.then_some(Self::Nftables)))
+    }
+
+    /// Reads `auto_dialect`.
+    pub(in crate::cni) fn read_auto(keys: &BlockReader<'_>) -> Result<Option<Self>, Error> {
+        keys.one_of(AUTO_DIALECT, &[("iptables", Self::Iptables), ("nftables", Self::Nftables)])
     }
 
     /// Returns the name as in the configuration key `dialect`.
@@ -363,7 +374,7 @@ mod tests {
             "name": "n", "dialect": "auto", "native_nftables": true, "log_level": "warn", "plugin_log_level": "debug",
         }));
         let conf = conf.expect("accepted");
-        assert_eq!((conf.rule_format, conf.log_level), (None, LogLevel::Warn));
+        assert_eq!((conf.rule_format, conf.auto_format, conf.log_level), (None, None, LogLevel::Warn));
     }
 
     #[test]
@@ -401,6 +412,11 @@ mod tests {
         for (key, value, wanted) in [
             ("dialect", json!("nft"), r#"dialect: invalid value "nft"; expected one of auto, iptables, nftables"#),
             ("log_file", json!("a.log"), r#"log_file: invalid value "a.log"; expected an absolute path"#),
+            (
+                "auto_dialect",
+                json!("auto"),
+                r#"auto_dialect: invalid value "auto"; expected one of iptables, nftables"#,
+            ),
             ("native_nftables", json!("yes"), r#"native_nftables: invalid value "yes"; expected true or false"#),
             ("args", json!([]), "args: invalid value []; expected an object"),
             ("args", json!({"cni": 1}), "args.cni: invalid value 1; expected an object"),

@@ -30,6 +30,9 @@ const READINESS_TIMEOUT: u32 = 45;
 pub struct Primary {
     /// `clusterNetwork`, else `delegates`.
     pub default: DefaultNetwork,
+    /// `auxiliaryCNIChainName`: the directory of that name beside the file of `clusterNetwork`. Its plugins run for each
+    /// pod, in a list of that name.
+    pub auxiliary_chain: Option<PathBuf>,
     /// `defaultNetworks`: additional networks of each pod outside the system namespaces.
     pub default_networks: Vec<NetworkName>,
     /// `systemNamespaces`: their pods have no default networks.
@@ -104,12 +107,17 @@ pub enum NetworkStatus {
 impl Primary {
     /// Reads the keys of a primary plugin; `None` without `clusterNetwork` and `delegates`.
     pub(super) fn read(keys: &BlockReader<'_>, warnings: &mut Vec<String>) -> Result<Option<Self>, Error> {
-        let Some(default) = DefaultNetwork::read(keys)? else { return Ok(None) };
-        check_auxiliary_chain(keys)?;
+        let Some(mut default) = DefaultNetwork::read(keys)? else { return Ok(None) };
         warn_of_ignored_keys(keys, warnings)?;
         let mut default_networks = Vec::new();
         for (i, name) in keys.list("defaultNetworks")?.into_iter().flat_map(|list| list.items).enumerate() {
             default_networks.push(NetworkName::parse(&format!("defaultNetworks[{i}]"), &name)?);
+        }
+        let mut readiness_file = absolute(keys, "readinessindicatorfile")?;
+        if text(keys, "daemonSocketDir")?.is_some() {
+            let paths =
+                default.path_mut().into_iter().chain(default_networks.iter_mut().filter_map(NetworkName::path_mut));
+            paths.chain(readiness_file.as_mut()).for_each(on_the_node);
         }
         if matches!(default, DefaultNetwork::Delegates(_)) && !default_networks.is_empty() {
             warnings.push("defaultNetworks: ignored without clusterNetwork; add these networks to delegates".into());
@@ -122,6 +130,7 @@ impl Primary {
         let path = |key, default: &str| absolute(keys, key).map(|path| path.unwrap_or_else(|| default.into()));
         let timeout = keys.number("readiness_timeout_seconds", 1, 300)?.unwrap_or(READINESS_TIMEOUT);
         Ok(Some(Self {
+            auxiliary_chain: auxiliary_chain(keys, &default)?,
             default,
             default_networks,
             system_namespaces: namespaces(keys, "systemNamespaces", SYSTEM_NAMESPACE)?,
@@ -132,7 +141,7 @@ impl Primary {
             kubeconfig: absolute(keys, "kubeconfig")?,
             namespace_isolation: keys.boolean("namespaceIsolation")?.unwrap_or(false),
             global_namespaces: global_namespaces(keys)?,
-            readiness_file: absolute(keys, "readinessindicatorfile")?,
+            readiness_file,
             readiness_timeout: Duration::from_secs(timeout.into()),
             retry_delete_on_error: keys.boolean("retryDeleteOnError")?.unwrap_or(false),
             in_process_types: types(keys, "in_process_types", &OWN_TYPES)?,
@@ -189,7 +198,31 @@ impl DefaultNetwork {
     }
 }
 
+impl DefaultNetwork {
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        match self {
+            Self::Cluster(name) => name.path_mut(),
+            Self::Delegates(_) => None,
+        }
+    }
+}
+
+/// Removes the prefix with which the daemon of Multus writes paths of the node: its container has the node's directories
+/// below `/host` (cluster-network-operator, `bindata/network/multus/multus.yaml`).
+fn on_the_node(path: &mut PathBuf) {
+    if let Ok(below) = path.strip_prefix("/host") {
+        *path = Path::new("/").join(below);
+    }
+}
+
 impl NetworkName {
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        match self {
+            Self::Path(path) => Some(path),
+            Self::Name(_) => None,
+        }
+    }
+
     fn parse(place: &str, text: &str) -> Result<Self, Error> {
         let expected = "the name of a definition or a configuration, or an absolute path";
         if text.contains('/') {
@@ -203,14 +236,24 @@ impl NetworkName {
     }
 }
 
-/// Refuses `auxiliaryCNIChainName`, since the plugins in its directory would be skipped without notice.
-fn check_auxiliary_chain(keys: &BlockReader<'_>) -> Result<(), Error> {
-    let Some(name) = text(keys, "auxiliaryCNIChainName")? else { return Ok(()) };
-    let msg = format!(
-        "auxiliaryCNIChainName: {name:?}: auxiliary chains are not supported; \
-         list their plugins in chain: they run on the default network's result"
-    );
-    Err(Error::new(Code::InvalidConfig, msg))
+/// Returns the directory of `auxiliaryCNIChainName`. As in Multus, it is beside the file of the default network.
+fn auxiliary_chain(keys: &BlockReader<'_>, default: &DefaultNetwork) -> Result<Option<PathBuf>, Error> {
+    let key = "auxiliaryCNIChainName";
+    let Some(name) = text(keys, key)? else { return Ok(None) };
+    if !is_identifier(name) {
+        let expected = "the name of a directory: letters, digits, _, . and -, a letter or digit first";
+        return Err(wrong_type(key, &Value::from(name), expected));
+    }
+    match default {
+        DefaultNetwork::Cluster(NetworkName::Path(file)) => Ok(Some(file.with_file_name(name))),
+        _ => {
+            let msg = format!(
+                "{key}: {name:?}: expected the path of a file in clusterNetwork, because the directory of this name is \
+                 beside that file"
+            );
+            Err(Error::new(Code::InvalidConfig, msg))
+        }
+    }
 }
 
 fn warn_of_ignored_keys(keys: &BlockReader<'_>, warnings: &mut Vec<String>) -> Result<(), Error> {
@@ -224,7 +267,11 @@ fn warn_of_ignored_keys(keys: &BlockReader<'_>, warnings: &mut Vec<String>) -> R
         warnings.push("logOptions: ignored; this plugin does not rotate log files: use logrotate(8)".into());
     }
     if keys.value("daemonSocketDir").is_some() {
-        warnings.push("daemonSocketDir: ignored; this plugin has no daemon".into());
+        warnings.push(
+            "daemonSocketDir: ignored; this plugin has no daemon; it reads the paths below /host, which Multus's daemon \
+             wrote, without this prefix"
+                .into(),
+        );
     }
     Ok(())
 }
@@ -288,6 +335,7 @@ mod tests {
     fn a_configuration_with_only_a_network_has_all_defaults() {
         let wanted = Primary {
             default: DefaultNetwork::Cluster(NetworkName::Name("ovn".into())),
+            auxiliary_chain: None,
             default_networks: vec![],
             system_namespaces: vec!["kube-system".into()],
             namespace: "kube-system".into(),
@@ -310,25 +358,41 @@ mod tests {
         assert_eq!(with("kubeconfig", json!("")), Ok((wanted, vec![])));
     }
 
+    /// The file that OpenShift's Multus daemon writes for CRI-O, after a change of its type.
     #[test]
     fn the_configuration_of_openshift_is_accepted() {
-        let (primary, warnings) = read(&json!({
-            "binDir": "/var/lib/cni/bin", "cniVersion": "0.3.1", "logLevel": "verbose", "logToStderr": true,
-            "clusterNetwork": "/run/multus/cni/net.d/10-ovn-kubernetes.conf", "name": "multus-cni-network",
-            "kubeconfig": "/etc/kubernetes/cni/net.d/multus.d/multus.kubeconfig", "namespaceIsolation": true,
-            "globalNamespaces": "default,openshift-multus, openshift-sriov-network-operator",
-            "readinessindicatorfile": "/run/multus/cni/net.d/10-ovn-kubernetes.conf", "type": "detour",
-            "daemonSocketDir": "/run/multus/socket",
-        }))
-        .expect("accepted");
+        let text = include_str!("../../../tests/golden/openshift/00-multus.conf");
+        let mut conf: Value = serde_json::from_str(text).expect("JSON");
+        conf["type"] = "detour".into();
+        let (primary, warnings) = read(&conf).expect("accepted");
         let primary = primary.expect("a primary plugin");
         let path = PathBuf::from("/run/multus/cni/net.d/10-ovn-kubernetes.conf");
-        assert_eq!(primary.default, DefaultNetwork::Cluster(NetworkName::Path(path.clone())));
-        assert_eq!((primary.readiness_file, primary.namespace_isolation), (Some(path), true));
-        let wanted = ["default", "openshift-multus", "openshift-sriov-network-operator"];
+        assert_eq!(primary.default, DefaultNetwork::Cluster(NetworkName::Path(path)));
+        assert_eq!(primary.auxiliary_chain, Some("/run/multus/cni/net.d/vendor-cni-chain".into()));
+        assert!(primary.namespace_isolation && primary.readiness_file.is_none());
+        let wanted = ["default", "openshift-multus", "openshift-sriov-network-operator", "openshift-cnv"];
         assert_eq!(primary.global_namespaces, wanted);
         assert_eq!((primary.bin_dir, primary.log_level), ("/var/lib/cni/bin".into(), Some(LogLevel::Info)));
         assert!(warnings.len() == 1 && warnings[0].starts_with("daemonSocketDir: ignored"), "{warnings:?}");
+    }
+
+    #[test]
+    fn paths_of_the_daemon_are_read_on_the_node() {
+        let file = "/host/run/multus/cni/net.d/05-cilium.conflist";
+        let mut conf = json!({
+            "clusterNetwork": file, "readinessindicatorfile": file, "defaultNetworks": ["/host/etc/x.conf", "/hosts/y.conf"],
+        });
+        let paths = |conf: &Value| {
+            let primary = read(conf).expect("accepted").0.expect("a primary plugin");
+            (primary.default, primary.readiness_file, primary.default_networks)
+        };
+        let path = |text: &str| NetworkName::Path(text.into());
+        let others = vec![path("/host/etc/x.conf"), path("/hosts/y.conf")];
+        assert_eq!(paths(&conf), (DefaultNetwork::Cluster(path(file)), Some(file.into()), others));
+        conf["daemonSocketDir"] = "/run/multus/socket".into();
+        let file = "/run/multus/cni/net.d/05-cilium.conflist";
+        let others = vec![path("/etc/x.conf"), path("/hosts/y.conf")];
+        assert_eq!(paths(&conf), (DefaultNetwork::Cluster(path(file)), Some(file.into()), others));
     }
 
     #[test]
@@ -387,7 +451,8 @@ mod tests {
             ),
             ("chain_types", json!(["a/b"]), r#"chain_types: invalid value "a/b"; expected types"#),
             ("logLevel", json!("loud"), r#"logLevel: invalid value "loud"; expected one of none, error"#),
-            ("auxiliaryCNIChainName", json!("aux"), r#"auxiliaryCNIChainName: "aux": auxiliary chains are not"#),
+            ("auxiliaryCNIChainName", json!("aux"), r#"auxiliaryCNIChainName: "aux": expected the path of a file"#),
+            ("auxiliaryCNIChainName", json!("../x"), r#"auxiliaryCNIChainName: invalid value "../x"; expected the"#),
             ("readiness_timeout_seconds", json!(0), "readiness_timeout_seconds: invalid value 0; expected a whole"),
         ] {
             let error = with(key, value).expect_err(key);

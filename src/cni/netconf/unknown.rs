@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 /// The keys of this plugin at the top level.
 const OWN: &[&str] = &[
     "attachments_may_exclude_namespaces",
+    "auto_dialect",
     "chain",
     "chain_types",
     "cni_conf_dir",
@@ -208,10 +209,12 @@ mod tests {
             keys.keys().cloned().collect::<std::collections::BTreeSet<String>>()
         };
         let owned = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>();
-        // The chart's logLevel sets log_level, and the agent sets cni_conf_dir. kubernetes has a list of its own.
-        let own = owned(OWN).into_iter().filter(|key| !["log_level", "cni_conf_dir"].contains(&key.as_str()));
+        // The chart's logLevel sets log_level, and the agent the other two. kubernetes has a list of its own.
+        let elsewhere = ["log_level", "cni_conf_dir", "auto_dialect"];
+        let own = owned(OWN).into_iter().filter(|key| !elsewhere.contains(&key.as_str()));
         // Of Multus's keys, those that have an effect, except those for which detour has keys of its own.
         let multus = owned(&[
+            "auxiliaryCNIChainName",
             "binDir",
             "clusterNetwork",
             "cniDir",

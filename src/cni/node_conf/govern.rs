@@ -257,6 +257,7 @@ mod tests {
         json!({
             "log_file": "/var/log/detour.log",
             "delegate_timeout_seconds": 60,
+            "auto_dialect": "nftables",
             "kubernetes": {
                 "kubeconfig": "/var/lib/cni/detour/kubeconfig", "agent_socket": "/run/detour/agent.sock",
                 "manifests_dir": "/m", "cni_bin_dir": "/opt/cni/bin", "timeout_seconds": 10,
@@ -272,6 +273,7 @@ mod tests {
         for (at, key, attempt) in [
             ("", "log_file", json!("/root/.ssh/authorized_keys")),
             ("", "delegate_timeout_seconds", json!(300)),
+            ("", "auto_dialect", json!("iptables")),
             ("kubernetes", "kubeconfig", json!("/home/a/kubeconfig")),
             ("kubernetes", "agent_socket", json!("/home/a/socket")),
             ("kubernetes", "manifests_dir", json!("/home/a")),
@@ -287,6 +289,7 @@ mod tests {
             assert_eq!(governed["kubernetes"], all_keys()["kubernetes"], "{key}");
             assert_eq!(governed["log_file"], "/var/log/detour.log");
             assert_eq!(governed["delegate_timeout_seconds"], 60);
+            assert_eq!(governed["auto_dialect"], "nftables");
             assert!(governed.get("cni_agent_run_dir").or(governed.get("pod_namespace")).is_none(), "{governed}");
             let place = if at.is_empty() { key.to_owned() } else { format!("{at}.{key}") };
             let wanted = format!("{place}: {attempt} is ignored: /node.json ");

@@ -70,6 +70,7 @@ checks! {
         AMBIENT "ambient" "no unsupported mode is configured" [CONFIGURATION_PRESENT, CONFIGURATION_VALID];
         OWN_LIST "own-list" "the own configuration list is a copy of the cluster network's list"
             [CONFIGURATION_PRESENT, CONFIGURATION_VALID, CONFIGURATION_PICKED];
+        MULTUS_CHAIN "multus-chain" "Multus runs the plugins of its auxiliary chain" [];
         NODE_CONFIGURATION "node-configuration" "the node configuration is valid, and only root can change it" [];
         PROGRAM_TRUSTED "program-trusted" "only root can change the plugin directories" [];
         PROGRAM_PRESENT "program-present" "the program is in the runtimes' plugin directory" [];
@@ -107,6 +108,7 @@ checks! {
         KERNEL_IPTABLES_RULES "kernel-iptables-rules" "rules of dialect iptables are accepted" [KERNEL_NFTABLES];
         KERNEL_NATIVE_RULES "kernel-native-rules" "rules of dialect nftables are accepted" [KERNEL_NFTABLES];
         KERNEL_CONNTRACK "kernel-conntrack" "connections are tracked" [KERNEL_NFTABLES];
+        SOCKET_LB "socket-load-balancing" "no eBPF program replaces Service addresses before netfilter" [];
     }
 
     Pod {

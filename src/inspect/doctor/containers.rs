@@ -2,7 +2,6 @@
 //! container. Nodes and pods that don't use `container-exclude` have none of these checks.
 
 use super::checks;
-use super::kernel::{NOT_PERMITTED, try_container_rules};
 use super::listeners::Listener;
 use super::report::{CheckTarget, CheckVerdict, Results};
 use super::rules::LOCK_TIMEOUT;
@@ -16,6 +15,7 @@ use crate::inspect::elements::{end_text, scope_text};
 use crate::inspect::rules::{LiveRules, RulesReport};
 use crate::inspect::terminal::first_of;
 use crate::netns::find::FoundNetns;
+use crate::plugin::probe::{NOT_PERMITTED, try_container_rules};
 use crate::pod::well_known::EXCLUDE_CONTAINERS;
 use crate::policy::{BypassEnd, ContainerExclusion, Policy};
 use crate::sub_plugins::SubPlugin;

@@ -1,16 +1,15 @@
-//! Checks of the kernel: features are tried in a new network namespace, which is removed with the thread that created
-//! it. Also runs programs for their output, with a timeout.
+//! Checks of the kernel: features are tried in a new network namespace. Also runs programs for their output, with a
+//! timeout.
 
 use super::checks;
-use super::report::{CheckVerdict, Results};
+use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cni::NetConf;
+use crate::firewall::RuleFormat;
 use crate::firewall::nfnetlink::NfSocket;
-use crate::firewall::rule::Family;
-use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
-use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
-use crate::policy::{DnsCapture, Exclusion, IdRange, Interception, Policy, Redirect, TrafficOwner};
-use nix::errno::Errno;
-use nix::sched::{CloneFlags, unshare};
+use crate::host_path::HostPath;
+use crate::inspect::socket_lb;
+use crate::plugin::probe::{NOT_PERMITTED, in_new_netns, try_redirection};
+use crate::trusted_file::read_text;
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::sync_channel;
@@ -20,8 +19,11 @@ use std::time::Duration;
 const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_compat nft_nat nft_ct nf_nat nf_conntrack \
     xt_owner xt_REDIRECT xt_multiport xt_CT";
 
+/// The maximum size of os-release in bytes.
+const MAX_RELEASE: u64 = 64 << 10;
+
 /// Tries the features in a new network namespace and adds the checks.
-pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
+pub(super) fn examine(target: &CheckTarget, conf: Option<&NetConf>, results: &mut Results) {
     let tried = in_new_netns(Tried::new);
     results.add(
         checks::KERNEL_NETNS,
@@ -54,12 +56,54 @@ pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
             Err(why) if asked != Some(rule_format) && other.is_ok() => {
                 CheckVerdict::NotChecked(format!("refused ({why}), but not needed: the other dialect is used"), None)
             }
+            Err(why) if rule_format == RuleFormat::Iptables && other.is_ok() => {
+                CheckVerdict::fail(why.clone(), format!("{}{MODULES}", without_nft_compat(target)))
+            }
             Err(why) => refused(why),
         });
     }
     results.run(checks::KERNEL_CONNTRACK, || match &conntrack {
         Ok(()) => CheckVerdict::pass("the connection tracking table can be read"),
         Err(why) => refused(why),
+    });
+}
+
+/// Returns the next step on a node whose kernel accepts only native rules. RHEL 10 and its relatives have the module in
+/// another package, and image-based systems don't let users add one.
+fn without_nft_compat(target: &CheckTarget) -> String {
+    const KEY: &str = "set \"dialect\": \"nftables\" or \"auto\"";
+    let release = ["/etc/os-release", "/usr/lib/os-release"].map(|path| {
+        let of_first_process = target.mount.join("proc/1/root").join(path.trim_start_matches('/'));
+        let reached = HostPath::new(path).and_then(|path| target.reach(&path).ok());
+        reached.into_iter().chain([of_first_process]).find_map(|path| read_text(&path, MAX_RELEASE).ok())
+    });
+    let release = release.into_iter().flatten().next().unwrap_or_default();
+    let value = |key: &str| {
+        let line = release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        line.unwrap_or_default().trim_matches('"').to_owned()
+    };
+    let (id, like) = (value("ID"), value("ID_LIKE"));
+    let is_rhel = id == "rhel" || like.split(' ').any(|like| like == "rhel");
+    match id.as_str() {
+        "rhcos" | "scos" | "talos" | "bottlerocket" | "flatcar" => format!("{KEY}; or "),
+        _ if is_rhel => format!("{KEY}, or install nft_compat: dnf install kernel-modules-extra; then "),
+        _ => format!("{KEY}; or "),
+    }
+}
+
+/// Checks whether eBPF programs replace Service addresses before netfilter sees them.
+pub(super) fn examine_socket_lb(target: &CheckTarget, results: &mut Results) {
+    results.run(checks::SOCKET_LB, || match socket_lb::products(&target.mount) {
+        Err(why) => CheckVerdict::not_checked(why),
+        Ok(products) if products.is_empty() => CheckVerdict::pass("no programs of Cilium or Calico are attached"),
+        Ok(products) => CheckVerdict::Warn(
+            format!(
+                "{}: a process connects to a backend instead of the Service's address, so the sidecar does not route by \
+                 Service, and an exclusion of a ClusterIP has no effect",
+                products.iter().map(|product| product.name()).collect::<Vec<_>>().join(", ")
+            ),
+            products.iter().map(|product| product.setting()).collect::<Vec<_>>().join("; "),
+        ),
     });
 }
 
@@ -76,8 +120,8 @@ impl Tried {
         let socket = || NfSocket::open().map_err(|error| error.to_string());
         Self {
             netfilter: socket().and_then(|mut socket| socket.generation().map(drop).map_err(|e| e.to_string())),
-            iptables: commit(RuleFormat::Iptables),
-            native: commit(RuleFormat::Nftables),
+            iptables: try_redirection(RuleFormat::Iptables),
+            native: try_redirection(RuleFormat::Nftables),
             conntrack: socket()
                 .and_then(|mut socket| socket.connections(|_| false).map(drop).map_err(|error| error.to_string())),
         }
@@ -86,69 +130,6 @@ impl Tried {
     fn failed(why: String) -> Self {
         let failed = || Err(why.clone());
         Self { netfilter: failed(), iptables: failed(), native: failed(), conntrack: failed() }
-    }
-}
-
-/// Tries the rules of excluded containers in a new network namespace.
-///
-/// # Errors
-/// [`NOT_PERMITTED`] if this process can't create one; otherwise why the kernel refuses them.
-pub(super) fn try_container_rules() -> Result<(), String> {
-    in_new_netns(|| {
-        let of = |scope| ContainerExclusion { name: "a".to_owned(), scope, until: BypassEnd::ContainerExit };
-        let containers = [of(ContainerScope::All), of(ContainerScope::Dns)].into();
-        try_rules(RuleFormat::Iptables, &Policy { containers, ..Policy::default() })
-    })?
-}
-
-/// The error if this process can't create a network namespace.
-pub(super) const NOT_PERMITTED: &str = "EPERM";
-
-/// Calls `work` in a new network namespace, with a thread that ends afterwards.
-fn in_new_netns<T: Send + 'static>(work: fn() -> T) -> Result<T, String> {
-    #![expect(clippy::disallowed_methods, reason = "the one place that creates a namespace")]
-    let thread = thread::Builder::new().spawn(move || match unshare(CloneFlags::CLONE_NEWNET) {
-        Ok(()) => Ok(work()),
-        Err(Errno::EPERM) => Err(NOT_PERMITTED.to_owned()),
-        Err(errno) => Err(errno.to_string()),
-    });
-    let thread = thread.map_err(|error| format!("can't start a thread: {error}"))?;
-    thread.join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))
-}
-
-/// Tries the rules of a pod with every feature except excluded containers.
-fn commit(rule_format: RuleFormat) -> Result<(), String> {
-    let redirect = Redirect { dns: DnsCapture::All, drop_invalid: true, ..Redirect::default() };
-    let exclusion = Exclusion {
-        owner: TrafficOwner::Uid(IdRange::one(1337)),
-        destination: None,
-        protocol: None,
-        ports: Vec::new(),
-    };
-    let policy = Policy {
-        interception: Interception::On(Box::new(redirect)),
-        exclusions: [exclusion].into(),
-        ..Policy::default()
-    };
-    try_rules(rule_format, &policy)
-}
-
-/// Commits the rules of a policy, and reads them back.
-fn try_rules(rule_format: RuleFormat, policy: &Policy) -> Result<(), String> {
-    let desired = Ruleset::of(policy, &Family::ALL);
-    let mut socket = NfSocket::open().map_err(|error| error.to_string())?;
-    let live = LiveRuleset::read(&mut socket).map_err(|error| error.to_string())?;
-    let plan = rule_format.plan(&live, &Ruleset::default(), &desired, &CreatedTables::default());
-    plan.commit(&mut socket, &live).map_err(|error| match error {
-        crate::firewall::nfnetlink::NfError::Refused { index: Some(index), .. } => {
-            format!("{}: {error}", plan.describe(index).unwrap_or_default())
-        }
-        other => other.to_string(),
-    })?;
-    let live = LiveRuleset::read(&mut socket).map_err(|error| error.to_string())?;
-    match rule_format.drift(&live, &desired).first() {
-        Some(drift) => Err(format!("the committed rules read back differently: {drift}")),
-        None => Ok(()),
     }
 }
 

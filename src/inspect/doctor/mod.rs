@@ -22,7 +22,7 @@ mod rules;
 
 pub use checks::CheckGroup;
 pub use report::{CheckOutcome, Checklist, ReportLine};
-pub use report::{CheckTarget, Installation, OwnList};
+pub use report::{CheckTarget, Installation, MultusChain, OwnList};
 
 use super::explain::Explained;
 use super::rules::{LiveRules, RulesReport};
@@ -32,6 +32,7 @@ use crate::cluster::{self, Cluster, KubeconfigSummary, UserApi};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
 use crate::netns::find::FoundNetns;
+use crate::plugin::FormatCounts;
 use crate::pod::{Facts, PodRef};
 use crate::state::{ROOT, Store};
 use configuration::Configured;
@@ -60,7 +61,8 @@ pub fn examine(target: &CheckTarget) -> Checklist {
     check_containers(target, &seen, checked, &mut results);
     let pod = target.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
     let (node, platform) = (target.node_name.clone(), target.platform.clone());
-    Checklist { pod, node, platform, policies: seen.policies.ok(), ..Checklist::of(results.lines) }
+    let rule_formats = FormatCounts::read(&store(target)).ok();
+    Checklist { pod, node, platform, policies: seen.policies.ok(), rule_formats, ..Checklist::of(results.lines) }
 }
 
 fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
@@ -68,6 +70,7 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
     let conf = foremost(&configurations);
     let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
     own_list::examine(target, results);
+    own_list::examine_multus_chain(target, results);
     configuration::examine_node_configuration(target, results);
     program::examine(target, &kinds, results);
     let kubeconfig = credentials::examine_kubeconfig(target, conf, results);
@@ -89,7 +92,8 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
     if target.pod.is_none() {
         policies::examine_node(policies.as_ref(), results);
     }
-    kernel::examine(conf, results);
+    kernel::examine(target, conf, results);
+    kernel::examine_socket_lb(target, results);
     Examination { configurations, policies, kubeconfig, explained: None, live: None }
 }
 
@@ -110,7 +114,8 @@ pub(super) fn node_setup(target: &CheckTarget) -> NodeSetup {
     let kubeconfig = credentials::examine_kubeconfig(target, foremost(&found), &mut results);
     let applied = found.into_iter().map(|Configured { path, text, conf, .. }| {
         let parsed = AppliedConf::parse(path.as_path(), text.as_bytes());
-        let as_attachment = parsed.is_ok_and(|applied| applied.as_attachment);
+        let in_chain = target.is_in_multus_chain(&path);
+        let as_attachment = !in_chain && parsed.is_ok_and(|applied| applied.as_attachment);
         AppliedConf { as_attachment, ..AppliedConf::from(conf) }
     });
     let api = own_api(target, kubeconfig.as_ref());

@@ -1,9 +1,9 @@
 //! The check of the own list: the copy of the cluster network's configuration list with detour's entry, which runtimes
-//! use instead of it. Nodes without an own list have no such check.
+//! use instead of it. Nodes without an own list have no such check. Also the check of Multus's auxiliary chain.
 
 use super::checks;
 use super::configuration::{self, CILIUM, RuntimeFile, WRITE_OWN_LIST};
-use super::report::{CheckTarget, CheckVerdict, OwnList, Results};
+use super::report::{CheckTarget, CheckVerdict, MultusChain, OwnList, Results};
 use crate::host_path::HostPath;
 use crate::trusted_file;
 use serde_json::{Value, json};
@@ -17,6 +17,19 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) {
     for (path, list) in &target.installation.own_lists {
         results.run(checks::OWN_LIST, || CheckVerdict::settled(SETTLING, || verdict(target, path, list)));
     }
+}
+
+/// Checks the files of other tools in the directory of Multus's auxiliary chain. Nodes without the plugin's file there have
+/// no such check.
+pub(super) fn examine_multus_chain(target: &CheckTarget, results: &mut Results) {
+    let Some(MultusChain { directory, invalid_files }) = &target.installation.multus_chain else { return };
+    results.run(checks::MULTUS_CHAIN, || match invalid_files.as_slice() {
+        [] => CheckVerdict::pass(format!("all files in {directory} are valid")),
+        files => CheckVerdict::fail(
+            format!("Multus skips all plugins of {directory} for every pod: {}", files.join("; ")),
+            "correct or remove the file; its tool writes it",
+        ),
+    });
 }
 
 fn verdict(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &OwnList) -> CheckVerdict {

@@ -191,6 +191,9 @@ impl Attachment {
         if let Some(primary) = all.iter().find(|configured| configured.conf.primary.is_some()) {
             return Self(Ok(format!("as the primary plugin, for every pod ({})", primary.path.name())));
         }
+        if let Some(chained) = all.iter().find(|configured| target.is_in_multus_chain(&configured.path)) {
+            return Self(Ok(format!("in Multus's auxiliary chain, for every pod ({})", chained.path)));
+        }
         // Multus can find a configuration list by its name, too.
         let is_listed = |configured: &Configured| configured.is_listed && configured.is_in(&target.conf);
         if target.chained && all.iter().any(is_listed) {

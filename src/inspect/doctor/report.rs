@@ -5,6 +5,7 @@ use super::checks::{Check, CheckGroup};
 use crate::cluster::agent::PoliciesReport;
 use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
+use crate::plugin::FormatCounts;
 use crate::pod::PodRef;
 use crate::printable::without_userinfo;
 use crate::wait;
@@ -30,6 +31,8 @@ pub struct Checklist {
     pub healthy: bool,
     /// The policies of the node's running pods, as the agent reports them; `None` if they are unknown.
     pub policies: Option<PoliciesReport>,
+    /// How many pod sandboxes have a redirection of detour in each rule format; `None` if that is unknown.
+    pub rule_formats: Option<FormatCounts>,
     /// One line per check.
     pub checks: Vec<ReportLine>,
 }
@@ -80,7 +83,16 @@ impl Checklist {
     pub(super) fn of(lines: Vec<ReportLine>) -> Self {
         let healthy = lines.iter().all(|line| line.outcome != CheckOutcome::Fail);
         let version = env!("CARGO_PKG_VERSION");
-        Self { pod: None, node: None, platform: String::new(), version, healthy, policies: None, checks: lines }
+        Self {
+            pod: None,
+            node: None,
+            platform: String::new(),
+            version,
+            healthy,
+            policies: None,
+            rule_formats: None,
+            checks: lines,
+        }
     }
 
     fn verdict(&self) -> (String, Tone) {
@@ -297,11 +309,22 @@ pub struct Installation {
     pub programs: Vec<HostPath>,
     /// The own lists, by their paths.
     pub own_lists: BTreeMap<HostPath, OwnList>,
+    /// Multus's auxiliary chain, if one of the plugin's files is there.
+    pub multus_chain: Option<MultusChain>,
     /// The types of the plugin's entries in configuration lists, by the path of the list.
     pub listed_types: BTreeMap<HostPath, BTreeSet<String>>,
     /// The differences between the node and the installation, one line each; `None` without an installation. The
     /// error is the reason why they are unknown.
     pub changed: Result<Option<Vec<String>>, String>,
+}
+
+/// The directory of Multus's auxiliary chain: Multus runs its plugins for every pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MultusChain {
+    /// The directory.
+    pub directory: HostPath,
+    /// The files because of which Multus skips all plugins, each with the reason.
+    pub invalid_files: Vec<String>,
 }
 
 /// An own list: the copy of the cluster network's configuration list that runtimes use.
@@ -315,6 +338,11 @@ pub struct OwnList {
 
 impl CheckTarget {
     /// Returns the path in this process of a path on the node.
+    /// Whether Multus runs the configuration at `path` for every pod, because it is in its auxiliary chain.
+    pub(super) fn is_in_multus_chain(&self, path: &HostPath) -> bool {
+        self.installation.multus_chain.as_ref().is_some_and(|chain| chain.directory == path.parent())
+    }
+
     pub(super) fn reach(&self, path: &HostPath) -> io::Result<PathBuf> {
         HostRoot::new(&self.mount).reach(path)
     }

@@ -2,7 +2,7 @@
 
 use super::evaluation::{Evaluation, Unselected, unselected_network};
 use super::exclusions::{ContainerTraffic, ExcludedPart, application_containers, covers_everything};
-use crate::cni::{Error, RuleFormat};
+use crate::cni::{Error, NetConf, RuleFormat};
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::pod::Namespace;
 use crate::pod::well_known::{EXCLUDE_CONTAINERS, EXCLUDE_UIDS};
@@ -12,6 +12,7 @@ use crate::policy::{
 use crate::sub_plugins::{self, SubPlugin};
 use ipnet::IpNet;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// The proxy's ports, which Istio itself excludes in both directions.
 const PROXY_PORTS: [PortRange; 3] = [PortRange::one(15020), PortRange::one(15021), PortRange::one(15090)];
@@ -28,6 +29,37 @@ pub struct Warning {
     pub what: String,
     /// What to do.
     pub next: String,
+}
+
+/// Warns about excluded addresses on a node whose socket load balancing replaces Services' addresses.
+fn addresses_of_services(subject: &Subject, policy: &Policy) -> Option<Warning> {
+    let is_one = |network: &IpNet| network.prefix_len() == network.max_prefix_len();
+    let excluded = policy.exclusions.iter().filter_map(|exclusion| exclusion.destination).filter(is_one);
+    let addresses: BTreeSet<String> = excluded.map(|network| network.addr().to_string()).collect();
+    let names: Vec<_> = subject.socket_lb.iter().map(|product| product.name()).collect();
+    (!names.is_empty() && !addresses.is_empty()).then(|| Warning {
+        code: "socket-load-balancing",
+        what: format!(
+            "{} on the pod's node replaces a Service's address before the rules see it: the exclusion of {} has no effect \
+             if this is a ClusterIP",
+            names.join(", "),
+            addresses.into_iter().collect::<Vec<_>>().join(", ")
+        ),
+        next: subject.socket_lb.iter().map(|product| product.setting()).collect::<Vec<_>>().join("; "),
+    })
+}
+
+/// Warns about executables of the chain whose iptables rules can't exclude traffic from native rules.
+fn executables_beside_native_rules(conf: &NetConf) -> Option<Warning> {
+    let executables: Vec<&str> = sub_plugins::executables(&conf.chain).map(|(kind, _)| kind).collect();
+    (conf.rule_format == Some(RuleFormat::Nftables) && !executables.is_empty()).then(|| Warning {
+        code: "executable-beside-native-rules",
+        what: format!(
+            "the redirection is in format nftables: iptables rules of {} can't exclude traffic from it",
+            executables.join(", ")
+        ),
+        next: "set \"dialect\": \"iptables\", or use uid-exclude or dns-exclude instead of the executable".to_owned(),
+    })
 }
 
 /// Returns all warnings about the pod.
@@ -53,10 +85,12 @@ pub(super) fn warnings(
         all.extend(ranges_without_dns(redirect, policy));
         all.extend(excluded_both_ways(redirect));
         all.extend(inbound_exclusion_without_effect(redirect));
+        all.extend(executables_beside_native_rules(&subject.conf));
     }
     if let (Some(namespace), false) = (&subject.facts.namespace, policy.is_empty()) {
         all.extend(outside_uid_range(subject, namespace));
     }
+    all.extend(addresses_of_services(subject, policy));
     all.extend(sub_plugins::ignored(&subject.facts).into_iter().map(Warning::from));
     Ok(all)
 }

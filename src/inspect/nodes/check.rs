@@ -2,6 +2,7 @@
 
 use super::{MAX_ITEMS, parse, short};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
+use crate::plugin::FormatCounts;
 use serde::{Deserialize, Serialize};
 
 /// The report about all nodes.
@@ -11,6 +12,8 @@ pub struct NodesCheck {
     pub healthy: bool,
     /// The policies of the running pods of all nodes; `None` if no agent reports them.
     pub policies: Option<PolicyCounts>,
+    /// The redirected pods of all nodes by rule format; `None` if no agent reports them.
+    pub rule_formats: Option<FormatCounts>,
     /// One entry per agent, and one per node without an agent; sorted by node.
     pub nodes: Vec<NodeCheck>,
 }
@@ -36,6 +39,8 @@ pub struct NodeCheck {
     pub warnings: Vec<FailedCheck>,
     /// The policies of the node's running pods; `None` if the agent does not report them.
     pub policies: Option<PolicyCounts>,
+    /// The node's redirected pods by rule format; `None` if the agent does not report them.
+    pub rule_formats: Option<FormatCounts>,
 }
 
 /// How many pods have the current policy (`PoliciesReport` of the agent).
@@ -100,6 +105,8 @@ struct Report {
     healthy: bool,
     #[serde(default)]
     policies: Option<PolicyCounts>,
+    #[serde(default)]
+    rule_formats: Option<FormatCounts>,
     checks: Vec<Check>,
 }
 
@@ -116,7 +123,13 @@ impl NodesCheck {
     pub fn of(mut nodes: Vec<NodeCheck>) -> Self {
         nodes.sort_by(|a, b| (&a.node, &a.release, &a.agent).cmp(&(&b.node, &b.release, &b.agent)));
         let policies = nodes.iter().filter_map(|node| node.policies).reduce(PolicyCounts::plus);
-        Self { healthy: nodes.iter().all(|node| node.result != NodeResult::Unhealthy), policies, nodes }
+        // Two agents of a node count the same pods.
+        let mut of_nodes: Vec<(&str, FormatCounts)> =
+            nodes.iter().filter_map(|node| Some((node.node.as_str(), node.rule_formats?))).collect();
+        of_nodes.dedup_by_key(|(node, _)| *node);
+        let rule_formats = of_nodes.into_iter().map(|(_, counts)| counts).reduce(FormatCounts::plus);
+        let healthy = nodes.iter().all(|node| node.result != NodeResult::Unhealthy);
+        Self { healthy, policies, rule_formats, nodes }
     }
 
     /// Returns the names of the nodes with problems.
@@ -143,6 +156,7 @@ impl NodeCheck {
             failed: Vec::new(),
             warnings: Vec::new(),
             policies: None,
+            rule_formats: None,
         }
     }
 
@@ -164,7 +178,7 @@ impl NodeCheck {
         };
         match report {
             Err(why) => Self { reason: Some(why), ..own },
-            Ok(Report { version, healthy, policies, checks }) => {
+            Ok(Report { version, healthy, policies, rule_formats, checks }) => {
                 let (mut failed, mut warnings) = (Vec::new(), Vec::new());
                 for Check { outcome, check } in checks.into_iter().take(MAX_ITEMS) {
                     match outcome.as_str() {
@@ -175,7 +189,16 @@ impl NodeCheck {
                 }
                 let is_healthy = healthy && ready && failed.is_empty();
                 let result = if is_healthy { NodeResult::Healthy } else { NodeResult::Unhealthy };
-                Self { version: Some(version), result, reason: not_ready, failed, warnings, policies, ..own }
+                Self {
+                    version: Some(version),
+                    result,
+                    reason: not_ready,
+                    failed,
+                    warnings,
+                    policies,
+                    rule_formats,
+                    ..own
+                }
             }
         }
     }
@@ -216,6 +239,10 @@ impl TextReport for NodesCheck {
             let text = format!("{current} current, {older} older, {refused} refused, {none} without rules");
             let tone = if refused.saturating_add(none) > 0 { Tone::Bad } else { Tone::Plain };
             screen.line(&[Cell::of("Policies of running pods:"), Cell::of(text).tone(tone)]);
+        }
+        if let Some(FormatCounts { iptables, nftables }) = self.rule_formats {
+            let text = format!("{iptables} iptables, {nftables} nftables");
+            screen.line(&[Cell::of("Redirected pods by rule format:"), Cell::of(text)]);
         }
         screen.table(&self.nodes.iter().map(NodeCheck::row).collect::<Vec<_>>());
         for node in self.nodes.iter().filter(|node| !node.failed.is_empty() || !node.warnings.is_empty()) {

@@ -99,7 +99,8 @@ fn perform(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, plan: &mut AddPlan, netns:
     let (mut network_results, mut route_changes) = (Vec::new(), Vec::new());
     let moves_route = moves_default_route(plan.selections.iter().flatten());
     for (invocation, selection) in plan.invocations.iter_mut().zip(&plan.selections) {
-        let mut result = invocation.add(&delegate_call, None)?;
+        let previous = invocation.is_auxiliary.then(AddResult::default);
+        let mut result = invocation.add(&delegate_call, previous.as_ref())?;
         if moves_route {
             route_changes.extend(remove_default_routes(invocation, selection.as_ref(), &mut result, netns)?);
         }
@@ -109,7 +110,9 @@ fn perform(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, plan: &mut AddPlan, netns:
     let mut default_result = network_results.first().cloned().unwrap_or_default();
     let previous = default_result.to_json(&call.conf.cni_version)?;
     let (policy, rule_format, inputs) = mesh::desired_policy(call, pod, &plan.evaluated, &previous)?;
-    add::apply(call.request, &NetConf { rule_format, ..call.conf.clone() }, policy, inputs)?;
+    let has_executables = plan.invocations.iter().any(|invocation| invocation.is_chained || invocation.is_auxiliary);
+    let auto_format = call.conf.auto_format.filter(|_| !has_executables);
+    add::apply(call.request, &NetConf { rule_format, auto_format, ..call.conf.clone() }, policy, inputs)?;
     for invocation in plan.invocations.iter_mut().filter(|invocation| invocation.is_chained) {
         default_result = invocation.add(&delegate_call, Some(&default_result))?;
     }

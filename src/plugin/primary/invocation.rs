@@ -30,6 +30,9 @@ pub(super) struct Invocation {
     /// Whether it runs on the default network's result and has no interface of its own.
     #[serde(default, rename = "in_chain")]
     pub(super) is_chained: bool,
+    /// Whether it is Multus's auxiliary chain: its first plugin gets an empty result, as from Multus's `passthru`.
+    #[serde(skip)]
+    pub(super) is_auxiliary: bool,
     /// Its configuration, unchanged.
     conf: String,
     /// `runtimeConfig`; each plugin gets the keys that its `capabilities` list.
@@ -70,12 +73,22 @@ impl Invocation {
             name: network.name.clone(),
             interface: network.interface.clone(),
             is_chained: false,
+            is_auxiliary: false,
             conf: network.configuration.text.clone(),
             runtime_config,
             args: selection.map(|selection| selection.cni_args.clone()).unwrap_or_default(),
             cni_args: with_args(cni_args, &selection.map(Selection::args).unwrap_or_default()),
             result: None,
         }
+    }
+
+    /// Returns the invocation of Multus's auxiliary chain.
+    pub(super) fn for_auxiliary_chain(
+        list: &PodNetwork,
+        runtime_config: &Map<String, Value>,
+        request: &Request,
+    ) -> Self {
+        Self { is_auxiliary: true, ..Self::for_network(list, false, runtime_config, request) }
     }
 
     /// Reads the device information that a device plugin or the network's plugin wrote, for the network status. Logs a
@@ -123,6 +136,7 @@ impl Invocation {
             name: name.to_owned(),
             interface: interface.to_owned(),
             is_chained: true,
+            is_auxiliary: false,
             conf: list.to_string(),
             runtime_config: conf.runtime_config.clone(),
             args: conf.args.clone(),

@@ -3,9 +3,10 @@
 
 use super::PrimaryCall;
 use super::lazy_pod::LazyPod;
+use super::plan::runs_in_process;
 use crate::cluster::{Cluster, DefinitionQuery, Definitions, Lookup, Reports};
 use crate::cni::{Error, NetConf, NodeConf, PROGRAM, Primary};
-use crate::networks::{PodNetworks, resolve};
+use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, auxiliary_chain, resolve};
 use crate::pod::Pod;
 use std::cell::OnceCell;
 
@@ -24,24 +25,81 @@ pub(super) fn pod_networks(
 ) -> Result<PodNetworks, Error> {
     let mut resolved = resolve(primary, cluster, pod, ifname, reports)?;
     let PodNetworks { networks, warnings } = &mut resolved;
-    let mut node = None;
-    for network in networks.iter_mut().filter(|network| !network.configuration.trusted) {
-        let (place, node) =
-            (format!("network {}", network.name), node.get_or_insert_with(|| NodeConf::from_configuration(conf)));
-        let governed = network.configuration.changed(&place, |text| {
-            let governed = node
-                .govern_all(text, &|kind| kind == PROGRAM || primary.in_process_types.iter().any(|own| own == kind));
-            let governed = governed.map_err(|error| Error { msg: format!("{place}: {}", error.msg), ..error })?;
-            Ok(governed.map(|(text, ignored)| {
-                warnings.extend(ignored.into_iter().map(|ignored| format!("{place}: {ignored}")));
-                text
-            }))
-        });
-        if let Some(governed) = governed? {
-            network.configuration = governed;
-        }
+    for network in networks {
+        govern(conf, primary, &network.name, &mut network.configuration, warnings)?;
     }
     Ok(resolved)
+}
+
+/// Gives the blocks of this plugin in a configuration that the node's administrator did not write the node's keys.
+fn govern(
+    conf: &NetConf,
+    primary: &Primary,
+    network: &str,
+    configuration: &mut RunnableConfiguration,
+    warnings: &mut Vec<String>,
+) -> Result<(), Error> {
+    if configuration.trusted {
+        return Ok(());
+    }
+    let place = format!("network {network}");
+    let node = NodeConf::from_configuration(conf);
+    let is_own = |kind: &str| kind == PROGRAM || primary.in_process_types.iter().any(|own| own == kind);
+    let governed = configuration.changed(&place, |text| {
+        let governed = node.govern_all(text, &is_own);
+        let governed = governed.map_err(|error| Error { msg: format!("{place}: {}", error.msg), ..error })?;
+        Ok(governed.map(|(text, ignored)| {
+            warnings.extend(ignored.into_iter().map(|ignored| format!("{place}: {ignored}")));
+            text
+        }))
+    });
+    if let Some(governed) = governed? {
+        *configuration = governed;
+    }
+    Ok(())
+}
+
+/// The plugins of Multus's auxiliary chain.
+#[derive(Debug, Default)]
+pub(super) struct AuxiliaryNetworks {
+    /// Those that run in this process, each as a network of its own.
+    pub(super) in_process: Vec<PodNetwork>,
+    /// The list of the others.
+    pub(super) list: Option<PodNetwork>,
+}
+
+/// Returns the plugins of Multus's auxiliary chain, which runs after the `position` networks of a pod.
+///
+/// # Errors
+/// A file of the chain is invalid.
+pub(super) fn auxiliary_networks(
+    conf: &NetConf,
+    primary: &Primary,
+    position: usize,
+) -> Result<AuxiliaryNetworks, Error> {
+    let Some(directory) = &primary.auxiliary_chain else { return Ok(AuxiliaryNetworks::default()) };
+    let chain = directory.file_name().unwrap_or_default().to_string_lossy();
+    let network = |name: String, configuration| PodNetwork {
+        name,
+        interface: format!("net{position}"),
+        selection: None,
+        configuration,
+    };
+    let (mut in_process, mut others) = (Vec::new(), Vec::new());
+    for (file, mut configuration) in auxiliary_chain(directory, &conf.cni_version)? {
+        if runs_in_process(primary, &configuration) {
+            let name = format!("{chain}/{}", file.file_name().unwrap_or_default().to_string_lossy());
+            let mut warnings = Vec::new();
+            govern(conf, primary, &name, &mut configuration, &mut warnings)?;
+            warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+            in_process.push(network(name, configuration));
+        } else {
+            others.push(configuration);
+        }
+    }
+    let place = directory.to_string_lossy();
+    let list = RunnableConfiguration::list_of(&place, &chain, &conf.cni_version, &others)?;
+    Ok(AuxiliaryNetworks { in_process, list: list.map(|list| network(chain.into_owned(), list)) })
 }
 
 impl PrimaryCall<'_> {

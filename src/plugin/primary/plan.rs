@@ -7,10 +7,10 @@ use super::PrimaryCall;
 use super::invocation::Invocation;
 use super::lazy_pod::LazyPod;
 use super::mesh::{InProcessAttachment, combine, evaluated, rule_format};
-use super::networks::{agent_networks, networks_of, pod_networks};
+use super::networks::{agent_networks, auxiliary_networks, networks_of, pod_networks};
 use crate::cluster::Definitions;
 use crate::cni::{Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, at_most};
-use crate::networks::{PodNetwork, PodNetworks, Selection};
+use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, Selection};
 use crate::plugin::evaluation::is_agent;
 use crate::pod::{Pod, PodRef};
 use serde_json::json;
@@ -55,7 +55,10 @@ impl AddPlan {
         let default = resolved.networks.first().map(|network| network.interface.clone()).unwrap_or_default();
         let (mut invocations, mut chained) = (Vec::new(), Vec::new());
         let (mut selections, mut attached, mut selects_networks) = (Vec::new(), Vec::new(), false);
-        for (position, (network, runner)) in with_runners(primary, resolved.networks)?.into_iter().enumerate() {
+        let mut networks = with_runners(primary, resolved.networks)?;
+        let auxiliary = auxiliary_networks(conf, primary, networks.len())?;
+        networks.extend(auxiliary.in_process.into_iter().map(|network| (network, NetworkRunner::Here)));
+        for (position, (network, runner)) in networks.into_iter().enumerate() {
             selects_networks |= network.selection.is_some();
             let invocation = Invocation::for_network(&network, position == 0, &conf.runtime_config, request);
             match runner {
@@ -72,6 +75,10 @@ impl AddPlan {
                     attached.push(attachment);
                 }
             }
+        }
+        if let Some(list) = &auxiliary.list {
+            invocations.push(Invocation::for_auxiliary_chain(list, &conf.runtime_config, request));
+            selections.push(None);
         }
         combine(conf, &mut attached, request.args.pod.as_ref())?;
         invocations.extend(chained);
@@ -119,16 +126,22 @@ fn with_runners(primary: &Primary, networks: Vec<PodNetwork>) -> Result<Vec<(Pod
 
 /// Returns how a network is run. Its type decides only if the network has a single plugin.
 pub(super) fn runner(primary: &Primary, PodNetwork { configuration, .. }: &PodNetwork) -> NetworkRunner {
-    let is_one_of = |types: &[String]| {
-        configuration.plugins.len() == 1 && configuration.types().all(|own| types.iter().any(|kind| kind == own))
-    };
-    if is_one_of(&primary.in_process_types) {
+    if runs_in_process(primary, configuration) {
         NetworkRunner::Here
-    } else if is_one_of(&primary.chain_types) {
+    } else if is_one_of(&primary.chain_types, configuration) {
         NetworkRunner::Chain
     } else {
         NetworkRunner::Delegate
     }
+}
+
+/// Whether the configuration has a single plugin, which runs in this process.
+pub(super) fn runs_in_process(primary: &Primary, configuration: &RunnableConfiguration) -> bool {
+    is_one_of(&primary.in_process_types, configuration)
+}
+
+fn is_one_of(types: &[String], configuration: &RunnableConfiguration) -> bool {
+    configuration.plugins.len() == 1 && configuration.types().all(|own| types.iter().any(|kind| kind == own))
 }
 
 fn no_interface(network: &PodNetwork) -> Error {
@@ -207,7 +220,14 @@ pub fn preview(
     combine(conf, &mut attached, Some(&pod_ref))?;
     let evaluated = evaluated(conf, attached, true);
     rule_format(conf, &evaluated)?;
-    Ok(Preview { networks, evaluated, warnings: resolved.warnings })
+    let mut warnings = resolved.warnings;
+    warnings.extend(primary.auxiliary_chain.as_ref().map(|directory| {
+        format!(
+            "auxiliaryCNIChainName: the plugins in {} also run for the pod; they are not shown",
+            directory.display()
+        )
+    }));
+    Ok(Preview { networks, evaluated, warnings })
 }
 
 /// Returns `primary` with a placeholder for `clusterNetwork`.

@@ -1,10 +1,10 @@
 //! What a call changes in the desired state of a pod sandbox's attachments, and how policies are adapted to the network
 //! namespace.
 
-use crate::cni::{Code, Error, LIST_ITEMS, RuleFormat, at_most};
+use crate::cni::{Code, Error, LIST_ITEMS, at_most};
 use crate::netns;
 use crate::plugin::inputs::{AddInputs, SavedInputs};
-use crate::plugin::netns_state::ForeignRedirection;
+use crate::plugin::netns_state::{ForeignRedirection, FormatPreference};
 use crate::plugin::record::{AttachmentRecord, SandboxRecords};
 use crate::policy::{Interception, Policy, Redirect};
 use crate::state::Attachment;
@@ -13,8 +13,8 @@ use std::collections::HashSet;
 /// What a call changes in the desired state of the pod sandbox.
 #[derive(Debug, Clone)]
 pub(in crate::plugin) enum Operation {
-    /// ADD: replaces the policy of one attachment, with a setting for the rule format and the inputs to save.
-    Apply(Policy, Option<RuleFormat>, Option<SavedInputs>),
+    /// ADD: replaces the policy of one attachment, with a preference for the rule format and the inputs to save.
+    Apply(Policy, FormatPreference, Option<SavedInputs>),
     /// Live policy: replaces the evaluated policies of attachments with saved state, all or none.
     Follow(Vec<(Attachment, Policy)>),
     /// Repair: restores the saved policy of one attachment; does nothing without one.
@@ -28,7 +28,7 @@ pub(in crate::plugin) enum Operation {
 pub(super) struct Changes {
     pub(super) kind: Kind,
     pub(super) list: Vec<Change>,
-    pub(super) rule_format: Option<RuleFormat>,
+    pub(super) format: FormatPreference,
 }
 
 /// The kind of an [`Operation`].
@@ -78,10 +78,10 @@ impl Operation {
     pub(super) fn changes(self, attachment: &Attachment, saved: &SandboxRecords) -> Result<Option<Changes>, Error> {
         let kind = self.kind();
         let own = saved.get(attachment);
-        let mut rule_format = None;
+        let mut format = FormatPreference::default();
         let mut list = match self {
-            Self::Apply(policy, setting, inputs) => {
-                rule_format = setting;
+            Self::Apply(policy, preference, inputs) => {
+                format = preference;
                 vec![Change { inputs: InputsChange::Replace(inputs), ..Change::new(attachment, policy) }]
             }
             Self::Follow(policies) => {
@@ -90,7 +90,7 @@ impl Operation {
                 let mut settings = settings.filter_map(|inputs| AddInputs::read(inputs)?.rule_format);
                 // Rules that exist already have a format.
                 if saved.rule_format().is_none() {
-                    rule_format = settings.next();
+                    format.requested = settings.next();
                 }
                 list
             }
@@ -106,7 +106,7 @@ impl Operation {
             return Ok(None);
         }
         list.iter_mut().try_for_each(Change::exclude_secondary_networks)?;
-        Ok(Some(Changes { kind, list, rule_format }))
+        Ok(Some(Changes { kind, list, format }))
     }
 }
 

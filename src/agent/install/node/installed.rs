@@ -23,10 +23,21 @@ pub struct Installed {
 /// The texts of the installed configurations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InstalledTexts {
-    /// Each file with its text: of a configuration list, only the entry of the installation.
-    pub texts: Vec<(HostPath, String)>,
+    /// The files that exist.
+    pub texts: Vec<InstalledText>,
     /// The files of the installation records that do not exist here.
     pub missing: Vec<HostPath>,
+}
+
+/// The text of an installed configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InstalledText {
+    /// Its file.
+    pub path: HostPath,
+    /// Its text: of a plugin list, only the entry of the installation.
+    pub text: String,
+    /// Whether its place makes it apply to every pod: a plugin list, or Multus's auxiliary chain.
+    pub for_every_pod: bool,
 }
 
 impl NodeFiles {
@@ -38,20 +49,20 @@ impl NodeFiles {
     pub fn installed(&self) -> Result<Vec<Installed>, String> {
         let record = self.record().map_err(|error| error.to_string())?.unwrap_or_default();
         let mut all: Vec<_> = configurations(&record).collect();
-        all.sort_by_key(|(_, kind)| kind.is_none());
-        all.into_iter().filter_map(|(path, kind)| self.installed_at(path, kind).transpose()).collect()
+        all.sort_by_key(|found| !found.for_every_pod);
+        all.into_iter().filter_map(|found| self.installed_at(&found).transpose()).collect()
     }
 
     /// Returns the configuration in a file. In a configuration list, this is the entry of type `kind`: Istio's
     /// CNI plugin can have an entry there too.
-    fn installed_at(&self, path: &HostPath, kind: Option<&str>) -> Result<Option<Installed>, String> {
+    fn installed_at(&self, found: &RecordedConfiguration<'_>) -> Result<Option<Installed>, String> {
+        let path = found.path;
         let Some(mut text) = self.text(path)? else { return Ok(None) };
-        let is_list = kind.is_some();
-        if let Some(kind) = kind {
+        if let Some(kind) = found.kind {
             text = only_entries(path, &text, kind)?.unwrap_or(text);
         }
         let mut conf = configuration(path.as_path(), text.as_bytes()).map_err(|error| error.to_string())?;
-        let for_every_pod = is_list || conf.primary.is_some();
+        let for_every_pod = found.for_every_pod || conf.primary.is_some();
         conf.primary = None;
         conf.chain.retain(|block| SubPlugin::of(block).is_some());
         let source = &mut conf.kubernetes;
@@ -70,13 +81,13 @@ impl NodeFiles {
     pub fn installed_texts(&self) -> Result<InstalledTexts, String> {
         let mut found = InstalledTexts::default();
         let record = self.record().map_err(|error| error.to_string())?.unwrap_or_default();
-        for (path, kind) in configurations(&record) {
+        for RecordedConfiguration { path, kind, for_every_pod } in configurations(&record) {
             let Some(text) = self.text(path)? else {
                 found.missing.push(path.clone());
                 continue;
             };
             let text = kind.map_or(Ok(Some(text.clone())), |kind| only_entries(path, &text, kind))?;
-            found.texts.extend(text.map(|text| (path.clone(), text)));
+            found.texts.extend(text.map(|text| InstalledText { path: path.clone(), text, for_every_pod }));
         }
         Ok(found)
     }
@@ -98,12 +109,23 @@ impl NodeFiles {
     }
 }
 
-/// Returns the files of a record with the plugin's configurations: configuration lists with the type of the plugin's
-/// entry, and files of single plugins.
-fn configurations(record: &InstallRecord) -> impl Iterator<Item = (&HostPath, Option<&str>)> {
+/// A file of a record with one of the plugin's configurations.
+struct RecordedConfiguration<'a> {
+    path: &'a HostPath,
+    /// The type of the plugin's entry, if the file is a plugin list.
+    kind: Option<&'a str>,
+    /// Whether its place makes it apply to every pod.
+    for_every_pod: bool,
+}
+
+fn configurations(record: &InstallRecord) -> impl Iterator<Item = RecordedConfiguration<'_>> {
     let own = record.files.iter().filter(|(_, owned)| owned.role == Role::Configuration);
     let own = own.map(|(path, owned)| (path, owned.copy_of.as_ref().map(|list| list.kind.as_str())));
-    record.lists.iter().map(|(path, listed)| (path, Some(listed.kind.as_str()))).chain(own)
+    let all = record.lists.iter().map(|(path, listed)| (path, Some(listed.kind.as_str()))).chain(own);
+    all.map(|(path, kind)| {
+        let in_chain = record.multus_chain.as_ref() == Some(&path.parent());
+        RecordedConfiguration { path, kind, for_every_pod: kind.is_some() || in_chain }
+    })
 }
 
 /// Returns a configuration list with only its entries of type `kind`; `None` if it has none.
@@ -130,14 +152,22 @@ mod tests {
         let list = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "a"}, {"type": "detour", "log_level": "info"}]}"#;
         let own = json!({"role": "configuration", "ours": [], "before": "nothing"});
         let lists = json!({"/list": {"kind": "detour", "ours": []}});
-        let record = json!({"installer": "i", "files": {"/missing": own, "/own": own}, "lists": lists});
+        let files = json!({"/missing": own, "/own": own, "/chain/own": own});
+        let record = json!({"installer": "i", "files": files, "lists": lists, "multus_chain": "/chain"});
         fs::write(directory.join("list"), list).expect("written");
-        fs::write(directory.join("own"), "{}").expect("written");
+        fs::create_dir(directory.join("chain")).expect("created");
+        for name in ["own", "chain/own"] {
+            fs::write(directory.join(name), r#"{"name": "n", "type": "detour"}"#).expect("written");
+        }
         fs::write(state.join("install.json"), record.to_string()).expect("written");
         let found = NodeFiles::new(HostRoot::new(&directory)).installed_texts().expect("readable");
         let entry = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"detour","log_level":"info"}]}"#;
-        let texts: Vec<_> = found.texts.iter().map(|(path, text)| (path.to_string(), text.as_str())).collect();
-        assert_eq!(texts, [("/list".to_owned(), entry), ("/own".to_owned(), "{}")]);
+        let texts: Vec<_> = found.texts.iter().map(|it| (it.path.to_string(), &*it.text, it.for_every_pod)).collect();
+        let own = r#"{"name": "n", "type": "detour"}"#;
+        let wanted = [("/list", entry, true), ("/chain/own", own, true), ("/own", own, false)];
+        assert_eq!(texts, wanted.map(|(path, text, every)| (path.to_owned(), text, every)));
+        let installed = NodeFiles::new(HostRoot::new(&directory)).installed().expect("readable");
+        assert_eq!(installed.iter().map(|it| it.for_every_pod).collect::<Vec<_>>(), [true, true, false]);
         assert_eq!(found.missing.iter().map(ToString::to_string).collect::<Vec<_>>(), ["/missing"]);
         fs::remove_dir_all(&directory).expect("removed");
     }

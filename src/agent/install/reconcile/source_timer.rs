@@ -111,6 +111,7 @@ mod tests {
                 entry: json!({"type": "detour"}),
                 own_list: true,
             }],
+            multus_chain: None,
             expired: None,
         };
         let file = |(name, text): (&str, &str)| ConfFile {

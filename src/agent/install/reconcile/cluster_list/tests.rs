@@ -24,6 +24,7 @@ fn desired(kind: &str, own_list: bool) -> DesiredState {
         kubeconfig: None,
         node: None,
         configurations: vec![ConfigurationTarget::Listed { dir: dir(), file: None, entry, own_list }],
+        multus_chain: None,
         expired: None,
     }
 }

@@ -1,0 +1,109 @@
+//! `--multus-chain`: the plugin's file in the directory of Multus's auxiliary chain, beside files of other tools.
+
+use crate::agent_process::{Agent, SETTLED};
+use crate::scene::{CALICO, Scene};
+use serde_json::json;
+use std::fs;
+
+const CHAIN: &str = "--multus-chain=/run/multus/cni/net.d/vendor-cni-chain";
+const OPENSHIFT: [&str; 2] = ["--platform=openshift", CHAIN];
+const FILE: &str = "run/multus/cni/net.d/vendor-cni-chain/detour.conf";
+const FOREIGN: &str = "run/multus/cni/net.d/vendor-cni-chain/50-vendor.conf";
+
+#[test]
+fn the_chain_gets_a_file_beside_the_attachments() {
+    let scene = Scene::with("chain-files", "10-calico.conflist", CALICO);
+    scene.write(FOREIGN, r#"{"type": "vendor"}"#);
+    let before = scene.files();
+    let config = scene.config("config.json", &json!({"kubernetes": {"exclude_namespaces": ["quiet"]}}));
+    scene.write("attachments.json", r#"[{"name": "istio-cni", "kubernetes": {"exclude_namespaces": ["x"]}}]"#);
+    let attachments = format!("--attachments={}", scene.path("attachments.json").display());
+    let arguments = [&OPENSHIFT[..], &[&config, &attachments]].concat();
+    scene.ok("install", &arguments);
+    let (file, attachment) = (scene.json(FILE), scene.json("etc/cni/multus/net.d/istio-cni.conf"));
+    assert_eq!((&file["name"], &file["cniVersion"]), (&json!("vendor-cni-chain"), &json!("0.3.1")));
+    assert_eq!(file["chain"], attachment["chain"]);
+    assert_eq!((&file["auto_dialect"], &attachment["auto_dialect"]), (&json!("nftables"), &json!("nftables")));
+    assert_eq!(scene.mode(FILE), 0o600);
+    let node = scene.json("var/lib/cni/detour/node.json");
+    assert_eq!(node["auto_dialect"], "nftables");
+    assert_eq!(node["networks"], json!({"vendor-cni-chain": {"exclude_namespaces": ["quiet"]}}));
+    assert!(scene.ok("install", &arguments).contains("nothing to do"));
+
+    // Without the flag, only this file is removed.
+    scene.ok("install", &["--platform=openshift", &config, &attachments]);
+    assert!(!scene.path(FILE).exists() && scene.path("etc/cni/multus/net.d/istio-cni.conf").exists());
+    scene.ok("install", &arguments);
+    scene.ok("uninstall", &[]);
+    fs::remove_file(scene.path("attachments.json")).expect("removed");
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn a_file_that_stops_the_whole_chain_makes_the_installation_incomplete() {
+    let scene = Scene::with("chain-foreign", "10-calico.conflist", CALICO);
+    for (text, wanted) in [
+        ("{", "50-vendor.conf: invalid JSON"),
+        ("[]", "50-vendor.conf: expected a JSON object with type"),
+        (r#"{"name": "x"}"#, "50-vendor.conf: expected a JSON object with type"),
+        (r#"{"plugins": [{"type": "x"}]}"#, "50-vendor.conf: expected a JSON object with type"),
+        (r#"{"type": 1}"#, "50-vendor.conf.type: invalid value 1"),
+        (r#"{"type": "x", "name": 1}"#, "50-vendor.conf.name: invalid value 1"),
+        (r#"{"type": "x", "capabilities": {"mac": "true"}}"#, "50-vendor.conf.capabilities: invalid value"),
+        (r#"{"type": "x", "ipam": "dhcp"}"#, "50-vendor.conf.ipam: invalid value"),
+    ] {
+        scene.write(FOREIGN, text);
+        let error = scene.ends(1, "install", &OPENSHIFT);
+        assert!(error.contains(wanted) && error.contains("Multus skips all plugins of"), "{text}: {error}");
+        assert!(scene.path(FILE).exists(), "the own file is written nevertheless");
+    }
+    scene.write(FOREIGN, r#"{"type": "x", "capabilities": null, "dns": {}}"#);
+    scene.write("run/multus/cni/net.d/vendor-cni-chain/notes.txt", "{");
+    scene.ok("install", &OPENSHIFT);
+}
+
+#[test]
+fn contradictions_are_refused_before_anything_is_written() {
+    let scene = Scene::with("chain-refused", "10-calico.conflist", CALICO);
+    let primary = scene.config("primary.json", &json!({"clusterNetwork": "/etc/cni/net.d/10-calico.conflist"}));
+    let before = scene.files();
+    for (arguments, wanted) in [
+        (vec!["--chained=true", CHAIN], "expected --chained=false, got true; the plugin would run twice for each pod"),
+        (vec![CHAIN], "expected --chained=false, got true, the default of kubernetes"),
+        (vec!["--chained=false", "--multus-chain=/"], "expected a directory with the name of a network"),
+        (
+            vec!["--platform=openshift", CHAIN, &primary],
+            "expected a configuration without clusterNetwork and delegates",
+        ),
+    ] {
+        let error = scene.ends(2, "install", &arguments);
+        assert!(error.contains(wanted), "{arguments:?}: {error}");
+    }
+    assert_eq!(scene.files(), before);
+}
+
+/// The directory is on a tmpfs.
+#[test]
+fn the_agent_writes_the_file_again_and_reports_files_of_other_tools() {
+    let scene = Scene::with("chain-agent", "10-calico.conflist", CALICO);
+    let health = "--health-address=127.0.0.1:0";
+    let agent = Agent::start(&scene, "a", &[&OPENSHIFT[..], &[health]].concat());
+    let address = agent.address();
+    agent.wait_for_log(SETTLED);
+    fs::remove_dir_all(scene.path("run/multus")).expect("removed");
+    agent.wait_for_log("write /run/multus/cni/net.d/vendor-cni-chain/detour.conf");
+    agent.wait_for_log("the plugin is ready on this node");
+    let invalid = || {
+        let (_, body) = crate::support::health::fetch(&address, "/metrics");
+        crate::exposition::Exposition::parse(&body).value("detour_multus_chain_invalid_files", "", &[])
+    };
+    assert_eq!(invalid(), Some(0.0));
+    scene.write(FOREIGN, "{");
+    agent.wait_for_log("50-vendor.conf: invalid JSON");
+    assert_eq!(invalid(), Some(1.0));
+    let (status, body) = crate::support::health::fetch(&address, "/readyz");
+    assert!(status.contains("503") && body.contains("Multus skips all plugins of"), "{status} {body}");
+    fs::remove_file(scene.path(FOREIGN)).expect("removed");
+    agent.wait_for_log("the plugin is ready on this node");
+    assert_eq!(invalid(), Some(0.0));
+}
