@@ -1,6 +1,7 @@
 //! Evaluates the first packet of a connection in all tables of a pod, in the order of the kernel (nf_tables_core.c,
 //! `nft_do_chain`), and finds where it arrives.
 
+use super::ambient;
 use super::native::rule::{BaseHook, NativeAction, NativeTable};
 use super::packet::{Packet, Sender};
 use super::rule::{Hook, Table, is_redirection_chain};
@@ -37,6 +38,8 @@ pub enum Arrival {
     Dropped,
     /// At this port of the sidecar, by a rule of Istio's chains.
     Sidecar(u16),
+    /// At this port of ztunnel, by a rule of istio-cni for the ambient mesh.
+    Ztunnel(u16),
     /// At this port, by another rule.
     Redirected(u16),
 }
@@ -47,6 +50,7 @@ impl fmt::Display for Arrival {
             Self::Direct => f.write_str("direct"),
             Self::Dropped => f.write_str("dropped"),
             Self::Sidecar(port) => write!(f, "sidecar:{port}"),
+            Self::Ztunnel(port) => write!(f, "ztunnel:{port}"),
             Self::Redirected(port) => write!(f, "redirected:{port}"),
         }
     }
@@ -55,7 +59,7 @@ impl fmt::Display for Arrival {
 /// A rule and its position.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RulePlace {
-    /// `raw`, `mangle` or `nat`, with prefix `detour-` for nftables; `detour-exclusions`.
+    /// `raw`, `mangle` or `nat`, with prefix `detour-` or `istio-ambient-` for nftables; `detour-exclusions`.
     pub table: &'static str,
     /// The netfilter chain.
     pub chain: String,
@@ -66,7 +70,7 @@ pub struct RulePlace {
 /// A rule that the packet matched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Hop {
-    /// `raw`, `mangle` or `nat`, with prefix `detour-` for nftables; `detour-exclusions`.
+    /// `raw`, `mangle` or `nat`, with prefix `detour-` or `istio-ambient-` for nftables; `detour-exclusions`.
     pub table: &'static str,
     /// `OUTPUT` or `PREROUTING`: the hook at which the packet entered the table.
     pub hook: &'static str,
@@ -129,10 +133,13 @@ impl RulesetView {
         let mut walk = Walk { view: self, packet, hops: Vec::new(), unsupported: Vec::new(), rules: 0 };
         let end = walk.run();
         let decided_by = decisive_rule(&walk.hops, end);
+        let chain = decided_by.as_ref().map(|place| place.chain.as_str());
+        let to_ztunnel = self.to_ztunnel.is_some() && chain.is_some_and(ambient::is_chain);
         let by_istio = decided_by.as_ref().is_some_and(|place| is_redirection_chain(&place.chain));
         let arrival = match end {
             End::Continue | End::Direct => Arrival::Direct,
             End::Dropped => Arrival::Dropped,
+            End::Redirected(port) if to_ztunnel => Arrival::Ztunnel(port),
             End::Redirected(port) | End::Tproxied(port) if by_istio => Arrival::Sidecar(port),
             End::Redirected(port) | End::Tproxied(port) => Arrival::Redirected(port),
         };
@@ -261,8 +268,9 @@ impl Walk<'_> {
             RuleEffect::End(End::Direct) => HopEffect::Fixed,
             RuleEffect::End(End::Dropped | End::Redirected(_) | End::Tproxied(_)) => HopEffect::Diverted,
         };
+        let table = ambient::table_name(self.view.to_ztunnel, table, chain).unwrap_or(table.name());
         let (chain, rule) = (chain.to_owned(), rule.text.clone());
-        self.hops.push(Hop { table: table.name(), hook: hook.chain(), chain, rule, then, effect });
+        self.hops.push(Hop { table, hook: hook.chain(), chain, rule, then, effect });
         verdict
     }
 }

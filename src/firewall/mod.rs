@@ -4,6 +4,7 @@
 //! * `rule`: the rule model, shared by both rule formats
 //! * `from_policy`, with `istio` (the redirection): a policy as rules
 //! * `live`: reads the live rules
+//! * `ambient`: the rules that istio-cni writes for pods in the ambient mesh
 //! * `plan`: the changes from live to desired rules, in iptables' tables
 //! * `step`: the steps of a transaction, as messages and in words
 //! * `subsequence`: the rules that two lists have in common
@@ -18,6 +19,7 @@
 //! * `native`: tables of detour: the exclusions, and the format `nftables`
 //! * `nfnetlink`: the netlink protocol of nf_tables and connection tracking
 
+mod ambient;
 mod containers;
 mod drift;
 mod evaluation;
@@ -38,6 +40,7 @@ mod subsequence;
 mod view;
 
 pub use crate::cni::RuleFormat;
+pub use ambient::AmbientRedirection;
 pub use containers::{
     ContainerElement, ContainerLabel, change_container_elements, container_elements, required_container_elements,
     set_name,

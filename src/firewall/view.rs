@@ -1,6 +1,7 @@
 //! The rules of a pod in one form for both rule formats: native conditions and actions, with the text that the format's
 //! tool prints. The rules are live ones, with those of other tools in the tables of iptables, or desired ones.
 
+use super::ambient::AmbientRedirection;
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::conditions;
@@ -102,6 +103,9 @@ pub struct ChainView {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RulesetView {
     chains: BTreeMap<TableId, BTreeMap<String, ChainView>>,
+    /// The format of istio-cni's rules for the ambient mesh, if they are part of the view: captured traffic arrives at
+    /// ztunnel.
+    pub(super) to_ztunnel: Option<RuleFormat>,
     /// Rules that apply, but are not in the view, in words.
     pub caveats: Vec<String>,
 }
@@ -132,9 +136,9 @@ impl RulesetView {
                 ));
             }
         }
-        if live.native_istio.is_some() {
-            let caveat = "tables inet istio-proxy-* also redirect the pod, but their rules are not evaluated";
-            view.caveats.push(caveat.to_owned());
+        if let Some(istio) = live.native_istio {
+            let tables = if istio.ambient { "istio-ambient-*" } else { "istio-proxy-*" };
+            view.caveats.push(format!("tables inet {tables} also redirect the pod, but their rules are not evaluated"));
         }
         view
     }
@@ -169,7 +173,11 @@ impl RulesetView {
     #[must_use]
     pub fn of_policy(policy: &Policy, format: RuleFormat) -> Self {
         let mut view = Self::desired(&Ruleset::of(policy, &Family::ALL), format);
-        if policy.interception == Interception::Unset {
+        if policy.ambient {
+            // istio-cni's default format; its rules have the same effect in both.
+            let captures_dns = policy.dns_captured_elsewhere.unwrap_or(true);
+            view = view.with_ambient(AmbientRedirection { format: RuleFormat::Iptables, captures_dns });
+        } else if policy.interception == Interception::Unset {
             let caveat = "this configuration does not redirect the pod; rules of other programs are not evaluated";
             view.caveats.push(caveat.to_owned());
         }
@@ -179,6 +187,27 @@ impl RulesetView {
     fn add(&mut self, table: TableId, name: &str, base: Option<BaseHook>, rules: impl Iterator<Item = RuleView>) {
         let chain = ChainView { base, rules: rules.collect() };
         self.chains.entry(table).or_default().insert(name.to_owned(), chain);
+    }
+
+    /// Removes the chains for which `keeps` is false.
+    pub(super) fn retain_chains(&mut self, keeps: impl Fn(TableId, &str) -> bool) {
+        for (table, chains) in &mut self.chains {
+            chains.retain(|name, _| keeps(*table, name));
+        }
+    }
+
+    /// Adds rules to a base chain that it lacks. Replaces the rules of any other chain.
+    pub(super) fn extend_chain(&mut self, table: TableId, name: &str, base: Option<BaseHook>, rules: Vec<RuleView>) {
+        let chains = self.chains.entry(table).or_default();
+        let chain = chains.entry(name.to_owned()).or_insert_with(|| ChainView { base, rules: Vec::new() });
+        if base.is_none() {
+            chain.rules.clear();
+        }
+        for rule in rules {
+            if base.is_none() || !chain.rules.iter().any(|own| own.action() == rule.action()) {
+                chain.rules.push(rule);
+            }
+        }
     }
 
     /// Returns the tables with their chains by name: those of iptables first.

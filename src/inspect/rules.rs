@@ -4,7 +4,8 @@ use super::elements::ContainerSets;
 use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::cni::{Code, Error};
 use crate::firewall::{
-    Counter, Drift, DriftKind, LiveRuleset, RuleAt, Ruleset, RulesetView, TableId, foreign_rules, legacy_tables,
+    AmbientRedirection, Counter, Drift, DriftKind, LiveRuleset, RuleAt, Ruleset, RulesetView, TableId, foreign_rules,
+    legacy_tables,
 };
 use crate::netns::find::FoundNetns;
 use crate::netns::{NetNs, own_addresses};
@@ -80,6 +81,9 @@ impl LiveRules {
     #[must_use]
     pub fn view(&self) -> RulesetView {
         let mut view = RulesetView::live(&self.live);
+        if let Some(ambient) = AmbientRedirection::of(&self.live) {
+            view = view.with_ambient(ambient);
+        }
         if !self.legacy.is_empty() {
             let tables = self.legacy.join(", ");
             view.caveats
@@ -104,6 +108,7 @@ impl LiveRules {
             attachments: state.iter().flat_map(|state| &state.attachments).map(ToString::to_string).collect(),
             dialect: state.filter(|state| state.policy.redirect().is_some()).map(|state| state.rule_format.name()),
             as_asked,
+            ambient: AmbientRedirection::of(&self.live).map(AmbientRedirection::place),
             legacy: self.legacy.clone(),
             absent: self.unfixed.clone(),
             rules,
@@ -126,6 +131,8 @@ pub struct RulesReport {
     pub dialect: Option<&'static str>,
     /// Whether the live state equals the desired state; `None` without saved state of any attachment.
     pub as_asked: Option<bool>,
+    /// Where istio-cni's redirection to ztunnel is; `None` if the pod is not in the ambient mesh.
+    pub ambient: Option<&'static str>,
     /// Tables of `iptables-legacy`, whose rules apply, but can't be read.
     pub legacy: Vec<String>,
     /// Missing addresses, routes and policy rules of its attachments, one line each.
@@ -347,6 +354,9 @@ impl RulesReport {
         }
         for attachment in &self.attachments {
             screen.text(format!("  {attachment}"), Tone::Faint);
+        }
+        if let Some(place) = self.ambient {
+            screen.text(format!("  istio-cni redirects the pod to ztunnel: {place}"), Tone::Faint);
         }
         for table in &self.legacy {
             screen.text(format!("  iptables-legacy {table}: also applies, but its rules can't be read"), Tone::Notable);

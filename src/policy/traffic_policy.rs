@@ -22,8 +22,8 @@ pub struct Policy {
     /// facts; `None` if neither is known yet.
     #[serde(default)]
     pub dns_captured_elsewhere: Option<bool>,
-    /// Whether the pod is in Istio's ambient mesh. ztunnel sends from sockets in the pod's network namespace; exclusions
-    /// do not apply to them.
+    /// Whether the pod is in Istio's ambient mesh. ztunnel sends from sockets in the pod's network namespace, to which
+    /// exclusions do not apply.
     #[serde(default, skip_serializing_if = "is_false")]
     pub ambient: bool,
 }
@@ -105,6 +105,17 @@ mod tests {
         assert_eq!(policy.container_scope("vault", false), Some(ContainerScope::All));
         assert_eq!(policy.container_scope("vault", true), Some(ContainerScope::Dns));
         assert_eq!(policy.container_scope("other", false), None);
+    }
+
+    /// Records of earlier versions lack the field, and those of pods outside of the ambient mesh stay as they were.
+    #[test]
+    fn a_record_names_the_ambient_mesh_only_for_its_pods() {
+        let saved = |ambient| serde_json::to_value(Policy { ambient, ..Policy::default() }).expect("JSON");
+        assert_eq!((saved(false).get("ambient"), &saved(true)["ambient"]), (None, &true.into()));
+        for ambient in [false, true] {
+            let read: Policy = serde_json::from_value(saved(ambient)).expect("readable");
+            assert_eq!(read.ambient, ambient);
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use super::values::parse_bool;
 use crate::pod::well_known::{AMBIENT, AMBIENT_DNS_CAPTURE, DATAPLANE_MODE, INJECTION_STATUS, NOT_IN_MESH};
-use crate::pod::{Facts, Pod};
+use crate::pod::{Namespace, Pod};
 use std::fmt;
 
 /// The object whose label enrolls a pod in the ambient mesh.
@@ -30,12 +30,11 @@ impl fmt::Display for EnrolledBy {
 /// Returns which label enrolls the pod in the ambient mesh; `None` if it is not enrolled. Istio enrolls neither pods of
 /// the host network nor pods with a sidecar.
 #[must_use]
-pub fn enrolled_by(facts: &Facts) -> Option<EnrolledBy> {
-    let pod = &facts.pod;
+pub fn enrolled_by(pod: &Pod, namespace: Option<&Namespace>) -> Option<EnrolledBy> {
     if pod.host_network || pod.annotations.contains_key(INJECTION_STATUS) {
         return None;
     }
-    let of_namespace = facts.namespace.as_ref().and_then(|namespace| namespace.dataplane_mode.as_deref());
+    let of_namespace = namespace.and_then(|namespace| namespace.dataplane_mode.as_deref());
     match pod.labels.get(DATAPLANE_MODE).map(String::as_str) {
         Some(AMBIENT) => Some(EnrolledBy::Pod),
         Some(NOT_IN_MESH) => None,
@@ -46,8 +45,8 @@ pub fn enrolled_by(facts: &Facts) -> Option<EnrolledBy> {
 /// Returns whether exclusions apply to the pod: it has a network of its own, and a sidecar or ztunnel captures its
 /// traffic.
 #[must_use]
-pub fn is_meshed(facts: &Facts) -> bool {
-    !facts.pod.host_network && (facts.pod.proxy().is_some() || enrolled_by(facts).is_some())
+pub fn is_meshed(pod: &Pod, namespace: Option<&Namespace>) -> bool {
+    !pod.host_network && (pod.proxy().is_some() || enrolled_by(pod, namespace).is_some())
 }
 
 /// Returns whether ztunnel resolves the pod's DNS; `None` if the pod does not set it, so that istio-cni's own setting
@@ -60,16 +59,15 @@ pub(super) fn captures_dns(pod: &Pod) -> Option<bool> {
 mod tests {
     use super::super::tests::scenario::{container, meshed_pod};
     use super::*;
-    use crate::pod::Namespace;
 
     /// Returns the facts of a pod without a sidecar, with these labels of the pod and its namespace.
-    fn labeled(of_pod: Option<&str>, of_namespace: Option<&str>) -> Facts {
+    fn labeled(of_pod: Option<&str>, of_namespace: Option<&str>) -> (Pod, Namespace) {
         let mut pod = meshed_pod();
         pod.containers.truncate(1);
         pod.annotations.clear();
         pod.labels.extend(of_pod.map(|value| (DATAPLANE_MODE.to_owned(), value.to_owned())));
         let dataplane_mode = of_namespace.map(str::to_owned);
-        Facts { pod, namespace: Some(Namespace { dataplane_mode, ..Namespace::default() }) }
+        (pod, Namespace { dataplane_mode, ..Namespace::default() })
     }
 
     /// The selectors of Istio's chart: the pod's label is `ambient`, or it is not `none` and the namespace's is `ambient`.
@@ -85,19 +83,19 @@ mod tests {
             (Some("Ambient"), Some("Ambient"), None),
             (None, Some("none"), None),
         ] {
-            let facts = labeled(of_pod, of_namespace);
-            assert_eq!(enrolled_by(&facts), expected, "{of_pod:?} {of_namespace:?}");
-            assert_eq!(is_meshed(&facts), expected.is_some(), "{of_pod:?} {of_namespace:?}");
+            let (pod, namespace) = labeled(of_pod, of_namespace);
+            assert_eq!(enrolled_by(&pod, Some(&namespace)), expected, "{of_pod:?} {of_namespace:?}");
+            assert_eq!(is_meshed(&pod, Some(&namespace)), expected.is_some(), "{of_pod:?} {of_namespace:?}");
         }
-        assert_eq!(enrolled_by(&Facts { namespace: None, ..labeled(None, Some("ambient")) }), None);
+        assert_eq!(enrolled_by(&labeled(None, Some("ambient")).0, None), None);
     }
 
     #[test]
     fn a_sidecar_and_the_host_network_take_precedence_over_the_labels() {
         let changed = |change: fn(&mut Pod)| {
-            let mut facts = labeled(Some("ambient"), Some("ambient"));
-            change(&mut facts.pod);
-            (enrolled_by(&facts), is_meshed(&facts))
+            let (mut pod, namespace) = labeled(Some("ambient"), Some("ambient"));
+            change(&mut pod);
+            (enrolled_by(&pod, Some(&namespace)), is_meshed(&pod, Some(&namespace)))
         };
         assert_eq!(changed(|pod| pod.host_network = true), (None, false));
         let injected = |pod: &mut Pod| drop(pod.annotations.insert(INJECTION_STATUS.into(), "{}".into()));

@@ -1,5 +1,6 @@
 //! A sub-plugin chain: its blocks, parsed as completely as possible without a pod, and the input of their evaluation.
 
+use super::ambient::{EnrolledBy, enrolled_by};
 use super::context::{ListAuthor, Resolvers};
 use super::exclude::Exclude;
 use super::settings::Settings;
@@ -48,6 +49,12 @@ pub struct ChainInput<'a> {
 }
 
 impl<'a> ChainInput<'a> {
+    /// Returns which label enrolls the pod in the ambient mesh.
+    pub(super) fn enrolled_by(&self) -> Option<EnrolledBy> {
+        let facts = self.facts?;
+        enrolled_by(&facts.pod, facts.namespace.as_ref())
+    }
+
     /// Returns the block of `sub_plugin` in `args.cni` with its path, unless it is `null`.
     pub(super) fn argument(&self, sub_plugin: SubPlugin) -> Option<(String, &'a Value)> {
         let value = self.args.get(sub_plugin.name()).filter(|value| !value.is_null())?;

@@ -3,7 +3,7 @@
 //! For a running pod, each sub-plugin that fails, for example because of an invalid annotation, keeps its part of the
 //! pod's policy; the parts of the others follow the configuration ([`SeparatePolicy`]).
 
-use super::ambient::{self, enrolled_by, is_meshed};
+use super::ambient::{self, is_meshed};
 use super::chain::{ChainInput, ParsedChain};
 use super::context::{self, FACT_SOURCES, PodContext, RequestedExclusions, Resolvers};
 use super::decision::{self, Decision, SkipReason};
@@ -88,13 +88,13 @@ pub fn run_separately(chain: &[Block], input: &ChainInput<'_>) -> SeparatePolicy
 fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput, Failures), Error> {
     let (mut notes, mut origins, mut failures) = (Vec::new(), Origins::default(), Failures::default());
     let mut decision = decide(chain, input)?;
-    let is_ambient = input.facts.and_then(enrolled_by).is_some();
+    let is_ambient = input.enrolled_by().is_some();
     let dns_captured_elsewhere = match input.facts {
         Some(facts) if is_ambient => ambient::captures_dns(&facts.pod),
         facts => facts.map(|facts| settings::captures_dns(&facts.pod)),
     };
-    let mut policy = Policy { dns_captured_elsewhere, ..Policy::default() };
-    if input.facts.is_none_or(is_meshed) {
+    let mut policy = Policy { dns_captured_elsewhere, ambient: is_ambient, ..Policy::default() };
+    if input.facts.is_none_or(|facts| is_meshed(&facts.pod, facts.namespace.as_ref())) {
         if decision == Decision::Redirect {
             let interception = interception(chain, input, &mut origins.settings, &mut notes);
             policy.interception = failures.or_default(SubPlugin::IstioRedirect, interception);
@@ -115,7 +115,6 @@ fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput,
             }
             policy.exclusions = origins.exclusions.iter().map(|(exclusion, _)| exclusion.clone()).collect();
             policy.containers = origins.containers.iter().map(|(exclusion, _)| exclusion.clone()).collect();
-            policy.ambient = is_ambient && !policy.is_empty();
         }
         notes.extend(ignored::unused_requests(chain, input));
         notes.extend(ignored::misspelled_arguments(input));
@@ -126,7 +125,7 @@ fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput,
 }
 
 fn decide(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<Decision, Error> {
-    if let Some(enrolled_by) = input.facts.and_then(enrolled_by) {
+    if let Some(enrolled_by) = input.enrolled_by() {
         return Ok(Decision::LeaveAlone(SkipReason::Ambient(enrolled_by)));
     }
     let skip_reason = input.facts.map(|facts| decision::pod_skip_reason(&facts.pod));
@@ -289,7 +288,6 @@ impl SeparatePolicy {
                 }
             }
         }
-        policy.ambient |= applied.ambient && !policy.is_empty();
         // As the result of a chain, so that it compares with an applied policy.
         policy.normalized()
     }

@@ -4,6 +4,7 @@
 //! `conditions` and `many_pods` need etcd, kube-apiserver and kubectl too.
 
 mod agents;
+mod ambient;
 #[allow(dead_code, reason = "a part of it is used here")]
 #[path = "../apiserver/certificates.rs"]
 mod certificates;

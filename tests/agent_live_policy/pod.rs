@@ -21,6 +21,7 @@ pub(crate) struct Pod {
     pub(crate) sandbox: String,
     pub(crate) pause: Process,
     pub(crate) annotations: RefCell<BTreeMap<String, String>>,
+    labels: RefCell<BTreeMap<String, String>>,
     has_sidecar: bool,
 }
 
@@ -43,6 +44,7 @@ impl Pod {
             sandbox,
             pause,
             annotations: RefCell::new(annotations),
+            labels: RefCell::default(),
             has_sidecar: true,
         };
         let links = "link set lo up\nlink add eth0 type veth peer name peer0\nlink set eth0 up\nlink set peer0 up\n\
@@ -74,6 +76,11 @@ impl Pod {
         self.annotations.borrow_mut().insert(key.to_owned(), value.to_owned());
     }
 
+    /// Sets a label of the manifest.
+    pub(crate) fn label(&self, key: &str, value: &str) {
+        self.labels.borrow_mut().insert(key.to_owned(), value.to_owned());
+    }
+
     /// Removes an annotation of the manifest.
     pub(crate) fn unset(&self, key: &str) {
         self.annotations.borrow_mut().remove(key);
@@ -92,6 +99,7 @@ impl Pod {
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
                 "name": self.name, "namespace": "shop", "uid": self.uid, "annotations": *self.annotations.borrow(),
+                "labels": *self.labels.borrow(),
             },
             "spec": {"nodeName": "node-1", "automountServiceAccountToken": false, "containers": containers},
             "status": {"phase": "Running", "podIPs": [{"ip": "10.88.0.2"}]},

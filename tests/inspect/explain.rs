@@ -58,7 +58,7 @@ pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
     pod["metadata"]["annotations"][key] = value.into();
 }
 
-const CASES: [Case; 19] = [
+const CASES: [Case; 21] = [
     ("redirected", |_, _| ()),
     ("warnings", |pod, _| {
         annotate(pod, "traffic.sidecar.istio.io/excludeOutboundIPRanges", "203.0.113.0/24");
@@ -122,8 +122,54 @@ const CASES: [Case; 19] = [
         annotate(pod, "traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.0/8");
         annotate(pod, "traffic.sidecar.istio.io/excludeInterfaces", "net1");
     }),
+    ("destinations", |pod, conf| {
+        annotate(pod, "detour.io/exclude-outbound-ports", "3306");
+        annotate(pod, "detour.io/exclude-outbound-ip-ranges", "10.20.0.0/16, fd20::/16");
+        conf["chain"].as_array_mut().expect("an array").push(json!({ "type": "destination-exclude" }));
+    }),
+    ("ambient", ambient),
     ("mode-none", |pod, _| annotate(pod, "sidecar.istio.io/interceptionMode", "NONE")),
 ];
+
+/// A pod in the ambient mesh that excludes UID 0, a port and a container.
+pub(crate) fn ambient(pod: &mut Value, conf: &mut Value) {
+    drop(pod["spec"]["containers"].as_array_mut().expect("an array").pop());
+    pod["metadata"]["annotations"] = json!({
+        "detour.io/exclude-outbound-ports": "3306",
+        "traffic.sidecar.istio.io/excludeOutboundPorts": "3306",
+        "k8s.v1.cni.cncf.io/networks": "default/istio-cni",
+    });
+    pod["metadata"]["labels"] = json!({ "istio.io/dataplane-mode": "ambient" });
+    conf["chain"] = json!([
+        { "type": "uid-exclude", "uids": [0] },
+        { "type": "container-exclude", "containers": "init-containers" },
+        { "type": "destination-exclude" },
+    ]);
+}
+
+/// With ztunnel in place of the sidecar.
+#[test]
+fn the_picture_and_traces_of_an_ambient_pod_show_ztunnel() {
+    let svg = explain("ambient-picture", ambient, &["--format", "svg"]).stdout;
+    for text in [">ztunnel<", ">15001<", ">15053<", ">15006<", "port 3306"] {
+        assert!(svg.contains(text), "{text}: {svg}");
+    }
+    assert!(!svg.contains("istio-proxy"), "{svg}");
+    let (mut pod, mut conf) = (pod(), conf());
+    ambient(&mut pod, &mut conf);
+    let conf = file("ambient.conf", &conf.to_string());
+    for (from, to, expected) in [
+        ("uid=1000650000", "192.0.2.1:443/tcp", "ztunnel:15001"),
+        ("uid=1000650000", "10.96.0.10:53/udp", "ztunnel:15053"),
+        ("uid=1000650000", "192.0.2.1:3306/tcp", "direct"),
+        ("uid=0", "[2001:db8::1]:443/tcp", "direct"),
+        ("inbound", "10.88.0.2:8080/tcp", "ztunnel:15006"),
+    ] {
+        let arguments = ["trace", "-f", "-", "--config", &conf, "--from", from, "--to", to, "-o", "json"];
+        let trace = detour(&arguments, &pod.to_string(), &[]).json();
+        assert_eq!(trace["arrives_at"], expected, "{from} {to}: {trace:#}");
+    }
+}
 
 fn explain(name: &str, case: fn(&mut Value, &mut Value), more: &[&str]) -> crate::run::Run {
     let (mut pod, mut conf) = (pod(), conf());

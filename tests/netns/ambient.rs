@@ -5,9 +5,13 @@ use crate::expectations::*;
 use crate::pod::{APP_PROCESS, UID};
 use crate::support::cgroup::Cgroup;
 use crate::world::*;
-use detour_cni::firewall::ContainerElement;
+use detour_cni::firewall::{ContainerElement, Destination, Sender};
+use detour_cni::inspect::{LiveRules, trace};
+use detour_cni::policy;
 use detour_cni::policy::ContainerScope;
+use detour_cni::state::{self, Store};
 use serde_json::{Value, json};
+use std::net::SocketAddr;
 
 /// Istio's ambient rules as iptables-save prints them, and as native tables.
 const IPTABLES: [&str; 2] = [include_str!("../golden/ambient.v4.rules"), include_str!("../golden/ambient.v6.rules")];
@@ -114,9 +118,45 @@ fn exclusions_hold(world: &World, excluded: &Cgroup) {
         }
     }
     a_query_leaves_one_replied_entry(world, APP_PROCESS, VAULT);
+    traces_predict_it(world);
     tcp_is_captured(world, APP_PROCESS);
     dns_is_captured(world, APP_PROCESS, RESOLVER);
     ztunnel_is_undisturbed(world);
+}
+
+/// Asserts that traces of the live rules say the same, and name the rules of the format in the kernel.
+#[track_caller]
+fn traces_predict_it(world: &World) {
+    let rules = LiveRules::read(&world.netns(), &Store::new(state::ROOT)).expect("readable");
+    let arrives = |process: Process, to: SocketAddr, protocol| {
+        let from = Sender::Process { uid: process.uid, gid: Some(process.gid), set: None };
+        trace(&rules.view(), from, Destination { address: to, protocol }, &rules.addresses, "eth0")
+    };
+    let is_native = world.native_redirection().iter().any(|table| table.contains("istio-ambient-nat"));
+    for &family in world.families() {
+        let (server, resolver) = (SERVER.at(family, HTTPS), RESOLVER.at(family, DNS));
+        for (process, to, protocol, expected) in [
+            (APP_PROCESS, server, policy::Protocol::Tcp, "ztunnel:15001"),
+            (APP_PROCESS, resolver, policy::Protocol::Udp, "ztunnel:15053"),
+            (APP_PROCESS, SERVER.at(family, STATUS[0]), policy::Protocol::Tcp, "direct"),
+            (EXCLUDED_UID, server, policy::Protocol::Tcp, "direct"),
+            (DNS_ONLY, server, policy::Protocol::Tcp, "ztunnel:15001"),
+            (DNS_ONLY, resolver, policy::Protocol::Udp, "direct"),
+        ] {
+            let trace = arrives(process, to, protocol);
+            assert_eq!(trace.arrives_at, expected, "{trace:#?}");
+            let table = match (expected, is_native) {
+                ("direct", _) => "detour-exclusions",
+                (_, true) => "istio-ambient-nat",
+                (_, false) => "nat",
+            };
+            assert_eq!(trace.decided_by.map(|place| place.table), Some(table));
+        }
+    }
+    let report = rules.report(&world.netns());
+    let place =
+        if is_native { "tables inet istio-ambient-*" } else { "chains ISTIO_PRERT and ISTIO_OUTPUT of iptables" };
+    assert_eq!((report.as_asked, report.ambient), (Some(true), Some(place)));
 }
 
 /// Asserts that ztunnel's own packets and inbound traffic are as Istio has them.

@@ -351,11 +351,17 @@ fn outages(runtime: Runtime) {
         let mut plain: Vec<_> =
             starts(Kind::Plain).iter().filter(|start| start.at < OUTAGE).map(|start| start.took).collect();
         plain.sort();
-        let [median, longest] = [plain.get(plain.len() / 2), plain.last()].map(Option::<&Duration>::copied);
+        let median = plain.get(plain.len() / 2).copied();
         let back = [Kind::Meshed, Kind::Excluding].map(|kind| Some(starts(kind).first()?.at.saturating_sub(OUTAGE)));
+        let seconds = |time: &Duration| format!("{:.1} s", time.as_secs_f64());
+        let text = |time: Option<&Duration>| time.map_or_else(|| "none".into(), seconds);
         let value = format!(
-            "{} pods without a sidecar in {OUTAGE:?}: median {median:?}, longest {longest:?}; with a sidecar after {back:?}",
-            plain.len()
+            "{} pods without a sidecar in {OUTAGE:?}: median {}, longest {}; with a sidecar {} and {} after the outage",
+            plain.len(),
+            text(median.as_ref()),
+            text(plain.last()),
+            text(back[0].as_ref()),
+            text(back[1].as_ref()),
         );
         result(runtime, &format!("outage, {}", plan.what), &value);
         assert_eq!((boot.counts.without_rules.len(), boot.counts.other_rules.len()), (0, 0), "{boot}");

@@ -17,6 +17,7 @@ use crate::plugin::running::live_policy::{
 };
 use crate::pod::{Facts, Namespace};
 use crate::policy::{LivePolicyScope, Policy};
+use crate::sub_plugins::is_meshed;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,6 +44,8 @@ pub(super) struct PodPolicy {
     outdated: String,
     /// The condition that was sent and may not have been observed yet.
     sent: Option<PolicyCondition>,
+    /// Whether it has a sidecar, or is in the ambient mesh.
+    is_meshed: bool,
 }
 
 /// A change of a pod's policy.
@@ -79,6 +82,7 @@ impl PodPolicy {
             refused: String::new(),
             outdated: String::new(),
             sent: None,
+            is_meshed: false,
         }
     }
 
@@ -131,7 +135,7 @@ impl PodPolicy {
     fn write(&mut self, assessment: Assessment, observed: &ObservedPod, reports: &PodReports) {
         let (pod, name) = (pod_ref(observed), name(observed));
         let known = self.sent.as_ref().or(observed.policy_condition.as_ref());
-        let condition = texts::condition(&assessment, observed.pod.proxy().is_some(), known.is_some());
+        let condition = texts::condition(&assessment, self.is_meshed, known.is_some());
         // An earlier agent has reported it already.
         let is_reported = condition.is_some() && known == condition.as_ref();
         if self.is_refused_anew(&assessment) {
@@ -217,6 +221,7 @@ impl PolicyEvaluation<'_> {
         namespace: Option<&Namespace>,
     ) -> Option<PolicyChange> {
         policy.evaluated(self.now);
+        policy.is_meshed = is_meshed(&observed.pod, namespace);
         if observed.ending {
             policy.assessment = Assessment::default();
             return None;
@@ -231,7 +236,7 @@ impl PolicyEvaluation<'_> {
         }
         policy.container_id = container_id;
         let Some(running) = sandbox else {
-            self.evaluate_without_saved_state(policy, observed);
+            self.evaluate_without_saved_state(policy, observed, namespace);
             return None;
         };
         // The watch of namespaces wakes this pod.
@@ -260,8 +265,13 @@ impl PolicyEvaluation<'_> {
 
     /// Reports a pod that bypasses the sidecar. A repair or an ADD that adds the rules does not change the pod in the
     /// cluster, so it is evaluated again.
-    fn evaluate_without_saved_state(&self, policy: &mut PodPolicy, observed: &Arc<ObservedPod>) {
-        let suspicion = suspect(self.installed, observed).map(|(_, suspicion)| suspicion);
+    fn evaluate_without_saved_state(
+        &self,
+        policy: &mut PodPolicy,
+        observed: &Arc<ObservedPod>,
+        namespace: Option<&Namespace>,
+    ) {
+        let suspicion = suspect(self.installed, observed, namespace).map(|(_, suspicion)| suspicion);
         if suspicion.is_some_and(|it| it.redirectable && it.settled) {
             let reason = "no saved rules: the plugin was not called for it, or another tool redirects it".to_owned();
             let none = Assessment { verdict: Some(Verdict::None), reason, ..Assessment::default() };
@@ -332,6 +342,7 @@ mod tests {
         let pod = Pod { containers: vec![proxy], ..Pod::default() };
         let observed = ObservedPod { pod, policy_condition, ..ObservedPod::default() };
         let (reports, mut policy) = (PodReports::new(), PodPolicy::new(Instant::now()));
+        policy.is_meshed = true;
         policy.write(refused(), &observed, &reports);
         policy.write(refused(), &observed, &reports);
         reports.waiting_events()

@@ -355,6 +355,7 @@ fn check_job(
         installed: Arc::clone(installed),
         lookups: Arc::clone(lookups),
         observed: Arc::clone(&pod.observed),
+        namespace: pod.namespace.clone(),
     };
     Some(Box::new(move || {
         let result = check.run(&mut rules);

@@ -12,7 +12,7 @@ use crate::cluster::{DefinitionQuery, Event, Lookup, ObjectRef};
 use crate::cni::{Code, Error};
 use crate::netns::find::{self, FoundNetns};
 use crate::plugin::running::{self, ContainerStatus};
-use crate::pod::PodRef;
+use crate::pod::{Namespace, PodRef};
 use kube::core::SelectorExt;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -58,13 +58,14 @@ pub(super) struct RuleCheck {
     pub(super) installed: Arc<Vec<Installed>>,
     pub(super) lookups: Arc<SharedLookups>,
     pub(super) observed: Arc<ObservedPod>,
+    pub(super) namespace: Option<Arc<Namespace>>,
 }
 
 impl RuleCheck {
     /// Checks the pod, and repairs it if needed. Returns the result of a repair.
     pub(super) fn run(&self, rules: &mut PodRules) -> Option<RepairResult> {
         let observed = &self.observed;
-        let suspected = suspect(&self.installed, observed);
+        let suspected = suspect(&self.installed, observed, self.namespace.as_deref());
         let Some((installed, suspicion)) = suspected.filter(|_| self.settings.selector.matches(&observed.pod.labels))
         else {
             rules.rest();

@@ -8,8 +8,8 @@ use crate::networks::{self, InstalledNetwork};
 use crate::plugin::evaluation;
 use crate::plugin::running::ContainerStatus;
 use crate::pod::well_known::{INJECTION_STATUS, VALIDATION_CONTAINER};
-use crate::pod::{Facts, Pod, PodRef};
-use crate::sub_plugins::{Decision, SubPlugin, skip_reason};
+use crate::pod::{Facts, Namespace, Pod, PodRef};
+use crate::sub_plugins::{Decision, SubPlugin, is_meshed, skip_reason};
 use std::fmt;
 
 /// The exit code of Istio's validation container if traffic is not redirected.
@@ -48,12 +48,16 @@ pub(super) struct Suspicion {
 }
 
 /// Returns the evidence in the cluster about a pod, and the configuration that would redirect it. If no configuration
-/// would, it is the first one that includes the pod. Returns `None` if the pod is never repaired: it has no sidecar or no
-/// network namespace of its own, is ending, or is excluded by every configuration.
-pub(super) fn suspect<'a>(installed: &'a [Installed], observed: &ObservedPod) -> Option<(&'a Installed, Suspicion)> {
+/// would, it is the first one that includes the pod. Returns `None` if the pod is never repaired: it is not in the mesh, has
+/// no network namespace of its own, is ending, or is excluded by every configuration.
+pub(super) fn suspect<'a>(
+    installed: &'a [Installed],
+    observed: &ObservedPod,
+    namespace: Option<&Namespace>,
+) -> Option<(&'a Installed, Suspicion)> {
     let pod = &observed.pod;
     let name = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
-    if observed.ending || pod.host_network || pod.proxy().is_none() {
+    if observed.ending || !is_meshed(pod, namespace) {
         return None;
     }
     let including: Vec<_> =
@@ -154,7 +158,7 @@ mod tests {
     }
 
     fn suspicion(observed: &ObservedPod) -> Option<(bool, bool, bool)> {
-        let (_, suspicion) = suspect(&[installed(LISTED, true)], observed)?;
+        let (_, suspicion) = suspect(&[installed(LISTED, true)], observed, None)?;
         Some((suspicion.validation_failed, suspicion.settled, suspicion.redirectable))
     }
 
@@ -203,7 +207,7 @@ mod tests {
                 let networks = networks.map(|text| ("k8s.v1.cni.cncf.io/networks".to_owned(), text.to_owned()));
                 observed.pod.annotations.extend(networks);
             });
-            suspect(std::slice::from_ref(&own), &observed).expect("it has a sidecar").1.redirectable
+            suspect(std::slice::from_ref(&own), &observed, None).expect("it has a sidecar").1.redirectable
         };
         let answers =
             [None, Some("default/other"), Some("a, default/n"), Some("n@net1"), Some("[broken")].map(redirectable);
@@ -237,7 +241,7 @@ mod tests {
         });
         let is_suspected = |text: &str| {
             let installed = [installed(text, true)];
-            let (_, suspicion) = suspect(&installed, &failed).expect("it has a sidecar");
+            let (_, suspicion) = suspect(&installed, &failed, None).expect("it has a sidecar");
             suspicion.validation_failed
         };
         assert_eq!([LISTED, &exclusions].map(is_suspected), [true, false]);

@@ -61,11 +61,12 @@ pub(super) fn outdated(assessment: &Assessment) -> Event {
     Event { warning: false, reason: "DetourPolicyOutdated".into(), message }
 }
 
-/// Returns the condition of a pod; `None` if it has no sidecar, or neither rules nor a condition. A pod that has lost its
+/// Returns the condition of a pod; `None` if it has none and is not in the mesh, or has no rules. A pod that has lost its
 /// rules must not keep the condition of its earlier ones. Its message has the length and the characters that the API
 /// server gets, so that it compares with the one that the API server returns.
-pub(super) fn condition(assessment: &Assessment, has_sidecar: bool, has_condition: bool) -> Option<PolicyCondition> {
-    if !has_sidecar || !(assessment.has_rules || has_condition) {
+pub(super) fn condition(assessment: &Assessment, is_meshed: bool, has_condition: bool) -> Option<PolicyCondition> {
+    let has_left = !is_meshed && assessment.verdict.is_none();
+    if !(has_condition && (is_meshed || has_left) || is_meshed && assessment.has_rules) {
         return None;
     }
     let verdict = match assessment.verdict {

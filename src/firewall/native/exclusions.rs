@@ -16,6 +16,7 @@
 use super::rule::{BaseHook, Condition, InCgroup, Key, NativeAction, NativeChain, NativeRule};
 use super::set::{Span, Spans};
 use super::translate::{addresses, condense, interface, ports};
+use crate::firewall::ambient::ZTUNNEL_MARK;
 use crate::firewall::istio::{DNS_PORT, PROXY_ZONE};
 use crate::firewall::rule::{ExcludedTraffic, Family, Hook, Name, Table, protocol_number};
 use crate::policy::{ContainerScope, DnsCapture, Exclusion, PortRange, Protocol, TrafficOwner};
@@ -34,8 +35,6 @@ const QUERIES: &str = "DETOUR_QUERIES";
 const ZONE: &str = "DETOUR_ZONE";
 /// The default zone.
 const NO_ZONE: u16 = 0;
-/// The mark of ztunnel's own packets.
-const ZTUNNEL_MARK: u32 = 0x539;
 /// The levels of control groups. A container's has level 3 to 5 on usual nodes, deeper if the node is itself a
 /// container.
 const LEVELS: RangeInclusive<u8> = 1..=12;

@@ -25,6 +25,7 @@ pub(crate) use exclusions::EXCLUSIONS;
 pub use live::{NativeLiveChain, NativeLiveTables};
 pub use rule::{NativeTables, text};
 pub use translate::conditions;
+pub(super) use translate::{addresses, interface};
 
 use super::rule::Ruleset;
 use rule::NativeTable;

@@ -179,7 +179,7 @@ fn ids(range: IdRange) -> Spans {
 }
 
 /// Returns the addresses of a network.
-pub(super) fn addresses(net: IpNet) -> Spans {
+pub(in crate::firewall) fn addresses(net: IpNet) -> Spans {
     let number = |address| match address {
         IpAddr::V4(address) => u128::from(u32::from(address)),
         IpAddr::V6(address) => u128::from(address),
@@ -188,7 +188,7 @@ pub(super) fn addresses(net: IpNet) -> Spans {
 }
 
 /// Returns the span of an interface name; a name that ends in `+` is a prefix.
-pub(super) fn interface(name: &str) -> Spans {
+pub(in crate::firewall) fn interface(name: &str) -> Spans {
     let padded = |text: &str, with: u8| {
         let mut bytes = [with; 16];
         bytes.iter_mut().zip(text.bytes()).for_each(|(padding, byte)| *padding = byte);

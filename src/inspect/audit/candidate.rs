@@ -1,9 +1,9 @@
-//! Which pods the report is about: those with a sidecar, and those without one although the mesh requests it.
+//! Which pods the report is about: those with a sidecar or in the ambient mesh, and those without one although the mesh requests it.
 
 use crate::cluster::{LabeledNamespace, ScheduledPod};
 use crate::pod::Pod;
 use crate::pod::well_known::INJECT;
-use crate::sub_plugins::{SkipReason, pod_skip_reason, requested_injection};
+use crate::sub_plugins::{EnrolledBy, SkipReason, enrolled_by, pod_skip_reason, requested_injection};
 
 /// The labels with which Istio's injector selects namespaces and pods (istio.io, "Installing the Sidecar").
 const INJECTION: &str = "istio-injection";
@@ -16,6 +16,8 @@ const ENDED: [&str; 2] = ["Succeeded", "Failed"];
 pub(super) enum Candidate {
     /// It has a sidecar.
     WithSidecar,
+    /// A label enrolls it in the ambient mesh.
+    Ambient(EnrolledBy),
     /// It has no sidecar although the mesh requests one; the text is the reason.
     WithoutSidecar(String),
 }
@@ -25,6 +27,9 @@ pub(super) fn candidate(scheduled: &ScheduledPod, namespace: Option<&LabeledName
     let pod = &scheduled.pod;
     if scheduled.is_ending || ENDED.contains(&scheduled.phase.as_str()) {
         return None;
+    }
+    if let Some(enrolled_by) = enrolled_by(pod, namespace.map(|namespace| &namespace.namespace)) {
+        return Some(Candidate::Ambient(enrolled_by));
     }
     if pod.proxy().is_some() {
         return (!is_gateway(pod)).then_some(Candidate::WithSidecar);
@@ -105,6 +110,21 @@ mod tests {
             assert_eq!(of(&gateway), None);
         }
         assert_eq!(of(&pod(&[], |_| ())), None, "it is not part of the mesh");
+    }
+
+    #[test]
+    fn an_enrolled_pod_without_a_sidecar_is_examined_whatever_the_injector_should_do() {
+        let ambient = [("istio.io/dataplane-mode", "ambient")];
+        let namespace = |dataplane_mode: Option<&str>| LabeledNamespace {
+            namespace: Namespace { dataplane_mode: dataplane_mode.map(str::to_owned), ..Namespace::default() },
+            labels: labels(&[("istio.io/rev", "v1")]),
+        };
+        let of = |own: &[(&str, &str)], mode| candidate(&pod(own, |_| ()), Some(&namespace(mode)));
+        assert_eq!(of(&ambient, None), Some(Candidate::Ambient(EnrolledBy::Pod)));
+        assert_eq!(of(&[], Some("ambient")), Some(Candidate::Ambient(EnrolledBy::Namespace)));
+        assert!(matches!(of(&[], None), Some(Candidate::WithoutSidecar(_))));
+        let gone = ScheduledPod { is_ending: true, ..pod(&ambient, |_| ()) };
+        assert_eq!(candidate(&gone, None), None);
     }
 
     #[test]

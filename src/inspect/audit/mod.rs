@@ -15,12 +15,13 @@ use super::rules::{LiveRules, RuleLine, RulesReport};
 use super::subject::AppliedConf;
 use crate::cluster::{LabeledNamespace, ScheduledPod, UserApi};
 use crate::cni::{Code, Error};
-use crate::firewall::RulesetView;
 use crate::firewall::native::set::Spans;
 use crate::firewall::rule::Family;
+use crate::firewall::{AmbientRedirection, RulesetView};
 use crate::netns::find::NodeSnapshot;
 use crate::pod::{Facts, Pod};
 use crate::state::Store;
+use crate::sub_plugins::EnrolledBy;
 use bypass::{FoundBypass, ProxyIds, scan};
 use candidate::{Candidate, candidate};
 use source::Requests;
@@ -91,13 +92,14 @@ impl Node<'_> {
             reason,
             ..AuditedPod::default()
         };
-        match candidate(scheduled, namespace)? {
+        let enrolled_by = match candidate(scheduled, namespace)? {
             Candidate::WithoutSidecar(reason) => return Some(of(reason)),
             Candidate::WithSidecar if pod.host_network => {
                 return Some(of("not redirected: the pod uses the host network (hostNetwork)".to_owned()));
             }
-            Candidate::WithSidecar => {}
-        }
+            Candidate::WithSidecar => None,
+            Candidate::Ambient(enrolled_by) => Some(enrolled_by),
+        };
         let unread = |error: String| AuditedPod { error: Some(error), ..of("unknown".to_owned()) };
         let live = match self.snapshot.of_pod(pod) {
             Ok(None) if scheduled.phase == "Pending" => return None,
@@ -115,16 +117,19 @@ impl Node<'_> {
                 let report = live.report(&found.netns);
                 let saved = found.container_id.as_deref().map(|id| self.store.attachments_of(id));
                 let was_called = saved.is_some_and(|saved| saved.is_ok_and(|attachments| !attachments.is_empty()));
-                let findings = PodFindings { pod, live: &live, report: &report, requests: &requests, was_called, all };
+                let (live, report, requests) = (&live, &report, &requests);
+                let findings = PodFindings { pod, enrolled_by, live, report, requests, was_called, all };
                 findings.fill(of(String::new()))
             }
         })
     }
 }
 
-/// The data about a pod with a sidecar.
+/// The data about a pod with a sidecar or in the ambient mesh.
 struct PodFindings<'a> {
     pod: &'a Pod,
+    /// The label that enrolls it in the ambient mesh.
+    enrolled_by: Option<EnrolledBy>,
     live: &'a LiveRules,
     report: &'a RulesReport,
     requests: &'a Result<Requests, Error>,
@@ -135,19 +140,24 @@ struct PodFindings<'a> {
 
 impl PodFindings<'_> {
     fn fill(&self, audited: AuditedPod) -> AuditedPod {
+        let to_ztunnel = AmbientRedirection::of(&self.live.live);
         let view = RulesetView::live(&self.live.live);
+        // istio-cni's rules for the ambient mesh bypass nothing.
+        let view = if to_ztunnel.is_some() { view.without_ambient() } else { view };
         let redirect = self.live.desired.as_ref().and_then(|desired| desired.policy.redirect());
         let proxy = ProxyIds::of(&view, redirect);
         let mut scan = scan(&view, &proxy, redirect);
         let by_rules = Family::ALL.into_iter().any(|family| scan.redirects(family));
-        let redirected = by_rules || self.unreadable().is_some();
+        let redirected = by_rules || to_ztunnel.is_some() || self.unreadable().is_some();
         if by_rules {
             scan.add_uncaptured(&self.families());
         }
         let found = if redirected { scan.found } else { Vec::new() };
         let (mut bypasses, left_out) = self.bypasses(found, redirect.is_some());
         if redirected {
-            bypasses.extend(self.with_proxys_id(&proxy));
+            if self.enrolled_by.is_none() {
+                bypasses.extend(self.with_proxys_id(&proxy));
+            }
             bypasses.extend(self.of_containers(&view));
             // As a rule of another program, a foreign element comes first.
             let (foreign, own): (Vec<_>, Vec<_>) = bypasses.into_iter().partition(|bypass| bypass.by_other_program);
@@ -185,6 +195,12 @@ impl PodFindings<'_> {
             names.join(", ")
         };
         let is_desired = desired.is_some_and(|desired| desired.policy.redirect().is_some());
+        if let Some(enrolled_by) = self.enrolled_by {
+            return match AmbientRedirection::of(&self.live.live) {
+                Some(redirection) => format!("redirected to ztunnel by istio-cni: {}", redirection.place()),
+                None => format!("not redirected: {enrolled_by}, but istio-cni has not redirected the pod"),
+            };
+        }
         if let (false, Some(tables)) = (by_rules, self.unreadable()) {
             return format!("redirected by {tables}, whose rules can't be read");
         }

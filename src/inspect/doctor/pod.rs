@@ -280,7 +280,7 @@ fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, poli
         1 => "; 1 warning, see detour explain".to_owned(),
         count => format!("; {count} warnings, see detour explain"),
     };
-    if explanation.redirected || by_others || (pod.proxy().is_some() && !policy.is_empty()) {
+    if explanation.redirected || by_others || policy.ambient || (pod.proxy().is_some() && !policy.is_empty()) {
         return CheckVerdict::pass(format!("{decision}{warnings}"));
     }
     let next = if conf.kubernetes.excludes(&pod.namespace) {

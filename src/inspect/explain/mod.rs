@@ -1,5 +1,6 @@
 //! `explain`: what a configuration does with a pod's traffic, and why.
 
+mod ambient;
 mod evaluation;
 mod exclusions;
 mod picture;

@@ -1,6 +1,7 @@
 //! `explain --format svg`: draws one row for each kind of traffic, from its sender in the pod to the outside: captured
 //! traffic through a port of the sidecar, traffic that bypasses the sidecar past it. Colors are classes in `picture.css`.
 
+use super::ambient::captured_by_ztunnel;
 use super::exclusions::{ContainerTraffic, ExcludedContainer, ExcludedPart, ExcludedTraffic, application_containers};
 use super::report::Explained;
 use crate::inspect::subject::Subject;
@@ -56,7 +57,9 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     let containers = application_containers(&subject.facts.pod);
     let excluded = &explained.explanation.excluded_containers;
     let mut rows = Vec::new();
-    match policy.redirect() {
+    let to_ztunnel = policy.ambient.then(|| captured_by_ztunnel(policy));
+    let redirect = policy.redirect().or(to_ztunnel.as_ref());
+    match redirect {
         Some(redirect) => {
             rows.extend(captured(redirect, policy, &containers));
             rows.extend(bypasses(explained, redirect, &containers));
@@ -73,17 +76,19 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     drawing.text("head", CARD, TOP + 26, "POD");
     drawing.area("pod", Area { x: OUTSIDE, y: TOP, width: OUTSIDE_WIDTH, height }, 14);
     drawing.text("head", OUTSIDE + 22, TOP + 26, "OUTSIDE");
-    if let Some(redirect) = policy.redirect() {
+    if let Some(redirect) = redirect {
         // The rows below the sidecar bypass it.
         let captured = rows.iter().filter(|row| row.port.is_some()).count();
         let height = HEAD + ROW * i32::try_from(captured).unwrap_or_default() - 16;
         drawing.area("sidecar", Area { x: SIDECAR, y: TOP + 8, width: SIDECAR_WIDTH, height }, 12);
         let middle = SIDECAR + SIDECAR_WIDTH / 2;
-        drawing.short_text("name mid", (middle, TOP + 28), &proxy(redirect), 36);
-        let kind = match subject.facts.pod.is_init_container(PROXY_CONTAINER) {
-            true => "native sidecar",
-            false => "not a native sidecar",
+        let (proxy, kind) = if policy.ambient {
+            ("ztunnel".to_owned(), "ambient mesh")
+        } else {
+            let is_native = subject.facts.pod.is_init_container(PROXY_CONTAINER);
+            (proxy(redirect), if is_native { "native sidecar" } else { "not a native sidecar" })
         };
+        drawing.short_text("name mid", (middle, TOP + 28), &proxy, 36);
         drawing.text("soft mid", middle, TOP + 46, kind);
     }
     for (row, y) in rows.iter().zip((TOP + HEAD..).step_by(usize::try_from(ROW).unwrap_or(1))) {

@@ -1,5 +1,6 @@
 //! `explain`: what a configuration does with a pod's traffic, and why; for a primary plugin, also the pod's networks.
 
+use super::ambient;
 use super::evaluation::{Evaluation, evaluate, has_redirect};
 use super::exclusions::{
     ExcludedContainer, ExcludedTraffic, application_containers, excluded_containers, excluded_traffic,
@@ -13,8 +14,10 @@ use crate::inspect::elements::{end_text, scope_text};
 use crate::inspect::subject::{ConfigurationOrigin, Subject};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
-use crate::pod::well_known::LIVE_POLICY;
-use crate::pod::{AnnotatedObject, Facts};
+use crate::pod::well_known::{
+    EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_OUTBOUND_RANGES, LIVE_POLICY,
+};
+use crate::pod::{AnnotatedObject, Facts, Pod};
 use crate::policy::{Policy, Redirect};
 use crate::sub_plugins::{Decision, SettingSource, SkipReason, considered, pod_skip_reason};
 use serde::Serialize;
@@ -165,9 +168,22 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
 fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> Vec<String> {
     let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
     let evaluations = evaluations.iter().flat_map(Evaluation::notes);
+    let pod = &subject.facts.pod;
+    let by_ambient = ambient::notes(pod, policy.ambient, policy);
+    let by_ambient = by_ambient.into_iter().chain(usual_annotations(policy, pod));
     let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
     let all = subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node);
-    all.chain(live_policy(&subject.facts)).collect()
+    all.chain(live_policy(&subject.facts)).chain(by_ambient).collect()
+}
+
+/// Names Istio's annotations of a pod with a sidecar for what it excludes with detour's.
+fn usual_annotations(policy: &Policy, pod: &Pod) -> impl Iterator<Item = String> {
+    let usual =
+        [(EXCLUDE_DESTINATION_PORTS, EXCLUDE_OUTBOUND_PORTS), (EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_RANGES)];
+    let used = usual.into_iter().filter(|(key, _)| policy.redirect().is_some() && pod.annotations.contains_key(*key));
+    used.map(|(key, usual)| {
+        format!("annotation {key} also excludes DNS; with a sidecar, the usual annotation is {usual}")
+    })
 }
 
 /// Returns what the annotation `detour.io/live-policy` of the pod or its namespace does; `None` without a valid value.
@@ -235,6 +251,7 @@ fn chain_conditions(
         pod.into_iter().map(|rule| ExplainedRule { wanted: rule.wanted.into(), found: rule.found, holds: rule.holds });
     match decision {
         Decision::LeaveAlone(SkipReason::NotInChain) => vec![in_chain],
+        Decision::LeaveAlone(SkipReason::Ambient(enrolled_by)) => ambient::conditions(*enrolled_by),
         Decision::LeaveAlone(SkipReason::ModeNone) => {
             let source = sources.iter().find(|(key, _)| *key == "inbound_interception_mode");
             let source = source.map_or_else(|| "pod".to_owned(), |(_, source)| source.to_string());

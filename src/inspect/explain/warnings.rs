@@ -1,5 +1,6 @@
 //! Warnings about a configuration or a pod that is valid, but hardly ever has the intended effect.
 
+use super::ambient;
 use super::evaluation::{Evaluation, Unselected, unselected_network};
 use super::exclusions::{ContainerTraffic, ExcludedPart, application_containers, covers_everything};
 use crate::cni::{Error, NetConf, RuleFormat};
@@ -78,7 +79,11 @@ pub(super) fn warnings(
     all.extend(ended_before_start(&containers, policy));
     all.extend(excluded_after_proxy(&containers, policy));
     all.extend(unselected_network(subject)?.map(not_selected));
-    all.extend(not_yet_injected(subject));
+    if policy.ambient {
+        all.extend(ambient::annotations_without_effect(&subject.facts.pod));
+    } else {
+        all.extend(not_yet_injected(subject));
+    }
     all.extend(unknown_configuration(subject));
     if let Some(redirect) = policy.redirect() {
         all.extend(captured_too_early(&containers, policy));

@@ -10,7 +10,7 @@ use super::mesh::{InProcessAttachment, combine, evaluated, rule_format};
 use super::networks::{agent_networks, auxiliary_networks, is_one_of, networks_of, pod_networks, runs_in_process};
 use crate::cluster::Definitions;
 use crate::cni::{Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, at_most};
-use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, Selection};
+use crate::networks::{PodNetwork, PodNetworks, Selection};
 use crate::plugin::evaluation::is_agent;
 use crate::pod::{Pod, PodRef};
 use serde_json::json;
@@ -238,6 +238,7 @@ fn with_placeholder(primary: &Primary) -> Primary {
 mod tests {
     use super::*;
     use crate::cni::{CniCommand, NetConf};
+    use crate::networks::RunnableConfiguration;
     use crate::networks::RunnableConfiguration;
 
     /// Plans a default network and `in_process` networks that run in this process.

@@ -235,7 +235,7 @@ impl RunningPod {
             || facts.pod.init_containers.iter().any(|container| container.name == INIT_CONTAINER)
             // istio-cni redirects it by these rules.
             || pod_skip_reason(&facts.pod).is_none()
-            || enrolled_by(facts).is_some()
+            || enrolled_by(&facts.pod, facts.namespace.as_ref()).is_some()
     }
 
     /// Applies policies to the attachments in one transaction, as their ADD would do. `root` is the mount point of the

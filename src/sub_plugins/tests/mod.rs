@@ -89,9 +89,8 @@ fn exclusions_apply_to_a_pod_in_the_ambient_mesh_which_is_never_redirected() {
          it to ztunnel"
     );
     assert_eq!(only_exclusions.exclusions(), ["uid 5"]);
-    // Without exclusions, nothing depends on the mesh.
     let none = chain(json!([{"type": "istio-redirect"}, {"type": "uid-exclude"}])).ambient().output().policy;
-    assert!(none.is_empty() && !none.ambient);
+    assert!(none.is_empty());
     let sidecar = chain(all_three()).ambient().pod(|pod| {
         pod.containers.push(scenario::container("istio-proxy", None));
         pod.annotations.insert("sidecar.istio.io/status".into(), "{}".into());

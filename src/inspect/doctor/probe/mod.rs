@@ -269,7 +269,9 @@ impl<'a> Range<'a> {
         };
         let wanted = self.wanted(user, to, protocol);
         let is_there = match wanted {
-            Arrival::Sidecar(port) | Arrival::Redirected(port) => fate.at != to && fate.at.port() == port,
+            Arrival::Sidecar(port) | Arrival::Ztunnel(port) | Arrival::Redirected(port) => {
+                fate.at != to && fate.at.port() == port
+            }
             Arrival::Direct | Arrival::Dropped => fate.at == to,
         };
         let at = if fate.at == to { "directly".to_owned() } else { format!("to {}", fate.at) };

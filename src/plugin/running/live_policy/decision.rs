@@ -87,7 +87,7 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
         // ADD saves none if the policy is final.
         return known;
     }
-    let is_meshed = is_meshed(facts) || has_rules;
+    let is_meshed = is_meshed(&facts.pod, facts.namespace.as_ref()) || has_rules;
     let DesiredPolicies { policies, refused } = match desired {
         Ok(desired) => desired,
         Err(error) if is_meshed => return with(Verdict::Refused, error.to_string()),

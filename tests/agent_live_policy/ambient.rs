@@ -1,0 +1,172 @@
+//! Labels that enroll running pods in the ambient mesh, beside the rules of Istio's own code.
+
+use crate::api::{Api, NAMESPACES};
+use crate::pod::{EXCLUDE_UIDS, Pod};
+use crate::scene::{Scene, conditions, events, publish, scene, until, wait_for_event};
+use crate::support::new_netns::tool_in;
+use crate::traffic::Traffic;
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+const MODE: &str = "istio.io/dataplane-mode";
+
+/// The format of istio-cni's rules.
+#[derive(Debug, Clone, Copy)]
+enum Format {
+    Iptables,
+    Native,
+}
+
+impl Format {
+    /// Redirects the pod to ztunnel, as istio-cni does.
+    fn redirect(self, pod: &Pod) {
+        match self {
+            Self::Iptables => {
+                for (program, rules) in [
+                    ("iptables-restore", include_str!("../golden/ambient.v4.rules")),
+                    ("ip6tables-restore", include_str!("../golden/ambient.v6.rules")),
+                ] {
+                    tool_in(&pod.netns(), program, &["--noflush"], rules);
+                }
+            }
+            Self::Native => drop(tool_in(&pod.netns(), "nft", &["-f", "-"], include_str!("../golden/ambient.nft"))),
+        }
+    }
+
+    /// Removes the redirection.
+    fn remove(self, pod: &Pod) {
+        match self {
+            Self::Iptables => {
+                for (program, table) in ["iptables", "ip6tables"]
+                    .into_iter()
+                    .flat_map(|program| ["raw", "mangle", "nat"].map(|table| (program, table)))
+                {
+                    tool_in(&pod.netns(), program, &["-t", table, "-F"], "");
+                    tool_in(&pod.netns(), program, &["-t", table, "-X"], "");
+                }
+            }
+            Self::Native => {
+                let tables = ["nat", "mangle", "raw"].map(|table| format!("delete table inet istio-ambient-{table}\n"));
+                tool_in(&pod.netns(), "nft", &["-f", "-"], &tables.concat());
+            }
+        }
+    }
+}
+
+fn label_namespace(api: &Api, mode: Option<&str>) {
+    let labels = mode.map(|mode| json!({MODE: mode})).unwrap_or_default();
+    api.put(NAMESPACES, &json!({"metadata": {"name": "shop", "labels": labels}}));
+}
+
+/// Creates a pod without a sidecar, with exclusions, and calls ADD for it. It has no rules yet.
+fn added(scene: &Scene<'_>, api: &Api, name: &str) -> Pod {
+    let pod = Pod::new(scene, name).without_sidecar();
+    pod.unset("sidecar.istio.io/status");
+    pod.set(EXCLUDE_UIDS, "0,7000");
+    publish(api, &pod);
+    pod.call(scene, "ADD").expect("added");
+    assert!(!pod.rules().contains("detour-exclusions"), "{}", pod.rules());
+    pod
+}
+
+fn enroll_and_leave(format: Format, redirected_first: bool) {
+    scene(|scene, api| {
+        let _agent = scene.agent(&[]);
+        let pod = added(scene, api, "web-0");
+        let order = [format!("{format:?}"), format!("istio-cni first: {redirected_first}")].join(", ");
+        if redirected_first {
+            format.redirect(&pod);
+        }
+        let labeled = Instant::now();
+        label_namespace(api, Some("ambient"));
+        pod.until(|pod| pod.excludes_uid(7000));
+        println!("{order}: {:?} from the label to the rules", labeled.elapsed());
+        if !redirected_first {
+            format.redirect(&pod);
+        }
+        wait_for_event(api, &pod, "DetourPolicyChanged", "excluded: UID 0, UID 7000");
+        pod.call(scene, "CHECK").expect("no drift");
+        let condition = || conditions(api).last().map(|it| it["status"].clone());
+        until("the condition", || condition() == Some("True".into()));
+        // An excluded connection continues while istio-cni writes its rules again and while the pod leaves.
+        let traffic = Traffic::start(scene, &pod, &[8443]);
+        format.remove(&pod);
+        format.redirect(&pod);
+        pod.call(scene, "CHECK").expect("no drift");
+        if redirected_first {
+            format.remove(&pod);
+        }
+        label_namespace(api, None);
+        pod.until(|pod| !pod.rules().contains("detour-exclusions"));
+        if !redirected_first {
+            format.remove(&pod);
+        }
+        wait_for_event(api, &pod, "DetourPolicyChanged", "no longer excluded: UID 0, UID 7000");
+        assert!(traffic.end().iter().all(|exchanges| *exchanges > 1));
+        // The pod's own label overrides that of the namespace.
+        pod.label(MODE, "ambient");
+        publish(api, &pod);
+        pod.until(|pod| pod.excludes_uid(7000));
+        pod.label(MODE, "none");
+        label_namespace(api, Some("ambient"));
+        publish(api, &pod);
+        pod.until(|pod| !pod.excludes_uid(7000));
+        assert_eq!(events(api, &pod, "DetourPolicyRefused"), [""; 0]);
+        pod.call(scene, "DEL").expect("deleted");
+    });
+}
+
+#[test]
+fn a_running_pod_follows_the_labels_if_istio_cni_redirects_it_first() {
+    enroll_and_leave(Format::Iptables, true);
+    enroll_and_leave(Format::Native, true);
+}
+
+#[test]
+fn a_running_pod_follows_the_labels_if_istio_cni_redirects_it_later() {
+    enroll_and_leave(Format::Iptables, false);
+    enroll_and_leave(Format::Native, false);
+}
+
+/// Another process can't end an exclusion for long.
+#[test]
+fn the_agent_restores_the_exclusions_of_an_enrolled_pod() {
+    scene(|scene, api| {
+        label_namespace(api, Some("ambient"));
+        let _agent = scene.agent(&[]);
+        let pod = Pod::new(scene, "web-0").without_sidecar();
+        pod.unset("sidecar.istio.io/status");
+        pod.set(EXCLUDE_UIDS, "7000");
+        publish(api, &pod);
+        Format::Native.redirect(&pod);
+        pod.call(scene, "ADD").expect("added");
+        assert!(pod.excludes_uid(7000));
+        tool_in(&pod.netns(), "nft", &["delete", "table", "inet", "detour-exclusions"], "");
+        // Any change of the pod is a reason for a check.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !pod.excludes_uid(7000) {
+            assert!(Instant::now() < deadline, "{}", pod.rules());
+            pod.label("changed", &format!("{:?}", deadline - Instant::now()).replace('.', "-"));
+            publish(api, &pod);
+            crate::scene::pause();
+        }
+        wait_for_event(api, &pod, "DetourRepaired", "drifted");
+    });
+}
+
+/// A pod that follows no changes keeps no exclusion that it has lost, and gets no other.
+#[test]
+fn a_pod_without_live_policy_is_not_enrolled_later() {
+    scene(|scene, api| {
+        let _agent = scene.agent(&[]);
+        let pod = added(scene, api, "web-0");
+        pod.set("detour.io/live-policy", "false");
+        publish(api, &pod);
+        let other = added(scene, api, "web-1");
+        label_namespace(api, Some("ambient"));
+        other.until(|other| other.excludes_uid(7000));
+        let reason = || scene.report().pods.iter().map(|it| it.reason.clone()).collect::<String>();
+        until("the reason", || reason().contains("only a new pod gets: excluded: UID 0"));
+        assert!(!pod.rules().contains("detour-exclusions"), "{}", pod.rules());
+    });
+}
