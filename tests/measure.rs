@@ -1,6 +1,5 @@
 //! The tools of the benchmark. The guard of hack/instructions.sh names the counts that exceed their limits, and
-//! `--update` writes new ones. hack/bench.sh compares medians with targets, and with a floor program that sends a recorded
-//! transaction.
+//! `--update` writes new ones. hack/bench.sh compares medians with targets.
 
 mod support;
 

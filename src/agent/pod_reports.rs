@@ -224,8 +224,7 @@ mod tests {
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("an event loop");
         runtime.block_on(shared.write_all(write, Duration::from_millis(1)));
-        let written = written.lock().expect("no panic").clone();
-        written
+        written.lock().expect("no panic").clone()
     }
 
     #[test]

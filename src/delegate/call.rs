@@ -1,8 +1,10 @@
-//! One plugin call: its parameters, the environment variables that carry them (SPEC.md, "Parameters"), and its execution.
+//! One plugin call: its parameters, the environment variables that carry them (SPEC.md, "Parameters"), its
+//! executable, which only root may be able to change, and its execution.
 
-use super::find::{bin_dir, find};
 use super::{answer, process};
-use crate::cni::{CniCommand, Code, Error, NetConf, Request};
+use crate::cni::{CniCommand, Code, Error, NetConf, Request, SUB_PLUGINS};
+use crate::suggest::did_you_mean;
+use crate::trusted_file;
 use serde_json::{Map, Value};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -118,6 +120,68 @@ pub fn kill_running() {
     process::kill_running();
 }
 
+/// Returns the first regular file named `kind` in the directories of `call`. Only root can change the file or a
+/// directory on its path, so it stays the same file until it runs.
+///
+/// # Errors
+/// [`Code::InvalidConfig`]: file not found; `kind` is not a file name (a configuration must not reach files outside
+/// of these directories); or another user can change the file or a directory on its path. Such a file is an error:
+/// the next directory is not tried.
+fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
+    if kind.is_empty() || kind == "." || kind == ".." || kind.contains(['/', '\0']) {
+        let msg = format!("invalid type {kind:?}; expected the name of an executable in CNI_PATH, without /");
+        return Err(Error::new(Code::InvalidConfig, msg));
+    }
+    let refused = |error: trusted_file::FileError| {
+        Error::new(Code::InvalidConfig, format!("plugin {kind:?} is not executed: {error}"))
+    };
+    // Checked even if it has no file `kind`: the plugin searches the same directories for its IPAM plugin.
+    bin_dir(call).map_err(|error| Error { msg: format!("plugin {kind:?} is not executed: {}", error.msg), ..error })?;
+    let mut candidates = call.directories().map(|directory| directory.join(kind));
+    let Some(file) = candidates.find(|file| is_file(file)) else {
+        let directories: Vec<_> = call.directories().map(|directory| directory.display().to_string()).collect();
+        let suggestion = did_you_mean(kind, SUB_PLUGINS);
+        let install = "; install it in one of these directories or correct the type";
+        let next = if suggestion.is_empty() { install } else { suggestion.as_str() };
+        let msg = format!("failed to find plugin {kind:?} in path [{}]{next}", directories.join(" "));
+        return Err(Error::new(Code::InvalidConfig, msg));
+    };
+    trusted_file::check(&file).map_err(refused)?;
+    Ok(file)
+}
+
+/// Returns the directory that the configuration names, if it exists. A missing directory is not passed to plugins:
+/// another user may create it while they run.
+///
+/// # Errors
+/// [`Code::InvalidConfig`]: another user can change it or a directory on its path, or it contains system commands.
+fn bin_dir(call: &Call) -> Result<Option<&Path>, Error> {
+    let Some(directory) = call.bin_dir.as_deref() else { return Ok(None) };
+    match trusted_file::check(directory) {
+        Ok(resolved) if has_system_commands(&resolved) => {
+            let shown = directory.display();
+            let msg = format!("{shown} contains system commands; expected a directory that contains only CNI plugins");
+            Err(Error::new(Code::InvalidConfig, msg))
+        }
+        Ok(_) => Ok(Some(directory)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(Error::new(Code::InvalidConfig, error.to_string())),
+    }
+}
+
+/// Returns whether a directory contains shells or other system commands. Authors of configurations must not reach
+/// them: a shell would execute the configuration that it gets on stdin.
+fn has_system_commands(resolved: &Path) -> bool {
+    const SYSTEM: [&str; 6] = ["/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"];
+    const SHELLS: [&str; 3] = ["sh", "bash", "busybox"];
+    SYSTEM.iter().any(|system| resolved == Path::new(system))
+        || SHELLS.iter().any(|shell| resolved.join(shell).symlink_metadata().is_ok())
+}
+
+fn is_file(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| file.is_file())
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -163,5 +227,128 @@ pub(super) mod tests {
         ];
         assert_eq!(variables, wanted.map(|(name, value)| (name, OsString::from(value))).into());
         assert_eq!(call.timeout, Duration::from_secs(60));
+    }
+}
+
+#[cfg(test)]
+mod find_tests {
+    use super::*;
+    use nix::unistd::{Uid, chown};
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    /// A directory that is removed after the test.
+    struct Root(PathBuf);
+
+    impl Root {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("detour-find-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&root);
+            fs::create_dir_all(&root).expect("a directory");
+            Self(root)
+        }
+
+        fn file(&self, name: &str) -> PathBuf {
+            let path = self.0.join(name);
+            fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+            fs::write(&path, "").expect("a file");
+            path
+        }
+    }
+
+    impl Drop for Root {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn call(bin_dir: Option<&Path>, path: &[PathBuf]) -> Call {
+        Call { bin_dir: bin_dir.map(Path::to_owned), path: path.to_vec(), ..tests::call() }
+    }
+
+    #[test]
+    fn the_first_regular_file_is_used() {
+        let root = Root::new("first");
+        let path = ["none", "a", "b", "c"].map(|name| root.0.join(name));
+        fs::create_dir_all(path[1].join("x")).expect("a directory of that name");
+        let (second, third) = (root.file("b/x"), root.file("c/x"));
+        assert_eq!(find("x", &call(None, &path)), Ok(second));
+        assert_eq!(find("x", &call(Some(&path[3]), &path)), Ok(third));
+        let error = find("y", &call(None, &path[..2])).expect_err("not there");
+        assert_eq!(error.code, Code::InvalidConfig);
+        let wanted = format!("failed to find plugin \"y\" in path [{0}/none {0}/a]; ", root.0.display());
+        assert!(error.msg.starts_with(&wanted), "{error}");
+        let error = find("dns-exlude", &call(None, &path[..2])).expect_err("not there");
+        assert!(error.msg.ends_with("/a]; did you mean \"dns-exclude\"?"), "{error}");
+    }
+
+    #[test]
+    fn a_type_that_is_not_a_file_name_is_refused() {
+        for kind in ["", ".", "..", "../sh", "/bin/sh", "a/b", "a\0b"] {
+            let error = find(kind, &call(None, &["/".into(), "/bin".into()])).expect_err("refused");
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(error.msg.contains("invalid type "), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_another_user_can_change_is_an_error_and_not_skipped() {
+        let root = Root::new("changed");
+        let (first, second) = (root.file("a/x"), root.file("b/x"));
+        let path = [root.0.join("a"), root.0.join("b")];
+        type Change = fn(&Path);
+        let given: Change = |path| chown(path, Some(Uid::from_raw(12345)), None).expect("root");
+        let writable: Change = |path| fs::set_permissions(path, Permissions::from_mode(0o777)).expect("changed");
+        for (changed, change, what) in [
+            (&first, given, "is owned by UID 12345; expected root; run chown root:root "),
+            (&first, writable, "has mode 0777; expected one that only root can write to; run chmod go-w "),
+            (&path[0], given, "is owned by UID 12345"),
+            (&path[0], writable, "has mode 0777"),
+        ] {
+            assert_eq!(find("x", &call(None, &path)), Ok(first.clone()));
+            change(changed);
+            let error = find("x", &call(None, &path)).expect_err("refused");
+            let wanted = format!("plugin \"x\" is not executed: {} {what}", changed.display());
+            assert!(error.code == Code::InvalidConfig && error.msg.starts_with(&wanted), "{error}");
+            chown(changed, Some(Uid::from_raw(0)), None).expect("root");
+            fs::set_permissions(changed, Permissions::from_mode(0o755)).expect("changed");
+        }
+        // A symbolic link is judged by its target.
+        fs::remove_file(&first).expect("removed");
+        symlink(&second, &first).expect("a link");
+        assert_eq!(find("x", &call(None, &path)), Ok(first.clone()), "the path of the link");
+        given(&second);
+        let error = find("x", &call(None, &path)).expect_err("refused");
+        assert!(error.msg.contains(&format!("{} is owned by UID 12345", second.display())), "{error}");
+    }
+
+    /// `sh` would execute the configuration on stdin.
+    #[test]
+    fn a_configured_directory_with_system_commands_is_refused() {
+        let root = Root::new("system");
+        let with_a_shell = root.file("tools/busybox");
+        let link = root.0.join("link");
+        symlink("/usr/bin", &link).expect("a link");
+        for directory in [Path::new("/bin"), Path::new("/usr/sbin"), &link, with_a_shell.parent().expect("a directory")]
+        {
+            let error = find("sh", &call(Some(directory), &[])).expect_err("refused");
+            let wanted = format!("plugin \"sh\" is not executed: {} contains system commands", directory.display());
+            assert!(error.code == Code::InvalidConfig && error.msg.starts_with(&wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_configured_directory_must_be_trusted_or_missing() {
+        let root = Root::new("configured");
+        let (own, found) = (root.file("own/other"), root.file("b/x"));
+        let (own, path) = (own.parent().expect("a directory"), [root.0.join("b")]);
+        assert_eq!(find("x", &call(Some(own), &path)), Ok(found.clone()));
+        assert_eq!(bin_dir(&call(Some(own), &path)).expect("trusted"), Some(own));
+        chown(own, Some(Uid::from_raw(12345)), None).expect("root");
+        let error = find("x", &call(Some(own), &path)).expect_err("plugins would search it");
+        assert!(error.msg.contains(&format!("{} is owned by UID 12345", own.display())), "{error}");
+        let missing = root.0.join("missing");
+        assert_eq!(find("x", &call(Some(&missing), &path)), Ok(found));
+        assert_eq!(bin_dir(&call(Some(&missing), &path)).expect("missing"), None);
     }
 }

@@ -5,7 +5,6 @@
 
 pub(crate) mod answer;
 mod call;
-mod find;
 mod network;
 pub(crate) mod process;
 mod sequence;

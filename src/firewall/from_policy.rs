@@ -45,7 +45,7 @@ fn excluded(policy: &Policy) -> Option<ExcludedTraffic> {
     let captures_ip6 = policy.redirect().is_none_or(|redirect| redirect.ipv6 != Ipv6::Off);
     let is_any = !scopes.is_empty() || !exclusions.is_empty();
     let (capture, ambient) = (captured(policy).clone(), policy.ambient);
-    is_any.then(|| ExcludedTraffic { exclusions, scopes, capture, captures_ip6, ambient })
+    is_any.then_some(ExcludedTraffic { exclusions, scopes, capture, captures_ip6, ambient })
 }
 
 /// Returns which DNS queries the pod's redirection captures, which may be another tool's. If that is unknown,

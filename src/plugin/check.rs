@@ -1,9 +1,9 @@
 //! CHECK: compares the kernel's rules with the desired state of all attachments of the pod sandbox.
 
 use super::netns_state::ForeignRedirection;
-use super::netns_state::{fixtures, ruleset, writes_ip6};
+use super::netns_state::ruleset;
 use super::open_netns;
-use super::record::{SandboxRecords, attachment};
+use super::record::{SandboxRecords, attachment, fixtures, writes_ip6};
 use crate::cluster::agent::{BypassingContainer, excluded_containers};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, NetConf, Request};
 use crate::firewall::{ContainerElement, LiveRuleset, Ruleset, container_elements, foreign_rules, set_name};

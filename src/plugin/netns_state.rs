@@ -2,12 +2,12 @@
 //! constrained by the redirection that it already has: detour's,
 //! in its rule format, or another tool's.
 
-use super::record::{AttachmentRecord, SandboxRecords};
+use super::record::{AttachmentRecord, SandboxRecords, fixtures, writes_ip6};
 use crate::cni::{Code, Error, at_most};
 use crate::firewall::rule::{Family, Table};
 use crate::firewall::{LiveChain, LiveRuleset, MAX_RULES, RuleFormat, Ruleset, legacy_tables, max_rules};
 use crate::netns::{Fixtures, NetNs, Routing};
-use crate::policy::{Interception, InterceptionMode, Ipv6, Policy, Redirect};
+use crate::policy::{Interception, Policy, Redirect};
 use crate::state::{Attachment, Store};
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -171,25 +171,6 @@ impl ForeignRedirection {
 /// Istio does.
 pub(super) fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
     Ruleset::of(policy, if writes_ip6(policy, ip6) { &Family::ALL } else { &[Family::Ip] })
-}
-
-/// Returns whether the rules for `policy` include IPv6, in a pod with or without IPv6.
-pub(super) fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
-    match policy.redirect().map(|redirect| redirect.ipv6) {
-        Some(Ipv6::On) => true,
-        Some(Ipv6::Off) => false,
-        Some(Ipv6::Auto) | None => ip6,
-    }
-}
-
-/// Returns the routes, policy rules and addresses that the rules for `policy` need.
-pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
-    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
-    let ip6 = writes_ip6(policy, ip6);
-    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
-    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
-    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
-    Fixtures { proxy_loopback: ip6, routing }
 }
 
 /// Returns the fixtures of detour's native tables without saved state: the routing of the mark that these rules set.

@@ -7,8 +7,8 @@ mod obstacle;
 mod operation;
 
 use super::netns_state::{ForeignRedirection, FormatFacts, FormatPreference, choose_format};
-use super::netns_state::{check_rules, fixtures, ruleset, unrecorded_fixtures};
-use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecords, since_boot};
+use super::netns_state::{check_rules, ruleset, unrecorded_fixtures};
+use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecords, fixtures, since_boot};
 use crate::cgroup;
 use crate::cni::{Code, Error, at_most};
 use crate::firewall::nfnetlink::{NfError, NfSocket};

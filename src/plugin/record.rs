@@ -1,12 +1,11 @@
 //! The saved state of attachments: one record per attachment, and all records of one pod sandbox.
 
 use super::inputs::SavedInputs;
-use super::netns_state::fixtures;
 use crate::cni::{Code, Error, Request};
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
-use crate::netns::{Fixtures, NetNs, NetnsId};
-use crate::policy::{Contradiction, DnsCapture, Interception, InterceptionMode, Policy, Redirect};
+use crate::netns::{Fixtures, NetNs, NetnsId, Routing};
+use crate::policy::{Contradiction, DnsCapture, Interception, InterceptionMode, Ipv6, Policy, Redirect};
 use crate::state::{Attachment, Store, format};
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -373,4 +372,23 @@ impl SandboxRecords {
             owner.ip6 |= removed.ip6;
         }
     }
+}
+
+/// Returns whether the rules for `policy` include IPv6, in a pod with or without IPv6.
+pub(super) fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
+    match policy.redirect().map(|redirect| redirect.ipv6) {
+        Some(Ipv6::On) => true,
+        Some(Ipv6::Off) => false,
+        Some(Ipv6::Auto) | None => ip6,
+    }
+}
+
+/// Returns the routes, policy rules and addresses that the rules for `policy` need.
+pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
+    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
+    let ip6 = writes_ip6(policy, ip6);
+    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
+    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
+    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
+    Fixtures { proxy_loopback: ip6, routing }
 }
