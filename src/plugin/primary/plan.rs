@@ -239,7 +239,6 @@ mod tests {
     use super::*;
     use crate::cni::{CniCommand, NetConf};
     use crate::networks::RunnableConfiguration;
-    use crate::networks::RunnableConfiguration;
 
     /// Plans a default network and `in_process` networks that run in this process.
     fn networks(in_process: usize) -> Result<Vec<(PodNetwork, NetworkRunner)>, Error> {
