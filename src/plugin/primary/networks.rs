@@ -58,16 +58,6 @@ fn govern(
     Ok(())
 }
 
-/// Whether the configuration has a single plugin, which runs in this process.
-pub(super) fn runs_in_process(primary: &Primary, configuration: &RunnableConfiguration) -> bool {
-    is_one_of(&primary.in_process_types, configuration)
-}
-
-/// Whether the configuration has a single plugin of one of these types.
-pub(super) fn is_one_of(types: &[String], configuration: &RunnableConfiguration) -> bool {
-    configuration.plugins.len() == 1 && configuration.types().all(|own| types.iter().any(|kind| kind == own))
-}
-
 /// The plugins of Multus's auxiliary chain.
 #[derive(Debug, Default)]
 pub(super) struct AuxiliaryNetworks {
