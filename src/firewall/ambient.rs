@@ -2,19 +2,20 @@
 //! `cni/pkg/nftables`). detour never writes them. To find where a packet arrives, they are evaluated as istio-cni writes
 //! them: in the kernel, they compare marks with a mask, and in the format `nftables` they are in Istio's own tables.
 
+use super::istio::{PROXY_ZONE, ZTUNNEL_MARK};
 use super::live::LiveRuleset;
 use super::native::rule::{BaseHook, Condition, Key, NativeAction, NativeRule};
 use super::native::set::Spans;
 use super::native::{addresses, interface};
-use super::rule::{Family, Hook, Table};
+use super::rule::{Family, Hook, Ruleset, Table};
 use super::view::{RuleView, RulesetView, TableId};
 use crate::cni::RuleFormat;
 use crate::firewall::expression::Counter;
+use crate::policy::{Interception, Policy};
 use ipnet::IpNet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The marks of ztunnel's packets, and of connections to it.
-pub(super) const ZTUNNEL_MARK: u32 = 0x539;
+/// The mark of connections to ztunnel.
 const TPROXY_MARK: u32 = 0x111;
 /// The chain that only these rules have, in the tables of iptables.
 const PREROUTING: &str = "ISTIO_PRERT";
@@ -22,7 +23,6 @@ const OUTBOUND: u16 = 15001;
 const INBOUND: u16 = 15006;
 const TUNNEL: u16 = 15008;
 const DNS_PROXY: u16 = 15053;
-const PROXY_ZONE: u16 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
@@ -80,6 +80,21 @@ struct AmbientRule {
 }
 
 impl RulesetView {
+    /// Returns the rules of a policy, for both families, with the redirection in `format`.
+    #[must_use]
+    pub fn of_policy(policy: &Policy, format: RuleFormat) -> Self {
+        let mut view = Self::desired(&Ruleset::of(policy, &Family::ALL), format);
+        if policy.ambient {
+            // istio-cni's default format; its rules have the same effect in both.
+            let captures_dns = policy.dns_captured_elsewhere.unwrap_or(true);
+            view = view.with_ambient(AmbientRedirection { format: RuleFormat::Iptables, captures_dns });
+        } else if policy.interception == Interception::Unset {
+            let caveat = "this configuration does not redirect the pod; rules of other programs are not evaluated";
+            view.caveats.push(caveat.to_owned());
+        }
+        view
+    }
+
     /// Replaces istio-cni's rules for the ambient mesh by those that it writes.
     #[must_use]
     pub fn with_ambient(mut self, redirection: AmbientRedirection) -> Self {
@@ -242,8 +257,7 @@ fn rules(family: Family, table: Table, hook: Hook, captures_dns: bool) -> Vec<Am
 mod tests {
     use super::*;
     use crate::firewall::packet::{Destination, Packet, Sender};
-    use crate::firewall::rule::Ruleset;
-    use crate::policy::{Exclusion, IdRange, Policy, Protocol, TrafficOwner};
+    use crate::policy::{Exclusion, IdRange, Protocol, TrafficOwner};
 
     const RECORDED: [(Family, &str); 2] = [
         (Family::Ip, include_str!("../../tests/golden/ambient.v4.rules")),

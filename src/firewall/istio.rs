@@ -28,6 +28,8 @@ const DNS_PROXY_PORT: u16 = 15053;
 pub(super) const DNS_PORT: PortRange = PortRange::one(53);
 /// The connection tracking zone of the proxy's own queries and of the resolvers' answers.
 pub(super) const PROXY_ZONE: u16 = 1;
+/// The mark of the packets that ztunnel sends (istio/ztunnel, `PACKET_MARK`).
+pub(super) const ZTUNNEL_MARK: u32 = 0x539;
 /// The connection tracking zone of captured queries and of the proxy's answers.
 const CAPTURED_ZONE: u16 = 2;
 /// TPROXY: the mark of packets that the proxy sends to its own pod.

@@ -1,14 +1,12 @@
 //! The rules of a pod in one form for both rule formats: native conditions and actions, with the text that the format's
 //! tool prints. The rules are live ones, with those of other tools in the tables of iptables, or desired ones.
 
-use super::ambient::AmbientRedirection;
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::conditions;
 use super::native::rule::{BaseHook, Condition, NativeAction, NativeRule, NativeTable};
 use super::rule::{Family, Hook, Rule, Ruleset, Table};
 use crate::cni::RuleFormat;
-use crate::policy::{Interception, Policy};
 use std::collections::BTreeMap;
 
 /// A table of iptables, or a native one of both families.
@@ -165,21 +163,6 @@ impl RulesetView {
                 let rules = chain.rules.iter().map(|rule| RuleView::of_native(Some(rule), Counter::default()));
                 view.add(TableId::Native(*table), name, chain.hook, rules);
             }
-        }
-        view
-    }
-
-    /// Returns the rules of a policy, for both families, with the redirection in `format`.
-    #[must_use]
-    pub fn of_policy(policy: &Policy, format: RuleFormat) -> Self {
-        let mut view = Self::desired(&Ruleset::of(policy, &Family::ALL), format);
-        if policy.ambient {
-            // istio-cni's default format; its rules have the same effect in both.
-            let captures_dns = policy.dns_captured_elsewhere.unwrap_or(true);
-            view = view.with_ambient(AmbientRedirection { format: RuleFormat::Iptables, captures_dns });
-        } else if policy.interception == Interception::Unset {
-            let caveat = "this configuration does not redirect the pod; rules of other programs are not evaluated";
-            view.caveats.push(caveat.to_owned());
         }
         view
     }

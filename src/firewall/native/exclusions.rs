@@ -16,8 +16,7 @@
 use super::rule::{BaseHook, Condition, InCgroup, Key, NativeAction, NativeChain, NativeRule};
 use super::set::{Span, Spans};
 use super::translate::{addresses, condense, interface, ports};
-use crate::firewall::ambient::ZTUNNEL_MARK;
-use crate::firewall::istio::{DNS_PORT, PROXY_ZONE};
+use crate::firewall::istio::{DNS_PORT, PROXY_ZONE, ZTUNNEL_MARK};
 use crate::firewall::rule::{ExcludedTraffic, Family, Hook, Name, Table, protocol_number};
 use crate::policy::{ContainerScope, DnsCapture, Exclusion, PortRange, Protocol, TrafficOwner};
 use std::collections::BTreeMap;

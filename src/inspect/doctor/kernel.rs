@@ -91,12 +91,13 @@ fn without_nft_compat(target: &CheckTarget) -> String {
     }
 }
 
-/// Checks whether eBPF programs replace Service addresses before netfilter sees them.
+/// Checks whether eBPF programs replace Service addresses before netfilter sees them. Nodes whose BPF file system is not
+/// visible to this process have no such check.
 pub(super) fn examine_socket_lb(target: &CheckTarget, results: &mut Results) {
-    results.run(checks::SOCKET_LB, || match socket_lb::products(&target.mount) {
-        Err(why) => CheckVerdict::not_checked(why),
-        Ok(products) if products.is_empty() => CheckVerdict::pass("no programs of Cilium or Calico are attached"),
-        Ok(products) => CheckVerdict::Warn(
+    let Ok(products) = socket_lb::products(&target.mount) else { return };
+    results.run(checks::SOCKET_LB, || match products {
+        products if products.is_empty() => CheckVerdict::pass("no programs of Cilium or Calico are attached"),
+        products => CheckVerdict::Warn(
             format!(
                 "{}: a process connects to a backend instead of the Service's address, so the sidecar does not route by \
                  Service, and an exclusion of a ClusterIP has no effect",

@@ -1,23 +1,8 @@
-//! What `explain` says about a pod in the ambient mesh: why it is enrolled, and what excluded traffic lacks there.
+//! What `explain` says about a pod in the ambient mesh: what excluded traffic lacks there, and what ztunnel captures.
 
-use super::report::ExplainedRule;
-use super::warnings::Warning;
 use crate::pod::Pod;
-use crate::pod::well_known::{
-    AMBIENT, AMBIENT_REDIRECTION, DATAPLANE_MODE, EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES,
-    EXCLUDE_OUTBOUND_PORTS, EXCLUDE_OUTBOUND_RANGES, INJECTION_STATUS,
-};
+use crate::pod::well_known::{AMBIENT, AMBIENT_REDIRECTION, DATAPLANE_MODE, INJECTION_STATUS};
 use crate::policy::{DnsCapture, IdRange, InterceptionMode, Policy, PortRange, Ports, Redirect, TrafficOwner};
-use crate::sub_plugins::EnrolledBy;
-
-/// Returns the conditions of the decision: the last one, which does not hold, decides that istio-cni redirects the pod.
-pub(super) fn conditions(enrolled_by: EnrolledBy) -> Vec<ExplainedRule> {
-    let rule = |wanted: &str, found: String, holds| ExplainedRule { wanted: wanted.to_owned(), found, holds };
-    vec![
-        rule("the pod has its own network", "hostNetwork is false".to_owned(), true),
-        rule("the pod is not in the ambient mesh", enrolled_by.to_string(), false),
-    ]
-}
 
 /// Returns notes about a pod that is enrolled, and about one whose sidecar takes precedence over the label.
 pub(super) fn notes(pod: &Pod, enrolled: bool, policy: &Policy) -> Vec<String> {
@@ -43,18 +28,6 @@ pub(super) fn notes(pod: &Pod, enrolled: bool, policy: &Policy) -> Vec<String> {
         notes.push("ztunnel runs as UID 0; its own packets, with mark 0x539, are never excluded".to_owned());
     }
     notes
-}
-
-/// Warns about Istio's annotations for sidecars.
-pub(super) fn annotations_without_effect(pod: &Pod) -> impl Iterator<Item = Warning> {
-    let replaced =
-        [(EXCLUDE_OUTBOUND_PORTS, EXCLUDE_DESTINATION_PORTS), (EXCLUDE_OUTBOUND_RANGES, EXCLUDE_DESTINATION_RANGES)];
-    let present = replaced.into_iter().filter(|(key, _)| pod.annotations.contains_key(*key));
-    present.map(|(key, other)| Warning {
-        code: "annotation-for-sidecars",
-        what: format!("annotation {key} has no effect in the ambient mesh"),
-        next: format!("use {other}, with destination-exclude in the sub-plugin chain"),
-    })
 }
 
 /// Returns what ztunnel captures, in the form of a redirection to a sidecar.

@@ -19,7 +19,7 @@ use crate::pod::well_known::{
 };
 use crate::pod::{AnnotatedObject, Facts, Pod};
 use crate::policy::{Policy, Redirect};
-use crate::sub_plugins::{Decision, SettingSource, SkipReason, considered, pod_skip_reason};
+use crate::sub_plugins::{Decision, EnrolledBy, SettingSource, SkipReason, considered, pod_skip_reason};
 use serde::Serialize;
 
 /// The report about one pod.
@@ -251,7 +251,7 @@ fn chain_conditions(
         pod.into_iter().map(|rule| ExplainedRule { wanted: rule.wanted.into(), found: rule.found, holds: rule.holds });
     match decision {
         Decision::LeaveAlone(SkipReason::NotInChain) => vec![in_chain],
-        Decision::LeaveAlone(SkipReason::Ambient(enrolled_by)) => ambient::conditions(*enrolled_by),
+        Decision::LeaveAlone(SkipReason::Ambient(enrolled_by)) => ambient_conditions(*enrolled_by),
         Decision::LeaveAlone(SkipReason::ModeNone) => {
             let source = sources.iter().find(|(key, _)| *key == "inbound_interception_mode");
             let source = source.map_or_else(|| "pod".to_owned(), |(_, source)| source.to_string());
@@ -262,6 +262,15 @@ fn chain_conditions(
         _ if has_redirect => [in_chain].into_iter().chain(pod).collect(),
         _ => pod.collect(),
     }
+}
+
+/// Returns the conditions of the decision: the last one, which does not hold, decides that istio-cni redirects the pod.
+fn ambient_conditions(enrolled_by: EnrolledBy) -> Vec<ExplainedRule> {
+    let rule = |wanted: &str, found: String, holds| ExplainedRule { wanted: wanted.to_owned(), found, holds };
+    vec![
+        rule("the pod has its own network", "hostNetwork is false".to_owned(), true),
+        rule("the pod is not in the ambient mesh", enrolled_by.to_string(), false),
+    ]
 }
 
 impl TextReport for Explanation {

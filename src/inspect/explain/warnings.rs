@@ -1,12 +1,14 @@
 //! Warnings about a configuration or a pod that is valid, but hardly ever has the intended effect.
 
-use super::ambient;
 use super::evaluation::{Evaluation, Unselected, unselected_network};
 use super::exclusions::{ContainerTraffic, ExcludedPart, application_containers, covers_everything};
 use crate::cni::{Error, NetConf, RuleFormat};
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
-use crate::pod::Namespace;
-use crate::pod::well_known::{EXCLUDE_CONTAINERS, EXCLUDE_UIDS};
+use crate::pod::well_known::{
+    EXCLUDE_CONTAINERS, EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_PORTS,
+    EXCLUDE_OUTBOUND_RANGES, EXCLUDE_UIDS,
+};
+use crate::pod::{Namespace, Pod};
 use crate::policy::{
     ContainerScope, DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
@@ -80,7 +82,7 @@ pub(super) fn warnings(
     all.extend(excluded_after_proxy(&containers, policy));
     all.extend(unselected_network(subject)?.map(not_selected));
     if policy.ambient {
-        all.extend(ambient::annotations_without_effect(&subject.facts.pod));
+        all.extend(annotations_for_sidecars(&subject.facts.pod));
     } else {
         all.extend(not_yet_injected(subject));
     }
@@ -142,6 +144,18 @@ fn unknown_configuration(subject: &Subject) -> Option<Warning> {
             _ => format!("the report uses only a part of the node's configuration: {reason}"),
         },
         next: "use kubectl detour explain, run the command on the pod's node, or add --config FILE".to_owned(),
+    })
+}
+
+/// Warns about Istio's annotations for sidecars.
+fn annotations_for_sidecars(pod: &Pod) -> impl Iterator<Item = Warning> {
+    let replaced =
+        [(EXCLUDE_OUTBOUND_PORTS, EXCLUDE_DESTINATION_PORTS), (EXCLUDE_OUTBOUND_RANGES, EXCLUDE_DESTINATION_RANGES)];
+    let present = replaced.into_iter().filter(|(key, _)| pod.annotations.contains_key(*key));
+    present.map(|(key, other)| Warning {
+        code: "annotation-for-sidecars",
+        what: format!("annotation {key} has no effect in the ambient mesh"),
+        next: format!("use {other}, with destination-exclude in the sub-plugin chain"),
     })
 }
 

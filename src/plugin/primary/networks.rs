@@ -3,7 +3,6 @@
 
 use super::PrimaryCall;
 use super::lazy_pod::LazyPod;
-use super::plan::runs_in_process;
 use crate::cluster::{Cluster, DefinitionQuery, Definitions, Lookup, Reports};
 use crate::cni::{Error, NetConf, NodeConf, PROGRAM, Primary};
 use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, auxiliary_chain, resolve};
@@ -66,6 +65,16 @@ pub(super) struct AuxiliaryNetworks {
     pub(super) in_process: Vec<PodNetwork>,
     /// The list of the others.
     pub(super) list: Option<PodNetwork>,
+}
+
+/// Whether the configuration has a single plugin, which runs in this process.
+pub(super) fn runs_in_process(primary: &Primary, configuration: &RunnableConfiguration) -> bool {
+    is_one_of(&primary.in_process_types, configuration)
+}
+
+/// Whether the configuration has a single plugin, of one of these types.
+pub(super) fn is_one_of(types: &[String], configuration: &RunnableConfiguration) -> bool {
+    configuration.plugins.len() == 1 && configuration.types().all(|own| types.iter().any(|kind| kind == own))
 }
 
 /// Returns the plugins of Multus's auxiliary chain, which runs after the `position` networks of a pod.

@@ -7,10 +7,10 @@ use super::PrimaryCall;
 use super::invocation::Invocation;
 use super::lazy_pod::LazyPod;
 use super::mesh::{InProcessAttachment, combine, evaluated, rule_format};
-use super::networks::{agent_networks, auxiliary_networks, networks_of, pod_networks};
+use super::networks::{agent_networks, auxiliary_networks, is_one_of, networks_of, pod_networks, runs_in_process};
 use crate::cluster::Definitions;
 use crate::cni::{Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, at_most};
-use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, Selection};
+use crate::networks::{PodNetwork, PodNetworks, Selection};
 use crate::plugin::evaluation::is_agent;
 use crate::pod::{Pod, PodRef};
 use serde_json::json;
@@ -133,15 +133,6 @@ pub(super) fn runner(primary: &Primary, PodNetwork { configuration, .. }: &PodNe
     } else {
         NetworkRunner::Delegate
     }
-}
-
-/// Whether the configuration has a single plugin, which runs in this process.
-pub(super) fn runs_in_process(primary: &Primary, configuration: &RunnableConfiguration) -> bool {
-    is_one_of(&primary.in_process_types, configuration)
-}
-
-fn is_one_of(types: &[String], configuration: &RunnableConfiguration) -> bool {
-    configuration.plugins.len() == 1 && configuration.types().all(|own| types.iter().any(|kind| kind == own))
 }
 
 fn no_interface(network: &PodNetwork) -> Error {
