@@ -97,6 +97,7 @@ fn real_packets_are_captured_and_spared_as_the_policy_wants() {
 #[test]
 fn a_pods_own_users_are_counted_as_it_does() {
     let mut plan = Plan::new();
+    plan.config["dialect"] = "auto".into();
     (plan.root_is, plan.proxy.0) = (200_000, 2000);
     let containers = &mut plan.cluster.pod["spec"]["containers"];
     for (container, uid) in [(0, 1000), (1, 2000)] {
