@@ -182,10 +182,42 @@ pub struct Event {
 pub struct ScheduledPod {
     /// The pod.
     pub pod: Pod,
+    /// The workload that manages it; `None` for a pod without a controller.
+    pub workload: Option<Workload>,
     /// `status.phase`.
     pub phase: String,
     /// Whether it is being deleted.
     pub is_ending: bool,
+}
+
+/// The object with a pod's template.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Workload {
+    /// `kind`.
+    pub kind: String,
+    /// `metadata.name`.
+    pub name: String,
+}
+
+impl ScheduledPod {
+    /// Returns whether its containers have ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        matches!(self.phase.as_str(), "Succeeded" | "Failed")
+    }
+}
+
+impl Workload {
+    /// Returns the workload of a pod with this controller. A Deployment names its ReplicaSets by adding the pods' label
+    /// `pod-template-hash` to its own name.
+    pub(super) fn of(kind: &str, name: &str, template_hash: Option<&str>) -> Self {
+        let deployment = template_hash.and_then(|hash| name.strip_suffix(hash)?.strip_suffix('-'));
+        let (kind, name) = match deployment.filter(|_| kind == "ReplicaSet") {
+            Some(deployment) => ("Deployment", deployment),
+            None => (kind, name),
+        };
+        Self { kind: kind.to_owned(), name: name.to_owned() }
+    }
 }
 
 /// A namespace with its labels, which decide about the injection of sidecars.

@@ -20,7 +20,9 @@ pub use explain::{
     Setting, Warning, explain, picture,
 };
 pub use installed::InstalledText;
-pub use nodes::{FailedCheck, NodeCheck, NodeResult, NodesAudit, NodesCheck, PodOfNode, PolicyCounts, node_hint};
+pub use nodes::{
+    FailedCheck, NeedlessExclusion, NodeCheck, NodeResult, NodesAudit, NodesCheck, PodOfNode, PolicyCounts, node_hint,
+};
 pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport, RulesView};
 pub use subject::{
     AppliedConf, ConfigurationOrigin, ConfigurationSource, ManifestTexts, PodManifest, PodSelector, Subject,

@@ -5,6 +5,8 @@ use crate::shipped::{apply, base, chart, chart_with_files, manifests, objects, o
 use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 #[test]
 fn every_manifest_is_accepted() {
@@ -42,6 +44,65 @@ fn every_manifest_is_accepted() {
     let mut wrong: Value = of_kind(&base("openshift"), "SecurityContextConstraints").clone();
     wrong["allowHostPids"] = json!(true);
     assert!(admin.apply(&wrong).expect_err("an unknown field").message.contains("allowHostPids"));
+}
+
+/// Pod Security `restricted` has the rules of `restricted-v2` except for its UIDs. `explain` compares these with the
+/// namespace's range, which it reads from the API server.
+#[test]
+fn the_sample_for_vault_needs_no_permission_for_another_uid() {
+    let plane = ControlPlane::start();
+    let admin = plane.admin();
+    prepare(&admin);
+    let shop = json!({
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": {
+            "name": "shop", "labels": {"pod-security.kubernetes.io/enforce": "restricted"},
+            "annotations": {"openshift.io/sa.scc.uid-range": "1000650000/10000"},
+        },
+    });
+    let account =
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": "shop", "name": "default"}});
+    apply(&admin, &[shop, account, of_kind(&base("openshift"), "NetworkAttachmentDefinition").clone()]);
+    let conf = Path::new(env!("CARGO_MANIFEST_DIR")).join("conf");
+    let sample = fs::read_to_string(conf.join("openshift-vault-pod.yaml")).expect("readable");
+    let sample = objects(&sample).remove(0);
+    let kubeconfig = plane.directory.join("kubeconfig");
+    fs::write(&kubeconfig, plane.admin_kubeconfig().to_string()).expect("writable");
+    let explain = || -> Value {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_detour"));
+        command.args(["explain", "-n", "shop", "web-0", "-o", "json", "--config"]);
+        let output = command.arg(conf.join("openshift-vault.conf")).env_clear().env("KUBECONFIG", &kubeconfig).output();
+        let output = output.expect("it starts");
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+    };
+    let outside = |report: &Value| -> Vec<Value> {
+        let warnings = report["warnings"].as_array().expect("a list").iter();
+        warnings.filter(|warning| warning["code"] == "uid-outside-namespace-range").cloned().collect()
+    };
+
+    apply(&admin, &[sample.clone()]);
+    let report = explain();
+    assert_eq!((&report["redirected"], outside(&report)), (&json!(true), vec![]), "{report}");
+    assert_eq!(report["excluded_containers"][0]["name"], "vault-agent-init", "{report}");
+
+    let vault = "/spec/initContainers/1/securityContext";
+    let strict =
+        [("/spec/securityContext", "seccompProfile"), (vault, "allowPrivilegeEscalation"), (vault, "capabilities")];
+    admin.delete(&sample).expect("deleted");
+    for (object, field) in strict {
+        let mut pod = sample.clone();
+        pod.pointer_mut(object).and_then(Value::as_object_mut).expect("an object").remove(field);
+        let refused = admin.apply(&pod).expect_err(field).message;
+        assert!(refused.contains("violates PodSecurity \"restricted:latest\"") && refused.contains(field), "{refused}");
+    }
+
+    let mut pod = sample;
+    *pod.pointer_mut(vault).and_then(|context| context.get_mut("runAsUser")).expect("a UID") = json!(1337);
+    apply(&admin, &[pod]);
+    let warnings = outside(&explain());
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0]["what"].as_str().expect("text").starts_with("container vault-agent-init runs as UID 1337"));
+    assert!(warnings[0]["next"].as_str().expect("text").contains("nonroot-v2"));
 }
 
 /// Enables every optional part of the chart.

@@ -389,6 +389,48 @@ fn output_of_a_compromised_node_is_escaped() {
     });
 }
 
+/// Creates pods whose init container runs as UID 1337: of a Deployment and alone with a native sidecar; with a sidecar
+/// that starts later; and one whose pod has ended.
+fn workloads_with_native_sidecars(admin: &Client) {
+    let create = |name: &str, owner: Option<Value>, is_native: bool, phase: &str| {
+        let mut pod = meshed_pod(admin, name);
+        admin.delete(&pod).expect("deleted");
+        let mut metadata = json!({
+            "namespace": "shop", "name": name, "annotations": pod["metadata"]["annotations"],
+            "labels": {"pod-template-hash": "5d9c"},
+        });
+        metadata["ownerReferences"] = json!(owner.into_iter().collect::<Vec<_>>());
+        let mut proxy = json!({"name": "istio-proxy", "image": "proxy", "args": ["proxy", "sidecar"]});
+        let vault = json!({"name": "vault-agent-init", "image": "vault", "securityContext": {"runAsUser": 1337}});
+        let app = json!({"name": "app", "image": "app"});
+        let (init, containers) = if is_native {
+            proxy["restartPolicy"] = json!("Always");
+            (json!([proxy, vault]), json!([app]))
+        } else {
+            (json!([vault]), json!([app, proxy]))
+        };
+        pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+            "spec": {
+                "nodeName": NAME, "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
+                "initContainers": init, "containers": containers,
+            },
+        });
+        admin.apply(&pod).expect("accepted");
+        admin.merge_status(&pod, &json!({"status": {"phase": phase}})).expect("accepted");
+    };
+    let of_deployment = || {
+        Some(json!({
+            "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-5d9c", "uid": "1", "controller": true,
+        }))
+    };
+    create("web-5d9c-a", of_deployment(), true, "Running");
+    create("web-5d9c-b", of_deployment(), true, "Running");
+    create("alone", None, true, "Running");
+    create("later-sidecar", None, false, "Running");
+    create("ended", None, true, "Succeeded");
+}
+
 #[test]
 fn check_summarizes_all_nodes() {
     scene("kubectl-check", &[], |scene| {
@@ -398,8 +440,28 @@ fn check_summarizes_all_nodes() {
         let running = scene.node.start_agent("detour-agent-x");
         running.wait_for_log(SETTLED);
         scene.add_node("windows-1", kubelet.port, &json!({"kubernetes.io/os": "windows"}));
+        workloads_with_native_sidecars(&scene.admin);
         let run = machine.detour(&["check", "-o", "json"]);
         let report = run.json();
+        let needless = |container: &str, kind: &str, name: &str, exclusions: &[&str], pods: u32| {
+            json!({
+                "namespace": "shop", "kind": kind, "name": name, "container": container, "exclusions": exclusions,
+                "pods": pods,
+            })
+        };
+        let by_uid: &[&str] = &["uid 1337 (configuration, chain[1])"];
+        let expected = json!([
+            needless("vault-agent-init", "Deployment", "web", by_uid, 2),
+            needless("vault-agent-init", "Pod", "alone", by_uid, 1),
+        ]);
+        assert_eq!(report["needless_exclusions"], expected, "{run:?}");
+        let yaml: Value = serde_saphyr::from_str(&machine.detour(&["check", "-o", "yaml"]).stdout).expect("YAML");
+        assert_eq!(yaml["needless_exclusions"], expected);
+        let text = machine.detour(&["check"]).stdout;
+        let (_, list) = text.split_once("Exclusions that are no longer needed").expect("a list");
+        for part in ["Deployment shop/web  2 pods  init container vault-agent-init", by_uid[0]] {
+            assert!(list.contains(part), "{part}: {text}");
+        }
         let node = &report["nodes"][0];
         assert_eq!((&node["node"], &node["agent"]), (&json!(NAME), &json!("kube-system/detour-agent-x")), "{run:?}");
         assert_eq!(node["version"], env!("CARGO_PKG_VERSION"), "{run:?}");

@@ -84,6 +84,33 @@ fn the_sample_for_vault_excludes_one_of_several_containers_with_the_same_uid() {
 }
 
 #[test]
+fn exclusions_that_a_native_sidecar_makes_needless_have_their_sources() {
+    let sample =
+        |name: &str| std::fs::read_to_string(format!("{}/conf/{name}", env!("CARGO_MANIFEST_DIR"))).expect("text");
+    let mut pod: Value = serde_saphyr::from_str(&sample("openshift-vault-pod.yaml")).expect("YAML");
+    let mut conf: Value = serde_json::from_str(&sample("openshift-vault.conf")).expect("JSON");
+    conf["chain"].as_array_mut().expect("a list").push(json!({"type": "uid-exclude", "uids": [7]}));
+    pod["spec"]["initContainers"][1]["securityContext"]["runAsUser"] = json!(7);
+    let needless = |pod: &Value| {
+        let (pod, conf) = (file("pod.json", &pod.to_string()), file("istio-cni.conf", &conf.to_string()));
+        let report = detour(&["explain", "-f", &pod, "--config", &conf, "-o", "json"], "", &[]).json();
+        let init = report["init_containers"].as_array().expect("a list").iter();
+        let vault = init.clone().find(|one| one["name"] == "vault-agent-init").expect("it").clone();
+        (vault["needless_exclusions"].clone(), codes(&report).contains(&"excluded-after-proxy"))
+    };
+    assert_eq!(needless(&pod), (json!([]), false), "the sidecar starts later");
+    let mut proxy = pod["spec"]["containers"].as_array_mut().expect("a list").pop().expect("istio-proxy");
+    proxy["restartPolicy"] = json!("Always");
+    pod["spec"]["initContainers"].as_array_mut().expect("a list").insert(0, proxy);
+    let by_name = "container vault-agent-init (pod, detour.io/exclude-containers)";
+    assert_eq!(needless(&pod), (json!([by_name, "uid 7 (configuration, chain[2])"]), true));
+    // Another container with the ID starts before the sidecar.
+    let early = json!({"name": "early", "image": "early", "securityContext": {"runAsUser": 7}});
+    pod["spec"]["initContainers"].as_array_mut().expect("a list").insert(0, early);
+    assert_eq!(needless(&pod), (json!([by_name]), false));
+}
+
+#[test]
 fn a_block_that_excludes_nothing_does_not_change_the_rules() {
     let rules = |blocks: Value, format: &str| {
         let run = explain(&one_uid(), &blocks, &["--rules", format]);

@@ -8,7 +8,7 @@ use super::session::Session;
 use crate::cluster::agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
 use crate::cluster::fact_source::Cluster;
 use crate::cluster::kubeconfig::UserKubeconfig;
-use crate::cluster::resources::{LabeledNamespace, ObjectRef, ReportedEvent, Right, ScheduledPod};
+use crate::cluster::resources::{LabeledNamespace, ObjectRef, ReportedEvent, Right, ScheduledPod, Workload};
 use crate::cluster::wire::{NamespaceObject, PodObject};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;
@@ -117,9 +117,10 @@ impl UserApi {
     /// # Errors
     /// A request failed.
     pub fn pods_with_sidecar(&self, node: &str, namespace: Option<&str>) -> Result<Vec<ObjectRef>, Error> {
-        let with_sidecar = |ScheduledPod { pod, phase, .. }| {
-            let has_ended = matches!(phase.as_str(), "Succeeded" | "Failed");
-            (pod.proxy().is_some() && !has_ended).then_some(ObjectRef { namespace: pod.namespace, name: pod.name })
+        let with_sidecar = |scheduled: ScheduledPod| {
+            let is_running = scheduled.pod.proxy().is_some() && !scheduled.has_ended();
+            let ScheduledPod { pod, .. } = scheduled;
+            is_running.then_some(ObjectRef { namespace: pod.namespace, name: pod.name })
         };
         Ok(self.pods_of_node(node, namespace)?.into_iter().filter_map(with_sidecar).collect())
     }
@@ -211,8 +212,13 @@ impl UserApi {
 fn scheduled_pod(object: Value) -> Option<ScheduledPod> {
     let phase = object["status"]["phase"].as_str().unwrap_or_default().to_owned();
     let is_ending = object["metadata"]["deletionTimestamp"].is_string();
+    let owners = object["metadata"]["ownerReferences"].as_array();
+    let controller = owners.and_then(|owners| owners.iter().find(|owner| owner["controller"] == true));
+    let template_hash = object["metadata"]["labels"]["pod-template-hash"].as_str();
+    let workload = controller
+        .and_then(|owner| Some(Workload::of(owner["kind"].as_str()?, owner["name"].as_str()?, template_hash)));
     let pod = PodObject::deserialize(&object).ok()?.into();
-    Some(ScheduledPod { pod, phase, is_ending })
+    Some(ScheduledPod { pod, workload, phase, is_ending })
 }
 
 /// Parses a namespace. An object that is not a namespace is skipped.

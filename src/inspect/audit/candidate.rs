@@ -8,8 +8,6 @@ use crate::sub_plugins::{EnrolledBy, SkipReason, enrolled_by, pod_skip_reason, r
 /// The labels with which Istio's injector selects namespaces and pods (istio.io, "Installing the Sidecar").
 const INJECTION: &str = "istio-injection";
 const REVISION: &str = "istio.io/rev";
-/// The phases of pods whose containers have ended.
-const ENDED: [&str; 2] = ["Succeeded", "Failed"];
 
 /// Why the report is about a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +23,7 @@ pub(super) enum Candidate {
 /// Returns why the report is about a pod; `None` if the pod has ended, is a gateway or is not part of the mesh.
 pub(super) fn candidate(scheduled: &ScheduledPod, namespace: Option<&LabeledNamespace>) -> Option<Candidate> {
     let pod = &scheduled.pod;
-    if scheduled.is_ending || ENDED.contains(&scheduled.phase.as_str()) {
+    if scheduled.is_ending || scheduled.has_ended() {
         return None;
     }
     if let Some(enrolled_by) = enrolled_by(pod, namespace.map(|namespace| &namespace.namespace)) {
@@ -83,7 +81,7 @@ mod tests {
     fn pod(own: &[(&str, &str)], change: impl Fn(&mut Pod)) -> ScheduledPod {
         let mut pod = Pod { namespace: "shop".into(), name: "web".into(), labels: labels(own), ..Pod::default() };
         change(&mut pod);
-        ScheduledPod { pod, phase: "Running".into(), is_ending: false }
+        ScheduledPod { pod, phase: "Running".into(), ..ScheduledPod::default() }
     }
 
     fn proxy(args: &[&str]) -> Container {
@@ -99,7 +97,7 @@ mod tests {
         let native = pod(&[], |pod| pod.init_containers.push(proxy(&[])));
         assert_eq!(of(&native), Some(Candidate::WithSidecar));
         assert_eq!(of(&ScheduledPod { is_ending: true, ..meshed.clone() }), None);
-        for phase in ENDED {
+        for phase in ["Succeeded", "Failed"] {
             assert_eq!(of(&ScheduledPod { phase: phase.into(), ..meshed.clone() }), None);
         }
         for host_network in [false, true] {

@@ -12,6 +12,7 @@ mod credentials;
 mod kernel;
 mod listeners;
 mod logs;
+mod needless_exclusions;
 mod own_list;
 mod pod;
 mod policies;
@@ -62,7 +63,12 @@ pub fn examine(target: &CheckTarget) -> Checklist {
     let pod = target.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
     let (node, platform) = (target.node_name.clone(), target.platform.clone());
     let rule_formats = FormatCounts::read(&store(target)).ok();
-    Checklist { pod, node, platform, policies: seen.policies.ok(), rule_formats, ..Checklist::of(results.lines) }
+    let needless_exclusions = match target.pod {
+        None => api(target, &seen, &results).ok().and_then(|api| needless_exclusions::find(target, &api)),
+        Some(_) => None,
+    };
+    let policies = seen.policies.ok();
+    Checklist { pod, node, platform, policies, rule_formats, needless_exclusions, ..Checklist::of(results.lines) }
 }
 
 fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {

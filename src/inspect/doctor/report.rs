@@ -4,6 +4,7 @@
 use super::checks::{Check, CheckGroup};
 use crate::cluster::agent::PoliciesReport;
 use crate::host_path::{HostPath, HostRoot};
+use crate::inspect::nodes::NeedlessExclusion;
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use crate::plugin::FormatCounts;
 use crate::pod::PodRef;
@@ -33,6 +34,8 @@ pub struct Checklist {
     pub policies: Option<PoliciesReport>,
     /// How many pod sandboxes have a redirection of detour in each rule format; `None` if that is unknown.
     pub rule_formats: Option<FormatCounts>,
+    /// The exclusions of the node's pods that are not needed; `None` if a pod was checked or the API is unknown.
+    pub needless_exclusions: Option<Vec<NeedlessExclusion>>,
     /// One line per check.
     pub checks: Vec<ReportLine>,
 }
@@ -91,6 +94,7 @@ impl Checklist {
             healthy,
             policies: None,
             rule_formats: None,
+            needless_exclusions: None,
             checks: lines,
         }
     }

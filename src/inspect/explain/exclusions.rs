@@ -8,6 +8,7 @@ use crate::pod::well_known::ISTIO_CONTAINERS;
 use crate::pod::{Container, Pod};
 use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Exclusion, IdRange, Policy, TrafficOwner};
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// Traffic that bypasses the sidecar, and the sources of the exclusion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -175,6 +176,20 @@ impl ContainerTraffic<'_> {
         !(self.ends_before && self.pod.starts_before_proxy(self.name()))
     }
 
+    /// Returns whether it is an init container that runs after the proxy has started, and so needs no exclusion.
+    pub(in crate::inspect) fn runs_after_proxy(&self) -> bool {
+        self.ends_before && !self.pod.starts_before_proxy(self.name())
+    }
+
+    /// Returns whether the exclusion of an ID covers the container, which needs none, and no container among `all` that
+    /// needs it.
+    pub(super) fn is_needless(&self, exclusion: &Exclusion, all: &[Self]) -> bool {
+        let covers = |container: &Self| container.is_owned_by(exclusion.owner);
+        let is_needed = |other: &Self| other.pod.starts_before_proxy(other.name()) && covers(other);
+        let of_id = covers_everything(exclusion) && exclusion.owner != TrafficOwner::Any;
+        self.runs_after_proxy() && of_id && covers(self) && !all.iter().any(is_needed)
+    }
+
     /// Returns the scope of the container's traffic that the exclusions of `policy` cover. If the container still runs
     /// when the proxy accepts connections, exclusions that end then do not count.
     pub(in crate::inspect) fn excluded_part(&self, policy: &Policy) -> ExcludedPart {
@@ -208,11 +223,37 @@ pub struct InitContainer {
     pub needs_exclusion: bool,
     /// How much of its traffic bypasses the sidecar: `all`, `some` or `none`.
     pub excluded: &'static str,
+    /// The exclusions that it does not need, each with its source: those by its name, and those of all traffic of its ID.
+    pub needless_exclusions: Vec<String>,
+}
+
+/// The exclusions that the configurations and annotations request, each with its source.
+pub(super) struct Requested<'a> {
+    pub(super) traffic: Vec<(&'a Exclusion, String)>,
+    pub(super) containers: Vec<(&'a ContainerExclusion, String)>,
+}
+
+impl Requested<'_> {
+    /// Returns the exclusions that an init container does not need, each with its source.
+    fn needless(&self, container: &ContainerTraffic<'_>, all: &[ContainerTraffic<'_>]) -> Vec<String> {
+        let of_ids = self.traffic.iter().filter(|(exclusion, _)| container.is_needless(exclusion, all));
+        let of_ids = of_ids.map(|(exclusion, source)| format!("{} ({source})", owner_text(exclusion.owner)));
+        let is_named =
+            |exclusion: &ContainerExclusion| container.runs_after_proxy() && exclusion.name == container.name();
+        let by_name = self.containers.iter().filter(|(exclusion, _)| is_named(exclusion));
+        let by_name = by_name.map(|(exclusion, source)| format!("container {} ({source})", exclusion.name));
+        of_ids.chain(by_name).collect::<BTreeSet<_>>().into_iter().collect()
+    }
 }
 
 impl InitContainer {
     /// Returns when and how `container` runs.
-    fn of(container: &ContainerTraffic<'_>, policy: &Policy) -> Self {
+    fn of(
+        container: &ContainerTraffic<'_>,
+        policy: &Policy,
+        requested: &Requested<'_>,
+        all: &[ContainerTraffic<'_>],
+    ) -> Self {
         let starts_before_proxy = container.pod.starts_before_proxy(container.name());
         Self {
             name: container.name().to_owned(),
@@ -224,6 +265,7 @@ impl InitContainer {
                 ExcludedPart::Some => "some",
                 ExcludedPart::None => "none",
             },
+            needless_exclusions: requested.needless(container, all),
         }
     }
 
@@ -248,7 +290,11 @@ impl InitContainer {
 }
 
 /// Returns the init containers among `containers`, in the order in which they start.
-pub(super) fn init_containers(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<InitContainer> {
+pub(super) fn init_containers(
+    containers: &[ContainerTraffic<'_>],
+    policy: &Policy,
+    requested: &Requested<'_>,
+) -> Vec<InitContainer> {
     let init = containers.iter().filter(|container| container.pod.is_init_container(container.name()));
-    init.map(|container| InitContainer::of(container, policy)).collect()
+    init.map(|container| InitContainer::of(container, policy, requested, containers)).collect()
 }

@@ -5,7 +5,7 @@ use super::evaluation::{Evaluation, evaluate, has_redirect};
 use super::exclusions::{
     ExcludedContainer, ExcludedTraffic, application_containers, excluded_containers, excluded_traffic,
 };
-use super::exclusions::{InitContainer, init_containers};
+use super::exclusions::{InitContainer, Requested, init_containers};
 use super::settings::uncaptured;
 use super::settings::{Setting, settings};
 use super::warnings::{ADD_FAILS, Warning, warnings};
@@ -145,6 +145,10 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     let pod = &subject.facts.pod;
     let is_captured = policy.redirect().is_some() || (!policy.is_empty() && pod_skip_reason(pod).is_none());
     let containers = if is_captured { application_containers(pod) } else { Vec::new() };
+    let requested = Requested {
+        traffic: evaluations.iter().flat_map(Evaluation::exclusions).collect(),
+        containers: evaluations.iter().flat_map(Evaluation::containers).collect(),
+    };
     let explanation = Explanation {
         pod: subject.name(),
         template_of: subject.template_of.clone(),
@@ -157,7 +161,7 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
         settings: settings.unwrap_or_default(),
         exclusions: excluded,
-        init_containers: init_containers(&containers, &policy),
+        init_containers: init_containers(&containers, &policy, &requested),
         excluded_containers: excluded_containers(&policy, evaluations.iter().flat_map(Evaluation::containers)),
         warnings: warnings(subject, &evaluations, &policy)?,
         notes: notes(subject, &evaluations, &policy),

@@ -245,14 +245,10 @@ fn ended_before_start(containers: &[ContainerTraffic<'_>], policy: &Policy) -> V
 
 /// Warns about excluded init containers that the proxy could serve: a native sidecar has started before them.
 fn excluded_after_proxy(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
-    let by_id = |container: &ContainerTraffic<'_>| {
-        let by_id =
-            |e: &Exclusion| covers_everything(e) && e.owner != TrafficOwner::Any && container.is_owned_by(e.owner);
-        policy.exclusions.iter().any(by_id)
-    };
     let needless = containers.iter().filter(|container| {
+        let by_id = || policy.exclusions.iter().any(|exclusion| container.is_needless(exclusion, containers));
         let by_name = || policy.container_scope(container.name(), true) == Some(ContainerScope::All);
-        container.ends_before && !container.pod.starts_before_proxy(container.name()) && (by_id(container) || by_name())
+        container.runs_after_proxy() && (by_id() || by_name())
     });
     let warning = |container: &ContainerTraffic<'_>| Warning {
         code: "excluded-after-proxy",

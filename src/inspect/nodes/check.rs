@@ -1,5 +1,6 @@
 //! `kubectl detour check`: the node checks of the doctor on all nodes.
 
+use super::needless_exclusions::{self, NeedlessExclusion};
 use super::{MAX_ITEMS, parse, short};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use crate::plugin::FormatCounts;
@@ -14,6 +15,8 @@ pub struct NodesCheck {
     pub policies: Option<PolicyCounts>,
     /// The redirected pods of all nodes by rule format; `None` if no agent reports them.
     pub rule_formats: Option<FormatCounts>,
+    /// The exclusions of the nodes' workloads that are not needed; `None` if no agent reports them.
+    pub needless_exclusions: Option<Vec<NeedlessExclusion>>,
     /// One entry per agent, and one per node without an agent; sorted by node.
     pub nodes: Vec<NodeCheck>,
 }
@@ -41,6 +44,9 @@ pub struct NodeCheck {
     pub policies: Option<PolicyCounts>,
     /// The node's redirected pods by rule format; `None` if the agent does not report them.
     pub rule_formats: Option<FormatCounts>,
+    /// The exclusions of the node's workloads that are not needed; `None` if the agent does not report them.
+    #[serde(skip)]
+    pub needless_exclusions: Option<Vec<NeedlessExclusion>>,
 }
 
 /// How many pods have the current policy (`PoliciesReport` of the agent).
@@ -107,6 +113,8 @@ struct Report {
     policies: Option<PolicyCounts>,
     #[serde(default)]
     rule_formats: Option<FormatCounts>,
+    #[serde(default)]
+    needless_exclusions: Option<Vec<NeedlessExclusion>>,
     checks: Vec<Check>,
 }
 
@@ -128,8 +136,13 @@ impl NodesCheck {
             nodes.iter().filter_map(|node| Some((node.node.as_str(), node.rule_formats?))).collect();
         of_nodes.dedup_by_key(|(node, _)| *node);
         let rule_formats = of_nodes.into_iter().map(|(_, counts)| counts).reduce(FormatCounts::plus);
+        let mut of_nodes: Vec<(&str, &[NeedlessExclusion])> =
+            nodes.iter().filter_map(|node| Some((node.node.as_str(), node.needless_exclusions.as_deref()?))).collect();
+        of_nodes.dedup_by_key(|(node, _)| *node);
+        let needless_exclusions = (!of_nodes.is_empty())
+            .then(|| needless_exclusions::merged(of_nodes.iter().flat_map(|(_, list)| list.iter().cloned())));
         let healthy = nodes.iter().all(|node| node.result != NodeResult::Unhealthy);
-        Self { healthy, policies, rule_formats, nodes }
+        Self { healthy, policies, rule_formats, needless_exclusions, nodes }
     }
 
     /// Returns the names of the nodes with problems.
@@ -157,6 +170,7 @@ impl NodeCheck {
             warnings: Vec::new(),
             policies: None,
             rule_formats: None,
+            needless_exclusions: None,
         }
     }
 
@@ -178,7 +192,7 @@ impl NodeCheck {
         };
         match report {
             Err(why) => Self { reason: Some(why), ..own },
-            Ok(Report { version, healthy, policies, rule_formats, checks }) => {
+            Ok(Report { version, healthy, policies, rule_formats, needless_exclusions, checks }) => {
                 let (mut failed, mut warnings) = (Vec::new(), Vec::new());
                 for Check { outcome, check } in checks.into_iter().take(MAX_ITEMS) {
                     match outcome.as_str() {
@@ -197,6 +211,8 @@ impl NodeCheck {
                     warnings,
                     policies,
                     rule_formats,
+                    needless_exclusions: needless_exclusions
+                        .map(|all| all.into_iter().take(MAX_ITEMS).map(NeedlessExclusion::limited).collect()),
                     ..own
                 }
             }
@@ -245,6 +261,8 @@ impl TextReport for NodesCheck {
             screen.line(&[Cell::of("Redirected pods by rule format:"), Cell::of(text)]);
         }
         screen.table(&self.nodes.iter().map(NodeCheck::row).collect::<Vec<_>>());
+        let needless = self.needless_exclusions.iter().flatten().map(NeedlessExclusion::row);
+        screen.section("Exclusions that are no longer needed, because istio-proxy is a native sidecar", needless);
         for node in self.nodes.iter().filter(|node| !node.failed.is_empty() || !node.warnings.is_empty()) {
             screen.heading(&format!("Node {}, agent {}", node.node, node.agent.as_deref().unwrap_or("-")));
             let failed = node.failed.iter().map(|check| ("  FAIL", Tone::Bad, check));

@@ -5,11 +5,14 @@
 use crate::pod::Pod;
 pub use audit::{NodesAudit, PodOfNode};
 pub use check::{FailedCheck, NodeCheck, NodeResult, NodesCheck, PolicyCounts};
+pub use needless_exclusions::NeedlessExclusion;
+pub(super) use needless_exclusions::merged;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 mod audit;
 mod check;
+mod needless_exclusions;
 
 /// The start of an output that is not a report, in a message.
 const MAX_SHOWN: usize = 300;
