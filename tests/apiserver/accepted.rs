@@ -80,7 +80,7 @@ fn the_sample_for_vault_needs_no_permission_for_another_uid() {
         warnings.filter(|warning| warning["code"] == "uid-outside-namespace-range").cloned().collect()
     };
 
-    apply(&admin, &[sample.clone()]);
+    apply(&admin, std::slice::from_ref(&sample));
     let report = explain();
     assert_eq!((&report["redirected"], outside(&report)), (&json!(true), vec![]), "{report}");
     assert_eq!(report["excluded_containers"][0]["name"], "vault-agent-init", "{report}");

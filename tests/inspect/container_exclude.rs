@@ -107,7 +107,9 @@ fn exclusions_that_a_native_sidecar_makes_needless_have_their_sources() {
     // Another container with the ID starts before the sidecar.
     let early = json!({"name": "early", "image": "early", "securityContext": {"runAsUser": 7}});
     pod["spec"]["initContainers"].as_array_mut().expect("a list").insert(0, early);
-    assert_eq!(needless(&pod), (json!([by_name]), false));
+    assert_eq!(needless(&pod), (json!([by_name]), true));
+    pod["metadata"]["annotations"].as_object_mut().expect("annotations").remove(ANNOTATION);
+    assert_eq!(needless(&pod), (json!([]), false));
 }
 
 #[test]
