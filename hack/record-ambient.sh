@@ -16,6 +16,8 @@ trap 'rm -rf "$work"' EXIT
 say "building Istio's rules"
 (cd tests/ambient_rules && go build -trimpath -o "$work/ambient-rules" .)
 say "recording"
+# The inner shell expands its own arguments.
+# shellcheck disable=SC2016
 unshare --net bash -ec '
 ip link set lo up
 "$1/ambient-rules" iptables >"$1/log" 2>&1 || { cat "$1/log" >&2; exit 1; }
@@ -24,6 +26,7 @@ for family in 4 6; do
     [[ $family == 4 ]] || program=ip6tables-save
     "$program" | sed "/^#/d; /^:INPUT\|^:FORWARD\|^:POSTROUTING/d; s/\[[0-9]*:[0-9]*\]/[0:0]/" >"$2/ambient.v$family.rules"
 done' bash "$work" "$golden"
+# shellcheck disable=SC2016
 unshare --net bash -ec '
 ip link set lo up
 "$1/ambient-rules" nftables >"$1/log" 2>&1 || { cat "$1/log" >&2; exit 1; }

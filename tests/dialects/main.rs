@@ -40,8 +40,14 @@ proptest! {
     }
 }
 
+/// The mark of ztunnel's own packets.
+const ZTUNNEL_MARK: u32 = 0x539;
+
 /// Returns whether an exclusion of the policy applies to a packet that leaves through another interface than lo.
 fn is_excluded(policy: &Policy, packet: &Packet) -> bool {
+    if policy.ambient && packet.mark == ZTUNNEL_MARK {
+        return false;
+    }
     let has_ports = [6, 17].contains(&packet.protocol);
     policy.exclusions.iter().any(|Exclusion { owner, destination, protocol, ports }| {
         let within = |ids: &IdRange, id: u32| ids.first <= id && id <= ids.last;
