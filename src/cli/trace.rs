@@ -3,11 +3,11 @@
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
 use clap::{ArgGroup, Args};
-use detour_cni::cni::{DEFAULT_INTERFACE, Error};
+use detour_cni::cni::Error;
 use detour_cni::firewall::{Destination, RuleFormat, RulesetView, Sender};
 use detour_cni::inspect::{ExcludedSenders, SenderArgument, Subject, Trace, explain};
 use detour_cni::pod::Pod;
-use detour_cni::sub_plugins::own_addresses;
+use detour_cni::sub_plugins::{default_interface, own_addresses};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
@@ -65,7 +65,7 @@ pub(super) struct TraceArguments {
     /// The pod's addresses, separated by commas; traffic to them uses lo [default: from status.podIPs and the annotation k8s.v1.cni.cncf.io/network-status]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "of_kernel")]
     pod_ip: Vec<IpAddr>,
-    /// Interface for traffic that does not use lo [default: live rules: that of the route; a configuration: eth0]
+    /// Interface for traffic that does not use lo [default: live rules: that of the route; a configuration: that of the default route in the pod's annotations, or eth0]
     #[arg(long, value_name = "NAME")]
     interface: Option<String>,
     #[command(flatten)]
@@ -115,8 +115,8 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
             let format = planned_format(&subject);
             let (view, senders) = (RulesetView::of_policy(&policy, format), ExcludedSenders::planned(&policy));
             let configuration = Some(subject.origin.clone());
-            let interface = arguments.interface.as_deref().unwrap_or(DEFAULT_INTERFACE);
-            Trace { configuration, ..senders.trace(&view, (from, container), to, &own, interface) }
+            let interface = arguments.interface.unwrap_or_else(|| default_interface(&subject.facts.pod));
+            Trace { configuration, ..senders.trace(&view, (from, container), to, &own, &interface) }
         }
     };
     arguments.output.render(&report)

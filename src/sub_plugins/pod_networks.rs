@@ -16,6 +16,13 @@ pub fn own_addresses(pod: &Pod) -> Vec<IpAddr> {
     addresses.into_iter().collect()
 }
 
+/// Returns the interface of the pod's default route according to its annotations: that of the cluster network unless the
+/// route is on another network.
+#[must_use]
+pub fn default_interface(pod: &Pod) -> String {
+    PodInterfaces::of(pod).default.into_iter().next().unwrap_or_else(|| DEFAULT_INTERFACE.to_owned())
+}
+
 /// The interfaces of a pod's networks other than the cluster network's, according to its annotations.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PodInterfaces {

@@ -89,6 +89,49 @@ fn a_missing_or_invalid_source_is_the_cluster_networks_problem() {
     });
 }
 
+/// Beside a single plugin, runtimes ignore the directory of the network's name; the copy says so.
+#[test]
+fn a_copy_of_a_single_plugin_is_healthy_beside_files_of_other_tools() {
+    let mut plan = plan();
+    plan.lists = vec![("10-cluster.conf", json!({"cniVersion": "1.0.0", "name": "c", "type": "bridge"}))];
+    scene(plan, |scene| {
+        fs::create_dir(scene.path(&format!("{DIRECTORY}/c"))).expect("made");
+        scene.write(&format!("{DIRECTORY}/c/10-broken.conf"), "{");
+        fs::create_dir(scene.path(&format!("{DIRECTORY}/00-a.conflist"))).expect("made");
+        let report = scene.report(&["--node"]);
+        assert_eq!(report["healthy"], true, "{report:#}");
+        assert_eq!(line(&report, "own-list").1, "00-detour.conflist is a copy of 10-cluster.conf");
+        assert_eq!(line(&report, "configuration-picked").1, "00-detour.conflist is the first file");
+        assert_eq!(scene.json(OWN)["loadOnlyInlinedPlugins"], true);
+    });
+}
+
+/// Runtimes with libcni 1.3 add the plugins in the directory of the network's name to the own list too.
+#[test]
+fn files_in_the_directory_of_the_networks_name_are_those_of_other_tools() {
+    scene(plan(), |scene| {
+        for name in ["c", "other"] {
+            fs::create_dir(scene.path(&format!("{DIRECTORY}/{name}"))).expect("made");
+        }
+        let file = format!("{DIRECTORY}/c/10-mark.conf");
+        scene.write(&file, r#"{"type": "mark"}"#);
+        scene.write(&format!("{DIRECTORY}/other/10-broken.conf"), "{");
+        assert_eq!(scene.report(&["--node"])["healthy"], true);
+        for (text, reason) in
+            [("{", "invalid JSON: "), (r#"{"plugins": []}"#, "expected one plugin, an object with type")]
+        {
+            scene.write(&file, text);
+            let found = format!("runtimes with libcni 1.3 refuse 00-detour.conflist: /{file}: {reason}");
+            assert_fails(scene, "configuration-picked", &found, "its tool writes it");
+        }
+        // The tool moves the network's plugins there.
+        scene.write(&file, r#"{"type": "bridge"}"#);
+        scene.write(LIST, r#"{"cniVersion": "1.0.0", "name": "c"}"#);
+        let found = "10-cluster.conflist, whose plugins are all in files of the directory with its name now";
+        assert_fails(scene, "own-list", found, "into the list itself");
+    });
+}
+
 /// The agent does not copy it.
 #[test]
 fn a_source_that_another_user_can_change_is_reported() {

@@ -286,6 +286,24 @@ fn traffic_to_an_address_of_a_secondary_network_uses_lo() {
     assert_eq!(traced("192.168.7.3:80/tcp"), ["eth0", "sidecar:15001"]);
 }
 
+/// As OVN-Kubernetes reports a primary user-defined network: `eth0` only serves the kubelet.
+#[test]
+fn a_packet_leaves_over_the_interface_of_the_default_route() {
+    let status = r#"[{"name": "ovn-kubernetes", "interface": "eth0", "ips": ["10.0.0.2"]},
+        {"name": "ovn-kubernetes", "interface": "ovn-udn1", "ips": ["203.203.0.5"], "default": true}]"#;
+    let annotations = format!(
+        "annotations: {{k8s.v1.cni.cncf.io/network-status: '{status}', traffic.sidecar.istio.io/excludeInterfaces: eth0, "
+    );
+    let pod = POD.replace("annotations: {", &annotations);
+    let traced = |more: &[&str]| {
+        let packet = ["trace", "-f", "-", "--from", "uid=1000", "--to", "203.203.0.9:80/tcp", "-o", "json"];
+        let found = detour(&[&packet[..], more].concat(), &pod, &[]).json();
+        [found["interface"].clone(), found["arrives_at"].clone()]
+    };
+    assert_eq!(traced(&[]), ["ovn-udn1", "sidecar:15001"]);
+    assert_eq!(traced(&["--interface", "eth0"]), ["eth0", "direct"]);
+}
+
 #[test]
 fn output_is_not_colored_without_a_terminal() {
     let run = detour(&["explain", "-f", "-"], POD, &[("TERM", "xterm-256color")]);

@@ -5,7 +5,9 @@ use crate::configuration::{chain, story};
 use crate::istio::Dns;
 use crate::pod::{APP_PROCESS, NAMESPACE, PROXY, manifest};
 use crate::world::*;
-use serde_json::json;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::process::Command;
 
 fn rules_beside(interface: &str, captured: bool) -> String {
     let world = World::new(Families::V4);
@@ -76,25 +78,94 @@ fn an_interface_with_the_default_route_is_captured() {
     }
 }
 
-#[test]
-fn traffic_over_a_primary_user_defined_network_is_captured() {
-    let world = World::new(Families::V4);
-    let route = world.ip(&["route", "show", "default"]);
-    for command in ["link set eth0 down", "link set eth0 name ovn-udn1", "link set ovn-udn1 up"] {
+/// As OVN-Kubernetes reports it for a pod with a primary user-defined network.
+const UDN_STATUS: &str =
+    r#"[{\"interface\": \"eth0\"}, {\"interface\": \"ovn-udn1\", \"ips\": [\"10.90.0.2\"], \"default\": true}]"#;
+
+/// Adds `ovn-udn1`, which gets the default routes, as OVN-Kubernetes does; `eth0` keeps only its own subnet.
+fn add_primary_user_defined_network(world: &World) {
+    let netns = world.outside_netns();
+    let outside = netns.file_name().expect("a name").to_str().expect("text");
+    world.ip(&["link", "add", "ovn-udn1", "type", "veth", "peer", "name", "udn0", "netns", outside]);
+    let commands = ["addr add 10.90.0.1/24 dev udn0", "addr add fd90::1/64 dev udn0 nodad", "link set udn0 up"];
+    for command in commands.map(|command| format!("-n {outside} {command}")) {
         world.ip(&command.split(' ').collect::<Vec<_>>());
     }
-    let route = format!("route add {}", route.trim().replace("eth0", "ovn-udn1"));
-    world.ip(&route.split_whitespace().collect::<Vec<_>>());
-    world.ip(&["link", "add", "eth0", "type", "veth", "peer", "name", "probes"]);
+    for command in [
+        "addr add 10.90.0.2/24 dev ovn-udn1",
+        "addr add fd90::2/64 dev ovn-udn1 nodad",
+        "link set ovn-udn1 up",
+        "route replace default via 10.90.0.1 dev ovn-udn1",
+        "-6 route replace default via fd90::1 dev ovn-udn1",
+    ] {
+        world.ip(&command.split(' ').collect::<Vec<_>>());
+    }
+    assert!(!world.ip(&["-6", "route", "show", "default"]).contains("eth0"));
+}
+
+#[test]
+fn traffic_over_a_primary_user_defined_network_is_captured_and_probes_over_eth0_arrive() {
+    let world = World::new(Families::Both);
+    add_primary_user_defined_network(&world);
+    let own = |family| if family == Family::V4 { "10.90.0.2" } else { "fd90::2" }.parse().expect("an address");
+    let manifests = story(&world, Dns::Captured, &[("k8s.v1.cni.cncf.io/network-status", UDN_STATUS)]);
+    for (dialect, captured) in [("iptables", true), ("iptables", false), ("nftables", true), ("nftables", false)] {
+        let redirect = json!({ "type": "istio-redirect", "capture_secondary_networks": captured });
+        let mut configuration = chain(&manifests, json!([redirect]));
+        configuration["dialect"] = dialect.into();
+        world.add(&configuration);
+        for &family in world.families() {
+            let server = SERVER.at(family, HTTPS);
+            let context = format!("{dialect} {captured} {family:?}");
+            // Over ovn-udn1.
+            let sent = world.pod_sends(APP_PROCESS, Protocol::Tcp, server);
+            assert_eq!(sent, Arrival::captured(OUTBOUND, server), "{context}");
+            let sent = world.pod_sends(PROXY, Protocol::Tcp, server);
+            assert_eq!(sent, Arrival::direct(server, own(family)), "{context}: the sidecar's own traffic");
+            let app = SocketAddr::new(own(family), APP);
+            assert_eq!(world.outside_sends(Protocol::Tcp, app), Arrival::captured(INBOUND, app), "{context}");
+            // The kubelet's probes over eth0: those that the injector rewrote to the sidecar, and one of the application's
+            // port.
+            for port in STATUS {
+                let (probe, kubelet) = (POD.at(family, port), GATEWAY.ip(family));
+                assert_eq!(world.outside_sends(Protocol::Tcp, probe), Arrival::direct(probe, kubelet), "{context}");
+            }
+            let probe = POD.at(family, APP);
+            assert_eq!(world.outside_sends(Protocol::Tcp, probe), Arrival::captured(INBOUND, probe), "{context}");
+        }
+        assert_eq!(traced(&world, "uid=1000650000", SERVER.at(Family::V4, HTTPS)), ["ovn-udn1", "sidecar:15001"]);
+        assert_eq!(traced(&world, "uid=1000650000", SERVER.at(Family::V6, HTTPS)), ["ovn-udn1", "sidecar:15001"]);
+        assert_eq!(traced(&world, "inbound:10.88.0.1", POD.at(Family::V4, STATUS[0])), ["eth0", "direct"]);
+        world.call("CHECK", &configuration).run().done();
+        world.call("DEL", &configuration).run().done();
+    }
+}
+
+/// Returns the interface that `detour trace` of the live rules uses, and where the packet arrives.
+fn traced(world: &World, from: &str, to: SocketAddr) -> [String; 2] {
+    let (netns, to) = (world.netns(), format!("{to}/tcp"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_detour"));
+    command.arg("trace").arg("--netns").arg(netns).args(["--from", from, "--to", &to, "-o", "json"]);
+    let output = command.output().expect("it runs");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    ["interface", "arrives_at"].map(|key| report[key].as_str().expect("text").to_owned())
+}
+
+/// Only an explicit setting excludes the interface with the default route.
+#[test]
+fn an_interface_that_a_setting_names_is_excluded_even_with_the_default_route() {
+    let world = World::new(Families::Both);
+    add_primary_user_defined_network(&world);
     let manifests = story(&world, Dns::Left, &[]);
     for dialect in ["iptables", "nftables"] {
-        let mut configuration =
-            chain(&manifests, json!([{ "type": "istio-redirect", "capture_secondary_networks": false }]));
+        let redirect = json!({ "type": "istio-redirect", "exclude_interfaces": "ovn-udn1" });
+        let mut configuration = chain(&manifests, json!([redirect]));
         configuration["dialect"] = dialect.into();
         world.add(&configuration);
         let server = SERVER.at(Family::V4, HTTPS);
-        let arrival = world.pod_sends(APP_PROCESS, Protocol::Tcp, server);
-        assert_eq!(arrival, Arrival::captured(OUTBOUND, server), "{dialect}");
+        let sent = world.pod_sends(APP_PROCESS, Protocol::Tcp, server);
+        assert_eq!(sent, Arrival::direct(server, "10.90.0.2".parse().expect("an address")), "{dialect}");
+        assert_eq!(traced(&world, "uid=1000650000", server), ["ovn-udn1", "direct"]);
         world.call("DEL", &configuration).run().done();
     }
 }

@@ -41,6 +41,23 @@ pub(crate) fn read(directory: &Path) -> Found {
     Found { choice: names.iter().find_map(valid), first: names.into_iter().next() }
 }
 
+/// Returns the types of the plugins that a runtime with libcni 1.3 calls for a pod: those of the list, then those in the
+/// files of the directory of its name (libcni, `NetworkConfFromFile`).
+pub(crate) fn called(directory: &Path) -> Vec<String> {
+    let Choice { file, list } = read(directory).choice.expect("a valid configuration");
+    let text = |plugin: &Value| plugin["type"].as_str().expect("a type").to_owned();
+    let mut types: Vec<String> = list["plugins"].as_array().expect("plugins").iter().map(text).collect();
+    let beside = directory.join(list["name"].as_str().expect("a name"));
+    if file.ends_with(".conflist") && list["loadOnlyInlinedPlugins"] != true && beside.is_dir() {
+        let entries = fs::read_dir(beside).expect("readable").map(|entry| entry.expect("readable").path());
+        let mut files: Vec<_> = entries.filter(|path| path.extension().is_some_and(|end| end == "conf")).collect();
+        files.sort();
+        let plugin = |path| serde_json::from_str(&fs::read_to_string(path).expect("text")).expect("JSON");
+        types.extend(files.into_iter().map(|path| text(&plugin(path))));
+    }
+    types
+}
+
 /// Returns the configuration list in a file; `None` if the runtime refuses it.
 fn list(path: &Path) -> Option<Value> {
     let text = match fs::read_to_string(path) {

@@ -5,6 +5,9 @@ use super::digest::Digest;
 use crate::cni::{CNI_CONF_DIR, excerpt, is_identifier, version};
 use serde_json::{Map, Value};
 
+/// The key of a list whose runtimes ignore the files in the directory of its name (libcni 1.3, `NetworkConfFromFile`).
+const ONLY_INLINED: &str = "loadOnlyInlinedPlugins";
+
 /// Why the plugin's entry can't be added to a file. Runtimes skip most of these files too (libcni,
 /// `NetworkConfFromBytes` and `ConfFromBytes`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -160,7 +163,8 @@ pub fn types(text: &str) -> Result<Vec<String>, UnusableList> {
 }
 
 /// Converts the configuration of a single plugin to a configuration list of the same name and version. Both are part of
-/// the state that the plugin and its IPAM plugin save on the node.
+/// the state that the plugin and its IPAM plugin save on the node. Beside a single plugin, runtimes ignore the files in
+/// the directory of the network's name; the list tells them to ignore them too.
 ///
 /// # Errors
 /// A runtime would refuse the configuration.
@@ -173,6 +177,7 @@ pub fn list_of(conf: &str) -> Result<String, UnusableList> {
     let version = keys.get("cniVersion").cloned();
     let mut list: Map<String, Value> = version.map(|version| ("cniVersion".to_owned(), version)).into_iter().collect();
     list.insert("name".into(), name);
+    list.insert(ONLY_INLINED.into(), true.into());
     Ok(ConfList { keys: list, plugins: vec![Value::Object(keys)] }.text())
 }
 
@@ -216,7 +221,7 @@ impl ConfList {
             Some(_) => return Err(UnusableList::NoPlugins),
         };
         if plugins.is_empty() {
-            let is_elsewhere = keys.get("loadOnlyInlinedPlugins") != Some(&Value::Bool(true));
+            let is_elsewhere = keys.get(ONLY_INLINED) != Some(&Value::Bool(true));
             return Err(if is_elsewhere { UnusableList::NotInlined } else { UnusableList::NoPlugins });
         }
         if let Some(index) = plugins.iter().position(|plugin| plugin["type"].as_str().is_none_or(str::is_empty)) {

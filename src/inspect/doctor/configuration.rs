@@ -48,8 +48,9 @@ pub(super) struct RuntimeFile {
     pub(super) path: HostPath,
     text: String,
     pub(super) json: Result<Value, String>,
-    /// The types of the plugins that runtimes add to the list from the files in the directory of its name.
-    beside: Vec<String>,
+    /// The types of the plugins that runtimes add to the list from the files in the directory of its name, or why they
+    /// refuse the list because of one of these files.
+    beside: Result<Vec<String>, String>,
 }
 
 impl RuntimeFile {
@@ -60,7 +61,13 @@ impl RuntimeFile {
 
     fn types(&self) -> Vec<&str> {
         let own = self.plugins().into_iter().filter_map(|plugin| plugin["type"].as_str());
-        own.chain(self.beside.iter().map(String::as_str)).collect()
+        own.chain(self.beside.iter().flatten().map(String::as_str)).collect()
+    }
+
+    /// Whether it is a list without plugins of its own: all are in the files of the directory of its name.
+    pub(super) fn is_only_beside(&self) -> bool {
+        let has_own = self.json.as_ref().is_ok_and(|list| list["plugins"][0].is_object());
+        !has_own && self.beside.as_ref().is_ok_and(|beside| !beside.is_empty())
     }
 
     fn is_ours(&self) -> bool {
@@ -212,8 +219,12 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
         let names: Vec<&str> = ours.iter().map(|configured| configured.conf.name.as_str()).collect();
         return CheckVerdict::pass(format!("Multus finds it by its network name, {}", names.join(", ")));
     }
-    let first = files.iter().find(|file| file.json.is_ok() && !file.is_other());
+    let first = files.iter().find(|file| file.json.is_ok() && (file.beside.is_err() || !file.is_other()));
     match first {
+        Some(RuntimeFile { path, beside: Err(why), .. }) => CheckVerdict::fail(
+            format!("runtimes with libcni 1.3 refuse {}: {why}", path.name()),
+            "correct or remove that file; its tool writes it",
+        ),
         Some(file) if file.is_ours() => CheckVerdict::pass(format!("{} is the first file", file.path.name())),
         Some(file) => CheckVerdict::fail(
             format!(
@@ -274,7 +285,7 @@ fn read(target: &CheckTarget, path: HostPath, reached: &Path) -> RuntimeFile {
         }
     };
     let name = json.as_ref().ok().filter(|_| path.name().ends_with(".conflist")).and_then(directory);
-    let beside = name.map(|name| types_in(target, &path.parent().join(&name))).unwrap_or_default();
+    let beside = name.map_or(Ok(Vec::new()), |name| types_in(target, &path.parent().join(&name)));
     RuntimeFile { path, text, json, beside }
 }
 
@@ -285,15 +296,21 @@ fn directory(list: &Value) -> Option<String> {
     name.map(str::to_owned)
 }
 
-/// Returns the types of the plugins in the files of a directory, in the order of their names.
-fn types_in(target: &CheckTarget, directory: &HostPath) -> Vec<String> {
+/// Returns the types of the plugins in the files of a directory, in the order of their names; none if it does not exist.
+///
+/// # Errors
+/// A file is invalid, so that runtimes refuse the whole list (libcni 1.3, `NetworkPluginConfFromBytes`).
+fn types_in(target: &CheckTarget, directory: &HostPath) -> Result<Vec<String>, String> {
     let names = target.reach(directory).and_then(|reached| names_in(&reached)).unwrap_or_default();
     let plugin = |name: &String| {
-        let reached = target.reach(&directory.join(name)).ok()?;
-        let plugin: Value = serde_json::from_slice(&read_nofollow(&reached, MAX_FILE).ok()?).ok()?;
-        plugin["type"].as_str().map(str::to_owned)
+        let path = directory.join(name);
+        let reached = target.reach(&path).map_err(|why| format!("{path}: {why}"))?;
+        let RuntimeFile { json, .. } = read(target, path.clone(), &reached);
+        let plugin = json.map_err(|why| format!("{path}: {why}"))?;
+        let kind = plugin["type"].as_str().filter(|kind| !kind.is_empty());
+        kind.map(str::to_owned).ok_or_else(|| format!("{path}: expected one plugin, an object with type"))
     };
-    names.iter().filter(|name| name.ends_with(".conf")).filter_map(plugin).collect()
+    names.iter().filter(|name| name.ends_with(".conf")).map(plugin).collect()
 }
 
 /// Checks the node configuration, which the plugin reads at each call.

@@ -66,6 +66,12 @@ fn verdict(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &Own
             "correct the owner or the mode; until then, the agent does not copy changes of that list",
         );
     }
+    if original.is_only_beside() {
+        return CheckVerdict::fail(
+            format!("{path} is a copy of {source}, whose plugins are all in files of the directory with its name now"),
+            "write these plugins into the list itself: the agent copies no others",
+        );
+    }
     match (contents(own, kind), contents(original, kind)) {
         (_, Err(why)) => CheckVerdict::fail(
             format!("{path} is a copy of {source}, which is invalid now: {why}"),
@@ -85,12 +91,14 @@ fn verdict(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &Own
     }
 }
 
-/// Returns a configuration list without the entries of type `kind`. A single plugin becomes a list, as in a copy.
+/// Returns a configuration list without the entries of type `kind`. A single plugin becomes a list, as in a copy
+/// (`conflist::list_of`).
 fn contents(file: &RuntimeFile, kind: &str) -> Result<Value, String> {
     let mut list = file.json.clone()?;
     if list.get("plugins").is_none() {
         let mut keys = list.as_object().cloned().ok_or("expected an object")?;
         keys.retain(|key, _| ["name", "cniVersion"].contains(&key.as_str()));
+        keys.insert("loadOnlyInlinedPlugins".to_owned(), true.into());
         keys.insert("plugins".to_owned(), json!([list]));
         list = keys.into();
     }
