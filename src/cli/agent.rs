@@ -43,8 +43,8 @@ Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of
 a node, as during an upgrade, only the newer one is active. A node has one installation: the agent
 of another DaemonSet (--daemon-set) changes nothing there, and its error names the first one.
 
-Credentials: The plugin's kubeconfig may come later than everything else, for example because the API
-server grants no token. Until then, pods with a sidecar wait, others start, and /readyz fails.
+Credentials: The plugin's kubeconfig may come later than everything else, for example because the
+API server grants no token. Until then, pods with a sidecar wait, others start, and /readyz fails.
 
 Pod data: With a node name, the agent watches the pods of the node, all namespaces and, unless
 --primary=false, all NetworkAttachmentDefinitions with its pod's service account. It answers the

@@ -25,7 +25,7 @@ Examples:
   detour install --platform openshift --root /host --config /etc/detour/config.json
         install from a pod that mounts the node's file system at /host, with its service account
   detour install --chained=true --conf-name 10-calico.conflist --name istio-cni
-        add the plugin to this configuration list, and install the program also under the name istio-cni
+        add the plugin to this configuration list, and install it also under the name istio-cni
   detour install --name excludedns --attachments attachments.json
         install with a configuration file for each attachment
 
@@ -53,8 +53,9 @@ Examples:
 
 Pods keep their rules. The command first removes the configuration, then the node configuration, the
 kubeconfig and the program. It keeps files that were edited after the installation and the files
-that they require, and lists them. It also keeps the program while CRI-O or Multus needs it to delete
-running pods, with a note: run it again after these pods are deleted. containerd does not need it.
+that they require, and lists them. It also keeps the program while CRI-O or Multus needs it to
+delete running pods, with a note: run it again after these pods are deleted. containerd does not
+need it.
 
 Exit codes: 0 success, also if the program stays for running pods, 1 incomplete (see stderr),
 2 invalid arguments or input.";

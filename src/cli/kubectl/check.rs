@@ -22,8 +22,8 @@ The command runs `detour doctor --node` in the agents of all nodes, 16 at a time
 DaemonSet of a release selects is unhealthy if it has no ready agent. If the DaemonSet has a node
 affinity, nodes without an agent are skipped.
 
-The output also lists workloads whose pods have a native sidecar, and whose init containers no longer
-need their exclusion. This does not change the exit code.
+The output also lists workloads whose pods have a native sidecar, and whose init containers no
+longer need their exclusion. This does not change the exit code.
 
 Exit codes: 0 all nodes are healthy or skipped, 1 a node is unhealthy or the cluster can't be read,
 2 invalid arguments or input.";
