@@ -57,7 +57,7 @@ fn a_pod_gets_the_networks_that_it_selects_and_outlives_the_runtime() {
 fn nothing_is_asked_for_a_pod_whose_annotations_say_it_all() {
     let node = node("plain");
     let plain = Pod::new("plain", json!({"kubernetes.io/config.source": "api"}));
-    let sandbox = node.start(&plain).expect("it starts, though nobody knows it");
+    let sandbox = node.start(&plain).expect("it starts without facts");
     assert_eq!(node.rules(&sandbox), [Vec::<String>::new(), Vec::new()]);
     node.remove(&sandbox);
     assert_eq!(node.left(), Vec::<String>::new());

@@ -33,7 +33,7 @@ pub struct DesiredState {
     pub node: Option<(HostPath, String)>,
     /// The configurations with which runtimes or Multus call the plugin; at most one of them is an entry in a list.
     pub configurations: Vec<ConfigurationTarget>,
-    /// The directory of Multus's auxiliary chain, with one of the configurations; `None` if there is none there.
+    /// The directory of Multus's auxiliary chain, with one of the configurations; `None` if it is unused.
     pub multus_chain: Option<HostPath>,
     /// Why the token in the kubeconfig can't be used, although it is written.
     pub expired: Option<String>,
