@@ -269,7 +269,9 @@ fn a_value_of_another_type_is_refused_for_each_value() {
 
 /// The values without which the chart can't be rendered, besides objects. `helm upgrade --reuse-values` leaves out those
 /// that the previous chart did not have.
-const REQUIRED: [&str; 13] = [
+const REQUIRED: [&str; 15] = [
+    "agentAdmissionPolicy.enabled",
+    "cni.credentials",
     "image",
     "global.hub",
     "attachmentConfDir",
