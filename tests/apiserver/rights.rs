@@ -1,4 +1,4 @@
-//! The shipped rights, their documented table and the requests that need them are equal.
+//! The shipped permissions, their documented table and the requests that need them are equal.
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;

@@ -36,7 +36,7 @@ Examples:
   kubectl detour rules -n shop web-0                    compare live rules with desired ones
   kubectl detour doctor -n shop web-0                   find the cause of a problem with a pod
 
-Required rights: list pods; for commands about a pod, get pods and namespaces; to run them in an
+Required permissions: list pods; for commands about a pod, get pods and namespaces; to run them in an
 agent's pod, create and get pods/exec in its namespace; for audit and check, list nodes; for check,
 list daemonsets.apps.
 
