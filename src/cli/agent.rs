@@ -37,8 +37,8 @@ Examples:
 
 Installation: The agent installs the plugin like `detour install`, with the same flags, and again
 when the program, the kubeconfig, the configuration, its token or a file of --config or
---attachments changes. If the plugin would refuse a new file, the last valid ones stay in use. The
-agent reports the refused file in /readyz, the log, the metric detour_configuration_refused, and an
+--attachments changes. If the plugin would reject a new file, the last valid ones stay in use. The
+agent reports the rejected file in /readyz, the log, the metric detour_configuration_rejected, and an
 Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of a DaemonSet run on
 a node, as during an upgrade, only the newer one is active. A node has one installation: the agent
 of another DaemonSet (--daemon-set) changes nothing there, and its error names the first one.
@@ -250,15 +250,15 @@ impl AgentArguments {
             match newest {
                 Ok((desired, given)) => {
                     accepted.replace(Some(given));
-                    Ok(DesiredInstallation { desired, refused: None })
+                    Ok(DesiredInstallation { desired, rejected: None })
                 }
                 // The last valid configuration still gets a current token and program.
                 Err(error) => {
-                    let refused = format!("{error:#}");
+                    let rejected = format!("{error:#}");
                     let earlier = accepted.borrow().as_ref().and_then(|given| desired(given).ok());
                     earlier
-                        .map(|desired| DesiredInstallation { desired, refused: Some(refused.clone()) })
-                        .ok_or(refused)
+                        .map(|desired| DesiredInstallation { desired, rejected: Some(rejected.clone()) })
+                        .ok_or(rejected)
                 }
             }
         };

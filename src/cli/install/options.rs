@@ -152,7 +152,7 @@ impl InstallOptions {
     /// warnings.
     ///
     /// # Errors
-    /// The plugin would refuse the configuration, an input file or a kubeconfig that it names is unusable, or the API server
+    /// The plugin would reject the configuration, an input file or a kubeconfig that it names is unusable, or the API server
     /// is unknown.
     pub(in crate::cli) fn desired(
         &self,

@@ -1,6 +1,6 @@
 //! The requests to the Kubernetes API, one constructor each: what is sent, and what an error message about it names.
 
-use crate::cluster::resources::{Event, NodeTaints, ObjectRef, PolicyCondition, Permission};
+use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Permission, PolicyCondition};
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::well_known::{NETWORK_STATUS, POLICY_CONDITION};
 use crate::pod::{Pod, PodRef};
@@ -279,7 +279,8 @@ impl ApiRequest {
 
     /// Checks a permission of the client (`SelfSubjectAccessReview`, k8s.io/api, `authorization/v1`).
     pub(super) fn access_review(permission: &Permission) -> Result<Self, Error> {
-        let mut attributes = json!({"verb": permission.verb, "group": permission.group, "resource": permission.resource});
+        let mut attributes =
+            json!({"verb": permission.verb, "group": permission.group, "resource": permission.resource});
         if let Some(subresource) = permission.subresource {
             attributes["subresource"] = json!(subresource);
         }

@@ -8,7 +8,7 @@ use super::session::Session;
 use crate::cluster::agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
 use crate::cluster::fact_source::Cluster;
 use crate::cluster::kubeconfig::UserKubeconfig;
-use crate::cluster::resources::{LabeledNamespace, ObjectRef, ReportedEvent, Permission, ScheduledPod, Workload};
+use crate::cluster::resources::{LabeledNamespace, ObjectRef, Permission, ReportedEvent, ScheduledPod, Workload};
 use crate::cluster::wire::{NamespaceObject, PodObject};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;

@@ -105,8 +105,8 @@ checks! {
     Kernel {
         KERNEL_NETNS "kernel-netns" "network namespaces can be created" [];
         KERNEL_NFTABLES "kernel-nftables" "nf_tables answers" [KERNEL_NETNS];
-        KERNEL_IPTABLES_RULES "kernel-iptables-rules" "rules of dialect iptables are accepted" [KERNEL_NFTABLES];
-        KERNEL_NATIVE_RULES "kernel-native-rules" "rules of dialect nftables are accepted" [KERNEL_NFTABLES];
+        KERNEL_IPTABLES_RULES "kernel-iptables-rules" "rules in format iptables are accepted" [KERNEL_NFTABLES];
+        KERNEL_NATIVE_RULES "kernel-native-rules" "rules in format nftables are accepted" [KERNEL_NFTABLES];
         KERNEL_CONNTRACK "kernel-conntrack" "connections are tracked" [KERNEL_NFTABLES];
         SOCKET_LB "socket-load-balancing" "no eBPF program replaces Service addresses before netfilter" [];
     }

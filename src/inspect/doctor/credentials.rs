@@ -187,7 +187,8 @@ pub(super) fn examine_rights(api: Option<&UserApi>, conf: Option<&NetConf>, resu
 pub(super) fn examine_api_of_user(api: &UserApi, conf: Option<&NetConf>, results: &mut Results) {
     results.add(checks::API_REACHABLE, reachable(api));
     for (check, _) in conf.map(permissions).unwrap_or_default() {
-        results.add(check, CheckVerdict::not_checked("the plugin needs no permission: kubernetes.manifests_dir is set"));
+        results
+            .add(check, CheckVerdict::not_checked("the plugin needs no permission: kubernetes.manifests_dir is set"));
     }
 }
 
@@ -203,7 +204,8 @@ fn reachable(api: &UserApi) -> CheckVerdict {
 
 /// Returns the permissions that the plugin needs with this configuration.
 fn permissions(conf: &NetConf) -> Vec<(&'static Check, Permission)> {
-    let permission = |verb, group, resource, subresource| Permission { verb, group, resource, subresource, namespace: None };
+    let permission =
+        |verb, group, resource, subresource| Permission { verb, group, resource, subresource, namespace: None };
     let wants = sub_plugins::wants(&conf.chain);
     let primary = conf.primary.as_ref();
     let tells = primary.is_some_and(|primary| primary.network_status != NetworkStatus::Never);

@@ -186,7 +186,7 @@ fn tail(file: &Path) -> std::io::Result<String> {
 const DEFINITION: &str = "see definition-found: the annotation names a definition that is not in that namespace";
 const NO_CONFIGURATION: &str = "see definition-leads: no configuration file on the node has the definition's name";
 const NOT_READY: &str = "check the pods of the cluster network on this node: it has not written its configuration yet";
-const TOKEN: &str = "see token-valid: the API server refuses the token in the kubeconfig";
+const TOKEN: &str = "see token-valid: the API server rejects the token in the kubeconfig";
 const PERMISSIONS: &str = "see the checks permission-*, and grant the missing permissions";
 const CORRECT: &str = "correct the named key or annotation";
 
@@ -264,7 +264,7 @@ mod tests {
     fn a_refused_policy_of_a_running_pod_is_no_failed_start() {
         let message = "pod shop/web-0: annotation \"detour.io/exclude-uids\": invalid UID \"abc\"; expected a number";
         assert!(is_failure(&event("Failed", message)));
-        for reason in ["DetourPolicyRefused", "DetourPolicyOutdated"] {
+        for reason in ["DetourPolicyRejected", "DetourPolicyOutdated"] {
             assert!(!is_failure(&event(reason, message)));
         }
     }
