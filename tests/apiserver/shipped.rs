@@ -40,7 +40,7 @@ pub(crate) fn chart_with_files(files: &[&Path], values: &[&str]) -> Vec<Value> {
     let helm = helm();
     let mut command = Command::new(&helm);
     command.args(["template", "detour"]).arg(manifests().join("chart"));
-    command.args(["--kube-version", "1.33.0", "--namespace", NAMESPACE]);
+    command.args(["--kube-version", "1.33.0", "--namespace", NAMESPACE, "--set", "hub=registry.example/mesh"]);
     for file in files {
         command.arg("--values").arg(file);
     }
