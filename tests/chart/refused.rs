@@ -249,6 +249,15 @@ fn values_that_contradict_each_other_are_refused() {
             "cni.ownList: false, but istioOwnedCNIConfig is true",
             json!({"istioOwnedCNIConfig": true, "cni": {"ownList": false}}),
         ),
+        ("taint.atCreation: expected taint.enabled=true", json!({"taint": {"atCreation": true}})),
+        (
+            "taint.atCreation: expected nodeSelector instead of a required node affinity",
+            json!({
+                "taint": {"enabled": true, "atCreation": true},
+                "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "a", "operator": "Exists"}]}]}}},
+            }),
+        ),
         ("provider: \"default\"", json!({"provider": "default", "global": {"platform": "openshift"}})),
         (
             "cniConfFileName: has no effect with attachments",

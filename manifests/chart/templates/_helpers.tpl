@@ -107,6 +107,11 @@ app.kubernetes.io/name: {{ include "detour.fullname" . | quote }}
 app.kubernetes.io/component: agent
 {{- end -}}
 
+{{- /* The labels of the nodes on which agents run. */ -}}
+{{- define "detour.nodeSelector" -}}
+{{- merge (dict "kubernetes.io/os" "linux") (.Values.nodeSelector | default dict) | toYaml -}}
+{{- end -}}
+
 {{- define "detour.podLabels" -}}
 {{ include "detour.selectorLabels" . }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}

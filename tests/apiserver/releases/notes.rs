@@ -47,7 +47,8 @@ fn the_notes_name_affected_pods_and_the_next_step() {
     let (captured, unused) = ("Excluded containers start captured.", "containerExclusion.enabled has no effect");
     for (values, warning) in [
         (chain.to_owned(), Some(captured)),
-        ("containerExclusion.enabled=true".to_owned(), Some(unused)),
+        // With an API that the chart finds in the cluster.
+        ("containerExclusion.enabled=true,taint.enabled=true,taint.atCreation=true".to_owned(), Some(unused)),
         (format!("{chain},containerExclusion.enabled=true"), None),
     ] {
         let notes = notes(&values);
