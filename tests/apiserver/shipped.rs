@@ -40,12 +40,9 @@ pub(crate) fn chart_with_files(files: &[&Path], values: &[&str]) -> Vec<Value> {
     let helm = helm();
     let mut command = Command::new(&helm);
     command.args(["template", "detour"]).arg(manifests().join("chart"));
-<<<<<<< HEAD
-    command.args(["--kube-version", "1.33.0", "--namespace", NAMESPACE, "--set", "hub=registry.example/mesh"]);
-=======
     command.args(["--kube-version", "1.33.0", "--namespace", NAMESPACE]);
     command.args(["--api-versions", "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy"]);
->>>>>>> main
+    command.args(["--set", "hub=registry.example/mesh"]);
     for file in files {
         command.arg("--values").arg(file);
     }
