@@ -50,6 +50,8 @@ fn render(version: &str, files: &[&Path], values: &[&str]) -> Vec<Value> {
     let mut command = Command::new(&helm);
     command.args(["template", "detour"]).arg(manifests().join("chart"));
     command.args(["--kube-version", version, "--namespace", NAMESPACE]);
+    command.args(["--api-versions", "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy"]);
+    command.args(["--set", "hub=registry.example/mesh"]);
     for file in files {
         command.arg("--values").arg(file);
     }
