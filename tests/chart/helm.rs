@@ -7,6 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
+/// A values file with the registry of all renderings, unless their values set another one: the chart has no default.
+static HUB: LazyLock<PathBuf> = LazyLock::new(|| {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chart-hub.yaml");
+    fs::write(&path, "global: {hub: default.example}\n").expect("writable");
+    path
+});
+
 /// The optional API of `taint.atCreation`.
 const TAINT_POLICIES: &str = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy";
 
@@ -79,7 +86,7 @@ fn template(chart: &Path, values: &str, cluster: &[&str]) -> Result<String, Stri
     let helm = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm");
     let mut command = Command::new(&helm);
     command.args(["template", "detour"]).arg(chart);
-    command.args(cluster).args(["--namespace", "kube-system", "--values", "-"]);
+    command.args(cluster).args(["--namespace", "kube-system", "--values"]).arg(&*HUB).args(["--values", "-"]);
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
