@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pushes the image and the chart of a release, which hack/release.sh built with --hub, to its registry: HUB/detour and
+# Pushes the image and the chart of a release, which hack/release.sh built and signed, to its registry: HUB/detour and
 # HUB/charts/detour. Signs both by digest, and verifies the signatures. A published version never changes. Log in with
 # docker login first.
 #
@@ -18,25 +18,26 @@ need_helm
 need_cosign
 cosign=$(tools_directory)/cosign
 
+images=("$release"/detour-v*-image.tar)
+[[ -f ${images[0]} ]] || die "$release: no image; build the release with hack/release.sh, without --dry-run"
+[[ -f $release/SHA256SUMS.sig ]] || die "$release: not signed; build the release with hack/release.sh --sign"
 (cd "$release" && sha256sum --quiet --check SHA256SUMS)
 "$cosign" verify-blob --key "$release/cosign.pub" --insecure-ignore-tlog=true --signature "$release/SHA256SUMS.sig" \
     "$release/SHA256SUMS"
-images=("$release"/detour-v*-image.tar)
 version=${images[0]##*/detour-v}
 version=${version%-image.tar}
 hub=$(tar -xzOf "$release/detour-$version.tgz" detour/values.yaml | sed -n 's/^  hub: //p')
-[[ -n $hub && $hub != '""' ]] || die "$release/detour-$version.tgz: global.hub: expected a registry; build the release with --hub"
 # Registries on this machine have no TLS.
-plain=() helm_plain=()
+insecure=() helm_insecure=()
 if [[ $hub == 127.0.0.1:* ]]; then
-    plain=(--tls-verify=false) helm_plain=(--plain-http)
+    insecure=(--tls-verify=false) helm_insecure=(--plain-http)
 fi
 
 # digest SOURCE: prints the digest of an image or an index.
 digest() {
     local manifest
     manifest=$(mktemp)
-    skopeo inspect --raw "${plain[@]}" "$1" >"$manifest" && echo "sha256:$(sha256sum <"$manifest" | cut -d ' ' -f 1)"
+    skopeo inspect --raw "${insecure[@]}" "$1" >"$manifest" && echo "sha256:$(sha256sum <"$manifest" | cut -d ' ' -f 1)"
     rm "$manifest"
 }
 
@@ -51,11 +52,11 @@ image=$(digest "oci-archive:${images[0]}:$version")
 published=$(digest "docker://$hub/detour:$version" 2>/dev/null) || true
 [[ -z $published || $published == "$image" ]] ||
     die "$hub/detour:$version: exists with the digest $published, expected $image; choose a new version"
-skopeo copy --quiet --all "${plain[@]/#--/--dest-}" "oci-archive:${images[0]}:$version" "docker://$hub/detour:$version"
+skopeo copy --quiet --all "${insecure[@]/#--/--dest-}" "oci-archive:${images[0]}:$version" "docker://$hub/detour:$version"
 [[ $(digest "docker://$hub/detour:$version") == "$image" ]] || die "$hub/detour:$version: its digest is not $image"
 sign "$hub/detour@$image"
 
-chart=$("$(tools_directory)/helm" push "${helm_plain[@]}" "$release/detour-$version.tgz" "oci://$hub/charts" 2>&1 |
+chart=$("$(tools_directory)/helm" push "${helm_insecure[@]}" "$release/detour-$version.tgz" "oci://$hub/charts" 2>&1 |
     sed -n 's/^Digest: //p')
 [[ $chart == sha256:* ]] || die "helm push: expected the digest of the chart, got \"$chart\""
 sign "$hub/charts/detour@$chart"

@@ -4,7 +4,7 @@
 #
 # --check            only check that the sources are ready for the release
 # --dry-run PROGRAM  pack PROGRAM instead of release builds, build no image, and report failed checks as warnings
-# --hub HUB          the registry of the image, such as ghcr.io/OWNER: the default of the packed chart
+# --hub HUB          the registry of the image, such as ghcr.io/OWNER; required except with --check and --dry-run
 # --sign KEY         sign SHA256SUMS with a private key of cosign; $COSIGN_PASSWORD is the key's password
 #
 # Usage: hack/release.sh [--check] [--dry-run PROGRAM] [--hub HUB] [--sign KEY] VERSION
@@ -116,6 +116,8 @@ if "$check_only"; then
 fi
 
 need_commands gcc=build-essential jq=jq
+[[ -n $hub || -n $program ]] || die "--hub: missing; expected the registry of the image, such as ghcr.io/owner"
+: "${hub:=registry.invalid}"
 need_rust
 [[ -n $program ]] || has_rust || die "releases are built with Rust $rust"
 need_helm
@@ -151,19 +153,16 @@ say "chart and manifests"
 "$helm" package manifests/chart --destination "$work" >/dev/null
 mkdir "$work/chart"
 tar -xzmf "$work/detour-$version.tgz" --directory "$work/chart"
-# hack/manifests.sh renders the bases with a registry that does not exist.
-base_hub=registry.invalid
-if [[ -n $hub ]]; then
-    base_hub=''
-    sed -i -e "s|^  hub: .*|  hub: $hub|" -e 's/ Required, because no image is published\.//' "$work/chart/detour/values.yaml"
-fi
+# In the sources, the chart has no registry, and hack/manifests.sh renders the bases with one that does not exist.
+sed -i "s|^  hub: .*|  hub: $hub|" "$work/chart/detour/values.yaml"
+sed -i 's/ Required, because no image is published\.//' "$work/chart/detour/values.yaml" "$work/chart/detour/README.md"
 pack "$work/chart" | compress >"$release/detour-$version.tgz"
 for platform in kubernetes openshift; do
-    sed "s|registry\\.invalid/|${hub:-registry.invalid}/|" "manifests/$platform/rendered.yaml" \
+    sed "s|registry\\.invalid/|$hub/|" "manifests/$platform/rendered.yaml" \
         >"$release/detour-v$version-$platform.yaml"
     # The packed chart renders to the same objects.
     "$helm" template detour "$release/detour-$version.tgz" --skip-tests --kube-version 1.33.0 --namespace kube-system \
-        --set "global.platform=$platform,hub=$base_hub" |
+        --set "global.platform=$platform" |
         diff - <(sed -e '/^# Rendered from /d' -e '/^# Chart: /d' "$release/detour-v$version-$platform.yaml") ||
         die "chart package: the objects for $platform differ from manifests/$platform/rendered.yaml"
 done

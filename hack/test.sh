@@ -32,6 +32,7 @@ fi
 if needed_for release; then
     need_commands git=git jq=jq skopeo=skopeo umoci=umoci docker-registry=docker-registry
     need_cosign
+    need_cargo_deny
 fi
 if needed_for apiserver; then
     need_commands etcd=etcd-server setpriv=util-linux
