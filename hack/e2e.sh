@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs tests with real components and prints tables of the results. The matrix: each runtime (containerd 2.2, CRI-O
 # 1.34) with each mode of the plugin (attachment of Multus, entry in the cluster network's configuration list,
-# configuration list of its own, primary plugin) and each dialect. Each cell has a real API server and the agent as the
+# configuration list of its own, primary plugin) and each rule format. Each cell has a real API server and the agent as the
 # chart installs it, and goes from the installation to the removal, with faults and an upgrade. One test compares the
 # plugin's rules with those of the real istio-cni. The other tests: containers that are excluded by name, boots of a
 # node while the cluster CNI rewrites its configuration list, and live policy.

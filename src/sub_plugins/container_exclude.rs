@@ -138,7 +138,7 @@ impl ContainerList {
     }
 
     /// Returns whether an item matches this container. Istio's containers are never excluded, nor are containers whose
-    /// name is not a DNS label: the API server would refuse their manifest.
+    /// name is not a DNS label: the API server would reject their manifest.
     fn contains(&self, pod: &Pod, container: &Container) -> bool {
         let is_istios = ISTIO_CONTAINERS.contains(&container.name.as_str());
         !is_istios && is_dns_label(&container.name) && self.forms.iter().any(|form| form.means(pod, container))
