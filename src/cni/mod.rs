@@ -19,7 +19,7 @@ pub use names::{
     DEFAULT_INTERFACE, check_interface_name, is_dns_label, is_dns_subdomain, is_identifier, is_matchable_interface,
 };
 pub use netconf::{
-    AUTO_DIALECT, CNI_CONF_DIR, DEFAULT_AGENT_PREFIXES, DefaultNetwork, GLOBAL_NAMESPACE, GROUP_FILE, Kubernetes,
+    ALLOW, AUTO_DIALECT, BlockBounds, Bounds, OUTSIDE_BOUNDS, OutsideBounds, CNI_CONF_DIR, DEFAULT_AGENT_PREFIXES, DefaultNetwork, GLOBAL_NAMESPACE, GROUP_FILE, Kubernetes,
     LogLevel, NetConf, NetworkName, NetworkStatus, OWN_LIST, OWN_TYPES, POD_ANNOTATIONS, PROGRAM, Primary, RuleFormat,
     SUB_PLUGINS, SYSTEM_NAMESPACE, ValidAttachment, configuration, is_configuration_file, unknown_key,
 };

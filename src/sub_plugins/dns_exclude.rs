@@ -1,8 +1,9 @@
 //! `dns-exclude`: DNS queries of certain processes, or to certain resolvers, bypass the sidecar.
 
+use super::bounds::{self, Bound, PodBounds};
 use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions, name_of};
 use super::ids::{IdKind, IdList};
-use super::sub_plugin::Note;
+use super::sub_plugin::{Note, SettingSource};
 use super::{settings, values};
 use crate::cni::{BlockReader, Code, Error, ItemList, LIST_ITEMS, at_most};
 use crate::pod::Facts;
@@ -25,6 +26,8 @@ pub(super) struct DnsExclude {
     gids: Option<IdList>,
     resolvers: Option<ResolverList>,
     ports: Ports,
+    /// The key `ports` as it was written.
+    written_ports: Option<ItemList>,
     protocols: Vec<Option<Protocol>>,
 }
 
@@ -33,13 +36,15 @@ impl DnsExclude {
     pub(super) fn parse(r: &BlockReader<'_>, author: ListAuthor) -> Result<Self, Error> {
         let ids = |key| r.list(key)?.map(|list| IdList::parse(&list, author)).transpose();
         let resolvers = r.list("resolvers")?.map(|list| ResolverList::parse(&list)).transpose()?;
-        let ports = r.list("ports")?.map(|list| values::parse_ports(&list)).transpose()?;
+        let written_ports = r.list("ports")?;
+        let ports = written_ports.as_ref().map(values::parse_ports).transpose()?;
         let protocols = r.list("protocols")?.map(|list| values::parse_protocols(&list)).transpose()?;
         Ok(Self {
             uids: ids("uids")?,
             gids: ids("gids")?,
             resolvers,
             ports: ports.unwrap_or_else(|| Ports::List(vec![PortRange::one(DNS_PORT)])),
+            written_ports,
             protocols: protocols.unwrap_or_else(|| vec![Some(Protocol::Udp), Some(Protocol::Tcp)]),
         })
     }
@@ -47,7 +52,31 @@ impl DnsExclude {
     /// Parses the annotation: it applies to every process and to this block's ports.
     pub(super) fn of_annotation(&self, annotation: &AnnotationValue<'_>) -> Result<Self, Error> {
         let resolvers = Some(ResolverList::parse(&annotation.list()?)?);
-        Ok(Self { uids: None, gids: None, resolvers, ..self.clone() })
+        Ok(Self { uids: None, gids: None, resolvers, written_ports: None, ..self.clone() })
+    }
+
+    /// Keeps the items that the bounds permit. UIDs and GIDs narrow everything else; the ports of `block`, the
+    /// administrator's, need no permission.
+    pub(super) fn bound(
+        &mut self,
+        source: &SettingSource,
+        block: &Self,
+        bounds: &mut PodBounds<'_>,
+    ) -> Result<(), Error> {
+        for (ids, kind) in [(&mut self.uids, IdKind::User), (&mut self.gids, IdKind::Group)] {
+            if let Some(ids) = ids {
+                ids.bound(kind, source, bounds);
+            }
+        }
+        if self.uids.is_some() || self.gids.is_some() {
+            return Ok(());
+        }
+        let Some(ResolverList { place, forms }) = &mut self.resolvers else { return Ok(()) };
+        bounds.retain((source, place), forms, "resolvers", |bound, form| form.is_permitted(bound));
+        match &self.written_ports {
+            Some(list) if self.ports != block.ports => bounds.retain_ports(source, list, &mut self.ports),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the exclusions for one pod.
@@ -100,7 +129,7 @@ impl DnsExclude {
 
 /// A list of resolvers as it was written: the key `resolvers` or the annotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct ResolverList {
+pub(super) struct ResolverList {
     place: String,
     forms: Vec<ResolverForm>,
 }
@@ -115,7 +144,7 @@ enum ResolverForm {
 }
 
 impl ResolverList {
-    fn parse(list: &ItemList) -> Result<Self, Error> {
+    pub(super) fn parse(list: &ItemList) -> Result<Self, Error> {
         Ok(Self { place: list.place.clone(), forms: list.distinct(ACCEPTED, ResolverForm::parse)? })
     }
 
@@ -192,6 +221,21 @@ impl ResolverForm {
             "excluded-ranges" => Self::ExcludedRanges,
             _ => Self::Range(values::parse_range(text)?),
         })
+    }
+}
+
+impl ResolverForm {
+    /// Returns whether a bound permits the item.
+    fn is_permitted(&self, bound: &Bound<'_>) -> bool {
+        let Bound::Grant(applied) = bound else {
+            return !matches!(self, Self::Range(range) if !bounds::is_narrow(*range));
+        };
+        let permits = |granted: &Self| match (granted, self) {
+            (Self::All, _) => true,
+            (Self::Range(granted), Self::Range(range)) => granted.contains(range),
+            (granted, requested) => granted == requested,
+        };
+        applied.grant.resolvers.as_ref().is_some_and(|list| list.forms.iter().any(permits))
     }
 }
 

@@ -1,7 +1,8 @@
 //! Lists of UIDs or GIDs in every form that an exclusion accepts.
 
+use super::bounds::{Bound, PodBounds};
 use super::context::{ListAuthor, PodContext, check_containers, name_of};
-use super::sub_plugin::Note;
+use super::sub_plugin::{Note, SettingSource};
 use super::values::parse_id_range;
 use crate::cni::{Code, Error, ItemList, excerpt};
 use crate::pod::well_known::{
@@ -10,7 +11,7 @@ use crate::pod::well_known::{
 use crate::pod::{Container, Facts, Namespace, Pod};
 use crate::policy::{IdRange, TrafficOwner};
 use std::collections::HashSet;
-use std::fmt;
+use std::{fmt, mem};
 
 const ACCEPTED: &str = "numbers from 0 to 4294967294, ranges such as 1000-1999 or 1000650000/10000, *, \
     namespace-range, namespace-range-first, namespace-range-last, container:NAME, init-containers";
@@ -58,6 +59,61 @@ impl IdList {
     /// Returns where the list was written, for messages.
     pub(super) fn place(&self) -> &str {
         &self.place
+    }
+
+    /// Keeps the items that the bounds permit.
+    pub(super) fn bound(&mut self, kind: IdKind, source: &SettingSource, bounds: &mut PodBounds<'_>) {
+        let (mut forms, facts) = (mem::take(&mut self.forms), bounds.facts());
+        bounds.retain((source, &self.place), &mut forms, kind.grant_key(), |bound, form| {
+            self.is_permitted(form, kind, bound, facts)
+        });
+        self.forms = forms;
+    }
+
+    /// Returns the bounds that permit the items, if all are permitted.
+    pub(super) fn permitted_by(&self, kind: IdKind, bounds: &PodBounds<'_>) -> Option<Vec<String>> {
+        let facts = bounds.facts();
+        let permitting = |form| bounds.permitting(kind.grant_key(), |bound| self.is_permitted(form, kind, bound, facts));
+        self.forms.iter().map(permitting).collect()
+    }
+
+    fn is_permitted(&self, form: &IdForm, kind: IdKind, bound: &Bound<'_>, facts: Option<&Facts>) -> bool {
+        let Bound::Grant(applied) = bound else {
+            return match form {
+                IdForm::All => false,
+                IdForm::Range(range) => Bound::permits_by_default(*range),
+                IdForm::Namespace(_) | IdForm::Container(_) | IdForm::InitContainers => true,
+            };
+        };
+        let Some((granted, ranges)) = applied.ids(kind) else { return false };
+        if granted.forms.contains(&IdForm::All) || granted.forms.contains(form) {
+            return true;
+        }
+        let requested = self.ranges(form, kind, facts);
+        let is_granted = |range: &IdRange| ranges.iter().any(|granted| granted.covers(*range));
+        !requested.is_empty() && requested.iter().all(is_granted)
+    }
+
+    /// Returns the ranges that this list, of a grant, means for a pod.
+    pub(super) fn granted(&self, kind: IdKind, facts: Option<&Facts>) -> Vec<IdRange> {
+        let is_range = |form: &&IdForm| matches!(form, IdForm::Range(_) | IdForm::Namespace(_));
+        self.forms.iter().filter(is_range).flat_map(|form| self.ranges(form, kind, facts)).collect()
+    }
+
+    /// Returns the ranges of an item; none if they are unknown, or it does not stand for ranges alone.
+    fn ranges(&self, form: &IdForm, kind: IdKind, facts: Option<&Facts>) -> Vec<IdRange> {
+        let of_facts = |facts| match form {
+            IdForm::Namespace(part) => FactLookup { ids: self, form, kind, facts }.namespace_ranges(*part).ok(),
+            IdForm::Container(name) => {
+                let container = facts.pod.all_containers().find(|container| container.name == *name)?;
+                Some(vec![IdRange::one(kind.of_container(&facts.pod, container).ok()??)])
+            }
+            IdForm::All | IdForm::Range(_) | IdForm::InitContainers => None,
+        };
+        match form {
+            IdForm::Range(range) => vec![*range],
+            _ => facts.and_then(of_facts).unwrap_or_default(),
+        }
     }
 
     /// Returns the owners of traffic that the list means for one pod.
@@ -124,6 +180,14 @@ impl IdKind {
         match self {
             Self::User => TrafficOwner::Uid(range),
             Self::Group => TrafficOwner::Gid(range),
+        }
+    }
+
+    /// Returns the key of a grant.
+    const fn grant_key(self) -> &'static str {
+        match self {
+            Self::User => "uids",
+            Self::Group => "gids",
         }
     }
 

@@ -1,5 +1,6 @@
 //! The sub-plugins by name, the origin of each setting and exclusion, and notes for users.
 
+use super::bounds::DecidedRequest;
 use crate::cni::{Block, Error, SUB_PLUGINS};
 use crate::policy::{ContainerExclusion, Exclusion};
 use serde_json::Value;
@@ -90,6 +91,8 @@ pub struct Origins {
     pub exclusions: Vec<(Exclusion, SettingSource)>,
     /// The source of each requested exclusion of a container.
     pub containers: Vec<(ContainerExclusion, SettingSource)>,
+    /// The decisions about the requests of the pod and its namespace.
+    pub requests: Vec<DecidedRequest>,
 }
 
 /// A line for the log and for `explain`.

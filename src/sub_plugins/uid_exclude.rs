@@ -3,14 +3,16 @@
 //! Its `rules` exclude part of a UID's traffic in the syntax of Kuma's `exclude-outbound-ports-for-uids`:
 //! `[proto[,proto]:][ports:]uids`.
 
+use super::bounds::PodBounds;
 use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions};
 use super::ids::{IdKind, IdList};
-use super::sub_plugin::Note;
+use super::sub_plugin::{Note, SettingSource};
 use super::values;
 use crate::cni::{BlockReader, Error, ItemList};
 use crate::pod::well_known::{EXCLUDE_GIDS, EXCLUDE_PORTS_FOR_UIDS, EXCLUDE_UIDS};
 use crate::policy::{PortRange, Ports, Protocol};
 use serde_json::Value;
+use std::fmt;
 
 /// The annotations of a pod or namespace that this sub-plugin reads.
 pub(super) const ANNOTATIONS: [&str; 3] = [EXCLUDE_UIDS, EXCLUDE_GIDS, EXCLUDE_PORTS_FOR_UIDS];
@@ -50,6 +52,19 @@ impl UidExclude {
         })
     }
 
+    /// Keeps the items that the bounds permit.
+    pub(super) fn bound(&mut self, source: &SettingSource, bounds: &mut PodBounds<'_>) {
+        for (ids, kind) in [(&mut self.uids, IdKind::User), (&mut self.gids, IdKind::Group)] {
+            if let Some(ids) = ids {
+                ids.bound(kind, source, bounds);
+            }
+        }
+        self.rules.retain(|rule| {
+            let by = rule.permitted_by(bounds);
+            bounds.record((source, rule.uids.place()), rule, "uids", by)
+        });
+    }
+
     /// Returns the exclusions for one pod.
     pub(super) fn exclusions(
         &self,
@@ -71,10 +86,12 @@ impl UidExclude {
 /// An exclusion of part of a UID's traffic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PortRule {
+    /// As it was written.
+    text: String,
     /// `None` is every protocol.
     protocols: Vec<Option<Protocol>>,
-    /// In the form of [`crate::policy::Exclusion::ports`].
-    ports: Vec<PortRange>,
+    /// As they were written; an empty list is every port.
+    ports: Ports,
     uids: IdList,
 }
 
@@ -97,11 +114,21 @@ impl PortRule {
         if protocols.is_empty() {
             protocols.push(None);
         }
-        let ports = match values::parse_ports(&part(ports)?)? {
-            Ports::All => Vec::new(),
-            Ports::List(ranges) => values::merged(ranges),
+        let ports = values::parse_ports(&part(ports)?)?;
+        Ok(Self { text: item.to_owned(), protocols, ports, uids: IdList::parse(&uids, author)? })
+    }
+
+    /// Returns the bounds that permit all its UIDs, or else all ports that it names.
+    fn permitted_by(&self, bounds: &PodBounds<'_>) -> Option<String> {
+        let ports = match &self.ports {
+            Ports::All => &[PortRange { first: 1, last: u16::MAX }],
+            Ports::List(ranges) => ranges.as_slice(),
         };
-        Ok(Self { protocols, ports, uids: IdList::parse(&uids, author)? })
+        let permitting = |range: &PortRange| bounds.permitting("ports", |bound| bound.permits_ports(*range));
+        let by_ports = || ports.iter().map(permitting).collect::<Option<Vec<_>>>().filter(|by| !by.is_empty());
+        let mut by = self.uids.permitted_by(IdKind::User, bounds).or_else(by_ports)?;
+        by.dedup();
+        Some(by.join(", "))
     }
 
     fn add_exclusions(
@@ -111,7 +138,18 @@ impl PortRule {
         requested: &mut RequestedExclusions,
     ) -> Result<(), Error> {
         let owners = self.uids.owners(IdKind::User, context, notes)?;
-        requested.add(self.uids.place(), &owners, &[None], &self.protocols, &self.ports)
+        // In the form of `Exclusion::ports`.
+        let ports = match &self.ports {
+            Ports::All => Vec::new(),
+            Ports::List(ranges) => values::merged(ranges.clone()),
+        };
+        requested.add(self.uids.place(), &owners, &[None], &self.protocols, &ports)
+    }
+}
+
+impl fmt::Display for PortRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 

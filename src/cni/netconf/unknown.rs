@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 /// The keys of this plugin at the top level.
 const OWN: &[&str] = &[
+    "allow",
     "attachments_may_exclude_namespaces",
     "auto_dialect",
     "chain",
@@ -20,6 +21,8 @@ const OWN: &[&str] = &[
     "log_level",
     "merge_addresses",
     "network_status",
+    "node_bounds",
+    "outside_bounds",
     "readiness_timeout_seconds",
 ];
 /// The keys of istio-cni (`cni/pkg/plugin/plugin.go`), earlier versions included.
