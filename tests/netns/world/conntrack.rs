@@ -19,34 +19,11 @@ pub(crate) struct Entry {
     pub(crate) replied: bool,
 }
 
-/// Makes it improbable that an entry is missing: one read in thousands skips one.
-const READS: usize = 3;
-
-impl Entry {
-    /// Returns whether both describe the same connection, perhaps at different times.
-    fn is_same_flow(&self, other: &Self) -> bool {
-        *self == Self { replied: self.replied, ..other.clone() }
-    }
-}
-
-/// Returns the table of the network namespace of process `pid`.
-///
-/// A read of this file can skip entries: the kernel walks a hash table of all network namespaces and continues after
-/// each buffer at a position that other namespaces move (`ct_seq_next` in `net/netfilter/nf_conntrack_standalone.c`).
-/// Therefore, several reads are united.
+/// Reads the table of the network namespace of process `pid`.
 pub(super) fn read(pid: u32) -> Vec<Entry> {
     let path = format!("/proc/{pid}/net/nf_conntrack");
-    let mut entries: Vec<Entry> = Vec::new();
-    for _ in 0..READS {
-        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("read {path}: {e}"));
-        for entry in text.lines().filter_map(parse) {
-            match entries.iter_mut().find(|known| known.is_same_flow(&entry)) {
-                Some(known) => *known = entry,
-                None => entries.push(entry),
-            }
-        }
-    }
-    entries
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("read {path}: {e}"));
+    text.lines().filter_map(parse).collect()
 }
 
 /// Parses a line of `nf_conntrack`: `ipv4 2 udp 17 29 src=… dst=… sport=… dport=… [UNREPLIED] src=… … zone=1 use=2`.
