@@ -6,7 +6,9 @@ mod govern;
 use super::block::{Block, BlockReader};
 use super::error::{Code, Error};
 use super::list::wrong_type;
-use super::netconf::{ALLOW, AUTO_DIALECT, Bounds, Kubernetes, NetConf, RuleFormat, SUB_PLUGINS, absolute, delegate_timeout};
+use super::netconf::{
+    ALLOW, AUTO_DIALECT, Bounds, Kubernetes, NetConf, RuleFormat, SUB_PLUGINS, absolute, delegate_timeout,
+};
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -373,7 +375,10 @@ pub(super) mod tests {
             (r#"{"log_file": "b"}"#, "/node.json: log_file: invalid value \"b\"; expected an absolute path"),
             (r#"{"delegate_timeout_seconds": 0}"#, "/node.json: delegate_timeout_seconds: invalid value 0"),
             (r#"{"pinned": {}}"#, "/node.json: pinned: invalid value {}"),
-            (r#"{"outside_bounds": "x"}"#, "/node.json: outside_bounds: invalid value \"x\"; expected one of reject, ignore"),
+            (
+                r#"{"outside_bounds": "x"}"#,
+                "/node.json: outside_bounds: invalid value \"x\"; expected one of reject, ignore",
+            ),
             (r#"{"chain": {}}"#, "/node.json: chain: invalid value {}"),
             (r#"{"primary": "yes"}"#, "/node.json: primary: invalid value \"yes\"; expected true or false"),
         ] {
@@ -407,7 +412,10 @@ pub(super) mod tests {
         assert_eq!(node(&expected), NodeConf { place: "/node.json".into(), ..all });
         // Without its own bounds, the second network has the default ones.
         assert_eq!(node(&expected).bounds(Some("b")).map(Bounds::is_set), Some(false));
-        assert_eq!(node(&expected).bounds(Some("other")).and_then(|bounds| bounds.allow.clone()), Some(json!({"uids": 7})));
+        assert_eq!(
+            node(&expected).bounds(Some("other")).and_then(|bounds| bounds.allow.clone()),
+            Some(json!({"uids": 7}))
+        );
     }
 
     #[test]

@@ -50,9 +50,12 @@ impl ParsedBounds {
             parsed.top = Some(parse("allow", allow)?);
         }
         for block in &bounds.blocks {
-            let Some(sub_plugin) = Exclude::SUB_PLUGINS.into_iter().find(|one| one.name() == block.kind) else { continue };
+            let Some(sub_plugin) = Exclude::SUB_PLUGINS.into_iter().find(|one| one.name() == block.kind) else {
+                continue;
+            };
             if let Some((_, other)) = parsed.blocks.iter().find(|(other, _)| *other == sub_plugin) {
-                let msg = format!("{}: {} is already set for {}; remove one of them", block.place, other.place, block.kind);
+                let msg =
+                    format!("{}: {} is already set for {}; remove one of them", block.place, other.place, block.kind);
                 return Err(with_author(Error::new(Code::InvalidConfig, msg)).naming_network());
             }
             parsed.blocks.push((sub_plugin, parse(&block.place, &block.allow)?));
@@ -83,7 +86,13 @@ impl Allow {
                 items.iter().enumerate().map(grant).collect::<Result<_, _>>()?
             }
             Value::Object(_) => vec![Grant::parse(place, value)?],
-            _ => return Err(wrong_type(place, value, "an object with what pods may request, or a list of such objects")),
+            _ => {
+                return Err(wrong_type(
+                    place,
+                    value,
+                    "an object with what pods may request, or a list of such objects",
+                ));
+            }
         };
         Ok(Self { place: place.to_owned(), set_by: set_by.to_owned(), grants })
     }

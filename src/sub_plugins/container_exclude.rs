@@ -1,7 +1,9 @@
 //! `container-exclude`: traffic of certain containers bypasses the sidecar, even if others have the same UID.
 
 use super::bounds::{Bound, PodBounds};
-use super::context::{AnnotationValue, MAX_CONTAINERS, ListAuthor, PodContext, RequestedExclusions, check_containers, name_of};
+use super::context::{
+    AnnotationValue, ListAuthor, MAX_CONTAINERS, PodContext, RequestedExclusions, check_containers, name_of,
+};
 use super::sub_plugin::{Note, SettingSource};
 use crate::cni::{BlockReader, Code, Error, ItemList, at_most, is_dns_label};
 use crate::pod::well_known::{EXCLUDE_CONTAINERS, ISTIO_CONTAINERS};
@@ -154,7 +156,10 @@ impl ContainerGrant {
             if kinds.is_none() && until.is_none() {
                 return Ok(None);
             }
-            let msg = format!("{}: restricts the key \"containers\", which is missing; add it, or remove {key}", r.place(key));
+            let msg = format!(
+                "{}: restricts the key \"containers\", which is missing; add it, or remove {key}",
+                r.place(key)
+            );
             return Err(Error::new(Code::InvalidConfig, msg));
         };
         Ok(Some(Self { forms: list.forms, kinds, until: until.unwrap_or(BypassEnd::ContainerExit) }))

@@ -73,7 +73,8 @@ impl IdList {
     /// Returns the bounds that permit the items, if all are permitted.
     pub(super) fn permitted_by(&self, kind: IdKind, bounds: &PodBounds<'_>) -> Option<Vec<String>> {
         let facts = bounds.facts();
-        let permitting = |form| bounds.permitting(kind.grant_key(), |bound| self.is_permitted(form, kind, bound, facts));
+        let permitting =
+            |form| bounds.permitting(kind.grant_key(), |bound| self.is_permitted(form, kind, bound, facts));
         self.forms.iter().map(permitting).collect()
     }
 

@@ -34,6 +34,6 @@ pub use decision::{
 pub use ids::namespace_uids;
 pub use ignored::{Ignored, ignored};
 pub use pod_networks::{default_interface, own_addresses};
-pub use run::{ChainOutput, SeparatePolicy, check, explain, run, run_separately};
+pub use run::{ChainOutput, SeparatePolicy, check, explain, run_separately};
 pub use settings::{setting_annotations, setting_values};
 pub use sub_plugin::{Note, Origins, SettingSource, Severity, SubPlugin};

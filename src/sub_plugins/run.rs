@@ -68,8 +68,8 @@ pub fn check(
 /// Runs the sub-plugins in `chain` and skips executables.
 ///
 /// # Errors
-/// As [`explain`], and [`ChainOutput::rejection`].
-pub fn run(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput, Error> {
+/// As [`explain`], and of [`ChainOutput::rejection`].
+pub(super) fn run(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput, Error> {
     let output = explain(chain, input)?;
     match output.rejection(input.bounds) {
         Some(error) => Err(error),

@@ -1,5 +1,6 @@
 //! The keys that bound what pods may request: `allow` and `outside_bounds`. The sub-plugins parse the grants.
 
+use super::sub_plugins::SUB_PLUGINS;
 use crate::cni::block::{Block, BlockReader};
 use crate::cni::error::Error;
 use crate::cni::list::wrong_type;
@@ -71,6 +72,10 @@ impl Bounds {
         let of_block = |block: &Block| {
             let allow = block.keys.get(ALLOW).filter(|value| !value.is_null())?.clone();
             let kind = block.keys.get("type")?.as_str()?.to_owned();
+            // The key belongs to an executable.
+            if !SUB_PLUGINS.contains(&kind.as_str()) {
+                return None;
+            }
             Some(BlockBounds { kind, place: format!("{}.{ALLOW}", block.path), allow })
         };
         Ok(Self {

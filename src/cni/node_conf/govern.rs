@@ -7,8 +7,8 @@ use crate::cni::document::Document;
 use crate::cni::error::Error;
 use crate::cni::list::{ItemList, quoted};
 use crate::cni::netconf::{
-    ALLOW, Bounds, ISTIO_KUBECONFIG, Kubernetes, NODE_BOUNDS, OUTSIDE_BOUNDS, SUB_PLUGINS, default_chain, is_of_this_plugin, is_primary,
-    kind,
+    ALLOW, Bounds, ISTIO_KUBECONFIG, Kubernetes, NODE_BOUNDS, OUTSIDE_BOUNDS, SUB_PLUGINS, default_chain,
+    is_of_this_plugin, is_primary, kind,
 };
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
@@ -427,7 +427,10 @@ mod tests {
         let conf_of = |own: &Value| NetConf::parse(own.to_string().as_bytes(), CniCommand::Add, "").expect("accepted");
         let bounds = conf_of(&own).bounds;
         assert_eq!(Some(&bounds), bounded.bounds(None));
-        assert_eq!((bounds.allow, bounds.set_by.as_str()), (Some(json!({"uids": 8})), "the node configuration /node.json"));
+        assert_eq!(
+            (bounds.allow, bounds.set_by.as_str()),
+            (Some(json!({"uids": 8})), "the node configuration /node.json")
+        );
         assert_eq!((bounds.blocks.len(), bounds.outside), (1, OutsideBounds::Reject));
         assert_eq!(own["chain"], json!([{"type": "dns-exclude"}, {"type": "own", "allow": 1}]));
         let wanted = [

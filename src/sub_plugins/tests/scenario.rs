@@ -1,7 +1,8 @@
 //! Scenarios for tests: an injected pod with changes, and the sub-plugin chain that runs for it.
 
 use super::super::context::PodContext;
-use super::super::{ChainInput, ChainOutput, Note, Resolvers, SeparatePolicy, run, run_separately};
+use super::super::run::run;
+use super::super::{ChainInput, ChainOutput, Note, Resolvers, SeparatePolicy, run_separately};
 use crate::cni::{Block, BlockBounds, Bounds, Error, OutsideBounds};
 use crate::pod::{Container, Facts, Namespace, Pod};
 use crate::policy::{Exclusion, Redirect, TrafficOwner};
