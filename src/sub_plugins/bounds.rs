@@ -1,21 +1,22 @@
 //! Bounds: which requests of pods and namespaces the administrator's grants permit. Each item of a request is decided on
 //! its own: one grant must permit it.
 
-use super::container_exclude::ContainerGrant;
-use super::context::{ListAuthor, PodContext};
-use super::dns_exclude::ResolverList;
+use super::container_exclude::{ContainerExclude, ContainerForm, ContainerGrant};
+use super::context::{ListAuthor, MAX_CONTAINERS, PodContext};
+use super::dns_exclude::{ResolverForm, ResolverList};
 use super::exclude::Exclude;
-use super::ids::{IdKind, IdList};
-use super::sub_plugin::{SettingSource, SubPlugin};
+use super::ids::{IdForm, IdKind, IdList};
+use super::sub_plugin::{DecidedRequest, SettingSource, SubPlugin};
+use super::uid_exclude::PortRule;
 use super::values;
-use crate::cni::{BlockReader, Bounds, Code, Error, ItemList, excerpt, wrong_type};
-use crate::pod::Facts;
+use crate::cni::{BlockReader, Bounds, Code, Error, ItemList, wrong_type};
+use crate::pod::{Facts, Pod};
 use crate::policy::{IdRange, ListOrAll, PortRange, Ports, Ranges};
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt};
 use serde_json::Value;
-use std::fmt::{self, Display};
+use std::fmt::Display;
 
 /// The maximum number of IDs in a range that the default bounds permit: OpenShift assigns 10,000 to a namespace.
 const DEFAULT_IDS: u32 = 65_536;
@@ -27,6 +28,9 @@ const DEFAULT_PREFIX: u8 = 8;
 const DEFAULT_PLACE: &str = "the default bounds";
 /// The number of bounds that a message names.
 const MAX_NAMED: usize = 3;
+
+/// Parses a list whose item `*` stands for everything.
+type ListParser<T> = fn(&ItemList) -> Result<ListOrAll<T>, Error>;
 
 /// The bounds of all sub-plugins.
 #[derive(Debug, Default)]
@@ -100,14 +104,14 @@ impl Allow {
 
 /// What an administrator permits pods to request.
 #[derive(Debug)]
-pub(super) struct Grant {
+struct Grant {
     place: String,
-    pub(super) uids: Option<IdList>,
-    pub(super) gids: Option<IdList>,
-    pub(super) containers: Option<ContainerGrant>,
+    uids: Option<IdList>,
+    gids: Option<IdList>,
+    containers: Option<ContainerGrant>,
     ports: Option<Ports>,
     ip_ranges: Option<Ranges>,
-    pub(super) resolvers: Option<ResolverList>,
+    resolvers: Option<ResolverList>,
     namespaces: Option<Vec<String>>,
     selector: Option<Selector>,
 }
@@ -179,7 +183,7 @@ fn selector(block: BlockReader<'_>, grant: &BlockReader<'_>) -> Result<Selector,
 }
 
 /// A bound against which an item of a request is decided.
-pub(super) enum Bound<'a> {
+enum Bound<'a> {
     /// That of an administrator who set none.
     Default,
     /// A grant for the pod's namespace.
@@ -187,91 +191,58 @@ pub(super) enum Bound<'a> {
 }
 
 /// A grant for the namespace of a pod, with the IDs that it means there.
-pub(super) struct AppliedGrant<'a> {
-    pub(super) grant: &'a Grant,
+struct AppliedGrant<'a> {
+    grant: &'a Grant,
     uids: Vec<IdRange>,
     gids: Vec<IdRange>,
 }
 
-impl AppliedGrant<'_> {
-    /// Returns the granted list of IDs, and the ranges that it means for the pod.
-    pub(super) fn ids(&self, kind: IdKind) -> Option<(&IdList, &[IdRange])> {
-        match kind {
-            IdKind::User => self.grant.uids.as_ref().map(|ids| (ids, self.uids.as_slice())),
-            IdKind::Group => self.grant.gids.as_ref().map(|ids| (ids, self.gids.as_slice())),
+impl Bound<'_> {
+    fn permits_id(&self, form: &IdForm, kind: IdKind, facts: Option<&Facts>) -> bool {
+        let Self::Grant(AppliedGrant { grant, uids, gids }) = self else { return form.is_limited(DEFAULT_IDS) };
+        let (list, ranges) = match kind {
+            IdKind::User => (&grant.uids, uids),
+            IdKind::Group => (&grant.gids, gids),
+        };
+        list.as_ref().is_some_and(|list| list.permits(form, ranges, kind, facts))
+    }
+
+    fn permits_container(&self, request: &ContainerExclude, form: &ContainerForm, pod: &Pod) -> bool {
+        let Self::Grant(AppliedGrant { grant, .. }) = self else { return form.is_specific() };
+        grant.containers.as_ref().is_some_and(|granted| granted.permits(request, form, pod))
+    }
+
+    fn permits_resolver(&self, form: &ResolverForm) -> bool {
+        match (self, form) {
+            (Self::Default, ResolverForm::Range(range)) => range.prefix_len() >= DEFAULT_PREFIX,
+            (Self::Default, _) => true,
+            (Self::Grant(it), form) => it.grant.resolvers.as_ref().is_some_and(|list| list.permits(form)),
         }
     }
-}
 
-impl Bound<'_> {
-    /// Returns whether the default bounds permit a range of IDs.
-    pub(super) const fn permits_by_default(range: IdRange) -> bool {
-        range.last - range.first < DEFAULT_IDS
-    }
-
-    /// Returns whether the bound permits a range of ports.
-    pub(super) fn permits_ports(&self, range: PortRange) -> bool {
+    /// Decides about ports; `None` is every port.
+    fn permits_ports(&self, range: Option<&PortRange>) -> bool {
+        let (first, last) = range.map_or((1, u16::MAX), |range| (range.first, range.last));
         match self {
-            Self::Default => range.last - range.first < DEFAULT_PORTS,
-            Self::Grant(applied) => match &applied.grant.ports {
+            Self::Default => last - first < DEFAULT_PORTS,
+            Self::Grant(it) => match &it.grant.ports {
                 None => false,
                 Some(Ports::All) => true,
-                Some(Ports::List(granted)) => granted.iter().any(|it| it.first <= range.first && range.last <= it.last),
+                Some(Ports::List(granted)) => granted.iter().any(|it| it.first <= first && last <= it.last),
             },
         }
     }
 
-    /// Returns whether the bound permits an IP range; `None` is every address.
-    pub(super) fn permits_destination(&self, range: Option<IpNet>) -> bool {
-        match (self, range) {
-            (Self::Default, range) => range.is_some_and(is_narrow),
-            (Self::Grant(applied), range) => match (&applied.grant.ip_ranges, range) {
+    /// Decides about an IP range; `None` is every address.
+    fn permits_destination(&self, range: Option<&IpNet>) -> bool {
+        match self {
+            Self::Default => range.is_some_and(|range| range.prefix_len() >= DEFAULT_PREFIX),
+            Self::Grant(it) => match (&it.grant.ip_ranges, range) {
                 (None, _) | (Some(Ranges::List(_)), None) => false,
                 (Some(Ranges::All), _) => true,
-                (Some(Ranges::List(granted)), Some(range)) => granted.iter().any(|it| it.contains(&range)),
+                (Some(Ranges::List(granted)), Some(range)) => granted.iter().any(|it| it.contains(range)),
             },
         }
-    }
-}
-
-/// Returns whether the default bounds permit an IP range.
-pub(super) fn is_narrow(range: IpNet) -> bool {
-    range.prefix_len() >= DEFAULT_PREFIX
-}
-
-/// A request of a pod or its namespace, and the bound that decides about it. `Display` shows one line.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DecidedRequest {
-    /// Who requests it.
-    pub source: SettingSource,
-    /// The annotation or argument, for messages.
-    pub place: String,
-    /// The item.
-    pub item: String,
-    /// Whether it is within the bounds.
-    pub permitted: bool,
-    /// The bound that permits it, or those that do not.
-    pub bound: String,
-}
-
-impl DecidedRequest {
-    /// Returns why the request is outside the bounds, without the next step.
-    #[must_use]
-    pub fn reason(&self) -> String {
-        format!("{}: {:?} is outside the bounds: not permitted by {}", self.place, excerpt(&self.item), self.bound)
-    }
-
-    /// Returns the error of an ADD.
-    pub(super) fn error(&self) -> Error {
-        let next = "remove it, or ask the administrator to permit it with \"allow\"";
-        self.source.named_in(Error::new(Code::InvalidConfig, format!("{}; {next}", self.reason())))
-    }
-}
-
-impl Display for DecidedRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = if self.permitted { "allowed" } else { "refused" };
-        write!(f, "{}: {:?}: {verdict} by {}", self.place, excerpt(&self.item), self.bound)
     }
 }
 
@@ -296,13 +267,92 @@ impl<'a> PodBounds<'a> {
         Self { allow, grants: grants.filter(|it| it.is_for(facts)).map(applied).collect(), facts, decided: Vec::new() }
     }
 
-    /// Returns the facts of the pod.
-    pub(super) const fn facts(&self) -> Option<&'a Facts> {
-        self.facts
+    /// Removes what is outside the bounds from a request of a pod or its namespace. `block` is the administrator's block.
+    pub(super) fn apply(
+        &mut self,
+        request: &mut Exclude,
+        source: &SettingSource,
+        block: &Exclude,
+    ) -> Result<(), Error> {
+        match (request, block) {
+            (Exclude::Uid(request), _) => {
+                self.retain_ids(source, &mut request.uids, &mut request.gids);
+                request.rules.retain(|rule| {
+                    let by = self.permitting_rule(rule);
+                    self.record((source, rule.uids.place()), rule, "uids", by)
+                });
+            }
+            (Exclude::Container(request), _) => self.retain_containers(source, request),
+            // UIDs and GIDs narrow everything else.
+            (Exclude::Dns(request), Exclude::Dns(block)) => {
+                self.retain_ids(source, &mut request.uids, &mut request.gids);
+                if let (Some(ResolverList { place, forms }), None, None) =
+                    (&mut request.resolvers, &request.uids, &request.gids)
+                {
+                    self.retain((source, place), forms, "resolvers", |bound, form| bound.permits_resolver(form));
+                    // The administrator's ports need no permission.
+                    if let Some(list) = request.written_ports.as_ref().filter(|_| request.ports != block.ports) {
+                        self.retain_ports(source, list, &mut request.ports)?;
+                    }
+                }
+            }
+            (Exclude::Dns(_), _) => {}
+            (Exclude::Destination(request), _) if request.uids.is_some() => {
+                self.retain_ids(source, &mut request.uids, &mut None);
+            }
+            (Exclude::Destination(request), _) => {
+                if let Some((list, ports)) = &mut request.ports {
+                    self.retain_ports(source, list, ports)?;
+                }
+                if let Some((list, ranges)) = &mut request.ip_ranges {
+                    let parse = ("ip_ranges", values::parse_ranges as ListParser<IpNet>);
+                    self.retain_or_all(source, list, parse, ranges, |bound, range| bound.permits_destination(range))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn retain_ids(&mut self, source: &SettingSource, uids: &mut Option<IdList>, gids: &mut Option<IdList>) {
+        let facts = self.facts;
+        for (ids, kind) in [(uids, IdKind::User), (gids, IdKind::Group)] {
+            let Some(ids) = ids else { continue };
+            let place = ids.place().to_owned();
+            self.retain((source, &place), &mut ids.forms, kind.grant_key(), |bound, form| {
+                bound.permits_id(form, kind, facts)
+            });
+        }
+    }
+
+    fn retain_containers(&mut self, source: &SettingSource, request: &mut ContainerExclude) {
+        // Without facts, or with too many containers, it is an error later.
+        let Some(pod) = self.facts.map(|facts| &facts.pod) else { return };
+        if pod.all_containers().count() > MAX_CONTAINERS {
+            return;
+        }
+        let Some(mut list) = request.containers.take() else { return };
+        self.retain((source, &list.place), &mut list.forms, "containers", |bound, form| {
+            bound.permits_container(request, form, pod)
+        });
+        request.containers = Some(list);
+    }
+
+    /// Returns the bounds that permit all UIDs of a rule, or else all ports that it names.
+    fn permitting_rule(&self, rule: &PortRule) -> Option<String> {
+        let by_id = |form| self.permitting("uids", |bound| bound.permits_id(form, IdKind::User, self.facts));
+        let by_range = |range| self.permitting("ports", |bound| bound.permits_ports(range));
+        let by_ports = || match &rule.ports {
+            Ports::All => Some(vec![by_range(None)?]),
+            Ports::List(ranges) if ranges.is_empty() => None,
+            Ports::List(ranges) => ranges.iter().map(|range| by_range(Some(range))).collect(),
+        };
+        let mut by: Vec<String> = rule.uids.forms.iter().map(by_id).collect::<Option<_>>().or_else(by_ports)?;
+        by.dedup();
+        Some(by.join(", "))
     }
 
     /// Returns the first bound that permits an item; `key` is the key of a grant that can.
-    pub(super) fn permitting(&self, key: &str, permits: impl Fn(&Bound<'_>) -> bool) -> Option<String> {
+    fn permitting(&self, key: &str, permits: impl Fn(&Bound<'_>) -> bool) -> Option<String> {
         let Some(allow) = self.allow else {
             return permits(&Bound::Default).then(|| DEFAULT_PLACE.to_owned());
         };
@@ -313,7 +363,7 @@ impl<'a> PodBounds<'a> {
     }
 
     /// Records the decision about an item at a place and returns whether it is permitted: `by` this bound.
-    pub(super) fn record(
+    fn record(
         &mut self,
         (source, place): (&SettingSource, &str),
         item: &dyn Display,
@@ -338,7 +388,7 @@ impl<'a> PodBounds<'a> {
     }
 
     /// Keeps the items that are permitted.
-    pub(super) fn retain<T: Display>(
+    fn retain<T: Display>(
         &mut self,
         from: (&SettingSource, &str),
         items: &mut Vec<T>,
@@ -348,36 +398,17 @@ impl<'a> PodBounds<'a> {
         items.retain(|item| self.decide(from, item, key, |bound| permits(bound, item)));
     }
 
-    /// Keeps the ports that are permitted. `list` is as it was written: without a permitted `*`, its other items count.
-    pub(super) fn retain_ports(
-        &mut self,
-        source: &SettingSource,
-        list: &ItemList,
-        ports: &mut Ports,
-    ) -> Result<(), Error> {
-        let all = PortRange { first: 1, last: u16::MAX };
-        self.retain_or_all(source, list, ("ports", values::parse_ports), ports, |bound, range| {
-            bound.permits_ports(range.copied().unwrap_or(all))
-        })
+    fn retain_ports(&mut self, source: &SettingSource, list: &ItemList, ports: &mut Ports) -> Result<(), Error> {
+        let parse = ("ports", values::parse_ports as ListParser<PortRange>);
+        self.retain_or_all(source, list, parse, ports, |bound, range| bound.permits_ports(range))
     }
 
-    /// Keeps the IP ranges that are permitted, as [`Self::retain_ports`] does.
-    pub(super) fn retain_ranges(
-        &mut self,
-        source: &SettingSource,
-        list: &ItemList,
-        ranges: &mut Ranges,
-    ) -> Result<(), Error> {
-        self.retain_or_all(source, list, ("ip_ranges", values::parse_ranges), ranges, |bound, range| {
-            bound.permits_destination(range.copied())
-        })
-    }
-
+    /// Keeps the items that are permitted. `list` is as it was written: without a permitted `*`, its other items count.
     fn retain_or_all<T: Display>(
         &mut self,
         source: &SettingSource,
         list: &ItemList,
-        (key, parse): (&str, fn(&ItemList) -> Result<ListOrAll<T>, Error>),
+        (key, parse): (&str, ListParser<T>),
         values: &mut ListOrAll<T>,
         permits: impl Fn(&Bound<'_>, Option<&T>) -> bool,
     ) -> Result<(), Error> {

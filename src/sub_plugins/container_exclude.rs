@@ -1,10 +1,7 @@
 //! `container-exclude`: traffic of certain containers bypasses the sidecar, even if others have the same UID.
 
-use super::bounds::{Bound, PodBounds};
-use super::context::{
-    AnnotationValue, ListAuthor, MAX_CONTAINERS, PodContext, RequestedExclusions, check_containers, name_of,
-};
-use super::sub_plugin::{Note, SettingSource};
+use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions, check_containers, name_of};
+use super::sub_plugin::Note;
 use crate::cni::{BlockReader, Code, Error, ItemList, at_most, is_dns_label};
 use crate::pod::well_known::{EXCLUDE_CONTAINERS, ISTIO_CONTAINERS};
 use crate::pod::{Container, Pod};
@@ -30,7 +27,7 @@ const MAX_COMPARED: usize = 8;
 /// The exclusions that one block, argument or annotation requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ContainerExclude {
-    containers: Option<ContainerList>,
+    pub(super) containers: Option<ContainerList>,
     /// The kinds to which `containers` is bound; `None` is all.
     kinds: Option<Vec<ContainerKind>>,
     scope: ContainerScope,
@@ -51,32 +48,6 @@ impl ContainerExclude {
     pub(super) fn of_annotation(annotation: &AnnotationValue<'_>) -> Result<Self, Error> {
         let containers = Some(ContainerList::parse(&annotation.list()?, annotation.author)?);
         Ok(Self { containers, kinds: None, scope: ContainerScope::All, until: None })
-    }
-
-    /// Keeps the items that the bounds permit.
-    pub(super) fn bound(&mut self, source: &SettingSource, bounds: &mut PodBounds<'_>) {
-        let Some(pod) = bounds.facts().map(|facts| &facts.pod) else { return };
-        // More containers are an error later.
-        if pod.all_containers().count() > MAX_CONTAINERS {
-            return;
-        }
-        let (kinds, until) = (self.kinds.clone(), self.until);
-        let requests = |form: &ContainerForm, container: &Container| {
-            kinds.as_ref().is_none_or(|kinds| kinds.contains(&ContainerKind::of(pod, container)))
-                && form.excludes(pod, container)
-        };
-        let Some(ContainerList { place, forms, .. }) = &mut self.containers else { return };
-        bounds.retain((source, place), forms, "containers", |bound, form| {
-            let Bound::Grant(applied) = bound else { return form.is_specific() };
-            let Some(granted) = &applied.grant.containers else { return false };
-            let is_granted = |container: &Container| {
-                let end = until.unwrap_or_else(|| default_end(pod, container));
-                granted.kinds.as_ref().is_none_or(|kinds| kinds.contains(&ContainerKind::of(pod, container)))
-                    && end <= granted.until
-            };
-            let mut requested = pod.all_containers().filter(|container| requests(form, container));
-            granted.forms.iter().any(|granted| granted.permits(form)) && requested.all(is_granted)
-        });
     }
 
     /// Returns the exclusions for one pod, in the order in which the containers start.
@@ -144,6 +115,19 @@ pub(super) struct ContainerGrant {
 }
 
 impl ContainerGrant {
+    /// Returns whether the grant permits an item of a request. Each container that the item excludes must have a permitted
+    /// kind and a permitted end.
+    pub(super) fn permits(&self, request: &ContainerExclude, form: &ContainerForm, pod: &Pod) -> bool {
+        let is_kind = |kinds: &Option<Vec<ContainerKind>>, container: &Container| {
+            kinds.as_ref().is_none_or(|kinds| kinds.contains(&ContainerKind::of(pod, container)))
+        };
+        let end = |container: &Container| request.until.unwrap_or_else(|| default_end(pod, container));
+        let is_granted = |container: &Container| is_kind(&self.kinds, container) && end(container) <= self.until;
+        let is_requested = |container: &&Container| is_kind(&request.kinds, container) && form.excludes(pod, container);
+        self.forms.iter().any(|granted| granted.permits(form))
+            && pod.all_containers().filter(is_requested).all(is_granted)
+    }
+
     /// Parses the keys `containers`, `kinds` and `until` of a grant.
     ///
     /// # Errors
@@ -178,15 +162,15 @@ fn default_end(pod: &Pod, container: &Container) -> BypassEnd {
 
 /// A list of containers as it was written: the key `containers` or the annotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct ContainerList {
-    place: String,
+pub(super) struct ContainerList {
+    pub(super) place: String,
     author: ListAuthor,
-    forms: Vec<ContainerForm>,
+    pub(super) forms: Vec<ContainerForm>,
 }
 
 /// One item of a [`ContainerList`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum ContainerForm {
+pub(super) enum ContainerForm {
     InitContainers,
     /// A name, or a pattern with `*`.
     Name(String),
@@ -269,7 +253,7 @@ impl ContainerForm {
     }
 
     /// Returns whether the item names more than every container.
-    fn is_specific(&self) -> bool {
+    pub(super) fn is_specific(&self) -> bool {
         match self {
             Self::InitContainers => true,
             Self::Name(pattern) => pattern.bytes().any(|byte| byte != b'*'),

@@ -1,10 +1,9 @@
 //! `destination-exclude`: outbound traffic to certain ports or addresses bypasses the mesh, as Istio's annotations
 //! `excludeOutboundPorts` and `excludeOutboundIPRanges` do for pods with a sidecar only.
 
-use super::bounds::PodBounds;
 use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions};
 use super::ids::{IdKind, IdList};
-use super::sub_plugin::{Note, SettingSource};
+use super::sub_plugin::Note;
 use super::values;
 use crate::cni::{BlockReader, Code, Error, ItemList};
 use crate::pod::well_known::{
@@ -21,10 +20,10 @@ pub(super) const ANNOTATIONS: [&str; 3] =
 /// own: traffic to one of the ports, and traffic to one of the ranges.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct DestinationExclude {
-    ports: Option<(ItemList, Ports)>,
-    ip_ranges: Option<(ItemList, Ranges)>,
+    pub(super) ports: Option<(ItemList, Ports)>,
+    pub(super) ip_ranges: Option<(ItemList, Ranges)>,
     /// `None` is every process.
-    uids: Option<IdList>,
+    pub(super) uids: Option<IdList>,
 }
 
 impl DestinationExclude {
@@ -48,21 +47,6 @@ impl DestinationExclude {
             }
             _ => Err(inbound_is_rejected(&annotation.place)),
         }
-    }
-
-    /// Keeps the items that the bounds permit. UIDs narrow everything else.
-    pub(super) fn bound(&mut self, source: &SettingSource, bounds: &mut PodBounds<'_>) -> Result<(), Error> {
-        if let Some(uids) = &mut self.uids {
-            uids.bound(IdKind::User, source, bounds);
-            return Ok(());
-        }
-        if let Some((list, ports)) = &mut self.ports {
-            bounds.retain_ports(source, list, ports)?;
-        }
-        if let Some((list, ranges)) = &mut self.ip_ranges {
-            bounds.retain_ranges(source, list, ranges)?;
-        }
-        Ok(())
     }
 
     /// Returns the exclusions for one pod.

@@ -1,9 +1,8 @@
 //! `dns-exclude`: DNS queries of certain processes, or to certain resolvers, bypass the sidecar.
 
-use super::bounds::{self, Bound, PodBounds};
 use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions, name_of};
 use super::ids::{IdKind, IdList};
-use super::sub_plugin::{Note, SettingSource};
+use super::sub_plugin::Note;
 use super::{settings, values};
 use crate::cni::{BlockReader, Code, Error, ItemList, LIST_ITEMS, at_most};
 use crate::pod::Facts;
@@ -22,12 +21,12 @@ const DNS_PORT: u16 = 53;
 /// The exclusions that one block, argument or annotation requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DnsExclude {
-    uids: Option<IdList>,
-    gids: Option<IdList>,
-    resolvers: Option<ResolverList>,
-    ports: Ports,
+    pub(super) uids: Option<IdList>,
+    pub(super) gids: Option<IdList>,
+    pub(super) resolvers: Option<ResolverList>,
+    pub(super) ports: Ports,
     /// The key `ports` as it was written.
-    written_ports: Option<ItemList>,
+    pub(super) written_ports: Option<ItemList>,
     protocols: Vec<Option<Protocol>>,
 }
 
@@ -53,30 +52,6 @@ impl DnsExclude {
     pub(super) fn of_annotation(&self, annotation: &AnnotationValue<'_>) -> Result<Self, Error> {
         let resolvers = Some(ResolverList::parse(&annotation.list()?)?);
         Ok(Self { uids: None, gids: None, resolvers, written_ports: None, ..self.clone() })
-    }
-
-    /// Keeps the items that the bounds permit. UIDs and GIDs narrow everything else; the ports of `block`, the
-    /// administrator's, need no permission.
-    pub(super) fn bound(
-        &mut self,
-        source: &SettingSource,
-        block: &Self,
-        bounds: &mut PodBounds<'_>,
-    ) -> Result<(), Error> {
-        for (ids, kind) in [(&mut self.uids, IdKind::User), (&mut self.gids, IdKind::Group)] {
-            if let Some(ids) = ids {
-                ids.bound(kind, source, bounds);
-            }
-        }
-        if self.uids.is_some() || self.gids.is_some() {
-            return Ok(());
-        }
-        let Some(ResolverList { place, forms }) = &mut self.resolvers else { return Ok(()) };
-        bounds.retain((source, place), forms, "resolvers", |bound, form| form.is_permitted(bound));
-        match &self.written_ports {
-            Some(list) if self.ports != block.ports => bounds.retain_ports(source, list, &mut self.ports),
-            _ => Ok(()),
-        }
     }
 
     /// Returns the exclusions for one pod.
@@ -130,13 +105,13 @@ impl DnsExclude {
 /// A list of resolvers as it was written: the key `resolvers` or the annotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ResolverList {
-    place: String,
-    forms: Vec<ResolverForm>,
+    pub(super) place: String,
+    pub(super) forms: Vec<ResolverForm>,
 }
 
 /// One item of a [`ResolverList`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum ResolverForm {
+pub(super) enum ResolverForm {
     All,
     Range(IpNet),
     ResolvConf,
@@ -150,6 +125,15 @@ impl ResolverList {
 
     fn place(&self) -> &str {
         &self.place
+    }
+
+    /// Returns whether this list, of a grant, permits an item of a request.
+    pub(super) fn permits(&self, requested: &ResolverForm) -> bool {
+        self.forms.iter().any(|granted| match (granted, requested) {
+            (ResolverForm::All, _) => true,
+            (ResolverForm::Range(granted), ResolverForm::Range(range)) => granted.contains(range),
+            (granted, requested) => granted == requested,
+        })
     }
 
     /// Returns the resolvers' addresses for one pod, each as [`crate::policy::Exclusion::destination`].
@@ -221,21 +205,6 @@ impl ResolverForm {
             "excluded-ranges" => Self::ExcludedRanges,
             _ => Self::Range(values::parse_range(text)?),
         })
-    }
-}
-
-impl ResolverForm {
-    /// Returns whether a bound permits the item.
-    fn is_permitted(&self, bound: &Bound<'_>) -> bool {
-        let Bound::Grant(applied) = bound else {
-            return !matches!(self, Self::Range(range) if !bounds::is_narrow(*range));
-        };
-        let permits = |granted: &Self| match (granted, self) {
-            (Self::All, _) => true,
-            (Self::Range(granted), Self::Range(range)) => granted.contains(range),
-            (granted, requested) => granted == requested,
-        };
-        applied.grant.resolvers.as_ref().is_some_and(|list| list.forms.iter().any(permits))
     }
 }
 

@@ -1,6 +1,5 @@
 //! What the excluding sub-plugins have in common: a block, the pod's argument and annotations request exclusions.
 
-use super::bounds::PodBounds;
 use super::container_exclude::{self, ContainerExclude};
 use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions};
 use super::destination_exclude::{self, DestinationExclude};
@@ -70,23 +69,6 @@ impl Exclude {
             requested.push((source.clone(), parsed.map_err(|error| source.named_in(error))?));
         }
         Ok(requested)
-    }
-
-    /// Keeps the requests of a pod or its namespace that the bounds permit. `block` is the administrator's block.
-    pub(super) fn bound(
-        &mut self,
-        source: &SettingSource,
-        block: &Self,
-        bounds: &mut PodBounds<'_>,
-    ) -> Result<(), Error> {
-        match (self, block) {
-            (Self::Uid(requested), _) => requested.bound(source, bounds),
-            (Self::Dns(requested), Self::Dns(block)) => requested.bound(source, block, bounds)?,
-            (Self::Container(requested), _) => requested.bound(source, bounds),
-            (Self::Destination(requested), _) => requested.bound(source, bounds)?,
-            (Self::Dns(_), _) => {}
-        }
-        Ok(())
     }
 
     /// Returns the exclusions for one pod.

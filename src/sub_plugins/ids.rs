@@ -1,8 +1,7 @@
 //! Lists of UIDs or GIDs in every form that an exclusion accepts.
 
-use super::bounds::{Bound, PodBounds};
 use super::context::{ListAuthor, PodContext, check_containers, name_of};
-use super::sub_plugin::{Note, SettingSource};
+use super::sub_plugin::Note;
 use super::values::parse_id_range;
 use crate::cni::{Code, Error, ItemList, excerpt};
 use crate::pod::well_known::{
@@ -11,7 +10,7 @@ use crate::pod::well_known::{
 use crate::pod::{Container, Facts, Namespace, Pod};
 use crate::policy::{IdRange, TrafficOwner};
 use std::collections::HashSet;
-use std::{fmt, mem};
+use std::fmt;
 
 const ACCEPTED: &str = "numbers from 0 to 4294967294, ranges such as 1000-1999 or 1000650000/10000, *, \
     namespace-range, namespace-range-first, namespace-range-last, container:NAME, init-containers";
@@ -22,12 +21,12 @@ const ACCEPTED_NAMESPACE_RANGES: &str = "start/size or start-end, several separa
 pub(super) struct IdList {
     place: String,
     author: ListAuthor,
-    forms: Vec<IdForm>,
+    pub(super) forms: Vec<IdForm>,
 }
 
 /// One item of an [`IdList`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum IdForm {
+pub(super) enum IdForm {
     All,
     Range(IdRange),
     Namespace(RangePart),
@@ -37,7 +36,7 @@ enum IdForm {
 
 /// A part of a namespace's range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum RangePart {
+pub(super) enum RangePart {
     Whole,
     First,
     Last,
@@ -61,33 +60,10 @@ impl IdList {
         &self.place
     }
 
-    /// Keeps the items that the bounds permit.
-    pub(super) fn bound(&mut self, kind: IdKind, source: &SettingSource, bounds: &mut PodBounds<'_>) {
-        let (mut forms, facts) = (mem::take(&mut self.forms), bounds.facts());
-        bounds.retain((source, &self.place), &mut forms, kind.grant_key(), |bound, form| {
-            self.is_permitted(form, kind, bound, facts)
-        });
-        self.forms = forms;
-    }
-
-    /// Returns the bounds that permit the items, if all are permitted.
-    pub(super) fn permitted_by(&self, kind: IdKind, bounds: &PodBounds<'_>) -> Option<Vec<String>> {
-        let facts = bounds.facts();
-        let permitting =
-            |form| bounds.permitting(kind.grant_key(), |bound| self.is_permitted(form, kind, bound, facts));
-        self.forms.iter().map(permitting).collect()
-    }
-
-    fn is_permitted(&self, form: &IdForm, kind: IdKind, bound: &Bound<'_>, facts: Option<&Facts>) -> bool {
-        let Bound::Grant(applied) = bound else {
-            return match form {
-                IdForm::All => false,
-                IdForm::Range(range) => Bound::permits_by_default(*range),
-                IdForm::Namespace(_) | IdForm::Container(_) | IdForm::InitContainers => true,
-            };
-        };
-        let Some((granted, ranges)) = applied.ids(kind) else { return false };
-        if granted.forms.contains(&IdForm::All) || granted.forms.contains(form) {
+    /// Returns whether this list, of a grant, permits an item of a request. `ranges` are those that the list means for the
+    /// pod ([`Self::granted`]).
+    pub(super) fn permits(&self, form: &IdForm, ranges: &[IdRange], kind: IdKind, facts: Option<&Facts>) -> bool {
+        if self.forms.contains(&IdForm::All) || self.forms.contains(form) {
             return true;
         }
         let requested = self.ranges(form, kind, facts);
@@ -146,6 +122,15 @@ impl IdList {
 }
 
 impl IdForm {
+    /// Returns whether the item stands for at most `limit` IDs, or for IDs that the pod or its namespace determine.
+    pub(super) const fn is_limited(&self, limit: u32) -> bool {
+        match self {
+            Self::All => false,
+            Self::Range(range) => range.last - range.first < limit,
+            Self::Namespace(_) | Self::Container(_) | Self::InitContainers => true,
+        }
+    }
+
     fn parse(text: &str) -> Option<Self> {
         Some(match text {
             "*" => Self::All,
@@ -185,7 +170,7 @@ impl IdKind {
     }
 
     /// Returns the key of a grant.
-    const fn grant_key(self) -> &'static str {
+    pub(super) const fn grant_key(self) -> &'static str {
         match self {
             Self::User => "uids",
             Self::Group => "gids",

@@ -25,7 +25,6 @@ mod uid_exclude;
 mod values;
 
 pub use ambient::{EnrolledBy, enrolled_by, is_meshed};
-pub use bounds::DecidedRequest;
 pub use chain::{ChainInput, NeededFacts, executables, wants};
 pub use context::Resolvers;
 pub use decision::{
@@ -36,4 +35,4 @@ pub use ignored::{Ignored, ignored};
 pub use pod_networks::{default_interface, own_addresses};
 pub use run::{ChainOutput, SeparatePolicy, check, explain, run_separately};
 pub use settings::{setting_annotations, setting_values};
-pub use sub_plugin::{Note, Origins, SettingSource, Severity, SubPlugin};
+pub use sub_plugin::{DecidedRequest, Note, Origins, SettingSource, Severity, SubPlugin};

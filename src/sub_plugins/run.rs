@@ -4,13 +4,12 @@
 //! pod's policy; the parts of the others follow the configuration ([`SeparatePolicy`]).
 
 use super::ambient::{self, is_meshed};
-use super::bounds::DecidedRequest;
 use super::chain::{ChainInput, ParsedChain};
 use super::context::{self, FACT_SOURCES, PodContext, RequestedExclusions, Resolvers};
 use super::decision::{self, Decision, SkipReason};
 use super::exclude::Exclude;
 use super::istio_redirect::{self, OverridingLayers};
-use super::sub_plugin::{Note, Origins, SettingSource, SubPlugin};
+use super::sub_plugin::{DecidedRequest, Note, Origins, SettingSource, SubPlugin};
 use super::{ignored, settings};
 use crate::cni::{Block, Bounds, Code, Error, OutsideBounds, at_most};
 use crate::pod::well_known::PROXY_CONTAINER;
@@ -212,13 +211,13 @@ fn requested(
         }
         if let Some(mut argument) = input.excluded(sub_plugin)? {
             let source = SettingSource::Argument(sub_plugin);
-            argument.bound(&source, &block.parsed, &mut bounds)?;
+            bounds.apply(&mut argument, &source, &block.parsed)?;
             add(source, argument.exclusions(context, notes)?)?;
         }
         for (source, mut annotation) in
             input.facts.map(|facts| block.parsed.annotated(facts)).transpose()?.unwrap_or_default()
         {
-            annotation.bound(&source, &block.parsed, &mut bounds)?;
+            bounds.apply(&mut annotation, &source, &block.parsed)?;
             let requested = annotation.exclusions(context, notes);
             add(source.clone(), requested.map_err(|error| source.named_in(error))?)?;
         }

@@ -3,14 +3,13 @@
 //! Its `rules` exclude part of a UID's traffic in the syntax of Kuma's `exclude-outbound-ports-for-uids`:
 //! `[proto[,proto]:][ports:]uids`.
 
-use super::bounds::PodBounds;
 use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions};
 use super::ids::{IdKind, IdList};
-use super::sub_plugin::{Note, SettingSource};
+use super::sub_plugin::Note;
 use super::values;
 use crate::cni::{BlockReader, Error, ItemList};
 use crate::pod::well_known::{EXCLUDE_GIDS, EXCLUDE_PORTS_FOR_UIDS, EXCLUDE_UIDS};
-use crate::policy::{PortRange, Ports, Protocol};
+use crate::policy::{Ports, Protocol};
 use serde_json::Value;
 use std::fmt;
 
@@ -26,9 +25,9 @@ const RULE_SEPARATOR: char = ';';
 /// The exclusions that one block, argument or annotation requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct UidExclude {
-    uids: Option<IdList>,
-    gids: Option<IdList>,
-    rules: Vec<PortRule>,
+    pub(super) uids: Option<IdList>,
+    pub(super) gids: Option<IdList>,
+    pub(super) rules: Vec<PortRule>,
 }
 
 impl UidExclude {
@@ -52,19 +51,6 @@ impl UidExclude {
         })
     }
 
-    /// Keeps the items that the bounds permit.
-    pub(super) fn bound(&mut self, source: &SettingSource, bounds: &mut PodBounds<'_>) {
-        for (ids, kind) in [(&mut self.uids, IdKind::User), (&mut self.gids, IdKind::Group)] {
-            if let Some(ids) = ids {
-                ids.bound(kind, source, bounds);
-            }
-        }
-        self.rules.retain(|rule| {
-            let by = rule.permitted_by(bounds);
-            bounds.record((source, rule.uids.place()), rule, "uids", by)
-        });
-    }
-
     /// Returns the exclusions for one pod.
     pub(super) fn exclusions(
         &self,
@@ -85,14 +71,14 @@ impl UidExclude {
 
 /// An exclusion of part of a UID's traffic.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct PortRule {
+pub(super) struct PortRule {
     /// As it was written.
     text: String,
     /// `None` is every protocol.
     protocols: Vec<Option<Protocol>>,
     /// As they were written; an empty list is every port.
-    ports: Ports,
-    uids: IdList,
+    pub(super) ports: Ports,
+    pub(super) uids: IdList,
 }
 
 impl PortRule {
@@ -116,19 +102,6 @@ impl PortRule {
         }
         let ports = values::parse_ports(&part(ports)?)?;
         Ok(Self { text: item.to_owned(), protocols, ports, uids: IdList::parse(&uids, author)? })
-    }
-
-    /// Returns the bounds that permit all its UIDs, or else all ports that it names.
-    fn permitted_by(&self, bounds: &PodBounds<'_>) -> Option<String> {
-        let ports = match &self.ports {
-            Ports::All => &[PortRange { first: 1, last: u16::MAX }],
-            Ports::List(ranges) => ranges.as_slice(),
-        };
-        let permitting = |range: &PortRange| bounds.permitting("ports", |bound| bound.permits_ports(*range));
-        let by_ports = || ports.iter().map(permitting).collect::<Option<Vec<_>>>().filter(|by| !by.is_empty());
-        let mut by = self.uids.permitted_by(IdKind::User, bounds).or_else(by_ports)?;
-        by.dedup();
-        Some(by.join(", "))
     }
 
     fn add_exclusions(
@@ -190,7 +163,7 @@ mod tests {
     use super::super::tests::scenario::{chain, container, context, facts, meshed_pod};
     use super::*;
     use crate::cni::{Block, Code};
-    use crate::policy::{Exclusion, IdRange, TrafficOwner};
+    use crate::policy::{Exclusion, IdRange, PortRange, TrafficOwner};
     use proptest::prelude::*;
     use serde_json::json;
 
