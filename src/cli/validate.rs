@@ -14,7 +14,7 @@ const EXAMPLES: &str = "\
 Examples:
   detour validate istio-cni.conf
   detour validate --bin-dir /opt/cni/bin /etc/cni/net.d/10-calico.conflist
-  helm template detour manifests/chart | detour validate -
+  helm template detour manifests/chart --set hub=registry.example | detour validate -
         check the chart's ConfigMap and the NetworkAttachmentDefinitions
 
 The plugin reads only JSON; manifests can also be YAML. The command changes nothing, and needs
@@ -22,7 +22,7 @@ neither root nor a cluster. On a node, its node configuration applies. The comma
 group names. It searches executables in --bin-dir and in kubernetes.cni_bin_dir of the
 configuration, if these directories exist.
 
-Exit codes: 0 valid, 1 the plugin would refuse the file, 2 invalid arguments or input.";
+Exit codes: 0 valid, 1 the plugin would reject the file, 2 invalid arguments or input.";
 
 /// Check a configuration as the plugin does
 ///

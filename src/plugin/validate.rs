@@ -24,7 +24,7 @@ pub struct TargetNode<'a> {
 /// `group_file`, every group exists.
 ///
 /// # Errors
-/// The first setting that an ADD would refuse, with the path of its key.
+/// The first setting that an ADD would reject, with the path of its key.
 pub(super) fn check_sub_plugins(conf: &NetConf, group_file: Option<&Path>, has_facts: bool) -> Result<(), Error> {
     let groups = OnceCell::new();
     let group_id = |name: &str| match group_file {
@@ -38,7 +38,7 @@ pub(super) fn check_sub_plugins(conf: &NetConf, group_file: Option<&Path>, has_f
 /// Returns the configuration's own warnings and what could not be checked, one line each.
 ///
 /// # Errors
-/// The first setting that an ADD would refuse, with the path of its key; an executable that is not installed or, if
+/// The first setting that an ADD would reject, with the path of its key; an executable that is not installed or, if
 /// that is unknown, whose name looks like a misspelled sub-plugin.
 pub fn validate(conf: &NetConf, node: TargetNode<'_>) -> Result<Vec<String>, Error> {
     let mut warnings = conf.warnings.clone();

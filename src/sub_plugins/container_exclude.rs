@@ -187,7 +187,7 @@ impl ContainerList {
     }
 
     /// Returns whether an item matches this container. Istio's containers are never excluded, nor are containers whose
-    /// name is not a DNS label: the API server would refuse their manifest.
+    /// name is not a DNS label: the API server would reject their manifest.
     fn contains(&self, pod: &Pod, container: &Container) -> bool {
         self.forms.iter().any(|form| form.excludes(pod, container))
     }
