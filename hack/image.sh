@@ -45,13 +45,8 @@ epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 created=$(date --utc --date="@$epoch" +%Y-%m-%dT%H:%M:%SZ)
 revision=$(git rev-parse HEAD)
 [[ -z $(git status --porcelain) ]] || revision+=-dirty
-<<<<<<< HEAD
 repository=$(field repository)
-# The commands that read manifests need no rights. The manifests set another user where root is needed.
-=======
-repository=${REPOSITORY_URL:-https://github.com/detour-cni/detour-cni}
 # The commands that read manifests need no permissions. The manifests set another user where root is needed.
->>>>>>> main
 user=65532:65532
 
 # The labels of each image and the annotations of the index (OCI image specification, "Pre-Defined Annotation Keys").
