@@ -1,22 +1,36 @@
 #!/usr/bin/env bash
-# Shows on one Linux machine, without a cluster, what detour changes for a pod on OpenShift: an init container
-# with UID 1337 resolves a name before the sidecar runs. The script builds the static binary, makes a pod out of
-# network namespaces, calls the binary as Multus does, sends real traffic as each of the pod's users, and prints
-# where each connection ended up. It exits with 1 if a connection ended up elsewhere than expected, and removes
-# everything that it made.
+# Shows on one Linux machine, without a cluster, what detour changes for a pod on OpenShift: an init container with
+# UID 1337 needs the network before the sidecar runs. The script builds the static binary, makes a pod out of network
+# namespaces, calls the binary as Multus does, first without and then with exclusions, and sends real traffic as each of
+# the pod's users. It exits with 1 if a connection ended up elsewhere than expected, and removes everything that it made.
 #
-# Usage: hack/demo.sh [--rules]
-#   --rules  also list the pod's rules with iptables
+#   -v              list all connections, not only those of the table
+#   --keep          leave the pod, for your own experiments with detour explain, trace and rules
+#   --remove        remove the pod that --keep left
+#   --binaries DIR  use DIR/detour and DIR/examples/probe instead of a build
+#
+# Usage: hack/demo.sh [-v] [--keep] [--binaries DIR]
+#        hack/demo.sh --remove
 set -euo pipefail
+script=$(realpath "$0")
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh
 source hack/machine.sh
 
-case "${1:-}" in
-    '') list_rules=false ;;
-    --rules) list_rules=true ;;
-    *) die "unknown argument \"$1\"; expected --rules" ;;
-esac
+verbose=false keep=false remove=false binaries='' given=("$@")
+while [[ $# -gt 0 ]]; do
+    case $1 in
+        -v) verbose=true ;;
+        --keep) keep=true ;;
+        --remove) remove=true ;;
+        --binaries)
+            binaries=$(realpath "${2:?--binaries: expected a directory}")
+            shift
+            ;;
+        *) die "unknown argument \"$1\"; expected -v, --keep, --remove or --binaries DIR; see hack/demo.sh --help" ;;
+    esac
+    shift
+done
 
 app_uid=1000650000 proxy_uid=1000659999 vault_uid=1337
 pod_v4=10.88.0.2 pod_v6=fd88::2
@@ -25,32 +39,87 @@ resolver_v4=10.96.0.10 resolver_v6=fd96::a
 server_v4=198.51.100.20 server_v6=2001:db8:20::1
 pod_uid=8e5bd6a4-9a35-4f0e-9d2b-1c33a5b0a001
 
-pod="detour-demo-$$-pod" outside="detour-demo-$$-outside"
-work=''
-servers=()
-attached=''
+# The scene: two network namespaces, the files of the pod, and the servers. Without --keep, they are in a mount namespace
+# that ends with this script.
+pod=detour-demo-pod outside=detour-demo-outside scene=/run/detour-demo
+
+remove_scene() {
+    local netns
+    if [[ -e $scene/attached ]]; then
+        delete_pod || true
+    fi
+    for netns in "$pod" "$outside"; do
+        if [[ -e /run/netns/$netns ]]; then
+            end_processes "$netns"
+            ip netns delete "$netns" || true
+        fi
+    done
+    if [[ -e $scene/no-state ]]; then
+        # The plugin made its directory, in which only empty directories are left.
+        find /run/detour -depth -type d -empty -delete 2>/dev/null || true
+    fi
+    rm -rf "$scene"
+}
+
+end_processes() {
+    local processes
+    mapfile -t processes < <(ip netns pids "$1")
+    if [[ ${#processes[@]} -gt 0 ]]; then
+        kill "${processes[@]}" 2>/dev/null || true
+        local waits=0
+        while [[ -n $(ip netns pids "$1") && $((waits += 1)) -lt 100 ]]; do
+            sleep 0.05
+        done
+    fi
+}
 
 clean_up() {
     local status=$?
     trap - EXIT
     trap '' INT TERM
-    if [[ -n $attached ]]; then
-        call_plugin DEL "$attached" >/dev/null || true
+    if [[ -n $builds ]]; then
+        kill "$builds" 2>/dev/null || true
     fi
-    if [[ ${#servers[@]} -gt 0 ]]; then
-        kill "${servers[@]}" 2>/dev/null || true
-        wait "${servers[@]}" 2>/dev/null || true
-    fi
-    local netns
-    for netns in "$pod" "$outside"; do
-        if [[ -e /run/netns/$netns ]]; then
-            ip netns delete "$netns" || true
-        fi
-    done
-    if [[ -n $work ]]; then
-        rm -rf "$work"
+    if ! "$kept"; then
+        remove_scene
     fi
     exit "$status"
+}
+
+# show_progress LOG: prints the time and cargo's current step until it is ended: on a terminal each second on one line,
+# otherwise one line each 15 seconds.
+show_progress() {
+    local start=$SECONDS elapsed step every=15 before='' after='\n'
+    if [[ -t 1 ]]; then
+        every=1 before='\r\e[K' after=''
+    fi
+    while sleep "$every"; do
+        elapsed=$((SECONDS - start))
+        step=$(tail -n 1 "$1" | sed 's/^ *//')
+        printf "$before    %d:%02d  %s (%d crates so far)$after" $((elapsed / 60)) $((elapsed % 60)) "${step:0:60}" \
+            "$(grep -c '^ *Compiling' "$1")"
+    done
+}
+
+# Builds the binary and the traffic tool.
+build() {
+    local log start=$SECONDS failed=false
+    log=$(mktemp)
+    show_progress "$log" &
+    builds=$!
+    build_static demo --bin detour --example probe &>"$log" || failed=true
+    kill "$builds"
+    wait "$builds" 2>/dev/null || true
+    builds=''
+    [[ ! -t 1 ]] || printf '\r\e[K'
+    if "$failed"; then
+        cat "$log" >&2
+        rm "$log"
+        die "cargo build failed"
+    fi
+    rm "$log"
+    echo "    built in $((SECONDS - start)) s"
+    binaries="$(target_directory)/$target/demo"
 }
 
 # Two network namespaces connected by a veth pair: the pod, and the rest of the world.
@@ -81,8 +150,8 @@ END
 # The objects that the plugin would get from the API server: the pod after Istio's injection, its namespace with
 # OpenShift's UID range, and the empty definition to which the pod's annotation refers.
 write_objects() {
-    mkdir "$work/manifests"
-    cat >"$work/manifests/namespace.yaml" <<END
+    mkdir "$scene/manifests"
+    cat >"$scene/manifests/namespace.yaml" <<END
 apiVersion: v1
 kind: Namespace
 metadata:
@@ -91,7 +160,7 @@ metadata:
     openshift.io/sa.scc.uid-range: 1000650000/10000
     openshift.io/sa.scc.supplemental-groups: 1000650000/10000
 END
-    cat >"$work/manifests/pod.yaml" <<END
+    cat >"$scene/manifests/pod.yaml" <<END
 apiVersion: v1
 kind: Pod
 metadata:
@@ -118,7 +187,7 @@ spec:
     - { name: ISTIO_META_DNS_CAPTURE, value: "true" }
     securityContext: { runAsUser: $proxy_uid, runAsGroup: $proxy_uid }
 END
-    cat >"$work/manifests/net-attach-def.yaml" <<END
+    cat >"$scene/manifests/net-attach-def.yaml" <<END
 apiVersion: k8s.cni.cncf.io/v1
 kind: NetworkAttachmentDefinition
 metadata:
@@ -129,13 +198,13 @@ END
 
 # write_configuration FILE CHAIN: the plugin's configuration, which Multus finds by its name in /etc/cni/multus/net.d.
 write_configuration() {
-    cat >"$work/$1" <<END
+    cat >"$scene/$1" <<END
 {
   "cniVersion": "0.3.1",
   "name": "istio-cni",
   "type": "detour",
   "log_level": "warn",
-  "kubernetes": { "manifests_dir": "$work/manifests" },
+  "kubernetes": { "manifests_dir": "$scene/manifests" },
   "chain": [
 $2
   ]
@@ -151,35 +220,42 @@ call_plugin() {
         CNI_COMMAND="$1" CNI_CONTAINERID="$pod" CNI_NETNS="/var/run/netns/$pod" CNI_IFNAME=net1 \
         CNI_PATH=/var/lib/cni/bin:/opt/cni/bin \
         CNI_ARGS="IgnoreUnknown=true;$arguments;IgnoreUnknown=1;$arguments" \
-        "$detour" <"$work/$2"
+        "$scene/detour" <"$scene/$2"
 }
 
 start_pod() {
-    attached=$1
+    echo "$1" >"$scene/attached"
     call_plugin ADD "$1" >/dev/null
 }
 
 delete_pod() {
-    call_plugin DEL "$attached" >/dev/null
-    attached=''
+    call_plugin DEL "$(<"$scene/attached")" >/dev/null
+    rm "$scene/attached"
 }
 
-# serve NETNS LABEL UID ENDPOINT…: starts servers. They end when the other end of their stdin is closed, which
-# happens when this script ends, also by a signal.
+# serve NETNS LABEL UID ENDPOINT…: starts servers. They end when their stdin ends: with this script, which holds the
+# other end of the pipe, also after a signal. Those of a kept scene hold both ends.
 serve() {
     local netns=$1 label=$2 uid=$3 ready=''
     shift 3
-    mkfifo "$work/$label.ready"
-    ip netns exec "$netns" "$probe" serve --label "$label" --uid "$uid" --gid "$uid" "$@" \
-        <"$work/alive" >"$work/$label.ready" 3>&- &
-    servers+=($!)
-    read -r -t 10 ready <"$work/$label.ready" || true
-    [[ $ready == ready ]] || die "servers in network namespace $netns: not ready within 10 s"
+    rm -f "$scene/$label.ready"
+    mkfifo "$scene/$label.ready"
+    if "$keep"; then
+        exec 4<>"$scene/alive"
+    else
+        exec 4<"$scene/alive"
+    fi
+    setsid ip netns exec "$netns" "$probe" serve --label "$label" --uid "$uid" --gid "$uid" "$@" \
+        <&4 >"$scene/$label.ready" 2>"$scene/$label.log" 3>&- 4<&- &
+    disown
+    exec 4<&-
+    read -r -t 10 ready <"$scene/$label.ready" || true
+    [[ $ready == ready ]] || die "servers in network namespace $netns: not ready within 10 s: $(<"$scene/$label.log")"
 }
 
 start_outside() {
-    mkfifo "$work/alive"
-    exec 3<>"$work/alive"
+    mkfifo "$scene/alive"
+    exec 3<>"$scene/alive"
     local port endpoints=()
     for port in 53 443; do
         endpoints+=("tcp:0.0.0.0:$port" "tcp:[::]:$port")
@@ -221,28 +297,26 @@ field() {
     fi
 }
 
-table='%-12s %-11s %-8s %-24s %-16s %-14s %s\n'
-wrong=0
+# The connections in the order in which they were made, as rows for -v, and where those of the table ended up.
+sent=0 wrong=0
+declare -A ended=()
 
-heading() {
-    # shellcheck disable=SC2059 # the format is the constant above
-    printf "$bold$table$plain" 'sender' 'UID' 'protocol' 'to' 'ended up at' 'expected' ''
-}
-
-# row NETNS SENDER UID LABEL PROTOCOL TO EXPECTED: sends one message and prints a row of the table.
+# row NETNS SENDER UID LABEL PROTOCOL TO EXPECTED: sends one message. Prints a row with -v, and if it is wrong.
 row() {
     local netns=$1 sender=$2 uid=$3 label=$4 protocol=$5 to=$6 expected=$7 answer seen verdict
     # Servers answer at once: a message that is lost would only delay the demo.
-    answer=$(ip netns exec "$netns" "$probe" send --timeout-ms 2000 --uid "$uid" --gid "$uid" "$protocol:$to" 3>&-) || true
+    answer=$(ip netns exec "$netns" "$probe" send --timeout-ms 1000 --uid "$uid" --gid "$uid" "$protocol:$to" 3>&-) || true
     seen=$(destination "$answer" "$to")
+    sent=$((sent + 1))
+    ended["$phase $sender $label $to"]=$seen
     if [[ $seen == "$expected" || $seen == "$expected ("* ]]; then
         verdict="${green}ok${plain}"
+        "$verbose" || return 0
     else
-        verdict="${red}WRONG${plain}"
+        verdict="${red}WRONG: expected $expected${plain}"
         wrong=$((wrong + 1))
     fi
-    # shellcheck disable=SC2059 # the format is the constant above
-    printf "$table" "$sender" "$uid" "$label" "$to" "$seen" "$expected" "$verdict"
+    printf '    %-12s UID %-10s  %-7s  %-23s  %-15s %s\n' "$sender" "$uid" "$label" "$to" "$seen" "$verdict"
 }
 
 # rows_of SENDER UID TCP DNS: one sender's traffic in both families, with the expectations for TCP and for DNS.
@@ -252,8 +326,8 @@ rows_of() {
         row "$pod" "$sender" "$uid" TCP tcp "$server:443" "$tcp"
     done
     for resolver in "$resolver_v4" "[$resolver_v6]"; do
-        row "$pod" "$sender" "$uid" "UDP DNS" udp "$resolver:53" "$dns"
-        row "$pod" "$sender" "$uid" "TCP DNS" tcp "$resolver:53" "$dns"
+        row "$pod" "$sender" "$uid" DNS udp "$resolver:53" "$dns"
+        row "$pod" "$sender" "$uid" TCP-DNS tcp "$resolver:53" "$dns"
     done
 }
 
@@ -265,42 +339,84 @@ send_to_pod() {
     done
 }
 
-# run_detour ARGUMENT…: prints a detour command and runs it.
-run_detour() {
-    printf '%s$ detour %s%s\n' "$bold" "${*//$work\//}" "$plain"
-    (cd "$work" && "$detour" "$@")
-}
-
-show_rules() {
-    local tool
-    for tool in iptables ip6tables; do
-        say "$tool -t nat -L -n -v"
-        ip netns exec "$pod" "$tool" -t nat -L -n -v
-        say "$tool-save"
-        ip netns exec "$pod" "$tool-save"
+# The connections that matter, with and without exclusions.
+print_table() {
+    local sender label to format='%-15s %-22s %-20s %s\n'
+    # shellcheck disable=SC2059 # the format is the constant above
+    printf "\n$bold$format$plain" '' '' 'without exclusions' 'UID 1337 excluded'
+    for sender in 'init container' application; do
+        for label in TCP DNS; do
+            to=$server_v4:443
+            [[ $label == TCP ]] || to=$resolver_v4:53
+            # shellcheck disable=SC2059
+            printf "$format" "$sender" "$label $to" "${ended["before $sender $label $to"]}" "${ended["after $sender $label $to"]}"
+        done
     done
 }
 
+print_summary() {
+    echo
+    say "summary"
+    echo "The init container runs before the sidecar. Without exclusions, it reaches neither server nor DNS."
+    echo "With UID 1337 excluded, it reaches both directly (direct), as it would without a mesh."
+    echo "The application's traffic and DNS go to the sidecar (sidecar:PORT) in both cases."
+    if [[ $wrong -eq 0 ]]; then
+        echo "All $sent connections, IPv4 and IPv6, ended up where expected; hack/demo.sh -v lists them."
+    else
+        echo "${red}$wrong of $sent connections ended up elsewhere than expected.${plain}"
+    fi
+    echo
+    echo "Binary: $binaries/detour"
+    if ! "$keep"; then
+        echo "Next:   hack/demo.sh --keep   # leave this pod, and try explain, trace and rules on it"
+        return
+    fi
+    cat <<END
+Kept:   network namespaces $pod and $outside, files in $scene
+Next:
+  cd $scene
+  ./detour explain -f manifests/pod.yaml --namespace-file manifests/namespace.yaml --config exclude.conf
+  ./detour trace --netns $pod --from uid=$vault_uid --to $resolver_v4:53/udp
+  ./detour rules --all $pod
+Remove: $script --remove
+END
+}
+
 need_root
-need_commands gcc=build-essential ip=iproute2 unshare=util-linux
-if "$list_rules"; then
-    need_commands iptables=iptables
+need_commands ip=iproute2 unshare=util-linux
+if "$remove"; then
+    [[ -e $scene ]] || die "nothing to remove: $scene not found"
+    remove_scene
+    echo "removed: network namespaces $pod and $outside, $scene"
+    exit
 fi
-need_rust
-in_own_mounts "$@"
+if "$keep"; then
+    [[ ! -e $scene ]] || die "$scene exists; remove it first: hack/demo.sh --remove"
+else
+    in_own_mounts "${given[@]}"
+fi
+builds='' kept=true
 trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
-work=$(mktemp -d)
 
-say "1/6 Build the static binary and the traffic tool (the first time: two to three minutes on two cores)"
-build_static demo --bin detour --example probe
-built="$(target_directory)/$target/demo"
-detour="$built/detour" probe="$built/examples/probe"
+if [[ -z $binaries ]]; then
+    need_commands gcc=build-essential
+    need_rust
+    say "1/3 build the static binary and a traffic tool (the first time about three minutes on two cores)"
+    build
+else
+    say "1/3 use the binaries in $binaries"
+fi
+probe="$binaries/examples/probe"
 
-say "2/6 Make a pod with a sidecar, and a network around it"
+say "2/3 start a pod without exclusions: its init container sends before the sidecar runs, its application after"
 # Not before the build: /etc/resolv.conf can refer to /run.
-hide /run
+"$keep" || hide /run
+kept=false
+mkdir -m 0755 "$scene"
+[[ -e /run/detour ]] || touch "$scene/no-state"
+ln -s "$binaries/detour" "$scene/detour"
 make_network
 write_objects
 write_configuration redirect.conf '    { "type": "istio-redirect" }'
@@ -308,36 +424,25 @@ write_configuration exclude.conf '    { "type": "istio-redirect" },
     { "type": "uid-exclude", "uids": ["1337"] },
     { "type": "dns-exclude", "uids": ["1337"] }'
 start_outside
-
-say "3/6 Start the pod without exclusions: its init container runs before the sidecar and reaches nothing"
+phase=before
 start_pod redirect.conf
-heading
-rows_of vault-init "$vault_uid" lost lost
+rows_of 'init container' "$vault_uid" lost lost
+start_sidecar
+rows_of application "$app_uid" sidecar:15001 sidecar:15053
+end_processes "$pod"
 delete_pod
 
-say "4/6 Start the same pod with UID 1337 and its DNS excluded: the init container reaches everything"
-sed -n '/"chain"/,/^  \]/p' "$work/exclude.conf"
+say '3/3 the same with two more entries in the chain: uid-exclude and dns-exclude with "uids": ["1337"]'
+phase=after
 start_pod exclude.conf
-heading
-rows_of vault-init "$vault_uid" direct direct
-say "5/6 Start the sidecar: the application's traffic goes to it, excluded traffic bypasses it"
+rows_of 'init container' "$vault_uid" direct direct
 start_sidecar
-heading
-rows_of app "$app_uid" sidecar:15001 sidecar:15053
-rows_of istio-proxy "$proxy_uid" direct direct
-rows_of vault-init "$vault_uid" direct direct
+rows_of application "$app_uid" sidecar:15001 sidecar:15053
+rows_of sidecar "$proxy_uid" direct direct
+rows_of 'UID 1337' "$vault_uid" direct direct
 send_to_pod
 
-say "6/6 Ask detour why: explain reads the manifests, trace reads the rules in the kernel"
-run_detour explain -f manifests/pod.yaml --namespace-file manifests/namespace.yaml --config exclude.conf
-run_detour trace --netns "$pod" --from "uid=$vault_uid" --to "$resolver_v4:53/udp"
-
-if "$list_rules"; then
-    show_rules
-else
-    echo "hack/demo.sh --rules also lists the pod's rules with iptables."
-fi
-if [[ $wrong -gt 0 ]]; then
-    die "$wrong connections ended up elsewhere than expected (rows marked WRONG)"
-fi
-say "done: every connection ended up where expected"
+print_table
+print_summary
+kept=$keep
+[[ $wrong -eq 0 ]]

@@ -105,9 +105,11 @@ need_rust() {
         rustup toolchain install stable --profile minimal </dev/null
         rustup default stable
     fi
-    if command -v rustup >/dev/null; then
+    if [[ -d "$(rustc --print target-libdir --target "$target")" ]]; then
+        return
+    elif command -v rustup >/dev/null; then
         rustup target add "$target" </dev/null
-    elif [[ ! -d "$(rustc --print target-libdir --target "$target")" ]]; then
+    else
         die "Rust target $target not found: install rustup (https://rustup.rs), or add the target to this toolchain"
     fi
 }

@@ -19,12 +19,13 @@ if [[ ${1:-} == --digest ]]; then
     exit
 fi
 
+# No image is published: a base names a registry that can't exist (RFC 2606), which a kustomization replaces.
 render() {
     local platform=$1
     echo "# Rendered from manifests/chart by hack/manifests.sh for $platform. Do not edit."
     echo "# Chart: $(digest)"
     "$(tools_directory)/helm" template detour manifests/chart --skip-tests --kube-version 1.33.0 --namespace kube-system \
-        --set "global.platform=$platform"
+        --set "global.platform=$platform" --set hub=registry.invalid
 }
 
 need_helm

@@ -14,7 +14,7 @@ const EXAMPLES: &str = "\
 Examples:
   detour validate istio-cni.conf
   detour validate --bin-dir /opt/cni/bin /etc/cni/net.d/10-calico.conflist
-  helm template detour manifests/chart | detour validate -
+  helm template detour manifests/chart --set hub=registry.example | detour validate -
         check the chart's ConfigMap and the NetworkAttachmentDefinitions
 
 The plugin reads only JSON; manifests can also be YAML. The command changes nothing, and needs

@@ -1,7 +1,7 @@
 //! The API server accepts every field of the shipped manifests.
 
 use crate::control_plane::ControlPlane;
-use crate::shipped::{apply, base, chart, chart_with_files, manifests, objects, of_kind, prepare};
+use crate::shipped::{apply, base, chart, chart_with_files, helm, manifests, objects, of_kind, prepare};
 use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};
 use std::fs;
@@ -44,6 +44,34 @@ fn every_manifest_is_accepted() {
     let mut wrong: Value = of_kind(&base("openshift"), "SecurityContextConstraints").clone();
     wrong["allowHostPids"] = json!(true);
     assert!(admin.apply(&wrong).expect_err("an unknown field").message.contains("allowHostPids"));
+}
+
+#[test]
+fn the_documented_kustomization_sets_the_image() {
+    let guide = fs::read_to_string(manifests().join("../docs/install.md")).expect("readable");
+    let (_, block) = guide.split_once("```yaml\nresources: [manifests/openshift]").expect("a kustomization");
+    let rest = block.split("```").next().expect("text");
+    for platform in ["openshift", "kubernetes"] {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kustomization-{platform}"));
+        let _ = fs::remove_dir_all(&directory);
+        let copy = directory.join("manifests").join(platform);
+        fs::create_dir_all(&copy).expect("writable");
+        for file in ["kustomization.yaml", "rendered.yaml"] {
+            fs::copy(manifests().join(platform).join(file), copy.join(file)).expect("a copy");
+        }
+        let text = format!("resources: [manifests/{platform}]{rest}");
+        fs::write(directory.join("kustomization.yaml"), text).expect("writable");
+        let kubectl = helm().with_file_name("kubectl");
+        let output = Command::new(kubectl).arg("kustomize").arg(&directory).output().expect("hack/test.sh builds it");
+        assert!(output.status.success(), "{output:?}");
+        let built = objects(&String::from_utf8(output.stdout).expect("text"));
+        let image = |objects: &[Value]| -> Value {
+            of_kind(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["image"].clone()
+        };
+        let version = env!("CARGO_PKG_VERSION");
+        assert_eq!(image(&base(platform)), format!("registry.invalid/detour:{version}"));
+        assert_eq!(image(&built), format!("registry.example/mesh/detour:{version}"));
+    }
 }
 
 /// Pod Security `restricted` has the rules of `restricted-v2` except for its UIDs. `explain` compares these with the

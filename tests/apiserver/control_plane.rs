@@ -164,6 +164,9 @@ impl Servers {
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.96.0.0/24",
             "--authorization-mode=RBAC",
+            // On by default from Kubernetes 1.36 on (KEP-3962).
+            "--feature-gates=MutatingAdmissionPolicy=true",
+            "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
         ]);
         let mut processes = self.processes.lock().expect("no panic while locked");
         let mut api = processes.starter.start(api, log(&self.files, "kube-apiserver.log"));

@@ -93,3 +93,61 @@ fn a_node_has_the_taint_until_the_plugin_is_ready() {
         plane.until(|| taints() == other);
     });
 }
+
+#[test]
+fn a_new_node_has_the_taint_until_its_agent_is_ready() {
+    let objects = chart(&["taint.enabled=true,taint.atCreation=true"]);
+    let plane = cluster_with(&objects);
+    let admin = plane.admin();
+    let machine = |name: &str, system: &str, taints: &Value| {
+        let labels = json!({"kubernetes.io/os": system});
+        json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": {"taints": taints},
+        })
+    };
+    let taints = |node: &Value| admin.get(node).expect("there")["spec"]["taints"].as_array().expect("a list").clone();
+    let ours = |node: &Value| -> Vec<Value> {
+        taints(node).into_iter().filter(|taint| taint["key"] == "cni.istio.io/not-ready").collect()
+    };
+    let probe = machine("probe", "linux", &json!([]));
+    let is_tainted = || {
+        admin.apply(&probe).expect("accepted");
+        let tainted = !ours(&probe).is_empty();
+        admin.delete(&probe).expect("deleted");
+        tainted
+    };
+    // The API server reads new policies after a moment.
+    plane.until(is_tainted);
+
+    let added = json!({"key": "cni.istio.io/not-ready", "effect": "NoSchedule"});
+    let windows = machine("windows", "windows", &json!([]));
+    admin.apply(&windows).expect("accepted");
+    assert_eq!(ours(&windows), [] as [Value; 0], "no agent would remove it");
+    let registered = json!({"key": "cni.istio.io/not-ready", "value": "true", "effect": "NoSchedule"});
+    let evicting = json!({"key": "cni.istio.io/not-ready", "effect": "NoExecute"});
+    let with_taint = machine("with-taint", "linux", &json!([evicting, registered]));
+    admin.apply(&with_taint).expect("accepted");
+    assert_eq!(ours(&with_taint), [evicting.clone(), registered], "the kubelet's taint, once");
+    let with_other = machine("with-other", "linux", &json!([evicting]));
+    admin.apply(&with_other).expect("accepted");
+    assert_eq!(ours(&with_other), [evicting, added.clone()]);
+
+    let new = machine(NAME, "linux", &json!([{"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}]));
+    admin.apply(&new).expect("accepted");
+    let other: Vec<Value> = taints(&new).into_iter().filter(|taint| *taint != added).collect();
+    assert_eq!(taints(&new).len(), other.len() + 1);
+    assert!(other.iter().any(|taint| taint["key"] == "dedicated"));
+    on_a_node(&plane, &objects, |node| {
+        let agent = node.start_agent("a");
+        agent.wait_for_log(SETTLED);
+        plane.until(|| taints(&new) == other);
+        // The policy does not apply to updates of a node.
+        admin.merge(&new, &json!({"metadata": {"labels": {"changed": "yes"}}})).expect("accepted");
+        assert_eq!(taints(&new), other);
+    });
+
+    // Without the chart, and for the next test.
+    let policies = objects.iter().filter(|object| object["kind"].as_str().is_some_and(|kind| kind.starts_with("Mut")));
+    policies.for_each(|policy| admin.delete(policy).expect("deleted"));
+    plane.until(|| !is_tainted());
+}

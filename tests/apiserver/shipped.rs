@@ -41,6 +41,8 @@ pub(crate) fn chart_with_files(files: &[&Path], values: &[&str]) -> Vec<Value> {
     let mut command = Command::new(&helm);
     command.args(["template", "detour"]).arg(manifests().join("chart"));
     command.args(["--kube-version", "1.33.0", "--namespace", NAMESPACE]);
+    command.args(["--api-versions", "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy"]);
+    command.args(["--set", "hub=registry.example/mesh"]);
     for file in files {
         command.arg("--values").arg(file);
     }

@@ -1,6 +1,6 @@
 //! Values that the chart accepts. Each value of `values.yaml` has an effect.
 
-use crate::helm::{DEFAULT, agent, leaves, merged, nested, objects, of_kind, render, values};
+use crate::helm::{DEFAULT, agent, leaves, merged, nested, objects, of_kind, parsed, render, render_with, values};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -67,6 +67,7 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("containerExclusion.enabled", json!(true), none()),
         ("containerExclusion.nriSocket", json!("/run/nri/own.sock"), exclusion()),
         ("taint.enabled", json!(true), none()),
+        ("taint.atCreation", json!(true), json!({"taint": {"enabled": true}})),
         ("taint.key", json!("example.com/not-ready"), json!({"taint": {"enabled": true}})),
         ("primaryPlugin.enabled", json!(true), none()),
         (
@@ -180,6 +181,31 @@ fn the_dialect_of_the_configuration_overrides_istios_value() {
     assert_eq!(config(&native)["dialect"], "nftables");
     assert_eq!(config(&merged(&native, &nested("config.dialect", json!("iptables"))))["dialect"], "iptables");
     assert_eq!(config(&json!({})).get("dialect"), None);
+}
+
+#[test]
+fn nodes_get_the_taint_at_their_creation_where_agents_run_and_the_api_exists() {
+    let values = json!({
+        "taint": {"enabled": true, "atCreation": true, "key": "example.com/not-ready"},
+        "nodeSelector": {"pool": "mesh"},
+        "tolerations": [{"key": "a", "operator": "Exists"}],
+    });
+    let tolerated = json!({"key": "example.com/not-ready", "operator": "Exists", "effect": "NoSchedule"});
+    for version in ["v1", "v1beta1"] {
+        let api = format!("admissionregistration.k8s.io/{version}");
+        let (beta, kind) = ("admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy", "MutatingAdmissionPolicy");
+        let served = ["--kube-version", "1.35.0", "--api-versions", beta, "--api-versions", &format!("{api}/{kind}")];
+        let objects = parsed(&render_with(&values.to_string(), &served).expect("rendered"));
+        let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
+        let (policy, binding) = (of_kind(&objects, kind), of_kind(&objects, "MutatingAdmissionPolicyBinding"));
+        assert_eq!((&policy["apiVersion"], &binding["apiVersion"]), (&json!(api), &json!(api)));
+        assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
+        assert_eq!(policy["spec"]["matchConstraints"]["objectSelector"]["matchLabels"], pod["nodeSelector"]);
+        assert_eq!(pod["nodeSelector"], json!({"kubernetes.io/os": "linux", "pool": "mesh"}));
+        assert!(pod["tolerations"].as_array().expect("a list").contains(&tolerated), "{pod}");
+    }
+    let refused = render_with(&values.to_string(), &["--kube-version", "1.33.0"]).map(drop).expect_err("no such API");
+    assert!(refused.contains("taint.atCreation: the API server has no MutatingAdmissionPolicy; expected"), "{refused}");
 }
 
 #[test]

@@ -7,6 +7,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
+/// A values file with the registry of all renderings, unless their values set another one: the chart has no default.
+static HUB: LazyLock<PathBuf> = LazyLock::new(|| {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chart-hub.yaml");
+    fs::write(&path, "global: {hub: default.example}\n").expect("writable");
+    path
+});
+
+/// The optional API of `taint.atCreation`.
+const TAINT_POLICIES: &str = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy";
+
 /// The chart's objects with its default values.
 pub(crate) static DEFAULT: LazyLock<String> =
     LazyLock::new(|| render(&json!({})).expect("helm renders the chart with its defaults"));
@@ -34,9 +44,15 @@ pub(crate) fn render(values: &Value) -> Result<String, String> {
     render_file(&values.to_string(), "1.33.0")
 }
 
-/// Renders the chart with the text of a values file for a version of Kubernetes.
+/// Renders the chart with the text of a values file for a version of Kubernetes, with all optional APIs that the chart
+/// uses.
 pub(crate) fn render_file(values: &str, version: &str) -> Result<String, String> {
-    template(&manifests().join("chart"), values, &["--kube-version", version])
+    render_with(values, &["--kube-version", version, "--api-versions", TAINT_POLICIES])
+}
+
+/// Renders the chart with the text of a values file for a cluster, which flags of helm describe.
+pub(crate) fn render_with(values: &str, cluster: &[&str]) -> Result<String, String> {
+    template(&manifests().join("chart"), values, cluster)
 }
 
 /// Renders the chart as for a cluster with OpenShift's API.
@@ -70,7 +86,7 @@ fn template(chart: &Path, values: &str, cluster: &[&str]) -> Result<String, Stri
     let helm = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm");
     let mut command = Command::new(&helm);
     command.args(["template", "detour"]).arg(chart);
-    command.args(cluster).args(["--namespace", "kube-system", "--values", "-"]);
+    command.args(cluster).args(["--namespace", "kube-system", "--values"]).arg(&*HUB).args(["--values", "-"]);
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

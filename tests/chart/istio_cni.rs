@@ -170,8 +170,8 @@ fn istios_registries_images_and_versions_are_refused() {
         (json!({"global": {"hub": "registry.istio.io/release"}}), "global.hub"),
         (json!({"image": "docker.io/istio/install-cni:1.27.0"}), "image"),
         (json!({"image": "registry.redhat.io/openshift-service-mesh/istio-cni-rhel9:1.27"}), "image"),
-        (json!({"tag": "1.27.0-distroless"}), "tag"),
-        (json!({"global": {"tag": "1.27"}}), "global.tag"),
+        (json!({"tag": "1.27.0-distroless", "global": {"hub": ""}}), "tag"),
+        (json!({"global": {"tag": "1.27", "hub": ""}}), "global.tag"),
     ] {
         let error = render(&values).expect_err(&format!("{values} renders"));
         assert!(error.contains(&format!("\n- {path}: \"")), "{values}: {error}");

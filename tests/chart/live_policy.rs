@@ -43,14 +43,16 @@ fn the_unquoted_word_off_of_a_values_file_means_off() {
 
 #[test]
 fn the_notes_tell_which_changes_running_pods_follow() {
-    let restart = "kubectl -n NAMESPACE rollout restart deployment";
-    for (scope, comment) in [
-        ("off", "    # running pods keep their rules until they are recreated\n"),
-        ("exclusions", "    # running pods follow only changes of exclusions, ports and ranges\n"),
+    for (scope, sentence) in [
+        ("off", " Running pods keep their rules until they are recreated.\n"),
+        (
+            "exclusions",
+            " Running pods follow only changes of exclusions, ports and ranges until they\nare recreated.\n",
+        ),
         ("all", "\n"),
     ] {
         let notes = notes(&json!({"livePolicy": scope}));
-        assert!(notes.contains(&format!("  {restart}{comment}")), "{scope}: {notes}");
+        assert!(notes.ends_with(&format!("\nkubectl detour check checks all nodes.{sentence}")), "{scope}: {notes}");
     }
 }
 

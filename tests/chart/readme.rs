@@ -10,7 +10,7 @@ const HEAD: &str = "\
 Installs the [detour](../../README.md) CNI plugin on every Linux node and keeps it installed.
 
 ```sh
-helm upgrade --install detour manifests/chart -n kube-system --set global.platform=openshift
+helm upgrade --install detour manifests/chart -n kube-system --set global.platform=openshift,hub=registry.example/mesh
 ```
 
 Helm rejects unknown and mistyped values and names the path of each one. This includes keys of `global`: if this chart is

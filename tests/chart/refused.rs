@@ -90,7 +90,7 @@ fn a_wrong_value_is_refused() {
         ("image", json!("")),
         ("image", json!("detour:0.2.0")),
         ("image", json!("registry.example/detour@0.2.0")),
-        ("global.hub", json!("")),
+        ("global.hub", json!("ghcr.io/")),
         ("tag", json!(1.27)),
         ("tag", json!("a b")),
         ("pullPolicy", json!("always")),
@@ -249,6 +249,15 @@ fn values_that_contradict_each_other_are_refused() {
             "cni.ownList: false, but istioOwnedCNIConfig is true",
             json!({"istioOwnedCNIConfig": true, "cni": {"ownList": false}}),
         ),
+        ("taint.atCreation: expected taint.enabled=true", json!({"taint": {"atCreation": true}})),
+        (
+            "taint.atCreation: expected nodeSelector instead of a required node affinity",
+            json!({
+                "taint": {"enabled": true, "atCreation": true},
+                "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "a", "operator": "Exists"}]}]}}},
+            }),
+        ),
         ("provider: \"default\"", json!({"provider": "default", "global": {"platform": "openshift"}})),
         (
             "cniConfFileName: has no effect with attachments",
@@ -269,9 +278,8 @@ fn a_value_of_another_type_is_refused_for_each_value() {
 
 /// The values without which the chart can't be rendered, besides objects. `helm upgrade --reuse-values` leaves out those
 /// that the previous chart did not have.
-const REQUIRED: [&str; 13] = [
+const REQUIRED: [&str; 12] = [
     "image",
-    "global.hub",
     "attachmentConfDir",
     "definitions",
     "onExit",
@@ -308,13 +316,27 @@ fn a_missing_value_is_refused_or_means_the_empty_value() {
             Value::String(text) if text.is_empty() => json!(""),
             _ => continue,
         };
-        // Without chain, the agent adds the default sub-plugins.
-        if path != "config.chain" {
+        // Without chain, the agent adds the default sub-plugins. One of the two hubs is required.
+        if path != "config.chain" && path != "global.hub" {
             missing = merged(&missing, &nested(path, Value::Null));
             empty = merged(&empty, &nested(path, value));
         }
     }
     assert_eq!(render(&missing).expect("rendered"), render(&empty).expect("rendered"));
+}
+
+#[test]
+fn without_a_registry_the_error_tells_how_to_get_an_image() {
+    let none = json!({"global": {"hub": ""}});
+    let message = render(&none).expect_err("refused");
+    let version = env!("CARGO_PKG_VERSION");
+    let expected = format!(
+        "- hub: no image is published; build it with hack/image.sh, push it with \"skopeo copy --all \
+         oci:target/image:{version} docker://registry.example/mesh/detour:{version}\", and set hub to this registry: \
+         --set hub=registry.example/mesh\n"
+    );
+    assert!(message.contains(&format!("the values do not name an image of detour:\n{expected}")), "{message}");
+    assert!(render(&merged(&none, &json!({"image": "registry.example/a/detour:1"}))).is_ok());
 }
 
 #[test]

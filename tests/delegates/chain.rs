@@ -153,7 +153,8 @@ fn gc_and_status_are_forwarded() {
     let pod = Pod::new();
     let list = json!([{"containerID": pod.name, "ifname": "eth0"}]);
     let valid = json!({"cni.dev/valid-attachments": list});
-    let conf = conf("1.1.0", &chain());
+    // A network of its own: GC removes the attachments that other tests have in this one.
+    let conf = with(conf("1.1.0", &chain()), &json!({"name": "mesh-gc"}));
     assert!(pod.call("GC", &recorders.bin(), &with(conf.clone(), &valid)).success);
     let output = pod.call("STATUS", &recorders.bin(), &conf);
     assert_eq!((output.success, &output.stdout["code"]), (false, &json!(51)));

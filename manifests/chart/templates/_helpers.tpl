@@ -21,7 +21,7 @@ values. */ -}}
 {{- define "detour.complete" -}}
 {{- include "detour.removed" . -}}
 {{- $objects := list "cni" "config" "containerExclusion" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
-{{- $others := list "image" "global.hub" "attachmentConfDir" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
+{{- $others := list "image" "attachmentConfDir" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
 {{- range $path := concat $objects $others -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path -}}
@@ -107,6 +107,11 @@ app.kubernetes.io/name: {{ include "detour.fullname" . | quote }}
 app.kubernetes.io/component: agent
 {{- end -}}
 
+{{- /* The labels of the nodes on which agents run. */ -}}
+{{- define "detour.nodeSelector" -}}
+{{- merge (dict "kubernetes.io/os" "linux") (.Values.nodeSelector | default dict) | toYaml -}}
+{{- end -}}
+
 {{- define "detour.podLabels" -}}
 {{ include "detour.selectorLabels" . }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
@@ -123,10 +128,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{- /* The image. Fails with all values that name an image of Istio: a values file of istio-cni may contain them. */ -}}
+{{- /* The image. Fails without a registry, and with all values that name an image of Istio: a values file of istio-cni may
+contain them. */ -}}
 {{- define "detour.image" -}}
-{{- $default := "ghcr.io/detour-cni" -}}
-{{- $hub := .Values.hub | default .Values.global.hub -}}
+{{- $example := "registry.example/mesh" -}}
+{{- $hub := .Values.hub | default .Values.global.hub | default "" -}}
 {{- $tag := .Values.tag | default .Values.global.tag | default "" -}}
 {{- $complete := contains "/" .Values.image -}}
 {{- $istioHub := regexMatch "^(docker\\.io/istio|istio|gcr\\.io/istio-(release|testing)|registry\\.istio\\.io/.*)$" $hub -}}
@@ -134,16 +140,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if regexMatch "(^|/)(install-cni|istio-cni[^/]*|proxyv2)([:@][^/]*)?$" .Values.image -}}
 {{- $wrong = append $wrong (printf "image: %q is Istio's; expected an image of detour, such as %q" .Values.image "detour") -}}
 {{- end -}}
-{{- if and (not $complete) $istioHub -}}
-{{- $wrong = append $wrong (printf "%s: %q has only Istio's images; expected a registry with images of detour, such as %q" (ternary "hub" "global.hub" (not (empty .Values.hub))) $hub $default) -}}
+{{- if and (not $complete) (not $hub) -}}
+{{- $wrong = append $wrong (printf "hub: no image is published; build it with hack/image.sh, push it with \"skopeo copy --all oci:target/image:%s docker://%s/%s:%s\", and set hub to this registry: --set hub=%s" .Chart.AppVersion $example .Values.image .Chart.AppVersion $example) -}}
 {{- end -}}
-{{- if and (not $complete) (or $istioHub (eq $hub $default)) (regexMatch "^v?[0-9]+\\.[0-9]+([.-]|$)" $tag) -}}
+{{- if and (not $complete) $istioHub -}}
+{{- $wrong = append $wrong (printf "%s: %q has only Istio's images; expected a registry with images of detour, such as %q" (ternary "hub" "global.hub" (not (empty .Values.hub))) $hub $example) -}}
+{{- end -}}
+{{- if and (not $complete) (or $istioHub (not $hub)) (regexMatch "^v?[0-9]+\\.[0-9]+([.-]|$)" $tag) -}}
 {{- if ne (semver $tag).Major (semver .Chart.AppVersion).Major -}}
 {{- $wrong = append $wrong (printf "%s: %q is not a version of detour; expected a tag such as %q, or no value" (ternary "tag" "global.tag" (not (empty .Values.tag))) $tag .Chart.AppVersion) -}}
 {{- end -}}
 {{- end -}}
 {{- if $wrong -}}
-{{- fail (printf "the image is not detour's:\n- %s" (join "\n- " $wrong)) -}}
+{{- fail (printf "the values do not name an image of detour:\n- %s" (join "\n- " $wrong)) -}}
 {{- end -}}
 {{- if $complete }}{{ .Values.image }}{{ else }}{{ $hub }}/{{ .Values.image }}:{{ $tag | default .Chart.AppVersion }}{{ end -}}
 {{- end -}}

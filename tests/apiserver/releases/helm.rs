@@ -7,6 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Values that each first installation needs.
+pub(crate) const PLATFORM: &str = "tests/apiserver/releases/platform.yaml";
+
 /// helm, with all rights in a cluster.
 pub(crate) struct Helm {
     kubeconfig: PathBuf,
@@ -40,7 +43,7 @@ impl Helm {
         let mut all = vec!["upgrade", "--install", release, chart.to_str().expect("UTF-8"), "-n", NAMESPACE];
         // A file of values would override the release's.
         if !arguments.iter().any(|argument| argument.ends_with("reuse-values")) {
-            all.extend(["-f", "tests/apiserver/releases/platform.yaml"]);
+            all.extend(["-f", PLATFORM]);
         }
         all.extend(arguments);
         self.run(&all)

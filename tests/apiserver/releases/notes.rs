@@ -6,11 +6,11 @@ use crate::shipped::{apply, prepare};
 
 const HEAD: &str = concat!("detour ", env!("CARGO_PKG_VERSION"), " for the platform ");
 const STEPS: &str = "
-Next steps:
-  kubectl -n kube-system rollout status daemonset/detour-agent
-  helm test detour -n kube-system
-  kubectl detour check
-  kubectl -n NAMESPACE rollout restart deployment    # running pods follow only changes of exclusions, ports and ranges
+Next step: wait for the agents, and check one node:
+  kubectl -n kube-system rollout status daemonset/detour-agent && helm test detour -n kube-system
+
+kubectl detour check checks all nodes. Running pods follow only changes of exclusions, ports and ranges until they
+are recreated.
 ";
 const OWN_LIST: &str = "
 On each node, the agent writes /etc/cni/net.d/00-detour.conflist, a copy of the cluster network's plugin
@@ -19,7 +19,7 @@ Its log contains the reason.
 ";
 
 #[test]
-fn the_notes_name_affected_pods_and_the_next_steps() {
+fn the_notes_name_affected_pods_and_the_next_step() {
     let plane = ControlPlane::start();
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
@@ -47,7 +47,8 @@ fn the_notes_name_affected_pods_and_the_next_steps() {
     let (captured, unused) = ("Excluded containers start captured.", "containerExclusion.enabled has no effect");
     for (values, warning) in [
         (chain.to_owned(), Some(captured)),
-        ("containerExclusion.enabled=true".to_owned(), Some(unused)),
+        // With an API that the chart finds in the cluster.
+        ("containerExclusion.enabled=true,taint.enabled=true,taint.atCreation=true".to_owned(), Some(unused)),
         (format!("{chain},containerExclusion.enabled=true"), None),
     ] {
         let notes = notes(&values);

@@ -1,6 +1,6 @@
 //! Several releases in one cluster.
 
-use super::helm::Helm;
+use super::helm::{Helm, PLATFORM};
 use super::inventory::{difference, inventory, objects_of};
 use crate::control_plane::ControlPlane;
 use crate::shipped::{NAMESPACE, manifests, prepare};
@@ -34,7 +34,7 @@ fn releases_of_one_name_in_two_namespaces_need_different_object_names() {
     let chart = manifests().join("chart").display().to_string();
     helm.upgrade("detour", &[]);
     let before = inventory(&admin);
-    let install = ["install", "detour", chart.as_str(), "-n", "shop", "--set", "global.platform=kubernetes"];
+    let install = ["install", "detour", chart.as_str(), "-n", "shop", "-f", PLATFORM];
     let refused = helm.run(&install).expect_err("a ClusterRole of that name exists");
     assert!(
         refused.contains("ClusterRole \"detour-plugin\"") || refused.contains("ClusterRole \"detour-agent\""),

@@ -62,7 +62,7 @@ impl Cluster {
         let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/chart").display().to_string();
         let helm = tools().join("helm").display().to_string();
         let mut arguments = vec!["template", "detour", &chart, "--no-hooks", "--namespace", SYSTEM];
-        arguments.extend(["--kube-version", "1.35.0"]);
+        arguments.extend(["--kube-version", "1.35.0", "--set", "hub=registry.example/mesh"]);
         values.iter().for_each(|value| arguments.extend(["--set", value]));
         fs::write(file, tool(&helm, &arguments, "")).expect("written");
         self.apply(file);
