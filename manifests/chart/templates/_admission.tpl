@@ -1,20 +1,26 @@
-{{- /* What the admission policies have in common: pods, templates for pods, and namespaces, outside excludeNamespaces. */ -}}
+{{- /* The objects that an admission policy checks: pods, and templates for pods. root: the chart; resources: further
+resources of the core group; namespaces: those that are excluded besides excludeNamespaces. */ -}}
 {{- define "detour.admissionMatches" -}}
-{{- if semverCompare "<1.31-0" .Capabilities.KubeVersion.Version -}}
-{{- fail (printf "admissionPolicy: needs Kubernetes 1.31 or later, for CEL's functions for IP addresses; the cluster has %s" .Capabilities.KubeVersion.Version) -}}
+{{- $version := .root.Capabilities.KubeVersion.Version -}}
+{{- if semverCompare "<1.31-0" $version -}}
+{{- fail (printf "admissionPolicy.enabled: expected Kubernetes 1.31 or later, for ValidatingAdmissionPolicy v1 and CEL's functions for IP addresses, got %s; with helm template, add --kube-version" $version) -}}
 {{- end -}}
+{{- $excluded := concat .namespaces (.root.Values.excludeNamespaces | default list) | uniq -}}
+{{- if has "*" $excluded -}}
+{{- fail "admissionPolicy.enabled: no effect, because excludeNamespaces contains \"*\"" -}}
+{{- end -}}
+{{- with $excluded -}}
 namespaceSelector:
   matchExpressions:
-    {{- with .Values.excludeNamespaces }}
     - key: kubernetes.io/metadata.name
       operator: NotIn
-      values: {{- toYaml . | nindent 8 }}
-    {{- end }}
+      values: {{ toJson . }}
+{{ end -}}
 resourceRules:
   - apiGroups: [""]
     apiVersions: [v1]
     operations: [CREATE, UPDATE]
-    resources: [namespaces, pods, podtemplates, replicationcontrollers]
+    resources: {{ concat (list "pods" "podtemplates" "replicationcontrollers") .resources | toJson }}
   - apiGroups: [apps]
     apiVersions: [v1]
     operations: [CREATE, UPDATE]

@@ -18,21 +18,21 @@ annotations the plugin reads, {"place": of allow, "": if no value sets it, "gran
 {{- end -}}
 {{- $allow := $.Values.config.allow -}}
 {{- $place := ternary "" "config.allow" (kindIs "invalid" $allow) -}}
-{{- $own := list -}}
+{{- $own := "" -}}
 {{- $pinned := false -}}
 {{- $reads := false -}}
 {{- range $index, $block := first $chains -}}
 {{- if eq $block.type $type -}}
 {{- $pinned = or $pinned (and (kindIs "bool" $block.pod_overrides) (not $block.pod_overrides)) -}}
 {{- if not (kindIs "invalid" $block.allow) -}}
+{{- if $own -}}
+{{- fail (printf "config.chain[%d].allow: %s is already set for %s; remove one of them" $index $own $type) -}}
+{{- end -}}
 {{- $allow = $block.allow -}}
-{{- $place = printf "config.chain[%d].allow" $index -}}
-{{- $own = append $own (toJson $allow) | uniq -}}
+{{- $own = printf "config.chain[%d].allow" $index -}}
+{{- $place = $own -}}
 {{- end -}}
 {{- end -}}
-{{- end -}}
-{{- if gt (len $own) 1 -}}
-{{- fail (printf "config.chain: several blocks of %s have different values of allow; expected one, because all of them read the same annotations" $type) -}}
 {{- end -}}
 {{- range $blocks -}}
 {{- $reads = or $reads (not (kindIs "bool" .pod_overrides)) .pod_overrides -}}
