@@ -47,7 +47,7 @@ created=$(date --utc --date="@$epoch" +%Y-%m-%dT%H:%M:%SZ)
 revision=$(git rev-parse HEAD)
 [[ -z $(git status --porcelain) ]] || revision+=-dirty
 repository=${REPOSITORY_URL:-https://github.com/detour-cni/detour-cni}
-# The commands that read manifests need no rights. The manifests set another user where root is needed.
+# The commands that read manifests need no permissions. The manifests set another user where root is needed.
 user=65532:65532
 
 # The labels of each image and the annotations of the index (OCI image specification, "Pre-Defined Annotation Keys").

@@ -47,5 +47,5 @@ for platform in kubernetes openshift; do
         cp "$work/rendered.yaml" "manifests/$platform/rendered.yaml"
     fi
 done
-! "$invalid" || die "the chart's configuration: detour validate refuses it"
+! "$invalid" || die "the chart's configuration: detour validate rejects it"
 ! "$stale" || die "chart README or kustomize bases: they differ from the chart; run hack/manifests.sh"

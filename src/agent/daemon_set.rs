@@ -1,8 +1,8 @@
 //! Whether the agent's DaemonSet was deleted, which decides if the plugin stays on the node when the agent ends.
 //!
-//! Uninstalling deletes the DaemonSet, its service account and its rights almost at once and in any order. The pods get
+//! Uninstalling deletes the DaemonSet, its service account and its permissions almost at once and in any order. The pods get
 //! their signal after that, when a request may be refused already. A watch that was granted before continues without
-//! right and account, and reports the deletion.
+//! permission and account, and reports the deletion.
 
 use super::runtime::Tasks;
 use crate::backoff::Backoff;
@@ -54,7 +54,7 @@ impl DaemonSet {
                 }
                 has_failed = failure.is_some();
                 // A watch that ended regularly is continued at once: a deletion between two watches is seen only
-                // while the agent still has its rights.
+                // while the agent still has its permissions.
                 if has_failed || started.elapsed() < MIN_WATCH_TIME {
                     sleep(backoff.pause(Instant::now())).await;
                 } else {

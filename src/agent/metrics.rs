@@ -31,7 +31,7 @@ pub struct Metrics {
     overflows: Counter,
     look_failures: Counters<1>,
     ready: Gauge,
-    refused: Gauge,
+    rejected: Gauge,
     token_renewal_failed: Gauge,
     installs: Counters<1>,
     facts: Family<Labels<1>, Gauge>,
@@ -54,7 +54,7 @@ impl Default for Metrics {
         let fallbacks = "Requests sent to the API server because the agent's cache could not answer, by reason";
         let too_large = "Objects of which the agent's cache has only the names because they are too large, by kind";
         let synced = "1 if the agent's watch of a kind is synchronized, else 0; absent if the kind is not watched";
-        let refused = "1 if the newest configuration is refused and an earlier one is in use, else 0";
+        let rejected = "1 if the newest configuration is rejected and an earlier one is in use, else 0";
         let registered =
             "1 if the container runtime reports containers to the agent, 0 if not; absent without --nri-socket";
         let chain =
@@ -64,7 +64,7 @@ impl Default for Metrics {
         let add = &mut registry;
         let policy_changes: Counters<1> =
             metric(add, "policy_changes", "Changes of the policies of running pods, by result");
-        for result in ["applied", "refused", "failed"] {
+        for result in ["applied", "rejected", "failed"] {
             let _: Counter = policy_changes.get_or_create_owned(&[("result", result)]);
         }
         Self {
@@ -79,7 +79,7 @@ impl Default for Metrics {
             overflows: metric(add, "repair_queue_overflows", "Pods deferred because the repair queue was full"),
             look_failures: metric(add, "look_failures", "Failures to read the rules of a pod, by reason"),
             ready: metric(add, "install_ready", "1 if the plugin is installed and ready on the node, else 0"),
-            refused: metric(add, "configuration_refused", refused),
+            rejected: metric(add, "configuration_rejected", rejected),
             token_renewal_failed: metric(
                 add,
                 "plugin_token_renewal_failed",
@@ -168,9 +168,9 @@ impl Metrics {
         self.ready.set(ready.into());
     }
 
-    /// Sets whether the newest configuration is refused.
-    pub fn refused(&self, refused: bool) {
-        self.refused.set(refused.into());
+    /// Sets whether the newest configuration is rejected.
+    pub fn rejected(&self, rejected: bool) {
+        self.rejected.set(rejected.into());
     }
 
     /// Sets whether the last request for a token of the plugin failed.
@@ -265,13 +265,13 @@ mod tests {
         let expected = [
             (format!("detour_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0),
             ("detour_bypasses_ended_total".into(), 0.0),
-            ("detour_configuration_refused".into(), 0.0),
+            ("detour_configuration_rejected".into(), 0.0),
             ("detour_drift_total".into(), 0.0),
             ("detour_install_ready".into(), 0.0),
             ("detour_plugin_token_renewal_failed".into(), 0.0),
             (r#"detour_policy_changes_total{result="applied"}"#.into(), 0.0),
             (r#"detour_policy_changes_total{result="failed"}"#.into(), 0.0),
-            (r#"detour_policy_changes_total{result="refused"}"#.into(), 0.0),
+            (r#"detour_policy_changes_total{result="rejected"}"#.into(), 0.0),
             ("detour_repair_queue_overflows_total".into(), 0.0),
         ];
         assert_eq!(samples(&Metrics::default()), BTreeMap::from(expected));
@@ -310,7 +310,7 @@ mod tests {
         metrics.facts("pods", (500, 0));
         metrics.facts("pods", (499, 2));
         metrics.nri_registered(true);
-        metrics.container_start("exempt");
+        metrics.container_start("excluded");
         metrics.bypass_ended();
         metrics.nri_request(Duration::from_millis(3));
         metrics.policy_change("applied");
@@ -328,7 +328,7 @@ mod tests {
             (r#"detour_facts{kind="pods"}"#, 499.0),
             (r#"detour_facts_too_large{kind="pods"}"#, 2.0),
             ("detour_nri_registered", 1.0),
-            (r#"detour_container_starts_total{result="exempt"}"#, 1.0),
+            (r#"detour_container_starts_total{result="excluded"}"#, 1.0),
             ("detour_bypasses_ended_total", 1.0),
             (r#"detour_nri_seconds_bucket{le="0.004"}"#, 1.0),
             (r#"detour_nri_seconds_bucket{le="0.002"}"#, 0.0),

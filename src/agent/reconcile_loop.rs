@@ -52,7 +52,7 @@ pub struct DesiredInstallation {
     /// The desired state, with the last accepted configuration.
     pub desired: DesiredState,
     /// Why a newer configuration is not in use.
-    pub refused: Option<String>,
+    pub rejected: Option<String>,
 }
 
 /// The settings of an agent.
@@ -81,7 +81,7 @@ pub struct Job<'a> {
     pub account: Option<ServiceAccount>,
     /// How the traffic of excluded containers bypasses the sidecar; `None` if containers can't be excluded.
     pub containers: Option<ContainerSettings>,
-    /// The agent's own pod, for Events of a configuration that is refused.
+    /// The agent's own pod, for Events of a configuration that is rejected.
     pub own_pod: Option<PodRef>,
 }
 
@@ -128,9 +128,9 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         if running.is_none() && !job.is_occupied() {
             running = Some(job.start_services(&reports, &watches)?);
         }
-        let (desired, refused) = match (job.desired)() {
-            Ok(DesiredInstallation { desired, refused }) => {
-                (Ok(DesiredState { owner: job.owner.clone(), ..desired }), refused)
+        let (desired, rejected) = match (job.desired)() {
+            Ok(DesiredInstallation { desired, rejected }) => {
+                (Ok(DesiredState { owner: job.owner.clone(), ..desired }), rejected)
             }
             Err(why) => (Err(why), None),
         };
@@ -163,12 +163,12 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             services.report(iteration.taint_decision(&readiness), leadership != Leadership::Yielded);
         }
         job.count(&iteration, &readiness);
-        job.metrics.refused(refused.is_some());
-        let refused = refused.map(|reason| format!("{reason}; the last accepted configuration stays in use"));
+        job.metrics.rejected(rejected.is_some());
+        let rejected = rejected.map(|reason| format!("{reason}; the last accepted configuration stays in use"));
         // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
-        health.report(readiness.obstacle().or_else(|| refused.clone()), delay + ITERATION_TIMEOUT);
-        logged.refused(refused.as_deref());
-        let event = installation_event(refused.as_deref(), &iteration);
+        health.report(readiness.obstacle().or_else(|| rejected.clone()), delay + ITERATION_TIMEOUT);
+        logged.rejected(rejected.as_deref());
+        let event = installation_event(rejected.as_deref(), &iteration);
         if let (Some(pod), Some(event)) = (&job.own_pod, event.as_ref().filter(|_| event != last_event)) {
             reports.event(pod, event.clone());
         }
@@ -190,11 +190,11 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     }
 }
 
-/// Returns the Event for a refused configuration, for another reason that prevents the installation, or for Multus's
+/// Returns the Event for a rejected configuration, for another reason that prevents the installation, or for Multus's
 /// auxiliary chain that Multus skips.
-fn installation_event(refused: Option<&str>, iteration: &Iteration) -> Option<Event> {
-    let (reason, message) = match (refused, iteration) {
-        (Some(message), _) => ("DetourConfigurationRefused", message),
+fn installation_event(rejected: Option<&str>, iteration: &Iteration) -> Option<Event> {
+    let (reason, message) = match (rejected, iteration) {
+        (Some(message), _) => ("DetourConfigurationRejected", message),
         (None, Iteration::Failed(message) | Iteration::Occupied(message) | Iteration::Lacks(message)) => {
             ("DetourNotInstalled", message.as_str())
         }

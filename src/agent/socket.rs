@@ -247,7 +247,7 @@ enum Received {
 async fn handle(mut stream: UnixStream, answers: &Answers, busy: &Busy) -> io::Result<Received> {
     let uid = stream.peer_cred()?.uid();
     if uid != 0 {
-        tracing::warn!(uid, "refused a request: only root may use the agent socket");
+        tracing::warn!(uid, "rejected a request: only root may use the agent socket");
         return Ok(Received::Request);
     }
     let received = Instant::now();

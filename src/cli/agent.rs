@@ -1,4 +1,4 @@
-//! `detour agent`: keeps the plugin installed, serves pod data to the plugin, and repairs pods that bypass the
+//! `detour agent`: keeps the plugin installed, serves pod facts to the plugin, and repairs pods that bypass the
 //! sidecar.
 
 use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, agent_namespace, own_kubeconfig, program_digest};
@@ -33,20 +33,20 @@ Examples:
   detour agent --root /host --on-exit auto --daemon-set detour-agent
         remove the plugin from the node when the DaemonSet is deleted
   detour agent --root /host --node-name \"$NODE_NAME\"
-        serve data about this node's pods to the plugin, and repair pods that bypass the sidecar
+        serve facts of this node's pods to the plugin, and repair pods that bypass the sidecar
 
 Installation: The agent installs the plugin like `detour install`, with the same flags, and again
 when the program, the kubeconfig, the configuration, its token or a file of --config or
---attachments changes. If the plugin would refuse a new file, the last valid ones stay in use. The
-agent reports the refused file in /readyz, the log, the metric detour_configuration_refused, and an
-Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of a DaemonSet run on
-a node, as during an upgrade, only the newer one is active. A node has one installation: the agent
-of another DaemonSet (--daemon-set) changes nothing there, and its error names the first one.
+--attachments changes. If the plugin would reject a new file, the last valid ones stay in use. The
+agent reports the rejected file in /readyz, the log, the metric detour_configuration_rejected, and
+an Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of a DaemonSet run
+on a node, as during an upgrade, only the newer one is active. A node has one installation: the
+agent of another DaemonSet (--daemon-set) changes nothing there, and its error names the first one.
 
 Credentials: The plugin's kubeconfig may come later than everything else, for example because the
 API server grants no token. Until then, pods with a sidecar wait, others start, and /readyz fails.
 
-Pod data: With a node name, the agent watches the pods of the node, all namespaces and, unless
+Pod facts: With a node name, the agent watches the pods of the node, all namespaces and, unless
 --primary=false, all NetworkAttachmentDefinitions with its pod's service account. It answers the
 plugin's requests at --socket and logs each plugin call except STATUS. If the agent does not answer,
 the plugin sends its requests to the API server. If a watch has not been synchronized for a minute,
@@ -86,7 +86,7 @@ of --config or --kubeconfig does not end the agent: /readyz and the log report i
 /// Limit for the kubeconfig that the agent wrote, which has a few KiB.
 const MAX_KUBECONFIG: u64 = 1 << 20;
 
-/// Keep the plugin installed on a node, serve pod data to it, and repair pods that bypass the sidecar
+/// Keep the plugin installed on a node, serve pod facts to it, and repair pods that bypass the sidecar
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct AgentArguments {
@@ -250,15 +250,15 @@ impl AgentArguments {
             match newest {
                 Ok((desired, given)) => {
                     accepted.replace(Some(given));
-                    Ok(DesiredInstallation { desired, refused: None })
+                    Ok(DesiredInstallation { desired, rejected: None })
                 }
                 // The last valid configuration still gets a current token and program.
                 Err(error) => {
-                    let refused = format!("{error:#}");
+                    let rejected = format!("{error:#}");
                     let earlier = accepted.borrow().as_ref().and_then(|given| desired(given).ok());
                     earlier
-                        .map(|desired| DesiredInstallation { desired, refused: Some(refused.clone()) })
-                        .ok_or(refused)
+                        .map(|desired| DesiredInstallation { desired, rejected: Some(rejected.clone()) })
+                        .ok_or(rejected)
                 }
             }
         };

@@ -28,7 +28,7 @@ const MAX_HOSTNAME_FILE: u64 = 4 << 10;
 /// Selects the cluster.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConnectionArguments {
-    /// Kubeconfig [default: the files in $KUBECONFIG, else ~/.kube/config]
+    /// Kubeconfig [default: the files in $KUBECONFIG, or ~/.kube/config]
     #[arg(long, value_name = "FILE", global = true)]
     kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig [default: its current context]

@@ -72,7 +72,7 @@ pub(super) struct DoctorArguments {
 /// The node to examine: its files, its name and its cluster.
 #[derive(Debug, Args)]
 pub(super) struct TargetArguments {
-    /// The plugin's configuration on the node, or its directory [default: from the installation record, else from the platform]
+    /// The plugin's configuration on the node, or its directory [default: from the installation record, or from the platform]
     #[arg(long = "config", alias = "conf", value_name = "FILE|DIR")]
     conf: Option<HostPath>,
     /// Kubeconfig for reading pods [default: see below]
@@ -81,13 +81,13 @@ pub(super) struct TargetArguments {
     /// Platform of the node [default: detected]
     #[arg(long, value_name = "NAME", value_parser = Platform::named)]
     platform: Option<&'static Platform>,
-    /// Whether the plugin is part of the cluster network's configuration list [default: from the installation record, else from the platform]
+    /// Whether the plugin is part of the cluster network's configuration list [default: from the installation record, or from the platform]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
-    /// Directory on the node from which the runtime, or Multus, runs plugins [default: from the installation record, else from the platform]
+    /// Directory on the node from which the runtime, or Multus, runs plugins [default: from the installation record, or from the platform]
     #[arg(long, value_name = "DIR")]
     bin_dir: Option<HostPath>,
-    /// Name of the Node object [default: $NODE_NAME, else the host name]
+    /// Name of the Node object [default: $NODE_NAME, or the host name]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
     #[command(flatten)]

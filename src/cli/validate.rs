@@ -22,7 +22,7 @@ neither root nor a cluster. On a node, its node configuration applies. The comma
 group names. It searches executables in --bin-dir and in kubernetes.cni_bin_dir of the
 configuration, if these directories exist.
 
-Exit codes: 0 valid, 1 the plugin would refuse the file, 2 invalid arguments or input.";
+Exit codes: 0 valid, 1 the plugin would reject the file, 2 invalid arguments or input.";
 
 /// Check a configuration as the plugin does
 ///

@@ -136,7 +136,7 @@ pub(super) fn jwt_claims<T: DeserializeOwned>(token: &str) -> Option<T> {
 
 /// A permission, in the terms of an RBAC rule. `Display` gives it as `kubectl auth can-i` does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Right {
+pub struct Permission {
     /// `get`, `list`, `patch`, `create`.
     pub verb: &'static str,
     /// The API group; empty for the core group.
@@ -149,7 +149,7 @@ pub struct Right {
     pub namespace: Option<String>,
 }
 
-impl fmt::Display for Right {
+impl fmt::Display for Permission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.verb, self.resource)?;
         if let Some(subresource) = self.subresource {

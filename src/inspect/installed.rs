@@ -100,7 +100,7 @@ impl Definitions for Files<'_> {
                     _ => lookup,
                 })
                 .collect()),
-            // The user may lack the right to read definitions.
+            // The user may lack the permission to read definitions.
             Err(error) => wanted
                 .iter()
                 .map(|query| text(query).map(|text| found(query, text)).ok_or_else(|| error.clone()))

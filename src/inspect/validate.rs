@@ -25,7 +25,7 @@ pub struct CheckedConf {
     pub place: String,
     /// Whether the plugin would accept it.
     pub valid: bool,
-    /// Why the plugin would refuse it.
+    /// Why the plugin would reject it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Ignored keys and skipped checks, one line each.

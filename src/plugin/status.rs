@@ -44,7 +44,7 @@ pub(super) fn check_availability(conf: &NetConf) -> Result<bool, Error> {
 /// Checks the sub-plugins as an ADD does. No agent repairs them: it validates a configuration before it writes it.
 ///
 /// # Errors
-/// The first setting that an ADD would refuse.
+/// The first setting that an ADD would reject.
 pub(super) fn check_chain(conf: &NetConf) -> Result<(), Error> {
     let source = if conf.primary.is_some() { cluster::source_or_in_cluster } else { cluster::source };
     check_sub_plugins(conf, Some(&conf.group_file), source(&conf.kubernetes).is_some())

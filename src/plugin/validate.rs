@@ -24,21 +24,21 @@ pub struct TargetNode<'a> {
 /// `group_file`, every group exists.
 ///
 /// # Errors
-/// The first setting that an ADD would refuse, with the path of its key.
+/// The first setting that an ADD would reject, with the path of its key.
 pub(super) fn check_sub_plugins(conf: &NetConf, group_file: Option<&Path>, has_facts: bool) -> Result<(), Error> {
     let groups = OnceCell::new();
     let group_id = |name: &str| match group_file {
         Some(file) => groups.get_or_init(|| host_groups(file)).get(name).copied(),
         None => Some(0),
     };
-    sub_plugins::check(&conf.chain, &conf.args, &group_id, has_facts)
+    sub_plugins::check(&conf.chain, &conf.bounds, &conf.args, &group_id, has_facts)
 }
 
 /// Checks `conf`, the blocks of its sub-plugins and, for a primary plugin, those delegates that run in this process.
 /// Returns the configuration's own warnings and what could not be checked, one line each.
 ///
 /// # Errors
-/// The first setting that an ADD would refuse, with the path of its key; an executable that is not installed or, if
+/// The first setting that an ADD would reject, with the path of its key; an executable that is not installed or, if
 /// that is unknown, whose name looks like a misspelled sub-plugin.
 pub fn validate(conf: &NetConf, node: TargetNode<'_>) -> Result<Vec<String>, Error> {
     let mut warnings = conf.warnings.clone();

@@ -262,7 +262,7 @@ fn with_a_refused_watch_each_add_sends_requests() {
         scene.api.refuse_watches(403);
         let agent = scene.agent_that_starts("first");
         let lines = agent.wait_for_logs(&["can't watch pods", "can't watch namespaces", "serving the plugin's"]);
-        assert!(lines.iter().any(|line| line.contains("grant the right to list and watch pods")), "{lines:?}");
+        assert!(lines.iter().any(|line| line.contains("grant the permission to list and watch pods")), "{lines:?}");
         scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
         let mut requests = scene.api.requests();
         requests.sort();

@@ -111,7 +111,7 @@ fn enroll_and_leave(format: Format, redirected_first: bool) {
         label_namespace(api, Some("ambient"));
         publish(api, &pod);
         pod.until(|pod| !pod.excludes_uid(7000));
-        assert_eq!(events(api, &pod, "DetourPolicyRefused"), [""; 0]);
+        assert_eq!(events(api, &pod, "DetourPolicyRejected"), [""; 0]);
         pod.call(scene, "DEL").expect("deleted");
     });
 }

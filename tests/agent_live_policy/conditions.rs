@@ -55,16 +55,16 @@ fn kubectl_shows_and_waits_for_the_condition() {
 
         annotate_namespace(&admin, &json!({EXCLUDE_UIDS: "70o0"}));
         kubectl(plane, &["wait", "--for=condition=detour.io/policy=False", "pod/web-0", "--timeout=60s"]);
-        let refused = condition(plane, "web-0");
-        assert_eq!(refused["reason"], "Refused", "{refused}");
-        assert!(refused["message"].as_str().expect("text").contains("70o0"), "{refused}");
+        let rejected = condition(plane, "web-0");
+        assert_eq!(rejected["reason"], "Rejected", "{rejected}");
+        assert!(rejected["message"].as_str().expect("text").contains("70o0"), "{rejected}");
         let columns =
             "custom-columns=POD:.metadata.name,CURRENT:.status.conditions[?(@.type==\"detour.io/policy\")].status";
         let shown = kubectl(plane, &["get", "pods", "-o", columns]);
         assert!(shown.contains("web-0") && shown.contains("False"), "{shown}");
 
         let events = || kubectl(plane, &["get", "events", "-o", "custom-columns=R:.reason,M:.message"]);
-        until("the Event", || events().contains("DetourPolicyRefused"));
+        until("the Event", || events().contains("DetourPolicyRejected"));
         let events = events();
         assert!(events.contains("excluded: UID 7000") && events.contains("70o0"), "{events}");
         assert!(pod.excludes_uid(7000));

@@ -25,7 +25,7 @@ fn a_pod_follows_its_annotations_and_those_of_its_namespace() {
         pod.until(|pod| !pod.excludes_uid(7000) && !pod.excludes_port(3306));
         wait_for_event(api, &pod, "DetourPolicyChanged", "no longer excluded: UID 7000");
         scene.wait_for_counts([1, 0, 0, 0]);
-        assert_eq!(events(api, &pod, "DetourPolicyRefused"), [""; 0]);
+        assert_eq!(events(api, &pod, "DetourPolicyRejected"), [""; 0]);
         pod.call(scene, "CHECK").expect("no drift");
         pod.call(scene, "DEL").expect("deleted");
         assert!(!pod.rules().contains("ISTIO_"), "{}", pod.rules());
@@ -97,7 +97,7 @@ fn without_live_policy_the_agent_only_reports() {
         publish(api, &pod);
         scene.wait_for_counts([0, 0, 1, 0]);
         assert_eq!(pod.rules(), before);
-        assert_eq!(sample(&address, "detour_pods{policy=\"refused\"}"), Some(1));
+        assert_eq!(sample(&address, "detour_pods{policy=\"rejected\"}"), Some(1));
         assert_eq!(sample(&address, "detour_policy_changes_total{result=\"applied\"}"), Some(0));
         let written: Vec<_> = api.requests().into_iter().filter(|request| !request.starts_with("GET ")).collect();
         assert_eq!(written, [""; 0], "neither Events nor conditions");
@@ -142,8 +142,8 @@ fn excluded_containers_follow() {
         assert!(!has_table());
         pod.set("detour.io/exclude-containers", "web");
         publish(api, &pod);
-        // Without cgroup v2 or the kernel's nft_socket, the change is refused.
-        until("the table or a refusal", || has_table() || scene.report().older + scene.report().refused == 1);
+        // Without cgroup v2 or the kernel's nft_socket, the change is rejected.
+        until("the table or a refusal", || has_table() || scene.report().older + scene.report().rejected == 1);
         if has_table() {
             scene.wait_for_counts([1, 0, 0, 0]);
         }
@@ -166,7 +166,7 @@ fn a_change_while_no_agent_ran_is_applied_and_counted_after_the_start() {
         current.until(|pod| pod.excludes_port(3306));
         scene.wait_for_counts([1, 1, 0, 0]);
         let count = |policy: &str| sample(&address, &format!("detour_pods{{policy=\"{policy}\"}}"));
-        assert_eq!(["current", "older", "refused", "none"].map(count), [Some(1), Some(1), Some(0), Some(0)]);
+        assert_eq!(["current", "older", "rejected", "none"].map(count), [Some(1), Some(1), Some(0), Some(0)]);
         assert_eq!(sample(&address, "detour_policy_changes_total{result=\"applied\"}"), Some(1));
     });
 }

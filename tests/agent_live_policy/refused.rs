@@ -13,13 +13,13 @@ fn a_bad_value_changes_nothing_and_its_event_contains_it() {
         let (before, applied) = (pod.rules(), pod.records());
         pod.set(EXCLUDE_PORTS, "80,33o6\u{1b}[2J");
         publish(api, &pod);
-        let message = wait_for_event(api, &pod, "DetourPolicyRefused", "33o6");
+        let message = wait_for_event(api, &pod, "DetourPolicyRejected", "33o6");
         assert!(message.contains("web-0") && message.contains(EXCLUDE_PORTS), "{message}");
         assert!(message.contains("the pod keeps policy ") && !message.contains('\u{1b}'), "{message}");
         let report = scene.wait_for_counts([0, 0, 1, 0]);
-        assert_eq!(report.pods[0].state, "refused");
+        assert_eq!(report.pods[0].state, "rejected");
         until("the condition", || {
-            conditions(api).last().is_some_and(|it| it["status"] == "False" && it["reason"] == "Refused")
+            conditions(api).last().is_some_and(|it| it["status"] == "False" && it["reason"] == "Rejected")
         });
         assert_eq!((pod.rules(), pod.records()), (before, applied));
         // A valid value of another sub-plugin is applied.
@@ -32,8 +32,8 @@ fn a_bad_value_changes_nothing_and_its_event_contains_it() {
         pod.set(EXCLUDE_PORTS, "80");
         pod.set(EXCLUDE_UIDS, "abc");
         publish(api, &pod);
-        wait_for_event(api, &pod, "DetourPolicyRefused", "abc");
-        assert_eq!(events(api, &pod, "DetourPolicyRefused").len(), 2);
+        wait_for_event(api, &pod, "DetourPolicyRejected", "abc");
+        assert_eq!(events(api, &pod, "DetourPolicyRejected").len(), 2);
         pod.set(EXCLUDE_UIDS, "7000");
         publish(api, &pod);
         pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_port(80) && !pod.excludes_port(3306));
@@ -49,7 +49,7 @@ fn a_bad_value_of_the_opt_out_annotation_is_reported_and_changes_nothing() {
         let pod = Pod::added(scene, api, "web-0", &[]);
         scene.wait_for_counts([1, 0, 0, 0]);
         annotate_namespace(api, &json!({"detour.io/live-policy": "maybe"}));
-        let message = wait_for_event(api, &pod, "DetourPolicyRefused", "\"maybe\"");
+        let message = wait_for_event(api, &pod, "DetourPolicyRejected", "\"maybe\"");
         assert!(message.contains("namespace shop: annotation \"detour.io/live-policy\""), "{message}");
         assert!(message.contains("expected true or false"), "{message}");
         scene.wait_for_counts([0, 0, 1, 0]);
@@ -77,14 +77,14 @@ fn a_conflict_between_attachments_leaves_the_old_rules() {
         pod.set("sidecar.istio.io/interceptionMode", "TPROXY");
         pod.set(EXCLUDE_PORTS, "3306");
         publish(api, &pod);
-        let message = wait_for_event(api, &pod, "DetourPolicyRefused", "inbound_interception_mode");
+        let message = wait_for_event(api, &pod, "DetourPolicyRejected", "inbound_interception_mode");
         assert!(message.contains("TPROXY") && message.contains("REDIRECT"), "{message}");
         scene.wait_for_counts([0, 0, 1, 0]);
         assert_eq!((pod.rules(), pod.records()), (before, applied));
     });
 }
 
-/// A pod without sidecar has no policy that could be refused.
+/// A pod without sidecar has no policy that could be rejected.
 #[test]
 fn a_bad_value_on_a_pod_without_sidecar_is_not_reported() {
     scene(|scene, api| {
@@ -95,8 +95,8 @@ fn a_bad_value_on_a_pod_without_sidecar_is_not_reported() {
         let meshed = Pod::added(scene, api, "meshed", &[]);
         scene.wait_for_counts([1, 0, 0, 0]);
         annotate_namespace(api, &json!({EXCLUDE_UIDS: "abc"}));
-        wait_for_event(api, &meshed, "DetourPolicyRefused", "abc");
+        wait_for_event(api, &meshed, "DetourPolicyRejected", "abc");
         (0..10).for_each(|_| pause());
-        assert_eq!(events(api, &plain, "DetourPolicyRefused"), [""; 0]);
+        assert_eq!(events(api, &plain, "DetourPolicyRejected"), [""; 0]);
     });
 }

@@ -104,14 +104,14 @@ impl Scene<'_> {
         pod_policies(Path::new(AGENT_SOCKET), DEADLINE).expect("the agent answers")
     }
 
-    /// Waits until the agent reports these numbers of pods: current, older, refused, none.
+    /// Waits until the agent reports these numbers of pods: current, older, rejected, none.
     #[track_caller]
     pub(crate) fn wait_for_counts(&self, expected: [u32; 4]) -> PoliciesReport {
         let mut last = PoliciesReport::default();
         let deadline = Instant::now() + DEADLINE;
         while Instant::now() < deadline {
             last = self.report();
-            if [last.current, last.older, last.refused, last.none] == expected {
+            if [last.current, last.older, last.rejected, last.none] == expected {
                 return last;
             }
             pause();

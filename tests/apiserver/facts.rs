@@ -118,5 +118,5 @@ fn the_agent_can_list_the_pods_of_a_node_and_all_namespaces() {
     assert_eq!(shop.labels["kubernetes.io/metadata.name"], "shop");
     assert_eq!(agent.namespaces(Some("shop")).expect("found"), std::slice::from_ref(shop));
     let refused = probe("detour-plugin").pods_of_node(node, None).expect_err("it may only get pods");
-    assert!(refused.msg.contains("lack the right to list pods"), "{refused}");
+    assert!(refused.msg.contains("lack the permission to list pods"), "{refused}");
 }

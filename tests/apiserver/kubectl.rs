@@ -318,10 +318,10 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
         apply(&scene.admin, &[account, role(&["get", "list"], &["pods"]), binding]);
         let token = json!({"token": scene.admin.token("shop", "user")});
         machine.write("kubeconfig", &scene.plane.kubeconfig_of(&token).to_string());
-        let lacks = "lack the right to create and get pods/exec in namespace kube-system";
+        let lacks = "lack the permission to create and get pods/exec in namespace kube-system";
         scene.plane.until(|| machine.detour(&["doctor", "web-0"]).stderr.contains(lacks));
         fails(&["doctor", "web-0"], 1, lacks);
-        fails(&["check"], 1, "lack the right to list nodes");
+        fails(&["check"], 1, "lack the permission to list nodes");
         // The shipped role suffices, also for check.
         let text = fs::read_to_string(manifests().join("samples/kubectl-detour-role.yaml")).expect("readable");
         let group = "name: detour-operators";
@@ -338,7 +338,7 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
             &["explain", "-n", "shop", "web-0", "-o", "json"],
             "kubeconfig",
         );
-        assert!(explain.stderr.contains("lack the right to get namespaces"), "{explain:?}");
+        assert!(explain.stderr.contains("lack the permission to get namespaces"), "{explain:?}");
         apply(&scene.admin, &[role(&["get", "list"], &["pods", "namespaces"])]);
         scene.plane.until(|| {
             let run = machine.run(

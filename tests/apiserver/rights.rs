@@ -1,4 +1,4 @@
-//! The shipped rights, their documented table and the requests that need them are equal.
+//! The shipped permissions, their documented table and the requests that need them are equal.
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
@@ -182,7 +182,7 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod_and_reports_no_poli
         let kind = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"namespace": NAMESPACE}});
         let is_refusal = |event: &Value| {
             let message = event["message"].as_str().expect("text");
-            event["reason"] == "DetourConfigurationRefused" && message.contains("log_level: invalid value \"verbose\"")
+            event["reason"] == "DetourConfigurationRejected" && message.contains("log_level: invalid value \"verbose\"")
         };
         plane.until(|| admin.list(&kind).expect("allowed").iter().any(is_refusal));
         let report = pod_policies(&node.path("run/detour/agent.sock"), Duration::from_secs(60)).expect("an answer");

@@ -110,7 +110,7 @@ fn a_pod_with_a_sidecar_waits_for_an_api_server_that_answers_with_an_error() {
 fn only_pods_with_a_sidecar_wait_if_the_api_server_answers_with_an_error() {
     let table: [(u16, u64, &str); 6] = [
         (401, 101, "the credentials in"),
-        (403, 101, "lack the right to get"),
+        (403, 101, "lack the permission to get"),
         (404, 100, "not found in"),
         (429, 11, "no usable answer"),
         (500, 11, "no usable answer"),

@@ -114,7 +114,7 @@ fn other_values_are_accepted_only_if_they_are_harmless() {
         } else if here == "inactive" {
             defaults = merged(&defaults, &nested(name, default));
             vec![json!(7)]
-        } else if here == "refused" {
+        } else if here == "rejected" {
             vec![default]
         } else {
             assert_eq!(here, "same", "{name}");

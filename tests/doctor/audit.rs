@@ -467,7 +467,7 @@ fn errors_name_the_missing_right_name_or_server() {
     scene(plan, |scene| {
         for (arguments, right) in [(&[][..], "list pods"), (&["-n", "shop"], "list pods in namespace shop")] {
             let (code, error) = run(scene, arguments);
-            assert!(code == Some(1) && error.contains("lack the right to") && error.contains(right), "{error}");
+            assert!(code == Some(1) && error.contains("lack the permission to") && error.contains(right), "{error}");
         }
     });
     scene(Plan::new(), |scene| {

@@ -68,8 +68,8 @@ const CLUSTER: [Fault; 9] = [
     ("kubeconfig-broken", "kubeconfig-valid", AS_IS, |scene| scene.write(KUBECONFIG, "clusters: [")),
     ("token-expired", "token-valid", |plan| plan.token = token(1_700_000_000), NOTHING),
     ("api-down", "api-reachable", |plan| (plan.api_is_up, plan.is_added) = (false, false), NOTHING),
-    ("right-missing", "right-get-namespaces", |plan| plan.cluster.denied.push("get namespaces"), NOTHING),
-    ("right-to-pods-missing", "right-get-pods", |plan| plan.cluster.denied.push("get pods"), NOTHING),
+    ("permission-missing", "permission-get-namespaces", |plan| plan.cluster.denied.push("get namespaces"), NOTHING),
+    ("permission-to-pods-missing", "permission-get-pods", |plan| plan.cluster.denied.push("get pods"), NOTHING),
     (
         "agent-down",
         "agent-reachable",
@@ -348,7 +348,7 @@ fn the_users_kubeconfig_overrides_the_configurations_manifests() {
         let of_user = scene.report(&[&POD[..], &["--kubeconfig", &kubeconfig]].concat());
         let own = scene.report(&POD);
         let outcomes = |id| [line(&own, id).0.to_owned(), line(&of_user, id).0.to_owned()];
-        (outcomes("pod-known"), outcomes("api-reachable"), line(&of_user, "right-get-pods").0.to_owned())
+        (outcomes("pod-known"), outcomes("api-reachable"), line(&of_user, "permission-get-pods").0.to_owned())
     });
     assert_eq!(known.0, ["fail", "pass"], "{known:#?}");
     assert_eq!(known.1, ["not-checked", "pass"], "{known:#?}");

@@ -107,7 +107,7 @@ fn a_pods_own_users_are_counted_as_it_does() {
         let report = probed(scene);
         for (id, wanted) in [
             ("proxy-user", "UID 2000"),
-            ("rules-equal", "dialect nftables"),
+            ("rules-equal", "format nftables"),
             ("probe-outbound", "UID 1000, GID 1000"),
             ("probe-dns", "UID 1000, GID 1000"),
             ("probe-excluded", "UID 1337, "),

@@ -121,7 +121,7 @@ fn files_in_the_directory_of_the_networks_name_are_those_of_other_tools() {
             [("{", "invalid JSON: "), (r#"{"plugins": []}"#, "expected one plugin, an object with type")]
         {
             scene.write(&file, text);
-            let found = format!("runtimes with libcni 1.3 refuse 00-detour.conflist: /{file}: {reason}");
+            let found = format!("runtimes with libcni 1.3 reject 00-detour.conflist: /{file}: {reason}");
             assert_fails(scene, "configuration-picked", &found, "its tool writes it");
         }
         // The tool moves the network's plugins there.

@@ -18,9 +18,9 @@ fn pod(name: &str, state: &str, applied: &str, reason: &str) -> Value {
 
 /// The agent's answer: its scope, counts in the order of the report, and pods.
 fn answer(scene: &Scene, scope: &str, counts: [u32; 4], pods: &[Value]) {
-    let [current, older, refused, none] = counts;
+    let [current, older, rejected, none] = counts;
     let report = json!({
-        "scope": scope, "current": current, "older": older, "refused": refused, "none": none, "pods": pods,
+        "scope": scope, "current": current, "older": older, "rejected": rejected, "none": none, "pods": pods,
     });
     scene.write(AGENT_POLICIES, &report.to_string());
 }
@@ -42,9 +42,9 @@ fn pods_that_are_not_current_have_their_reason_and_the_next_step() {
         assert_eq!(report["healthy"], true, "an older policy is no failure: {report:#}");
 
         let value = "pod shop/bad-0: annotation \"detour.io/exclude-uids\": invalid UID \"\u{1b}[2Jabc\"";
-        let refused = pod("bad-0", "refused", "0123456789ab", value);
+        let rejected = pod("bad-0", "rejected", "0123456789ab", value);
         let none = pod("bare-0", "none", "", "the plugin did not run for this pod");
-        answer(scene, "exclusions", [7, 1, 1, 1], &[older, refused, none]);
+        answer(scene, "exclusions", [7, 1, 1, 1], &[older, rejected, none]);
         let report = scene.report(&["--node"]);
         assert_eq!(report["healthy"], false, "{report:#}");
         assert_eq!(report["policies"]["pods"][1]["reason"], value, "{report:#}");
@@ -93,7 +93,7 @@ fn many_pods_are_counted_and_the_worst_are_listed() {
         let lines = policy_lines(&report);
         assert_eq!(lines.len(), 11, "{report:#}");
         let found = lines[0]["found"].as_str().expect("text");
-        assert!(found.starts_with("4294967295 current, 4294967295 older, 0 refused, 1 without rules; "), "{found}");
+        assert!(found.starts_with("4294967295 current, 4294967295 older, 0 rejected, 1 without rules; "), "{found}");
         assert!(found.ends_with("; 4294967285 of them are not listed"), "{found}");
         assert!(lines[1]["found"].as_str().is_some_and(|text| text.starts_with("shop/bare-0: none")), "{report:#}");
     });
@@ -151,7 +151,7 @@ fn the_difference_of_a_pods_policy_is_shown_with_what_follows() {
 fn a_refused_policy_names_the_value_and_the_rules_stay() {
     scene(Plan::new(), |scene| {
         annotate(scene, "detour.io/exclude-uids", "20\u{1b}x");
-        let found = &["refused: ", "detour.io/exclude-uids", "; the pod keeps policy "];
+        let found = &["rejected: ", "detour.io/exclude-uids", "; the pod keeps policy "];
         assert_line(scene, "fail", found, "correct the value");
         let text = scene.printed(&POD);
         assert!(!text.contains('\u{1b}') && text.contains("20\\u{1b}x"), "{text}");

@@ -169,7 +169,7 @@ fn a_configuration_that_the_plugin_would_refuse_is_reported_and_not_installed() 
         let (status, body) = get(&address, "/readyz");
         assert!(status == "503" && body.contains(why) && body.contains("stays in use"), "{status} {body}");
         let metrics = scrape(&address);
-        assert_eq!(metrics.value("detour_configuration_refused", "", &[]), Some(1.0));
+        assert_eq!(metrics.value("detour_configuration_rejected", "", &[]), Some(1.0));
         assert_eq!(metrics.value("detour_install_ready", "", &[]), Some(1.0), "the plugin works");
         assert_eq!(scene.read(LIST), installed);
     }
@@ -184,7 +184,7 @@ fn a_configuration_that_the_plugin_would_refuse_is_reported_and_not_installed() 
     agent.wait_for_log("chian: unknown key");
     agent.wait_for_log("the newest configuration is accepted");
     assert!(scene.read(LIST).contains("\"8\""), "{}", scene.read(LIST));
-    assert_eq!(scrape(&address).value("detour_configuration_refused", "", &[]), Some(0.0));
+    assert_eq!(scrape(&address).value("detour_configuration_rejected", "", &[]), Some(0.0));
     assert_eq!(get(&address, "/readyz").0, "200");
 }
 
@@ -394,7 +394,7 @@ fn each_refused_configuration_creates_one_event_of_the_agents_pod() {
     for uid in ["x", "y", "x"] {
         write(&format!(r#"{{"chain": [{{"type": "uid-exclude", "uids": ["{uid}"]}}]}}"#));
         let event = events.recv_timeout(Duration::from_secs(60)).expect("an Event");
-        assert_eq!((&event["reason"], &event["type"]), (&json!("DetourConfigurationRefused"), &json!("Warning")));
+        assert_eq!((&event["reason"], &event["type"]), (&json!("DetourConfigurationRejected"), &json!("Warning")));
         let object = json!({"apiVersion": "v1", "kind": "Pod", "namespace": "kube-system", "name": "detour-agent-x", "uid": "uid-1"});
         assert_eq!(event["involvedObject"], object);
         let message = event["message"].as_str().expect("text");

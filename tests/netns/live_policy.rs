@@ -68,7 +68,7 @@ fn running(world: &World) -> RunningPod {
 /// Returns the policies that the pod with these facts gets in the scope `exclusions`.
 fn policies(pod: &RunningPod, facts: &Facts) -> Result<Vec<(Attachment, Policy)>, Error> {
     let desired = pod.desired(Path::new(NODE), facts, &[])?;
-    desired.refused.map_or(Ok(pod.following(facts, &desired.policies, LivePolicyScope::Exclusions)), Err)
+    desired.rejected.map_or(Ok(pod.following(facts, &desired.policies, LivePolicyScope::Exclusions)), Err)
 }
 
 /// Applies what the pod's manifests request, as the node's agent does.

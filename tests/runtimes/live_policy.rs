@@ -74,7 +74,7 @@ fn follows(runtime: Runtime) {
     pod.annotate(EXCLUDED, "80x0");
     cluster.has_started(&pod, &sandbox);
     until("an Event reports the value", || {
-        cluster.events("DetourPolicyRefused").iter().any(|message| message.contains("80x0"))
+        cluster.events("DetourPolicyRejected").iter().any(|message| message.contains("80x0"))
     });
     assert_eq!(sandbox.rules(), refused);
     times.push(change(&cluster, &mut pod, &sandbox, &first, (DEFAULT, 'P')));

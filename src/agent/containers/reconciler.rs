@@ -309,7 +309,7 @@ impl Reconciler {
         };
         match result {
             // An error may be about another container of the pod.
-            _ if self.registry.is_bypassing(&pod.id, &container.id) => Some("exempt"),
+            _ if self.registry.is_bypassing(&pod.id, &container.id) => Some("excluded"),
             _ if !self.registry.runs(&pod.id, &container.id) => None,
             Ok(()) => Some("captured"),
             Err(error) => {

@@ -63,8 +63,8 @@ pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
     const PATH: &str;
     /// Whether the agent needs only `metadata` of the objects.
     const METADATA_ONLY: bool = false;
-    /// The right that the watch requires, as `kubectl auth can-i` spells it.
-    const RIGHT: &str;
+    /// The permission that the watch requires, as `kubectl auth can-i` spells it.
+    const PERMISSION: &str;
 
     /// Extracts the cached part.
     fn from_sent(sent: Self::Sent) -> Self;
@@ -208,7 +208,7 @@ impl WatchedKind for ObservedPod {
     const PLURAL: &str = "pods of this node";
     const METRICS_KIND: &str = "pods";
     const PATH: &str = "/api/v1/pods";
-    const RIGHT: &str = "list and watch pods";
+    const PERMISSION: &str = "list and watch pods";
 
     fn from_sent(SentPod { metadata, spec, status }: SentPod) -> Self {
         let ending = metadata.deletion_timestamp.is_some() || matches!(status.phase.as_str(), "Succeeded" | "Failed");
@@ -289,7 +289,7 @@ impl WatchedKind for Namespace {
     const METRICS_KIND: &str = "namespaces";
     const PATH: &str = "/api/v1/namespaces";
     const METADATA_ONLY: bool = true;
-    const RIGHT: &str = "list and watch namespaces";
+    const PERMISSION: &str = "list and watch namespaces";
 
     fn from_sent(SentNamespace { metadata }: SentNamespace) -> Self {
         wire::NamespaceObject { metadata: trimmed(metadata) }.into()
@@ -309,7 +309,7 @@ impl WatchedKind for Namespace {
 
     fn weight(&self) -> usize {
         let label = self.dataplane_mode.as_ref().map_or(0, |value| PER_TEXT + value.len());
-        PER_OBJECT + map_weight(&self.annotations) + label
+        PER_OBJECT + map_weight(&self.annotations) + map_weight(&self.labels) + label
     }
 }
 
@@ -318,7 +318,7 @@ impl WatchedKind for Definition {
     const PLURAL: &str = "network attachment definitions";
     const METRICS_KIND: &str = "definitions";
     const PATH: &str = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions";
-    const RIGHT: &str = "list and watch network-attachment-definitions.k8s.cni.cncf.io";
+    const PERMISSION: &str = "list and watch network-attachment-definitions.k8s.cni.cncf.io";
 
     fn from_sent(SentDefinition { metadata, spec }: SentDefinition) -> Self {
         wire::DefinitionObject { metadata: trimmed(metadata), spec }.into()

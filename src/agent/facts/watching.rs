@@ -219,9 +219,9 @@ fn log<T: WatchedKind>(status: u16, cause: &str) {
     } else if is_refused(status) {
         tracing::warn!(
             cause,
-            "can't watch {}: grant the right to {}; until then each request goes to the API server",
+            "can't watch {}: grant the permission to {}; until then each request goes to the API server",
             T::PLURAL,
-            T::RIGHT
+            T::PERMISSION
         );
     } else {
         tracing::warn!(

@@ -75,7 +75,7 @@ impl UnusableList {
 /// text does not change if it has the entry already.
 ///
 /// # Errors
-/// A runtime would refuse the list.
+/// A runtime would reject the list.
 pub fn rewrite(text: &str, entry: &Value) -> Result<String, UnusableList> {
     let mut list = ConfList::parse(text)?;
     match list.of_type(&entry["type"])[..] {
@@ -167,7 +167,7 @@ pub fn types(text: &str) -> Result<Vec<String>, UnusableList> {
 /// the directory of the network's name; the list tells them to ignore them too.
 ///
 /// # Errors
-/// A runtime would refuse the configuration.
+/// A runtime would reject the configuration.
 pub fn list_of(conf: &str) -> Result<String, UnusableList> {
     let keys = object(conf)?;
     if keys.get("type").and_then(Value::as_str).is_none_or(str::is_empty) {

@@ -39,7 +39,7 @@ impl EntrySettings {
     /// Returns the text of a configuration file for the network `name`.
     ///
     /// # Errors
-    /// The plugin would refuse it.
+    /// The plugin would reject it.
     pub fn standalone(&self, name: &str) -> Result<String, InstallError> {
         let version = if self.is_primary()? { PRIMARY_VERSION } else { ATTACHMENT_VERSION };
         let head = json!({ "cniVersion": version, "name": name });
@@ -54,7 +54,7 @@ impl EntrySettings {
     /// Returns the entry for a configuration list, without the network's name and version.
     ///
     /// # Errors
-    /// The plugin would refuse it.
+    /// The plugin would reject it.
     pub fn member(&self) -> Result<Value, InstallError> {
         let mut keys = self.plugin();
         keys.shift_remove("name");
@@ -77,7 +77,7 @@ impl EntrySettings {
     /// Returns the node configuration for these settings alone.
     ///
     /// # Errors
-    /// The plugin would refuse that configuration.
+    /// The plugin would reject that configuration.
     pub fn node(&self) -> Result<NodeConf, InstallError> {
         Ok(NodeConf::from_configuration(&self.conf()?).with_primary(Some(self.primary.unwrap_or(false))))
     }
@@ -93,7 +93,7 @@ impl EntrySettings {
     /// Whether the configuration is that of a primary plugin.
     ///
     /// # Errors
-    /// The plugin would refuse the configuration.
+    /// The plugin would reject the configuration.
     pub fn is_primary(&self) -> Result<bool, InstallError> {
         Ok(self.conf()?.primary.is_some())
     }
@@ -101,7 +101,7 @@ impl EntrySettings {
     /// Validates the configuration as `detour validate` does. Returns its warnings.
     ///
     /// # Errors
-    /// The plugin would refuse it.
+    /// The plugin would reject it.
     pub fn check(&self, node: TargetNode<'_>) -> Result<Vec<String>, InstallError> {
         validate(&self.conf()?, node).map_err(refused)
     }
@@ -109,7 +109,7 @@ impl EntrySettings {
     /// Returns the directories that the plugin searches for executables before those of the runtime.
     ///
     /// # Errors
-    /// The plugin would refuse the configuration.
+    /// The plugin would reject the configuration.
     pub fn program_directories(&self) -> Result<Vec<HostPath>, InstallError> {
         let own = self.conf()?.kubernetes.cni_bin_dir.and_then(HostPath::new);
         Ok([self.bin_dir.clone()].into_iter().chain(own.filter(|own| *own != self.bin_dir)).collect())
@@ -118,7 +118,7 @@ impl EntrySettings {
     /// Returns the path of the kubeconfig that the plugin uses; `None` if it reads manifests instead.
     ///
     /// # Errors
-    /// The plugin would refuse the configuration.
+    /// The plugin would reject the configuration.
     pub fn effective_kubeconfig(&self) -> Result<Option<HostPath>, InstallError> {
         let kubernetes = self.conf()?.kubernetes;
         Ok(kubernetes.kubeconfig.filter(|_| kubernetes.manifests_dir.is_none()).and_then(HostPath::new))

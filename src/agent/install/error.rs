@@ -33,7 +33,7 @@ pub enum InstallError {
          DaemonSet, and run `detour uninstall` on the node if the plugin stays there"
     )]
     Owned(String),
-    /// The plugin would refuse the configuration.
+    /// The plugin would reject the configuration.
     #[error("invalid plugin configuration: {0}")]
     Configuration(String),
 }

@@ -69,7 +69,7 @@ fn list_name(name: &str) -> String {
 /// Returns the configuration list in a file, or the one that is made of its single plugin.
 ///
 /// # Errors
-/// A runtime would refuse the file.
+/// A runtime would reject the file.
 pub(super) fn list(file: &ConfFile) -> Result<String, UnusableList> {
     let text = str::from_utf8(&file.contents).map_err(|_| UnusableList::NotText)?;
     if !file.name.ends_with(LIST_SUFFIX) {
@@ -111,7 +111,7 @@ fn replaceable(file: &ConfFile, list: String, files: &[&ConfFile], kind: &str) -
 /// Refuses lists that may come first in the directory and are not the cluster network.
 ///
 /// # Errors
-/// [`UnusableList::Multus`], [`UnusableList::Loopback`], or a runtime would refuse the list.
+/// [`UnusableList::Multus`], [`UnusableList::Loopback`], or a runtime would reject the list.
 pub(super) fn pod_network(list: String) -> Result<String, UnusableList> {
     let types = conflist::types(&list)?;
     if matches!(types.first().map(String::as_str), Some("multus" | "multus-shim")) {

@@ -38,8 +38,8 @@ pub(super) struct PodPolicy {
     limit: ChangeLimit,
     /// The pauses after failed changes, and after evaluations without saved rules.
     backoff: Backoff,
-    /// The message of the last Event about a refused policy.
-    refused: String,
+    /// The message of the last Event about a rejected policy.
+    rejected: String,
     /// The desired policy of the last Event about an outdated pod.
     outdated: String,
     /// The condition that was sent and may not have been observed yet.
@@ -79,7 +79,7 @@ impl PodPolicy {
             assessment: Assessment::default(),
             limit: ChangeLimit::default(),
             backoff: Backoff::new(MIN_PAUSE, MAX_PAUSE),
-            refused: String::new(),
+            rejected: String::new(),
             outdated: String::new(),
             sent: None,
             is_meshed: false,
@@ -119,17 +119,17 @@ impl PodPolicy {
         self.wake(now + pause);
     }
 
-    /// Stores an assessment, and reports it: the condition, the metric, and the Events for a policy that is refused or
+    /// Stores an assessment, and reports it: the condition, the metric, and the Events for a policy that is rejected or
     /// outdated, each once.
     fn report(&mut self, assessment: Assessment, observed: &ObservedPod, tools: &Tools) {
-        if self.is_refused_anew(&assessment) && tools.settings.live_policy != LivePolicyScope::Off {
-            tools.metrics.policy_change("refused");
+        if self.is_newly_rejected(&assessment) && tools.settings.live_policy != LivePolicyScope::Off {
+            tools.metrics.policy_change("rejected");
         }
         self.write(assessment, observed, &tools.policy_reports());
     }
 
-    fn is_refused_anew(&self, assessment: &Assessment) -> bool {
-        assessment.verdict == Some(Verdict::Refused) && self.refused != assessment.reason
+    fn is_newly_rejected(&self, assessment: &Assessment) -> bool {
+        assessment.verdict == Some(Verdict::Rejected) && self.rejected != assessment.reason
     }
 
     fn write(&mut self, assessment: Assessment, observed: &ObservedPod, reports: &PodReports) {
@@ -138,10 +138,10 @@ impl PodPolicy {
         let condition = texts::condition(&assessment, self.is_meshed, known.is_some());
         // An earlier agent has reported it already.
         let is_reported = condition.is_some() && known == condition.as_ref();
-        if self.is_refused_anew(&assessment) {
-            self.refused.clone_from(&assessment.reason);
-            let event = texts::refused(&assessment);
-            tracing::warn!(pod = name, "policy refused: {}", event.message);
+        if self.is_newly_rejected(&assessment) {
+            self.rejected.clone_from(&assessment.reason);
+            let event = texts::rejected(&assessment);
+            tracing::warn!(pod = name, "policy rejected: {}", event.message);
             if !is_reported {
                 reports.event(&pod, event);
             }
@@ -185,8 +185,8 @@ impl PodPolicy {
             }
             Err(error) if error.code == Code::InvalidConfig => {
                 let reason = error.to_string();
-                let refused = Assessment { verdict: Some(Verdict::Refused), reason, ..self.assessment.clone() };
-                self.report(refused, observed, tools);
+                let rejected = Assessment { verdict: Some(Verdict::Rejected), reason, ..self.assessment.clone() };
+                self.report(rejected, observed, tools);
             }
             Err(error) => {
                 tools.metrics.policy_change("failed");
@@ -326,9 +326,9 @@ mod tests {
     use super::*;
     use crate::pod::{Container, Pod};
 
-    fn refused() -> Assessment {
+    fn rejected() -> Assessment {
         Assessment {
-            verdict: Some(Verdict::Refused),
+            verdict: Some(Verdict::Rejected),
             has_rules: true,
             applied: "3f2a00000000".into(),
             reason: "invalid value".into(),
@@ -336,24 +336,24 @@ mod tests {
         }
     }
 
-    /// Returns the Events of a new agent about a refused pod with this condition.
+    /// Returns the Events of a new agent about a rejected pod with this condition.
     fn events(policy_condition: Option<PolicyCondition>) -> Vec<String> {
         let proxy = Container { name: "istio-proxy".into(), ..Container::default() };
         let pod = Pod { containers: vec![proxy], ..Pod::default() };
         let observed = ObservedPod { pod, policy_condition, ..ObservedPod::default() };
         let (reports, mut policy) = (PodReports::new(), PodPolicy::new(Instant::now()));
         policy.is_meshed = true;
-        policy.write(refused(), &observed, &reports);
-        policy.write(refused(), &observed, &reports);
+        policy.write(rejected(), &observed, &reports);
+        policy.write(rejected(), &observed, &reports);
         reports.waiting_events()
     }
 
     #[test]
     fn a_refusal_that_an_earlier_agent_reported_has_no_second_event() {
-        let reported = texts::condition(&refused(), true, false);
+        let reported = texts::condition(&rejected(), true, false);
         assert_eq!(events(reported.clone()), [""; 0]);
-        assert_eq!(events(None), ["DetourPolicyRefused"]);
+        assert_eq!(events(None), ["DetourPolicyRejected"]);
         let other = reported.map(|it| PolicyCondition { message: "policy 3f2a00000000: other".into(), ..it });
-        assert_eq!(events(other), ["DetourPolicyRefused"]);
+        assert_eq!(events(other), ["DetourPolicyRejected"]);
     }
 }

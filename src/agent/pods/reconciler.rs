@@ -306,7 +306,7 @@ impl PodReconciler {
             match verdict {
                 Verdict::Current => report.current += 1,
                 Verdict::Older => report.older += 1,
-                Verdict::Refused => report.refused += 1,
+                Verdict::Rejected => report.rejected += 1,
                 Verdict::None => report.none += 1,
             }
             if *verdict != Verdict::Current && report.pods.len() < MAX_POLICIES {
@@ -320,7 +320,7 @@ impl PodReconciler {
                 });
             }
         }
-        let counts = [report.current, report.older, report.refused, report.none];
+        let counts = [report.current, report.older, report.rejected, report.none];
         for (verdict, count) in Verdict::ALL.into_iter().zip(counts) {
             self.tools.metrics.pods(verdict.name(), count);
         }

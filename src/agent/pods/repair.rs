@@ -180,7 +180,7 @@ impl RepairCase<'_> {
         let mut conf = self.installed.conf.clone();
         let attached = before.attachments.iter().find(|attachment| attachment.network == conf.name);
         let cached = found.attachments.iter().find(|cached| cached.network == conf.name);
-        // The plugin would refuse the runtime's cached result if it had another version.
+        // The plugin would reject the runtime's cached result if it had another version.
         let result =
             cached.map(|cached| &cached.result).filter(|result| result["cniVersion"] == conf.cni_version.as_str());
         conf.prev_result = result.cloned().or(conf.prev_result);

@@ -48,10 +48,10 @@ pub(super) fn changed(before: &str, after: &str, words: &str) -> Event {
     Event { warning: false, reason: "DetourPolicyChanged".into(), message }
 }
 
-/// Returns the Event for a policy that is refused. The pod keeps its rules.
-pub(super) fn refused(assessment: &Assessment) -> Event {
+/// Returns the Event for a policy that is rejected. The pod keeps its rules.
+pub(super) fn rejected(assessment: &Assessment) -> Event {
     let message = format!("{}; {}", assessment.reason, kept(&assessment.applied));
-    Event { warning: true, reason: "DetourPolicyRefused".into(), message }
+    Event { warning: true, reason: "DetourPolicyRejected".into(), message }
 }
 
 /// Returns the Event for a policy of which a part needs a new pod.
@@ -76,7 +76,7 @@ pub(super) fn condition(assessment: &Assessment, is_meshed: bool, has_condition:
     };
     let reason = match verdict {
         Verdict::Current => "Current",
-        Verdict::Refused => "Refused",
+        Verdict::Rejected => "Rejected",
         Verdict::Older => "Older",
         Verdict::None => "NoRules",
     };
@@ -109,7 +109,7 @@ mod tests {
             PolicyCondition { is_current: true, reason: "Current".into(), message: "policy 3f2a00000000".into() };
         assert_eq!(condition(&current, true, false), Some(expected));
         assert_eq!(condition(&current, false, false), None);
-        assert_eq!(condition(&with(Some(Verdict::Refused), false), true, false), None);
+        assert_eq!(condition(&with(Some(Verdict::Rejected), false), true, false), None);
         assert_eq!(condition(&with(None, true), true, false), None);
         assert_eq!(condition(&with(Some(Verdict::None), false), true, false), None);
     }
@@ -119,7 +119,7 @@ mod tests {
         let with = |verdict| Assessment { verdict, ..Assessment::default() };
         let of = |verdict| condition(&with(verdict), true, true).map(|it| (it.is_current, it.reason, it.message));
         assert_eq!(of(Some(Verdict::None)), Some((false, "NoRules".into(), "no rules".into())));
-        assert_eq!(of(Some(Verdict::Refused)), Some((false, "Refused".into(), "no rules".into())));
+        assert_eq!(of(Some(Verdict::Rejected)), Some((false, "Rejected".into(), "no rules".into())));
         assert_eq!(of(None), Some((true, "Current".into(), "no rules".into())));
         assert_eq!(condition(&with(Some(Verdict::None)), false, true), None);
     }
@@ -128,15 +128,15 @@ mod tests {
     #[test]
     fn the_message_is_as_the_api_server_gets_it() {
         let reason = format!("invalid value {:?} and \u{1b}[2J {}", "a\nb", "long ".repeat(400));
-        let refused = Assessment {
-            verdict: Some(Verdict::Refused),
+        let rejected = Assessment {
+            verdict: Some(Verdict::Rejected),
             has_rules: true,
             applied: "3f2a00000000".into(),
             reason,
             ..Assessment::default()
         };
-        let PolicyCondition { is_current, reason, message } = condition(&refused, true, false).expect("one");
-        assert!(!is_current && reason == "Refused" && message.starts_with("policy 3f2a00000000: invalid value"));
+        let PolicyCondition { is_current, reason, message } = condition(&rejected, true, false).expect("one");
+        assert!(!is_current && reason == "Rejected" && message.starts_with("policy 3f2a00000000: invalid value"));
         assert!(message.len() <= MAX_MESSAGE && !message.contains('\u{1b}'), "{message}");
         assert_eq!(cut(&line(&message), MAX_MESSAGE), message, "it is stable");
     }

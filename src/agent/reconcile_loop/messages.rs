@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub(super) struct LastLogged {
     state: String,
-    refused: Option<String>,
+    rejected: Option<String>,
     followed: Option<Instant>,
     ready: bool,
 }
 
 impl LastLogged {
-    /// Logs each refused configuration once, and that the newest one is accepted again.
-    pub(super) fn refused(&mut self, reason: Option<&str>) {
-        if self.refused.as_deref() == reason {
+    /// Logs each rejected configuration once, and that the newest one is accepted again.
+    pub(super) fn rejected(&mut self, reason: Option<&str>) {
+        if self.rejected.as_deref() == reason {
             return;
         }
         match reason {
             Some(reason) => tracing::error!("{reason}"),
             None => tracing::info!("the newest configuration is accepted"),
         }
-        self.refused = reason.map(str::to_owned);
+        self.rejected = reason.map(str::to_owned);
     }
 
     /// Logs that the own list followed its source, once in [`HOLD_TIME`].

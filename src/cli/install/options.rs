@@ -49,7 +49,7 @@ pub(in crate::cli) struct InstallOptions {
     /// Whether the runtime calls the plugin as the primary plugin; if false, attachments can't make it the primary plugin [default: depends on the installed configuration]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     primary: Option<bool>,
-    /// Configuration file to change, copy (--own-list=true) or write [default: the first valid configuration list with --chained=true, else istio-cni.conf; with --attachments and --chained=false, it is not used]
+    /// Configuration file to change, copy (--own-list=true) or write [default: the first valid configuration list with --chained=true, otherwise istio-cni.conf; with --attachments and --chained=false, it is not used]
     #[arg(long, value_name = "FILE", value_parser = parse_file_name)]
     conf_name: Option<String>,
     /// Directory on the node from which the runtime, or Multus, runs plugins [default: depends on the platform]
@@ -152,7 +152,7 @@ impl InstallOptions {
     /// warnings.
     ///
     /// # Errors
-    /// The plugin would refuse the configuration, an input file or a kubeconfig that it names is unusable, or the API server
+    /// The plugin would reject the configuration, an input file or a kubeconfig that it names is unusable, or the API server
     /// is unknown.
     pub(in crate::cli) fn desired(
         &self,

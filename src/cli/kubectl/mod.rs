@@ -36,9 +36,9 @@ Examples:
   kubectl detour rules -n shop web-0                    compare live rules with desired ones
   kubectl detour doctor -n shop web-0                   find the cause of a problem with a pod
 
-Required rights: list pods; for commands about a pod, get pods and namespaces; to run them in an
-agent's pod, create and get pods/exec in its namespace; for audit and check, list nodes; for check,
-list daemonsets.apps.
+Required permissions: list pods; for commands about a pod, get pods and namespaces; to run them in
+an agent's pod, create and get pods/exec in its namespace; for audit and check, list nodes; for
+check, list daemonsets.apps.
 
 Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
 
@@ -97,7 +97,7 @@ fn command(host: &str) -> Command {
                 argument.help(help).long_help(Resettable::Reset)
             });
             own.mut_arg("kubeconfig", |argument| {
-                argument.help("Kubeconfig [default: the files in $KUBECONFIG, else ~/.kube/config]")
+                argument.help("Kubeconfig [default: the files in $KUBECONFIG, or ~/.kube/config]")
             })
         });
     }

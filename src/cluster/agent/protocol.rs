@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// The version of the fields of [`Pod`], [`Namespace`] and definitions. A plugin that needs a field which an older
 /// agent does not send asks the API instead.
-pub const FACTS: u32 = 2;
+pub const FACTS: u32 = 3;
 
 /// The maximum length of a request in bytes.
 pub const MAX_REQUEST: u64 = 256 << 10;
@@ -177,8 +177,8 @@ pub struct PoliciesReport {
     pub current: u32,
     /// The pods with the rules of an earlier policy, which need a new pod or a retry.
     pub older: u32,
-    /// The pods whose newest policy is refused: an invalid value or a conflict.
-    pub refused: u32,
+    /// The pods whose newest policy is rejected: an invalid value or a conflict.
+    pub rejected: u32,
     /// The pods with a sidecar that the node's configuration would redirect, and without saved rules.
     pub none: u32,
     /// The pods that are not current, at most [`MAX_POLICIES`].
@@ -191,7 +191,7 @@ pub struct PoliciesReport {
 pub struct PodPolicyStatus {
     /// The pod.
     pub pod: PodRef,
-    /// `older`, `refused` or `none`.
+    /// `older`, `rejected` or `none`.
     pub state: String,
     /// The hash of the applied policy; empty without one.
     pub applied: String,

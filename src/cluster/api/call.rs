@@ -132,8 +132,8 @@ impl ApiCall<'_> {
             403 => (
                 Code::Forbidden,
                 format!(
-                    "403, the credentials in {kubeconfig} lack the right to {}; grant it in a ClusterRole",
-                    self.request.right
+                    "403, the credentials in {kubeconfig} lack the permission to {}; grant it in a ClusterRole",
+                    self.request.permission
                 ),
             ),
             409 | 422 => (Code::PodUnknown, format!("{status}, the object was changed or replaced in the meantime")),

@@ -42,7 +42,7 @@ impl Cluster for Api {
         let session = self.session()?;
         let call = self.call(session, &request);
         let attempt = async || match call.get::<wire::PodObject>().await {
-            // "Not found" shows that the server answers and grants the right to get pods.
+            // "Not found" shows that the server answers and grants the permission to get pods.
             Ok(_) | Err(AttemptError::NotFound(_)) => Ok(()),
             Err(error) => Err(error),
         };

@@ -1,6 +1,6 @@
 //! The requests to the Kubernetes API, one constructor each: what is sent, and what an error message about it names.
 
-use crate::cluster::resources::{Event, NodeTaints, ObjectRef, PolicyCondition, Right};
+use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Permission, PolicyCondition};
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::well_known::{NETWORK_STATUS, POLICY_CONDITION};
 use crate::pod::{Pod, PodRef};
@@ -23,7 +23,7 @@ pub(super) struct ApiRequest {
     /// The object, for messages: kind and name.
     pub(super) subject: String,
     /// The permission that the request needs, as `kubectl auth can-i` spells it.
-    pub(super) right: String,
+    pub(super) permission: String,
     /// The command that shows whether the object exists.
     pub(super) kubectl: String,
     /// The name that a response with status 404 must contain to count as "not found": a server that does not serve
@@ -68,9 +68,9 @@ impl ApiRequest {
         check_names("NetworkAttachmentDefinition", [namespace, name])?;
         let collection = RequestBuilder::new(format!("{DEFINITIONS_API}/namespaces/{namespace}/{DEFINITIONS}"));
         let http = collection.get(name, &GetParams::default());
-        let right = format!("get {DEFINITIONS}.k8s.cni.cncf.io in namespace {namespace}");
+        let permission = format!("get {DEFINITIONS}.k8s.cni.cncf.io in namespace {namespace}");
         let kubectl = format!("kubectl get {DEFINITIONS} -A");
-        Self::new(http, format!("NetworkAttachmentDefinition {object}"), right, kubectl)
+        Self::new(http, format!("NetworkAttachmentDefinition {object}"), permission, kubectl)
     }
 
     /// Lists a page of the NetworkAttachmentDefinitions named `name` in all namespaces.
@@ -78,9 +78,9 @@ impl ApiRequest {
         check_names("NetworkAttachmentDefinition", [name])?;
         let collection = RequestBuilder::new(format!("{DEFINITIONS_API}/{DEFINITIONS}"));
         let http = collection.list(&page.of(ListParams::default().fields(&format!("metadata.name={name}"))));
-        let right = format!("list {DEFINITIONS}.k8s.cni.cncf.io");
+        let permission = format!("list {DEFINITIONS}.k8s.cni.cncf.io");
         let kubectl = format!("kubectl get {DEFINITIONS} -A");
-        Self::new(http, format!("NetworkAttachmentDefinitions named {name}"), right, kubectl)
+        Self::new(http, format!("NetworkAttachmentDefinitions named {name}"), permission, kubectl)
     }
 
     /// Sets a pod's network-status annotation. With the pod's UID in the patch, the API answers with a conflict if
@@ -156,9 +156,9 @@ impl ApiRequest {
         check_names("pod", [namespace, name])?;
         let fields = format!("involvedObject.kind=Pod,involvedObject.name={name}");
         let http = namespaced(namespace, "events").list(&page.of(ListParams::default().fields(&fields)));
-        let right = format!("list events in namespace {namespace}");
+        let permission = format!("list events in namespace {namespace}");
         let kubectl = format!("kubectl get namespace {namespace}");
-        Self::new(http, format!("events of pod {namespace}/{name}"), right, kubectl)
+        Self::new(http, format!("events of pod {namespace}/{name}"), permission, kubectl)
     }
 
     /// Lists a page of the pods of node agents: of all products with such a component, in one or all namespaces, and on
@@ -170,8 +170,8 @@ impl ApiRequest {
             params = params.fields(&format!("spec.nodeName={node}"));
         }
         let http = in_namespace("/api/v1", namespace, "pods").list(&params);
-        let right = format!("list pods in {}", place_of(namespace));
-        Self::new(http, "pods of the agents".to_owned(), right, format!("kubectl get pods -A -l {AGENT_LABEL}"))
+        let permission = format!("list pods in {}", place_of(namespace));
+        Self::new(http, "pods of the agents".to_owned(), permission, format!("kubectl get pods -A -l {AGENT_LABEL}"))
     }
 
     /// Lists a page of the DaemonSets of node agents, as [`Self::agents`].
@@ -179,11 +179,11 @@ impl ApiRequest {
         check_names("DaemonSets", namespace)?;
         let params = page.of(ListParams::default().labels(AGENT_LABEL));
         let http = in_namespace("/apis/apps/v1", namespace, "daemonsets").list(&params);
-        let right = format!("list daemonsets.apps in {}", place_of(namespace));
+        let permission = format!("list daemonsets.apps in {}", place_of(namespace));
         Self::new(
             http,
             "DaemonSets of the agents".to_owned(),
-            right,
+            permission,
             format!("kubectl get daemonsets -A -l {AGENT_LABEL}"),
         )
     }
@@ -250,9 +250,9 @@ impl ApiRequest {
         });
         let accounts = namespaced(namespace, "serviceaccounts");
         let http = accounts.create_subresource("token", name, &PostParams::default(), body.to_string().into());
-        let right = format!("create serviceaccounts/token of {name} in namespace {namespace}");
+        let permission = format!("create serviceaccounts/token of {name} in namespace {namespace}");
         let kubectl = format!("kubectl get serviceaccounts -n {namespace}");
-        Self::new(http, format!("ServiceAccount {account}"), right, kubectl)
+        Self::new(http, format!("ServiceAccount {account}"), permission, kubectl)
     }
 
     /// Gets a DaemonSet. A 404 counts as "not found" only if it names the DaemonSet.
@@ -278,12 +278,13 @@ impl ApiRequest {
     }
 
     /// Checks a permission of the client (`SelfSubjectAccessReview`, k8s.io/api, `authorization/v1`).
-    pub(super) fn access_review(right: &Right) -> Result<Self, Error> {
-        let mut attributes = json!({"verb": right.verb, "group": right.group, "resource": right.resource});
-        if let Some(subresource) = right.subresource {
+    pub(super) fn access_review(permission: &Permission) -> Result<Self, Error> {
+        let mut attributes =
+            json!({"verb": permission.verb, "group": permission.group, "resource": permission.resource});
+        if let Some(subresource) = permission.subresource {
             attributes["subresource"] = json!(subresource);
         }
-        if let Some(namespace) = &right.namespace {
+        if let Some(namespace) = &permission.namespace {
             attributes["namespace"] = json!(namespace);
         }
         let body = json!({
@@ -294,37 +295,37 @@ impl ApiRequest {
         let reviews = RequestBuilder::new("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews");
         let http = reviews.create(&PostParams::default(), body.to_string().into());
         let needed = "create selfsubjectaccessreviews.authorization.k8s.io".to_owned();
-        Self::new(http, format!("the right to {right}"), needed, "kubectl version".to_owned())
+        Self::new(http, format!("the permission to {permission}"), needed, "kubectl version".to_owned())
     }
 
     fn new(
         http: Result<Request<Vec<u8>>, impl Display>,
         subject: String,
-        right: String,
+        permission: String,
         kubectl: String,
     ) -> Result<Self, Error> {
         let http = http.map_err(|error| Error::new(Code::Internal, format!("{subject}: invalid request: {error}")))?;
-        Ok(Self { http, subject, right, kubectl, confirmed_by: None })
+        Ok(Self { http, subject, permission, kubectl, confirmed_by: None })
     }
 
     fn of_pod(
         http: Result<Request<Vec<u8>>, impl Display>,
         (namespace, name): (&str, &str),
-        right: &str,
+        permission: &str,
     ) -> Result<Self, Error> {
-        let right = format!("{right} in namespace {namespace}");
-        Self::new(http, format!("pod {namespace}/{name}"), right, format!("kubectl get pod -n {namespace} {name}"))
+        let permission = format!("{permission} in namespace {namespace}");
+        Self::new(http, format!("pod {namespace}/{name}"), permission, format!("kubectl get pod -n {namespace} {name}"))
     }
 
-    fn of_node(http: Result<Request<Vec<u8>>, impl Display>, name: &str, right: &str) -> Result<Self, Error> {
-        Self::new(http, format!("node {name}"), right.to_owned(), format!("kubectl get node {name}"))
+    fn of_node(http: Result<Request<Vec<u8>>, impl Display>, name: &str, permission: &str) -> Result<Self, Error> {
+        Self::new(http, format!("node {name}"), permission.to_owned(), format!("kubectl get node {name}"))
     }
 
     fn of_daemon_set(http: Result<Request<Vec<u8>>, impl Display>, object: &ObjectRef) -> Result<Self, Error> {
         let ObjectRef { namespace, name } = object;
-        let right = format!("get and watch daemonsets.apps called {name} in namespace {namespace}");
+        let permission = format!("get and watch daemonsets.apps called {name} in namespace {namespace}");
         let kubectl = format!("kubectl get daemonsets -n {namespace}");
-        let request = Self::new(http, format!("DaemonSet {object}"), right, kubectl)?;
+        let request = Self::new(http, format!("DaemonSet {object}"), permission, kubectl)?;
         Ok(Self { confirmed_by: Some(name.clone()), ..request })
     }
 }

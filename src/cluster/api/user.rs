@@ -8,7 +8,7 @@ use super::session::Session;
 use crate::cluster::agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
 use crate::cluster::fact_source::Cluster;
 use crate::cluster::kubeconfig::UserKubeconfig;
-use crate::cluster::resources::{LabeledNamespace, ObjectRef, ReportedEvent, Right, ScheduledPod, Workload};
+use crate::cluster::resources::{LabeledNamespace, ObjectRef, Permission, ReportedEvent, ScheduledPod, Workload};
 use crate::cluster::wire::{NamespaceObject, PodObject};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;
@@ -174,8 +174,8 @@ impl UserApi {
     ///
     /// # Errors
     /// The request failed.
-    pub fn may(&self, right: &Right) -> Result<bool, Error> {
-        let review = self.get(&ApiRequest::access_review(right)?)?;
+    pub fn may(&self, permission: &Permission) -> Result<bool, Error> {
+        let review = self.get(&ApiRequest::access_review(permission)?)?;
         Ok(review["status"]["allowed"] == true)
     }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 pub enum CheckGroup {
     /// Files on the node's disk.
     Node,
-    /// The API server, the plugin's rights there, and the agent.
+    /// The API server, the plugin's permissions there, and the agent.
     Cluster,
     /// The policies of running pods.
     Policies,
@@ -89,11 +89,11 @@ checks! {
 
     Cluster {
         API_REACHABLE "api-reachable" "the API server answers" [KUBECONFIG_PRESENT, KUBECONFIG_VALID, TOKEN_VALID];
-        RIGHT_GET_PODS "right-get-pods" "the plugin may get pods" [API_REACHABLE];
-        RIGHT_GET_NAMESPACES "right-get-namespaces" "the plugin may get namespaces" [API_REACHABLE];
-        RIGHT_GET_DEFINITIONS "right-get-definitions" "the plugin may get definitions" [API_REACHABLE];
-        RIGHT_PATCH_PODS_STATUS "right-patch-pods-status" "the plugin may patch a pod's status" [API_REACHABLE];
-        RIGHT_CREATE_EVENTS "right-create-events" "the plugin may create Events" [API_REACHABLE];
+        PERMISSION_GET_PODS "permission-get-pods" "the plugin may get pods" [API_REACHABLE];
+        PERMISSION_GET_NAMESPACES "permission-get-namespaces" "the plugin may get namespaces" [API_REACHABLE];
+        PERMISSION_GET_DEFINITIONS "permission-get-definitions" "the plugin may get definitions" [API_REACHABLE];
+        PERMISSION_PATCH_PODS_STATUS "permission-patch-pods-status" "the plugin may patch a pod's status" [API_REACHABLE];
+        PERMISSION_CREATE_EVENTS "permission-create-events" "the plugin may create Events" [API_REACHABLE];
         AGENT_REACHABLE "agent-reachable" "the node agent answers, and has current facts" [];
     }
 
@@ -105,8 +105,8 @@ checks! {
     Kernel {
         KERNEL_NETNS "kernel-netns" "network namespaces can be created" [];
         KERNEL_NFTABLES "kernel-nftables" "nf_tables answers" [KERNEL_NETNS];
-        KERNEL_IPTABLES_RULES "kernel-iptables-rules" "rules of dialect iptables are accepted" [KERNEL_NFTABLES];
-        KERNEL_NATIVE_RULES "kernel-native-rules" "rules of dialect nftables are accepted" [KERNEL_NFTABLES];
+        KERNEL_IPTABLES_RULES "kernel-iptables-rules" "rules in format iptables are accepted" [KERNEL_NFTABLES];
+        KERNEL_NATIVE_RULES "kernel-native-rules" "rules in format nftables are accepted" [KERNEL_NFTABLES];
         KERNEL_CONNTRACK "kernel-conntrack" "connections are tracked" [KERNEL_NFTABLES];
         SOCKET_LB "socket-load-balancing" "no eBPF program replaces Service addresses before netfilter" [];
     }

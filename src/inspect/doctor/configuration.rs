@@ -150,7 +150,7 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
     valid
 }
 
-/// Checks what an ADD would refuse. The log file is no reason for a refusal.
+/// Checks what an ADD would reject. The log file is no reason for a refusal.
 fn accepted(target: &CheckTarget, conf: &NetConf) -> Result<(), Error> {
     let groups = target.reach_named(GROUP_FILE.as_ref()).ok().filter(|path| path.is_file());
     let is_installed = |conf: &NetConf, kind: &str| {
@@ -222,7 +222,7 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
     let first = files.iter().find(|file| file.json.is_ok() && (file.beside.is_err() || !file.is_other()));
     match first {
         Some(RuntimeFile { path, beside: Err(why), .. }) => CheckVerdict::fail(
-            format!("runtimes with libcni 1.3 refuse {}: {why}", path.name()),
+            format!("runtimes with libcni 1.3 reject {}: {why}", path.name()),
             "correct or remove that file; its tool writes it",
         ),
         Some(file) if file.is_ours() => CheckVerdict::pass(format!("{} is the first file", file.path.name())),

@@ -1,10 +1,10 @@
-//! Checks of the plugin's access to facts: its kubeconfig, the node agent's socket, the API server, and exactly the rights
+//! Checks of the plugin's access to facts: its kubeconfig, the node agent's socket, the API server, and exactly the permissions
 //! that the plugin needs with this configuration.
 
 use super::checks::{self, Check};
 use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cluster::agent::broken_watches;
-use crate::cluster::{Authority, CredentialsSummary, KubeconfigSummary, Right, UserApi};
+use crate::cluster::{Authority, CredentialsSummary, KubeconfigSummary, Permission, UserApi};
 use crate::cni::{Error, NetConf, NetworkStatus};
 use crate::{cluster, sub_plugins};
 use k8s_openapi::jiff::Timestamp;
@@ -162,7 +162,7 @@ fn fail(path: &Path, why: &str) -> CheckVerdict {
     )
 }
 
-/// Checks the API server and the plugin's rights with the plugin's kubeconfig.
+/// Checks the API server and the plugin's permissions with the plugin's kubeconfig.
 pub(super) fn examine_rights(api: Option<&UserApi>, conf: Option<&NetConf>, results: &mut Results) {
     let (Some(api), Some(conf)) = (api, conf) else {
         let why = results
@@ -171,12 +171,12 @@ pub(super) fn examine_rights(api: Option<&UserApi>, conf: Option<&NetConf>, resu
         return results.add(checks::API_REACHABLE, CheckVerdict::not_checked(why));
     };
     results.run(checks::API_REACHABLE, || reachable(api));
-    for (check, right) in rights(conf) {
-        results.run(check, || match api.may(&right) {
-            Ok(true) => CheckVerdict::pass(right.to_string()),
+    for (check, permission) in permissions(conf) {
+        results.run(check, || match api.may(&permission) {
+            Ok(true) => CheckVerdict::pass(permission.to_string()),
             Ok(false) => CheckVerdict::fail(
-                format!("the plugin lacks the right to {right}"),
-                "grant the right: compare the ClusterRole with the one in manifests/, and its binding with kubectl get clusterrolebinding",
+                format!("the plugin lacks the permission to {permission}"),
+                "grant the permission: compare the ClusterRole with the one in manifests/, and its binding with kubectl get clusterrolebinding",
             ),
             Err(error) => CheckVerdict::not_checked(error.to_string()),
         });
@@ -186,8 +186,9 @@ pub(super) fn examine_rights(api: Option<&UserApi>, conf: Option<&NetConf>, resu
 /// Checks the API server with the user's kubeconfig, if the plugin itself reads files and needs no API server.
 pub(super) fn examine_api_of_user(api: &UserApi, conf: Option<&NetConf>, results: &mut Results) {
     results.add(checks::API_REACHABLE, reachable(api));
-    for (check, _) in conf.map(rights).unwrap_or_default() {
-        results.add(check, CheckVerdict::not_checked("the plugin needs no right: kubernetes.manifests_dir is set"));
+    for (check, _) in conf.map(permissions).unwrap_or_default() {
+        results
+            .add(check, CheckVerdict::not_checked("the plugin needs no permission: kubernetes.manifests_dir is set"));
     }
 }
 
@@ -201,24 +202,25 @@ fn reachable(api: &UserApi) -> CheckVerdict {
     }
 }
 
-/// Returns the rights that the plugin needs with this configuration.
-fn rights(conf: &NetConf) -> Vec<(&'static Check, Right)> {
-    let right = |verb, group, resource, subresource| Right { verb, group, resource, subresource, namespace: None };
+/// Returns the permissions that the plugin needs with this configuration.
+fn permissions(conf: &NetConf) -> Vec<(&'static Check, Permission)> {
+    let permission =
+        |verb, group, resource, subresource| Permission { verb, group, resource, subresource, namespace: None };
     let wants = sub_plugins::wants(&conf.chain);
     let primary = conf.primary.as_ref();
     let tells = primary.is_some_and(|primary| primary.network_status != NetworkStatus::Never);
     let all = [
-        (wants.pod || primary.is_some(), checks::RIGHT_GET_PODS, right("get", "", "pods", None)),
-        (wants.namespace, checks::RIGHT_GET_NAMESPACES, right("get", "", "namespaces", None)),
+        (wants.pod || primary.is_some(), checks::PERMISSION_GET_PODS, permission("get", "", "pods", None)),
+        (wants.namespace, checks::PERMISSION_GET_NAMESPACES, permission("get", "", "namespaces", None)),
         (
             primary.is_some(),
-            checks::RIGHT_GET_DEFINITIONS,
-            right("get", "k8s.cni.cncf.io", "network-attachment-definitions", None),
+            checks::PERMISSION_GET_DEFINITIONS,
+            permission("get", "k8s.cni.cncf.io", "network-attachment-definitions", None),
         ),
-        (tells, checks::RIGHT_PATCH_PODS_STATUS, right("patch", "", "pods", Some("status"))),
-        (tells, checks::RIGHT_CREATE_EVENTS, right("create", "", "events", None)),
+        (tells, checks::PERMISSION_PATCH_PODS_STATUS, permission("patch", "", "pods", Some("status"))),
+        (tells, checks::PERMISSION_CREATE_EVENTS, permission("create", "", "events", None)),
     ];
-    all.into_iter().filter(|(needed, ..)| *needed).map(|(_, check, right)| (check, right)).collect()
+    all.into_iter().filter(|(needed, ..)| *needed).map(|(_, check, permission)| (check, permission)).collect()
 }
 
 #[cfg(test)]
@@ -256,7 +258,7 @@ mod tests {
 
     fn of(conf: &Value) -> Vec<String> {
         let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("accepted");
-        rights(&conf).into_iter().map(|(_, right)| right.to_string()).collect()
+        permissions(&conf).into_iter().map(|(_, permission)| permission.to_string()).collect()
     }
 
     #[test]
@@ -275,8 +277,8 @@ mod tests {
         assert_eq!(with(primary), [format!("get pods {all}"), definitions.clone()]);
         let tells = with(json!({"delegates": [{"name": "d", "type": "bridge"}], "chain": [{"type": "uid-exclude"}]}));
         let wanted = ["get pods", "get namespaces", &definitions, "patch pods/status", "create events"];
-        for (right, wanted) in tells.iter().zip(wanted) {
-            assert!(right.starts_with(wanted), "{tells:?}");
+        for (permission, wanted) in tells.iter().zip(wanted) {
+            assert!(permission.starts_with(wanted), "{tells:?}");
         }
         assert_eq!(tells.len(), wanted.len());
     }

@@ -53,9 +53,10 @@ pub(super) fn examine(target: &CheckTarget, conf: Option<&NetConf>, results: &mu
     for (check, own, rule_format, other) in formats {
         results.run(check, || match own {
             Ok(()) => CheckVerdict::pass("the rules of a pod were committed and read back, for IPv4 and IPv6"),
-            Err(why) if asked != Some(rule_format) && other.is_ok() => {
-                CheckVerdict::NotChecked(format!("refused ({why}), but not needed: the other dialect is used"), None)
-            }
+            Err(why) if asked != Some(rule_format) && other.is_ok() => CheckVerdict::NotChecked(
+                format!("refused ({why}), but not needed: the other rule format is used"),
+                None,
+            ),
             Err(why) if rule_format == RuleFormat::Iptables && other.is_ok() => {
                 CheckVerdict::fail(why.clone(), format!("{}{MODULES}", without_nft_compat(target)))
             }

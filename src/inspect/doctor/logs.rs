@@ -186,8 +186,8 @@ fn tail(file: &Path) -> std::io::Result<String> {
 const DEFINITION: &str = "see definition-found: the annotation names a definition that is not in that namespace";
 const NO_CONFIGURATION: &str = "see definition-leads: no configuration file on the node has the definition's name";
 const NOT_READY: &str = "check the pods of the cluster network on this node: it has not written its configuration yet";
-const TOKEN: &str = "see token-valid: the API server refuses the token in the kubeconfig";
-const RIGHTS: &str = "see the checks right-*, and grant the missing rights";
+const TOKEN: &str = "see token-valid: the API server rejects the token in the kubeconfig";
+const PERMISSIONS: &str = "see the checks permission-*, and grant the missing permissions";
 const CORRECT: &str = "correct the named key or annotation";
 
 /// Fragments that all occur in a message, and the next step. The first match counts. The messages are those of CRI-O and
@@ -224,8 +224,8 @@ const KNOWN_ERRORS: [(&[&str], &str); 24] = [
     ),
     (&["are not accepted"], TOKEN),
     (&["Unauthorized"], TOKEN),
-    (&["lack the right to"], RIGHTS),
-    (&["is forbidden"], RIGHTS),
+    (&["lack the permission to"], PERMISSIONS),
+    (&["is forbidden"], PERMISSIONS),
     (&["no usable answer in"], "see api-reachable: the API server did not answer in time"),
     (&["contradict each other"], "set the named setting to the same value in both attachments"),
     (&["invalid ", "; expected"], CORRECT),
@@ -264,7 +264,7 @@ mod tests {
     fn a_refused_policy_of_a_running_pod_is_no_failed_start() {
         let message = "pod shop/web-0: annotation \"detour.io/exclude-uids\": invalid UID \"abc\"; expected a number";
         assert!(is_failure(&event("Failed", message)));
-        for reason in ["DetourPolicyRefused", "DetourPolicyOutdated"] {
+        for reason in ["DetourPolicyRejected", "DetourPolicyOutdated"] {
             assert!(!is_failure(&event(reason, message)));
         }
     }
@@ -300,8 +300,8 @@ mod tests {
             (r"fork/exec /var/lib/cni/bin/istio-cni: exec format error", "program-architecture"),
             (r"fork/exec /var/lib/cni/bin/istio-cni: permission denied", "program-executable"),
             (
-                "pod shop/web-0: GET https://10.0.0.1:443/api/v1/namespaces/shop/pods/web-0 (kubeconfig /k): 403, the credentials in /k lack the right to get pods in namespace shop; grant it in a ClusterRole",
-                "right-*",
+                "pod shop/web-0: GET https://10.0.0.1:443/api/v1/namespaces/shop/pods/web-0 (kubeconfig /k): 403, the credentials in /k lack the permission to get pods in namespace shop; grant it in a ClusterRole",
+                "permission-*",
             ),
             (
                 "kubeconfig /k is not written yet; check that the pod of the agent that writes it (detour-agent, or istio-cni's install-cni) runs on this node, or correct kubernetes.kubeconfig",

@@ -49,32 +49,32 @@ pub(super) fn examine_node(report: Result<&PoliciesReport, &String>, results: &m
 fn severity(state: &str) -> u8 {
     match state {
         "none" => 0,
-        "refused" => 1,
+        "rejected" => 1,
         _ => 2,
     }
 }
 
 fn summary(report: &PoliciesReport) -> CheckVerdict {
-    let PoliciesReport { scope, current, older, refused, none, pods, .. } = report;
+    let PoliciesReport { scope, current, older, rejected, none, pods, .. } = report;
     if scope.is_empty() {
         return CheckVerdict::not_checked(
             "the agent does not compare policies (chart value livePolicy, flag --live-policy)",
         );
     }
-    let counts = format!("{current} current, {older} older, {refused} refused, {none} without rules");
+    let counts = format!("{current} current, {older} older, {rejected} rejected, {none} without rules");
     let follows = match scope.parse() {
         Ok(LivePolicyScope::Off) => "; running pods follow no change (livePolicy is off)",
         Ok(LivePolicyScope::All) => "; running pods follow changes of exclusions and of the redirection's settings",
         Ok(LivePolicyScope::Exclusions) => "; running pods follow changes of exclusions",
         Err(_) => "",
     };
-    let wrong = older.saturating_add(*refused).saturating_add(*none);
+    let wrong = older.saturating_add(*rejected).saturating_add(*none);
     let listed = pods.len().min(LISTED);
     let more = usize::try_from(wrong).unwrap_or(usize::MAX).saturating_sub(listed);
     let more = if more > 0 { format!("; {more} of them are not listed") } else { String::new() };
     let found = format!("{counts}{follows}{more}");
     let next = "see the lines below; detour doctor -n NAMESPACE POD shows the difference";
-    match (older, refused.saturating_add(*none)) {
+    match (older, rejected.saturating_add(*none)) {
         (0, 0) => CheckVerdict::pass(found),
         (_, 0) => CheckVerdict::warn(found, next),
         _ => CheckVerdict::fail(found, next),
@@ -93,7 +93,7 @@ fn verdict(status: &PodPolicyStatus) -> CheckVerdict {
             found,
             "delete the pod, or let the agent repair it (chart value repair.enabled); detour audit shows its traffic",
         ),
-        "refused" => CheckVerdict::fail(found, CORRECT),
+        "rejected" => CheckVerdict::fail(found, CORRECT),
         _ if *needs_new_pod => CheckVerdict::warn(found, recreate(&pod.namespace, &pod.name)),
         _ => CheckVerdict::warn(found, format!("wait some seconds; {SEE_AGENT}")),
     }
@@ -136,8 +136,8 @@ impl PodSubject<'_> {
         let recreate = recreate(&facts.pod.namespace, &facts.pod.name);
         match state {
             Verdict::Current => CheckVerdict::pass(format!("{applied}, current{}", following(scope, facts))),
-            Verdict::Refused => {
-                CheckVerdict::fail(format!("refused: {}; the pod keeps {applied}", found.reason), CORRECT)
+            Verdict::Rejected => {
+                CheckVerdict::fail(format!("rejected: {}; the pod keeps {applied}", found.reason), CORRECT)
             }
             Verdict::Older | Verdict::None => {
                 let older = older(&found);

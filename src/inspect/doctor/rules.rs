@@ -67,7 +67,7 @@ fn equal(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
         Some(true) => {
             let own = report.rules.iter().filter(|line| line.mark == Mark::Fine).count();
             let what = match report.dialect {
-                Some(dialect) => format!("{own} rules, the redirection in dialect {dialect}"),
+                Some(format) => format!("{own} rules, the redirection in format {format}"),
                 None => format!("{own} rules"),
             };
             CheckVerdict::pass(format!("{what}, for {}", report.attachments.join(", ")))

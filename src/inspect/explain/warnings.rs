@@ -120,7 +120,7 @@ fn iptables_with_own_users(subject: &Subject, evaluations: &[Evaluation<'_>]) ->
         code: ADD_FAILS,
         what:
             "an ADD would fail: the pod has its own user namespace (hostUsers: false), in which the kernel refuses the \
-               redirection in dialect iptables"
+               redirection in format iptables"
                 .to_owned(),
         next: "set dialect to nftables, or remove it".to_owned(),
     })
@@ -361,7 +361,7 @@ fn outside_uid_range(subject: &Subject, namespace: &Namespace) -> Vec<Warning> {
             namespace.name
         ),
         next:
-            "grant its service account an SCC that allows the UID (nonroot-v2, anyuid); restricted-v2 refuses the pod"
+            "grant its service account an SCC that allows the UID (nonroot-v2, anyuid); restricted-v2 rejects the pod"
                 .to_owned(),
     };
     all.map(warning).collect()

@@ -57,8 +57,8 @@ pub struct PolicyCounts {
     pub current: u32,
     /// The rules are those of an earlier policy.
     pub older: u32,
-    /// The newest policy is refused.
-    pub refused: u32,
+    /// The newest policy is rejected.
+    pub rejected: u32,
     /// A pod with a sidecar has no rules.
     pub none: u32,
 }
@@ -68,7 +68,7 @@ impl PolicyCounts {
         Self {
             current: self.current.saturating_add(other.current),
             older: self.older.saturating_add(other.older),
-            refused: self.refused.saturating_add(other.refused),
+            rejected: self.rejected.saturating_add(other.rejected),
             none: self.none.saturating_add(other.none),
         }
     }
@@ -251,9 +251,9 @@ impl TextReport for NodesCheck {
         let text = format!("{healthy} healthy, {unhealthy} unhealthy, {} skipped", count(NodeResult::Skipped));
         let tone = if self.healthy { Tone::Good } else { Tone::Bad };
         screen.line(&[Cell::of("Nodes:"), Cell::of(text).tone(tone)]);
-        if let Some(PolicyCounts { current, older, refused, none }) = self.policies {
-            let text = format!("{current} current, {older} older, {refused} refused, {none} without rules");
-            let tone = if refused.saturating_add(none) > 0 { Tone::Bad } else { Tone::Plain };
+        if let Some(PolicyCounts { current, older, rejected, none }) = self.policies {
+            let text = format!("{current} current, {older} older, {rejected} rejected, {none} without rules");
+            let tone = if rejected.saturating_add(none) > 0 { Tone::Bad } else { Tone::Plain };
             screen.line(&[Cell::of("Policies of running pods:"), Cell::of(text).tone(tone)]);
         }
         if let Some(FormatCounts { iptables, nftables }) = self.rule_formats {
@@ -333,19 +333,19 @@ mod tests {
     fn warnings_do_not_make_a_node_unhealthy_and_policies_add_up() {
         let warned = agent(true, Ok(POLICIES));
         assert_eq!(warned.result, NodeResult::Healthy);
-        let refused = PolicyCounts { refused: u32::MAX, ..PolicyCounts::default() };
+        let rejected = PolicyCounts { rejected: u32::MAX, ..PolicyCounts::default() };
         let other = NodeCheck {
-            policies: Some(refused),
+            policies: Some(rejected),
             ..agent(true, Ok(r#"{"version": "0.2.0", "healthy": true, "checks": []}"#))
         };
         let alone = NodesCheck::of(vec![agent(true, Err("why"))]);
         assert_eq!(alone.policies, None);
         let report = NodesCheck::of(vec![warned.clone(), other, warned]);
-        assert_eq!(report.policies, Some(PolicyCounts { current: 6, older: 4, refused: u32::MAX, none: 0 }));
+        assert_eq!(report.policies, Some(PolicyCounts { current: 6, older: 4, rejected: u32::MAX, none: 0 }));
         let text = render(&report, Format::Table { color: false }).expect("text");
         let text = text.as_str();
         assert!(
-            text.contains("\nPolicies of running pods: 6 current, 4 older, 4294967295 refused, 0 without rules\n"),
+            text.contains("\nPolicies of running pods: 6 current, 4 older, 4294967295 rejected, 0 without rules\n"),
             "{text}"
         );
         assert!(text.contains("warnings: policies, pod-policy\n"), "{text}");

@@ -75,7 +75,7 @@ pub(super) fn refused(error: &NfError, transaction: Option<&Transaction<'_>>) ->
         (_, plan) => plan.is_none_or(|plan| !plan.iptables.is_empty()),
     };
     let needed = if is_in_iptables {
-        "nf_tables with nft_compat and the xtables extensions (dialect nftables needs only nf_tables)"
+        "nf_tables with nft_compat and the xtables extensions (rule format nftables needs only nf_tables)"
     } else {
         "nf_tables with nat, redirect, tproxy and ct expressions for family inet (5.2 or later)"
     };

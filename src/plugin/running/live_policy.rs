@@ -70,7 +70,7 @@ pub struct DesiredPolicies {
     /// The policies. Where a setting of a sub-plugin is invalid, they have what is applied.
     pub policies: Vec<(Attachment, Policy)>,
     /// Why a setting of the configuration or of the pod is invalid: an ADD would fail.
-    pub refused: Option<Error>,
+    pub rejected: Option<Error>,
 }
 
 /// Returns the containers with saved state. A damaged record is logged, and its container is skipped.
@@ -179,21 +179,21 @@ impl RunningPod {
     /// Attachments contradict each other, the facts are of another pod, or the inputs are not saved ([`Code::NoAdd`]).
     pub fn desired(&self, root: &Path, facts: &Facts, installed: &[&NetConf]) -> Result<DesiredPolicies, Error> {
         let about = |error: Error| error.of_pod(&facts.pod.namespace, &facts.pod.name);
-        let (group_file, mut refused) = (group_file(root), None);
+        let (group_file, mut rejected) = (group_file(root), None);
         let mut evaluate = |AppliedPolicy { attachment, inputs, policy: applied, .. }: &AppliedPolicy| {
             let inputs = inputs.as_ref().ok_or_else(|| without_inputs(attachment))?;
             let of_network = |conf: &&&NetConf| conf.name == attachment.network && conf.primary.is_none();
             let evaluated = inputs.evaluate(facts, installed.iter().find(of_network).copied(), &group_file)?;
             let mut policies = Vec::new();
             for (network, separate) in evaluated {
-                refused = refused.take().or_else(|| refusal(network, &separate));
+                rejected = rejected.take().or_else(|| refusal(network, &separate));
                 policies.push((network.unwrap_or_default(), separate.or_applied(applied)));
             }
             Ok((attachment.clone(), united(&policies)?))
         };
         let policies = self.attachments.iter().map(|applied| evaluate(applied).map_err(about));
         let policies = policies.collect::<Result<_, Error>>()?;
-        Ok(DesiredPolicies { policies, refused: refused.map(about) })
+        Ok(DesiredPolicies { policies, rejected: rejected.map(about) })
     }
 
     /// Returns the policies that the pod gets within `scope` if `desired` are its desired ones. A pod that nothing

@@ -102,7 +102,8 @@ fn helm_test_checks_a_node_with_read_only_mounts_and_without_a_token() {
         assert!(result.as_ref().is_ok_and(|text| text.contains("Succeeded")), "{result:?}\n{output}");
         assert_eq!(checks(&output, "-"), [""; 0], "{output}");
         let passed = checks(&output, "pass");
-        for check in ["program-present", "token-valid", "right-get-pods", "agent-reachable", "kernel-native-rules"] {
+        for check in ["program-present", "token-valid", "permission-get-pods", "agent-reachable", "kernel-native-rules"]
+        {
             assert!(passed.contains(&check), "{check}: {output}");
         }
         assert_eq!(node.files(), before, "nothing changes");

@@ -22,21 +22,21 @@ pub(crate) enum Verdict {
     /// The applied policy is an earlier one.
     Older,
     /// The desired policy is invalid, or contradicts itself.
-    Refused,
+    Rejected,
     /// The pod has a sidecar and no rules, and would be redirected.
     None,
 }
 
 impl Verdict {
     /// All verdicts.
-    pub(crate) const ALL: [Self; 4] = [Self::Current, Self::Older, Self::Refused, Self::None];
+    pub(crate) const ALL: [Self; 4] = [Self::Current, Self::Older, Self::Rejected, Self::None];
 
     /// Returns the name in metrics and reports.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Current => "current",
             Self::Older => "older",
-            Self::Refused => "refused",
+            Self::Rejected => "rejected",
             Self::None => "none",
         }
     }
@@ -88,24 +88,24 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
         return known;
     }
     let is_meshed = is_meshed(&facts.pod, facts.namespace.as_ref()) || has_rules;
-    let DesiredPolicies { policies, refused } = match desired {
+    let DesiredPolicies { policies, rejected } = match desired {
         Ok(desired) => desired,
-        Err(error) if is_meshed => return with(Verdict::Refused, error.to_string()),
+        Err(error) if is_meshed => return with(Verdict::Rejected, error.to_string()),
         Err(_) => return known,
     };
-    if !is_meshed && refused.is_some() {
+    if !is_meshed && rejected.is_some() {
         return known;
     }
     // While a setting is invalid, a new pod would not start.
     let desired_hash =
-        if refused.is_none() { policy_hash(policies.iter().map(|(_, policy)| policy)) } else { String::new() };
+        if rejected.is_none() { policy_hash(policies.iter().map(|(_, policy)| policy)) } else { String::new() };
     let with = |verdict, reason| Assessment { desired: desired_hash.clone(), ..with(verdict, reason) };
-    if refused.is_none() && !has_rules && policies.iter().all(|(_, policy)| policy.is_empty()) {
+    if rejected.is_none() && !has_rules && policies.iter().all(|(_, policy)| policy.is_empty()) {
         return known;
     }
     let follows = follows_changes(facts);
     // An invalid value of the annotation is reported although the next change may be far off.
-    let error = refused.as_ref().or(follows.as_ref().err());
+    let error = rejected.as_ref().or(follows.as_ref().err());
     // A pod that follows no changes does not keep a bypass that is no longer allowed.
     let next = match (follows.as_ref(), *scope) {
         (_, LivePolicyScope::Off) => None,
@@ -115,7 +115,7 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
     let next = next.filter(|next| !running.has_applied(next));
     let older = if has_rules { Verdict::Older } else { Verdict::None };
     match (error, next) {
-        (Some(error), change) => Assessment { change, ..with(Verdict::Refused, error.to_string()) },
+        (Some(error), change) => Assessment { change, ..with(Verdict::Rejected, error.to_string()) },
         (None, _) if running.has_applied(policies) => with(Verdict::Current, String::new()),
         (None, Some(next)) => {
             Assessment { change: Some(next), ..with(older, "the change is not applied yet".to_owned()) }
