@@ -44,6 +44,8 @@ fn the_last_plugin_of_a_configuration_list_is_accepted() {
         last["cniVersion"] = list["cniVersion"].clone();
         let conf = parse(&last);
         assert_eq!((conf.kind.as_str(), types(&conf)), ("detour", chain.to_vec()));
+        let file = detour_cni::cni::configuration(std::path::Path::new("f"), text.as_bytes());
+        assert_eq!(file.expect("the same plugin"), conf);
         assert_eq!(conf.warnings, [""; 0]);
     }
 }
