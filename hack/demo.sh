@@ -377,7 +377,7 @@ Next:
   cd $scene
   ./detour explain -f manifests/pod.yaml --namespace-file manifests/namespace.yaml --config exclude.conf
   ./detour trace --netns $pod --from uid=$vault_uid --to $resolver_v4:53/udp
-  ./detour rules --all $pod
+  ./detour rules $pod
 Remove: $script --remove
 END
 }

@@ -3,7 +3,8 @@
 # 1.34) with each mode of the plugin (attachment of Multus, entry in the cluster network's configuration list,
 # configuration list of its own, primary plugin) and each rule format. Each cell has a real API server and the agent as the
 # chart installs it, and goes from the installation to the removal, with faults and an upgrade. One test compares the
-# plugin's rules with those of the real istio-cni. The other tests: containers that are excluded by name, boots of a
+# plugin's rules with those of the real istio-cni, and one runs the agent from the image, as the quick start with kind
+# does. The other tests: containers that are excluded by name, boots of a
 # node while the cluster CNI rewrites its configuration list, and live policy.
 # Installs missing packages and builds the components first, once: about five minutes on two cores, three more for
 # istio-cni, which only the comparison of rules needs, and four more for kube-apiserver.
@@ -78,7 +79,7 @@ if [[ -n $only_matrix ]]; then
 fi
 
 need_root
-need_commands gcc=build-essential strip=binutils jq=jq ip=iproute2 nft=nftables iptables=iptables curl=curl runc=runc \
+need_commands gcc=build-essential strip=binutils jq=jq umoci=umoci ip=iproute2 nft=nftables iptables=iptables curl=curl runc=runc \
     conmon=conmon skopeo=skopeo nsenter=util-linux etcd=etcd-server /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
 # run_tests ARGUMENT…: runs the test program.

@@ -180,9 +180,9 @@ pub(crate) struct NamespaceObject {
 }
 
 impl From<NamespaceObject> for pod::Namespace {
-    fn from(NamespaceObject { mut metadata }: NamespaceObject) -> Self {
-        let dataplane_mode = metadata.labels.remove(DATAPLANE_MODE);
-        Self { name: metadata.name, annotations: metadata.annotations, dataplane_mode }
+    fn from(NamespaceObject { metadata }: NamespaceObject) -> Self {
+        let dataplane_mode = metadata.labels.get(DATAPLANE_MODE).cloned();
+        Self { name: metadata.name, annotations: metadata.annotations, labels: metadata.labels, dataplane_mode }
     }
 }
 

@@ -19,9 +19,10 @@ pub use names::{
     DEFAULT_INTERFACE, check_interface_name, is_dns_label, is_dns_subdomain, is_identifier, is_matchable_interface,
 };
 pub use netconf::{
-    AUTO_DIALECT, CNI_CONF_DIR, DEFAULT_AGENT_PREFIXES, DefaultNetwork, GLOBAL_NAMESPACE, GROUP_FILE, Kubernetes,
-    LogLevel, NetConf, NetworkName, NetworkStatus, OWN_LIST, OWN_TYPES, POD_ANNOTATIONS, PROGRAM, Primary, RuleFormat,
-    SUB_PLUGINS, SYSTEM_NAMESPACE, ValidAttachment, configuration, is_configuration_file, unknown_key,
+    ALLOW, AUTO_DIALECT, BlockBounds, Bounds, CNI_CONF_DIR, DEFAULT_AGENT_PREFIXES, DefaultNetwork, GLOBAL_NAMESPACE,
+    GROUP_FILE, Kubernetes, LogLevel, NetConf, NetworkName, NetworkStatus, OUTSIDE_BOUNDS, OWN_LIST, OWN_TYPES,
+    OutsideBounds, POD_ANNOTATIONS, PROGRAM, Primary, RuleFormat, SUB_PLUGINS, SYSTEM_NAMESPACE, ValidAttachment,
+    configuration, is_configuration_file, unknown_key,
 };
 pub use node_conf::{NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NodeConf, primary_in_attachment};
 pub use request::{Args, CniCommand, Request, variables};

@@ -6,7 +6,9 @@ mod govern;
 use super::block::{Block, BlockReader};
 use super::error::{Code, Error};
 use super::list::wrong_type;
-use super::netconf::{AUTO_DIALECT, Kubernetes, NetConf, RuleFormat, SUB_PLUGINS, absolute, delegate_timeout};
+use super::netconf::{
+    ALLOW, AUTO_DIALECT, Bounds, Kubernetes, NetConf, RuleFormat, SUB_PLUGINS, absolute, delegate_timeout,
+};
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -46,8 +48,10 @@ pub struct NodeConf {
     /// The keys of [`KUBERNETES`].
     kubernetes: Map<String, Value>,
     exclude_namespaces: Vec<String>,
-    /// The excluded namespaces of networks for which [`Self::exclude_namespaces`] does not apply.
-    networks: BTreeMap<String, Vec<String>>,
+    /// What pods may request.
+    bounds: Bounds,
+    /// The networks for which [`Self::exclude_namespaces`] and [`Self::bounds`] do not apply.
+    networks: BTreeMap<String, NetworkKeys>,
     /// Sub-plugins with `pod_overrides: false` in all attachments.
     pinned: Vec<String>,
     attachments_may_exclude_namespaces: bool,
@@ -55,6 +59,21 @@ pub struct NodeConf {
     primary: Option<bool>,
     /// Whether attachments cannot set the node's other keys either.
     exhaustive: bool,
+}
+
+/// The keys of one network.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct NetworkKeys {
+    exclude_namespaces: Vec<String>,
+    bounds: Bounds,
+}
+
+impl NetworkKeys {
+    fn keys(&self) -> Map<String, Value> {
+        let mut keys = self.bounds.keys();
+        keys.insert(EXCLUDED.into(), json!(self.exclude_namespaces));
+        keys
+    }
 }
 
 impl NodeConf {
@@ -87,6 +106,7 @@ impl NodeConf {
             top: present(top),
             kubernetes: present(kubernetes),
             exclude_namespaces: exclude_namespaces.clone(),
+            bounds: conf.bounds.clone(),
             networks: BTreeMap::new(),
             pinned: SUB_PLUGINS.iter().copied().filter(is_pinned).map(str::to_owned).collect(),
             attachments_may_exclude_namespaces: conf.attachments_may_exclude_namespaces,
@@ -106,6 +126,7 @@ impl NodeConf {
             top: Map::new(),
             kubernetes,
             exclude_namespaces: Vec::new(),
+            bounds: Bounds::default(),
             networks: BTreeMap::new(),
             pinned: SUB_PLUGINS.map(str::to_owned).into(),
             attachments_may_exclude_namespaces: false,
@@ -126,8 +147,9 @@ impl NodeConf {
         let mut kubernetes = self.kubernetes.clone();
         kubernetes.insert(EXCLUDED.into(), json!(self.exclude_namespaces));
         keys.insert("kubernetes".into(), kubernetes.into());
+        keys.extend(self.bounds.keys());
         if !self.networks.is_empty() {
-            let network = |(name, excluded): (&String, &Vec<String>)| (name.clone(), json!({ EXCLUDED: excluded }));
+            let network = |(name, network): (&String, &NetworkKeys)| (name.clone(), network.keys().into());
             keys.insert(NETWORKS.into(), Map::from_iter(self.networks.iter().map(network)).into());
         }
         keys.insert("pinned".into(), json!(self.pinned));
@@ -164,7 +186,8 @@ impl NodeConf {
             top: present(TOP.map(|key| (key, value_of(keys.all(), key)))),
             kubernetes: present(KUBERNETES.map(|key| (key, written.and_then(|written| value_of(written, key))))),
             exclude_namespaces: read.exclude_namespaces,
-            networks: networks(keys, &mut warnings)?,
+            bounds: bounds(keys, place, &mut warnings)?,
+            networks: networks(keys, place, &mut warnings)?,
             pinned: keys.list("pinned")?.map(|list| list.items).unwrap_or_default(),
             attachments_may_exclude_namespaces: keys.boolean(MAY_EXCLUDE)?.unwrap_or(false),
             primary: keys.boolean("primary")?,
@@ -197,8 +220,10 @@ impl NodeConf {
         for (network, other) in others {
             let is_pinned = |kind: &&str| [&self, &other].iter().any(|conf| conf.pinned.iter().any(|own| own == kind));
             self.pinned = SUB_PLUGINS.iter().copied().filter(is_pinned).map(str::to_owned).collect();
-            if other.exclude_namespaces != self.exclude_namespaces {
-                self.networks.insert(network, other.exclude_namespaces);
+            let own = NetworkKeys { exclude_namespaces: self.exclude_namespaces.clone(), bounds: self.bounds.clone() };
+            let other = NetworkKeys { exclude_namespaces: other.exclude_namespaces, bounds: other.bounds };
+            if other.keys() != own.keys() {
+                self.networks.insert(network, other);
             }
         }
         self
@@ -206,7 +231,19 @@ impl NodeConf {
 
     /// Returns the namespaces whose pods are skipped by configurations of this network.
     fn excluded(&self, network: Option<&str>) -> &[String] {
-        network.and_then(|network| self.networks.get(network)).unwrap_or(&self.exclude_namespaces)
+        let of_network = network.and_then(|network| self.networks.get(network));
+        of_network.map_or(&self.exclude_namespaces, |network| &network.exclude_namespaces)
+    }
+
+    /// Returns the bounds for requests to configurations of this network, if the node sets bounds.
+    #[must_use]
+    pub fn bounds(&self, network: Option<&str>) -> Option<&Bounds> {
+        let of_network = network.and_then(|network| self.networks.get(network));
+        self.sets_bounds().then(|| of_network.map_or(&self.bounds, |network| &network.bounds))
+    }
+
+    fn sets_bounds(&self) -> bool {
+        self.bounds.is_set() || self.networks.values().any(|network| network.bounds.is_set())
     }
 
     /// Returns a summary of the keys that the node sets, for messages.
@@ -220,11 +257,12 @@ impl NodeConf {
             names => format!("; excludes {}", names.join(", ")),
         };
         let pinned = if self.pinned.is_empty() { String::new() } else { format!("; pins {}", self.pinned.join(", ")) };
-        let network = |(name, excluded): (&String, &Vec<String>)| {
-            format!("; excludes {} for network {name}", excluded.join(", "))
+        let network = |(name, network): (&String, &NetworkKeys)| {
+            format!("; excludes {} for network {name}", network.exclude_namespaces.join(", "))
         };
         let networks: String = self.networks.iter().map(network).collect();
-        format!("{keys}{excluded}{networks}{pinned}")
+        let bounds = if self.sets_bounds() { "; bounds what pods may request" } else { "" };
+        format!("{keys}{excluded}{networks}{pinned}{bounds}")
     }
 
     /// Returns the same with `primary`, unless the configuration already sets it.
@@ -248,16 +286,38 @@ pub fn primary_in_attachment() -> Error {
 }
 
 /// Reads [`NETWORKS`].
-fn networks(keys: &BlockReader<'_>, warnings: &mut Vec<String>) -> Result<BTreeMap<String, Vec<String>>, Error> {
+fn networks(
+    keys: &BlockReader<'_>,
+    place: &str,
+    warnings: &mut Vec<String>,
+) -> Result<BTreeMap<String, NetworkKeys>, Error> {
     let Some(block) = keys.block(NETWORKS)? else { return Ok(BTreeMap::new()) };
     let mut networks = BTreeMap::new();
     for (name, value) in block.all() {
         let keys = BlockReader::new(format!("{NETWORKS}.{name}"), value)?;
-        let excluded = keys.list(EXCLUDED)?.map(|list| list.items).unwrap_or_default();
+        let exclude_namespaces = keys.list(EXCLUDED)?.map(|list| list.items).unwrap_or_default();
+        let bounds = bounds(&keys, place, warnings)?;
         warnings.extend(keys.unknown().into_iter().map(|key| format!("{NETWORKS}.{name}.{key}: unknown key, ignored")));
-        networks.insert(name.clone(), excluded);
+        networks.insert(name.clone(), NetworkKeys { exclude_namespaces, bounds });
     }
     Ok(networks)
+}
+
+/// Reads the bounds. The blocks in `chain` have no other keys.
+fn bounds(keys: &BlockReader<'_>, place: &str, warnings: &mut Vec<String>) -> Result<Bounds, Error> {
+    let blocks = match keys.value("chain") {
+        None => Vec::new(),
+        Some(Value::Array(items)) => {
+            let block = |(i, item)| Block::new(format!("{}[{i}]", keys.place("chain")), item);
+            items.iter().enumerate().map(block).collect::<Result<Vec<_>, _>>()?
+        }
+        Some(other) => return Err(wrong_type(&keys.place("chain"), other, "an array of objects")),
+    };
+    for block in &blocks {
+        let others = block.keys.keys().filter(|key| !["type", ALLOW].contains(&key.as_str()));
+        warnings.extend(others.map(|key| format!("{}.{key}: unknown key, ignored", block.path)));
+    }
+    Bounds::read(keys, &blocks, format!("the node configuration {place}"))
 }
 
 fn present<const N: usize>(keys: [(&str, Option<Value>); N]) -> Map<String, Value> {
@@ -280,7 +340,9 @@ pub(super) mod tests {
         let conf = json!({
             "name": "n", "type": "detour", "log_file": "/var/log/d.log", "exclude_namespaces": ["a"],
             "attachments_may_exclude_namespaces": true, "clusterNetwork": "ovn", "binDir": "/b", "kubeconfig": "/k",
-            "chain": [{"type": "uid-exclude", "pod_overrides": false}, {"type": "istio-redirect"}],
+            "chain": [{"type": "uid-exclude", "pod_overrides": false}, {"type": "istio-redirect"},
+                {"type": "dns-exclude", "allow": {"resolvers": "all"}}],
+            "allow": [{"uids": 7}], "outside_bounds": "ignore",
         });
         let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "").expect("accepted");
         let own = NodeConf::from_configuration(&conf);
@@ -290,11 +352,14 @@ pub(super) mod tests {
                 "kubeconfig": "/k", "cni_bin_dir": "/b", "timeout_seconds": 10,
                 "agent_pod_prefixes": ["detour-agent-", "istio-cni-node-"], "exclude_namespaces": ["a"],
             },
+            "allow": [{"uids": 7}], "outside_bounds": "ignore",
+            "chain": [{"type": "dns-exclude", "allow": {"resolvers": "all"}}],
             "pinned": ["uid-exclude"], "attachments_may_exclude_namespaces": true, "primary": true,
         });
         assert_eq!(serde_json::from_str::<Value>(&own.text()).expect("JSON"), wanted);
         let read = node(&wanted);
-        assert_eq!(read, NodeConf { place: "/node.json".into(), exhaustive: false, ..own });
+        let bounds = read.bounds.clone();
+        assert_eq!(read, NodeConf { place: "/node.json".into(), exhaustive: false, bounds, ..own });
         assert!(!read.is_attached() && node(&json!({"primary": false})).is_attached());
         assert_eq!(node(&json!({})).with_primary(Some(false)).primary, Some(false));
         assert_eq!(read.with_primary(Some(false)).primary, Some(true), "by the configuration itself");
@@ -310,6 +375,11 @@ pub(super) mod tests {
             (r#"{"log_file": "b"}"#, "/node.json: log_file: invalid value \"b\"; expected an absolute path"),
             (r#"{"delegate_timeout_seconds": 0}"#, "/node.json: delegate_timeout_seconds: invalid value 0"),
             (r#"{"pinned": {}}"#, "/node.json: pinned: invalid value {}"),
+            (
+                r#"{"outside_bounds": "x"}"#,
+                "/node.json: outside_bounds: invalid value \"x\"; expected one of reject, ignore",
+            ),
+            (r#"{"chain": {}}"#, "/node.json: chain: invalid value {}"),
             (r#"{"primary": "yes"}"#, "/node.json: primary: invalid value \"yes\"; expected true or false"),
         ] {
             let error = NodeConf::parse("/node.json", text.as_bytes()).expect_err(text);
@@ -329,6 +399,7 @@ pub(super) mod tests {
     fn further_networks_add_their_pinned_sub_plugins_and_excluded_namespaces() {
         let first = json!({
             "log_file": "/var/log/d.log", "kubernetes": {"kubeconfig": "/k", "exclude_namespaces": ["one"]},
+            "allow": {"uids": 7},
             "pinned": ["dns-exclude"], "attachments_may_exclude_namespaces": false, "primary": false,
         });
         assert_eq!(node(&first).with_networks([]).text(), format!("{first:#}\n"));
@@ -339,6 +410,12 @@ pub(super) mod tests {
         expected["pinned"] = json!(["istio-redirect", "dns-exclude"]);
         assert_eq!(all.keys(), expected);
         assert_eq!(node(&expected), NodeConf { place: "/node.json".into(), ..all });
+        // Without its own bounds, the second network has the default ones.
+        assert_eq!(node(&expected).bounds(Some("b")).map(Bounds::is_set), Some(false));
+        assert_eq!(
+            node(&expected).bounds(Some("other")).and_then(|bounds| bounds.allow.clone()),
+            Some(json!({"uids": 7}))
+        );
     }
 
     #[test]

@@ -149,7 +149,8 @@ pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
 }
 
 fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<DesiredPolicy, Error> {
-    let output = output(blocks, conf, facts).map_err(|error| match facts {
+    let output = output(blocks, conf, facts).and_then(|output| output.rejection(&conf.bounds).map_or(Ok(output), Err));
+    let output = output.map_err(|error| match facts {
         Some(facts) => error.of_pod(&facts.pod.namespace, &facts.pod.name),
         None => error,
     })?;
@@ -164,17 +165,18 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Desire
     Ok(DesiredPolicy { policy: output.policy, why, ignored, with })
 }
 
-/// Runs the sub-plugins in `blocks` with the pod's facts, if they are known.
+/// Evaluates the sub-plugins in `blocks` with the pod's facts, if they are known. Requests outside the bounds are without
+/// effect, even if an ADD would fail.
 ///
 /// # Errors
-/// As [`sub_plugins::run`].
+/// As [`sub_plugins::explain`].
 pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<sub_plugins::ChainOutput, Error> {
     let (runtime, previous) = (conf.runtime_nameservers(), conf.prev_result_nameservers());
     let resolvers = Resolvers { runtime: &runtime, cluster_dns: &conf.kubernetes.cluster_dns, previous: &previous };
     let groups = OnceCell::new();
     let group_id = |name: &str| groups.get_or_init(|| host_groups(&conf.group_file)).get(name).copied();
-    let input = ChainInput { facts, args: &conf.args, resolvers, group_id: &group_id };
-    sub_plugins::run(blocks, &input)
+    let input = ChainInput { facts, args: &conf.args, bounds: &conf.bounds, resolvers, group_id: &group_id };
+    sub_plugins::explain(blocks, &input)
 }
 
 /// Reads the GIDs of the host's groups by name (group(5): `name:password:GID:members`). The first entry of a name

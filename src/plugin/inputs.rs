@@ -2,7 +2,7 @@
 //! running pod again when its facts or the node's configuration change.
 
 use super::evaluation::{EvaluatedWith, host_groups};
-use crate::cni::{Block, Code, Error, NetConf, Request, RuleFormat};
+use crate::cni::{Block, Bounds, Code, Error, NetConf, Request, RuleFormat};
 use crate::netns::NetnsId;
 use crate::pod::{Facts, PodRef};
 use crate::sub_plugins::{self, ChainInput, Resolvers, SeparatePolicy, SubPlugin, skip_reason};
@@ -67,6 +67,9 @@ struct EvaluatedConfiguration<'a> {
     /// `args.cni` of the sub-plugins.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     args: Map<String, Value>,
+    /// `allow` and `outside_bounds`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    bounds: Bounds,
     /// `kubernetes.cluster_dns`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     cluster_dns: Vec<IpAddr>,
@@ -81,6 +84,7 @@ impl<'a> EvaluatedConfiguration<'a> {
             network: network.map(Cow::Borrowed),
             blocks: blocks.map(|Block { path, keys }| (path.into(), Cow::Borrowed(keys))).collect(),
             args: args.map(|(key, value)| (key.clone(), value.clone())).collect(),
+            bounds: conf.bounds.clone(),
             cluster_dns: conf.kubernetes.cluster_dns.clone(),
         }
     }
@@ -157,7 +161,7 @@ impl<'a> AddInputs<'a> {
         let recorded = self.evaluated.first();
         let Some(conf) = installed.filter(|_| recorded.is_none_or(|recorded| recorded.network.is_none())) else {
             let evaluate = |one: &EvaluatedConfiguration<'_>| {
-                self.run(&one.blocks(), &one.args, &one.cluster_dns, facts, &group_id)
+                self.run(&one.blocks(), (&one.args, &one.bounds), &one.cluster_dns, facts, &group_id)
             };
             return Ok(self.evaluated.iter().map(|one| (one.network.as_deref(), evaluate(one))).collect());
         };
@@ -169,13 +173,13 @@ impl<'a> AddInputs<'a> {
             ([], Some(recorded)) => &recorded.cluster_dns,
             (installed, _) => installed,
         };
-        Ok(vec![(None, self.run(&conf.chain, &args, cluster_dns, facts, &group_id))])
+        Ok(vec![(None, self.run(&conf.chain, (&args, &conf.bounds), cluster_dns, facts, &group_id))])
     }
 
     fn run(
         &self,
         blocks: &[Block],
-        args: &Map<String, Value>,
+        (args, bounds): (&Map<String, Value>, &Bounds),
         cluster_dns: &[IpAddr],
         facts: &Facts,
         group_id: &dyn Fn(&str) -> Option<u32>,
@@ -186,7 +190,7 @@ impl<'a> AddInputs<'a> {
         let resolvers =
             Resolvers { runtime: &self.runtime_nameservers, cluster_dns, previous: &self.previous_nameservers };
         let facts = (!self.without_facts).then_some(facts);
-        sub_plugins::run_separately(blocks, &ChainInput { facts, args, resolvers, group_id })
+        sub_plugins::run_separately(blocks, &ChainInput { facts, args, bounds, resolvers, group_id })
     }
 }
 
@@ -202,6 +206,11 @@ pub(super) fn refusal(network: Option<&str>, evaluated: &SeparatePolicy) -> Opti
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
 const fn is_false(value: &bool) -> bool {
     !*value
+}
+
+/// Returns whether nothing but the default bounds applies.
+fn is_default(bounds: &Bounds) -> bool {
+    !bounds.is_set()
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub(super) fn check_sub_plugins(conf: &NetConf, group_file: Option<&Path>, has_f
         Some(file) => groups.get_or_init(|| host_groups(file)).get(name).copied(),
         None => Some(0),
     };
-    sub_plugins::check(&conf.chain, &conf.args, &group_id, has_facts)
+    sub_plugins::check(&conf.chain, &conf.bounds, &conf.args, &group_id, has_facts)
 }
 
 /// Checks `conf`, the blocks of its sub-plugins and, for a primary plugin, those delegates that run in this process.

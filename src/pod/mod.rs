@@ -87,7 +87,9 @@ pub struct Namespace {
     pub name: String,
     /// `metadata.annotations`.
     pub annotations: BTreeMap<String, String>,
-    /// The label [`well_known::DATAPLANE_MODE`].
+    /// `metadata.labels`.
+    pub labels: BTreeMap<String, String>,
+    /// The label [`well_known::DATAPLANE_MODE`] again: an earlier plugin reads only this one.
     pub dataplane_mode: Option<String>,
 }
 

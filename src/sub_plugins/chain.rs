@@ -1,11 +1,12 @@
 //! A sub-plugin chain: its blocks, parsed as completely as possible without a pod, and the input of their evaluation.
 
 use super::ambient::{EnrolledBy, enrolled_by};
+use super::bounds::ParsedBounds;
 use super::context::{ListAuthor, Resolvers};
 use super::exclude::Exclude;
 use super::settings::Settings;
 use super::sub_plugin::SubPlugin;
-use crate::cni::{Block, BlockReader, Code, Error};
+use crate::cni::{ALLOW, Block, BlockReader, Bounds, Code, Error};
 use crate::pod::Facts;
 use serde_json::{Map, Value};
 
@@ -42,6 +43,8 @@ pub struct ChainInput<'a> {
     pub facts: Option<&'a Facts>,
     /// `args.cni`: the pod's blocks by sub-plugin.
     pub args: &'a Map<String, Value>,
+    /// What the pod and its namespace may request.
+    pub bounds: &'a Bounds,
     /// The possible meanings of `resolv-conf`.
     pub resolvers: Resolvers<'a>,
     /// Returns the GID of a group in the host's `/etc/group`.
@@ -92,6 +95,7 @@ impl<'a> ChainInput<'a> {
 pub(super) struct ParsedChain {
     pub redirects: Vec<ParsedBlock<Settings>>,
     pub excludes: Vec<ParsedBlock<Exclude>>,
+    pub bounds: ParsedBounds,
 }
 
 /// A parsed block.
@@ -105,19 +109,27 @@ pub(super) struct ParsedBlock<T> {
 }
 
 impl ParsedChain {
-    /// Parses every block except those of executables.
+    /// Parses every block except those of executables, and the bounds.
     ///
     /// # Errors
-    /// A block is invalid ([`Code::InvalidConfig`]).
-    pub(super) fn parse(blocks: &[Block], group_id: &dyn Fn(&str) -> Option<u32>) -> Result<Self, Error> {
-        let mut chain = Self::default();
+    /// A block or a bound is invalid ([`Code::InvalidConfig`]).
+    pub(super) fn parse(
+        blocks: &[Block],
+        bounds: &Bounds,
+        group_id: &dyn Fn(&str) -> Option<u32>,
+    ) -> Result<Self, Error> {
+        let mut chain = Self { bounds: ParsedBounds::parse(bounds)?, ..Self::default() };
         for block in blocks {
             match SubPlugin::of(block) {
                 Some(SubPlugin::IstioRedirect) => {
                     chain.redirects.extend(ParsedBlock::parse(block, |r| Settings::of_block(r, group_id).map(Some))?);
                 }
                 Some(sub_plugin) => {
-                    let parse = |r: &BlockReader<'_>| Exclude::parse(sub_plugin, r, ListAuthor::Administrator);
+                    let parse = |r: &BlockReader<'_>| {
+                        // Among the bounds.
+                        r.value(ALLOW);
+                        Exclude::parse(sub_plugin, r, ListAuthor::Administrator)
+                    };
                     chain.excludes.extend(ParsedBlock::parse(block, parse)?);
                 }
                 None if block.keys.get("type").is_some_and(Value::is_string) => {}

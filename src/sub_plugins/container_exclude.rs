@@ -2,7 +2,7 @@
 
 use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions, check_containers, name_of};
 use super::sub_plugin::Note;
-use crate::cni::{BlockReader, Error, ItemList, at_most, is_dns_label};
+use crate::cni::{BlockReader, Code, Error, ItemList, at_most, is_dns_label};
 use crate::pod::well_known::{EXCLUDE_CONTAINERS, ISTIO_CONTAINERS};
 use crate::pod::{Container, Pod};
 use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
@@ -16,6 +16,9 @@ const ACCEPTED: &str = "names of containers, patterns such as *-init, init-conta
 const INIT_CONTAINERS: &str = "init-containers";
 /// The values of `kinds`.
 const KINDS: [(&str, ContainerKind); 2] = [("init", ContainerKind::Init), ("app", ContainerKind::App)];
+/// The values of `until`.
+const ENDS: [(&str, BypassEnd); 2] =
+    [("container-exit", BypassEnd::ContainerExit), ("proxy-ready", BypassEnd::ProxyReady)];
 /// Limit of items of one list.
 const MAX_ITEMS: usize = 100;
 /// Limit of unknown names of one list that are compared with the names of the pod.
@@ -24,7 +27,7 @@ const MAX_COMPARED: usize = 8;
 /// The exclusions that one block, argument or annotation requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ContainerExclude {
-    containers: Option<ContainerList>,
+    pub(super) containers: Option<ContainerList>,
     /// The kinds to which `containers` is bound; `None` is all.
     kinds: Option<Vec<ContainerKind>>,
     scope: ContainerScope,
@@ -36,13 +39,9 @@ impl ContainerExclude {
     /// Parses a block's keys.
     pub(super) fn parse(r: &BlockReader<'_>, author: ListAuthor) -> Result<Self, Error> {
         let containers = r.list("containers")?.map(|list| ContainerList::parse(&list, author)).transpose()?;
-        let kind = |item: &str| Some(KINDS.iter().find(|(word, _)| *word == item)?.1);
-        let kinds =
-            r.list("kinds")?.map(|list| list.distinct(&KINDS.map(|(word, _)| word).join(", "), kind)).transpose()?;
         let scope = r.one_of("scope", &[("all", ContainerScope::All), ("dns", ContainerScope::Dns)])?;
-        let ends = [("container-exit", BypassEnd::ContainerExit), ("proxy-ready", BypassEnd::ProxyReady)];
         let scope = scope.unwrap_or(ContainerScope::All);
-        Ok(Self { containers, kinds, scope, until: r.one_of("until", &ends)? })
+        Ok(Self { containers, kinds: kinds(r)?, scope, until: r.one_of("until", &ENDS)? })
     }
 
     /// Parses the annotation. It applies to all traffic, with the default end.
@@ -101,6 +100,56 @@ impl ContainerKind {
     }
 }
 
+/// Reads the key `kinds`.
+fn kinds(r: &BlockReader<'_>) -> Result<Option<Vec<ContainerKind>>, Error> {
+    let kind = |item: &str| Some(KINDS.iter().find(|(word, _)| *word == item)?.1);
+    r.list("kinds")?.map(|list| list.distinct(&KINDS.map(|(word, _)| word).join(", "), kind)).transpose()
+}
+
+/// The containers that a grant permits.
+#[derive(Debug)]
+pub(super) struct ContainerGrant {
+    forms: Vec<ContainerForm>,
+    kinds: Option<Vec<ContainerKind>>,
+    until: BypassEnd,
+}
+
+impl ContainerGrant {
+    /// Returns whether the grant permits an item of a request. Each container that the item excludes must have a permitted
+    /// kind and a permitted end.
+    pub(super) fn permits(&self, request: &ContainerExclude, form: &ContainerForm, pod: &Pod) -> bool {
+        let is_kind = |kinds: &Option<Vec<ContainerKind>>, container: &Container| {
+            kinds.as_ref().is_none_or(|kinds| kinds.contains(&ContainerKind::of(pod, container)))
+        };
+        let end = |container: &Container| request.until.unwrap_or_else(|| default_end(pod, container));
+        let is_granted = |container: &Container| is_kind(&self.kinds, container) && end(container) <= self.until;
+        let is_requested = |container: &&Container| is_kind(&request.kinds, container) && form.excludes(pod, container);
+        self.forms.iter().any(|granted| granted.permits(form))
+            && pod.all_containers().filter(is_requested).all(is_granted)
+    }
+
+    /// Parses the keys `containers`, `kinds` and `until` of a grant.
+    ///
+    /// # Errors
+    /// A value is invalid, or `kinds` and `until` restrict nothing.
+    pub(super) fn parse(r: &BlockReader<'_>) -> Result<Option<Self>, Error> {
+        let list = r.list("containers")?.map(|list| ContainerList::parse(&list, ListAuthor::Administrator));
+        let (kinds, until) = (kinds(r)?, r.one_of("until", &ENDS)?);
+        let Some(list) = list.transpose()? else {
+            let key = if kinds.is_some() { "kinds" } else { "until" };
+            if kinds.is_none() && until.is_none() {
+                return Ok(None);
+            }
+            let msg = format!(
+                "{}: restricts the key \"containers\", which is missing; add it, or remove {key}",
+                r.place(key)
+            );
+            return Err(Error::new(Code::InvalidConfig, msg));
+        };
+        Ok(Some(Self { forms: list.forms, kinds, until: until.unwrap_or(BypassEnd::ContainerExit) }))
+    }
+}
+
 /// Returns the default end of a container's bypass. An init container that starts before the proxy needs the bypass only
 /// until the proxy accepts connections. ztunnel, in place of a proxy, accepts them from the start.
 fn default_end(pod: &Pod, container: &Container) -> BypassEnd {
@@ -113,15 +162,15 @@ fn default_end(pod: &Pod, container: &Container) -> BypassEnd {
 
 /// A list of containers as it was written: the key `containers` or the annotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct ContainerList {
-    place: String,
+pub(super) struct ContainerList {
+    pub(super) place: String,
     author: ListAuthor,
-    forms: Vec<ContainerForm>,
+    pub(super) forms: Vec<ContainerForm>,
 }
 
 /// One item of a [`ContainerList`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum ContainerForm {
+pub(super) enum ContainerForm {
     InitContainers,
     /// A name, or a pattern with `*`.
     Name(String),
@@ -140,8 +189,7 @@ impl ContainerList {
     /// Returns whether an item matches this container. Istio's containers are never excluded, nor are containers whose
     /// name is not a DNS label: the API server would reject their manifest.
     fn contains(&self, pod: &Pod, container: &Container) -> bool {
-        let is_istios = ISTIO_CONTAINERS.contains(&container.name.as_str());
-        !is_istios && is_dns_label(&container.name) && self.forms.iter().any(|form| form.means(pod, container))
+        self.forms.iter().any(|form| form.excludes(pod, container))
     }
 
     /// Adds a note about names and patterns of containers that the pod does not have, and one about names of Istio's
@@ -195,6 +243,28 @@ impl ContainerForm {
             INIT_CONTAINERS => Some(Self::InitContainers),
             // A pattern must be able to match a name.
             _ => is_dns_label(&text.replace('*', "0")).then(|| Self::Name(text.to_owned())),
+        }
+    }
+
+    /// Returns whether the item excludes this container.
+    fn excludes(&self, pod: &Pod, container: &Container) -> bool {
+        let is_istios = ISTIO_CONTAINERS.contains(&container.name.as_str());
+        !is_istios && is_dns_label(&container.name) && self.means(pod, container)
+    }
+
+    /// Returns whether the item names more than every container.
+    pub(super) fn is_specific(&self) -> bool {
+        match self {
+            Self::InitContainers => true,
+            Self::Name(pattern) => pattern.bytes().any(|byte| byte != b'*'),
+        }
+    }
+
+    /// Returns whether this item of a grant permits the item of a request: a pattern only by the same text.
+    fn permits(&self, requested: &Self) -> bool {
+        match (self, requested) {
+            (Self::Name(granted), Self::Name(name)) if !name.contains('*') => matches(granted, name),
+            (granted, requested) => granted == requested || !granted.is_specific(),
         }
     }
 

@@ -16,7 +16,7 @@ pub(super) const FACT_SOURCES: &str =
 /// Limit of exclusions per pod; an exclusion with many ports counts several times.
 pub(super) const MAX_EXCLUSIONS: usize = 10_000;
 /// Limit of containers, including init containers, of a pod in which a list looks up containers.
-const MAX_CONTAINERS: usize = 100;
+pub(super) const MAX_CONTAINERS: usize = 100;
 /// Number of port ranges that fit into one rule.
 const PORTS_PER_RULE: usize = 7;
 

@@ -5,7 +5,7 @@ use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusion
 use super::ids::{IdKind, IdList};
 use super::sub_plugin::Note;
 use super::values;
-use crate::cni::{BlockReader, Code, Error};
+use crate::cni::{BlockReader, Code, Error, ItemList};
 use crate::pod::well_known::{
     EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_INBOUND_PORTS, REJECTED_INBOUND_PORTS,
 };
@@ -20,10 +20,10 @@ pub(super) const ANNOTATIONS: [&str; 3] =
 /// own: traffic to one of the ports, and traffic to one of the ranges.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct DestinationExclude {
-    ports: Option<(String, Ports)>,
-    ip_ranges: Option<(String, Ranges)>,
+    pub(super) ports: Option<(ItemList, Ports)>,
+    pub(super) ip_ranges: Option<(ItemList, Ranges)>,
     /// `None` is every process.
-    uids: Option<IdList>,
+    pub(super) uids: Option<IdList>,
 }
 
 impl DestinationExclude {
@@ -32,24 +32,18 @@ impl DestinationExclude {
         if r.value("inbound_ports").is_some() {
             return Err(inbound_is_rejected(&r.place("inbound_ports")));
         }
-        let ports = r.list("ports")?.map(|list| Ok((list.place.clone(), values::parse_ports(&list)?))).transpose()?;
-        let ip_ranges =
-            r.list("ip_ranges")?.map(|list| Ok((list.place.clone(), values::parse_ranges(&list)?))).transpose()?;
+        let ports = r.list("ports")?.map(ports_of).transpose()?;
+        let ip_ranges = r.list("ip_ranges")?.map(ranges_of).transpose()?;
         let uids = r.list("uids")?.map(|list| IdList::parse(&list, author)).transpose()?;
         Ok(Self { ports, ip_ranges, uids })
     }
 
     /// Parses one of [`ANNOTATIONS`]. It applies to every process.
     pub(super) fn of_annotation(key: &str, annotation: &AnnotationValue<'_>) -> Result<Self, Error> {
-        let place = || annotation.place.clone();
         match key {
-            EXCLUDE_DESTINATION_PORTS => {
-                let ports = Some((place(), values::parse_ports(&annotation.list()?)?));
-                Ok(Self { ports, ..Self::default() })
-            }
+            EXCLUDE_DESTINATION_PORTS => Ok(Self { ports: Some(ports_of(annotation.list()?)?), ..Self::default() }),
             EXCLUDE_DESTINATION_RANGES => {
-                let ip_ranges = Some((place(), values::parse_ranges(&annotation.list()?)?));
-                Ok(Self { ip_ranges, ..Self::default() })
+                Ok(Self { ip_ranges: Some(ranges_of(annotation.list()?)?), ..Self::default() })
             }
             _ => Err(inbound_is_rejected(&annotation.place)),
         }
@@ -67,18 +61,18 @@ impl DestinationExclude {
         };
         let mut requested = RequestedExclusions::default();
         match &self.ports {
-            Some((place, Ports::All)) => requested.add(place, &owners, &[None], &[None], &[])?,
-            Some((place, Ports::List(ports))) if !ports.is_empty() => {
-                requested.add(place, &owners, &[None], &[None], &values::merged(ports.clone()))?;
+            Some((list, Ports::All)) => requested.add(&list.place, &owners, &[None], &[None], &[])?,
+            Some((list, Ports::List(ports))) if !ports.is_empty() => {
+                requested.add(&list.place, &owners, &[None], &[None], &values::merged(ports.clone()))?;
             }
             _ => {}
         }
-        if let Some((place, ranges)) = &self.ip_ranges {
+        if let Some((list, ranges)) = &self.ip_ranges {
             let destinations: Vec<Option<IpNet>> = match ranges {
                 Ranges::All => vec![None],
                 Ranges::List(ranges) => ranges.iter().copied().map(Some).collect(),
             };
-            requested.add(place, &owners, &destinations, &[None], &[])?;
+            requested.add(&list.place, &owners, &destinations, &[None], &[])?;
         }
         Ok(requested)
     }
@@ -92,6 +86,18 @@ impl DestinationExclude {
         };
         is_owner && exclusion.protocol.is_none() && (exclusion.destination.is_none() || exclusion.ports.is_empty())
     }
+}
+
+/// Parses ports, and keeps how they were written.
+fn ports_of(list: ItemList) -> Result<(ItemList, Ports), Error> {
+    let ports = values::parse_ports(&list)?;
+    Ok((list, ports))
+}
+
+/// Parses IP ranges, and keeps how they were written.
+fn ranges_of(list: ItemList) -> Result<(ItemList, Ranges), Error> {
+    let ranges = values::parse_ranges(&list)?;
+    Ok((list, ranges))
 }
 
 /// A rule in the pod can't tell the ports behind ztunnel's tunnel apart, and must not open a port to plaintext peers.

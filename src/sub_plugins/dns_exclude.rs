@@ -21,10 +21,12 @@ const DNS_PORT: u16 = 53;
 /// The exclusions that one block, argument or annotation requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DnsExclude {
-    uids: Option<IdList>,
-    gids: Option<IdList>,
-    resolvers: Option<ResolverList>,
-    ports: Ports,
+    pub(super) uids: Option<IdList>,
+    pub(super) gids: Option<IdList>,
+    pub(super) resolvers: Option<ResolverList>,
+    pub(super) ports: Ports,
+    /// The key `ports` as it was written.
+    pub(super) written_ports: Option<ItemList>,
     protocols: Vec<Option<Protocol>>,
 }
 
@@ -33,13 +35,15 @@ impl DnsExclude {
     pub(super) fn parse(r: &BlockReader<'_>, author: ListAuthor) -> Result<Self, Error> {
         let ids = |key| r.list(key)?.map(|list| IdList::parse(&list, author)).transpose();
         let resolvers = r.list("resolvers")?.map(|list| ResolverList::parse(&list)).transpose()?;
-        let ports = r.list("ports")?.map(|list| values::parse_ports(&list)).transpose()?;
+        let written_ports = r.list("ports")?;
+        let ports = written_ports.as_ref().map(values::parse_ports).transpose()?;
         let protocols = r.list("protocols")?.map(|list| values::parse_protocols(&list)).transpose()?;
         Ok(Self {
             uids: ids("uids")?,
             gids: ids("gids")?,
             resolvers,
             ports: ports.unwrap_or_else(|| Ports::List(vec![PortRange::one(DNS_PORT)])),
+            written_ports,
             protocols: protocols.unwrap_or_else(|| vec![Some(Protocol::Udp), Some(Protocol::Tcp)]),
         })
     }
@@ -47,7 +51,7 @@ impl DnsExclude {
     /// Parses the annotation: it applies to every process and to this block's ports.
     pub(super) fn of_annotation(&self, annotation: &AnnotationValue<'_>) -> Result<Self, Error> {
         let resolvers = Some(ResolverList::parse(&annotation.list()?)?);
-        Ok(Self { uids: None, gids: None, resolvers, ..self.clone() })
+        Ok(Self { uids: None, gids: None, resolvers, written_ports: None, ..self.clone() })
     }
 
     /// Returns the exclusions for one pod.
@@ -100,14 +104,14 @@ impl DnsExclude {
 
 /// A list of resolvers as it was written: the key `resolvers` or the annotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct ResolverList {
-    place: String,
-    forms: Vec<ResolverForm>,
+pub(super) struct ResolverList {
+    pub(super) place: String,
+    pub(super) forms: Vec<ResolverForm>,
 }
 
 /// One item of a [`ResolverList`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum ResolverForm {
+pub(super) enum ResolverForm {
     All,
     Range(IpNet),
     ResolvConf,
@@ -115,12 +119,21 @@ enum ResolverForm {
 }
 
 impl ResolverList {
-    fn parse(list: &ItemList) -> Result<Self, Error> {
+    pub(super) fn parse(list: &ItemList) -> Result<Self, Error> {
         Ok(Self { place: list.place.clone(), forms: list.distinct(ACCEPTED, ResolverForm::parse)? })
     }
 
     fn place(&self) -> &str {
         &self.place
+    }
+
+    /// Returns whether this list, of a grant, permits an item of a request.
+    pub(super) fn permits(&self, requested: &ResolverForm) -> bool {
+        self.forms.iter().any(|granted| match (granted, requested) {
+            (ResolverForm::All, _) => true,
+            (ResolverForm::Range(granted), ResolverForm::Range(range)) => granted.contains(range),
+            (granted, requested) => granted == requested,
+        })
     }
 
     /// Returns the resolvers' addresses for one pod, each as [`crate::policy::Exclusion::destination`].

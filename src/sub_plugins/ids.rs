@@ -21,12 +21,12 @@ const ACCEPTED_NAMESPACE_RANGES: &str = "start/size or start-end, several separa
 pub(super) struct IdList {
     place: String,
     author: ListAuthor,
-    forms: Vec<IdForm>,
+    pub(super) forms: Vec<IdForm>,
 }
 
 /// One item of an [`IdList`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum IdForm {
+pub(super) enum IdForm {
     All,
     Range(IdRange),
     Namespace(RangePart),
@@ -36,7 +36,7 @@ enum IdForm {
 
 /// A part of a namespace's range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum RangePart {
+pub(super) enum RangePart {
     Whole,
     First,
     Last,
@@ -58,6 +58,39 @@ impl IdList {
     /// Returns where the list was written, for messages.
     pub(super) fn place(&self) -> &str {
         &self.place
+    }
+
+    /// Returns whether this list, of a grant, permits an item of a request. `ranges` are those that the list means for the
+    /// pod ([`Self::granted`]).
+    pub(super) fn permits(&self, form: &IdForm, ranges: &[IdRange], kind: IdKind, facts: Option<&Facts>) -> bool {
+        if self.forms.contains(&IdForm::All) || self.forms.contains(form) {
+            return true;
+        }
+        let requested = self.ranges(form, kind, facts);
+        let is_granted = |range: &IdRange| ranges.iter().any(|granted| granted.covers(*range));
+        !requested.is_empty() && requested.iter().all(is_granted)
+    }
+
+    /// Returns the ranges that this list, of a grant, means for a pod.
+    pub(super) fn granted(&self, kind: IdKind, facts: Option<&Facts>) -> Vec<IdRange> {
+        let is_range = |form: &&IdForm| matches!(form, IdForm::Range(_) | IdForm::Namespace(_));
+        self.forms.iter().filter(is_range).flat_map(|form| self.ranges(form, kind, facts)).collect()
+    }
+
+    /// Returns the ranges of an item; none if they are unknown, or it does not stand for ranges alone.
+    fn ranges(&self, form: &IdForm, kind: IdKind, facts: Option<&Facts>) -> Vec<IdRange> {
+        let of_facts = |facts| match form {
+            IdForm::Namespace(part) => FactLookup { ids: self, form, kind, facts }.namespace_ranges(*part).ok(),
+            IdForm::Container(name) => {
+                let container = facts.pod.all_containers().find(|container| container.name == *name)?;
+                Some(vec![IdRange::one(kind.of_container(&facts.pod, container).ok()??)])
+            }
+            IdForm::All | IdForm::Range(_) | IdForm::InitContainers => None,
+        };
+        match form {
+            IdForm::Range(range) => vec![*range],
+            _ => facts.and_then(of_facts).unwrap_or_default(),
+        }
     }
 
     /// Returns the owners of traffic that the list means for one pod.
@@ -89,6 +122,15 @@ impl IdList {
 }
 
 impl IdForm {
+    /// Returns whether the item stands for at most `limit` IDs, or for IDs that the pod or its namespace determine.
+    pub(super) const fn is_limited(&self, limit: u32) -> bool {
+        match self {
+            Self::All => false,
+            Self::Range(range) => range.last - range.first < limit,
+            Self::Namespace(_) | Self::Container(_) | Self::InitContainers => true,
+        }
+    }
+
     fn parse(text: &str) -> Option<Self> {
         Some(match text {
             "*" => Self::All,
@@ -124,6 +166,14 @@ impl IdKind {
         match self {
             Self::User => TrafficOwner::Uid(range),
             Self::Group => TrafficOwner::Gid(range),
+        }
+    }
+
+    /// Returns the key of a grant.
+    pub(super) const fn grant_key(self) -> &'static str {
+        match self {
+            Self::User => "uids",
+            Self::Group => "gids",
         }
     }
 

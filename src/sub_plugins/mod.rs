@@ -4,6 +4,7 @@
 //! matter, and `explain` predicts the result without access to the pod.
 
 mod ambient;
+mod bounds;
 mod chain;
 mod container_exclude;
 mod context;
@@ -32,6 +33,6 @@ pub use decision::{
 pub use ids::namespace_uids;
 pub use ignored::{Ignored, ignored};
 pub use pod_networks::{default_interface, own_addresses};
-pub use run::{ChainOutput, SeparatePolicy, check, run, run_separately};
+pub use run::{ChainOutput, SeparatePolicy, check, explain, run_separately};
 pub use settings::{setting_annotations, setting_values};
-pub use sub_plugin::{Note, Origins, SettingSource, Severity, SubPlugin};
+pub use sub_plugin::{DecidedRequest, Note, Origins, SettingSource, Severity, SubPlugin};

@@ -9,9 +9,9 @@ use super::context::{self, FACT_SOURCES, PodContext, RequestedExclusions, Resolv
 use super::decision::{self, Decision, SkipReason};
 use super::exclude::Exclude;
 use super::istio_redirect::{self, OverridingLayers};
-use super::sub_plugin::{Note, Origins, SettingSource, SubPlugin};
+use super::sub_plugin::{DecidedRequest, Note, Origins, SettingSource, SubPlugin};
 use super::{ignored, settings};
-use crate::cni::{Block, Code, Error, at_most};
+use crate::cni::{Block, Bounds, Code, Error, OutsideBounds, at_most};
 use crate::pod::well_known::PROXY_CONTAINER;
 use crate::pod::{Container, Facts, Pod};
 use crate::policy::{Exclusion, Interception, Policy};
@@ -40,6 +40,7 @@ pub struct ChainOutput {
 /// ([`Code::InvalidConfig`]); the message contains the path and the accepted values.
 pub fn check(
     chain: &[Block],
+    bounds: &Bounds,
     args: &Map<String, Value>,
     group_id: &dyn Fn(&str) -> Option<u32>,
     has_facts: bool,
@@ -47,13 +48,13 @@ pub fn check(
     if !has_facts {
         // Whether a pod has a resolver depends on its call.
         let resolvers = Resolvers { runtime: &[IpAddr::V4(Ipv4Addr::LOCALHOST)], ..Resolvers::default() };
-        return run(chain, &ChainInput { facts: None, args, resolvers, group_id }).map(drop);
+        return run(chain, &ChainInput { facts: None, args, bounds, resolvers, group_id }).map(drop);
     }
-    let chain = ParsedChain::parse(chain, group_id)?;
+    let chain = ParsedChain::parse(chain, bounds, group_id)?;
     // The redirection of a pod with a sidecar and without annotations.
     let proxy = Container { name: PROXY_CONTAINER.to_owned(), ..Container::default() };
     let facts = Facts { pod: Pod { containers: vec![proxy], ..Pod::default() }, namespace: None };
-    let input = ChainInput { facts: Some(&facts), args, resolvers: Resolvers::default(), group_id };
+    let input = ChainInput { facts: Some(&facts), args, bounds, resolvers: Resolvers::default(), group_id };
     interception(&chain, &input, &mut Vec::new(), &mut Vec::new())?;
     for sub_plugin in Exclude::SUB_PLUGINS {
         if chain.excludes(sub_plugin).any(|block| block.pod_overrides) {
@@ -66,18 +67,44 @@ pub fn check(
 /// Runs the sub-plugins in `chain` and skips executables.
 ///
 /// # Errors
+/// As [`explain`], and of [`ChainOutput::rejection`].
+pub(super) fn run(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput, Error> {
+    let output = explain(chain, input)?;
+    match output.rejection(input.bounds) {
+        Some(error) => Err(error),
+        None => Ok(output),
+    }
+}
+
+/// Runs the sub-plugins in `chain` and skips executables. Requests outside the bounds are without effect, even if an ADD
+/// would fail.
+///
+/// # Errors
 /// A block, an annotation or an object that they refer to is invalid ([`Code::InvalidConfig`]); the message contains the
 /// place and the accepted values. Blocks are always parsed; the pod's annotations and `args.cni` only if the pod has a
 /// sidecar.
-pub fn run(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput, Error> {
-    let (output, failures) = evaluate(&ParsedChain::parse(chain, input.group_id)?, input)?;
+pub fn explain(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput, Error> {
+    let (output, failures) = evaluate(&ParsedChain::parse(chain, input.bounds, input.group_id)?, input)?;
     failures.0.into_iter().next().map_or(Ok(output), |(_, error)| Err(error))
+}
+
+impl ChainOutput {
+    /// Returns the requests outside the bounds.
+    pub fn outside(&self) -> impl Iterator<Item = &DecidedRequest> {
+        self.origins.requests.iter().filter(|request| !request.permitted)
+    }
+
+    /// Returns the error of an ADD because of the first request outside the bounds.
+    #[must_use]
+    pub fn rejection(&self, bounds: &Bounds) -> Option<Error> {
+        self.outside().next().filter(|_| bounds.outside == OutsideBounds::Reject).map(DecidedRequest::error)
+    }
 }
 
 /// Runs each sub-plugin in `chain` separately, for a running pod: one that fails does not affect the others.
 #[must_use]
 pub fn run_separately(chain: &[Block], input: &ChainInput<'_>) -> SeparatePolicy {
-    let evaluated = ParsedChain::parse(chain, input.group_id).and_then(|chain| {
+    let evaluated = ParsedChain::parse(chain, input.bounds, input.group_id).and_then(|chain| {
         let (output, failures) = evaluate(&chain, input)?;
         Ok(SeparatePolicy::new(output.policy, failures, chain, input))
     });
@@ -112,6 +139,7 @@ fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput,
                 let requested = failures.or_default(sub_plugin, requested);
                 origins.exclusions.extend(requested.exclusions);
                 origins.containers.extend(requested.containers);
+                origins.requests.extend(requested.requests);
             }
             policy.exclusions = origins.exclusions.iter().map(|(exclusion, _)| exclusion.clone()).collect();
             policy.containers = origins.containers.iter().map(|(exclusion, _)| exclusion.clone()).collect();
@@ -172,7 +200,7 @@ fn requested(
     count: &mut usize,
     notes: &mut Vec<Note>,
 ) -> Result<Origins, Error> {
-    let mut origins = Origins::default();
+    let (mut origins, mut bounds) = (Origins::default(), chain.bounds.of_pod(sub_plugin, context));
     let mut add = |source, requested| add_requested(&mut origins, count, context, &source, requested);
     for block in chain.excludes(sub_plugin) {
         let of_block = PodContext { reads_annotations: block.pod_overrides, ..*context };
@@ -181,16 +209,21 @@ fn requested(
         if !block.pod_overrides {
             continue;
         }
-        if let Some(argument) = input.excluded(sub_plugin)? {
-            add(SettingSource::Argument(sub_plugin), argument.exclusions(context, notes)?)?;
+        if let Some(mut argument) = input.excluded(sub_plugin)? {
+            let source = SettingSource::Argument(sub_plugin);
+            bounds.apply(&mut argument, &source, &block.parsed)?;
+            add(source, argument.exclusions(context, notes)?)?;
         }
-        for (source, annotation) in
+        for (source, mut annotation) in
             input.facts.map(|facts| block.parsed.annotated(facts)).transpose()?.unwrap_or_default()
         {
+            bounds.apply(&mut annotation, &source, &block.parsed)?;
             let requested = annotation.exclusions(context, notes);
             add(source.clone(), requested.map_err(|error| source.named_in(error))?)?;
         }
     }
+    notes.extend(bounds.decided.iter().filter(|it| !it.permitted).map(|it| Note::warning(it.reason())));
+    origins.requests = bounds.decided;
     Ok(origins)
 }
 

@@ -1,6 +1,6 @@
 //! The sub-plugins by name, the origin of each setting and exclusion, and notes for users.
 
-use crate::cni::{Block, Error, SUB_PLUGINS};
+use crate::cni::{Block, Code, Error, SUB_PLUGINS, excerpt};
 use crate::policy::{ContainerExclusion, Exclusion};
 use serde_json::Value;
 use std::fmt;
@@ -90,6 +90,44 @@ pub struct Origins {
     pub exclusions: Vec<(Exclusion, SettingSource)>,
     /// The source of each requested exclusion of a container.
     pub containers: Vec<(ContainerExclusion, SettingSource)>,
+    /// The decisions about the requests of the pod and its namespace.
+    pub requests: Vec<DecidedRequest>,
+}
+
+/// A request of a pod or its namespace, and the bound that decides about it. `Display` shows one line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecidedRequest {
+    /// Who requests it.
+    pub source: SettingSource,
+    /// The annotation or argument, for messages.
+    pub place: String,
+    /// The item.
+    pub item: String,
+    /// Whether it is within the bounds.
+    pub permitted: bool,
+    /// The bound that permits it, or those that do not.
+    pub bound: String,
+}
+
+impl DecidedRequest {
+    /// Returns why the request is outside the bounds, without the next step.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        format!("{}: {:?} is outside the bounds: not permitted by {}", self.place, excerpt(&self.item), self.bound)
+    }
+
+    /// Returns the error of an ADD.
+    pub(super) fn error(&self) -> Error {
+        let next = "remove it, or ask the administrator to permit it with \"allow\"";
+        self.source.named_in(Error::new(Code::InvalidConfig, format!("{}; {next}", self.reason())))
+    }
+}
+
+impl fmt::Display for DecidedRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.permitted { "allowed" } else { "refused" };
+        write!(f, "{}: {:?}: {verdict} by {}", self.place, excerpt(&self.item), self.bound)
+    }
 }
 
 /// A line for the log and for `explain`.

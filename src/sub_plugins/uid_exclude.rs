@@ -9,8 +9,9 @@ use super::sub_plugin::Note;
 use super::values;
 use crate::cni::{BlockReader, Error, ItemList};
 use crate::pod::well_known::{EXCLUDE_GIDS, EXCLUDE_PORTS_FOR_UIDS, EXCLUDE_UIDS};
-use crate::policy::{PortRange, Ports, Protocol};
+use crate::policy::{Ports, Protocol};
 use serde_json::Value;
+use std::fmt;
 
 /// The annotations of a pod or namespace that this sub-plugin reads.
 pub(super) const ANNOTATIONS: [&str; 3] = [EXCLUDE_UIDS, EXCLUDE_GIDS, EXCLUDE_PORTS_FOR_UIDS];
@@ -24,9 +25,9 @@ const RULE_SEPARATOR: char = ';';
 /// The exclusions that one block, argument or annotation requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct UidExclude {
-    uids: Option<IdList>,
-    gids: Option<IdList>,
-    rules: Vec<PortRule>,
+    pub(super) uids: Option<IdList>,
+    pub(super) gids: Option<IdList>,
+    pub(super) rules: Vec<PortRule>,
 }
 
 impl UidExclude {
@@ -70,12 +71,14 @@ impl UidExclude {
 
 /// An exclusion of part of a UID's traffic.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct PortRule {
+pub(super) struct PortRule {
+    /// As it was written.
+    text: String,
     /// `None` is every protocol.
     protocols: Vec<Option<Protocol>>,
-    /// In the form of [`crate::policy::Exclusion::ports`].
-    ports: Vec<PortRange>,
-    uids: IdList,
+    /// As they were written; an empty list is every port.
+    pub(super) ports: Ports,
+    pub(super) uids: IdList,
 }
 
 impl PortRule {
@@ -97,11 +100,8 @@ impl PortRule {
         if protocols.is_empty() {
             protocols.push(None);
         }
-        let ports = match values::parse_ports(&part(ports)?)? {
-            Ports::All => Vec::new(),
-            Ports::List(ranges) => values::merged(ranges),
-        };
-        Ok(Self { protocols, ports, uids: IdList::parse(&uids, author)? })
+        let ports = values::parse_ports(&part(ports)?)?;
+        Ok(Self { text: item.to_owned(), protocols, ports, uids: IdList::parse(&uids, author)? })
     }
 
     fn add_exclusions(
@@ -111,7 +111,18 @@ impl PortRule {
         requested: &mut RequestedExclusions,
     ) -> Result<(), Error> {
         let owners = self.uids.owners(IdKind::User, context, notes)?;
-        requested.add(self.uids.place(), &owners, &[None], &self.protocols, &self.ports)
+        // In the form of `Exclusion::ports`.
+        let ports = match &self.ports {
+            Ports::All => Vec::new(),
+            Ports::List(ranges) => values::merged(ranges.clone()),
+        };
+        requested.add(self.uids.place(), &owners, &[None], &self.protocols, &ports)
+    }
+}
+
+impl fmt::Display for PortRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 
@@ -152,7 +163,7 @@ mod tests {
     use super::super::tests::scenario::{chain, container, context, facts, meshed_pod};
     use super::*;
     use crate::cni::{Block, Code};
-    use crate::policy::{Exclusion, IdRange, TrafficOwner};
+    use crate::policy::{Exclusion, IdRange, PortRange, TrafficOwner};
     use proptest::prelude::*;
     use serde_json::json;
 

@@ -9,6 +9,7 @@ mod attachments;
 mod configuration;
 mod container_check;
 mod containers;
+mod demo;
 mod exclusions_first;
 mod expectations;
 mod foreign_redirection;

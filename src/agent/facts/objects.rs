@@ -309,7 +309,7 @@ impl WatchedKind for Namespace {
 
     fn weight(&self) -> usize {
         let label = self.dataplane_mode.as_ref().map_or(0, |value| PER_TEXT + value.len());
-        PER_OBJECT + map_weight(&self.annotations) + label
+        PER_OBJECT + map_weight(&self.annotations) + map_weight(&self.labels) + label
     }
 }
 

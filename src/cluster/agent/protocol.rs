@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// The version of the fields of [`Pod`], [`Namespace`] and definitions. A plugin that needs a field which an older
 /// agent does not send asks the API instead.
-pub const FACTS: u32 = 2;
+pub const FACTS: u32 = 3;
 
 /// The maximum length of a request in bytes.
 pub const MAX_REQUEST: u64 = 256 << 10;

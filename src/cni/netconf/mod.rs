@@ -1,5 +1,6 @@
 //! The network configuration of this plugin.
 
+mod bounds;
 mod file;
 mod keys;
 mod kubernetes;
@@ -9,6 +10,8 @@ mod primary;
 mod sub_plugins;
 mod unknown;
 
+pub(super) use bounds::NODE_BOUNDS;
+pub use bounds::{ALLOW, BlockBounds, Bounds, OUTSIDE_BOUNDS, OutsideBounds};
 pub use file::{OWN_LIST, configuration, is_configuration_file};
 pub use keys::{CNI_CONF_DIR, LogLevel};
 pub(super) use keys::{absolute, delegate_timeout};

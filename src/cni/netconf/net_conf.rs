@@ -1,5 +1,6 @@
 //! The network configuration of this plugin, parsed except for the blocks of its sub-plugins.
 
+use super::bounds::Bounds;
 use super::keys::{CNI_CONF_DIR, LogLevel, absolute, delegate_timeout, text};
 use super::kubernetes::Kubernetes;
 use super::pod_annotations;
@@ -47,6 +48,8 @@ pub struct NetConf {
     /// The sub-plugins and executables of `chain`, or the default ones of `type`; empty for a primary plugin without
     /// `chain`.
     pub chain: Vec<Block>,
+    /// `allow` and `outside_bounds`: what pods may request.
+    pub bounds: Bounds,
     /// The keys of a primary plugin: `clusterNetwork`, `delegates` and others.
     pub primary: Option<Primary>,
     /// `delegate_timeout_seconds`: the timeout of each call of an executable.
@@ -137,6 +140,7 @@ impl NetConf {
         }
         Ok(Self {
             cni_version: document.cni_version.clone(),
+            bounds: Bounds::of_configuration(&keys, &chain, &name)?,
             name,
             log_level: log_level.unwrap_or(LogLevel::Info),
             log_file,

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 /// The keys of this plugin at the top level.
 const OWN: &[&str] = &[
+    "allow",
     "attachments_may_exclude_namespaces",
     "auto_dialect",
     "chain",
@@ -20,6 +21,8 @@ const OWN: &[&str] = &[
     "log_level",
     "merge_addresses",
     "network_status",
+    "node_bounds",
+    "outside_bounds",
     "readiness_timeout_seconds",
 ];
 /// The keys of istio-cni (`cni/pkg/plugin/plugin.go`), earlier versions included.
@@ -209,8 +212,9 @@ mod tests {
             keys.keys().cloned().collect::<std::collections::BTreeSet<String>>()
         };
         let owned = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>();
-        // The chart's logLevel sets log_level, and the agent the other two. kubernetes has a list of its own.
-        let elsewhere = ["log_level", "cni_conf_dir", "auto_dialect"];
+        // The chart's logLevel sets log_level, the agent the next two, and no file contains the last one. kubernetes has a
+        // list of its own.
+        let elsewhere = ["log_level", "cni_conf_dir", "auto_dialect", "node_bounds"];
         let own = owned(OWN).into_iter().filter(|key| !elsewhere.contains(&key.as_str()));
         // Of Multus's keys, those that have an effect, except those for which detour has keys of its own.
         let multus = owned(&[

@@ -6,7 +6,10 @@ use crate::cni::block::Block;
 use crate::cni::document::Document;
 use crate::cni::error::Error;
 use crate::cni::list::{ItemList, quoted};
-use crate::cni::netconf::{ISTIO_KUBECONFIG, Kubernetes, default_chain, is_of_this_plugin, is_primary, kind};
+use crate::cni::netconf::{
+    ALLOW, Bounds, ISTIO_KUBECONFIG, Kubernetes, NODE_BOUNDS, OUTSIDE_BOUNDS, SUB_PLUGINS, default_chain,
+    is_of_this_plugin, is_primary, kind,
+};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -52,18 +55,20 @@ impl NodeConf {
             // The plugin refuses the configuration later.
             Some(_) => return ignored,
         };
+        let name = conf.get("name").and_then(Value::as_str).or(network).map(str::to_owned);
+        let bounds = self.bounds(name.as_deref());
         let may_set = |key: &str| self.may_set(key);
         let may_set_in_kubernetes = |key: &str| self.may_set_in_kubernetes(key);
-        self.replace("", conf, may_set, |key| self.value_at_the_top(key), &mut ignored);
+        self.replace("", conf, may_set, |key| self.value_at_the_top(key, bounds), &mut ignored);
         let node_value = |key: &str| self.kubernetes.get(key).map(Cow::Borrowed);
         self.replace("kubernetes.", &mut kubernetes, may_set_in_kubernetes, node_value, &mut ignored);
         conf.extend(self.top.clone());
         kubernetes.extend(self.kubernetes.clone());
-        let name = conf.get("name").and_then(Value::as_str).or(network);
-        let excluded = self.excluded(name).to_vec();
+        let excluded = self.excluded(name.as_deref()).to_vec();
         self.exclude(conf, &mut kubernetes, excluded, &mut ignored);
         conf.insert("kubernetes".to_owned(), kubernetes.into());
         self.pin(conf, program, &mut ignored);
+        self.bound(conf, bounds, &mut ignored);
         ignored
     }
 
@@ -71,6 +76,9 @@ impl NodeConf {
     fn may_set(&self, key: &str) -> bool {
         if let Some((_, same)) = ISTIO.iter().find(|(istio, _)| *istio == key) {
             return self.may_set_in_kubernetes(same);
+        }
+        if [ALLOW, OUTSIDE_BOUNDS].contains(&key) {
+            return !self.exhaustive && !self.sets_bounds();
         }
         let is_left = TOP.contains(&key) && !self.exhaustive && !self.top.contains_key(key);
         is_left || ATTACHMENT.contains(&key) || !is_of_this_plugin(key)
@@ -84,8 +92,11 @@ impl NodeConf {
     }
 
     /// Returns the node's value of a key at the top level.
-    fn value_at_the_top(&self, key: &str) -> Option<Cow<'_, Value>> {
+    fn value_at_the_top<'a>(&'a self, key: &str, bounds: Option<&'a Bounds>) -> Option<Cow<'a, Value>> {
         match key {
+            ALLOW => bounds?.allow.as_ref().map(Cow::Borrowed),
+            OUTSIDE_BOUNDS => Some(Cow::Owned(json!(bounds?.outside))),
+            NODE_BOUNDS => Some(Cow::Owned(json!(bounds?))),
             "cni_agent_run_dir" => self.kubernetes.get("kubeconfig").and_then(directory).map(Cow::Owned),
             "pod_namespace" => self.kubernetes.get("agent_namespace").map(Cow::Borrowed),
             MAY_EXCLUDE => Some(Cow::Owned(self.attachments_may_exclude_namespaces.into())),
@@ -185,6 +196,32 @@ impl NodeConf {
         }
     }
 
+    /// Replaces the bounds of an attachment by the node's.
+    fn bound(&self, conf: &mut Map<String, Value>, bounds: Option<&Bounds>, ignored: &mut Vec<String>) {
+        if bounds.is_none() && !self.exhaustive {
+            return;
+        }
+        let blocks = conf.get_mut("chain").and_then(Value::as_array_mut);
+        for (i, block) in blocks.into_iter().flatten().enumerate() {
+            let Some(block) = block.as_object_mut() else { continue };
+            let kind = block.get("type").and_then(Value::as_str).unwrap_or_default();
+            // Blocks of executables have keys of their own.
+            if !SUB_PLUGINS.contains(&kind) {
+                continue;
+            }
+            let of_node = bounds.and_then(|bounds| bounds.blocks.iter().find(|own| own.kind == kind));
+            let of_node = of_node.map(|own| own.allow.clone());
+            let Some(written) = block.shift_remove(ALLOW).filter(|written| !written.is_null()) else { continue };
+            if of_node.as_ref() != Some(&written) {
+                let place = &self.place;
+                ignored.push(format!("chain[{i}].{ALLOW}: {} is ignored: {place} sets the bounds", quoted(&written)));
+            }
+        }
+        if let Some(bounds) = bounds {
+            conf.insert(NODE_BOUNDS.to_owned(), json!(bounds));
+        }
+    }
+
     /// Applies [`Self::govern`] to every configuration of an attachment whose type is `own`: the attachment's own
     /// configuration, those of its configuration list, and nested ones in `chain`. Returns `None` if there is no such
     /// configuration.
@@ -242,8 +279,8 @@ fn is_same(a: &Value, b: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::netconf::SUB_PLUGINS;
     use crate::cni::node_conf::tests::node;
+    use crate::cni::{CniCommand, NetConf, OutsideBounds};
 
     /// Returns an attachment's configuration after [`NodeConf::govern`], with the warnings.
     fn governed(node: &NodeConf, conf: &Value) -> (Value, Vec<String>) {
@@ -376,6 +413,40 @@ mod tests {
         for left in [json!({"type": "excludedns", "chain": []}), json!({"type": "bridge"})] {
             assert_eq!(governed(&node, &left).0.get("chain"), left.get("chain"));
         }
+    }
+
+    #[test]
+    fn the_nodes_bounds_replace_those_of_attachments() {
+        let chain = json!([{"type": "uid-exclude", "allow": {"uids": 7}}]);
+        let bounded = node(&json!({"allow": {"uids": 8}, "chain": chain}));
+        let conf = json!({
+            "name": "n", "type": "detour", "allow": {}, "outside_bounds": "ignore",
+            "chain": [{"type": "dns-exclude", "allow": {}}, {"type": "own", "allow": 1}],
+        });
+        let (own, ignored) = governed(&bounded, &conf);
+        let conf_of = |own: &Value| NetConf::parse(own.to_string().as_bytes(), CniCommand::Add, "").expect("accepted");
+        let bounds = conf_of(&own).bounds;
+        assert_eq!(Some(&bounds), bounded.bounds(None));
+        assert_eq!(
+            (bounds.allow, bounds.set_by.as_str()),
+            (Some(json!({"uids": 8})), "the node configuration /node.json")
+        );
+        assert_eq!((bounds.blocks.len(), bounds.outside), (1, OutsideBounds::Reject));
+        assert_eq!(own["chain"], json!([{"type": "dns-exclude"}, {"type": "own", "allow": 1}]));
+        let wanted = [
+            "allow: {} is ignored: /node.json sets {\"uids\":8}",
+            "outside_bounds: \"ignore\" is ignored: /node.json sets \"reject\"",
+            "chain[0].allow: {} is ignored: /node.json sets the bounds",
+        ];
+        assert_eq!(ignored, wanted);
+        let same = json!({"type": "detour", "allow": {"uids": 8}, "outside_bounds": "reject", "chain": chain});
+        assert_eq!(governed(&bounded, &same).1, [""; 0]);
+        // A node without bounds leaves them to attachments, unless its configuration is exhaustive.
+        let (own, ignored) = governed(&node(&json!({})), &conf);
+        assert_eq!((conf_of(&own).bounds, ignored.len()), (conf_of(&conf).bounds, 0));
+        let exhaustive = NodeConf { exhaustive: true, ..node(&json!({})) };
+        let (own, ignored) = governed(&exhaustive, &conf);
+        assert_eq!((conf_of(&own).bounds.is_set(), ignored.len()), (false, 3));
     }
 
     #[test]

@@ -2,7 +2,7 @@ use super::super::sub_plugin::SettingSource;
 use super::super::tests::scenario::{Scenario, chain, container};
 use super::super::{Decision, SkipReason, check};
 use super::*;
-use crate::cni::{Block, Code};
+use crate::cni::{Block, Bounds, Code};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -248,8 +248,8 @@ fn an_invalid_key_is_an_error_with_the_accepted_values() {
         (json!({"containers": {}}), "chain[0].containers: invalid value {}; expected an array of strings"),
         (
             json!({"container": "app"}),
-            "chain[0].container: unknown key; expected one of containers, kinds, pod_overrides, scope, type, until; did you \
-             mean \"containers\"?",
+            "chain[0].container: unknown key; expected one of allow, containers, kinds, pod_overrides, scope, type, until; \
+             did you mean \"containers\"?",
         ),
     ] {
         let error = block(keys).run().expect_err("invalid");
@@ -304,10 +304,11 @@ fn arguments_are_checked_without_a_pod() {
         [Block::new("chain[0]", &value).expect("an object")]
     };
     let args = |value: Value| Map::from_iter([("container-exclude".to_owned(), value)]);
-    assert_eq!(check(&chain(true), &args(json!({"containers": "other"})), &|_| None, true), Ok(()));
-    let error = check(&chain(true), &args(json!({"containers": "A"})), &|_| None, true).expect_err("invalid");
+    assert_eq!(check(&chain(true), &Bounds::default(), &args(json!({"containers": "other"})), &|_| None, true), Ok(()));
+    let error = check(&chain(true), &Bounds::default(), &args(json!({"containers": "A"})), &|_| None, true)
+        .expect_err("invalid");
     assert!(error.msg.starts_with("args.cni.container-exclude.containers: invalid value \"A\""), "{error}");
-    assert_eq!(check(&chain(false), &args(json!({"containers": "A"})), &|_| None, true), Ok(()));
+    assert_eq!(check(&chain(false), &Bounds::default(), &args(json!({"containers": "A"})), &|_| None, true), Ok(()));
 }
 
 #[test]

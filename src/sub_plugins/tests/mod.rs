@@ -1,10 +1,11 @@
 //! Whole sub-plugin chains.
 
+mod bounds;
 pub(super) mod scenario;
 
 use super::ignored::annotations;
 use super::*;
-use crate::cni::{Block, Code, SUB_PLUGINS};
+use crate::cni::{Block, Bounds, Code, SUB_PLUGINS};
 use crate::pod::Pod;
 use crate::pod::well_known::{
     EXCLUDE_DNS, EXCLUDE_GIDS, EXCLUDE_INBOUND_PORTS, EXCLUDE_INTERFACES, EXCLUDE_UIDS, INTERCEPTION_MODE,
@@ -402,7 +403,8 @@ fn every_sub_plugin_is_complete() {
         assert!(chain(json!([{ "type": name, "nonsense": 1 }])).error().starts_with("chain[0].nonsense: "), "{name}");
         let args = json!({ name: {"nonsense": 1} });
         let wanted = format!("args.cni.{name}.nonsense: ");
-        let error = check(&chain_blocks, args.as_object().expect("an object"), &|_| None, true).expect_err(name);
+        let error = check(&chain_blocks, &Bounds::default(), args.as_object().expect("an object"), &|_| None, true)
+            .expect_err(name);
         assert!(error.msg.starts_with(&wanted));
         assert!(chain(json!([{ "type": name }])).args(args.clone()).error().starts_with(&wanted), "{name}");
         let pinned = chain(json!([{ "type": name, "pod_overrides": false }])).args(args);

@@ -1,8 +1,9 @@
 //! Scenarios for tests: an injected pod with changes, and the sub-plugin chain that runs for it.
 
 use super::super::context::PodContext;
-use super::super::{ChainInput, ChainOutput, Note, Resolvers, SeparatePolicy, run, run_separately};
-use crate::cni::{Block, Error};
+use super::super::run::run;
+use super::super::{ChainInput, ChainOutput, Note, Resolvers, SeparatePolicy, run_separately};
+use crate::cni::{Block, BlockBounds, Bounds, Error, OutsideBounds};
 use crate::pod::{Container, Facts, Namespace, Pod};
 use crate::policy::{Exclusion, Redirect, TrafficOwner};
 use serde_json::{Map, Value};
@@ -14,6 +15,7 @@ pub(in super::super) struct Scenario {
     facts: Option<Facts>,
     chain: Vec<Block>,
     args: Map<String, Value>,
+    bounds: Bounds,
     cluster_dns: Vec<IpAddr>,
 }
 
@@ -25,6 +27,7 @@ pub(in super::super) fn chain(blocks: Value) -> Scenario {
         facts: Some(facts(meshed_pod(), &[])),
         chain: blocks.iter().enumerate().map(block).collect(),
         args: Map::new(),
+        bounds: Bounds::default(),
         cluster_dns: Vec::new(),
     }
 }
@@ -66,6 +69,30 @@ impl Scenario {
         self
     }
 
+    /// Bounds at the top level.
+    pub(in super::super) fn allow(mut self, allow: Value) -> Self {
+        self.bounds = Bounds { set_by: "c".into(), allow: Some(allow), ..self.bounds };
+        self
+    }
+
+    /// Bounds in the block of a sub-plugin.
+    pub(in super::super) fn allow_in(mut self, kind: &str, allow: Value) -> Self {
+        let place = format!("chain[{}].allow", self.bounds.blocks.len());
+        self.bounds.blocks.push(BlockBounds { kind: kind.to_owned(), place, allow });
+        self
+    }
+
+    /// Ignores requests outside the bounds.
+    pub(in super::super) fn ignoring(mut self) -> Self {
+        self.bounds.outside = OutsideBounds::Ignore;
+        self
+    }
+
+    pub(in super::super) fn facts(mut self, facts: Facts) -> Self {
+        self.facts = Some(facts);
+        self
+    }
+
     pub(in super::super) fn cluster_dns(mut self, address: &str) -> Self {
         self.cluster_dns.push(address.parse().expect("an address"));
         self
@@ -84,6 +111,7 @@ impl Scenario {
         ChainInput {
             facts: self.facts.as_ref(),
             args: &self.args,
+            bounds: &self.bounds,
             resolvers: Resolvers { cluster_dns: &self.cluster_dns, ..Resolvers::default() },
             group_id: &|name| (name == "javausers").then_some(202),
         }

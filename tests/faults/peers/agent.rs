@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const MODES: [(Mode, &str); 1] = [(Mode::Redirect, "nftables")];
-const HELLO: &str = "{\"version\":\"0.2.0\",\"facts\":2}\n";
+const HELLO: &str = "{\"version\":\"0.2.0\",\"facts\":3}\n";
 /// What the error of a call without an API server contains.
 const ALONE: [&str; 2] = ["no facts from the agent", "check that the agent's pod (detour-agent-…) runs on this node"];
 const FALLBACK: &str = "asking the API server instead of the agent";
@@ -216,7 +216,7 @@ fn conversations() -> Faults {
         ("the answer to another request", other(), says(format!("{HELLO}{{\"answer\":\"done\"}}\n"))),
         ("a later answer", Unusable("not support the request"), says(format!("{HELLO}{{\"answer\":\"later\"}}\n"))),
         ("an earlier version", Unusable("earlier version"), says(format!("{{\"version\":\"0.0.9\"}}\n{}\n", facts()))),
-        ("unknown fields", Usable, says(later.replace("\"facts\":2", "\"facts\":9,\"later\":{}"))),
+        ("unknown fields", Usable, says(later.replace("\"facts\":3", "\"facts\":9,\"later\":{}"))),
         ("data after the answer", Usable, says(changed(|_| {}) + "more\n{\"answer\":\"done\"}\n")),
         ("data in the line of the answer", no_answer(), says(format!("{HELLO}{} x\n", facts()))),
         ("not the protocol (SSH)", no_greeting(), says("SSH-2.0-OpenSSH_9.2\r\n")),

@@ -41,14 +41,23 @@ pub(crate) fn image(node: &Node, version: u8) -> PathBuf {
     path
 }
 
+/// What the agent's container runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Program<'a> {
+    /// This file, which is mounted into the image of all containers.
+    Mounted(&'a Path),
+    /// The entry point of the DaemonSet's image, which the runtime must have.
+    OfTheImage,
+}
+
 impl<'a> Agent<'a> {
-    /// Starts a pod of the DaemonSet with this binary.
+    /// Starts a pod of the DaemonSet with this program.
     pub(crate) fn start(
         cluster: &'a Cluster,
         node: &'a Node,
         (daemon_set, config): &(Value, Value),
         name: &str,
-        image: &Path,
+        program: Program<'_>,
     ) -> Self {
         let template = &daemon_set["spec"]["template"];
         let mut pod = Pod::new(name, Class::Burstable, "").in_namespace(SYSTEM);
@@ -72,21 +81,21 @@ impl<'a> Agent<'a> {
         let container = template["spec"]["containers"][0].clone();
         let address = addresses[0].clone();
         let mut agent = Self { cluster, node, pod, sandbox, container, volumes, running: None, address };
-        agent.run(image);
+        agent.run(program);
         agent
     }
 
-    /// Starts the container with this binary.
-    pub(crate) fn run(&mut self, image: &Path) {
+    /// Starts the container with this program.
+    pub(crate) fn run(&mut self, program: Program<'_>) {
         let account = self.node.path("account");
         fs::create_dir_all(&account).expect("made");
         fs::write(account.join("ca.crt"), self.cluster.plane.authority()).expect("written");
         let name = self.pod.spec["serviceAccountName"].as_str().expect("a name");
         fs::write(account.join("token"), self.cluster.admin.token(SYSTEM, name)).expect("written");
-        let mut mounts = vec![
-            json!({"container_path": "/detour", "host_path": image, "readonly": true}),
-            json!({"container_path": ACCOUNT, "host_path": account, "readonly": true}),
-        ];
+        let mut mounts = vec![json!({"container_path": ACCOUNT, "host_path": account, "readonly": true})];
+        if let Program::Mounted(file) = program {
+            mounts.push(json!({"container_path": "/detour", "host_path": file, "readonly": true}));
+        }
         for mount in self.container["volumeMounts"].as_array().expect("mounts") {
             let volume = self.volumes.iter().find(|volume| volume["name"] == mount["name"]).expect("a volume");
             let propagation = match mount["mountPropagation"].as_str() {
@@ -100,7 +109,7 @@ impl<'a> Agent<'a> {
         }
         let security = &self.container["securityContext"];
         let capabilities = &security["capabilities"];
-        let fields = json!({
+        let mut fields = json!({
             "args": self.container["args"],
             "envs": self.environment(),
             "mounts": mounts,
@@ -116,6 +125,11 @@ impl<'a> Agent<'a> {
                 },
             },
         });
+        if let Program::OfTheImage = program {
+            let image = &self.container["image"];
+            fields["image"] = json!({"image": image, "user_specified_image": image});
+            fields["command"] = json!([]);
+        }
         let started = self.sandbox.run_with("agent", &["/detour"], &fields);
         self.running = Some(started.unwrap_or_else(|error| panic!("the agent's container: {error}")));
     }
