@@ -168,7 +168,7 @@ fn the_first_page_states_the_tested_versions() {
         ("CRI-O", "tests/runtimes/cri-o/go.mod", "github.com/cri-o/cri-o v"),
         ("Multus", "tests/runtimes/multus/go.mod", "multus-cni.v4 v"),
         ("Istio", "tests/injector/go.mod", "istio.io/api v"),
-        ("Helm", "hack/machine.sh", "tools version=v"),
+        ("Helm", "hack/machine.sh", "cmd/helm@v"),
     ] {
         let version = minor(path, prefix);
         assert!(tested(component).contains(&version), "{component}: {} instead of {version}", tested(component));
@@ -364,6 +364,7 @@ fn the_manifest_for_krew_is_valid() {
         .expect("readable");
     let sum = "0123456789abcdef".repeat(4);
     let text = text.replace("SHA256_AMD64", &sum).replace("SHA256_ARM64", &sum).replace("VERSION", "0.2.0");
+    let text = text.replace("REPOSITORY", "https://github.com/owner/detour");
     let manifest: serde_json::Value = serde_saphyr::from_str(&text).expect("YAML");
     let keys = |value: &serde_json::Value, known: &[&str]| {
         let object = value.as_object().expect("an object");
