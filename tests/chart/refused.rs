@@ -353,6 +353,8 @@ fn a_missing_value_is_refused_or_means_the_empty_value() {
 
 #[test]
 fn without_a_registry_the_error_tells_how_to_get_an_image() {
+    let defaults = values();
+    assert_eq!((&defaults["hub"], &defaults["global"]["hub"]), (&json!(""), &json!("")), "not a registry of others");
     let none = json!({"global": {"hub": ""}});
     let message = render(&none).expect_err("refused");
     let version = env!("CARGO_PKG_VERSION");
