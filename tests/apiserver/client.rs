@@ -84,6 +84,13 @@ impl Client {
         self.run(self.api(object).patch_status(name, &PatchParams::default(), &Patch::Merge(part)))
     }
 
+    /// Replaces a part of a subresource of an object.
+    pub(crate) fn merge_subresource(&self, object: &Value, subresource: &str, part: &Value) -> Result<Value, Refused> {
+        let name = object["metadata"]["name"].as_str().expect("a name");
+        let patch = Patch::Merge(part);
+        self.run(self.api(object).patch_subresource(subresource, name, &PatchParams::default(), &patch))
+    }
+
     pub(crate) fn get(&self, object: &Value) -> Result<Value, Refused> {
         self.run(self.api(object).get(object["metadata"]["name"].as_str().expect("a name")))
     }
@@ -110,6 +117,12 @@ impl Client {
     pub(crate) fn create(&self, object: &Value) -> Result<Value, Refused> {
         let object_text: DynamicObject = serde_json::from_value(object.clone()).expect("an object");
         self.run(self.api(object).create(&PostParams::default(), &object_text))
+    }
+
+    /// Creates an object without storing it: it only passes the admission.
+    pub(crate) fn try_create(&self, object: &Value) -> Result<Value, Refused> {
+        let object_text: DynamicObject = serde_json::from_value(object.clone()).expect("an object");
+        self.run(self.api(object).create(&PostParams { dry_run: true, ..PostParams::default() }, &object_text))
     }
 
     /// A token of a service account.

@@ -2,6 +2,7 @@
 //! rights that they grant.
 
 mod accepted;
+mod admission;
 mod boot;
 mod certificates;
 mod client;
