@@ -266,6 +266,14 @@ fn the_picture_shows_the_bypass_of_each_excluded_container() {
     let by_name = svg(&one_uid(), json!([{"type": "container-exclude", "containers": "vault-*"}]));
     assert_eq!(drawn(&by_name, "vault-agent-init"), 1, "only in its lane");
     assert_eq!((drawn(&by_name, "everything until it exits"), drawn(&by_name, "configuration, chain[1]")), (1, 1));
+    let mut annotated = one_uid();
+    annotated["metadata"]["annotations"]["detour.io/exclude-containers"] = json!("vault-agent-init,*");
+    let bounded = explain(&annotated, &json!([{"type": "container-exclude"}]), &["--format", "svg"]);
+    assert!(bounded.code == 1 && bounded.stderr.contains("an ADD would fail"), "{}", bounded.stderr);
+    for (item, verdict) in [("vault-agent-init", "allowed"), ("*", "refused")] {
+        let line = format!("&quot;{item}&quot; (pod, detour.io/exclude-containers): {verdict} by the default bounds");
+        assert_eq!(drawn(&bounded.stdout, &line), 1, "{}", bounded.stdout);
+    }
     let block = |until: &str| json!([{"type": "container-exclude", "containers": "web", "until": until}]);
     let temporary = svg(&one_uid(), block("proxy-ready"));
     assert_eq!((drawn(&temporary, "web"), drawn(&temporary, "everything until the proxy is ready")), (2, 1));
