@@ -4,6 +4,8 @@
 
 # The Rust target of the static binary: for this machine, unless build_for selects another.
 target="$(uname -m)-unknown-linux-musl"
+# The Rust toolchain of CI and of releases.
+rust=1.95.0
 # The emulator that runs binaries of the target; empty if this machine runs them.
 emulator=''
 : "$emulator"
@@ -97,13 +99,16 @@ hide() {
     done
 }
 
-# Installs cargo, if rustup is available, and the static target.
+# Selects the Rust toolchain of CI and of releases, because the same compiler gives the same binary and the same lints, and
+# installs it and the static target if rustup can. If it can't, it uses another toolchain and says so. There is no
+# rust-toolchain.toml: with it, cargo works only on machines that have a toolchain of this name or can download it.
 need_rust() {
-    if ! command -v cargo >/dev/null; then
-        command -v rustup >/dev/null || die "cargo and rustup not found: install rustup (https://rustup.rs)"
-        say "installing the stable Rust toolchain"
-        rustup toolchain install stable --profile minimal </dev/null
-        rustup default stable
+    if ! has_rust && command -v rustup >/dev/null && { RUSTUP_TOOLCHAIN=$rust has_rust ||
+        rustup toolchain install "$rust" --profile minimal </dev/null; }; then
+        export RUSTUP_TOOLCHAIN=$rust
+    elif ! has_rust; then
+        command -v cargo >/dev/null || die "cargo and rustup not found: install rustup (https://rustup.rs)"
+        say "Rust $rust is not installed, and rustup can't install it; using $(rustc --version)" >&2
     fi
     if [[ -d "$(rustc --print target-libdir --target "$target")" ]]; then
         return
@@ -112,6 +117,11 @@ need_rust() {
     else
         die "Rust target $target not found: install rustup (https://rustup.rs), or add the target to this toolchain"
     fi
+}
+
+# Whether the selected toolchain is that of CI and of releases.
+has_rust() {
+    [[ $(rustc --version 2>/dev/null) == "rustc $rust "* ]]
 }
 
 # build_for ARCHITECTURE: selects the target by its name in images (amd64, arm64), and installs its compiler and its
@@ -164,15 +174,42 @@ need_go() {
     command -v go >/dev/null || die "go not found: building $1 needs Go 1.25 or later (https://go.dev/dl)"
 }
 
-need_helm() {
-    local tools version=v3.19.0
+# go_tool NAME PACKAGE@VERSION TIME: builds a program from a Go module.
+go_tool() {
+    local name=$1 package=$2 duration=$3 tools
     tools=$(tools_directory)
-    [[ ! -x $tools/helm ]] || return 0
-    need_go helm
-    say "building helm $version (about one minute)"
+    [[ $(go version -m "$tools/$name" 2>/dev/null) != *$'\t'"${package##*@}"$'\t'* ]] || return 0
+    need_go "$name"
+    say "building $name ${package##*@} ($duration)"
     # Move it into place only when it is complete.
-    GOBIN="$tools/new" go install -ldflags '-s -w' "helm.sh/helm/v3/cmd/helm@$version" </dev/null
-    mv "$tools/new/helm" "$tools/helm"
+    GOBIN="$tools/new" go install -ldflags '-s -w' "$package" </dev/null
+    mv "$tools/new/$name" "$tools/$name"
+}
+
+need_helm() {
+    go_tool helm helm.sh/helm/v3/cmd/helm@v3.19.0 "about one minute"
+}
+
+# cosign signs releases.
+need_cosign() {
+    go_tool cosign github.com/sigstore/cosign/v2/cmd/cosign@v2.6.5 "about four minutes on two cores"
+}
+
+# actionlint checks the workflows for GitHub Actions.
+need_actionlint() {
+    go_tool actionlint github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 "some seconds"
+}
+
+# cargo-deny checks packages. Without optimization, its build takes a quarter of the time.
+need_cargo_deny() {
+    local tools version=0.20.2
+    tools=$(tools_directory)
+    [[ $("$tools/cargo-deny" --version 2>/dev/null) != "cargo-deny $version" ]] || return 0
+    say "building cargo-deny $version (about two minutes)"
+    cargo install --locked --debug --version "$version" --root "$tools/new" --target-dir "$tools/new/target" cargo-deny \
+        </dev/null
+    mv "$tools/new/bin/cargo-deny" "$tools/cargo-deny"
+    rm -rf "$tools/new/target"
 }
 
 # Istio's charts, in the version of tests/injector/go.mod: the operator of OpenShift Service Mesh installs them.

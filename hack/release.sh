@@ -4,20 +4,26 @@
 #
 # --check            only check that the sources are ready for the release
 # --dry-run PROGRAM  pack PROGRAM instead of release builds, build no image, and report failed checks as warnings
+# --hub HUB          the registry of the image, such as ghcr.io/OWNER; required except with --check and --dry-run
 # --sign KEY         sign SHA256SUMS with a private key of cosign; $COSIGN_PASSWORD is the key's password
 #
-# Usage: hack/release.sh [--check] [--dry-run PROGRAM] [--sign KEY] VERSION
+# Usage: hack/release.sh [--check] [--dry-run PROGRAM] [--hub HUB] [--sign KEY] VERSION
+# $REPOSITORY_URL, if set, is the address that the sources must name. hack/publish.sh publishes the image and the chart.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh
 source hack/machine.sh
 
-check_only=false program='' key=''
+check_only=false program='' hub='' key=''
 while [[ ${1:-} == --* ]]; do
     case $1 in
         --check) check_only=true ;;
         --dry-run)
             program=$(realpath "${2:?--dry-run: expected a program}")
+            shift
+            ;;
+        --hub)
+            hub=${2:?--hub: expected a registry}
             shift
             ;;
         --sign)
@@ -31,11 +37,12 @@ done
 version=${1:?expected a version, for example 0.2.0}
 [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.]+)?$ ]] || die "version: expected MAJOR.MINOR.PATCH, got \"$version\""
 [[ -z $program || -x $program ]] || die "--dry-run: $program is not executable"
+[[ $hub =~ ^[a-z0-9._:/-]*$ ]] || die "--hub: expected a registry in lower case, such as ghcr.io/owner, got \"$hub\""
 [[ -z $key || -r $key ]] || die "--sign: can't read $key"
 
-# equal WHAT FOUND: records a problem unless FOUND is the version.
+# equal WHAT FOUND [EXPECTED]: records a problem unless FOUND is the version, or EXPECTED.
 equal() {
-    [[ $2 == "$version" ]] || problems+=("$1: expected $version, got \"$2\"")
+    [[ $2 == "${3:-$version}" ]] || problems+=("$1: expected ${3:-$version}, got \"$2\"")
 }
 
 # field FILE EXPRESSION: prints the first match of the group in a regular expression.
@@ -52,8 +59,14 @@ notes() {
 # Checks that all files have this version and are committed.
 check_sources() {
     problems=()
-    local platform digest tagged
+    local platform digest tagged address=${REPOSITORY_URL:-$repository}
     digest=$(hack/manifests.sh --digest)
+    if [[ -z $address ]]; then
+        problems+=("Cargo.toml: repository: missing; expected the address of these sources")
+    else
+        equal "Cargo.toml: repository" "$repository" "$address"
+        equal "manifests/chart/Chart.yaml: home" "$(field manifests/chart/Chart.yaml 'home: (.*)')" "$address"
+    fi
     equal "Cargo.toml: version" "$(field Cargo.toml 'version = "(.*)"')"
     equal "Cargo.lock: detour-cni" "$(grep -A 1 '^name = "detour-cni"$' Cargo.lock | sed -nE 's/^version = "(.*)"$/\1/p')"
     equal "manifests/chart/Chart.yaml: version" "$(field manifests/chart/Chart.yaml 'version: "?([^"]*)"?')"
@@ -89,6 +102,7 @@ compress() {
     gzip --no-name --best
 }
 
+repository=$(field Cargo.toml 'repository = "(.*)"')
 check_sources
 for problem in "${problems[@]}"; do
     printf '%s: %s%s\n' "$(basename "$0")" "${program:+warning: }" "$problem" >&2
@@ -102,9 +116,12 @@ if "$check_only"; then
 fi
 
 need_commands gcc=build-essential jq=jq
+[[ -n $hub || -n $program ]] || die "--hub: missing; expected the registry of the image, such as ghcr.io/owner"
+: "${hub:=registry.invalid}"
+need_rust
+[[ -n $program ]] || has_rust || die "releases are built with Rust $rust"
 need_helm
-[[ -z $key ]] || command -v cosign >/dev/null ||
-    die "--sign: cosign not found; go install github.com/sigstore/cosign/v2/cmd/cosign@v2.6.5"
+[[ -z $key ]] || need_cosign
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH=$epoch
 target_directory=$(target_directory)
@@ -136,12 +153,17 @@ say "chart and manifests"
 "$helm" package manifests/chart --destination "$work" >/dev/null
 mkdir "$work/chart"
 tar -xzmf "$work/detour-$version.tgz" --directory "$work/chart"
+# In the sources, the chart has no registry, and hack/manifests.sh renders the bases with one that does not exist.
+sed -i "s|^  hub: .*|  hub: $hub|" "$work/chart/detour/values.yaml"
+sed -i 's/ Required, because no image is published\.//' "$work/chart/detour/values.yaml" "$work/chart/detour/README.md"
 pack "$work/chart" | compress >"$release/detour-$version.tgz"
 for platform in kubernetes openshift; do
-    cp "manifests/$platform/rendered.yaml" "$release/detour-v$version-$platform.yaml"
+    sed "s|registry\\.invalid/|$hub/|" "manifests/$platform/rendered.yaml" \
+        >"$release/detour-v$version-$platform.yaml"
     # The packed chart renders to the same objects.
     "$helm" template detour "$release/detour-$version.tgz" --skip-tests --kube-version 1.33.0 --namespace kube-system \
-        --set "global.platform=$platform" --set hub=registry.invalid | diff - <(sed -e '/^# Rendered from /d' -e '/^# Chart: /d' "manifests/$platform/rendered.yaml") ||
+        --set "global.platform=$platform" |
+        diff - <(sed -e '/^# Rendered from /d' -e '/^# Chart: /d' "$release/detour-v$version-$platform.yaml") ||
         die "chart package: the objects for $platform differ from manifests/$platform/rendered.yaml"
 done
 
@@ -150,7 +172,7 @@ sums() {
     sha256sum "$release/detour-v$version-linux-$1.tar.gz" | cut -d ' ' -f 1
 }
 sed -e "s/SHA256_AMD64/$(sums amd64)/" -e "s/SHA256_ARM64/$(sums arm64)/" -e "s/VERSION/$version/g" \
-    manifests/krew/detour.yaml >"$release/detour.yaml"
+    -e "s|REPOSITORY|$repository|" manifests/krew/detour.yaml >"$release/detour.yaml"
 # Each archive that the manifest names exists and has the checksum that follows its name.
 sed -nE 's|^ *-? *uri: .*/([^/"]*)"?$|\1|p; s|^ *-? *sha256: "?([0-9a-f]*)"?$|\1|p' "$release/detour.yaml" |
     paste -d ' ' - - | awk '{ print $2 "  " $1 }' >"$work/krew"
@@ -164,10 +186,13 @@ notes >"$release/notes.md"
 mv "$work/SHA256SUMS" "$release/SHA256SUMS"
 if [[ -n $key ]]; then
     say "signature"
+    cosign=$(tools_directory)/cosign
     # With a local key, nothing is sent to a transparency log.
-    cosign sign-blob --yes --key "$key" --tlog-upload=false --output-signature "$release/SHA256SUMS.sig" "$release/SHA256SUMS"
-    cosign public-key --key "$key" --outfile "$release/cosign.pub"
-    cosign verify-blob --key "$release/cosign.pub" --insecure-ignore-tlog=true --signature "$release/SHA256SUMS.sig" "$release/SHA256SUMS"
+    "$cosign" sign-blob --yes --key "$key" --tlog-upload=false --output-signature "$release/SHA256SUMS.sig" \
+        "$release/SHA256SUMS"
+    "$cosign" public-key --key "$key" --outfile "$release/cosign.pub"
+    "$cosign" verify-blob --key "$release/cosign.pub" --insecure-ignore-tlog=true \
+        --signature "$release/SHA256SUMS.sig" "$release/SHA256SUMS"
 fi
 
 (cd "$release" && sha256sum --quiet --check SHA256SUMS)

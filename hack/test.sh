@@ -30,7 +30,9 @@ if needed_for chart; then
     need_commands promtool=prometheus
 fi
 if needed_for release; then
-    need_commands git=git jq=jq
+    need_commands git=git jq=jq skopeo=skopeo umoci=umoci docker-registry=docker-registry
+    need_cosign
+    need_cargo_deny
 fi
 if needed_for apiserver; then
     need_commands etcd=etcd-server setpriv=util-linux

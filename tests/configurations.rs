@@ -56,6 +56,8 @@ fn the_last_plugin_of_a_configuration_list_is_accepted() {
         last["cniVersion"] = list["cniVersion"].clone();
         let conf = parse(&last);
         assert_eq!((conf.kind.as_str(), types(&conf)), ("detour", chain.to_vec()));
+        let file = detour_cni::cni::configuration(std::path::Path::new("f"), text.as_bytes());
+        assert_eq!(file.expect("the same plugin"), conf);
         assert_eq!(conf.warnings, [""; 0]);
     }
 }
@@ -76,18 +78,16 @@ fn primary_configurations_are_accepted_without_warnings() {
 
 /// Compares types and UIDs; a sample may also list defaults.
 #[test]
-fn readme_samples_chart_and_installation_have_the_same_exclusions() {
+fn samples_chart_and_installation_have_the_same_exclusions() {
     let core = |chain: &Value| -> Vec<(Value, Value)> {
         let blocks = chain.as_array().expect("an array");
         blocks.iter().map(|block| (block["type"].clone(), block["uids"].clone())).collect()
     };
     let json = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
-    let readme = include_str!("../docs/install.md").split("```").find_map(|part| part.strip_prefix("json\n"));
     let list = json(include_str!("../conf/chained.conflist"));
     let values: Value =
         serde_saphyr::from_str(include_str!("../manifests/chart/values.yaml")).expect("the chart's values");
     for (place, chain) in [
-        ("docs/install.md", &json(readme.expect("an example"))["chain"]),
         ("conf/openshift-istio-cni.conf", &json(include_str!("../conf/openshift-istio-cni.conf"))["chain"]),
         ("conf/chained.conflist", &list["plugins"].as_array().expect("an array").last().expect("a member")["chain"]),
         ("manifests/chart/values.yaml", &values["config"]["chain"]),

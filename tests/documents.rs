@@ -168,7 +168,7 @@ fn the_first_page_states_the_tested_versions() {
         ("CRI-O", "tests/runtimes/cri-o/go.mod", "github.com/cri-o/cri-o v"),
         ("Multus", "tests/runtimes/multus/go.mod", "multus-cni.v4 v"),
         ("Istio", "tests/injector/go.mod", "istio.io/api v"),
-        ("Helm", "hack/machine.sh", "tools version=v"),
+        ("Helm", "hack/machine.sh", "cmd/helm@v"),
     ] {
         let version = minor(path, prefix);
         assert!(tested(component).contains(&version), "{component}: {} instead of {version}", tested(component));
@@ -260,6 +260,77 @@ fn documented_names_exist() {
     }
 }
 
+/// Returns the strings of the source that follow `prefix`, up to the closing quote.
+fn strings_after(directory: &str, prefix: &str) -> BTreeSet<String> {
+    let mut sources = BTreeSet::new();
+    files(root(), &root().join(directory), &mut sources);
+    let found: BTreeSet<String> = sources
+        .iter()
+        .flat_map(|path| {
+            let text = read(path);
+            let rest = text.split(prefix).skip(1).filter_map(|rest| rest.split('"').next());
+            rest.map(str::to_owned).collect::<Vec<_>>()
+        })
+        .filter(|name| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'))
+        .collect();
+    assert!(found.len() > 4, "{directory}: {prefix}: {found:?}");
+    found
+}
+
+#[test]
+fn the_reference_has_each_event_annotation_and_warning() {
+    let guides: String = documents().iter().filter(|path| *path != "CHANGELOG.md").map(|path| read(path)).collect();
+    for event in strings_after("src/agent", "\"Detour") {
+        assert!(guides.contains(&format!("`Detour{event}`")), "the Event Detour{event} is on no page");
+    }
+    let configuration = read("conf/README.md");
+    for name in strings_after("src/pod", ": &str = \"detour.io/").iter().filter(|name| *name != "policy") {
+        assert!(configuration.contains(&format!("`detour.io/{name}")), "conf/README.md: detour.io/{name}");
+    }
+    let reports = read("docs/reports.md");
+    for code in strings_after("src/inspect/explain", "code: \"") {
+        assert!(reports.contains(&format!("\n| `{code}` |")), "docs/reports.md: the warning {code}");
+    }
+}
+
+/// A limit that changes in the source also changes in the table.
+#[test]
+fn the_limits_are_those_of_the_source() {
+    let page = read("conf/README.md");
+    let (_, limits) = page.split_once("\n## Limits\n").expect("a section");
+    for (path, line, row, text) in [
+        ("cni/list.rs", "LIST_ITEMS: usize = 2000;", "a list:", "2000 items"),
+        ("cni/list.rs", "MAX_LIST_BYTES: usize = 64 * 1024;", "a list:", "64 KiB of text"),
+        ("sub_plugins/context.rs", "MAX_EXCLUSIONS: usize = 10_000;", "exclusions of a pod", "10000"),
+        ("firewall/from_policy.rs", "MAX_RULES: usize = 16_000;", "rules of a pod", "16000"),
+        ("sub_plugins/settings.rs", "MAX_GROUPS: usize = 64;", "`owner_groups_include`", "64 groups"),
+        ("sub_plugins/context.rs", "MAX_CONTAINERS: usize = 100;", "containers of a pod", "100"),
+        ("sub_plugins/container_exclude.rs", "MAX_ITEMS: usize = 100;", "`containers` of", "100 items"),
+        ("cni/netconf/sub_plugins.rs", "MAX_BLOCKS: usize = 32;", "`chain`", "32 entries"),
+        ("plugin/record.rs", "MAX_ATTACHMENTS: usize = 32;", "attachments on one", "32"),
+        ("cni/names.rs", "MAX_NETWORK_NAME: usize = 225;", "the network's name", "225 bytes"),
+        ("plugin/primary/plan.rs", "MAX_IN_PROCESS: usize = 16;", "attachments of `in_process_types`", "16"),
+        ("networks/annotations.rs", "MAX_ELEMENTS: usize = 100;", "`k8s.v1.cni.cncf.io/networks`", "100 elements"),
+        ("cluster/resources.rs", "MAX_CONFIG: usize = 256 << 10;", "`spec.config`", "256 KiB"),
+        ("netlink/socket.rs", "objects: 20_000, bytes: 16 << 20", "tables, netfilter chains", "20000 objects, 16 MiB"),
+        ("firewall/containers.rs", "MAX_ELEMENTS: u32 = 1024;", "running excluded containers", "1024"),
+        ("cni/document.rs", "MAX_CONFIGURATION: usize = 4 << 20;", "stdin", "4 MiB"),
+        ("cni/document.rs", "MAX_VALUES: usize = 100_000;", "stdin", "100,000 values"),
+        ("agent/facts/cache.rs", "MAX_TOTAL: usize = 24 << 20;", "a pod or definition", "24 MiB"),
+        ("delegate/process.rs", "MAX_STDOUT: usize = 4 << 20;", "stdout of an executable", "4 MiB"),
+        ("logging.rs", "MAX_LINES: usize = 100;", "log of one call", "100 lines"),
+        ("cluster/response_limit.rs", "MAX_OBJECT: u64 = 16 << 20;", "a response of the API", "16 MiB"),
+        ("cni/node_conf.rs", "NODE_CONFIGURATION_LIMIT: u64 = 64 << 10;", "`node.json`", "64 KiB"),
+        ("cluster/kubeconfig/files.rs", "MAX_KUBECONFIG: u64 = 1 << 20;", "kubeconfig", "1 MiB"),
+        ("cluster/manifests.rs", "MAX_FILE: u64 = 4 << 20;", "a file of `manifests_dir`", "4 MiB"),
+        ("state/mod.rs", "MAX_RECORD_BYTES: u64 = 16 << 20;", "a state file", "16 MiB"),
+    ] {
+        assert!(read(&format!("src/{path}")).contains(line), "src/{path}: {line}: correct the limit on the page, too");
+        let row = limits.lines().find(|line| line.starts_with(&format!("| {row}"))).unwrap_or_else(|| panic!("{row}"));
+        assert!(row.contains(text), "{row}: {text}");
+    }
+}
+
 /// Answering takes no privileges, and neither builds nor installs anything: it ends at once, from any directory.
 #[test]
 fn every_script_prints_its_usage() {
@@ -293,6 +364,7 @@ fn the_manifest_for_krew_is_valid() {
         .expect("readable");
     let sum = "0123456789abcdef".repeat(4);
     let text = text.replace("SHA256_AMD64", &sum).replace("SHA256_ARM64", &sum).replace("VERSION", "0.2.0");
+    let text = text.replace("REPOSITORY", "https://github.com/owner/detour");
     let manifest: serde_json::Value = serde_saphyr::from_str(&text).expect("YAML");
     let keys = |value: &serde_json::Value, known: &[&str]| {
         let object = value.as_object().expect("an object");

@@ -1,14 +1,19 @@
-//! `hack/release.sh` refuses sources that are not ready, and builds the same complete files each time. `hack/sbom.sh`
-//! lists the packages of `Cargo.lock`.
+//! `hack/release.sh` refuses sources that are not ready, and builds the same complete files each time. `hack/publish.sh`
+//! pushes and signs them. `hack/sbom.sh` lists the packages of `Cargo.lock`, and `hack/deny.sh` checks them.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The address of the sources in the release.
+const ADDRESS: &str = "https://github.com/owner/detour";
 
 /// A git repository with the files of this one, committed, and a changelog for the release.
 struct Repository(PathBuf);
@@ -36,8 +41,25 @@ impl Repository {
             format!("# Changelog\n\n## {VERSION} - 2026-01-31\n\n- A change.\n\n## 0.1.0\n\nFirst version.\n");
         fs::write(changelog, section).expect("writable");
         repository.git(&["init", "--quiet"]);
-        repository.commit();
+        repository.edit("Cargo.toml", "default-run", &format!("repository = \"{ADDRESS}\"\ndefault-run"));
+        let home = "https://github.com/detour-cni/detour-cni";
+        repository.edit("manifests/chart/Chart.yaml", &format!("home: {home}"), &format!("home: {ADDRESS}"));
+        for platform in ["kubernetes", "openshift"] {
+            let digest = text(&run(&repository.0, "hack/manifests.sh", &["--digest"]));
+            let rendered = format!("manifests/{platform}/rendered.yaml");
+            let content = fs::read_to_string(repository.0.join(&rendered)).expect("readable");
+            let before = content.lines().find(|line| line.starts_with("# Chart: ")).expect("the chart's digest");
+            repository.edit(&rendered, before, &format!("# Chart: {}", digest.trim()));
+        }
         repository
+    }
+
+    /// Uses the programs that the tests have built.
+    fn with_tools(self) -> Self {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target directory");
+        fs::create_dir(self.0.join("target")).expect("writable");
+        symlink(target.join("tools"), self.0.join("target/tools")).expect("a link");
+        self
     }
 
     fn git(&self, arguments: &[&str]) {
@@ -71,6 +93,7 @@ fn run(directory: &Path, program: &str, arguments: &[&str]) -> Output {
         .current_dir(directory)
         .args(arguments)
         .env("SOURCE_DATE_EPOCH", "1767225600")
+        .env("COSIGN_PASSWORD", "throw-away")
         .env_remove("CARGO_TARGET_DIR");
     command.output().unwrap_or_else(|error| panic!("{program}: {error}"))
 }
@@ -87,7 +110,14 @@ fn sources_that_are_not_ready_are_refused() {
 
     let (chart, version) = ("manifests/chart/Chart.yaml", format!("version: {VERSION}"));
     let (quoted, section) = (format!("version = \"{VERSION}\""), format!("## {VERSION} - 2026-01-31"));
-    let cases: [(&str, &str, &str, &str); 9] = [
+    let cases: [(&str, &str, &str, &str); 11] = [
+        ("Cargo.toml", "repository = ", "# repository = ", "Cargo.toml: repository: missing"),
+        (
+            chart,
+            &format!("home: {ADDRESS}"),
+            "home: https://example.com",
+            "Chart.yaml: home: expected https://github.com/",
+        ),
         ("Cargo.toml", &quoted, "version = \"9.9.9\"", "Cargo.toml: version: expected"),
         (
             "Cargo.lock",
@@ -140,10 +170,7 @@ fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
 
 #[test]
 fn a_release_is_complete_and_reproducible() {
-    let repository = Repository::new("complete");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target directory");
-    fs::create_dir(repository.0.join("target")).expect("writable");
-    symlink(target.join("tools"), repository.0.join("target/tools")).expect("a link");
+    let repository = Repository::new("complete").with_tools();
     let directory = repository.0.join(format!("target/release-{VERSION}-dry-run"));
 
     let arguments = ["--dry-run", "/bin/true", VERSION];
@@ -176,6 +203,153 @@ fn a_release_is_complete_and_reproducible() {
     assert_eq!(packed, "LICENSE\ndetour\n");
     let krew = String::from_utf8_lossy(&first["detour.yaml"]);
     assert!(krew.contains(&format!("v{VERSION}")) && !krew.contains("VERSION") && !krew.contains("SHA256"), "{krew}");
+
+    // cargo binstall downloads the archives that krew downloads, and finds the program in them.
+    let manifest = run(&repository.0, "cargo", &["metadata", "--offline", "--no-deps", "--format-version", "1"]);
+    let manifest: Value = serde_json::from_str(&text(&manifest)).expect("JSON");
+    let binstall = &manifest["packages"][0]["metadata"]["binstall"];
+    for (machine, architecture) in [("x86_64", "amd64"), ("aarch64", "arm64")] {
+        let address = binstall["overrides"][format!("{machine}-unknown-linux-musl")]["pkg-url"].as_str();
+        let address = address.expect("an address").replace("{ repo }", ADDRESS).replace("{ version }", VERSION);
+        let archive = format!("detour-v{VERSION}-linux-{architecture}.tar.gz");
+        assert_eq!(address, format!("{ADDRESS}/releases/download/v{VERSION}/{archive}"));
+        assert!(names.contains(&archive) && krew.contains(&format!("uri: {address}\n")), "{address}: {krew}");
+    }
+    assert_eq!((&binstall["pkg-fmt"], &binstall["bin-dir"]), (&"tgz".into(), &"{ bin }".into()));
+}
+
+/// A registry on loopback, which ends with the test.
+struct Registry(Child, u16);
+
+impl Registry {
+    fn start(directory: &Path) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port();
+        let storage = json!({"filesystem": {"rootdirectory": directory.join("registry")}});
+        let file = json!({"version": 0.1, "storage": storage, "http": {"addr": format!("127.0.0.1:{port}")}});
+        fs::write(directory.join("registry.yaml"), file.to_string()).expect("writable");
+        let mut command = Command::new("docker-registry");
+        command.arg("serve").arg(directory.join("registry.yaml")).stdout(Stdio::null()).stderr(Stdio::null());
+        let registry = Self(command.spawn().expect("docker-registry"), port);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(Instant::now() < deadline, "the registry does not listen");
+            thread::park_timeout(Duration::from_millis(20));
+        }
+        registry
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// With a key that only this test knows.
+#[test]
+fn image_and_chart_are_published_and_signed_by_digest() {
+    let repository = Repository::new("published").with_tools();
+    let target = repository.0.join("target");
+    let tool = |name: &str, arguments: &[&str]| run(&target, &format!("tools/{name}"), arguments);
+    let registry = Registry::start(&target);
+    let hub = format!("127.0.0.1:{}/mesh", registry.1);
+    for name in ["releaser", "other"] {
+        text(&tool("cosign", &["generate-key-pair", "--output-key-prefix", name]));
+    }
+    let key = target.join("releaser.key").display().to_string();
+    let directory = target.join(format!("release-{VERSION}-dry-run"));
+    let release = directory.display().to_string();
+
+    text(&repository.release(&["--dry-run", "/bin/true", "--hub", &hub, "--sign", &key, VERSION]));
+    // Without the image, which a dry run does not build.
+    let publish = |key: &str| run(&repository.0, "hack/publish.sh", &["--sign", key, &release]);
+    assert!(String::from_utf8_lossy(&publish(&key).stderr).contains("no image; build"));
+    let binaries = target.join("binaries");
+    fs::create_dir(&binaries).expect("writable");
+    fs::copy(env!("CARGO_BIN_EXE_detour"), binaries.join("detour-amd64")).expect("a copy");
+    let pack = |label: &str| {
+        fs::write(repository.0.join("label"), label).expect("writable");
+        repository.commit();
+        let image = ["--arch", "amd64", "--binaries", "target/binaries", "--output", "target/image", VERSION];
+        text(&run(&repository.0, "hack/image.sh", &image));
+        let file = directory.join(format!("detour-v{VERSION}-image.tar"));
+        text(&run(&target.join("image"), "tar", &["-cf", &file.display().to_string(), "."]));
+    };
+    pack("first");
+    let published = text(&publish(&key));
+
+    // Both references have digests, and only the releaser's key verifies them.
+    let signed: Vec<&str> = published.lines().filter_map(|line| line.split("published and signed ").nth(1)).collect();
+    let [image, chart] = signed[..] else { panic!("expected an image and a chart: {published}") };
+    for (reference, name) in [(image, format!("{hub}/detour@sha256:")), (chart, format!("{hub}/charts/detour@sha256:"))]
+    {
+        assert!(reference.starts_with(&name), "{published}");
+        let verify = |key: &str| tool("cosign", &["verify", "--key", key, "--insecure-ignore-tlog=true", reference]);
+        text(&verify("releaser.pub"));
+        assert!(!verify("other.pub").status.success(), "{reference}");
+    }
+    // The published chart names the published image.
+    let chart = format!("oci://{hub}/charts/detour");
+    let rendered = text(&tool("helm", &["template", "d", &chart, "--plain-http", "--kube-version", "1.33.0"]));
+    let wanted = format!("image: \"{hub}/detour:{VERSION}\"");
+    assert!(rendered.contains(&wanted), "{rendered}");
+    let kubernetes =
+        fs::read_to_string(directory.join(format!("detour-v{VERSION}-kubernetes.yaml"))).expect("readable");
+    assert!(kubernetes.contains(&wanted) && !kubernetes.contains("registry.invalid"), "{kubernetes}");
+
+    // The same release can be published again, another one of this version can't.
+    assert_eq!(text(&publish(&key)), published);
+    pack("second");
+    let refused = publish(&key);
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && errors.contains("choose a new version"), "{errors}");
+    fs::write(directory.join("notes.md"), "Changed.\n").expect("writable");
+    let refused = publish(&key);
+    assert!(
+        !refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("did NOT match"),
+        "{refused:?}"
+    );
+}
+
+/// A database with one advisory stands for RustSec's.
+#[test]
+fn packages_are_checked_for_known_vulnerabilities() {
+    let repository = Repository::new("packages").with_tools();
+    let check = |database: &Path, arguments: &[&str]| {
+        let mut command = Command::new("hack/deny.sh");
+        command.current_dir(&repository.0).args(arguments).env_remove("CARGO_TARGET_DIR").env("GIT_CONFIG_COUNT", "1");
+        command.env("GIT_CONFIG_KEY_0", format!("url.file://{}.insteadOf", database.display()));
+        command.env("GIT_CONFIG_VALUE_0", "https://github.com/RustSec/advisory-db");
+        let output = command.output().expect("hack/deny.sh");
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        (output.status.success(), text)
+    };
+    let database = Path::new(env!("CARGO_TARGET_TMPDIR")).join("advisories");
+    let _ = fs::remove_dir_all(&database);
+    let (success, output) = check(&database, &[]);
+    assert!(success && output.contains("known vulnerabilities: NOT checked: can't download"), "{output}");
+    let (success, output) = check(&database, &["--online"]);
+    assert!(!success && output.contains("known vulnerabilities: NOT checked: can't download"), "{output}");
+
+    fs::create_dir_all(database.join("crates/ring")).expect("writable");
+    let advisories = Repository(database.clone());
+    let advisory = "```toml\n[advisory]\nid = \"RUSTSEC-2026-9999\"\npackage = \"PACKAGE\"\ndate = \"2026-01-01\"\n\
+                    [versions]\npatched = []\n```\n\n# A fault\n\nText.\n";
+    let file = "crates/ring/RUSTSEC-2026-9999.md";
+    fs::write(database.join(file), advisory.replace("PACKAGE", "absent")).expect("writable");
+    advisories.git(&["init", "--quiet", "--initial-branch", "main"]);
+    advisories.commit();
+    let (success, output) = check(&database, &["--online"]);
+    assert!(success && output.contains("advisories ok"), "{output}");
+    advisories.edit(file, "absent", "ring");
+    let (success, output) = check(&database, &["--online"]);
+    assert!(!success && output.contains("RUSTSEC-2026-9999"), "{output}");
+
+    let licenses = "allow = [\"Apache-2.0\", ";
+    repository.edit("deny.toml", licenses, "allow = [");
+    let (success, output) = check(&database, &["--online"]);
+    assert!(!success && output.contains("licenses FAILED"), "{output}");
 }
 
 /// Returns the name, version and checksum of each package in `Cargo.lock`; the crate itself has no checksum.

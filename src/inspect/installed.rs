@@ -17,7 +17,7 @@ pub struct InstalledText {
     pub place: String,
     /// Its text: of a configuration list, only the entry of the installation.
     pub text: String,
-    /// Whether its place makes it apply to every pod: a plugin list, or Multus's auxiliary chain.
+    /// Whether its place makes it apply to every pod: a configuration list, or Multus's auxiliary chain.
     pub for_every_pod: bool,
 }
 

@@ -179,7 +179,7 @@ fn foreign_proxy(path: &str, redirect: &Redirect, pod: &Pod, proxy: &Container) 
     let (uid, gid) = (other_than(IdKind::User, &redirect.proxy_uid)?, other_than(IdKind::Group, &redirect.proxy_gid)?);
     Some(Note::warning(format!(
         "{path}: pod_overrides is false, so {uid} and {gid} of container {} of pod {} do not count as the proxy's: its own \
-         traffic is redirected back to it; add one of them to proxy_uid or proxy_gid",
+         traffic returns to it; add one of them to proxy_uid or proxy_gid",
         proxy.name,
         name_of(pod)
     )))

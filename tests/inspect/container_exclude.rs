@@ -265,7 +265,10 @@ fn the_picture_shows_the_bypass_of_each_excluded_container() {
     assert_eq!((drawn(&plain, "vault-agent-init"), drawn(&plain, "everything")), (1, 0));
     let by_name = svg(&one_uid(), json!([{"type": "container-exclude", "containers": "vault-*"}]));
     assert_eq!(drawn(&by_name, "vault-agent-init"), 1, "only in its lane");
-    assert_eq!((drawn(&by_name, "everything until it exits"), drawn(&by_name, "configuration, chain[1]")), (1, 1));
+    assert_eq!(
+        (drawn(&by_name, "everything until it exits"), drawn(&by_name, "set by the configuration (chain[1])")),
+        (1, 1)
+    );
     let mut annotated = one_uid();
     annotated["metadata"]["annotations"]["detour.io/exclude-containers"] = json!("vault-agent-init,*");
     let bounded = explain(&annotated, &json!([{"type": "container-exclude"}]), &["--format", "svg"]);

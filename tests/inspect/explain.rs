@@ -280,7 +280,7 @@ fn the_picture_is_self_contained() {
     let run = explain("picture", CASES[0].1, &["--format", "svg"]);
     assert_eq!(run.code, 0, "{run:?}");
     assert!(run.stdout.starts_with("<svg ") && run.stdout.trim_end().ends_with("</svg>"), "{}", run.stdout);
-    for part in ["web", "vault-agent-init", "15001", "15006", "15053", "uid 1337", "prefers-color-scheme"] {
+    for part in ["web", "vault-agent-init", "15001", "15006", "15053", "UID 1337", "prefers-color-scheme"] {
         assert!(run.stdout.contains(part), "{part}: {}", run.stdout);
     }
     for outside in ["href", "url(http", "@import", "<image", "<script"] {
@@ -289,13 +289,20 @@ fn the_picture_is_self_contained() {
     assert!(run.stdout.contains(">not a native sidecar<"), "{}", run.stdout);
     let native: fn(&mut Value, &mut Value) = |pod, _| {
         annotate(pod, "detour.io/exclude-outbound-ports-for-uids", "tcp:443:1001");
+        annotate(pod, "detour.io/exclude-uids", "1337");
         let containers = pod["spec"]["containers"].as_array_mut().expect("a list");
         let proxy = containers.iter().position(|container| container["name"] == "istio-proxy").expect("a sidecar");
         let proxy = containers.remove(proxy);
         pod["spec"]["initContainers"].as_array_mut().expect("a list").insert(0, proxy);
     };
     let native = explain("native-picture", native, &["--format", "svg"]).stdout;
-    for text in ["native sidecar", "pod, detour.io/exclude-outbound-ports-for-uids"] {
+    for text in [
+        "native sidecar",
+        "TCP to port 443",
+        "set by the pod's annotation detour.io/exclude-outbound-ports-for-uids",
+        "set by the configuration (chain[1])",
+        "set by the pod's annotation detour.io/exclude-uids",
+    ] {
         assert!(native.contains(&format!(">{text}<")), "{text}, whole: {native}");
     }
 }
@@ -316,7 +323,7 @@ fn long_texts_of_a_picture_have_a_tooltip() {
     for (line, whole) in [
         ("Pod shop/nnn", format!("Pod shop/{}", "n".repeat(200))),
         ("inbound, except 8000", format!("inbound, except {ports}")),
-        ("port 8000", format!("port {ports}")),
+        ("TCP and UDP to ports 8000", format!("TCP and UDP to ports {ports}")),
     ] {
         let is_it = |drawn: &&str| drawn.starts_with("<text ") && drawn.contains(&format!(">{line}"));
         let drawn = svg.lines().find(is_it).expect(line);

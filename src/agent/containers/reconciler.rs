@@ -252,8 +252,8 @@ pub(super) fn captured(container: &str, why: &str) -> Event {
 /// Returns the Event for a container whose bypass has ended.
 fn bypass_ended(container: &str) -> Event {
     let message = format!(
-        "container {container}: the proxy accepts connections, so the bypass has ended; new connections are redirected to \
-         the sidecar, established ones continue"
+        "container {container}: the proxy accepts connections, so the bypass has ended; new connections are captured, \
+         established ones continue"
     );
     Event { warning: false, reason: "DetourBypassEnded".into(), message }
 }

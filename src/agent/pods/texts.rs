@@ -30,7 +30,7 @@ pub(super) fn repaired(cause: Cause, outcome: &RepairOutcome) -> Option<Event> {
                 ("connections", "bypass", "they close")
             };
             let message = format!(
-                "new connections are redirected to the sidecar again: {cause}; {older} TCP {connections} that existed \
+                "new connections are captured again: {cause}; {older} TCP {connections} that existed \
                  before still {bypass} the sidecar until {they}; recreate the pod to capture them"
             );
             (true, "DetourRepaired", message)

@@ -20,7 +20,8 @@ pub fn is_configuration_file(name: &str) -> bool {
     [".conflist", ".conf", ".json"].iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// Parses a plugin's configuration, or the one plugin of a configuration list that is of this plugin's types.
+/// Parses a plugin's configuration, or the one plugin of a configuration list that is of this plugin's types. Beside a
+/// plugin of type `detour`, the entry `istio-cni` is Istio's own.
 ///
 /// # Errors
 /// The text is not JSON, has no plugin of these types or more than one, or the plugin's configuration is invalid.
@@ -34,7 +35,10 @@ pub fn configuration(place: &Path, text: &[u8]) -> Result<NetConf, Error> {
         return NetConf::parse(text, CniCommand::Add, "detour").map_err(with_place);
     };
     let kind = |plugin: &&Value| plugin["type"].as_str().unwrap_or_default().to_owned();
-    let own: Vec<&Value> = plugins.iter().filter(|plugin| OWN_TYPES.contains(&kind(plugin).as_str())).collect();
+    let mut own: Vec<&Value> = plugins.iter().filter(|plugin| OWN_TYPES.contains(&kind(plugin).as_str())).collect();
+    if own.iter().any(|plugin| kind(plugin) == "detour") {
+        own.retain(|plugin| kind(plugin) != "istio-cni");
+    }
     let [plugin] = own[..] else {
         let types: Vec<String> = plugins.iter().map(|plugin| kind(&plugin)).collect();
         let msg = format!(
@@ -68,6 +72,8 @@ mod tests {
         let list = json!({"name": "l", "cniVersion": "1.0.0", "plugins": [{"type": "bridge"}, {"type": "detour"}]});
         let list = parse(&list).expect("a list");
         assert_eq!((list.name.as_str(), list.cni_version.as_str(), list.chain.len()), ("l", "1.0.0", 3));
+        let beside_istio = json!({"name": "l", "plugins": [{"type": "istio-cni"}, {"type": "detour"}]});
+        assert_eq!(parse(&beside_istio).expect("a list").kind, "detour");
     }
 
     #[test]
@@ -78,7 +84,7 @@ mod tests {
                 "c: plugins: expected one plugin of type detour or istio-cni or excludedns, got 0 (types in the list: bridge); ",
             ),
             (
-                json!([{"type": "detour"}, {"type": "istio-cni"}]),
+                json!([{"type": "detour"}, {"type": "excludedns"}]),
                 "c: plugins: expected one plugin of type detour or istio-cni or excludedns, got 2 (types",
             ),
         ] {

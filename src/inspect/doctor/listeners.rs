@@ -79,8 +79,8 @@ fn user(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
         None => CheckVerdict::pass(format!("UID {excluded}")),
         Some(other) => CheckVerdict::fail(
             format!(
-                "the proxy listens as UID {other}, but the rules exclude UID {excluded}: its own traffic is redirected \
-                 back to it"
+                "the proxy listens as UID {other}, but the rules exclude UID {excluded}: its own traffic returns to \
+                 it"
             ),
             format!(
                 "set runAsUser of istio-proxy to {excluded}, or proxy_uid in the configuration to {other}, and delete the \

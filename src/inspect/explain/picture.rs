@@ -43,7 +43,7 @@ struct Row {
     what: String,
     to: String,
     /// What requests the bypass, below the arrow; empty for captured traffic.
-    source: String,
+    sources: Vec<String>,
 }
 
 /// The sender of traffic in the pod.
@@ -118,8 +118,8 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
 
 fn proxy(redirect: &Redirect) -> String {
     match redirect.proxy_uid.is_empty() {
-        false => format!("istio-proxy, uid {}", list(&redirect.proxy_uid)),
-        true => format!("istio-proxy, gid {}", list(&redirect.proxy_gid)),
+        false => format!("istio-proxy, UID {}", list(&redirect.proxy_uid)),
+        true => format!("istio-proxy, GID {}", list(&redirect.proxy_gid)),
     }
 }
 
@@ -156,7 +156,7 @@ fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic
 }
 
 fn card(container: &ContainerTraffic<'_>) -> Card {
-    let uid = container.uid().map_or_else(|| "unknown UID".to_owned(), |uid| format!("uid {uid}"));
+    let uid = container.uid().map_or_else(|| "unknown UID".to_owned(), |uid| format!("UID {uid}"));
     let detail = if container.ends_before { format!("init container, {uid}") } else { uid };
     Card { name: container.name().to_owned(), detail, ends_before: container.ends_before }
 }
@@ -166,11 +166,21 @@ fn every(who: &str, detail: &str) -> Card {
 }
 
 fn through(card: Card, color: &'static str, port: u16, what: String, to: String) -> Row {
-    Row { card, color, port: Some(port), what, to, source: String::new() }
+    Row { card, color, port: Some(port), what, to, sources: Vec::new() }
 }
 
 fn bypass(card: Card, what: String, to: String, sources: &[String]) -> Row {
-    Row { card, color: "free", port: None, what, to, source: sources.join("; ") }
+    Row { card, color: "free", port: None, what, to, sources: sources.iter().map(|source| in_words(source)).collect() }
+}
+
+/// Returns a source of the report as a caption.
+fn in_words(source: &str) -> String {
+    match source.split_once(", ") {
+        Some(("pod", annotation)) => format!("set by the pod's annotation {annotation}"),
+        Some(("namespace", annotation)) => format!("set by the namespace's annotation {annotation}"),
+        Some((place, key)) => format!("set by the {place} ({key})"),
+        None => source.to_owned(),
+    }
 }
 
 /// Returns the rows of a container that this configuration does not redirect. Exclusions also apply to istio-init's
@@ -216,12 +226,24 @@ fn row_of_traffic(excluded: &ExcludedTraffic, owner: Option<TrafficOwner>, conta
         Some(names) => names,
         None => String::new(),
     };
-    let what = match excluded.ports.as_slice() {
-        [] => excluded.protocol.clone(),
-        ports => format!("port {}, {}", ports.join(", "), excluded.protocol),
+    let protocol = excluded.protocol.replace("tcp", "TCP").replace("udp", "UDP");
+    let what = match (protocol.as_str(), excluded.ports.as_slice()) {
+        (_, []) => protocol,
+        // Only these protocols have ports.
+        ("everything", ports) => format!("TCP and UDP to {}", to_ports(ports)),
+        (_, ports) => format!("{protocol} to {}", to_ports(ports)),
     };
-    let card = Card { name: excluded.who.clone(), detail, ends_before: false };
-    bypass(card, what, excluded.to.clone(), &excluded.sources)
+    let name = excluded.who.replace("uid ", "UID ").replace("gid ", "GID ");
+    let to = excluded.to.trim_end_matches("/32").trim_end_matches("/128").to_owned();
+    bypass(Card { name, detail, ends_before: false }, what, to, &excluded.sources)
+}
+
+fn to_ports(ports: &[String]) -> String {
+    match ports {
+        [one] if one == "53" => "port 53 (DNS)".to_owned(),
+        [one] => format!("port {one}"),
+        several => format!("ports {}", several.join(", ")),
+    }
 }
 
 /// Returns the rows of a container that is excluded by its name.
@@ -272,7 +294,7 @@ struct Area {
 
 impl Drawing {
     /// Adds a row: the sender, an arrow through or past the sidecar, and the destination. Inbound traffic arrives from there.
-    fn row(&mut self, Row { card, color, port, what, to, source }: &Row, y: i32) {
+    fn row(&mut self, Row { card, color, port, what, to, sources }: &Row, y: i32) {
         let area = Area { x: CARD, y, width: CARD_WIDTH, height: CARD_HEIGHT };
         self.area(if card.ends_before { "card ends" } else { "card" }, area, 9);
         self.short_text("name", (CARD + 14, y + 23), &card.name, 25);
@@ -283,10 +305,18 @@ impl Drawing {
             "in" => self.arrow(color, end, start),
             _ => self.arrow(color, start, end),
         }
-        let center = SIDECAR + SIDECAR_WIDTH / 2 + 10;
+        let center = match port {
+            Some(_) => SIDECAR + SIDECAR_WIDTH / 2 + 10,
+            None => (CARD + CARD_WIDTH + POD + POD_WIDTH) / 2,
+        };
         self.tag((center, middle), what, if port.is_some() { 36 } else { 46 });
-        if !source.is_empty() {
-            self.short_text("soft mid", (center, middle + 24), source, 84);
+        // There is space for two lines.
+        let lines = match sources.as_slice() {
+            [first, rest @ ..] if !rest.is_empty() => vec![first.clone(), rest.join("; ")],
+            one => one.to_vec(),
+        };
+        for (line, y) in lines.iter().zip([middle + 23, middle + 37]) {
+            self.short_text("soft mid", (center, y), line, 84);
         }
         port.iter().for_each(|port| self.port(color, SIDECAR, middle, *port));
         self.short_text("soft", (OUTSIDE + 24, middle + 4), to, 26);

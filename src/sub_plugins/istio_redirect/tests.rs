@@ -323,7 +323,7 @@ fn pinned_ids_that_are_not_the_proxys_are_a_warning() {
         assert_eq!(notes(uid, gid), Vec::<String>::new(), "{uid:?} {gid:?}");
     }
     let wanted = "Warning: chain[0]: pod_overrides is false, so runAsUser 9 and runAsGroup 10 of container istio-proxy \
-                  of pod shop/cart-1 do not count as the proxy's: its own traffic is redirected back to it; add one of \
+                  of pod shop/cart-1 do not count as the proxy's: its own traffic returns to it; add one of \
                   them to proxy_uid or proxy_gid";
     assert_eq!(notes(Some(9), Some(10)), [wanted]);
 }

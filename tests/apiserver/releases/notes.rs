@@ -13,9 +13,9 @@ kubectl detour check checks all nodes. Running pods follow only changes of exclu
 are recreated.
 ";
 const OWN_LIST: &str = "
-On each node, the agent writes /etc/cni/net.d/00-detour.conflist, a copy of the cluster network's plugin
-list with the plugin's entry. In a few cases, for example beside Multus, it edits the cluster network's list instead.
-Its log contains the reason.
+On each node, the agent writes /etc/cni/net.d/00-detour.conflist, a copy of the cluster network's
+configuration list with the plugin's entry. In a few cases, for example beside Multus, it edits the cluster network's
+list instead. Its log contains the reason.
 ";
 
 #[test]
@@ -31,14 +31,14 @@ fn the_notes_name_affected_pods_and_the_next_step() {
         notes("definitions=auto"),
         format!(
             "{HEAD}kubernetes: DaemonSet kube-system/detour-agent\n\n\
-             The plugin runs for new pods that have a sidecar, except in the namespaces istio-system, kube-system.\n{OWN_LIST}{STEPS}"
+             The plugin runs for new pods that have a sidecar or are in the ambient mesh, except in the namespaces istio-system, kube-system.\n{OWN_LIST}{STEPS}"
         )
     );
     assert_eq!(
         notes("global.platform=openshift,excludeNamespaces=null"),
         format!(
             "{HEAD}openshift: DaemonSet kube-system/detour-agent\n\n\
-             The plugin runs for new pods that have a sidecar,\n\
+             The plugin runs for new pods that have a sidecar or are in the ambient mesh,\n\
              if they select one of these attachments in the annotation k8s.v1.cni.cncf.io/networks:\n  \
              default/istio-cni\n{STEPS}"
         )
@@ -60,7 +60,7 @@ fn the_notes_name_affected_pods_and_the_next_step() {
         notes("attachments[0].name=a,attachments[0].namespaces={shop},definitions=never"),
         format!(
             "{HEAD}kubernetes: DaemonSet kube-system/detour-agent\n\n\
-             The plugin runs for new pods that have a sidecar, except in the namespaces istio-system, kube-system.\n\
+             The plugin runs for new pods that have a sidecar or are in the ambient mesh, except in the namespaces istio-system, kube-system.\n\
              Pods can also select one of these attachments in the annotation k8s.v1.cni.cncf.io/networks:\n  \
              default/a\n  shop/a\n{OWN_LIST}{STEPS}\n\
              Warning: this release does not create NetworkAttachmentDefinition default/a (definitions=never).\n\

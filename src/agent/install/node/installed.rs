@@ -34,9 +34,9 @@ pub struct InstalledTexts {
 pub struct InstalledText {
     /// Its file.
     pub path: HostPath,
-    /// Its text: of a plugin list, only the entry of the installation.
+    /// Its text: of a configuration list, only the entry of the installation.
     pub text: String,
-    /// Whether its place makes it apply to every pod: a plugin list, or Multus's auxiliary chain.
+    /// Whether its place makes it apply to every pod: a configuration list, or Multus's auxiliary chain.
     pub for_every_pod: bool,
 }
 
@@ -112,7 +112,7 @@ impl NodeFiles {
 /// A file of a record with one of the plugin's configurations.
 struct RecordedConfiguration<'a> {
     path: &'a HostPath,
-    /// The type of the plugin's entry, if the file is a plugin list.
+    /// The type of the plugin's entry, if the file is a configuration list.
     kind: Option<&'a str>,
     /// Whether its place makes it apply to every pod.
     for_every_pod: bool,
