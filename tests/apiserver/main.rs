@@ -3,6 +3,7 @@
 
 mod accepted;
 mod admission;
+mod agent_policy;
 mod boot;
 mod certificates;
 mod client;

@@ -66,6 +66,8 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("repair.brokenPodLabelValue", json!("yes"), none()),
         ("repair.selector", json!("app in (web,db)"), none()),
         ("livePolicy", json!("all"), none()),
+        ("cni.credentials", json!(false), none()),
+        ("agentAdmissionPolicy.enabled", json!(false), none()),
         ("containerExclusion.enabled", json!(true), none()),
         ("containerExclusion.nriSocket", json!("/run/nri/own.sock"), exclusion()),
         ("taint.enabled", json!(true), none()),
