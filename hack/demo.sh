@@ -27,6 +27,7 @@ while [[ $# -gt 0 ]]; do
             binaries=$(realpath "${2:?--binaries: expected a directory}")
             shift
             ;;
+        --rules) die "--rules no longer exists; use --keep, and detour rules or iptables in the network namespace" ;;
         *) die "unknown argument \"$1\"; expected -v, --keep, --remove or --binaries DIR; see hack/demo.sh --help" ;;
     esac
     shift
@@ -316,7 +317,7 @@ row() {
         verdict="${red}WRONG: expected $expected${plain}"
         wrong=$((wrong + 1))
     fi
-    printf '    %-12s UID %-10s  %-7s  %-23s  %-15s %s\n' "$sender" "$uid" "$label" "$to" "$seen" "$verdict"
+    printf '    %-14s  UID %-10s  %-7s  %-23s  %-15s %s\n' "$sender" "$uid" "$label" "$to" "$seen" "$verdict"
 }
 
 # rows_of SENDER UID TCP DNS: one sender's traffic in both families, with the expectations for TCP and for DNS.
@@ -327,7 +328,7 @@ rows_of() {
     done
     for resolver in "$resolver_v4" "[$resolver_v6]"; do
         row "$pod" "$sender" "$uid" DNS udp "$resolver:53" "$dns"
-        row "$pod" "$sender" "$uid" TCP-DNS tcp "$resolver:53" "$dns"
+        row "$pod" "$sender" "$uid" 'TCP DNS' tcp "$resolver:53" "$dns"
     done
 }
 
@@ -439,7 +440,7 @@ rows_of 'init container' "$vault_uid" direct direct
 start_sidecar
 rows_of application "$app_uid" sidecar:15001 sidecar:15053
 rows_of sidecar "$proxy_uid" direct direct
-rows_of 'UID 1337' "$vault_uid" direct direct
+rows_of process "$vault_uid" direct direct
 send_to_pod
 
 print_table

@@ -45,6 +45,8 @@ agent of another DaemonSet (--daemon-set) changes nothing there, and its error n
 
 Credentials: The plugin's kubeconfig may come later than everything else, for example because the
 API server grants no token. Until then, pods with a sidecar wait, others start, and /readyz fails.
+With --plugin-service-account=, there is no kubeconfig: while no agent runs, pods with a sidecar
+wait.
 
 Pod facts: With a node name, the agent watches the pods of the node, all namespaces and, unless
 --primary=false, all NetworkAttachmentDefinitions with its pod's service account. It answers the
@@ -98,7 +100,7 @@ pub(super) struct AgentArguments {
     /// The agent's DaemonSet, in the namespace of its pods ($POD_NAMESPACE); it owns the installation on the node
     #[arg(long, value_name = "NAME", required_if_eq("on_exit", "auto"))]
     daemon_set: Option<String>,
-    /// Service account whose token the plugin uses, in the namespace of the agent's pods [default: the agent's own]
+    /// Service account whose token the plugin uses, in the namespace of the agent's pods; if empty, the plugin has no credentials and asks only the agent [default: the agent's own]
     #[arg(long, value_name = "NAME", conflicts_with = "kubeconfig")]
     plugin_service_account: Option<String>,
     /// Serve /healthz, /readyz and /metrics at this address [default: not served]
@@ -219,7 +221,7 @@ impl AgentArguments {
         let runtime = AgentRuntime::new().context("can't create the agent's event loop")?;
         let (plugin_token, on_exit) =
             (as_usage(self.plugin_token(&metrics, &runtime))?, as_usage(self.on_exit(&runtime))?);
-        let token = || match &plugin_token {
+        let token: &dyn Fn() -> Result<String> = &|| match &plugin_token {
             None => self.install.token(),
             Some(token) => {
                 let written = || {
@@ -242,7 +244,8 @@ impl AgentArguments {
         };
         let desired = || {
             let desired = |given: &GivenKeys| {
-                let desired = self.install.desired(&node, &program, given, &token, socket, &warn)?;
+                let token = Some(token).filter(|_| self.plugin_service_account.as_deref() != Some(""));
+                let desired = self.install.desired(&node, &program, given, token, socket, &warn)?;
                 let expired = plugin_token.as_ref().and_then(PluginToken::expired);
                 anyhow::Ok(DesiredState { expired, ..desired })
             };
@@ -283,12 +286,12 @@ impl AgentArguments {
 
     /// Returns the agent's account, whose requests share one connection.
     fn account(&self, runtime: &AgentRuntime, purpose: &str) -> Result<ServiceAccount> {
-        Ok(self.install.account_for(purpose)?.through(runtime.connection()))
+        Ok(self.install.account_for(purpose)?.through(runtime.connection()).on_node(self.node_name()))
     }
 
     fn plugin_token(&self, metrics: &Metrics, runtime: &AgentRuntime) -> Result<Option<PluginToken>> {
         let flag = "--plugin-service-account";
-        let Some(name) = &self.plugin_service_account else { return Ok(None) };
+        let Some(name) = self.plugin_service_account.as_ref().filter(|name| !name.is_empty()) else { return Ok(None) };
         let (account, plugin) = (self.account(runtime, flag)?, self.own_object(flag, name)?);
         Ok(Some(PluginToken::new(account, plugin, metrics.clone(), runtime.tasks().clone())))
     }
@@ -329,9 +332,13 @@ impl AgentArguments {
         Some(ContainerSettings { nri_socket: self.nri_socket.clone()? })
     }
 
-    fn services(&self, runtime: &AgentRuntime) -> Option<Services> {
+    fn node_name(&self) -> Option<String> {
         let named = self.node_name.clone().or_else(|| env::var("NODE_NAME").ok());
-        let node_name = named.filter(|name| !name.is_empty());
+        named.filter(|name| !name.is_empty())
+    }
+
+    fn services(&self, runtime: &AgentRuntime) -> Option<Services> {
+        let node_name = self.node_name();
         if let (None, Some(taint)) = (&node_name, &self.taint) {
             tracing::warn!("--taint {taint}: the agent sets no taint: unknown node name; add --node-name NAME");
         }

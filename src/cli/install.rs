@@ -128,7 +128,7 @@ impl InstallArguments {
         let program = program_digest()?;
         let warn = |warnings: Vec<String>| warnings.iter().for_each(|warning| print_note("warning", warning));
         let token = || self.options.token();
-        let desired = |given| self.options.desired(&node, &program, &given, &token, None, &warn);
+        let desired = |given| self.options.desired(&node, &program, &given, Some(&token), None, &warn);
         let desired = match self.options.given_keys().and_then(desired) {
             Ok(desired) => desired,
             Err(why) => return Ok(super::print_error(format_args!("{why:#}"), ExitCode::from(2))),

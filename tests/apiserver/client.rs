@@ -84,6 +84,13 @@ impl Client {
         self.run(self.api(object).patch_status(name, &PatchParams::default(), &Patch::Merge(part)))
     }
 
+    /// Replaces a part of a subresource of an object.
+    pub(crate) fn merge_subresource(&self, object: &Value, subresource: &str, part: &Value) -> Result<Value, Refused> {
+        let name = object["metadata"]["name"].as_str().expect("a name");
+        let patch = Patch::Merge(part);
+        self.run(self.api(object).patch_subresource(subresource, name, &PatchParams::default(), &patch))
+    }
+
     pub(crate) fn get(&self, object: &Value) -> Result<Value, Refused> {
         self.run(self.api(object).get(object["metadata"]["name"].as_str().expect("a name")))
     }
@@ -112,11 +119,28 @@ impl Client {
         self.run(self.api(object).create(&PostParams::default(), &object_text))
     }
 
+    /// Creates an object without storing it: it only passes the admission.
+    pub(crate) fn try_create(&self, object: &Value) -> Result<Value, Refused> {
+        let object_text: DynamicObject = serde_json::from_value(object.clone()).expect("an object");
+        self.run(self.api(object).create(&PostParams { dry_run: true, ..PostParams::default() }, &object_text))
+    }
+
     /// A token of a service account.
     pub(crate) fn token(&self, namespace: &str, name: &str) -> String {
+        self.request_token(namespace, name, &json!({"audiences": [], "expirationSeconds": 3600})).expect("a token")
+    }
+
+    /// A token of a service account that is bound to an object.
+    pub(crate) fn bound_token(&self, namespace: &str, name: &str, object: &Value) -> String {
+        let bound = json!({"kind": object["kind"], "apiVersion": "v1", "name": object["metadata"]["name"]});
+        let spec = json!({"audiences": [], "expirationSeconds": 3600, "boundObjectRef": bound});
+        self.request_token(namespace, name, &spec).expect("a token")
+    }
+
+    /// Requests a token of a service account.
+    pub(crate) fn request_token(&self, namespace: &str, name: &str, spec: &Value) -> Result<String, Refused> {
         let request = json!({
-            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {},
-            "spec": {"audiences": [], "expirationSeconds": 3600},
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {}, "spec": spec,
         });
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
         let request = kube::core::Request::new(path).create_subresource(
@@ -125,8 +149,8 @@ impl Client {
             &PostParams::default(),
             request.to_string().into(),
         );
-        let granted: Value = self.answer(self.client.request(request.expect("a request"))).expect("a token");
-        granted["status"]["token"].as_str().expect("a token").to_owned()
+        let granted: Value = self.answer(self.client.request(request.expect("a request")))?;
+        Ok(granted["status"]["token"].as_str().expect("a token").to_owned())
     }
 
     fn api(&self, object: &Value) -> Api<DynamicObject> {

@@ -2,6 +2,8 @@
 //! rights that they grant.
 
 mod accepted;
+mod admission;
+mod agent_policy;
 mod boot;
 mod certificates;
 mod client;

@@ -156,7 +156,8 @@ impl Node<'_> {
     pub(crate) fn renew_account(&self, admin: &Client) {
         fs::create_dir_all(ACCOUNT).expect("a tmpfs");
         fs::write(format!("{ACCOUNT}/ca.crt"), &self.authority).expect("a tmpfs");
-        let token = admin.token(NAMESPACE, self.pod["serviceAccountName"].as_str().expect("a name"));
+        let account = self.pod["serviceAccountName"].as_str().expect("a name");
+        let token = admin.bound_token(NAMESPACE, account, &agent_pod(admin, account, NAME));
         fs::write(format!("{ACCOUNT}/token"), token).expect("a tmpfs");
     }
 
@@ -260,6 +261,22 @@ impl Node<'_> {
         let called = Called::run(&mut plugin, &conf);
         if called.success { Ok(()) } else { Err(called.stdout) }
     }
+}
+
+/// A pod of this account on a node, which exists then.
+pub(crate) fn agent_pod(admin: &Client, account: &str, node: &str) -> Value {
+    let machine = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}});
+    if admin.get(&machine).is_err() {
+        admin.apply(&machine).expect("accepted");
+    }
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": NAMESPACE, "name": format!("{account}-{node}")},
+        "spec": {
+            "nodeName": node, "serviceAccountName": account, "automountServiceAccountToken": false,
+            "containers": [{"name": "agent", "image": "detour"}],
+        },
+    });
+    admin.apply(&pod).expect("accepted")
 }
 
 /// A pod with a sidecar on this node, as the API has it, which its kubelet has given an address.

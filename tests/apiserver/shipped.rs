@@ -37,10 +37,19 @@ pub(crate) fn chart(values: &[&str]) -> Vec<Value> {
 
 /// Returns the objects of the chart, rendered with these files of values and single values.
 pub(crate) fn chart_with_files(files: &[&Path], values: &[&str]) -> Vec<Value> {
+    render("1.33.0", files, values)
+}
+
+/// Returns the objects of the chart for a version of Kubernetes, rendered with these values.
+pub(crate) fn chart_for(version: &str, values: &[&str]) -> Vec<Value> {
+    render(version, &[], values)
+}
+
+fn render(version: &str, files: &[&Path], values: &[&str]) -> Vec<Value> {
     let helm = helm();
     let mut command = Command::new(&helm);
     command.args(["template", "detour"]).arg(manifests().join("chart"));
-    command.args(["--kube-version", "1.33.0", "--namespace", NAMESPACE]);
+    command.args(["--kube-version", version, "--namespace", NAMESPACE]);
     command.args(["--api-versions", "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy"]);
     command.args(["--set", "hub=registry.example/mesh"]);
     for file in files {

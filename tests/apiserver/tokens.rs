@@ -1,7 +1,7 @@
 //! The plugin's own token: renewed, and reused while the API server is down.
 
-use crate::node::{SETTLED, meshed_pod, on_a_node};
-use crate::shipped::{NAMESPACE, base, cluster};
+use crate::node::{NAME, SETTLED, meshed_pod, on_a_node};
+use crate::shipped::{NAMESPACE, base, chart, cluster, cluster_with};
 use crate::support::health::get;
 use crate::support::netns_pod::Pod;
 use detour_cni::cluster::Token;
@@ -17,8 +17,8 @@ fn the_plugin_works_with_a_token_of_its_own() {
         let agent = node.start_agent("a");
         agent.wait_for_log(SETTLED);
         let token = Token::of_account(&node.plugin_token(), NAMESPACE, "detour-plugin").expect("the plugin's");
-        let hours = (token.expires.as_second() - Timestamp::now().as_second()) as f64 / 3600.0;
-        assert!((23.0..=24.1).contains(&hours), "{hours}");
+        let minutes = (token.expires.as_second() - Timestamp::now().as_second()) / 60;
+        assert!((58..=60).contains(&minutes), "{minutes}");
 
         let sandbox = Pod::new();
         node.call("ADD", &sandbox, &pod).expect("added");
@@ -32,7 +32,46 @@ fn the_plugin_works_with_a_token_of_its_own() {
         node.call("DEL", &another, &pod).expect("deleted");
         node.call("DEL", &sandbox, &pod).expect("deleted");
         assert!(!sandbox.redirects());
+
+        let plugin = plane.with_token(&node.plugin_token());
+        admin.delete(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NAME}})).expect("deleted");
+        // The API server remembers for some seconds that the token is valid.
+        plane.until(|| plugin.get(&pod).is_err_and(|refused| refused.code == 401));
     });
+}
+
+#[test]
+fn without_credentials_the_plugin_works_while_an_agent_runs() {
+    let objects = chart(&["cni.credentials=false"]);
+    let plane = cluster_with(&objects);
+    let pod = meshed_pod(&plane.admin(), "web-0");
+    on_a_node(&plane, &objects, |node| {
+        let (first, second) = (Pod::new(), Pod::new());
+        let start = || {
+            let agent = node.start_agent("a");
+            agent.wait_for_logs(&["watching pods", "watching namespaces", SETTLED]);
+            agent
+        };
+        let agent = start();
+        assert!(node.files().iter().all(|file| !file.contains("kubeconfig")), "{:?}", node.files());
+        node.call("ADD", &first, &pod).expect("the agent answers");
+        assert!(first.redirects() && agent.ended().0.success());
+        let failed = node.call("ADD", &second, &pod).expect_err("no agent");
+        let msg = failed["msg"].as_str().expect("text");
+        assert!(
+            failed["code"] == 11 && msg.contains("no facts from the agent; check that the agent's pod"),
+            "{failed}"
+        );
+        assert!(!second.redirects());
+        node.call("DEL", &first, &pod).expect("DEL needs no facts");
+        let _agent = start();
+        node.call("ADD", &second, &pod).expect("the agent answers again");
+        assert!(second.redirects());
+    });
+    let account = json!({
+        "apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": NAMESPACE, "name": "detour-plugin"},
+    });
+    assert_eq!(plane.admin().get(&account).expect_err("not created").code, 404);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Values that the chart accepts. Each value of `values.yaml` has an effect.
 
-use crate::helm::{DEFAULT, agent, leaves, merged, nested, objects, of_kind, parsed, render, render_with, values};
+use crate::helm::{
+    DEFAULT, agent, leaves, merged, nested, notes, objects, of_kind, parsed, render, render_with, values,
+};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -64,11 +66,15 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("repair.brokenPodLabelValue", json!("yes"), none()),
         ("repair.selector", json!("app in (web,db)"), none()),
         ("livePolicy", json!("all"), none()),
+        ("cni.credentials", json!(false), none()),
+        ("agentAdmissionPolicy.enabled", json!(false), none()),
         ("containerExclusion.enabled", json!(true), none()),
         ("containerExclusion.nriSocket", json!("/run/nri/own.sock"), exclusion()),
         ("taint.enabled", json!(true), none()),
         ("taint.atCreation", json!(true), json!({"taint": {"enabled": true}})),
         ("taint.key", json!("example.com/not-ready"), json!({"taint": {"enabled": true}})),
+        ("admissionPolicy.enabled", json!(true), none()),
+        ("admissionPolicy.istio", json!(["injection"]), json!({"admissionPolicy": {"enabled": true}})),
         ("primaryPlugin.enabled", json!(true), none()),
         (
             "primaryPlugin.network",
@@ -206,6 +212,57 @@ fn nodes_get_the_taint_at_their_creation_where_agents_run_and_the_api_exists() {
     }
     let refused = render_with(&values.to_string(), &["--kube-version", "1.33.0"]).map(drop).expect_err("no such API");
     assert!(refused.contains("taint.atCreation: the API server has no MutatingAdmissionPolicy; expected"), "{refused}");
+}
+
+/// Returns the annotations that the admission policy decides with these values.
+fn decided(values: &Value) -> Vec<String> {
+    let enabled = json!({"admissionPolicy": {"enabled": true}});
+    let objects = objects(&merged(&enabled, values));
+    let Some(policy) = objects.iter().find(|object| object["kind"] == "ValidatingAdmissionPolicy") else {
+        return Vec::new();
+    };
+    let validations = policy["spec"]["validations"].as_array().expect("a list");
+    let key = |message: &str| message.split('"').nth(1).expect("an annotation").replace("detour.io/exclude-", "");
+    validations.iter().map(|validation| key(validation["message"].as_str().expect("text"))).collect()
+}
+
+#[test]
+fn the_admission_policy_decides_the_annotations_that_the_plugin_reads() {
+    let uids = ["uids", "gids", "outbound-ports-for-uids"];
+    let with_dns = [&uids[..], &["dns"]].concat();
+    let chain = |chain: Value| json!({"config": {"chain": chain}});
+    for (values, wanted) in [
+        (json!({}), &with_dns[..]),
+        (chain(Value::Null), &with_dns[..]),
+        (chain(json!([{"type": "istio-redirect"}])), &[]),
+        (chain(json!([{"type": "uid-exclude"}])), &uids),
+        (chain(json!([{"type": "uid-exclude", "pod_overrides": false}, {"type": "dns-exclude"}])), &["dns"]),
+        (chain(json!([{"type": "container-exclude"}])), &["containers"]),
+        (chain(json!([{"type": "destination-exclude"}])), &["outbound-ports", "outbound-ip-ranges"]),
+        (
+            merged(
+                &chain(json!([{"type": "dns-exclude"}])),
+                &json!({"attachments": [
+                    {"name": "a", "chain": [{"type": "container-exclude"}, {"type": "dns-exclude", "pod_overrides": false}]}
+                ]}),
+            ),
+            &["dns", "containers"],
+        ),
+        (
+            merged(
+                &chain(json!([{"type": "dns-exclude", "pod_overrides": false}])),
+                &json!({"attachments": [
+                    {"name": "a", "chain": [{"type": "dns-exclude"}]}
+                ]}),
+            ),
+            &[],
+        ),
+    ] {
+        assert_eq!(decided(&values), wanted, "{values}");
+    }
+    let nothing = merged(&chain(json!([])), &json!({"admissionPolicy": {"enabled": true}}));
+    assert!(notes(&nothing).contains("Warning: admissionPolicy.enabled renders no policy of bounds"));
+    assert!(!notes(&json!({"admissionPolicy": {"enabled": true}})).contains("admissionPolicy"));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Values that the chart refuses, with the path of the key.
 
-use crate::helm::{leaves, merged, names_unknown_key, nested, refusals, render, values};
+use crate::helm::{leaves, merged, names_unknown_key, nested, refusals, render, render_file, values};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -258,6 +258,23 @@ fn values_that_contradict_each_other_are_refused() {
                     {"matchExpressions": [{"key": "a", "operator": "Exists"}]}]}}},
             }),
         ),
+        (
+            "admissionPolicy.istio: expected admissionPolicy.enabled=true",
+            json!({"admissionPolicy": {"istio": ["traffic"]}}),
+        ),
+        (
+            "admissionPolicy.enabled: no effect, because excludeNamespaces contains \"*\"",
+            json!({"admissionPolicy": {"enabled": true}, "excludeNamespaces": ["*"]}),
+        ),
+        (
+            "config.chain[2].allow: config.chain[0].allow is already set for dns-exclude; remove one of them",
+            json!({
+                "admissionPolicy": {"enabled": true},
+                "config": {"chain": [
+                    {"type": "dns-exclude", "allow": []}, {"type": "uid-exclude", "allow": []}, {"type": "dns-exclude", "allow": {}},
+                ]},
+            }),
+        ),
         ("provider: \"default\"", json!({"provider": "default", "global": {"platform": "openshift"}})),
         (
             "cniConfFileName: has no effect with attachments",
@@ -270,6 +287,15 @@ fn values_that_contradict_each_other_are_refused() {
 }
 
 #[test]
+fn an_admission_policy_needs_functions_of_kubernetes_1_31() {
+    let values = json!({"admissionPolicy": {"enabled": true}}).to_string();
+    let message = render_file(&values, "1.30.9").expect_err("refused");
+    let wanted = "admissionPolicy.enabled: expected Kubernetes 1.31 or later";
+    assert!(message.contains(wanted) && message.contains("got v1.30.9"), "{message}");
+    render_file(&values, "1.31.0-eks-1").expect("rendered");
+}
+
+#[test]
 fn a_value_of_another_type_is_refused_for_each_value() {
     let wrong = json!([{"wrong": []}]);
     let case = |leaf: &String| (format!("'/{}", leaf.replace('.', "/")), nested(leaf, wrong.clone()));
@@ -278,7 +304,9 @@ fn a_value_of_another_type_is_refused_for_each_value() {
 
 /// The values without which the chart can't be rendered, besides objects. `helm upgrade --reuse-values` leaves out those
 /// that the previous chart did not have.
-const REQUIRED: [&str; 12] = [
+const REQUIRED: [&str; 14] = [
+    "agentAdmissionPolicy.enabled",
+    "cni.credentials",
     "image",
     "attachmentConfDir",
     "definitions",
@@ -327,6 +355,8 @@ fn a_missing_value_is_refused_or_means_the_empty_value() {
 
 #[test]
 fn without_a_registry_the_error_tells_how_to_get_an_image() {
+    let defaults = values();
+    assert_eq!((&defaults["hub"], &defaults["global"]["hub"]), (&json!(""), &json!("")), "not a registry of others");
     let none = json!({"global": {"hub": ""}});
     let message = render(&none).expect_err("refused");
     let version = env!("CARGO_PKG_VERSION");

@@ -42,11 +42,14 @@ fn node(name: &str) -> (Scene, Server, Arc<AtomicBool>) {
 
 /// Starts an agent that requests a token of the plugin's own account from the API server at this URL.
 fn agent(scene: &Scene, api: &str, more: &[&str]) -> Agent {
+    agent_with(scene, api, "--plugin-service-account=detour-plugin", more)
+}
+
+fn agent_with(scene: &Scene, api: &str, account: &str, more: &[&str]) -> Agent {
     let files =
         [format!("--root={}", scene.root.display()), format!("--service-account={}", scene.path("sa").display())];
     let api = format!("--api-server={api}");
-    let own =
-        ["agent", &files[0], &files[1], &api, "--plugin-service-account=detour-plugin", "--health-address=127.0.0.1:0"];
+    let own = ["agent", &files[0], &files[1], &api, account, "--health-address=127.0.0.1:0"];
     let arguments: Vec<String> = own.iter().chain(more).map(ToString::to_string).collect();
     Agent::spawn_with(&[("HOSTNAME", "a"), ("POD_NAMESPACE", "detour-system")], &arguments)
 }
@@ -90,6 +93,40 @@ fn a_first_installation_does_not_wait_for_credentials() {
         scene.ok("uninstall", &[]);
         assert!(!scene.path(KUBECONFIG).exists() && types(&scene, SOURCE).last().is_some_and(|kind| kind != "detour"));
     }
+}
+
+/// Kubernetes before 1.31 binds tokens only to pods and secrets.
+#[test]
+fn an_api_server_that_binds_no_token_to_a_node_grants_another_one() {
+    let (scene, ..) = node("credentials-unbound");
+    let api = Server::plain(|request| match &request.line {
+        line if !line.contains("/serviceaccounts/detour-plugin/token") => Answer::json(404, &json!({})),
+        _ if String::from_utf8_lossy(&request.body).contains("boundObjectRef") => {
+            let message = "cannot bind token to object of type /v1, Kind=Node";
+            Answer::json(400, &json!({"kind": "Status", "status": "Failure", "message": message}))
+        }
+        _ => Answer::json(201, &json!({"status": {"token": "granted", "expirationTimestamp": "2099-01-01T00:00:00Z"}})),
+    });
+    let agent = agent(&scene, &api.http(), &["--node-name=n"]);
+    agent.wait_for_log(READY);
+    assert_eq!(scene.json(KUBECONFIG)["users"][0]["user"]["token"], "granted");
+}
+
+#[test]
+fn an_agent_that_gives_the_plugin_no_credentials_removes_those_of_an_earlier_one() {
+    let (scene, api, grants) = node("credentials-none");
+    grants.store(true, Ordering::Relaxed);
+    let earlier = agent(&scene, &api.http(), &["--own-list=true"]);
+    earlier.wait_for_log(READY);
+    drop(earlier);
+    let sources = |file: &str| scene.json(file)["kubernetes"].as_object().expect("an object").clone();
+    assert!(scene.path(KUBECONFIG).exists() && sources(NODE).contains_key("kubeconfig"));
+    let none = ["--own-list=true", "--node-name=n"];
+    let agent = agent_with(&scene, &api.http(), "--plugin-service-account=", &none);
+    agent.wait_for_log(READY);
+    assert!(!scene.path(KUBECONFIG).exists() && !sources(NODE).contains_key("kubeconfig"));
+    assert!(sources(NODE).contains_key("agent_socket"), "{}", scene.read(NODE));
+    assert!(!scene.read(OWN).contains("detour/kubeconfig"), "{}", scene.read(OWN));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::agent::metrics::Metrics;
 use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, PoliciesReport, RequestKind};
 use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
 use crate::cni::{CniCommand, Code, Error};
-use crate::pod::{Facts as PodFacts, Namespace, Pod, PodRef};
+use crate::pod::{Facts as PodFacts, Namespace, PodRef};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -199,7 +199,7 @@ impl Answers {
         events: Vec<Event>,
         deadline: Instant,
     ) -> Result<AgentAnswer, Error> {
-        let pod = Pod { namespace: pod.namespace, name: pod.name, uid: pod.uid, ..Pod::default() };
+        let pod = self.account.own(pod);
         let report =
             move |api: &dyn Cluster| api.reports().map_or(Ok(()), |to| to.report(&pod, status.as_deref(), &events));
         self.ask(deadline, report).await.map(|()| AgentAnswer::Done)

@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 pub struct EntrySettings {
     /// Keys from the administrator (`--config`). They override all other settings except the network's name.
     pub given: Map<String, Value>,
-    /// `kubernetes.kubeconfig`.
-    pub kubeconfig: HostPath,
+    /// `kubernetes.kubeconfig`; `None` if the plugin asks only the agent.
+    pub kubeconfig: Option<HostPath>,
     /// `kubernetes.agent_socket`; `None` if no agent serves it.
     pub agent_socket: Option<HostPath>,
     /// `kubernetes.agent_namespace`: the namespace of the agent's own pods, which the plugin skips.
@@ -133,11 +133,9 @@ impl EntrySettings {
 
     /// Returns all keys of the plugin's configuration except the network's name and version.
     fn plugin(&self) -> Map<String, Value> {
-        let mut kubernetes = json!({
-            "kubeconfig": self.kubeconfig,
-            "cni_bin_dir": self.bin_dir,
-            "exclude_namespaces": DEFAULT_EXCLUDED,
-        });
+        let kubeconfig = self.kubeconfig.iter().map(|path| ("kubeconfig", json!(path)));
+        let others = [("cni_bin_dir", json!(self.bin_dir)), ("exclude_namespaces", json!(DEFAULT_EXCLUDED))];
+        let mut kubernetes: Value = kubeconfig.chain(others).collect();
         if let Some(socket) = &self.agent_socket {
             kubernetes["agent_socket"] = json!(socket);
         }

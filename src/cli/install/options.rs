@@ -147,7 +147,7 @@ impl InstallOptions {
     /// Returns the installation that the flags, the environment and the input files describe.
     ///
     /// `given` is the content of `--config` and `--attachments`, and `token` returns the token for the kubeconfig, whose
-    /// failure is a part of the result.
+    /// failure is a part of the result; without `token`, the plugin has no kubeconfig.
     /// `socket` is the path of the agent's socket if an agent serves the plugin. `warn` receives the configuration's
     /// warnings.
     ///
@@ -159,7 +159,7 @@ impl InstallOptions {
         node: &NodeFiles,
         program: &Digest,
         given: &GivenKeys,
-        token: &dyn Fn() -> Result<String>,
+        token: Option<&dyn Fn() -> Result<String>>,
         socket: Option<&HostPath>,
         warn: &dyn Fn(Vec<String>),
     ) -> Result<DesiredState> {
@@ -172,7 +172,8 @@ impl InstallOptions {
         let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
         let names = self.program_names();
         let auto_format = if platform.nftables { Some(RuleFormat::Nftables) } else { *NEEDED_FORMAT };
-        let settings = EntrySettings { auto_format, ..self.settings(given, &bin_dir, socket, agent_namespace()) };
+        let kubeconfig = self.kubeconfig.clone().or_else(|| token.map(|_| own_kubeconfig()));
+        let settings = EntrySettings { auto_format, ..self.settings(given, &bin_dir, socket, kubeconfig) };
         let is_chained = self.chained.unwrap_or(platform.chained);
         let attachment_dir = if is_chained { &self.attachment_conf_dir } else { &conf_dir };
         let (mut configurations, mut nodes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
@@ -223,9 +224,9 @@ impl InstallOptions {
             nodes.push((network, settings.node()?));
         }
         warn(warnings);
-        let kubeconfig = match &self.kubeconfig {
-            Some(_) => None,
-            None => {
+        let kubeconfig = match token.filter(|_| self.kubeconfig.is_none()) {
+            None => None,
+            Some(token) => {
                 let server = self.server().context(
                     "can't write a kubeconfig for the plugin: unknown API server; outside of a pod, add --kubeconfig FILE \
                      with a file on the node, or --api-server URL and --service-account DIR",
@@ -257,13 +258,13 @@ impl InstallOptions {
         given: &GivenKeys,
         bin_dir: &HostPath,
         socket: Option<&HostPath>,
-        agent_namespace: Option<String>,
+        kubeconfig: Option<HostPath>,
     ) -> EntrySettings {
         EntrySettings {
             given: given.config.clone(),
-            kubeconfig: self.kubeconfig.clone().unwrap_or_else(own_kubeconfig),
+            kubeconfig,
             agent_socket: socket.cloned(),
-            agent_namespace,
+            agent_namespace: agent_namespace(),
             auto_format: None,
             bin_dir: bin_dir.clone(),
             primary: self.primary,

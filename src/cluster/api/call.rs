@@ -129,6 +129,9 @@ impl ApiCall<'_> {
                     "401, the credentials in {kubeconfig} are not accepted; check the process that renews this file"
                 ),
             ),
+            403 if message.contains("ValidatingAdmissionPolicy") => {
+                (Code::Forbidden, format!("403, an admission policy denies to {}", self.request.permission))
+            }
             403 => (
                 Code::Forbidden,
                 format!(

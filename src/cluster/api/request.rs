@@ -239,15 +239,19 @@ impl ApiRequest {
         Self::of_node(http, name, "patch nodes")
     }
 
-    /// Creates a token of a service account (`TokenRequest`, k8s.io/api, `authentication/v1`) for the API itself.
-    pub(super) fn token(account: &ObjectRef, lifetime: Duration) -> Result<Self, Error> {
+    /// Creates a token of a service account (`TokenRequest`, k8s.io/api, `authentication/v1`) for the API itself, bound to
+    /// `node`.
+    pub(super) fn token(account: &ObjectRef, node: Option<&str>, lifetime: Duration) -> Result<Self, Error> {
         let ObjectRef { namespace, name } = account;
         check_names("ServiceAccount", [namespace, name])?;
-        let body = json!({
+        let mut body = json!({
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
             "spec": {"audiences": [], "expirationSeconds": lifetime.as_secs()},
         });
+        if let Some(node) = node {
+            body["spec"]["boundObjectRef"] = json!({"kind": "Node", "apiVersion": "v1", "name": node});
+        }
         let accounts = namespaced(namespace, "serviceaccounts");
         let http = accounts.create_subresource("token", name, &PostParams::default(), body.to_string().into());
         let permission = format!("create serviceaccounts/token of {name} in namespace {namespace}");
@@ -368,9 +372,14 @@ fn now() -> String {
     Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// The message is escaped because `kubectl describe` prints it to a terminal.
+/// The message is escaped because `kubectl describe` prints it to a terminal. The agent's admission policy checks the
+/// source, which contains the node.
 fn event_body(pod: &Pod, event: &Event) -> Value {
     let now = now();
+    let mut source = json!({"component": "detour"});
+    if let Some(node) = &pod.node_name {
+        source["host"] = node.as_str().into();
+    }
     json!({
         "apiVersion": "v1",
         "kind": "Event",
@@ -381,7 +390,7 @@ fn event_body(pod: &Pod, event: &Event) -> Value {
         "type": if event.warning { "Warning" } else { "Normal" },
         "reason": event.reason,
         "message": cut(&line(&event.message), MAX_EVENT_MESSAGE),
-        "source": {"component": "detour"},
+        "source": source,
         "firstTimestamp": now,
         "lastTimestamp": now,
         "count": 1,

@@ -23,6 +23,8 @@ pub struct ServiceAccount {
     server: String,
     /// The directory of `ca.crt` and `token`.
     pub directory: PathBuf,
+    /// The node of the pod whose account it is.
+    node: Option<String>,
     connection: Option<ApiConnection>,
 }
 
@@ -33,7 +35,13 @@ impl ServiceAccount {
     /// Returns the account of the API at the URL `server` whose files `ca.crt` and `token` are in `directory`.
     #[must_use]
     pub const fn new(server: String, directory: PathBuf) -> Self {
-        Self { server, directory, connection: None }
+        Self { server, directory, node: None, connection: None }
+    }
+
+    /// Returns the account of a pod on this node: its Events name the node, and the tokens that it requests are bound to it.
+    #[must_use]
+    pub fn on_node(self, node: Option<String>) -> Self {
+        Self { node, ..self }
     }
 
     /// Sends all requests through a connection that other accounts of the same server and directory share.
@@ -76,12 +84,13 @@ impl ServiceAccount {
     }
 
     /// Creates a token of the service account `of` that expires after about `lifetime`: the API server may shorten
-    /// it. It is not bound to a pod (k8s.io/api, `authentication/v1`, `BoundObjectReference`).
+    /// it. It is bound to this account's node, so that it ends with the Node object. It can't be bound to this account's
+    /// pod: the API server binds a token only to a pod of the same account (Kubernetes, `registry/core/serviceaccount`).
     ///
     /// # Errors
     /// The API rejects the request, or does not answer within five seconds.
     pub fn token(&self, of: &ObjectRef, lifetime: Duration) -> Result<Token, Error> {
-        self.api(WATCH_TIMEOUT).token(of, lifetime)
+        self.api(WATCH_TIMEOUT).token(of, self.node.as_deref(), lifetime)
     }
 
     /// Returns whether a DaemonSet exists and is not being deleted; retries for `timeout`.
@@ -106,9 +115,13 @@ impl ServiceAccount {
     /// # Errors
     /// As [`Cluster::report`](crate::cluster::Cluster::report).
     pub fn tell(&self, pod: &PodRef, event: &Event) -> Result<(), Error> {
-        let PodRef { namespace, name, uid } = pod.clone();
-        let pod = Pod { namespace, name, uid, ..Pod::default() };
-        self.api(CONTROL_TIMEOUT).report_since(Instant::now(), &pod, None, slice::from_ref(event))
+        self.api(CONTROL_TIMEOUT).report_since(Instant::now(), &self.own(pod.clone()), None, slice::from_ref(event))
+    }
+
+    /// Returns a pod of this account's node, for reports.
+    #[must_use]
+    pub fn own(&self, PodRef { namespace, name, uid }: PodRef) -> Pod {
+        Pod { namespace, name, uid, node_name: self.node.clone(), ..Pod::default() }
     }
 
     /// Sets the condition of a pod's policy (`patch pods/status`). A condition with `has_changed_status` gets a new

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// The timeout of a write, including retries: the pod's start waits for it.
 pub(in crate::cluster) const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The beginning of the answer of an API server that binds no tokens to nodes.
+const UNBOUND: &str = "cannot bind token to ";
 
 impl Api {
     /// Sets a pod's network status and records its Events, concurrently; the timeout counts from `started`.
@@ -56,13 +58,24 @@ impl Api {
         session.run(call.run(Instant::now(), self.timeout, attempt))
     }
 
-    /// Creates a token of a service account.
-    pub(in crate::cluster) fn token(&self, account: &ObjectRef, lifetime: Duration) -> Result<Token, Error> {
-        let request = ApiRequest::token(account, lifetime)?;
-        let session = self.session()?;
-        let call = self.call(session, &request);
-        let attempt = async || Ok(call.get::<wire::TokenGranted>().await?.into());
-        session.run(call.run(Instant::now(), self.timeout, attempt))
+    /// Creates a token of a service account, bound to a node if the API server can (Kubernetes 1.31).
+    pub(in crate::cluster) fn token(
+        &self,
+        account: &ObjectRef,
+        node: Option<&str>,
+        lifetime: Duration,
+    ) -> Result<Token, Error> {
+        let (started, session) = (Instant::now(), self.session()?);
+        let create = |node| {
+            let request = ApiRequest::token(account, node, lifetime)?;
+            let call = self.call(session, &request);
+            let attempt = async || Ok(call.get::<wire::TokenGranted>().await?.into());
+            session.run(call.run(started, self.timeout, attempt))
+        };
+        match create(node) {
+            Err(error) if node.is_some() && error.details.contains(UNBOUND) => create(None),
+            result => result,
+        }
     }
 
     /// Sends all requests concurrently and waits for all of them. "Not found" is not retried: the object existed.

@@ -28,6 +28,9 @@ pub(super) fn examine_kubeconfig(
     let Some(path) = conf.kubernetes.kubeconfig.as_deref().filter(|path| !path.as_os_str().is_empty()) else {
         let why = match &conf.kubernetes.manifests_dir {
             Some(dir) => format!("facts come from the files in {}, not from an API server", dir.display()),
+            None if conf.kubernetes.agent_socket.is_some() => {
+                "the configuration names no kubeconfig: the plugin asks only the agent".to_owned()
+            }
             None => "the configuration names no kubeconfig: the plugin uses the configuration only".to_owned(),
         };
         results.add(checks::KUBECONFIG_PRESENT, CheckVerdict::not_checked(why));
@@ -138,8 +141,8 @@ pub(super) fn examine_agent(target: &CheckTarget, conf: Option<&NetConf>, result
                     "grant the agent the permissions in docs/permissions.md; if an object is too large, make it smaller; see the \
                      agent's log. Until then, the agent does not repair pods, and running pods follow no change",
                 ),
-                Ok(Err(error)) => fail(path, &error.to_string()),
-                Err(error) => fail(path, &error.to_string()),
+                Ok(Err(error)) => fail(path, &error.to_string(), conf),
+                Err(error) => fail(path, &error.to_string(), conf),
             },
         },
     );
@@ -154,12 +157,14 @@ fn ask(conf: &NetConf, socket: &Path) -> Result<Vec<String>, Error> {
     Ok(broken_watches(socket, AGENT_TIMEOUT).unwrap_or_default())
 }
 
-fn fail(path: &Path, why: &str) -> CheckVerdict {
-    CheckVerdict::fail(
-        format!("{}: {why}", path.display()),
-        "check whether the agent runs on this node: kubectl get pods -A -o wide -l app.kubernetes.io/component=agent; until \
-         then, the plugin asks the API server itself",
-    )
+fn fail(path: &Path, why: &str, conf: &NetConf) -> CheckVerdict {
+    let until = match &conf.kubernetes.kubeconfig {
+        Some(_) => "the plugin asks the API server itself",
+        None => "pods with a sidecar do not start, because the plugin has no kubeconfig",
+    };
+    let run =
+        "check whether the agent runs on this node: kubectl get pods -A -o wide -l app.kubernetes.io/component=agent";
+    CheckVerdict::fail(format!("{}: {why}", path.display()), format!("{run}; until then, {until}"))
 }
 
 /// Checks the API server and the plugin's permissions with the plugin's kubeconfig.

@@ -93,11 +93,10 @@ fn helm_test_checks_a_node_with_read_only_mounts_and_without_a_token() {
     prepare(&admin);
     let empty = inventory(&admin);
     helm.upgrade("detour", &[]);
-    let installed = inventory(&admin);
     on_a_node(&plane, &base("kubernetes"), |node| {
         let agent = node.start_agent("a");
         agent.wait_for_log(SETTLED);
-        let before = node.files();
+        let (before, installed) = (node.files(), inventory(&admin));
         let (result, output) = test(&plane, &admin, node);
         assert!(result.as_ref().is_ok_and(|text| text.contains("Succeeded")), "{result:?}\n{output}");
         assert_eq!(checks(&output, "-"), [""; 0], "{output}");
@@ -125,7 +124,8 @@ fn helm_test_checks_a_node_with_read_only_mounts_and_without_a_token() {
         assert!(left_out.iter().all(|check| check.starts_with("kernel-")) && left_out.len() == 5, "{output}");
     });
     helm.uninstall("detour", NAMESPACE);
-    assert_eq!(difference(&empty, &inventory(&admin)), [""; 0]);
+    let node = ["Node /node-1", "Pod kube-system/detour-agent-node-1"];
+    assert_eq!(difference(&empty, &inventory(&admin)), node, "no object of the release stays");
 }
 
 #[test]
