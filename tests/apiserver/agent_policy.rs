@@ -6,6 +6,7 @@ use crate::control_plane::ControlPlane;
 use crate::node::{NAME, agent_pod, meshed_pod};
 use crate::shipped::{NAMESPACE, apply, chart, chart_for, cluster_with};
 use serde_json::{Value, json};
+use std::time::Instant;
 
 const OTHER_NODE: &str = "node-2";
 const POLICY: &str = "ValidatingAdmissionPolicy 'detour-agent' with binding 'detour-agent' denied request: ";
@@ -32,7 +33,14 @@ struct Scene {
 
 impl Scene {
     fn with(objects: &[Value]) -> Self {
-        let plane = cluster_with(objects);
+        // The API server applies a new policy with a delay, and until then that of an earlier test.
+        let mark = format!("{:?}", Instant::now());
+        let mut objects = objects.to_vec();
+        let is_policy = |object: &&mut Value| object["kind"] == "ValidatingAdmissionPolicy";
+        let policy = objects.iter_mut().find(is_policy).expect("a policy");
+        let message = &mut policy["spec"]["validations"][0]["message"];
+        *message = format!("{}; {mark}", message.as_str().expect("text")).into();
+        let plane = cluster_with(&objects);
         let admin = plane.admin();
         let account = |name: &str| json!({"kind": "ServiceAccount", "namespace": NAMESPACE, "name": name});
         let everything = json!({
@@ -53,10 +61,9 @@ impl Scene {
             "spec": {"nodeName": OTHER_NODE, "containers": pod["spec"]["containers"]},
         });
         let other_pod = admin.apply(&other_pod).expect("accepted");
-        // The API server applies a new policy with a delay.
-        plane.until(|| {
-            agent.merge(&node(OTHER_NODE), &json!({})).is_err_and(|refused| refused.message.contains(POLICY))
-        });
+        let unbound = plane.with_token(&admin.token(NAMESPACE, "detour-agent"));
+        let probe = || unbound.merge(&node(OTHER_NODE), &json!({}));
+        plane.until(|| probe().is_err_and(|refused| refused.message.contains(&mark)));
         Self { plane, admin, agent, plugin, pod, other_pod }
     }
 
