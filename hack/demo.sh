@@ -24,7 +24,10 @@ while [[ $# -gt 0 ]]; do
         --keep) keep=true ;;
         --remove) remove=true ;;
         --binaries)
-            binaries=$(realpath "${2:?--binaries: expected a directory}")
+            binaries=$(realpath "${2:-}" 2>/dev/null) || die "--binaries: expected a directory, got \"${2:-}\""
+            for program in detour examples/probe; do
+                [[ -x $binaries/$program ]] || die "--binaries: $binaries/$program: not found, or not executable"
+            done
             shift
             ;;
         --rules) die "--rules no longer exists; use --keep, and detour rules or iptables in the network namespace" ;;

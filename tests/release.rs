@@ -3,9 +3,9 @@
 
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, Permissions};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -310,6 +310,63 @@ fn image_and_chart_are_published_and_signed_by_digest() {
         !refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("did NOT match"),
         "{refused:?}"
     );
+}
+
+/// Programs that record their calls stand for those of GitHub's machine and for the scripts.
+#[test]
+fn a_tag_publishes_under_the_repositorys_own_name() {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("workflow");
+    let _ = fs::remove_dir_all(&directory);
+    let (bin, hack, calls) = (directory.join("bin"), directory.join("hack"), directory.join("calls"));
+    for path in [&bin, &hack] {
+        fs::create_dir_all(path).expect("writable");
+    }
+    let record = format!("echo \"${{0##*/}} $*\" >>{}", calls.display());
+    let build = "mkdir -p target/release-1.2.3-rc.1 && touch target/release-1.2.3-rc.1/{notes.md,SHA256SUMS}";
+    for (path, body) in [
+        (bin.join("sudo"), "[[ $1 != --preserve-env ]] || shift; exec \"$@\"".to_owned()),
+        (bin.join("docker"), format!("{record}; cat >>{}", calls.display())),
+        (bin.join("gh"), record.clone()),
+        (hack.join("release.sh"), format!("{record}; cat \"$4\" >>{}; {build}", calls.display())),
+        (hack.join("publish.sh"), record),
+    ] {
+        fs::write(&path, format!("#!/bin/bash\n{body}\n")).expect("writable");
+        fs::set_permissions(path, Permissions::from_mode(0o755)).expect("writable");
+    }
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(".github/workflows/release.yaml");
+    let workflow: Value = serde_saphyr::from_str(&fs::read_to_string(file).expect("readable")).expect("YAML");
+    let step = |name: &str, key: &str| {
+        let steps = workflow["jobs"]["publish"]["steps"].as_array().expect("a list");
+        let step = steps.iter().find(|step| step["name"] == name).unwrap_or_else(|| panic!("no step {name}"));
+        let mut command = Command::new("bash");
+        command.args(["-eo", "pipefail", "-c", step["run"].as_str().expect("a script")]).current_dir(&directory);
+        command.env("PATH", format!("{}:/usr/bin:/bin", bin.display())).env("HOME", &directory).env("USER", "root");
+        command.envs([("GITHUB_REPOSITORY", "Owner/Detour"), ("GITHUB_REPOSITORY_OWNER", "Owner")]);
+        command.envs([("GITHUB_REF_NAME", "v1.2.3-rc.1"), ("GITHUB_ACTOR", "someone")]).env("RUNNER_TEMP", &directory);
+        for (variable, value) in step["env"].as_object().into_iter().flatten() {
+            let value = value.as_str().expect("text").replace("${{ github.token }}", "token\n");
+            command.env(variable, value.replace("${{ secrets.COSIGN_PRIVATE_KEY }}", key));
+        }
+        command.output().expect("bash")
+    };
+    let refused = step("Build and sign", "");
+    assert!(
+        !refused.status.success() && String::from_utf8_lossy(&refused.stdout).contains("COSIGN_PRIVATE_KEY: missing")
+    );
+    for name in ["Build and sign", "Publish image and chart", "Publish files", "Delete the key"] {
+        text(&step(name, "the key\n"));
+    }
+    let key = directory.join("cosign.key");
+    assert!(!key.exists());
+    let expected = format!(
+        "release.sh --hub ghcr.io/owner --sign {key} 1.2.3-rc.1\nthe key\n\
+         docker login ghcr.io --username someone --password-stdin\ntoken\n\n\
+         publish.sh --sign {key} target/release-1.2.3-rc.1\n\
+         gh release create v1.2.3-rc.1 --repo Owner/Detour --verify-tag --title v1.2.3-rc.1 --notes-file notes.md \
+         --prerelease -- SHA256SUMS notes.md\n",
+        key = key.display()
+    );
+    assert_eq!(fs::read_to_string(calls).expect("written"), expected);
 }
 
 /// A database with one advisory stands for RustSec's.

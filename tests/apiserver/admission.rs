@@ -32,7 +32,8 @@ fn install(plane: &ControlPlane, admin: &Client, name: &str, values: &Value) {
     let file = plane.directory.join(format!("{name}.json"));
     fs::write(&file, values.to_string()).expect("writable");
     let mut policies = chart_with_files(&[&file], &[]);
-    policies.retain(|object| object["kind"].as_str().is_some_and(|kind| kind.starts_with("ValidatingAdmissionPolicy")));
+    let names = ["bounds", "istio"].map(|part| format!("{name}-{part}"));
+    policies.retain(|object| names.iter().any(|name| object["metadata"]["name"] == *name));
     assert!(!policies.is_empty(), "{values}");
     for policy in &mut policies {
         if policy["spec"]["matchConstraints"].is_object() {

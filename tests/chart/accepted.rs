@@ -218,7 +218,7 @@ fn nodes_get_the_taint_at_their_creation_where_agents_run_and_the_api_exists() {
 fn decided(values: &Value) -> Vec<String> {
     let enabled = json!({"admissionPolicy": {"enabled": true}});
     let objects = objects(&merged(&enabled, values));
-    let Some(policy) = objects.iter().find(|object| object["kind"] == "ValidatingAdmissionPolicy") else {
+    let Some(policy) = objects.iter().find(|object| object["metadata"]["name"] == "detour-bounds") else {
         return Vec::new();
     };
     let validations = policy["spec"]["validations"].as_array().expect("a list");

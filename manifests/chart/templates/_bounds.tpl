@@ -72,7 +72,7 @@ annotations the plugin reads, {"place": of allow, "": if no value sets it, "gran
 {{- if not (kindIs "invalid" $grant.namespaces) -}}
 {{- $names := include "detour.items" $grant.namespaces | fromJsonArray -}}
 {{- $conditions = append $conditions (printf "variables.ownNamespace.metadata.name in %s" (toJson $names)) -}}
-{{- $scope = append $scope (printf "namespaces %s" (join ", " $names)) -}}
+{{- $scope = append $scope (printf "namespaces %s" (join ", " $names | default "none")) -}}
 {{- end -}}
 {{- if not (kindIs "invalid" $grant.namespace_selector) -}}
 {{- $conditions = append $conditions (include "detour.cel.selects" $grant.namespace_selector) -}}
