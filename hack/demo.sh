@@ -102,7 +102,7 @@ show_progress() {
     while sleep "$every" &>/dev/null; do
         elapsed=$((SECONDS - start))
         step=$(tail -n 1 "$1" | sed 's/^ *//')
-        printf "$before    %d:%02d  %s (%d crates so far)$after" $((elapsed / 60)) $((elapsed % 60)) "${step:0:60}" \
+        printf "$before    %d:%02d  %s (crate %d)$after" $((elapsed / 60)) $((elapsed % 60)) "${step:0:60}" \
             "$(grep -c '^ *Compiling' "$1")"
     done
 }
