@@ -45,7 +45,7 @@ epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 created=$(date --utc --date="@$epoch" +%Y-%m-%dT%H:%M:%SZ)
 revision=$(git rev-parse HEAD)
 [[ -z $(git status --porcelain) ]] || revision+=-dirty
-repository=$(field repository)
+repository=$(sed -n 's/^home: //p' manifests/chart/Chart.yaml)
 # The commands that read manifests need no permissions. The manifests set another user where root is needed.
 user=65532:65532
 
@@ -55,10 +55,9 @@ labels=$(jq --null-input \
     --arg created "$created" --arg version "$version" --arg revision "$revision" --arg repository "$repository" \
     --arg description "$(field description)" --arg licenses "$(field license)" '{
         title: "detour", $description, $version, $revision, $created, $licenses,
-        vendor: "The detour authors"
-    } + if $repository == "" then {} else {
-        source: $repository, url: $repository, documentation: "\($repository)/blob/v\($version)/README.md"
-    } end | with_entries(.key |= "org.opencontainers.image." + .)')
+        vendor: "The detour authors", source: $repository, url: $repository,
+        documentation: "\($repository)/blob/v\($version)/README.md"
+    } | with_entries(.key |= "org.opencontainers.image." + .)')
 
 # pack LAYOUT ARCHITECTURE BINARY: adds an image to a layout, tagged with the architecture.
 pack() {
