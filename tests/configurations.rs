@@ -1,7 +1,8 @@
 //! The configurations in `conf/` and the table of their keys.
 
 use detour_cni::agent::install::default_chain;
-use detour_cni::cni::{CniCommand, NetConf, NodeConf, SUB_PLUGINS};
+use detour_cni::cni::{Bounds, CniCommand, NetConf, NodeConf, SUB_PLUGINS};
+use detour_cni::sub_plugins::check;
 use serde_json::{Value, json};
 
 const FULL: &str = include_str!("../conf/full.conf");
@@ -23,12 +24,23 @@ fn attachments_are_accepted_without_warnings() {
         (include_str!("../conf/openshift-istio-cni.conf"), &ALL_THREE[..]),
         (include_str!("../conf/99-exclude-dns.conf"), &ALL_THREE[1..]),
         (include_str!("../conf/openshift-vault.conf"), &["istio-redirect", "container-exclude"]),
+        (include_str!("../conf/bounds.conf"), &SUB_PLUGINS),
     ] {
         let conf = NetConf::parse(text.as_bytes(), CniCommand::Add, "x").expect("accepted");
         assert_eq!(types(&conf), chain);
         assert!(conf.kubernetes.excludes("kube-system"));
         assert_eq!(conf.warnings, [""; 0]);
     }
+}
+
+#[test]
+fn the_sample_of_bounds_is_valid() {
+    let conf = NetConf::parse(include_bytes!("../conf/bounds.conf"), CniCommand::Add, "x").expect("accepted");
+    assert!(conf.bounds.is_set());
+    let check = |bounds: &Bounds| check(&conf.chain, bounds, &conf.args, &|_| None, true);
+    assert_eq!(check(&conf.bounds), Ok(()));
+    let wrong = Bounds { allow: Some(json!({"uid": 7})), ..conf.bounds.clone() };
+    assert!(check(&wrong).is_err_and(|error| error.msg.contains("allow.uid: unknown key")));
 }
 
 #[test]

@@ -317,7 +317,8 @@ fn bounds(keys: &BlockReader<'_>, place: &str, warnings: &mut Vec<String>) -> Re
         let others = block.keys.keys().filter(|key| !["type", ALLOW].contains(&key.as_str()));
         warnings.extend(others.map(|key| format!("{}.{key}: unknown key, ignored", block.path)));
     }
-    Bounds::read(keys, &blocks, format!("the node configuration {place}"))
+    let bounds = Bounds::read(keys, &blocks, format!("the node configuration {place}"))?;
+    Ok(Bounds { of_node: true, ..bounds })
 }
 
 fn present<const N: usize>(keys: [(&str, Option<Value>); N]) -> Map<String, Value> {

@@ -1,10 +1,13 @@
 //! The desired policy of an attachment: evaluated from its configuration, its arguments and the pod's facts.
 
 use super::without_facts;
+use crate::cluster::{Cluster, Event};
 use crate::cni::{Block, Error, NetConf, Request};
-use crate::pod::{Facts, PodRef};
+use crate::pod::{Facts, Pod, PodRef};
 use crate::policy::Policy;
-use crate::sub_plugins::{ChainInput, Ignored, Resolvers, Severity, SkipReason, SubPlugin, skip_reason};
+use crate::sub_plugins::{
+    ChainInput, DecidedRequest, Ignored, Resolvers, Severity, SkipReason, SubPlugin, skip_reason,
+};
 use crate::trusted_file::read_text;
 use crate::{cluster, sub_plugins};
 use std::cell::OnceCell;
@@ -21,6 +24,10 @@ pub(super) struct DesiredPolicy {
     pub(super) why: String,
     /// Settings of the pod that have no effect.
     pub(super) ignored: Vec<Ignored>,
+    /// The requests of the pod and its namespace outside the bounds.
+    outside: Vec<DecidedRequest>,
+    /// Why the pod must not start because of them.
+    rejection: Option<Error>,
     /// The facts with which it was evaluated.
     pub(super) with: EvaluatedWith,
 }
@@ -56,14 +63,38 @@ impl EvaluatedWith {
 
 impl DesiredPolicy {
     fn skip(reason: &SkipReason) -> Self {
-        let with = EvaluatedWith::Nothing;
-        Self { policy: Policy::default(), why: reason.to_string(), ignored: Vec::new(), with }
+        Self::empty(reason.to_string(), EvaluatedWith::Nothing)
+    }
+
+    fn empty(why: String, with: EvaluatedWith) -> Self {
+        Self { policy: Policy::default(), why, ignored: Vec::new(), outside: Vec::new(), rejection: None, with }
     }
 
     /// Returns the policy of a pod that starts although no source of facts answered.
     pub(super) fn missing_facts(why: String) -> Self {
-        let with = EvaluatedWith::MissingFacts;
-        Self { policy: Policy::default(), why, ignored: Vec::new(), with }
+        Self::empty(why, EvaluatedWith::MissingFacts)
+    }
+
+    /// Records an Event of the pod if it requests what is outside the bounds. The Event does not delay other pods.
+    ///
+    /// # Errors
+    /// The pod must not start.
+    pub(super) fn report_outside(&self, pod: Option<&PodRef>, cluster: Option<&dyn Cluster>) -> Result<(), Error> {
+        if self.outside.is_empty() {
+            return Ok(());
+        }
+        let reasons: Vec<String> = self.outside.iter().map(DecidedRequest::reason).collect();
+        let (reason, message) = match &self.rejection {
+            Some(error) => ("DetourExclusionRejected", error.to_string()),
+            None => ("DetourExclusionIgnored", format!("without effect: {}", reasons.join("; "))),
+        };
+        if let (Some(pod), Some(reports)) = (pod, cluster.and_then(|cluster| cluster.reports())) {
+            let PodRef { namespace, name, uid } = pod.clone();
+            let event = Event { warning: true, reason: reason.into(), message };
+            let reported = reports.report(&Pod { namespace, name, uid, ..Pod::default() }, None, &[event]);
+            reported.unwrap_or_else(|failure| tracing::warn!("{failure}"));
+        }
+        self.rejection.clone().map_or(Ok(()), Err)
     }
 }
 
@@ -93,16 +124,19 @@ pub fn facts_of(conf: &NetConf) -> FactsOf {
 /// Fetches the facts of a pod; with those of its namespace if the flag is set.
 pub(super) type FetchFacts<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> + 'a;
 
-/// Evaluates the desired policy of a call, with facts from the configured source.
+/// Evaluates the desired policy of an ADD, with facts from the configured source.
 ///
 /// # Errors
-/// As [`evaluate`].
+/// As [`evaluate`] and [`DesiredPolicy::report_outside`].
 pub(super) fn desired_policy(request: &Request, conf: &NetConf) -> Result<DesiredPolicy, Error> {
     let pod = request.args.pod.as_ref();
-    match cluster::source_for_add(&conf.kubernetes, without_facts::need(conf), false) {
+    let source = cluster::source_for_add(&conf.kubernetes, without_facts::need(conf), false);
+    let desired = match &source {
         Some(source) => evaluate(pod, conf, Some(&|pod: &PodRef, with_namespace| source.facts(pod, with_namespace))),
         None => evaluate(pod, conf, None),
-    }
+    }?;
+    desired.report_outside(pod, source.as_deref())?;
+    Ok(desired)
 }
 
 /// Evaluates the desired policy of a pod. `fetch_facts` is `None` without a source of facts. No facts are fetched for
@@ -149,20 +183,25 @@ pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
 }
 
 fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<DesiredPolicy, Error> {
-    let output = output(blocks, conf, facts).and_then(|output| output.rejection(&conf.bounds).map_or(Ok(output), Err));
-    let output = output.map_err(|error| match facts {
+    let of_pod = |error: Error| match facts {
         Some(facts) => error.of_pod(&facts.pod.namespace, &facts.pod.name),
         None => error,
-    })?;
-    for note in output.notes {
+    };
+    let output = output(blocks, conf, facts).map_err(of_pod)?;
+    for note in &output.notes {
         match note.severity {
             Severity::Info => tracing::info!("{}", note.text),
             Severity::Warning => tracing::warn!("{}", note.text),
         }
     }
-    let ignored = facts.map(sub_plugins::ignored).unwrap_or_default();
-    let (why, with) = (output.decision.to_string(), EvaluatedWith::of(facts, blocks));
-    Ok(DesiredPolicy { policy: output.policy, why, ignored, with })
+    Ok(DesiredPolicy {
+        why: output.decision.to_string(),
+        ignored: facts.map(sub_plugins::ignored).unwrap_or_default(),
+        outside: output.outside().cloned().collect(),
+        rejection: output.rejection(&conf.bounds).map(of_pod),
+        with: EvaluatedWith::of(facts, blocks),
+        policy: output.policy,
+    })
 }
 
 /// Evaluates the sub-plugins in `blocks` with the pod's facts, if they are known. Requests outside the bounds are without

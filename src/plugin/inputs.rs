@@ -2,9 +2,10 @@
 //! running pod again when its facts or the node's configuration change.
 
 use super::evaluation::{EvaluatedWith, host_groups};
-use crate::cni::{Block, Bounds, Code, Error, NetConf, Request, RuleFormat};
+use crate::cni::{Block, Bounds, Code, Error, NetConf, NodeConf, Request, RuleFormat};
 use crate::netns::NetnsId;
 use crate::pod::{Facts, PodRef};
+use crate::policy::Policy;
 use crate::sub_plugins::{self, ChainInput, Resolvers, SeparatePolicy, SubPlugin, skip_reason};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
@@ -136,16 +137,16 @@ impl<'a> AddInputs<'a> {
     }
 
     /// Evaluates the policies that an ADD with these inputs would apply now, for a primary plugin each with the name of its
-    /// network. `installed` replaces the recorded configuration of an attachment. `group_file` is the host's
-    /// `/etc/group`. If a setting is invalid, the other sub-plugins are evaluated without it.
+    /// network. `applied` is the policy of the attachment. If a setting is invalid, the other sub-plugins are evaluated
+    /// without it.
     ///
     /// # Errors
     /// The facts are of another pod.
     pub(super) fn evaluate(
         &self,
         facts: &Facts,
-        installed: Option<&NetConf>,
-        group_file: &Path,
+        node: &NodeInputs<'_>,
+        applied: &Policy,
     ) -> Result<Vec<(Option<&str>, SeparatePolicy)>, Error> {
         if !facts.pod.matches(&self.pod) {
             let (expected, got) = (self.pod.uid.as_deref(), facts.pod.uid.as_deref());
@@ -157,12 +158,21 @@ impl<'a> AddInputs<'a> {
             return Err(Error::new(Code::PodUnknown, msg));
         }
         let groups = OnceCell::new();
-        let group_id = |name: &str| groups.get_or_init(|| host_groups(group_file)).get(name).copied();
+        let group_id = |name: &str| groups.get_or_init(|| host_groups(node.group_file)).get(name).copied();
+        let run = |blocks: &[Block], args: &Map<String, Value>, bounds: &Bounds, cluster_dns: &[IpAddr]| {
+            if !sub_plugins::wants(blocks).pod {
+                return SeparatePolicy::default();
+            }
+            let facts = (!self.without_facts).then_some(facts);
+            let resolvers =
+                Resolvers { runtime: &self.runtime_nameservers, cluster_dns, previous: &self.previous_nameservers };
+            let input = ChainInput { facts, args, bounds: node.bounds(bounds), resolvers, group_id: &group_id };
+            sub_plugins::run_separately(blocks, &input, applied)
+        };
         let recorded = self.evaluated.first();
-        let Some(conf) = installed.filter(|_| recorded.is_none_or(|recorded| recorded.network.is_none())) else {
-            let evaluate = |one: &EvaluatedConfiguration<'_>| {
-                self.run(&one.blocks(), (&one.args, &one.bounds), &one.cluster_dns, facts, &group_id)
-            };
+        let Some(conf) = node.installed.filter(|_| recorded.is_none_or(|recorded| recorded.network.is_none())) else {
+            let evaluate =
+                |one: &EvaluatedConfiguration<'_>| run(&one.blocks(), &one.args, &one.bounds, &one.cluster_dns);
             return Ok(self.evaluated.iter().map(|one| (one.network.as_deref(), evaluate(one))).collect());
         };
         if skip_reason(conf, &self.pod).is_some() {
@@ -171,32 +181,39 @@ impl<'a> AddInputs<'a> {
         let args = recorded.map(|recorded| recorded.args.clone()).unwrap_or_default();
         let cluster_dns = match (conf.kubernetes.cluster_dns.as_slice(), recorded) {
             ([], Some(recorded)) => &recorded.cluster_dns,
-            (installed, _) => installed,
+            (_, _) => &conf.kubernetes.cluster_dns,
         };
-        Ok(vec![(None, self.run(&conf.chain, (&args, &conf.bounds), cluster_dns, facts, &group_id))])
+        Ok(vec![(None, run(&conf.chain, &args, &conf.bounds, cluster_dns))])
     }
+}
 
-    fn run(
-        &self,
-        blocks: &[Block],
-        (args, bounds): (&Map<String, Value>, &Bounds),
-        cluster_dns: &[IpAddr],
-        facts: &Facts,
-        group_id: &dyn Fn(&str) -> Option<u32>,
-    ) -> SeparatePolicy {
-        if !sub_plugins::wants(blocks).pod {
-            return SeparatePolicy::default();
-        }
-        let resolvers =
-            Resolvers { runtime: &self.runtime_nameservers, cluster_dns, previous: &self.previous_nameservers };
-        let facts = (!self.without_facts).then_some(facts);
-        sub_plugins::run_separately(blocks, &ChainInput { facts, args, bounds, resolvers, group_id })
+/// What a node knows now, for the evaluation of saved inputs.
+pub(super) struct NodeInputs<'a> {
+    /// The installed configuration of the network, which replaces the recorded one of an attachment.
+    pub(super) installed: Option<&'a NetConf>,
+    /// The node configuration.
+    pub(super) configuration: Option<&'a NodeConf>,
+    /// The name of the network.
+    pub(super) network: &'a str,
+    /// The host's `/etc/group`.
+    pub(super) group_file: &'a Path,
+}
+
+impl NodeInputs<'_> {
+    /// Returns the bounds that apply now; `known` are those of the recorded or the installed configuration.
+    fn bounds<'b>(&'b self, known: &'b Bounds) -> &'b Bounds {
+        const DEFAULT: &Bounds = &Bounds::DEFAULT;
+        let of_node = self.configuration.and_then(|node| node.bounds(Some(self.network)));
+        let of_installed = self.installed.map(|conf| &conf.bounds);
+        // An earlier node configuration set them.
+        let is_outdated = self.configuration.is_some() && known.of_node;
+        of_node.or(of_installed).unwrap_or(if is_outdated { DEFAULT } else { known })
     }
 }
 
 /// Returns the first error of an evaluation, with the name of the network of a primary plugin.
 pub(super) fn refusal(network: Option<&str>, evaluated: &SeparatePolicy) -> Option<Error> {
-    let error = evaluated.errors().next()?.clone();
+    let error = evaluated.errors.first()?.clone();
     Some(match network {
         Some(network) => error.of_network(network),
         None => error,
@@ -219,6 +236,10 @@ mod tests {
     use crate::pod::{Container, Pod};
     use crate::policy::{Exclusion, IdRange, Policy, PortRange, Protocol, TrafficOwner};
     use serde_json::json;
+
+    fn node() -> NodeInputs<'static> {
+        NodeInputs { installed: None, configuration: None, network: "n", group_file: Path::new("/none") }
+    }
 
     /// A record contains them in this form; later versions must read it.
     fn saved() -> Value {
@@ -256,10 +277,10 @@ mod tests {
         let inputs = read(&saved()).expect("readable");
         assert_eq!(inputs.to_saved().map(|saved| saved.0.get().to_owned()), Some(saved().to_string()));
         assert_eq!(inputs.rule_format, Some(RuleFormat::Nftables));
-        let policies = inputs.evaluate(&facts(), None, Path::new("/none")).expect("valid");
+        let policies = inputs.evaluate(&facts(), &node(), &Policy::default()).expect("valid");
         assert_eq!(policies.len(), 1);
-        assert_eq!(policies[0].1.errors().next(), None);
-        assert_eq!(excluded(&policies[0].1.or_applied(&Policy::default())), [of_uid(7), of_uid(8)]);
+        assert_eq!(policies[0].1.errors, Vec::new());
+        assert_eq!(excluded(&policies[0].1.policy), [of_uid(7), of_uid(8)]);
     }
 
     fn of_uid(uid: u32) -> TrafficOwner {
@@ -276,7 +297,6 @@ mod tests {
         facts.pod.annotations.insert("detour.io/exclude-uids".into(), "9".into());
         facts.pod.annotations.insert("detour.io/exclude-dns".into(), "10.0.0.300".into());
         let inputs = read(&saved).expect("readable");
-        let parts = inputs.evaluate(&facts, None, Path::new("/none")).expect("of this pod").remove(0).1;
         let exclusion = |owner, ports: &[u16]| Exclusion {
             owner,
             destination: None,
@@ -286,14 +306,15 @@ mod tests {
         let dns = exclusion(TrafficOwner::Any, &[53]);
         let exclusions = [exclusion(of_uid(7), &[]), exclusion(of_uid(9), &[]), dns.clone()].into();
         let applied = Policy { exclusions, ..Policy::default() };
-        assert_eq!(parts.or_applied(&applied).exclusions, [exclusion(of_uid(7), &[]), dns].into());
+        let parts = inputs.evaluate(&facts, &node(), &applied).expect("of this pod").remove(0).1;
+        assert_eq!(parts.policy.exclusions, [exclusion(of_uid(7), &[]), dns].into());
         assert!(refusal(None, &parts).is_some_and(|error| error.msg.contains("10.0.0.300")));
         // An invalid value of the annotation itself keeps what it excluded, unless the sub-plugin is pinned.
         facts.pod.annotations.insert("detour.io/exclude-uids".into(), "x".into());
         saved["evaluated"][0]["blocks"][0][1]["pod_overrides"] = json!(true);
         let inputs = read(&saved).expect("readable");
-        let parts = inputs.evaluate(&facts, None, Path::new("/none")).expect("of this pod").remove(0).1;
-        assert_eq!(parts.or_applied(&applied).exclusions, applied.exclusions);
+        let parts = inputs.evaluate(&facts, &node(), &applied).expect("of this pod").remove(0).1;
+        assert_eq!(parts.policy.exclusions, applied.exclusions);
     }
 
     #[test]
@@ -311,8 +332,8 @@ mod tests {
         saved["without_facts"] = json!(true);
         let inputs = read(&saved).expect("readable");
         let no_sidecar = Facts { pod: Pod { containers: Vec::new(), ..facts().pod }, namespace: None };
-        let policies = inputs.evaluate(&no_sidecar, None, Path::new("/none")).expect("valid");
-        assert_eq!(excluded(&policies[0].1.or_applied(&Policy::default())).len(), 2);
+        let policies = inputs.evaluate(&no_sidecar, &node(), &Policy::default()).expect("valid");
+        assert_eq!(excluded(&policies[0].1.policy).len(), 2);
     }
 
     #[test]
@@ -322,7 +343,7 @@ mod tests {
         saved["evaluated"][0]["blocks"][0][0] = json!("network default/excludedns, chain[0]");
         saved["evaluated"][0]["blocks"][0][1]["uids"] = json!(["abc"]);
         let inputs = read(&saved).expect("readable");
-        let (network, parts) = inputs.evaluate(&facts(), None, Path::new("/none")).expect("of this pod").remove(0);
+        let (network, parts) = inputs.evaluate(&facts(), &node(), &Policy::default()).expect("of this pod").remove(0);
         let error = refusal(network, &parts).expect("invalid");
         assert!(error.msg.contains("network default/excludedns") && error.msg.contains("abc"), "{error}");
     }

@@ -1,20 +1,19 @@
 //! Bounds: which requests of pods and namespaces the administrator's grants permit. Each item of a request is decided on
 //! its own: one grant must permit it.
 
-use super::container_exclude::{ContainerExclude, ContainerForm, ContainerGrant};
-use super::context::{ListAuthor, MAX_CONTAINERS, PodContext};
+use super::container_exclude::{ContainerExclude, ContainerForm};
+use super::context::{MAX_CONTAINERS, PodContext};
 use super::dns_exclude::{ResolverForm, ResolverList};
 use super::exclude::Exclude;
+use super::grants::{Allow, Grant};
 use super::ids::{IdForm, IdKind, IdList};
 use super::sub_plugin::{DecidedRequest, SettingSource, SubPlugin};
 use super::uid_exclude::PortRule;
 use super::values;
-use crate::cni::{BlockReader, Bounds, Code, Error, ItemList, wrong_type};
+use crate::cni::{Bounds, Code, Error, ItemList};
 use crate::pod::{Facts, Pod};
-use crate::policy::{IdRange, ListOrAll, PortRange, Ports, Ranges};
+use crate::policy::{ContainerExclusion, Exclusion, IdRange, ListOrAll, PortRange, Ports, Ranges, TrafficOwner};
 use ipnet::IpNet;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use kube::core::{Selector, SelectorExt};
 use serde_json::Value;
 use std::fmt::Display;
 
@@ -74,114 +73,6 @@ impl ParsedBounds {
     }
 }
 
-/// The grants of one key `allow`.
-#[derive(Debug)]
-struct Allow {
-    place: String,
-    set_by: String,
-    grants: Vec<Grant>,
-}
-
-impl Allow {
-    fn parse(place: &str, value: &Value, set_by: &str) -> Result<Self, Error> {
-        let grants = match value {
-            Value::Array(items) => {
-                let grant = |(i, item)| Grant::parse(&format!("{place}[{i}]"), item);
-                items.iter().enumerate().map(grant).collect::<Result<_, _>>()?
-            }
-            Value::Object(_) => vec![Grant::parse(place, value)?],
-            _ => {
-                return Err(wrong_type(
-                    place,
-                    value,
-                    "an object with what pods may request, or a list of such objects",
-                ));
-            }
-        };
-        Ok(Self { place: place.to_owned(), set_by: set_by.to_owned(), grants })
-    }
-}
-
-/// What an administrator permits pods to request.
-#[derive(Debug)]
-struct Grant {
-    place: String,
-    uids: Option<IdList>,
-    gids: Option<IdList>,
-    containers: Option<ContainerGrant>,
-    ports: Option<Ports>,
-    ip_ranges: Option<Ranges>,
-    resolvers: Option<ResolverList>,
-    namespaces: Option<Vec<String>>,
-    selector: Option<Selector>,
-}
-
-impl Grant {
-    fn parse(place: &str, value: &Value) -> Result<Self, Error> {
-        let r = BlockReader::new(place, value)?;
-        let ids = |key| r.list(key)?.map(|list| IdList::parse(&list, ListAuthor::Administrator)).transpose();
-        let namespaces = |list: ItemList| {
-            list.distinct("names of namespaces", |item| crate::cni::is_dns_label(item).then(|| item.to_owned()))
-        };
-        let grant = Self {
-            place: place.to_owned(),
-            uids: ids("uids")?,
-            gids: ids("gids")?,
-            containers: ContainerGrant::parse(&r)?,
-            ports: r.list("ports")?.map(|list| values::parse_ports(&list)).transpose()?,
-            ip_ranges: r.list("ip_ranges")?.map(|list| values::parse_ranges(&list)).transpose()?,
-            resolvers: r.list("resolvers")?.map(|list| ResolverList::parse(&list)).transpose()?,
-            namespaces: r.list("namespaces")?.map(namespaces).transpose()?,
-            selector: r.block("namespace_selector")?.map(|block| selector(block, &r)).transpose()?,
-        };
-        r.finish()?;
-        Ok(grant)
-    }
-
-    /// Returns whether the grant names nothing in particular.
-    const fn permits_everything(&self) -> bool {
-        let Self { uids, gids, containers, ports, ip_ranges, resolvers, .. } = self;
-        uids.is_none()
-            && gids.is_none()
-            && containers.is_none()
-            && ports.is_none()
-            && ip_ranges.is_none()
-            && resolvers.is_none()
-    }
-
-    /// Returns whether the grant is for pods of this namespace. Without facts, the namespace is unknown.
-    fn is_for(&self, facts: Option<&Facts>) -> bool {
-        if self.namespaces.is_none() && self.selector.is_none() {
-            return true;
-        }
-        let Some(facts) = facts else { return false };
-        let is_named = |names: &Vec<String>| names.contains(&facts.pod.namespace);
-        let is_selected = |selector: &Selector| facts.namespace.as_ref().is_some_and(|it| selector.matches(&it.labels));
-        self.namespaces.as_ref().is_some_and(is_named) || self.selector.as_ref().is_some_and(is_selected)
-    }
-}
-
-/// Reads a `LabelSelector` (k8s.io/apimachinery, `meta/v1`). Unlike the API server's types, kube's accept unknown keys.
-fn selector(block: BlockReader<'_>, grant: &BlockReader<'_>) -> Result<Selector, Error> {
-    const EXPECTED: &str = "a LabelSelector with matchLabels, matchExpressions, or both";
-    let value = Value::Object(block.all().clone());
-    let invalid = || wrong_type(&grant.place("namespace_selector"), &value, EXPECTED);
-    block.value("matchLabels");
-    for (i, expression) in block.value("matchExpressions").and_then(Value::as_array).into_iter().flatten().enumerate() {
-        let keys = BlockReader::new(format!("{}[{i}]", block.place("matchExpressions")), expression)?;
-        let operators = [("In", true), ("NotIn", true), ("Exists", false), ("DoesNotExist", false)];
-        let needs_values = keys.one_of("operator", &operators)?;
-        let has_values = keys.list("values")?.is_some_and(|list| !list.items.is_empty());
-        if keys.string("key")?.is_none_or(str::is_empty) || needs_values != Some(has_values) {
-            return Err(invalid());
-        }
-        keys.finish()?;
-    }
-    block.finish()?;
-    let selector: LabelSelector = serde_json::from_value(value.clone()).map_err(|_| invalid())?;
-    selector.try_into().map_err(|_| invalid())
-}
-
 /// A bound against which an item of a request is decided.
 enum Bound<'a> {
     /// That of an administrator who set none.
@@ -231,6 +122,34 @@ impl Bound<'_> {
                 Some(Ports::List(granted)) => granted.iter().any(|it| it.first <= first && last <= it.last),
             },
         }
+    }
+
+    /// Returns whether the bound permits an exclusion of a running pod.
+    fn covers(&self, exclusion: &Exclusion, is_dns: bool, context: &PodContext<'_>) -> bool {
+        let Exclusion { owner, destination, ports, .. } = exclusion;
+        let of_ports =
+            || destination.is_none() && !ports.is_empty() && ports.iter().all(|range| self.permits_ports(Some(range)));
+        let of_range = || destination.as_ref().is_some_and(|range| self.permits_destination(Some(range)));
+        let Self::Grant(AppliedGrant { grant, .. }) = self else {
+            let of_owner = match owner {
+                TrafficOwner::Any => false,
+                TrafficOwner::Uid(range) | TrafficOwner::Gid(range) => IdForm::Range(*range).is_limited(DEFAULT_IDS),
+            };
+            return of_owner || of_range() || if is_dns { destination.is_none() } else { of_ports() };
+        };
+        let owners = |(ids, kind): (&Option<IdList>, IdKind)| {
+            ids.as_ref().and_then(|ids| ids.owners(kind, context, &mut Vec::new()).ok()).unwrap_or_default()
+        };
+        let mut granted = [(&grant.uids, IdKind::User), (&grant.gids, IdKind::Group)].into_iter().flat_map(owners);
+        let resolvers = grant.resolvers.as_ref().filter(|_| is_dns).and_then(|list| list.destinations(context).ok());
+        let is_resolver = |granted: &Option<IpNet>| match (granted, destination) {
+            (None, _) => true,
+            (Some(granted), Some(range)) => granted.contains(range),
+            (Some(_), None) => false,
+        };
+        granted.any(|granted| granted.covers(*owner))
+            || resolvers.unwrap_or_default().iter().any(is_resolver)
+            || !is_dns && (of_ports() || of_range())
     }
 
     /// Decides about an IP range; `None` is every address.
@@ -444,5 +363,20 @@ impl<'a> PodBounds<'a> {
             more => format!(" and {more} more"),
         };
         format!("{}{more} ({set_by})", places.collect::<Vec<_>>().join(", "))
+    }
+
+    /// Returns whether an exclusion of a running pod is within the bounds, whichever item requested it.
+    pub(super) fn covers(&self, exclusion: &Exclusion, is_dns: bool, context: &PodContext<'_>) -> bool {
+        self.permitting("", |bound| bound.covers(exclusion, is_dns, context)).is_some()
+    }
+
+    /// Returns whether the exclusion of a container of a running pod is within the bounds, whichever item requested it.
+    pub(super) fn covers_container(&self, exclusion: &ContainerExclusion) -> bool {
+        let Some(pod) = self.facts.map(|facts| &facts.pod) else { return false };
+        let covers = |bound: &Bound<'_>| match bound {
+            Bound::Default => true,
+            Bound::Grant(it) => it.grant.containers.as_ref().is_some_and(|granted| granted.covers(exclusion, pod)),
+        };
+        self.permitting("", covers).is_some()
     }
 }

@@ -137,7 +137,7 @@ impl ResolverList {
     }
 
     /// Returns the resolvers' addresses for one pod, each as [`crate::policy::Exclusion::destination`].
-    fn destinations(&self, context: &PodContext<'_>) -> Result<Vec<Option<IpNet>>, Error> {
+    pub(super) fn destinations(&self, context: &PodContext<'_>) -> Result<Vec<Option<IpNet>>, Error> {
         let mut destinations = Vec::new();
         for form in &self.forms {
             match form {

@@ -8,6 +8,7 @@ use super::sub_plugin::{Note, SettingSource, SubPlugin};
 use super::uid_exclude::{self, UidExclude};
 use crate::cni::{BlockReader, Error};
 use crate::pod::Facts;
+use crate::policy::Exclusion;
 
 /// What one block, argument or annotation requests from an excluding sub-plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +70,16 @@ impl Exclude {
             requested.push((source.clone(), parsed.map_err(|error| source.named_in(error))?));
         }
         Ok(requested)
+    }
+
+    /// Returns whether this block, or an annotation in addition to it, can request the exclusion.
+    pub(super) fn may_request(&self, exclusion: &Exclusion) -> bool {
+        match self {
+            Self::Uid(_) => exclusion.destination.is_none(),
+            Self::Dns(block) => block.may_request(exclusion),
+            Self::Container(_) => false,
+            Self::Destination(block) => block.may_request(exclusion),
+        }
     }
 
     /// Returns the exclusions for one pod.

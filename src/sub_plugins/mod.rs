@@ -12,6 +12,7 @@ mod decision;
 mod destination_exclude;
 mod dns_exclude;
 mod exclude;
+mod grants;
 mod ids;
 mod ignored;
 mod istio_redirect;

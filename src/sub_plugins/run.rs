@@ -1,7 +1,7 @@
 //! Evaluation of a sub-plugin chain: blocks and facts of a pod become one traffic policy.
 //!
 //! For a running pod, each sub-plugin that fails, for example because of an invalid annotation, keeps its part of the
-//! pod's policy; the parts of the others follow the configuration ([`SeparatePolicy`]).
+//! pod's policy within the bounds; the parts of the others follow the configuration ([`SeparatePolicy`]).
 
 use super::ambient::{self, is_meshed};
 use super::chain::{ChainInput, ParsedChain};
@@ -14,7 +14,7 @@ use super::{ignored, settings};
 use crate::cni::{Block, Bounds, Code, Error, OutsideBounds, at_most};
 use crate::pod::well_known::PROXY_CONTAINER;
 use crate::pod::{Container, Facts, Pod};
-use crate::policy::{Exclusion, Interception, Policy};
+use crate::policy::{ContainerExclusion, Exclusion, Interception, Policy};
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -101,14 +101,17 @@ impl ChainOutput {
     }
 }
 
-/// Runs each sub-plugin in `chain` separately, for a running pod: one that fails does not affect the others.
+/// Runs each sub-plugin in `chain` separately, for a running pod with the policy `applied`: one that fails does not affect
+/// the others, and keeps its part of that policy. Requests outside the bounds are without effect.
 #[must_use]
-pub fn run_separately(chain: &[Block], input: &ChainInput<'_>) -> SeparatePolicy {
+pub fn run_separately(chain: &[Block], input: &ChainInput<'_>, applied: &Policy) -> SeparatePolicy {
     let evaluated = ParsedChain::parse(chain, input.bounds, input.group_id).and_then(|chain| {
         let (output, failures) = evaluate(&chain, input)?;
-        Ok(SeparatePolicy::new(output.policy, failures, chain, input))
+        Ok(SeparatePolicy::new(output, failures, &chain, input, applied))
     });
-    evaluated.unwrap_or_else(|error| SeparatePolicy { invalid: Some(error), ..SeparatePolicy::default() })
+    // A block is invalid, or facts are missing.
+    let unchanged = |error| SeparatePolicy { policy: applied.clone(), errors: vec![error], ignored: None };
+    evaluated.unwrap_or_else(unchanged)
 }
 
 /// Runs all sub-plugins. The output lacks the contributions of those that fail.
@@ -262,67 +265,74 @@ impl Failures {
     }
 }
 
-/// The policy of a chain whose sub-plugins were evaluated separately.
+/// The policy of a running pod, whose sub-plugins were evaluated separately.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SeparatePolicy {
-    /// Why no sub-plugin could be evaluated: a block is invalid, or facts are missing.
-    invalid: Option<Error>,
-    /// Lacks the contributions of the sub-plugins that failed.
-    policy: Policy,
-    failures: Failures,
-    /// The blocks of `dns-exclude` and `destination-exclude`, and their blocks in `args.cni`.
-    excludes: Vec<Exclude>,
+    /// The policy that the pod gets.
+    pub policy: Policy,
+    /// Why an ADD would fail.
+    pub errors: Vec<Error>,
+    /// The first request outside the bounds that an ADD would ignore.
+    pub ignored: Option<String>,
 }
 
 impl SeparatePolicy {
-    fn new(policy: Policy, failures: Failures, chain: ParsedChain, input: &ChainInput<'_>) -> Self {
-        let argument = |sub_plugin| {
-            let is_overridable = chain.excludes(sub_plugin).any(|block| block.pod_overrides);
-            if is_overridable { input.excluded(sub_plugin).ok().flatten() } else { None }
-        };
-        let arguments: Vec<Exclude> =
-            [SubPlugin::DnsExclude, SubPlugin::DestinationExclude].into_iter().filter_map(argument).collect();
-        let blocks = chain.excludes.into_iter().map(|block| block.parsed);
-        Self { invalid: None, policy, failures, excludes: blocks.chain(arguments).collect() }
-    }
-
-    /// Returns the errors of the sub-plugins that failed.
-    pub fn errors(&self) -> impl Iterator<Item = &Error> {
-        self.invalid.iter().chain(self.failures.0.iter().map(|(_, error)| error))
-    }
-
-    /// Returns the policy of a pod that has the policy `applied`: a sub-plugin that failed keeps its part of that.
-    ///
-    /// The applied exclusions do not name their sub-plugin. Those remain that the failed sub-plugin could request for
-    /// this pod, so that a pod's author gains nothing by an invalid annotation.
-    #[must_use]
-    pub fn or_applied(&self, applied: &Policy) -> Policy {
-        if self.invalid.is_some() {
-            return applied.clone();
-        }
-        let mut policy = self.policy.clone();
-        let of_uids = |exclusion: &&Exclusion| exclusion.destination.is_none();
-        let of_dns = |exclusion: &&Exclusion| {
-            self.excludes.iter().any(|block| matches!(block, Exclude::Dns(block) if block.may_request(exclusion)))
-        };
-        let of_destinations = |exclusion: &&Exclusion| {
-            self.excludes
-                .iter()
-                .any(|block| matches!(block, Exclude::Destination(block) if block.may_request(exclusion)))
-        };
-        for (sub_plugin, _) in &self.failures.0 {
-            match sub_plugin {
-                SubPlugin::IstioRedirect => policy.interception.clone_from(&applied.interception),
-                SubPlugin::UidExclude => policy.exclusions.extend(applied.exclusions.iter().filter(of_uids).cloned()),
-                SubPlugin::DnsExclude => policy.exclusions.extend(applied.exclusions.iter().filter(of_dns).cloned()),
-                SubPlugin::ContainerExclude => policy.containers.extend(applied.containers.iter().cloned()),
-                SubPlugin::DestinationExclude => {
-                    policy.exclusions.extend(applied.exclusions.iter().filter(of_destinations).cloned());
-                }
+    fn new(
+        output: ChainOutput,
+        failures: Failures,
+        chain: &ParsedChain,
+        input: &ChainInput<'_>,
+        applied: &Policy,
+    ) -> Self {
+        let rejection = output.rejection(input.bounds);
+        let ignored = output.outside().next().filter(|_| rejection.is_none());
+        let ignored = ignored.map(|request| format!("{}, ignored", request.reason()));
+        let mut policy = output.policy;
+        for (sub_plugin, _) in &failures.0 {
+            if *sub_plugin == SubPlugin::IstioRedirect {
+                policy.interception.clone_from(&applied.interception);
+            } else {
+                keep(*sub_plugin, chain, input, applied, &mut policy);
             }
         }
         // As the result of a chain, so that it compares with an applied policy.
-        policy.normalized()
+        let policy = policy.normalized();
+        Self { policy, errors: failures.0.into_iter().map(|(_, error)| error).chain(rejection).collect(), ignored }
+    }
+}
+
+/// Adds what a failed sub-plugin keeps of the applied policy: what it could request for this pod within the bounds, so
+/// that a pod's author gains nothing by an invalid annotation. The applied exclusions do not name their sub-plugin.
+fn keep(sub_plugin: SubPlugin, chain: &ParsedChain, input: &ChainInput<'_>, applied: &Policy, policy: &mut Policy) {
+    let blocks = || chain.excludes(sub_plugin);
+    let is_overridable = blocks().any(|block| block.pod_overrides);
+    let argument = if is_overridable { input.excluded(sub_plugin).ok().flatten() } else { None };
+    let may_request = |exclusion: &Exclusion| {
+        let mut requesters = blocks().map(|block| &block.parsed).chain(&argument);
+        requesters.any(|requester| requester.may_request(exclusion))
+    };
+    let redirect = policy.redirect().cloned();
+    let (facts, resolvers) = (input.facts, input.resolvers);
+    let context = PodContext { facts, resolvers, redirect: redirect.as_ref(), reads_annotations: true };
+    let own = blocks().map(|block| {
+        let of_block = PodContext { reads_annotations: block.pod_overrides, ..context };
+        block.parsed.exclusions(&of_block, &mut Vec::new())
+    });
+    let own: Result<Vec<RequestedExclusions>, Error> = own.collect();
+    let bounds = chain.bounds.of_pod(sub_plugin, &context);
+    // If a block fails, what it has requested is unknown.
+    let is_unknown = own.is_err();
+    let is_dns = sub_plugin == SubPlugin::DnsExclude;
+    let kept =
+        |exclusion: &&Exclusion| may_request(exclusion) && (is_unknown || bounds.covers(exclusion, is_dns, &context));
+    policy.exclusions.extend(applied.exclusions.iter().filter(kept).cloned());
+    if sub_plugin == SubPlugin::ContainerExclude {
+        let kept = |exclusion: &&ContainerExclusion| is_unknown || bounds.covers_container(exclusion);
+        policy.containers.extend(applied.containers.iter().filter(kept).cloned());
+    }
+    for own in own.unwrap_or_default() {
+        policy.exclusions.extend(own.exclusions);
+        policy.containers.extend(own.containers);
     }
 }
 
@@ -363,28 +373,27 @@ mod tests {
             assert_ne!(expected, applied, "{pinned}");
             for (_, key, _, invalid) in ANNOTATIONS.iter().filter(|(kind, ..)| *kind != pinned) {
                 let broken = annotated(pinned).annotated(key, invalid);
-                let separate = broken.run_separately();
-                assert_eq!(separate.errors().map(|error| error.msg.clone()).collect::<Vec<_>>(), [broken.error()]);
-                assert_eq!(separate.or_applied(&applied), expected, "{pinned} {key}");
+                let separate = broken.run_separately(&applied);
+                assert_eq!(separate.errors.iter().map(|error| error.msg.clone()).collect::<Vec<_>>(), [broken.error()]);
+                assert_eq!(separate.policy, expected, "{pinned} {key}");
             }
         }
     }
 
     #[test]
     fn without_an_error_nothing_of_the_applied_policy_remains() {
-        let separate = scenario("").run_separately();
-        assert_eq!(separate.errors().next(), None);
-        assert_eq!(separate.or_applied(&annotated("").output().policy), scenario("").output().policy);
+        let separate = scenario("").run_separately(&annotated("").output().policy);
+        assert_eq!((separate.errors, separate.policy), (Vec::new(), scenario("").output().policy));
     }
 
     #[test]
     fn dns_exclude_keeps_only_its_own_ports() {
         let rules = |rules| scenario("").annotated(EXCLUDE_PORTS_FOR_UIDS, rules);
         let applied = rules("tcp:443:1000; udp:53:1000").output().policy;
-        let broken = scenario("uid-exclude").annotated(EXCLUDE_DNS, "x").run_separately().or_applied(&applied);
+        let broken = scenario("uid-exclude").annotated(EXCLUDE_DNS, "x").run_separately(&applied).policy;
         assert_eq!(broken.exclusions, rules("udp:53:1000").output().policy.exclusions);
         let with_port = json!({"dns-exclude": {"ports": [443]}});
-        let broken = scenario("uid-exclude").args(with_port).annotated(EXCLUDE_DNS, "x").run_separately();
-        assert_eq!(broken.or_applied(&applied).exclusions, applied.exclusions);
+        let broken = scenario("uid-exclude").args(with_port).annotated(EXCLUDE_DNS, "x");
+        assert_eq!(broken.run_separately(&applied).policy.exclusions, applied.exclusions);
     }
 }

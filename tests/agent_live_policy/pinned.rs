@@ -2,7 +2,8 @@
 
 use crate::node::id;
 use crate::pod::{EXCLUDE_UIDS, Pod};
-use crate::scene::{CHAIN, pause, publish, scene};
+use crate::scene::{CHAIN, conditions, pause, publish, scene, until, wait_for_event};
+use serde_json::json;
 
 const LIVE_POLICY: &str = "detour.io/live-policy";
 const PINNED: &str = r#""uid-exclude", "uids": ["8000"], "pod_overrides": false"#;
@@ -49,5 +50,48 @@ fn the_newest_sandbox_of_a_pod_follows() {
         publish(api, &newer);
         newer.until(|pod| pod.excludes_uid(7000));
         assert!(!older.excludes_uid(7000));
+    });
+}
+
+#[test]
+fn tighter_bounds_end_bypasses_also_of_other_attachments_and_beside_an_invalid_value() {
+    scene(|scene, api| {
+        let _agent = scene.agent(&[]);
+        let pod = Pod::added(scene, api, "web-0", &[(EXCLUDE_UIDS, "7000,8000")]);
+        let invalid = Pod::added(scene, api, "invalid", &[(EXCLUDE_UIDS, "7000,8000")]);
+        invalid.set(EXCLUDE_UIDS, "7000,8000,x");
+        publish(api, &invalid);
+        // The agent does not know the configuration of this network.
+        let attached = Pod::added(scene, api, "attached", &[(EXCLUDE_UIDS, "7000,8000")]);
+        attached.call(scene, "DEL").expect("removed");
+        let mut other = scene.entry();
+        other["name"] = json!("other");
+        attached.call_with(&other, "ADD").expect("added");
+        wait_for_event(api, &invalid, "DetourPolicyRejected", "\"x\"");
+        let pods = [&pod, &invalid, &attached];
+        pods.iter().for_each(|pod| pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_uid(8000)));
+        scene.configure(&CHAIN.replace(r#""uid-exclude""#, r#""uid-exclude", "allow": {"uids": "7000"}"#));
+        pods.iter().for_each(|pod| pod.until(|pod| pod.excludes_uid(7000) && !pod.excludes_uid(8000)));
+        for pod in [&pod, &attached] {
+            let message = wait_for_event(api, pod, "DetourPolicyRejected", "\"8000\" is outside the bounds");
+            assert!(
+                message.contains("chain[0].allow.uids (the node configuration /var/lib/cni/detour/node.json)"),
+                "{message}"
+            );
+        }
+        until("the condition", || {
+            conditions(api).iter().any(|it| {
+                it["status"] == "False"
+                    && it["message"].as_str().is_some_and(|text| text.contains("outside the bounds"))
+            })
+        });
+        // A new pod with such a request does not start, and the wider bounds apply to running pods too.
+        let new = Pod::new(scene, "new");
+        new.set(EXCLUDE_UIDS, "8000");
+        publish(api, &new);
+        let error = new.call(scene, "ADD").expect_err("outside the bounds");
+        assert!(error.contains("outside the bounds"), "{error}");
+        scene.configure(CHAIN);
+        [&pod, &attached].iter().for_each(|pod| pod.until(|pod| pod.excludes_uid(8000)));
     });
 }

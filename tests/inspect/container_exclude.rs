@@ -77,9 +77,6 @@ fn the_sample_for_vault_excludes_one_of_several_containers_with_the_same_uid() {
     let expected = json!([{"name": "vault-agent-init", "scope": "all", "until": "proxy-ready", "sources": [source]}]);
     assert_eq!((&report["redirected"], &report["excluded_containers"]), (&json!(true), &expected));
     assert_eq!((codes(&report), &report["exempt"]), (vec![], &json!([])));
-    let documented = include_str!("../../docs/exclude.md");
-    let line = explain(&[]).stdout.lines().find(|line| line.contains(source)).map(str::to_owned);
-    assert!(documented.contains(&line.expect("a line")), "docs/exclude.md shows the line");
     assert_eq!(detour(&["validate", &conf], "", &[]).code, 0);
 }
 
@@ -269,6 +266,14 @@ fn the_picture_shows_the_bypass_of_each_excluded_container() {
         (drawn(&by_name, "everything until it exits"), drawn(&by_name, "set by the configuration (chain[1])")),
         (1, 1)
     );
+    let mut annotated = one_uid();
+    annotated["metadata"]["annotations"]["detour.io/exclude-containers"] = json!("vault-agent-init,*");
+    let bounded = explain(&annotated, &json!([{"type": "container-exclude"}]), &["--format", "svg"]);
+    assert!(bounded.code == 1 && bounded.stderr.contains("an ADD would fail"), "{}", bounded.stderr);
+    for (item, verdict) in [("vault-agent-init", "allowed"), ("*", "refused")] {
+        let line = format!("&quot;{item}&quot; (pod, detour.io/exclude-containers): {verdict} by the default bounds");
+        assert_eq!(drawn(&bounded.stdout, &line), 1, "{}", bounded.stdout);
+    }
     let block = |until: &str| json!([{"type": "container-exclude", "containers": "web", "until": until}]);
     let temporary = svg(&one_uid(), block("proxy-ready"));
     assert_eq!((drawn(&temporary, "web"), drawn(&temporary, "everything until the proxy is ready")), (2, 1));

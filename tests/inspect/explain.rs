@@ -58,7 +58,7 @@ pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
     pod["metadata"]["annotations"][key] = value.into();
 }
 
-const CASES: [Case; 21] = [
+const CASES: [Case; 22] = [
     ("redirected", |_, _| ()),
     ("warnings", |pod, _| {
         annotate(pod, "traffic.sidecar.istio.io/excludeOutboundIPRanges", "203.0.113.0/24");
@@ -126,6 +126,14 @@ const CASES: [Case; 21] = [
         annotate(pod, "detour.io/exclude-outbound-ports", "3306");
         annotate(pod, "detour.io/exclude-outbound-ip-ranges", "10.20.0.0/16, fd20::/16");
         conf["chain"].as_array_mut().expect("an array").push(json!({ "type": "destination-exclude" }));
+    }),
+    ("outside-the-bounds", |pod, conf| {
+        annotate(pod, "detour.io/exclude-uids", "1000650000,0-9");
+        annotate(pod, "detour.io/exclude-dns", "resolv-conf");
+        conf["allow"] = json!([{"gids": 55}, {"uids": "namespace-range", "namespaces": "shop"}]);
+        conf["chain"][2]["allow"] = json!({});
+        conf["outside_bounds"] = json!("ignore");
+        conf["kubernetes"]["cluster_dns"] = json!(["10.96.0.10"]);
     }),
     ("ambient", ambient),
     ("mode-none", |pod, _| annotate(pod, "sidecar.istio.io/interceptionMode", "NONE")),

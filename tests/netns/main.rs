@@ -6,6 +6,7 @@ mod dialect;
 
 mod ambient;
 mod attachments;
+mod bounds;
 mod configuration;
 mod container_check;
 mod containers;

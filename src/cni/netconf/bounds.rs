@@ -35,6 +35,9 @@ impl OutsideBounds {
 pub struct Bounds {
     /// Who sets them, for messages.
     pub set_by: String,
+    /// Whether that is the node configuration.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub of_node: bool,
     /// `allow` at the top level.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow: Option<Value>,
@@ -57,6 +60,10 @@ pub struct BlockBounds {
 }
 
 impl Bounds {
+    /// No bounds but the default ones.
+    pub const DEFAULT: Self =
+        Self { set_by: String::new(), of_node: false, allow: None, blocks: Vec::new(), outside: OutsideBounds::Reject };
+
     /// Reads the bounds of a configuration: the node's if [`NodeConf::govern`](crate::cni::NodeConf::govern) replaced
     /// them, or its own.
     pub(super) fn of_configuration(keys: &BlockReader<'_>, chain: &[Block], name: &str) -> Result<Self, Error> {
@@ -80,6 +87,7 @@ impl Bounds {
         };
         Ok(Self {
             set_by,
+            of_node: false,
             allow: keys.value(ALLOW).cloned(),
             blocks: chain.iter().filter_map(of_block).collect(),
             outside: keys.one_of(OUTSIDE_BOUNDS, &OutsideBounds::NAMES)?.unwrap_or_default(),

@@ -138,7 +138,7 @@ pub(super) fn examine_agent(target: &CheckTarget, conf: Option<&NetConf>, result
                 Ok(Ok(broken)) if broken.is_empty() => CheckVerdict::pass(path.display().to_string()),
                 Ok(Ok(broken)) => CheckVerdict::fail(
                     broken.join("; "),
-                    "grant the agent the permissions in docs/permissions.md; if an object is too large, make it smaller; see the \
+                    "grant the agent the permissions in SECURITY.md; if an object is too large, make it smaller; see the \
                      agent's log. Until then, the agent does not repair pods, and running pods follow no change",
                 ),
                 Ok(Err(error)) => fail(path, &error.to_string(), conf),

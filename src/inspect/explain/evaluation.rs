@@ -8,7 +8,7 @@ use crate::plugin::evaluation::{self, FactsOf};
 use crate::pod::PodRef;
 use crate::pod::well_known::NETWORKS;
 use crate::policy::{ContainerExclusion, Exclusion, Policy};
-use crate::sub_plugins::{ChainOutput, SettingSource, Severity, SubPlugin, skip_reason};
+use crate::sub_plugins::{ChainOutput, DecidedRequest, SettingSource, Severity, SubPlugin, skip_reason};
 
 const WITHOUT_FACTS: &str =
     "the configuration has no source of pod facts: the plugin uses the configuration alone, and ignores the pod";
@@ -180,6 +180,16 @@ impl<'a> Evaluation<'a> {
     pub(in crate::inspect) fn containers(&self) -> impl Iterator<Item = (&ContainerExclusion, String)> {
         let containers = self.result.iter().flat_map(|output| &output.origins.containers);
         containers.map(|(exclusion, source)| (exclusion, source_text(source)))
+    }
+
+    /// Returns the decisions about the requests of the pod and its namespace.
+    pub(super) fn requests(&self) -> impl Iterator<Item = &DecidedRequest> {
+        self.result.iter().flat_map(|output| &output.origins.requests)
+    }
+
+    /// Returns why an ADD would fail because of a request outside the bounds.
+    pub(super) fn rejection(&self) -> Option<Error> {
+        self.result.as_ref().ok()?.rejection(&self.conf.bounds)
     }
 
     /// Returns the notes that an ADD would log.

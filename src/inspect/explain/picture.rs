@@ -24,6 +24,9 @@ const OUTSIDE_WIDTH: i32 = WIDTH - OUTSIDE - 28;
 const TOP: i32 = 96;
 /// The height of a box's heading.
 const HEAD: i32 = 60;
+/// The height of a line of text, and the maximum number of lines about requests.
+const LINE: i32 = 20;
+const MAX_REQUESTS: usize = 20;
 const ANYWHERE: &str = "anywhere";
 /// The proxy's port for captured DNS (pilot-agent, `DNS_PROXY_ADDR`).
 const DNS_PORT: u16 = 15053;
@@ -99,7 +102,18 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
         drawing.arrow(color, (POD + x, bottom), (POD + x + 34, bottom));
         drawing.text("soft", POD + x + 42, bottom + 4, meaning);
     }
-    drawing.finish(&format!("{title}: {}", explained.explanation.decision), WIDTH, bottom + 36)
+    let requests = &explained.explanation.requests;
+    let mut line = bottom;
+    for request in requests.iter().take(MAX_REQUESTS) {
+        line += LINE;
+        let text = format!("{:?} ({}): {}", request.item, request.source, request.verdict());
+        drawing.short_text("soft", (POD, line + 12), &text, 150);
+    }
+    if requests.len() > MAX_REQUESTS {
+        line += LINE;
+        drawing.text("soft", POD, line + 12, &format!("and {} more requests", requests.len() - MAX_REQUESTS));
+    }
+    drawing.finish(&format!("{title}: {}", explained.explanation.decision), WIDTH, line + 36)
 }
 
 fn proxy(redirect: &Redirect) -> String {

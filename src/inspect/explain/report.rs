@@ -19,8 +19,11 @@ use crate::pod::well_known::{
 };
 use crate::pod::{AnnotatedObject, Facts, Pod};
 use crate::policy::{Policy, Redirect};
-use crate::sub_plugins::{Decision, EnrolledBy, SettingSource, SkipReason, considered, pod_skip_reason};
+use crate::sub_plugins::{
+    DecidedRequest, Decision, EnrolledBy, SettingSource, SkipReason, considered, pod_skip_reason,
+};
 use serde::Serialize;
+use std::collections::HashSet;
 
 /// The report about one pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -52,6 +55,8 @@ pub struct Explanation {
     pub excluded_containers: Vec<ExcludedContainer>,
     /// When the init containers run; empty if nothing redirects the pod's traffic.
     pub init_containers: Vec<InitContainer>,
+    /// The requests of the pod and its namespace, each with the bound that decides about it.
+    pub requests: Vec<ExplainedRequest>,
     /// Problems that the configuration or the pod will cause.
     pub warnings: Vec<Warning>,
     /// Further notes: those that an ADD would log, and what excluded containers require on the node.
@@ -67,6 +72,36 @@ pub struct ExplainedRule {
     pub found: String,
     /// Whether the condition is met; the first one that is not decides.
     pub holds: bool,
+}
+
+/// A request of the pod or its namespace for an exclusion.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+pub struct ExplainedRequest {
+    /// The item of the annotation or of `args.cni`.
+    pub item: String,
+    /// Who requests it.
+    pub source: String,
+    /// Whether the administrator's bounds permit it.
+    pub allowed: bool,
+    /// The bound that permits it, or those that do not.
+    pub by: String,
+}
+
+impl ExplainedRequest {
+    fn of(DecidedRequest { source, item, permitted, bound, .. }: &DecidedRequest) -> Self {
+        Self { item: item.clone(), source: source.to_string(), allowed: *permitted, by: bound.clone() }
+    }
+
+    /// Returns the decision in words.
+    pub(super) fn verdict(&self) -> String {
+        format!("{} by {}", if self.allowed { "allowed" } else { "refused" }, self.by)
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        let tone = if self.allowed { Tone::Good } else { Tone::Bad };
+        let source = Cell::of(&self.source).tone(Tone::Faint);
+        vec![Cell::of(&self.item).tone(Tone::Strong), Cell::of(self.verdict()).tone(tone), source]
+    }
 }
 
 /// The IDs that identify the proxy's own traffic.
@@ -163,10 +198,18 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         exclusions: excluded,
         init_containers: init_containers(&containers, &policy, &requested),
         excluded_containers: excluded_containers(&policy, evaluations.iter().flat_map(Evaluation::containers)),
+        requests: requested_items(&evaluations),
         warnings: warnings(subject, &evaluations, &policy)?,
         notes: notes(subject, &evaluations, &policy),
     };
     Ok(Explained { explanation, policy })
+}
+
+/// Returns the requests, once each: with a primary plugin, several networks can decide about one.
+fn requested_items(evaluations: &[Evaluation<'_>]) -> Vec<ExplainedRequest> {
+    let mut known = HashSet::new();
+    let requests = evaluations.iter().flat_map(Evaluation::requests).map(ExplainedRequest::of);
+    requests.filter(|request| known.insert(request.clone())).collect()
 }
 
 fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> Vec<String> {
@@ -317,6 +360,7 @@ impl TextReport for Explanation {
         };
         screen.section("Excluded containers", self.excluded_containers.iter().map(container));
         screen.section("Init containers", self.init_containers.iter().map(InitContainer::row));
+        screen.section("Requests", self.requests.iter().map(ExplainedRequest::row));
         if !self.warnings.is_empty() {
             screen.heading("Warnings");
             for warning in &self.warnings {

@@ -76,6 +76,7 @@ pub(super) fn warnings(
 ) -> Result<Vec<Warning>, Error> {
     let containers = application_containers(&subject.facts.pod);
     let mut all: Vec<Warning> = evaluations.iter().find(|one| one.lacks_facts).map(add_fails).into_iter().collect();
+    all.extend(evaluations.iter().filter_map(outside_bounds));
     all.extend(iptables_with_own_users(subject, evaluations));
     all.extend(excluded_with_application(&containers, policy));
     all.extend(ended_before_start(&containers, policy));
@@ -109,6 +110,15 @@ fn add_fails(evaluation: &Evaluation<'_>) -> Warning {
         what: format!("{network}an ADD would fail: the configuration has no source of pod facts"),
         next: "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir".to_owned(),
     }
+}
+
+/// Warns about a request outside the bounds, because of which the pod does not start.
+fn outside_bounds(evaluation: &Evaluation<'_>) -> Option<Warning> {
+    let error = evaluation.rejection()?;
+    let network = evaluation.attachment.map(|name| format!("network {name}: ")).unwrap_or_default();
+    let (what, next) = error.msg.rsplit_once("; ")?;
+    let what = format!("{network}an ADD would fail: {what}");
+    Some(Warning { code: ADD_FAILS, what, next: next.to_owned() })
 }
 
 /// Warns about a redirection whose rules the kernel refuses: xt_owner.c requires that the writer of a rule is in the user

@@ -177,6 +177,10 @@ pub(super) fn desired_policy<'a>(
         let with_result = NetConf { prev_result: Some(default_result.clone()), ..conf.clone() };
         let facts = |pod_ref: &PodRef, with_namespace| pod.facts(pod_ref, with_namespace);
         let desired = evaluate(call.request.args.pod.as_ref(), &with_result, pod.cluster().is_some().then_some(&facts));
+        let desired = desired.and_then(|desired| {
+            desired.report_outside(call.request.args.pod.as_ref(), pod.cluster())?;
+            Ok(desired)
+        });
         let desired = desired.map_err(|error| error.of_network(name))?;
         tracing::info!(attachment = name, exclusions = desired.policy.exclusion_count(), "{}", desired.why);
         policies.push((name, desired.policy));

@@ -8,10 +8,11 @@ pub(crate) use decision::{
 };
 
 use super::container_status::is_gone;
-use crate::cni::{Code, Error, NetConf, is_identifier};
+use crate::cni::{Code, Error, NODE_CONFIGURATION, NetConf, NodeConf, is_identifier};
 use crate::host_path::{HostPath, HostRoot};
 use crate::netns::NetnsId;
-use crate::plugin::inputs::{AddInputs, refusal};
+use crate::plugin::inputs::{AddInputs, NodeInputs, refusal};
+use crate::plugin::node;
 use crate::plugin::open_netns;
 use crate::plugin::primary::united;
 use crate::plugin::reconcile::{Operation, reconcile};
@@ -71,6 +72,8 @@ pub struct DesiredPolicies {
     pub policies: Vec<(Attachment, Policy)>,
     /// Why a setting of the configuration or of the pod is invalid: an ADD would fail.
     pub rejected: Option<Error>,
+    /// A request outside the bounds that is without effect.
+    pub ignored: Option<String>,
 }
 
 /// Returns the containers with saved state. A damaged record is logged, and its container is skipped.
@@ -179,21 +182,28 @@ impl RunningPod {
     /// Attachments contradict each other, the facts are of another pod, or the inputs are not saved ([`Code::NoAdd`]).
     pub fn desired(&self, root: &Path, facts: &Facts, installed: &[&NetConf]) -> Result<DesiredPolicies, Error> {
         let about = |error: Error| error.of_pod(&facts.pod.namespace, &facts.pod.name);
-        let (group_file, mut rejected) = (group_file(root), None);
+        let (group_file, node) = (group_file(root), node_configuration(root));
+        let (mut rejected, mut ignored) = (None, None);
         let mut evaluate = |AppliedPolicy { attachment, inputs, policy: applied, .. }: &AppliedPolicy| {
             let inputs = inputs.as_ref().ok_or_else(|| without_inputs(attachment))?;
             let of_network = |conf: &&&NetConf| conf.name == attachment.network && conf.primary.is_none();
-            let evaluated = inputs.evaluate(facts, installed.iter().find(of_network).copied(), &group_file)?;
+            let node = NodeInputs {
+                installed: installed.iter().find(of_network).copied(),
+                configuration: node.as_ref(),
+                network: &attachment.network,
+                group_file: &group_file,
+            };
             let mut policies = Vec::new();
-            for (network, separate) in evaluated {
+            for (network, separate) in inputs.evaluate(facts, &node, applied)? {
                 rejected = rejected.take().or_else(|| refusal(network, &separate));
-                policies.push((network.unwrap_or_default(), separate.or_applied(applied)));
+                ignored = ignored.take().or(separate.ignored);
+                policies.push((network.unwrap_or_default(), separate.policy));
             }
             Ok((attachment.clone(), united(&policies)?))
         };
         let policies = self.attachments.iter().map(|applied| evaluate(applied).map_err(about));
         let policies = policies.collect::<Result<_, Error>>()?;
-        Ok(DesiredPolicies { policies, rejected: rejected.map(about) })
+        Ok(DesiredPolicies { policies, rejected: rejected.map(about), ignored })
     }
 
     /// Returns the policies that the pod gets within `scope` if `desired` are its desired ones. A pod that nothing
@@ -272,6 +282,12 @@ fn without_inputs(attachment: &Attachment) -> Error {
 fn group_file(root: &Path) -> PathBuf {
     let reached = HostPath::new(GROUP_FILE).and_then(|path| HostRoot::new(root).reach(&path).ok());
     reached.unwrap_or_else(|| root.join(GROUP_FILE.trim_start_matches('/')))
+}
+
+/// Returns the node configuration; `None` if there is none, or it can't be used.
+fn node_configuration(root: &Path) -> Option<NodeConf> {
+    let path = HostPath::new(NODE_CONFIGURATION).and_then(|path| HostRoot::new(root).reach(&path).ok())?;
+    node::read(NODE_CONFIGURATION, &path).ok().flatten().map(|(node, _)| node)
 }
 
 /// Returns the hash of the union of policies: 12 hexadecimal digits. Fields with default values do not contribute, so

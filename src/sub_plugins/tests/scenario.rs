@@ -5,7 +5,7 @@ use super::super::run::run;
 use super::super::{ChainInput, ChainOutput, Note, Resolvers, SeparatePolicy, run_separately};
 use crate::cni::{Block, BlockBounds, Bounds, Error, OutsideBounds};
 use crate::pod::{Container, Facts, Namespace, Pod};
-use crate::policy::{Exclusion, Redirect, TrafficOwner};
+use crate::policy::{Exclusion, Policy, Redirect, TrafficOwner};
 use serde_json::{Map, Value};
 use std::net::IpAddr;
 
@@ -121,8 +121,8 @@ impl Scenario {
         run(&self.chain, &self.input())
     }
 
-    pub(in super::super) fn run_separately(&self) -> SeparatePolicy {
-        run_separately(&self.chain, &self.input())
+    pub(in super::super) fn run_separately(&self, applied: &Policy) -> SeparatePolicy {
+        run_separately(&self.chain, &self.input(), applied)
     }
 
     pub(in super::super) fn output(&self) -> ChainOutput {
@@ -155,7 +155,7 @@ impl Scenario {
     }
 }
 
-fn shown(exclusion: &Exclusion) -> String {
+pub(in super::super) fn shown(exclusion: &Exclusion) -> String {
     let mut words = vec![match exclusion.owner {
         TrafficOwner::Any => "any".to_owned(),
         TrafficOwner::Uid(range) => format!("uid {range}"),

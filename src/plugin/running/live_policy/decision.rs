@@ -88,7 +88,7 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
         return known;
     }
     let is_meshed = is_meshed(&facts.pod, facts.namespace.as_ref()) || has_rules;
-    let DesiredPolicies { policies, rejected } = match desired {
+    let DesiredPolicies { policies, rejected, ignored } = match desired {
         Ok(desired) => desired,
         Err(error) if is_meshed => return with(Verdict::Rejected, error.to_string()),
         Err(_) => return known,
@@ -116,7 +116,7 @@ pub(crate) fn assess(input: &Input<'_>) -> Assessment {
     let older = if has_rules { Verdict::Older } else { Verdict::None };
     match (error, next) {
         (Some(error), change) => Assessment { change, ..with(Verdict::Rejected, error.to_string()) },
-        (None, _) if running.has_applied(policies) => with(Verdict::Current, String::new()),
+        (None, _) if running.has_applied(policies) => with(Verdict::Current, ignored.clone().unwrap_or_default()),
         (None, Some(next)) => {
             Assessment { change: Some(next), ..with(older, "the change is not applied yet".to_owned()) }
         }

@@ -1,0 +1,120 @@
+//! Grants: what an administrator permits pods to request, as the key `allow` has it.
+
+use super::container_exclude::ContainerGrant;
+use super::context::ListAuthor;
+use super::dns_exclude::ResolverList;
+use super::ids::IdList;
+use super::values;
+use crate::cni::{BlockReader, Error, ItemList, is_dns_label, wrong_type};
+use crate::pod::Facts;
+use crate::policy::{Ports, Ranges};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::{Selector, SelectorExt};
+use serde_json::Value;
+
+/// The grants of one key `allow`.
+#[derive(Debug)]
+pub(super) struct Allow {
+    pub place: String,
+    pub set_by: String,
+    pub grants: Vec<Grant>,
+}
+
+impl Allow {
+    pub(super) fn parse(place: &str, value: &Value, set_by: &str) -> Result<Self, Error> {
+        let grants = match value {
+            Value::Array(items) => {
+                let grant = |(i, item)| Grant::parse(&format!("{place}[{i}]"), item);
+                items.iter().enumerate().map(grant).collect::<Result<_, _>>()?
+            }
+            Value::Object(_) => vec![Grant::parse(place, value)?],
+            _ => {
+                return Err(wrong_type(
+                    place,
+                    value,
+                    "an object with what pods may request, or a list of such objects",
+                ));
+            }
+        };
+        Ok(Self { place: place.to_owned(), set_by: set_by.to_owned(), grants })
+    }
+}
+
+/// What an administrator permits pods to request.
+#[derive(Debug)]
+pub(super) struct Grant {
+    pub place: String,
+    pub uids: Option<IdList>,
+    pub gids: Option<IdList>,
+    pub containers: Option<ContainerGrant>,
+    pub ports: Option<Ports>,
+    pub ip_ranges: Option<Ranges>,
+    pub resolvers: Option<ResolverList>,
+    namespaces: Option<Vec<String>>,
+    selector: Option<Selector>,
+}
+
+impl Grant {
+    fn parse(place: &str, value: &Value) -> Result<Self, Error> {
+        let r = BlockReader::new(place, value)?;
+        let ids = |key| r.list(key)?.map(|list| IdList::parse(&list, ListAuthor::Administrator)).transpose();
+        let namespaces =
+            |list: ItemList| list.distinct("names of namespaces", |item| is_dns_label(item).then(|| item.to_owned()));
+        let grant = Self {
+            place: place.to_owned(),
+            uids: ids("uids")?,
+            gids: ids("gids")?,
+            containers: ContainerGrant::parse(&r)?,
+            ports: r.list("ports")?.map(|list| values::parse_ports(&list)).transpose()?,
+            ip_ranges: r.list("ip_ranges")?.map(|list| values::parse_ranges(&list)).transpose()?,
+            resolvers: r.list("resolvers")?.map(|list| ResolverList::parse(&list)).transpose()?,
+            namespaces: r.list("namespaces")?.map(namespaces).transpose()?,
+            selector: r.block("namespace_selector")?.map(|block| selector(block, &r)).transpose()?,
+        };
+        r.finish()?;
+        Ok(grant)
+    }
+
+    /// Returns whether the grant names nothing in particular.
+    pub(super) const fn permits_everything(&self) -> bool {
+        let Self { uids, gids, containers, ports, ip_ranges, resolvers, .. } = self;
+        uids.is_none()
+            && gids.is_none()
+            && containers.is_none()
+            && ports.is_none()
+            && ip_ranges.is_none()
+            && resolvers.is_none()
+    }
+
+    /// Returns whether the grant is for pods of this namespace. Without facts, the namespace is unknown.
+    pub(super) fn is_for(&self, facts: Option<&Facts>) -> bool {
+        if self.namespaces.is_none() && self.selector.is_none() {
+            return true;
+        }
+        let Some(facts) = facts else { return false };
+        let is_named = |names: &Vec<String>| names.contains(&facts.pod.namespace);
+        let is_selected = |selector: &Selector| facts.namespace.as_ref().is_some_and(|it| selector.matches(&it.labels));
+        self.namespaces.as_ref().is_some_and(is_named) || self.selector.as_ref().is_some_and(is_selected)
+    }
+}
+
+/// Reads a `LabelSelector` (k8s.io/apimachinery, `meta/v1`). Unlike the API server's types, kube's accept unknown keys.
+fn selector(block: BlockReader<'_>, grant: &BlockReader<'_>) -> Result<Selector, Error> {
+    const EXPECTED: &str = "a LabelSelector with matchLabels, matchExpressions, or both";
+    let value = Value::Object(block.all().clone());
+    let invalid = || wrong_type(&grant.place("namespace_selector"), &value, EXPECTED);
+    block.value("matchLabels");
+    for (i, expression) in block.value("matchExpressions").and_then(Value::as_array).into_iter().flatten().enumerate() {
+        let keys = BlockReader::new(format!("{}[{i}]", block.place("matchExpressions")), expression)?;
+        let operators = [("In", true), ("NotIn", true), ("Exists", false), ("DoesNotExist", false)];
+        let needs_values = keys.one_of("operator", &operators)?;
+        let has_values = keys.list("values")?.is_some_and(|list| !list.items.is_empty());
+        if keys.string("key")?.is_none_or(str::is_empty) || needs_values != Some(has_values) {
+            return Err(invalid());
+        }
+        keys.finish()?;
+    }
+    block.finish()?;
+    let selector: LabelSelector = serde_json::from_value(value.clone()).map_err(|_| invalid())?;
+    selector.try_into().map_err(|_| invalid())
+}
