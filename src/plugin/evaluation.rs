@@ -26,6 +26,8 @@ pub(super) struct DesiredPolicy {
     pub(super) ignored: Vec<Ignored>,
     /// The requests of the pod and its namespace outside the bounds.
     outside: Vec<DecidedRequest>,
+    /// The pod's node, for Events.
+    node: Option<String>,
     /// Why the pod must not start because of them.
     rejection: Option<Error>,
     /// The facts with which it was evaluated.
@@ -67,7 +69,15 @@ impl DesiredPolicy {
     }
 
     fn empty(why: String, with: EvaluatedWith) -> Self {
-        Self { policy: Policy::default(), why, ignored: Vec::new(), outside: Vec::new(), rejection: None, with }
+        Self {
+            policy: Policy::default(),
+            why,
+            ignored: Vec::new(),
+            outside: Vec::new(),
+            node: None,
+            rejection: None,
+            with,
+        }
     }
 
     /// Returns the policy of a pod that starts although no source of facts answered.
@@ -91,7 +101,8 @@ impl DesiredPolicy {
         if let (Some(pod), Some(reports)) = (pod, cluster.and_then(|cluster| cluster.reports())) {
             let PodRef { namespace, name, uid } = pod.clone();
             let event = Event { warning: true, reason: reason.into(), message };
-            let reported = reports.report(&Pod { namespace, name, uid, ..Pod::default() }, None, &[event]);
+            let pod = Pod { namespace, name, uid, node_name: self.node.clone(), ..Pod::default() };
+            let reported = reports.report(&pod, None, &[event]);
             reported.unwrap_or_else(|failure| tracing::warn!("{failure}"));
         }
         self.rejection.clone().map_or(Ok(()), Err)
@@ -198,6 +209,7 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Desire
         why: output.decision.to_string(),
         ignored: facts.map(sub_plugins::ignored).unwrap_or_default(),
         outside: output.outside().cloned().collect(),
+        node: facts.and_then(|facts| facts.pod.node_name.clone()),
         rejection: output.rejection(&conf.bounds).map(of_pod),
         with: EvaluatedWith::of(facts, blocks),
         policy: output.policy,

@@ -453,4 +453,14 @@ mod tests {
         let long = message("ä\u{1b}".repeat(100_000));
         assert!(long.len() <= MAX_EVENT_MESSAGE && long.ends_with('…'), "{long}");
     }
+
+    #[test]
+    fn an_event_names_the_pods_node_as_its_source() {
+        let source = |node_name: Option<&str>| {
+            let pod = Pod { node_name: node_name.map(str::to_owned), ..Pod::default() };
+            event_body(&pod, &Event::default())["source"].clone()
+        };
+        assert_eq!(source(Some("node-1")), json!({"component": "detour", "host": "node-1"}));
+        assert_eq!(source(None), json!({"component": "detour"}));
+    }
 }
