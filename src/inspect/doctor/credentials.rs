@@ -261,6 +261,22 @@ mod tests {
         ));
     }
 
+    #[test]
+    fn without_a_kubeconfig_pods_wait_for_the_agent() {
+        let next = |kubernetes: Value| {
+            let conf = json!({"name": "n", "type": "detour", "kubernetes": kubernetes}).to_string();
+            let conf = NetConf::parse(conf.as_bytes(), CniCommand::Add, "detour").expect("accepted");
+            match fail(Path::new("/s"), "not found", &conf) {
+                CheckVerdict::Fail(_, next) => next,
+                other => panic!("{other:?}"),
+            }
+        };
+        let both = next(json!({"agent_socket": "/s", "kubeconfig": "/k"}));
+        assert!(both.ends_with("until then, the plugin asks the API server itself"), "{both}");
+        let alone = next(json!({"agent_socket": "/s"}));
+        assert!(alone.contains("until then, pods with a sidecar do not start"), "{alone}");
+    }
+
     fn of(conf: &Value) -> Vec<String> {
         let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("accepted");
         permissions(&conf).into_iter().map(|(_, permission)| permission.to_string()).collect()
