@@ -84,6 +84,7 @@ clean_up() {
     if [[ -n $builds ]]; then
         kill "$builds" 2>/dev/null || true
     fi
+    rm -f "$log"
     if ! "$kept"; then
         remove_scene
     fi
@@ -97,17 +98,18 @@ show_progress() {
     if [[ -t 1 ]]; then
         every=1 before='\r\e[K' after=''
     fi
-    while sleep "$every"; do
+    # A sleep that outlives the loop must not keep a pipe open.
+    while sleep "$every" &>/dev/null; do
         elapsed=$((SECONDS - start))
         step=$(tail -n 1 "$1" | sed 's/^ *//')
-        printf "$before    %d:%02d  %s (%d crates so far)$after" $((elapsed / 60)) $((elapsed % 60)) "${step:0:60}" \
+        printf "$before    %d:%02d  %s (crate %d)$after" $((elapsed / 60)) $((elapsed % 60)) "${step:0:60}" \
             "$(grep -c '^ *Compiling' "$1")"
     done
 }
 
 # Builds the binary and the traffic tool.
 build() {
-    local log start=$SECONDS failed=false
+    local start=$SECONDS failed=false
     log=$(mktemp)
     show_progress "$log" &
     builds=$!
@@ -118,10 +120,8 @@ build() {
     [[ ! -t 1 ]] || printf '\r\e[K'
     if "$failed"; then
         cat "$log" >&2
-        rm "$log"
         die "cargo build failed"
     fi
-    rm "$log"
     echo "    built in $((SECONDS - start)) s"
     binaries="$(target_directory)/$target/demo"
 }
@@ -399,7 +399,7 @@ if "$keep"; then
 else
     in_own_mounts "${given[@]}"
 fi
-builds='' kept=true
+builds='' log='' kept=true
 trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM

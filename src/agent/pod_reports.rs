@@ -253,12 +253,12 @@ mod tests {
         let written = written(reports, move |number, reports| {
             if number == 1 {
                 // The condition that is being written is outdated.
-                reports.condition(&pod("a"), condition("Refused"), true);
+                reports.condition(&pod("a"), condition("Rejected"), true);
                 return Err(Error::new(Code::TryAgain, "no answer"));
             }
             Ok(())
         });
-        assert_eq!(written, ["a = Current", "b = Older", "a = Refused"], "the pods take turns");
+        assert_eq!(written, ["a = Current", "b = Older", "a = Rejected"], "the pods take turns");
     }
 
     #[test]
@@ -270,7 +270,7 @@ mod tests {
         let written = written(reports, move |number, reports| {
             if number == 3 {
                 // It replaces the refused one, and its status still differs from that in the cluster.
-                reports.condition(&pod("b"), condition("Refused"), false);
+                reports.condition(&pod("b"), condition("Rejected"), false);
             }
             if number <= 5 { Err(Error::new(Code::Forbidden, "refused")) } else { Ok(()) }
         });
@@ -279,10 +279,10 @@ mod tests {
             "b = Older",
             "c = Older",
             "a = Older",
-            "b = Refused",
+            "b = Rejected",
             "c = Older",
             "a = Older",
-            "b = Refused",
+            "b = Rejected",
         ];
         assert_eq!(written, expected);
     }

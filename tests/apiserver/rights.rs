@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// A verb, a resource with its group, and the name that it is limited to.
 type Right = (String, String, String);
 
-/// A row of the table in docs/permissions.md.
+/// A row of the table of permissions in SECURITY.md.
 struct Row {
     right: BTreeSet<Right>,
     who: String,
@@ -25,8 +25,8 @@ struct Row {
 }
 
 fn table() -> Vec<Row> {
-    let text = fs::read_to_string(manifests().join("../docs/permissions.md")).expect("readable");
-    let rows = text.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    let text = fs::read_to_string(manifests().join("../SECURITY.md")).expect("readable");
+    let rows = text.lines().skip_while(|line| !line.starts_with("| permission |")).skip(2);
     let rows = rows.take_while(|line| line.starts_with('|')).map(|line| {
         let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
         let [right, who, place, when, _, _] = cells[..] else { panic!("{line}") };

@@ -138,7 +138,7 @@ pub(super) fn examine_agent(target: &CheckTarget, conf: Option<&NetConf>, result
                 Ok(Ok(broken)) if broken.is_empty() => CheckVerdict::pass(path.display().to_string()),
                 Ok(Ok(broken)) => CheckVerdict::fail(
                     broken.join("; "),
-                    "grant the agent the permissions in docs/permissions.md; if an object is too large, make it smaller; see the \
+                    "grant the agent the permissions in SECURITY.md; if an object is too large, make it smaller; see the \
                      agent's log. Until then, the agent does not repair pods, and running pods follow no change",
                 ),
                 Ok(Err(error)) => fail(path, &error.to_string(), conf),
@@ -259,6 +259,22 @@ mod tests {
             valid(&KubeconfigSummary { credentials: CredentialsSummary::Nothing, ..summary(None) }),
             CheckVerdict::Fail(..)
         ));
+    }
+
+    #[test]
+    fn without_a_kubeconfig_pods_wait_for_the_agent() {
+        let next = |kubernetes: Value| {
+            let conf = json!({"name": "n", "type": "detour", "kubernetes": kubernetes}).to_string();
+            let conf = NetConf::parse(conf.as_bytes(), CniCommand::Add, "detour").expect("accepted");
+            match fail(Path::new("/s"), "not found", &conf) {
+                CheckVerdict::Fail(_, next) => next,
+                other => panic!("{other:?}"),
+            }
+        };
+        let both = next(json!({"agent_socket": "/s", "kubeconfig": "/k"}));
+        assert!(both.ends_with("until then, the plugin asks the API server itself"), "{both}");
+        let alone = next(json!({"agent_socket": "/s"}));
+        assert!(alone.contains("until then, pods with a sidecar do not start"), "{alone}");
     }
 
     fn of(conf: &Value) -> Vec<String> {
