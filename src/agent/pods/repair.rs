@@ -5,7 +5,7 @@ use super::suspicion::{Cause, Suspicion};
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
 use crate::cluster::ServiceAccount;
-use crate::cni::{Code, DEFAULT_INTERFACE, Error, Request};
+use crate::cni::{Code, DEFAULT_INTERFACE, Error, OutsideBounds, Request};
 use crate::netns::find::FoundNetns;
 use crate::plugin;
 use crate::plugin::running::{self, ContainerStatus};
@@ -178,6 +178,8 @@ impl RepairCase<'_> {
     /// Calls the plugin's ADD as the runtime would.
     fn add(&self, found: &FoundNetns, container_id: &str, before: &ContainerStatus) -> Result<(), Error> {
         let mut conf = self.installed.conf.clone();
+        // A pod that runs already is redirected, without its requests outside the bounds.
+        conf.bounds.outside = OutsideBounds::Ignore;
         let attached = before.attachments.iter().find(|attachment| attachment.network == conf.name);
         let cached = found.attachments.iter().find(|cached| cached.network == conf.name);
         // The plugin would reject the runtime's cached result if it had another version.

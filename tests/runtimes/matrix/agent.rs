@@ -91,7 +91,9 @@ impl<'a> Agent<'a> {
         fs::create_dir_all(&account).expect("made");
         fs::write(account.join("ca.crt"), self.cluster.plane.authority()).expect("written");
         let name = self.pod.spec["serviceAccountName"].as_str().expect("a name");
-        fs::write(account.join("token"), self.cluster.admin.token(SYSTEM, name)).expect("written");
+        // As the kubelet's, it names the pod and its node.
+        let token = self.cluster.admin.bound_token(SYSTEM, name, &self.pod.manifest());
+        fs::write(account.join("token"), token).expect("written");
         let mut mounts = vec![json!({"container_path": ACCOUNT, "host_path": account, "readonly": true})];
         if let Program::Mounted(file) = program {
             mounts.push(json!({"container_path": "/detour", "host_path": file, "readonly": true}));

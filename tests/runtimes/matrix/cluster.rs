@@ -39,6 +39,9 @@ impl Cluster {
             let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata});
             cluster.admin.apply(&account).expect("accepted");
         }
+        // Tokens are bound to it.
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}});
+        cluster.admin.apply(&node).expect("accepted");
         let types = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/apiserver/crds.yaml");
         cluster.apply(&types);
         let established = ["wait", "--for=condition=Established", "--timeout=60s", "--filename"];
