@@ -219,6 +219,24 @@ fn the_first_page_states_the_tested_versions() {
     assert!(read("manifests/chart/Chart.yaml").contains(&format!("\nversion: {version}\nappVersion: {version}\n")));
 }
 
+#[test]
+fn the_changelog_has_a_dated_section_for_this_version_and_no_empty_one() {
+    let text = read("CHANGELOG.md");
+    let heading = format!("\n## {} - ", env!("CARGO_PKG_VERSION"));
+    let (_, section) = text.split_once(&heading).expect("a section for this version");
+    let date: Vec<&str> = section.lines().next().expect("a date").split('-').collect();
+    let is_number = |part: &&str, length| part.len() == length && part.chars().all(|c| c.is_ascii_digit());
+    assert!(date.len() == 3 && date.iter().zip([4, 2, 2]).all(|(part, length)| is_number(part, length)), "{date:?}");
+    let mut lines = text.lines().filter(|line| !line.is_empty()).peekable();
+    while let Some(line) = lines.next() {
+        // A heading of the second level can be followed by one of the third.
+        let next = lines.peek().copied().unwrap_or("#");
+        let is_empty =
+            line.starts_with("## ") && next.starts_with("## ") || line.starts_with("### ") && next.starts_with('#');
+        assert!(!is_empty, "{line}: no entries");
+    }
+}
+
 /// The agents' and the command line's programs have the same commands; those of `kubectl detour` are some of them.
 #[test]
 fn documented_commands_have_the_flags_that_they_use() {
