@@ -284,7 +284,7 @@ fn group_file(root: &Path) -> PathBuf {
     reached.unwrap_or_else(|| root.join(GROUP_FILE.trim_start_matches('/')))
 }
 
-/// Returns the node configuration; `None` if there is none, or it can't be used.
+/// Returns the node configuration; `None` if it is missing or can't be used.
 fn node_configuration(root: &Path) -> Option<NodeConf> {
     let path = HostPath::new(NODE_CONFIGURATION).and_then(|path| HostRoot::new(root).reach(&path).ok())?;
     node::read(NODE_CONFIGURATION, &path).ok().flatten().map(|(node, _)| node)
