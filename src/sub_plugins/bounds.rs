@@ -347,7 +347,7 @@ impl<'a> PodBounds<'a> {
 
     /// Returns the bounds that do not permit an item, for messages.
     fn crossed(&self, key: &str) -> String {
-        let Some(allow) = self.allow else { return DEFAULT_PLACE.to_owned() };
+        let Some(allow) = self.allow else { return format!("{DEFAULT_PLACE} ({})", default_of(key)) };
         let set_by = &allow.set_by;
         if self.grants.is_empty() {
             return match self.facts {
@@ -378,5 +378,16 @@ impl<'a> PodBounds<'a> {
             Bound::Grant(it) => it.grant.containers.as_ref().is_some_and(|granted| granted.covers(exclusion, pod)),
         };
         self.permitting("", covers).is_some()
+    }
+}
+
+/// Returns what the default bounds permit under a key of a grant.
+fn default_of(key: &str) -> String {
+    match key {
+        "containers" => "names, and patterns other than *".to_owned(),
+        "ports" => format!("no *, and at most {DEFAULT_PORTS} ports in a range"),
+        "ip_ranges" => format!("no *, and CIDRs of at least /{DEFAULT_PREFIX}"),
+        "resolvers" => format!("CIDRs of at least /{DEFAULT_PREFIX}"),
+        _ => format!("no *, and at most {DEFAULT_IDS} IDs in a range"),
     }
 }

@@ -270,8 +270,10 @@ fn the_picture_shows_the_bypass_of_each_excluded_container() {
     annotated["metadata"]["annotations"]["detour.io/exclude-containers"] = json!("vault-agent-init,*");
     let bounded = explain(&annotated, &json!([{"type": "container-exclude"}]), &["--format", "svg"]);
     assert!(bounded.code == 1 && bounded.stderr.contains("an ADD would fail"), "{}", bounded.stderr);
-    for (item, verdict) in [("vault-agent-init", "allowed"), ("*", "refused")] {
-        let line = format!("&quot;{item}&quot; (pod, detour.io/exclude-containers): {verdict} by the default bounds");
+    let (allowed, refused) =
+        ("allowed by the default bounds", "refused by the default bounds (names, and patterns other than *)");
+    for (item, verdict) in [("vault-agent-init", allowed), ("*", refused)] {
+        let line = format!("&quot;{item}&quot; (pod, detour.io/exclude-containers): {verdict}");
         assert_eq!(drawn(&bounded.stdout, &line), 1, "{}", bounded.stdout);
     }
     let block = |until: &str| json!([{"type": "container-exclude", "containers": "web", "until": until}]);

@@ -104,7 +104,7 @@ fn an_error_names_object_annotation_item_bound_and_who_sets_it() {
     assert!(error.contains("not permitted by allow (c);"), "{error}");
     let error = excludes().namespace(EXCLUDE_UIDS, "*").error();
     let of_namespace = "annotation \"detour.io/exclude-uids\" of namespace shop: \"*\" is outside the bounds: \
-                        not permitted by the default bounds; ";
+                        not permitted by the default bounds (no *, and at most 65536 IDs in a range); ";
     assert!(error.starts_with(of_namespace), "{error}");
 }
 
