@@ -61,13 +61,13 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Adds an Event. If too many wait, the namespace with the most loses its oldest one.
+    /// Adds an Event. If too many wait, the pod, or the namespace with the most, loses its oldest one.
     pub(super) fn add_event(&mut self, pod: &PodRef, event: Event) {
         let of_namespace = self.events.entry(pod.namespace.clone()).or_default();
         of_namespace.push_back((pod.clone(), event));
-        let of_pod = of_namespace.iter().filter(|(other, _)| other == pod).count();
-        if of_pod > MAX_EVENTS_OF_POD {
-            of_namespace.pop_back();
+        let mut of_pod = of_namespace.iter().enumerate().filter(|(_, (other, _))| other == pod).map(|(index, _)| index);
+        if let (Some(oldest), MAX_EVENTS_OF_POD..) = (of_pod.next(), of_pod.count()) {
+            of_namespace.remove(oldest);
             self.warn_once();
         } else if self.events.values().map(VecDeque::len).sum::<usize>() > MAX_EVENTS {
             if let Some(longest) = self.events.values_mut().max_by_key(|events| events.len()) {
@@ -266,6 +266,17 @@ mod tests {
         let last = written.iter().rposition(|namespace| namespace == "victim").expect("written");
         assert!(last < 4, "{written:?}");
         assert_eq!(written.len(), 2 + 30 * (1 + MAX_EVENTS_OF_POD));
+    }
+
+    #[test]
+    fn of_too_many_events_of_a_pod_the_newest_remain() {
+        let mut queue = Queue::default();
+        queue.add_event(&pod("shop", "web-1"), event());
+        for number in 0..9 {
+            queue.add_event(&pod("shop", "web-0"), Event { message: number.to_string(), ..event() });
+        }
+        let messages: Vec<&str> = queue.waiting_events().map(|event| event.message.as_str()).collect();
+        assert_eq!(messages, ["", "5", "6", "7", "8"]);
     }
 
     #[test]
