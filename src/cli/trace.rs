@@ -23,8 +23,8 @@ Examples:
   detour trace --container 5f0c1f2ab34d --from uid=1000 --to 10.88.0.2:8080/tcp
   detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
 
-The packet arrives at one of: sidecar:PORT, direct (it keeps its destination), dropped, or
-redirected:PORT (a rule outside of Istio's chains redirects it).
+The packet arrives at one of: sidecar:PORT, ztunnel:PORT (ambient mesh), direct (it keeps its
+destination), dropped, or redirected:PORT (a rule outside of Istio's chains redirects it).
 
 For an excluded container (container-exclude), trace evaluates the rules of a configuration as they
 apply during the bypass. The output shows when the bypass ends, and where the packet arrives
@@ -37,8 +37,8 @@ Exit codes: 0 success, 1 invalid pod or unreadable rules, 2 invalid arguments or
 
 /// Follow one packet through the rules and show where it arrives
 ///
-/// By default, the rules are those that a configuration creates for a pod. With --live, --container, --pid, --pod-uid or
-/// --netns, they are those in the kernel. The packet is the first one of a connection.
+/// By default, the rules are those that a configuration creates for a pod. With --live, or an option that names a network
+/// namespace, they are those in the kernel. The packet is the first one of a connection.
 #[derive(Debug, Args)]
 #[command(
     after_help = EXAMPLES,

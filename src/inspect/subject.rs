@@ -269,7 +269,13 @@ impl Subject {
         }
         let AppliedConf { conf, as_attachment, origin, .. } = applied;
         let look_up = |object: &ObjectRef| definitions.get(object).cloned();
-        let attachment = as_attachment.then(|| installed_network(&facts.pod, &conf.name, &look_up));
+        // Multus adds no network if it can't find one of them.
+        let is_missing = |(object, lookup): &(&ObjectRef, &Lookup)| {
+            object.name == conf.name && matches!(lookup, Lookup::Missing(_)) && facts.pod.addresses.is_empty()
+        };
+        let missing = definitions.iter().find(is_missing).map(|(object, _)| InstalledNetwork::Missing(object.clone()));
+        let installed = || missing.map_or_else(|| installed_network(&facts.pod, &conf.name, &look_up), Ok);
+        let attachment = as_attachment.then(installed);
         let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, cluster, &facts.pod));
         let (networks, attachment) = (networks.transpose()?, attachment.transpose()?);
         Ok(Self { networks, conf, attachment, facts, template_of: None, origin, socket_lb: BTreeSet::new() })

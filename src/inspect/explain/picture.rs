@@ -207,6 +207,12 @@ fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerT
     let excluded = explained.explanation.exclusions.iter().zip(owners.chain(std::iter::repeat(None)));
     let outbound = excluded.filter(|(excluded, _)| excluded.direction != "inbound");
     let mut rows: Vec<Row> = outbound.map(|(excluded, owner)| row_of_traffic(excluded, owner, containers)).collect();
+    let as_proxy = |container: &&ContainerTraffic<'_>| {
+        container.proxys_id(&explained.policy).is_some() && !container.is_excluded_by_id(&explained.policy)
+    };
+    let source = ["the UID or GID of istio-proxy".to_owned()];
+    let of_proxy = |container| bypass(card(container), "everything".to_owned(), ANYWHERE.to_owned(), &source);
+    rows.extend(containers.iter().filter(as_proxy).map(of_proxy));
     if redirect.dns == DnsCapture::Off {
         let card = every("process", "DNS is not captured");
         let sources = explained.explanation.settings.iter().find(|setting| setting.key == "redirect_dns");

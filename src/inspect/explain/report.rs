@@ -242,7 +242,7 @@ fn live_policy(facts: &Facts) -> Option<String> {
     };
     let follows = match value {
         "true" => "the running pod follows changes of its policy, as far as the agent's --live-policy allows",
-        "false" => "the running pod follows no change of its policy",
+        "false" => "the running pod follows only changes that end a bypass",
         _ => return None,
     };
     Some(format!("annotation {LIVE_POLICY} of the {object} is {value}: {follows}"))
