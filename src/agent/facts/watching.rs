@@ -2,7 +2,7 @@
 //! since when and why, for `/readyz`, `doctor` and the metrics.
 
 use super::cache::{Cache, CacheEvent, SharedFacts};
-use super::objects::{Sent, WatchedKind};
+use super::objects::WatchedKind;
 use crate::agent::metrics::Metrics;
 use crate::backoff::Backoff;
 use crate::cluster::{Collection, CollectionError, ServiceAccount};
@@ -154,11 +154,11 @@ async fn follow<T: WatchedKind>(
     while let Some(event) = events.try_next().await? {
         let event = match event {
             WatchEvent::Added(sent) | WatchEvent::Modified(sent) => {
-                sent.version().clone_into(version);
+                T::metadata(&sent).resource_version.clone_into(version);
                 CacheEvent::Apply(sent)
             }
             WatchEvent::Deleted(sent) => {
-                sent.version().clone_into(version);
+                T::metadata(&sent).resource_version.clone_into(version);
                 CacheEvent::Delete(sent)
             }
             WatchEvent::Bookmark(bookmark) => {
