@@ -134,7 +134,6 @@ fn failed(call: &Call, plugin: &Plugin, mut error: Error) -> Error {
 mod tests {
     use super::*;
     use crate::cni::Code;
-    use crate::delegate::call;
     use serde_json::{Map, json};
     use std::cell::RefCell;
 
@@ -171,7 +170,7 @@ mod tests {
     }
 
     fn call(command: CniCommand) -> Call {
-        Call { netns: "/run/netns/c".into(), ..call::tests::call() }.with_command(command)
+        Call { netns: "/run/netns/c".into(), ..Call::example() }.with_command(command)
     }
 
     /// Returns the outcome of `work` and the calls that it made.
