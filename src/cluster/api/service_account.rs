@@ -71,7 +71,7 @@ impl ServiceAccount {
     ///
     /// # Errors
     /// A file can't be read, or its contents are invalid.
-    pub(crate) fn client(&self) -> Result<Client, Error> {
+    pub(super) fn client(&self) -> Result<Client, Error> {
         let api = self.api(WATCH_TIMEOUT);
         let failed = |error: kube::Error| Error::new(Code::Internal, "no client").with_details(error.to_string());
         api.session()?.client().map_err(failed)
