@@ -82,8 +82,8 @@ impl ServiceAccount {
 
     /// Returns a pod of this account's node, for reports.
     #[must_use]
-    pub fn own(&self, PodRef { namespace, name, uid }: PodRef) -> Pod {
-        Pod { namespace, name, uid, node_name: self.node.clone(), ..Pod::default() }
+    pub fn own(&self, pod: PodRef) -> Pod {
+        Pod { node_name: self.node.clone(), ..pod.into() }
     }
 
     /// Sets the condition of a pod's policy (`patch pods/status`). A condition with `has_changed_status` gets a new
