@@ -39,7 +39,8 @@ pub struct Trace {
     pub hops: Vec<Hop>,
     /// The rule that decides where the packet arrives; `None` if no rule decides.
     pub decided_by: Option<RulePlace>,
-    /// `sidecar:PORT`, `redirected:PORT` (by a rule outside of Istio's chains), `direct`, `dropped` or `unknown`.
+    /// `sidecar:PORT`, `ztunnel:PORT`, `redirected:PORT` (by a rule outside of Istio's chains), `direct`, `dropped` or
+    /// `unknown`.
     pub arrives_at: String,
     /// The connection tracking zone; 0 if no rule sets one.
     pub zone: u16,
