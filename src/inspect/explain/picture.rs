@@ -61,7 +61,7 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     let containers = application_containers(&subject.facts.pod);
     let excluded = &explained.explanation.excluded_containers;
     let mut rows = Vec::new();
-    let to_ztunnel = policy.ambient.then(|| captured_by_ztunnel(policy));
+    let to_ztunnel = policy.ambient.then(|| captured_by_ztunnel(&subject.facts.pod, policy));
     let redirect = policy.redirect().or(to_ztunnel.as_ref());
     match redirect {
         Some(redirect) => {

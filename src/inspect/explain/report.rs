@@ -216,7 +216,7 @@ fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> 
     let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
     let evaluations = evaluations.iter().flat_map(Evaluation::notes);
     let pod = &subject.facts.pod;
-    let by_ambient = ambient::notes(pod, policy.ambient, policy);
+    let by_ambient = ambient::notes(&subject.facts, policy);
     let by_ambient = by_ambient.into_iter().chain(usual_annotations(policy, pod));
     let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
     let all = subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node);
