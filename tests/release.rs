@@ -42,8 +42,7 @@ impl Repository {
         fs::write(changelog, section).expect("writable");
         repository.git(&["init", "--quiet"]);
         repository.edit("Cargo.toml", "default-run", &format!("repository = \"{ADDRESS}\"\ndefault-run"));
-        let home = "https://github.com/detour-cni/detour-cni";
-        repository.edit("manifests/chart/Chart.yaml", &format!("home: {home}"), &format!("home: {ADDRESS}"));
+        repository.edit("manifests/chart/Chart.yaml", "keywords:", &format!("home: {ADDRESS}\nkeywords:"));
         for platform in ["kubernetes", "openshift"] {
             let digest = text(&run(&repository.0, "hack/manifests.sh", &["--digest"]));
             let rendered = format!("manifests/{platform}/rendered.yaml");
@@ -291,9 +290,13 @@ fn image_and_chart_are_published_and_signed_by_digest() {
     }
     // The published chart names the published image.
     let chart = format!("oci://{hub}/charts/detour");
-    let rendered = text(&tool("helm", &["template", "d", &chart, "--plain-http", "--kube-version", "1.33.0"]));
+    let alerts = ["--set", "prometheusRule.enabled=true"];
+    let arguments = ["template", "d", &chart, "--plain-http", "--kube-version", "1.33.0"];
+    let rendered = text(&tool("helm", &[&arguments[..], &alerts].concat()));
     let wanted = format!("image: \"{hub}/detour:{VERSION}\"");
     assert!(rendered.contains(&wanted), "{rendered}");
+    let runbook = format!("runbook_url: {ADDRESS}/blob/v{VERSION}/docs/alerts.md#");
+    assert!(rendered.contains(&runbook), "{rendered}");
     let kubernetes =
         fs::read_to_string(directory.join(format!("detour-v{VERSION}-kubernetes.yaml"))).expect("readable");
     assert!(kubernetes.contains(&wanted) && !kubernetes.contains("registry.invalid"), "{kubernetes}");

@@ -50,7 +50,7 @@ Examples:
   detour doctor -n shop web-0                           find the cause of a problem with a pod
   detour audit                                          list pods that bypass the mesh
   detour validate istio-cni.conf                        check whether the plugin accepts a file
-  detour install --dry-run                              show what would change on this node
+  detour install --dry-run --kubeconfig FILE            show what would change on this node
   CNI_COMMAND=VERSION detour                            print the CNI versions, as runtimes do
 
 Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";

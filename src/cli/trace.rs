@@ -7,7 +7,7 @@ use detour_cni::cni::Error;
 use detour_cni::firewall::{Destination, RuleFormat, RulesetView, Sender};
 use detour_cni::inspect::{ExcludedSenders, SenderArgument, Subject, Trace, explain};
 use detour_cni::pod::Pod;
-use detour_cni::sub_plugins::{default_interface, own_addresses};
+use detour_cni::sub_plugins::{bypasses_inbound, default_interface, own_addresses};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
@@ -23,8 +23,9 @@ Examples:
   detour trace --container 5f0c1f2ab34d --from uid=1000 --to 10.88.0.2:8080/tcp
   detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
 
-The packet arrives at one of: sidecar:PORT, direct (it keeps its destination), dropped, or
-redirected:PORT (a rule outside of Istio's chains redirects it).
+The packet arrives at one of: sidecar:PORT, ztunnel:PORT (ambient mesh), direct (it keeps its
+destination), dropped, redirected:PORT (a rule outside of Istio's chains redirects it), or unknown
+(rules that trace does not evaluate decide: iptables-legacy, istio-cni's native rules).
 
 For an excluded container (container-exclude), trace evaluates the rules of a configuration as they
 apply during the bypass. The output shows when the bypass ends, and where the packet arrives
@@ -37,8 +38,8 @@ Exit codes: 0 success, 1 invalid pod or unreadable rules, 2 invalid arguments or
 
 /// Follow one packet through the rules and show where it arrives
 ///
-/// By default, the rules are those that a configuration creates for a pod. With --live, --container, --pid, --pod-uid or
-/// --netns, they are those in the kernel. The packet is the first one of a connection.
+/// By default, the rules are those that a configuration creates for a pod. With --live, or an option that names a network
+/// namespace, they are those in the kernel. The packet is the first one of a connection.
 #[derive(Debug, Args)]
 #[command(
     after_help = EXAMPLES,
@@ -113,7 +114,11 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
             let policy = explain(&subject)?.policy;
             let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
             let format = planned_format(&subject);
-            let (view, senders) = (RulesetView::of_policy(&policy, format), ExcludedSenders::planned(&policy));
+            let mut view = RulesetView::of_policy(&policy, format);
+            if policy.ambient && bypasses_inbound(&subject.facts.pod) {
+                view = view.without_ambient_inbound();
+            }
+            let senders = ExcludedSenders::planned(&policy);
             let configuration = Some(subject.origin.clone());
             let interface = arguments.interface.unwrap_or_else(|| default_interface(&subject.facts.pod));
             Trace { configuration, ..senders.trace(&view, (from, container), to, &own, &interface) }

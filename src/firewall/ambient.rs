@@ -3,7 +3,7 @@
 //! them: in the kernel, they compare marks with a mask, and in the format `nftables` they are in Istio's own tables.
 
 use super::istio::{PROXY_ZONE, ZTUNNEL_MARK};
-use super::live::LiveRuleset;
+use super::live::{LiveRuleset, NativeIstio};
 use super::native::rule::{BaseHook, Condition, Key, NativeAction, NativeRule};
 use super::native::set::Spans;
 use super::native::{addresses, interface};
@@ -33,6 +33,8 @@ pub struct AmbientRedirection {
     pub format: RuleFormat,
     /// Whether it captures DNS.
     pub captures_dns: bool,
+    /// Whether it captures inbound connections.
+    pub captures_inbound: bool,
 }
 
 impl AmbientRedirection {
@@ -40,10 +42,18 @@ impl AmbientRedirection {
     #[must_use]
     pub fn of(live: &LiveRuleset) -> Option<Self> {
         if let Some(istio) = live.native_istio.filter(|istio| istio.ambient) {
-            return Some(Self { format: RuleFormat::Nftables, captures_dns: istio.captures_dns });
+            let NativeIstio { captures_dns, captures_inbound, .. } = istio;
+            return Some(Self { format: RuleFormat::Nftables, captures_dns, captures_inbound });
         }
-        let has = |wanted: Table| live.chains().any(|(_, table, name, _)| table == wanted && name == PREROUTING);
-        has(Table::Nat).then(|| Self { format: RuleFormat::Iptables, captures_dns: has(Table::Raw) })
+        let chains = |wanted: Table| {
+            let chains = live.chains().filter(move |(_, table, name, _)| *table == wanted && *name == PREROUTING);
+            chains.map(|(.., chain)| chain)
+        };
+        chains(Table::Nat).next().is_some().then(|| Self {
+            format: RuleFormat::Iptables,
+            captures_dns: chains(Table::Raw).next().is_some(),
+            captures_inbound: chains(Table::Nat).any(|chain| !chain.rules.is_empty()),
+        })
     }
 
     /// Returns where the redirection is, for messages.
@@ -87,7 +97,8 @@ impl RulesetView {
         if policy.ambient {
             // istio-cni's default format; its rules have the same effect in both.
             let captures_dns = policy.dns_captured_elsewhere.unwrap_or(true);
-            view = view.with_ambient(AmbientRedirection { format: RuleFormat::Iptables, captures_dns });
+            let format = RuleFormat::Iptables;
+            view = view.with_ambient(AmbientRedirection { format, captures_dns, captures_inbound: true });
         } else if policy.interception == Interception::Unset {
             let caveat = "this configuration does not redirect the pod; rules of other programs are not evaluated";
             view.caveats.push(caveat.to_owned());
@@ -110,9 +121,21 @@ impl RulesetView {
                 }
             }
         }
-        self.caveats.retain(|caveat| !caveat.contains("istio-ambient-"));
+        if !redirection.captures_inbound {
+            self = self.without_ambient_inbound();
+        }
+        self.unread_redirections.retain(|caveat| !caveat.contains("istio-ambient-"));
         let place = redirection.place();
         self.caveats.push(format!("the rules of istio-cni ({place}) are evaluated as istio-cni writes them"));
+        self
+    }
+
+    /// Removes the capture of inbound connections, which istio-cni does not write for a pod whose annotation
+    /// `ambient.istio.io/bypass-inbound-capture` is true.
+    #[must_use]
+    pub fn without_ambient_inbound(mut self) -> Self {
+        let is_capture = |name: &str| [PREROUTING, "istio-prerouting"].contains(&name);
+        self.retain_chains(|table, name| !(matches!(table, TableId::Iptables(_, Table::Nat)) && is_capture(name)));
         self
     }
 
@@ -297,7 +320,7 @@ mod tests {
         let protocol = if protocol == "udp" { Protocol::Udp } else { Protocol::Tcp };
         let to = Destination { address: address.parse().expect(to), protocol };
         let view = RulesetView::desired(&Ruleset::of(policy, &Family::ALL), RuleFormat::Iptables);
-        let view = view.with_ambient(AmbientRedirection { format, captures_dns });
+        let view = view.with_ambient(AmbientRedirection { format, captures_dns, captures_inbound: true });
         view.evaluate(Packet::first(from, to, &[], "eth0")).arrival.to_string()
     }
 

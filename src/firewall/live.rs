@@ -20,6 +20,8 @@ const ISTIO_SIDECAR: &str = "istio-proxy-";
 const ISTIO_AMBIENT: &str = "istio-ambient-";
 /// The tables of Istio's tools that contain rules only if DNS is captured.
 const ISTIO_RAW: [&str; 2] = ["istio-proxy-raw", "istio-ambient-raw"];
+/// The native table of istio-cni that captures inbound connections to a pod in the ambient mesh.
+const AMBIENT_NAT: &str = "istio-ambient-nat";
 
 /// A live rule in a table of iptables.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,6 +105,8 @@ pub struct NativeIstio {
     pub ambient: bool,
     /// Whether it captures DNS.
     pub captures_dns: bool,
+    /// Whether it captures inbound connections, if it redirects to ztunnel.
+    pub captures_inbound: bool,
 }
 
 impl LiveRuleset {
@@ -205,7 +209,8 @@ impl LiveRuleset {
         }
         let iptables = self.tables.keys().map(|(family, table)| (family.number(), table.name()));
         let native = self.native.keys().map(|table| (NFPROTO_INET, table.name()));
-        let istio = self.native_istio.iter().flat_map(|_| ISTIO_RAW.map(|table| (NFPROTO_INET, table)));
+        let istio = self.native_istio.iter().flat_map(|_| [ISTIO_RAW[0], ISTIO_RAW[1], AMBIENT_NAT]);
+        let istio = istio.map(|table| (NFPROTO_INET, table));
         let all = iptables.chain(native).chain(istio);
         all.map(|(family, table)| (family, Attributes::of(|list| list.text(nfta::TABLE, table)))).collect()
     }
@@ -220,7 +225,9 @@ impl LiveRuleset {
         }
         add_native_rule(&mut self.native, sets, number, body);
         if let Some(istio) = self.native_istio.as_mut().filter(|_| number == NFPROTO_INET) {
-            istio.captures_dns |= find_text(body, nfta::TABLE).is_some_and(|table| ISTIO_RAW.contains(&table));
+            let (table, chain) = (find_text(body, nfta::TABLE), find_text(body, nfta::RULE_CHAIN));
+            istio.captures_dns |= table.is_some_and(|table| ISTIO_RAW.contains(&table));
+            istio.captures_inbound |= (table, chain) == (Some(AMBIENT_NAT), Some("istio-prerouting"));
         }
     }
 

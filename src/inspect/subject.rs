@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 /// Limit for the objects that a message lists.
 const MAX_LISTED: usize = 10;
@@ -87,15 +87,18 @@ pub struct AppliedConf {
 impl AppliedConf {
     /// Parses a configuration file.
     ///
-    /// A configuration list, a primary plugin and the stdin of a plugin in a list (which has `prevResult`) apply to
-    /// every pod. Multus runs every other plugin for the pods that select its network.
+    /// A configuration list, a primary plugin, the stdin of a plugin in a list (which has `prevResult`) and a file in the
+    /// directory of its network's name (Multus's auxiliary chain) apply to every pod. Multus runs every other plugin for
+    /// the pods that select its network.
     ///
     /// # Errors
     /// Those of [`configuration`].
     pub fn parse(place: &Path, text: &[u8]) -> Result<Self, Error> {
         let conf = configuration(place, text)?;
         let is_list = serde_json::from_slice::<Value>(text).is_ok_and(|value| value.get("plugins").is_some());
-        let as_attachment = !is_list && conf.primary.is_none() && conf.prev_result.is_none();
+        let directory = path::absolute(place).ok().and_then(|place| Some(place.parent()?.file_name()?.to_owned()));
+        let in_chain = directory.is_some_and(|directory| directory == *conf.name);
+        let as_attachment = !is_list && !in_chain && conf.primary.is_none() && conf.prev_result.is_none();
         let place = place.display().to_string();
         let origin = ConfigurationOrigin { source: ConfigurationSource::File, places: vec![place], reason: None };
         let text = Some(String::from_utf8_lossy(text).into_owned());
@@ -269,7 +272,13 @@ impl Subject {
         }
         let AppliedConf { conf, as_attachment, origin, .. } = applied;
         let look_up = |object: &ObjectRef| definitions.get(object).cloned();
-        let attachment = as_attachment.then(|| installed_network(&facts.pod, &conf.name, &look_up));
+        // Multus adds no network if it can't find one of them.
+        let is_missing = |(object, lookup): &(&ObjectRef, &Lookup)| {
+            object.name == conf.name && matches!(lookup, Lookup::Missing(_)) && facts.pod.addresses.is_empty()
+        };
+        let missing = definitions.iter().find(is_missing).map(|(object, _)| InstalledNetwork::Missing(object.clone()));
+        let installed = || missing.map_or_else(|| installed_network(&facts.pod, &conf.name, &look_up), Ok);
+        let attachment = as_attachment.then(installed);
         let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, cluster, &facts.pod));
         let (networks, attachment) = (networks.transpose()?, attachment.transpose()?);
         Ok(Self { networks, conf, attachment, facts, template_of: None, origin, socket_lb: BTreeSet::new() })

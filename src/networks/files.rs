@@ -2,7 +2,7 @@
 
 use super::configuration::{RunnableConfiguration, json, with_plugins};
 use crate::cni::version::UNSTATED;
-use crate::cni::{Block, Code, Error, wrong_type};
+use crate::cni::{Block, Code, Error, has_only_inlined, is_identifier, wrong_type};
 use crate::trusted_file::{self, read_text};
 use serde_json::Value;
 use std::fs;
@@ -74,8 +74,7 @@ pub(super) fn at(path: &Path) -> Result<RunnableConfiguration, Error> {
     let configuration = match json(&place, &text)? {
         Value::Object(list) if list.get("type").is_none_or(|kind| kind == "") => {
             let name = list.get("name").and_then(Value::as_str).unwrap_or_default();
-            let only_inlined = list.get("loadOnlyInlinedPlugins") == Some(&Value::Bool(true));
-            let more: Vec<_> = if only_inlined || !crate::cni::is_identifier(name) {
+            let more: Vec<_> = if has_only_inlined(&list) || !is_identifier(name) {
                 Vec::new()
             } else {
                 let beside = plugins_in(&file.with_file_name(name))?;
@@ -127,14 +126,37 @@ fn chained_plugin(place: &str, plugin: &Value, name: &str, version: &str) -> Res
         block.reader().string(key)?;
     }
     let invalid = |key: &str, value: &Value, expected| Err(wrong_type(&format!("{place}.{key}"), value, expected));
+    let flags = |value: &Value| value.is_boolean() || value.is_null();
     match keys.get("capabilities") {
         None | Some(Value::Null) => {}
-        Some(Value::Object(named)) if named.values().all(Value::is_boolean) => {}
+        Some(Value::Object(named)) if named.values().all(flags) => {}
         Some(other) => return invalid("capabilities", other, "an object of true or false, by name"),
     }
-    for key in ["ipam", "dns"] {
-        if let Some(other) = keys.get(key).filter(|value| !value.is_object() && !value.is_null()) {
-            return invalid(key, other, "an object");
+    let text = |value: &Value| value.is_string() || value.is_null();
+    let texts = |value: &Value| value.is_null() || value.as_array().is_some_and(|all| all.iter().all(text));
+    let attachment =
+        |value: &Value| value.is_null() || (value.is_object() && text(&value["containerID"]) && text(&value["ifname"]));
+    let attachments = |value: &Value| value.as_array().is_some_and(|all| all.iter().all(attachment));
+    for (key, is_valid, expected) in [
+        (
+            "ipam",
+            &(|ipam: &Value| ipam.is_object() && text(&ipam["type"])) as &dyn Fn(&Value) -> bool,
+            "an object whose type is a string",
+        ),
+        (
+            "dns",
+            &|dns| {
+                dns.is_object()
+                    && text(&dns["domain"])
+                    && ["nameservers", "search", "options"].iter().all(|key| texts(&dns[key]))
+            },
+            "an object with nameservers, search and options, lists of strings, and domain, a string",
+        ),
+        ("prevResult", &Value::is_object, "an object"),
+        ("cni.dev/valid-attachments", &attachments, "a list of objects with containerID and ifname, strings"),
+    ] {
+        if let Some(other) = keys.get(key).filter(|value| !value.is_null() && !is_valid(value)) {
+            return invalid(key, other, expected);
         }
     }
     let mut keys = keys.clone();
@@ -158,13 +180,15 @@ fn plugins_in(dir: &Path) -> Result<Vec<(PathBuf, Value)>, Error> {
     files.into_iter().map(plugin).collect()
 }
 
-/// Returns the files with one of these extensions, sorted by name, without subdirectories.
+/// Returns the files with one of these extensions, sorted by name, without subdirectories. As in libcni (`ConfFiles`), a
+/// symbolic link counts as a file, wherever it leads.
 fn files(dir: &Path, extensions: &[&str]) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
-        let path = entry?.path();
+        let entry = entry?;
+        let path = entry.path();
         let known = path.extension().is_some_and(|extension| extensions.iter().any(|known| extension == *known));
-        if known && !path.is_dir() {
+        if known && !entry.file_type()?.is_dir() {
             files.push(path);
         }
     }
@@ -251,7 +275,7 @@ mod tests {
     #[test]
     fn a_list_is_extended_with_the_directory_of_its_name() {
         let list = |more: &str| format!("{{\"name\":\"net\",{more}\"plugins\":[{{\"type\":\"a\"}}]}}");
-        let (inline, both) = (list("\"loadOnlyInlinedPlugins\":true,"), list(""));
+        let (inline, both) = (list("\"loadOnlyInlinedPlugins\":\"TRUE\","), list(""));
         let dir = directory(
             "beside",
             &[

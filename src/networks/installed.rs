@@ -4,7 +4,7 @@ use super::annotations::{default_network, networks};
 use super::configuration::RunnableConfiguration;
 use super::element::Selection;
 use crate::cluster::{Definition, Lookup, ObjectRef};
-use crate::cni::{Error, OWN_TYPES, SYSTEM_NAMESPACE};
+use crate::cni::{Error, GLOBAL_NAMESPACE, OWN_TYPES, SYSTEM_NAMESPACE};
 use crate::pod::Pod;
 
 /// How a pod uses the network of an installed configuration.
@@ -32,10 +32,12 @@ pub fn installed_network(
     name: &str,
     look_up: &dyn Fn(&ObjectRef) -> Option<Lookup>,
 ) -> Result<InstalledNetwork, Error> {
-    let selected = networks(pod)?.elements;
-    let default = default_network(pod, SYSTEM_NAMESPACE)?.elements;
+    let mut selected = networks(pod)?.elements;
+    selected.append(&mut default_network(pod, SYSTEM_NAMESPACE)?.elements);
+    // The last one counts: a definition outside the shared namespaces, which may not exist.
+    selected.sort_by_key(|one| ![GLOBAL_NAMESPACE, SYSTEM_NAMESPACE].contains(&one.namespace.as_str()));
     let mut found = InstalledNetwork::NotSelected;
-    for Selection { namespace, name, .. } in selected.into_iter().chain(default).filter(|one| one.name == name) {
+    for Selection { namespace, name, .. } in selected.into_iter().filter(|one| one.name == name) {
         let object = ObjectRef { namespace, name };
         found = match look_up(&object) {
             Some(Lookup::Found(definition)) if definition.config.trim().is_empty() => {
@@ -109,7 +111,9 @@ mod tests {
 
     #[test]
     fn without_definitions_the_name_alone_is_known() {
-        assert_eq!(of(&[(NETWORKS, "istio-cni")], None), Ok(InstalledNetwork::Unknown(object("shop"))));
+        for text in ["istio-cni", "istio-cni,default/istio-cni", "default/istio-cni,istio-cni"] {
+            assert_eq!(of(&[(NETWORKS, text)], None), Ok(InstalledNetwork::Unknown(object("shop"))), "{text}");
+        }
         assert_eq!(of(&[], None), Ok(InstalledNetwork::NotSelected));
         assert!(of(&[(NETWORKS, "[broken")], None).is_err());
     }

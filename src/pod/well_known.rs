@@ -32,6 +32,8 @@ pub const NOT_IN_MESH: &str = "none";
 pub const AMBIENT_REDIRECTION: &str = "ambient.istio.io/redirection";
 /// Annotation of a pod in the ambient mesh: whether ztunnel resolves its DNS.
 pub const AMBIENT_DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
+/// Annotation of a pod in the ambient mesh: whether inbound connections bypass ztunnel.
+pub const AMBIENT_BYPASS_INBOUND: &str = "ambient.istio.io/bypass-inbound-capture";
 
 /// How inbound connections reach the proxy.
 pub const INTERCEPTION_MODE: &str = "sidecar.istio.io/interceptionMode";

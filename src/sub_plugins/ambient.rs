@@ -4,7 +4,9 @@
 //! configures (`manifests/charts/istio-cni/values.yaml`, `ambient.enablementSelectors`).
 
 use super::values::parse_bool;
-use crate::pod::well_known::{AMBIENT, AMBIENT_DNS_CAPTURE, DATAPLANE_MODE, INJECTION_STATUS, NOT_IN_MESH};
+use crate::pod::well_known::{
+    AMBIENT, AMBIENT_BYPASS_INBOUND, AMBIENT_DNS_CAPTURE, DATAPLANE_MODE, INJECTION_STATUS, NOT_IN_MESH,
+};
 use crate::pod::{Namespace, Pod};
 use std::fmt;
 
@@ -34,6 +36,12 @@ pub fn enrolled_by(pod: &Pod, namespace: Option<&Namespace>) -> Option<EnrolledB
     if pod.host_network || pod.annotations.contains_key(INJECTION_STATUS) {
         return None;
     }
+    labeled_by(pod, namespace)
+}
+
+/// Returns which label asks for the ambient mesh, whether or not Istio enrolls the pod.
+#[must_use]
+pub fn labeled_by(pod: &Pod, namespace: Option<&Namespace>) -> Option<EnrolledBy> {
     let of_namespace = namespace.and_then(|namespace| namespace.dataplane_mode.as_deref());
     match pod.labels.get(DATAPLANE_MODE).map(String::as_str) {
         Some(AMBIENT) => Some(EnrolledBy::Pod),
@@ -47,6 +55,12 @@ pub fn enrolled_by(pod: &Pod, namespace: Option<&Namespace>) -> Option<EnrolledB
 #[must_use]
 pub fn is_meshed(pod: &Pod, namespace: Option<&Namespace>) -> bool {
     !pod.host_network && (pod.proxy().is_some() || enrolled_by(pod, namespace).is_some())
+}
+
+/// Returns whether ztunnel gets no inbound connections of the pod, because its annotation says so.
+#[must_use]
+pub fn bypasses_inbound(pod: &Pod) -> bool {
+    pod.annotations.get(AMBIENT_BYPASS_INBOUND).and_then(|value| parse_bool(value)) == Some(true)
 }
 
 /// Returns whether ztunnel resolves the pod's DNS; `None` if the pod does not set it, so that istio-cni's own setting

@@ -164,7 +164,7 @@ fn invalid_injection_request(pod: &Pod) -> Option<Ignored> {
     Some(Ignored { code: "inject-not-a-boolean", what, next: "expected true or false".to_owned() })
 }
 
-/// Returns a value of `detour.io/live-policy` that is not a boolean: the agent refuses it.
+/// Returns a value of `detour.io/live-policy` that is not a boolean: the agent rejects it.
 fn invalid_live_policy(facts: &Facts) -> Option<Ignored> {
     let AnnotationValue { place, value, .. } = AnnotationValue::of_pod_or_namespace(facts, LIVE_POLICY)?;
     if ["true", "false"].contains(&value) {
@@ -173,7 +173,7 @@ fn invalid_live_policy(facts: &Facts) -> Option<Ignored> {
     Some(Ignored {
         code: "live-policy-not-a-boolean",
         what: format!("{place}: {:?} is not a boolean", excerpt(value)),
-        next: "expected true or false; until then, the running pod follows no change of its policy".to_owned(),
+        next: "expected true or false; until then, the running pod follows only changes that end a bypass".to_owned(),
     })
 }
 
@@ -261,7 +261,7 @@ mod tests {
         let wanted = |object: &str, value: &str| {
             format!(
                 "annotation \"detour.io/live-policy\" of {object}: {value:?} is not a boolean; expected true or false; \
-                 until then, the running pod follows no change of its policy"
+                 until then, the running pod follows only changes that end a bypass"
             )
         };
         assert_eq!(with(Some("off\u{1b}"), "true"), [wanted("pod shop/cart-1", "off\u{1b}")]);

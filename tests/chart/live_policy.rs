@@ -1,4 +1,4 @@
-//! `livePolicy`: the flag of the agent, its rights, and the capabilities and mounts to enter pods' network namespaces.
+//! `livePolicy`: the flag of the agent, its permissions, and the capabilities and mounts to enter pods' network namespaces.
 
 use crate::helm::{agent, flag, merged, notes, objects, parsed, render_file};
 use serde_json::{Value, json};
@@ -95,7 +95,7 @@ fn only_an_explicit_scope_gives_an_agent_without_repairs_what_it_needs_to_enter_
 }
 
 /// Returns (API group, resource, verb) of each rule of the agent's ClusterRole.
-fn rights(values: &Value) -> Vec<[String; 3]> {
+fn permissions(values: &Value) -> Vec<[String; 3]> {
     let objects = objects(values);
     let is_role = |object: &&Value| object["kind"] == "ClusterRole" && object["metadata"]["name"] == "detour-agent";
     let role = objects.iter().find(is_role).expect("a ClusterRole");
@@ -113,8 +113,8 @@ fn rights(values: &Value) -> Vec<[String; 3]> {
 
 #[test]
 fn the_agent_may_write_conditions_unless_the_scope_is_off_and_each_right_is_granted_once() {
-    let has = |rights: &[[String; 3]], resource: &str, verb: &str| {
-        rights.iter().any(|right| right[1] == resource && right[2] == verb)
+    let has = |permissions: &[[String; 3]], resource: &str, verb: &str| {
+        permissions.iter().any(|permission| permission[1] == resource && permission[2] == verb)
     };
     for repair in [true, false] {
         for (labels, primary, exclusion) in [
@@ -130,16 +130,16 @@ fn the_agent_may_write_conditions_unless_the_scope_is_off_and_each_right_is_gran
                     "containerExclusion": {"enabled": exclusion}, "livePolicy": scope,
                 })
             };
-            let off = rights(&values("off"));
+            let off = permissions(&values("off"));
             assert_eq!(has(&off, "pods/status", "patch"), primary || (repair && labels), "{}", values("off"));
             assert!(has(&off, "events", "create"), "{}", values("off"));
             for scope in ["exclusions", "all"] {
                 let values = values(scope);
-                let mut live = rights(&values);
+                let mut live = permissions(&values);
                 let mut wanted = off.clone();
-                let right = ["", "pods/status", "patch"].map(str::to_owned);
-                if !wanted.contains(&right) {
-                    wanted.push(right);
+                let permission = ["", "pods/status", "patch"].map(str::to_owned);
+                if !wanted.contains(&permission) {
+                    wanted.push(permission);
                 }
                 live.sort_unstable();
                 wanted.sort_unstable();
@@ -148,7 +148,7 @@ fn the_agent_may_write_conditions_unless_the_scope_is_off_and_each_right_is_gran
             }
         }
     }
-    let mut distinct = rights(
+    let mut distinct = permissions(
         &json!({"livePolicy": "all", "repair": {"repairPods": false, "labelPods": true}, "primaryPlugin": {"enabled": true}}),
     );
     let count = distinct.len();

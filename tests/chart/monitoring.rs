@@ -156,7 +156,7 @@ fn alerts_use_only_exported_metrics_and_link_to_their_runbooks() {
     }
     assert_eq!(alerts, documented, "docs/alerts.md has a section for each alert");
     let default = groups(&json!({"prometheusRule": {"runbookUrl": ""}})).to_string();
-    assert!(default.contains(&format!("/blob/v{}/docs/alerts.md#", env!("CARGO_PKG_VERSION"))));
+    assert!(default.contains("\"docs/alerts.md#"), "{default}");
 }
 
 #[test]

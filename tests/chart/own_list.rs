@@ -76,6 +76,13 @@ fn the_notes_tell_which_list_the_runtime_uses() {
     assert!(exclusions.contains("edits the cluster") && !exclusions.contains("cni.ownList"), "{exclusions}");
     let multus = notes(&nested("global.platform", json!("openshift")));
     assert!(!multus.contains("configuration list") && multus.contains("default/istio-cni"), "{multus}");
+    let chain = merged(&nested("global.platform", json!("openshift")), &nested("cni.multusChain", json!("/run/chain")));
+    let chain = notes(&chain);
+    assert!(
+        chain.contains("\nMultus calls it for every pod, with the file that the agent writes to /run/chain."),
+        "{chain}"
+    );
+    assert!(chain.contains("\nPods can also select one of these attachments") && !chain.contains("if they"), "{chain}");
 }
 
 /// The agent writes the list to the directory of the original, which is mounted writable.

@@ -203,6 +203,31 @@ fn an_init_container_that_shares_its_uid_gets_the_hint_to_exclude_it_by_name() {
     assert!(what.ends_with("is captured and lost, except for excluded traffic"), "{what}");
 }
 
+/// The redirection recognizes the proxy by its UID or GID, so it captures no other container that runs with one of them.
+#[test]
+fn containers_with_the_id_of_the_proxy_are_not_captured() {
+    for (key, id) in [("runAsUser", "UID 1000659999"), ("runAsGroup", "GID 1000659999")] {
+        let mut pod = one_uid();
+        pod["spec"]["initContainers"][0]["securityContext"][key] = 1000659999.into();
+        pod["spec"]["containers"][0]["securityContext"][key] = 1000659999.into();
+        let blocks = json!([{"type": "container-exclude"}]);
+        let report = report(&pod, &blocks);
+        assert_eq!(codes(&report), ["excluded-with-application"]);
+        let what =
+            format!("container web runs as {id}, as istio-proxy does: all traffic that it sends bypasses the sidecar");
+        assert_eq!(report["warnings"][0]["what"], what);
+        let init = &report["init_containers"][0];
+        assert_eq!((&init["needs_exclusion"], &init["excluded"]), (&json!(false), &json!("all")));
+        let table = explain(&pod, &blocks, &[]).stdout;
+        assert!(
+            table.contains("needs no exclusion: it runs with the proxy's UID or GID, and is not captured"),
+            "{table}"
+        );
+        let picture = explain(&pod, &blocks, &["--format", "svg"]).stdout;
+        assert_eq!(picture.matches("the UID or GID of istio-proxy").count(), 2, "{picture}");
+    }
+}
+
 #[test]
 fn a_uid_exclusion_that_covers_the_application_gets_the_hint_to_exclude_the_container() {
     let mut pod = one_uid();

@@ -172,10 +172,81 @@ fn the_picture_and_traces_of_an_ambient_pod_show_ztunnel() {
         ("uid=1000650000", "192.0.2.1:3306/tcp", "direct"),
         ("uid=0", "[2001:db8::1]:443/tcp", "direct"),
         ("inbound", "10.88.0.2:8080/tcp", "ztunnel:15006"),
+        ("inbound", "10.88.0.2:8080/tcp", "direct"),
     ] {
+        if (from, expected) == ("inbound", "direct") {
+            annotate(&mut pod, "ambient.istio.io/bypass-inbound-capture", "true");
+        }
         let arguments = ["trace", "-f", "-", "--config", &conf, "--from", from, "--to", to, "-o", "json"];
         let trace = detour(&arguments, &pod.to_string(), &[]).json();
         assert_eq!(trace["arrives_at"], expected, "{from} {to}: {trace:#}");
+    }
+    let bypass = |pod: &mut Value, conf: &mut Value| {
+        ambient(pod, conf);
+        annotate(pod, "ambient.istio.io/bypass-inbound-capture", "true");
+    };
+    let svg = explain("ambient-inbound", bypass, &["--format", "svg"]).stdout;
+    assert!(svg.contains(">15001<") && !svg.contains(">15006<"), "{svg}");
+    let notes = explain("ambient-inbound", bypass, &["-o", "json"]).json()["notes"].to_string();
+    assert!(notes.contains("bypass-inbound-capture is true: inbound connections bypass ztunnel"), "{notes}");
+}
+
+/// Why a pod is not in the ambient mesh although a label or istio-cni suggests it.
+#[test]
+fn a_pod_that_is_not_enrolled_has_a_note_about_its_label() {
+    // The pod, the label of its namespace, and the expected note.
+    let rows: [(Case, &str, &str); 4] = [
+        (
+            ("none", |pod, conf| {
+                ambient(pod, conf);
+                pod["metadata"]["labels"] = json!({ "istio.io/dataplane-mode": "none" });
+            }),
+            "ambient",
+            "label istio.io/dataplane-mode of the pod is none, which overrides that of the namespace",
+        ),
+        (
+            ("sidecar", |_, _| ()),
+            "ambient",
+            "label istio.io/dataplane-mode of the namespace is ambient, but the pod has a sidecar, which takes precedence",
+        ),
+        (
+            ("redirected", |pod, conf| {
+                ambient(pod, conf);
+                pod["metadata"]["labels"] = json!({});
+                annotate(pod, "ambient.istio.io/redirection", "enabled");
+            }),
+            "other",
+            "annotation ambient.istio.io/redirection is \"enabled\", but no label istio.io/dataplane-mode enrolls the pod \
+             in the ambient mesh: exclusions do not apply",
+        ),
+        (("plain", |_, _| ()), "none", ""),
+    ];
+    for ((name, case), of_namespace, wanted) in rows {
+        let (mut pod, mut conf) = (pod(), conf());
+        case(&mut pod, &mut conf);
+        let mut namespace = namespace(&pod["metadata"]["namespace"]);
+        namespace["metadata"]["labels"] = json!({ "istio.io/dataplane-mode": of_namespace });
+        let conf = file(&format!("not-enrolled-{name}.conf"), &conf.to_string());
+        let namespace = file(&format!("not-enrolled-{name}.json"), &namespace.to_string());
+        let arguments = ["explain", "-f", "-", "--config", &conf, "--namespace-file", &namespace, "-o", "json"];
+        let report = detour(&arguments, &pod.to_string(), &[]).json();
+        let notes: Vec<_> = report["notes"].as_array().expect("notes").iter().filter_map(Value::as_str).collect();
+        let of_mesh: Vec<_> = notes.iter().filter(|note| note.contains("dataplane-mode")).collect();
+        assert_eq!(of_mesh.first().map_or("", |note| note), wanted, "{name}: {notes:?}");
+    }
+}
+
+/// Multus runs a file in the directory of its network's name for every pod.
+#[test]
+fn a_file_of_multus_chain_applies_to_pods_that_select_no_network() {
+    let (mut pod, mut conf) = (pod(), conf());
+    annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", "other/network");
+    conf["name"] = json!("vendor-cni-chain");
+    let conf = |place: &str| file(place, &conf.to_string());
+    for (place, redirected) in [("vendor-cni-chain/detour.conf", true), ("elsewhere/detour.conf", false)] {
+        let report = detour(&["explain", "-f", "-", "--config", &conf(place), "-o", "json"], &pod.to_string(), &[]);
+        assert_eq!(report.json()["redirected"], redirected, "{place}: {report:?}");
+        assert_eq!(report.stdout.contains("--config vendor-cni-chain/FILE.conf"), !redirected, "{report:?}");
     }
 }
 

@@ -102,6 +102,10 @@ fn invalid_networks_fail_as_in_an_add() {
     assert!(run.code == 1 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");
 }
 
+/// The definition that uses the configuration of the node.
+const SHARED: &str = r#"{"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+    "metadata": {"name": "istio-cni", "namespace": "default"}}"#;
+
 /// The configuration of an attachment, as it is installed for Multus.
 fn attachment(chain: &Value) -> Value {
     json!({"name": "istio-cni", "type": "detour", "kubernetes": {"kubeconfig": "/k"}, "chain": chain})
@@ -131,6 +135,17 @@ fn definitions_count_beside_the_configuration_of_an_attachment() {
             "annotation \"k8s.v1.cni.cncf.io/networks\" selects NetworkAttachmentDefinition {object}, which does not exist"
         );
         assert!(run.code == 1 && run.stderr.contains(&why), "{run:?}");
+    }
+    // One that exists beside it does not help: Multus adds no network then.
+    let (conf, shared) = (file("beside.conf", &redirect.to_string()), file("shared.json", SHARED));
+    let arguments = ["explain", "-f", "-", "--config", &conf, "--definitions", &shared, "-o", "json"];
+    for (networks, code) in
+        [("pay/istio-cni, default/istio-cni", 1), ("default/istio-cni, istio-cni", 1), ("default/istio-cni", 0)]
+    {
+        let mut pod = pod();
+        annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", networks);
+        let run = detour(&arguments, &pod.to_string(), &[]);
+        assert_eq!((run.code, run.stderr.contains("which does not exist")), (code, code == 1), "{run:?}");
     }
     // Multus added the networks of a running pod, although the definition is gone now.
     let mut running = pod();

@@ -48,6 +48,8 @@ impl Deref for File {
 /// Writes a file with this name to a new temporary directory.
 pub(crate) fn file(name: &str, text: &str) -> File {
     let directory = Directory::new("inspect");
-    std::fs::write(directory.join(name), text).expect("writable");
-    File { path: directory.join(name).display().to_string(), _directory: directory }
+    let path = directory.join(name);
+    path.parent().map(std::fs::create_dir_all).transpose().expect("writable");
+    std::fs::write(&path, text).expect("writable");
+    File { path: path.display().to_string(), _directory: directory }
 }

@@ -4,6 +4,9 @@ use crate::agent_process::{Agent, SETTLED};
 use crate::scene::{CALICO, Scene};
 use serde_json::json;
 use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 
 const CHAIN: &str = "--multus-chain=/run/multus/cni/net.d/vendor-cni-chain";
 const OPENSHIFT: [&str; 2] = ["--platform=openshift", CHAIN];
@@ -51,13 +54,33 @@ fn a_file_that_stops_the_whole_chain_makes_the_installation_incomplete() {
         (r#"{"type": "x", "name": 1}"#, "50-vendor.conf.name: invalid value 1"),
         (r#"{"type": "x", "capabilities": {"mac": "true"}}"#, "50-vendor.conf.capabilities: invalid value"),
         (r#"{"type": "x", "ipam": "dhcp"}"#, "50-vendor.conf.ipam: invalid value"),
+        (r#"{"type": "x", "ipam": {"type": 5}}"#, "50-vendor.conf.ipam: invalid value"),
+        (r#"{"type": "x", "dns": {"nameservers": "1.1.1.1"}}"#, "50-vendor.conf.dns: invalid value"),
+        (r#"{"type": "x", "prevResult": []}"#, "50-vendor.conf.prevResult: invalid value"),
+        (r#"{"type": "x", "cni.dev/valid-attachments": [5]}"#, "50-vendor.conf.cni.dev/valid-attachments: invalid"),
     ] {
         scene.write(FOREIGN, text);
         let error = scene.ends(1, "install", &OPENSHIFT);
         assert!(error.contains(wanted) && error.contains("Multus skips all plugins of"), "{text}: {error}");
         assert!(scene.path(FILE).exists(), "the own file is written nevertheless");
     }
-    scene.write(FOREIGN, r#"{"type": "x", "capabilities": null, "dns": {}}"#);
+    // libcni reads each entry that is no directory.
+    let foreign = scene.path(FOREIGN);
+    for (make, wanted) in [
+        ((|path| symlink("/missing", path).expect("linked")) as fn(&Path), "expected a file, got a symbolic link"),
+        (|path| symlink(".", path).expect("linked"), "expected a file, got a symbolic link"),
+        (|path| drop(UnixListener::bind(path).expect("bound")), "expected a file, got a device, socket or pipe"),
+    ] {
+        fs::remove_file(&foreign).expect("removed");
+        make(&foreign);
+        let error = scene.ends(1, "install", &OPENSHIFT);
+        assert!(error.contains(&format!("50-vendor.conf: {wanted}")), "{error}");
+    }
+    fs::remove_file(&foreign).expect("removed");
+    fs::create_dir(&foreign).expect("made");
+    scene.ok("install", &OPENSHIFT);
+    fs::remove_dir(&foreign).expect("removed");
+    scene.write(FOREIGN, r#"{"type": "x", "capabilities": {"mac": null}, "dns": {"search": null}, "prevResult": {}}"#);
     scene.write("run/multus/cni/net.d/vendor-cni-chain/notes.txt", "{");
     scene.ok("install", &OPENSHIFT);
 }
@@ -80,6 +103,23 @@ fn contradictions_are_refused_before_anything_is_written() {
         assert!(error.contains(wanted), "{arguments:?}: {error}");
     }
     assert_eq!(scene.files(), before);
+}
+
+/// On a node, `/var/run` is a symbolic link to `/run`.
+#[test]
+fn another_path_of_the_same_directory_keeps_the_file() {
+    let scene = Scene::with("chain-links", "10-calico.conflist", CALICO);
+    fs::create_dir_all(scene.path("run")).expect("made");
+    fs::create_dir_all(scene.path("var")).expect("made");
+    symlink("../run", scene.path("var/run")).expect("linked");
+    let linked = CHAIN.replace("=/run", "=/var/run");
+    for flag in [&linked, CHAIN, &linked] {
+        scene.ok("install", &["--platform=openshift", flag]);
+        assert!(scene.path(FILE).exists(), "{flag}");
+        assert!(scene.ok("install", &["--platform=openshift", flag]).contains("nothing to do"), "{flag}");
+    }
+    scene.ok("uninstall", &[]);
+    assert!(!scene.path(FILE).exists());
 }
 
 /// The directory is on a tmpfs.

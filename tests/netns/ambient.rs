@@ -169,9 +169,13 @@ fn ztunnel_is_undisturbed(world: &World) {
         a_query_leaves_one_replied_entry(world, ROOT, OTHER_RESOLVER);
     });
     assert_eq!(world.matched_exclusions(), matched, "a packet of ztunnel matched an exclusion");
+    let rules = LiveRules::read(&world.netns(), &Store::new(state::ROOT)).expect("readable");
     for &family in world.families() {
         let to = POD.at(family, APP);
         assert_eq!(world.outside_sends(Protocol::Tcp, to), Arrival::captured(INBOUND, to));
+        let destination = Destination { address: to, protocol: policy::Protocol::Tcp };
+        let trace = trace(&rules.view(), Sender::Inbound(None), destination, &rules.addresses, "eth0");
+        assert_eq!(trace.arrives_at, "ztunnel:15006", "{trace:#?}");
         let tunnel = POD.at(family, TUNNEL);
         assert_eq!(world.outside_sends(Protocol::Tcp, tunnel), Arrival::direct(tunnel, GATEWAY.ip(family)));
     }
@@ -244,6 +248,42 @@ fn enrolled_later_and_again(format: Format) {
     scene.add();
     scene.holds();
     assert_eq!(connection.send(), direct);
+}
+
+/// A pod whose inbound connections bypass ztunnel (annotation `ambient.istio.io/bypass-inbound-capture`): istio-cni writes
+/// the rules without those for inbound connections.
+fn inbound_bypasses(format: Format) {
+    let world = World::with_ztunnel(Families::Both);
+    let is_capture = |line: &&str| line.contains("15006") || line.starts_with("-A ISTIO_PRERT -s");
+    match format {
+        Format::Iptables => {
+            for &family in world.families() {
+                let rules = IPTABLES[usize::from(family == Family::V6)];
+                let kept: Vec<&str> = rules.lines().filter(|line| !is_capture(line)).collect();
+                world.iptables_restore(family, &(kept.join("\n") + "\n"));
+            }
+        }
+        Format::Native => {
+            world.nft("table inet other { }");
+            world.nft(NATIVE);
+            world.nft("flush chain inet istio-ambient-nat istio-prerouting");
+        }
+    }
+    let rules = LiveRules::read(&world.netns(), &Store::new(state::ROOT)).expect("readable");
+    for &family in world.families() {
+        let to = POD.at(family, APP);
+        assert_eq!(world.outside_sends(Protocol::Tcp, to), Arrival::direct(to, GATEWAY.ip(family)));
+        let destination = Destination { address: to, protocol: policy::Protocol::Tcp };
+        let trace = trace(&rules.view(), Sender::Inbound(None), destination, &rules.addresses, "eth0");
+        assert_eq!(trace.arrives_at, "direct", "{trace:#?}");
+    }
+    tcp_is_captured(&world, APP_PROCESS);
+}
+
+#[test]
+fn traces_know_pods_whose_inbound_connections_bypass_ztunnel() {
+    inbound_bypasses(Format::Iptables);
+    inbound_bypasses(Format::Native);
 }
 
 #[test]

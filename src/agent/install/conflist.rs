@@ -2,11 +2,8 @@
 //! The order of keys stays the same, the formatting does not.
 
 use super::digest::Digest;
-use crate::cni::{CNI_CONF_DIR, excerpt, is_identifier, version};
+use crate::cni::{CNI_CONF_DIR, ONLY_INLINED, excerpt, has_only_inlined, is_identifier, version};
 use serde_json::{Map, Value};
-
-/// The key of a list whose runtimes ignore the files in the directory of its name (libcni 1.3, `NetworkConfFromFile`).
-const ONLY_INLINED: &str = "loadOnlyInlinedPlugins";
 
 /// Why the plugin's entry can't be added to a file. Runtimes skip most of these files too (libcni,
 /// `NetworkConfFromBytes` and `ConfFromBytes`).
@@ -221,8 +218,8 @@ impl ConfList {
             Some(_) => return Err(UnusableList::NoPlugins),
         };
         if plugins.is_empty() {
-            let is_elsewhere = keys.get(ONLY_INLINED) != Some(&Value::Bool(true));
-            return Err(if is_elsewhere { UnusableList::NotInlined } else { UnusableList::NoPlugins });
+            let only_inlined = has_only_inlined(&keys);
+            return Err(if only_inlined { UnusableList::NoPlugins } else { UnusableList::NotInlined });
         }
         if let Some(index) = plugins.iter().position(|plugin| plugin["type"].as_str().is_none_or(str::is_empty)) {
             return Err(UnusableList::NoType(index));
@@ -292,6 +289,7 @@ mod tests {
             (r#"{"name":"n"}"#, UnusableList::NotInlined),
             (r#"{"name":"n","plugins":[]}"#, UnusableList::NotInlined),
             (r#"{"name":"n","loadOnlyInlinedPlugins":true}"#, UnusableList::NoPlugins),
+            (r#"{"name":"n","loadOnlyInlinedPlugins":"True"}"#, UnusableList::NoPlugins),
             (r#"{"name":"n","plugins":{}}"#, UnusableList::NoPlugins),
             (r#"{"name":"n","plugins":[{"type":"a"},{}]}"#, UnusableList::NoType(1)),
             (r#"{"name":"n","plugins":["a"]}"#, UnusableList::NoType(0)),

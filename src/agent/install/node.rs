@@ -27,9 +27,10 @@ use crate::trusted_file::{self, is_trusted, read_nofollow};
 use digests::ProgramDigests;
 use nix::errno::Errno;
 use rustix::fs::OFlags;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
+use std::mem;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -112,6 +113,9 @@ impl NodeFiles {
             (Err(error @ InstallError::Record { .. }), Some(_)) => found.notes.push(error.to_string()),
             (record, _) => found.record = record?.unwrap_or_default(),
         }
+        if let Some(desired) = desired {
+            self.name_as_desired(&mut found.record, desired);
+        }
         let record = &found.record;
         let mut paths: BTreeSet<HostPath> = record.files.keys().chain(record.lists.keys()).cloned().collect();
         paths.extend(record.lists.values().filter_map(|listed| Some(listed.original.as_ref()?.path.clone())));
@@ -155,6 +159,27 @@ impl NodeFiles {
         Ok(found)
     }
 
+    /// Renames recorded paths to the directories of `desired`: a symbolic link, such as `/var/run`, gives a file several
+    /// paths, and a file that is desired must not be reverted under another path.
+    fn name_as_desired(&self, record: &mut InstallRecord, desired: &DesiredState) {
+        let files = desired.programs.iter().chain(desired.kubeconfig.iter().map(|(path, _)| path));
+        let files = files.chain(desired.node.iter().map(|(path, _)| path)).map(HostPath::parent);
+        let directories: BTreeSet<HostPath> =
+            files.chain(desired.configurations.iter().map(ConfigurationTarget::directory)).collect();
+        let reached: BTreeMap<PathBuf, &HostPath> =
+            directories.iter().filter_map(|directory| Some((self.root.reach(directory).ok()?, directory))).collect();
+        let renamed = |path: HostPath| {
+            let directory = path.parent();
+            if directories.contains(&directory) {
+                return path;
+            }
+            let same = self.root.reach(&directory).ok().and_then(|directory| reached.get(&directory));
+            same.map_or_else(|| path.clone(), |directory| directory.join(&path.name()))
+        };
+        record.files = mem::take(&mut record.files).into_iter().map(|(path, owned)| (renamed(path), owned)).collect();
+        record.lists = mem::take(&mut record.lists).into_iter().map(|(path, list)| (renamed(path), list)).collect();
+    }
+
     /// Returns the invalid files of other tools in the directory of Multus's auxiliary chain, each with the reason.
     ///
     /// # Errors
@@ -175,11 +200,21 @@ impl NodeFiles {
                 check_chained_plugin(&path.to_string(), &text).err().map(|error| error.msg)
             }
             Ok(Some(_)) => Some(format!("{path}: expected a JSON object of at most {MAX_TEXT_SIZE} bytes")),
-            // A directory, or a symbolic link to a file that this process may not reach.
-            Ok(None) => None,
+            Ok(None) => self.not_a_file(&path).map(|found| format!("{path}: expected a file, got {found}")),
             Err(error) => Some(format!("{path}: {error}")),
         };
         Ok(paths.filter_map(invalid).collect())
+    }
+
+    /// Returns what an entry is instead of a file, in words; `None` for a directory, which libcni skips, and for an entry
+    /// that has been removed.
+    fn not_a_file(&self, path: &HostPath) -> Option<&'static str> {
+        let entry = self.root.reach_entry(path).and_then(fs::symlink_metadata).ok()?;
+        if entry.is_dir() {
+            return None;
+        }
+        let what = "a symbolic link to a missing file, to one that is not mounted here, or to a directory";
+        Some(if entry.is_symlink() { what } else { "a device, socket or pipe" })
     }
 
     /// Whether this file is an own list that Cilium renamed.

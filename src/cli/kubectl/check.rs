@@ -56,7 +56,7 @@ pub(super) fn run(connection: &ConnectionArguments, arguments: &CheckArguments) 
     }
     if nodes.is_empty() {
         let which = arguments.node.as_ref().map_or_else(
-            || format!("nodes {:?}", arguments.selector.as_deref().unwrap_or_default()),
+            || arguments.selector.as_ref().map_or_else(|| "nodes".to_owned(), |labels| format!("nodes {labels:?}")),
             |name| format!("node {name}"),
         );
         return Err(Error::new(Code::PodUnknown, format!("{which}: not found; see kubectl get nodes")).into());

@@ -42,8 +42,9 @@ Examples:
   kubectl detour trace -f pod.yaml --from container=web --to 10.88.0.2:8080/tcp
         follow the packet in a manifest, without a cluster
 
-The packet arrives at one of: sidecar:PORT, direct (it keeps its destination), dropped, or
-redirected:PORT (a rule outside of Istio's chains redirects it).
+The packet arrives at one of: sidecar:PORT, ztunnel:PORT (ambient mesh), direct (it keeps its
+destination), dropped, redirected:PORT (a rule outside of Istio's chains redirects it), or unknown
+(rules that trace does not evaluate decide: iptables-legacy, istio-cni's native rules).
 
 Exit codes: 0 success, 1 invalid pod or unreadable rules, 2 invalid arguments or input.";
 

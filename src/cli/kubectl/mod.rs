@@ -101,7 +101,9 @@ fn command(host: &str) -> Command {
             })
         });
     }
-    ["trace", "rules", "doctor"].into_iter().fold(command, |command, name| command.mut_subcommand(name, hide))
+    ["explain", "trace", "rules", "doctor"]
+        .into_iter()
+        .fold(command, |command, name| command.mut_subcommand(name, hide))
 }
 
 impl KubectlCommand {
@@ -176,5 +178,8 @@ mod tests {
         let rules = command.find_subcommand("rules").expect("a command");
         let is_shown = |id: &str| rules.get_arguments().any(|own| own.get_id() == id && !own.is_hide_set());
         assert!(is_shown("all") && is_shown("namespace") && !is_shown("pid") && !is_shown("root"));
+        let explain = command.find_subcommand("explain").expect("a command");
+        let root = explain.get_arguments().find(|own| own.get_id() == "root").expect("an option");
+        assert!(root.is_hide_set());
     }
 }

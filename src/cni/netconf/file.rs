@@ -4,7 +4,7 @@ use super::net_conf::NetConf;
 use super::sub_plugins::OWN_TYPES;
 use crate::cni::error::{Code, Error};
 use crate::cni::request::CniCommand;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::path::Path;
 
 /// The file name of the plugin's own list: a copy of the cluster network's configuration list with the plugin's entry.
@@ -14,10 +14,23 @@ pub const OWN_LIST: &str = "00-detour.conflist";
 /// U+FEFF in UTF-8, which some editors write. JSON parsers refuse it (RFC 8259, section 8.1).
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
+/// The key of a list whose runtimes ignore the files in the directory of its name.
+pub const ONLY_INLINED: &str = "loadOnlyInlinedPlugins";
+
 /// Whether a runtime reads a file of this name (libcni, `ConfFiles`).
 #[must_use]
 pub fn is_configuration_file(name: &str) -> bool {
     [".conflist", ".conf", ".json"].iter().any(|suffix| name.ends_with(suffix))
+}
+
+/// Whether a configuration list has only the plugins in its text, and runtimes ignore the files in the directory of its
+/// name (libcni 1.3, `NetworkConfFromBytes`).
+#[must_use]
+pub fn has_only_inlined(list: &Map<String, Value>) -> bool {
+    match list.get(ONLY_INLINED) {
+        Some(Value::String(text)) => text.eq_ignore_ascii_case("true"),
+        value => value == Some(&Value::Bool(true)),
+    }
 }
 
 /// Parses a plugin's configuration, or the one plugin of a configuration list that is of this plugin's types. Beside a

@@ -12,7 +12,7 @@ mod unknown;
 
 pub(super) use bounds::NODE_BOUNDS;
 pub use bounds::{ALLOW, BlockBounds, Bounds, OUTSIDE_BOUNDS, OutsideBounds};
-pub use file::{OWN_LIST, configuration, is_configuration_file};
+pub use file::{ONLY_INLINED, OWN_LIST, configuration, has_only_inlined, is_configuration_file};
 pub use keys::{CNI_CONF_DIR, LogLevel};
 pub(super) use keys::{absolute, delegate_timeout};
 pub(super) use kubernetes::ISTIO_KUBECONFIG;

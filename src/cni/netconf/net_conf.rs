@@ -117,7 +117,7 @@ impl NetConf {
         let name = name(&keys, command)?;
         version::check(&document.cni_version, command)?;
         let kind = kind(&keys, program)?;
-        unknown::check_chain(&document.block.keys)?;
+        unknown::check_misspelled(&document.block.keys)?;
         let mut warnings = unknown::at_the_top(&document.block.keys);
         let mut kubernetes = Kubernetes::read(&keys, &mut warnings)?;
         let primary = Primary::read(&keys, &mut warnings)?;

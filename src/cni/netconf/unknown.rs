@@ -1,4 +1,4 @@
-//! Warnings for unknown keys, which a plugin must ignore (SPEC.md); a misspelled `chain` is an error.
+//! Warnings for unknown keys, which a plugin must ignore (SPEC.md); a misspelled `chain` or `allow` is an error.
 
 use crate::cni::error::{Code, Error};
 use crate::cni::list::excerpt;
@@ -102,16 +102,21 @@ pub(super) fn at_the_top(keys: &Map<String, Value>) -> Vec<String> {
     warnings("", unknown_at_the_top(keys), known_at_the_top)
 }
 
-/// Checks that no unknown key at the top level is a misspelled `chain`: an ADD would succeed without its exclusions.
-/// Keys of other plugins with other values than lists are ignored.
+/// Checks that no unknown key at the top level is a misspelled `chain` or `allow`: an ADD would succeed without the
+/// exclusions, or pods could exclude more than the bounds permit. Keys of other plugins with other values than lists and
+/// objects are ignored.
 ///
 /// # Errors
 /// [`Code::InvalidConfig`] with the first such key.
-pub(super) fn check_chain(keys: &Map<String, Value>) -> Result<(), Error> {
-    let is_misspelled = |key: &&str| closest(key, ["chain", "chain_types"]) == Some("chain") && keys[*key].is_array();
-    match unknown_at_the_top(keys).find(is_misspelled) {
-        Some(key) => {
-            let msg = format!("{}: unknown key; did you mean \"chain\"?", excerpt(key));
+pub(super) fn check_misspelled(keys: &Map<String, Value>) -> Result<(), Error> {
+    let meant = |key: &str| {
+        let is_block = keys[key].is_array() || keys[key].is_object();
+        let meant = is_block.then(|| closest(key, ["chain", "chain_types", "allow"])).flatten();
+        meant.filter(|meant| *meant != "chain_types")
+    };
+    match unknown_at_the_top(keys).find_map(|key| Some((key, meant(key)?))) {
+        Some((key, meant)) => {
+            let msg = format!("{}: unknown key; did you mean {meant:?}?", excerpt(key));
             Err(Error::new(Code::InvalidConfig, msg))
         }
         None => Ok(()),
@@ -189,15 +194,18 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelled_chain_is_an_error() {
-        let check = |keys: Value| check_chain(keys.as_object().expect("an object")).map_err(|error| error.msg);
+    fn a_misspelled_chain_or_allow_is_an_error() {
+        let check = |keys: Value| check_misspelled(keys.as_object().expect("an object")).map_err(|error| error.msg);
         for key in ["chian", "Chain", "chains", "cain", "chain_"] {
             let wanted = format!("{key}: unknown key; did you mean \"chain\"?");
-            assert_eq!(check(json!({key: [{"type": "uid-exclude"}]})), Err(wanted));
+            assert_eq!(check(json!({key: [{"type": "uid-exclude"}]})), Err(wanted.clone()));
+            assert_eq!(check(json!({key: {"type": "uid-exclude"}})), Err(wanted));
         }
+        let wanted = Err("alow: unknown key; did you mean \"allow\"?".to_owned());
+        assert_eq!(check(json!({"alow": [{"uids": "1000-1999"}]})), wanted);
         for other in [
             json!({"chain": [], "chain_type": [], "chain_types": [], "main": [], "plugins": []}),
-            json!({"chaining-mode": "generic-veth", "chained": true, "chian": null}),
+            json!({"chaining-mode": "generic-veth", "chained": true, "chian": null, "allowed": "all", "flow": []}),
         ] {
             assert_eq!(check(other), Ok(()));
         }
@@ -256,7 +264,7 @@ mod tests {
         let long = [("chian".repeat(800_000), Value::Null)].into_iter().collect();
         assert!(at_the_top(&long)[0].len() < 300);
         let lists: Map<String, Value> = (0..90_000).map(|i| (format!("list{i}"), json!([]))).collect();
-        assert_eq!(check_chain(&lists), Ok(()));
+        assert_eq!(check_misspelled(&lists), Ok(()));
         assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
     }
 }

@@ -2,7 +2,9 @@
 
 use super::checks;
 use super::report::{CheckTarget, CheckVerdict, Results};
-use crate::cni::{Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, is_identifier};
+use crate::cni::{
+    Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, has_only_inlined, is_identifier,
+};
 use crate::host_path::HostPath;
 use crate::inspect::validate::is_program;
 use crate::plugin::{TargetNode, node, validate};
@@ -292,8 +294,8 @@ fn read(target: &CheckTarget, path: HostPath, reached: &Path) -> RuntimeFile {
 /// Returns the name of the directory beside a configuration list whose files are further plugins of it (libcni 1.3,
 /// `NetworkPluginConfsFromFiles`).
 fn directory(list: &Value) -> Option<String> {
-    let name = list["name"].as_str().filter(|name| is_identifier(name) && list["loadOnlyInlinedPlugins"] != true);
-    name.map(str::to_owned)
+    let list = list.as_object().filter(|list| !has_only_inlined(list))?;
+    list.get("name")?.as_str().filter(|name| is_identifier(name)).map(str::to_owned)
 }
 
 /// Returns the types of the plugins in the files of a directory, in the order of their names; none if it does not exist.

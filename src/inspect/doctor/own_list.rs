@@ -4,6 +4,7 @@
 use super::checks;
 use super::configuration::{self, CILIUM, RuntimeFile, WRITE_OWN_LIST};
 use super::report::{CheckTarget, CheckVerdict, MultusChain, OwnList, Results};
+use crate::cni::ONLY_INLINED;
 use crate::host_path::HostPath;
 use crate::trusted_file;
 use serde_json::{Value, json};
@@ -98,7 +99,7 @@ fn contents(file: &RuntimeFile, kind: &str) -> Result<Value, String> {
     if list.get("plugins").is_none() {
         let mut keys = list.as_object().cloned().ok_or("expected an object")?;
         keys.retain(|key, _| ["name", "cniVersion"].contains(&key.as_str()));
-        keys.insert("loadOnlyInlinedPlugins".to_owned(), true.into());
+        keys.insert(ONLY_INLINED.to_owned(), true.into());
         keys.insert("plugins".to_owned(), json!([list]));
         list = keys.into();
     }

@@ -100,8 +100,9 @@ pub(super) fn unselected_network(subject: &Subject) -> Result<Option<Unselected>
             Unselected {
                 why: format!("the pod does not select network {name}: annotation {NETWORKS} {found}"),
                 next: format!(
-                    "add {shared} to annotation {NETWORKS}; if the container runtime runs the plugin for every pod, use its \
-                     configuration list: --config FILE.conflist"
+                    "add {shared} to annotation {NETWORKS}; if the plugin runs for every pod, use the container runtime's \
+                     configuration list (--config FILE.conflist) or the file in Multus's auxiliary chain (--config \
+                     {name}/FILE.conf)"
                 ),
             }
         }

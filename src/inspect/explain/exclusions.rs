@@ -190,14 +190,28 @@ impl ContainerTraffic<'_> {
         self.runs_after_proxy() && of_id && covers(self) && !all.iter().any(is_needed)
     }
 
-    /// Returns the scope of the container's traffic that the exclusions of `policy` cover. If the container still runs
-    /// when the proxy accepts connections, exclusions that end then do not count.
+    /// Returns the UID or GID of the proxy if the container runs with it: the redirection captures no traffic of these
+    /// IDs.
+    pub(super) fn proxys_id(&self, policy: &Policy) -> Option<String> {
+        let redirect = policy.redirect()?;
+        let ids = [("UID", self.uid(), &redirect.proxy_uid), ("GID", self.gid(), &redirect.proxy_gid)];
+        ids.into_iter().find_map(|(kind, id, proxys)| Some(format!("{kind} {}", id.filter(|id| proxys.contains(id))?)))
+    }
+
+    /// Returns whether an exclusion of `policy` covers all traffic of the container's IDs.
+    pub(super) fn is_excluded_by_id(&self, policy: &Policy) -> bool {
+        policy.exclusions.iter().any(|exclusion| self.is_owned_by(exclusion.owner) && covers_everything(exclusion))
+    }
+
+    /// Returns how much of the container's traffic bypasses the sidecar: because of the exclusions of `policy`, or
+    /// because the container runs with the proxy's UID or GID. If the container still runs when the proxy accepts
+    /// connections, exclusions that end then do not count.
     pub(in crate::inspect) fn excluded_part(&self, policy: &Policy) -> ExcludedPart {
-        let matching = || policy.exclusions.iter().filter(|exclusion| self.is_owned_by(exclusion.owner));
         let by_name = policy.container_scope(self.name(), self.runs_with_proxy());
-        if by_name == Some(ContainerScope::All) || matching().any(covers_everything) {
+        let is_everything = by_name == Some(ContainerScope::All) || self.is_excluded_by_id(policy);
+        if is_everything || self.proxys_id(policy).is_some() {
             ExcludedPart::All
-        } else if by_name.is_some() || matching().next().is_some() {
+        } else if by_name.is_some() || policy.exclusions.iter().any(|exclusion| self.is_owned_by(exclusion.owner)) {
             ExcludedPart::Some
         } else {
             ExcludedPart::None
@@ -259,7 +273,7 @@ impl InitContainer {
             name: container.name().to_owned(),
             sidecar: !container.ends_before,
             starts_before_proxy,
-            needs_exclusion: starts_before_proxy,
+            needs_exclusion: starts_before_proxy && container.proxys_id(policy).is_none(),
             excluded: match container.excluded_part(policy) {
                 ExcludedPart::All => "all",
                 ExcludedPart::Some => "some",
@@ -283,6 +297,9 @@ impl InitContainer {
             (true, true, _) => ("needs an exclusion for traffic before istio-proxy accepts connections", Tone::Notable),
             (true, false, _) => ("needs an exclusion: its traffic is captured and lost", Tone::Bad),
             (false, _, "none") => ("needs no exclusion", Tone::Good),
+            (false, ..) if self.starts_before_proxy => {
+                ("needs no exclusion: it runs with the proxy's UID or GID, and is not captured", Tone::Good)
+            }
             (false, ..) => ("needs no exclusion, but is excluded: its traffic has no mTLS", Tone::Notable),
         };
         vec![Cell::of(&self.name).tone(Tone::Strong), Cell::of(when), Cell::of(what).tone(tone)]

@@ -8,6 +8,7 @@ use crate::inspect::subject::Subject;
 use crate::pod::well_known::{INIT_CONTAINER, PROXY_CONTAINER};
 use crate::policy::{BypassEnd, ContainerScope, DnsCapture, Policy, PortRange, Ports, Redirect, TrafficOwner};
 use crate::printable::xml;
+use ipnet::IpNet;
 use std::fmt::{Display, Write as _};
 
 const WIDTH: i32 = 1120;
@@ -60,7 +61,7 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     let containers = application_containers(&subject.facts.pod);
     let excluded = &explained.explanation.excluded_containers;
     let mut rows = Vec::new();
-    let to_ztunnel = policy.ambient.then(|| captured_by_ztunnel(policy));
+    let to_ztunnel = policy.ambient.then(|| captured_by_ztunnel(&subject.facts.pod, policy));
     let redirect = policy.redirect().or(to_ztunnel.as_ref());
     match redirect {
         Some(redirect) => {
@@ -207,6 +208,12 @@ fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerT
     let excluded = explained.explanation.exclusions.iter().zip(owners.chain(std::iter::repeat(None)));
     let outbound = excluded.filter(|(excluded, _)| excluded.direction != "inbound");
     let mut rows: Vec<Row> = outbound.map(|(excluded, owner)| row_of_traffic(excluded, owner, containers)).collect();
+    let as_proxy = |container: &&ContainerTraffic<'_>| {
+        container.proxys_id(&explained.policy).is_some() && !container.is_excluded_by_id(&explained.policy)
+    };
+    let source = ["the UID or GID of istio-proxy".to_owned()];
+    let of_proxy = |container| bypass(card(container), "everything".to_owned(), ANYWHERE.to_owned(), &source);
+    rows.extend(containers.iter().filter(as_proxy).map(of_proxy));
     if redirect.dns == DnsCapture::Off {
         let card = every("process", "DNS is not captured");
         let sources = explained.explanation.settings.iter().find(|setting| setting.key == "redirect_dns");
@@ -234,8 +241,15 @@ fn row_of_traffic(excluded: &ExcludedTraffic, owner: Option<TrafficOwner>, conta
         (_, ports) => format!("{protocol} to {}", to_ports(ports)),
     };
     let name = excluded.who.replace("uid ", "UID ").replace("gid ", "GID ");
-    let to = excluded.to.trim_end_matches("/32").trim_end_matches("/128").to_owned();
-    bypass(Card { name, detail, ends_before: false }, what, to, &excluded.sources)
+    bypass(Card { name, detail, ends_before: false }, what, without_full_prefix(&excluded.to), &excluded.sources)
+}
+
+/// Returns a single address without its prefix length, and any other text as it is.
+fn without_full_prefix(to: &str) -> String {
+    match to.parse::<IpNet>() {
+        Ok(range) if range.prefix_len() == range.max_prefix_len() => range.addr().to_string(),
+        _ => to.to_owned(),
+    }
 }
 
 fn to_ports(ports: &[String]) -> String {
@@ -409,5 +423,18 @@ mod tests {
     #[test]
     fn text_is_shortened() {
         assert_eq!((shortened("abcd", 4).as_str(), shortened("abcde", 4).as_str()), ("abcd", "abc…"));
+    }
+
+    #[test]
+    fn only_single_addresses_lose_their_prefix_length() {
+        for (to, shown) in [
+            ("10.96.0.10/32", "10.96.0.10"),
+            ("2001:db8::1/128", "2001:db8::1"),
+            ("2001:db8::/32", "2001:db8::/32"),
+            ("10.20.0.0/16", "10.20.0.0/16"),
+            (ANYWHERE, ANYWHERE),
+        ] {
+            assert_eq!(without_full_prefix(to), shown);
+        }
     }
 }

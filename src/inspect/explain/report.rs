@@ -216,7 +216,7 @@ fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> 
     let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
     let evaluations = evaluations.iter().flat_map(Evaluation::notes);
     let pod = &subject.facts.pod;
-    let by_ambient = ambient::notes(pod, policy.ambient, policy);
+    let by_ambient = ambient::notes(&subject.facts, policy);
     let by_ambient = by_ambient.into_iter().chain(usual_annotations(policy, pod));
     let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
     let all = subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node);
@@ -242,7 +242,7 @@ fn live_policy(facts: &Facts) -> Option<String> {
     };
     let follows = match value {
         "true" => "the running pod follows changes of its policy, as far as the agent's --live-policy allows",
-        "false" => "the running pod follows no change of its policy",
+        "false" => "the running pod follows only changes that end a bypass",
         _ => return None,
     };
     Some(format!("annotation {LIVE_POLICY} of the {object} is {value}: {follows}"))

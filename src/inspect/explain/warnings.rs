@@ -188,7 +188,7 @@ impl From<sub_plugins::Ignored> for Warning {
     }
 }
 
-/// Warns about an application that runs as an excluded ID.
+/// Warns about an application that runs as an excluded ID, or as the proxy's.
 fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
     let excluded = policy.exclusions.iter().filter(|e| covers_everything(e) && e.owner != TrafficOwner::Any);
     let applications = || containers.iter().filter(|container| !container.ends_before);
@@ -212,7 +212,17 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
             ),
         }
     };
-    pairs.map(warning).collect()
+    let as_proxy = applications().filter(|container| !container.is_excluded_by_id(policy)).filter_map(|container| {
+        let (name, id) = (container.name(), container.proxys_id(policy)?);
+        Some(Warning {
+            code: "excluded-with-application",
+            what: format!(
+                "container {name} runs as {id}, as istio-proxy does: all traffic that it sends bypasses the sidecar"
+            ),
+            next: format!("run {name} as another ID"),
+        })
+    });
+    pairs.map(warning).chain(as_proxy).collect()
 }
 
 /// Returns the hint to exclude the init containers that run as `owner` by their names. The exclusion of the ID is

@@ -14,11 +14,11 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 /// A verb, a resource with its group, and the name that it is limited to.
-type Right = (String, String, String);
+type Permission = (String, String, String);
 
 /// A row of the table of permissions in SECURITY.md.
 struct Row {
-    right: BTreeSet<Right>,
+    permission: BTreeSet<Permission>,
     who: String,
     everywhere: bool,
     when: String,
@@ -29,16 +29,16 @@ fn table() -> Vec<Row> {
     let rows = text.lines().skip_while(|line| !line.starts_with("| permission |")).skip(2);
     let rows = rows.take_while(|line| line.starts_with('|')).map(|line| {
         let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
-        let [right, who, place, when, _, _] = cells[..] else { panic!("{line}") };
-        let (verbs, rest) = right.rsplit_once(' ').map_or((right, ""), |_| {
-            let last_verb = right.split(' ').take_while(|word| word.ends_with(',')).count();
-            let at = right.match_indices(' ').nth(last_verb).expect("verbs, a resource").0;
-            (&right[..at], right[at + 1..].trim())
+        let [permission, who, place, when, _, _] = cells[..] else { panic!("{line}") };
+        let (verbs, rest) = permission.rsplit_once(' ').map_or((permission, ""), |_| {
+            let last_verb = permission.split(' ').take_while(|word| word.ends_with(',')).count();
+            let at = permission.match_indices(' ').nth(last_verb).expect("verbs, a resource").0;
+            (&permission[..at], permission[at + 1..].trim())
         });
         let (resource, name) = rest.split_once(" called ").unwrap_or((rest, ""));
         assert!(["everywhere", "own namespace"].contains(&place), "{line}");
         Row {
-            right: verbs.split(", ").map(|verb| (verb.to_owned(), resource.to_owned(), name.to_owned())).collect(),
+            permission: verbs.split(", ").map(|verb| (verb.to_owned(), resource.to_owned(), name.to_owned())).collect(),
             who: who.to_owned(),
             everywhere: place == "everywhere",
             when: when.trim_matches('`').to_owned(),
@@ -47,8 +47,8 @@ fn table() -> Vec<Row> {
     rows.collect()
 }
 
-/// The rights of a service account in a namespace, as the API server sees them.
-fn rights(plane: &ControlPlane, account: &str, namespace: &str) -> BTreeSet<Right> {
+/// The permissions of a service account in a namespace, as the API server sees them.
+fn permissions(plane: &ControlPlane, account: &str, namespace: &str) -> BTreeSet<Permission> {
     let client = plane.with_token(&plane.admin().token(NAMESPACE, account));
     let review = client.create(&json!({
         "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "metadata": {},
@@ -82,7 +82,7 @@ fn full(resource: &str, group: &str) -> String {
 }
 
 #[test]
-fn the_shipped_rights_equal_the_documented_table() {
+fn the_shipped_permissions_equal_the_documented_table() {
     const BASE: [&str; 4] = ["always", "onExit=auto", "cni.credentials", "livePolicy"];
     let rows = table();
     let with = |more: &[&'static str]| -> BTreeSet<&str> { BASE.iter().chain(more).copied().collect() };
@@ -112,7 +112,7 @@ fn the_shipped_rights_equal_the_documented_table() {
     let plane = ControlPlane::start();
     let admin = plane.admin();
     prepare(&admin);
-    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": NAMESPACE, "name": "no-rights"}});
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": NAMESPACE, "name": "no-permissions"}});
     admin.apply(&account).expect("accepted");
     for (name, objects, when) in variants {
         apply(&admin, &objects);
@@ -126,13 +126,13 @@ fn the_shipped_rights_equal_the_documented_table() {
             for namespace in [NAMESPACE, "shop"] {
                 let rows = rows.iter().filter(|row| row.who == who && when.contains(row.when.as_str()));
                 let rows = rows.filter(|row| row.everywhere || namespace == NAMESPACE);
-                let wanted: BTreeSet<_> = rows.flat_map(|row| row.right.clone()).collect();
+                let wanted: BTreeSet<_> = rows.flat_map(|row| row.permission.clone()).collect();
                 let granted = || {
-                    let default_rights = rights(&plane, "no-rights", namespace);
-                    let granted = rights(&plane, &format!("detour-{who}"), namespace);
-                    granted.difference(&default_rights).cloned().collect::<BTreeSet<_>>()
+                    let by_default = permissions(&plane, "no-permissions", namespace);
+                    let granted = permissions(&plane, &format!("detour-{who}"), namespace);
+                    granted.difference(&by_default).cloned().collect::<BTreeSet<_>>()
                 };
-                // The API server applies changed rights with a delay.
+                // The API server applies changed permissions with a delay.
                 let settled = Instant::now() + Duration::from_secs(60);
                 plane.until(|| granted() == wanted || Instant::now() > settled);
                 assert_eq!(granted(), wanted, "{name}: {who} in {namespace}");
@@ -142,7 +142,7 @@ fn the_shipped_rights_equal_the_documented_table() {
 }
 
 #[test]
-fn each_right_is_used_and_no_other_is_needed() {
+fn each_permission_is_used_and_no_other_is_needed() {
     let plane = shipped::cluster();
     let admin = plane.admin();
     let (pod, bare) = (meshed_pod(&admin, "web-0"), meshed_pod(&admin, "web-1"));
@@ -173,7 +173,7 @@ fn each_right_is_used_and_no_other_is_needed() {
         let asked = asked(&plane, &format!("system:serviceaccount:{NAMESPACE}:detour-{who}"));
         let when = ["always", "onExit=auto", "cni.credentials", "livePolicy"];
         let rows = rows.iter().filter(|row| row.who == who && when.contains(&row.when.as_str()));
-        let wanted: BTreeSet<_> = rows.flat_map(|row| row.right.clone()).collect();
+        let wanted: BTreeSet<_> = rows.flat_map(|row| row.permission.clone()).collect();
         assert_eq!(asked, wanted, "{who}");
     }
 }
@@ -202,7 +202,7 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod_and_reports_no_poli
     });
 }
 
-/// Kubernetes has no right for a single condition. The subresource keeps the agent from the spec.
+/// Kubernetes has no permission for a single condition. The subresource keeps the agent from the spec.
 #[test]
 fn an_agent_with_live_policy_may_write_a_pods_condition_and_not_the_pod() {
     let live = |scope: &str| chart(&[&format!("onExit=leave,repair.enabled=false,livePolicy={scope}")]);
@@ -235,12 +235,12 @@ fn an_agent_with_live_policy_may_write_a_pods_condition_and_not_the_pod() {
     refused(agent.merge(&namespace, &json!({"metadata": {"labels": {"a": "b"}}})).map(drop));
 
     apply(&admin, &live("off"));
-    // The API server applies changed rights with a delay.
+    // The API server applies changed permissions with a delay.
     plane.until(|| agent.merge_status(&pod, &json!({})).is_err_and(|refused| refused.code == 403));
 }
 
-/// Returns the rights that a user's requests needed, with names where a right is limited to them.
-fn asked(plane: &ControlPlane, user: &str) -> BTreeSet<Right> {
+/// Returns the permissions that a user's requests needed, with names where a permission is limited to them.
+fn asked(plane: &ControlPlane, user: &str) -> BTreeSet<Permission> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let of_user = plane.audit().into_iter().filter(|event| event["user"]["username"] == user);
     let asked = of_user.map(|event| {
