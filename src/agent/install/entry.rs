@@ -68,10 +68,7 @@ impl EntrySettings {
                 capabilities.entry(name).or_insert(true.into());
             }
         }
-        let mut alone = keys.clone();
-        alone.insert("name".into(), "n".into());
-        alone.insert("cniVersion".into(), "1.0.0".into());
-        parse(&Value::Object(alone))?;
+        parse_alone(keys.clone())?;
         Ok(Value::Object(keys))
     }
 
@@ -135,10 +132,7 @@ impl EntrySettings {
     }
 
     fn conf(&self) -> Result<NetConf, InstallError> {
-        let mut keys = self.plugin();
-        keys.insert("name".into(), "n".into());
-        keys.insert("cniVersion".into(), "1.0.0".into());
-        parse(&Value::Object(keys))
+        parse_alone(self.plugin())
     }
 
     /// Returns all keys of the plugin's configuration except the network's name and version.
@@ -191,6 +185,13 @@ fn override_keys(keys: &mut Map<String, Value>, given: &Map<String, Value>) {
             _ => drop(keys.insert(key.clone(), value.clone())),
         }
     }
+}
+
+/// Parses an entry as a configuration of its own.
+fn parse_alone(mut keys: Map<String, Value>) -> Result<NetConf, InstallError> {
+    keys.insert("name".into(), "n".into());
+    keys.insert("cniVersion".into(), "1.0.0".into());
+    parse(&Value::Object(keys))
 }
 
 fn parse(conf: &Value) -> Result<NetConf, InstallError> {
