@@ -124,7 +124,7 @@ impl RulesetView {
         if !redirection.captures_inbound {
             self = self.without_ambient_inbound();
         }
-        self.caveats.retain(|caveat| !caveat.contains("istio-ambient-"));
+        self.unread_redirections.retain(|caveat| !caveat.contains("istio-ambient-"));
         let place = redirection.place();
         self.caveats.push(format!("the rules of istio-cni ({place}) are evaluated as istio-cni writes them"));
         self

@@ -42,6 +42,8 @@ pub enum Arrival {
     Ztunnel(u16),
     /// At this port, by another rule.
     Redirected(u16),
+    /// No rule decides but those of a redirection that is not in the view.
+    Unknown,
 }
 
 impl fmt::Display for Arrival {
@@ -52,6 +54,7 @@ impl fmt::Display for Arrival {
             Self::Sidecar(port) => write!(f, "sidecar:{port}"),
             Self::Ztunnel(port) => write!(f, "ztunnel:{port}"),
             Self::Redirected(port) => write!(f, "redirected:{port}"),
+            Self::Unknown => f.write_str("unknown"),
         }
     }
 }
@@ -137,6 +140,7 @@ impl RulesetView {
         let to_ztunnel = self.to_ztunnel.is_some() && chain.is_some_and(ambient::is_chain);
         let by_istio = decided_by.as_ref().is_some_and(|place| is_redirection_chain(&place.chain));
         let arrival = match end {
+            End::Continue if !self.unread_redirections.is_empty() => Arrival::Unknown,
             End::Continue | End::Direct => Arrival::Direct,
             End::Dropped => Arrival::Dropped,
             End::Redirected(port) if to_ztunnel => Arrival::Ztunnel(port),
@@ -144,6 +148,9 @@ impl RulesetView {
             End::Redirected(port) | End::Tproxied(port) => Arrival::Redirected(port),
         };
         let mut caveats = self.caveats.clone();
+        if !matches!(end, End::Direct | End::Dropped) {
+            caveats.extend_from_slice(&self.unread_redirections);
+        }
         let more = walk.unsupported.len().saturating_sub(MAX_LISTED);
         let listed = walk.unsupported.iter().take(MAX_LISTED);
         caveats.extend(listed.map(|rule| format!("skipped unsupported rule: {rule}")));

@@ -106,6 +106,9 @@ pub struct RulesetView {
     pub(super) to_ztunnel: Option<RuleFormat>,
     /// Rules that apply, but are not in the view, in words.
     pub caveats: Vec<String>,
+    /// Redirections behind the exclusions that are not in the view, in words. They do not matter for a packet whose
+    /// destination is fixed before.
+    pub unread_redirections: Vec<String>,
 }
 
 impl RulesetView {
@@ -136,7 +139,13 @@ impl RulesetView {
         }
         if let Some(istio) = live.native_istio {
             let tables = if istio.ambient { "istio-ambient-*" } else { "istio-proxy-*" };
-            view.caveats.push(format!("tables inet {tables} also redirect the pod, but their rules are not evaluated"));
+            let caveat = format!("tables inet {tables} also redirect the pod, but their rules are not evaluated");
+            view.unread_redirections.push(caveat);
+        }
+        if live.native.contains_key(&NativeTable::Exclusions) {
+            let earlier = live.before_exclusions.iter();
+            let caveat = |chain| format!("{chain} can redirect connections before the exclusions; it is not evaluated");
+            view.caveats.extend(earlier.map(caveat));
         }
         view
     }

@@ -86,8 +86,8 @@ impl LiveRules {
         }
         if !self.legacy.is_empty() {
             let tables = self.legacy.join(", ");
-            view.caveats
-                .push(format!("tables of iptables-legacy ({tables}) also apply, but their rules can't be read"));
+            let caveat = format!("tables of iptables-legacy ({tables}) also apply, but their rules can't be read");
+            view.unread_redirections.push(caveat);
         }
         view
     }

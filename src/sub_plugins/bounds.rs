@@ -15,16 +15,24 @@ use crate::pod::{Facts, Pod};
 use crate::policy::{ContainerExclusion, Exclusion, IdRange, ListOrAll, PortRange, Ports, Ranges, TrafficOwner};
 use ipnet::IpNet;
 use serde_json::Value;
+use std::cell::Cell;
 use std::fmt::Display;
 
 /// The maximum number of IDs in a range that the default bounds permit: OpenShift assigns 10,000 to a namespace.
 const DEFAULT_IDS: u32 = 65_536;
 /// The maximum number of ports in a range that the default bounds permit.
-const DEFAULT_PORTS: u16 = 1024;
+const DEFAULT_PORTS: u32 = 1024;
 /// The shortest prefix that the default bounds permit.
 const DEFAULT_PREFIX: u8 = 8;
+/// In one annotation or argument, the default bounds permit as many ports and addresses as this number of ranges of the
+/// maximum size has: a list of ranges must not stand for all traffic either.
+const DEFAULT_RANGES: u32 = 4;
+/// The longest prefix whose addresses count: a longer one counts as this one.
+const COUNTED_PREFIX: u8 = 32;
 /// The name of the bounds that apply if no key `allow` is set.
 const DEFAULT_PLACE: &str = "the default bounds";
+/// Stands for the keys of a grant that permit a rule: its UIDs, or its ports.
+const RULES: &str = "rules";
 /// The number of bounds that a message names.
 const MAX_NAMED: usize = 3;
 
@@ -73,10 +81,38 @@ impl ParsedBounds {
     }
 }
 
+/// What the default bounds have permitted in one annotation or argument.
+#[derive(Debug, Default)]
+struct Total {
+    ports: Cell<u32>,
+    addresses: Cell<u32>,
+}
+
+impl Total {
+    /// Adds the number of a range of ports or addresses, unless the range or the sum exceeds the limit.
+    fn add(sum: &Cell<u32>, count: u32, limit: u32) -> bool {
+        let total = sum.get().saturating_add(count);
+        let is_within = count <= limit && total <= DEFAULT_RANGES * limit;
+        if is_within {
+            sum.set(total);
+        }
+        is_within
+    }
+
+    fn add_ports(&self, range: &PortRange) -> bool {
+        Self::add(&self.ports, u32::from(range.last - range.first) + 1, DEFAULT_PORTS)
+    }
+
+    fn add_addresses(&self, range: &IpNet) -> bool {
+        let count = |prefix: u8| 1u32.checked_shl((COUNTED_PREFIX.saturating_sub(prefix)).into()).unwrap_or(u32::MAX);
+        Self::add(&self.addresses, count(range.prefix_len()), count(DEFAULT_PREFIX))
+    }
+}
+
 /// A bound against which an item of a request is decided.
 enum Bound<'a> {
     /// That of an administrator who set none.
-    Default,
+    Default(&'a Total),
     /// A grant for the pod's namespace.
     Grant(&'a AppliedGrant<'a>),
 }
@@ -105,37 +141,41 @@ impl Bound<'_> {
 
     fn permits_resolver(&self, form: &ResolverForm) -> bool {
         match (self, form) {
-            (Self::Default, ResolverForm::Range(range)) => range.prefix_len() >= DEFAULT_PREFIX,
-            (Self::Default, _) => true,
+            (Self::Default(_), ResolverForm::Range(range)) => range.prefix_len() >= DEFAULT_PREFIX,
+            (Self::Default(_), _) => true,
             (Self::Grant(it), form) => it.grant.resolvers.as_ref().is_some_and(|list| list.permits(form)),
         }
     }
 
     /// Decides about ports; `None` is every port.
     fn permits_ports(&self, range: Option<&PortRange>) -> bool {
-        let (first, last) = range.map_or((1, u16::MAX), |range| (range.first, range.last));
+        let all = PortRange { first: 1, last: u16::MAX };
+        let range = range.unwrap_or(&all);
         match self {
-            Self::Default => last - first < DEFAULT_PORTS,
+            Self::Default(total) => total.add_ports(range),
             Self::Grant(it) => match &it.grant.ports {
                 None => false,
                 Some(Ports::All) => true,
-                Some(Ports::List(granted)) => granted.iter().any(|it| it.first <= first && last <= it.last),
+                Some(Ports::List(granted)) => granted.iter().any(|it| it.first <= range.first && range.last <= it.last),
             },
         }
     }
 
     /// Returns whether the bound permits an exclusion of a running pod.
-    fn covers(&self, exclusion: &Exclusion, is_dns: bool, context: &PodContext<'_>) -> bool {
+    fn covers(&self, exclusion: &Exclusion, dns: Option<DnsPorts>, context: &PodContext<'_>) -> bool {
         let Exclusion { owner, destination, ports, .. } = exclusion;
-        let of_ports =
-            || destination.is_none() && !ports.is_empty() && ports.iter().all(|range| self.permits_ports(Some(range)));
+        let (is_dns, are_blocks) = (dns.is_some(), dns == Some(DnsPorts::OfBlock));
+        let has_ports = || !ports.is_empty() && ports.iter().all(|range| self.permits_ports(Some(range)));
+        let of_ports = || destination.is_none() && has_ports();
+        let of_dns = || are_blocks || has_ports() || ports.is_empty() && self.permits_ports(None);
         let of_range = || destination.as_ref().is_some_and(|range| self.permits_destination(Some(range)));
         let Self::Grant(AppliedGrant { grant, .. }) = self else {
             let of_owner = match owner {
                 TrafficOwner::Any => false,
                 TrafficOwner::Uid(range) | TrafficOwner::Gid(range) => IdForm::Range(*range).is_limited(DEFAULT_IDS),
             };
-            return of_owner || of_range() || if is_dns { destination.is_none() } else { of_ports() };
+            return of_owner
+                || if is_dns { (destination.is_none() || of_range()) && of_dns() } else { of_range() || of_ports() };
         };
         let owners = |(ids, kind): (&Option<IdList>, IdKind)| {
             ids.as_ref().and_then(|ids| ids.owners(kind, context, &mut Vec::new()).ok()).unwrap_or_default()
@@ -148,14 +188,14 @@ impl Bound<'_> {
             (Some(_), None) => false,
         };
         granted.any(|granted| granted.covers(*owner))
-            || resolvers.unwrap_or_default().iter().any(is_resolver)
+            || resolvers.unwrap_or_default().iter().any(is_resolver) && of_dns()
             || !is_dns && (of_ports() || of_range())
     }
 
     /// Decides about an IP range; `None` is every address.
     fn permits_destination(&self, range: Option<&IpNet>) -> bool {
         match self {
-            Self::Default => range.is_some_and(|range| range.prefix_len() >= DEFAULT_PREFIX),
+            Self::Default(total) => range.is_some_and(|range| total.add_addresses(range)),
             Self::Grant(it) => match (&it.grant.ip_ranges, range) {
                 (None, _) | (Some(Ranges::List(_)), None) => false,
                 (Some(Ranges::All), _) => true,
@@ -165,11 +205,21 @@ impl Bound<'_> {
     }
 }
 
+/// The ports of an exclusion of `dns-exclude`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DnsPorts {
+    /// Those of the administrator's block, which need no permission.
+    OfBlock,
+    /// Others.
+    OfArgument,
+}
+
 /// The bounds of one sub-plugin for one pod, and what they decided.
 pub(super) struct PodBounds<'a> {
     allow: Option<&'a Allow>,
     grants: Vec<AppliedGrant<'a>>,
     facts: Option<&'a Facts>,
+    total: Total,
     pub(super) decided: Vec<DecidedRequest>,
 }
 
@@ -183,7 +233,8 @@ impl<'a> PodBounds<'a> {
             gids: ranges(&grant.gids, IdKind::Group),
         };
         let grants = allow.iter().flat_map(|allow| &allow.grants);
-        Self { allow, grants: grants.filter(|it| it.is_for(facts)).map(applied).collect(), facts, decided: Vec::new() }
+        let grants = grants.filter(|it| it.is_for(facts)).map(applied).collect();
+        Self { allow, grants, facts, total: Total::default(), decided: Vec::new() }
     }
 
     /// Removes what is outside the bounds from a request of a pod or its namespace. `block` is the administrator's block.
@@ -193,12 +244,13 @@ impl<'a> PodBounds<'a> {
         source: &SettingSource,
         block: &Exclude,
     ) -> Result<(), Error> {
+        self.total = Total::default();
         match (request, block) {
             (Exclude::Uid(request), _) => {
                 self.retain_ids(source, &mut request.uids, &mut request.gids);
                 request.rules.retain(|rule| {
                     let by = self.permitting_rule(rule);
-                    self.record((source, rule.uids.place()), rule, "uids", by)
+                    self.record((source, rule.uids.place()), rule, RULES, by)
                 });
             }
             (Exclude::Container(request), _) => self.retain_containers(source, request),
@@ -273,7 +325,7 @@ impl<'a> PodBounds<'a> {
     /// Returns the first bound that permits an item; `key` is the key of a grant that can.
     fn permitting(&self, key: &str, permits: impl Fn(&Bound<'_>) -> bool) -> Option<String> {
         let Some(allow) = self.allow else {
-            return permits(&Bound::Default).then(|| DEFAULT_PLACE.to_owned());
+            return permits(&Bound::Default(&self.total)).then(|| DEFAULT_PLACE.to_owned());
         };
         let permits = |it: &&AppliedGrant<'_>| it.grant.permits_everything() || permits(&Bound::Grant(it));
         let AppliedGrant { grant, .. } = self.grants.iter().find(permits)?;
@@ -348,6 +400,7 @@ impl<'a> PodBounds<'a> {
     /// Returns the bounds that do not permit an item, for messages.
     fn crossed(&self, key: &str) -> String {
         let Some(allow) = self.allow else { return format!("{DEFAULT_PLACE} ({})", default_of(key)) };
+        let key = if key == RULES { IdKind::User.grant_key() } else { key };
         let set_by = &allow.set_by;
         if self.grants.is_empty() {
             return match self.facts {
@@ -366,15 +419,17 @@ impl<'a> PodBounds<'a> {
     }
 
     /// Returns whether an exclusion of a running pod is within the bounds, whichever item requested it.
-    pub(super) fn covers(&self, exclusion: &Exclusion, is_dns: bool, context: &PodContext<'_>) -> bool {
-        self.permitting("", |bound| bound.covers(exclusion, is_dns, context)).is_some()
+    /// `dns` is about its ports if it is one of `dns-exclude`.
+    pub(super) fn covers(&mut self, exclusion: &Exclusion, dns: Option<DnsPorts>, context: &PodContext<'_>) -> bool {
+        self.total = Total::default();
+        self.permitting("", |bound| bound.covers(exclusion, dns, context)).is_some()
     }
 
     /// Returns whether the exclusion of a container of a running pod is within the bounds, whichever item requested it.
     pub(super) fn covers_container(&self, exclusion: &ContainerExclusion) -> bool {
         let Some(pod) = self.facts.map(|facts| &facts.pod) else { return false };
         let covers = |bound: &Bound<'_>| match bound {
-            Bound::Default => true,
+            Bound::Default(_) => true,
             Bound::Grant(it) => it.grant.containers.as_ref().is_some_and(|granted| granted.covers(exclusion, pod)),
         };
         self.permitting("", covers).is_some()
@@ -384,9 +439,12 @@ impl<'a> PodBounds<'a> {
 /// Returns what the default bounds permit under a key of a grant.
 fn default_of(key: &str) -> String {
     match key {
+        RULES => format!("UIDs, or ports: {}; {}", default_of("uids"), default_of("ports")),
         "containers" => "names, and patterns other than *".to_owned(),
-        "ports" => format!("no *, and at most {DEFAULT_PORTS} ports in a range"),
-        "ip_ranges" => format!("no *, and CIDRs of at least /{DEFAULT_PREFIX}"),
+        "ports" => {
+            format!("no *, at most {DEFAULT_PORTS} ports in a range, and {DEFAULT_RANGES} times as many in total")
+        }
+        "ip_ranges" => format!("no *, CIDRs of at least /{DEFAULT_PREFIX}, and {DEFAULT_RANGES} of this size in total"),
         "resolvers" => format!("CIDRs of at least /{DEFAULT_PREFIX}"),
         _ => format!("no *, and at most {DEFAULT_IDS} IDs in a range"),
     }

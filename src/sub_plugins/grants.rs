@@ -12,6 +12,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt};
 use serde_json::Value;
 
+/// The label of a namespace with its name.
+const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
 /// The grants of one key `allow`.
 #[derive(Debug)]
 pub(super) struct Allow {
@@ -57,6 +60,10 @@ pub(super) struct Grant {
 impl Grant {
     fn parse(place: &str, value: &Value) -> Result<Self, Error> {
         let r = BlockReader::new(place, value)?;
+        // As an absent key, it could permit everything.
+        if let Some((key, null)) = r.all().iter().find(|(_, value)| value.is_null()) {
+            return Err(wrong_type(&r.place(key), null, "a value; without one, remove the key"));
+        }
         let ids = |key| r.list(key)?.map(|list| IdList::parse(&list, ListAuthor::Administrator)).transpose();
         let namespaces =
             |list: ItemList| list.distinct("names of namespaces", |item| is_dns_label(item).then(|| item.to_owned()));
@@ -93,7 +100,14 @@ impl Grant {
         }
         let Some(facts) = facts else { return false };
         let is_named = |names: &Vec<String>| names.contains(&facts.pod.namespace);
-        let is_selected = |selector: &Selector| facts.namespace.as_ref().is_some_and(|it| selector.matches(&it.labels));
+        let is_selected = |selector: &Selector| {
+            facts.namespace.as_ref().is_some_and(|namespace| {
+                let mut labels = namespace.labels.clone();
+                // The API server adds it to each namespace. A manifest lacks it.
+                labels.insert(NAMESPACE_NAME.to_owned(), namespace.name.clone());
+                selector.matches(&labels)
+            })
+        };
         self.namespaces.as_ref().is_some_and(is_named) || self.selector.as_ref().is_some_and(is_selected)
     }
 }
@@ -108,7 +122,8 @@ fn selector(block: BlockReader<'_>, grant: &BlockReader<'_>) -> Result<Selector,
         let keys = BlockReader::new(format!("{}[{i}]", block.place("matchExpressions")), expression)?;
         let operators = [("In", true), ("NotIn", true), ("Exists", false), ("DoesNotExist", false)];
         let needs_values = keys.one_of("operator", &operators)?;
-        let has_values = keys.list("values")?.is_some_and(|list| !list.items.is_empty());
+        // An empty value is one, too.
+        let has_values = keys.value("values").and_then(Value::as_array).is_some_and(|values| !values.is_empty());
         if keys.string("key")?.is_none_or(str::is_empty) || needs_values != Some(has_values) {
             return Err(invalid());
         }

@@ -4,6 +4,7 @@
 //! pod's policy within the bounds; the parts of the others follow the configuration ([`SeparatePolicy`]).
 
 use super::ambient::{self, is_meshed};
+use super::bounds::DnsPorts;
 use super::chain::{ChainInput, ParsedChain};
 use super::context::{self, FACT_SOURCES, PodContext, RequestedExclusions, Resolvers};
 use super::decision::{self, Decision, SkipReason};
@@ -319,12 +320,17 @@ fn keep(sub_plugin: SubPlugin, chain: &ParsedChain, input: &ChainInput<'_>, appl
         block.parsed.exclusions(&of_block, &mut Vec::new())
     });
     let own: Result<Vec<RequestedExclusions>, Error> = own.collect();
-    let bounds = chain.bounds.of_pod(sub_plugin, &context);
+    let mut bounds = chain.bounds.of_pod(sub_plugin, &context);
     // If a block fails, what it has requested is unknown.
     let is_unknown = own.is_err();
-    let is_dns = sub_plugin == SubPlugin::DnsExclude;
-    let kept =
-        |exclusion: &&Exclusion| may_request(exclusion) && (is_unknown || bounds.covers(exclusion, is_dns, &context));
+    let dns = |exclusion: &Exclusion| {
+        let is_blocks = || blocks().any(|block| block.parsed.may_request(exclusion));
+        let ports = || if is_blocks() { DnsPorts::OfBlock } else { DnsPorts::OfArgument };
+        (sub_plugin == SubPlugin::DnsExclude).then(ports)
+    };
+    let kept = |exclusion: &&Exclusion| {
+        may_request(exclusion) && (is_unknown || bounds.covers(exclusion, dns(exclusion), &context))
+    };
     policy.exclusions.extend(applied.exclusions.iter().filter(kept).cloned());
     if sub_plugin == SubPlugin::ContainerExclude {
         let kept = |exclusion: &&ContainerExclusion| is_unknown || bounds.covers_container(exclusion);

@@ -101,6 +101,8 @@ fn a_wrong_value_is_refused() {
         ("global.hub", json!("ghcr.io/")),
         ("config.allow", json!("*")),
         ("config.allow", json!({"kinds": "init"})),
+        ("config.allow", json!({"uids": null, "ports": 443})),
+        ("config.allow", json!([{"namespaces": null}])),
         ("config.outside_bounds", json!("deny")),
         ("admissionPolicy.istio", json!(["all"])),
         ("tag", json!(1.27)),

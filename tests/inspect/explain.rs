@@ -194,36 +194,34 @@ fn the_picture_and_traces_of_an_ambient_pod_show_ztunnel() {
 /// Why a pod is not in the ambient mesh although a label or istio-cni suggests it.
 #[test]
 fn a_pod_that_is_not_enrolled_has_a_note_about_its_label() {
-    let rows: [(&str, fn(&mut Value, &mut Value), &str, &str); 4] = [
+    // The pod, the label of its namespace, and the expected note.
+    let rows: [(Case, &str, &str); 4] = [
         (
-            "none",
-            |pod, conf| {
+            ("none", |pod, conf| {
                 ambient(pod, conf);
                 pod["metadata"]["labels"] = json!({ "istio.io/dataplane-mode": "none" });
-            },
+            }),
             "ambient",
             "label istio.io/dataplane-mode of the pod is none, which overrides that of the namespace",
         ),
         (
-            "sidecar",
-            |_, _| (),
+            ("sidecar", |_, _| ()),
             "ambient",
             "label istio.io/dataplane-mode of the namespace is ambient, but the pod has a sidecar, which takes precedence",
         ),
         (
-            "redirected",
-            |pod, conf| {
+            ("redirected", |pod, conf| {
                 ambient(pod, conf);
                 pod["metadata"]["labels"] = json!({});
                 annotate(pod, "ambient.istio.io/redirection", "enabled");
-            },
+            }),
             "other",
             "annotation ambient.istio.io/redirection is \"enabled\", but no label istio.io/dataplane-mode enrolls the pod \
              in the ambient mesh: exclusions do not apply",
         ),
-        ("plain", |_, _| (), "none", ""),
+        (("plain", |_, _| ()), "none", ""),
     ];
-    for (name, case, of_namespace, wanted) in rows {
+    for ((name, case), of_namespace, wanted) in rows {
         let (mut pod, mut conf) = (pod(), conf());
         case(&mut pod, &mut conf);
         let mut namespace = namespace(&pod["metadata"]["namespace"]);

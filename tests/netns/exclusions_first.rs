@@ -8,6 +8,9 @@ use crate::expectations::*;
 use crate::istio::{Dns, rules};
 use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
 use crate::world::*;
+use detour_cni::firewall::{Destination, Sender};
+use detour_cni::inspect::{LiveRules, Trace, trace};
+use detour_cni::{policy, state};
 use serde_json::Value;
 
 /// A redirection that another tool makes.
@@ -105,6 +108,29 @@ fn exclusions_hold(world: &World, redirection: Redirection) {
         inbound_is_captured(world);
     }
     a_query_leaves_one_replied_entry(world, VAULT_INIT, OTHER_RESOLVER);
+    let captured = match redirection {
+        Redirection::Iptables => "sidecar:15001",
+        // trace does not read these rules.
+        Redirection::Legacy | Redirection::Native => "unknown",
+        Redirection::Ambient(_) => "ztunnel:15001",
+    };
+    for &family in world.families() {
+        let [direct, other] = [VAULT_INIT, APP_PROCESS].map(|process| traced(world, process, family));
+        assert_eq!(
+            (direct.arrives_at.as_str(), other.arrives_at.as_str()),
+            ("direct", captured),
+            "{direct:#?} {other:#?}"
+        );
+        assert_eq!(direct.caveats.is_empty(), !redirection.is_ambient(), "{direct:#?}");
+    }
+}
+
+/// Returns the trace of an HTTPS connection through the live rules.
+fn traced(world: &World, process: Process, family: Family) -> Trace {
+    let rules = LiveRules::read(&world.netns(), &state::Store::new(state::ROOT)).expect("readable");
+    let from = Sender::Process { uid: process.uid, gid: Some(process.gid), set: None };
+    let to = Destination { address: SERVER.at(family, HTTPS), protocol: policy::Protocol::Tcp };
+    trace(&rules.view(), from, to, &rules.addresses, "eth0")
 }
 
 fn added_to(redirection: Redirection, configuration: &Value) {
@@ -182,6 +208,8 @@ fn check_fails_and_add_warns_if_another_chain_can_redirect_before_the_exclusions
     assert!(output.stdout["details"].as_str().is_some_and(|text| text.starts_with(expected)), "{}", output.stdout);
     let output = world.call("ADD", &exclusions()).run().done();
     assert!(output.stderr.contains("chain out of table ip early"), "{}", output.stderr);
+    let trace = traced(&world, VAULT_INIT, Family::V4);
+    assert!(trace.caveats[0].starts_with("chain out of table ip early with priority -102 can redirect"), "{trace:#?}");
     world.nft("delete table ip early");
     world.call("CHECK", &exclusions()).run().done();
     world.nft("table ip late { chain out { type nat hook output priority -101; tcp dport 443 redirect to :15001; }; }");

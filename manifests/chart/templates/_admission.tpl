@@ -41,10 +41,10 @@ grant, and the sub-plugin's bounds. */ -}}
 {{- $defaults := dict
   "uids" "no \"*\", and at most 65536 IDs in a range"
   "gids" "no \"*\", and at most 65536 IDs in a range"
-  "rules" "UIDs (no \"*\", at most 65536 in a range), or ports (at most 1024 in a range)"
+  "rules" "UIDs (no \"*\", at most 65536 in a range), or ports (at most 1024 in a range, 4096 in total)"
   "containers" "no pattern of \"*\" alone"
-  "ports" "at most 1024 ports in a range"
-  "ip_ranges" "CIDRs with a prefix of at least /8"
+  "ports" "at most 1024 ports in a range, and 4096 in total"
+  "ip_ranges" "CIDRs with a prefix of at least /8, and four such prefixes in total"
   "resolvers" "all, resolv-conf, excluded-ranges, and CIDRs with a prefix of at least /8"
 -}}
 {{- $permitted := list -}}

@@ -107,6 +107,22 @@ port.ranges[0][1] - port.ranges[0][0] < 1024
 {{- end -}}
 {{- end -}}
 
+{{- /* The number of ports of all ranges in a list. */ -}}
+{{- define "detour.cel.countedPorts" -}}
+{{ . }}.filter(port, port.ranges.size() == 1).map(port, int(port.ranges[0][1]) - int(port.ranges[0][0]) + 1).sum()
+{{- end -}}
+
+{{- /* The numbers of addresses with a prefix of 8 to 32 bits. */ -}}
+{{- define "detour.cel.addresses" -}}
+{{- $all := list -}}
+{{- $number := 16777216 -}}
+{{- range until 25 -}}
+{{- $all = append $all $number -}}
+{{- $number = div $number 2 -}}
+{{- end -}}
+{{- $all | toJson -}}
+{{- end -}}
+
 {{- /* Whether the CIDR in the variable p contains the address or CIDR in item. */ -}}
 {{- define "detour.cel.contains" -}}
 isCIDR(p) && (isCIDR(item) ? cidr(p).containsCIDR(item) : isIP(item) && cidr(p).containsIP(item))

@@ -72,7 +72,7 @@ pub(in crate::cli) struct InstallOptions {
     /// Directory on the node for the files of --attachments with --chained=true; otherwise they are in --conf-dir
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/multus/net.d")]
     attachment_conf_dir: HostPath,
-    /// Directory of Multus's auxiliary chain on the node (auxiliaryCNIChainName): write detour.conf there too, so that Multus runs the plugin for every pod [default: no such file]
+    /// Directory of Multus's auxiliary chain on the node (auxiliaryCNIChainName): write detour.conf there too (only there if the configuration only excludes), so that Multus runs the plugin for every pod [default: no such file]
     #[arg(long, value_name = "DIR")]
     multus_chain: Option<HostPath>,
     /// Kubeconfig on the node for the plugin [default: write one with the service account]
@@ -176,7 +176,8 @@ impl InstallOptions {
         let is_chained = self.chained.unwrap_or(platform.chained);
         let attachment_dir = if is_chained { &self.attachment_conf_dir } else { &conf_dir };
         let (mut configurations, mut nodes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
-        if is_chained || given.attachments.is_empty() {
+        let only_in_chain = self.multus_chain.is_some() && self.conf_name.is_none() && settings.only_excludes()?;
+        if is_chained || (given.attachments.is_empty() && !only_in_chain) {
             warnings = self.check(node, &settings, &names, "--config: ")?;
             let network = given.network(!is_chained)?;
             configurations.push(if is_chained {
@@ -214,7 +215,7 @@ impl InstallOptions {
                 "--multus-chain {directory}: expected a configuration without clusterNetwork and delegates: the primary \
                  plugin runs the chain itself (auxiliaryCNIChainName)"
             );
-            if !given.attachments.is_empty() {
+            if !given.attachments.is_empty() || only_in_chain {
                 warnings.extend(self.check(node, &settings, &names, "--config: ")?);
             }
             let network = directory.name().to_owned();

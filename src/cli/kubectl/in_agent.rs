@@ -43,7 +43,8 @@ Examples:
         follow the packet in a manifest, without a cluster
 
 The packet arrives at one of: sidecar:PORT, ztunnel:PORT (ambient mesh), direct (it keeps its
-destination), dropped, or redirected:PORT (a rule outside of Istio's chains redirects it).
+destination), dropped, redirected:PORT (a rule outside of Istio's chains redirects it), or unknown
+(rules that trace does not evaluate decide: iptables-legacy, istio-cni's native rules).
 
 Exit codes: 0 success, 1 invalid pod or unreadable rules, 2 invalid arguments or input.";
 

@@ -13,13 +13,13 @@ use super::doctor::{CheckTarget, node_setup};
 use super::explain::application_containers;
 use super::rules::{LiveRules, RuleLine, RulesReport};
 use super::subject::AppliedConf;
-use crate::cluster::{LabeledNamespace, ScheduledPod, UserApi};
+use crate::cluster::{ScheduledPod, UserApi};
 use crate::cni::{Code, Error};
 use crate::firewall::native::set::Spans;
 use crate::firewall::rule::Family;
 use crate::firewall::{AmbientRedirection, RulesetView};
 use crate::netns::find::NodeSnapshot;
-use crate::pod::{Facts, Pod};
+use crate::pod::{Facts, Namespace, Pod};
 use crate::state::Store;
 use crate::sub_plugins::EnrolledBy;
 use bypass::{FoundBypass, ProxyIds, scan};
@@ -46,7 +46,7 @@ pub struct AuditScope<'a> {
 struct Node<'a> {
     api: &'a UserApi,
     configurations: Vec<AppliedConf>,
-    namespaces: BTreeMap<String, LabeledNamespace>,
+    namespaces: BTreeMap<String, Namespace>,
     snapshot: NodeSnapshot,
     store: Store,
 }
@@ -65,7 +65,7 @@ pub fn audit(target: &CheckTarget, scope: AuditScope<'_>) -> Result<AuditReport,
     let namespaces = api.namespaces(scope.namespace)?;
     let node = Node {
         configurations: setup.configurations,
-        namespaces: namespaces.into_iter().map(|one| (one.namespace.name.clone(), one)).collect(),
+        namespaces: namespaces.into_iter().map(|one| (one.name.clone(), one)).collect(),
         snapshot: NodeSnapshot::take(&target.mount)?,
         store: setup.store,
         api: &api,
@@ -109,7 +109,7 @@ impl Node<'_> {
             }
             Err(error) => Err(error.to_string()),
         };
-        let facts = Facts { pod: pod.clone(), namespace: namespace.map(|one| one.namespace.clone()) };
+        let facts = Facts { pod: pod.clone(), namespace: namespace.cloned() };
         Some(match live {
             Err(error) => unread(error),
             Ok((live, found)) => {

@@ -19,9 +19,10 @@ use std::process::Command;
 /// The number of untrusted files and of differences that a finding names; the rest is counted.
 const NAMED: usize = 3;
 
-/// The maximum size of a program, in bytes: this one has 10 MB, and 100 MB with debug information.
+/// The maximum size of a program, in bytes: this one has 7 MB, and 120 MB with debug information.
 const MAX_PROGRAM: u64 = 256 << 20;
-const REINSTALL: &str = "run detour install again, or check why the agent on this node does not install it";
+const REINSTALL: &str =
+    "run detour install from a static binary for this machine, or check why the agent on this node does not install it";
 
 /// A program on the node.
 struct Program {

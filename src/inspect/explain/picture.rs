@@ -9,6 +9,7 @@ use crate::inspect::terminal::joined;
 use crate::pod::well_known::{INIT_CONTAINER, PROXY_CONTAINER};
 use crate::policy::{BypassEnd, ContainerScope, DnsCapture, Policy, Ports, Redirect, TrafficOwner};
 use crate::printable::xml;
+use ipnet::IpNet;
 use std::fmt::Write as _;
 
 const WIDTH: i32 = 1120;
@@ -239,8 +240,15 @@ fn row_of_traffic(excluded: &ExcludedTraffic, owner: Option<TrafficOwner>, conta
         (_, ports) => format!("{protocol} to {}", to_ports(ports)),
     };
     let name = excluded.who.replace("uid ", "UID ").replace("gid ", "GID ");
-    let to = excluded.to.trim_end_matches("/32").trim_end_matches("/128").to_owned();
-    bypass(Card { name, detail, ends_before: false }, what, to, &excluded.sources)
+    bypass(Card { name, detail, ends_before: false }, what, without_full_prefix(&excluded.to), &excluded.sources)
+}
+
+/// Returns a single address without its prefix length, and any other text as it is.
+fn without_full_prefix(to: &str) -> String {
+    match to.parse::<IpNet>() {
+        Ok(range) if range.prefix_len() == range.max_prefix_len() => range.addr().to_string(),
+        _ => to.to_owned(),
+    }
 }
 
 fn to_ports(ports: &[String]) -> String {
@@ -410,5 +418,18 @@ mod tests {
     #[test]
     fn text_is_shortened() {
         assert_eq!((shortened("abcd", 4).as_str(), shortened("abcde", 4).as_str()), ("abcd", "abc…"));
+    }
+
+    #[test]
+    fn only_single_addresses_lose_their_prefix_length() {
+        for (to, shown) in [
+            ("10.96.0.10/32", "10.96.0.10"),
+            ("2001:db8::1/128", "2001:db8::1"),
+            ("2001:db8::/32", "2001:db8::/32"),
+            ("10.20.0.0/16", "10.20.0.0/16"),
+            (ANYWHERE, ANYWHERE),
+        ] {
+            assert_eq!(without_full_prefix(to), shown);
+        }
     }
 }

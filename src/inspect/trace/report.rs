@@ -39,7 +39,8 @@ pub struct Trace {
     pub hops: Vec<Hop>,
     /// The rule that decides where the packet arrives; `None` if no rule decides.
     pub decided_by: Option<RulePlace>,
-    /// `sidecar:PORT`, `ztunnel:PORT`, `redirected:PORT` (by a rule outside of Istio's chains), `direct` or `dropped`.
+    /// `sidecar:PORT`, `ztunnel:PORT`, `redirected:PORT` (by a rule outside of Istio's chains), `direct`, `dropped` or
+    /// `unknown`.
     pub arrives_at: String,
     /// The connection tracking zone; 0 if no rule sets one.
     pub zone: u16,
@@ -90,7 +91,8 @@ impl TextReport for Trace {
             Some(container) => format!("container {} ({sender})", container.name),
             None => sender,
         };
-        let tone = if self.arrives_at == Arrival::Dropped.to_string() { Tone::Bad } else { Tone::Good };
+        let is = |arrival: Arrival| self.arrives_at == arrival.to_string();
+        let tone = if is(Arrival::Dropped) || is(Arrival::Unknown) { Tone::Bad } else { Tone::Good };
         screen.line(&[
             Cell::of(format!("{}/{} from {sender} via {} →", self.to, self.protocol, self.interface)),
             Cell::of(&self.arrives_at).tone(tone),

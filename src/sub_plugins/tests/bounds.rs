@@ -144,6 +144,13 @@ fn ignored_items_have_no_effect_and_a_warning() {
             "{key}"
         );
     }
+    // The first ranges count.
+    let parts: Vec<String> = (0..64u32).map(|i| format!("{}-{}", (i * 1024).max(1), i * 1024 + 1023)).collect();
+    let scenario = excludes().annotated(EXCLUDE_DESTINATION_PORTS, &parts.join(",")).ignoring();
+    assert_eq!(scenario.exclusions(), ["any 1-4095"]);
+    let parts: Vec<String> = (0..=255u8).map(|i| format!("{i}.0.0.0/8")).collect();
+    let scenario = excludes().annotated(EXCLUDE_DESTINATION_RANGES, &parts.join(",")).ignoring();
+    assert_eq!(scenario.exclusions().len(), 4);
     let scenario = excludes().annotated(EXCLUDE_CONTAINERS, "app,*").ignoring();
     assert_eq!(scenario.containers(), ["app all container-exit"]);
 }
@@ -225,6 +232,8 @@ fn invalid_grants_are_rejected_with_their_place() {
     for (allow, wanted) in [
         (json!("all"), "allow: invalid value \"all\"; expected an object with what pods may request, or a list"),
         (json!([7]), "allow[0]: invalid value 7; expected an object"),
+        (json!({"uids": null}), "allow.uids: invalid value null; expected a value; without one, remove the key"),
+        (json!([{"namespaces": null, "uids": 7}]), "allow[0].namespaces: invalid value null; expected a value"),
         (
             json!({"uid": 7}),
             "allow.uid: unknown key; expected one of containers, gids, ip_ranges, kinds, namespace_selector",
@@ -308,6 +317,22 @@ fn an_invalid_annotation_keeps_nothing_outside_the_bounds() {
         let mut kept = [&["uid 5"][..], &kept].concat();
         kept.sort_unstable();
         assert_eq!(left, kept, "{key} {value} {allow}");
+    }
+    // The ports of an argument need a permission, unlike those of a block.
+    let argument =
+        |ports: &str| chain(block.clone()).args(json!({"dns-exclude": {"resolvers": "all", "ports": ports}}));
+    for (ports, allow, kept) in [
+        ("*", json!(null), vec!["uid 5"]),
+        ("1-65535", json!({"resolvers": "*"}), vec!["uid 5"]),
+        ("5353", json!({"resolvers": "*", "ports": 5353}), vec!["any tcp 5353", "any udp 5353", "uid 5"]),
+    ] {
+        let applied = argument(ports).allow(json!({})).output().policy;
+        let broken = argument(ports).annotated(EXCLUDE_DNS, "x");
+        let broken = if allow.is_null() { broken } else { broken.allow(allow) };
+        let left = broken.run_separately(&applied).policy;
+        let mut left: Vec<String> = left.exclusions_in_effect().iter().map(scenario::shown).collect();
+        left.sort();
+        assert_eq!(left, kept, "{ports}");
     }
     let applied = chain(block.clone()).annotated(EXCLUDE_CONTAINERS, "app").output().policy;
     let broken = |allow| chain(block.clone()).annotated(EXCLUDE_CONTAINERS, "A").allow(allow).run_separately(&applied);
