@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs tests with real components and prints tables of the results. The matrix: each runtime (containerd 2.2, CRI-O
 # 1.34) with each mode of the plugin (attachment of Multus, entry in the cluster network's configuration list,
-# configuration list of its own, primary plugin) and each rule format. Each cell has a real API server and the agent as the
-# chart installs it, and goes from the installation to the removal, with faults and an upgrade. One test compares the
-# plugin's rules with those of the real istio-cni, and one runs the agent from the image, as the quick start with kind
-# does. The other tests: containers that are excluded by name, boots of a
-# node while the cluster CNI rewrites its configuration list, and live policy.
+# configuration list of its own, primary plugin) and each rule format. Each cell has a real API server and the agent as
+# the chart installs it, and goes from the installation to the removal, with faults and an upgrade. One test compares
+# the plugin's rules with those of the real istio-cni, and one runs the agent from the image, as the quick start with
+# kind does. The other tests: containers that are excluded by name, boots of a node while the cluster network rewrites
+# its configuration list, and live policy.
 # Installs missing packages and builds the components first, once: about five minutes on two cores, three more for
-# istio-cni, which only the comparison of rules needs, and four more for kube-apiserver.
+# istio-cni, which only the comparison of rules needs (Go 1.26), and four more for kube-apiserver.
 # hack/test.sh does not run these tests. It uses Debian's containerd 1.6.
 #
 # Usage: hack/e2e.sh [--list] [--quick] [--debug] [--runtime NAME] [--mode NAME] [--dialect NAME] [--ignored]
@@ -22,8 +22,8 @@
 # With --quick, --runtime, --mode or --dialect, only the matrix runs. With --quick, two cells run at the same time.
 # Environment: DETOUR_PROGRAM (the binary under test; default: the release build), PODS (measured pods per cell, default
 #              20, with --quick 1), STARTS (container starts per runtime, default 1000), KILL_STARTS (container starts
-#              while the agent is killed, default 200), BOOTS (boots
-#              per runtime with an agent, default 50; one tenth of this number for each of four cases without an agent),
+#              while the agent is killed, default 200), BOOTS (boots per runtime with an agent, default 50; one tenth
+#              of this number for each of four cases without an agent),
 #              KEEP (if set: keep the logs and configurations of the nodes in /tmp/detour-runtimes-*)
 set -euo pipefail
 cd "$(dirname "$0")/.."

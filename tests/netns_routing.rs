@@ -2,7 +2,7 @@
 
 mod support;
 
-use detour_cni::netns::{Fixtures, OwnFamilies, Routing};
+use detour_cni::netns::{Fixtures, OwnFamilies, Routing, add_fixtures};
 use futures_util::TryStreamExt;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteScope, RouteType};
@@ -47,8 +47,9 @@ fn rules_and_routes_are_what_the_library_would_make() {
         let routing = [Routing { mark: MARK, table: TABLE, ip6: true }].into();
         let fixtures = Fixtures { proxy_loopback: false, routing };
         let both = OwnFamilies { ip: true, ip6: true, proxy_loopback: false, lo_was_up: true };
-        fixtures.add(both).expect("added");
-        fixtures.add(both).expect("a second time changes nothing");
+        let add = || add_fixtures(&fixtures.missing(both)?, both);
+        add().expect("added");
+        add().expect("a second time changes nothing");
         let (rules, routes) = found();
         let families: Vec<_> = rules.iter().map(|rule| rule.header.family).collect();
         assert_eq!(families, [AddressFamily::Inet, AddressFamily::Inet6]);

@@ -26,13 +26,13 @@ pub struct Metrics {
     calls: Counters<3>,
     call_seconds: Histograms<1>,
     fallbacks: Counters<1>,
-    drift: Counter,
+    pub(super) drift: Counter,
     repairs: Counters<2>,
-    overflows: Counter,
+    pub(super) overflows: Counter,
     look_failures: Counters<1>,
-    ready: Gauge,
-    rejected: Gauge,
-    token_renewal_failed: Gauge,
+    pub(super) ready: Gauge,
+    pub(super) rejected: Gauge,
+    pub(super) token_renewal_failed: Gauge,
     installs: Counters<1>,
     facts: Family<Labels<1>, Gauge>,
     too_large: Family<Labels<1>, Gauge>,
@@ -40,7 +40,7 @@ pub struct Metrics {
     nri_registered: Family<Labels<0>, Gauge>,
     multus_chain: Family<Labels<0>, Gauge>,
     container_starts: Counters<1>,
-    ended_bypasses: Counter,
+    pub(super) ended_bypasses: Counter,
     nri_seconds: Histograms<0>,
     policy_changes: Counters<1>,
     pods: Family<Labels<1>, Gauge>,
@@ -141,19 +141,9 @@ impl Metrics {
         self.fallbacks.get_or_create(&[("reason", reason)]).inc();
     }
 
-    /// Counts a pod whose rules drifted.
-    pub fn drift(&self) {
-        self.drift.inc();
-    }
-
     /// Counts an attempt to repair a pod.
     pub fn repair(&self, kind: &'static str, result: &'static str) {
         self.repairs.get_or_create(&[("type", kind), ("result", result)]).inc();
-    }
-
-    /// Counts a pod that did not fit into the repair queue.
-    pub fn queue_overflow(&self) {
-        self.overflows.inc();
     }
 
     /// Counts a failure to read a pod's rules, by the name of its code ([`Code::name`]).
@@ -161,21 +151,6 @@ impl Metrics {
     /// [`Code::name`]: crate::cni::Code::name
     pub fn look_failure(&self, reason: &'static str) {
         self.look_failures.get_or_create(&[("reason", reason)]).inc();
-    }
-
-    /// Sets whether the plugin is installed and ready.
-    pub fn installed(&self, ready: bool) {
-        self.ready.set(ready.into());
-    }
-
-    /// Sets whether the newest configuration is rejected.
-    pub fn rejected(&self, rejected: bool) {
-        self.rejected.set(rejected.into());
-    }
-
-    /// Sets whether the last request for a token of the plugin failed.
-    pub fn token_renewal_failed(&self, failed: bool) {
-        self.token_renewal_failed.set(failed.into());
     }
 
     /// Counts an installation.
@@ -208,11 +183,6 @@ impl Metrics {
     /// Counts the start of an excluded container.
     pub fn container_start(&self, result: &'static str) {
         self.container_starts.get_or_create(&[("result", result)]).inc();
-    }
-
-    /// Counts a bypass that ended because the proxy accepts connections.
-    pub fn bypass_ended(&self) {
-        self.ended_bypasses.inc();
     }
 
     /// Records how long the container runtime waited at the start of a container.
@@ -300,18 +270,18 @@ mod tests {
     fn every_other_metric_is_exported_under_its_name() {
         let metrics = Metrics::default();
         metrics.api_fallback("unknown");
-        metrics.drift();
+        metrics.drift.inc();
         metrics.repair("repair", "done");
-        metrics.queue_overflow();
+        metrics.overflows.inc();
         metrics.look_failure(Code::ForeignRules.name());
-        metrics.installed(true);
+        metrics.ready.set(1);
         metrics.install("done");
-        metrics.token_renewal_failed(true);
+        metrics.token_renewal_failed.set(1);
         metrics.facts("pods", (500, 0));
         metrics.facts("pods", (499, 2));
         metrics.nri_registered(true);
         metrics.container_start("excluded");
-        metrics.bypass_ended();
+        metrics.ended_bypasses.inc();
         metrics.nri_request(Duration::from_millis(3));
         metrics.policy_change("applied");
         metrics.pods("older", 7);
@@ -337,7 +307,7 @@ mod tests {
         ] {
             assert_eq!(samples.get(series), Some(&value), "{series}");
         }
-        metrics.installed(false);
+        metrics.ready.set(0);
         assert!(metrics.text().contains("detour_install_ready 0\n"));
     }
 }

@@ -64,8 +64,8 @@ impl PluginToken {
         let fallback = || Token::of_account(&installed()?, &self.plugin_account.namespace, &self.plugin_account.name);
         let now = Timestamp::now();
         let token = granted.at(now, |kept| self.request(kept), fallback);
-        self.metrics
-            .token_renewal_failed(token.is_err() || granted.failure.is_some() || granted.expired(now).is_some());
+        let failed = token.is_err() || granted.failure.is_some() || granted.expired(now).is_some();
+        self.metrics.token_renewal_failed.set(failed.into());
         Ok(token?.text)
     }
 
@@ -97,7 +97,7 @@ impl PluginToken {
         let request = move || {
             let result = account.token(&plugin_account, LIFETIME).map_err(|error| error.to_string());
             if let (Err(failure), Some(kept)) = (&result, kept) {
-                metrics.token_renewal_failed(true);
+                metrics.token_renewal_failed.set(1);
                 tracing::warn!("{failure}; the plugin keeps its current token (expiry: {kept})");
             }
             // Fails only at the end of the agent.

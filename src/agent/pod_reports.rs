@@ -56,13 +56,6 @@ impl PodReports {
         Self(Some(Arc::new(Handle(Arc::default()))))
     }
 
-    /// Returns the reasons of the Events that wait.
-    #[cfg(test)]
-    pub(super) fn waiting_events(&self) -> Vec<String> {
-        let Some(Handle(shared)) = self.0.as_deref() else { return Vec::new() };
-        shared.queue().waiting_events().map(|event| event.reason.to_string()).collect()
-    }
-
     /// Adds an Event without waiting; drops it if too many wait.
     pub(super) fn event(&self, pod: &PodRef, event: Event) {
         let Some(Handle(shared)) = self.0.as_deref() else { return };
@@ -181,6 +174,14 @@ fn log(report: &Report, error: Option<&Error>, logged: &mut [Option<Code>; 2]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl PodReports {
+        /// Returns the reasons of the Events that wait.
+        pub(in crate::agent) fn waiting_events(&self) -> Vec<String> {
+            let Some(Handle(shared)) = self.0.as_deref() else { return Vec::new() };
+            shared.queue().waiting_events().map(|event| event.reason.to_string()).collect()
+        }
+    }
 
     fn pod(name: &str) -> PodRef {
         PodRef { namespace: "shop".into(), name: name.into(), uid: Some("u".into()) }

@@ -163,7 +163,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             services.report(iteration.taint_decision(&readiness), leadership != Leadership::Yielded);
         }
         job.count(&iteration, &readiness);
-        job.metrics.rejected(rejected.is_some());
+        job.metrics.rejected.set(rejected.is_some().into());
         let rejected = rejected.map(|reason| format!("{reason}; the last accepted configuration stays in use"));
         // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
         health.report(readiness.obstacle().or_else(|| rejected.clone()), delay + ITERATION_TIMEOUT);
@@ -296,7 +296,7 @@ impl Job<'_> {
     }
 
     fn count(&self, iteration: &Iteration, readiness: &Readiness) {
-        self.metrics.installed(*readiness == Readiness::Ready);
+        self.metrics.ready.set((*readiness == Readiness::Ready).into());
         match iteration {
             Iteration::Repaired(_) => self.metrics.install("done"),
             Iteration::Failed(_) | Iteration::Occupied(_) => self.metrics.install("failed"),

@@ -2,13 +2,14 @@
 //! node's taint (`taint`).
 
 use super::containers::Registry;
-use super::facts::{AnswerSources, Answers, SharedFacts, SyncStates, WatchScope};
+use super::facts::{Answers, SharedFacts, SyncStates};
+use super::health::Connections;
 use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
 use super::pods::{PodReconciler, PodSettings, PodSignals};
 use super::runtime::Tasks;
-use super::socket::{self, OpenConnections};
+use super::socket;
 use super::taint::{Taint, TaintController};
 use crate::cluster::ServiceAccount;
 use crate::cluster::agent::PoliciesReport;
@@ -16,8 +17,10 @@ use crate::host_path::HostPath;
 use crate::pod::PodRef;
 use std::future::pending;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
 
 /// The settings of the services.
 #[derive(Debug, Clone)]
@@ -76,9 +79,15 @@ impl Services {
         let socket = self.socket.as_ref().map(|socket| node.reach(socket)).transpose();
         let socket = socket.map_err(|error| error.to_string())?;
         let (policies, policies_report) = watch::channel(PoliciesReport::default());
-        let sources =
-            AnswerSources { facts: facts.clone(), containers, policies: policies_report, states: states.clone() };
-        let answers = Answers::new(sources, self.account.clone(), metrics.clone());
+        let answers = Answers {
+            facts: facts.clone(),
+            account: Arc::new(self.account.clone()),
+            metrics: metrics.clone(),
+            containers,
+            policies: policies_report,
+            states: states.clone(),
+            silent_until: Arc::default(),
+        };
         let (services, shared_facts, shared) = (self.clone(), facts.clone(), (states.clone(), metrics.clone()));
         let (running, has_ended) = channel();
         self.tasks.start(|| async move {
@@ -105,21 +114,20 @@ impl Services {
         (socket, answers): (Option<PathBuf>, &Answers),
         ended: oneshot::Receiver<()>,
     ) {
-        let mut connections = OpenConnections::none();
-        let scope = WatchScope { node: &self.node_name, definitions: self.definitions };
+        let mut connections = Connections::new(socket::MAX_CONNECTIONS);
+        let serve = async {
+            match socket {
+                Some(socket) => socket::serve(&socket, answers, &mut connections).await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
             _ = ended => {}
-            () = facts.watch(&self.account, scope, states, metrics) => {}
-            () = serve(socket, answers, &mut connections) => {}
+            () = facts.watch(&self.account, &self.node_name, self.definitions, states, metrics) => {}
+            () = serve => {}
         }
-        connections.finish().await;
-    }
-}
-
-async fn serve(socket: Option<PathBuf>, answers: &Answers, connections: &mut OpenConnections) {
-    match socket {
-        Some(socket) => socket::serve(&socket, answers, connections).await,
-        None => pending().await,
+        // Every request is answered.
+        let _ = timeout(socket::TRANSFER_TIMEOUT, connections.finish()).await;
     }
 }
 

@@ -21,9 +21,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, tim
 
 /// The limit of connections. At the limit, a new one replaces the oldest that has not sent its request; if all have
 /// sent it, the new one waits in the kernel.
-const MAX_CONNECTIONS: usize = 64;
+pub(super) const MAX_CONNECTIONS: usize = 64;
 /// The timeout for receiving a request and for sending an answer.
-const TRANSFER_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const TRANSFER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The timeout for an answer, if the plugin would wait longer.
 const MAX_ANSWER_TIME: Duration = Duration::from_secs(30);
 /// The interval of the checks that the socket still exists. The end of the agent that serves it is detected at once.
@@ -32,21 +32,6 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The pause after a connection that could not be accepted.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-
-/// The open connections.
-pub(super) struct OpenConnections(Connections);
-
-impl OpenConnections {
-    /// Creates an empty set.
-    pub(super) fn none() -> Self {
-        Self(Connections::new(MAX_CONNECTIONS))
-    }
-
-    /// Waits until every request is answered, for [`TRANSFER_TIMEOUT`] at most.
-    pub(super) async fn finish(&mut self) {
-        let _ = timeout(TRANSFER_TIMEOUT, self.0.finish()).await;
-    }
-}
 
 /// A socket of this process.
 struct BoundSocket {
@@ -75,7 +60,7 @@ enum Claim {
 
 /// Answers requests on `path` until the future is dropped. If the socket can't be bound, it retries. If a later agent
 /// has taken over the socket, it binds the socket again as soon as that agent has ended.
-pub(super) async fn serve(path: &Path, answers: &Answers, OpenConnections(connections): &mut OpenConnections) {
+pub(super) async fn serve(path: &Path, answers: &Answers, connections: &mut Connections) {
     let (mut bound, mut successor, mut logged) = (None, None, String::new());
     let replaced = Arc::new(Notify::new());
     let mut check = interval(CHECK_INTERVAL);

@@ -173,6 +173,12 @@ impl UninstallArguments {
         node.forget_silence();
         node.forget_lock(lock);
         let code = print_changes(&plan);
+        if node.has_agent() {
+            print_note(
+                "warning",
+                "an agent on this node installs the plugin again; delete its DaemonSet (helm uninstall)",
+            );
+        }
         Ok(if plan.incomplete { ExitCode::FAILURE } else { code })
     }
 }

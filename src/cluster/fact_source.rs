@@ -5,8 +5,8 @@ use super::resources::{DefinitionQuery, Event, Lookup};
 use crate::cni::Error;
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 
-/// A source of facts about pods and namespaces.
-pub trait Cluster: Definitions {
+/// A source of facts about pods and namespaces, which also takes the reports of calls.
+pub trait Cluster: Definitions + Reports {
     /// Returns the pod `wanted`, if its UID matches, and its namespace if `with_namespace`.
     ///
     /// # Errors
@@ -25,11 +25,6 @@ pub trait Cluster: Definitions {
     /// # Errors
     /// The reason why it can't.
     fn probe(&self) -> Result<(), Error>;
-
-    /// Returns where a call is reported; `None` for objects that are not in a cluster.
-    fn reports(&self) -> Option<&dyn Reports> {
-        None
-    }
 }
 
 /// A source of NetworkAttachmentDefinitions.

@@ -60,10 +60,6 @@ impl Cluster for Manifests {
     fn probe(&self) -> Result<(), Error> {
         self.read().map(|_| ())
     }
-
-    fn reports(&self) -> Option<&dyn Reports> {
-        Some(self)
-    }
 }
 
 impl Definitions for Manifests {

@@ -9,7 +9,7 @@ pub use api::{ApiConnection, CommandOutput, ServiceAccount, UserApi};
 pub(crate) use api::{Collection, CollectionError};
 pub use fact_source::{Cluster, Definitions, Reports};
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
-pub use resources::{Definition, DefinitionQuery, Event, LabeledNamespace, Lookup, NodeTaints, ObjectRef};
+pub use resources::{Definition, DefinitionQuery, Event, Lookup, NodeTaints, ObjectRef};
 pub use resources::{Permission, PolicyCondition, ReportedEvent, ScheduledPod, Token, Workload};
 pub use silence::SILENCE_MARK;
 use silence::{SILENCE_TIMEOUT, SilenceMark};

@@ -1,8 +1,8 @@
 //! Kubernetes resources as plain values: names, NetworkAttachmentDefinitions, node taints, tokens,
 //! permissions, Events and scheduled pods, each with the fields that this program uses.
 
+use crate::pod::Pod;
 use crate::pod::well_known::RESOURCE_NAME;
-use crate::pod::{Namespace, Pod};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use k8s_openapi::jiff::Timestamp;
@@ -218,15 +218,6 @@ impl Workload {
         };
         Self { kind: kind.to_owned(), name: name.to_owned() }
     }
-}
-
-/// A namespace with its labels, which decide about the injection of sidecars.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LabeledNamespace {
-    /// The namespace.
-    pub namespace: Namespace,
-    /// `metadata.labels`.
-    pub labels: BTreeMap<String, String>,
 }
 
 /// An Event that was read from the API.

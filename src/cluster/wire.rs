@@ -2,7 +2,7 @@
 //! `core/v1`), with conversions to [`crate::pod`] and [`crate::cluster`]'s values. `null` is accepted for an absent
 //! value everywhere, because Go writes empty lists and maps as `null`.
 
-use super::resources::{Definition, NodeTaints, ObjectRef, Token};
+use super::resources::{Definition, NodeTaints, ObjectRef, PolicyCondition, Token};
 use crate::pod;
 use crate::pod::well_known::DATAPLANE_MODE;
 use k8s_openapi::jiff::Timestamp;
@@ -24,19 +24,46 @@ where
 /// The namespace of a manifest without one, for kubectl and the API.
 pub(super) const DEFAULT_NAMESPACE: &str = "default";
 
-/// The metadata of an object.
-#[derive(Debug, Default, Deserialize)]
+/// The metadata of an object (apimachinery, `ObjectMeta`).
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct Metadata {
     pub(crate) name: String,
     pub(crate) namespace: Option<String>,
-    pub(crate) uid: Option<String>,
+    uid: Option<String>,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub(crate) resource_version: String,
+    deletion_timestamp: Option<IgnoredAny>,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) labels: BTreeMap<String, String>,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) annotations: BTreeMap<String, String>,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    owner_references: Vec<OwnerReference>,
+}
+
+/// An object that owns another.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct OwnerReference {
+    pub(super) kind: String,
+    pub(super) name: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    controller: bool,
 }
 
 impl Metadata {
+    /// Whether the object is being deleted: with `--cascade=foreground` it exists until the objects that it owns are
+    /// deleted.
+    pub(crate) const fn is_deleting(&self) -> bool {
+        self.deletion_timestamp.is_some()
+    }
+
+    /// Returns the controller that replaces the object when it is deleted.
+    pub(crate) fn controller(&self) -> Option<&OwnerReference> {
+        self.owner_references.iter().find(|owner| owner.controller)
+    }
+
     /// Returns an error that describes this object, unless it is the requested one: a proxy or a cache in front of the
     /// API server may answer with another.
     pub(super) fn is_of(&self, namespace: Option<&str>, name: &str) -> Result<(), String> {
@@ -51,18 +78,18 @@ impl Metadata {
 }
 
 /// A `Pod`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(crate) struct PodObject {
     pub(crate) metadata: Metadata,
     #[serde(default, deserialize_with = "null_is_empty")]
-    pub(crate) spec: PodSpec,
+    spec: PodSpec,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) status: PodStatus,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(crate) struct PodSpec {
+struct PodSpec {
     node_name: Option<String>,
     #[serde(deserialize_with = "null_is_empty")]
     host_network: bool,
@@ -114,12 +141,18 @@ struct Variable {
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodStatus {
+    #[serde(deserialize_with = "null_is_empty")]
+    pub(super) phase: String,
     #[serde(rename = "podIP")]
     address: Option<String>,
     #[serde(rename = "podIPs", deserialize_with = "null_is_empty")]
     addresses: Vec<PodAddress>,
+    #[serde(deserialize_with = "null_is_empty")]
+    pub(crate) init_container_statuses: Vec<ContainerStatus>,
+    #[serde(deserialize_with = "null_is_empty")]
+    pub(crate) conditions: Vec<Condition>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -128,8 +161,56 @@ struct PodAddress {
     ip: String,
 }
 
+/// How a container ended now and before.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ContainerStatus {
+    pub(crate) name: String,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub(crate) state: ContainerState,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub(crate) last_state: ContainerState,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(crate) struct ContainerState {
+    pub(crate) terminated: Option<TerminatedState>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct TerminatedState {
+    pub(crate) exit_code: i32,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub(crate) message: String,
+}
+
+/// A condition of a pod.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Condition {
+    pub(crate) r#type: String,
+    status: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    reason: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    message: String,
+}
+
+impl From<Condition> for PolicyCondition {
+    fn from(Condition { status, reason, message, .. }: Condition) -> Self {
+        Self { is_current: status == "True", reason, message }
+    }
+}
+
 impl PodStatus {
-    fn addresses(&self) -> Vec<IpAddr> {
+    /// Returns whether all containers have ended and are not started again.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.phase.as_str(), "Succeeded" | "Failed")
+    }
+
+    /// Returns the valid addresses, sorted.
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         let all = self.address.iter().chain(self.addresses.iter().map(|address| &address.ip));
         let mut addresses: Vec<IpAddr> = all.filter_map(|text| text.parse().ok()).collect();
         addresses.sort();
@@ -174,7 +255,7 @@ impl From<ContainerObject> for pod::Container {
 }
 
 /// A `Namespace`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(crate) struct NamespaceObject {
     pub(crate) metadata: Metadata,
 }
@@ -187,16 +268,16 @@ impl From<NamespaceObject> for pod::Namespace {
 }
 
 /// A `NetworkAttachmentDefinition` (k8s.cni.cncf.io/v1).
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(crate) struct DefinitionObject {
     pub(crate) metadata: Metadata,
     #[serde(default, deserialize_with = "null_is_empty")]
-    pub(crate) spec: DefinitionSpec,
+    spec: DefinitionSpec,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct DefinitionSpec {
+struct DefinitionSpec {
     #[serde(deserialize_with = "null_is_empty")]
     config: String,
 }
@@ -216,16 +297,9 @@ impl From<DefinitionObject> for Definition {
 /// A `Node`.
 #[derive(Debug, Deserialize)]
 pub(super) struct NodeObject {
-    metadata: NodeMetadata,
+    metadata: Metadata,
     #[serde(default, deserialize_with = "null_is_empty")]
     spec: NodeSpec,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct NodeMetadata {
-    name: String,
-    resource_version: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -260,23 +334,10 @@ impl From<TokenGranted> for Token {
     }
 }
 
-/// The metadata of an object, for whether it is being deleted.
+/// A `DaemonSet`.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct OwnedObject {
-    metadata: DeletionMetadata,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct DeletionMetadata {
-    deletion_timestamp: Option<IgnoredAny>,
-}
-
-impl OwnedObject {
-    /// Whether it is being deleted: with `--cascade=foreground` it exists until its pods are deleted.
-    pub(super) fn is_deleting(&self) -> bool {
-        self.metadata.deletion_timestamp.is_some()
-    }
+pub(super) struct DaemonSetObject {
+    pub(super) metadata: Metadata,
 }
 
 #[cfg(test)]

@@ -30,6 +30,12 @@ impl Block {
         Ok(Self { path, keys })
     }
 
+    /// Returns the `type`; empty if it is not a string.
+    #[must_use]
+    pub fn kind(&self) -> &str {
+        self.keys.get("type").and_then(Value::as_str).unwrap_or_default()
+    }
+
     /// Returns a reader of the keys.
     #[must_use]
     pub fn reader(&self) -> BlockReader<'_> {

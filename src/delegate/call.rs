@@ -183,21 +183,23 @@ fn is_file(path: &Path) -> bool {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Returns a DEL call without directories.
-    pub(in crate::delegate) fn call() -> Call {
-        Call {
-            command: CniCommand::Del,
-            container_id: "c".into(),
-            netns: PathBuf::new(),
-            ifname: "eth0".into(),
-            args: None,
-            bin_dir: None,
-            path: Vec::new(),
-            timeout: Duration::from_secs(1),
+    impl Call {
+        /// Returns a DEL call without directories.
+        pub(in crate::delegate) fn example() -> Self {
+            Self {
+                command: CniCommand::Del,
+                container_id: "c".into(),
+                netns: PathBuf::new(),
+                ifname: "eth0".into(),
+                args: None,
+                bin_dir: None,
+                path: Vec::new(),
+                timeout: Duration::from_secs(1),
+            }
         }
     }
 
@@ -263,7 +265,7 @@ mod find_tests {
     }
 
     fn call(bin_dir: Option<&Path>, path: &[PathBuf]) -> Call {
-        Call { bin_dir: bin_dir.map(Path::to_owned), path: path.to_vec(), ..tests::call() }
+        Call { bin_dir: bin_dir.map(Path::to_owned), path: path.to_vec(), ..Call::example() }
     }
 
     #[test]

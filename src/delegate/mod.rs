@@ -10,4 +10,4 @@ pub(crate) mod process;
 mod sequence;
 
 pub use call::{Call, Executables, Runner, kill_running};
-pub use network::{NetworkConfiguration, Plugin};
+pub use network::NetworkConfiguration;

@@ -5,17 +5,6 @@ use crate::cni::{Block, CniCommand, Error, ValidAttachment, version, wrong_type}
 use crate::networks::RunnableConfiguration;
 use serde_json::{Map, Value, json};
 
-/// One plugin of a network.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plugin {
-    /// Its `type`.
-    pub kind: String,
-    /// The path of its configuration in messages, such as `chain[3]` or `plugins[0]`.
-    pub path: String,
-    /// Its configuration as written, including `type`.
-    pub conf: Map<String, Value>,
-}
-
 /// A network configuration in the sense of the CNI specification: a configuration list with a name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NetworkConfiguration {
@@ -23,8 +12,8 @@ pub struct NetworkConfiguration {
     pub name: String,
     /// `cniVersion`, the version in which all plugins are called. An empty value means `0.1.0` (SPEC.md).
     pub cni_version: String,
-    /// The plugins, in the order of ADD.
-    pub plugins: Vec<Plugin>,
+    /// The plugins as written, in the order of ADD.
+    pub plugins: Vec<Block>,
     /// `runtimeConfig` of the runtime; each plugin gets the keys that its `capabilities` list.
     pub runtime_config: Map<String, Value>,
     /// Values for `args.cni` of each plugin, from the pod's network selection (Multus's `cni-args`). They override
@@ -38,15 +27,10 @@ pub struct NetworkConfiguration {
 
 impl From<&RunnableConfiguration> for NetworkConfiguration {
     fn from(written: &RunnableConfiguration) -> Self {
-        let plugin = |(kind, Block { path, keys }): (&str, &Block)| Plugin {
-            kind: kind.to_owned(),
-            path: path.clone(),
-            conf: keys.clone(),
-        };
         Self {
             name: written.name.clone(),
             cni_version: written.cni_version.clone(),
-            plugins: written.types().zip(&written.plugins).map(plugin).collect(),
+            plugins: written.plugins.clone(),
             disable_check: written.disable_check,
             disable_gc: written.disable_gc,
             ..Self::default()
@@ -73,7 +57,7 @@ impl NetworkConfiguration {
     /// `capabilities` is not an object of booleans, or `args` is not an object although the call passes values.
     pub(super) fn attachment_conf(
         &self,
-        plugin: &Plugin,
+        plugin: &Block,
         previous: Option<&Value>,
     ) -> Result<Map<String, Value>, Error> {
         let mut conf = self.node_conf(plugin);
@@ -90,7 +74,7 @@ impl NetworkConfiguration {
             conf.insert("runtimeConfig".to_owned(), runtime_config.into());
         }
         if !self.args.is_empty() {
-            let args = plugin.conf.get("args").unwrap_or(&Value::Null);
+            let args = plugin.keys.get("args").unwrap_or(&Value::Null);
             let invalid = || invalid(plugin, "args", args, "an object whose cni is an object");
             let mut args = match args {
                 Value::Null => Map::new(),
@@ -104,8 +88,8 @@ impl NetworkConfiguration {
     }
 
     /// Returns the configuration of `plugin` for STATUS, which concerns no attachment.
-    pub(super) fn node_conf(&self, plugin: &Plugin) -> Map<String, Value> {
-        let mut conf = plugin.conf.clone();
+    pub(super) fn node_conf(&self, plugin: &Block) -> Map<String, Value> {
+        let mut conf = plugin.keys.clone();
         // It describes the plugin to the runtime; the plugin must not get it.
         conf.shift_remove("capabilities");
         conf.insert("name".to_owned(), self.name.as_str().into());
@@ -115,7 +99,7 @@ impl NetworkConfiguration {
 
     /// Returns the configuration of `plugin` for GC. The list of valid attachments has two keys: the reference
     /// library used the second one before the specification defined the first (`libcni/api.go`).
-    pub(super) fn gc_conf(&self, plugin: &Plugin, valid: Option<&[ValidAttachment]>) -> Map<String, Value> {
+    pub(super) fn gc_conf(&self, plugin: &Block, valid: Option<&[ValidAttachment]>) -> Map<String, Value> {
         let mut conf = self.node_conf(plugin);
         if let Some(valid) = valid {
             let list: Value =
@@ -127,9 +111,9 @@ impl NetworkConfiguration {
     }
 }
 
-fn capabilities(plugin: &Plugin) -> Result<Vec<&str>, Error> {
+fn capabilities(plugin: &Block) -> Result<Vec<&str>, Error> {
     let expected = "true or false, by name";
-    match plugin.conf.get("capabilities") {
+    match plugin.keys.get("capabilities") {
         None | Some(Value::Null) => Ok(Vec::new()),
         Some(Value::Object(named)) => {
             let mut supported = Vec::new();
@@ -144,7 +128,7 @@ fn capabilities(plugin: &Plugin) -> Result<Vec<&str>, Error> {
     }
 }
 
-fn invalid(plugin: &Plugin, key: &str, value: &Value, expected: &str) -> Error {
+fn invalid(plugin: &Block, key: &str, value: &Value, expected: &str) -> Error {
     wrong_type(&format!("{}.{key}", plugin.path), value, expected)
 }
 
@@ -153,8 +137,8 @@ mod tests {
     use super::*;
     use crate::cni::Code;
 
-    fn plugin(conf: &Value) -> Plugin {
-        Plugin { kind: "x".into(), path: "chain[1]".into(), conf: conf.as_object().expect("an object").clone() }
+    fn plugin(conf: &Value) -> Block {
+        Block::new("chain[1]", conf).expect("an object")
     }
 
     fn network() -> NetworkConfiguration {
@@ -241,7 +225,7 @@ mod tests {
         assert_eq!((network.name.as_str(), network.version(), network.disable_check), ("n", "1.0.0", false));
         assert!(network.disable_gc);
         let second = &network.plugins[1];
-        assert_eq!((second.kind.as_str(), second.path.as_str()), ("b", "here.plugins[1]"));
-        assert_eq!(Value::Object(second.conf.clone()), text["plugins"][1]);
+        assert_eq!((second.kind(), second.path.as_str()), ("b", "here.plugins[1]"));
+        assert_eq!(Value::Object(second.keys.clone()), text["plugins"][1]);
     }
 }

@@ -3,8 +3,8 @@
 use super::answer;
 use super::call::Call;
 use super::call::Runner;
-use super::network::{NetworkConfiguration, Plugin};
-use crate::cni::{CniCommand, Error, ValidAttachment};
+use super::network::NetworkConfiguration;
+use crate::cni::{Block, CniCommand, Error, ValidAttachment};
 use serde_json::Value;
 
 impl NetworkConfiguration {
@@ -13,7 +13,7 @@ impl NetworkConfiguration {
     /// # Errors
     /// The first plugin that is missing or not trusted.
     pub fn find(&self, runner: &dyn Runner, call: &Call) -> Result<(), Error> {
-        self.plugins.iter().try_for_each(|plugin| runner.find(call, &plugin.kind))
+        self.plugins.iter().try_for_each(|plugin| runner.find(call, plugin.kind()))
     }
 
     /// Runs ADD in order: each plugin's result is the `prevResult` of the next; the first gets `previous`. Returns
@@ -54,12 +54,12 @@ impl NetworkConfiguration {
         &self,
         runner: &dyn Runner,
         call: &Call,
-        plugins: &[Plugin],
+        plugins: &[Block],
         result: Option<&Value>,
     ) -> Result<(), Error> {
         // The version that added CHECK also added the result for DEL (SPEC.md, 0.4.0).
         let result = result.filter(|_| self.allows(CniCommand::Check));
-        let del = |plugin: &Plugin| self.run_for_attachment(runner, call, plugin, result).map(drop);
+        let del = |plugin: &Block| self.run_for_attachment(runner, call, plugin, result).map(drop);
         Error::all(plugins.iter().rev().map(|plugin| del(plugin).map_err(|error| failed(call, plugin, error))))
     }
 
@@ -88,7 +88,7 @@ impl NetworkConfiguration {
         }
         Error::all(self.plugins.iter().map(|plugin| {
             let conf = self.gc_conf(plugin, valid);
-            runner.run(call, &plugin.kind, &conf).map(drop).map_err(|error| failed(call, plugin, error))
+            runner.run(call, plugin.kind(), &conf).map(drop).map_err(|error| failed(call, plugin, error))
         }))
     }
 
@@ -102,7 +102,7 @@ impl NetworkConfiguration {
         }
         self.plugins.iter().try_for_each(|plugin| {
             let conf = self.node_conf(plugin);
-            runner.run(call, &plugin.kind, &conf).map(drop).map_err(|error| failed(call, plugin, error))
+            runner.run(call, plugin.kind(), &conf).map(drop).map_err(|error| failed(call, plugin, error))
         })
     }
 
@@ -110,15 +110,15 @@ impl NetworkConfiguration {
         &self,
         runner: &dyn Runner,
         call: &Call,
-        plugin: &Plugin,
+        plugin: &Block,
         previous: Option<&Value>,
     ) -> Result<Option<Value>, Error> {
-        runner.run(call, &plugin.kind, &self.attachment_conf(plugin, previous)?)
+        runner.run(call, plugin.kind(), &self.attachment_conf(plugin, previous)?)
     }
 }
 
 /// Returns the error of a plugin with the wording of the reference library (`libcni/api.go`).
-fn failed(call: &Call, plugin: &Plugin, mut error: Error) -> Error {
+fn failed(call: &Call, plugin: &Block, mut error: Error) -> Error {
     let command = match call.command {
         CniCommand::Add => "add",
         CniCommand::Check => "check",
@@ -126,7 +126,7 @@ fn failed(call: &Call, plugin: &Plugin, mut error: Error) -> Error {
         CniCommand::Gc => "gc",
         CniCommand::Status => "status",
     };
-    error.msg = format!("plugin type={:?} failed ({command}): {}", plugin.kind, error.msg);
+    error.msg = format!("plugin type={:?} failed ({command}): {}", plugin.kind(), error.msg);
     error
 }
 
@@ -134,7 +134,6 @@ fn failed(call: &Call, plugin: &Plugin, mut error: Error) -> Error {
 mod tests {
     use super::*;
     use crate::cni::Code;
-    use crate::delegate::call;
     use serde_json::{Map, json};
     use std::cell::RefCell;
 
@@ -160,7 +159,7 @@ mod tests {
     }
 
     fn network(version: &str, kinds: &[&str]) -> NetworkConfiguration {
-        let plugin = |kind: &&str| Plugin { kind: (*kind).into(), path: String::new(), conf: Map::new() };
+        let plugin = |kind: &&str| Block::new("", &json!({"type": kind})).expect("an object");
         let plugins = kinds.iter().map(plugin).collect();
         NetworkConfiguration {
             name: "n".into(),
@@ -171,7 +170,7 @@ mod tests {
     }
 
     fn call(command: CniCommand) -> Call {
-        Call { netns: "/run/netns/c".into(), ..call::tests::call() }.with_command(command)
+        Call { netns: "/run/netns/c".into(), ..Call::example() }.with_command(command)
     }
 
     /// Returns the outcome of `work` and the calls that it made.

@@ -129,8 +129,7 @@ pub(super) fn agent_answer(input: &[u8]) {
         Ok(found) => assert_eq!(found.len(), 1),
         Err(error) => check_error(&error),
     }
-    let reporting = client();
-    let reported = reporting.reports().map_or(Ok(()), |reports| reports.report(&Pod::default(), None, &[]));
+    let reported = client().report(&Pod::default(), None, &[]);
     let results = [client().namespace(&pod).map(drop), client().probe(), reported];
     results.into_iter().filter_map(Result::err).for_each(|error| check_error(&error));
     let _ = client().namespaces_with_definition("a");

@@ -137,7 +137,7 @@ impl ContainerSender {
     pub(super) fn text(&self) -> String {
         let Some(scope) = self.bypasses else {
             return match self.excluded {
-                false => "not excluded".to_owned(),
+                false => "not excluded by its name".to_owned(),
                 true => {
                     "excluded, but it has no element: it does not run, its bypass has ended, or it started captured"
                         .to_owned()

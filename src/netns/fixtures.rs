@@ -89,14 +89,6 @@ impl Fixtures {
         Ok(missing)
     }
 
-    /// Adds the missing objects.
-    ///
-    /// # Errors
-    /// As [`Self::missing`] and [`add_fixtures`].
-    pub fn add(&self, addresses: OwnFamilies) -> Result<(), Error> {
-        add_fixtures(&self.missing(addresses)?, addresses)
-    }
-
     /// Removes the objects of these fixtures that `needed` does not have.
     ///
     /// # Errors

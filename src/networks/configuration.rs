@@ -71,7 +71,7 @@ impl RunnableConfiguration {
 
     /// Returns the types of the plugins, in order.
     pub fn types(&self) -> impl Iterator<Item = &str> {
-        self.plugins.iter().filter_map(|plugin| plugin.keys.get("type")?.as_str())
+        self.plugins.iter().map(Block::kind)
     }
 }
 

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::ser::PrettyFormatter;
 use serde_json::{Serializer, Value};
 use std::net::IpAddr;
+use std::ops::Not;
 
 /// A network that was added.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +35,7 @@ struct NetworkStatusEntry<'a> {
     mac: &'a str,
     #[serde(skip_serializing_if = "is_zero")]
     mtu: u32,
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "Not::not")]
     default: bool,
     dns: DnsEntry<'a>,
     #[serde(rename = "device-info", skip_serializing_if = "Option::is_none")]
@@ -119,11 +120,6 @@ fn indented(entry: &NetworkStatusEntry<'_>) -> String {
 #[expect(clippy::trivially_copy_pass_by_ref)]
 fn is_zero(number: &u32) -> bool {
     *number == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref)]
-fn is_false(flag: &bool) -> bool {
-    !*flag
 }
 
 /// Returns the event that an interface was added; `None` if the result has neither an interface nor an address.

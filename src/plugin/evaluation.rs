@@ -98,10 +98,9 @@ impl DesiredPolicy {
             Some(error) => ("DetourExclusionRejected", error.to_string()),
             None => ("DetourExclusionIgnored", format!("without effect: {}", reasons.join("; "))),
         };
-        if let (Some(pod), Some(reports)) = (pod, cluster.and_then(|cluster| cluster.reports())) {
-            let PodRef { namespace, name, uid } = pod.clone();
+        if let (Some(pod), Some(reports)) = (pod, cluster) {
             let event = Event { warning: true, reason: reason.into(), message };
-            let pod = Pod { namespace, name, uid, node_name: self.node.clone(), ..Pod::default() };
+            let pod = Pod { node_name: self.node.clone(), ..pod.clone().into() };
             let reported = reports.report(&pod, None, &[event]);
             reported.unwrap_or_else(|failure| tracing::warn!("{failure}"));
         }

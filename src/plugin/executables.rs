@@ -3,7 +3,7 @@
 
 use super::del;
 use crate::cni::{Block, Code, Error, NetConf, Request};
-use crate::delegate::{Call, Executables, NetworkConfiguration, Plugin};
+use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::state::Attachment;
 use crate::sub_plugins;
 use serde_json::Value;
@@ -15,12 +15,7 @@ pub(super) struct ChainExecutables(Option<(NetworkConfiguration, Call)>);
 impl ChainExecutables {
     /// Returns the executables in the chain of `conf`.
     pub(super) fn new(request: &Request, conf: &NetConf) -> Self {
-        let plugin = |(kind, block): (&str, &Block)| Plugin {
-            kind: kind.to_owned(),
-            path: block.path.clone(),
-            conf: block.keys.clone(),
-        };
-        let plugins: Vec<Plugin> = sub_plugins::executables(&conf.chain).map(plugin).collect();
+        let plugins: Vec<Block> = sub_plugins::executables(&conf.chain).map(|(_, block)| block.clone()).collect();
         if plugins.is_empty() {
             return Self(None);
         }

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::net::IpAddr;
+use std::ops::Not;
 use std::path::{Path, PathBuf};
 
 /// The text of the inputs in a record. The plugin copies it; only [`AddInputs::read`] parses it, so that nothing in it
@@ -41,7 +42,7 @@ pub(super) struct AddInputs<'a> {
     #[serde(default)]
     evaluated: Vec<EvaluatedConfiguration<'a>>,
     /// Whether the configuration names no source of facts.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "Not::not")]
     without_facts: bool,
     /// `runtimeConfig.dns.servers`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -218,11 +219,6 @@ pub(super) fn refusal(network: Option<&str>, evaluated: &SeparatePolicy) -> Opti
         Some(network) => error.of_network(network),
         None => error,
     })
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
-const fn is_false(value: &bool) -> bool {
-    !*value
 }
 
 /// Returns whether nothing but the default bounds applies.

@@ -257,15 +257,22 @@ impl SandboxRecords {
 
     /// Reads the records of these `attachments` of a pod sandbox as [`Self::read`] does.
     pub(super) fn read_of(store: &Store, attachments: &[Attachment], netns: &NetNs) -> Result<Self, Error> {
+        Ok(Self::read_all(store, attachments)?.of_netns(netns.id()))
+    }
+
+    /// Reads the records of these `attachments`, also those of another network namespace.
+    pub(super) fn read_all(store: &Store, attachments: &[Attachment]) -> Result<Self, Error> {
         let mut records = Self::default();
         for attachment in attachments {
-            if let Some(record) = AttachmentRecord::read(store, attachment)?
-                && record.netns_id.is_none_or(|id| id == netns.id())
-            {
-                records.0.push((attachment.clone(), record));
-            }
+            records.0.extend(AttachmentRecord::read(store, attachment)?.map(|record| (attachment.clone(), record)));
         }
         Ok(records)
+    }
+
+    /// Returns the records without those of another network namespace.
+    pub(super) fn of_netns(mut self, id: NetnsId) -> Self {
+        self.0.retain(|(_, record)| record.netns_id.is_none_or(|own| own == id));
+        self
     }
 
     /// Returns the record of an attachment.

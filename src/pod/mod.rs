@@ -141,7 +141,20 @@ pub(crate) const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// of the API that has it, so the author of a pod that runs can't set it.
 pub(crate) const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 
+impl From<PodRef> for Pod {
+    /// Returns a pod of which only the names are known.
+    fn from(PodRef { namespace, name, uid }: PodRef) -> Self {
+        Self { namespace, name, uid, ..Self::default() }
+    }
+}
+
 impl Pod {
+    /// Returns its name and UID.
+    #[must_use]
+    pub fn reference(&self) -> PodRef {
+        PodRef { namespace: self.namespace.clone(), name: self.name.clone(), uid: self.uid.clone() }
+    }
+
     /// Returns whether this is the pod of `wanted`, by its UID or, for a static pod, its hash; true if either UID is
     /// unknown.
     #[must_use]

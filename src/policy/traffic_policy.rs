@@ -6,6 +6,7 @@ use super::owners::ByTraffic;
 use super::redirect::Redirect;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::ops::Not;
 
 /// The traffic policy of one attachment, or the union of those of several attachments.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,13 +25,8 @@ pub struct Policy {
     pub dns_captured_elsewhere: Option<bool>,
     /// Whether the pod is in Istio's ambient mesh. ztunnel sends from sockets in the pod's network namespace, to which
     /// exclusions do not apply.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "Not::not")]
     pub ambient: bool,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
-const fn is_false(value: &bool) -> bool {
-    !*value
 }
 
 /// Whether the pod's traffic is redirected to the sidecar.

@@ -114,7 +114,7 @@ fn the_agent_can_list_the_pods_of_a_node_and_all_namespaces() {
     }
     assert!(agent.pods_of_node(node, Some("default")).expect("listed").is_empty());
     let namespaces = agent.namespaces(None).expect("listed");
-    let shop = namespaces.iter().find(|one| one.namespace.name == "shop").expect("it exists");
+    let shop = namespaces.iter().find(|one| one.name == "shop").expect("it exists");
     assert_eq!(shop.labels["kubernetes.io/metadata.name"], "shop");
     assert_eq!(agent.namespaces(Some("shop")).expect("found"), std::slice::from_ref(shop));
     let refused = probe("detour-plugin").pods_of_node(node, None).expect_err("it may only get pods");

@@ -29,7 +29,7 @@ fn body(server: &Server) -> Value {
 fn the_status_is_a_merge_patch_with_the_pods_uid() {
     let server = Server::plain(|_| Answer::json(200, &json!({})));
     let value = "[{\n    \"name\": \"ovn\"\n}]";
-    source("status", &server.http()).reports().expect("reports").report(&pod(), Some(value), &[]).expect("written");
+    source("status", &server.http()).report(&pod(), Some(value), &[]).expect("written");
     assert_eq!(server.lines(), ["PATCH /api/v1/namespaces/shop/pods/web-0/status? HTTP/1.1"]);
     assert_eq!(server.requests()[0].headers["content-type"], "application/merge-patch+json");
     let wanted = json!({"metadata": {"uid": "uid-1", "annotations": {"k8s.v1.cni.cncf.io/network-status": value}}});
@@ -39,7 +39,7 @@ fn the_status_is_a_merge_patch_with_the_pods_uid() {
 #[test]
 fn an_event_is_created_in_the_pods_namespace() {
     let server = Server::plain(|_| Answer::json(201, &json!({})));
-    source("event", &server.http()).reports().expect("reports").report(&pod(), None, &[event()]).expect("written");
+    source("event", &server.http()).report(&pod(), None, &[event()]).expect("written");
     assert_eq!(server.lines(), ["POST /api/v1/namespaces/shop/events? HTTP/1.1"]);
     let body = body(&server);
     let object = json!({"apiVersion": "v1", "kind": "Pod", "namespace": "shop", "name": "web-0", "uid": "uid-1"});
@@ -61,11 +61,7 @@ fn a_report_about_a_deleted_or_replaced_pod_is_not_retried() {
     {
         let server = Server::plain(move |_| status(answer, "reason"));
         let started = Instant::now();
-        let error = source(test, &server.http())
-            .reports()
-            .expect("reports")
-            .report(&pod(), Some("[]"), &[])
-            .expect_err("refused");
+        let error = source(test, &server.http()).report(&pod(), Some("[]"), &[]).expect_err("refused");
         assert_eq!(error.code, code, "{error}");
         let wanted = "pod shop/web-0: PATCH http://";
         assert!(error.msg.starts_with(wanted) && error.details.contains("reason"), "{error}");
@@ -79,26 +75,14 @@ fn server_errors_are_retried_for_two_seconds_at_most() {
     let heals = Server::plain(
         |request| if request.nth == 0 { status(500, "no leader") } else { Answer::json(200, &json!({})) },
     );
-    source("heals", &heals.http()).reports().expect("reports").report(&pod(), Some("[]"), &[]).expect("written");
+    source("heals", &heals.http()).report(&pod(), Some("[]"), &[]).expect("written");
     assert_eq!(heals.requests().len(), 2);
 
     let started = Instant::now();
     let refused = format!("http://{}", closed_port());
-    assert_eq!(
-        source("refused", &refused)
-            .reports()
-            .expect("reports")
-            .report(&pod(), None, &[event()])
-            .expect_err("refused")
-            .code,
-        Code::TryAgain
-    );
+    assert_eq!(source("refused", &refused).report(&pod(), None, &[event()]).expect_err("refused").code, Code::TryAgain);
     let hangs = Server::plain(|_| Answer::Hang);
-    let error = source("hangs", &hangs.http())
-        .reports()
-        .expect("reports")
-        .report(&pod(), None, &[event()])
-        .expect_err("no answer");
+    let error = source("hangs", &hangs.http()).report(&pod(), None, &[event()]).expect_err("no answer");
     assert!(error.code == Code::TryAgain && error.msg.contains("POST"), "{error}");
     assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
 }
@@ -107,7 +91,7 @@ fn server_errors_are_retried_for_two_seconds_at_most() {
 fn manifests_are_not_written_to() {
     let dir = directory("writes-manifests");
     let source = cluster::source(&manifests(&dir)).expect("a source");
-    source.reports().expect("reports").report(&pod(), Some("[]"), &[]).expect("nothing to do");
-    source.reports().expect("reports").report(&pod(), None, &[event()]).expect("nothing to do");
+    source.report(&pod(), Some("[]"), &[]).expect("nothing to do");
+    source.report(&pod(), None, &[event()]).expect("nothing to do");
     assert_eq!(std::fs::read_dir(&dir).expect("readable").count(), 0);
 }

@@ -42,6 +42,24 @@ fn the_chain_gets_a_file_beside_the_attachments() {
     assert_eq!(scene.files(), before);
 }
 
+/// Beside istio-cni, whose file has the name of the default attachment.
+#[test]
+fn exclusions_only_leave_the_file_of_istio_cni_to_it() {
+    const ISTIO: &str = "etc/cni/multus/net.d/istio-cni.conf";
+    let scene = Scene::with("chain-excludes", "10-calico.conflist", CALICO);
+    scene.write(ISTIO, r#"{"name": "istio-cni", "type": "istio-cni"}"#);
+    scene.write("attachments.json", "[]");
+    let config = scene.config("config.json", &json!({"chain": [{"type": "uid-exclude"}]}));
+    let attachments = format!("--attachments={}", scene.path("attachments.json").display());
+    let before = scene.read(ISTIO);
+    scene.ok("install", &[&OPENSHIFT[..], &[&config, &attachments]].concat());
+    assert_eq!(scene.json(FILE)["chain"], json!([{"type": "uid-exclude"}]));
+    assert_eq!(scene.read(ISTIO), before);
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.read(ISTIO), before);
+    assert!(!scene.path(FILE).exists());
+}
+
 #[test]
 fn a_file_that_stops_the_whole_chain_makes_the_installation_incomplete() {
     let scene = Scene::with("chain-foreign", "10-calico.conflist", CALICO);

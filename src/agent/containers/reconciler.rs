@@ -197,7 +197,7 @@ impl Reconciler {
             self.report_event(pod.as_ref(), sandbox_id, captured(container, why));
         }
         for container in &changes.ended {
-            self.metrics.bypass_ended();
+            self.metrics.ended_bypasses.inc();
             self.report_event(pod.as_ref(), sandbox_id, bypass_ended(container));
         }
     }

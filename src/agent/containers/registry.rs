@@ -411,26 +411,16 @@ impl Registry {
 
     /// Returns the answer to CHECK and `doctor` about a sandbox.
     pub(in crate::agent) fn status(&self, sandbox_id: &str) -> ContainersStatus {
-        ContainersStatus { socket: Some(self.0.nri_socket.clone()), ..self.status_without_socket(sandbox_id) }
-    }
-
-    fn status_without_socket(&self, sandbox_id: &str) -> ContainersStatus {
         let state = self.state();
-        let excluding = |sandbox: &&Sandbox| sandbox.excluding.is_some();
-        let sandbox = state.sandboxes.get(sandbox_id).filter(excluding);
-        let failure = sandbox.and_then(|sandbox| sandbox.excluding.as_ref()).map(|excluding| excluding.failure.clone());
-        match &state.connection {
-            Connection::Starting => {
-                ContainersStatus { error: "the agent has just started".to_owned(), ..Default::default() }
-            }
-            Connection::Disconnected { why, .. } => ContainersStatus { error: why.clone(), ..Default::default() },
-            Connection::Registered(runtime) => ContainersStatus {
-                runtime: Some(runtime.clone()),
-                error: failure.unwrap_or_default(),
-                expected: sandbox.and_then(Sandbox::expected),
-                socket: None,
-            },
-        }
+        let sandbox = state.sandboxes.get(sandbox_id);
+        let failure = || sandbox.and_then(|sandbox| Some(sandbox.excluding.as_ref()?.failure.clone()));
+        let (runtime, error) = match &state.connection {
+            Connection::Starting => (None, "the agent has just started".to_owned()),
+            Connection::Disconnected { why, .. } => (None, why.clone()),
+            Connection::Registered(runtime) => (Some(runtime.clone()), failure().unwrap_or_default()),
+        };
+        let expected = sandbox.filter(|_| runtime.is_some()).and_then(Sandbox::expected);
+        ContainersStatus { runtime, socket: Some(self.0.nri_socket.clone()), error, expected }
     }
 }
 

@@ -25,39 +25,26 @@ const SILENCE_TIME: Duration = Duration::from_secs(5);
 /// How long before the plugin's deadline the answer is sent.
 const MARGIN: Duration = Duration::from_millis(100);
 
-/// The sources of the answers, except the API server.
+/// Answers the plugin's requests. Clones share their state.
 #[derive(Clone)]
-pub(in crate::agent) struct AnswerSources {
+pub(in crate::agent) struct Answers {
     /// The watched objects.
     pub(in crate::agent) facts: SharedFacts,
+    /// The account for requests to the API server.
+    pub(in crate::agent) account: Arc<ServiceAccount>,
+    /// The metrics of calls and requests.
+    pub(in crate::agent) metrics: Metrics,
     /// The running containers, if the agent excludes containers.
     pub(in crate::agent) containers: Option<Registry>,
     /// The policies of running pods.
     pub(in crate::agent) policies: watch::Receiver<PoliciesReport>,
     /// The states of the watches.
     pub(in crate::agent) states: SyncStates,
-}
-
-/// Answers the plugin's requests. Clones share their state.
-#[derive(Clone)]
-pub(in crate::agent) struct Answers {
-    facts: SharedFacts,
-    account: Arc<ServiceAccount>,
-    metrics: Metrics,
-    containers: Option<Registry>,
-    policies: watch::Receiver<PoliciesReport>,
-    states: SyncStates,
     /// The end of the time in which the API server is not asked, because it has not answered.
-    silent_until: Arc<Mutex<Option<Instant>>>,
+    pub(in crate::agent) silent_until: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Answers {
-    /// Creates answers from `sources`, and from the API server as `account`.
-    pub(in crate::agent) fn new(sources: AnswerSources, account: ServiceAccount, metrics: Metrics) -> Self {
-        let AnswerSources { facts, containers, policies, states } = sources;
-        Self { facts, account: Arc::new(account), metrics, containers, policies, states, silent_until: Arc::default() }
-    }
-
     /// Logs and counts a call that the plugin reports.
     pub(in crate::agent) fn record(&self, report: &CallReport) {
         record(report, &self.metrics);
@@ -200,8 +187,7 @@ impl Answers {
         deadline: Instant,
     ) -> Result<AgentAnswer, Error> {
         let pod = self.account.own(pod);
-        let report =
-            move |api: &dyn Cluster| api.reports().map_or(Ok(()), |to| to.report(&pod, status.as_deref(), &events));
+        let report = move |api: &dyn Cluster| api.report(&pod, status.as_deref(), &events);
         self.ask(deadline, report).await.map(|()| AgentAnswer::Done)
     }
 

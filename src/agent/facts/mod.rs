@@ -11,7 +11,7 @@ mod objects;
 mod reduced;
 mod watching;
 
-pub(super) use answer::{AnswerSources, Answers};
+pub(super) use answer::Answers;
 pub(super) use cache::SharedFacts;
 pub use objects::{EndedContainer, ObservedPod};
-pub(super) use watching::{SyncStates, WatchScope};
+pub(super) use watching::SyncStates;

@@ -1,12 +1,11 @@
 //! The watched kinds of objects. Only the parts that the agent uses are parsed, and only some of them are cached.
 
 use super::reduced::{reduce_namespace, reduce_pod};
-use crate::cluster::wire::{self, DefinitionSpec, PodSpec, null_is_empty};
+use crate::cluster::wire::{ContainerStatus, DefinitionObject, Metadata, NamespaceObject, PodObject};
 use crate::cluster::{Definition, ObjectRef, PolicyCondition};
 use crate::pod::well_known::{POLICY_CONDITION, PROXY_CONTAINER};
 use crate::pod::{Container, Namespace, Pod};
-use serde::Deserialize;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -22,7 +21,7 @@ pub struct ObservedPod {
     pub owned: bool,
     /// Whether it has ended or is being deleted.
     pub ending: bool,
-    /// `status.podIPs`.
+    /// `status.podIPs`, sorted.
     pub addresses: Vec<IpAddr>,
     /// The containers of `status.initContainerStatuses` that have ended at least once.
     pub ended_init_containers: Vec<EndedContainer>,
@@ -53,8 +52,9 @@ pub struct EndedContainer {
 
 /// A watched kind: the cached part of an object.
 pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
-    /// The object as the API server sends it.
-    type Sent: Sent;
+    /// The read parts of the object as the API server sends it. All others, such as `metadata.managedFields`, take no
+    /// memory.
+    type Sent: DeserializeOwned + Clone + Send + 'static;
     /// The plural in log messages.
     const PLURAL: &str;
     /// The value of the metrics' label `kind`.
@@ -66,6 +66,8 @@ pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
     /// The permission that the watch requires, as `kubectl auth can-i` spells it.
     const PERMISSION: &str;
 
+    /// Returns the metadata.
+    fn metadata(sent: &Self::Sent) -> &Metadata;
     /// Extracts the cached part.
     fn from_sent(sent: Self::Sent) -> Self;
     /// Returns the name of the object, with an empty namespace for a cluster-scoped one.
@@ -78,144 +80,23 @@ pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
     fn reduced(&self) -> Option<Self>;
 }
 
-/// An object as the API server sends it, reduced to the parts that are read. All other parts, such as
-/// `metadata.managedFields`, take no memory.
-pub(super) trait Sent: DeserializeOwned + Clone + Send + 'static {
-    /// Returns `metadata.resourceVersion`.
-    fn version(&self) -> &str;
-}
-
-macro_rules! sent {
-    ($($sent:ident),*) => {
-        $(impl Sent for $sent {
-            fn version(&self) -> &str {
-                &self.metadata.resource_version
-            }
-        })*
-    };
-}
-
-sent!(SentPod, SentNamespace, SentDefinition);
-
-/// The read parts of `metadata` (apimachinery, `ObjectMeta`).
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct SentMetadata {
-    name: String,
-    namespace: Option<String>,
-    uid: Option<String>,
-    resource_version: String,
-    deletion_timestamp: Option<IgnoredAny>,
-    #[serde(deserialize_with = "null_is_empty")]
-    labels: BTreeMap<String, String>,
-    #[serde(deserialize_with = "null_is_empty")]
-    annotations: BTreeMap<String, String>,
-    #[serde(deserialize_with = "null_is_empty")]
-    owner_references: Vec<SentOwner>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct SentOwner {
-    #[serde(deserialize_with = "null_is_empty")]
-    controller: bool,
-}
-
-/// A `Namespace`.
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct SentNamespace {
-    metadata: SentMetadata,
-}
-
-/// A `NetworkAttachmentDefinition`.
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct SentDefinition {
-    metadata: SentMetadata,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    spec: DefinitionSpec,
-}
-
-/// A `Pod` (k8s.io/api, `core/v1`).
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct SentPod {
-    metadata: SentMetadata,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    spec: PodSpec,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    status: SentPodStatus,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct SentPodStatus {
-    #[serde(deserialize_with = "null_is_empty")]
-    phase: String,
-    #[serde(rename = "podIPs", deserialize_with = "null_is_empty")]
-    pod_ips: Vec<SentPodAddress>,
-    #[serde(deserialize_with = "null_is_empty")]
-    init_container_statuses: Vec<SentContainerStatus>,
-    #[serde(deserialize_with = "null_is_empty")]
-    conditions: Vec<SentCondition>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct SentCondition {
-    r#type: String,
-    status: String,
-    #[serde(deserialize_with = "null_is_empty")]
-    reason: String,
-    #[serde(deserialize_with = "null_is_empty")]
-    message: String,
-}
-
-impl From<SentCondition> for PolicyCondition {
-    fn from(SentCondition { status, reason, message, .. }: SentCondition) -> Self {
-        Self { is_current: status == "True", reason, message }
-    }
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct SentPodAddress {
-    ip: String,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct SentContainerStatus {
-    name: String,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    state: SentContainerState,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    last_state: SentContainerState,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-struct SentContainerState {
-    terminated: Option<Terminated>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Terminated {
-    exit_code: i32,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    message: String,
-}
-
 impl WatchedKind for ObservedPod {
-    type Sent = SentPod;
+    type Sent = PodObject;
     const PLURAL: &str = "pods of this node";
     const METRICS_KIND: &str = "pods";
     const PATH: &str = "/api/v1/pods";
     const PERMISSION: &str = "list and watch pods";
 
-    fn from_sent(SentPod { metadata, spec, status }: SentPod) -> Self {
-        let ending = metadata.deletion_timestamp.is_some() || matches!(status.phase.as_str(), "Succeeded" | "Failed");
-        let controlled = metadata.owner_references.iter().any(|owner| owner.controller);
-        let resource_version = metadata.resource_version.clone();
-        let mut pod: Pod =
-            wire::PodObject { metadata: trimmed(metadata), spec, status: wire::PodStatus::default() }.into();
+    fn metadata(sent: &PodObject) -> &Metadata {
+        &sent.metadata
+    }
+
+    fn from_sent(mut sent: PodObject) -> Self {
+        trim(&mut sent.metadata);
+        let (status, metadata) = (std::mem::take(&mut sent.status), &mut sent.metadata);
+        let (ending, controlled) = (metadata.is_deleting() || status.has_ended(), metadata.controller().is_some());
+        let resource_version = std::mem::take(&mut metadata.resource_version);
+        let mut pod: Pod = sent.into();
         // Only those of the proxy decide about the pod's traffic.
         for container in pod.containers.iter_mut().chain(&mut pod.init_containers) {
             if container.name != PROXY_CONTAINER {
@@ -227,7 +108,7 @@ impl WatchedKind for ObservedPod {
             pod,
             resource_version,
             ending,
-            addresses: status.pod_ips.iter().filter_map(|address| address.ip.parse().ok()).collect(),
+            addresses: status.addresses(),
             ended_init_containers: status.init_container_statuses.into_iter().filter_map(ended).collect(),
             policy_condition: status.conditions.into_iter().find(|it| it.r#type == POLICY_CONDITION).map(Into::into),
         }
@@ -272,7 +153,7 @@ fn map_weight(map: &BTreeMap<String, String>) -> usize {
 }
 
 /// Returns how a container ended; `None` if it has never ended.
-fn ended(status: SentContainerStatus) -> Option<EndedContainer> {
+fn ended(status: ContainerStatus) -> Option<EndedContainer> {
     let (now, before) = (status.state.terminated, status.last_state.terminated);
     if now.is_none() && before.is_none() {
         return None;
@@ -284,15 +165,20 @@ fn ended(status: SentContainerStatus) -> Option<EndedContainer> {
 }
 
 impl WatchedKind for Namespace {
-    type Sent = SentNamespace;
+    type Sent = NamespaceObject;
     const PLURAL: &str = "namespaces";
     const METRICS_KIND: &str = "namespaces";
     const PATH: &str = "/api/v1/namespaces";
     const METADATA_ONLY: bool = true;
     const PERMISSION: &str = "list and watch namespaces";
 
-    fn from_sent(SentNamespace { metadata }: SentNamespace) -> Self {
-        wire::NamespaceObject { metadata: trimmed(metadata) }.into()
+    fn metadata(sent: &NamespaceObject) -> &Metadata {
+        &sent.metadata
+    }
+
+    fn from_sent(mut sent: NamespaceObject) -> Self {
+        trim(&mut sent.metadata);
+        sent.into()
     }
 
     fn name(&self) -> ObjectRef {
@@ -314,14 +200,19 @@ impl WatchedKind for Namespace {
 }
 
 impl WatchedKind for Definition {
-    type Sent = SentDefinition;
+    type Sent = DefinitionObject;
     const PLURAL: &str = "network attachment definitions";
     const METRICS_KIND: &str = "definitions";
     const PATH: &str = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions";
     const PERMISSION: &str = "list and watch network-attachment-definitions.k8s.cni.cncf.io";
 
-    fn from_sent(SentDefinition { metadata, spec }: SentDefinition) -> Self {
-        wire::DefinitionObject { metadata: trimmed(metadata), spec }.into()
+    fn metadata(sent: &DefinitionObject) -> &Metadata {
+        &sent.metadata
+    }
+
+    fn from_sent(mut sent: DefinitionObject) -> Self {
+        trim(&mut sent.metadata);
+        sent.into()
     }
 
     fn name(&self) -> ObjectRef {
@@ -346,17 +237,16 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// The maximum length of the value of another annotation, in bytes. At most, its presence is read.
 const MAX_OTHER_VALUE: usize = 256;
 
-/// Returns the metadata without the annotations that are large and not read.
-fn trimmed(SentMetadata { name, namespace, uid, labels, mut annotations, .. }: SentMetadata) -> wire::Metadata {
+/// Removes the annotations that are large and not read.
+fn trim(Metadata { annotations, .. }: &mut Metadata) {
     annotations.remove(LAST_APPLIED);
-    for (key, value) in &mut annotations {
+    for (key, value) in annotations {
         let domain = key.split('/').next().unwrap_or_default();
         let is_read = |read: &&str| domain.strip_suffix(*read).is_some_and(|sub| sub.is_empty() || sub.ends_with('.'));
         if value.len() > MAX_OTHER_VALUE && !READ_DOMAINS.iter().any(is_read) {
             *value = String::new();
         }
     }
-    wire::Metadata { name, namespace, uid, labels, annotations }
 }
 
 #[cfg(test)]
@@ -404,7 +294,7 @@ mod tests {
             last_failure,
             message: message.into(),
         };
-        let pod: Pod = from_value::<wire::PodObject>(json!({
+        let pod: Pod = from_value::<PodObject>(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"l": "1"}, "annotations": {"a": "2"}},
             "spec": {"hostNetwork": true, "containers": [
                 {"name": "c"}, {"name": "istio-proxy", "args": ["y"], "env": [{"name": "A", "value": "1"}]}

@@ -2,13 +2,12 @@
 //! since when and why, for `/readyz`, `doctor` and the metrics.
 
 use super::cache::{Cache, CacheEvent, SharedFacts};
-use super::objects::{Sent, WatchedKind};
+use super::objects::WatchedKind;
 use crate::agent::metrics::Metrics;
 use crate::backoff::Backoff;
 use crate::cluster::{Collection, CollectionError, ServiceAccount};
 use crate::printable::without_tokens;
 use futures_util::TryStreamExt;
-use kube::Client;
 use kube::api::WatchEvent;
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -26,64 +25,38 @@ const MIN_WATCH_TIME: Duration = Duration::from_secs(1);
 /// The pauses after failures.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30));
 
-/// What is watched.
-pub(in crate::agent) struct WatchScope<'a> {
-    /// The name of the node whose pods are watched, with all namespaces.
-    pub(in crate::agent) node: &'a str,
-    /// Whether all definitions are watched too.
-    pub(in crate::agent) definitions: bool,
-}
-
 impl SharedFacts {
-    /// Watches the objects in `scope` until the future is dropped.
+    /// Watches the pods of the node, all namespaces and, if requested, all definitions, until the future is dropped.
     pub(in crate::agent) async fn watch(
         &self,
         account: &ServiceAccount,
-        scope: WatchScope<'_>,
+        node: &str,
+        with_definitions: bool,
         states: &SyncStates,
         metrics: &Metrics,
     ) {
-        let (client, pages) = (client(account).await, Semaphore::new(PAGES_IN_MEMORY));
-        let of_node = format!("spec.nodeName={}", scope.node);
+        let (pages, of_node) = (Semaphore::new(PAGES_IN_MEMORY), Some(format!("spec.nodeName={node}")));
         let definitions = async {
-            if scope.definitions {
-                watch(self.definitions(), (&client, &pages), String::new(), states, metrics).await;
+            if with_definitions {
+                watch(self.definitions(), (account, &pages), None, states, metrics).await;
             }
         };
         tokio::join!(
-            watch(self.pods(), (&client, &pages), of_node, states, metrics),
-            watch(self.namespaces(), (&client, &pages), String::new(), states, metrics),
+            watch(self.pods(), (account, &pages), of_node, states, metrics),
+            watch(self.namespaces(), (account, &pages), None, states, metrics),
             definitions,
         );
     }
 }
 
-/// Creates a client as soon as the account's files are usable.
-async fn client(account: &ServiceAccount) -> Client {
-    let (mut backoff, mut logged) = (BACKOFF, String::new());
-    loop {
-        match account.client() {
-            Ok(client) => return client,
-            Err(error) => {
-                let error = error.to_string();
-                if logged != error {
-                    tracing::warn!(error, "can't connect to the API server yet; retrying");
-                    logged = error;
-                }
-            }
-        }
-        sleep(backoff.pause(Instant::now())).await;
-    }
-}
-
 async fn watch<T: WatchedKind>(
     cache: &Cache<T>,
-    (client, pages): (&Client, &Semaphore),
-    fields: String,
+    (account, pages): (&ServiceAccount, &Semaphore),
+    fields: Option<String>,
     states: &SyncStates,
     metrics: &Metrics,
 ) {
-    let collection = Collection { client, path: T::PATH, metadata_only: T::METADATA_ONLY, fields, pages };
+    let collection = Collection { account, path: T::PATH, metadata_only: T::METADATA_ONLY, fields, pages };
     let state = states.start((T::PLURAL, T::METRICS_KIND), metrics);
     let (mut failures, mut is_first) = (Failures::new(cache, &state), true);
     loop {
@@ -105,10 +78,7 @@ async fn watch<T: WatchedKind>(
             let started = Instant::now();
             let error = match follow(cache, &collection, &mut version, &state, metrics).await {
                 Ok(()) if started.elapsed() >= MIN_WATCH_TIME => continue,
-                Ok(()) => CollectionError {
-                    cause: "the API server ended the watch at once".into(),
-                    ..CollectionError::default()
-                },
+                Ok(()) => CollectionError::new("the API server ended the watch at once"),
                 Err(error) => error,
             };
             failures.pause(&error).await;
@@ -154,11 +124,11 @@ async fn follow<T: WatchedKind>(
     while let Some(event) = events.try_next().await? {
         let event = match event {
             WatchEvent::Added(sent) | WatchEvent::Modified(sent) => {
-                sent.version().clone_into(version);
+                T::metadata(&sent).resource_version.clone_into(version);
                 CacheEvent::Apply(sent)
             }
             WatchEvent::Deleted(sent) => {
-                sent.version().clone_into(version);
+                T::metadata(&sent).resource_version.clone_into(version);
                 CacheEvent::Delete(sent)
             }
             WatchEvent::Bookmark(bookmark) => {

@@ -4,6 +4,7 @@ use super::error::InstallError;
 use crate::cni::{AUTO_DIALECT, CniCommand, NetConf, NodeConf, POD_ANNOTATIONS, PROGRAM, RuleFormat};
 use crate::host_path::HostPath;
 use crate::plugin::{TargetNode, validate};
+use crate::sub_plugins::SubPlugin;
 use serde_json::{Map, Value, json};
 
 /// The settings of the plugin's configuration.
@@ -67,10 +68,7 @@ impl EntrySettings {
                 capabilities.entry(name).or_insert(true.into());
             }
         }
-        let mut alone = keys.clone();
-        alone.insert("name".into(), "n".into());
-        alone.insert("cniVersion".into(), "1.0.0".into());
-        parse(&Value::Object(alone))?;
+        parse_alone(keys.clone())?;
         Ok(Value::Object(keys))
     }
 
@@ -96,6 +94,15 @@ impl EntrySettings {
     /// The plugin would reject the configuration.
     pub fn is_primary(&self) -> Result<bool, InstallError> {
         Ok(self.conf()?.primary.is_some())
+    }
+
+    /// Whether the sub-plugin chain of this configuration only excludes: it neither redirects nor has executables.
+    ///
+    /// # Errors
+    /// The plugin would reject it.
+    pub fn only_excludes(&self) -> Result<bool, InstallError> {
+        let excludes = |block| SubPlugin::of(block).is_some_and(|known| known != SubPlugin::IstioRedirect);
+        Ok(self.conf()?.chain.iter().all(excludes))
     }
 
     /// Validates the configuration as `detour validate` does. Returns its warnings.
@@ -125,10 +132,7 @@ impl EntrySettings {
     }
 
     fn conf(&self) -> Result<NetConf, InstallError> {
-        let mut keys = self.plugin();
-        keys.insert("name".into(), "n".into());
-        keys.insert("cniVersion".into(), "1.0.0".into());
-        parse(&Value::Object(keys))
+        parse_alone(self.plugin())
     }
 
     /// Returns all keys of the plugin's configuration except the network's name and version.
@@ -181,6 +185,13 @@ fn override_keys(keys: &mut Map<String, Value>, given: &Map<String, Value>) {
             _ => drop(keys.insert(key.clone(), value.clone())),
         }
     }
+}
+
+/// Parses an entry as a configuration of its own.
+fn parse_alone(mut keys: Map<String, Value>) -> Result<NetConf, InstallError> {
+    keys.insert("name".into(), "n".into());
+    keys.insert("cniVersion".into(), "1.0.0".into());
+    parse(&Value::Object(keys))
 }
 
 fn parse(conf: &Value) -> Result<NetConf, InstallError> {

@@ -41,77 +41,54 @@ pub const PLATFORMS: [Platform; 9] = [
     },
     Platform {
         name: "microshift",
-        aliases: &[],
         bin_dir: "/run/cni/bin",
         conf_dir: "/etc/cni/multus/net.d",
         chained: false,
         nftables: true,
         evidence: &["/var/lib/microshift"],
+        ..USUAL
     },
-    Platform {
-        name: "gke",
-        aliases: &[],
-        bin_dir: "/home/kubernetes/bin",
-        conf_dir: "/etc/cni/net.d",
-        chained: true,
-        nftables: false,
-        evidence: &["/home/kubernetes/bin"],
-    },
+    Platform { name: "gke", bin_dir: "/home/kubernetes/bin", evidence: &["/home/kubernetes/bin"], ..USUAL },
     Platform {
         name: "k3d",
-        aliases: &[],
         bin_dir: "/bin",
         conf_dir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
-        chained: true,
-        nftables: false,
         evidence: &["/bin/k3s", "/var/lib/rancher/k3s"],
+        ..USUAL
     },
     Platform {
         name: "k3s",
-        aliases: &[],
         bin_dir: "/var/lib/rancher/k3s/data/cni",
         conf_dir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
-        chained: true,
-        nftables: false,
         evidence: &["/var/lib/rancher/k3s"],
+        ..USUAL
     },
     Platform {
         name: "microk8s",
-        aliases: &[],
         bin_dir: "/var/snap/microk8s/current/opt/cni/bin",
         conf_dir: "/var/snap/microk8s/current/args/cni-network",
-        chained: true,
-        nftables: false,
         evidence: &["/var/snap/microk8s/current"],
+        ..USUAL
     },
-    Platform {
-        name: "bottlerocket",
-        aliases: &[],
-        bin_dir: "/opt/cni/bin",
-        conf_dir: "/etc/cni/net.d",
-        chained: true,
-        nftables: false,
-        evidence: &[],
-    },
-    Platform {
-        name: "minikube",
-        aliases: &[],
-        bin_dir: "/opt/cni/bin",
-        conf_dir: "/etc/cni/net.d",
-        chained: true,
-        nftables: false,
-        evidence: &[],
-    },
+    Platform { name: "bottlerocket", ..USUAL },
+    Platform { name: "minikube", ..USUAL },
     Platform {
         name: "kubernetes",
         aliases: &["aks", "default", "eks", "iks", "k0s", "kind", "kubeadm", "rke1", "rke2", "talos"],
-        bin_dir: "/opt/cni/bin",
-        conf_dir: "/etc/cni/net.d",
-        chained: true,
-        nftables: false,
-        evidence: &[],
+        ..USUAL
     },
 ];
+
+/// The usual properties, without a name.
+const USUAL: Platform = Platform {
+    name: "",
+    aliases: &[],
+    bin_dir: "/opt/cni/bin",
+    conf_dir: "/etc/cni/net.d",
+    chained: true,
+    nftables: false,
+    evidence: &[],
+};
 
 impl Platform {
     /// Returns the platform with this name or alias.

@@ -58,7 +58,7 @@ pub(super) struct Subscription {
 impl Subscription {
     /// Subscribes to all kinds of events that the plugin handles.
     pub(super) fn to_all() -> Self {
-        Self { events: EventKind::ALL.into_iter().map(|kind| 1 << (kind.number() - 1)).sum() }
+        Self { events: EventKind::ALL.into_iter().map(|kind| 1 << (kind as i32 - 1)).sum() }
     }
 }
 
@@ -67,7 +67,7 @@ impl Subscription {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Synchronize {
     #[prost(message, repeated, tag = "1")]
-    pods: Vec<Pod>,
+    pods: Vec<NriPod>,
     #[prost(message, repeated, tag = "2")]
     containers: Vec<Container>,
     #[prost(bool, tag = "3")]
@@ -85,7 +85,7 @@ pub(super) struct SynchronizeAnswer {
 #[derive(Clone, PartialEq, Message)]
 struct ContainerEvent {
     #[prost(message, optional, tag = "1")]
-    pod: Option<Pod>,
+    pod: Option<NriPod>,
     #[prost(message, optional, tag = "2")]
     container: Option<Container>,
 }
@@ -96,21 +96,9 @@ struct StateChange {
     #[prost(int32, tag = "1")]
     event: i32,
     #[prost(message, optional, tag = "2")]
-    pod: Option<Pod>,
+    pod: Option<NriPod>,
     #[prost(message, optional, tag = "3")]
     container: Option<Container>,
-}
-
-#[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct Pod {
-    #[prost(string, tag = "1")]
-    id: String,
-    #[prost(string, tag = "2")]
-    name: String,
-    #[prost(string, tag = "3")]
-    uid: String,
-    #[prost(string, tag = "4")]
-    namespace: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -139,12 +127,6 @@ pub(super) struct LinuxContainer {
     cgroups_path: String,
 }
 
-impl From<Pod> for NriPod {
-    fn from(Pod { id, name, uid, namespace }: Pod) -> Self {
-        Self { id, name, namespace, uid }
-    }
-}
-
 impl From<Container> for NriContainer {
     fn from(container: Container) -> Self {
         let Container { id, pod_id, name, state, mut labels, annotations, linux, pid } = container;
@@ -165,31 +147,21 @@ impl From<Container> for NriContainer {
     }
 }
 
-/// The kind of an event of a container.
+/// The kind of an event of a container, with its number in the enumeration `Event`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EventKind {
     /// The container is about to start.
-    Start,
+    Start = 6,
     /// It has started.
-    Started,
+    Started = 7,
     /// It stops, or has ended.
-    Stop,
+    Stop = 10,
     /// It is removed.
-    Remove,
+    Remove = 11,
 }
 
 impl EventKind {
     const ALL: [Self; 4] = [Self::Start, Self::Started, Self::Stop, Self::Remove];
-
-    /// The number in the enumeration `Event`.
-    const fn number(self) -> i32 {
-        match self {
-            Self::Start => 6,
-            Self::Started => 7,
-            Self::Stop => 10,
-            Self::Remove => 11,
-        }
-    }
 
     /// Returns the kind that a method reports.
     pub(super) fn of_method(method: &str) -> Option<Self> {
@@ -224,11 +196,11 @@ impl Event {
     /// Reads the argument of `StateChange`.
     pub(super) fn of_state_change(message: &[u8]) -> Result<Self, DecodeError> {
         let StateChange { event, pod, container } = StateChange::decode(message)?;
-        Ok(Self::new(EventKind::ALL.into_iter().find(|kind| kind.number() == event), pod, container))
+        Ok(Self::new(EventKind::ALL.into_iter().find(|kind| *kind as i32 == event), pod, container))
     }
 
-    fn new(kind: Option<EventKind>, pod: Option<Pod>, container: Option<Container>) -> Self {
-        Self { kind, pod: pod.unwrap_or_default().into(), container: container.unwrap_or_default().into() }
+    fn new(kind: Option<EventKind>, pod: Option<NriPod>, container: Option<Container>) -> Self {
+        Self { kind, pod: pod.unwrap_or_default(), container: container.unwrap_or_default().into() }
     }
 
     /// Returns whether the IDs are identifiers, so that they can be parts of paths.
@@ -253,7 +225,7 @@ impl Synchronization {
     pub(super) fn add(&mut self, message: &[u8]) -> Result<(), DecodeError> {
         let Synchronize { pods, containers, more } = Synchronize::decode(message)?;
         self.more = more;
-        self.pods.extend(pods.into_iter().map(NriPod::from).filter(|pod| is_identifier(&pod.id)));
+        self.pods.extend(pods.into_iter().filter(|pod| is_identifier(&pod.id)));
         let is_valid = |it: &NriContainer| is_identifier(&it.id) && is_identifier(&it.pod_id);
         self.containers.extend(containers.into_iter().map(NriContainer::from).filter(is_valid));
         Ok(())

@@ -31,16 +31,20 @@ pub trait NriHandler: Send {
 }
 
 /// A pod sandbox, as the runtime reports it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct NriPod {
     /// The ID of the sandbox (`CNI_CONTAINERID`).
+    #[prost(string, tag = "1")]
     pub id: String,
     /// The pod's name.
+    #[prost(string, tag = "2")]
     pub name: String,
-    /// The pod's namespace.
-    pub namespace: String,
     /// The pod's UID.
+    #[prost(string, tag = "3")]
     pub uid: String,
+    /// The pod's namespace.
+    #[prost(string, tag = "4")]
+    pub namespace: String,
 }
 
 /// A container, as the runtime reports it.

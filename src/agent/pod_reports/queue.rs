@@ -210,23 +210,23 @@ impl Queue {
             }
         }
     }
-
-    /// Returns the waiting Events.
-    #[cfg(test)]
-    pub(super) fn waiting_events(&self) -> impl Iterator<Item = &Event> {
-        self.events.values().flatten().map(|(_, event)| event)
-    }
-
-    /// Whether no report waits.
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.events.is_empty() && self.conditions.is_empty()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Queue {
+        /// Returns the waiting Events.
+        pub(in crate::agent::pod_reports) fn waiting_events(&self) -> impl Iterator<Item = &Event> {
+            self.events.values().flatten().map(|(_, event)| event)
+        }
+
+        /// Whether no report waits.
+        pub(in crate::agent::pod_reports) fn is_empty(&self) -> bool {
+            self.events.is_empty() && self.conditions.is_empty()
+        }
+    }
 
     fn pod(namespace: &str, name: &str) -> PodRef {
         PodRef { namespace: namespace.into(), name: name.into(), uid: Some("u".into()) }

@@ -1,7 +1,7 @@
 //! The policy of a pod: when it is evaluated, whether it is changed, and what is reported about it.
 
 use super::limits::{ChangeLimit, MIN_INTERVAL};
-use super::rule_check::{name, pod_ref};
+use super::rule_check::name;
 use super::settings::Tools;
 use super::suspicion::suspect;
 use super::texts;
@@ -133,7 +133,7 @@ impl PodPolicy {
     }
 
     fn write(&mut self, assessment: Assessment, observed: &ObservedPod, reports: &PodReports) {
-        let (pod, name) = (pod_ref(observed), name(observed));
+        let (pod, name) = (observed.pod.reference(), name(observed));
         let known = self.sent.as_ref().or(observed.policy_condition.as_ref());
         let condition = texts::condition(&assessment, self.is_meshed, known.is_some());
         // An earlier agent has reported it already.
@@ -179,7 +179,7 @@ impl PodPolicy {
                 let event = texts::changed(&self.assessment.applied, &change.after.applied, &change.words);
                 tracing::info!(pod = name, "{}", event.message);
                 if !change.words.is_empty() {
-                    tools.reports.event(&pod_ref(observed), event);
+                    tools.reports.event(&observed.pod.reference(), event);
                 }
                 self.report(change.after, observed, tools);
             }

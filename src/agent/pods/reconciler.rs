@@ -3,7 +3,7 @@
 use super::pod_policy::{PolicyChange, PolicyEvaluation, Sandboxes};
 use super::pod_rules::PodRules;
 use super::repair::{RepairOutcome, RepairResult};
-use super::rule_check::{RuleCheck, SharedLookups, pod_ref};
+use super::rule_check::{RuleCheck, SharedLookups};
 use super::settings::{PodSettings, Tools};
 use super::tracked_pod::TrackedPod;
 use crate::agent::facts::ObservedPod;
@@ -185,7 +185,7 @@ impl PodReconciler {
         for (uid, pod) in self.pods.iter_mut().filter(|(_, pod)| is_due(pod)) {
             if count >= MAX_JOBS {
                 overflow += 1;
-                tools.metrics.queue_overflow();
+                tools.metrics.overflows.inc();
                 continue;
             }
             let evaluation = evaluation.as_ref().filter(|_| pod.policy.is_due(now));
@@ -311,7 +311,7 @@ impl PodReconciler {
             }
             if *verdict != Verdict::Current && report.pods.len() < MAX_POLICIES {
                 report.pods.push(PodPolicyStatus {
-                    pod: pod_ref(&pod.observed),
+                    pod: pod.observed.pod.reference(),
                     state: verdict.name().to_owned(),
                     applied: applied.clone(),
                     desired: desired.clone(),

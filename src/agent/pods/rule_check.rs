@@ -12,7 +12,7 @@ use crate::cluster::{DefinitionQuery, Event, Lookup, ObjectRef};
 use crate::cni::{Code, Error};
 use crate::netns::find::{self, FoundNetns};
 use crate::plugin::running::{self, ContainerStatus};
-use crate::pod::{Namespace, PodRef};
+use crate::pod::Namespace;
 use kube::core::SelectorExt;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -74,7 +74,7 @@ impl RuleCheck {
         let status = if suspicion.settled { self.container_status(rules) } else { Ok(None) };
         // Other checks may have taken long.
         let now = self.lookups.now();
-        rules.record_read(status.as_ref().err(), &pod_ref(observed), now);
+        rules.record_read(status.as_ref().err(), &observed.pod.reference(), now);
         if let Err(error) = &status {
             self.tools.metrics.look_failure(error.code.name());
             if rules.needs_event(error, now) {
@@ -118,7 +118,7 @@ impl RuleCheck {
         now: Instant,
     ) -> Result<(RepairMode, RepairOutcome), Instant> {
         if case.cause == Cause::Drift {
-            self.tools.metrics.drift();
+            self.tools.metrics.drift.inc();
         }
         let mode = self.settings.mode;
         if mode == RepairMode::InPlace || case.cause == Cause::Drift {
@@ -174,7 +174,7 @@ impl RuleCheck {
     }
 
     fn report(&self, event: Event) {
-        self.tools.reports.event(&pod_ref(&self.observed), event);
+        self.tools.reports.event(&self.observed.pod.reference(), event);
     }
 
     /// Returns a definition; `None` if it can't be looked up. After a failure, no other one is looked up by the checks
@@ -218,12 +218,6 @@ impl RuleCheck {
         let part = BuildHasherDefault::<DefaultHasher>::default().hash_one(&self.observed.pod.uid) % 1000;
         CHECK_INTERVAL / 2 + CHECK_INTERVAL / 2 * u32::try_from(part).unwrap_or(0) / 1000
     }
-}
-
-/// Returns the pod for reports.
-pub(super) fn pod_ref(observed: &ObservedPod) -> PodRef {
-    let pod = &observed.pod;
-    PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
 }
 
 /// Returns `NAMESPACE/NAME`.

@@ -8,7 +8,7 @@ use crate::networks::{self, InstalledNetwork};
 use crate::plugin::evaluation;
 use crate::plugin::running::ContainerStatus;
 use crate::pod::well_known::{INJECTION_STATUS, VALIDATION_CONTAINER};
-use crate::pod::{Facts, Namespace, Pod, PodRef};
+use crate::pod::{Facts, Namespace, Pod};
 use crate::sub_plugins::{Decision, SubPlugin, is_meshed, skip_reason};
 use std::fmt;
 
@@ -56,7 +56,7 @@ pub(super) fn suspect<'a>(
     namespace: Option<&Namespace>,
 ) -> Option<(&'a Installed, Suspicion)> {
     let pod = &observed.pod;
-    let name = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
+    let name = pod.reference();
     if observed.ending || !is_meshed(pod, namespace) {
         return None;
     }

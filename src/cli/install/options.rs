@@ -72,7 +72,7 @@ pub(in crate::cli) struct InstallOptions {
     /// Directory on the node for the files of --attachments with --chained=true; otherwise they are in --conf-dir
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/multus/net.d")]
     attachment_conf_dir: HostPath,
-    /// Directory of Multus's auxiliary chain on the node (auxiliaryCNIChainName): write detour.conf there too, so that Multus runs the plugin for every pod [default: no such file]
+    /// Directory of Multus's auxiliary chain on the node (auxiliaryCNIChainName): write detour.conf there too (only there if the configuration only excludes), so that Multus runs the plugin for every pod [default: no such file]
     #[arg(long, value_name = "DIR")]
     multus_chain: Option<HostPath>,
     /// Kubeconfig on the node for the plugin [default: write one with the service account]
@@ -106,15 +106,14 @@ impl InstallOptions {
         self.place.check_root()?;
         let node = self.place.node();
         let platform = self.platform(&node);
-        if self.own_list && !self.chained.unwrap_or(platform.chained) {
-            let default =
-                if self.chained.is_none() { format!(", the default of {}", platform.name) } else { String::new() };
+        let is_chained = self.chained.unwrap_or(platform.chained);
+        let default =
+            if self.chained.is_none() { format!(", the default of {}", platform.name) } else { String::new() };
+        if self.own_list && !is_chained {
             return Err(CommandError::Usage(format!("--own-list=true: expected --chained=true, got false{default}")));
         }
         if let Some(directory) = &self.multus_chain {
-            if self.chained.unwrap_or(platform.chained) {
-                let default =
-                    if self.chained.is_none() { format!(", the default of {}", platform.name) } else { String::new() };
+            if is_chained {
                 return Err(CommandError::Usage(format!(
                     "--multus-chain {directory}: expected --chained=false, got true{default}; the plugin would run twice \
                      for each pod"
@@ -177,7 +176,8 @@ impl InstallOptions {
         let is_chained = self.chained.unwrap_or(platform.chained);
         let attachment_dir = if is_chained { &self.attachment_conf_dir } else { &conf_dir };
         let (mut configurations, mut nodes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
-        if is_chained || given.attachments.is_empty() {
+        let only_in_chain = self.multus_chain.is_some() && self.conf_name.is_none() && settings.only_excludes()?;
+        if is_chained || (given.attachments.is_empty() && !only_in_chain) {
             warnings = self.check(node, &settings, &names, "--config: ")?;
             let network = given.network(!is_chained)?;
             configurations.push(if is_chained {
@@ -215,7 +215,7 @@ impl InstallOptions {
                 "--multus-chain {directory}: expected a configuration without clusterNetwork and delegates: the primary \
                  plugin runs the chain itself (auxiliaryCNIChainName)"
             );
-            if !given.attachments.is_empty() {
+            if !given.attachments.is_empty() || only_in_chain {
                 warnings.extend(self.check(node, &settings, &names, "--config: ")?);
             }
             let network = directory.name().to_owned();

@@ -233,10 +233,6 @@ impl Cluster for AgentClient {
     fn probe(&self) -> Result<(), Error> {
         self.request(RequestKind::Probe, PROBE_TIMEOUT, read_done, |api, _| api.probe())
     }
-
-    fn reports(&self) -> Option<&dyn Reports> {
-        Some(self)
-    }
 }
 
 impl Definitions for AgentClient {
@@ -272,8 +268,8 @@ impl Definitions for AgentClient {
 
 impl Reports for AgentClient {
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        let pod_ref = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
-        let ask = RequestKind::Report { pod: pod_ref, status: status.map(ToOwned::to_owned), events: events.to_vec() };
+        let network_status = status.map(ToOwned::to_owned);
+        let ask = RequestKind::Report { pod: pod.reference(), status: network_status, events: events.to_vec() };
         self.request(ask, WRITE_TIMEOUT, read_done, |api, since| api.report_since(since.at, pod, status, events))
     }
 }

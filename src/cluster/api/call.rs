@@ -234,7 +234,7 @@ fn effort(RetriesExhausted { attempts, elapsed, .. }: &RetriesExhausted) -> Stri
 }
 
 /// Returns the message of a `Status`, or the start of any other body, in one line.
-fn status_message(body: &[u8]) -> String {
+pub(super) fn status_message(body: &[u8]) -> String {
     const MAX_CHARS: usize = 300;
     #[derive(Deserialize)]
     struct ApiStatus {

@@ -1,13 +1,14 @@
 //! All objects of one kind, for the agent's watches: a list in pages, and a watch that continues it.
 
-use super::call::causes;
+use super::call::{causes, status_message};
 use super::pages::{ListMetadata, PageRead, read_pages};
 use super::request::Page;
+use super::service_account::ServiceAccount;
 use crate::cluster::response_limit::TooLarge;
+use crate::cni::Error;
 use crate::printable::without_tokens;
 use futures_util::{Stream, StreamExt};
 use hyper::Request as HttpRequest;
-use kube::Client;
 use kube::api::{ListParams, Request, WatchEvent, WatchParams};
 use kube::client::Body;
 use serde::Deserialize;
@@ -29,14 +30,14 @@ const WATCH_SECONDS: u32 = 290;
 
 /// The objects of one kind at an API server.
 pub(crate) struct Collection<'a> {
-    /// The client of the watches.
-    pub(crate) client: &'a Client,
+    /// Whose credentials are used.
+    pub(crate) account: &'a ServiceAccount,
     /// The path of the collection.
     pub(crate) path: &'static str,
     /// Whether the server sends only `metadata` of each object.
     pub(crate) metadata_only: bool,
-    /// Selects some of the objects by their fields; empty for all.
-    pub(crate) fields: String,
+    /// Selects some of the objects by their fields; `None` for all.
+    pub(crate) fields: Option<String>,
     /// Limits the pages that are in memory at the same time, of all collections.
     pub(crate) pages: &'a Semaphore,
 }
@@ -59,8 +60,13 @@ impl fmt::Display for CollectionError {
 }
 
 impl CollectionError {
+    /// Returns an error with this cause.
+    pub(crate) fn new(cause: impl Into<String>) -> Self {
+        Self { cause: cause.into(), ..Self::default() }
+    }
+
     fn silent(what: &str, time: Duration) -> Self {
-        Self { cause: format!("{what} within {} s", time.as_secs()), ..Self::default() }
+        Self::new(format!("{what} within {} s", time.as_secs()))
     }
 
     fn of_status(status: u16, message: &str) -> Self {
@@ -73,8 +79,14 @@ impl From<kube::Error> for CollectionError {
         match (&error, TooLarge::find_in(&error)) {
             (kube::Error::Api(status), _) => Self::of_status(status.code, &status.message),
             (_, Some(too_large)) => Self { is_too_large: true, cause: too_large.to_string(), ..Self::default() },
-            (_, None) => Self { cause: causes(&error), ..Self::default() },
+            (_, None) => Self::new(causes(&error)),
         }
+    }
+}
+
+impl From<Error> for CollectionError {
+    fn from(error: Error) -> Self {
+        Self::new(error.to_string())
     }
 }
 
@@ -101,10 +113,7 @@ impl Collection<'_> {
         let read = async |page: Page<'_>| {
             // Closed never.
             let _in_memory = self.pages.acquire().await;
-            let mut params = ListParams {
-                field_selector: (!self.fields.is_empty()).then(|| self.fields.clone()),
-                ..ListParams::default()
-            };
+            let mut params = ListParams { field_selector: self.fields.clone(), ..ListParams::default() };
             // The cache of a server before 1.34 ignores the size of pages.
             if from_cache && page.is_first() {
                 params = params.match_any();
@@ -120,29 +129,20 @@ impl Collection<'_> {
             }
         };
         let version = read_pages(MAX_PAGES, read).await?;
-        version.ok_or_else(|| CollectionError {
-            cause: format!("a list of more than {MAX_PAGES} pages"),
-            ..CollectionError::default()
-        })
+        version.ok_or_else(|| CollectionError::new(format!("a list of more than {MAX_PAGES} pages")))
     }
 
     async fn page<T: DeserializeOwned>(&self, params: &ListParams) -> Result<ListedPage<T>, CollectionError> {
         let builder = Request::new(self.path);
         let list = if self.metadata_only { builder.list_metadata(params) } else { builder.list(params) };
-        let response = self.client.send(request(list)?.map(Body::from)).await?;
+        let response = self.account.client()?.send(request(list)?.map(Body::from)).await?;
         let status = response.status();
         let body = response.into_body().collect_bytes().await?;
         if !status.is_success() {
-            #[derive(Deserialize)]
-            struct Status {
-                message: String,
-            }
-            let message = serde_json::from_slice::<Status>(&body).map(|status| status.message).unwrap_or_default();
-            return Err(CollectionError::of_status(status.as_u16(), &message));
+            return Err(CollectionError::of_status(status.as_u16(), &status_message(&body)));
         }
         let unexpected = |error| format!("200, but the body is not the expected list: {error}");
-        serde_json::from_slice(&body)
-            .map_err(|error| CollectionError { cause: unexpected(error), ..CollectionError::default() })
+        serde_json::from_slice(&body).map_err(|error| CollectionError::new(unexpected(error)))
     }
 
     /// Watches the objects from `version` on. The server has started the watch when this returns. The stream ends when
@@ -155,20 +155,18 @@ impl Collection<'_> {
         &self,
         version: &str,
     ) -> Result<impl Stream<Item = Result<WatchEvent<T>, CollectionError>> + use<T>, CollectionError> {
-        let mut params = WatchParams::default().timeout(WATCH_SECONDS);
-        if !self.fields.is_empty() {
-            params = params.fields(&self.fields);
-        }
+        let params = WatchParams { field_selector: self.fields.clone(), ..WatchParams::default() };
+        let params = params.timeout(WATCH_SECONDS);
         let builder = Request::new(self.path);
         let watch =
             if self.metadata_only { builder.watch_metadata(&params, version) } else { builder.watch(&params, version) };
-        let request = request(watch)?;
-        let started = timeout(START_TIMEOUT, self.client.request_events::<T>(request)).await;
+        let (client, request) = (self.account.client()?, request(watch)?);
+        let started = timeout(START_TIMEOUT, client.request_events::<T>(request)).await;
         let events = started.map_err(|_| CollectionError::silent("no answer to the watch", START_TIMEOUT))??;
         Ok(events.map(|event| event.map_err(CollectionError::from)))
     }
 }
 
 fn request(request: Result<HttpRequest<Vec<u8>>, impl fmt::Display>) -> Result<HttpRequest<Vec<u8>>, CollectionError> {
-    request.map_err(|error| CollectionError { cause: error.to_string(), ..CollectionError::default() })
+    request.map_err(|error| CollectionError::new(error.to_string()))
 }

@@ -4,8 +4,9 @@ use super::call::ApiCall;
 use super::request::ApiRequest;
 use super::retry::{AttemptError, RetriesExhausted};
 use super::server::Api;
+use super::service_account::{ServiceAccount, WATCH_TIMEOUT};
 use crate::cluster::resources::ObjectRef;
-use crate::cluster::wire::OwnedObject;
+use crate::cluster::wire::DaemonSetObject;
 use crate::cni::Error;
 use futures_util::TryStreamExt;
 use kube::api::WatchEvent;
@@ -20,25 +21,29 @@ const WATCH_GRACE: Duration = Duration::from_secs(10);
 /// How long a watch may take to send the object, before a request checks whether it exists.
 const FIRST_EVENT_TIMEOUT: Duration = Duration::from_secs(3);
 
-impl Api {
-    /// Whether the DaemonSet exists and is not being deleted.
-    pub(in crate::cluster) fn has(&self, daemon_set: &ObjectRef) -> Result<bool, Error> {
-        let request = ApiRequest::daemon_set(daemon_set)?;
-        let session = self.session()?;
-        session.run(self.exists(&self.call(session, &request)))
+impl ServiceAccount {
+    /// Returns whether a DaemonSet exists and is not being deleted; retries for `timeout`.
+    ///
+    /// # Errors
+    /// The API rejects the request, or does not answer.
+    pub fn has(&self, daemon_set: &ObjectRef, timeout: Duration) -> Result<bool, Error> {
+        let (api, request) = (self.api(timeout), ApiRequest::daemon_set(daemon_set)?);
+        let session = api.session()?;
+        session.run(api.exists(&api.call(session, &request)))
     }
 
-    /// Calls `report` with whether the DaemonSet exists, first at once and then after each change, until the watch
-    /// ends. If the watch does not start with the object, a request checks whether it exists.
-    pub(in crate::cluster) async fn watch(
-        &self,
-        daemon_set: &ObjectRef,
-        mut report: impl FnMut(bool),
-    ) -> Result<(), Error> {
+    /// Watches a DaemonSet for some minutes. Calls `report` with whether it exists, first at once and then after each
+    /// change. If the watch does not start with the object, a request checks whether it exists. For tasks of the
+    /// connection's event loop.
+    ///
+    /// # Errors
+    /// As [`Self::token`]; the connection breaks.
+    pub async fn watch(&self, daemon_set: &ObjectRef, mut report: impl FnMut(bool)) -> Result<(), Error> {
         let get = ApiRequest::daemon_set(daemon_set)?;
         let watch = ApiRequest::watch_daemon_set(daemon_set, WATCH_SECONDS)?;
-        let session = self.session()?;
-        let call = self.call(session, &get);
+        let api = self.api(WATCH_TIMEOUT);
+        let session = api.session()?;
+        let call = api.call(session, &get);
         let started = Instant::now();
         let failed =
             |last| call.exhausted(RetriesExhausted { last, attempts: 1, elapsed: started.elapsed(), answered: true });
@@ -51,7 +56,7 @@ impl Api {
         };
         let broken = |error| failed(call.no_response(&error));
         let client = session.client().map_err(broken)?;
-        let events = timeout(self.timeout, client.request_events::<OwnedObject>(watch.http));
+        let events = timeout(WATCH_TIMEOUT, client.request_events::<DaemonSetObject>(watch.http));
         let mut events = pin!(events.await.map_err(|_| silent())?.map_err(broken)?);
         let watch_timeout = Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;
         let mut is_known = false;
@@ -61,14 +66,16 @@ impl Api {
                 Ok(event) => event.map_err(broken)?,
                 Err(_) if is_known => return Err(silent()),
                 Err(_) => {
-                    let exists = self.exists(&call).await?;
+                    let exists = api.exists(&call).await?;
                     report(exists);
                     is_known = !exists;
                     continue;
                 }
             };
             match event {
-                Some(WatchEvent::Added(object) | WatchEvent::Modified(object)) => report(!object.is_deleting()),
+                Some(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
+                    report(!object.metadata.is_deleting())
+                }
                 Some(WatchEvent::Deleted(_)) => report(false),
                 Some(WatchEvent::Bookmark(_)) => continue,
                 Some(WatchEvent::Error(status)) => {
@@ -80,10 +87,12 @@ impl Api {
             is_known = true;
         }
     }
+}
 
+impl Api {
     async fn exists(&self, call: &ApiCall<'_>) -> Result<bool, Error> {
-        let attempt = async || match call.get::<OwnedObject>().await {
-            Ok(object) => Ok(!object.is_deleting()),
+        let attempt = async || match call.get::<DaemonSetObject>().await {
+            Ok(object) => Ok(!object.metadata.is_deleting()),
             Err(AttemptError::NotFound(_)) => Ok(false),
             Err(error) => Err(error),
         };

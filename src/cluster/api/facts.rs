@@ -48,10 +48,6 @@ impl Cluster for Api {
         };
         session.run(call.run(Instant::now(), PROBE_TIMEOUT, attempt))
     }
-
-    fn reports(&self) -> Option<&dyn Reports> {
-        Some(self)
-    }
 }
 
 impl Definitions for Api {

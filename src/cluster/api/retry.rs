@@ -2,9 +2,9 @@
 
 use crate::backoff::Backoff;
 use crate::cni;
-use std::future::poll_fn;
+use futures_util::future::select_all;
+use std::future::pending;
 use std::pin::Pin;
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 /// After this time without a response, or after half of [`Limits::silence`], a second attempt starts while the first one
@@ -178,22 +178,14 @@ impl RetrySchedule {
     }
 }
 
-/// Returns the output of the first future that ends, and removes that future.
+/// Returns the output of the first future that ends, and removes that future. Waits forever without futures.
 async fn first<F: Future>(running: &mut Vec<Pin<Box<F>>>) -> F::Output {
-    poll_fn(|context| {
-        let ended = running.iter_mut().enumerate().find_map(|(index, future)| match future.as_mut().poll(context) {
-            Poll::Ready(output) => Some((index, output)),
-            Poll::Pending => None,
-        });
-        match ended {
-            Some((index, output)) => {
-                drop(running.remove(index));
-                Poll::Ready(output)
-            }
-            None => Poll::Pending,
-        }
-    })
-    .await
+    if running.is_empty() {
+        return pending().await;
+    }
+    let (output, index, _) = select_all(running.iter_mut()).await;
+    drop(running.remove(index));
+    output
 }
 
 #[cfg(test)]

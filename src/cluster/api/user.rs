@@ -8,10 +8,10 @@ use super::session::Session;
 use crate::cluster::agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
 use crate::cluster::fact_source::Cluster;
 use crate::cluster::kubeconfig::UserKubeconfig;
-use crate::cluster::resources::{LabeledNamespace, ObjectRef, Permission, ReportedEvent, ScheduledPod, Workload};
+use crate::cluster::resources::{ObjectRef, Permission, ReportedEvent, ScheduledPod, Workload};
 use crate::cluster::wire::{NamespaceObject, PodObject};
 use crate::cni::{Code, Error};
-use crate::pod::PodRef;
+use crate::pod::{Namespace, PodRef};
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
@@ -201,30 +201,26 @@ impl UserApi {
     ///
     /// # Errors
     /// A request failed.
-    pub fn namespaces(&self, name: Option<&str>) -> Result<Vec<LabeledNamespace>, Error> {
-        let Some(name) = name else { return self.list(ApiRequest::namespaces, labeled_namespace) };
+    pub fn namespaces(&self, name: Option<&str>) -> Result<Vec<Namespace>, Error> {
+        let Some(name) = name else { return self.list(ApiRequest::namespaces, parse_namespace) };
         let pod = PodRef { namespace: name.to_owned(), ..PodRef::default() };
-        Ok(labeled_namespace(self.get(&ApiRequest::namespace(&pod)?)?).into_iter().collect())
+        Ok(parse_namespace(self.get(&ApiRequest::namespace(&pod)?)?).into_iter().collect())
     }
 }
 
 /// Parses a pod of a list. An object that is not a pod is skipped.
 fn scheduled_pod(object: Value) -> Option<ScheduledPod> {
-    let phase = object["status"]["phase"].as_str().unwrap_or_default().to_owned();
-    let is_ending = object["metadata"]["deletionTimestamp"].is_string();
-    let owners = object["metadata"]["ownerReferences"].as_array();
-    let controller = owners.and_then(|owners| owners.iter().find(|owner| owner["controller"] == true));
-    let template_hash = object["metadata"]["labels"]["pod-template-hash"].as_str();
-    let workload = controller
-        .and_then(|owner| Some(Workload::of(owner["kind"].as_str()?, owner["name"].as_str()?, template_hash)));
-    let pod = PodObject::deserialize(&object).ok()?.into();
-    Some(ScheduledPod { pod, workload, phase, is_ending })
+    let object = PodObject::deserialize(object).ok()?;
+    let metadata = &object.metadata;
+    let template_hash = metadata.labels.get("pod-template-hash").map(String::as_str);
+    let workload = metadata.controller().map(|owner| Workload::of(&owner.kind, &owner.name, template_hash));
+    let (phase, is_ending) = (object.status.phase.clone(), metadata.is_deleting());
+    Some(ScheduledPod { pod: object.into(), workload, phase, is_ending })
 }
 
 /// Parses a namespace. An object that is not a namespace is skipped.
-fn labeled_namespace(object: Value) -> Option<LabeledNamespace> {
-    let object = NamespaceObject::deserialize(&object).ok()?;
-    Some(LabeledNamespace { labels: object.metadata.labels.clone(), namespace: object.into() })
+fn parse_namespace(object: Value) -> Option<Namespace> {
+    NamespaceObject::deserialize(object).ok().map(Namespace::from)
 }
 
 /// Parses an Event in either form: `core/v1`, or one that was created as `events.k8s.io/v1`.

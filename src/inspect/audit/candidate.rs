@@ -1,8 +1,8 @@
 //! Which pods the report is about: those with a sidecar or in the ambient mesh, and those without one although the mesh requests it.
 
-use crate::cluster::{LabeledNamespace, ScheduledPod};
-use crate::pod::Pod;
+use crate::cluster::ScheduledPod;
 use crate::pod::well_known::INJECT;
+use crate::pod::{Namespace, Pod};
 use crate::sub_plugins::{EnrolledBy, SkipReason, enrolled_by, pod_skip_reason, requested_injection};
 
 /// The labels with which Istio's injector selects namespaces and pods (istio.io, "Installing the Sidecar").
@@ -21,12 +21,12 @@ pub(super) enum Candidate {
 }
 
 /// Returns why the report is about a pod; `None` if the pod has ended, is a gateway or is not part of the mesh.
-pub(super) fn candidate(scheduled: &ScheduledPod, namespace: Option<&LabeledNamespace>) -> Option<Candidate> {
+pub(super) fn candidate(scheduled: &ScheduledPod, namespace: Option<&Namespace>) -> Option<Candidate> {
     let pod = &scheduled.pod;
     if scheduled.is_ending || scheduled.has_ended() {
         return None;
     }
-    if let Some(enrolled_by) = enrolled_by(pod, namespace.map(|namespace| &namespace.namespace)) {
+    if let Some(enrolled_by) = enrolled_by(pod, namespace) {
         return Some(Candidate::Ambient(enrolled_by));
     }
     if pod.proxy().is_some() {
@@ -42,7 +42,7 @@ fn is_gateway(pod: &Pod) -> bool {
 }
 
 /// Returns why a pod has no sidecar although its namespace or the pod itself requests one.
-fn missing_sidecar(pod: &Pod, namespace: Option<&LabeledNamespace>) -> Option<String> {
+fn missing_sidecar(pod: &Pod, namespace: Option<&Namespace>) -> Option<String> {
     let label = |key: &str| namespace.and_then(|namespace| namespace.labels.get(key)).map(String::as_str);
     let injection = label(INJECTION);
     let requested_by = match (injection, label(REVISION)) {
@@ -69,7 +69,7 @@ fn missing_sidecar(pod: &Pod, namespace: Option<&LabeledNamespace>) -> Option<St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod::{Container, Namespace};
+    use crate::pod::Container;
 
     /// A row: labels of the namespace, labels of the pod, whether it has hostNetwork, and a part of the reason.
     type Row<'a> = (&'a [(&'a str, &'a str)], &'a [(&'a str, &'a str)], bool, Option<&'a str>);
@@ -113,9 +113,10 @@ mod tests {
     #[test]
     fn an_enrolled_pod_without_a_sidecar_is_examined_whatever_the_injector_should_do() {
         let ambient = [("istio.io/dataplane-mode", "ambient")];
-        let namespace = |dataplane_mode: Option<&str>| LabeledNamespace {
-            namespace: Namespace { dataplane_mode: dataplane_mode.map(str::to_owned), ..Namespace::default() },
+        let namespace = |dataplane_mode: Option<&str>| Namespace {
+            dataplane_mode: dataplane_mode.map(str::to_owned),
             labels: labels(&[("istio.io/rev", "v1")]),
+            ..Namespace::default()
         };
         let of = |own: &[(&str, &str)], mode| candidate(&pod(own, |_| ()), Some(&namespace(mode)));
         assert_eq!(of(&ambient, None), Some(Candidate::Ambient(EnrolledBy::Pod)));
@@ -140,7 +141,7 @@ mod tests {
             (&[("istio.io/rev", "")], &[], false, None),
         ];
         for (namespace, own, host_network, expected) in table {
-            let namespace = LabeledNamespace { namespace: Namespace::default(), labels: labels(namespace) };
+            let namespace = Namespace { labels: labels(namespace), ..Namespace::default() };
             let found = candidate(&pod(own, |pod| pod.host_network = *host_network), Some(&namespace));
             match (expected, found) {
                 (None, None) => {}

@@ -13,15 +13,16 @@ use super::doctor::{CheckTarget, node_setup};
 use super::explain::application_containers;
 use super::rules::{LiveRules, RuleLine, RulesReport};
 use super::subject::AppliedConf;
-use crate::cluster::{LabeledNamespace, ScheduledPod, UserApi};
+use crate::cluster::{ScheduledPod, UserApi};
 use crate::cni::{Code, Error};
 use crate::firewall::native::set::Spans;
 use crate::firewall::rule::Family;
 use crate::firewall::{AmbientRedirection, RulesetView};
 use crate::netns::find::NodeSnapshot;
-use crate::pod::{Facts, Pod};
+use crate::pod::well_known::AMBIENT_BYPASS_INBOUND;
+use crate::pod::{Facts, Namespace, Pod};
 use crate::state::Store;
-use crate::sub_plugins::EnrolledBy;
+use crate::sub_plugins::{EnrolledBy, bypasses_inbound};
 use bypass::{FoundBypass, ProxyIds, scan};
 use candidate::{Candidate, candidate};
 use source::Requests;
@@ -46,7 +47,7 @@ pub struct AuditScope<'a> {
 struct Node<'a> {
     api: &'a UserApi,
     configurations: Vec<AppliedConf>,
-    namespaces: BTreeMap<String, LabeledNamespace>,
+    namespaces: BTreeMap<String, Namespace>,
     snapshot: NodeSnapshot,
     store: Store,
 }
@@ -65,7 +66,7 @@ pub fn audit(target: &CheckTarget, scope: AuditScope<'_>) -> Result<AuditReport,
     let namespaces = api.namespaces(scope.namespace)?;
     let node = Node {
         configurations: setup.configurations,
-        namespaces: namespaces.into_iter().map(|one| (one.namespace.name.clone(), one)).collect(),
+        namespaces: namespaces.into_iter().map(|one| (one.name.clone(), one)).collect(),
         snapshot: NodeSnapshot::take(&target.mount)?,
         store: setup.store,
         api: &api,
@@ -109,7 +110,7 @@ impl Node<'_> {
             }
             Err(error) => Err(error.to_string()),
         };
-        let facts = Facts { pod: pod.clone(), namespace: namespace.map(|one| one.namespace.clone()) };
+        let facts = Facts { pod: pod.clone(), namespace: namespace.cloned() };
         Some(match live {
             Err(error) => unread(error),
             Ok((live, found)) => {
@@ -142,7 +143,7 @@ impl PodFindings<'_> {
     fn fill(&self, audited: AuditedPod) -> AuditedPod {
         let to_ztunnel = AmbientRedirection::of(&self.live.live);
         let view = RulesetView::live(&self.live.live);
-        // istio-cni's rules for the ambient mesh bypass nothing.
+        // Of what bypasses istio-cni's rules for the ambient mesh, they count nothing.
         let view = if to_ztunnel.is_some() { view.without_ambient() } else { view };
         let redirect = self.live.desired.as_ref().and_then(|desired| desired.policy.redirect());
         let proxy = ProxyIds::of(&view, redirect);
@@ -161,7 +162,8 @@ impl PodFindings<'_> {
             bypasses.extend(self.of_containers(&view));
             // As a rule of another program, a foreign element comes first.
             let (foreign, own): (Vec<_>, Vec<_>) = bypasses.into_iter().partition(|bypass| bypass.by_other_program);
-            bypasses = [foreign, own].concat();
+            let inbound = to_ztunnel.filter(|found| !found.captures_inbound).map(|_| self.inbound());
+            bypasses = [foreign, inbound.into_iter().collect(), own].concat();
         }
         AuditedPod { redirected, reason: self.reason(by_rules), bypasses, left_out, drift: self.drift(), ..audited }
     }
@@ -283,6 +285,17 @@ impl PodFindings<'_> {
             });
         }
         bypasses
+    }
+
+    /// Returns the bypass of a pod in the ambient mesh whose inbound connections istio-cni does not redirect.
+    fn inbound(&self) -> Bypass {
+        let requested = bypasses_inbound(self.pod).then(|| format!("pod, {AMBIENT_BYPASS_INBOUND}"));
+        Bypass {
+            traffic: "inbound tcp".to_owned(),
+            source: requested.unwrap_or_else(|| "the rules of istio-cni".to_owned()),
+            note: Some("no rule counts it".to_owned()),
+            ..Bypass::default()
+        }
     }
 
     /// Returns the differences between live and desired rules, one line each.

@@ -19,7 +19,7 @@ pub(super) fn find(target: &CheckTarget, api: &UserApi) -> Option<Vec<NeedlessEx
     if pods.is_empty() {
         return Some(Vec::new());
     }
-    let namespaces = api.namespaces(None).ok()?.into_iter().map(|one| one.namespace);
+    let namespaces = api.namespaces(None).ok()?.into_iter();
     let namespaces: BTreeMap<String, Namespace> = namespaces.map(|one| (one.name.clone(), one)).collect();
     let configurations = node_setup(target).configurations;
     let of_pod = |scheduled: &ScheduledPod| {

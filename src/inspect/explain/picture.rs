@@ -5,10 +5,12 @@ use super::ambient::captured_by_ztunnel;
 use super::exclusions::{ContainerTraffic, ExcludedContainer, ExcludedPart, ExcludedTraffic, application_containers};
 use super::report::Explained;
 use crate::inspect::subject::Subject;
+use crate::inspect::terminal::joined;
 use crate::pod::well_known::{INIT_CONTAINER, PROXY_CONTAINER};
-use crate::policy::{BypassEnd, ContainerScope, DnsCapture, Policy, PortRange, Ports, Redirect, TrafficOwner};
+use crate::policy::{BypassEnd, ContainerScope, DnsCapture, Policy, Ports, Redirect, TrafficOwner};
 use crate::printable::xml;
-use std::fmt::{Display, Write as _};
+use ipnet::IpNet;
+use std::fmt::Write as _;
 
 const WIDTH: i32 = 1120;
 const POD: i32 = 28;
@@ -118,8 +120,8 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
 
 fn proxy(redirect: &Redirect) -> String {
     match redirect.proxy_uid.is_empty() {
-        false => format!("istio-proxy, UID {}", list(&redirect.proxy_uid)),
-        true => format!("istio-proxy, GID {}", list(&redirect.proxy_gid)),
+        false => format!("istio-proxy, UID {}", joined(&redirect.proxy_uid)),
+        true => format!("istio-proxy, GID {}", joined(&redirect.proxy_gid)),
     }
 }
 
@@ -128,7 +130,7 @@ fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic
     let mut rows = Vec::new();
     let inbound = match &redirect.inbound_ports_include {
         Ports::List(included) if included.is_empty() => None,
-        Ports::List(included) => Some(format!("inbound to {}", list(included))),
+        Ports::List(included) => Some(format!("inbound to {}", joined(included))),
         Ports::All => Some(match ports(&redirect.inbound_ports_exclude) {
             Some(excluded) => format!("inbound, except {excluded}"),
             None => "inbound".to_owned(),
@@ -146,8 +148,7 @@ fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic
         DnsCapture::Off => return rows,
         DnsCapture::All => "every resolver".to_owned(),
         DnsCapture::Servers { v4, v6 } => {
-            let servers = v4.iter().map(ToString::to_string).chain(v6.iter().map(ToString::to_string));
-            servers.collect::<Vec<_>>().join(", ")
+            joined(v4.iter().map(ToString::to_string).chain(v6.iter().map(ToString::to_string)))
         }
     };
     let card = every("process", "not excluded");
@@ -224,8 +225,7 @@ fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerT
 
 fn row_of_traffic(excluded: &ExcludedTraffic, owner: Option<TrafficOwner>, containers: &[ContainerTraffic<'_>]) -> Row {
     let owned = owner.filter(|owner| *owner != TrafficOwner::Any).map(|owner| {
-        let names = containers.iter().filter(|container| container.is_owned_by(owner)).map(ContainerTraffic::name);
-        names.collect::<Vec<_>>().join(", ")
+        joined(containers.iter().filter(|container| container.is_owned_by(owner)).map(ContainerTraffic::name))
     });
     let detail = match owned {
         Some(names) if names.is_empty() => "no container with this ID".to_owned(),
@@ -240,8 +240,15 @@ fn row_of_traffic(excluded: &ExcludedTraffic, owner: Option<TrafficOwner>, conta
         (_, ports) => format!("{protocol} to {}", to_ports(ports)),
     };
     let name = excluded.who.replace("uid ", "UID ").replace("gid ", "GID ");
-    let to = excluded.to.trim_end_matches("/32").trim_end_matches("/128").to_owned();
-    bypass(Card { name, detail, ends_before: false }, what, to, &excluded.sources)
+    bypass(Card { name, detail, ends_before: false }, what, without_full_prefix(&excluded.to), &excluded.sources)
+}
+
+/// Returns a single address without its prefix length, and any other text as it is.
+fn without_full_prefix(to: &str) -> String {
+    match to.parse::<IpNet>() {
+        Ok(range) if range.prefix_len() == range.max_prefix_len() => range.addr().to_string(),
+        _ => to.to_owned(),
+    }
 }
 
 fn to_ports(ports: &[String]) -> String {
@@ -272,14 +279,10 @@ fn rows_of_container(excluded: &[ExcludedContainer], container: &ContainerTraffi
     excluded.iter().filter(takes_effect).map(row).collect()
 }
 
-fn list<T: Display>(items: &[T]) -> String {
-    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
 fn ports(ports: &Ports) -> Option<String> {
     match ports {
         Ports::All => Some("*".to_owned()),
-        Ports::List(ranges) => (!ranges.is_empty()).then(|| list::<PortRange>(ranges)),
+        Ports::List(ranges) => (!ranges.is_empty()).then(|| joined(ranges)),
     }
 }
 
@@ -415,5 +418,18 @@ mod tests {
     #[test]
     fn text_is_shortened() {
         assert_eq!((shortened("abcd", 4).as_str(), shortened("abcde", 4).as_str()), ("abcd", "abc…"));
+    }
+
+    #[test]
+    fn only_single_addresses_lose_their_prefix_length() {
+        for (to, shown) in [
+            ("10.96.0.10/32", "10.96.0.10"),
+            ("2001:db8::1/128", "2001:db8::1"),
+            ("2001:db8::/32", "2001:db8::/32"),
+            ("10.20.0.0/16", "10.20.0.0/16"),
+            (ANYWHERE, ANYWHERE),
+        ] {
+            assert_eq!(without_full_prefix(to), shown);
+        }
     }
 }

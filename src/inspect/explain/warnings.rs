@@ -4,6 +4,7 @@ use super::evaluation::{Evaluation, Unselected, unselected_network};
 use super::exclusions::{ContainerTraffic, ExcludedPart, application_containers, covers_everything};
 use crate::cni::{Error, NetConf, RuleFormat};
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
+use crate::inspect::terminal::joined;
 use crate::pod::well_known::{
     EXCLUDE_CONTAINERS, EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_PORTS,
     EXCLUDE_OUTBOUND_RANGES, EXCLUDE_UIDS,
@@ -46,7 +47,7 @@ fn addresses_of_services(subject: &Subject, policy: &Policy) -> Option<Warning> 
             "{} on the pod's node replaces a Service's address before the rules see it: the exclusion of {} has no effect \
              if this is a ClusterIP",
             names.join(", "),
-            addresses.into_iter().collect::<Vec<_>>().join(", ")
+            joined(addresses)
         ),
         next: subject.socket_lb.iter().map(|product| product.setting()).collect::<Vec<_>>().join("; "),
     })
@@ -342,7 +343,7 @@ fn excluded_both_ways(redirect: &Redirect) -> Option<Warning> {
         return None;
     };
     let both = inbound.iter().filter(|port| outbound.contains(port) && !PROXY_PORTS.contains(port));
-    let both = both.map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let both = joined(both);
     (!both.is_empty()).then(|| Warning {
         code: "port-excluded-both-ways",
         what: format!(
@@ -368,7 +369,7 @@ fn inbound_exclusion_without_effect(redirect: &Redirect) -> Option<Warning> {
 /// Warns about UIDs outside of the namespace's range, which OpenShift's default SCC refuses.
 fn outside_uid_range(subject: &Subject, namespace: &Namespace) -> Vec<Warning> {
     let Some(ranges) = sub_plugins::namespace_uids(namespace) else { return Vec::new() };
-    let shown = ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let shown = joined(&ranges);
     let pod = &subject.facts.pod;
     let all = pod.all_containers().filter_map(|container| {
         let uid = u32::try_from(pod.user_of(container)?).ok()?;

@@ -167,8 +167,7 @@ fn report_networks(
         NetworkStatus::Always => true,
         NetworkStatus::Never => false,
     };
-    let reports = pod.cluster().and_then(|cluster| cluster.reports());
-    let (Some(reports), Some(pod), true) = (reports, annotated, enabled) else { return };
+    let (Some(reports), Some(pod), true) = (pod.cluster(), annotated, enabled) else { return };
     let (mut networks, mut events) = (Vec::new(), Vec::new());
     let devices: Vec<_> = plan.invocations.iter().map(Invocation::device_info).collect();
     for (position, ((invocation, result), device)) in plan.invocations.iter().zip(results).zip(&devices).enumerate() {

@@ -116,6 +116,5 @@ impl<'a> LazyPod<'a> {
 fn annotated_pod(pod_ref: &PodRef, conf: &NetConf) -> Option<Pod> {
     let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
     let annotations = conf.pod_annotations()?.iter().filter_map(text).collect();
-    let PodRef { namespace, name, uid } = pod_ref.clone();
-    Some(Pod { namespace, name, uid, annotations, ..Pod::default() })
+    Some(Pod { annotations, ..pod_ref.clone().into() })
 }

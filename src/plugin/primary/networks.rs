@@ -140,7 +140,7 @@ pub(super) fn networks_of(
     pod: &LazyPod<'_>,
     annotated: Option<&Pod>,
 ) -> Result<PodNetworks, Error> {
-    let reports = pod.cluster().and_then(Cluster::reports);
+    let reports = pod.cluster().map(|cluster| cluster as &dyn Reports);
     let resolve =
         |definitions| pod_networks(call.conf, call.primary, definitions, annotated, &call.request.ifname, reports);
     let definitions = pod.cluster().map(|cluster| cluster as &dyn Definitions);

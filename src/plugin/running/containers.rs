@@ -4,9 +4,9 @@
 use crate::cni::{Code, Error, is_identifier};
 use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
 use crate::host_path::HostRoot;
-use crate::netns::{NetNs, NetnsId, listens};
+use crate::netns::{NetNs, listens};
 use crate::plugin::open_netns;
-use crate::plugin::record::{AttachmentRecord, SandboxRecords};
+use crate::plugin::record::SandboxRecords;
 use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Policy, Redirect};
 use crate::state::{ROOT, Store};
 use serde::Deserialize;
@@ -81,11 +81,7 @@ struct ContainersPart {
 /// The saved state can't be read.
 pub fn saved_policy(sandbox_id: &str) -> Result<Policy, Error> {
     let store = Store::new(ROOT);
-    let mut records = SandboxRecords::default();
-    for attachment in store.attachments_of(sandbox_id)? {
-        records.0.extend(AttachmentRecord::read(&store, &attachment)?.map(|record| (attachment.clone(), record)));
-    }
-    records.policy()
+    SandboxRecords::read_all(&store, &store.attachments_of(sandbox_id)?)?.policy()
 }
 
 impl ExcludedContainers {
@@ -113,10 +109,7 @@ impl ExcludedContainers {
         if !excludes {
             return Ok(None);
         }
-        let mut records = SandboxRecords::default();
-        for attachment in &attachments {
-            records.0.extend(AttachmentRecord::read(store, attachment)?.map(|record| (attachment.clone(), record)));
-        }
+        let records = SandboxRecords::read_all(store, &attachments)?;
         let excluding = records.0.iter().filter(|(_, record)| !record.policy.containers.is_empty());
         let mut last = Path::new("(unknown)");
         let mut found = None;
@@ -129,22 +122,14 @@ impl ExcludedContainers {
             last = path;
         }
         let netns = found.ok_or_else(|| gone(last))?;
-        let id = netns.id();
-        records.0.retain(|(_, record)| record.netns_id.is_none_or(|other| other == id));
-        let (store, sandbox_id) = (store.clone(), sandbox_id.to_owned());
-        Ok(Some(Self { store, sandbox_id, policy: records.policy()?, netns }))
+        let policy = records.of_netns(netns.id()).policy()?;
+        Ok(Some(Self { store: store.clone(), sandbox_id: sandbox_id.to_owned(), policy, netns }))
     }
 
     /// Returns the union of the policies of the sandbox's attachments.
     #[must_use]
     pub const fn policy(&self) -> &Policy {
         &self.policy
-    }
-
-    /// Returns the identity of the sandbox's network namespace.
-    #[must_use]
-    pub const fn netns_id(&self) -> NetnsId {
-        self.netns.id()
     }
 
     /// Makes the sets match the observed containers and the state of the proxy. Takes no lock: it never waits for a

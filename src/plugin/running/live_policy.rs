@@ -16,7 +16,7 @@ use crate::plugin::node;
 use crate::plugin::open_netns;
 use crate::plugin::primary::united;
 use crate::plugin::reconcile::{Operation, reconcile};
-use crate::plugin::record::AttachmentRecord;
+use crate::plugin::record::{AttachmentRecord, SandboxRecords};
 use crate::pod::well_known::INIT_CONTAINER;
 use crate::pod::{Facts, PodRef};
 use crate::policy::{Interception, LivePolicyScope, Policy};
@@ -120,16 +120,13 @@ impl AppliedPolicy {
 
 impl RunningPod {
     fn read(store: &Store, container_id: &str) -> Result<Option<Self>, Error> {
-        let (mut attachments, mut interrupted) = (Vec::new(), false);
-        for attachment in store.attachments_of(container_id)? {
-            if let Some(record) = AttachmentRecord::read(store, &attachment)? {
-                interrupted |= record.previous_policy.is_some();
-                attachments.push(AppliedPolicy::new(attachment, record));
-            }
-        }
-        if attachments.is_empty() {
+        let SandboxRecords(records) = SandboxRecords::read_all(store, &store.attachments_of(container_id)?)?;
+        if records.is_empty() {
             return Ok(None);
         }
+        let interrupted = records.iter().any(|(_, record)| record.previous_policy.is_some());
+        let applied = records.into_iter().map(|(attachment, record)| AppliedPolicy::new(attachment, record));
+        let attachments: Vec<AppliedPolicy> = applied.collect();
         let pod = attachments.iter().find_map(|applied| Some(applied.inputs.as_ref()?.pod.clone()));
         let netns = attachments.iter().find_map(|applied| Some(applied.netns.as_ref()?.0.clone()));
         let (container_id, netns) = (container_id.to_owned(), netns.unwrap_or_default());

@@ -47,21 +47,14 @@ impl NodeFiles {
     /// # Errors
     /// The installation record or a configuration can't be read or parsed.
     pub fn installed(&self) -> Result<Vec<Installed>, String> {
-        let record = self.record().map_err(|error| error.to_string())?.unwrap_or_default();
-        let mut all: Vec<_> = configurations(&record).collect();
-        all.sort_by_key(|found| !found.for_every_pod);
-        all.into_iter().filter_map(|found| self.installed_at(&found).transpose()).collect()
+        let mut texts = self.installed_texts()?.texts;
+        texts.sort_by_key(|found| !found.for_every_pod);
+        texts.iter().map(|found| self.parsed(found)).collect()
     }
 
-    /// Returns the configuration in a file. In a configuration list, this is the entry of type `kind`: Istio's
-    /// CNI plugin can have an entry there too.
-    fn installed_at(&self, found: &RecordedConfiguration<'_>) -> Result<Option<Installed>, String> {
-        let path = found.path;
-        let Some(mut text) = self.text(path)? else { return Ok(None) };
-        if let Some(kind) = found.kind {
-            text = only_entries(path, &text, kind)?.unwrap_or(text);
-        }
-        let mut conf = configuration(path.as_path(), text.as_bytes()).map_err(|error| error.to_string())?;
+    fn parsed(&self, found: &InstalledText) -> Result<Installed, String> {
+        let conf = configuration(found.path.as_path(), found.text.as_bytes());
+        let mut conf = conf.map_err(|error| error.to_string())?;
         let for_every_pod = found.for_every_pod || conf.primary.is_some();
         conf.primary = None;
         conf.chain.retain(|block| SubPlugin::of(block).is_some());
@@ -71,17 +64,18 @@ impl NodeFiles {
             *path = self.reach_path(path.clone()).map_err(|error| error.to_string())?;
         }
         conf.group_file = self.group_file(conf.group_file);
-        Ok(Some(Installed { conf, for_every_pod }))
+        Ok(Installed { conf, for_every_pod })
     }
 
-    /// Returns the texts of the installed configurations.
+    /// Returns the texts of the installed configurations. In a configuration list, this is the entry of the installation's
+    /// type: Istio's CNI plugin can have an entry there too.
     ///
     /// # Errors
     /// The installation record or a configuration can't be read or parsed.
     pub fn installed_texts(&self) -> Result<InstalledTexts, String> {
         let mut found = InstalledTexts::default();
         let record = self.record().map_err(|error| error.to_string())?.unwrap_or_default();
-        for RecordedConfiguration { path, kind, for_every_pod } in configurations(&record) {
+        for (path, kind, for_every_pod) in configurations(&record) {
             let Some(text) = self.text(path)? else {
                 found.missing.push(path.clone());
                 continue;
@@ -109,22 +103,15 @@ impl NodeFiles {
     }
 }
 
-/// A file of a record with one of the plugin's configurations.
-struct RecordedConfiguration<'a> {
-    path: &'a HostPath,
-    /// The type of the plugin's entry, if the file is a configuration list.
-    kind: Option<&'a str>,
-    /// Whether its place makes it apply to every pod.
-    for_every_pod: bool,
-}
-
-fn configurations(record: &InstallRecord) -> impl Iterator<Item = RecordedConfiguration<'_>> {
+/// Returns the files of a record with one of the plugin's configurations, each with the type of the plugin's entry, if the
+/// file is a configuration list, and whether its place makes it apply to every pod.
+fn configurations(record: &InstallRecord) -> impl Iterator<Item = (&HostPath, Option<&str>, bool)> {
     let own = record.files.iter().filter(|(_, owned)| owned.role == Role::Configuration);
     let own = own.map(|(path, owned)| (path, owned.copy_of.as_ref().map(|list| list.kind.as_str())));
     let all = record.lists.iter().map(|(path, listed)| (path, Some(listed.kind.as_str()))).chain(own);
     all.map(|(path, kind)| {
         let in_chain = record.multus_chain.as_ref() == Some(&path.parent());
-        RecordedConfiguration { path, kind, for_every_pod: kind.is_some() || in_chain }
+        (path, kind, kind.is_some() || in_chain)
     })
 }
 
@@ -138,6 +125,7 @@ fn only_entries(path: &HostPath, list: &str, kind: &str) -> Result<Option<String
     let list = json!({"cniVersion": list["cniVersion"], "name": list["name"], "plugins": entries});
     Ok(Some(list.to_string()))
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -82,6 +82,13 @@ impl NodeFiles {
         file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
     }
 
+    /// Whether any agent is running.
+    #[must_use]
+    pub fn has_agent(&self) -> bool {
+        let names = self.names(&lock_file().parent()).unwrap_or_default();
+        names.iter().filter_map(|name| name.strip_suffix(PRESENCE_SUFFIX)).any(|installer| self.is_present(installer))
+    }
+
     /// Removes the file that [`NodeFiles::be_present`] created.
     pub fn forget_presence(&self, installer: &str) {
         // A file that could not be removed is soon unlocked, so it has no effect.

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::firewall::container_elements;
+use crate::netns::NetnsId;
+use crate::plugin::record::AttachmentRecord;
 use crate::scratch::Directory;
 use crate::state::Attachment;
 use nix::sched::{CloneFlags, unshare};
@@ -311,7 +313,7 @@ fn the_path_of_the_runtime_is_mapped_below_the_mount_of_the_node() {
         mount(&["--make-rprivate".as_ref(), "/".as_ref()]);
         mount(&["--bind".as_ref(), path.as_ref(), mounted.as_ref()]);
         ExcludedContainers::find_in(&Store::new(file.ancestors().nth(2).expect("a parent")), SANDBOX, &root)
-            .map(|found| found.map(|found| found.netns_id()))
+            .map(|found| found.map(|found| found.netns.id()))
     });
     let found = thread.join().expect("no panic").expect("readable");
     assert_eq!(found, Some(NetnsId::of(&sandbox.netns.metadata().expect("readable"))));
