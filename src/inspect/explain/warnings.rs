@@ -203,7 +203,7 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
         Warning {
             code: "excluded-with-application",
             what: format!(
-                "container {name} runs as {runs_as}, which is excluded: all traffic that it sends bypasses the sidecar"
+                "container {name} runs as {runs_as}, which is excluded: all traffic that it sends bypasses the mesh"
             ),
             next: format!(
                 "{}, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), or run {name} as \
@@ -217,7 +217,7 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
         Some(Warning {
             code: "excluded-with-application",
             what: format!(
-                "container {name} runs as {id}, as istio-proxy does: all traffic that it sends bypasses the sidecar"
+                "container {name} runs as {id}, as istio-proxy does: all traffic that it sends bypasses the mesh"
             ),
             next: format!("run {name} as another ID"),
         })
