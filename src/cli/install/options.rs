@@ -106,15 +106,14 @@ impl InstallOptions {
         self.place.check_root()?;
         let node = self.place.node();
         let platform = self.platform(&node);
-        if self.own_list && !self.chained.unwrap_or(platform.chained) {
-            let default =
-                if self.chained.is_none() { format!(", the default of {}", platform.name) } else { String::new() };
+        let is_chained = self.chained.unwrap_or(platform.chained);
+        let default =
+            if self.chained.is_none() { format!(", the default of {}", platform.name) } else { String::new() };
+        if self.own_list && !is_chained {
             return Err(CommandError::Usage(format!("--own-list=true: expected --chained=true, got false{default}")));
         }
         if let Some(directory) = &self.multus_chain {
-            if self.chained.unwrap_or(platform.chained) {
-                let default =
-                    if self.chained.is_none() { format!(", the default of {}", platform.name) } else { String::new() };
+            if is_chained {
                 return Err(CommandError::Usage(format!(
                     "--multus-chain {directory}: expected --chained=false, got true{default}; the plugin would run twice \
                      for each pod"

@@ -5,6 +5,7 @@ use super::checks;
 use super::report::{CheckVerdict, Results};
 use super::rules::LOCK_TIMEOUT;
 use crate::cni::{Code, Error};
+use crate::inspect::terminal::joined;
 use crate::netns::find::FoundNetns;
 use crate::policy::{DnsCapture, Policy, Redirect};
 use crate::trusted_file::follow;
@@ -62,7 +63,7 @@ fn listening(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
     let is_there = |(port, tcp): &&(u16, bool)| listeners.iter().any(|l| (l.port, l.tcp) == (*port, *tcp));
     let missing: Vec<String> = wanted.iter().filter(|one| !is_there(one)).map(spelled).collect();
     if missing.is_empty() {
-        return CheckVerdict::pass(wanted.iter().map(spelled).collect::<Vec<_>>().join(", "));
+        return CheckVerdict::pass(joined(wanted.iter().map(spelled)));
     }
     CheckVerdict::fail(
         format!("no process listens on {}: redirected connections are refused", missing.join(", ")),
@@ -74,7 +75,7 @@ fn listening(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
 fn user(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
     let own = listeners.iter().filter(|l| l.tcp && l.port == redirect.proxy_port);
     let uids: Vec<u32> = own.map(|listener| listener.uid).collect();
-    let excluded = redirect.proxy_uid.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let excluded = joined(&redirect.proxy_uid);
     match uids.iter().find(|uid| !redirect.proxy_uid.contains(uid)) {
         None => CheckVerdict::pass(format!("UID {excluded}")),
         Some(other) => CheckVerdict::fail(
