@@ -188,9 +188,9 @@ impl<'a> Evaluation<'a> {
         self.result.iter().flat_map(|output| &output.origins.requests)
     }
 
-    /// Returns why an ADD would fail because of a request outside the bounds.
-    pub(super) fn rejection(&self) -> Option<Error> {
-        self.result.as_ref().ok()?.rejection(&self.conf.bounds)
+    /// Returns the request outside the bounds because of which an ADD would fail.
+    pub(super) fn rejected(&self) -> Option<&DecidedRequest> {
+        self.result.as_ref().ok()?.rejected(&self.conf.bounds)
     }
 
     /// Returns the notes that an ADD would log.

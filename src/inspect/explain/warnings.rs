@@ -13,7 +13,7 @@ use crate::pod::{Namespace, Pod};
 use crate::policy::{
     ContainerScope, DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
-use crate::sub_plugins::{self, SubPlugin};
+use crate::sub_plugins::{self, DecidedRequest, SubPlugin};
 use ipnet::IpNet;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -115,11 +115,10 @@ fn add_fails(evaluation: &Evaluation<'_>) -> Warning {
 
 /// Warns about a request outside the bounds, because of which the pod does not start.
 fn outside_bounds(evaluation: &Evaluation<'_>) -> Option<Warning> {
-    let error = evaluation.rejection()?;
+    let request = evaluation.rejected()?;
     let network = evaluation.attachment.map(|name| format!("network {name}: ")).unwrap_or_default();
-    let (what, next) = error.msg.rsplit_once("; ")?;
-    let what = format!("{network}an ADD would fail: {what}");
-    Some(Warning { code: ADD_FAILS, what, next: next.to_owned() })
+    let what = format!("{network}an ADD would fail: {}", request.reason());
+    Some(Warning { code: ADD_FAILS, what, next: DecidedRequest::NEXT.to_owned() })
 }
 
 /// Warns about a redirection whose rules the kernel refuses: xt_owner.c requires that the writer of a rule is in the user
