@@ -173,6 +173,7 @@ impl TargetArguments {
                 own_lists,
                 multus_chain: record.multus_chain.as_ref().map(|directory| MultusChain {
                     directory: directory.clone(),
+                    own_files: record.files.keys().filter(|path| path.parent() == *directory).cloned().collect(),
                     invalid_files: node
                         .invalid_chain_files(directory, record)
                         .unwrap_or_else(|why| vec![why.to_string()]),

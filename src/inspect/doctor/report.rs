@@ -319,6 +319,8 @@ pub struct Installation {
 pub struct MultusChain {
     /// The directory.
     pub directory: HostPath,
+    /// The plugin's own files there.
+    pub own_files: Vec<HostPath>,
     /// The files because of which Multus skips all plugins, each with the reason.
     pub invalid_files: Vec<String>,
 }

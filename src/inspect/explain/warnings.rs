@@ -13,7 +13,7 @@ use crate::pod::{Namespace, Pod};
 use crate::policy::{
     ContainerScope, DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
-use crate::sub_plugins::{self, SubPlugin};
+use crate::sub_plugins::{self, DecidedRequest, SubPlugin};
 use ipnet::IpNet;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -105,21 +105,18 @@ pub(super) fn warnings(
 }
 
 fn add_fails(evaluation: &Evaluation<'_>) -> Warning {
-    let network = evaluation.attachment.map(|name| format!("network {name}: ")).unwrap_or_default();
     Warning {
         code: ADD_FAILS,
-        what: format!("{network}an ADD would fail: the configuration has no source of pod facts"),
+        what: evaluation.of_network("an ADD would fail: the configuration has no source of pod facts"),
         next: "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir".to_owned(),
     }
 }
 
 /// Warns about a request outside the bounds, because of which the pod does not start.
 fn outside_bounds(evaluation: &Evaluation<'_>) -> Option<Warning> {
-    let error = evaluation.rejection()?;
-    let network = evaluation.attachment.map(|name| format!("network {name}: ")).unwrap_or_default();
-    let (what, next) = error.msg.rsplit_once("; ")?;
-    let what = format!("{network}an ADD would fail: {what}");
-    Some(Warning { code: ADD_FAILS, what, next: next.to_owned() })
+    let request = evaluation.rejected()?;
+    let what = evaluation.of_network(&format!("an ADD would fail: {}", request.reason()));
+    Some(Warning { code: ADD_FAILS, what, next: DecidedRequest::NEXT.to_owned() })
 }
 
 /// Warns about a redirection whose rules the kernel refuses: xt_owner.c requires that the writer of a rule is in the user
@@ -204,7 +201,7 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
         Warning {
             code: "excluded-with-application",
             what: format!(
-                "container {name} runs as {runs_as}, which is excluded: all traffic that it sends bypasses the sidecar"
+                "container {name} runs as {runs_as}, which is excluded: all traffic that it sends bypasses the mesh"
             ),
             next: format!(
                 "{}, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), or run {name} as \
@@ -218,7 +215,7 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
         Some(Warning {
             code: "excluded-with-application",
             what: format!(
-                "container {name} runs as {id}, as istio-proxy does: all traffic that it sends bypasses the sidecar"
+                "container {name} runs as {id}, as istio-proxy does: all traffic that it sends bypasses the mesh"
             ),
             next: format!("run {name} as another ID"),
         })
