@@ -7,7 +7,7 @@
 # kind does. The other tests: containers that are excluded by name, boots of a node while the cluster network rewrites
 # its configuration list, and live policy.
 # Installs missing packages and builds the components first, once: about five minutes on two cores, three more for
-# istio-cni, which only the comparison of rules needs, and four more for kube-apiserver.
+# istio-cni, which only the comparison of rules needs (Go 1.26), and four more for kube-apiserver.
 # hack/test.sh does not run these tests. It uses Debian's containerd 1.6.
 #
 # Usage: hack/e2e.sh [--list] [--quick] [--debug] [--runtime NAME] [--mode NAME] [--dialect NAME] [--ignored]

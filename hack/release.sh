@@ -181,7 +181,8 @@ sed -nE 's|^ *-? *uri: .*/([^/"]*)"?$|\1|p; s|^ *-? *sha256: "?([0-9a-f]*)"?$|\1
 
 say "SBOM, notes, checksums"
 hack/sbom.sh >"$release/detour-v$version-sbom.cdx.json"
-notes >"$release/notes.md"
+# The page of a release is in no directory of the sources: links to files need their address.
+notes | sed -E "s#\]\(([A-Za-z][^):]*\.md)#](${repository:+$repository/blob/v$version/}\1#g" >"$release/notes.md"
 (cd "$release" && find . -type f ! -name SHA256SUMS -printf '%P\n' | LC_ALL=C sort | xargs sha256sum) >"$work/SHA256SUMS"
 mv "$work/SHA256SUMS" "$release/SHA256SUMS"
 if [[ -n $key ]]; then

@@ -38,7 +38,7 @@ impl Repository {
         let repository = Self(directory);
         let changelog = repository.0.join("CHANGELOG.md");
         let section =
-            format!("# Changelog\n\n## {VERSION} - 2026-01-31\n\n- A change.\n\n## 0.1.0\n\nFirst version.\n");
+            format!("# Changelog\n\n## {VERSION} - 2026-01-31\n\n- [A](docs/a.md#b).\n\n## 0.1.0\n\nFirst version.\n");
         fs::write(changelog, section).expect("writable");
         repository.git(&["init", "--quiet"]);
         repository.edit("Cargo.toml", "default-run", &format!("repository = \"{ADDRESS}\"\ndefault-run"));
@@ -135,7 +135,7 @@ fn sources_that_are_not_ready_are_refused() {
         ("manifests/chart/values.yaml", "global:", "global: ", "manifests/kubernetes/rendered.yaml: not rendered"),
         ("CHANGELOG.md", &section, &format!("## {VERSION}"), "CHANGELOG.md: expected a section"),
         ("CHANGELOG.md", &section, &format!("## Unreleased\n\n{section}"), "\"Unreleased\" found"),
-        ("CHANGELOG.md", "- A change.\n", "", "is empty"),
+        ("CHANGELOG.md", "- [A](docs/a.md#b).\n", "", "is empty"),
     ];
     for (file, before, after, expected) in cases {
         repository.edit(file, before, after);
@@ -197,7 +197,8 @@ fn a_release_is_complete_and_reproducible() {
     assert_eq!(names, expected);
     let sums = text(&run(&directory, "sha256sum", &["--check", "SHA256SUMS"]));
     assert_eq!(sums.lines().count(), names.len() - 1, "every file but SHA256SUMS itself");
-    assert_eq!(first["notes.md"], b"- A change.\n\n");
+    let notes = format!("- [A]({ADDRESS}/blob/v{VERSION}/docs/a.md#b).\n\n");
+    assert_eq!(String::from_utf8_lossy(&first["notes.md"]), notes);
     let packed = text(&run(&directory, "tar", &["-tzf", &expected[3]]));
     assert_eq!(packed, "LICENSE\ndetour\n");
     let krew = String::from_utf8_lossy(&first["detour.yaml"]);

@@ -5,7 +5,7 @@ use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, agent_namespace, o
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
-use detour_cni::agent::install::{DesiredState, HostPath, kubeconfig};
+use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, kubeconfig};
 use detour_cni::agent::{
     AgentRuntime, ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, PluginToken, PodSettings,
     RepairMode, RepairSettings, Services, parse_selector, run,
@@ -209,10 +209,10 @@ fn as_usage<T>(result: Result<T>) -> Result<T, CommandError> {
 
 impl AgentArguments {
     pub(super) fn run(&self) -> ExitCode {
-        super::exit_code(self.keep())
+        super::exit_code(self.keep().map(|()| ExitCode::SUCCESS))
     }
 
-    fn keep(&self) -> Result<ExitCode> {
+    fn keep(&self) -> Result<()> {
         logging::start(LogLevel::Info, None, &[], None, None);
         let node = self.install.node()?;
         tracing::info!("{}", self.install.describe_platform(&node));
@@ -221,54 +221,20 @@ impl AgentArguments {
         let runtime = AgentRuntime::new().context("can't create the agent's event loop")?;
         let (plugin_token, on_exit) =
             (as_usage(self.plugin_token(&metrics, &runtime))?, as_usage(self.on_exit(&runtime))?);
-        let token: &dyn Fn() -> Result<String> = &|| match &plugin_token {
-            None => self.install.token(),
-            Some(token) => {
-                let written = || {
-                    let reached = node.reach(&own_kubeconfig()).ok()?;
-                    String::from_utf8(read_trusted(&reached, MAX_KUBECONFIG).ok()?).ok()
-                };
-                token.current(|| kubeconfig::token_in(&written()?)).map_err(|why| anyhow!(why))
-            }
-        };
         let services = self.services(&runtime);
-        let socket = services.as_ref().and_then(|services| services.socket.as_ref());
-        let accepted = RefCell::new(None);
-        let warned = RefCell::new(Vec::new());
-        // The reconcile loop evaluates the configuration again and again; each warning is logged once.
-        let warn = |warnings: Vec<String>| {
-            let earlier = warned.replace(warnings.clone());
-            for warning in warnings.iter().filter(|warning| !earlier.contains(warning)) {
-                tracing::warn!("{warning}");
-            }
-        };
-        let desired = || {
-            let desired = |given: &GivenKeys| {
-                let token = Some(token).filter(|_| self.plugin_service_account.as_deref() != Some(""));
-                let desired = self.install.desired(&node, &program, given, token, socket, &warn)?;
-                let expired = plugin_token.as_ref().and_then(PluginToken::expired);
-                anyhow::Ok(DesiredState { expired, ..desired })
-            };
-            let newest = self.install.given_keys().and_then(|given| desired(&given).map(|desired| (desired, given)));
-            match newest {
-                Ok((desired, given)) => {
-                    accepted.replace(Some(given));
-                    Ok(DesiredInstallation { desired, rejected: None })
-                }
-                // The last valid configuration still gets a current token and program.
-                Err(error) => {
-                    let rejected = format!("{error:#}");
-                    let earlier = accepted.borrow().as_ref().and_then(|given| desired(given).ok());
-                    earlier
-                        .map(|desired| DesiredInstallation { desired, rejected: Some(rejected.clone()) })
-                        .ok_or(rejected)
-                }
-            }
+        let desired = DesiredSource {
+            arguments: self,
+            node: &node,
+            program,
+            plugin_token,
+            socket: services.as_ref().and_then(|services| services.socket.as_ref()),
+            accepted: RefCell::default(),
+            warned: RefCell::default(),
         };
         let job = Job {
             runtime: &runtime,
             node: &node,
-            desired: &desired,
+            desired: &|| desired.current(),
             program: Path::new(PROGRAM_FILE),
             sources: self.install.source_directories(),
             owner: as_usage(self.owner())?,
@@ -280,8 +246,7 @@ impl AgentArguments {
             containers: self.containers(),
             own_pod: self.own_pod(),
         };
-        run(&job).map_err(|why| anyhow!(why))?;
-        Ok(ExitCode::SUCCESS)
+        run(&job).map_err(|why| anyhow!(why))
     }
 
     /// Returns the agent's account, whose requests share one connection.
@@ -361,6 +326,70 @@ impl AgentArguments {
             },
             taint: self.taint.clone(),
         })
+    }
+}
+
+/// The desired state of the node, which changes with the files and the token that it comes from.
+struct DesiredSource<'a> {
+    arguments: &'a AgentArguments,
+    node: &'a NodeFiles,
+    program: Digest,
+    plugin_token: Option<PluginToken>,
+    socket: Option<&'a HostPath>,
+    /// The last valid configuration.
+    accepted: RefCell<Option<GivenKeys>>,
+    /// The warnings of the last evaluation.
+    warned: RefCell<Vec<String>>,
+}
+
+impl DesiredSource<'_> {
+    /// Returns the current state. If the plugin would reject the newest configuration, the last valid one still gets a
+    /// current token and program.
+    fn current(&self) -> Result<DesiredInstallation, String> {
+        let newest = self.arguments.install.given_keys();
+        let newest = newest.and_then(|given| self.of(&given).map(|desired| (desired, given)));
+        match newest {
+            Ok((desired, given)) => {
+                self.accepted.replace(Some(given));
+                Ok(DesiredInstallation { desired, rejected: None })
+            }
+            Err(error) => {
+                let rejected = format!("{error:#}");
+                let earlier = self.accepted.borrow().as_ref().and_then(|given| self.of(given).ok());
+                match earlier {
+                    Some(desired) => Ok(DesiredInstallation { desired, rejected: Some(rejected) }),
+                    None => Err(rejected),
+                }
+            }
+        }
+    }
+
+    fn of(&self, given: &GivenKeys) -> Result<DesiredState> {
+        let install = &self.arguments.install;
+        let token: &dyn Fn() -> Result<String> = &|| self.token();
+        let token = Some(token).filter(|_| self.arguments.plugin_service_account.as_deref() != Some(""));
+        let warn = |warnings| self.log_new(warnings);
+        let desired = install.desired(self.node, &self.program, given, token, self.socket, &warn)?;
+        let expired = self.plugin_token.as_ref().and_then(PluginToken::expired);
+        Ok(DesiredState { expired, ..desired })
+    }
+
+    /// Returns the token for the plugin's kubeconfig.
+    fn token(&self) -> Result<String> {
+        let Some(token) = &self.plugin_token else { return self.arguments.install.token() };
+        let installed = || {
+            let reached = self.node.reach(&own_kubeconfig()).ok()?;
+            kubeconfig::token_in(&String::from_utf8(read_trusted(&reached, MAX_KUBECONFIG).ok()?).ok()?)
+        };
+        token.current(installed).map_err(|why| anyhow!(why))
+    }
+
+    /// Logs each warning once, although the configuration is evaluated again and again.
+    fn log_new(&self, warnings: Vec<String>) {
+        let earlier = self.warned.replace(warnings.clone());
+        for warning in warnings.iter().filter(|warning| !earlier.contains(warning)) {
+            tracing::warn!("{warning}");
+        }
     }
 }
 

@@ -4,7 +4,6 @@ use super::doctor::TargetArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use clap::Args;
 use detour_cni::inspect::audit::{AuditScope, audit};
-use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -54,7 +53,5 @@ pub(super) struct AuditArguments {
 pub(super) fn run(arguments: &AuditArguments) -> Result<CommandOutput, CommandError> {
     let target = arguments.node_target.read()?;
     let report = audit(&target, AuditScope { namespace: arguments.namespace.as_deref(), all: arguments.all })?;
-    let output = arguments.output.render(&report)?;
-    let code = if report.is_clean() { output.code } else { ExitCode::FAILURE };
-    Ok(CommandOutput { code, ..output })
+    arguments.output.render_verdict(&report, report.is_clean())
 }

@@ -11,7 +11,6 @@ use detour_cni::pod::PodRef;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -100,9 +99,7 @@ pub(super) fn run(arguments: &DoctorArguments) -> Result<CommandOutput, CommandE
     }
     let target = CheckTarget { probe: arguments.probe, pod: arguments.pod(), ..arguments.node_target.read()? };
     let checklist = examine(&target);
-    let output = arguments.output.render(&checklist)?;
-    let code = if checklist.healthy { output.code } else { ExitCode::FAILURE };
-    Ok(CommandOutput { code, ..output })
+    arguments.output.render_verdict(&checklist, checklist.healthy)
 }
 
 impl DoctorArguments {
@@ -176,6 +173,7 @@ impl TargetArguments {
                 own_lists,
                 multus_chain: record.multus_chain.as_ref().map(|directory| MultusChain {
                     directory: directory.clone(),
+                    own_files: record.files.keys().filter(|path| path.parent() == *directory).cloned().collect(),
                     invalid_files: node
                         .invalid_chain_files(directory, record)
                         .unwrap_or_else(|why| vec![why.to_string()]),

@@ -91,6 +91,18 @@ impl OutputArguments {
         Ok(CommandOutput::success(render(report, self.format())?))
     }
 
+    /// Renders the report; the exit code is 1 unless it is `fine`.
+    ///
+    /// # Errors
+    /// As [`Self::render`].
+    pub(super) fn render_verdict<R>(self, report: &R, fine: bool) -> Result<CommandOutput, CommandError>
+    where
+        R: Serialize + TextReport,
+    {
+        let code = if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        Ok(CommandOutput { code, ..self.render(report)? })
+    }
+
     /// Renders an error for programs that read JSON or YAML; `None` for a table.
     pub(super) fn render_error(self, error: &CommandError) -> Option<Text> {
         let report =

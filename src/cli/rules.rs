@@ -5,7 +5,6 @@ use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, NetnsRules, NetnsSelector};
 use clap::{ArgGroup, Args};
 use detour_cni::inspect::{RulesReport, RulesView};
-use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -71,7 +70,6 @@ pub(super) fn run(arguments: &RulesArguments) -> Result<CommandOutput, CommandEr
         .ok_or_else(|| CommandError::Usage("expected a network namespace, or a pod: -n NAMESPACE POD".to_owned()))?;
     let NetnsRules { rules, netns, evidence } = arguments.netns.read(&selector, "rules")?;
     let report = RulesReport { found_by: evidence, ..rules.report(&netns).with_cgroup_paths(&arguments.netns.root) };
-    let output = arguments.output.render(&RulesView { report: &report, all: arguments.all })?;
-    let code = if report.as_asked == Some(false) { ExitCode::FAILURE } else { output.code };
-    Ok(CommandOutput { code, ..output })
+    let view = RulesView { report: &report, all: arguments.all };
+    arguments.output.render_verdict(&view, report.as_asked != Some(false))
 }

@@ -8,7 +8,6 @@ use detour_cni::cni::{NODE_CONFIGURATION, NetConf};
 use detour_cni::inspect::{is_program, validate_text};
 use detour_cni::plugin::node;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -55,6 +54,5 @@ pub(super) fn run(arguments: &ValidateArguments) -> Result<CommandOutput, Comman
     let node = node.as_ref().map(|(node, _)| node);
     let report = validate_text(&arguments.file, &text, node, &is_installed)
         .map_err(|error| CommandError::Usage(error.to_string()))?;
-    let output = arguments.output.render(&report)?;
-    Ok(CommandOutput { code: if report.valid { ExitCode::SUCCESS } else { ExitCode::FAILURE }, ..output })
+    arguments.output.render_verdict(&report, report.valid)
 }

@@ -39,7 +39,7 @@ const NETWORKS: &str = "networks";
 const MAY_EXCLUDE: &str = "attachments_may_exclude_namespaces";
 
 /// The keys that the node sets, and those that it leaves to attachments.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeConf {
     /// The source, for messages.
     place: String,
@@ -123,15 +123,11 @@ impl NodeConf {
         kubernetes.retain(|key, _| ["agent_namespace", "agent_pod_prefixes"].contains(&key.as_str()));
         Self {
             place: place.to_owned(),
-            top: Map::new(),
             kubernetes,
-            exclude_namespaces: Vec::new(),
-            bounds: Bounds::default(),
-            networks: BTreeMap::new(),
             pinned: SUB_PLUGINS.map(str::to_owned).into(),
-            attachments_may_exclude_namespaces: false,
             primary: Some(false),
             exhaustive: true,
+            ..Self::default()
         }
     }
 

@@ -268,14 +268,6 @@ impl<'a> Expression<'a> {
         attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT).map(|(_, element)| Self::read(element))
     }
 
-    /// Reads packets and bytes of a rule's first counter (`NFTA_COUNTER_PACKETS`, `NFTA_COUNTER_BYTES`).
-    fn counted(list: &[u8]) -> Option<(u64, u64)> {
-        let elements = attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT);
-        let mut counters = elements.filter(|(_, element)| find_text(element, NAME) == Some("counter"));
-        let data = find(counters.next()?.1, DATA)?;
-        Some((find_be64(data, 2)?, find_be64(data, 1)?))
-    }
-
     fn read(element: &'a [u8]) -> Option<Self> {
         let data = find(element, DATA).unwrap_or_default();
         let value = |kind| find(find(data, kind)?, VALUE);
@@ -453,9 +445,14 @@ impl Counter {
         Self { packets, bytes }
     }
 
-    /// Reads the counter from a rule's expressions as the kernel lists them.
+    /// Reads the first counter of a rule's expressions as the kernel lists them (`NFTA_COUNTER_PACKETS`,
+    /// `NFTA_COUNTER_BYTES`).
     pub(super) fn read(expressions: &[u8]) -> Self {
-        Expression::counted(expressions).map(|(packets, bytes)| Self { packets, bytes }).unwrap_or_default()
+        let elements = attributes::parse(expressions).filter(|(kind, _)| *kind == LIST_ELEMENT);
+        let mut counters = elements.filter(|(_, element)| find_text(element, NAME) == Some("counter"));
+        let data = counters.next().and_then(|(_, counter)| find(counter, DATA)).unwrap_or_default();
+        let number = |kind| find_be64(data, kind).unwrap_or_default();
+        Self { packets: number(2), bytes: number(1) }
     }
 }
 

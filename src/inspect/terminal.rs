@@ -6,6 +6,7 @@ use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use serde_saphyr::DoubleQuoted;
+use std::fmt::Display;
 
 /// The meaning of a piece of text, which decides its color.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,6 +146,16 @@ impl Screen {
     }
 }
 
+/// Joins items by commas.
+pub(super) fn joined<T: Display>(items: impl IntoIterator<Item = T>) -> String {
+    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns a number of things, `1 pod` or `2 pods`.
+pub(super) fn counted<N: Display + PartialEq + From<u8>>(count: N, thing: &str) -> String {
+    if count == N::from(1) { format!("1 {thing}") } else { format!("{count} {thing}s") }
+}
+
 /// Joins the first items, and counts the others: `a; b; and 3 more`, or with commas `a, b and 3 more`.
 pub(super) fn first_of(items: impl IntoIterator<Item = String>, limit: usize, separator: &str) -> String {
     let mut items: Vec<String> = items.into_iter().collect();
@@ -177,8 +188,7 @@ pub enum Format {
 /// # Errors
 /// A value can't be serialized, which is a bug.
 pub fn render<R: Serialize + TextReport>(report: &R, format: Format) -> Result<Text, Error> {
-    let failed =
-        |error: &dyn std::fmt::Display| Error::new(Code::Internal, format!("can't render the report: {error}"));
+    let failed = |error: &dyn Display| Error::new(Code::Internal, format!("can't render the report: {error}"));
     match format {
         Format::Table { color } => {
             let mut screen = Screen::new(color);

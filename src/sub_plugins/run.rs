@@ -95,10 +95,16 @@ impl ChainOutput {
         self.origins.requests.iter().filter(|request| !request.permitted)
     }
 
-    /// Returns the error of an ADD because of the first request outside the bounds.
+    /// Returns the first request outside the bounds if an ADD fails because of it.
+    #[must_use]
+    pub fn rejected(&self, bounds: &Bounds) -> Option<&DecidedRequest> {
+        self.outside().next().filter(|_| bounds.outside == OutsideBounds::Reject)
+    }
+
+    /// Returns the error of an ADD because of this request.
     #[must_use]
     pub fn rejection(&self, bounds: &Bounds) -> Option<Error> {
-        self.outside().next().filter(|_| bounds.outside == OutsideBounds::Reject).map(DecidedRequest::error)
+        self.rejected(bounds).map(DecidedRequest::error)
     }
 }
 

@@ -110,6 +110,9 @@ pub struct DecidedRequest {
 }
 
 impl DecidedRequest {
+    /// The next step for the author of a request outside the bounds.
+    pub const NEXT: &str = "remove it, or ask the administrator to permit it with \"allow\"";
+
     /// Returns why the request is outside the bounds, without the next step.
     #[must_use]
     pub fn reason(&self) -> String {
@@ -118,8 +121,7 @@ impl DecidedRequest {
 
     /// Returns the error of an ADD.
     pub(super) fn error(&self) -> Error {
-        let next = "remove it, or ask the administrator to permit it with \"allow\"";
-        self.source.named_in(Error::new(Code::InvalidConfig, format!("{}; {next}", self.reason())))
+        self.source.named_in(Error::new(Code::InvalidConfig, format!("{}; {}", self.reason(), Self::NEXT)))
     }
 }
 

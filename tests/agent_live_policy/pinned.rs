@@ -1,5 +1,6 @@
 //! A bypass that is no longer allowed ends, whatever the pod's annotations say.
 
+use crate::api::NAMESPACES;
 use crate::node::id;
 use crate::pod::{EXCLUDE_UIDS, Pod};
 use crate::scene::{CHAIN, conditions, pause, publish, scene, until, wait_for_event};
@@ -93,5 +94,32 @@ fn tighter_bounds_end_bypasses_also_of_other_attachments_and_beside_an_invalid_v
         assert!(error.contains("outside the bounds"), "{error}");
         scene.configure(CHAIN);
         [&pod, &attached].iter().for_each(|pod| pod.until(|pod| pod.excludes_uid(8000)));
+    });
+}
+
+#[test]
+fn a_pod_loses_what_only_a_label_of_its_namespace_permitted() {
+    scene(|scene, api| {
+        let label = |tier: &str| api.put(NAMESPACES, &json!({"metadata": {"name": "shop", "labels": {"tier": tier}}}));
+        let allow =
+            r#""uid-exclude", "allow": [{"uids": "8000"}, {"namespace_selector": {"matchLabels": {"tier": "batch"}}}]"#;
+        scene.configure(&CHAIN.replace(r#""uid-exclude""#, allow));
+        label("batch");
+        let _agent = scene.agent(&[]);
+        let added = |name: &str, live_policy: &str| {
+            let pod = Pod::added(scene, api, name, &[(EXCLUDE_UIDS, "7000,8000")]);
+            pod.set(LIVE_POLICY, live_policy);
+            publish(api, &pod);
+            pod
+        };
+        let pods = [added("follows", "true"), added("opted-out", "false")];
+        pods.iter().for_each(|pod| pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_uid(8000)));
+        label("web");
+        pods.iter().for_each(|pod| pod.until(|pod| !pod.excludes_uid(7000) && pod.excludes_uid(8000)));
+        let message = wait_for_event(api, &pods[0], "DetourPolicyRejected", "\"7000\" is outside the bounds");
+        assert!(message.contains("chain[1].allow[0].uids") || message.contains("chain[0].allow[0].uids"), "{message}");
+        label("batch");
+        pods[0].until(|pod| pod.excludes_uid(7000));
+        assert!(!pods[1].excludes_uid(7000));
     });
 }

@@ -356,7 +356,7 @@ fn ignored_requests_cause_a_warning() {
 fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
     let (plane, admin) = started();
     let redirect = json!({
-        "type": "istio-redirect", "proxy_uid": ["1337", 1338], "outbound_ports_exclude": "3306",
+        "type": "istio-redirect", "proxy_uid": ["1337", 1338], "proxy_gid": 1339, "outbound_ports_exclude": "3306",
     });
     let values = |parts: &[&str]| json!({"admissionPolicy": {"istio": parts}, "config": {"chain": [redirect]}});
     let parts = ["traffic", "injection", "proxyUser"];
@@ -366,7 +366,7 @@ fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
     }
     let spec = |user: i64| {
         json!({
-            "initContainers": [{"name": "istio-init", "image": "i", "securityContext": {"runAsUser": 0}}],
+            "initContainers": [{"name": "istio-validation", "image": "i", "securityContext": {"runAsUser": 1337}}],
             "containers": [
                 {"name": "app", "image": "i", "securityContext": {"runAsUser": user}},
                 {"name": "istio-proxy", "image": "i", "securityContext": {"runAsUser": 1337}},
@@ -377,6 +377,8 @@ fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
         |key: &str, value: &str| (json!({format!("traffic.sidecar.istio.io/{key}"): value}), spec(7), "traffic");
     let inject = |value: &str| (json!({"sidecar.istio.io/inject": value}), spec(7), "injection");
     let of_pod = json!({"securityContext": {"runAsUser": 1337}, "containers": [{"name": "app", "image": "i"}]});
+    let named =
+        |name: &str, context: Value| json!({"containers": [{"name": name, "image": "i", "securityContext": context}]});
     let rejected = [
         (
             traffic("excludeOutboundPorts", "3306, 443"),
@@ -407,8 +409,16 @@ fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
             "annotation \"sidecar.istio.io/interceptionMode\": it excludes",
         ),
         (inject("false"), "label or annotation \"sidecar.istio.io/inject\": the pod would have no sidecar"),
-        ((json!({}), spec(1338), "proxyUser"), "container \"app\": runAsUser is the UID of the sidecar"),
-        ((json!({}), of_pod, "proxyUser"), "container \"app\": runAsUser is the UID of the sidecar"),
+        ((json!({}), spec(1338), "proxyUser"), "container \"app\": runAsUser is that of the sidecar"),
+        ((json!({}), of_pod, "proxyUser"), "container \"app\": runAsUser is that of the sidecar"),
+        (
+            (json!({}), named("app", json!({"runAsGroup": 1339})), "proxyUser"),
+            "container \"app\": runAsGroup is that of the sidecar",
+        ),
+        (
+            (json!({}), named("istio-validation", json!({"runAsUser": 1337})), "proxyUser"),
+            "container \"istio-validation\": runAsUser is",
+        ),
     ];
     for name in ["istio", "traffic", "injection", "proxyuser"] {
         plane.until(|| {
@@ -448,12 +458,13 @@ fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
     // An ephemeral container is added to a running pod.
     admin.apply(&good).expect("accepted");
     let debug = |user: i64| {
-        let container = json!({"name": "debug", "image": "i", "securityContext": {"runAsUser": user}});
+        let name = format!("istio-{}", if user == 7 { "debug" } else { "init" });
+        let container = json!({"name": name, "image": "i", "securityContext": {"runAsUser": user}});
         let part = json!({"spec": {"ephemeralContainers": [container]}});
         verdict(admin.merge_subresource(&good, "ephemeralcontainers", &part))
     };
     let denied = debug(1337).expect_err("the proxy's UID");
-    assert!(denied.starts_with("container \"debug\": runAsUser is the UID of the sidecar"), "{denied}");
+    assert!(denied.starts_with("container \"istio-init\": runAsUser is that of the sidecar"), "{denied}");
     assert_eq!(debug(7), Ok(()));
     assert_eq!(verdict(admin.merge(&good, &json!({"metadata": {"labels": {"a": "b"}}}))), Ok(()));
 }

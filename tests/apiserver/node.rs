@@ -5,6 +5,7 @@ use crate::control_plane::ControlPlane;
 use crate::sandbox;
 use crate::shipped::{NAMESPACE, of_kind};
 pub(crate) use crate::support::agent_process::{Agent, SETTLED};
+use crate::support::background::Running;
 use crate::support::called::Called;
 use crate::support::netns_pod::Pod;
 use detour_cni::cluster::{Cluster, source};
@@ -17,7 +18,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 
 const CALICO: &str = include_str!("../golden/10-calico.conflist");
@@ -191,7 +192,7 @@ impl Node<'_> {
             self.in_container(name, &kubelet).arg(program).arg(ROOT).stdout(Stdio::piped()).spawn().expect("it starts");
         let mut line = String::new();
         BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut line).expect("a port");
-        Kubelet { process, port: line.trim().parse().expect("a port") }
+        Kubelet { _process: Running(process), port: line.trim().parse().expect("a port") }
     }
 
     /// A program with the environment of the agent's container. It ends with this thread.
@@ -311,13 +312,6 @@ pub(crate) fn events(admin: &Client) -> Vec<String> {
 
 /// A running kubelet.
 pub(crate) struct Kubelet {
-    process: Child,
+    _process: Running,
     pub(crate) port: u16,
-}
-
-impl Drop for Kubelet {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }

@@ -7,6 +7,7 @@ use nix::unistd::{Gid, Uid, chown};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -81,6 +82,21 @@ fn a_pod_without_a_sidecar_does_not_wait_for_sources_that_were_silent_a_moment_a
             assert!(crate::scene::is_redirected(&pod) && !Path::new(SILENCE_MARK).exists());
             call(&pod, "DEL", &conf, &Kind::meshed()).done();
         }
+    });
+}
+
+/// Without a kubeconfig, only an agent that is stuck costs time.
+#[test]
+fn pods_do_not_wait_one_after_another_for_a_stuck_agent_without_a_kubeconfig() {
+    Scene::run(|scene| {
+        fs::create_dir_all(scene.socket().parent().expect("a directory")).expect("made");
+        let _stuck = UnixListener::bind(scene.socket()).expect("free");
+        let again = "no greeting, as a moment ago";
+        let first = starts(&Kind::plain(), &scene.conf());
+        assert!(first.contains("no greeting") && !first.contains(again), "{first}");
+        let second = starts(&Kind::plain(), &scene.conf());
+        assert!(second.contains(again), "{second}");
+        waits(&Kind::meshed(), &scene.conf(), 11, &["is not written yet"]);
     });
 }
 

@@ -1,6 +1,6 @@
 //! `cni.ownList`: where the agent writes a configuration list of its own instead of editing the cluster network's.
 
-use crate::helm::{agent, chart_file, flag, merged, nested, notes, objects, of_kind};
+use crate::helm::{agent, chart_file, flag, merged, nested, notes, objects, of_kind, render};
 use detour_cni::agent::install::{PLATFORMS, Platform};
 use serde_json::{Value, json};
 
@@ -83,6 +83,38 @@ fn the_notes_tell_which_list_the_runtime_uses() {
         "{chain}"
     );
     assert!(chain.contains("\nPods can also select one of these attachments") && !chain.contains("if they"), "{chain}");
+    let values = json!({"chain": [{"type": "uid-exclude"}]});
+    let chain = notes(&merged(
+        &json!({"config": values, "global": {"platform": "openshift"}}),
+        &nested("cni.multusChain", json!("/run/chain")),
+    ));
+    assert!(chain.contains("\nMultus calls it for every pod") && !chain.contains(".."), "{chain}");
+    assert!(!chain.contains("select one of these"), "{chain}");
+    // default/istio-cni is istio-cni's.
+    let excludes = merged(&nested("cni.multusChain", json!("/run/chain")), &excludes_on_openshift());
+    let excludes = notes(&excludes);
+    assert!(excludes.contains("to /run/chain.") && !excludes.contains("attachment"), "{excludes}");
+}
+
+fn excludes_on_openshift() -> Value {
+    merged(&nested("global.platform", json!("openshift")), &chain(json!([{"type": "uid-exclude"}])))
+}
+
+#[test]
+fn exclusions_only_never_replace_the_attachment_that_redirects() {
+    let error = render(&excludes_on_openshift()).expect_err("refused");
+    assert!(error.contains("would replace default/istio-cni"), "{error}");
+    let others = [
+        nested("attachments", json!([{"name": "excludedns"}])),
+        nested("cni.multusChain", json!("/run/chain")),
+        nested("config.chain", json!([{"type": "uid-exclude"}, {"type": "own-redirect"}])),
+    ];
+    for values in others {
+        let rendered = render(&merged(&excludes_on_openshift(), &values)).expect("rendered");
+        let chain = values.get("cni").is_some();
+        assert_eq!(rendered.contains("attachments.json: |\n    []"), values.get("attachments").is_none(), "{rendered}");
+        assert_eq!(rendered.contains("kind: NetworkAttachmentDefinition"), !chain, "{rendered}");
+    }
 }
 
 /// The agent writes the list to the directory of the original, which is mounted writable.

@@ -13,11 +13,11 @@ Installs the [detour](../../README.md) CNI plugin on every Linux node and keeps 
 helm upgrade --install detour manifests/chart -n kube-system --set global.platform=openshift,hub=registry.example/mesh
 ```
 
-Helm rejects unknown and mistyped values and names the path of each one. This includes keys of `global`: if this chart is
-a dependency of another chart, that chart's global values must be values of this chart too. If it is a dependency twice,
-set `fullnameOverride` for each alias. The values have the names of Istio's chart where the meaning is the same: [values
-of istio-cni](../istio-cni-values.md). The [documentation](../../docs/README.md)
-describes installation and operation.
+Helm rejects unknown and mistyped values and names the path of each one. This includes keys of `global`: if this chart
+is a dependency of another chart, that chart's global values must be values of this chart too. If it is a dependency
+twice, set `fullnameOverride` for each alias. The values have the names of Istio's chart where the meaning is the same:
+[values of istio-cni](../istio-cni-values.md). The [documentation](../../docs/README.md) describes installation and
+operation.
 
 Helm can't check everything in `config` and `attachments`. The plugin's own parser checks the rendered configuration:
 

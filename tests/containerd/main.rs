@@ -1,6 +1,8 @@
 //! Under containerd, asked by crictl as the kubelet would ask it: real sandboxes of real pods.
 
 mod chained;
+#[path = "../support/control_groups.rs"]
+mod control_groups;
 mod image;
 mod installed;
 mod node;

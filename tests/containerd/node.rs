@@ -1,5 +1,6 @@
 //! A node: processes, network and the runtime's directories of its own, with containerd on it.
 
+use crate::control_groups::remove_groups;
 use crate::image;
 use crate::pod::Pod;
 use serde_json::{Value, json};
@@ -243,16 +244,6 @@ impl Drop for Node {
             let _ = containerd.wait();
         }
         let _ = fs::remove_dir_all(&self.directory);
-        // One directory a hierarchy in version 1 of control groups, one for all in version 2.
-        let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
-        for hierarchy in hierarchies.chain(["/sys/fs/cgroup".into()]) {
-            remove_groups(&hierarchy.join(&self.group[1..]));
-        }
+        remove_groups(&self.group);
     }
-}
-
-fn remove_groups(group: &Path) {
-    let below = fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
-    below.filter(|path| path.is_dir()).for_each(|path| remove_groups(&path));
-    let _ = fs::remove_dir(group);
 }

@@ -344,6 +344,55 @@ fn rules_of_istio_init_are_audited_too() {
     });
 }
 
+/// With the rules that Istio's own code writes.
+#[test]
+fn pods_in_the_ambient_mesh_are_listed_with_what_bypasses_ztunnel() {
+    const BYPASS: &str = "ambient.istio.io/bypass-inbound-capture";
+    let mut plan = Plan::new();
+    plan.config["chain"] = json!([{"type": "uid-exclude"}]);
+    plan.cluster.annotate("detour.io/exclude-uids", "2000");
+    let pod = &mut plan.cluster.pod;
+    pod["metadata"]["labels"] = json!({"istio.io/dataplane-mode": "ambient"});
+    pod["metadata"]["annotations"].as_object_mut().expect("an object").remove("sidecar.istio.io/status");
+    pod["spec"]["containers"].as_array_mut().expect("an array").retain(|one| one["name"] != "istio-proxy");
+    scene(plan, |scene| {
+        let report = audit(scene, &[]);
+        assert_eq!(
+            only_pod(&report).reason,
+            "not redirected: label istio.io/dataplane-mode of the pod is ambient, but istio-cni has not redirected the pod"
+        );
+        let inbound = |annotated: bool| {
+            scene.cluster.lock().expect("unpoisoned").annotate(BYPASS, annotated.to_string());
+            let report = audit(scene, &[]);
+            let pod = only_pod(&report);
+            assert!(pod.redirected && pod.drift.is_empty(), "{pod:#?}");
+            assert_counted(pod, "outbound traffic of uid 2000", 1, "pod, detour.io/exclude-uids");
+            let found: Vec<_> = pod.bypasses.iter().filter(|one| one.traffic == "inbound tcp").collect();
+            (pod.reason.clone(), found.first().map(|one| one.source.clone()))
+        };
+        let nft = |script: &str| {
+            scene.write("changes.nft", script);
+            scene.netns.run(&format!("nft -f {}", scene.path("changes.nft").display()));
+        };
+        nft(include_str!("../golden/ambient.nft"));
+        scene.netns.connect(2000, "192.0.2.1:80");
+        scene.netns.connect(APP, "192.0.2.1:80");
+        let native = "redirected to ztunnel by istio-cni: tables inet istio-ambient-*".to_owned();
+        assert_eq!(inbound(false), (native.clone(), None));
+        nft("flush chain inet istio-ambient-nat istio-prerouting");
+        assert_eq!(inbound(true), (native.clone(), Some(format!("pod, {BYPASS}"))));
+        assert_eq!(inbound(false), (native, Some("the rules of istio-cni".to_owned())));
+        let tables = ["nat", "mangle", "raw"].map(|table| format!("delete table inet istio-ambient-{table}\n"));
+        nft(&tables.concat());
+        scene.write("ambient.v4.rules", include_str!("../golden/ambient.v4.rules"));
+        scene.netns.run(&format!("iptables-restore {}", scene.path("ambient.v4.rules").display()));
+        let chains = "redirected to ztunnel by istio-cni: chains ISTIO_PRERT and ISTIO_OUTPUT of iptables".to_owned();
+        assert_eq!(inbound(false), (chains.clone(), None));
+        scene.netns.run("iptables -t nat -F ISTIO_PRERT");
+        assert_eq!(inbound(true), (chains, Some(format!("pod, {BYPASS}"))));
+    });
+}
+
 #[test]
 fn pods_without_redirection_are_listed_with_the_reason() {
     scene(Plan::new(), |scene| {

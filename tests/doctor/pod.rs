@@ -1,14 +1,12 @@
 //! The pod's network namespace, and the proxy in it.
 
-use crate::support::new_netns::in_netns;
+use crate::support::new_netns::{in_netns, netns_with_users};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{Uid, setfsuid};
-use std::fs::File;
-use std::io::Read;
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -35,7 +33,7 @@ impl Netns {
             let make = || {
                 match root {
                     0 => unshare(CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN"),
-                    _ => setns(owned(root), CloneFlags::CLONE_NEWNET).expect("entered"),
+                    _ => setns(netns_with_users(root, 65536), CloneFlags::CLONE_NEWNET).expect("entered"),
                 }
                 let off = if dual { "0" } else { "1" };
                 std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", off).expect("written");
@@ -107,23 +105,4 @@ impl Netns {
             }
         })
     }
-}
-
-/// A namespace that belongs to a user namespace, whose users are the node's from `root` on.
-fn owned(root: u32) -> File {
-    let mut owner = Command::new("unshare")
-        .args(["--user", "--net", "sh", "-c", "echo ready; exec cat"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("unshare is needed");
-    let mut ready = [0; 6];
-    owner.stdout.as_mut().expect("piped").read_exact(&mut ready).expect("it enters a user namespace");
-    for map in ["uid_map", "gid_map"] {
-        std::fs::write(format!("/proc/{}/{map}", owner.id()), format!("0 {root} 65536")).expect("mapped");
-    }
-    let netns = File::open(format!("/proc/{}/ns/net", owner.id())).expect("it lives");
-    drop(owner.stdin.take());
-    owner.wait().expect("it ends");
-    netns
 }

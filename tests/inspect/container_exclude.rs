@@ -214,7 +214,7 @@ fn containers_with_the_id_of_the_proxy_are_not_captured() {
         let report = report(&pod, &blocks);
         assert_eq!(codes(&report), ["excluded-with-application"]);
         let what =
-            format!("container web runs as {id}, as istio-proxy does: all traffic that it sends bypasses the sidecar");
+            format!("container web runs as {id}, as istio-proxy does: all traffic that it sends bypasses the mesh");
         assert_eq!(report["warnings"][0]["what"], what);
         let init = &report["init_containers"][0];
         assert_eq!((&init["needs_exclusion"], &init["excluded"]), (&json!(false), &json!("all")));

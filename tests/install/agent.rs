@@ -4,16 +4,15 @@ use crate::agent_process::{Agent, SETTLED};
 use crate::exposition::Exposition;
 use crate::scene::{CALICO, Scene};
 use crate::server::{Answer, Server};
+use crate::support::background::Repeated;
 use crate::support::health::{fetch, get};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// Logged when the node becomes ready.
@@ -280,40 +279,20 @@ fn a_contested_installation_is_reported_and_repaired_at_growing_intervals() {
 }
 
 /// Restores its own file and renames every other one, as Cilium does by default.
-struct Exclusive {
-    ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Exclusive {
-    fn start(list: PathBuf) -> Self {
-        let ends = Arc::new(AtomicBool::new(false));
-        let ended = Arc::clone(&ends);
-        let thread = thread::spawn(move || {
-            let new = list.with_file_name("new.cilium_bak");
-            while !ended.load(Ordering::Relaxed) {
-                if fs::read_to_string(&list).is_ok_and(|text| text != CALICO) {
-                    fs::write(&new, CALICO).expect("written");
-                    fs::rename(&new, &list).expect("renamed");
-                }
-                thread::park_timeout(Duration::from_millis(1));
-            }
-        });
-        Self { ends, thread: Some(thread) }
-    }
-}
-
-impl Drop for Exclusive {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        self.thread.take().map(JoinHandle::join);
-    }
+fn exclusive(list: PathBuf) -> Repeated {
+    let new = list.with_file_name("new.cilium_bak");
+    Repeated::start(Duration::from_millis(1), move || {
+        if fs::read_to_string(&list).is_ok_and(|text| text != CALICO) {
+            fs::write(&new, CALICO).expect("written");
+            fs::rename(&new, &list).expect("renamed");
+        }
+    })
 }
 
 #[test]
 fn a_node_is_not_ready_while_another_process_reverts_the_file() {
     let scene = Scene::with("agent-exclusive", "10-calico.conflist", CALICO);
-    let exclusive = Exclusive::start(scene.path(LIST));
+    let exclusive = exclusive(scene.path(LIST));
     let agent = Agent::start(&scene, "a", &["--health-address=127.0.0.1:0"]);
     let address = agent.address();
     agent.wait_for_log("another process keeps reverting");

@@ -3,12 +3,12 @@
 use crate::scene::{CALICO, Scene, program};
 use std::process::Command;
 
-/// Runs `mount` and an installation in a new mount namespace. Returns stderr.
-fn after_mount(scene: &Scene, mount: &str) -> String {
+/// Runs commands and an installation, which must fail, in a new mount namespace. Returns stderr.
+fn after(scene: &Scene, commands: &str) -> String {
     let arguments = scene.arguments("install", &[]).join(" ");
     let output = Command::new("unshare")
-        .args(["--mount", "--propagation=private", "sh", "-c"])
-        .arg(format!("set -e; cd {}; {mount}; exec {} {arguments}", scene.root.display(), program().display()))
+        .args(["--mount", "--propagation=private", "sh", "-e", "-c"])
+        .arg(format!("cd {}; {commands}; {} {arguments}", scene.root.display(), program().display()))
         .output()
         .expect("unshare starts");
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -19,7 +19,7 @@ fn after_mount(scene: &Scene, mount: &str) -> String {
 #[test]
 fn a_full_disk_is_reported_and_no_configuration_changes() {
     let scene = Scene::with("full", "10-calico.conflist", CALICO);
-    let stderr = after_mount(&scene, "mkdir -p opt/cni/bin; mount -t tmpfs -o size=64k none opt/cni/bin");
+    let stderr = after(&scene, "mkdir -p opt/cni/bin; mount -t tmpfs -o size=64k none opt/cni/bin");
     assert!(stderr.contains("can't write /opt/cni/bin/detour: No space left on device"), "{stderr}");
     assert!(stderr.contains("free some space"), "{stderr}");
     assert_eq!(scene.read("etc/cni/net.d/10-calico.conflist"), CALICO);
@@ -31,13 +31,7 @@ fn a_full_disk_leaves_no_temporary_file() {
     let fill = "mount -t tmpfs -o size=16k none etc/cni/net.d; printf '%s' '{\"name\":\"n\",\"plugins\":[{\"type\":\"a\"}]}' \
                 > etc/cni/net.d/10-x.conflist; dd if=/dev/zero of=etc/cni/net.d/filler bs=1k 2>dd || true";
     let look = "trap 'ls -A etc/cni/net.d > seen' EXIT";
-    let arguments = scene.arguments("install", &[]).join(" ");
-    let output = Command::new("unshare")
-        .args(["--mount", "--propagation=private", "sh", "-c"])
-        .arg(format!("cd {}; {fill}; {look}; {} {arguments}", scene.root.display(), program().display()))
-        .output()
-        .expect("unshare starts");
-    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    let stderr = after(&scene, &format!("{fill}; {look}"));
     assert!(stderr.contains("can't write /etc/cni/net.d/10-x.conflist: No space left on device"), "{stderr}");
     assert_eq!(scene.read("seen"), "10-x.conflist\nfiller\n");
 }
@@ -45,8 +39,7 @@ fn a_full_disk_leaves_no_temporary_file() {
 #[test]
 fn a_read_only_directory_is_reported() {
     let scene = Scene::with("read-only", "10-calico.conflist", CALICO);
-    let stderr =
-        after_mount(&scene, "mount --bind etc/cni/net.d etc/cni/net.d; mount -o remount,bind,ro etc/cni/net.d");
+    let stderr = after(&scene, "mount --bind etc/cni/net.d etc/cni/net.d; mount -o remount,bind,ro etc/cni/net.d");
     assert!(stderr.contains("can't write /etc/cni/net.d/10-calico.conflist: Read-only file system"), "{stderr}");
     assert!(stderr.contains("mount it writable, or select another directory"), "{stderr}");
     assert_eq!(scene.read("etc/cni/net.d/10-calico.conflist"), CALICO);

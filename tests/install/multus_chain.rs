@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::Command;
 
 const CHAIN: &str = "--multus-chain=/run/multus/cni/net.d/vendor-cni-chain";
 const OPENSHIFT: [&str; 2] = ["--platform=openshift", CHAIN];
@@ -40,6 +41,24 @@ fn the_chain_gets_a_file_beside_the_attachments() {
     scene.ok("uninstall", &[]);
     fs::remove_file(scene.path("attachments.json")).expect("removed");
     assert_eq!(scene.files(), before);
+}
+
+/// Beside istio-cni, whose file has the name of the default attachment.
+#[test]
+fn exclusions_only_leave_the_file_of_istio_cni_to_it() {
+    const ISTIO: &str = "etc/cni/multus/net.d/istio-cni.conf";
+    let scene = Scene::with("chain-excludes", "10-calico.conflist", CALICO);
+    scene.write(ISTIO, r#"{"name": "istio-cni", "type": "istio-cni"}"#);
+    scene.write("attachments.json", "[]");
+    let config = scene.config("config.json", &json!({"chain": [{"type": "uid-exclude"}]}));
+    let attachments = format!("--attachments={}", scene.path("attachments.json").display());
+    let before = scene.read(ISTIO);
+    scene.ok("install", &[&OPENSHIFT[..], &[&config, &attachments]].concat());
+    assert_eq!(scene.json(FILE)["chain"], json!([{"type": "uid-exclude"}]));
+    assert_eq!(scene.read(ISTIO), before);
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.read(ISTIO), before);
+    assert!(!scene.path(FILE).exists());
 }
 
 #[test]
@@ -83,6 +102,20 @@ fn a_file_that_stops_the_whole_chain_makes_the_installation_incomplete() {
     scene.write(FOREIGN, r#"{"type": "x", "capabilities": {"mac": null}, "dns": {"search": null}, "prevResult": {}}"#);
     scene.write("run/multus/cni/net.d/vendor-cni-chain/notes.txt", "{");
     scene.ok("install", &OPENSHIFT);
+    let found_by_doctor = || {
+        let root = scene.path("");
+        let doctor = Command::new(env!("CARGO_BIN_EXE_detour")).args(["doctor", "--node", "--root"]).arg(root).output();
+        let lines = String::from_utf8(doctor.expect("it starts").stdout).expect("text");
+        let lines: Vec<_> = lines.lines().skip_while(|line| !line.contains(" multus-chain ")).take(2).collect();
+        lines.join("\n")
+    };
+    assert!(found_by_doctor().starts_with("  pass  multus-chain "), "{}", found_by_doctor());
+    fs::remove_file(scene.path(FILE)).expect("removed");
+    let found = found_by_doctor();
+    assert!(found.starts_with("  FAIL") && found.contains("detour.conf not found: Multus starts pods"), "{found}");
+    scene.write(FOREIGN, "{");
+    let found = found_by_doctor();
+    assert!(found.starts_with("  FAIL") && found.contains("50-vendor.conf: invalid JSON"), "{found}");
 }
 
 #[test]

@@ -1,16 +1,17 @@
 //! The library that containerd and CRI-O use as the runtime (`tests/nri/runtime`).
 
+use super::background::Running;
 use super::plugin::{Call, DEADLINE, Plugin, Report, socket_path};
 use detour_cni::agent::nri::NriStatus;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
 /// The simulated runtime as a process. It ends with this value.
 struct Library {
-    process: Child,
+    _process: Running,
     stdin: ChildStdin,
     stdout: Lines<BufReader<ChildStdout>>,
 }
@@ -29,7 +30,7 @@ impl Library {
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}; run hack/test.sh --test nri", program.display()));
         let (stdin, stdout) = (process.stdin.take().expect("a pipe"), process.stdout.take().expect("a pipe"));
-        Self { process, stdin, stdout: BufReader::new(stdout).lines() }
+        Self { _process: Running(process), stdin, stdout: BufReader::new(stdout).lines() }
     }
 
     fn next(&mut self) -> String {
@@ -48,13 +49,6 @@ impl Library {
         let mut times = answer.strip_prefix("ok ").unwrap_or_else(|| panic!("{answer}")).split(' ');
         let mut next = || times.next().expect("a number").parse().expect("a number");
         (next(), next())
-    }
-}
-
-impl Drop for Library {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

@@ -6,13 +6,14 @@ use crate::cluster_cni::ClusterCni;
 use crate::golden::{FLAG, node};
 use crate::runtime::{self, Runtime, compact, used};
 use crate::scene::Scene;
+use crate::support::background::Running;
 use crate::support::wait::until;
 use nix::sys::signal::Signal;
 use serde_json::json;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 use std::sync::mpsc::{TryRecvError, channel};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -53,7 +54,7 @@ impl Random {
 
 /// A shell in the configuration directory: the process that rewrites the lists.
 struct Shell {
-    process: Child,
+    process: Running,
     answers: BufReader<ChildStdout>,
 }
 
@@ -63,22 +64,15 @@ impl Shell {
         shell.arg("-e").current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = shell.spawn().expect("it starts");
         let answers = BufReader::new(process.stdout.take().expect("a pipe"));
-        Self { process, answers }
+        Self { process: Running(process), answers }
     }
 
     /// Runs commands and waits until they are done.
     fn run(&mut self, commands: &str) {
-        writeln!(self.process.stdin.as_mut().expect("a pipe"), "{commands}\necho done").expect("it reads");
+        writeln!(self.process.0.stdin.as_mut().expect("a pipe"), "{commands}\necho done").expect("it reads");
         let mut answer = String::new();
         self.answers.read_line(&mut answer).expect("it answers");
         assert_eq!(answer, "done\n", "{commands}");
-    }
-}
-
-impl Drop for Shell {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

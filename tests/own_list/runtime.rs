@@ -1,13 +1,12 @@
 //! How a container runtime reads its configuration directory (libcni, `ConfFiles` and `NetworkConfFromBytes`).
 
+use crate::support::background::Repeated;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 pub(crate) const OWN_LIST: &str = "00-detour.conflist";
@@ -107,8 +106,7 @@ pub(crate) fn compact(text: &str) -> String {
 
 /// A runtime that reads its directory all the time, and records each choice that would start a pod outside the mesh.
 pub(crate) struct Runtime {
-    ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    reads: Repeated,
     /// The texts of the lists that a runtime may use, without the plugin's entry.
     allowed: Arc<Mutex<BTreeSet<String>>>,
     violations: Arc<Mutex<Vec<String>>>,
@@ -117,21 +115,15 @@ pub(crate) struct Runtime {
 impl Runtime {
     /// Starts to read `directory`, which has a copy of one of these lists.
     pub(crate) fn start(directory: &Path, allowed: &[&str]) -> Self {
-        let (ends, lists) = (Arc::new(AtomicBool::new(false)), allowed.iter().map(|text| compact(text)).collect());
-        let allowed = Arc::new(Mutex::new(lists));
+        let allowed = Arc::new(Mutex::new(allowed.iter().map(|text| compact(text)).collect()));
         let violations = Arc::new(Mutex::new(Vec::new()));
-        let (ended, directory) = (Arc::clone(&ends), directory.to_owned());
-        let (accepted, seen) = (Arc::clone(&allowed), Arc::clone(&violations));
-        let thread = thread::spawn(move || {
-            while !ended.load(Ordering::Relaxed) {
-                let found = read(&directory);
-                if let Err(violation) = check(&found, &accepted) {
-                    seen.lock().expect("unpoisoned").push(violation);
-                }
-                thread::park_timeout(Duration::from_micros(100));
+        let (directory, accepted, seen) = (directory.to_owned(), Arc::clone(&allowed), Arc::clone(&violations));
+        let reads = Repeated::start(Duration::from_micros(100), move || {
+            if let Err(violation) = check(&read(&directory), &accepted) {
+                seen.lock().expect("unpoisoned").push(violation);
             }
         });
-        Self { ends, thread: Some(thread), allowed, violations }
+        Self { reads, allowed, violations }
     }
 
     /// Accepts this version of the cluster CNI's list from now on.
@@ -148,24 +140,21 @@ impl Runtime {
     /// Fails the test if the runtime could have started a pod outside the mesh.
     #[track_caller]
     pub(crate) fn assert_no_violation(&self) {
-        let violations = self.violations.lock().expect("unpoisoned").clone();
-        assert!(violations.is_empty(), "{} of the reads: {:#?}", violations.len(), &violations[..1]);
+        assert_none(&self.violations);
     }
 
     /// Stops reading.
     #[track_caller]
-    pub(crate) fn end(mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        self.thread.take().expect("it runs").join().expect("it reads");
-        self.assert_no_violation();
+    pub(crate) fn end(self) {
+        self.reads.end();
+        assert_none(&self.violations);
     }
 }
 
-impl Drop for Runtime {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        self.thread.take().map(JoinHandle::join);
-    }
+#[track_caller]
+fn assert_none(violations: &Mutex<Vec<String>>) {
+    let violations = violations.lock().expect("unpoisoned").clone();
+    assert!(violations.is_empty(), "{} of the reads: {:#?}", violations.len(), &violations[..1]);
 }
 
 fn check(found: &Found, allowed: &Mutex<BTreeSet<String>>) -> Result<(), String> {

@@ -4,14 +4,15 @@ use crate::agent_process::Agent;
 use crate::cluster_cni::{ClusterCni, Method, files, snapshot};
 use crate::golden::{FLAG, node};
 use crate::runtime::{self, OWN_LIST, Runtime, compact, used};
+use crate::support::background::Repeated;
 use crate::support::health::get;
 use crate::support::wait::until;
 use nix::sys::signal::Signal;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::thread::{self, JoinHandle};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Logged when the node becomes ready.
@@ -26,44 +27,24 @@ const SHORT: Duration = Duration::from_millis(450);
 
 /// The Cilium agent with `cni.exclusive=true` (daemon/cmd/cni/config.go, `setupCNIConfFile` and `cleanupOtherCNI`): at
 /// each change in the directory, it restores its own file and renames all others.
-struct Exclusive {
-    ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Exclusive {
-    fn start(cni: ClusterCni, directory: PathBuf) -> Self {
-        let ends = Arc::new(AtomicBool::new(false));
-        let ended = Arc::clone(&ends);
-        let thread = thread::spawn(move || {
-            let text = cni.text();
-            while !ended.load(Ordering::Relaxed) {
-                let entries = fs::read_dir(&directory).expect("readable");
-                let others = entries.map(|entry| entry.expect("readable").path()).filter(|path| {
-                    let is_configuration = |extension| ["conf", "conflist", "json"].contains(&extension);
-                    path.extension().and_then(|extension| extension.to_str()).is_some_and(is_configuration)
-                        && !path.ends_with(cni.file)
-                });
-                for other in others {
-                    let mut renamed = other.clone().into_os_string();
-                    renamed.push(".cilium_bak");
-                    let _ = fs::rename(&other, renamed);
-                }
-                if fs::read_to_string(directory.join(cni.file)).ok().as_ref() != Some(&text) {
-                    cni.rewrite(&directory, &text);
-                }
-                thread::park_timeout(Duration::from_millis(1));
-            }
+fn exclusive(cni: ClusterCni, directory: PathBuf) -> Repeated {
+    let text = cni.text();
+    Repeated::start(Duration::from_millis(1), move || {
+        let entries = fs::read_dir(&directory).expect("readable");
+        let others = entries.map(|entry| entry.expect("readable").path()).filter(|path| {
+            let is_configuration = |extension| ["conf", "conflist", "json"].contains(&extension);
+            path.extension().and_then(|extension| extension.to_str()).is_some_and(is_configuration)
+                && !path.ends_with(cni.file)
         });
-        Self { ends, thread: Some(thread) }
-    }
-}
-
-impl Drop for Exclusive {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        self.thread.take().map(JoinHandle::join);
-    }
+        for other in others {
+            let mut renamed = other.clone().into_os_string();
+            renamed.push(".cilium_bak");
+            let _ = fs::rename(&other, renamed);
+        }
+        if fs::read_to_string(directory.join(cni.file)).ok().as_ref() != Some(&text) {
+            cni.rewrite(&directory, &text);
+        }
+    })
 }
 
 #[test]
@@ -71,7 +52,7 @@ fn an_exclusive_cilium_keeps_the_node_from_becoming_ready_and_leaves_nothing_beh
     let cilium = ClusterCni::named("cilium");
     let (scene, directory) = node(&cilium, "exclusive");
     let before = snapshot(&directory);
-    let exclusive = Exclusive::start(cilium, directory.clone());
+    let exclusive = exclusive(cilium, directory.clone());
     let agent = Agent::start(&scene, "a", &[FLAG, HEALTH]);
     let address = agent.address();
     let line = agent.wait_for_log("keeps reverting");
@@ -154,27 +135,24 @@ fn multus_that_comes_and_goes_always_calls_the_plugin() {
     let multus = ClusterCni::named("multus").before()["00-multus.conf"].clone();
     let agent = Agent::start(&scene, "a", &[FLAG]);
     agent.wait_for_log(READY);
-    let (ends, changes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
-    let (ended, changed, read) = (Arc::clone(&ends), Arc::clone(&changes), directory.clone());
+    let changes = Arc::new(AtomicU32::new(0));
+    let (changed, read) = (Arc::clone(&changes), directory.clone());
     let list = flannel.file;
     // Multus calls the list of the cluster network.
-    let runtime = thread::spawn(move || {
-        while !ended.load(Ordering::Relaxed) {
-            let change = changed.load(Ordering::SeqCst);
-            let choice = runtime::read(&read).choice.expect("a list");
-            let called = if choice.file == "00-multus.conf" {
-                fs::read_to_string(read.join(list)).expect("the list of flannel")
-            } else {
-                choice.list.to_string()
-            };
-            // A moment later, the directory may be the next one already: then the own list has the entry.
-            let is_called = called.contains("\"detour\"")
-                || runtime::read(&read).choice.is_some_and(|choice| choice.file == OWN_LIST)
-                // This thread was so slow that Multus has come or gone meanwhile.
-                || changed.load(Ordering::SeqCst) != change;
-            assert!(is_called, "{}: {called}", choice.file);
-            thread::park_timeout(Duration::from_micros(100));
-        }
+    let runtime = Repeated::start(Duration::from_micros(100), move || {
+        let change = changed.load(Ordering::SeqCst);
+        let choice = runtime::read(&read).choice.expect("a list");
+        let called = if choice.file == "00-multus.conf" {
+            fs::read_to_string(read.join(list)).expect("the list of flannel")
+        } else {
+            choice.list.to_string()
+        };
+        // A moment later, the directory may be the next one already: then the own list has the entry.
+        let is_called = called.contains("\"detour\"")
+            || runtime::read(&read).choice.is_some_and(|choice| choice.file == OWN_LIST)
+            // This thread was so slow that Multus has come or gone meanwhile.
+            || changed.load(Ordering::SeqCst) != change;
+        assert!(is_called, "{}: {called}", choice.file);
     });
     for _ in 0..3 {
         changes.fetch_add(1, Ordering::SeqCst);
@@ -188,7 +166,6 @@ fn multus_that_comes_and_goes_always_calls_the_plugin() {
             fs::read_to_string(directory.join(list)).is_ok_and(|text| text == flannel.text())
         });
     }
-    ends.store(true, Ordering::Relaxed);
-    runtime.join().expect("no pod without the plugin");
+    runtime.end();
     drop(agent);
 }

@@ -1,5 +1,6 @@
 //! A node with a real container runtime, and the kubelet's requests to the runtime.
 
+use crate::support::control_groups::remove_groups;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fs;
@@ -201,18 +202,8 @@ impl Drop for Node {
         if std::env::var_os("KEEP").is_none() {
             let _ = fs::remove_dir_all(&self.directory);
         }
-        // One directory per hierarchy of control groups version 1, one for all in version 2.
-        let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
-        for hierarchy in hierarchies.chain(["/sys/fs/cgroup".into()]) {
-            remove_groups(&hierarchy.join(&self.group[1..]));
-        }
+        remove_groups(&self.group);
     }
-}
-
-fn remove_groups(group: &Path) {
-    let below = fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
-    below.filter(|path| path.is_dir()).for_each(|path| remove_groups(&path));
-    let _ = fs::remove_dir(group);
 }
 
 /// The program `cri`: any number of requests at the same time.

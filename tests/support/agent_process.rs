@@ -1,5 +1,6 @@
 //! A running `detour agent`.
 
+use super::background::Running;
 use super::program::program;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -8,7 +9,7 @@ use std::cell::RefCell;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
@@ -32,7 +33,7 @@ pub(crate) fn write_account(directory: &Path) {
 }
 
 pub(crate) struct Agent {
-    process: Child,
+    process: Running,
     lines: Receiver<String>,
     /// All lines that were received so far.
     log: RefCell<Vec<String>>,
@@ -84,7 +85,7 @@ impl Agent {
                 }
             }
         });
-        Self { process, lines, log: RefCell::default() }
+        Self { process: Running(process), lines, log: RefCell::default() }
     }
 
     /// Waits for a log line that contains `part`. Returns it.
@@ -138,7 +139,7 @@ impl Agent {
     }
 
     pub(crate) fn id(&self) -> Pid {
-        Pid::from_raw(i32::try_from(self.process.id()).expect("an id"))
+        Pid::from_raw(i32::try_from(self.process.0.id()).expect("an id"))
     }
 
     /// Returns its health address.
@@ -150,19 +151,12 @@ impl Agent {
     /// Ends the agent with SIGTERM. Returns its exit status and its last log lines.
     pub(crate) fn ended(mut self) -> (ExitStatus, Vec<String>) {
         kill(self.id(), Signal::SIGTERM).expect("it is there");
-        let status = self.process.wait().expect("it ends");
+        let status = self.process.0.wait().expect("it ends");
         (status, self.lines.iter().collect())
     }
 
     pub(crate) fn end(mut self, signal: Signal) -> ExitStatus {
         kill(self.id(), signal).expect("it is there");
-        self.process.wait().expect("it ends")
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.process.0.wait().expect("it ends")
     }
 }

@@ -1,13 +1,12 @@
 //! A pod with an unnamed network namespace without processes, which is removed when its file is closed.
 
 use super::called::start;
-use super::new_netns::in_netns;
+use super::new_netns::{in_netns, netns_with_users};
 use nix::sched::{CloneFlags, unshare};
 use std::fs::File;
-use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const LO: &str = "link set lo up
@@ -25,8 +24,6 @@ pub(crate) struct Pod {
     netns: File,
     /// A path of the network namespace with a name like those of containerd.
     link: Option<PathBuf>,
-    /// A process in the user namespace that owns the network namespace.
-    owner: Option<Child>,
 }
 
 /// The outcome of a tool.
@@ -40,14 +37,14 @@ pub(crate) struct Ended {
 impl Pod {
     /// Creates a pod with an IPv4 and an IPv6 address.
     pub(crate) fn new() -> Self {
-        let pod = Self { container_id: next_container_id(), netns: new_netns(), link: None, owner: None };
+        let pod = Self { container_id: next_container_id(), netns: new_netns(), link: None };
         pod.tool("ip", &["-batch", "-"], &[LO, LINKS].concat());
         pod
     }
 
     /// Creates a pod of containerd whose lo the loopback plugin has not set up yet.
     pub(crate) fn with_lo_down() -> Self {
-        let mut pod = Self { container_id: next_container_id(), netns: new_netns(), link: None, owner: None };
+        let mut pod = Self { container_id: next_container_id(), netns: new_netns(), link: None };
         pod.tool("ip", &["-batch", "-"], LINKS);
         let link = std::env::temp_dir().join(format!("cni-{}", pod.container_id));
         std::os::unix::fs::symlink(pod.netns(), &link).expect("writable");
@@ -57,23 +54,14 @@ impl Pod {
 
     /// Creates a pod whose network namespace belongs to another user namespace, as with `hostUsers: false`.
     pub(crate) fn of_another_user() -> Self {
-        let mut owner = Command::new("unshare")
-            .args(["--user", "--map-root-user", "--net", "sh", "-c", "echo ready; exec cat"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("unshare is needed");
-        let mut ready = [0; 6];
-        owner.stdout.as_mut().expect("it is piped").read_exact(&mut ready).expect("it enters a user namespace");
-        let netns = File::open(format!("/proc/{}/ns/net", owner.id())).expect("it lives");
-        let pod = Self { container_id: next_container_id(), netns, link: None, owner: Some(owner) };
+        let pod = Self { container_id: next_container_id(), netns: netns_with_users(0, 1), link: None };
         pod.tool("ip", &["-batch", "-"], &[LO, LINKS].concat());
         pod
     }
 
     /// Returns the same container with a new network namespace.
     pub(crate) fn replaced(&self) -> Self {
-        let pod = Self { container_id: self.container_id.clone(), netns: new_netns(), link: None, owner: None };
+        let pod = Self { container_id: self.container_id.clone(), netns: new_netns(), link: None };
         pod.tool("ip", &["-batch", "-"], &[LO, LINKS].concat());
         pod
     }
@@ -104,10 +92,6 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        if let Some(mut owner) = self.owner.take() {
-            drop(owner.stdin.take());
-            owner.wait().expect("it ends with its stdin");
-        }
         if let Some(link) = self.link.take() {
             std::fs::remove_file(link).expect("it was made");
         }

@@ -3,8 +3,9 @@
 use super::called::start;
 use nix::sched::{CloneFlags, setns, unshare};
 use std::fs::File;
+use std::io::Read;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// Runs `work` in a network namespace that goes with the thread.
 pub(crate) fn in_new_netns<T: Send>(work: impl FnOnce() -> T + Send) -> T {
@@ -23,6 +24,26 @@ pub(crate) fn in_netns<T: Send>(netns: &Path, work: impl FnOnce() -> T + Send) -
         work()
     };
     std::thread::scope(|scope| scope.spawn(run).join().expect("the work in the namespace succeeds"))
+}
+
+/// Returns a network namespace that belongs to its own user namespace, whose `count` users and groups are the node's from
+/// `first` on.
+pub(crate) fn netns_with_users(first: u32, count: u32) -> File {
+    let mut owner = Command::new("unshare")
+        .args(["--user", "--net", "sh", "-c", "echo ready; exec cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("unshare is needed");
+    let mut ready = [0; 6];
+    owner.stdout.as_mut().expect("it is piped").read_exact(&mut ready).expect("it enters a user namespace");
+    for map in ["uid_map", "gid_map"] {
+        std::fs::write(format!("/proc/{}/{map}", owner.id()), format!("0 {first} {count}")).expect("mapped");
+    }
+    let netns = File::open(format!("/proc/{}/ns/net", owner.id())).expect("it lives");
+    drop(owner.stdin.take());
+    owner.wait().expect("it ends with its stdin");
+    netns
 }
 
 /// Runs a tool with `input` in a network namespace. It must succeed; returns its stdout.

@@ -1,9 +1,17 @@
 {{- /* The attachments, as JSON: {"files": the entries for the agent, "definitions": NAMESPACE/NAME of each
-NetworkAttachmentDefinition}. The default with Multus is istio-cni; the agent writes its file without an entry unless
-the plugin is in the cluster network's configuration list. */ -}}
+NetworkAttachmentDefinition}. The default with Multus is istio-cni, which must redirect; the agent writes its file without
+an entry unless the plugin is in the cluster network's configuration list. */ -}}
 {{- define "detour.attachments" -}}
 {{- $platform := include "detour.platform" . | fromYaml -}}
-{{- $given := .Values.attachments | default (ternary (list (dict "name" "istio-cni")) list (eq $platform.provider "multus")) -}}
+{{- $onlyExcludes := and (not (kindIs "invalid" .Values.config.chain)) (not .Values.primaryPlugin.enabled) -}}
+{{- range .Values.config.chain -}}
+{{- $onlyExcludes = and $onlyExcludes (has .type (list "uid-exclude" "dns-exclude" "container-exclude" "destination-exclude")) -}}
+{{- end -}}
+{{- if and $onlyExcludes (eq $platform.provider "multus") (not .Values.attachments) (not .Values.cni.multusChain) -}}
+{{- fail "config.chain: all sub-plugins only exclude, so this release would replace default/istio-cni by an attachment that redirects no pod; set attachments (values-excludedns.yaml), or cni.multusChain to run the plugin for every pod" -}}
+{{- end -}}
+{{- $usesDefault := and (eq $platform.provider "multus") (not $onlyExcludes) -}}
+{{- $given := .Values.attachments | default (ternary (list (dict "name" "istio-cni")) list $usesDefault) -}}
 {{- $files := list -}}
 {{- $byName := dict -}}
 {{- $definitions := list -}}

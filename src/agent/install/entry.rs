@@ -4,6 +4,7 @@ use super::error::InstallError;
 use crate::cni::{AUTO_DIALECT, CniCommand, NetConf, NodeConf, POD_ANNOTATIONS, PROGRAM, RuleFormat};
 use crate::host_path::HostPath;
 use crate::plugin::{TargetNode, validate};
+use crate::sub_plugins::SubPlugin;
 use serde_json::{Map, Value, json};
 
 /// The settings of the plugin's configuration.
@@ -93,6 +94,15 @@ impl EntrySettings {
     /// The plugin would reject the configuration.
     pub fn is_primary(&self) -> Result<bool, InstallError> {
         Ok(self.conf()?.primary.is_some())
+    }
+
+    /// Whether the sub-plugin chain of this configuration only excludes: it neither redirects nor has executables.
+    ///
+    /// # Errors
+    /// The plugin would reject it.
+    pub fn only_excludes(&self) -> Result<bool, InstallError> {
+        let excludes = |block| SubPlugin::of(block).is_some_and(|known| known != SubPlugin::IstioRedirect);
+        Ok(self.conf()?.chain.iter().all(excludes))
     }
 
     /// Validates the configuration as `detour validate` does. Returns its warnings.

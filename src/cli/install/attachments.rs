@@ -103,9 +103,7 @@ impl GivenKeys {
             attachments: attachments.transpose()?.unwrap_or_default(),
         })
     }
-}
 
-impl GivenKeys {
     /// Returns the name of the network in the configuration file of the installation: the key `name` of `--config`.
     /// Without such a file, the key is refused.
     pub(super) fn network(&self, is_written: bool) -> Result<String> {

@@ -67,15 +67,11 @@ pub(super) fn run(connection: &ConnectionArguments, arguments: &AuditArguments) 
         Err(error) => report.add("nodes without an agent", namespace, Err(error.to_string())),
     }
     let report = report.sorted();
-    let output = arguments.output.render(&report)?;
-    if report.is_clean() {
-        return Ok(output);
-    }
     if !report.errors.is_empty() {
         let nodes: Vec<&str> = report.errors.iter().map(|error| error.node.as_str()).collect();
         print_error(format_args!("nodes not audited: {}", nodes.join(", ")), ExitCode::FAILURE);
     }
-    Ok(CommandOutput { code: ExitCode::FAILURE, ..output })
+    arguments.output.render_verdict(&report, report.is_clean())
 }
 
 /// Returns the nodes without an agent that have pods with a sidecar, with the reason why these pods are not examined.

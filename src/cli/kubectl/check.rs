@@ -75,12 +75,10 @@ pub(super) fn run(connection: &ConnectionArguments, arguments: &CheckArguments) 
     });
     let without = nodes.iter().filter(|node| !agents.iter().any(|agent| agent.node == node.name));
     let report = NodesCheck::of(of_agents.chain(without.map(|node| without_agent(node, &sets))).collect());
-    let output = arguments.output.render(&report)?;
-    if report.healthy {
-        return Ok(output);
+    if !report.healthy {
+        print_error(format_args!("unhealthy nodes: {}", report.unhealthy().join(", ")), ExitCode::FAILURE);
     }
-    print_error(format_args!("unhealthy nodes: {}", report.unhealthy().join(", ")), ExitCode::FAILURE);
-    Ok(CommandOutput { code: ExitCode::FAILURE, ..output })
+    arguments.output.render_verdict(&report, report.healthy)
 }
 
 /// Returns the result of a node without an agent.

@@ -250,13 +250,14 @@ impl<'a> Context<'a> {
 fn read_error(path: &Path, error: &FileError) -> Error {
     let path = path.display();
     match error {
-        FileError::Io(error) if error.kind() == ErrorKind::NotFound => Error::new(
-            Code::TryAgain,
-            format!(
+        FileError::Io(error) if error.kind() == ErrorKind::NotFound => {
+            let msg = format!(
                 "kubeconfig {path} is not written yet; check that the pod of the agent that writes it (detour-agent, \
                  or istio-cni's install-cni) runs on this node, or correct kubernetes.kubeconfig"
-            ),
-        ),
+            );
+            // Other pods need not wait again for an agent that is stuck.
+            Error { unanswered: true, ..Error::new(Code::TryAgain, msg) }
+        }
         FileError::Io(error) => {
             Error::new(Code::Io, format!("kubeconfig {path} can't be read")).with_details(error.to_string())
         }

@@ -196,9 +196,7 @@ impl DefaultNetwork {
             Some(other) => Err(wrong_type("delegates", other, expected)),
         }
     }
-}
 
-impl DefaultNetwork {
     fn path_mut(&mut self) -> Option<&mut PathBuf> {
         match self {
             Self::Cluster(name) => name.path_mut(),

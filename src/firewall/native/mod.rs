@@ -24,8 +24,8 @@ pub(super) use changes::changes;
 pub(crate) use exclusions::EXCLUSIONS;
 pub use live::{NativeLiveChain, NativeLiveTables};
 pub use rule::{NativeTables, text};
-pub use translate::conditions;
-pub(super) use translate::{addresses, interface};
+pub(super) use translate::interface;
+pub use translate::{addresses, conditions};
 
 use super::rule::Ruleset;
 use rule::NativeTable;

@@ -179,7 +179,8 @@ fn ids(range: IdRange) -> Spans {
 }
 
 /// Returns the addresses of a network.
-pub(in crate::firewall) fn addresses(net: IpNet) -> Spans {
+#[must_use]
+pub fn addresses(net: IpNet) -> Spans {
     let number = |address| match address {
         IpAddr::V4(address) => u128::from(u32::from(address)),
         IpAddr::V6(address) => u128::from(address),

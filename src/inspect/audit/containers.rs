@@ -4,8 +4,7 @@ use super::report::{Bypass, CountedUnit};
 use crate::firewall::native::EXCLUSIONS;
 use crate::firewall::native::rule::{NativeRule, NativeTable};
 use crate::firewall::{ContainerElement, Counter, RulesetView, TableId};
-use crate::inspect::elements::{ElementLine, TABLE};
-use crate::inspect::elements::{end_text, scope_text};
+use crate::inspect::elements::{ElementLine, TABLE, end_text, scope_text};
 use crate::policy::{ContainerExclusion, ContainerScope, Policy};
 
 /// Limit for the foreign elements that are listed; the rest is counted.

@@ -19,9 +19,10 @@ use crate::firewall::native::set::Spans;
 use crate::firewall::rule::Family;
 use crate::firewall::{AmbientRedirection, RulesetView};
 use crate::netns::find::NodeSnapshot;
+use crate::pod::well_known::AMBIENT_BYPASS_INBOUND;
 use crate::pod::{Facts, Namespace, Pod};
 use crate::state::Store;
-use crate::sub_plugins::EnrolledBy;
+use crate::sub_plugins::{EnrolledBy, bypasses_inbound};
 use bypass::{FoundBypass, ProxyIds, scan};
 use candidate::{Candidate, candidate};
 use source::Requests;
@@ -142,7 +143,7 @@ impl PodFindings<'_> {
     fn fill(&self, audited: AuditedPod) -> AuditedPod {
         let to_ztunnel = AmbientRedirection::of(&self.live.live);
         let view = RulesetView::live(&self.live.live);
-        // istio-cni's rules for the ambient mesh bypass nothing.
+        // Of what bypasses istio-cni's rules for the ambient mesh, they count nothing.
         let view = if to_ztunnel.is_some() { view.without_ambient() } else { view };
         let redirect = self.live.desired.as_ref().and_then(|desired| desired.policy.redirect());
         let proxy = ProxyIds::of(&view, redirect);
@@ -161,7 +162,8 @@ impl PodFindings<'_> {
             bypasses.extend(self.of_containers(&view));
             // As a rule of another program, a foreign element comes first.
             let (foreign, own): (Vec<_>, Vec<_>) = bypasses.into_iter().partition(|bypass| bypass.by_other_program);
-            bypasses = [foreign, own].concat();
+            let inbound = to_ztunnel.filter(|found| !found.captures_inbound).map(|_| self.inbound());
+            bypasses = [foreign, inbound.into_iter().collect(), own].concat();
         }
         AuditedPod { redirected, reason: self.reason(by_rules), bypasses, left_out, drift: self.drift(), ..audited }
     }
@@ -283,6 +285,17 @@ impl PodFindings<'_> {
             });
         }
         bypasses
+    }
+
+    /// Returns the bypass of a pod in the ambient mesh whose inbound connections istio-cni does not redirect.
+    fn inbound(&self) -> Bypass {
+        let requested = bypasses_inbound(self.pod).then(|| format!("pod, {AMBIENT_BYPASS_INBOUND}"));
+        Bypass {
+            traffic: "inbound tcp".to_owned(),
+            source: requested.unwrap_or_else(|| "the rules of istio-cni".to_owned()),
+            note: Some("no rule counts it".to_owned()),
+            ..Bypass::default()
+        }
     }
 
     /// Returns the differences between live and desired rules, one line each.

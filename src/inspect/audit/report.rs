@@ -2,7 +2,7 @@
 
 use crate::firewall::native::rule::{Condition, Key};
 use crate::firewall::rule::Family;
-use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, first_of};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, first_of};
 use crate::policy::BypassEnd;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -147,15 +147,12 @@ impl Bypass {
     }
 
     fn row(&self) -> Vec<Cell> {
-        let counted = match (self.packets, self.counts) {
-            (None, _) => "-".to_owned(),
-            (Some(1), CountedUnit::Connections) => "1 connection".to_owned(),
-            (Some(1), CountedUnit::Packets) => "1 packet".to_owned(),
-            (Some(count), CountedUnit::Connections) => format!("{count} connections"),
-            (Some(count), CountedUnit::Packets) => format!("{count} packets"),
+        let unit = match self.counts {
+            CountedUnit::Connections => "connection",
+            CountedUnit::Packets => "packet",
         };
         vec![
-            Cell::of(counted).tone(Tone::Strong),
+            Cell::of(self.packets.map_or_else(|| "-".to_owned(), |count| counted(count, unit))).tone(Tone::Strong),
             Cell::of(self.bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string())),
             Cell::of(self.described()).tone(if self.by_other_program { Tone::Bad } else { Tone::Notable }),
             Cell::of(&self.source).tone(Tone::Faint),
@@ -177,11 +174,8 @@ impl TextReport for AuditReport {
             (_, 0, _) => (of_others, Tone::Bad),
             _ => (format!("{of_wrong}; {of_others}"), Tone::Bad),
         };
-        let checked = match self.checked {
-            1 => "1 pod checked".to_owned(),
-            count => format!("{count} pods checked"),
-        };
-        screen.line(&[Cell::of(format!("Node {}: {checked},", self.node)), Cell::of(verdict).tone(tone)]);
+        let checked = counted(self.checked, "pod");
+        screen.line(&[Cell::of(format!("Node {}: {checked} checked,", self.node)), Cell::of(verdict).tone(tone)]);
         self.pods.iter().for_each(|pod| pod.write(screen));
     }
 }

@@ -3,6 +3,7 @@
 use super::bypass::{Cause, FoundBypass};
 use crate::cluster::Cluster;
 use crate::cni::Error;
+use crate::firewall::native::addresses;
 use crate::firewall::native::rule::{Condition, Key};
 use crate::firewall::native::set::Spans;
 use crate::firewall::rule::{Family, protocol_number};
@@ -13,7 +14,6 @@ use crate::policy::{ContainerExclusion, Exclusion, TrafficOwner};
 use crate::sub_plugins::setting_annotations;
 use ipnet::IpNet;
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
 const OTHER_TOOL: &str = "the rules of another tool, such as istio-init";
 const NO_LONGER: &str = "requested earlier, but no longer by the pod, its namespace or this node's configuration";
@@ -128,18 +128,11 @@ fn overlaps(exclusion: &Exclusion, conditions: &[Condition]) -> bool {
         match (exclusion.destination, values(Key::Destination(Family::Ip)), values(Key::Destination(Family::Ip6))) {
             (None, None, None) => true,
             (Some(net @ IpNet::V4(_)), Some(values), _) | (Some(net @ IpNet::V6(_)), _, Some(values)) => {
-                meets(values, number(net.network()), number(net.broadcast()))
+                !values.is_disjoint_from(&addresses(net))
             }
             _ => false,
         };
     owner && protocol && ports && destination
-}
-
-fn number(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(address) => u32::from(address).into(),
-        IpAddr::V6(address) => address.into(),
-    }
 }
 
 #[cfg(test)]

@@ -3,9 +3,11 @@
 use super::checks;
 use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cni::{
-    Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, has_only_inlined, is_identifier,
+    Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, has_only_inlined, is_configuration_file,
+    is_identifier,
 };
 use crate::host_path::HostPath;
+use crate::inspect::terminal::joined;
 use crate::inspect::validate::is_program;
 use crate::plugin::{TargetNode, node, validate};
 use crate::trusted_file::{names_in, read_nofollow};
@@ -173,7 +175,7 @@ fn described(configured: &Configured) -> String {
 
 fn present(target: &CheckTarget, files: &[RuntimeFile], ours: &[&RuntimeFile]) -> CheckVerdict {
     if !ours.is_empty() {
-        return CheckVerdict::pass(ours.iter().map(|file| file.path.to_string()).collect::<Vec<_>>().join(", "));
+        return CheckVerdict::pass(joined(ours.iter().map(|file| &file.path)));
     }
     let missing = target.installation.own_lists.keys().find(|path| !files.iter().any(|file| file.path == **path));
     if let Some(path) = missing {
@@ -184,8 +186,8 @@ fn present(target: &CheckTarget, files: &[RuntimeFile], ours: &[&RuntimeFile]) -
     let own = OWN_TYPES.join(" or ");
     match broken.is_empty() {
         true => {
-            let names: Vec<String> = files.iter().map(|file| file.path.name()).collect();
-            let names = if names.is_empty() { "no configuration".to_owned() } else { names.join(", ") };
+            let names = joined(files.iter().map(|file| file.path.name()));
+            let names = if names.is_empty() { "no configuration" } else { &names };
             CheckVerdict::fail(format!("{}: expected a plugin of type {own}, got {names}", target.conf), INSTALL)
         }
         false => CheckVerdict::fail(
@@ -218,8 +220,8 @@ pub(super) fn renamed(target: &CheckTarget, path: &HostPath) -> Option<String> {
 fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> CheckVerdict {
     let is_primary = ours.iter().any(|configured| configured.conf.primary.is_some());
     if !target.chained && !is_primary {
-        let names: Vec<&str> = ours.iter().map(|configured| configured.conf.name.as_str()).collect();
-        return CheckVerdict::pass(format!("Multus finds it by its network name, {}", names.join(", ")));
+        let names = joined(ours.iter().map(|configured| &configured.conf.name));
+        return CheckVerdict::pass(format!("Multus finds it by its network name, {names}"));
     }
     let first = files.iter().find(|file| file.json.is_ok() && (file.beside.is_err() || !file.is_other()));
     match first {
@@ -232,16 +234,14 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
             format!(
                 "runtimes use {}, whose plugins are {}; detour is in {}",
                 file.path.name(),
-                file.types().join(", "),
-                ours.iter().map(|configured| configured.path.name()).collect::<Vec<_>>().join(", ")
+                joined(file.types()),
+                joined(ours.iter().map(|configured| configured.path.name()))
             ),
             match target.installation.own_lists.is_empty() {
-                true => {
-                    format!(
-                        "add detour to that configuration list: detour install --chained=true --conf-name {}",
-                        file.path.name()
-                    )
-                }
+                true => format!(
+                    "add detour to that configuration list: detour install --chained=true --conf-name {}",
+                    file.path.name()
+                ),
                 false => {
                     "check why the agent on this node does not add detour to that list, or run detour install again"
                         .to_owned()
@@ -259,10 +259,8 @@ pub(super) fn files(target: &CheckTarget, conf: &HostPath) -> Result<Vec<Runtime
     if reached.is_file() {
         return Ok(vec![read(target, conf.clone(), &reached)]);
     }
-    let entries = fs::read_dir(&reached).map_err(|why| why.to_string())?;
-    let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.retain(|name| [".conf", ".conflist", ".json"].iter().any(|end| name.ends_with(end)));
-    names.sort();
+    let mut names = names_in(&reached).map_err(|why| why.to_string())?;
+    names.retain(|name| is_configuration_file(name));
     let file = |name: &String| {
         let path = conf.join(name);
         let reached = target.reach(&path).map_err(|why| format!("{path}: {why}"))?;

@@ -3,17 +3,16 @@
 
 use super::checks;
 use super::listeners::Listener;
-use super::report::{CheckTarget, CheckVerdict, Results};
+use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Results};
 use super::rules::LOCK_TIMEOUT;
 use crate::cgroup::{self, CgroupHierarchy, enter_host_namespace};
 use crate::cluster::agent::{BypassingContainer, ContainersStatus, excluded_containers};
 use crate::cni::NetConf;
 use crate::firewall::{ContainerElement, container_elements};
 use crate::host_path::{HostPath, HostRoot};
-use crate::inspect::elements::{ElementLine, TABLE};
-use crate::inspect::elements::{end_text, scope_text};
+use crate::inspect::elements::{ElementLine, TABLE, end_text, scope_text};
 use crate::inspect::rules::{LiveRules, RulesReport};
-use crate::inspect::terminal::first_of;
+use crate::inspect::terminal::{counted, first_of};
 use crate::netns::find::FoundNetns;
 use crate::plugin::probe::{NOT_PERMITTED, try_container_rules};
 use crate::pod::well_known::EXCLUDE_CONTAINERS;
@@ -27,8 +26,6 @@ use std::time::Duration;
 
 /// The runtimes' default NRI socket, if the agent does not report another one.
 const NRI_SOCKET: &str = "/var/run/nri/nri.sock";
-/// The timeout of the request to the agent.
-const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a difference between the agent's answer and the elements must last: the agent removes and restores elements
 /// within this time.
 const SETTLING: Duration = Duration::from_secs(4);
@@ -99,13 +96,8 @@ pub(super) fn examine(
         ignored.into_iter().for_each(|verdict| results.add(checks::CONTAINERS_REQUESTED, verdict));
         return;
     }
-    let socket = conf.and_then(|conf| conf.kubernetes.agent_socket.as_deref());
-    let socket = socket.and_then(|path| target.reach_named(path).ok());
-    let sandbox = pod.and_then(|pod| pod.found?.container_id.as_deref());
-    let ask = || match &socket {
-        Some(socket) => excluded_containers(socket, sandbox.unwrap_or_default(), AGENT_TIMEOUT),
-        None => Err("the configuration names no agent_socket".to_owned()),
-    };
+    let sandbox = pod.and_then(|pod| pod.found?.container_id.as_deref()).unwrap_or_default();
+    let ask = || excluded_containers(&target.agent_socket(conf)?, sandbox, AGENT_TIMEOUT);
     results.add(
         checks::CONTAINERS_KERNEL,
         match try_container_rules() {
@@ -334,7 +326,6 @@ fn traffic(report: &RulesReport) -> CheckVerdict {
     let direct: u64 = own.filter(|line| line.rule.ends_with(" daddr")).filter_map(|line| line.packets).sum();
     match direct {
         0 => CheckVerdict::not_checked("no packet of an excluded container has matched a rule yet"),
-        1 => CheckVerdict::pass("1 connection bypassed the sidecar"),
-        count => CheckVerdict::pass(format!("{count} connections bypassed the sidecar")),
+        count => CheckVerdict::pass(format!("{} bypassed the sidecar", counted(count, "connection"))),
     }
 }

@@ -2,16 +2,15 @@
 //! that the plugin needs with this configuration.
 
 use super::checks::{self, Check};
-use super::report::{CheckTarget, CheckVerdict, Results};
+use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Results};
 use crate::cluster::agent::broken_watches;
 use crate::cluster::{Authority, CredentialsSummary, KubeconfigSummary, Permission, UserApi};
 use crate::cni::{Error, NetConf, NetworkStatus};
 use crate::{cluster, sub_plugins};
 use k8s_openapi::jiff::Timestamp;
-use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::{fs, io};
 
 const REWRITE: &str = "run detour install again, or check why the agent on this node does not write it";
 
@@ -37,16 +36,12 @@ pub(super) fn examine_kubeconfig(
         return None;
     };
     let shown = path.display();
-    let reached = target.reach_named(path).and_then(|reached| Ok((fs::metadata(&reached)?, reached)));
-    let (metadata, reached) = match reached {
-        Ok((metadata, reached)) if metadata.is_file() => (metadata, reached),
-        Ok(_) => {
-            results.add(
-                checks::KUBECONFIG_PRESENT,
-                CheckVerdict::fail(format!("{shown}: expected a regular file"), REWRITE),
-            );
-            return none(results);
-        }
+    let regular = |reached: PathBuf| match fs::metadata(&reached)? {
+        metadata if metadata.is_file() => Ok((metadata, reached)),
+        _ => Err(io::Error::other("expected a regular file")),
+    };
+    let (metadata, reached) = match target.reach_named(path).and_then(regular) {
+        Ok(found) => found,
         Err(why) => {
             results.add(checks::KUBECONFIG_PRESENT, CheckVerdict::fail(format!("{shown}: {why}"), REWRITE));
             return none(results);
@@ -123,9 +118,6 @@ fn token(summary: &KubeconfigSummary, now: i64) -> CheckVerdict {
         ),
     }
 }
-
-/// The timeout of the request for the agent's watches.
-const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Checks whether the agent answers and has current facts, as STATUS does.
 pub(super) fn examine_agent(target: &CheckTarget, conf: Option<&NetConf>, results: &mut Results) {

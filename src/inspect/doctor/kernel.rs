@@ -8,6 +8,7 @@ use crate::firewall::RuleFormat;
 use crate::firewall::nfnetlink::NfSocket;
 use crate::host_path::HostPath;
 use crate::inspect::socket_lb;
+use crate::inspect::terminal::joined;
 use crate::plugin::probe::{NOT_PERMITTED, in_new_netns, try_redirection};
 use crate::trusted_file::read_text;
 use std::io::Read;
@@ -102,7 +103,7 @@ pub(super) fn examine_socket_lb(target: &CheckTarget, results: &mut Results) {
             format!(
                 "{}: a process connects to a backend instead of the Service's address, so the sidecar does not route by \
                  Service, and an exclusion of a ClusterIP has no effect",
-                products.iter().map(|product| product.name()).collect::<Vec<_>>().join(", ")
+                joined(products.iter().map(|product| product.name()))
             ),
             products.iter().map(|product| product.setting()).collect::<Vec<_>>().join("; "),
         ),

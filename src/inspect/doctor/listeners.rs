@@ -5,6 +5,8 @@ use super::checks;
 use super::report::{CheckVerdict, Results};
 use super::rules::LOCK_TIMEOUT;
 use crate::cni::{Code, Error};
+use crate::firewall::DNS_PROXY_PORT;
+use crate::inspect::terminal::joined;
 use crate::netns::find::FoundNetns;
 use crate::policy::{DnsCapture, Policy, Redirect};
 use crate::trusted_file::follow;
@@ -15,8 +17,6 @@ use std::path::Path;
 
 /// The maximum size of a table of sockets: a pod can open any number of sockets.
 const READ_LIMIT: u64 = 16 << 20;
-/// The proxy's port for captured DNS (pilot-agent, `DNS_PROXY_ADDR`).
-const DNS_PORT: u16 = 15053;
 /// `TCP_LISTEN` (include/net/tcp_states.h), in hexadecimal.
 const LISTEN: &str = "0A";
 
@@ -51,7 +51,7 @@ pub(super) fn examine(
 }
 
 fn wanted(redirect: &Redirect) -> Vec<(u16, bool)> {
-    let dns = (redirect.dns != DnsCapture::Off).then_some([(DNS_PORT, true), (DNS_PORT, false)]);
+    let dns = (redirect.dns != DnsCapture::Off).then_some([(DNS_PROXY_PORT, true), (DNS_PROXY_PORT, false)]);
     let tcp = [(redirect.proxy_port, true), (redirect.inbound_capture_port, true)];
     tcp.into_iter().chain(dns.into_iter().flatten()).collect()
 }
@@ -62,7 +62,7 @@ fn listening(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
     let is_there = |(port, tcp): &&(u16, bool)| listeners.iter().any(|l| (l.port, l.tcp) == (*port, *tcp));
     let missing: Vec<String> = wanted.iter().filter(|one| !is_there(one)).map(spelled).collect();
     if missing.is_empty() {
-        return CheckVerdict::pass(wanted.iter().map(spelled).collect::<Vec<_>>().join(", "));
+        return CheckVerdict::pass(joined(wanted.iter().map(spelled)));
     }
     CheckVerdict::fail(
         format!("no process listens on {}: redirected connections are refused", missing.join(", ")),
@@ -74,7 +74,7 @@ fn listening(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
 fn user(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
     let own = listeners.iter().filter(|l| l.tcp && l.port == redirect.proxy_port);
     let uids: Vec<u32> = own.map(|listener| listener.uid).collect();
-    let excluded = redirect.proxy_uid.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let excluded = joined(&redirect.proxy_uid);
     match uids.iter().find(|uid| !redirect.proxy_uid.contains(uid)) {
         None => CheckVerdict::pass(format!("UID {excluded}")),
         Some(other) => CheckVerdict::fail(

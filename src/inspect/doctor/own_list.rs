@@ -20,12 +20,20 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) {
     }
 }
 
-/// Checks the files of other tools in the directory of Multus's auxiliary chain. Nodes without the plugin's file there have
-/// no such check.
+/// Checks the files in the directory of Multus's auxiliary chain. Nodes on which the plugin has no file there have no such
+/// check.
 pub(super) fn examine_multus_chain(target: &CheckTarget, results: &mut Results) {
-    let Some(MultusChain { directory, invalid_files }) = &target.installation.multus_chain else { return };
+    let Some(MultusChain { directory, own_files, invalid_files }) = &target.installation.multus_chain else { return };
+    let is_missing = |path: &&HostPath| !target.reach(path).is_ok_and(|reached| reached.is_file());
+    let found = || match own_files.iter().find(is_missing) {
+        Some(missing) => CheckVerdict::fail(
+            format!("{missing} not found: Multus starts pods without the plugin, unless they select an attachment"),
+            "check why the agent on this node does not write it, or run detour install again",
+        ),
+        None => CheckVerdict::pass(format!("all files in {directory} are valid")),
+    };
     results.run(checks::MULTUS_CHAIN, || match invalid_files.as_slice() {
-        [] => CheckVerdict::pass(format!("all files in {directory} are valid")),
+        [] => CheckVerdict::settled(SETTLING, found),
         files => CheckVerdict::fail(
             format!("Multus skips all plugins of {directory} for every pod: {}", files.join("; ")),
             "correct or remove the file; its tool writes it",

@@ -9,6 +9,7 @@ use crate::cluster::{Cluster, Definition, DefinitionQuery, Definitions, Lookup, 
 use crate::cni::{Error, NetConf, OWN_TYPES};
 use crate::inspect::explain::{Explained, explain};
 use crate::inspect::subject::Subject;
+use crate::inspect::terminal::{counted, joined};
 use crate::networks::Selection;
 use crate::pod::well_known::INIT_CONTAINER;
 use crate::pod::{Facts, PodRef};
@@ -51,9 +52,7 @@ pub(super) fn references(
     let selected = facts.map(|facts| networks::networks(&facts.pod));
     results.run(checks::ANNOTATION_VALID, || match &selected {
         Some(Ok(selections)) if selections.elements.is_empty() => CheckVerdict::pass("the annotation names no network"),
-        Some(Ok(selections)) => {
-            CheckVerdict::pass(selections.elements.iter().map(named).collect::<Vec<_>>().join(", "))
-        }
+        Some(Ok(selections)) => CheckVerdict::pass(joined(selections.elements.iter().map(named))),
         Some(Err(error)) => {
             CheckVerdict::fail(error.to_string(), "correct the annotation in the pod template, and delete the pod")
         }
@@ -125,38 +124,35 @@ fn leads(
         results.run(checks::DEFINITION_LEADS, || CheckVerdict::not_checked("the definition is not known"));
         return None;
     };
-    let by_file = definition.config.trim().is_empty();
-    if let (true, Some(why)) = (by_file, results.obstacle(checks::AMBIENT.needs)) {
-        results.add(checks::DEFINITION_LEADS, CheckVerdict::not_checked(why));
-        return None;
-    }
-    let directory = match directory(target, conf) {
-        Ok(directory) => directory,
-        Err(why) => {
-            results.add(checks::DEFINITION_LEADS, CheckVerdict::not_checked(why));
-            return None;
-        }
-    };
-    let found = networks::configuration(&definition, &directory, &mut Vec::new());
-    let (verdict, ours) = match found {
-        Ok(found) => {
-            let types = found.types().collect::<Vec<_>>().join(", ");
-            let place = if by_file {
-                format!("found by its name in {}", directory.display())
-            } else {
-                "from its spec.config".to_owned()
-            };
-            let is_ours = found.types().any(|kind| OWN_TYPES.contains(&kind));
-            let parsed = is_ours.then(|| configuration::effective(target, Path::new(&place), &found.text));
-            match parsed.transpose() {
-                Ok(ours) => (CheckVerdict::pass(format!("{}: {types}, {place}", named(selection))), ours),
-                Err(error) => (wrong(&error, &definition), None),
-            }
-        }
-        Err(error) => (wrong(&error, &definition), None),
+    let (verdict, ours) = match led_to(target, conf, &definition, results) {
+        Ok((found, ours)) => (CheckVerdict::pass(format!("{}: {found}", named(selection))), ours),
+        Err(verdict) => (verdict, None),
     };
     results.add(checks::DEFINITION_LEADS, verdict);
     ours
+}
+
+/// Returns the configuration to which a definition leads: in words and, if it is one of this plugin, as a value.
+fn led_to(
+    target: &CheckTarget,
+    conf: Option<&NetConf>,
+    definition: &Definition,
+    results: &Results,
+) -> Result<(String, Option<NetConf>), CheckVerdict> {
+    let by_file = definition.config.trim().is_empty();
+    if let (true, Some(why)) = (by_file, results.obstacle(checks::AMBIENT.needs)) {
+        return Err(CheckVerdict::not_checked(why));
+    }
+    let directory = directory(target, conf).map_err(CheckVerdict::not_checked)?;
+    let wrong = |error: Error| wrong(&error, definition);
+    let found = networks::configuration(definition, &directory, &mut Vec::new()).map_err(wrong)?;
+    let place = match by_file {
+        true => format!("found by its name in {}", directory.display()),
+        false => "from its spec.config".to_owned(),
+    };
+    let is_ours = found.types().any(|kind| OWN_TYPES.contains(&kind));
+    let ours = is_ours.then(|| configuration::effective(target, Path::new(&place), &found.text));
+    Ok((format!("{}, {place}", joined(found.types())), ours.transpose().map_err(wrong)?))
 }
 
 fn wrong(error: &Error, definition: &Definition) -> CheckVerdict {
@@ -200,7 +196,7 @@ impl Attachment {
             return Self(Ok("as part of the cluster network's configuration list, for every pod".to_owned()));
         }
         if !ours.is_empty() {
-            return Self(Ok(ours.iter().map(|conf| conf.name.as_str()).collect::<Vec<_>>().join(", ")));
+            return Self(Ok(joined(ours.iter().map(|conf| &conf.name))));
         }
         let network = all.first().map_or(USUAL, |configured| configured.conf.name.as_str());
         let mut next = format!(
@@ -274,11 +270,9 @@ fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, poli
     let pod = &facts.pod;
     let decision = &explanation.decision;
     let by_others = pod.all_containers().any(|container| container.name == INIT_CONTAINER);
-    let warnings = explanation.warnings.len();
-    let warnings = match warnings {
+    let warnings = match explanation.warnings.len() {
         0 => String::new(),
-        1 => "; 1 warning, see detour explain".to_owned(),
-        count => format!("; {count} warnings, see detour explain"),
+        count => format!("; {}, see detour explain", counted(count, "warning")),
     };
     if explanation.redirected || by_others || policy.ambient || (pod.proxy().is_some() && !policy.is_empty()) {
         return CheckVerdict::pass(format!("{decision}{warnings}"));
@@ -300,12 +294,12 @@ fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, poli
 
 fn proxy_uid(Subject { facts, .. }: &Subject, Explained { policy, .. }: &Explained) -> CheckVerdict {
     let Some(redirect) = policy.redirect() else { return CheckVerdict::not_checked("another tool redirects the pod") };
-    let shown = redirect.proxy_uid.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let shown = joined(&redirect.proxy_uid);
     let Some(ranges) = facts.namespace.as_ref().and_then(sub_plugins::namespace_uids) else {
         return CheckVerdict::pass(format!("UID {shown}; the namespace has no UID range"));
     };
     let within = |uid: &u32| ranges.iter().any(|range| range.covers(IdRange::one(*uid)));
-    let range = ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let range = joined(&ranges);
     if redirect.proxy_uid.iter().all(within) {
         return CheckVerdict::pass(format!("UID {shown} is in {range}"));
     }

@@ -2,7 +2,7 @@
 //! node's pods; the decision about one pod is made here, so that it does not need the agent.
 
 use super::checks;
-use super::report::{CheckTarget, CheckVerdict, Results};
+use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Results};
 use crate::cluster::agent::{PodPolicyStatus, PoliciesReport, pod_policies};
 use crate::cni::NetConf;
 use crate::netns::find::FoundNetns;
@@ -13,23 +13,17 @@ use crate::plugin::running::live_policy::{
 use crate::pod::Facts;
 use crate::pod::well_known::LIVE_POLICY;
 use crate::policy::{LivePolicyScope, Policy};
-use std::time::Duration;
 
-/// The timeout of the request to the agent.
-const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The number of pods that have a line; the rest is counted.
 const LISTED: usize = 10;
 const SEE_AGENT: &str = "if this lasts, see the pod's Events and the agent's log";
 
 /// Asks the node's agent for the policies of its pods. The error is the reason why they are unknown.
 pub(super) fn ask(target: &CheckTarget, conf: Option<&NetConf>, results: &Results) -> Result<PoliciesReport, String> {
-    if let Some(why) = results.obstacle(checks::POLICIES.needs) {
-        return Err(why);
+    match results.obstacle(checks::POLICIES.needs) {
+        Some(why) => Err(why),
+        None => pod_policies(&target.agent_socket(conf)?, AGENT_TIMEOUT),
     }
-    let socket = conf.and_then(|conf| conf.kubernetes.agent_socket.as_deref());
-    let socket = socket.and_then(|path| target.reach_named(path).ok());
-    let socket = socket.ok_or_else(|| "the configuration names no agent_socket".to_owned())?;
-    pod_policies(&socket, AGENT_TIMEOUT)
 }
 
 /// Adds the check of all pods of the node, and a line for each of the first pods that are not current.

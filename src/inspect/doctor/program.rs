@@ -6,9 +6,8 @@ use super::checks::{self, Check, CheckGroup};
 use super::kernel;
 use super::report::{CheckTarget, CheckVerdict, Installation, Results};
 use crate::host_path::HostPath;
-use crate::inspect::terminal::first_of;
-use crate::trusted_file;
-use crate::trusted_file::{read, read_nofollow};
+use crate::inspect::terminal::{first_of, joined};
+use crate::trusted_file::{self, FileError, names_in, read, read_nofollow};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::env::consts::ARCH;
@@ -20,9 +19,10 @@ use std::process::Command;
 /// The number of untrusted files and of differences that a finding names; the rest is counted.
 const NAMED: usize = 3;
 
-/// The maximum size of a program, in bytes: this one has 10 MB, and 100 MB with debug information.
+/// The maximum size of a program, in bytes: this one has 7 MB, and 120 MB with debug information.
 const MAX_PROGRAM: u64 = 256 << 20;
-const REINSTALL: &str = "run detour install again, or check why the agent on this node does not install it";
+const REINSTALL: &str =
+    "run detour install from a static binary for this machine, or check why the agent on this node does not install it";
 
 /// A program on the node.
 struct Program {
@@ -56,7 +56,7 @@ pub(super) fn examine(target: &CheckTarget, kinds: &BTreeSet<String>, results: &
         ]);
         return;
     }
-    let shown = |programs: &[Program]| programs.iter().map(|p| p.path.to_string()).collect::<Vec<_>>().join(", ");
+    let shown = |programs: &[Program]| joined(programs.iter().map(|program| &program.path));
     results.add(checks::PROGRAM_PRESENT, verdict(absent, || shown(&there), REINSTALL));
     each(results, checks::PROGRAM_EXECUTABLE, &there, |program| match program.mode & 0o111 {
         0 => Err(format!("expected an executable file, got mode {:04o}", program.mode)),
@@ -103,33 +103,26 @@ fn all_trusted(target: &CheckTarget, directory: &HostPath) -> Result<(), String>
     let Ok(reached) = target.reach(directory) else { return Ok(()) };
     match trusted_file::check(&reached) {
         Err(error) if error.is_not_found() => return Ok(()),
-        Err(error) => return Err(on_node(target, &error)),
+        Err(error) => return Err(on_node(target, error)),
         Ok(_) => {}
     }
-    let entries = fs::read_dir(&reached).map_err(|why| format!("{directory}: {why}"))?;
-    let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
+    let names = names_in(&reached).map_err(|why| format!("{directory}: {why}"))?;
     let files = names.iter().filter_map(|name| target.reach(&directory.join(name)).ok()).filter(|file| file.is_file());
     let wrong: Vec<_> = files.filter_map(|file| trusted_file::check(&file).err()).collect();
-    if wrong.is_empty() {
+    let count = wrong.len();
+    if count == 0 {
         return Ok(());
     }
-    let named = first_of(wrong.iter().map(|error| on_node(target, error)), NAMED, "; ");
-    Err(if wrong.len() > NAMED { format!("{named} in {directory}") } else { named })
+    let named = first_of(wrong.into_iter().map(|error| on_node(target, error)), NAMED, "; ");
+    Err(if count > NAMED { format!("{named} in {directory}") } else { named })
 }
 
 /// Returns the error with the file's path on the node.
-fn on_node(target: &CheckTarget, error: &trusted_file::FileError) -> String {
-    let path = |path: &Path| match path.strip_prefix(&target.mount) {
-        Ok(below) => Path::new("/").join(below).display().to_string(),
-        Err(_) => path.display().to_string(),
-    };
-    match error {
-        trusted_file::FileError::Owner { path: file, uid } => {
-            format!("{} is owned by UID {uid}; expected root", path(file))
-        }
-        trusted_file::FileError::Writable { path: file, mode } => format!("{} has mode {mode:04o}", path(file)),
-        trusted_file::FileError::Io(error) => error.to_string(),
+fn on_node(target: &CheckTarget, error: FileError) -> String {
+    match error.below(&target.mount) {
+        FileError::Owner { path, uid } => format!("{} is owned by UID {uid}; expected root", path.display()),
+        FileError::Writable { path, mode } => format!("{} has mode {mode:04o}", path.display()),
+        FileError::Io(error) => error.to_string(),
     }
 }
 
@@ -149,7 +142,7 @@ fn each(results: &mut Results, check: &Check, programs: &[Program], look: impl F
                 Err(why) => wrong.push(format!("{}: {why}", program.path)),
             }
         }
-        verdict(wrong, || fine.into_iter().collect::<Vec<_>>().join(", "), REINSTALL)
+        verdict(wrong, || joined(fine), REINSTALL)
     });
 }
 

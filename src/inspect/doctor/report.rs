@@ -3,9 +3,10 @@
 
 use super::checks::{Check, CheckGroup};
 use crate::cluster::agent::PoliciesReport;
+use crate::cni::NetConf;
 use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::nodes::NeedlessExclusion;
-use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted};
 use crate::plugin::FormatCounts;
 use crate::pod::PodRef;
 use crate::printable::without_userinfo;
@@ -18,7 +19,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The results of a run of `detour doctor`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Checklist {
     /// `NAMESPACE/NAME`; `None` if only the node was examined.
     pub pod: Option<String>,
@@ -85,18 +86,7 @@ impl CheckOutcome {
 impl Checklist {
     pub(super) fn of(lines: Vec<ReportLine>) -> Self {
         let healthy = lines.iter().all(|line| line.outcome != CheckOutcome::Fail);
-        let version = env!("CARGO_PKG_VERSION");
-        Self {
-            pod: None,
-            node: None,
-            platform: String::new(),
-            version,
-            healthy,
-            policies: None,
-            rule_formats: None,
-            needless_exclusions: None,
-            checks: lines,
-        }
+        Self { version: env!("CARGO_PKG_VERSION"), healthy, checks: lines, ..Self::default() }
     }
 
     fn verdict(&self) -> (String, Tone) {
@@ -105,8 +95,7 @@ impl Checklist {
         let text = format!("{pass} passed, {fail} failed, {} not checked", count(CheckOutcome::NotChecked));
         let text = match count(CheckOutcome::Warn) {
             0 => text,
-            1 => format!("{text}, 1 warning"),
-            count => format!("{text}, {count} warnings"),
+            count => format!("{text}, {}", counted(count, "warning")),
         };
         (text, if self.healthy { Tone::Good } else { Tone::Bad })
     }
@@ -217,6 +206,9 @@ impl CheckVerdict {
 /// How often a check is repeated that may pass soon.
 const INTERVALS: wait::Intervals = [Duration::from_millis(100); 2];
 
+/// The timeout of a request to the agent.
+pub(super) const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The results so far, in the order of the checks.
 #[derive(Debug, Default)]
 pub(super) struct Results {
@@ -232,8 +224,8 @@ impl Results {
             CheckVerdict::Fail(found, next) => (CheckOutcome::Fail, found, Some(next)),
             CheckVerdict::NotChecked(why, next) => (CheckOutcome::NotChecked, why, next),
         };
-        let (found, next) =
-            (without_userinfo(&found).into_owned(), next.map(|next| without_userinfo(&next).into_owned()));
+        let public = |text: String| without_userinfo(&text).into_owned();
+        let (found, next) = (public(found), next.map(public));
         let Check { id, group, holds, .. } = *check;
         self.lines.push(ReportLine { id, group, checked: holds, outcome, found, next });
     }
@@ -327,6 +319,8 @@ pub struct Installation {
 pub struct MultusChain {
     /// The directory.
     pub directory: HostPath,
+    /// The plugin's own files there.
+    pub own_files: Vec<HostPath>,
     /// The files because of which Multus skips all plugins, each with the reason.
     pub invalid_files: Vec<String>,
 }
@@ -341,12 +335,19 @@ pub struct OwnList {
 }
 
 impl CheckTarget {
-    /// Returns the path in this process of a path on the node.
     /// Whether Multus runs the configuration at `path` for every pod, because it is in its auxiliary chain.
     pub(super) fn is_in_multus_chain(&self, path: &HostPath) -> bool {
         self.installation.multus_chain.as_ref().is_some_and(|chain| chain.directory == path.parent())
     }
 
+    /// Returns the path in this process of the agent's socket.
+    pub(super) fn agent_socket(&self, conf: Option<&NetConf>) -> Result<PathBuf, String> {
+        let named = conf.and_then(|conf| conf.kubernetes.agent_socket.as_deref());
+        let reached = named.and_then(|path| self.reach_named(path).ok());
+        reached.ok_or_else(|| "the configuration names no agent_socket".to_owned())
+    }
+
+    /// Returns the path in this process of a path on the node.
     pub(super) fn reach(&self, path: &HostPath) -> io::Result<PathBuf> {
         HostRoot::new(&self.mount).reach(path)
     }

@@ -188,17 +188,22 @@ impl<'a> Evaluation<'a> {
         self.result.iter().flat_map(|output| &output.origins.requests)
     }
 
-    /// Returns why an ADD would fail because of a request outside the bounds.
-    pub(super) fn rejection(&self) -> Option<Error> {
-        self.result.as_ref().ok()?.rejection(&self.conf.bounds)
+    /// Returns the request outside the bounds because of which an ADD would fail.
+    pub(super) fn rejected(&self) -> Option<&DecidedRequest> {
+        self.result.as_ref().ok()?.rejected(&self.conf.bounds)
     }
 
     /// Returns the notes that an ADD would log.
     pub(in crate::inspect) fn notes(&self) -> impl Iterator<Item = String> {
-        self.notes.iter().map(|note| match self.attachment {
-            Some(name) => format!("network {name}: {note}"),
-            None => note.clone(),
-        })
+        self.notes.iter().map(|note| self.of_network(note))
+    }
+
+    /// Returns a text about this configuration, with the network if it is that of an attachment.
+    pub(super) fn of_network(&self, text: &str) -> String {
+        match self.attachment {
+            Some(name) => format!("network {name}: {text}"),
+            None => text.to_owned(),
+        }
     }
 }
 

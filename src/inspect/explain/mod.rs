@@ -9,8 +9,8 @@ mod settings;
 mod warnings;
 
 pub(super) use evaluation::{evaluate, has_redirect};
-pub(super) use exclusions::application_containers;
 pub use exclusions::{ExcludedContainer, ExcludedTraffic, InitContainer};
+pub(super) use exclusions::{application_containers, covers_everything};
 pub use picture::picture;
 pub use report::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain};
 pub use settings::Setting;

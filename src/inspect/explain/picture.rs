@@ -4,12 +4,14 @@
 use super::ambient::captured_by_ztunnel;
 use super::exclusions::{ContainerTraffic, ExcludedContainer, ExcludedPart, ExcludedTraffic, application_containers};
 use super::report::Explained;
+use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::subject::Subject;
+use crate::inspect::terminal::joined;
 use crate::pod::well_known::{INIT_CONTAINER, PROXY_CONTAINER};
-use crate::policy::{BypassEnd, ContainerScope, DnsCapture, Policy, PortRange, Ports, Redirect, TrafficOwner};
+use crate::policy::{BypassEnd, ContainerScope, DnsCapture, Policy, Ports, Redirect, TrafficOwner};
 use crate::printable::xml;
 use ipnet::IpNet;
-use std::fmt::{Display, Write as _};
+use std::fmt::Write as _;
 
 const WIDTH: i32 = 1120;
 const POD: i32 = 28;
@@ -29,8 +31,6 @@ const HEAD: i32 = 60;
 const LINE: i32 = 20;
 const MAX_REQUESTS: usize = 20;
 const ANYWHERE: &str = "anywhere";
-/// The proxy's port for captured DNS (pilot-agent, `DNS_PROXY_ADDR`).
-const DNS_PORT: u16 = 15053;
 const LEGEND: [(&str, &str, i32); 4] =
     [("out", "captured", 0), ("dns", "captured DNS", 120), ("in", "inbound", 268), ("free", "bypass", 376)];
 
@@ -119,8 +119,8 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
 
 fn proxy(redirect: &Redirect) -> String {
     match redirect.proxy_uid.is_empty() {
-        false => format!("istio-proxy, UID {}", list(&redirect.proxy_uid)),
-        true => format!("istio-proxy, GID {}", list(&redirect.proxy_gid)),
+        false => format!("istio-proxy, UID {}", joined(&redirect.proxy_uid)),
+        true => format!("istio-proxy, GID {}", joined(&redirect.proxy_gid)),
     }
 }
 
@@ -129,7 +129,7 @@ fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic
     let mut rows = Vec::new();
     let inbound = match &redirect.inbound_ports_include {
         Ports::List(included) if included.is_empty() => None,
-        Ports::List(included) => Some(format!("inbound to {}", list(included))),
+        Ports::List(included) => Some(format!("inbound to {}", joined(included))),
         Ports::All => Some(match ports(&redirect.inbound_ports_exclude) {
             Some(excluded) => format!("inbound, except {excluded}"),
             None => "inbound".to_owned(),
@@ -147,12 +147,11 @@ fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic
         DnsCapture::Off => return rows,
         DnsCapture::All => "every resolver".to_owned(),
         DnsCapture::Servers { v4, v6 } => {
-            let servers = v4.iter().map(ToString::to_string).chain(v6.iter().map(ToString::to_string));
-            servers.collect::<Vec<_>>().join(", ")
+            joined(v4.iter().map(ToString::to_string).chain(v6.iter().map(ToString::to_string)))
         }
     };
     let card = every("process", "not excluded");
-    rows.push(through(card, "dns", DNS_PORT, "DNS".to_owned(), resolvers));
+    rows.push(through(card, "dns", DNS_PROXY_PORT, "DNS".to_owned(), resolvers));
     rows
 }
 
@@ -225,8 +224,7 @@ fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerT
 
 fn row_of_traffic(excluded: &ExcludedTraffic, owner: Option<TrafficOwner>, containers: &[ContainerTraffic<'_>]) -> Row {
     let owned = owner.filter(|owner| *owner != TrafficOwner::Any).map(|owner| {
-        let names = containers.iter().filter(|container| container.is_owned_by(owner)).map(ContainerTraffic::name);
-        names.collect::<Vec<_>>().join(", ")
+        joined(containers.iter().filter(|container| container.is_owned_by(owner)).map(ContainerTraffic::name))
     });
     let detail = match owned {
         Some(names) if names.is_empty() => "no container with this ID".to_owned(),
@@ -280,14 +278,10 @@ fn rows_of_container(excluded: &[ExcludedContainer], container: &ContainerTraffi
     excluded.iter().filter(takes_effect).map(row).collect()
 }
 
-fn list<T: Display>(items: &[T]) -> String {
-    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
 fn ports(ports: &Ports) -> Option<String> {
     match ports {
         Ports::All => Some("*".to_owned()),
-        Ports::List(ranges) => (!ranges.is_empty()).then(|| list::<PortRange>(ranges)),
+        Ports::List(ranges) => (!ranges.is_empty()).then(|| joined(ranges)),
     }
 }
 

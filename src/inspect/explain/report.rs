@@ -3,16 +3,15 @@
 use super::ambient;
 use super::evaluation::{Evaluation, evaluate, has_redirect};
 use super::exclusions::{
-    ExcludedContainer, ExcludedTraffic, application_containers, excluded_containers, excluded_traffic,
+    ExcludedContainer, ExcludedTraffic, InitContainer, Requested, application_containers, excluded_containers,
+    excluded_traffic, init_containers,
 };
-use super::exclusions::{InitContainer, Requested, init_containers};
-use super::settings::uncaptured;
-use super::settings::{Setting, settings};
+use super::settings::{Setting, settings, uncaptured};
 use super::warnings::{ADD_FAILS, Warning, warnings};
 use crate::cni::Error;
 use crate::inspect::elements::{end_text, scope_text};
 use crate::inspect::subject::{ConfigurationOrigin, Subject};
-use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, joined};
 use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
 use crate::pod::well_known::{
     EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_OUTBOUND_RANGES, LIVE_POLICY,
@@ -341,8 +340,7 @@ impl TextReport for Explanation {
         let sources = |sources: &[String]| Cell::of(sources.join("; ")).tone(Tone::Faint);
         let proxy = self.proxy.iter().flat_map(|proxy| {
             let row = |name: &str, ids: &[u32], of: &[String]| {
-                let ids = ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                vec![Cell::of(name), Cell::of(ids).tone(Tone::Strong), sources(of)]
+                vec![Cell::of(name), Cell::of(joined(ids)).tone(Tone::Strong), sources(of)]
             };
             [row("UID", &proxy.uid, &proxy.uid_sources), row("GID", &proxy.gid, &proxy.gid_sources)]
         });
@@ -420,8 +418,7 @@ impl NetworkReport {
         let decision = match (&self.decision, self.exclusions) {
             (None, _) => String::new(),
             (Some(decision), 0) => decision.clone(),
-            (Some(decision), 1) => format!("{decision}; 1 exclusion"),
-            (Some(decision), n) => format!("{decision}; {n} exclusions"),
+            (Some(decision), count) => format!("{decision}; {}", counted(count, "exclusion")),
         };
         vec![
             Cell::of(&self.name).tone(Tone::Strong),

@@ -2,11 +2,11 @@
 //! ports, ranges, groups and interfaces. What Istio excludes by default is not listed.
 
 use super::exclusions::ExcludedTraffic;
+use crate::inspect::terminal::joined;
 use crate::policy::{Groups, Ports, Ranges, Redirect};
 use crate::sub_plugins::{SettingSource, setting_values};
 use serde::Serialize;
 use serde_json::Value;
-use std::fmt::Display;
 
 /// A setting of the redirection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -31,7 +31,7 @@ impl Setting {
     pub fn shown(&self) -> String {
         match &self.value {
             Value::Array(items) if items.is_empty() => "none".to_owned(),
-            Value::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(", "),
+            Value::Array(items) => joined(items.iter().map(plain)),
             other => plain(other),
         }
     }
@@ -139,10 +139,6 @@ fn excluded_ports(ports: &Ports) -> Option<Vec<String>> {
         Ports::All => Some(Vec::new()),
         Ports::List(ports) => (!ports.is_empty()).then(|| ports.iter().map(ToString::to_string).collect()),
     }
-}
-
-fn joined<T: Display>(items: &[T]) -> String {
-    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use super::evaluation::{Evaluation, Unselected, unselected_network};
 use super::exclusions::{ContainerTraffic, ExcludedPart, application_containers, covers_everything};
 use crate::cni::{Error, NetConf, RuleFormat};
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
+use crate::inspect::terminal::joined;
 use crate::pod::well_known::{
     EXCLUDE_CONTAINERS, EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_PORTS,
     EXCLUDE_OUTBOUND_RANGES, EXCLUDE_UIDS,
@@ -12,7 +13,7 @@ use crate::pod::{Namespace, Pod};
 use crate::policy::{
     ContainerScope, DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
-use crate::sub_plugins::{self, SubPlugin};
+use crate::sub_plugins::{self, DecidedRequest, SubPlugin};
 use ipnet::IpNet;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -46,7 +47,7 @@ fn addresses_of_services(subject: &Subject, policy: &Policy) -> Option<Warning> 
             "{} on the pod's node replaces a Service's address before the rules see it: the exclusion of {} has no effect \
              if this is a ClusterIP",
             names.join(", "),
-            addresses.into_iter().collect::<Vec<_>>().join(", ")
+            joined(addresses)
         ),
         next: subject.socket_lb.iter().map(|product| product.setting()).collect::<Vec<_>>().join("; "),
     })
@@ -104,21 +105,18 @@ pub(super) fn warnings(
 }
 
 fn add_fails(evaluation: &Evaluation<'_>) -> Warning {
-    let network = evaluation.attachment.map(|name| format!("network {name}: ")).unwrap_or_default();
     Warning {
         code: ADD_FAILS,
-        what: format!("{network}an ADD would fail: the configuration has no source of pod facts"),
+        what: evaluation.of_network("an ADD would fail: the configuration has no source of pod facts"),
         next: "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir".to_owned(),
     }
 }
 
 /// Warns about a request outside the bounds, because of which the pod does not start.
 fn outside_bounds(evaluation: &Evaluation<'_>) -> Option<Warning> {
-    let error = evaluation.rejection()?;
-    let network = evaluation.attachment.map(|name| format!("network {name}: ")).unwrap_or_default();
-    let (what, next) = error.msg.rsplit_once("; ")?;
-    let what = format!("{network}an ADD would fail: {what}");
-    Some(Warning { code: ADD_FAILS, what, next: next.to_owned() })
+    let request = evaluation.rejected()?;
+    let what = evaluation.of_network(&format!("an ADD would fail: {}", request.reason()));
+    Some(Warning { code: ADD_FAILS, what, next: DecidedRequest::NEXT.to_owned() })
 }
 
 /// Warns about a redirection whose rules the kernel refuses: xt_owner.c requires that the writer of a rule is in the user
@@ -203,7 +201,7 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
         Warning {
             code: "excluded-with-application",
             what: format!(
-                "container {name} runs as {runs_as}, which is excluded: all traffic that it sends bypasses the sidecar"
+                "container {name} runs as {runs_as}, which is excluded: all traffic that it sends bypasses the mesh"
             ),
             next: format!(
                 "{}, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), or run {name} as \
@@ -217,7 +215,7 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
         Some(Warning {
             code: "excluded-with-application",
             what: format!(
-                "container {name} runs as {id}, as istio-proxy does: all traffic that it sends bypasses the sidecar"
+                "container {name} runs as {id}, as istio-proxy does: all traffic that it sends bypasses the mesh"
             ),
             next: format!("run {name} as another ID"),
         })
@@ -342,7 +340,7 @@ fn excluded_both_ways(redirect: &Redirect) -> Option<Warning> {
         return None;
     };
     let both = inbound.iter().filter(|port| outbound.contains(port) && !PROXY_PORTS.contains(port));
-    let both = both.map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let both = joined(both);
     (!both.is_empty()).then(|| Warning {
         code: "port-excluded-both-ways",
         what: format!(
@@ -368,7 +366,7 @@ fn inbound_exclusion_without_effect(redirect: &Redirect) -> Option<Warning> {
 /// Warns about UIDs outside of the namespace's range, which OpenShift's default SCC refuses.
 fn outside_uid_range(subject: &Subject, namespace: &Namespace) -> Vec<Warning> {
     let Some(ranges) = sub_plugins::namespace_uids(namespace) else { return Vec::new() };
-    let shown = ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let shown = joined(&ranges);
     let pod = &subject.facts.pod;
     let all = pod.all_containers().filter_map(|container| {
         let uid = u32::try_from(pod.user_of(container)?).ok()?;

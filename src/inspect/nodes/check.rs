@@ -22,7 +22,7 @@ pub struct NodesCheck {
 }
 
 /// The checks of one agent, or a node without an agent.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct NodeCheck {
     /// The name of the node.
     pub node: String,
@@ -75,10 +75,11 @@ impl PolicyCounts {
 }
 
 /// The result of a node. Of a node with several agents, the greatest result counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeResult {
     /// No agent should run on the node.
+    #[default]
     Skipped,
     /// No check failed, and the agent is ready.
     Healthy,
@@ -161,16 +162,9 @@ impl NodeCheck {
     pub fn without_agent(node: &str, expected: bool, reason: String) -> Self {
         Self {
             node: node.to_owned(),
-            agent: None,
-            release: None,
-            version: None,
             result: if expected { NodeResult::Skipped } else { NodeResult::Unhealthy },
             reason: Some(reason),
-            failed: Vec::new(),
-            warnings: Vec::new(),
-            policies: None,
-            rule_formats: None,
-            needless_exclusions: None,
+            ..Self::default()
         }
     }
 

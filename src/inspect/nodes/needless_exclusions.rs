@@ -1,7 +1,7 @@
 //! The exclusions of workloads whose pods have a native sidecar, which serves their init containers.
 
 use super::MAX_TEXT;
-use crate::inspect::terminal::{Cell, Tone};
+use crate::inspect::terminal::{Cell, Tone, counted};
 use crate::printable;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ impl NeedlessExclusion {
         let Self { namespace, kind, name, container, exclusions, pods } = self;
         vec![
             Cell::of(format!("{kind} {namespace}/{name}")).tone(Tone::Strong),
-            Cell::of(if *pods == 1 { "1 pod".to_owned() } else { format!("{pods} pods") }),
+            Cell::of(counted(*pods, "pod")),
             Cell::of(format!("init container {container}")),
             Cell::of(exclusions.join("; ")).tone(Tone::Faint),
         ]

@@ -1,12 +1,13 @@
 //! An open connection of a process in the pod.
 
 use super::Arrival;
+use crate::support::background::Running;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout};
 
 /// Closed when it is dropped.
 pub(crate) struct Connection {
-    process: Child,
+    process: Running,
     answers: BufReader<ChildStdout>,
 }
 
@@ -14,7 +15,7 @@ impl Connection {
     /// Takes over a `probe hold` whose stdin and stdout are pipes.
     pub(super) fn new(mut process: Child) -> Self {
         let answers = BufReader::new(process.stdout.take().expect("it is piped"));
-        Self { process, answers }
+        Self { process: Running(process), answers }
     }
 
     /// Sends a message, and returns where it arrived.
@@ -23,16 +24,9 @@ impl Connection {
     /// The connection is closed.
     #[track_caller]
     pub(crate) fn send(&mut self) -> Arrival {
-        self.process.stdin.as_mut().expect("it is piped").write_all(b"\n").expect("probe is there");
+        self.process.0.stdin.as_mut().expect("it is piped").write_all(b"\n").expect("probe is there");
         let mut answer = String::new();
         self.answers.read_line(&mut answer).expect("read from probe");
         Arrival::parse(answer.as_bytes()).unwrap_or_else(|error| panic!("the connection is gone: {error}: {answer:?}"))
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }

@@ -25,11 +25,12 @@ pub(crate) use iptables::{Family, Ruleset};
 pub(crate) use places::*;
 
 use crate::pod::PROXY;
+use crate::support::background::Running;
 use crate::support::cgroup::Cgroup;
 use crate::support::new_netns::in_netns;
 use detour_cni::firewall::{ContainerElement, change_container_elements, container_elements};
 use directory::Directory;
-use place::{Listener, Place};
+use place::Place;
 use plugin::Attachment;
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -155,7 +156,7 @@ impl World {
     }
 
     /// Starts another listener of `process` in the pod, such as `udp:127.0.0.1:53`.
-    pub(crate) fn pod_serves(&self, process: Process, endpoint: &str) -> Listener {
+    pub(crate) fn pod_serves(&self, process: Process, endpoint: &str) -> Running {
         self.pod.serve(process, endpoint)
     }
 

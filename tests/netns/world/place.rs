@@ -2,11 +2,15 @@
 
 use super::connection::Connection;
 use super::{Arrival, Process, Protocol};
+use crate::support::background::Running;
 use crate::support::cgroup::command_in;
+use crate::support::new_netns::netns_with_users;
 use netns_rs::NetNs;
+use nix::mount::{MsFlags, mount, umount};
 use std::cell::{Cell, RefCell};
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Mutex;
@@ -41,30 +45,12 @@ impl Place {
 
     /// Creates a network namespace that belongs to its own user namespace.
     pub(super) fn with_own_users(name: &str) -> Self {
-        let mut owner = Command::new("unshare")
-            .args(["--user", "--net", "sh", "-c", "echo ready; read _"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("run unshare");
-        let mut line = String::new();
-        BufReader::new(owner.stdout.as_mut().expect("it is piped")).read_line(&mut line).expect("read from sh");
-        assert_eq!(line.trim(), "ready", "unshare made no namespaces");
-        for map in ["uid_map", "gid_map"] {
-            let path = format!("/proc/{}/{map}", owner.id());
-            std::fs::write(&path, format!("0 {FIRST_OWN_ID} {IDS}")).unwrap_or_else(|e| panic!("write {path}: {e}"));
-        }
+        let owned = netns_with_users(FIRST_OWN_ID, IDS);
         let mut place = Self::new(name);
         drop(place.netns.take());
-        let (path, namespace) = (place.path(), format!("/proc/{}/ns/net", owner.id()));
-        let mount = |program: &str, arguments: &[&std::ffi::OsStr]| {
-            let status = Command::new(program).args(arguments).status().expect("run mount");
-            assert!(status.success(), "{program} {arguments:?}");
-        };
-        mount("umount", &[path.as_os_str()]);
-        mount("mount", &["--bind".as_ref(), namespace.as_ref(), path.as_os_str()]);
-        drop(owner.stdin.take());
-        owner.wait().expect("wait for sh");
+        let (path, owned) = (place.path(), PathBuf::from(format!("/proc/self/fd/{}", owned.as_raw_fd())));
+        umount(&path).expect("it is mounted");
+        mount(Some(&owned), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
         place.netns = Some(NetNs::get(name).expect("it is mounted"));
         place.first_id = FIRST_OWN_ID;
         place
@@ -125,7 +111,7 @@ impl Place {
     }
 
     /// Starts another listener, which ends when it is dropped.
-    pub(super) fn serve(&self, process: Process, endpoint: &str) -> Listener {
+    pub(super) fn serve(&self, process: Process, endpoint: &str) -> Running {
         let mut command = Command::new(probe());
         command.args(["serve", "--label", "other"]).args(self.as_user(process)).arg(endpoint);
         let mut child = self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
@@ -133,7 +119,7 @@ impl Place {
         let stdout = child.stdout.as_mut().expect("it is piped");
         BufReader::new(stdout).read_line(&mut line).expect("read from probe");
         assert_eq!(line.trim(), "ready", "{endpoint}: probe could not listen, see its stderr");
-        Listener(child)
+        Running(child)
     }
 
     /// Runs a command in this network namespace with `stdin`, and waits for its end.
@@ -172,16 +158,6 @@ impl Drop for Place {
         if let Some(Err(error)) = self.netns.take().map(NetNs::remove) {
             eprintln!("{}: remove: {error}", self.name);
         }
-    }
-}
-
-/// A listener of a test.
-pub(crate) struct Listener(Child);
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

@@ -15,6 +15,7 @@ use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::{Arrival, Destination, Packet, RuleFormat, RulesetView, Sender};
 use crate::inspect::doctor::report::{CheckVerdict, Results};
 use crate::inspect::doctor::rules::{self, LOCK_TIMEOUT};
+use crate::inspect::explain::covers_everything;
 use crate::inspect::rules::RulesReport;
 use crate::netns::find::FoundNetns;
 use crate::netns::own_addresses;
@@ -190,8 +191,8 @@ impl<'a> Range<'a> {
     }
 
     fn excluded(&self) -> CheckVerdict {
-        let everything = |e: &&Exclusion| e.destination.is_none() && e.protocol.is_none() && e.ports.is_empty();
-        let user = self.policy.exclusions.iter().filter(everything).find_map(|e| self.user_of(e.owner));
+        let everything = self.policy.exclusions.iter().filter(|exclusion| covers_everything(exclusion));
+        let user = everything.into_iter().find_map(|exclusion| self.user_of(exclusion.owner));
         let probes = user.into_iter().flat_map(|user| self.nowhere().into_iter().map(move |ip| (user, ip)));
         let probes = probes.map(|(user, ip)| {
             let to = SocketAddr::new(ip, self.port());

@@ -2,6 +2,7 @@
 
 use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
+use crate::firewall::rule::protocol_number;
 use crate::inspect::doctor::listeners::ProbeUser;
 use crate::policy::Protocol;
 use nix::errno::Errno;
@@ -105,9 +106,8 @@ fn ready(socket: &OwnedFd, flags: PollFlags) -> bool {
 
 /// Returns the real destination and the number of connection tracking entries.
 fn fate(protocol: Protocol, from: SocketAddr, to: SocketAddr) -> Result<(SocketAddr, usize), Error> {
-    let number = if protocol == Protocol::Tcp { 6 } else { 17 };
     let unread = |error| Error::new(Code::KernelRefused, format!("can't read connection tracking: {error}"));
-    let is_it = |c: &Connection| (c.protocol, c.source, c.destination) == (number, from, to);
+    let is_it = |c: &Connection| (c.protocol, c.source, c.destination) == (protocol_number(protocol), from, to);
     let own = NfSocket::open().and_then(|mut socket| socket.connections(is_it)).map_err(unread)?;
     let elsewhere = own.iter().find(|connection| connection.replies_from != to);
     let landed = elsewhere.or(own.first()).map(|connection| connection.replies_from);
