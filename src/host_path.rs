@@ -107,6 +107,14 @@ impl HostRoot {
         })
     }
 
+    /// Returns the path as [`HostRoot::reach`] does, of a file that may not be mounted in an agent's container: the root
+    /// directory of the node's first process has it, too (proc_pid_root(5)).
+    #[must_use]
+    pub fn find(&self, path: &HostPath) -> PathBuf {
+        let of_first_process = self.0.join("proc/1/root").join(path.0.strip_prefix("/").unwrap_or(&path.0));
+        self.reach(path).ok().filter(|path| path.exists()).unwrap_or(of_first_process)
+    }
+
     /// Returns the path as [`HostRoot::reach`] does, but does not resolve a link in the last part: for an entry that
     /// is created, replaced or removed.
     ///

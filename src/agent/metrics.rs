@@ -92,7 +92,7 @@ impl Default for Metrics {
             ended_bypasses: metric(add, "bypasses_ended", ended),
             nri_seconds: seconds(add, "nri", waited, start_buckets),
             policy_changes,
-            pods: metric(add, "pods", "Pods with a sidecar on the node, by the state of their policy"),
+            pods: metric(add, "pods", "Pods of the mesh on the node, by the state of their policy"),
             registry: Arc::new(registry),
         }
     }

@@ -2,7 +2,7 @@
 //! `cni/pkg/nftables`). detour never writes them. To find where a packet arrives, they are evaluated as istio-cni writes
 //! them: in the kernel, they compare marks with a mask, and in the format `nftables` they are in Istio's own tables.
 
-use super::istio::{PROXY_ZONE, ZTUNNEL_MARK};
+use super::istio::{DNS_PROXY_PORT, PROXY_ZONE, ZTUNNEL_MARK};
 use super::live::{LiveRuleset, NativeIstio};
 use super::native::rule::{BaseHook, Condition, Key, NativeAction, NativeRule};
 use super::native::set::Spans;
@@ -22,7 +22,6 @@ const PREROUTING: &str = "ISTIO_PRERT";
 const OUTBOUND: u16 = 15001;
 const INBOUND: u16 = 15006;
 const TUNNEL: u16 = 15008;
-const DNS_PROXY: u16 = 15053;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
@@ -202,7 +201,7 @@ fn rules(family: Family, table: Table, hook: Hook, captures_dns: bool) -> Vec<Am
     let redirect = |port: u16| (format!("-j REDIRECT --to-ports {port}"), format!("counter redirect to :{port}"));
     match (table, hook) {
         (Table::Nat, Hook::Output) => {
-            let ((dns_target, dns_native), (target, native)) = (redirect(DNS_PROXY), redirect(OUTBOUND));
+            let ((dns_target, dns_native), (target, native)) = (redirect(DNS_PROXY_PORT), redirect(OUTBOUND));
             let mut all = vec![rule(
                 vec![to(probe, false), protocol(TCP)],
                 NativeAction::Accept,
@@ -212,13 +211,13 @@ fn rules(family: Family, table: Table, hook: Hook, captures_dns: bool) -> Vec<Am
             if captures_dns {
                 all.push(rule(
                     vec![lo(true), protocol(UDP), port(dns, 53, false), mark(ZTUNNEL_MARK, true)],
-                    NativeAction::Redirect(DNS_PROXY),
+                    NativeAction::Redirect(DNS_PROXY_PORT),
                     format!("! -o lo -p udp {unmarked} -m udp --dport 53 {dns_target}"),
                     format!("oifname != \"lo\" {unmarked_native} udp dport 53 {dns_native}"),
                 ));
                 all.push(rule(
                     vec![to(loopback, true), protocol(TCP), port(dns, 53, false), mark(ZTUNNEL_MARK, true)],
-                    NativeAction::Redirect(DNS_PROXY),
+                    NativeAction::Redirect(DNS_PROXY_PORT),
                     format!("! -d {loopback} -p tcp -m tcp --dport 53 {unmarked} {dns_target}"),
                     format!("{ip} daddr != {own} tcp dport 53 {unmarked_native} {dns_native}"),
                 ));

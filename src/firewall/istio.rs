@@ -22,8 +22,8 @@ const DIVERT: &str = "ISTIO_DIVERT";
 const TPROXY: &str = "ISTIO_TPROXY";
 const DROP: &str = "ISTIO_DROP";
 
-/// The proxy's port for captured DNS queries.
-const DNS_PROXY_PORT: u16 = 15053;
+/// The port of the sidecar, or of ztunnel, for captured DNS queries (pilot-agent, `DNS_PROXY_ADDR`).
+pub const DNS_PROXY_PORT: u16 = 15053;
 /// The port of DNS resolvers.
 pub(super) const DNS_PORT: PortRange = PortRange::one(53);
 /// The connection tracking zone of the proxy's own queries and of the resolvers' answers.

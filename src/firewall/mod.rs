@@ -50,6 +50,7 @@ pub use evaluation::{Arrival, Evaluation, Hop, RulePlace};
 pub use expression::Counter;
 pub use from_policy::{MAX_RULES, max_rules};
 pub use iptables::{legacy_tables, restore_text};
+pub use istio::DNS_PROXY_PORT;
 pub use live::{LiveChain, LiveRule, LiveRuleset, NativeIstio, failed};
 pub use packet::{Destination, InSet, Packet, Sender};
 pub use plan::CreatedTables;

@@ -3,6 +3,7 @@
 
 use super::evaluation::host_groups;
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetConf, SUB_PLUGINS, result};
+use crate::networks::RunnableConfiguration;
 use crate::suggest::did_you_mean;
 use crate::{cluster, logging, sub_plugins};
 use serde_json::{Map, Value};
@@ -71,12 +72,33 @@ pub fn validate(conf: &NetConf, node: TargetNode<'_>) -> Result<Vec<String>, Err
     if let Some(path) = &conf.log_file {
         logging::check_log_file(path).map_err(|why| Error::new(Code::InvalidConfig, format!("log_file: {why}")))?;
     }
+    warnings.extend(check_delegates(conf, node)?);
     for (place, keys) in delegates(conf) {
         let about = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
         let mut own = NetConf::parse(Value::Object(keys).to_string().as_bytes(), CniCommand::Add, "").map_err(about)?;
         own.kubernetes.clone_from(&conf.kubernetes);
         let of_delegate = validate(&own, node).map_err(about)?;
         warnings.extend(of_delegate.into_iter().map(|warning| format!("{place}: {warning}")));
+    }
+    Ok(warnings)
+}
+
+/// Checks the `delegates` as an ADD does before it runs them. Returns a warning for each executable that was not found: it
+/// may be in another directory of `CNI_PATH`.
+///
+/// # Errors
+/// The first key that an ADD would reject.
+fn check_delegates(conf: &NetConf, node: TargetNode<'_>) -> Result<Vec<String>, Error> {
+    let Some(primary) = &conf.primary else { return Ok(Vec::new()) };
+    let DefaultNetwork::Delegates(delegates) = &primary.default else { return Ok(Vec::new()) };
+    let mut warnings = Vec::new();
+    for (i, delegate) in delegates.iter().enumerate() {
+        let place = format!("delegates[{i}]");
+        let parsed = RunnableConfiguration::parse(&place, &delegate.to_string(), None)?;
+        let executables = parsed.types().filter(|kind| !primary.in_process_types.iter().any(|own| own == kind));
+        let missing = executables.filter(|kind| (node.is_installed)(conf, kind) == Some(false));
+        let directories = "the program directories that were searched";
+        warnings.extend(missing.map(|kind| format!("{place}: type {kind:?}: no executable in {directories}")));
     }
     Ok(warnings)
 }
@@ -95,8 +117,8 @@ fn delegates(conf: &NetConf) -> Vec<(String, Map<String, Value>)> {
             let mut keys = keys.clone();
             for key in ["name", "cniVersion"] {
                 let value = delegate.get(key).filter(|value| !value.is_null()).cloned();
-                let of_primary = if key == "name" { &conf.name } else { &conf.cni_version };
-                keys.insert(key.to_owned(), value.unwrap_or_else(|| of_primary.as_str().into()));
+                // The name is there: `check_delegates`.
+                keys.insert(key.to_owned(), value.unwrap_or_else(|| conf.cni_version.as_str().into()));
             }
             found.push((format!("delegates[{i}]"), keys));
         }
@@ -171,9 +193,16 @@ mod tests {
             (args("dns-exclude", json!({"portz": []})), "args.cni.dns-exclude.portz"),
             (json!({"prevResult": 5}), "prevResult: expected an object"),
             (
-                json!({"delegates": [{"type": "ovn"}, {"type": "detour", "chain": [{"type": "uid-exclude", "uids": "x"}]}]}),
+                json!({"delegates": [
+                    {"name": "a", "type": "ovn"},
+                    {"name": "b", "type": "detour", "chain": [{"type": "uid-exclude", "uids": "x"}]},
+                ]}),
                 "delegates[1]: chain[0].uids",
             ),
+            (json!({"delegates": [{"type": "ovn"}]}), "delegates[0].name: missing"),
+            (json!({"delegates": [{"name": "a/b", "type": "ovn"}]}), "delegates[0].name: invalid value \"a/b\""),
+            (json!({"delegates": [{"name": "a"}]}), "delegates[0]: neither type nor plugins is set"),
+            (json!({"delegates": [{"name": "a", "type": "../x"}]}), "delegates[0].type"),
             (
                 json!({"delegates": [{"name": "l", "plugins": [{"type": "a"}, {"type": "istio-cni", "log_level": "x"}]}]}),
                 "delegates[0]: log_level",
@@ -228,5 +257,9 @@ mod tests {
         assert_eq!(of("exclude-backup", Some(true)), Ok(vec![]));
         assert_eq!(of("uid-exclud", Some(true)), Ok(vec![]), "an executable of that name");
         assert!(of("exclude-backup", None).expect("accepted")[0].contains("was not checked"));
+        let delegate = |installed| validated(json!({"delegates": [{"name": "a", "type": "ovn"}]}), installed);
+        let missing = "delegates[0]: type \"ovn\": no executable in the program directories that were searched";
+        assert_eq!(delegate(Some(false)), Ok(vec![missing.to_owned()]));
+        assert_eq!((delegate(Some(true)), delegate(None)), (Ok(vec![]), Ok(vec![])));
     }
 }

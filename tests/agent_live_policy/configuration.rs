@@ -2,6 +2,7 @@
 
 use crate::pod::{EXCLUDE_PORTS, Pod};
 use crate::scene::{CHAIN, publish, scene, wait_for_event};
+use crate::support::agent_node::write;
 
 #[test]
 fn running_pods_follow_the_nodes_configuration() {
@@ -29,5 +30,10 @@ fn running_pods_follow_the_nodes_configuration() {
             pod.until(|pod| !pod.excludes_uid(7000));
         }
         scene.wait_for_counts([3, 0, 0, 0]);
+        // An agent's container has no mount of the node's groups.
+        write("/proc/1/root/etc/group", "builders:x:4321:\n");
+        let redirect = r#""istio-redirect", "owner_groups_exclude": ["builders"]"#;
+        scene.configure(&CHAIN.replace(r#""istio-redirect""#, redirect));
+        pods[0].until(|pod| pod.rules().contains("--gid-owner 4321"));
     });
 }

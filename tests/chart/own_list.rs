@@ -83,6 +83,13 @@ fn the_notes_tell_which_list_the_runtime_uses() {
         "{chain}"
     );
     assert!(chain.contains("\nPods can also select one of these attachments") && !chain.contains("if they"), "{chain}");
+    let values = json!({"chain": [{"type": "uid-exclude"}]});
+    let chain = notes(&merged(
+        &json!({"config": values, "global": {"platform": "openshift"}}),
+        &nested("cni.multusChain", json!("/run/chain")),
+    ));
+    assert!(chain.contains("\nMultus calls it for every pod") && !chain.contains(".."), "{chain}");
+    assert!(!chain.contains("select one of these"), "{chain}");
     // default/istio-cni is istio-cni's.
     let excludes = merged(&nested("cni.multusChain", json!("/run/chain")), &excludes_on_openshift());
     let excludes = notes(&excludes);

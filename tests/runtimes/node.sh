@@ -11,6 +11,11 @@
 #              list.json (the bridge's configuration list), enter (runs a command on the node)
 # Environment: TOOLS (default: target/tools of this repository)
 set -euo pipefail
+if [[ $# -lt 2 || $1 == -h || $1 == --help ]]; then
+    sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
+    [[ ${1:-} == -h || ${1:-} == --help ]]
+    exit
+fi
 runtime=$1
 mkdir -p "$2"/{bin,net.d,multus.d,containerd.d,image,logs}
 directory=$(realpath "$2")

@@ -39,12 +39,12 @@ pub struct NriPod {
     /// The pod's name.
     #[prost(string, tag = "2")]
     pub name: String,
-    /// The pod's UID.
-    #[prost(string, tag = "3")]
-    pub uid: String,
     /// The pod's namespace.
     #[prost(string, tag = "4")]
     pub namespace: String,
+    /// The pod's UID.
+    #[prost(string, tag = "3")]
+    pub uid: String,
 }
 
 /// A container, as the runtime reports it.

@@ -2,7 +2,7 @@
 //! describe.
 
 use super::NodeArguments;
-use super::attachments::GivenKeys;
+use super::attachments::{Attachment, GivenKeys};
 use crate::cli::output::CommandError;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{ArgAction, Args};
@@ -31,6 +31,15 @@ static NEEDED_FORMAT: LazyLock<Option<RuleFormat>> = LazyLock::new(needed_format
 const MULTUS_CHAIN_FILE: &str = "detour.conf";
 /// Limit for each credential file. The largest is ca.crt.
 const MAX_CREDENTIAL: u64 = 1 << 20;
+
+/// One of the plugin's configurations on the node.
+struct PlannedConfiguration {
+    target: ConfigurationTarget,
+    network: String,
+    /// Its part of the node configuration.
+    node: NodeConf,
+    warnings: Vec<String>,
+}
 
 /// The desired installation.
 #[derive(Debug, Args)]
@@ -169,78 +178,47 @@ impl InstallOptions {
         };
         let bin_dir = directory(&self.bin_dir, platform.bin_dir)?;
         let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
-        let names = self.program_names();
-        let auto_format = if platform.nftables { Some(RuleFormat::Nftables) } else { *NEEDED_FORMAT };
-        let kubeconfig = self.kubeconfig.clone().or_else(|| token.map(|_| own_kubeconfig()));
-        let settings = EntrySettings { auto_format, ..self.settings(given, &bin_dir, socket, kubeconfig) };
+        let settings = EntrySettings {
+            given: given.config.clone(),
+            kubeconfig: self.kubeconfig.clone().or_else(|| token.map(|_| own_kubeconfig())),
+            agent_socket: socket.cloned(),
+            agent_namespace: agent_namespace(),
+            auto_format: if platform.nftables { Some(RuleFormat::Nftables) } else { *NEEDED_FORMAT },
+            bin_dir: bin_dir.clone(),
+            primary: self.primary,
+        };
         let is_chained = self.chained.unwrap_or(platform.chained);
-        let attachment_dir = if is_chained { &self.attachment_conf_dir } else { &conf_dir };
-        let (mut configurations, mut nodes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
         let only_in_chain = self.multus_chain.is_some() && self.conf_name.is_none() && settings.only_excludes()?;
+        let mut planned = Vec::new();
         if is_chained || (given.attachments.is_empty() && !only_in_chain) {
-            warnings = self.check(node, &settings, &names, "--config: ")?;
-            let network = given.network(!is_chained)?;
-            configurations.push(if is_chained {
-                ConfigurationTarget::Listed {
-                    dir: conf_dir.clone(),
-                    file: self.conf_name.clone(),
-                    entry: settings.member()?,
-                    own_list: self.own_list,
-                }
-            } else {
-                let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
-                ConfigurationTarget::Own { path: conf_dir.join(name), text: settings.standalone(&network)? }
-            });
-            nodes.push((network, settings.node()?));
+            planned.push(self.of_cluster_network(node, &settings, given, (is_chained, &conf_dir))?);
         } else {
             given.network(false)?;
         }
+        let attachment_dir = if is_chained { &self.attachment_conf_dir } else { &conf_dir };
         for attachment in &given.attachments {
-            let desired = || {
-                let settings = attachment.settings(&settings)?;
-                let place = if attachment.has_kubeconfig() { "" } else { "--config: " };
-                let warnings = self.check(node, &settings, &names, place)?;
-                let text = settings.standalone(&attachment.name)?;
-                Ok::<_, anyhow::Error>((warnings, text, settings.node()?))
-            };
-            let (own_warnings, text, node) =
-                desired().with_context(|| format!("{}: attachment {:?}", self.attachments_place(), attachment.name))?;
-            warnings.extend(own_warnings.iter().map(|warning| format!("attachment {:?}: {warning}", attachment.name)));
-            configurations.push(ConfigurationTarget::Own { path: attachment_dir.join(&attachment.file_name()), text });
-            nodes.push((attachment.name.clone(), node));
+            let configuration = self.of_attachment(node, &settings, attachment, attachment_dir);
+            let place = || format!("{}: attachment {:?}", self.attachments_place(), attachment.name);
+            planned.push(configuration.with_context(place)?);
         }
         if let Some(directory) = &self.multus_chain {
-            ensure!(
-                !settings.is_primary()?,
-                "--multus-chain {directory}: expected a configuration without clusterNetwork and delegates: the primary \
-                 plugin runs the chain itself (auxiliaryCNIChainName)"
-            );
-            if !given.attachments.is_empty() || only_in_chain {
-                warnings.extend(self.check(node, &settings, &names, "--config: ")?);
-            }
-            let network = directory.name().to_owned();
-            let text = settings.standalone(&network)?;
-            configurations.push(ConfigurationTarget::Own { path: directory.join(MULTUS_CHAIN_FILE), text });
-            nodes.push((network, settings.node()?));
+            let is_checked = given.attachments.is_empty() && !only_in_chain;
+            planned.push(self.of_multus_chain(node, &settings, directory, is_checked)?);
+        }
+        let (mut configurations, mut nodes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
+        for configuration in planned {
+            configurations.push(configuration.target);
+            nodes.push((configuration.network, configuration.node));
+            warnings.extend(configuration.warnings);
         }
         warn(warnings);
-        let kubeconfig = match token.filter(|_| self.kubeconfig.is_none()) {
-            None => None,
-            Some(token) => {
-                let server = self.server().context(
-                    "can't write a kubeconfig for the plugin: unknown API server; outside of a pod, add --kubeconfig FILE \
-                     with a file on the node, or --api-server URL and --service-account DIR",
-                )?;
-                Some((own_kubeconfig(), self.kubeconfig_text(&server, token).map_err(|why| format!("{why:#}"))))
-            }
-        };
-        let programs = names.iter().map(|name| bin_dir.join(name));
+        let written_token = token.filter(|_| self.kubeconfig.is_none());
         Ok(DesiredState {
             installer: env::var("HOSTNAME").unwrap_or_else(|_| "the command line".into()),
             owner: None,
             program: program.clone(),
-            programs: programs.collect(),
-            kubeconfig,
+            programs: self.program_names().into_iter().map(|name| bin_dir.join(name)).collect(),
+            kubeconfig: written_token.map(|token| self.written_kubeconfig(token)).transpose()?,
             node: node_configuration(nodes)?,
             configurations,
             multus_chain: self.multus_chain.clone(),
@@ -248,27 +226,83 @@ impl InstallOptions {
         })
     }
 
+    /// Returns the configuration of the cluster network: an entry of its list if `is_chained`, otherwise a file.
+    fn of_cluster_network(
+        &self,
+        node: &NodeFiles,
+        settings: &EntrySettings,
+        given: &GivenKeys,
+        (is_chained, directory): (bool, &HostPath),
+    ) -> Result<PlannedConfiguration> {
+        let warnings = self.check(node, settings, "--config: ")?;
+        let network = given.network(!is_chained)?;
+        let target = if is_chained {
+            ConfigurationTarget::Listed {
+                dir: directory.clone(),
+                file: self.conf_name.clone(),
+                entry: settings.member()?,
+                own_list: self.own_list,
+            }
+        } else {
+            let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
+            ConfigurationTarget::Own { path: directory.join(name), text: settings.standalone(&network)? }
+        };
+        Ok(PlannedConfiguration { target, network, node: settings.node()?, warnings })
+    }
+
+    /// Returns the configuration of an attachment, whose keys override `settings`.
+    fn of_attachment(
+        &self,
+        node: &NodeFiles,
+        settings: &EntrySettings,
+        attachment: &Attachment,
+        directory: &HostPath,
+    ) -> Result<PlannedConfiguration> {
+        let settings = attachment.settings(settings)?;
+        let place = if attachment.has_kubeconfig() { "" } else { "--config: " };
+        let warnings = self.check(node, &settings, place)?;
+        let path = directory.join(&attachment.file_name());
+        Ok(PlannedConfiguration {
+            target: ConfigurationTarget::Own { path, text: settings.standalone(&attachment.name)? },
+            network: attachment.name.clone(),
+            node: settings.node()?,
+            warnings: warnings.iter().map(|warning| format!("attachment {:?}: {warning}", attachment.name)).collect(),
+        })
+    }
+
+    /// Returns the configuration in the directory of Multus's auxiliary chain. The one of the cluster network has the same
+    /// `settings`: if there is one, they are checked already.
+    fn of_multus_chain(
+        &self,
+        node: &NodeFiles,
+        settings: &EntrySettings,
+        directory: &HostPath,
+        is_checked: bool,
+    ) -> Result<PlannedConfiguration> {
+        ensure!(
+            !settings.is_primary()?,
+            "--multus-chain {directory}: expected a configuration without clusterNetwork and delegates: the primary \
+             plugin runs the chain itself (auxiliaryCNIChainName)"
+        );
+        let warnings = if is_checked { Vec::new() } else { self.check(node, settings, "--config: ")? };
+        let network = directory.name().to_owned();
+        let (path, text) = (directory.join(MULTUS_CHAIN_FILE), settings.standalone(&network)?);
+        let target = ConfigurationTarget::Own { path, text };
+        Ok(PlannedConfiguration { target, network, node: settings.node()?, warnings })
+    }
+
+    /// Returns path and text of the kubeconfig to write, or why it has no text now.
+    fn written_kubeconfig(&self, token: &dyn Fn() -> Result<String>) -> Result<(HostPath, Result<String, String>)> {
+        let server = self.server().context(
+            "can't write a kubeconfig for the plugin: unknown API server; outside of a pod, add --kubeconfig FILE with a \
+             file on the node, or --api-server URL and --service-account DIR",
+        )?;
+        Ok((own_kubeconfig(), self.kubeconfig_text(&server, token).map_err(|why| format!("{why:#}"))))
+    }
+
     /// Whether the plugin may be the primary plugin on the node.
     pub(in crate::cli) fn may_be_primary(&self) -> bool {
         self.primary != Some(false)
-    }
-
-    fn settings(
-        &self,
-        given: &GivenKeys,
-        bin_dir: &HostPath,
-        socket: Option<&HostPath>,
-        kubeconfig: Option<HostPath>,
-    ) -> EntrySettings {
-        EntrySettings {
-            given: given.config.clone(),
-            kubeconfig,
-            agent_socket: socket.cloned(),
-            agent_namespace: agent_namespace(),
-            auto_format: None,
-            bin_dir: bin_dir.clone(),
-            primary: self.primary,
-        }
     }
 
     /// Returns the flag of the attachments and its value, for messages.
@@ -279,9 +313,9 @@ impl InstallOptions {
 
     /// Checks a configuration of the plugin and the credentials that it names. Returns warnings. `place` is where the
     /// configuration's own kubeconfig is set.
-    fn check(&self, node: &NodeFiles, settings: &EntrySettings, names: &[&str], place: &str) -> Result<Vec<String>> {
+    fn check(&self, node: &NodeFiles, settings: &EntrySettings, place: &str) -> Result<Vec<String>> {
         self.check_credentials(node, settings.effective_kubeconfig()?.as_ref(), place)?;
-        let directories = settings.program_directories()?;
+        let (directories, names) = (settings.program_directories()?, self.program_names());
         let is_installed = |_: &NetConf, kind: &str| {
             if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) }
         };

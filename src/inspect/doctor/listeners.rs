@@ -5,6 +5,7 @@ use super::checks;
 use super::report::{CheckVerdict, Results};
 use super::rules::LOCK_TIMEOUT;
 use crate::cni::{Code, Error};
+use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::terminal::joined;
 use crate::netns::find::FoundNetns;
 use crate::policy::{DnsCapture, Policy, Redirect};
@@ -16,8 +17,6 @@ use std::path::Path;
 
 /// The maximum size of a table of sockets: a pod can open any number of sockets.
 const READ_LIMIT: u64 = 16 << 20;
-/// The proxy's port for captured DNS (pilot-agent, `DNS_PROXY_ADDR`).
-const DNS_PORT: u16 = 15053;
 /// `TCP_LISTEN` (include/net/tcp_states.h), in hexadecimal.
 const LISTEN: &str = "0A";
 
@@ -52,7 +51,7 @@ pub(super) fn examine(
 }
 
 fn wanted(redirect: &Redirect) -> Vec<(u16, bool)> {
-    let dns = (redirect.dns != DnsCapture::Off).then_some([(DNS_PORT, true), (DNS_PORT, false)]);
+    let dns = (redirect.dns != DnsCapture::Off).then_some([(DNS_PROXY_PORT, true), (DNS_PROXY_PORT, false)]);
     let tcp = [(redirect.proxy_port, true), (redirect.inbound_capture_port, true)];
     tcp.into_iter().chain(dns.into_iter().flatten()).collect()
 }

@@ -195,10 +195,15 @@ impl<'a> Evaluation<'a> {
 
     /// Returns the notes that an ADD would log.
     pub(in crate::inspect) fn notes(&self) -> impl Iterator<Item = String> {
-        self.notes.iter().map(|note| match self.attachment {
-            Some(name) => format!("network {name}: {note}"),
-            None => note.clone(),
-        })
+        self.notes.iter().map(|note| self.of_network(note))
+    }
+
+    /// Returns a text about this configuration, with the network if it is that of an attachment.
+    pub(super) fn of_network(&self, text: &str) -> String {
+        match self.attachment {
+            Some(name) => format!("network {name}: {text}"),
+            None => text.to_owned(),
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 use super::ambient::captured_by_ztunnel;
 use super::exclusions::{ContainerTraffic, ExcludedContainer, ExcludedPart, ExcludedTraffic, application_containers};
 use super::report::Explained;
+use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::subject::Subject;
 use crate::inspect::terminal::joined;
 use crate::pod::well_known::{INIT_CONTAINER, PROXY_CONTAINER};
@@ -30,8 +31,6 @@ const HEAD: i32 = 60;
 const LINE: i32 = 20;
 const MAX_REQUESTS: usize = 20;
 const ANYWHERE: &str = "anywhere";
-/// The proxy's port for captured DNS (pilot-agent, `DNS_PROXY_ADDR`).
-const DNS_PORT: u16 = 15053;
 const LEGEND: [(&str, &str, i32); 4] =
     [("out", "captured", 0), ("dns", "captured DNS", 120), ("in", "inbound", 268), ("free", "bypass", 376)];
 
@@ -152,7 +151,7 @@ fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic
         }
     };
     let card = every("process", "not excluded");
-    rows.push(through(card, "dns", DNS_PORT, "DNS".to_owned(), resolvers));
+    rows.push(through(card, "dns", DNS_PROXY_PORT, "DNS".to_owned(), resolvers));
     rows
 }
 

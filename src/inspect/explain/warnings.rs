@@ -105,10 +105,9 @@ pub(super) fn warnings(
 }
 
 fn add_fails(evaluation: &Evaluation<'_>) -> Warning {
-    let network = evaluation.attachment.map(|name| format!("network {name}: ")).unwrap_or_default();
     Warning {
         code: ADD_FAILS,
-        what: format!("{network}an ADD would fail: the configuration has no source of pod facts"),
+        what: evaluation.of_network("an ADD would fail: the configuration has no source of pod facts"),
         next: "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir".to_owned(),
     }
 }
@@ -116,8 +115,7 @@ fn add_fails(evaluation: &Evaluation<'_>) -> Warning {
 /// Warns about a request outside the bounds, because of which the pod does not start.
 fn outside_bounds(evaluation: &Evaluation<'_>) -> Option<Warning> {
     let request = evaluation.rejected()?;
-    let network = evaluation.attachment.map(|name| format!("network {name}: ")).unwrap_or_default();
-    let what = format!("{network}an ADD would fail: {}", request.reason());
+    let what = evaluation.of_network(&format!("an ADD would fail: {}", request.reason()));
     Some(Warning { code: ADD_FAILS, what, next: DecidedRequest::NEXT.to_owned() })
 }
 

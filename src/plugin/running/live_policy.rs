@@ -8,7 +8,7 @@ pub(crate) use decision::{
 };
 
 use super::container_status::is_gone;
-use crate::cni::{Code, Error, NODE_CONFIGURATION, NetConf, NodeConf, is_identifier};
+use crate::cni::{Code, Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, is_identifier};
 use crate::host_path::{HostPath, HostRoot};
 use crate::netns::NetnsId;
 use crate::plugin::inputs::{AddInputs, NodeInputs, refusal};
@@ -27,8 +27,6 @@ use serde_json::{Map, Value};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// The host's groups (group(5)).
-const GROUP_FILE: &str = "/etc/group";
 /// The number of bytes of a digest that [`policy_hash`] shows.
 const HASH_BYTES: usize = 6;
 /// Stands for an unknown default. Fields of objects in lists have the defaults null, false or empty.
@@ -179,7 +177,8 @@ impl RunningPod {
     /// Attachments contradict each other, the facts are of another pod, or the inputs are not saved ([`Code::NoAdd`]).
     pub fn desired(&self, root: &Path, facts: &Facts, installed: &[&NetConf]) -> Result<DesiredPolicies, Error> {
         let about = |error: Error| error.of_pod(&facts.pod.namespace, &facts.pod.name);
-        let (group_file, node) = (group_file(root), node_configuration(root));
+        let root = HostRoot::new(root);
+        let (group_file, node) = (root.find(&HostPath::root().join(GROUP_FILE)), node_configuration(&root));
         let (mut rejected, mut ignored) = (None, None);
         let mut evaluate = |AppliedPolicy { attachment, inputs, policy: applied, .. }: &AppliedPolicy| {
             let inputs = inputs.as_ref().ok_or_else(|| without_inputs(attachment))?;
@@ -275,15 +274,9 @@ fn without_inputs(attachment: &Attachment) -> Error {
     Error::new(Code::NoAdd, msg)
 }
 
-/// Returns the path of the host's groups in this process.
-fn group_file(root: &Path) -> PathBuf {
-    let reached = HostPath::new(GROUP_FILE).and_then(|path| HostRoot::new(root).reach(&path).ok());
-    reached.unwrap_or_else(|| root.join(GROUP_FILE.trim_start_matches('/')))
-}
-
 /// Returns the node configuration; `None` if it is missing or can't be used.
-fn node_configuration(root: &Path) -> Option<NodeConf> {
-    let path = HostPath::new(NODE_CONFIGURATION).and_then(|path| HostRoot::new(root).reach(&path).ok())?;
+fn node_configuration(root: &HostRoot) -> Option<NodeConf> {
+    let path = root.reach(&HostPath::root().join(NODE_CONFIGURATION)).ok()?;
     node::read(NODE_CONFIGURATION, &path).ok().flatten().map(|(node, _)| node)
 }
 

@@ -63,7 +63,7 @@ impl NodeFiles {
         for path in paths.into_iter().flatten() {
             *path = self.reach_path(path.clone()).map_err(|error| error.to_string())?;
         }
-        conf.group_file = self.group_file(conf.group_file);
+        conf.group_file = HostPath::new(&conf.group_file).map_or(conf.group_file, |path| self.root.find(&path));
         Ok(Installed { conf, for_every_pod })
     }
 
@@ -89,13 +89,6 @@ impl NodeFiles {
     fn text(&self, path: &HostPath) -> Result<Option<String>, String> {
         let file = self.file(path).map_err(|error| InstallError::file("read", path, &error).to_string())?;
         Ok(file.and_then(|file| file.text))
-    }
-
-    /// Returns the path of the node's group file. If it is not mounted, the root directory of the node's first process
-    /// has it (proc_pid_root(5)).
-    fn group_file(&self, path: PathBuf) -> PathBuf {
-        let of_first_process = self.root().join("proc/1/root").join(path.strip_prefix("/").unwrap_or(&path));
-        self.reach_path(path).ok().filter(|path| path.exists()).unwrap_or(of_first_process)
     }
 
     fn reach_path(&self, path: PathBuf) -> Result<PathBuf, InstallError> {
