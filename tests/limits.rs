@@ -4,6 +4,7 @@
 mod support;
 
 use support::directory;
+use support::program::write_executable;
 
 use directory::Directory;
 use nix::fcntl::OFlag;
@@ -153,12 +154,10 @@ fn a_full_stderr_does_not_delay_the_answer() {
 fn relaying_stderr_of_a_delegate_does_not_delay_the_answer() {
     let directory = directory("noisy");
     let program = directory.join("noisy");
-    fs::write(
+    write_executable(
         &program,
         "#!/bin/sh\ni=0\nwhile [ $i -lt 3000 ]; do echo \"line $i of many, many others\" >&2; i=$((i+1)); done\n",
-    )
-    .expect("written");
-    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("set");
+    );
     let mut conf: Value = serde_json::from_str(&conf()).expect("JSON");
     conf["chain"] = json!([{"type": "noisy"}]);
     let (_reader, writer) = full_pipe();

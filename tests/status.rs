@@ -4,6 +4,7 @@ mod support;
 
 use support::called::{plugin, start};
 use support::directory;
+use support::program::write_executable;
 
 use directory::Directory;
 use serde_json::{Value, json};
@@ -82,9 +83,7 @@ fn a_primary_plugin_checks_everything_that_all_pods_have_in_common() {
     let directory = Directory::new("status-primary");
     for name in ["bridge", "exclude-backup"] {
         let script = "#!/bin/sh\necho '{\"cniVersion\": \"1.1.0\"}'\n";
-        std::fs::write(directory.join(name), script).expect("writable");
-        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(directory.join(name), executable).expect("changed");
+        write_executable(&directory.join(name), script);
     }
     let conf = |second: Value, chain: Value| {
         json!({

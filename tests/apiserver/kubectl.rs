@@ -5,9 +5,10 @@ use crate::control_plane::ControlPlane;
 use crate::node::{Kubelet, NAME, Node, SETTLED, meshed_pod, on_a_node};
 use crate::shipped::{NAMESPACE, apply, chart, cluster_with, manifests, objects, of_kind};
 use crate::support::netns_pod::Pod;
+use crate::support::program::write_executable;
 use serde_json::{Value, json};
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -53,9 +54,9 @@ impl Machine {
     }
 
     fn program(&self, name: &str, text: &str) -> String {
-        let path = self.write(name, text);
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
-        path
+        let path = self.directory.join(name);
+        write_executable(&path, text);
+        path.display().to_string()
     }
 
     fn detour(&self, arguments: &[&str]) -> Run {

@@ -5,10 +5,11 @@ use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::releases::helm::{Helm, definition_of};
 use crate::shipped::{apply, established, objects, prepare};
+use crate::support::program::write_executable;
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -97,8 +98,7 @@ impl Cluster {
                 reference.to_string().replace('"', "\\\"")
             );
             let renderer = self.programs.join("post-renderer");
-            fs::write(&renderer, script).expect("writable");
-            fs::set_permissions(&renderer, fs::Permissions::from_mode(0o755)).expect("writable");
+            write_executable(&renderer, &script);
             let values = self.programs.join("values.json");
             fs::write(&values, resource["spec"]["values"].to_string()).expect("writable");
             let text = |path: &PathBuf| path.to_str().expect("UTF-8").to_owned();

@@ -2,6 +2,7 @@
 
 use crate::scene::directory;
 use crate::server::{Answer, Request, Server};
+use crate::support::program::write_executable;
 use crate::tls::{authority, config, for_names};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -10,7 +11,6 @@ use detour_cni::cni::Error;
 use rcgen::KeyPair;
 use serde_json::{Value, json};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Answers a list of nodes in two pages.
@@ -33,8 +33,7 @@ fn nodes(directory: &Path, cluster: &Value, user: &Value) -> Result<usize, Error
 /// Writes a credential plugin.
 fn plugin(directory: &Path, script: &str) -> PathBuf {
     let path = directory.join("plugin");
-    fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("written");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("made executable");
+    write_executable(&path, &format!("#!/bin/sh\n{script}\n"));
     path
 }
 

@@ -2,8 +2,8 @@
 
 use crate::api::event;
 use crate::scene::{POD, Plan, Scene, line, scene};
+use crate::support::program::write_executable;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 const CRIO: &str = "2026-01-01T10:00:00+0000 node-1 crio[901]: time=\"2026-01-01 10:00:00\" level=info msg=\"Adding pod \
@@ -27,8 +27,7 @@ fn record(scene: &Scene, units: &[&str], lines: &[&str]) {
         "#!/bin/sh\ncase \"$*\" in\n*--field=_SYSTEMD_UNIT*) cat {tools}/units ;;\n\
          *--reverse*) echo \"$*\" >{tools}/arguments; cat {tools}/lines ;;\n*) exit 1 ;;\nesac\n"
     );
-    scene.write("tools/journalctl", &program);
-    fs::set_permissions(scene.path("tools/journalctl"), fs::Permissions::from_mode(0o755)).expect("changed");
+    write_executable(&scene.path("tools/journalctl"), &program);
 }
 
 /// The outcome, the text and the next step of `runtime-log`.

@@ -6,11 +6,11 @@ use crate::node::{STATE, left_in_state};
 use crate::pod::Pod;
 use crate::ruleset::{Reader, Ruleset};
 use crate::support::directory::Directory;
+use crate::support::program::write_executable;
 use crate::table::{Table, is_done};
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -72,14 +72,9 @@ fn networks() -> Directory {
     fs::create_dir(directory.join("bin")).expect("writable");
     fs::create_dir(directory.join("interfaces")).expect("writable");
     for name in ["network", "first", "second"] {
-        write_executable(&directory.join("bin").join(name), EXECUTABLE);
+        write_executable(&directory.join("bin").join(name), &format!("#!/bin/sh\n{EXECUTABLE}\n"));
     }
     directory
-}
-
-fn write_executable(path: &Path, script: &str) {
-    fs::write(path, format!("#!/bin/sh\n{script}\n")).expect("writable");
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("set");
 }
 
 impl Verb {

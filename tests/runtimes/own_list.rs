@@ -6,9 +6,9 @@ use crate::kubelet::{Kind, expected};
 use crate::node::{Node, Runtime, until};
 use crate::pod::{Class, Pod};
 use crate::result;
+use crate::support::program::write_executable;
 use serde_json::{Value, json};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -20,8 +20,7 @@ const OWN_LIST: &str = "net.d/00-detour.conflist";
 fn write_plugin(directory: &Path, name: &str, script: &str) {
     let path = directory.join("bin").join(name);
     fs::create_dir_all(directory.join("bin")).expect("made");
-    fs::write(&path, script).expect("written");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode is set");
+    write_executable(&path, script);
 }
 
 /// The configuration list of a bridge, with a version and one more plugin.

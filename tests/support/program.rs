@@ -1,7 +1,8 @@
-//! The binary that tests install.
+//! The binary that tests install, and executables that they write.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
 /// Returns the binary without debugging information, which is two thirds of its size and would be copied by each
@@ -17,4 +18,14 @@ pub(crate) fn program() -> &'static Path {
         stripped
     });
     &PROGRAM
+}
+
+/// Writes an executable by another process. If this process wrote it, a child that another thread starts at the same
+/// time would hold it open for writing for a moment, and it could not be started (`ETXTBSY`).
+pub(crate) fn write_executable(path: &Path, text: &str) {
+    let mut install = Command::new("install");
+    let mut install =
+        install.args(["-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped()).spawn().expect("started");
+    install.stdin.take().expect("a pipe").write_all(text.as_bytes()).expect("written");
+    assert!(install.wait().expect("its status").success(), "{path:?}");
 }
