@@ -72,9 +72,13 @@ fn networks() -> Directory {
     fs::create_dir(directory.join("bin")).expect("writable");
     fs::create_dir(directory.join("interfaces")).expect("writable");
     for name in ["network", "first", "second"] {
-        write_executable(&directory.join("bin").join(name), &format!("#!/bin/sh\n{EXECUTABLE}\n"));
+        write_script(&directory.join("bin").join(name), EXECUTABLE);
     }
     directory
+}
+
+fn write_script(path: &Path, script: &str) {
+    write_executable(path, &format!("#!/bin/sh\n{script}\n"));
 }
 
 impl Verb {
@@ -213,14 +217,14 @@ impl Subject {
     /// Writes an executable that runs a script for this verb and otherwise works.
     pub(crate) fn script_for(&self, name: &str, verb: &str, script: &str) {
         let script = format!("if [ \"$CNI_COMMAND\" = {verb} ]; then\n{script}\nelse\n{EXECUTABLE}\nfi");
-        write_executable(&self.executable(name), &script);
+        write_script(&self.executable(name), &script);
     }
 
     /// Writes an executable that works.
     pub(crate) fn restore_executable(&self, name: &str) {
         let path = self.executable(name);
         let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path));
-        write_executable(&path, EXECUTABLE);
+        write_script(&path, EXECUTABLE);
     }
 
     /// Tries a fault that a runner injects.
