@@ -57,7 +57,8 @@ pub fn is_meshed(pod: &Pod, namespace: Option<&Namespace>) -> bool {
     !pod.host_network && (pod.proxy().is_some() || enrolled_by(pod, namespace).is_some())
 }
 
-/// Returns whether ztunnel gets no inbound connections of the pod, because its annotation says so.
+/// Returns whether the pod's annotation `ambient.istio.io/bypass-inbound-capture` keeps its inbound connections from
+/// ztunnel.
 #[must_use]
 pub fn bypasses_inbound(pod: &Pod) -> bool {
     pod.annotations.get(AMBIENT_BYPASS_INBOUND).and_then(|value| parse_bool(value)) == Some(true)
