@@ -2,6 +2,7 @@
 //!
 //! Label values are constants of this program, never external text, so the number of time series is bounded.
 
+use super::pods::Finding;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -195,9 +196,11 @@ impl Metrics {
         self.policy_changes.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Sets the number of pods with a policy of this kind.
-    pub fn pods(&self, policy: &'static str, count: u32) {
-        self.pods.get_or_create(&[("policy", policy)]).set(count.into());
+    /// Sets the numbers of pods, in the order of [`Finding::NAMES`].
+    pub(super) fn pods(&self, counts: [u32; 4]) {
+        for (state, count) in Finding::NAMES.into_iter().zip(counts) {
+            self.pods.get_or_create(&[("policy", state)]).set(count.into());
+        }
     }
 
     /// Returns all metrics in the OpenMetrics text format.
@@ -284,7 +287,7 @@ mod tests {
         metrics.ended_bypasses.inc();
         metrics.nri_request(Duration::from_millis(3));
         metrics.policy_change("applied");
-        metrics.pods("older", 7);
+        metrics.pods([0, 7, 0, 0]);
         let samples = samples(&metrics);
         for (series, value) in [
             (r#"detour_api_fallbacks_total{reason="unknown"}"#, 1.0),
@@ -303,7 +306,7 @@ mod tests {
             (r#"detour_nri_seconds_bucket{le="0.004"}"#, 1.0),
             (r#"detour_nri_seconds_bucket{le="0.002"}"#, 0.0),
             (r#"detour_policy_changes_total{result="applied"}"#, 1.0),
-            (r#"detour_pods{policy="older"}"#, 7.0),
+            (r#"detour_pods{policy="rejected"}"#, 7.0),
         ] {
             assert_eq!(samples.get(series), Some(&value), "{series}");
         }

@@ -25,7 +25,7 @@ pub use facts::{EndedContainer, ObservedPod};
 pub use metrics::Metrics;
 pub use plugin_token::PluginToken;
 pub use pod_reports::PodReports;
-pub use pods::{PodSettings, RepairMode, RepairSettings, parse_selector};
+pub use pods::{PodSettings, RepairMode};
 pub use reconcile_loop::{DesiredInstallation, Job, OnExit, run};
 pub use runtime::{AgentRuntime, RunningRuntime, Tasks};
 pub use services::Services;

@@ -1,21 +1,20 @@
-//! Events and conditions of the node's pods, and the task that writes them to the API server. `queue` decides which one is
+//! Events of the node's pods, and the task that writes them to the API server. `queue` decides which one is
 //! next.
 
 mod queue;
 
 use super::runtime::Tasks;
-use crate::cluster::{Event, PolicyCondition, ServiceAccount};
+use crate::cluster::{Event, ServiceAccount};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;
-use queue::{Queue, Report};
+use queue::Queue;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 use tokio::time::{timeout, timeout_at};
 
-/// The pause after a report that the API server did not accept: of all reports if it did not answer, of conditions if it
-/// refused one. It refuses everything while it loads its roles.
+/// The pause after an Event to which the API server did not answer.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The reports that wait for the API server. The task ends with the last clone.
@@ -39,10 +38,7 @@ impl PodReports {
         let Some(account) = account else { return Self::none() };
         let reports = Self::new();
         let shared = reports.0.as_ref().map(|handle| Arc::clone(&handle.0)).unwrap_or_default();
-        let write = move |report: &Report| match report {
-            Report::Event(pod, event) => account.tell(pod, event),
-            Report::Condition(pod, condition, has_changed) => account.set_condition(pod, condition, *has_changed),
-        };
+        let write = move |(pod, event): &(PodRef, Event)| account.tell(pod, event);
         tasks.start(|| async move { shared.write_all(write, RETRY_DELAY).await });
         reports
     }
@@ -62,14 +58,6 @@ impl PodReports {
         shared.queue().add_event(pod, event);
         shared.changed.notify_one();
     }
-
-    /// Sets a pod's condition without waiting. It replaces one that still waits. `has_changed_status` is whether its
-    /// status differs from that in the cluster. Drops it if too many wait.
-    pub(super) fn condition(&self, pod: &PodRef, condition: PolicyCondition, has_changed_status: bool) {
-        let Some(Handle(shared)) = self.0.as_deref() else { return };
-        shared.queue().add_condition(pod, condition, has_changed_status);
-        shared.changed.notify_one();
-    }
 }
 
 impl Drop for Handle {
@@ -87,10 +75,10 @@ impl Shared {
     /// Writes reports until the queue ends. While the API server does not answer, they wait.
     async fn write_all(
         &self,
-        write: impl Fn(&Report) -> Result<(), Error> + Clone + Send + 'static,
+        write: impl Fn(&(PodRef, Event)) -> Result<(), Error> + Clone + Send + 'static,
         retry_delay: Duration,
     ) {
-        let mut logged = [None, None];
+        let mut logged = None;
         while let Some(report) = self.next().await {
             let write = write.clone();
             let written = spawn_blocking(move || {
@@ -99,10 +87,10 @@ impl Shared {
             });
             // Fails only if the write panics.
             let Ok((report, result)) = written.await else { continue };
-            log(&report, result.as_ref().err(), &mut logged);
+            log(result.as_ref().err(), &mut logged);
             let code = result.err().map(|error| error.code);
             let is_unavailable = code == Some(Code::TryAgain);
-            self.record(report, code, retry_delay);
+            self.record(report, code);
             if is_unavailable {
                 let ended = async {
                     while !self.queue().has_ended {
@@ -116,23 +104,17 @@ impl Shared {
     }
 
     /// Records the result of a report: it counts for the limits, or is written again later.
-    fn record(&self, report: Report, code: Option<Code>, retry_delay: Duration) {
+    fn record(&self, report: (PodRef, Event), code: Option<Code>) {
         let mut queue = self.queue();
-        let is_unavailable = code == Some(Code::TryAgain);
-        if !is_unavailable {
-            queue.record(&report, Instant::now());
-        }
-        let is_refused = code == Some(Code::Forbidden) && matches!(report, Report::Condition(..));
-        if is_refused {
-            queue.pause_conditions(Instant::now() + retry_delay);
-        }
-        if is_refused || is_unavailable {
+        if code == Some(Code::TryAgain) {
             queue.put_back(report);
+        } else {
+            queue.record(&report.0, Instant::now());
         }
     }
 
     /// Waits for the next report; `None` if the queue has ended.
-    async fn next(&self) -> Option<Report> {
+    async fn next(&self) -> Option<(PodRef, Event)> {
         loop {
             let later = {
                 let mut queue = self.queue();
@@ -152,21 +134,17 @@ impl Shared {
     }
 }
 
-/// Logs a failure, once until a report of this kind is accepted or fails for another reason. Messages contain the pod,
-/// so only the code tells whether the reason is the same.
-fn log(report: &Report, error: Option<&Error>, logged: &mut [Option<Code>; 2]) {
-    let (what, logged) = match report {
-        Report::Event(..) => ("Event not created", &mut logged[0]),
-        Report::Condition(..) => ("condition detour.io/policy not set", &mut logged[1]),
-    };
+/// Logs a failure, once until an Event is accepted or fails for another reason. Messages contain the pod, so only the code
+/// tells whether the reason is the same.
+fn log(error: Option<&Error>, logged: &mut Option<Code>) {
     match error {
         // The pod was deleted, which ends its reports.
-        Some(error) if error.code == Code::PodUnknown => tracing::debug!("{what}: {error}"),
+        Some(error) if error.code == Code::PodUnknown => tracing::debug!("Event not created: {error}"),
         Some(error) if *logged != Some(error.code) => {
-            tracing::warn!("{what}: {error}");
+            tracing::warn!("Event not created: {error}");
             *logged = Some(error.code);
         }
-        Some(error) => tracing::debug!("{what}: {error}"),
+        Some(error) => tracing::debug!("Event not created: {error}"),
         None => *logged = None,
     }
 }
@@ -174,14 +152,6 @@ fn log(report: &Report, error: Option<&Error>, logged: &mut [Option<Code>; 2]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    impl PodReports {
-        /// Returns the reasons of the Events that wait.
-        pub(in crate::agent) fn waiting_events(&self) -> Vec<String> {
-            let Some(Handle(shared)) = self.0.as_deref() else { return Vec::new() };
-            shared.queue().waiting_events().map(|event| event.reason.to_string()).collect()
-        }
-    }
 
     fn pod(name: &str) -> PodRef {
         PodRef { namespace: "shop".into(), name: name.into(), uid: Some("u".into()) }
@@ -191,15 +161,8 @@ mod tests {
         Event { warning: false, reason: reason.into(), message: String::new() }
     }
 
-    fn condition(reason: &str) -> PolicyCondition {
-        PolicyCondition { reason: reason.into(), ..PolicyCondition::default() }
-    }
-
-    fn text(report: &Report) -> String {
-        match report {
-            Report::Event(pod, event) => format!("{} {}", pod.name, event.reason),
-            Report::Condition(pod, condition, _) => format!("{} = {}", pod.name, condition.reason),
-        }
+    fn text((pod, event): &(PodRef, Event)) -> String {
+        format!("{} {}", pod.name, event.reason)
     }
 
     /// Writes everything that waits, with the results that `answer` returns by the number of earlier writes. Returns
@@ -211,7 +174,7 @@ mod tests {
         let shared = Arc::clone(&reports.0.as_ref().expect("started").0);
         let (written, answer) = (Arc::new(Mutex::new(Vec::new())), Arc::new(answer));
         let (attempts, queue) = (Arc::clone(&written), Arc::clone(&shared));
-        let write = move |report: &Report| {
+        let write = move |report: &(PodRef, Event)| {
             let number = {
                 let mut attempts = attempts.lock().expect("no panic");
                 attempts.push(text(report));
@@ -243,58 +206,5 @@ mod tests {
             _ => Ok(()),
         });
         assert_eq!(written, ["a E", "a E", "b E", "c E"], "a refused Event is dropped");
-    }
-
-    #[test]
-    fn only_the_latest_condition_of_a_pod_is_written() {
-        let reports = PodReports::new();
-        reports.condition(&pod("a"), condition("Older"), true);
-        reports.condition(&pod("a"), condition("Current"), true);
-        reports.condition(&pod("b"), condition("Older"), true);
-        let written = written(reports, move |number, reports| {
-            if number == 1 {
-                // The condition that is being written is outdated.
-                reports.condition(&pod("a"), condition("Rejected"), true);
-                return Err(Error::new(Code::TryAgain, "no answer"));
-            }
-            Ok(())
-        });
-        assert_eq!(written, ["a = Current", "b = Older", "a = Rejected"], "the pods take turns");
-    }
-
-    #[test]
-    fn refused_conditions_take_turns_until_they_are_accepted() {
-        let reports = PodReports::new();
-        for name in ["a", "b", "c"] {
-            reports.condition(&pod(name), condition("Older"), true);
-        }
-        let written = written(reports, move |number, reports| {
-            if number == 3 {
-                // It replaces the refused one, and its status still differs from that in the cluster.
-                reports.condition(&pod("b"), condition("Rejected"), false);
-            }
-            if number <= 5 { Err(Error::new(Code::Forbidden, "refused")) } else { Ok(()) }
-        });
-        let expected = [
-            "a = Older",
-            "b = Older",
-            "c = Older",
-            "a = Older",
-            "b = Rejected",
-            "c = Older",
-            "a = Older",
-            "b = Rejected",
-        ];
-        assert_eq!(written, expected);
-    }
-
-    #[test]
-    fn events_and_conditions_alternate() {
-        let reports = PodReports::new();
-        for name in ["a", "b"] {
-            reports.event(&pod(name), event("E"));
-            reports.condition(&pod(name), condition("Current"), false);
-        }
-        assert_eq!(written(reports, |_, _| Ok(())), ["a E", "a = Current", "b E", "b = Current"]);
     }
 }

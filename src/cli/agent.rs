@@ -8,15 +8,13 @@ use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, kubeconfig};
 use detour_cni::agent::{
     AgentRuntime, ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, PluginToken, PodSettings,
-    RepairMode, RepairSettings, Services, parse_selector, run,
+    RepairMode, Services, run,
 };
 use detour_cni::cluster::{ObjectRef, ServiceAccount};
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use detour_cni::pod::PodRef;
-use detour_cni::policy::LivePolicyScope;
 use detour_cni::trusted_file::read_trusted;
-use kube::core::Selector;
 use std::cell::RefCell;
 use std::env;
 use std::net::SocketAddr;
@@ -61,19 +59,18 @@ pod's network namespace and verifies the rules. It makes up to five attempts per
 between them, and reports each repair as an Event of the pod. If all attempts fail, the pod keeps
 running as it is for an hour. The agent checks each pod when it changes, and once or twice a minute.
 
-Live policy: With a node name, the agent applies changes of annotations (pod, namespace) and of the
-node's configuration to running pods (--live-policy). Established connections continue. An invalid
-value changes nothing of what its sub-plugin excludes. The agent reports each change as an Event,
-and the state as the pod's condition detour.io/policy. With the annotation
-detour.io/live-policy=false on a pod or its namespace, the agent only ends bypasses that the pod may
-no longer have.
+Live policy: With a node name, the agent repeats the ADD of a running pod when annotations (pod,
+namespace) or the node's configuration change (--live-policy). Exclusions and the lists of captured
+and excluded ports, ranges, groups and interfaces follow; the redirection stays as it was at the
+pod's start. Established connections continue. A request that is invalid or outside the bounds
+counts as absent. The agent reports each change, and each such request, as an Event of the pod.
 
 Excluded containers: With --nri-socket, the agent registers at the container runtime, which reports
 each container before its first instruction. Containers that the sub-plugin container-exclude names
 bypass the sidecar until they exit, or until the proxy accepts connections. Without the flag, or
 while the agent does not run, they start captured. The agent reports a captured container as an
 Event of the pod. If another process deletes the rules for excluded containers, the agent restores
-them within seconds, unless --repair is off or --repair-selector does not select the pod.
+them within seconds, unless --repair is off.
 
 Health: /metrics uses the OpenMetrics text format; all metric names start with detour_. With
 --health-address, the agent exits with code 1 if the file system does not respond for two minutes,
@@ -118,8 +115,8 @@ pub(super) struct AgentArguments {
     /// Register at the container runtime's NRI socket on the node, to exclude containers before their first instruction [default without PATH: /var/run/nri/nri.sock; without the flag: not registered]
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "/var/run/nri/nri.sock")]
     nri_socket: Option<HostPath>,
-    /// Which changes of annotations and of the node's configuration to apply to running pods
-    #[arg(long, value_name = "SCOPE", value_enum, default_value = "exclusions")]
+    /// Whether running pods follow changes of annotations and of the node's configuration
+    #[arg(long, value_name = "on|off", value_enum, default_value = "on")]
     live_policy: LivePolicyArgument,
     #[command(flatten)]
     repair: RepairArguments,
@@ -127,11 +124,9 @@ pub(super) struct AgentArguments {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum LivePolicyArgument {
-    /// Those of exclusions, and of the lists of captured and excluded ports, ranges, groups and interfaces
-    Exclusions,
-    /// All changes, also of the settings of the redirection; a running pod's redirection never begins or ends
-    All,
-    /// None: only new pods get a changed policy; the agent reports which pods have an earlier one
+    /// Exclusions and the lists of captured and excluded ports, ranges, groups and interfaces follow
+    On,
+    /// Only new pods get a changed policy
     Off,
 }
 
@@ -152,12 +147,6 @@ pub(super) struct RepairArguments {
     /// How to repair a pod that started before the plugin was ready, or that lost its rules
     #[arg(long, value_name = "MODE", value_enum, default_value = "repair")]
     repair: RepairModeArgument,
-    /// Label for --repair label
-    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label, default_value = "cni.istio.io/uninitialized=true")]
-    repair_label: (String, String),
-    /// Repair only pods with these labels, in the syntax of kubectl -l [default: all pods]
-    #[arg(long, value_name = "SELECTOR", value_parser = parse_selector, default_value = "", hide_default_value = true)]
-    repair_selector: Selector,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -166,8 +155,6 @@ enum RepairModeArgument {
     Repair,
     /// Delete the pod if a controller replaces it
     Delete,
-    /// Label the pod, so that another program can handle it
-    Label,
     /// Do not repair pods
     Off,
 }
@@ -194,12 +181,6 @@ fn parse_taint(key: &str) -> Result<String, String> {
     };
     let is_valid = is_plain(prefix) && is_plain(name) && name.len() <= 63;
     is_valid.then(|| key.to_owned()).ok_or_else(|| "expected [PREFIX/]NAME, such as cni.istio.io/not-ready".to_owned())
-}
-
-fn parse_label(text: &str) -> Result<(String, String), String> {
-    let parts = text.split_once('=').filter(|(key, _)| !key.is_empty());
-    let (key, value) = parts.ok_or("expected KEY=VALUE")?;
-    Ok((key.to_owned(), value.to_owned()))
 }
 
 /// Turns an error into one of usage, with exit code 2.
@@ -317,12 +298,8 @@ impl AgentArguments {
             // Only a primary plugin asks for definitions.
             definitions: self.install.may_be_primary(),
             pods: PodSettings {
-                repair: self.repair.settings(),
-                live_policy: match self.live_policy {
-                    LivePolicyArgument::Exclusions => LivePolicyScope::Exclusions,
-                    LivePolicyArgument::All => LivePolicyScope::All,
-                    LivePolicyArgument::Off => LivePolicyScope::Off,
-                },
+                repair: self.repair.mode(),
+                live_policy: matches!(self.live_policy, LivePolicyArgument::On),
             },
             taint: self.taint.clone(),
         })
@@ -394,17 +371,12 @@ impl DesiredSource<'_> {
 }
 
 impl RepairArguments {
-    /// Returns the settings, `None` for `--repair off`.
-    pub(super) fn settings(&self) -> Option<RepairSettings> {
-        Some(RepairSettings {
-            selector: self.repair_selector.clone(),
-            mode: match self.repair {
-                RepairModeArgument::Repair => RepairMode::InPlace,
-                RepairModeArgument::Delete => RepairMode::Delete,
-                RepairModeArgument::Label => RepairMode::Label,
-                RepairModeArgument::Off => return None,
-            },
-            label: self.repair_label.clone(),
-        })
+    /// Returns the mode, `None` for `--repair off`.
+    pub(super) const fn mode(&self) -> Option<RepairMode> {
+        match self.repair {
+            RepairModeArgument::Repair => Some(RepairMode::InPlace),
+            RepairModeArgument::Delete => Some(RepairMode::Delete),
+            RepairModeArgument::Off => None,
+        }
     }
 }

@@ -10,7 +10,7 @@ pub(crate) use api::{Collection, CollectionError};
 pub use fact_source::{Cluster, Definitions, Reports};
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
 pub use resources::{Definition, DefinitionQuery, Event, Lookup, NodeTaints, ObjectRef};
-pub use resources::{Permission, PolicyCondition, ReportedEvent, ScheduledPod, Token, Workload};
+pub use resources::{Permission, ReportedEvent, ScheduledPod, Token, Workload};
 pub use silence::SILENCE_MARK;
 use silence::{SILENCE_TIMEOUT, SilenceMark};
 pub use text::{Given, Objects, objects};

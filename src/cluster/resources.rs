@@ -74,17 +74,6 @@ pub enum Lookup {
     Missing(String),
 }
 
-/// The condition [`POLICY_CONDITION`](crate::pod::well_known::POLICY_CONDITION) of a pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PolicyCondition {
-    /// Whether its status is `True`.
-    pub is_current: bool,
-    /// Its reason: one word.
-    pub reason: String,
-    /// Its message.
-    pub message: String,
-}
-
 /// A node with its taints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeTaints {

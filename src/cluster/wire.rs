@@ -2,7 +2,7 @@
 //! `core/v1`), with conversions to [`crate::pod`] and [`crate::cluster`]'s values. `null` is accepted for an absent
 //! value everywhere, because Go writes empty lists and maps as `null`.
 
-use super::resources::{Definition, NodeTaints, ObjectRef, PolicyCondition, Token};
+use super::resources::{Definition, NodeTaints, ObjectRef, Token};
 use crate::pod;
 use crate::pod::well_known::DATAPLANE_MODE;
 use k8s_openapi::jiff::Timestamp;
@@ -151,8 +151,6 @@ pub(crate) struct PodStatus {
     addresses: Vec<PodAddress>,
     #[serde(deserialize_with = "null_is_empty")]
     pub(crate) init_container_statuses: Vec<ContainerStatus>,
-    #[serde(deserialize_with = "null_is_empty")]
-    pub(crate) conditions: Vec<Condition>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -183,24 +181,6 @@ pub(crate) struct TerminatedState {
     pub(crate) exit_code: i32,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) message: String,
-}
-
-/// A condition of a pod.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Condition {
-    pub(crate) r#type: String,
-    status: String,
-    #[serde(deserialize_with = "null_is_empty")]
-    reason: String,
-    #[serde(deserialize_with = "null_is_empty")]
-    message: String,
-}
-
-impl From<Condition> for PolicyCondition {
-    fn from(Condition { status, reason, message, .. }: Condition) -> Self {
-        Self { is_current: status == "True", reason, message }
-    }
 }
 
 impl PodStatus {

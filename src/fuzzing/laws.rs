@@ -9,7 +9,7 @@ use crate::firewall::{
     restore_text,
 };
 use crate::netlink::attributes::Attributes;
-use crate::policy::{Exclusion, Interception, LivePolicyScope, Policy};
+use crate::policy::{Interception, Policy};
 use crate::printable;
 
 /// The chains of other tools in the generated rules.
@@ -211,22 +211,12 @@ pub(super) fn policies(input: &[u8]) {
     let covered = |exclusion| in_effect.iter().any(|wide| wide.covers(exclusion));
     assert!(own.exclusions.iter().all(covered), "{:?} are not covered by {in_effect:?}", own.exclusions);
 
-    for scope in [LivePolicyScope::Off, LivePolicyScope::Exclusions, LivePolicyScope::All] {
-        let followed = a.following(&b, scope);
-        assert_eq!(a.following(&a, scope), a, "nothing changes without a change");
-        assert_eq!(followed.following(&b, scope), followed, "a change is complete: {scope}");
-        assert_eq!(followed.redirect().is_some(), a.redirect().is_some(), "a redirection neither begins nor ends");
-        assert_eq!(followed.redirect().map(|redirect| redirect.ipv6), a.redirect().map(|redirect| redirect.ipv6));
-    }
-    assert_eq!(a.following(&b, LivePolicyScope::Off), a);
-    let tightened = a.tightened(&b);
-    assert_eq!(a.tightened(&a), a, "nothing changes without a change");
-    assert_eq!(tightened.tightened(&b), tightened, "a tightened policy is complete");
-    if [&a, &b].iter().all(|policy| policy.interception != Interception::Off) {
-        for bound in [&a, &b] {
-            let united = bound.union(bound).expect("it does not contradict itself").exclusions;
-            let covered = |exclusion| united.iter().any(|wide: &Exclusion| wide.covers(exclusion));
-            assert!(tightened.exclusions.iter().all(covered), "{:?} in {united:?}", tightened.exclusions);
-        }
+    let repeated = a.repeated(&b);
+    assert_eq!(a.repeated(&a).redirect(), a.redirect(), "nothing changes without a change");
+    assert_eq!(repeated.repeated(&b), repeated, "a change is complete");
+    assert_eq!(repeated.redirect().is_some(), a.redirect().is_some(), "a redirection neither begins nor ends");
+    assert_eq!(repeated.redirect().map(|redirect| redirect.ipv6), a.redirect().map(|redirect| redirect.ipv6));
+    if a.interception != Interception::Off {
+        assert_eq!(repeated.exclusions, b.exclusions, "no exclusion remains that is not desired");
     }
 }

@@ -80,7 +80,7 @@ pub(super) fn apply(
     let auto = conf.auto_format.filter(|_| executables.is_empty());
     let format = FormatPreference { requested: conf.rule_format, auto };
     let netns = open_netns::of_request(request)?;
-    reconcile(&store, &attachment, &netns, Operation::Apply(policy, format, inputs))?;
+    reconcile(&store, &attachment, &netns, Operation::Add(policy, format, inputs))?;
     if !executables.is_empty() {
         warn_of_native_rules(&store, &attachment, &netns, &executables);
     }

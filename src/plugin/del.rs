@@ -66,7 +66,7 @@ pub(super) fn remove(store: &Store, attachment: &Attachment, netns: Option<&NetN
         Some(netns) => match reconcile(store, attachment, netns, Operation::Remove) {
             Err(error) if error.code == Code::State => tracing::warn!("{error}"),
             // The record is gone. A concurrent ADD may have written another one since, which describes its rules.
-            other => return other,
+            other => return other.map(drop),
         },
         // Calls remove their own locks, unless they are killed.
         None => remove_stale_locks(),

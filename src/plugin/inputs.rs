@@ -2,11 +2,11 @@
 //! running pod again when its facts or the node's configuration change.
 
 use super::evaluation::{EvaluatedWith, host_groups};
-use crate::cni::{Block, Bounds, Code, Error, NetConf, NodeConf, Request, RuleFormat};
+use crate::cni::{Block, Bounds, Code, Error, NetConf, NodeConf, Request};
 use crate::netns::NetnsId;
 use crate::pod::{Facts, PodRef};
 use crate::policy::Policy;
-use crate::sub_plugins::{self, ChainInput, Resolvers, SeparatePolicy, SubPlugin, skip_reason};
+use crate::sub_plugins::{self, ChainInput, RepeatedOutput, Resolvers, SubPlugin, skip_reason};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
@@ -50,9 +50,6 @@ pub(super) struct AddInputs<'a> {
     /// `prevResult.dns.nameservers`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     previous_nameservers: Vec<IpAddr>,
-    /// The configured rule format, unless it is `auto`.
-    #[serde(default, rename = "dialect", skip_serializing_if = "Option::is_none")]
-    pub(super) rule_format: Option<RuleFormat>,
 }
 
 /// The block of a sub-plugin with its path.
@@ -123,7 +120,6 @@ impl<'a> AddInputs<'a> {
             without_facts,
             runtime_nameservers: conf.runtime_nameservers(),
             previous_nameservers: conf.prev_result_nameservers(),
-            rule_format: conf.rule_format,
         })
     }
 
@@ -137,18 +133,18 @@ impl<'a> AddInputs<'a> {
         to_raw_value(self).ok().map(SavedInputs)
     }
 
-    /// Evaluates the policies that an ADD with these inputs would apply now, for a primary plugin each with the name of its
-    /// network. `applied` is the policy of the attachment. If a setting is invalid, the other sub-plugins are evaluated
-    /// without it.
+    /// Evaluates the policy that an ADD with these inputs would apply now to a pod that has the policy `recorded`. Requests
+    /// that are invalid count as absent; without `with_requests`, all do.
     ///
     /// # Errors
-    /// The facts are of another pod.
+    /// The facts are of another pod, or a block is invalid.
     pub(super) fn evaluate(
         &self,
         facts: &Facts,
         node: &NodeInputs<'_>,
-        applied: &Policy,
-    ) -> Result<Vec<(Option<&str>, SeparatePolicy)>, Error> {
+        recorded: &Policy,
+        with_requests: bool,
+    ) -> Result<RepeatedOutput, Error> {
         if !facts.pod.matches(&self.pod) {
             let (expected, got) = (self.pod.uid.as_deref(), facts.pod.uid.as_deref());
             let msg = format!(
@@ -162,29 +158,37 @@ impl<'a> AddInputs<'a> {
         let group_id = |name: &str| groups.get_or_init(|| host_groups(node.group_file)).get(name).copied();
         let run = |blocks: &[Block], args: &Map<String, Value>, bounds: &Bounds, cluster_dns: &[IpAddr]| {
             if !sub_plugins::wants(blocks).pod {
-                return SeparatePolicy::default();
+                return Ok(RepeatedOutput::default());
             }
             let facts = (!self.without_facts).then_some(facts);
             let resolvers =
                 Resolvers { runtime: &self.runtime_nameservers, cluster_dns, previous: &self.previous_nameservers };
             let input = ChainInput { facts, args, bounds: node.bounds(bounds), resolvers, group_id: &group_id };
-            sub_plugins::run_separately(blocks, &input, applied)
+            sub_plugins::run_again(blocks, &input, recorded.redirect().is_some(), with_requests)
         };
-        let recorded = self.evaluated.first();
-        let Some(conf) = node.installed.filter(|_| recorded.is_none_or(|recorded| recorded.network.is_none())) else {
-            let evaluate =
-                |one: &EvaluatedConfiguration<'_>| run(&one.blocks(), &one.args, &one.bounds, &one.cluster_dns);
-            return Ok(self.evaluated.iter().map(|one| (one.network.as_deref(), evaluate(one))).collect());
-        };
-        if skip_reason(conf, &self.pod).is_some() {
-            return Ok(Vec::new());
+        let first = self.evaluated.first();
+        if let Some(conf) = node.installed.filter(|_| first.is_none_or(|first| first.network.is_none())) {
+            if skip_reason(conf, &self.pod).is_some() {
+                return Ok(RepeatedOutput::default());
+            }
+            let args = first.map(|first| first.args.clone()).unwrap_or_default();
+            let cluster_dns = match (conf.kubernetes.cluster_dns.as_slice(), first) {
+                ([], Some(first)) => &first.cluster_dns,
+                (_, _) => &conf.kubernetes.cluster_dns,
+            };
+            return run(&conf.chain, &args, &conf.bounds, cluster_dns);
         }
-        let args = recorded.map(|recorded| recorded.args.clone()).unwrap_or_default();
-        let cluster_dns = match (conf.kubernetes.cluster_dns.as_slice(), recorded) {
-            ([], Some(recorded)) => &recorded.cluster_dns,
-            (_, _) => &conf.kubernetes.cluster_dns,
-        };
-        Ok(vec![(None, run(&conf.chain, &args, &conf.bounds, cluster_dns))])
+        let mut united = RepeatedOutput::default();
+        for one in &self.evaluated {
+            let named = |error: Error| match &one.network {
+                Some(network) => error.of_network(network),
+                None => error,
+            };
+            let output = run(&one.blocks(), &one.args, &one.bounds, &one.cluster_dns).map_err(named)?;
+            united.policy = Policy::union_of([&united.policy, &output.policy]);
+            united.absent.extend(output.absent.into_iter().map(named));
+        }
+        Ok(united)
     }
 }
 
@@ -212,15 +216,6 @@ impl NodeInputs<'_> {
     }
 }
 
-/// Returns the first error of an evaluation, with the name of the network of a primary plugin.
-pub(super) fn refusal(network: Option<&str>, evaluated: &SeparatePolicy) -> Option<Error> {
-    let error = evaluated.errors.first()?.clone();
-    Some(match network {
-        Some(network) => error.of_network(network),
-        None => error,
-    })
-}
-
 /// Returns whether nothing but the default bounds applies.
 fn is_default(bounds: &Bounds) -> bool {
     !bounds.is_set()
@@ -230,7 +225,7 @@ fn is_default(bounds: &Bounds) -> bool {
 mod tests {
     use super::*;
     use crate::pod::{Container, Pod};
-    use crate::policy::{Exclusion, IdRange, Policy, PortRange, Protocol, TrafficOwner};
+    use crate::policy::{Exclusion, IdRange, Policy, TrafficOwner};
     use serde_json::json;
 
     fn node() -> NodeInputs<'static> {
@@ -249,7 +244,6 @@ mod tests {
             }],
             "runtime_nameservers": ["10.0.0.1"],
             "previous_nameservers": ["10.0.0.2"],
-            "dialect": "Nftables",
         })
     }
 
@@ -272,45 +266,14 @@ mod tests {
     fn saved_inputs_are_read_and_evaluated() {
         let inputs = read(&saved()).expect("readable");
         assert_eq!(inputs.to_saved().map(|saved| saved.0.get().to_owned()), Some(saved().to_string()));
-        assert_eq!(inputs.rule_format, Some(RuleFormat::Nftables));
-        let policies = inputs.evaluate(&facts(), &node(), &Policy::default()).expect("valid");
-        assert_eq!(policies.len(), 1);
-        assert_eq!(policies[0].1.errors, Vec::new());
-        assert_eq!(excluded(&policies[0].1.policy), [of_uid(7), of_uid(8)]);
+        let output = inputs.evaluate(&facts(), &node(), &Policy::default(), true).expect("valid");
+        assert_eq!((excluded(&output.policy), output.absent), (vec![of_uid(7), of_uid(8)], Vec::new()));
+        let output = inputs.evaluate(&facts(), &node(), &Policy::default(), false).expect("valid");
+        assert_eq!(excluded(&output.policy), [of_uid(7)], "without the pod's argument");
     }
 
     fn of_uid(uid: u32) -> TrafficOwner {
         TrafficOwner::Uid(IdRange::one(uid))
-    }
-
-    /// An invalid annotation of `dns-exclude` keeps only what that sub-plugin could exclude.
-    #[test]
-    fn an_invalid_setting_of_one_sub_plugin_does_not_keep_the_exclusions_of_others() {
-        let mut saved = saved();
-        let uids = json!({"type": "uid-exclude", "uids": [7], "pod_overrides": false});
-        saved["evaluated"][0]["blocks"] = json!([["chain[0]", uids], ["chain[1]", {"type": "dns-exclude"}]]);
-        let mut facts = facts();
-        facts.pod.annotations.insert("detour.io/exclude-uids".into(), "9".into());
-        facts.pod.annotations.insert("detour.io/exclude-dns".into(), "10.0.0.300".into());
-        let inputs = read(&saved).expect("readable");
-        let exclusion = |owner, ports: &[u16]| Exclusion {
-            owner,
-            destination: None,
-            protocol: (!ports.is_empty()).then_some(Protocol::Udp),
-            ports: ports.iter().copied().map(PortRange::one).collect(),
-        };
-        let dns = exclusion(TrafficOwner::Any, &[53]);
-        let exclusions = [exclusion(of_uid(7), &[]), exclusion(of_uid(9), &[]), dns.clone()].into();
-        let applied = Policy { exclusions, ..Policy::default() };
-        let parts = inputs.evaluate(&facts, &node(), &applied).expect("of this pod").remove(0).1;
-        assert_eq!(parts.policy.exclusions, [exclusion(of_uid(7), &[]), dns].into());
-        assert!(refusal(None, &parts).is_some_and(|error| error.msg.contains("10.0.0.300")));
-        // An invalid value of the annotation itself keeps what it excluded, unless the sub-plugin is pinned.
-        facts.pod.annotations.insert("detour.io/exclude-uids".into(), "x".into());
-        saved["evaluated"][0]["blocks"][0][1]["pod_overrides"] = json!(true);
-        let inputs = read(&saved).expect("readable");
-        let parts = inputs.evaluate(&facts, &node(), &applied).expect("of this pod").remove(0).1;
-        assert_eq!(parts.policy.exclusions, applied.exclusions);
     }
 
     #[test]
@@ -318,7 +281,7 @@ mod tests {
         let mut newer = saved();
         newer["new"] = json!(1);
         assert!(read(&newer).is_some());
-        newer["dialect"] = json!("new");
+        newer["runtime_nameservers"] = json!("new");
         assert_eq!(read(&newer), None);
     }
 
@@ -328,8 +291,8 @@ mod tests {
         saved["without_facts"] = json!(true);
         let inputs = read(&saved).expect("readable");
         let no_sidecar = Facts { pod: Pod { containers: Vec::new(), ..facts().pod }, namespace: None };
-        let policies = inputs.evaluate(&no_sidecar, &node(), &Policy::default()).expect("valid");
-        assert_eq!(excluded(&policies[0].1.policy).len(), 2);
+        let output = inputs.evaluate(&no_sidecar, &node(), &Policy::default(), true).expect("valid");
+        assert_eq!(excluded(&output.policy).len(), 2);
     }
 
     #[test]
@@ -339,8 +302,7 @@ mod tests {
         saved["evaluated"][0]["blocks"][0][0] = json!("network default/excludedns, chain[0]");
         saved["evaluated"][0]["blocks"][0][1]["uids"] = json!(["abc"]);
         let inputs = read(&saved).expect("readable");
-        let (network, parts) = inputs.evaluate(&facts(), &node(), &Policy::default()).expect("of this pod").remove(0);
-        let error = refusal(network, &parts).expect("invalid");
+        let error = inputs.evaluate(&facts(), &node(), &Policy::default(), true).expect_err("invalid");
         assert!(error.msg.contains("network default/excludedns") && error.msg.contains("abc"), "{error}");
     }
 }

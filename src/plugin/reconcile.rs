@@ -19,21 +19,29 @@ use crate::state::{Attachment, Store};
 use crate::wait;
 use obstacle::{Obstacle, is_unsupported, refused};
 pub(super) use operation::Operation;
-use operation::{Change, Changes, InputsChange, Kind, gone};
+use operation::{Change, Changes, Kind, gone};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How long a call waits for another call in the same network namespace.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the agent waits for another call in the same network namespace: it must not delay other pods, and retries.
-const FOLLOW_LOCK_TIMEOUT: Duration = Duration::from_millis(200);
+const REPEAT_LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 /// The time limit for attempts if another process changes the rules concurrently: a process with CAP_NET_ADMIN in the pod can change rules without end.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of netlink socket failures, each of which leaves the outcome of a transaction unknown.
 const MAX_SOCKET_FAILURES: usize = 3;
 
+/// What a call has committed.
+pub(super) struct Committed {
+    /// The union of the policies of all attachments.
+    pub(super) policy: Result<Policy, Error>,
+    /// The number of changes in the kernel.
+    pub(super) changes: usize,
+}
+
 /// Applies `operation` to the attachment and reconciles the rules with the policies of all attachments of the
-/// pod sandbox.
+/// pod sandbox. Returns `None` if there was nothing to do.
 ///
 /// # Errors
 /// The network namespace can't be entered, the attachments contradict each other, the state can't be saved, or the
@@ -43,23 +51,23 @@ pub(super) fn reconcile(
     attachment: &Attachment,
     netns: &NetNs,
     operation: Operation,
-) -> Result<(), Error> {
+) -> Result<Option<Committed>, Error> {
     let kind = operation.kind();
     let lock_mode = if kind == Kind::Remove { LockMode::CleanUp } else { LockMode::Change };
-    let lock_timeout = if kind == Kind::Follow { FOLLOW_LOCK_TIMEOUT } else { LOCK_TIMEOUT };
+    let lock_timeout = if kind == Kind::Repeat { REPEAT_LOCK_TIMEOUT } else { LOCK_TIMEOUT };
     netns.enter_to(lock_mode, lock_timeout, || {
         let reconciler = Reconciler { store, attachment, netns };
-        if kind == Kind::Follow {
+        if kind == Kind::Repeat {
             reconciler.complete_interrupted()?;
         }
         match reconciler.run(operation) {
             Err(error) if kind == Kind::Remove && error.code == Code::ForeignRules => {
-                abandon(store, attachment, netns, &error)
+                abandon(store, attachment, netns, &error).map(|()| None)
             }
-            Ok(()) if kind == Kind::Remove => {
+            Ok(committed) if kind == Kind::Remove => {
                 // Under the lock, so that it is not the record of a concurrent ADD; also if there were no rules.
                 store.remove(attachment).unwrap_or_else(|error| tracing::warn!("{error}"));
-                Ok(())
+                Ok(committed)
             }
             other => other,
         }
@@ -155,20 +163,25 @@ impl Reconciler<'_> {
     /// Completes a change whose call was killed. A record can describe only one unfinished change, so another change must
     /// not begin before.
     fn complete_interrupted(&self) -> Result<(), Error> {
-        let is_changing = |(_, record): &(Attachment, AttachmentRecord)| record.previous_policy.is_some();
-        if self.read()?.records.0.iter().any(is_changing)
-            && let Err(error) = self.run(Operation::Reapply)
-        {
-            tracing::warn!("can't complete an interrupted change: {}: {error}", self.attachment);
+        let SandboxRecords(records) = self.read()?.records;
+        if records.iter().any(|(_, record)| record.previous_policy.is_some()) {
+            let recorded = records.into_iter().map(|(attachment, record)| (attachment, record.policy));
+            if let Err(error) = self.run(Operation::Repeat(recorded.collect())) {
+                tracing::warn!("can't complete an interrupted change: {}: {error}", self.attachment);
+            }
         }
         Ok(())
     }
 
-    fn run(&self, operation: Operation) -> Result<(), Error> {
+    fn run(&self, operation: Operation) -> Result<Option<Committed>, Error> {
         let saved = self.read()?;
-        let Some(changes) = operation.changes(self.attachment, &saved.records)? else { return Ok(()) };
+        let Some(changes) = operation.changes(self.attachment, &saved.records)? else { return Ok(None) };
         let mut started = StartedWork::default();
-        let outcome = self.commit(&changes, &saved, &mut started).and_then(|work| self.complete(work, changes.kind));
+        let committed = self.commit(&changes, &saved, &mut started);
+        let outcome = committed.and_then(|(work, count)| {
+            let committed = Committed { policy: work.records.policy(), changes: count };
+            self.complete(work, changes.kind).map(|()| Some(committed))
+        });
         // The next DEL retries what a DEL can't remove.
         if outcome.is_err() && changes.kind != Kind::Remove {
             self.undo(&changes, &saved.records, &started);
@@ -177,7 +190,12 @@ impl Reconciler<'_> {
     }
 
     /// Retries until the rules are committed. `saved` is the saved state before the first attempt.
-    fn commit(&self, changes: &Changes, saved: &Saved, started: &mut StartedWork) -> Result<PendingWork, Error> {
+    fn commit(
+        &self,
+        changes: &Changes,
+        saved: &Saved,
+        started: &mut StartedWork,
+    ) -> Result<(PendingWork, usize), Error> {
         // An ADD without rules takes no lock, so that the record of another attachment may have changed meanwhile.
         let is_alone = saved.attachments.iter().all(|attachment| attachment == self.attachment);
         let (saved, addresses) = (is_alone.then_some(saved), netns::own_families()?);
@@ -209,7 +227,7 @@ impl Reconciler<'_> {
         })
     }
 
-    fn commit_once(&self, attempt: Attempt<'_>, started: &mut StartedWork) -> Result<PendingWork, Obstacle> {
+    fn commit_once(&self, attempt: Attempt<'_>, started: &mut StartedWork) -> Result<(PendingWork, usize), Obstacle> {
         let mut socket = NfSocket::open().map_err(|e| Obstacle::new(e, None))?;
         let live = LiveRuleset::read(&mut socket).map_err(|e| Obstacle::new(e, None))?;
         // Every transaction increments the generation, so the unknown one did not take effect.
@@ -217,11 +235,11 @@ impl Reconciler<'_> {
             started.unknown_since = None;
         }
         let work = self.prepare(attempt, &live, started)?;
-        self.apply(&work, attempt.addresses, &mut socket, &live, started)?;
-        Ok(work)
+        let count = self.apply(&work, attempt.addresses, &mut socket, &live, started)? + work.fixtures.missing.len();
+        Ok((work, count))
     }
 
-    /// Plans and commits the changes that lead from the live rules to the desired ones.
+    /// Plans and commits the changes that lead from the live rules to the desired ones. Returns their number.
     fn apply(
         &self,
         work: &PendingWork,
@@ -229,7 +247,7 @@ impl Reconciler<'_> {
         socket: &mut NfSocket,
         live: &LiveRuleset,
         started: &mut StartedWork,
-    ) -> Result<(), Obstacle> {
+    ) -> Result<usize, Obstacle> {
         let created = work.records.created_tables();
         let transaction = work.rule_format.plan(live, &work.known_rules, &work.desired, &created);
         if transaction.compares_cgroups() {
@@ -243,7 +261,7 @@ impl Reconciler<'_> {
         match transaction.commit(socket, live) {
             Ok(()) => {
                 tracing::debug!(changes = transaction.len(), "rules committed");
-                Ok(())
+                Ok(transaction.len())
             }
             Err(error) if work.may_use_nftables && is_unsupported(&error, &transaction) => {
                 Err(Obstacle::Unsupported(refused(&error, Some(&transaction))))
@@ -288,7 +306,7 @@ impl Reconciler<'_> {
         let mut records = self.intended(attempt, &saved.records, &found, rule_format)?;
         let policy = records.policy()?;
         // Existing rules can always be repaired and removed.
-        if matches!(changes.kind, Kind::Add | Kind::Follow) {
+        if changes.kind == Kind::Add {
             check_rules(&policy, format_args!("{} and the other attachments of the pod", self.attachment))?;
         }
         let desired = ruleset(&policy, records.ip6());
@@ -341,7 +359,7 @@ impl Reconciler<'_> {
         let mut records = saved.clone();
         for change in &attempt.changes.list {
             let own = saved.get(&change.attachment);
-            let mut record = self.intent(change, own, change.adapted(attempt.changes.kind, own, found.foreign)?);
+            let mut record = self.intent(change, own, change.adapted(attempt.changes.kind, found.foreign));
             record.rule_format = rule_format;
             // A pod without addresses may get addresses of both families later.
             record.ip6 |= attempt.addresses.ip6 || !attempt.addresses.ip;
@@ -393,8 +411,7 @@ impl Reconciler<'_> {
             record.previous_policy = own.map(|own| own.previous_policy.clone().unwrap_or_else(|| own.policy.clone()));
             record.policy = adapted;
         }
-        record.evaluated = (change.evaluated != record.policy).then(|| change.evaluated.clone());
-        if let InputsChange::Replace(inputs) = &change.inputs {
+        if let Some(inputs) = &change.inputs {
             record.inputs.clone_from(inputs);
         }
         // The path is updated with the network namespace only: the agent's path differs from the runtime's.

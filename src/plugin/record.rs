@@ -43,9 +43,6 @@ pub(crate) struct AttachmentRecord {
     /// Tables and built-in chains that were created for it.
     #[serde(default, rename = "made")]
     pub(super) created_tables: CreatedTables,
-    /// The policy as it was evaluated, if it was adapted to the network namespace.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) evaluated: Option<Policy>,
     /// The inputs of its ADD.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) inputs: Option<SavedInputs>,
@@ -119,11 +116,6 @@ impl AttachmentRecord {
     /// Returns the policy before a change that may not be committed; the policy itself without such a change.
     fn previous(&self) -> &Policy {
         self.previous_policy.as_ref().unwrap_or(&self.policy)
-    }
-
-    /// Returns the policy as it was evaluated.
-    pub(super) fn evaluated(&self) -> &Policy {
-        self.evaluated.as_ref().unwrap_or(&self.policy)
     }
 
     /// Returns the format of the redirection that may be in the kernel because of this attachment.

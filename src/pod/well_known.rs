@@ -97,7 +97,7 @@ pub const OTHER_ANNOTATIONS: [(&str, &[&str]); 4] = [
     ),
     ("traffic.sidecar.istio.io", &[]),
     (ISTIO_PREFIX, &["autoRegistrationGroup", "connectedAt", "disconnectedAt", "dry-run", "rev", "workloadController"]),
-    ("detour.io", &["live-policy"]),
+    ("detour.io", &[]),
 ];
 
 /// UIDs whose outbound traffic bypasses the sidecar.
@@ -116,10 +116,6 @@ pub const EXCLUDE_DESTINATION_RANGES: &str = "detour.io/exclude-outbound-ip-rang
 pub const REJECTED_INBOUND_PORTS: &str = "detour.io/exclude-inbound-ports";
 /// Containers whose outbound traffic bypasses the sidecar.
 pub const EXCLUDE_CONTAINERS: &str = "detour.io/exclude-containers";
-/// Whether a running pod follows changes of its policy; on the pod or its namespace.
-pub const LIVE_POLICY: &str = "detour.io/live-policy";
-/// The type of the pod condition that shows whether the pod's rules are current.
-pub const POLICY_CONDITION: &str = "detour.io/policy";
 
 /// Annotation of a namespace: the UIDs of its pods (`openshift/api`, `security/v1/consts.go`). Istio's injector takes
 /// the proxy's UID from it.

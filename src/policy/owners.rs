@@ -70,12 +70,6 @@ impl<'a> ByTraffic<'a> {
         })
     }
 
-    /// Returns whether one of these exclusions covers an exclusion of another policy.
-    fn covers(&self, exclusion: &Exclusion, enclosing: &BTreeMap<IpNet, Option<IpNet>>) -> bool {
-        let mut groups = self.wider_groups(exclusion, enclosing);
-        groups.any(|((.., ports), owners)| ports_cover(ports, &exclusion.ports) && owners.cover(exclusion.owner))
-    }
-
     /// Returns the groups that can cover an exclusion: those with the same or a wider destination and protocol.
     fn wider_groups(
         &self,
@@ -92,37 +86,6 @@ impl<'a> ByTraffic<'a> {
             group.take_while(move |((destination, protocol, _), _)| (*destination, *protocol) == to)
         })
     }
-}
-
-/// Returns the exclusions of the traffic that both `own` and `other` exclude, as far as one of theirs covers it; one that
-/// another one covers is left out.
-pub(super) fn common(own: &ByTraffic<'_>, other: &ByTraffic<'_>) -> BTreeSet<Exclusion> {
-    let destinations: BTreeSet<IpNet> = own.0.keys().chain(other.0.keys()).filter_map(|(net, ..)| *net).collect();
-    let enclosing = enclosing(destinations.into_iter());
-    let own_part = own.iter().filter(|exclusion| other.covers(exclusion, &enclosing));
-    let other_part = other.iter().filter(|exclusion| own.covers(exclusion, &enclosing));
-    let mut common: BTreeSet<Exclusion> = own_part.chain(other_part).collect();
-    for ((destination, protocol, ports), owners) in &own.0 {
-        let Some(others) = other.0.get(&(*destination, *protocol, *ports)) else { continue };
-        let uids = overlaps(&owners.uids, &others.uids).map(TrafficOwner::Uid);
-        let gids = overlaps(&owners.gids, &others.gids).map(TrafficOwner::Gid);
-        common.extend(uids.chain(gids).map(|owner| Exclusion {
-            owner,
-            destination: *destination,
-            protocol: *protocol,
-            ports: ports.to_vec(),
-        }));
-    }
-    ByTraffic::group(common.iter()).uncovered()
-}
-
-/// Returns the parts of the ranges `own` that the ranges `other` contain; both are sorted and do not overlap.
-fn overlaps(own: &[IdRange], other: &[IdRange]) -> impl Iterator<Item = IdRange> {
-    own.iter().flat_map(|range| {
-        let others = &other[other.partition_point(|other| other.last < range.first)..];
-        let others = others.iter().take_while(|other| other.first <= range.last);
-        others.map(|other| IdRange { first: range.first.max(other.first), last: range.last.min(other.last) })
-    })
 }
 
 impl Owners {

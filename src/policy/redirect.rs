@@ -160,6 +160,29 @@ pub struct Redirect {
     pub host_ipv4_loopback_cidr: Ipv4Net,
 }
 
+impl Redirect {
+    /// Returns these settings with the lists of `desired`. The proxy's own configuration depends on all other settings.
+    pub(super) fn with_lists_of(&self, desired: &Self) -> Self {
+        let desired = desired.clone();
+        Self {
+            inbound_ports_include: desired.inbound_ports_include,
+            inbound_ports_exclude: desired.inbound_ports_exclude,
+            outbound_ports_include: desired.outbound_ports_include,
+            outbound_ports_exclude: desired.outbound_ports_exclude,
+            outbound_ip_ranges_include: desired.outbound_ip_ranges_include,
+            outbound_ip_ranges_exclude: desired.outbound_ip_ranges_exclude,
+            owner_groups_include: desired.owner_groups_include,
+            owner_groups_exclude: desired.owner_groups_exclude,
+            reroute_virtual_interfaces: desired.reroute_virtual_interfaces,
+            exclude_interfaces: desired.exclude_interfaces,
+            capture_secondary_networks: desired.capture_secondary_networks,
+            secondary_interfaces: desired.secondary_interfaces,
+            default_interfaces: desired.default_interfaces,
+            ..self.clone()
+        }
+    }
+}
+
 impl Default for Redirect {
     /// Returns Istio's defaults for a pod without annotations.
     fn default() -> Self {

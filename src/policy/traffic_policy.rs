@@ -65,6 +65,27 @@ impl Policy {
         self.exclusions_in_effect().len() + self.containers.len()
     }
 
+    /// Returns the policy of a running pod with this policy if an ADD of a new pod would apply `desired`. The redirection
+    /// stays as it was when the pod started, because the proxy expects its traffic so: it neither begins nor ends, and
+    /// keeps its mode, ports, proxy and DNS capture. Exclusions and the redirection's lists follow.
+    #[must_use]
+    pub fn repeated(&self, desired: &Self) -> Self {
+        let interception = match (&self.interception, &desired.interception) {
+            (Interception::Off, _) => return self.clone(),
+            (Interception::On(own), Interception::On(desired)) => Interception::On(Box::new(own.with_lists_of(desired))),
+            (own, _) => own.clone(),
+        };
+        // A policy without rules does not depend on it.
+        let known = if self.is_empty() { desired.dns_captured_elsewhere } else { self.dns_captured_elsewhere };
+        Self {
+            ambient: desired.ambient && self.redirect().is_none(),
+            interception,
+            exclusions: desired.exclusions.clone(),
+            containers: desired.containers.clone(),
+            dns_captured_elsewhere: known.or(desired.dns_captured_elsewhere),
+        }
+    }
+
     /// Returns the settings of the redirection; `None` if traffic is not redirected.
     #[must_use]
     pub fn redirect(&self) -> Option<&Redirect> {
@@ -88,7 +109,7 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{IdRange, PortRange, Protocol, TrafficOwner};
+    use crate::policy::{DnsCapture, IdRange, InterceptionMode, Ipv6, PortRange, Ports, Protocol, TrafficOwner};
 
     #[test]
     fn the_widest_exclusion_that_has_not_ended_counts() {
@@ -101,6 +122,62 @@ mod tests {
         assert_eq!(policy.container_scope("vault", false), Some(ContainerScope::All));
         assert_eq!(policy.container_scope("vault", true), Some(ContainerScope::Dns));
         assert_eq!(policy.container_scope("other", false), None);
+    }
+
+    fn redirecting(redirect: Redirect) -> Policy {
+        Policy { interception: Interception::On(Box::new(redirect)), ..Policy::default() }
+    }
+
+    fn excluding(uid: u32) -> Policy {
+        let owner = TrafficOwner::Uid(IdRange::one(uid));
+        let exclusion = Exclusion { owner, destination: None, protocol: None, ports: Vec::new() };
+        Policy { exclusions: [exclusion].into(), ..Policy::default() }
+    }
+
+    #[test]
+    fn only_lists_and_exclusions_of_a_running_pod_follow() {
+        let lists = Redirect {
+            inbound_ports_exclude: Ports::List(vec![PortRange::one(9)]),
+            outbound_ports_include: Ports::All,
+            exclude_interfaces: vec!["net1".into()],
+            capture_secondary_networks: false,
+            ..Redirect::default()
+        };
+        let desired = Redirect {
+            proxy_uid: vec![7],
+            proxy_port: 7,
+            inbound_capture_port: 7,
+            inbound_interception_mode: InterceptionMode::Tproxy,
+            inbound_tproxy_mark: 7,
+            dns: DnsCapture::All,
+            drop_invalid: true,
+            ipv6: Ipv6::Off,
+            ..lists.clone()
+        };
+        let desired = Policy { exclusions: excluding(7).exclusions, ..redirecting(desired) };
+        let expected = Policy { exclusions: excluding(7).exclusions, ..redirecting(lists) };
+        assert_eq!(redirecting(Redirect::default()).repeated(&desired), expected);
+        assert_eq!(expected.repeated(&expected), expected);
+    }
+
+    #[test]
+    fn a_redirection_neither_begins_nor_ends() {
+        let off = Policy { interception: Interception::Off, ..Policy::default() };
+        let kinds = [redirecting(Redirect::default()), excluding(7), off.clone()];
+        for (own, desired) in kinds.iter().flat_map(|own| kinds.iter().map(move |desired| (own, desired))) {
+            assert_eq!(own.repeated(desired).interception, own.interception, "{own:?} {desired:?}");
+        }
+        let ended = Policy { exclusions: excluding(7).exclusions, ..kinds[0].clone() }.repeated(&off);
+        assert_eq!(ended, kinds[0], "an exclusion ends");
+        assert_eq!(off.repeated(&kinds[1]), off);
+    }
+
+    #[test]
+    fn a_known_dns_capture_remains_while_the_policy_has_rules() {
+        let captured = |policy: Policy, captured| Policy { dns_captured_elsewhere: captured, ..policy };
+        let (own, desired) = (captured(excluding(7), Some(true)), captured(excluding(8), Some(false)));
+        assert_eq!(own.repeated(&desired), captured(excluding(8), Some(true)));
+        assert_eq!(captured(Policy::default(), Some(true)).repeated(&desired), desired);
     }
 
     /// Records of earlier versions lack the field, and those of pods outside of the ambient mesh stay as they were.

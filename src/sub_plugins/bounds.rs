@@ -12,7 +12,7 @@ use super::uid_exclude::PortRule;
 use super::values;
 use crate::cni::{Bounds, Code, Error, ItemList};
 use crate::pod::{Facts, Pod};
-use crate::policy::{ContainerExclusion, Exclusion, IdRange, ListOrAll, PortRange, Ports, Ranges, TrafficOwner};
+use crate::policy::{IdRange, ListOrAll, PortRange, Ports, Ranges};
 use ipnet::IpNet;
 use serde_json::Value;
 use std::cell::Cell;
@@ -161,37 +161,6 @@ impl Bound<'_> {
         }
     }
 
-    /// Returns whether the bound permits an exclusion of a running pod.
-    fn covers(&self, exclusion: &Exclusion, dns: Option<DnsPorts>, context: &PodContext<'_>) -> bool {
-        let Exclusion { owner, destination, ports, .. } = exclusion;
-        let (is_dns, are_blocks) = (dns.is_some(), dns == Some(DnsPorts::OfBlock));
-        let has_ports = || !ports.is_empty() && ports.iter().all(|range| self.permits_ports(Some(range)));
-        let of_ports = || destination.is_none() && has_ports();
-        let of_dns = || are_blocks || has_ports() || ports.is_empty() && self.permits_ports(None);
-        let of_range = || destination.as_ref().is_some_and(|range| self.permits_destination(Some(range)));
-        let Self::Grant(AppliedGrant { grant, .. }) = self else {
-            let of_owner = match owner {
-                TrafficOwner::Any => false,
-                TrafficOwner::Uid(range) | TrafficOwner::Gid(range) => IdForm::Range(*range).is_limited(DEFAULT_IDS),
-            };
-            return of_owner
-                || if is_dns { (destination.is_none() || of_range()) && of_dns() } else { of_range() || of_ports() };
-        };
-        let owners = |(ids, kind): (&Option<IdList>, IdKind)| {
-            ids.as_ref().and_then(|ids| ids.owners(kind, context, &mut Vec::new()).ok()).unwrap_or_default()
-        };
-        let mut granted = [(&grant.uids, IdKind::User), (&grant.gids, IdKind::Group)].into_iter().flat_map(owners);
-        let resolvers = grant.resolvers.as_ref().filter(|_| is_dns).and_then(|list| list.destinations(context).ok());
-        let is_resolver = |granted: &Option<IpNet>| match (granted, destination) {
-            (None, _) => true,
-            (Some(granted), Some(range)) => granted.contains(range),
-            (Some(_), None) => false,
-        };
-        granted.any(|granted| granted.covers(*owner))
-            || resolvers.unwrap_or_default().iter().any(is_resolver) && of_dns()
-            || !is_dns && (of_ports() || of_range())
-    }
-
     /// Decides about an IP range; `None` is every address.
     fn permits_destination(&self, range: Option<&IpNet>) -> bool {
         match self {
@@ -203,15 +172,6 @@ impl Bound<'_> {
             },
         }
     }
-}
-
-/// The ports of an exclusion of `dns-exclude`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DnsPorts {
-    /// Those of the administrator's block, which need no permission.
-    OfBlock,
-    /// Others.
-    OfArgument,
 }
 
 /// The bounds of one sub-plugin for one pod, and what they decided.
@@ -418,22 +378,6 @@ impl<'a> PodBounds<'a> {
         format!("{}{more} ({set_by})", places.collect::<Vec<_>>().join(", "))
     }
 
-    /// Returns whether an exclusion of a running pod is within the bounds, whichever item requested it.
-    /// `dns` is about its ports if it is one of `dns-exclude`.
-    pub(super) fn covers(&mut self, exclusion: &Exclusion, dns: Option<DnsPorts>, context: &PodContext<'_>) -> bool {
-        self.total = Total::default();
-        self.permitting("", |bound| bound.covers(exclusion, dns, context)).is_some()
-    }
-
-    /// Returns whether the exclusion of a container of a running pod is within the bounds, whichever item requested it.
-    pub(super) fn covers_container(&self, exclusion: &ContainerExclusion) -> bool {
-        let Some(pod) = self.facts.map(|facts| &facts.pod) else { return false };
-        let covers = |bound: &Bound<'_>| match bound {
-            Bound::Default(_) => true,
-            Bound::Grant(it) => it.grant.containers.as_ref().is_some_and(|granted| granted.covers(exclusion, pod)),
-        };
-        self.permitting("", covers).is_some()
-    }
 }
 
 /// Returns what the default bounds permit under a key of a grant.

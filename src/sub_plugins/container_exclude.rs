@@ -115,16 +115,6 @@ pub(super) struct ContainerGrant {
 }
 
 impl ContainerGrant {
-    /// Returns whether the grant permits the exclusion of a container of a running pod.
-    pub(super) fn covers(&self, exclusion: &ContainerExclusion, pod: &Pod) -> bool {
-        let Some(container) = pod.all_containers().find(|container| container.name == exclusion.name) else {
-            return false;
-        };
-        self.forms.iter().any(|form| form.means(pod, container))
-            && self.kinds.as_ref().is_none_or(|kinds| kinds.contains(&ContainerKind::of(pod, container)))
-            && exclusion.until <= self.until
-    }
-
     /// Returns whether the grant permits an item of a request. Each container that the item excludes must have a permitted
     /// kind and a permitted end.
     pub(super) fn permits(&self, request: &ContainerExclude, form: &ContainerForm, pod: &Pod) -> bool {

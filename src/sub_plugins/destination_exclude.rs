@@ -9,7 +9,7 @@ use crate::cni::{BlockReader, Code, Error, ItemList};
 use crate::pod::well_known::{
     EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_INBOUND_PORTS, REJECTED_INBOUND_PORTS,
 };
-use crate::policy::{Exclusion, Ports, Ranges, TrafficOwner};
+use crate::policy::{Ports, Ranges, TrafficOwner};
 use ipnet::IpNet;
 
 /// The annotations of a pod or namespace that this sub-plugin reads. The last one is rejected with a reason.
@@ -75,16 +75,6 @@ impl DestinationExclude {
             requested.add(&list.place, &owners, &destinations, &[None], &[])?;
         }
         Ok(requested)
-    }
-
-    /// Returns whether this block, or an annotation in addition to it, can request the exclusion.
-    pub(super) fn may_request(&self, exclusion: &Exclusion) -> bool {
-        let is_owner = match exclusion.owner {
-            TrafficOwner::Any => true,
-            TrafficOwner::Uid(_) => self.uids.is_some(),
-            TrafficOwner::Gid(_) => false,
-        };
-        is_owner && exclusion.protocol.is_none() && (exclusion.destination.is_none() || exclusion.ports.is_empty())
     }
 }
 

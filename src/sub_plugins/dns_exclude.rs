@@ -7,7 +7,7 @@ use super::{settings, values};
 use crate::cni::{BlockReader, Code, Error, ItemList, LIST_ITEMS, at_most};
 use crate::pod::Facts;
 use crate::pod::well_known::EXCLUDE_DNS;
-use crate::policy::{Exclusion, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner};
+use crate::policy::{PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner};
 use ipnet::IpNet;
 use std::fmt;
 use std::net::IpAddr;
@@ -72,11 +72,6 @@ impl DnsExclude {
         let place = places.into_iter().flatten().next().unwrap_or("gids");
         requested.add(place, &owners, &destinations, &self.protocols, &ports)?;
         Ok(requested)
-    }
-
-    /// Returns whether this block, or an annotation with its ports, can request the exclusion.
-    pub(super) fn may_request(&self, exclusion: &Exclusion) -> bool {
-        self.protocols.contains(&exclusion.protocol) && self.ports().as_ref() == Some(&exclusion.ports)
     }
 
     fn owners(&self, context: &PodContext<'_>, notes: &mut Vec<Note>) -> Result<Vec<TrafficOwner>, Error> {

@@ -8,7 +8,6 @@ use super::sub_plugin::{Note, SettingSource, SubPlugin};
 use super::uid_exclude::{self, UidExclude};
 use crate::cni::{BlockReader, Error};
 use crate::pod::Facts;
-use crate::policy::Exclusion;
 
 /// What one block, argument or annotation requests from an excluding sub-plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,10 +55,9 @@ impl Exclude {
     }
 
     /// Parses the annotations of the pod or its namespace, each on its own, in addition to this block.
-    pub(super) fn annotated(&self, facts: &Facts) -> Result<Vec<(SettingSource, Self)>, Error> {
-        let mut requested = Vec::new();
-        for key in Self::annotations(self.sub_plugin()) {
-            let Some(annotation) = AnnotationValue::of_pod_or_namespace(facts, key) else { continue };
+    pub(super) fn annotated(&self, facts: &Facts) -> Vec<Result<(SettingSource, Self), Error>> {
+        let annotated = |key: &&'static str| {
+            let annotation = AnnotationValue::of_pod_or_namespace(facts, key)?;
             let parsed = match self {
                 Self::Uid(_) => UidExclude::of_annotation(key, &annotation).map(Self::Uid),
                 Self::Dns(block) => block.of_annotation(&annotation).map(Self::Dns),
@@ -67,19 +65,9 @@ impl Exclude {
                 Self::Destination(_) => DestinationExclude::of_annotation(key, &annotation).map(Self::Destination),
             };
             let source = annotation.source(key);
-            requested.push((source.clone(), parsed.map_err(|error| source.named_in(error))?));
-        }
-        Ok(requested)
-    }
-
-    /// Returns whether this block, or an annotation in addition to it, can request the exclusion.
-    pub(super) fn may_request(&self, exclusion: &Exclusion) -> bool {
-        match self {
-            Self::Uid(_) => exclusion.destination.is_none(),
-            Self::Dns(block) => block.may_request(exclusion),
-            Self::Container(_) => false,
-            Self::Destination(block) => block.may_request(exclusion),
-        }
+            Some(parsed.map(|parsed| (source.clone(), parsed)).map_err(|error| source.named_in(error)))
+        };
+        Self::annotations(self.sub_plugin()).iter().filter_map(annotated).collect()
     }
 
     /// Returns the exclusions for one pod.

@@ -9,7 +9,7 @@ use super::sub_plugin::Note;
 use super::sub_plugin::SubPlugin;
 use super::values::parse_bool;
 use crate::cni::{SUB_PLUGINS, excerpt};
-use crate::pod::well_known::{INJECT, ISTIO_PREFIX, LIVE_POLICY, OTHER_ANNOTATIONS};
+use crate::pod::well_known::{INJECT, ISTIO_PREFIX, OTHER_ANNOTATIONS};
 use crate::pod::{Facts, Pod};
 use crate::suggest::closest;
 use std::collections::BTreeMap;
@@ -38,8 +38,7 @@ impl fmt::Display for Ignored {
 }
 
 /// Returns the annotations that have one of Istio's or detour's prefixes and an unknown name, and values of
-/// `sidecar.istio.io/inject` and `detour.io/live-policy` that are not booleans. Takes one pass, without an allocation if
-/// all are known and valid.
+/// `sidecar.istio.io/inject` that are not booleans. Takes one pass, without an allocation if all are known and valid.
 #[must_use]
 pub fn ignored(facts: &Facts) -> Vec<Ignored> {
     let mut all = Vec::new();
@@ -48,7 +47,6 @@ pub fn ignored(facts: &Facts) -> Vec<Ignored> {
         add_unknown(&namespace.annotations, || format!("namespace {}", namespace.name), &mut all);
     }
     all.extend(invalid_injection_request(&facts.pod));
-    all.extend(invalid_live_policy(facts));
     all
 }
 
@@ -164,19 +162,6 @@ fn invalid_injection_request(pod: &Pod) -> Option<Ignored> {
     Some(Ignored { code: "inject-not-a-boolean", what, next: "expected true or false".to_owned() })
 }
 
-/// Returns a value of `detour.io/live-policy` that is not a boolean: the agent rejects it.
-fn invalid_live_policy(facts: &Facts) -> Option<Ignored> {
-    let AnnotationValue { place, value, .. } = AnnotationValue::of_pod_or_namespace(facts, LIVE_POLICY)?;
-    if ["true", "false"].contains(&value) {
-        return None;
-    }
-    Some(Ignored {
-        code: "live-policy-not-a-boolean",
-        what: format!("{place}: {:?} is not a boolean", excerpt(value)),
-        next: "expected true or false; until then, the running pod follows only changes that end a bypass".to_owned(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::scenario::{facts, meshed_pod};
@@ -197,7 +182,6 @@ mod tests {
     fn a_misspelled_annotation_is_reported_with_a_suggestion() {
         for (key, meant) in [
             ("detour.io/exclude-uid", "detour.io/exclude-uids"),
-            ("detour.io/live-polcy", "detour.io/live-policy"),
             ("detour.io/exclude-outbound-port-for-uids", "detour.io/exclude-outbound-ports-for-uids"),
             ("traffic.sidecar.istio.io/excludeOutboundPort", "traffic.sidecar.istio.io/excludeOutboundPorts"),
             ("traffic.sidecar.istio.io/excludeoutboundports", "traffic.sidecar.istio.io/excludeOutboundPorts"),
@@ -246,26 +230,6 @@ mod tests {
                       expected true or false";
         assert_eq!(with("yess"), [wanted]);
         assert_eq!(with("no").len(), 1, "the plugin redirects such a pod");
-    }
-
-    #[test]
-    fn a_live_policy_that_is_not_a_boolean_is_reported() {
-        let with = |own: Option<&str>, of_namespace: &str| {
-            let mut pod = meshed_pod();
-            pod.annotations.extend(own.map(|value| (LIVE_POLICY.to_owned(), value.to_owned())));
-            lines(&facts(pod, &[(LIVE_POLICY, of_namespace)]))
-        };
-        for (own, of_namespace) in [(None, "true"), (None, "false"), (Some("false"), "yes"), (Some("true"), "")] {
-            assert_eq!(with(own, of_namespace), [""; 0], "{own:?} {of_namespace}");
-        }
-        let wanted = |object: &str, value: &str| {
-            format!(
-                "annotation \"detour.io/live-policy\" of {object}: {value:?} is not a boolean; expected true or false; \
-                 until then, the running pod follows only changes that end a bypass"
-            )
-        };
-        assert_eq!(with(Some("off\u{1b}"), "true"), [wanted("pod shop/cart-1", "off\u{1b}")]);
-        assert_eq!(with(None, "False"), [wanted("namespace shop", "False")]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::chain::ParsedBlock;
 use super::context::name_of;
 use super::ids::IdKind;
 use super::pod_networks::PodInterfaces;
+use super::requests::Requests;
 use super::settings::Settings;
 use super::sub_plugin::Note;
 use super::sub_plugin::{SettingSource, SubPlugin};
@@ -23,6 +24,8 @@ pub(super) struct OverridingLayers<'a> {
     pub args: Option<Settings>,
     /// Whether the pod's annotations and the values of the proxy's container apply.
     pub pod_overrides: bool,
+    /// Whether the pod is new: the mode of a running pod does not change.
+    pub is_new: bool,
 }
 
 /// Returns the redirection of all `blocks` and appends the source of each setting to `origins`. The blocks are united
@@ -33,10 +36,11 @@ pub(super) struct OverridingLayers<'a> {
 pub(super) fn interception(
     blocks: &[ParsedBlock<Settings>],
     overriding: OverridingLayers<'_>,
+    requests: &mut Requests<'_>,
     origins: &mut Vec<(&'static str, SettingSource)>,
     notes: &mut Vec<Note>,
 ) -> Result<Interception, Error> {
-    let OverridingLayers { pod, proxy, pod_overrides, .. } = overriding;
+    let OverridingLayers { pod, proxy, pod_overrides, is_new, .. } = overriding;
     let settings: Vec<_> = blocks.iter().map(|block| (block.path.as_str(), &block.parsed)).collect();
     let united =
         united(&settings, Settings::union).map_err(|contradiction| contradiction.into_error().naming_network())?;
@@ -45,17 +49,23 @@ pub(super) fn interception(
         blocks,
         pod,
         annotations: if pod_overrides {
-            Settings::of_annotations(pod).map_err(Error::naming_pod)?
+            Settings::of_annotations(pod, requests)?
         } else {
             Settings::default()
         },
         args: overriding.args.unwrap_or_default(),
-        container: if pod_overrides { Settings::of_container(pod, proxy, notes)? } else { Settings::default() },
+        container: if pod_overrides {
+            requests.or_absent(Settings::of_container(pod, proxy, notes))?
+        } else {
+            Settings::default()
+        },
         united,
     };
     layers.add_origins(origins);
     let path = paths.join(" and ");
-    let mut interception = resolve(&path, layers.settings(), notes)?;
+    let mut settings = layers.settings();
+    settings.inbound_interception_mode = settings.inbound_interception_mode.filter(|mode| is_new || mode.is_some());
+    let mut interception = resolve(&path, settings, notes)?;
     if let (false, Interception::On(redirect)) = (pod_overrides, &interception) {
         notes.extend(foreign_proxy(&path, redirect, pod, proxy));
     }

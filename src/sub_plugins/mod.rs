@@ -17,6 +17,7 @@ mod ids;
 mod ignored;
 mod istio_redirect;
 mod pod_networks;
+mod requests;
 mod run;
 mod settings;
 mod sub_plugin;
@@ -34,6 +35,6 @@ pub use decision::{
 pub use ids::namespace_uids;
 pub use ignored::{Ignored, ignored};
 pub use pod_networks::{default_interface, own_addresses};
-pub use run::{ChainOutput, SeparatePolicy, check, explain, run_separately};
+pub use run::{ChainOutput, RepeatedOutput, check, explain, run_again};
 pub use settings::{setting_annotations, setting_values};
 pub use sub_plugin::{DecidedRequest, Note, Origins, SettingSource, Severity, SubPlugin};

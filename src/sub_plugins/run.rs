@@ -1,21 +1,18 @@
 //! Evaluation of a sub-plugin chain: blocks and facts of a pod become one traffic policy.
-//!
-//! For a running pod, each sub-plugin that fails, for example because of an invalid annotation, keeps its part of the
-//! pod's policy within the bounds; the parts of the others follow the configuration ([`SeparatePolicy`]).
 
 use super::ambient::{self, is_meshed};
-use super::bounds::DnsPorts;
 use super::chain::{ChainInput, ParsedChain};
 use super::context::{self, FACT_SOURCES, PodContext, RequestedExclusions, Resolvers};
 use super::decision::{self, Decision, SkipReason};
 use super::exclude::Exclude;
 use super::istio_redirect::{self, OverridingLayers};
+use super::requests::Requests;
 use super::sub_plugin::{DecidedRequest, Note, Origins, SettingSource, SubPlugin};
 use super::{ignored, settings};
 use crate::cni::{Block, Bounds, Code, Error, OutsideBounds, at_most};
 use crate::pod::well_known::PROXY_CONTAINER;
 use crate::pod::{Container, Facts, Pod};
-use crate::policy::{ContainerExclusion, Exclusion, Interception, Policy};
+use crate::policy::{Interception, Policy};
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -56,7 +53,7 @@ pub fn check(
     let proxy = Container { name: PROXY_CONTAINER.to_owned(), ..Container::default() };
     let facts = Facts { pod: Pod { containers: vec![proxy], ..Pod::default() }, namespace: None };
     let input = ChainInput { facts: Some(&facts), args, bounds, resolvers: Resolvers::default(), group_id };
-    interception(&chain, &input, &mut Vec::new(), &mut Vec::new())?;
+    interception(&chain, &input, true, &mut Requests::Strict, &mut Vec::new(), &mut Vec::new())?;
     for sub_plugin in Exclude::SUB_PLUGINS {
         if chain.excludes(sub_plugin).any(|block| block.pod_overrides) {
             input.excluded(sub_plugin)?;
@@ -85,8 +82,7 @@ pub(super) fn run(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput
 /// place and the accepted values. Blocks are always parsed; the pod's annotations and `args.cni` only if the pod has a
 /// sidecar.
 pub fn explain(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput, Error> {
-    let (output, failures) = evaluate(&ParsedChain::parse(chain, input.bounds, input.group_id)?, input)?;
-    failures.0.into_iter().next().map_or(Ok(output), |(_, error)| Err(error))
+    evaluate(&ParsedChain::parse(chain, input.bounds, input.group_id)?, input, None, &mut Requests::Strict)
 }
 
 impl ChainOutput {
@@ -108,33 +104,59 @@ impl ChainOutput {
     }
 }
 
-/// Runs each sub-plugin in `chain` separately, for a running pod with the policy `applied`: one that fails does not affect
-/// the others, and keeps its part of that policy. Requests outside the bounds are without effect.
-#[must_use]
-pub fn run_separately(chain: &[Block], input: &ChainInput<'_>, applied: &Policy) -> SeparatePolicy {
-    let evaluated = ParsedChain::parse(chain, input.bounds, input.group_id).and_then(|chain| {
-        let (output, failures) = evaluate(&chain, input)?;
-        Ok(SeparatePolicy::new(output, failures, &chain, input, applied))
-    });
-    // A block is invalid, or facts are missing.
-    let unchanged = |error| SeparatePolicy { policy: applied.clone(), errors: vec![error], ignored: None };
-    evaluated.unwrap_or_else(unchanged)
+/// Runs the sub-plugins in `chain` for a running pod. A request of the pod or its namespace that is invalid or outside the
+/// bounds counts as absent. `is_redirected` is whether a redirection began with the pod; whatever the pod says now, its
+/// lists are evaluated. Without `with_requests`, all requests count as absent.
+///
+/// # Errors
+/// A block is invalid, or facts are missing.
+pub fn run_again(
+    chain: &[Block],
+    input: &ChainInput<'_>,
+    is_redirected: bool,
+    with_requests: bool,
+) -> Result<RepeatedOutput, Error> {
+    let chain = ParsedChain::parse(chain, input.bounds, input.group_id)?;
+    let mut absent = Vec::new();
+    let mut requests = if with_requests { Requests::Lenient(&mut absent) } else { Requests::Ignored };
+    let output = evaluate(&chain, input, Some(is_redirected), &mut requests)?;
+    absent.extend(output.outside().map(DecidedRequest::error));
+    Ok(RepeatedOutput { policy: output.policy, absent })
 }
 
-/// Runs all sub-plugins. The output lacks the contributions of those that fail.
-fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput, Failures), Error> {
-    let (mut notes, mut origins, mut failures) = (Vec::new(), Origins::default(), Failures::default());
-    let mut decision = decide(chain, input)?;
+/// The result of a sub-plugin chain for a running pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RepeatedOutput {
+    /// The policy of a new pod without the requests that count as absent.
+    pub policy: Policy,
+    /// Why requests count as absent: the errors of a new pod's ADD.
+    pub absent: Vec<Error>,
+}
+
+/// Runs all sub-plugins. `running` is whether a running pod is redirected; `None` for a new pod.
+fn evaluate(
+    chain: &ParsedChain,
+    input: &ChainInput<'_>,
+    running: Option<bool>,
+    requests: &mut Requests<'_>,
+) -> Result<ChainOutput, Error> {
+    let (mut notes, mut origins) = (Vec::new(), Origins::default());
+    let mut decision = match running {
+        Some(true) => Decision::Redirect,
+        Some(false) => Decision::LeaveAlone(SkipReason::NotInChain),
+        None => decide(chain, input)?,
+    };
     let is_ambient = input.enrolled_by().is_some();
     let dns_captured_elsewhere = match input.facts {
         Some(facts) if is_ambient => ambient::captures_dns(&facts.pod),
         facts => facts.map(|facts| settings::captures_dns(&facts.pod)),
     };
     let mut policy = Policy { dns_captured_elsewhere, ambient: is_ambient, ..Policy::default() };
-    if input.facts.is_none_or(|facts| is_meshed(&facts.pod, facts.namespace.as_ref())) {
+    let is_meshed = input.facts.is_none_or(|facts| is_meshed(&facts.pod, facts.namespace.as_ref()));
+    if is_meshed || running == Some(true) {
         if decision == Decision::Redirect {
-            let interception = interception(chain, input, &mut origins.settings, &mut notes);
-            policy.interception = failures.or_default(SubPlugin::IstioRedirect, interception);
+            let is_new = running.is_none();
+            policy.interception = interception(chain, input, is_new, requests, &mut origins.settings, &mut notes)?;
         }
         // Without istio-redirect, whether `NONE` counts is unknown: another attachment's redirection can be pinned. If it
         // counts there, the union of both policies has no rules; without a redirection, exclusions have no effect.
@@ -145,8 +167,7 @@ fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput,
             let context = PodContext { facts, resolvers, redirect: policy.redirect(), reads_annotations: true };
             let mut count = 0;
             for sub_plugin in Exclude::SUB_PLUGINS {
-                let requested = requested(sub_plugin, chain, input, &context, &mut count, &mut notes);
-                let requested = failures.or_default(sub_plugin, requested);
+                let requested = requested(sub_plugin, chain, input, &context, &mut count, requests, &mut notes)?;
                 origins.exclusions.extend(requested.exclusions);
                 origins.containers.extend(requested.containers);
                 origins.requests.extend(requested.requests);
@@ -159,7 +180,7 @@ fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput,
     }
     let mut seen = HashSet::new();
     notes.retain(|note| seen.insert(note.clone()));
-    Ok((ChainOutput { policy: policy.normalized(), decision, origins, notes }, failures))
+    Ok(ChainOutput { policy: policy.normalized(), decision, origins, notes })
 }
 
 fn decide(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<Decision, Error> {
@@ -184,20 +205,23 @@ fn decide(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<Decision, Error
 fn interception(
     chain: &ParsedChain,
     input: &ChainInput<'_>,
+    is_new: bool,
+    requests: &mut Requests<'_>,
     origins: &mut Vec<(&'static str, SettingSource)>,
     notes: &mut Vec<Note>,
 ) -> Result<Interception, Error> {
-    let Some((pod, proxy)) = input.facts.and_then(|facts| Some((&facts.pod, facts.pod.proxy()?))) else {
-        return Ok(Interception::Unset);
-    };
+    let Some(pod) = input.facts.map(|facts| &facts.pod) else { return Ok(Interception::Unset) };
+    let unknown = Container::default();
+    // The redirection of a running pod, whose proxy may be unknown, keeps what the proxy decides.
+    let Some(proxy) = pod.proxy().or_else(|| (!is_new).then_some(&unknown)) else { return Ok(Interception::Unset) };
     if chain.redirects.is_empty() {
         return Ok(Interception::Unset);
     }
     // One block without `pod_overrides` pins the redirection of all blocks.
-    let pod_overrides = chain.redirects.iter().all(|block| block.pod_overrides);
-    let args = if pod_overrides { input.settings()? } else { None };
-    let overriding = OverridingLayers { pod, proxy, args, pod_overrides };
-    istio_redirect::interception(&chain.redirects, overriding, origins, notes)
+    let pod_overrides = requests.count() && chain.redirects.iter().all(|block| block.pod_overrides);
+    let args = if pod_overrides { requests.or_absent(input.settings())? } else { None };
+    let overriding = OverridingLayers { pod, proxy, args, pod_overrides, is_new };
+    istio_redirect::interception(&chain.redirects, overriding, requests, origins, notes)
 }
 
 /// Returns what the blocks of an excluding sub-plugin request and, as far as they allow it, the pod. `count` is the number
@@ -208,28 +232,29 @@ fn requested(
     input: &ChainInput<'_>,
     context: &PodContext<'_>,
     count: &mut usize,
+    requests: &mut Requests<'_>,
     notes: &mut Vec<Note>,
 ) -> Result<Origins, Error> {
     let (mut origins, mut bounds) = (Origins::default(), chain.bounds.of_pod(sub_plugin, context));
     let mut add = |source, requested| add_requested(&mut origins, count, context, &source, requested);
     for block in chain.excludes(sub_plugin) {
         let of_block = PodContext { reads_annotations: block.pod_overrides, ..*context };
-        let requested = block.parsed.exclusions(&of_block, notes).map_err(Error::naming_network)?;
-        add(SettingSource::Configuration(block.path.clone()), requested)?;
-        if !block.pod_overrides {
+        // A block can mean something that only the pod or its namespace defines.
+        let own = block.parsed.exclusions(&of_block, notes).map_err(Error::naming_network);
+        let own = own.and_then(|own| add(SettingSource::Configuration(block.path.clone()), own));
+        requests.or_absent(own)?;
+        if !block.pod_overrides || !requests.count() {
             continue;
         }
-        if let Some(mut argument) = input.excluded(sub_plugin)? {
-            let source = SettingSource::Argument(sub_plugin);
-            bounds.apply(&mut argument, &source, &block.parsed)?;
-            add(source, argument.exclusions(context, notes)?)?;
-        }
-        for (source, mut annotation) in
-            input.facts.map(|facts| block.parsed.annotated(facts)).transpose()?.unwrap_or_default()
-        {
-            bounds.apply(&mut annotation, &source, &block.parsed)?;
-            let requested = annotation.exclusions(context, notes);
-            add(source.clone(), requested.map_err(|error| source.named_in(error))?)?;
+        let argument = input.excluded(sub_plugin).map(|argument| Some((SettingSource::Argument(sub_plugin), argument?)));
+        let annotations = input.facts.map(|facts| block.parsed.annotated(facts)).unwrap_or_default();
+        for request in argument.transpose().into_iter().chain(annotations) {
+            let added = request.and_then(|(source, mut request)| {
+                bounds.apply(&mut request, &source, &block.parsed)?;
+                let requested = request.exclusions(context, notes);
+                add(source.clone(), requested.map_err(|error| source.named_in(error))?)
+            });
+            requests.or_absent(added)?;
         }
     }
     notes.extend(bounds.decided.iter().filter(|it| !it.permitted).map(|it| Note::warning(it.reason())));
@@ -244,13 +269,14 @@ fn add_requested(
     source: &SettingSource,
     requested: RequestedExclusions,
 ) -> Result<(), Error> {
-    *count += requested.count;
-    if *count > context::MAX_EXCLUSIONS {
+    let total = *count + requested.count;
+    if total > context::MAX_EXCLUSIONS {
         let pod = |facts: &Facts| format!("pod {}", context::name_of(&facts.pod));
         let pod = context.facts.map_or_else(|| "the pod".to_owned(), pod);
         let place = format!("{pod}: exclusions of all sources, up to {source}");
-        return at_most(context::MAX_EXCLUSIONS, "exclusions", &place, *count).map_err(Error::naming_pod);
+        return at_most(context::MAX_EXCLUSIONS, "exclusions", &place, total).map_err(Error::naming_pod);
     }
+    *count = total;
     let exclusions = requested.exclusions.into_iter().map(|exclusion| (exclusion, source.clone()));
     origins.exclusions.extend(exclusions);
     let containers = requested.containers.into_iter().map(|exclusion| (exclusion, source.clone()));
@@ -258,109 +284,18 @@ fn add_requested(
     Ok(())
 }
 
-/// The sub-plugins that failed, with their errors, in the order of evaluation.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Failures(Vec<(SubPlugin, Error)>);
-
-impl Failures {
-    /// Returns the contribution of a sub-plugin; none if it failed.
-    fn or_default<T: Default>(&mut self, sub_plugin: SubPlugin, result: Result<T, Error>) -> T {
-        result.unwrap_or_else(|error| {
-            self.0.push((sub_plugin, error));
-            T::default()
-        })
-    }
-}
-
-/// The policy of a running pod, whose sub-plugins were evaluated separately.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SeparatePolicy {
-    /// The policy that the pod gets.
-    pub policy: Policy,
-    /// Why an ADD would fail.
-    pub errors: Vec<Error>,
-    /// The first request outside the bounds that an ADD would ignore.
-    pub ignored: Option<String>,
-}
-
-impl SeparatePolicy {
-    fn new(
-        output: ChainOutput,
-        failures: Failures,
-        chain: &ParsedChain,
-        input: &ChainInput<'_>,
-        applied: &Policy,
-    ) -> Self {
-        let rejection = output.rejection(input.bounds);
-        let ignored = output.outside().next().filter(|_| rejection.is_none());
-        let ignored = ignored.map(|request| format!("{}, ignored", request.reason()));
-        let mut policy = output.policy;
-        for (sub_plugin, _) in &failures.0 {
-            if *sub_plugin == SubPlugin::IstioRedirect {
-                policy.interception.clone_from(&applied.interception);
-            } else {
-                keep(*sub_plugin, chain, input, applied, &mut policy);
-            }
-        }
-        // As the result of a chain, so that it compares with an applied policy.
-        let policy = policy.normalized();
-        Self { policy, errors: failures.0.into_iter().map(|(_, error)| error).chain(rejection).collect(), ignored }
-    }
-}
-
-/// Adds what a failed sub-plugin keeps of the applied policy: what it could request for this pod within the bounds, so
-/// that a pod's author gains nothing by an invalid annotation. The applied exclusions do not name their sub-plugin.
-fn keep(sub_plugin: SubPlugin, chain: &ParsedChain, input: &ChainInput<'_>, applied: &Policy, policy: &mut Policy) {
-    let blocks = || chain.excludes(sub_plugin);
-    let is_overridable = blocks().any(|block| block.pod_overrides);
-    let argument = if is_overridable { input.excluded(sub_plugin).ok().flatten() } else { None };
-    let may_request = |exclusion: &Exclusion| {
-        let mut requesters = blocks().map(|block| &block.parsed).chain(&argument);
-        requesters.any(|requester| requester.may_request(exclusion))
-    };
-    let redirect = policy.redirect().cloned();
-    let (facts, resolvers) = (input.facts, input.resolvers);
-    let context = PodContext { facts, resolvers, redirect: redirect.as_ref(), reads_annotations: true };
-    let own = blocks().map(|block| {
-        let of_block = PodContext { reads_annotations: block.pod_overrides, ..context };
-        block.parsed.exclusions(&of_block, &mut Vec::new())
-    });
-    let own: Result<Vec<RequestedExclusions>, Error> = own.collect();
-    let mut bounds = chain.bounds.of_pod(sub_plugin, &context);
-    // If a block fails, what it has requested is unknown.
-    let is_unknown = own.is_err();
-    let dns = |exclusion: &Exclusion| {
-        let is_blocks = || blocks().any(|block| block.parsed.may_request(exclusion));
-        let ports = || if is_blocks() { DnsPorts::OfBlock } else { DnsPorts::OfArgument };
-        (sub_plugin == SubPlugin::DnsExclude).then(ports)
-    };
-    let kept = |exclusion: &&Exclusion| {
-        may_request(exclusion) && (is_unknown || bounds.covers(exclusion, dns(exclusion), &context))
-    };
-    policy.exclusions.extend(applied.exclusions.iter().filter(kept).cloned());
-    if sub_plugin == SubPlugin::ContainerExclude {
-        let kept = |exclusion: &&ContainerExclusion| is_unknown || bounds.covers_container(exclusion);
-        policy.containers.extend(applied.containers.iter().filter(kept).cloned());
-    }
-    for own in own.unwrap_or_default() {
-        policy.exclusions.extend(own.exclusions);
-        policy.containers.extend(own.containers);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::scenario::{Scenario, chain};
+    use super::*;
     use crate::pod::well_known::{
-        EXCLUDE_CONTAINERS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_DNS, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_PORTS_FOR_UIDS,
-        EXCLUDE_UIDS,
+        EXCLUDE_CONTAINERS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_DNS, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_UIDS,
     };
     use serde_json::json;
 
-    fn scenario(pinned: &str) -> Scenario {
-        let block = |kind: &str| json!({"type": kind, "pod_overrides": kind != pinned});
+    fn scenario() -> Scenario {
         let kinds = ["istio-redirect", "uid-exclude", "dns-exclude", "container-exclude", "destination-exclude"];
-        chain(kinds.map(block).to_vec().into())
+        chain(kinds.map(|kind| json!({ "type": kind })).to_vec().into())
     }
 
     /// A valid value and an invalid one of an annotation of each sub-plugin.
@@ -372,40 +307,38 @@ mod tests {
         ("destination-exclude", EXCLUDE_DESTINATION_RANGES, "192.0.2.0/24", "x"),
     ];
 
-    /// With every annotation of [`ANNOTATIONS`].
-    fn annotated(pinned: &str) -> Scenario {
-        ANNOTATIONS.iter().fold(scenario(pinned), |scenario, (_, key, valid, _)| scenario.annotated(key, valid))
+    fn annotated(but: &str) -> Scenario {
+        let others = ANNOTATIONS.iter().filter(|(kind, ..)| *kind != but);
+        others.fold(scenario(), |scenario, (_, key, valid, _)| scenario.annotated(key, valid))
     }
 
     #[test]
-    fn an_invalid_annotation_does_not_keep_what_is_pinned_for_another_sub_plugin() {
-        let applied = annotated("").output().policy;
-        for (pinned, ..) in ANNOTATIONS {
-            let expected = annotated(pinned).output().policy;
-            assert_ne!(expected, applied, "{pinned}");
-            for (_, key, _, invalid) in ANNOTATIONS.iter().filter(|(kind, ..)| *kind != pinned) {
-                let broken = annotated(pinned).annotated(key, invalid);
-                let separate = broken.run_separately(&applied);
-                assert_eq!(separate.errors.iter().map(|error| error.msg.clone()).collect::<Vec<_>>(), [broken.error()]);
-                assert_eq!(separate.policy, expected, "{pinned} {key}");
-            }
+    fn an_invalid_request_of_a_running_pod_counts_as_absent() {
+        for (kind, key, _, invalid) in ANNOTATIONS {
+            let broken = annotated("").annotated(key, invalid);
+            let repeated = broken.run_again(true, true);
+            assert_eq!(repeated.absent.iter().map(|error| error.msg.clone()).collect::<Vec<_>>(), [broken.error()]);
+            assert_eq!(repeated.policy, annotated(kind).output().policy, "{kind}");
         }
+        let whole = annotated("");
+        assert_eq!((whole.run_again(true, true).policy, whole.run_again(true, true).absent), (whole.output().policy, vec![]));
+        assert_eq!(whole.run_again(true, false).policy, scenario().output().policy, "without requests");
     }
 
     #[test]
-    fn without_an_error_nothing_of_the_applied_policy_remains() {
-        let separate = scenario("").run_separately(&annotated("").output().policy);
-        assert_eq!((separate.errors, separate.policy), (Vec::new(), scenario("").output().policy));
-    }
-
-    #[test]
-    fn dns_exclude_keeps_only_its_own_ports() {
-        let rules = |rules| scenario("").annotated(EXCLUDE_PORTS_FOR_UIDS, rules);
-        let applied = rules("tcp:443:1000; udp:53:1000").output().policy;
-        let broken = scenario("uid-exclude").annotated(EXCLUDE_DNS, "x").run_separately(&applied).policy;
-        assert_eq!(broken.exclusions, rules("udp:53:1000").output().policy.exclusions);
-        let with_port = json!({"dns-exclude": {"ports": [443]}});
-        let broken = scenario("uid-exclude").args(with_port).annotated(EXCLUDE_DNS, "x");
-        assert_eq!(broken.run_separately(&applied).policy.exclusions, applied.exclusions);
+    fn what_a_running_pod_says_about_its_sidecar_does_not_end_its_redirection() {
+        let plain = scenario().output().policy;
+        for (key, value) in [("sidecar.istio.io/inject", "false"), ("sidecar.istio.io/interceptionMode", "NONE")] {
+            assert_eq!(scenario().annotated(key, value).run_again(true, true).policy, plain, "{key}");
+        }
+        let without_status = |pod: &mut Pod| pod.annotations.clear();
+        let unknown_proxy = |pod: &mut Pod| pod.containers.clear();
+        let ambient = |pod: &mut Pod| drop(pod.labels.insert("istio.io/dataplane-mode".into(), "ambient".into()));
+        for change in [without_status, unknown_proxy, ambient] {
+            let repeated = scenario().pod(change).pod(|pod| pod.annotations.clear()).run_again(true, true);
+            assert_eq!(repeated.policy.interception, plain.interception);
+        }
+        let not_begun = scenario().annotated(EXCLUDE_UIDS, "7").run_again(false, true).policy;
+        assert_eq!((not_begun.interception, not_begun.exclusions.len()), (Interception::Unset, 1));
     }
 }

@@ -6,6 +6,7 @@
 
 use super::context::AnnotationValue;
 use super::ids::IdKind;
+use super::requests::Requests;
 use super::sub_plugin::Note;
 use super::values::{self, parse_bool};
 use crate::cni::{BlockReader, Error, ItemList, at_most};
@@ -78,8 +79,10 @@ macro_rules! settings {
             }
 
             /// Parses the pod's annotations. An empty value sets an empty list.
-            pub(super) fn of_annotations(pod: &Pod) -> Result<Self, Error> {
-                Ok(Self { $($key: annotated::<$type>(pod, &[$($($annotation),+)?], $parse)?,)+ })
+            pub(super) fn of_annotations(pod: &Pod, requests: &mut Requests<'_>) -> Result<Self, Error> {
+                let keys = ($(annotated::<$type>(pod, &[$($($annotation),+)?], $parse),)+);
+                let ($($key,)+) = keys;
+                Ok(Self { $($key: requests.or_absent($key.map_err(Error::naming_pod))?,)+ })
             }
 
             fn read_container(proxy: &mut ProxyContainer<'_>) -> Result<Self, Error> {

@@ -2,8 +2,8 @@
 
 use super::reduced::{reduce_namespace, reduce_pod};
 use crate::cluster::wire::{ContainerStatus, DefinitionObject, Metadata, NamespaceObject, PodObject};
-use crate::cluster::{Definition, ObjectRef, PolicyCondition};
-use crate::pod::well_known::{POLICY_CONDITION, PROXY_CONTAINER};
+use crate::cluster::{Definition, ObjectRef};
+use crate::pod::well_known::PROXY_CONTAINER;
 use crate::pod::{Container, Namespace, Pod};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -25,16 +25,6 @@ pub struct ObservedPod {
     pub addresses: Vec<IpAddr>,
     /// The containers of `status.initContainerStatuses` that have ended at least once.
     pub ended_init_containers: Vec<EndedContainer>,
-    /// The condition `detour.io/policy`.
-    pub policy_condition: Option<PolicyCondition>,
-}
-
-impl ObservedPod {
-    /// Returns whether the condition `detour.io/policy` is all that differs from `other`.
-    pub(in crate::agent) fn differs_only_in_condition(&self, other: &Self) -> bool {
-        let same = |one: &Self| Self { resource_version: String::new(), policy_condition: None, ..one.clone() };
-        self.policy_condition != other.policy_condition && same(self) == same(other)
-    }
 }
 
 /// How an init container ended.
@@ -110,7 +100,6 @@ impl WatchedKind for ObservedPod {
             ending,
             addresses: status.addresses(),
             ended_init_containers: status.init_container_statuses.into_iter().filter_map(ended).collect(),
-            policy_condition: status.conditions.into_iter().find(|it| it.r#type == POLICY_CONDITION).map(Into::into),
         }
     }
 
@@ -135,12 +124,11 @@ impl WatchedKind for ObservedPod {
             PER_OBJECT + it.name.len() + texts(&it.args) + env
         };
         let ended = self.ended_init_containers.iter().map(|it| 2 * PER_TEXT + it.name.len() + it.message.len());
-        let condition = self.policy_condition.iter().map(|it| it.reason.len() + it.message.len());
         PER_OBJECT
             + map_weight(&self.pod.labels)
             + map_weight(&self.pod.annotations)
             + texts(&self.pod.dns_nameservers)
-            + containers.map(container).chain(ended).chain(condition).sum::<usize>()
+            + containers.map(container).chain(ended).sum::<usize>()
     }
 }
 
@@ -281,10 +269,6 @@ mod tests {
                     {"name": "again", "state": {"waiting": {}}, "lastState": {"terminated": {"exitCode": 2}}},
                     {"name": "mended", "state": {"terminated": {"exitCode": 0}},
                      "lastState": {"terminated": {"exitCode": 3, "message": "old"}}}
-                ],
-                "conditions": [
-                    {"type": "Ready", "status": "False"},
-                    {"type": "detour.io/policy", "status": "False", "reason": "Older", "message": "policy 1"}
                 ]
             }
         }));
@@ -313,11 +297,6 @@ mod tests {
                 ended("again", false, Some(2), ""),
                 ended("mended", true, Some(3), "old"),
             ],
-            policy_condition: Some(PolicyCondition {
-                is_current: false,
-                reason: "Older".into(),
-                message: "policy 1".into(),
-            }),
         };
         assert_eq!(read, expected);
     }

@@ -6,7 +6,7 @@ use crate::pod::{CONFIG_HASH, CONFIG_MIRROR, Container, Namespace, Pod};
 use std::collections::BTreeMap;
 
 /// The annotations that decide about a pod's traffic.
-const ANNOTATIONS: [&str; 29] = [
+const ANNOTATIONS: [&str; 28] = [
     known::INJECT,
     known::INJECTION_STATUS,
     known::INTERCEPTION_MODE,
@@ -29,7 +29,6 @@ const ANNOTATIONS: [&str; 29] = [
     known::REJECTED_INBOUND_PORTS,
     known::AMBIENT_REDIRECTION,
     known::AMBIENT_DNS_CAPTURE,
-    known::LIVE_POLICY,
     known::OPENSHIFT_UID_RANGE,
     known::OPENSHIFT_GROUP_RANGE,
     known::NETWORKS,

@@ -1,20 +1,20 @@
-//! The reconciler of the node's running pods. It compares the desired with the live state of each pod and acts on two
-//! findings: the pod has a sidecar and bypasses it (repair), or its policy has changed (live policy).
+//! The reconciler of the node's running pods. It repeats the ADD of each pod when its inputs change and at intervals, and
+//! repairs pods with a sidecar for which the plugin was not called.
 
 mod limits;
-mod pod_policy;
-mod pod_rules;
+mod pass;
+mod pod_state;
 mod reconciler;
 mod repair;
-mod rule_check;
 mod run;
 mod settings;
 mod suspicion;
 mod texts;
 mod tracked_pod;
 
+pub(super) use pod_state::Finding;
 pub use reconciler::{FinishedJob, Job, ObservedNode, PodReconciler};
 pub use repair::{RepairOutcome, RepairResult};
 pub(super) use run::PodSignals;
-pub use settings::{PodSettings, RepairMode, RepairSettings, parse_selector};
+pub use settings::{PodSettings, RepairMode};
 pub use suspicion::Cause;

@@ -1,9 +1,8 @@
-//! Which pods are due, the jobs that change or check their rules, and the results. The jobs run elsewhere.
+//! Which pods are due for a pass, the jobs that run the passes, and their results.
 
-use super::pod_policy::{PolicyChange, PolicyEvaluation, Sandboxes};
-use super::pod_rules::PodRules;
-use super::repair::{RepairOutcome, RepairResult};
-use super::rule_check::{RuleCheck, SharedLookups};
+use super::pass::{Pass, SharedLookups};
+use super::pod_state::{Finding, PodState};
+use super::repair::RepairResult;
 use super::settings::{PodSettings, Tools};
 use super::tracked_pod::TrackedPod;
 use crate::agent::facts::ObservedPod;
@@ -11,11 +10,9 @@ use crate::agent::install::{Installed, NodeFiles};
 use crate::agent::metrics::Metrics;
 use crate::agent::pod_reports::PodReports;
 use crate::cluster::ServiceAccount;
-use crate::cluster::agent::{MAX_POLICIES, PodPolicyStatus, PoliciesReport};
-use crate::cni::Error;
-use crate::host_path::HostPath;
-use crate::plugin::running;
-use crate::plugin::running::live_policy::{self, Assessment, Verdict};
+use crate::cluster::agent::{MAX_FINDINGS, PodFinding, PoliciesReport};
+use crate::host_path::{HostPath, HostRoot};
+use crate::plugin::running::{self, Sandboxes};
 use crate::pod::{Namespace, PodRef};
 use crate::state::ROOT;
 use crate::trusted_file::FileId;
@@ -25,8 +22,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The interval in which every policy is evaluated although nothing has changed.
-pub(super) const RESYNC_INTERVAL: Duration = Duration::from_secs(600);
+/// The longest pause without a pass.
+const LONG_PAUSE: Duration = Duration::from_secs(600);
 /// The pause after a configuration or saved state that can't be read.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// The limit of jobs that have not ended. The kubelet's default for the pods of a node is 110 (`maxPods`), OpenShift's is
@@ -42,7 +39,7 @@ pub struct ObservedNode {
     pub is_current: bool,
 }
 
-/// Work in the network namespace of a pod, which can take seconds.
+/// A pass over one pod, which can take seconds.
 pub type Job = Box<dyn FnOnce() -> FinishedJob + Send>;
 
 /// The result of a job.
@@ -50,13 +47,8 @@ pub type Job = Box<dyn FnOnce() -> FinishedJob + Send>;
 pub struct FinishedJob {
     /// The key of the pod.
     uid: String,
-    done: Done,
-}
-
-#[derive(Debug)]
-enum Done {
-    Change(PolicyChange, Result<(), Error>),
-    Check(PodRules, Option<RepairResult>),
+    state: PodState,
+    repair: Option<RepairResult>,
 }
 
 /// The state between two passes. No failure ends the agent.
@@ -65,18 +57,18 @@ pub struct PodReconciler {
     pub(super) tools: Arc<Tools>,
     /// By UID.
     pods: BTreeMap<String, TrackedPod>,
-    /// Empty while the plugin is not installed: nothing is evaluated or checked.
+    /// The pod sandboxes with saved state.
+    sandboxes: Sandboxes,
+    /// Empty while the plugin is not installed: no pod is changed.
     installed: Arc<Vec<Installed>>,
     /// Whether this agent leads among those of the node.
     leads: bool,
     /// Whether the observed state was current in the last pass.
     was_current: bool,
-    /// Whether an assessment has changed since the last report.
+    /// Whether a finding may have changed since the last report.
     has_changed: bool,
     /// Whether a pod has ended since saved state was cleaned up.
     needs_cleanup: bool,
-    /// When every policy is evaluated.
-    next_resync: Instant,
     /// When configurations and saved state are read again after a failure.
     retry: Option<Instant>,
     /// The last logged failure.
@@ -93,28 +85,29 @@ impl PodReconciler {
         reports: PodReports,
         metrics: Metrics,
     ) -> Self {
-        let tools = Tools { settings, node, account, reports, metrics, deletions: Mutex::default() };
+        let (deletions, sandbox) = (Mutex::default(), Mutex::default());
+        let tools = Tools { settings, node, account, reports, metrics, deletions, sandbox };
         Self {
             tools: Arc::new(tools),
             pods: BTreeMap::new(),
+            sandboxes: Sandboxes::default(),
             installed: Arc::default(),
             leads: false,
             was_current: false,
             has_changed: false,
             needs_cleanup: true,
-            next_resync: Instant::now() + RESYNC_INTERVAL,
             retry: None,
             logged: String::new(),
         }
     }
 
-    /// Updates the role of this agent, and reads the installed configurations. If they have changed, all policies are
-    /// evaluated.
+    /// Updates the role of this agent, and reads the installed configurations. If they have changed, a pass over all pods
+    /// is due.
     pub fn update_node(&mut self, leads: bool, now: Instant) {
         if self.leads && !leads {
-            tracing::info!("another agent leads: it changes the policies of running pods");
+            tracing::info!("another agent leads: it changes the rules of running pods");
             // That agent exports them.
-            Verdict::ALL.iter().for_each(|verdict| self.tools.metrics.pods(verdict.name(), 0));
+            self.tools.metrics.pods([0; 4]);
         }
         let has_taken_over = leads && !self.leads;
         self.leads = leads;
@@ -126,7 +119,7 @@ impl PodReconciler {
                 (self.retry, self.logged) = (None, String::new());
                 if has_taken_over || *self.installed != installed {
                     self.installed = Arc::new(installed);
-                    self.pods.values_mut().for_each(|pod| pod.policy.resync(now));
+                    self.pods.values_mut().for_each(|pod| pod.wake(now));
                 }
             }
             Err(error) => {
@@ -149,14 +142,13 @@ impl PodReconciler {
     #[must_use]
     pub fn pause(&self, now: Instant) -> Duration {
         if !self.leads {
-            return RESYNC_INTERVAL;
+            return LONG_PAUSE;
         }
         let due = self.pods.values().filter_map(TrackedPod::due).min();
-        let next = self.retry.or(due).map_or(self.next_resync, |next| next.min(self.next_resync));
-        next.saturating_duration_since(now)
+        self.retry.or(due).map_or(LONG_PAUSE, |next| next.saturating_duration_since(now))
     }
 
-    /// Updates the observed states, and evaluates the pods that are due at `now`. Returns the jobs to run.
+    /// Updates the observed states. Returns the jobs to run for the pods that are due at `now`.
     pub fn start_due(&mut self, node: &ObservedNode, now: Instant) -> Vec<Job> {
         if self.leads && self.retry.is_some_and(|retry| retry <= now) {
             self.update_node(true, now);
@@ -167,39 +159,37 @@ impl PodReconciler {
         self.update(node, now);
         self.clean_up();
         let is_due = |pod: &TrackedPod| pod.due().is_some_and(|due| due <= now);
-        let needs_saved_state = self.pods.values().any(|pod| is_due(pod) && pod.policy.is_due(now));
-        let sandboxes = if needs_saved_state { self.sandboxes(now) } else { None };
-        let tools = Arc::clone(&self.tools);
-        let installed = Arc::clone(&self.installed);
-        let evaluation = sandboxes.map(|sandboxes| PolicyEvaluation {
-            tools: &tools,
-            installed: &installed,
-            sandboxes,
-            is_current: node.is_current,
-            now,
-        });
-        self.has_changed |= evaluation.is_some();
-        let lookups = Arc::new(SharedLookups::new(now));
-        let mut count = self.pods.values().filter(|pod| pod.is_busy).count();
+        if !self.pods.values().any(is_due) {
+            return Vec::new();
+        }
+        if let Err(error) = self.sandboxes.refresh() {
+            self.fail(format!("running pods are neither repaired nor changed: {error}"), now);
+            return Vec::new();
+        }
+        let (root, lookups) = (HostRoot::new(self.tools.node.root()), Arc::new(SharedLookups::new(now)));
+        let mut count = self.pods.values().filter(|pod| pod.state.is_none()).count();
         let (mut jobs, mut overflow) = (Vec::new(), 0_usize);
         for (uid, pod) in self.pods.iter_mut().filter(|(_, pod)| is_due(pod)) {
             if count >= MAX_JOBS {
                 overflow += 1;
-                tools.metrics.overflows.inc();
+                self.tools.metrics.overflows.inc();
                 continue;
             }
-            let evaluation = evaluation.as_ref().filter(|_| pod.policy.is_due(now));
-            let change = evaluation
-                .and_then(|evaluation| evaluation.evaluate(&mut pod.policy, &pod.observed, pod.namespace.as_deref()));
-            let job = match change {
-                Some(change) => Some(change_job(uid.clone(), change, Arc::clone(&tools))),
-                None => check_job(uid.clone(), pod, (&tools, &installed, &lookups), now),
+            let pass = Pass {
+                tools: Arc::clone(&self.tools),
+                installed: Arc::clone(&self.installed),
+                lookups: Arc::clone(&lookups),
+                observed: Arc::clone(&pod.observed),
+                namespace: pod.namespace.clone(),
+                is_current: node.is_current,
+                sandbox: self.sandboxes.of(&pod.observed.pod, &root).cloned(),
             };
-            if let Some(job) = job {
-                pod.is_busy = true;
-                count += 1;
-                jobs.push(job);
-            }
+            let (uid, Some(mut state)) = (uid.clone(), pod.state.take()) else { continue };
+            count += 1;
+            jobs.push(Box::new(move || {
+                let repair = pass.run(&mut state);
+                FinishedJob { uid, state, repair }
+            }) as Job);
         }
         if overflow > 0 {
             tracing::warn!("check of {overflow} pods deferred: the queue is full ({MAX_JOBS} pods)");
@@ -209,10 +199,6 @@ impl PodReconciler {
 
     /// Updates the observed states.
     fn update(&mut self, node: &ObservedNode, now: Instant) {
-        let is_resync = now >= self.next_resync;
-        if is_resync {
-            self.next_resync = now + RESYNC_INTERVAL;
-        }
         let became_current = node.is_current && !std::mem::replace(&mut self.was_current, node.is_current);
         let own_netns = || node.pods.iter().filter(|(observed, _)| !observed.pod.host_network);
         let uids: BTreeSet<&str> = own_netns().filter_map(|(observed, _)| observed.pod.uid.as_deref()).collect();
@@ -220,29 +206,25 @@ impl PodReconciler {
         self.pods.retain(|uid, _| uids.contains(uid.as_str()));
         let has_ended = self.pods.len() < before;
         self.needs_cleanup |= has_ended;
-        let is_repaired = self.tools.settings.repair.is_some();
         for (observed, namespace) in own_netns() {
             let Some(uid) = &observed.pod.uid else { continue };
-            let new = || TrackedPod::new(Arc::clone(observed), is_repaired, now);
-            let pod = self.pods.entry(uid.clone()).or_insert_with(new);
+            let pod = self.pods.entry(uid.clone()).or_insert_with(|| TrackedPod::new(Arc::clone(observed), now));
             pod.update(observed, namespace.clone(), now);
-            if is_resync {
-                pod.policy.resync(now);
-            } else if became_current && pod.policy.container_id.is_none() {
-                pod.policy.wake(now);
+            if became_current {
+                pod.wake(now);
             }
         }
-        // The counts change although no pod is evaluated.
+        // The counts change although there is no pass.
         self.has_changed |= became_current || has_ended;
     }
 
-    /// Checks the rules of a pod soon. If the agent does not repair pods, it does nothing.
+    /// Starts a pass over a pod soon.
     pub(super) fn check_soon(&mut self, pod: &PodRef, now: Instant) {
         let is_named = |tracked: &&mut TrackedPod| {
             let own = &tracked.observed.pod;
             (&own.namespace, &own.name) == (&pod.namespace, &pod.name) && own.matches(pod)
         };
-        self.pods.values_mut().filter(is_named).for_each(|tracked| tracked.check_soon(now));
+        self.pods.values_mut().filter(is_named).for_each(|tracked| tracked.wake(now));
     }
 
     /// Removes the saved state of pods that have ended. The runtime calls no DEL for an attachment that a repair added.
@@ -258,109 +240,44 @@ impl PodReconciler {
         }
     }
 
-    /// Reads the saved state of all pod sandboxes.
-    fn sandboxes(&mut self, now: Instant) -> Option<Sandboxes> {
-        match live_policy::running() {
-            Ok(running) => Some(Sandboxes::new(running)),
-            Err(error) => {
-                self.fail(format!("policies of running pods are not evaluated: {error}"), now);
-                None
-            }
-        }
-    }
-
     /// Records the result of a job. Returns the result of a repair.
-    pub fn finish(&mut self, FinishedJob { uid, done }: FinishedJob, now: Instant) -> Option<RepairResult> {
-        let pod = self.pods.get_mut(&uid)?;
-        match done {
-            Done::Change(change, result) => {
-                pod.finish_job(None, now);
-                let TrackedPod { policy, observed, .. } = pod;
-                policy.finish_change(change, result, observed, &self.tools, now);
-                self.has_changed = true;
-                None
-            }
-            Done::Check(rules, result) => {
-                pod.finish_job(Some(rules), now);
-                let outcome = result.as_ref().map(|result| &result.outcome);
-                if matches!(outcome, Some(RepairOutcome::Repaired | RepairOutcome::RepairedForNew { .. })) {
-                    pod.policy.changed(now);
-                }
-                result
-            }
-        }
+    pub fn finish(&mut self, FinishedJob { uid, state, repair }: FinishedJob, now: Instant) -> Option<RepairResult> {
+        self.has_changed = true;
+        self.pods.get_mut(&uid)?.finish(state, now);
+        repair
     }
 
-    /// Returns the report about the policies of the node's pods if it has changed, and sets the metrics.
+    /// Returns the report about the rules of the node's pods if it may have changed, and sets the metrics.
     pub(super) fn changed_report(&mut self) -> Option<PoliciesReport> {
         if !std::mem::take(&mut self.has_changed) {
             return None;
         }
-        let mut report = self.empty_report();
+        let (mut report, mut counts) = (self.empty_report(), [0; 4]);
         for pod in self.pods.values() {
-            let Assessment { verdict: Some(verdict), applied, desired, reason, needs_new_pod, .. } =
-                &pod.policy.assessment
-            else {
-                continue;
+            let (kind, reason) = match &pod.finding {
+                Finding::Nothing => continue,
+                Finding::Current => (0, None),
+                Finding::Rejected(reason) => (1, Some(reason)),
+                Finding::Failed(reason) => (2, Some(reason)),
+                Finding::NoRules(reason) => (3, Some(reason)),
             };
-            match verdict {
-                Verdict::Current => report.current += 1,
-                Verdict::Older => report.older += 1,
-                Verdict::Rejected => report.rejected += 1,
-                Verdict::None => report.none += 1,
-            }
-            if *verdict != Verdict::Current && report.pods.len() < MAX_POLICIES {
-                report.pods.push(PodPolicyStatus {
-                    pod: pod.observed.pod.reference(),
-                    state: verdict.name().to_owned(),
-                    applied: applied.clone(),
-                    desired: desired.clone(),
-                    reason: reason.clone(),
-                    needs_new_pod: *needs_new_pod,
-                });
-            }
+            counts[kind] += 1;
+            let reason = reason.filter(|_| report.findings.len() < MAX_FINDINGS);
+            report.findings.extend(reason.map(|reason| PodFinding {
+                pod: pod.observed.pod.reference(),
+                state: Finding::NAMES[kind].to_owned(),
+                reason: reason.clone(),
+            }));
         }
-        let counts = [report.current, report.older, report.rejected, report.none];
-        for (verdict, count) in Verdict::ALL.into_iter().zip(counts) {
-            self.tools.metrics.pods(verdict.name(), count);
-        }
-        Some(report)
+        let [current, rejected, failed, none] = counts;
+        self.tools.metrics.pods(counts);
+        Some(PoliciesReport { current, rejected, failed, none, ..report })
     }
 
     /// Returns a report without pods.
     pub(super) fn empty_report(&self) -> PoliciesReport {
-        PoliciesReport { scope: self.tools.settings.live_policy.to_string(), ..PoliciesReport::default() }
+        PoliciesReport { follows: Some(self.tools.settings.live_policy), ..PoliciesReport::default() }
     }
-}
-
-fn change_job(uid: String, change: PolicyChange, tools: Arc<Tools>) -> Job {
-    Box::new(move || {
-        let result = change.apply(&tools);
-        FinishedJob { uid, done: Done::Change(change, result) }
-    })
-}
-
-/// Returns the check of the pod's rules if it is due, and takes them.
-fn check_job(
-    uid: String,
-    pod: &mut TrackedPod,
-    (tools, installed, lookups): (&Arc<Tools>, &Arc<Vec<Installed>>, &Arc<SharedLookups>),
-    now: Instant,
-) -> Option<Job> {
-    let settings = tools.settings.repair.clone()?;
-    let mut rules = pod.rules.take_if(|rules| rules.due.is_some_and(|due| due <= now))?;
-    let check = RuleCheck {
-        tools: Arc::clone(tools),
-        settings,
-        installed: Arc::clone(installed),
-        lookups: Arc::clone(lookups),
-        observed: Arc::clone(&pod.observed),
-        namespace: pod.namespace.clone(),
-    };
-    Some(Box::new(move || {
-        let result = check.run(&mut rules);
-        FinishedJob { uid, done: Done::Check(rules, result) }
-    }))
 }
 
 /// Reads the installed configurations.

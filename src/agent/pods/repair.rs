@@ -1,4 +1,4 @@
-//! The three ways to repair a pod: in place, with the plugin's ADD or from saved state; by deleting it; with a label.
+//! The two ways to repair a pod: in place, with the plugin's ADD or from saved state; by deleting it.
 
 use super::settings::RepairMode;
 use super::suspicion::{Cause, Suspicion};
@@ -8,7 +8,8 @@ use crate::cluster::ServiceAccount;
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, OutsideBounds, Request};
 use crate::netns::find::FoundNetns;
 use crate::plugin;
-use crate::plugin::running::{self, ContainerStatus};
+use crate::plugin::running::{self, ContainerStatus, RepeatedAdd};
+use std::path::Path;
 use std::time::Duration;
 
 /// How long another call of the plugin in the same network namespace is waited for.
@@ -24,21 +25,32 @@ pub enum RepairOutcome {
         /// The number of these TCP connections.
         older: usize,
     },
-    /// The pod had the desired rules or the label already.
+    /// The pod had the desired rules already.
     NothingToDo,
     /// The pod was deleted.
     Deleted,
-    /// The pod was labeled.
-    Labelled,
     /// The repair failed for this reason.
     Failed(String),
 }
 
 impl RepairOutcome {
+    /// Returns the outcome of rules that were restored, with the number of older connections that bypass the sidecar.
+    pub(super) fn of_count(older: Result<usize, Error>, observed: &ObservedPod) -> Self {
+        match older {
+            Ok(0) => Self::Repaired,
+            Ok(older) => Self::RepairedForNew { older },
+            Err(error) => {
+                let (namespace, pod) = (&observed.pod.namespace, &observed.pod.name);
+                tracing::warn!("pod {namespace}/{pod}: can't count the connections that bypass the sidecar: {error}");
+                Self::Repaired
+            }
+        }
+    }
+
     /// Returns the value of the metrics' label `result`.
     pub(super) const fn name(&self) -> &'static str {
         match self {
-            Self::Repaired | Self::RepairedForNew { .. } | Self::Deleted | Self::Labelled => "done",
+            Self::Repaired | Self::RepairedForNew { .. } | Self::Deleted => "done",
             Self::NothingToDo => "needless",
             Self::Failed(_) => "failed",
         }
@@ -60,6 +72,8 @@ pub struct RepairResult {
 
 /// A pod that needs a repair.
 pub(super) struct RepairCase<'a> {
+    /// The mount point of the node's file system.
+    pub(super) root: &'a Path,
     pub(super) installed: &'a Installed,
     pub(super) observed: &'a ObservedPod,
     pub(super) suspicion: Suspicion,
@@ -106,22 +120,6 @@ impl RepairCase<'_> {
         Ok(RepairOutcome::Deleted)
     }
 
-    /// Labels the pod if it has not changed since it was observed and does not have the label.
-    ///
-    /// # Errors
-    /// The request fails.
-    pub(super) fn label(
-        &self,
-        account: &ServiceAccount,
-        (key, value): &(String, String),
-    ) -> Result<RepairOutcome, Error> {
-        if self.observed.pod.labels.get(key) == Some(value) {
-            return Ok(RepairOutcome::NothingToDo);
-        }
-        account.label(&self.observed.pod, &self.observed.resource_version, (key, value))?;
-        Ok(RepairOutcome::Labelled)
-    }
-
     /// Restores the pod's desired rules, and reads them back from the kernel. Each call of the plugin has its own
     /// timeout.
     ///
@@ -135,7 +133,8 @@ impl RepairCase<'_> {
         confirm(found, self.observed, LOCK_TIMEOUT)?;
         let before = running::container_status(container_id, &found.netns, LOCK_TIMEOUT)?;
         if !before.drift.is_empty() {
-            running::restore(container_id, &found.netns)?;
+            let restore = RepeatedAdd { root: self.root, facts: None, installed: &[], restores: true };
+            restore.run(container_id)?;
         } else if before.redirected && before.attachments.is_empty() {
             let msg = "another tool redirects the pod, and its rules are not changed; check which tool created them";
             return Err(Error::new(Code::ForeignRules, msg));
@@ -156,23 +155,8 @@ impl RepairCase<'_> {
             let msg = "the pod is not redirected after a successful ADD; run detour explain";
             return Err(Error::new(Code::Drift, msg));
         }
-        Ok(self.count_older_connections(found, container_id))
-    }
-
-    fn count_older_connections(&self, found: &FoundNetns, container_id: &str) -> RepairOutcome {
-        match running::bypassing(container_id, &found.netns, LOCK_TIMEOUT) {
-            Ok(0) => RepairOutcome::Repaired,
-            Ok(older) => RepairOutcome::RepairedForNew { older },
-            Err(error) => {
-                let pod = &self.observed.pod;
-                tracing::warn!(
-                    "pod {}/{}: can't count the connections that bypass the sidecar: {error}",
-                    pod.namespace,
-                    pod.name
-                );
-                RepairOutcome::Repaired
-            }
-        }
+        let older = running::bypassing(container_id, &found.netns, LOCK_TIMEOUT);
+        Ok(RepairOutcome::of_count(older, self.observed))
     }
 
     /// Calls the plugin's ADD as the runtime would.

@@ -16,8 +16,8 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 use protocol::MAX_ANSWER;
 pub use protocol::{
-    AgentAnswer, AgentRequest, BypassingContainer, CallReport, ContainersStatus, FACTS, Hello, MAX_POLICIES,
-    MAX_REQUEST, PodPolicyStatus, PoliciesReport, RequestKind,
+    AgentAnswer, AgentRequest, BypassingContainer, CallReport, ContainersStatus, FACTS, Hello, MAX_FINDINGS,
+    MAX_REQUEST, PodFinding, PoliciesReport, RequestKind,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -59,7 +59,7 @@ pub fn excluded_containers(socket: &Path, sandbox_id: &str, timeout: Duration) -
     })
 }
 
-/// Returns how many pods of the node have the current policy, as the agent behind `socket` knows them.
+/// Returns how many pods of the node have the rules of their policies, as the agent behind `socket` knows them.
 ///
 /// # Errors
 /// The agent does not answer within `timeout`, or an earlier version does not know the request.

@@ -167,44 +167,38 @@ pub struct BypassingContainer {
     pub scope: ContainerScope,
 }
 
-/// How many pods of the node have the current policy, and the pods that do not.
+/// How many pods of the node have the rules of their policies, and what is wrong with the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PoliciesReport {
-    /// Which changes running pods follow: `off`, `exclusions` or `all`; empty if the agent does not compare policies.
-    pub scope: String,
-    /// The pods whose rules are those that an ADD would make now.
+    /// Whether running pods follow changes of their policies; `None` if the agent does not read them.
+    pub follows: Option<bool>,
+    /// The pods whose rules are those of their policies.
     pub current: u32,
-    /// The pods with the rules of an earlier policy, which need a new pod or a retry.
-    pub older: u32,
-    /// The pods whose newest policy is rejected: an invalid value or a conflict.
+    /// The pods with requests that are invalid or outside the bounds, which are without effect.
     pub rejected: u32,
-    /// The pods with a sidecar that the node's configuration would redirect, and without saved rules.
+    /// The pods whose rules could not be checked or changed.
+    pub failed: u32,
+    /// The pods with a sidecar that the node's configuration would redirect, and without rules.
     pub none: u32,
-    /// The pods that are not current, at most [`MAX_POLICIES`].
-    pub pods: Vec<PodPolicyStatus>,
+    /// The pods that are not current, at most [`MAX_FINDINGS`].
+    pub findings: Vec<PodFinding>,
 }
 
-/// The policy of a pod that is not current.
+/// What is wrong with the rules of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct PodPolicyStatus {
+pub struct PodFinding {
     /// The pod.
     pub pod: PodRef,
-    /// `older`, `rejected` or `none`.
+    /// `rejected`, `failed` or `none`.
     pub state: String,
-    /// The hash of the applied policy; empty without one.
-    pub applied: String,
-    /// The hash of the policy that an ADD would apply now; empty if unknown.
-    pub desired: String,
-    /// Why the pod is not current.
+    /// Why.
     pub reason: String,
-    /// Whether only a new pod gets all of the desired policy.
-    pub needs_new_pod: bool,
 }
 
-/// The limit of [`PoliciesReport::pods`].
-pub const MAX_POLICIES: usize = 100;
+/// The limit of [`PoliciesReport::findings`].
+pub const MAX_FINDINGS: usize = 100;
 
 /// The agent's second line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -309,7 +303,7 @@ mod tests {
     fn messages_survive_serialization() {
         let definition = Definition { config: "{\n}".into(), ..Definition::default() };
         let (name, id) = ("vault".to_owned(), "7c".to_owned());
-        let policy = PodPolicyStatus { state: "older".into(), ..PodPolicyStatus::default() };
+        let finding = PodFinding { state: "rejected".into(), ..PodFinding::default() };
         let bypassing = BypassingContainer { name, id, cgroup: u64::MAX, scope: ContainerScope::Dns };
         for answer in [
             AgentAnswer::Facts { pod: pod().into(), namespace: Some(Namespace::default()) },
@@ -321,7 +315,7 @@ mod tests {
                 ..ContainersStatus::default()
             }),
             AgentAnswer::Containers(ContainersStatus { runtime: Some("r 1".into()), ..ContainersStatus::default() }),
-            AgentAnswer::Policies(PoliciesReport { older: 1, pods: vec![policy], ..PoliciesReport::default() }),
+            AgentAnswer::Policies(PoliciesReport { rejected: 1, findings: vec![finding], ..PoliciesReport::default() }),
             AgentAnswer::Done,
             AgentAnswer::from(Error::new(Code::PodUnknown, "no").with_details("why")),
         ] {

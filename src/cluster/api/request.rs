@@ -1,8 +1,8 @@
 //! The requests to the Kubernetes API, one constructor each: what is sent, and what an error message about it names.
 
-use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Permission, PolicyCondition};
+use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Permission};
 use crate::cni::{Code, Error, is_dns_subdomain};
-use crate::pod::well_known::{NETWORK_STATUS, POLICY_CONDITION};
+use crate::pod::well_known::NETWORK_STATUS;
 use crate::pod::{Pod, PodRef};
 use crate::printable::{cut, line};
 use hyper::Request;
@@ -91,35 +91,6 @@ impl ApiRequest {
             metadata["uid"] = json!(uid);
         }
         Self::patch_pod_status(pod, json!({"metadata": metadata}))
-    }
-
-    /// Sets a label of a pod that still has this `resourceVersion`.
-    pub(super) fn label(pod: &Pod, resource_version: &str, (key, value): (&str, &str)) -> Result<Self, Error> {
-        let metadata = json!({"uid": pod.uid, "resourceVersion": resource_version, "labels": {key: value}});
-        Self::patch_pod_status(pod, json!({"metadata": metadata}))
-    }
-
-    /// Sets the condition `detour.io/policy` of a pod. The pod's UID is a precondition. If the status has changed, the
-    /// time of the transition is the current time; otherwise it remains.
-    pub(super) fn policy_condition(
-        pod: &PodRef,
-        condition: &PolicyCondition,
-        has_changed_status: bool,
-    ) -> Result<Self, Error> {
-        let status = if condition.is_current { "True" } else { "False" };
-        // Escaped because `kubectl describe` prints it to a terminal.
-        let message = line(&condition.message);
-        let mut body = json!({
-            "type": POLICY_CONDITION, "status": status, "reason": condition.reason,
-            "message": cut(&message, MAX_EVENT_MESSAGE),
-        });
-        if has_changed_status {
-            body["lastTransitionTime"] = json!(now());
-        }
-        let PodRef { namespace, name, uid } = pod;
-        // A merge patch would replace the other conditions.
-        let patch = Patch::Strategic(json!({"metadata": {"uid": uid}, "status": {"conditions": [body]}}));
-        Self::patch_status(namespace, name, &patch)
     }
 
     fn patch_pod_status(Pod { namespace, name, .. }: &Pod, patch: Value) -> Result<Self, Error> {

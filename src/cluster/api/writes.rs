@@ -4,7 +4,7 @@ use super::request::ApiRequest;
 use super::retry::AttemptError;
 use super::server::Api;
 use super::service_account::{ServiceAccount, WATCH_TIMEOUT};
-use crate::cluster::resources::{Event, NodeTaints, ObjectRef, PolicyCondition, Token};
+use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Token};
 use crate::cluster::wire;
 use crate::cni::Error;
 use crate::pod::{Pod, PodRef};
@@ -86,34 +86,12 @@ impl ServiceAccount {
         Pod { node_name: self.node.clone(), ..pod.into() }
     }
 
-    /// Sets the condition of a pod's policy (`patch pods/status`). A condition with `has_changed_status` gets a new
-    /// transition time.
-    ///
-    /// # Errors
-    /// [`crate::cni::Code::PodUnknown`] if the pod was deleted; otherwise as [`Self::tell`].
-    pub fn set_condition(
-        &self,
-        pod: &PodRef,
-        condition: &PolicyCondition,
-        has_changed_status: bool,
-    ) -> Result<(), Error> {
-        self.change(ApiRequest::policy_condition(pod, condition, has_changed_status))
-    }
-
     /// Deletes a pod that still has this UID and `resourceVersion` (`delete pods`).
     ///
     /// # Errors
     /// [`crate::cni::Code::PodUnknown`] if the pod was deleted or changed; else as [`Cluster::report`].
     pub fn delete(&self, pod: &Pod, resource_version: &str) -> Result<(), Error> {
         self.change(ApiRequest::deletion(pod, resource_version))
-    }
-
-    /// Sets a label of a pod that still has this UID and `resourceVersion` (`patch pods/status`).
-    ///
-    /// # Errors
-    /// As [`Self::delete`].
-    pub fn label(&self, pod: &Pod, resource_version: &str, label: (&str, &str)) -> Result<(), Error> {
-        self.change(ApiRequest::label(pod, resource_version, label))
     }
 
     /// Gets a node (`get nodes`).

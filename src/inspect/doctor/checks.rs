@@ -99,7 +99,7 @@ checks! {
 
     Policies {
         POLICIES "policies" "the node's pods have the rules of their policies" [AGENT_REACHABLE];
-        POD_POLICY "pod-policy" "the pod has the rules of its policy" [POD_KNOWN, NETNS_FOUND];
+        POD_POLICY "pod-policy" "the pod has the rules of its policy" [POD_KNOWN, AGENT_REACHABLE];
     }
 
     Kernel {

@@ -174,13 +174,7 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results
     pod_netns.examine(target, api, conf.as_ref(), results);
     let listeners = check_netns(target, pod_netns.found(), facts.as_ref(), seen, results);
     let container = pod_netns.found().and_then(|found| found.container_id.as_deref());
-    let subject = policies::PodSubject {
-        found: pod_netns.found(),
-        facts: facts.as_ref(),
-        installed: seen.configurations.iter().map(|configured| &configured.conf).collect(),
-        report: seen.policies.as_ref(),
-    };
-    subject.examine(target, results);
+    policies::examine_pod(seen.policies.as_ref(), pod, results);
     logs::node(target, pod, container, results);
     logs::plugin(target, conf.as_ref(), pod, results);
     let found = pod_netns.found().cloned();

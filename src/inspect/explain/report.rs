@@ -14,9 +14,9 @@ use crate::inspect::subject::{ConfigurationOrigin, Subject};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, joined};
 use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
 use crate::pod::well_known::{
-    EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_OUTBOUND_RANGES, LIVE_POLICY,
+    EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_OUTBOUND_RANGES,
 };
-use crate::pod::{AnnotatedObject, Facts, Pod};
+use crate::pod::Pod;
 use crate::policy::{Policy, Redirect};
 use crate::sub_plugins::{
     DecidedRequest, Decision, EnrolledBy, SettingSource, SkipReason, considered, pod_skip_reason,
@@ -219,7 +219,7 @@ fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> 
     let by_ambient = by_ambient.into_iter().chain(usual_annotations(policy, pod));
     let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
     let all = subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node);
-    all.chain(live_policy(&subject.facts)).chain(by_ambient).collect()
+    all.chain(by_ambient).collect()
 }
 
 /// Names Istio's annotations of a pod with a sidecar for what it excludes with detour's.
@@ -230,21 +230,6 @@ fn usual_annotations(policy: &Policy, pod: &Pod) -> impl Iterator<Item = String>
     used.map(|(key, usual)| {
         format!("annotation {key} also excludes DNS; with a sidecar, the usual annotation is {usual}")
     })
-}
-
-/// Returns what the annotation `detour.io/live-policy` of the pod or its namespace does; `None` without a valid value.
-fn live_policy(facts: &Facts) -> Option<String> {
-    let (object, value) = facts.annotation(LIVE_POLICY)?;
-    let object = match object {
-        AnnotatedObject::Pod(_) => "pod",
-        AnnotatedObject::Namespace(_) => "namespace",
-    };
-    let follows = match value {
-        "true" => "the running pod follows changes of its policy, as far as the agent's --live-policy allows",
-        "false" => "the running pod follows only changes that end a bypass",
-        _ => return None,
-    };
-    Some(format!("annotation {LIVE_POLICY} of the {object} is {value}: {follows}"))
 }
 
 impl Proxy {

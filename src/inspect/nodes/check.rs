@@ -53,12 +53,12 @@ pub struct NodeCheck {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PolicyCounts {
-    /// The rules are those that an ADD would make now.
+    /// The rules are those of the pod's policy.
     pub current: u32,
-    /// The rules are those of an earlier policy.
-    pub older: u32,
-    /// The newest policy is rejected.
+    /// Requests of the pod are without effect.
     pub rejected: u32,
+    /// The rules could not be checked or changed.
+    pub failed: u32,
     /// A pod with a sidecar has no rules.
     pub none: u32,
 }
@@ -67,8 +67,8 @@ impl PolicyCounts {
     const fn plus(self, other: Self) -> Self {
         Self {
             current: self.current.saturating_add(other.current),
-            older: self.older.saturating_add(other.older),
             rejected: self.rejected.saturating_add(other.rejected),
+            failed: self.failed.saturating_add(other.failed),
             none: self.none.saturating_add(other.none),
         }
     }
@@ -245,9 +245,9 @@ impl TextReport for NodesCheck {
         let text = format!("{healthy} healthy, {unhealthy} unhealthy, {} skipped", count(NodeResult::Skipped));
         let tone = if self.healthy { Tone::Good } else { Tone::Bad };
         screen.line(&[Cell::of("Nodes:"), Cell::of(text).tone(tone)]);
-        if let Some(PolicyCounts { current, older, rejected, none }) = self.policies {
-            let text = format!("{current} current, {older} older, {rejected} rejected, {none} without rules");
-            let tone = if rejected.saturating_add(none) > 0 { Tone::Bad } else { Tone::Plain };
+        if let Some(PolicyCounts { current, rejected, failed, none }) = self.policies {
+            let text = format!("{current} current, {rejected} with rejected requests, {failed} failed, {none} without rules");
+            let tone = if failed.saturating_add(none) > 0 { Tone::Bad } else { Tone::Plain };
             screen.line(&[Cell::of("Policies of running pods:"), Cell::of(text).tone(tone)]);
         }
         if let Some(FormatCounts { iptables, nftables }) = self.rule_formats {
@@ -283,7 +283,7 @@ mod tests {
 
     /// With a field of a later version.
     const POLICIES: &str = r#"{"version": "0.3.0", "healthy": true,
-        "policies": {"scope": "exclusions", "current": 3, "older": 2, "pods": [], "later": 1}, "checks": [
+        "policies": {"follows": true, "current": 3, "rejected": 2, "findings": [], "later": 1}, "checks": [
         {"id": "policies", "checked": "a", "outcome": "warn", "found": "2 older", "next": "b"},
         {"id": "pod-policy", "checked": "c", "outcome": "warn", "found": "x/y: older\u001b[2J", "next": "d"},
         {"id": "pod-policy", "checked": "c", "outcome": "warn", "found": "x/z: older", "next": "d"}]}"#;
@@ -327,19 +327,19 @@ mod tests {
     fn warnings_do_not_make_a_node_unhealthy_and_policies_add_up() {
         let warned = agent(true, Ok(POLICIES));
         assert_eq!(warned.result, NodeResult::Healthy);
-        let rejected = PolicyCounts { rejected: u32::MAX, ..PolicyCounts::default() };
+        let failed = PolicyCounts { failed: u32::MAX, ..PolicyCounts::default() };
         let other = NodeCheck {
-            policies: Some(rejected),
+            policies: Some(failed),
             ..agent(true, Ok(r#"{"version": "0.2.0", "healthy": true, "checks": []}"#))
         };
         let alone = NodesCheck::of(vec![agent(true, Err("why"))]);
         assert_eq!(alone.policies, None);
         let report = NodesCheck::of(vec![warned.clone(), other, warned]);
-        assert_eq!(report.policies, Some(PolicyCounts { current: 6, older: 4, rejected: u32::MAX, none: 0 }));
+        assert_eq!(report.policies, Some(PolicyCounts { current: 6, rejected: 4, failed: u32::MAX, none: 0 }));
         let text = render(&report, Format::Table { color: false }).expect("text");
         let text = text.as_str();
         assert!(
-            text.contains("\nPolicies of running pods: 6 current, 4 older, 4294967295 rejected, 0 without rules\n"),
+            text.contains("\nPolicies of running pods: 6 current, 4 with rejected requests, 4294967295 failed, 0 without rules\n"),
             "{text}"
         );
         assert!(text.contains("warnings: policies, pod-policy\n"), "{text}");

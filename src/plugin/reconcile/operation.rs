@@ -3,10 +3,10 @@
 
 use crate::cni::{Code, Error, LIST_ITEMS, at_most};
 use crate::netns;
-use crate::plugin::inputs::{AddInputs, SavedInputs};
+use crate::plugin::inputs::SavedInputs;
 use crate::plugin::netns_state::{ForeignRedirection, FormatPreference};
-use crate::plugin::record::{AttachmentRecord, SandboxRecords};
-use crate::policy::{Interception, Policy, Redirect};
+use crate::plugin::record::SandboxRecords;
+use crate::policy::{Interception, Policy};
 use crate::state::Attachment;
 use std::collections::HashSet;
 
@@ -14,11 +14,9 @@ use std::collections::HashSet;
 #[derive(Debug, Clone)]
 pub(in crate::plugin) enum Operation {
     /// ADD: replaces the policy of one attachment, with a preference for the rule format and the inputs to save.
-    Apply(Policy, FormatPreference, Option<SavedInputs>),
-    /// Live policy: replaces the evaluated policies of attachments with saved state, all or none.
-    Follow(Vec<(Attachment, Policy)>),
-    /// Repair: restores the saved policy of one attachment; does nothing without one.
-    Reapply,
+    Add(Policy, FormatPreference, Option<SavedInputs>),
+    /// The agent's repeated ADD for a running pod: the policies of recorded attachments, all or none.
+    Repeat(Vec<(Attachment, Policy)>),
     /// DEL: removes the policy of one attachment.
     Remove,
 }
@@ -35,8 +33,7 @@ pub(super) struct Changes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Add,
-    Follow,
-    Reapply,
+    Repeat,
     Remove,
 }
 
@@ -44,28 +41,17 @@ pub(super) enum Kind {
 #[derive(Debug)]
 pub(super) struct Change {
     pub(super) attachment: Attachment,
-    /// The policy as evaluated.
-    pub(super) evaluated: Policy,
     /// The policy, adapted to the interfaces in the network namespace.
     policy: Policy,
-    pub(super) inputs: InputsChange,
-}
-
-/// What happens to the saved inputs of an attachment.
-#[derive(Debug)]
-pub(super) enum InputsChange {
-    /// The saved ones remain.
-    Keep,
-    /// An ADD replaces them, or removes them if its policy can't change while the pod runs.
-    Replace(Option<SavedInputs>),
+    /// What an ADD saves: its inputs, or none if its policy can't change while the pod runs.
+    pub(super) inputs: Option<Option<SavedInputs>>,
 }
 
 impl Operation {
     pub(super) const fn kind(&self) -> Kind {
         match self {
-            Self::Apply(..) => Kind::Add,
-            Self::Follow(_) => Kind::Follow,
-            Self::Reapply => Kind::Reapply,
+            Self::Add(..) => Kind::Add,
+            Self::Repeat(_) => Kind::Repeat,
             Self::Remove => Kind::Remove,
         }
     }
@@ -77,51 +63,28 @@ impl Operation {
     /// An attachment has no saved state, or the interfaces can't be listed.
     pub(super) fn changes(self, attachment: &Attachment, saved: &SandboxRecords) -> Result<Option<Changes>, Error> {
         let kind = self.kind();
-        let own = saved.get(attachment);
         let mut format = FormatPreference::default();
         let mut list = match self {
-            Self::Apply(policy, preference, inputs) => {
+            Self::Add(policy, preference, inputs) => {
                 format = preference;
-                vec![Change { inputs: InputsChange::Replace(inputs), ..Change::new(attachment, policy) }]
+                vec![Change { inputs: Some(inputs), ..Change::new(attachment.clone(), policy) }]
             }
-            Self::Follow(policies) => {
-                let list = followed(policies, saved)?;
-                let settings = list.iter().filter_map(|change| saved.get(&change.attachment)?.inputs.as_ref());
-                let mut settings = settings.filter_map(|inputs| AddInputs::read(inputs)?.rule_format);
-                // Rules that exist already have a format.
-                if saved.rule_format().is_none() {
-                    format.requested = settings.next();
-                }
-                list
+            Self::Repeat(policies) => {
+                let change = |(attachment, policy)| match saved.get(&attachment) {
+                    Some(_) => Ok(Change::new(attachment, policy)),
+                    None => Err(gone(&attachment)),
+                };
+                policies.into_iter().map(change).collect::<Result<_, _>>()?
             }
-            Self::Reapply => {
-                let Some(own) = own else { return Ok(None) };
-                vec![Change { evaluated: own.evaluated().clone(), ..Change::new(attachment, own.policy.clone()) }]
+            Self::Remove if saved.get(attachment).is_some() => {
+                vec![Change::new(attachment.clone(), Policy::default())]
             }
-            Self::Remove if own.is_some() => vec![Change::new(attachment, Policy::default())],
             Self::Remove if saved.0.is_empty() => Vec::new(),
             Self::Remove => return Ok(None),
         };
-        if kind == Kind::Follow && list.is_empty() {
-            return Ok(None);
-        }
         list.iter_mut().try_for_each(Change::exclude_secondary_networks)?;
         Ok(Some(Changes { kind, list, format }))
     }
-}
-
-/// Returns the changes that differ from the saved state.
-fn followed(policies: Vec<(Attachment, Policy)>, saved: &SandboxRecords) -> Result<Vec<Change>, Error> {
-    let mut list = Vec::new();
-    for (attachment, policy) in policies {
-        let own = saved.get(&attachment).ok_or_else(|| gone(&attachment))?;
-        if *own.evaluated() != policy || own.previous_policy.is_some() {
-            let mut change = Change::new(&attachment, policy);
-            change.keep_interfaces(own);
-            list.push(change);
-        }
-    }
-    Ok(list)
 }
 
 /// Returns the error for an attachment without saved state.
@@ -136,86 +99,36 @@ impl Changes {
 }
 
 impl Change {
-    fn new(attachment: &Attachment, policy: Policy) -> Self {
-        Self { attachment: attachment.clone(), evaluated: policy.clone(), policy, inputs: InputsChange::Keep }
+    const fn new(attachment: Attachment, policy: Policy) -> Self {
+        Self { attachment, policy, inputs: None }
     }
 
     /// Excludes the interfaces of secondary networks that exist already, if the policy does not capture such networks. An
     /// interface with a default route, in the kernel or according to the pod's annotations, is no secondary one: the pod's
     /// traffic leaves over it. Only a setting that names it excludes it.
     fn exclude_secondary_networks(&mut self) -> Result<(), Error> {
-        let Some(redirect) = not_capturing_secondary(&mut self.policy) else { return Ok(()) };
+        let Interception::On(redirect) = &mut self.policy.interception else { return Ok(()) };
+        if redirect.capture_secondary_networks {
+            return Ok(());
+        }
         let (secondary, mut default) = (netns::secondary_interfaces()?, netns::default_route_interfaces()?);
         default.extend(redirect.default_interfaces.iter().cloned());
         at_most(LIST_ITEMS, "interfaces", "the pod's network namespace", secondary.len())?;
-        exclude_interfaces(redirect, secondary);
-        let is_named = |name: &String| {
-            let settings = self.evaluated.redirect();
-            settings.is_some_and(|it| it.exclude_interfaces.contains(name) && !it.secondary_interfaces.contains(name))
-        };
-        redirect.exclude_interfaces.retain(|name| !default.contains(name) || is_named(name));
+        let is_named = |name: &String| !redirect.secondary_interfaces.contains(name);
+        let named: HashSet<String> = redirect.exclude_interfaces.iter().filter(|name| is_named(name)).cloned().collect();
+        let known: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
+        redirect.exclude_interfaces.extend(secondary.into_iter().filter(|name| !known.contains(name)));
+        redirect.exclude_interfaces.retain(|name| !default.contains(name) || named.contains(name));
         Ok(())
     }
 
-    /// Excludes the interfaces that an earlier call found. They may be temporarily down or missing.
-    fn keep_interfaces(&mut self, own: &AttachmentRecord) {
-        let (Some(applied), Some(evaluated)) = (own.policy.redirect(), own.evaluated().redirect()) else { return };
-        let Some(redirect) = not_capturing_secondary(&mut self.policy) else { return };
-        if !evaluated.capture_secondary_networks {
-            let known: HashSet<&String> = evaluated.exclude_interfaces.iter().collect();
-            let found = applied.exclude_interfaces.iter().filter(|name| !known.contains(name));
-            exclude_interfaces(redirect, found.cloned());
-        }
-    }
-
-    /// Returns the policy, adapted to the redirection of another tool. `own` is the saved record.
-    ///
-    /// # Errors
-    /// Another tool began to redirect a running pod that detour redirects.
-    pub(super) fn adapted(
-        &self,
-        kind: Kind,
-        own: Option<&AttachmentRecord>,
-        foreign: Option<ForeignRedirection>,
-    ) -> Result<Policy, Error> {
+    /// Returns the policy, adapted to the redirection of another tool, to which a running pod is adapted already: its
+    /// redirection neither begins nor ends.
+    pub(super) fn adapted(&self, kind: Kind, foreign: Option<ForeignRedirection>) -> Policy {
         let policy = self.policy.clone();
-        match (kind, own, foreign) {
-            (Kind::Remove, ..) => Ok(policy),
-            (Kind::Follow, Some(own), Some(_)) if own.policy.redirect().is_some() && policy.redirect().is_some() => {
-                let msg = format!(
-                    "{}: another tool has also redirected the pod since it started; remove its rules, or delete the pod",
-                    self.attachment
-                );
-                Err(Error::new(Code::ForeignRules, msg))
-            }
-            (_, _, Some(foreign)) => Ok(foreign.adapt(policy)),
-            (Kind::Follow, Some(own), None) => Ok(as_adapted_before(policy, own)),
-            (_, _, None) => Ok(policy),
+        match foreign.filter(|_| kind == Kind::Add) {
+            Some(foreign) => foreign.adapt(policy),
+            None => policy,
         }
     }
-}
-
-/// Returns the policy with the adaptations of the ADD to another tool's redirection, even if its rules are not found now:
-/// the tool may restore them at any time, and detour does not begin to redirect a running pod.
-fn as_adapted_before(mut policy: Policy, own: &AttachmentRecord) -> Policy {
-    let evaluated = own.evaluated();
-    if evaluated.redirect().is_some() && own.policy.redirect().is_none() && policy.redirect().is_some() {
-        policy.interception = Interception::Unset;
-    }
-    if evaluated.dns_captured_elsewhere != own.policy.dns_captured_elsewhere {
-        policy.dns_captured_elsewhere = own.policy.dns_captured_elsewhere;
-    }
-    policy
-}
-
-fn not_capturing_secondary(policy: &mut Policy) -> Option<&mut Redirect> {
-    match &mut policy.interception {
-        Interception::On(redirect) if !redirect.capture_secondary_networks => Some(redirect),
-        _ => None,
-    }
-}
-
-fn exclude_interfaces(redirect: &mut Redirect, names: impl IntoIterator<Item = String>) {
-    let mut excluded: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
-    redirect.exclude_interfaces.extend(names.into_iter().filter(|name| excluded.insert(name.clone())));
 }

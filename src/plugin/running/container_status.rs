@@ -9,7 +9,6 @@ use crate::plugin::check::differences;
 use crate::plugin::del::remove;
 use crate::plugin::netns_state::{ForeignRedirection, ruleset};
 use crate::plugin::open_netns;
-use crate::plugin::reconcile::{Operation, reconcile};
 use crate::plugin::record::{NetnsRecord, SandboxRecords};
 use crate::state::{Attachment, ROOT, Store};
 use std::path::Path;
@@ -61,20 +60,6 @@ pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> 
             drift,
         })
     })
-}
-
-/// Restores the rules of the container's attachments from saved state, with the facts of their ADD. Does nothing for
-/// a container without an ADD.
-///
-/// # Errors
-/// The rules can't be applied; the kernel's rules are unchanged.
-pub fn restore(container_id: &str, netns: &Path) -> Result<(), Error> {
-    let (store, netns) = (Store::new(ROOT), open_netns::at(netns)?);
-    // Reconciling one attachment applies the rules of all.
-    match SandboxRecords::read(&store, container_id, &netns)?.0.first() {
-        Some((attachment, _)) => reconcile(&store, attachment, &netns, Operation::Reapply),
-        None => Ok(()),
-    }
 }
 
 /// Removes the saved state of attachments whose network namespace is gone: runtimes make no DEL for attachments that

@@ -1,10 +1,14 @@
-//! Running pods, for the node's agent and `doctor`: their live state, their current policies, and changes of both. No CNI
-//! call uses this module, and it does not use the cluster.
+//! Running pods, for the node's agent: their ADD is repeated, and their live state is read. No CNI call uses this module,
+//! and it does not use the cluster.
 
 mod bypassing;
 mod container_status;
 pub mod containers;
-pub mod live_policy;
+mod repeated_add;
+mod sandboxes;
+mod words;
 
 pub use bypassing::bypassing;
-pub use container_status::{ContainerStatus, container_status, forget_gone, restore};
+pub use container_status::{ContainerStatus, container_status, forget_gone};
+pub use repeated_add::{Repeated, RepeatedAdd};
+pub use sandboxes::{Sandbox, Sandboxes};

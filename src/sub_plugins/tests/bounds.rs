@@ -270,73 +270,10 @@ fn invalid_grants_are_rejected_with_their_place() {
 
 #[test]
 fn a_running_pod_loses_what_is_outside_and_keeps_the_rest() {
-    let scenario = excludes().annotated(EXCLUDE_UIDS, "7,8");
-    let applied = scenario.output().policy;
-    let bounded = scenario.allow(json!({"uids": 7}));
+    let bounded = excludes().annotated(EXCLUDE_UIDS, "7,8").allow(json!({"uids": 7}));
     let expected = excludes().annotated(EXCLUDE_UIDS, "7").output().policy;
-    let tightened = bounded.run_separately(&applied);
-    assert_eq!(tightened.errors.iter().map(|error| error.msg.clone()).collect::<Vec<_>>(), [bounded.error()]);
-    assert_eq!((&tightened.policy, tightened.ignored), (&expected, None));
-    let ignored = bounded.ignoring().run_separately(&applied);
-    assert_eq!((ignored.policy, ignored.errors), (expected, Vec::new()));
-    let reason = ignored.ignored.expect("a reason");
-    assert!(reason.contains("\"8\" is outside the bounds: not permitted by allow.uids (c), ignored"), "{reason}");
-}
-
-/// Nor does an invalid annotation keep an exclusion that tighter bounds no longer permit. Administrators' blocks remain.
-#[test]
-fn an_invalid_annotation_keeps_nothing_outside_the_bounds() {
-    let block = json!([{"type": "istio-redirect"}, {"type": "uid-exclude", "uids": [5]}, {"type": "dns-exclude"},
-        {"type": "container-exclude"}, {"type": "destination-exclude"}]);
-    for (key, value, allow, kept) in [
-        (EXCLUDE_UIDS, "7,9", json!({"uids": "7"}), vec!["uid 7"]),
-        (EXCLUDE_UIDS, "container:app", json!({"uids": "container:app"}), vec!["uid 1000"]),
-        (EXCLUDE_UIDS, "6-99999", json!(null), vec![]),
-        (EXCLUDE_GIDS, "7", json!([]), vec![]),
-        (EXCLUDE_PORTS_FOR_UIDS, "443:7;80:8", json!({"ports": 443}), vec!["uid 7 443"]),
-        (
-            EXCLUDE_DNS,
-            "10.0.0.1,11.0.0.1",
-            json!({"resolvers": "10.0.0.0/8"}),
-            vec!["any tcp 53 to 10.0.0.1/32", "any udp 53 to 10.0.0.1/32"],
-        ),
-        (EXCLUDE_DNS, "all", json!(null), vec!["any tcp 53", "any udp 53"]),
-        (EXCLUDE_DESTINATION_PORTS, "443", json!({"ports": 443}), vec!["any 443"]),
-        (EXCLUDE_DESTINATION_PORTS, "443", json!({"ip_ranges": "*"}), vec![]),
-        (EXCLUDE_DESTINATION_RANGES, "10.0.0.1,11.0.0.1", json!({"ip_ranges": "10.0.0.1"}), vec!["any to 10.0.0.1/32"]),
-    ] {
-        let applied = chain(block.clone()).allow(json!({})).annotated(key, value).output().policy;
-        let mut broken = chain(block.clone()).annotated(key, "x");
-        if !allow.is_null() {
-            broken = broken.allow(allow.clone());
-        }
-        let separate = broken.run_separately(&applied);
-        assert_eq!(separate.errors.len(), 1, "{key}");
-        let mut left: Vec<String> = separate.policy.exclusions_in_effect().iter().map(scenario::shown).collect();
-        left.sort();
-        let mut kept = [&["uid 5"][..], &kept].concat();
-        kept.sort_unstable();
-        assert_eq!(left, kept, "{key} {value} {allow}");
-    }
-    // The ports of an argument need a permission, unlike those of a block.
-    let argument =
-        |ports: &str| chain(block.clone()).args(json!({"dns-exclude": {"resolvers": "all", "ports": ports}}));
-    for (ports, allow, kept) in [
-        ("*", json!(null), vec!["uid 5"]),
-        ("1-65535", json!({"resolvers": "*"}), vec!["uid 5"]),
-        ("5353", json!({"resolvers": "*", "ports": 5353}), vec!["any tcp 5353", "any udp 5353", "uid 5"]),
-    ] {
-        let applied = argument(ports).allow(json!({})).output().policy;
-        let broken = argument(ports).annotated(EXCLUDE_DNS, "x");
-        let broken = if allow.is_null() { broken } else { broken.allow(allow) };
-        let left = broken.run_separately(&applied).policy;
-        let mut left: Vec<String> = left.exclusions_in_effect().iter().map(scenario::shown).collect();
-        left.sort();
-        assert_eq!(left, kept, "{ports}");
-    }
-    let applied = chain(block.clone()).annotated(EXCLUDE_CONTAINERS, "app").output().policy;
-    let broken = |allow| chain(block.clone()).annotated(EXCLUDE_CONTAINERS, "A").allow(allow).run_separately(&applied);
-    assert_eq!(broken(json!({"containers": "a*"})).policy.containers, applied.containers);
-    assert!(broken(json!({"containers": "a*", "until": "proxy-ready"})).policy.containers.is_empty());
-    assert!(broken(json!({"containers": "b*"})).policy.containers.is_empty());
+    let repeated = bounded.run_again(true, true);
+    assert_eq!(repeated.absent.iter().map(|error| error.msg.clone()).collect::<Vec<_>>(), [bounded.error()]);
+    assert_eq!(repeated.policy, expected);
+    assert_eq!(bounded.ignoring().run_again(true, true).policy, expected);
 }

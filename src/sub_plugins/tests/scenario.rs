@@ -2,10 +2,10 @@
 
 use super::super::context::PodContext;
 use super::super::run::run;
-use super::super::{ChainInput, ChainOutput, Note, Resolvers, SeparatePolicy, run_separately};
+use super::super::{ChainInput, ChainOutput, Note, Resolvers, RepeatedOutput, run_again};
 use crate::cni::{Block, BlockBounds, Bounds, Error, OutsideBounds};
 use crate::pod::{Container, Facts, Namespace, Pod};
-use crate::policy::{Exclusion, Policy, Redirect, TrafficOwner};
+use crate::policy::{Exclusion, Redirect, TrafficOwner};
 use serde_json::{Map, Value};
 use std::net::IpAddr;
 
@@ -121,8 +121,8 @@ impl Scenario {
         run(&self.chain, &self.input())
     }
 
-    pub(in super::super) fn run_separately(&self, applied: &Policy) -> SeparatePolicy {
-        run_separately(&self.chain, &self.input(), applied)
+    pub(in super::super) fn run_again(&self, is_redirected: bool, with_requests: bool) -> RepeatedOutput {
+        run_again(&self.chain, &self.input(), is_redirected, with_requests).expect("valid blocks")
     }
 
     pub(in super::super) fn output(&self) -> ChainOutput {

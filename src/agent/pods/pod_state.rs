@@ -1,7 +1,6 @@
-//! The state of a pod between two checks of its rules: when the next one is due, failures to read the rules, and
-//! attempts to repair them.
+//! The state of a pod between two passes: failures, attempts to repair it, and what was reported.
 
-use super::limits::Attempts;
+use super::limits::{Attempts, ChangeLimit, MIN_INTERVAL};
 use super::suspicion::Cause;
 use crate::backoff::Backoff;
 use crate::cni::{Code, Error};
@@ -11,35 +10,67 @@ use crate::pod::PodRef;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The minimum time between two checks of a pod that changes often, as in a crash loop.
-const MIN_INTERVAL: Duration = Duration::from_secs(5);
-/// The pauses after failures to read the rules.
-const MIN_PAUSE: Duration = Duration::from_secs(15);
+/// The minimum time between two comparisons of the live rules of a pod that changes often, as in a crash loop.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// The pauses after failures.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(600);
+/// The longest pause after failures that the pod's own processes can't cause.
+const MAX_PAUSE_OF_NODE: Duration = Duration::from_secs(60);
 /// The number of failures in a row after which one that may be temporary gets an Event.
 const FAILURES_BEFORE_EVENT: u32 = 5;
 /// The minimum time between two Events about such failures.
 const EVENT_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// What is known about the rules of a pod.
+/// What is known about a pod.
 #[derive(Debug)]
-pub(super) struct PodRules {
-    /// The time of the next check; `None` to wait for a change.
+pub(super) struct PodState {
+    /// The time of the next pass; `None` to wait for a change.
     pub(super) due: Option<Instant>,
-    last_check: Option<Instant>,
+    /// The pod sandbox whose ADD was repeated last.
+    pub(super) container_id: Option<String>,
+    /// What is not as it should be; empty if all is.
+    pub(super) finding: Finding,
+    /// The last reported reasons why requests of the pod count as absent.
+    pub(super) absent: String,
+    pub(super) limit: ChangeLimit,
+    last_pass: Option<Instant>,
+    /// When the live rules were compared with the desired ones.
+    pub(super) last_check: Option<Instant>,
     /// The first of the uninterrupted checks that found a cause for a repair.
     suspected_since: Option<Instant>,
     pub(super) attempts: Attempts,
     pub(super) location: Option<NetnsLocation>,
-    /// The last logged failure to read the rules.
+    /// The last logged failure.
     logged: Option<String>,
-    /// The number of failures to read the rules in a row.
+    /// The number of failures in a row.
     failures: u32,
     backoff: Backoff,
     /// The end of the pause after a failure, which a change of the pod does not shorten.
     not_before: Option<Instant>,
     /// The time of the last Event about a failure.
     last_event: Option<Instant>,
+}
+
+/// What is not as it should be.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::agent) enum Finding {
+    /// Nothing, or the pod has no rules and needs none.
+    #[default]
+    Nothing,
+    /// The pod has the rules of its policy.
+    Current,
+    /// Requests of the pod or its namespace count as absent.
+    Rejected(String),
+    /// Its rules could not be checked or changed.
+    Failed(String),
+    /// It has a sidecar and no rules.
+    NoRules(String),
+}
+
+impl Finding {
+    /// The names of all but the first in reports and metrics.
+    pub(in crate::agent) const NAMES: [&str; 4] = ["current", "rejected", "failed", "none"];
 }
 
 /// The network namespace of a pod.
@@ -63,11 +94,16 @@ impl NetnsLocation {
     }
 }
 
-impl PodRules {
+impl PodState {
     /// Creates the state of a new pod.
     pub(super) fn new(due: Instant) -> Self {
         Self {
             due: Some(due),
+            container_id: None,
+            finding: Finding::Nothing,
+            absent: String::new(),
+            limit: ChangeLimit::default(),
+            last_pass: None,
             last_check: None,
             suspected_since: None,
             attempts: Attempts::default(),
@@ -80,20 +116,31 @@ impl PodRules {
         }
     }
 
-    /// Schedules a check soon, because the pod has changed.
+    /// Schedules a pass soon, because the pod has changed.
     pub(super) fn changed(&mut self, now: Instant) {
-        let soon = self.last_check.map_or(now, |last| now.max(last + MIN_INTERVAL));
-        self.wake(Some(soon.max(self.not_before.unwrap_or(soon))));
+        let last = self.last_pass.map(|last| last + MIN_INTERVAL);
+        let soon = self.limit.next(now).into_iter().chain(self.not_before).chain(last).max();
+        self.wake(Some(soon.unwrap_or(now).max(now)));
     }
 
-    /// Schedules a check at `time` at the latest.
+    /// Begins a pass.
+    pub(super) const fn begin(&mut self, now: Instant) {
+        self.last_pass = Some(now);
+    }
+
+    /// Returns whether the live rules of a pod that changes often are compared now.
+    pub(super) fn may_check(&self, now: Instant) -> bool {
+        self.last_check.is_none_or(|last| now >= last + CHECK_INTERVAL)
+    }
+
+    /// Schedules a pass at `time` at the latest.
     pub(super) fn wake(&mut self, time: Option<Instant>) {
         self.due = self.due.into_iter().chain(time).min();
     }
 
-    /// Schedules no check until the pod changes.
+    /// Schedules no pass until the pod changes.
     pub(super) fn rest(&mut self) {
-        (self.due, self.suspected_since) = (None, None);
+        (self.due, self.suspected_since, self.finding) = (None, None, Finding::Nothing);
     }
 
     /// Records a check that found `cause`. The next one is due after `interval`, or sooner for a repair. Returns whether
@@ -105,7 +152,6 @@ impl PodRules {
         grace: Duration,
         now: Instant,
     ) -> bool {
-        self.last_check = Some(now);
         self.due = Some(now + interval);
         let Some(cause) = cause else {
             self.suspected_since = None;
@@ -123,30 +169,37 @@ impl PodRules {
         is_allowed
     }
 
-    /// Records whether the rules could be read, and logs a failure once until it changes. The pod's own processes can
-    /// cause failures of some kinds; after these the pauses grow, so that such a pod does not take the time of others.
-    pub(super) fn record_read(&mut self, error: Option<&Error>, pod: &PodRef, now: Instant) {
-        let is_its_own = error.is_some_and(|error| matches!(error.code, Code::TryAgain | Code::ForeignRules));
-        if is_its_own {
+    /// Records whether the rules could be checked, and logs a failure once until it changes. After failures, the pauses
+    /// grow, so that a pod whose own processes cause them does not take the time of others.
+    pub(super) fn record(&mut self, error: Option<&Error>, pod: &PodRef, now: Instant) {
+        if error.is_some() {
             self.failures = self.failures.saturating_add(1);
-            self.not_before = Some(now + self.backoff.pause(now));
+            let is_its_own = error.is_some_and(|error| matches!(error.code, Code::TryAgain | Code::ForeignRules));
+            let longest = if is_its_own { MAX_PAUSE } else { MAX_PAUSE_OF_NODE };
+            self.not_before = Some(now + self.backoff.pause(now).min(longest));
         } else {
             self.backoff.reset();
             (self.failures, self.not_before) = (0, None);
         }
         let error = error.map(ToString::to_string);
         if let Some(message) = error.as_ref().filter(|_| error != self.logged) {
-            tracing::warn!("pod {}/{}: can't read its rules: {message}", pod.namespace, pod.name);
+            tracing::warn!("pod {}/{}: its rules are not checked: {message}", pod.namespace, pod.name);
+            self.finding = Finding::Failed(message.clone());
         }
         self.logged = error;
     }
 
-    /// Schedules the next check after the pause, if there is one.
+    /// Returns when the live rules may be compared again.
+    pub(super) fn next_check(&self, now: Instant) -> Instant {
+        self.last_check.map_or(now, |last| last + CHECK_INTERVAL)
+    }
+
+    /// Schedules the next pass after the pause, if there is one.
     pub(super) fn postpone(&mut self) {
         self.due = self.not_before.or(self.due);
     }
 
-    /// Whether the failure to read the rules gets an Event.
+    /// Whether the failure gets an Event.
     pub(super) fn needs_event(&mut self, error: &Error, now: Instant) -> bool {
         let is_lasting = error.code == Code::ForeignRules || self.failures >= FAILURES_BEFORE_EVENT;
         let is_due = self.last_event.is_none_or(|last| now.duration_since(last) >= EVENT_INTERVAL);
@@ -165,36 +218,35 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(3);
     const MINUTE: Duration = Duration::from_secs(60);
 
-    fn read(rules: &mut PodRules, error: Option<&Error>, now: Instant) {
-        rules.record_read(error, &PodRef::default(), now);
+    fn read(rules: &mut PodState, error: Option<&Error>, now: Instant) {
+        rules.record(error, &PodRef::default(), now);
     }
 
     #[test]
-    fn a_pod_that_changes_often_is_checked_at_the_minimum_interval() {
+    fn a_pod_that_changes_often_has_a_pass_at_the_minimum_interval() {
         let now = Instant::now();
-        let mut rules = PodRules::new(now);
+        let mut rules = PodState::new(now);
         assert!(!rules.record_check(None, MINUTE, GRACE, now));
         assert_eq!(rules.due, Some(now + MINUTE));
-        for second in 1..4 {
-            rules.changed(now + second * SECOND);
-        }
+        rules.begin(now);
+        rules.changed(now);
         assert_eq!(rules.due, Some(now + MIN_INTERVAL));
     }
 
     #[test]
     fn a_pod_whose_rules_can_not_be_read_is_checked_at_growing_intervals_even_if_it_changes() {
         let (start, error) = (Instant::now(), Error::new(Code::ForeignRules, "too many rules"));
-        let (mut rules, mut now, mut pauses) = (PodRules::new(start), start, Vec::new());
+        let (mut rules, mut now, mut pauses) = (PodState::new(start), start, Vec::new());
         for _ in 0..8 {
             read(&mut rules, Some(&error), now);
             rules.record_check(None, MINUTE, GRACE, now);
             rules.postpone();
-            rules.changed(now + SECOND);
+            rules.changed(now);
             let next = rules.due.expect("it is checked again");
             pauses.push(next - now);
             now = next;
         }
-        for (pause, expected) in pauses.iter().zip([15, 30, 60, 120, 240, 480, 600, 600]) {
+        for (pause, expected) in pauses.iter().zip([1, 2, 4, 8, 16, 32, 64, 128]) {
             assert!(expected * SECOND <= *pause && *pause < expected * SECOND * 3 / 2, "{pauses:?}");
         }
         read(&mut rules, None, now);
@@ -207,10 +259,10 @@ mod tests {
     fn a_failure_to_read_the_rules_gets_one_event_per_hour() {
         let (now, hour) = (Instant::now(), Duration::from_secs(3600));
         let (many, busy) = (Error::new(Code::ForeignRules, "too many"), Error::new(Code::TryAgain, "busy"));
-        let mut rules = PodRules::new(now);
+        let mut rules = PodState::new(now);
         assert!(rules.needs_event(&many, now) && !rules.needs_event(&many, now + SECOND));
         assert!(rules.needs_event(&many, now + hour));
-        let mut rules = PodRules::new(now);
+        let mut rules = PodState::new(now);
         let reports = (0..6).filter(|_| {
             read(&mut rules, Some(&busy), now);
             rules.needs_event(&busy, now)
@@ -221,7 +273,7 @@ mod tests {
     #[test]
     fn a_pod_without_rules_is_repaired_after_the_grace_period() {
         let now = Instant::now();
-        let mut rules = PodRules::new(now);
+        let mut rules = PodState::new(now);
         let mut repairs = |cause, second: u32| rules.record_check(cause, MINUTE, GRACE, now + second * SECOND);
         assert!(!repairs(Some(Cause::NoRules), 0));
         assert!(!repairs(None, 1), "a runtime was setting it up");

@@ -1,0 +1,178 @@
+//! The ADD of a running pod, repeated by the node's agent: the pod gets the rules that an ADD would give it now, with the
+//! inputs of its ADD from saved state. Missing rules and a changed policy are the same finding: the desired rules differ
+//! from the live ones. The redirection stays as it was when the pod started.
+
+use super::words::changes;
+use crate::cni::{Code, Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, is_identifier};
+use crate::host_path::{HostPath, HostRoot};
+use crate::netns::NetNs;
+use crate::plugin::inputs::{AddInputs, NodeInputs};
+use crate::plugin::netns_state::check_rules;
+use crate::plugin::reconcile::{Operation, reconcile};
+use crate::plugin::record::{AttachmentRecord, SandboxRecords};
+use crate::plugin::{node, open_netns};
+use crate::pod::Facts;
+use crate::policy::{Interception, Policy};
+use crate::state::{Attachment, ROOT, Store};
+use std::path::{Path, PathBuf};
+
+/// A repeated ADD of all attachments of a pod.
+#[derive(Debug, Clone, Copy)]
+pub struct RepeatedAdd<'a> {
+    /// The mount point of the node's file system.
+    pub root: &'a Path,
+    /// What is known about the pod and its namespace; `None` if it keeps its policy.
+    pub facts: Option<&'a Facts>,
+    /// The configurations that are installed on the node. An attachment whose network name is that of one of them is
+    /// evaluated with it; the others, and those of a primary plugin, with the configuration of their ADD.
+    pub installed: &'a [&'a NetConf],
+    /// Whether live rules that differ are restored although the policy does not change.
+    pub restores: bool,
+}
+
+/// What a repeated ADD found and changed.
+#[derive(Debug, Default)]
+pub struct Repeated {
+    /// The change of the policy in words; empty without one.
+    pub change: String,
+    /// Whether the live rules were changed.
+    pub has_committed: bool,
+    /// Why requests of the pod or its namespace count as absent: the errors of a new pod's ADD.
+    pub absent: Vec<Error>,
+    /// Whether the pod has rules.
+    pub has_rules: bool,
+    /// Whether the rules redirect its traffic.
+    pub is_redirected: bool,
+    /// The network namespace, as this process reaches it.
+    pub netns: PathBuf,
+}
+
+type Policies = Vec<(Attachment, Policy)>;
+
+impl RepeatedAdd<'_> {
+    /// Repeats the ADD in a pod sandbox (`CNI_CONTAINERID`): all attachments in one transaction. Waits only shortly for
+    /// another call in the network namespace.
+    ///
+    /// # Errors
+    /// [`Code::NoAdd`]: there is no saved state. The network namespace is gone, the facts are of another pod, a
+    /// configuration is invalid, or the kernel refuses the rules. The old rules and the old saved state remain.
+    pub fn run(&self, container_id: &str) -> Result<Repeated, Error> {
+        let (store, root) = (Store::new(ROOT), HostRoot::new(self.root));
+        let gone = || Error::new(Code::NoAdd, format!("pod sandbox {container_id}: no saved state"));
+        // The ID becomes part of a path.
+        if !is_identifier(container_id) {
+            return Err(gone());
+        }
+        let records = SandboxRecords::read_all(&store, &store.attachments_of(container_id)?)?;
+        if records.0.is_empty() {
+            return Err(gone());
+        }
+        let netns = netns_of(&root, &records)?;
+        let records = records.of_netns(netns.id());
+        let (policies, absent) = self.evaluate(&root, &records)?;
+        let before = records.policy()?;
+        let is_interrupted = records.0.iter().any(|(_, record)| record.previous_policy.is_some());
+        // An attachment that never had rules needs none.
+        let changed: Policies = (records.0.iter().zip(policies))
+            .filter(|((_, record), policy)| record.netns_id.is_some() || !policy.is_empty())
+            .map(|((attachment, _), policy)| (attachment.clone(), policy))
+            .collect();
+        let is_unchanged = changed.iter().all(|(own, policy)| records.get(own).is_some_and(|it| it.policy == *policy));
+        drop(records);
+        let mut repeated = Repeated { absent, netns: netns.path().to_owned(), ..Repeated::default() };
+        let first = changed.first().map(|(attachment, _)| attachment.clone());
+        let after = match first {
+            Some(first) if self.restores || !is_unchanged || is_interrupted => {
+                open_netns::refuse_own(netns.path())?;
+                match reconcile(&store, &first, &netns, Operation::Repeat(changed))? {
+                    Some(committed) => {
+                        repeated.has_committed = committed.changes > 0;
+                        committed.policy?
+                    }
+                    None => before.clone(),
+                }
+            }
+            _ => before.clone(),
+        };
+        repeated.change = changes(&before, &after);
+        (repeated.has_rules, repeated.is_redirected) = (!after.is_empty(), after.redirect().is_some());
+        Ok(repeated)
+    }
+
+    /// Returns the policies of all records, and why requests count as absent.
+    fn evaluate(&self, root: &HostRoot, records: &SandboxRecords) -> Result<(Vec<Policy>, Vec<Error>), Error> {
+        let recorded = || records.0.iter().map(|(_, record)| record.policy.clone()).collect::<Vec<_>>();
+        let Some(facts) = self.facts else { return Ok((recorded(), Vec::new())) };
+        let about = |error: Error| error.of_pod(&facts.pod.namespace, &facts.pod.name);
+        let (group_file, node) = (root.find(&HostPath::root().join(GROUP_FILE)), node_configuration(root));
+        let evaluate = |with_requests| {
+            let (mut policies, mut absent) = (Vec::new(), Vec::new());
+            for (attachment, record) in &records.0 {
+                let inputs = record.inputs.as_ref().and_then(AddInputs::read);
+                let Some(inputs) = inputs else {
+                    policies.push(record.policy.clone());
+                    continue;
+                };
+                let of_network = |conf: &&&NetConf| conf.name == attachment.network && conf.primary.is_none();
+                let node = NodeInputs {
+                    installed: self.installed.iter().find(of_network).copied(),
+                    configuration: node.as_ref(),
+                    network: &attachment.network,
+                    group_file: &group_file,
+                };
+                let output = inputs.evaluate(facts, &node, &record.policy, with_requests).map_err(about)?;
+                policies.push(record.policy.repeated(&output.policy));
+                absent.extend(output.absent.into_iter().map(about));
+            }
+            capture_alike(&mut policies);
+            Ok::<_, Error>((policies, absent))
+        };
+        let (policies, mut absent) = evaluate(true)?;
+        let place = || format!("pod {}/{}", facts.pod.namespace, facts.pod.name);
+        match check_rules(&Policy::union_of(&policies), place()) {
+            Ok(()) => Ok((policies, absent)),
+            // Existing rules can always be restored.
+            Err(_) if policies == recorded() => Ok((policies, absent)),
+            Err(error) => {
+                let (policies, _) = evaluate(false)?;
+                check_rules(&Policy::union_of(&policies), place())?;
+                absent.push(error);
+                Ok((policies, absent))
+            }
+        }
+    }
+}
+
+/// Makes all redirections capture secondary networks if one does: a pod has one redirection, and only some of its
+/// attachments follow the installed configuration.
+fn capture_alike(policies: &mut [Policy]) {
+    let captures = policies.iter().filter_map(Policy::redirect).any(|redirect| redirect.capture_secondary_networks);
+    for policy in policies {
+        if let Interception::On(redirect) = &mut policy.interception {
+            redirect.capture_secondary_networks = captures;
+        }
+    }
+}
+
+/// Opens the network namespace of the records.
+fn netns_of(root: &HostRoot, records: &SandboxRecords) -> Result<NetNs, Error> {
+    let place = |record: &AttachmentRecord| {
+        let own = record.netns_path.clone().zip(record.netns_id);
+        own.or_else(|| record.inputs.as_ref().and_then(AddInputs::read)?.netns)
+    };
+    let mut last = PathBuf::new();
+    for (path, id) in records.0.iter().filter_map(|(_, record)| place(record)) {
+        if let Some(netns) = open_netns::recorded(root, &path, id)? {
+            return Ok(netns);
+        }
+        last = path;
+    }
+    let msg = format!("network namespace {}: gone, replaced, or not visible in this mount namespace", last.display());
+    Err(Error::new(Code::InvalidNetns, msg))
+}
+
+/// Returns the node configuration; `None` if it is missing or can't be used.
+fn node_configuration(root: &HostRoot) -> Option<NodeConf> {
+    let path = root.reach(&HostPath::root().join(NODE_CONFIGURATION)).ok()?;
+    node::read(NODE_CONFIGURATION, &path).ok().flatten().map(|(node, _)| node)
+}
