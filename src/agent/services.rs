@@ -98,7 +98,7 @@ impl Services {
         // An agent that neither repairs nor changes pods may have no access to saved state: the chart does not mount it.
         if self.pods.uses_saved_state() {
             let (account, reports) = (self.account.clone(), reports.clone());
-            let pods = PodReconciler::new(self.pods.clone(), node.clone(), account, reports, metrics.clone());
+            let pods = PodReconciler::new(self.pods, node.clone(), account, reports, metrics.clone());
             pods.start(&self.tasks, facts, policies, PodSignals { leads: is_leading, damaged });
         }
         let taint =

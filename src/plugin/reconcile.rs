@@ -310,7 +310,7 @@ impl Reconciler<'_> {
             check_rules(&policy, format_args!("{} and the other attachments of the pod", self.attachment))?;
         }
         let desired = ruleset(&policy, records.ip6());
-        if changes.kind != Kind::Remove {
+        if changes.kind == Kind::Add {
             warn_of_earlier_chains(&desired, live);
         }
         let fixtures = self.plan_fixtures(attempt.addresses, &policy, &records, &saved.records, live)?;
@@ -338,7 +338,7 @@ impl Reconciler<'_> {
         let known_rules = saved.known_rules();
         let redirected = changes.redirects() || saved.policy().is_ok_and(|policy| policy.redirect().is_some());
         let foreign = ForeignRedirection::find(live, &known_rules, redirected);
-        if foreign.is_none() && redirected && changes.kind != Kind::Remove {
+        if foreign.is_none() && redirected && changes.kind == Kind::Add {
             ForeignRedirection::log_legacy();
         }
         let format = FormatFacts {

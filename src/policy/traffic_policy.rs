@@ -72,7 +72,9 @@ impl Policy {
     pub fn repeated(&self, desired: &Self) -> Self {
         let interception = match (&self.interception, &desired.interception) {
             (Interception::Off, _) => return self.clone(),
-            (Interception::On(own), Interception::On(desired)) => Interception::On(Box::new(own.with_lists_of(desired))),
+            (Interception::On(own), Interception::On(desired)) => {
+                Interception::On(Box::new(own.with_lists_of(desired)))
+            }
             (own, _) => own.clone(),
         };
         // A policy without rules does not depend on it.

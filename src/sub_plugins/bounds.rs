@@ -377,7 +377,6 @@ impl<'a> PodBounds<'a> {
         };
         format!("{}{more} ({set_by})", places.collect::<Vec<_>>().join(", "))
     }
-
 }
 
 /// Returns what the default bounds permit under a key of a grant.

@@ -48,11 +48,7 @@ pub(super) fn interception(
     let layers = Layers {
         blocks,
         pod,
-        annotations: if pod_overrides {
-            Settings::of_annotations(pod, requests)?
-        } else {
-            Settings::default()
-        },
+        annotations: if pod_overrides { Settings::of_annotations(pod, requests)? } else { Settings::default() },
         args: overriding.args.unwrap_or_default(),
         container: if pod_overrides {
             requests.or_absent(Settings::of_container(pod, proxy, notes))?

@@ -1,8 +1,9 @@
 //! Evaluation of a sub-plugin chain: blocks and facts of a pod become one traffic policy.
 
 use super::ambient::{self, is_meshed};
-use super::chain::{ChainInput, ParsedChain};
-use super::context::{self, FACT_SOURCES, PodContext, RequestedExclusions, Resolvers};
+use super::bounds::PodBounds;
+use super::chain::{ChainInput, ParsedBlock, ParsedChain};
+use super::context::{self, FACT_SOURCES, ListAuthor, PodContext, RequestedExclusions, Resolvers};
 use super::decision::{self, Decision, SkipReason};
 use super::exclude::Exclude;
 use super::istio_redirect::{self, OverridingLayers};
@@ -14,6 +15,7 @@ use crate::pod::well_known::PROXY_CONTAINER;
 use crate::pod::{Container, Facts, Pod};
 use crate::policy::{Interception, Policy};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -240,17 +242,20 @@ fn requested(
     for block in chain.excludes(sub_plugin) {
         let of_block = PodContext { reads_annotations: block.pod_overrides, ..*context };
         // A block can mean something that only the pod or its namespace defines.
-        let own = block.parsed.exclusions(&of_block, notes).map_err(Error::naming_network);
+        let own = permitted(block, &mut bounds).and_then(|own| own.exclusions(&of_block, notes));
+        let own = own.map_err(Error::naming_network);
         let own = own.and_then(|own| add(SettingSource::Configuration(block.path.clone()), own));
         requests.or_absent(own)?;
         if !block.pod_overrides || !requests.count() {
             continue;
         }
-        let argument = input.excluded(sub_plugin).map(|argument| Some((SettingSource::Argument(sub_plugin), argument?)));
-        let annotations = input.facts.map(|facts| block.parsed.annotated(facts)).unwrap_or_default();
+        let of_node = of_node(block)?;
+        let argument =
+            input.excluded(sub_plugin).map(|argument| Some((SettingSource::Argument(sub_plugin), argument?)));
+        let annotations = input.facts.map(|facts| of_node.annotated(facts)).unwrap_or_default();
         for request in argument.transpose().into_iter().chain(annotations) {
             let added = request.and_then(|(source, mut request)| {
-                bounds.apply(&mut request, &source, &block.parsed)?;
+                bounds.apply(&mut request, &source, &of_node)?;
                 let requested = request.exclusions(context, notes);
                 add(source.clone(), requested.map_err(|error| source.named_in(error))?)
             });
@@ -260,6 +265,26 @@ fn requested(
     notes.extend(bounds.decided.iter().filter(|it| !it.permitted).map(|it| Note::warning(it.reason())));
     origins.requests = bounds.decided;
     Ok(origins)
+}
+
+/// Returns what a block requests; of a definition's author, what is within the bounds.
+fn permitted<'a>(block: &'a ParsedBlock<Exclude>, bounds: &mut PodBounds<'_>) -> Result<Cow<'a, Exclude>, Error> {
+    let mut permitted = Cow::Borrowed(&block.parsed);
+    if block.is_request {
+        let source = SettingSource::Configuration(block.path.clone());
+        bounds.apply(permitted.to_mut(), &source, &*of_node(block)?)?;
+    }
+    Ok(permitted)
+}
+
+/// Returns the block to which the requests of a pod add: the node's. A definition's block adds to one with the defaults.
+fn of_node(block: &ParsedBlock<Exclude>) -> Result<Cow<'_, Exclude>, Error> {
+    if !block.is_request {
+        return Ok(Cow::Borrowed(&block.parsed));
+    }
+    let default = Block { path: block.path.clone(), keys: Map::new() };
+    let parsed = Exclude::parse(block.parsed.sub_plugin(), &default.reader(), ListAuthor::Administrator)?;
+    Ok(parsed.map_or(Cow::Borrowed(&block.parsed), Cow::Owned))
 }
 
 fn add_requested(
@@ -321,7 +346,10 @@ mod tests {
             assert_eq!(repeated.policy, annotated(kind).output().policy, "{kind}");
         }
         let whole = annotated("");
-        assert_eq!((whole.run_again(true, true).policy, whole.run_again(true, true).absent), (whole.output().policy, vec![]));
+        assert_eq!(
+            (whole.run_again(true, true).policy, whole.run_again(true, true).absent),
+            (whole.output().policy, vec![])
+        );
         assert_eq!(whole.run_again(true, false).policy, scenario().output().policy, "without requests");
     }
 

@@ -12,7 +12,6 @@ pub(crate) fn cluster(work: impl FnOnce(&ControlPlane, &Scene<'_>) + Send) {
     let admin = plane.admin();
     let rules = json!([
         {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]},
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
     ]);
     let group = "rbac.authorization.k8s.io";

@@ -2,7 +2,7 @@
 
 use crate::api::PODS;
 use crate::pod::{EXCLUDE_PORTS, EXCLUDE_UIDS, Pod};
-use crate::scene::{annotate_namespace, conditions, events, publish, sample, scene, until, wait_for_event};
+use crate::scene::{annotate_namespace, events, publish, sample, scene, until, wait_for_event};
 use serde_json::json;
 
 #[test]
@@ -15,7 +15,7 @@ fn a_pod_follows_its_annotations_and_those_of_its_namespace() {
         publish(api, &pod);
         pod.until(|pod| pod.excludes_port(3306));
         let message = wait_for_event(api, &pod, "DetourPolicyChanged", "outbound_ports_exclude: 3306");
-        assert!(message.contains("(before: 15020)") && message.starts_with("policy "), "{message}");
+        assert!(message.contains("(before: 15020)"), "{message}");
         annotate_namespace(api, &json!({EXCLUDE_UIDS: "7000"}));
         pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_port(3306));
         wait_for_event(api, &pod, "DetourPolicyChanged", "excluded: UID 7000");
@@ -32,100 +32,43 @@ fn a_pod_follows_its_annotations_and_those_of_its_namespace() {
     });
 }
 
-/// With the scope `exclusions`, the basics of the redirection need a new pod; with `all`, only its end does.
+/// The proxy's own configuration depends on everything else.
 #[test]
-fn the_scope_decides_whether_the_redirection_follows() {
-    for (scope, follows) in [("exclusions", false), ("all", true)] {
-        scene(|scene, api| {
-            let (_agent, address) = scene.agent_with_metrics(&[&format!("--live-policy={scope}")]);
-            let pod = Pod::added(scene, api, "web-0", &[]);
-            scene.wait_for_counts([1, 0, 0, 0]);
-            pod.set("sidecar.istio.io/interceptionMode", "TPROXY");
-            pod.set(EXCLUDE_PORTS, "3306");
-            publish(api, &pod);
-            pod.until(|pod| pod.excludes_port(3306));
-            let has_tproxy = || {
-                let rules = crate::support::new_netns::tool_in(&pod.netns(), "iptables-save", &["-t", "mangle"], "");
-                rules.contains("TPROXY")
-            };
-            if follows {
-                until("TPROXY", has_tproxy);
-                scene.wait_for_counts([1, 0, 0, 0]);
-                assert_eq!(sample(&address, "detour_pods{policy=\"current\"}"), Some(1));
-                pod.set("sidecar.istio.io/inject", "false");
-                pod.unset("sidecar.istio.io/status");
-                publish(api, &pod);
-                let message = wait_for_event(api, &pod, "DetourPolicyOutdated", "only a new pod gets");
-                assert!(message.contains("not redirected (before: redirected)"), "{message}");
-                scene.wait_for_counts([0, 1, 0, 0]);
-                assert!(has_tproxy() && pod.excludes_port(3306));
-            } else {
-                until("the reason", || scene.report().pods.iter().any(|it| it.reason.contains("only a new pod gets")));
-                let report = scene.wait_for_counts([0, 1, 0, 0]);
-                assert!(!has_tproxy());
-                let status = &report.pods[0];
-                assert_eq!((status.state.as_str(), status.pod.name.as_str()), ("older", "web-0"));
-                assert!(status.reason.contains("inbound_interception_mode: TPROXY (before: REDIRECT)"), "{status:?}");
-                assert!(status.applied != status.desired && status.applied.len() == 12, "{status:?}");
-                let message = wait_for_event(api, &pod, "DetourPolicyOutdated", "only a new pod gets");
-                assert!(message.contains(&status.applied) && message.contains(&status.desired), "{message}");
-                until("the condition", || {
-                    conditions(api).last().is_some_and(|it| it["status"] == "False" && it["reason"] == "Older")
-                });
-                assert_eq!(sample(&address, "detour_pods{policy=\"older\"}"), Some(1));
-                assert_eq!(sample(&address, "detour_pods{policy=\"current\"}"), Some(0));
-                // A further change does not repeat the Event for the same desired part.
-                assert_eq!(events(api, &pod, "DetourPolicyOutdated").len(), 1);
-            }
-        });
-    }
-}
-
-#[test]
-fn without_live_policy_the_agent_only_reports() {
+fn the_redirection_stays_as_it_was_when_the_pod_started() {
     scene(|scene, api| {
-        let (_agent, address) = scene.agent_with_metrics(&["--live-policy=off"]);
+        let (_agent, address) = scene.agent_with_metrics(&[]);
         let pod = Pod::added(scene, api, "web-0", &[]);
         scene.wait_for_counts([1, 0, 0, 0]);
-        let before = pod.rules();
+        pod.set("sidecar.istio.io/interceptionMode", "TPROXY");
         pod.set(EXCLUDE_PORTS, "3306");
         publish(api, &pod);
-        let report = scene.wait_for_counts([0, 1, 0, 0]);
-        assert_eq!(report.scope, "off");
-        assert!(report.pods[0].reason.contains("--live-policy is off"), "{report:?}");
-        pod.set(EXCLUDE_PORTS, "none");
+        pod.until(|pod| pod.excludes_port(3306));
+        let mangle = || crate::support::new_netns::tool_in(&pod.netns(), "iptables-save", &["-t", "mangle"], "");
+        assert!(!mangle().contains("TPROXY"));
+        pod.set("sidecar.istio.io/inject", "false");
+        pod.unset("sidecar.istio.io/status");
+        pod.set(EXCLUDE_PORTS, "3307");
         publish(api, &pod);
-        scene.wait_for_counts([0, 0, 1, 0]);
-        assert_eq!(pod.rules(), before);
-        assert_eq!(sample(&address, "detour_pods{policy=\"rejected\"}"), Some(1));
-        assert_eq!(sample(&address, "detour_policy_changes_total{result=\"applied\"}"), Some(0));
-        let written: Vec<_> = api.requests().into_iter().filter(|request| !request.starts_with("GET ")).collect();
-        assert_eq!(written, [""; 0], "neither Events nor conditions");
+        pod.until(|pod| pod.excludes_port(3307) && pod.rules().contains("ISTIO_REDIRECT"));
+        scene.wait_for_counts([1, 0, 0, 0]);
+        until("the metric", || sample(&address, "detour_pods{policy=\"current\"}") == Some(1));
     });
 }
 
 #[test]
-fn a_pod_or_its_namespace_can_opt_out() {
+fn without_live_policy_a_pod_keeps_its_policy_and_its_rules_are_restored() {
     scene(|scene, api| {
-        let _agent = scene.agent(&[]);
-        annotate_namespace(api, &json!({"detour.io/live-policy": "false"}));
-        let stays = Pod::added(scene, api, "stays", &[]);
-        let follows = Pod::added(scene, api, "follows", &[("detour.io/live-policy", "true")]);
-        scene.wait_for_counts([2, 0, 0, 0]);
-        annotate_namespace(api, &json!({"detour.io/live-policy": "false", EXCLUDE_UIDS: "7000"}));
-        follows.until(|pod| pod.excludes_uid(7000));
-        // "follows" can still be reported as older, and "stays" as current, when the rules have changed.
-        let mut report = scene.report();
-        until("only \"stays\" is older", || {
-            report = scene.report();
-            matches!(report.pods.as_slice(), [status] if status.pod.name == "stays" && status.state == "older")
-        });
-        assert!(report.pods[0].reason.contains("annotation \"detour.io/live-policy\" is false"), "{report:?}");
-        assert!(!stays.excludes_uid(7000));
-        // Without the annotation, the pod catches up.
-        annotate_namespace(api, &json!({EXCLUDE_UIDS: "7000"}));
-        stays.until(|pod| pod.excludes_uid(7000));
-        scene.wait_for_counts([2, 0, 0, 0]);
+        let _agent = scene.agent(&["--live-policy=off"]);
+        let pod = Pod::added(scene, api, "web-0", &[]);
+        let report = scene.wait_for_counts([1, 0, 0, 0]);
+        assert_eq!(report.follows, Some(false));
+        let before = pod.rules();
+        crate::support::new_netns::tool_in(&pod.netns(), "iptables", &["-t", "nat", "-F", "ISTIO_OUTPUT"], "");
+        pod.set(EXCLUDE_PORTS, "3306");
+        publish(api, &pod);
+        wait_for_event(api, &pod, "DetourRepaired", "drifted");
+        assert_eq!(pod.rules(), before);
+        assert_eq!(events(api, &pod, "DetourPolicyChanged"), [""; 0]);
     });
 }
 
@@ -143,7 +86,7 @@ fn excluded_containers_follow() {
         pod.set("detour.io/exclude-containers", "web");
         publish(api, &pod);
         // Without cgroup v2 or the kernel's nft_socket, the change is rejected.
-        until("the table or a refusal", || has_table() || scene.report().older + scene.report().rejected == 1);
+        until("the table or a refusal", || has_table() || scene.report().failed == 1);
         if has_table() {
             scene.wait_for_counts([1, 0, 0, 0]);
         }
@@ -155,18 +98,16 @@ fn excluded_containers_follow() {
 fn a_change_while_no_agent_ran_is_applied_and_counted_after_the_start() {
     scene(|scene, api| {
         let agent = scene.agent(&[]);
-        let [older, current] = ["older", "current"].map(|name| Pod::added(scene, api, name, &[]));
-        scene.wait_for_counts([2, 0, 0, 0]);
+        let pod = Pod::added(scene, api, "web-0", &[]);
+        scene.wait_for_counts([1, 0, 0, 0]);
         drop(agent);
-        older.set("sidecar.istio.io/interceptionMode", "TPROXY");
-        publish(api, &older);
-        current.set(EXCLUDE_PORTS, "3306");
-        publish(api, &current);
+        pod.set(EXCLUDE_PORTS, "3306");
+        publish(api, &pod);
         let (_agent, address) = scene.agent_with_metrics(&[]);
-        current.until(|pod| pod.excludes_port(3306));
-        scene.wait_for_counts([1, 1, 0, 0]);
+        pod.until(|pod| pod.excludes_port(3306));
+        scene.wait_for_counts([1, 0, 0, 0]);
         let count = |policy: &str| sample(&address, &format!("detour_pods{{policy=\"{policy}\"}}"));
-        assert_eq!(["current", "older", "rejected", "none"].map(count), [Some(1), Some(1), Some(0), Some(0)]);
+        assert_eq!(["current", "rejected", "failed", "none"].map(count), [Some(1), Some(0), Some(0), Some(0)]);
         assert_eq!(sample(&address, "detour_policy_changes_total{result=\"applied\"}"), Some(1));
     });
 }
@@ -181,8 +122,7 @@ fn a_pod_without_rules_is_counted_as_none_and_a_pod_without_sidecar_is_not_count
         let missed = Pod::new(scene, "missed");
         publish(api, &missed);
         let report = scene.wait_for_counts([0, 0, 0, 1]);
-        assert_eq!((report.pods[0].pod.name.as_str(), report.pods[0].state.as_str()), ("missed", "none"));
-        assert_eq!(report.pods[0].applied, "");
+        assert_eq!((report.findings[0].pod.name.as_str(), report.findings[0].state.as_str()), ("missed", "none"));
         // Its ADD, as by a repair, is noticed without a change in the cluster.
         missed.call(scene, "ADD").expect("added");
         scene.wait_for_counts([1, 0, 0, 0]);

@@ -1,7 +1,7 @@
 //! Live policy: running pods follow their annotations, those of their namespace and the node's configuration. A real
 //! agent watches a simulated or a real API server, pods have real network namespaces, and their rules are those of the
 //! plugin's ADD. Each test has its own simulated node. Needs root, `ip`, `iptables` and `nsenter`; the tests in
-//! `conditions` and `many_pods` need etcd, kube-apiserver and kubectl too.
+//! `many_pods` need etcd and kube-apiserver too.
 
 mod agents;
 mod ambient;
@@ -12,7 +12,6 @@ mod certificates;
 #[path = "../apiserver/client.rs"]
 mod client;
 mod cluster;
-mod conditions;
 mod configuration;
 #[allow(dead_code, reason = "a part of it is used here")]
 #[path = "../apiserver/control_plane.rs"]

@@ -1,31 +1,27 @@
-//! Bad values and conflicts change nothing of what they concern.
+//! An invalid request counts as absent, and the others apply.
 
 use crate::pod::{EXCLUDE_PORTS, EXCLUDE_UIDS, Pod};
-use crate::scene::{annotate_namespace, conditions, events, pause, publish, scene, until, wait_for_event};
+use crate::scene::{annotate_namespace, events, pause, publish, scene, wait_for_event};
 use serde_json::json;
 
 #[test]
-fn a_bad_value_changes_nothing_and_its_event_contains_it() {
+fn a_bad_value_counts_as_absent_and_its_event_contains_it() {
     scene(|scene, api| {
         let _agent = scene.agent(&[]);
         let pod = Pod::added(scene, api, "web-0", &[(EXCLUDE_PORTS, "3306")]);
         scene.wait_for_counts([1, 0, 0, 0]);
-        let (before, applied) = (pod.rules(), pod.records());
         pod.set(EXCLUDE_PORTS, "80,33o6\u{1b}[2J");
         publish(api, &pod);
         let message = wait_for_event(api, &pod, "DetourPolicyRejected", "33o6");
         assert!(message.contains("web-0") && message.contains(EXCLUDE_PORTS), "{message}");
-        assert!(message.contains("the pod keeps policy ") && !message.contains('\u{1b}'), "{message}");
-        let report = scene.wait_for_counts([0, 0, 1, 0]);
-        assert_eq!(report.pods[0].state, "rejected");
-        until("the condition", || {
-            conditions(api).last().is_some_and(|it| it["status"] == "False" && it["reason"] == "Rejected")
-        });
-        assert_eq!((pod.rules(), pod.records()), (before, applied));
+        assert!(message.contains("without effect for the running pod") && !message.contains('\u{1b}'), "{message}");
+        pod.until(|pod| !pod.excludes_port(3306) && !pod.excludes_port(80));
+        let report = scene.wait_for_counts([0, 1, 0, 0]);
+        assert_eq!(report.findings[0].state, "rejected");
         // A valid value of another sub-plugin is applied.
         pod.set(EXCLUDE_UIDS, "6000");
         publish(api, &pod);
-        pod.until(|pod| pod.excludes_uid(6000) && pod.excludes_port(3306) && !pod.excludes_port(80));
+        pod.until(|pod| pod.excludes_uid(6000));
         // An unrelated change does not repeat the Event.
         pod.set("example.com/other", "1");
         publish(api, &pod);
@@ -33,54 +29,36 @@ fn a_bad_value_changes_nothing_and_its_event_contains_it() {
         pod.set(EXCLUDE_UIDS, "abc");
         publish(api, &pod);
         wait_for_event(api, &pod, "DetourPolicyRejected", "abc");
+        pod.until(|pod| pod.excludes_port(80) && !pod.excludes_uid(6000));
         assert_eq!(events(api, &pod, "DetourPolicyRejected").len(), 2);
         pod.set(EXCLUDE_UIDS, "7000");
         publish(api, &pod);
-        pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_port(80) && !pod.excludes_port(3306));
+        pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_port(80));
         scene.wait_for_counts([1, 0, 0, 0]);
-        until("the condition", || conditions(api).last().is_some_and(|it| it["status"] == "True"));
     });
 }
 
+/// A second attachment with another value for a setting that a pod has once: only the first one follows the node's
+/// configuration.
 #[test]
-fn a_bad_value_of_the_opt_out_annotation_is_reported_and_changes_nothing() {
+fn attachments_with_different_settings_capture_what_one_of_them_captures() {
     scene(|scene, api| {
+        let without = r#"[{"type": "istio-redirect", "capture_secondary_networks": false}, {"type": "uid-exclude"}]"#;
+        scene.configure(without);
         let _agent = scene.agent(&[]);
-        let pod = Pod::added(scene, api, "web-0", &[]);
-        scene.wait_for_counts([1, 0, 0, 0]);
-        annotate_namespace(api, &json!({"detour.io/live-policy": "maybe"}));
-        let message = wait_for_event(api, &pod, "DetourPolicyRejected", "\"maybe\"");
-        assert!(message.contains("namespace shop: annotation \"detour.io/live-policy\""), "{message}");
-        assert!(message.contains("expected true or false"), "{message}");
-        scene.wait_for_counts([0, 0, 1, 0]);
-        annotate_namespace(api, &json!({"detour.io/live-policy": "maybe", EXCLUDE_UIDS: "7000"}));
-        (0..10).for_each(|_| pause());
-        scene.wait_for_counts([0, 0, 1, 0]);
-        assert!(!pod.excludes_uid(7000));
-    });
-}
-
-/// A second attachment with another value for a setting that a pod has once: the container's policies contradict each
-/// other only after the change.
-#[test]
-fn a_conflict_between_attachments_leaves_the_old_rules() {
-    scene(|scene, api| {
-        let _agent = scene.agent(&["--live-policy=all"]);
-        let pod = Pod::added(scene, api, "web-0", &[]);
+        let pod = Pod::new(scene, "web-0");
+        publish(api, &pod);
+        pod.call(scene, "ADD").expect("added");
         let mut other = scene.entry();
         other["name"] = json!("other");
-        other["chain"] =
-            json!([{"type": "istio-redirect", "inbound_interception_mode": "REDIRECT", "pod_overrides": false}]);
         pod.call_with(&other, "ADD").expect("it agrees");
         scene.wait_for_counts([1, 0, 0, 0]);
-        let (before, applied) = (pod.rules(), pod.records());
-        pod.set("sidecar.istio.io/interceptionMode", "TPROXY");
+        scene.configure(&without.replace("false", "true"));
+        wait_for_event(api, &pod, "DetourPolicyChanged", "capture_secondary_networks: true (before: false)");
         pod.set(EXCLUDE_PORTS, "3306");
         publish(api, &pod);
-        let message = wait_for_event(api, &pod, "DetourPolicyRejected", "inbound_interception_mode");
-        assert!(message.contains("TPROXY") && message.contains("REDIRECT"), "{message}");
-        scene.wait_for_counts([0, 0, 1, 0]);
-        assert_eq!((pod.rules(), pod.records()), (before, applied));
+        pod.until(|pod| pod.excludes_port(3306));
+        scene.wait_for_counts([1, 0, 0, 0]);
     });
 }
 

@@ -104,14 +104,14 @@ impl Scene<'_> {
         pod_policies(Path::new(AGENT_SOCKET), DEADLINE).expect("the agent answers")
     }
 
-    /// Waits until the agent reports these numbers of pods: current, older, rejected, none.
+    /// Waits until the agent reports these numbers of pods: current, rejected, failed, none.
     #[track_caller]
     pub(crate) fn wait_for_counts(&self, expected: [u32; 4]) -> PoliciesReport {
         let mut last = PoliciesReport::default();
         let deadline = Instant::now() + DEADLINE;
         while Instant::now() < deadline {
             last = self.report();
-            if [last.current, last.older, last.rejected, last.none] == expected {
+            if [last.current, last.rejected, last.failed, last.none] == expected {
                 return last;
             }
             pause();
@@ -139,12 +139,6 @@ pub(crate) fn events(api: &Api, pod: &Pod, reason: &str) -> Vec<String> {
 #[track_caller]
 pub(crate) fn wait_for_event(api: &Api, pod: &Pod, reason: &str, part: &str) -> String {
     agent_node::wait_for_event(api, &pod.uid, reason, part)
-}
-
-/// Returns the conditions that were set, in order.
-pub(crate) fn conditions(api: &Api) -> Vec<Value> {
-    let bodies = api.bodies();
-    bodies.iter().filter_map(|body| body["status"]["conditions"].get(0).cloned()).collect()
 }
 
 /// Returns a sample of the metrics of the agent with this health address.

@@ -1,10 +1,10 @@
 //! Pods that are not repaired.
 
 use crate::kernel::Kernel;
-use crate::scene::{Repair, one, scene, scene_with, settings};
+use crate::scene::{Repair, one, scene, scene_with};
 use crate::server::{Answer, Request};
+use detour_cni::agent::ObservedPod;
 use detour_cni::agent::pods::RepairOutcome;
-use detour_cni::agent::{ObservedPod, RepairMode, RepairSettings, parse_selector};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,9 +38,6 @@ fn pods_without_netns_or_sidecar_ending_or_excluded_pods_are_skipped() {
         for observed in others {
             assert_eq!(repairs(&mut scene.repair(), &Arc::new(observed.clone())), 0, "{observed:?}");
         }
-        let selector = parse_selector("app=db").expect("a selector");
-        let settings = RepairSettings { selector, ..settings(RepairMode::InPlace) };
-        assert_eq!(repairs(&mut scene.repair_by(&settings), &pod.unvalidated()), 0, "not selected");
         Kernel::of(&pod).assert_is(&before, "untouched");
         assert!(scene.api.requests().is_empty() && scene.attachments(&pod).is_empty());
     });

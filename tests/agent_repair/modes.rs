@@ -1,6 +1,6 @@
-//! Deleting and labeling pods, Events, and the limits of the queue and of deletions.
+//! Deleting pods, Events, and the limits of the queue and of deletions.
 
-use crate::scene::{event, one, scene, scene_with, settings};
+use crate::scene::{event, one, scene, scene_with};
 use crate::server::Answer;
 use detour_cni::agent::pods::{Cause, RepairOutcome};
 use detour_cni::agent::{ObservedPod, RepairMode};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
     scene(|scene| {
         let pod = scene.pod();
-        let mut repair = scene.repair_by(&settings(RepairMode::Delete));
+        let mut repair = scene.repair_by(RepairMode::Delete);
         let done = one(repair.run_pass(&[pod.unvalidated()], Instant::now()));
         assert_eq!((done.cause, done.outcome), (Cause::ValidationFailed, RepairOutcome::Deleted));
         let deleted = scene.request_bodies(&format!("DELETE /api/v1/namespaces/shop/pods/{}", pod.name()));
@@ -22,7 +22,7 @@ fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
 
         let bare = scene.pod();
         let observed = Arc::new(ObservedPod { owned: false, ..ObservedPod::clone(&bare.unvalidated()) });
-        let done = one(scene.repair_by(&settings(RepairMode::Delete)).run_pass(&[observed], Instant::now()));
+        let done = one(scene.repair_by(RepairMode::Delete).run_pass(&[observed], Instant::now()));
         assert!(matches!(done.outcome, RepairOutcome::Failed(why) if why.contains("no controller")));
         assert_eq!(scene.request_bodies("DELETE").len(), 1);
         assert_eq!(scene.events(2)[1], event("DetourRepairFailed", "Warning"));
@@ -35,10 +35,10 @@ fn a_pod_with_the_desired_rules_is_not_deleted() {
     scene(|scene| {
         let pod = scene.pod();
         pod.call(scene, "ADD");
-        let mut repair = scene.repair_by(&settings(RepairMode::Delete));
+        let mut repair = scene.repair_by(RepairMode::Delete);
         let without_address = ObservedPod { addresses: Vec::new(), ..ObservedPod::clone(&pod.unvalidated()) };
         assert_eq!(repair.run_pass(&[Arc::new(without_address)], Instant::now()), [], "its rules can't be read yet");
-        let mut repair = scene.repair_by(&settings(RepairMode::Delete));
+        let mut repair = scene.repair_by(RepairMode::Delete);
         let done = one(repair.run_pass(&[pod.unvalidated()], Instant::now()));
         assert_eq!(done.cause, Cause::ValidationFailed);
         assert!(
@@ -58,29 +58,8 @@ fn a_pod_that_changed_since_is_not_deleted() {
     };
     scene_with(conflict, |scene| {
         let pod = scene.pod();
-        let done = one(scene.repair_by(&settings(RepairMode::Delete)).run_pass(&[pod.unvalidated()], Instant::now()));
+        let done = one(scene.repair_by(RepairMode::Delete).run_pass(&[pod.unvalidated()], Instant::now()));
         assert!(matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("409")), "{done:?}");
-    });
-}
-
-#[test]
-fn a_pod_is_labeled_once() {
-    scene(|scene| {
-        let pod = scene.pod();
-        let mut repair = scene.repair_by(&settings(RepairMode::Label));
-        let start = Instant::now();
-        assert_eq!(one(repair.run_pass(&[pod.unvalidated()], start)).outcome, RepairOutcome::Labelled);
-        let patches = scene.request_bodies(&format!("PATCH /api/v1/namespaces/shop/pods/{}/status", pod.name()));
-        let wanted = json!({"metadata": {
-            "uid": pod.uid, "resourceVersion": "7", "labels": {"cni.istio.io/uninitialized": "true"},
-        }});
-        assert_eq!(patches, [wanted]);
-        let mut labelled = ObservedPod::clone(&pod.unvalidated());
-        labelled.pod.labels.insert("cni.istio.io/uninitialized".into(), "true".into());
-        let done = one(repair.run_pass(&[Arc::new(labelled)], start + Duration::from_secs(60)));
-        assert_eq!(done.outcome, RepairOutcome::NothingToDo);
-        assert_eq!(scene.request_bodies("PATCH").len(), 1);
-        assert_eq!(scene.events(1), [event("DetourLabelled", "Warning")]);
     });
 }
 
@@ -110,8 +89,7 @@ fn drift_is_repaired_in_place_in_every_mode() {
         let pod = scene.pod();
         pod.call(scene, "ADD");
         pod.tool("nft", &["flush", "ruleset"], "");
-        let done =
-            one(scene.repair_by(&settings(RepairMode::Delete)).run_pass(&[Arc::new(pod.observed())], Instant::now()));
+        let done = one(scene.repair_by(RepairMode::Delete).run_pass(&[Arc::new(pod.observed())], Instant::now()));
         assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, RepairMode::InPlace, RepairOutcome::Repaired));
         assert!(scene.request_bodies("DELETE").is_empty());
     });
@@ -154,7 +132,7 @@ fn pods_beyond_the_queue_limit_are_checked_later() {
 fn deletions_are_rate_limited() {
     scene(|scene| {
         let pods: Vec<Arc<ObservedPod>> = (0..7).map(|_| scene.pod().unvalidated()).collect();
-        let (mut repair, start) = (scene.repair_by(&settings(RepairMode::Delete)), Instant::now());
+        let (mut repair, start) = (scene.repair_by(RepairMode::Delete), Instant::now());
         assert_eq!(repair.run_pass(&pods, start).len(), 5);
         let rest: Vec<_> = pods.into_iter().filter(|observed| !scene.deleted(observed)).collect();
         assert_eq!(repair.run_pass(&rest, start + Duration::from_secs(50)), []);
@@ -166,7 +144,7 @@ fn deletions_are_rate_limited() {
 fn only_a_deletion_waits_for_the_rate_limit() {
     scene(|scene| {
         let deleted: Vec<Arc<ObservedPod>> = (0..5).map(|_| scene.pod().unvalidated()).collect();
-        let (mut repair, start) = (scene.repair_by(&settings(RepairMode::Delete)), Instant::now());
+        let (mut repair, start) = (scene.repair_by(RepairMode::Delete), Instant::now());
         assert_eq!(repair.run_pass(&deleted, start).len(), 5);
         let drifted = scene.pod();
         drifted.call(scene, "ADD");
@@ -198,7 +176,7 @@ fn a_refused_event_drops_no_other() {
         let (pod, bare) = (scene.pod(), scene.pod());
         assert_eq!(one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now())).outcome, RepairOutcome::Repaired);
         let observed = Arc::new(ObservedPod { owned: false, ..ObservedPod::clone(&bare.unvalidated()) });
-        scene.repair_by(&settings(RepairMode::Delete)).run_pass(&[observed], Instant::now());
+        scene.repair_by(RepairMode::Delete).run_pass(&[observed], Instant::now());
         assert_eq!(scene.events(2)[1], event("DetourRepairFailed", "Warning"));
     });
 }
@@ -208,7 +186,7 @@ fn a_new_sandbox_is_skipped_until_its_addresses_are_known() {
     scene(|scene| {
         let pod = scene.pod();
         let of_the_last = ObservedPod { addresses: vec!["10.88.0.99".parse().expect("an address")], ..pod.observed() };
-        let (mut repair, start) = (scene.repair_by(&settings(RepairMode::Delete)), Instant::now());
+        let (mut repair, start) = (scene.repair_by(RepairMode::Delete), Instant::now());
         for minute in 0..3 {
             let observed = Arc::new(of_the_last.clone());
             assert_eq!(
@@ -245,8 +223,7 @@ fn a_pod_whose_replacement_would_not_be_redirected_is_never_deleted() {
         by_istio_init.pod.init_containers.push(Container { name: "istio-init".into(), ..Container::default() });
         pods.push(Arc::new(by_istio_init));
         for observed in &pods {
-            let done =
-                one(scene.repair_by(&settings(RepairMode::Delete)).run_pass(&[Arc::clone(observed)], Instant::now()));
+            let done = one(scene.repair_by(RepairMode::Delete).run_pass(&[Arc::clone(observed)], Instant::now()));
             assert!(
                 matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("would not redirect")),
                 "{done:?}"
@@ -265,7 +242,7 @@ fn a_pod_with_native_rules_and_without_saved_state_is_not_deleted() {
         pod.dialect = "nftables";
         pod.call(scene, "ADD");
         std::fs::remove_dir_all(format!("/run/detour/attachments/{}", pod.sandbox)).expect("there is some");
-        let (mut repair, mut now) = (scene.repair_by(&settings(RepairMode::Delete)), Instant::now());
+        let (mut repair, mut now) = (scene.repair_by(RepairMode::Delete), Instant::now());
         for _ in 0..4 {
             assert_eq!(repair.run_pass(&[Arc::new(pod.observed())], now), []);
             now += Duration::from_secs(600);

@@ -6,12 +6,8 @@ use crate::server::{Answer, Request, Server};
 use crate::support::agent_process::write_account;
 use detour_cni::agent::install::{EditedList, HostPath, HostRoot, InstallRecord, NodeFiles};
 use detour_cni::agent::pods::{ObservedNode, PodReconciler, RepairResult};
-use detour_cni::agent::{
-    AgentRuntime, Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RepairSettings, RunningRuntime,
-};
+use detour_cni::agent::{AgentRuntime, Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RunningRuntime};
 use detour_cni::cluster::ServiceAccount;
-use detour_cni::policy::LivePolicyScope;
-use kube::core::Selector;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::cell::OnceCell;
@@ -127,16 +123,16 @@ impl Scene<'_> {
     }
 
     pub(crate) fn repair(&self) -> Repair {
-        self.repair_by(&settings(RepairMode::InPlace))
+        self.repair_by(RepairMode::InPlace)
     }
 
-    pub(crate) fn repair_by(&self, settings: &RepairSettings) -> Repair {
+    pub(crate) fn repair_by(&self, mode: RepairMode) -> Repair {
         let (reports, ..) = self.reports.get_or_init(|| {
             let runtime = AgentRuntime::new().expect("an event loop");
             let running = runtime.start().expect("a thread");
             (PodReports::start(Some(self.account()), runtime.tasks()), runtime, running)
         });
-        let settings = PodSettings { repair: Some(settings.clone()), live_policy: LivePolicyScope::Off };
+        let settings = PodSettings { repair: Some(mode), live_policy: false };
         let (account, metrics) = (self.account(), self.metrics.clone());
         Repair(PodReconciler::new(settings, self.files(), account, reports.clone(), metrics))
     }
@@ -207,11 +203,6 @@ impl Repair {
         done.sort_by_key(|done| pods.iter().position(|pod| done.pod.ends_with(&pod.pod.name)));
         done
     }
-}
-
-pub(crate) fn settings(mode: RepairMode) -> RepairSettings {
-    let label = ("cni.istio.io/uninitialized".into(), "true".into());
-    RepairSettings { selector: Selector::default(), mode, label }
 }
 
 pub(crate) fn event(reason: &str, kind: &str) -> (String, String) {

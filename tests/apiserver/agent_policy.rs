@@ -11,14 +11,11 @@ use std::time::Instant;
 const OTHER_NODE: &str = "node-2";
 const POLICY: &str = "ValidatingAdmissionPolicy 'detour-agent' with binding 'detour-agent' denied request: ";
 const NOT_OWN: &str = "may change only its own node";
-const CONDITION: &str = "detour.io/policy";
-const LABEL: &str = "cni.istio.io/uninitialized";
 const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 const TAINT: &str = "cni.istio.io/not-ready";
 
 /// The values with which the agent writes most.
-const MOST: &str = "repair.repairPods=false,repair.labelPods=true,livePolicy=all,primaryPlugin.enabled=true,\
-                    taint.enabled=true";
+const MOST: &str = "repair.repairPods=false,repair.deletePods=true,primaryPlugin.enabled=true,taint.enabled=true";
 
 struct Scene {
     plane: ControlPlane,
@@ -81,7 +78,7 @@ fn node(name: &str) -> Value {
 }
 
 fn condition(kind: &str) -> Value {
-    json!({"type": kind, "status": "True", "reason": "Current", "message": "policy 3f2a1b4c5d6e"})
+    json!({"type": kind, "status": "True", "reason": "Current", "message": ""})
 }
 
 fn conditions(kinds: &[&str]) -> Value {
@@ -130,23 +127,16 @@ fn the_agent_writes_only_detours_parts_of_its_own_nodes_pods() {
     let scene = Scene::with(&chart(&[MOST]));
     let (agent, pod, other) = (&scene.agent, &scene.pod, &scene.other_pod);
     let network_status = annotations(NETWORK_STATUS, &json!("[]"));
-    for (what, change) in [
-        ("condition", conditions(&["Ready", CONDITION])),
-        ("label", labels(LABEL)),
-        ("network-status", network_status.clone()),
-    ] {
-        allowed(what, agent.merge_status(pod, &change));
-        denied(what, agent.merge_status(other, &change), NOT_OWN);
-        denied(what, agent.merge_status(&scene.unscheduled("web-2"), &change), NOT_OWN);
-    }
-    let status = "expected changes of the conditions [\"detour.io/policy\"] of the status only, got ";
-    denied("another condition", agent.merge_status(pod, &conditions(&["Ready", CONDITION, "Initialized"])), status);
-    denied("a removed condition", agent.merge_status(pod, &conditions(&[CONDITION])), status);
+    allowed("network-status", agent.merge_status(pod, &network_status));
+    denied("network-status", agent.merge_status(other, &network_status), NOT_OWN);
+    denied("network-status", agent.merge_status(&scene.unscheduled("web-2"), &network_status), NOT_OWN);
+    let status = "expected changes of the annotations [\"k8s.v1.cni.cncf.io/network-status\"] only, got conditions";
+    denied("a condition", agent.merge_status(pod, &conditions(&["Ready", "Initialized"])), status);
+    denied("a removed condition", agent.merge_status(pod, &conditions(&[])), status);
     let ip = json!({"status": {"podIP": "10.0.0.9", "podIPs": [{"ip": "10.0.0.9"}]}});
     denied("another field", agent.merge_status(pod, &ip), "only, got podIP");
     denied("the phase", agent.merge_status(pod, &json!({"status": {"phase": "Failed"}})), "only, got phase");
-    let metadata = "expected changes of the labels [\"cni.istio.io/uninitialized\"] and the annotations \
-                    [\"k8s.v1.cni.cncf.io/network-status\"] only, got ";
+    let metadata = "expected changes of the annotations [\"k8s.v1.cni.cncf.io/network-status\"] only, got ";
     denied("another label", agent.merge_status(pod, &labels("app")), metadata);
     let sidecar = "sidecar.istio.io/status";
     for value in [json!("{\"a\":1}"), Value::Null] {
@@ -222,8 +212,9 @@ fn the_plugin_writes_only_the_network_status_and_events_of_its_own_node() {
     let network_status = annotations(NETWORK_STATUS, &json!("[]"));
     allowed("network-status", plugin.merge_status(pod, &network_status));
     denied("another node's", plugin.merge_status(&scene.other_pod, &network_status), NOT_OWN);
-    denied("a condition", plugin.merge_status(pod, &conditions(&["Ready", CONDITION])), "expected changes of the");
-    denied("a label", plugin.merge_status(pod, &labels(LABEL)), "expected changes of the labels");
+    let metadata = "expected changes of the annotations";
+    denied("a condition", plugin.merge_status(pod, &conditions(&["Ready", "Initialized"])), metadata);
+    denied("a label", plugin.merge_status(pod, &labels("app")), metadata);
     denied("a pod", plugin.delete(pod), "may not delete pods");
     let taint = json!({"spec": {"taints": [{"key": TAINT, "effect": "NoSchedule"}]}});
     denied("the taint", plugin.merge(&node(NAME), &taint), "expected changes of the node's taint");
@@ -239,7 +230,7 @@ fn a_token_without_a_node_writes_nothing() {
     for account in ["detour-agent", "detour-plugin"] {
         let client = scene.plane.with_token(&scene.admin.token(NAMESPACE, account));
         let message = "the token of this request names no node";
-        denied("a condition", client.merge_status(&scene.pod, &conditions(&["Ready", CONDITION])), message);
+        denied("a condition", client.merge_status(&scene.pod, &conditions(&["Ready", "Initialized"])), message);
         denied("an Event", client.create(&event("/type", "Normal")), message);
         denied("a token", client.request_token(NAMESPACE, "detour-plugin", &token(3600, "Node", NAME)), message);
         denied("the taint", client.merge(&node(NAME), &labels("a")), message);
@@ -251,10 +242,10 @@ fn a_token_without_a_node_writes_nothing() {
 fn the_policy_allows_only_what_the_values_need() {
     let scene = Scene::with(&chart(&["repair.enabled=false"]));
     let (agent, pod) = (&scene.agent, &scene.pod);
-    denied("a condition", agent.merge_status(pod, &conditions(&["Ready", CONDITION])), "the conditions []");
-    denied("a label", agent.merge_status(pod, &labels(LABEL)), "the labels [] and the annotations [] only");
-    let network_status = annotations(NETWORK_STATUS, &json!("[]"));
-    denied("network-status", agent.merge_status(pod, &network_status), "the labels [] and the annotations [] only");
+    let nothing = "expected changes of the annotations [] only";
+    denied("a condition", agent.merge_status(pod, &conditions(&["Ready", "Initialized"])), nothing);
+    denied("a label", agent.merge_status(pod, &labels("app")), nothing);
+    denied("network-status", agent.merge_status(pod, &annotations(NETWORK_STATUS, &json!("[]"))), nothing);
     allowed("an Event", agent.create(&event("/type", "Normal")));
 }
 
@@ -264,10 +255,10 @@ fn in_kubernetes_1_30_only_the_agent_needs_a_token_of_its_node() {
     let scene = Scene::with(&chart_for("1.30.0", &[MOST]));
     let plugin = scene.plane.with_token(&scene.admin.token(NAMESPACE, "detour-plugin"));
     allowed("network-status", plugin.merge_status(&scene.other_pod, &annotations(NETWORK_STATUS, &json!("[]"))));
-    denied("a label", plugin.merge_status(&scene.pod, &labels(LABEL)), "expected changes of the labels");
+    denied("a label", plugin.merge_status(&scene.pod, &labels("app")), "expected changes of the annotations");
     let unbound = json!({"expirationSeconds": 3600});
     allowed("a token", scene.agent.request_token(NAMESPACE, "detour-plugin", &unbound));
     let agent = scene.plane.with_token(&scene.admin.token(NAMESPACE, "detour-agent"));
     denied("a token", agent.request_token(NAMESPACE, "detour-plugin", &unbound), "names no node");
-    denied("another pod", scene.agent.merge_status(&scene.other_pod, &labels(LABEL)), NOT_OWN);
+    denied("another pod", scene.agent.merge_status(&scene.other_pod, &labels("app")), NOT_OWN);
 }

@@ -83,7 +83,7 @@ fn full(resource: &str, group: &str) -> String {
 
 #[test]
 fn the_shipped_permissions_equal_the_documented_table() {
-    const BASE: [&str; 4] = ["always", "onExit=auto", "cni.credentials", "livePolicy"];
+    const BASE: [&str; 3] = ["always", "onExit=auto", "cni.credentials"];
     let rows = table();
     let with = |more: &[&'static str]| -> BTreeSet<&str> { BASE.iter().chain(more).copied().collect() };
     let most = "global.platform=openshift,primaryPlugin.enabled=true,taint.enabled=true,repair.repairPods=false,repair.deletePods=true";
@@ -97,13 +97,8 @@ fn the_shipped_permissions_equal_the_documented_table() {
             chart(&["onExit=leave,repair.enabled=false,containerExclusion.enabled=true"]),
             ["always", "cni.credentials"].into(),
         ),
-        (
-            "live",
-            chart(&["onExit=leave,repair.enabled=false,livePolicy=all"]),
-            ["always", "cni.credentials", "livePolicy"].into(),
-        ),
-        ("repair", chart(&["onExit=leave,livePolicy=off"]), ["always", "cni.credentials"].into()),
-        ("labels", chart(&["repair.repairPods=false,repair.labelPods=true"]), with(&["repair.labelPods"])),
+        ("live", chart(&["onExit=leave,repair.enabled=false,livePolicy=true"]), ["always", "cni.credentials"].into()),
+        ("repair", chart(&["onExit=leave,livePolicy=false"]), ["always", "cni.credentials"].into()),
         ("most", chart(&[most]), with(&["OpenShift", "primaryPlugin.enabled", "taint.enabled", "repair.deletePods"])),
     ];
     let covered: BTreeSet<&str> = variants.iter().flat_map(|(.., when)| when.clone()).collect();
@@ -152,12 +147,6 @@ fn each_permission_is_used_and_no_other_is_needed() {
         let agent = node.start_agent("a");
         agent.wait_for_logs(&[SETTLED, "watching pods", "watching namespaces"]);
         plane.until(|| !events(&admin).is_empty());
-        // Other threads write the condition and watch the DaemonSet.
-        let has_condition = |pod: &Value| {
-            let conditions = pod["status"]["conditions"].as_array();
-            conditions.is_some_and(|all| all.iter().any(|condition| condition["type"] == "detour.io/policy"))
-        };
-        plane.until(|| has_condition(&admin.get(&bare).expect("there")));
         plane.until(|| watches(&plane) > 0);
         // Objects that the watch does not report.
         let source = node.source();
@@ -171,7 +160,7 @@ fn each_permission_is_used_and_no_other_is_needed() {
     let rows = table();
     for who in ["agent", "plugin"] {
         let asked = asked(&plane, &format!("system:serviceaccount:{NAMESPACE}:detour-{who}"));
-        let when = ["always", "onExit=auto", "cni.credentials", "livePolicy"];
+        let when = ["always", "onExit=auto", "cni.credentials"];
         let rows = rows.iter().filter(|row| row.who == who && when.contains(&row.when.as_str()));
         let wanted: BTreeSet<_> = rows.flat_map(|row| row.permission.clone()).collect();
         assert_eq!(asked, wanted, "{who}");
@@ -202,25 +191,13 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod_and_reports_no_poli
     });
 }
 
-/// Kubernetes has no permission for a single condition. The subresource keeps the agent from the spec.
 #[test]
-fn an_agent_with_live_policy_may_write_a_pods_condition_and_not_the_pod() {
-    let live = |scope: &str| chart(&[&format!("onExit=leave,repair.enabled=false,livePolicy={scope}")]);
-    let plane = shipped::cluster_with(&live("exclusions"));
+fn an_agent_with_live_policy_may_create_events_and_not_change_the_pod() {
+    let plane = shipped::cluster_with(&chart(&["onExit=leave,repair.enabled=false,livePolicy=true"]));
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     let own = agent_pod(&admin, "detour-agent", NAME);
     let agent: Client = plane.with_token(&admin.bound_token(NAMESPACE, "detour-agent", &own));
-    let condition = |uid: &Value| {
-        let condition = json!({"type": "detour.io/policy", "status": "True", "reason": "Current", "message": "policy 3f2a1b4c5d6e"});
-        json!({"metadata": {"uid": uid}, "spec": {"activeDeadlineSeconds": 1}, "status": {"conditions": [condition]}})
-    };
-    let written = agent.merge_status(&pod, &condition(&pod["metadata"]["uid"])).expect("allowed");
-    let conditions = written["status"]["conditions"].as_array().expect("conditions");
-    assert!(conditions.iter().any(|own| own["type"] == "detour.io/policy" && own["reason"] == "Current"), "{written}");
-    assert_eq!(written["spec"], pod["spec"]);
-    let other = agent.merge_status(&pod, &condition(&json!("another-pod"))).expect_err("another pod with this name");
-    assert!(other.message.contains("metadata.uid: Invalid value"), "{other:?}");
     let event = json!({
         "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": "shop", "name": "web-0.1"}, "type": "Normal",
         "reason": "DetourPolicyChanged", "involvedObject": {"kind": "Pod", "namespace": "shop", "name": "web-0"},
@@ -229,14 +206,11 @@ fn an_agent_with_live_policy_may_write_a_pods_condition_and_not_the_pod() {
     agent.create(&event).expect("allowed");
     let refused = |outcome: Result<(), crate::client::Refused>| assert_eq!(outcome.expect_err("403").code, 403);
     refused(agent.merge(&pod, &json!({"metadata": {"labels": {"a": "b"}}})).map(drop));
+    refused(agent.merge_status(&pod, &json!({"status": {"phase": "Failed"}})).map(drop));
     refused(agent.delete(&pod));
     refused(agent.delete(&event));
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}});
     refused(agent.merge(&namespace, &json!({"metadata": {"labels": {"a": "b"}}})).map(drop));
-
-    apply(&admin, &live("off"));
-    // The API server applies changed permissions with a delay.
-    plane.until(|| agent.merge_status(&pod, &json!({})).is_err_and(|refused| refused.code == 403));
 }
 
 /// Returns the permissions that a user's requests needed, with names where a permission is limited to them.

@@ -56,17 +56,6 @@ fn a_pod_is_deleted() {
 }
 
 #[test]
-fn a_pod_is_labeled() {
-    with_an_agent("repair.repairPods=false,repair.labelPods=true", |plane, _, pod, sandbox| {
-        fails_validation(plane, pod);
-        let label = |pod: &Value| pod["metadata"]["labels"]["cni.istio.io/uninitialized"].clone();
-        plane.until(|| label(&plane.admin().get(pod).expect("there")) == "true");
-        plane.until(|| events(&plane.admin()).contains(&"DetourLabelled".to_owned()));
-        assert!(!sandbox.redirects());
-    });
-}
-
-#[test]
 fn a_node_has_the_taint_until_the_plugin_is_ready() {
     let objects = chart(&["taint.enabled=true"]);
     let plane = cluster_with(&objects);

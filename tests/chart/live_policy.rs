@@ -3,56 +3,49 @@
 use crate::helm::{agent, flag, merged, notes, objects, parsed, render_file};
 use serde_json::{Value, json};
 
-fn scope(values: &Value) -> String {
+fn given(values: &Value) -> String {
     flag(&agent(values), "live-policy").expect("the chart always sets the flag")
 }
 
 #[test]
-fn the_scope_is_empty_by_default_and_then_depends_on_the_repair() {
-    for (repair, default) in [(true, "exclusions"), (false, "off")] {
+fn the_value_is_empty_by_default_and_then_depends_on_the_repair() {
+    for (repair, default) in [(true, "on"), (false, "off")] {
         let repair = json!({"repair": {"enabled": repair}});
-        for (given, wanted) in [
+        for (value, wanted) in [
             (json!(""), default),
             (Value::Null, default),
-            (json!("exclusions"), "exclusions"),
-            (json!("all"), "all"),
+            (json!("on"), "on"),
+            (json!(true), "on"),
             (json!("off"), "off"),
             (json!(false), "off"),
         ] {
-            let values = merged(&repair, &json!({"livePolicy": given}));
-            assert_eq!(scope(&values), wanted, "{values}");
+            let values = merged(&repair, &json!({"livePolicy": value}));
+            assert_eq!(given(&values), wanted, "{values}");
         }
     }
 }
 
 /// Helm reads YAML 1.1, in which some unquoted words are booleans.
 #[test]
-fn the_unquoted_word_off_of_a_values_file_means_off() {
-    for (text, wanted) in
-        [("off", "off"), ("\"off\"", "off"), ("false", "off"), ("all", "all"), ("exclusions", "exclusions")]
-    {
+fn the_unquoted_words_of_a_values_file_mean_the_same() {
+    for (text, wanted) in [("off", "off"), ("\"off\"", "off"), ("false", "off"), ("on", "on"), ("\"on\"", "on")] {
         let rendered = render_file(&format!("livePolicy: {text}\n"), "1.33.0").expect(text);
         assert!(rendered.contains(&format!("- --live-policy={wanted}\n")), "{text}");
     }
-    for text in ["on", "true", "exclude", "Off ly"] {
+    for text in ["exclusions", "all"] {
         let error = render_file(&format!("livePolicy: {text}\n"), "1.33.0").map(drop).expect_err(text);
-        let expected = "at '/livePolicy': value must be one of '', 'exclusions', 'all', 'off', false";
-        assert!(error.contains(expected), "{text}: {error}");
+        assert!(
+            error.contains("at '/livePolicy': value must be one of '', 'on', 'off', true, false"),
+            "{text}: {error}"
+        );
     }
 }
 
 #[test]
-fn the_notes_tell_which_changes_running_pods_follow() {
-    for (scope, sentence) in [
-        ("off", " Running pods keep their rules until they are recreated.\n"),
-        (
-            "exclusions",
-            " Running pods follow only changes of exclusions, ports and ranges until they\nare recreated.\n",
-        ),
-        ("all", "\n"),
-    ] {
-        let notes = notes(&json!({"livePolicy": scope}));
-        assert!(notes.ends_with(&format!("\nkubectl detour check checks all nodes.{sentence}")), "{scope}: {notes}");
+fn the_notes_tell_whether_running_pods_follow_changes() {
+    for (value, sentence) in [("off", " Running pods keep their rules until they are recreated.\n"), ("on", "\n")] {
+        let notes = notes(&json!({"livePolicy": value}));
+        assert!(notes.ends_with(&format!("\nkubectl detour check checks all nodes.{sentence}")), "{value}: {notes}");
     }
 }
 
@@ -76,7 +69,7 @@ fn enters_pods(objects: &[Value]) -> bool {
 }
 
 #[test]
-fn only_an_explicit_scope_gives_an_agent_without_repairs_what_it_needs_to_enter_pods() {
+fn only_an_explicit_value_gives_an_agent_without_repairs_what_it_needs_to_enter_pods() {
     for version in ["1.25.0", "1.29.0", "1.30.0", "1.33.0"] {
         for (values, wanted) in [
             ("{}", true),
@@ -84,8 +77,7 @@ fn only_an_explicit_scope_gives_an_agent_without_repairs_what_it_needs_to_enter_
             ("repair: {enabled: false}", false),
             ("{repair: {enabled: false}, livePolicy: \"\"}", false),
             ("{repair: {enabled: false}, livePolicy: off}", false),
-            ("{repair: {enabled: false}, livePolicy: exclusions}", true),
-            ("{repair: {enabled: false}, livePolicy: all}", true),
+            ("{repair: {enabled: false}, livePolicy: on}", true),
             ("{repair: {enabled: false}, containerExclusion: {enabled: true}}", true),
         ] {
             let objects = parsed(&render_file(values, version).expect(values));
@@ -112,47 +104,23 @@ fn permissions(values: &Value) -> Vec<[String; 3]> {
 }
 
 #[test]
-fn the_agent_may_write_conditions_unless_the_scope_is_off_and_each_right_is_granted_once() {
-    let has = |permissions: &[[String; 3]], resource: &str, verb: &str| {
-        permissions.iter().any(|permission| permission[1] == resource && permission[2] == verb)
-    };
-    for repair in [true, false] {
-        for (labels, primary, exclusion) in [
-            (false, false, false),
-            (true, false, false),
-            (false, true, false),
-            (false, false, true),
-            (true, true, true),
-        ] {
-            let values = |scope: &str| {
-                json!({
-                    "repair": {"enabled": repair, "repairPods": !labels, "labelPods": labels}, "primaryPlugin": {"enabled": primary},
-                    "containerExclusion": {"enabled": exclusion}, "livePolicy": scope,
-                })
-            };
-            let off = permissions(&values("off"));
-            assert_eq!(has(&off, "pods/status", "patch"), primary || (repair && labels), "{}", values("off"));
-            assert!(has(&off, "events", "create"), "{}", values("off"));
-            for scope in ["exclusions", "all"] {
-                let values = values(scope);
-                let mut live = permissions(&values);
-                let mut wanted = off.clone();
-                let permission = ["", "pods/status", "patch"].map(str::to_owned);
-                if !wanted.contains(&permission) {
-                    wanted.push(permission);
-                }
-                live.sort_unstable();
-                wanted.sort_unstable();
-                // Equal lists: also without duplicates.
-                assert_eq!(live, wanted, "{values}");
-            }
-        }
+fn live_policy_needs_no_permission_and_each_one_is_granted_once() {
+    for (repair, primary, exclusion) in
+        [(true, false, false), (false, true, false), (false, false, true), (true, true, true)]
+    {
+        let values = |value: &str| {
+            json!({
+                "repair": {"enabled": repair}, "primaryPlugin": {"enabled": primary},
+                "containerExclusion": {"enabled": exclusion}, "livePolicy": value,
+            })
+        };
+        let mut granted = permissions(&values("on"));
+        assert_eq!(granted, permissions(&values("off")), "{}", values("off"));
+        let patches = granted.iter().any(|permission| permission[1] == "pods/status" && permission[2] == "patch");
+        assert_eq!(patches, primary, "{}", values("on"));
+        let count = granted.len();
+        granted.sort_unstable();
+        granted.dedup();
+        assert_eq!(granted.len(), count);
     }
-    let mut distinct = permissions(
-        &json!({"livePolicy": "all", "repair": {"repairPods": false, "labelPods": true}, "primaryPlugin": {"enabled": true}}),
-    );
-    let count = distinct.len();
-    distinct.sort_unstable();
-    distinct.dedup();
-    assert_eq!(distinct.len(), count);
 }

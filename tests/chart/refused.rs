@@ -148,10 +148,7 @@ fn a_wrong_value_is_refused() {
         ("definitions", json!("yes")),
         ("attachmentConfDir", json!("")),
         ("onExit", json!("keep")),
-        ("repair.brokenPodLabelKey", json!("a b")),
-        ("repair.brokenPodLabelValue", json!(true)),
         ("repair.initContainerName", json!("check")),
-        ("repair.selector", json!("app: web")),
         ("containerExclusion.nriSocket", json!("nri.sock")),
         ("taint.key", json!("not ready")),
         ("seLinuxOptions.type", json!(1)),
@@ -236,12 +233,8 @@ fn values_that_contradict_each_other_are_refused() {
     // The templates refuse these values, one at a time.
     let cases = [
         (
-            "repair: expected at most one of repairPods, deletePods and labelPods, got several; to delete or label",
+            "repair: expected at most one of repairPods and deletePods, got both; to delete pods",
             json!({"repair": {"deletePods": true}}),
-        ),
-        (
-            "livePolicyOptOut: this value no longer exists; to apply a rule to every pod, set pod_overrides to false",
-            json!({"livePolicyOptOut": false}),
         ),
         ("repair.intervalSeconds: this value no longer exists; remove it", json!({"repair": {"intervalSeconds": 60}})),
         ("cniBinDir, cniConfDir: both are \"/opt/cni\"", json!({"cniBinDir": "/opt/cni", "cniConfDir": "/opt/cni"})),
@@ -327,8 +320,6 @@ const REQUIRED: [&str; 14] = [
     "onExit",
     "repair.enabled",
     "repair.repairPods",
-    "repair.brokenPodLabelKey",
-    "repair.brokenPodLabelValue",
     "taint.key",
     "terminationGracePeriodSeconds",
     "priorityClassName",

@@ -347,7 +347,7 @@ fn agent(root: &Path) {
     });
 }
 
-const HEALTHY_POLICIES: &[u8] = br#"{"scope": "exclusions", "current": 1}"#;
+const HEALTHY_POLICIES: &[u8] = br#"{"follows": true, "current": 1}"#;
 
 fn authority() -> String {
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");

@@ -58,7 +58,7 @@ pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
     pod["metadata"]["annotations"][key] = value.into();
 }
 
-const CASES: [Case; 22] = [
+const CASES: [Case; 21] = [
     ("redirected", |_, _| ()),
     ("warnings", |pod, _| {
         annotate(pod, "traffic.sidecar.istio.io/excludeOutboundIPRanges", "203.0.113.0/24");
@@ -69,10 +69,6 @@ const CASES: [Case; 22] = [
         pod["metadata"]["labels"] = json!({ "sidecar.istio.io/inject": "yess" });
         let init = json!({ "name": "migrate", "securityContext": { "runAsUser": 7 } });
         pod["spec"]["initContainers"].as_array_mut().expect("an array").push(init);
-    }),
-    ("live-policy", |pod, _| {
-        annotate(pod, "detour.io/live-policy", "false");
-        annotate(pod, "detour.io/live-polcy", "true");
     }),
     ("tproxy-by-annotation", |pod, conf| {
         annotate(pod, "sidecar.istio.io/interceptionMode", "TPROXY");

@@ -2,7 +2,7 @@
 
 mod failures;
 mod inputs;
-mod scope_all;
+mod tightened;
 mod traffic;
 
 use crate::configuration::{chain, exclude_1337, story};
@@ -16,10 +16,9 @@ use crate::world::*;
 use detour_cni::cluster;
 use detour_cni::cni::{CniCommand, Error, NetConf};
 use detour_cni::firewall::ContainerElement;
-use detour_cni::plugin::running::live_policy::{RunningPod, running_container};
+use detour_cni::plugin::running::{Repeated, RepeatedAdd};
 use detour_cni::pod::{Facts, PodRef};
-use detour_cni::policy::{ContainerScope, LivePolicyScope, Policy};
-use detour_cni::state::Attachment;
+use detour_cni::policy::ContainerScope;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -61,20 +60,14 @@ fn facts(manifests: &Path) -> Facts {
     cluster::source(&conf.kubernetes).expect("manifests").facts(&pod, true).expect("readable")
 }
 
-fn running(world: &World) -> RunningPod {
-    running_container(&world.name).expect("readable").expect("saved state")
+/// Repeats the ADD of the pod with what its manifests say now and these installed configurations.
+fn repeat(world: &World, facts: &Facts, installed: &[&NetConf]) -> Result<Repeated, Error> {
+    RepeatedAdd { root: Path::new(NODE), facts: Some(facts), installed, restores: true }.run(&world.name)
 }
 
-/// Returns the policies that the pod with these facts gets in the scope `exclusions`.
-fn policies(pod: &RunningPod, facts: &Facts) -> Result<Vec<(Attachment, Policy)>, Error> {
-    let desired = pod.desired(Path::new(NODE), facts, &[])?;
-    desired.rejected.map_or(Ok(pod.following(facts, &desired.policies, LivePolicyScope::Exclusions)), Err)
-}
-
-/// Applies what the pod's manifests request, as the node's agent does.
-fn follow(world: &World, manifests: &Path) -> Result<(), Error> {
-    let (pod, facts) = (running(world), facts(manifests));
-    pod.apply(Path::new(NODE), &policies(&pod, &facts)?)
+/// The same with the configuration of its ADD.
+fn follow(world: &World, manifests: &Path) -> Result<Repeated, Error> {
+    repeat(world, &facts(manifests), &[])
 }
 
 /// Asserts that connections and queries which begin now follow the policy.

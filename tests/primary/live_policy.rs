@@ -3,17 +3,13 @@
 use crate::node::{Node, istio_cni, pod_object};
 use detour_cni::cluster;
 use detour_cni::cni::{CniCommand, NetConf};
-use detour_cni::plugin::running::live_policy::running_container;
+use detour_cni::plugin::running::{Repeated, RepeatedAdd};
 use detour_cni::pod::PodRef;
-use detour_cni::policy::{LivePolicyScope, Policy};
-use detour_cni::state::Attachment;
 use serde_json::{Value, json};
 use std::path::Path;
 
-const ROOT: &str = "/";
-
-/// Returns what the pod gets if the annotation has this value, and whether that is applied.
-fn following(node: &Node, conf: &Value, uids: Option<&str>) -> (Vec<(Attachment, Policy)>, bool) {
+/// Repeats the ADD of the pod whose annotation has this value.
+fn repeat(node: &Node, conf: &Value, uids: Option<&str>) -> Repeated {
     let mut pod = pod_object("default/istio-cni,default/excludedns");
     if let Some(uids) = uids {
         pod["metadata"]["annotations"]["detour.io/exclude-uids"] = uids.into();
@@ -22,13 +18,9 @@ fn following(node: &Node, conf: &Value, uids: Option<&str>) -> (Vec<(Attachment,
     let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "").expect("valid");
     let wanted = PodRef { namespace: "shop".into(), name: "web-0".into(), uid: Some("uid-1".into()) };
     let facts = cluster::source(&conf.kubernetes).expect("manifests").facts(&wanted, true).expect("readable");
-    let running = running_container(&node.pod.name).expect("readable").expect("saved state");
-    assert_eq!(running.pod, Some(wanted));
     // The configuration of a primary plugin does not contain what the pod selects.
-    let desired = running.desired(Path::new(ROOT), &facts, &[&conf]).expect("valid").policies;
-    let policies = running.following(&facts, &desired, LivePolicyScope::Exclusions);
-    let is_applied = running.has_applied(&policies);
-    (policies, is_applied)
+    let add = RepeatedAdd { root: Path::new("/"), facts: Some(&facts), installed: &[&conf], restores: true };
+    add.run(&node.pod.name).expect("applied")
 }
 
 #[test]
@@ -43,21 +35,16 @@ fn the_united_policy_of_a_primary_plugin_follows_the_pod() {
     for uid in ["4242", "1337"] {
         assert!(before.iter().any(|rule| rule.contains(&format!("meta skuid {uid}"))), "{before:#?}");
     }
-    assert!(following(&node, &conf, None).1, "an ADD leaves a current policy");
+    assert!(!repeat(&node, &conf, None).has_committed, "an ADD leaves a current policy");
 
-    let (policies, is_applied) = following(&node, &conf, Some("77"));
-    assert!(!is_applied && policies.len() == 1, "{policies:?}");
-    let apply = |policies: &[(Attachment, Policy)]| {
-        let running = running_container(&node.pod.name).expect("readable").expect("saved state");
-        running.apply(Path::new(ROOT), policies).expect("applied");
-    };
-    apply(&policies);
+    let repeated = repeat(&node, &conf, Some("77"));
+    assert_eq!(repeated.change, "excluded: UID 77");
     let rules = node.pod.rules();
     assert!(rules.iter().any(|rule| rule.contains("meta skuid 77 ")), "{rules:#?}");
     assert!(before.iter().all(|rule| rules.contains(rule)), "{rules:#?}");
     node.done("CHECK", &conf);
 
-    apply(&following(&node, &conf, None).0);
+    repeat(&node, &conf, None);
     assert_eq!(node.pod.rules(), before);
     node.done("DEL", &conf);
     assert_eq!(node.pod.rules(), [""; 0]);

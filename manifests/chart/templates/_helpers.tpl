@@ -2,7 +2,6 @@
 {{- define "detour.removed" -}}
 {{- $removed := dict
   "containerExclusion.hook" "use NRI (containerExclusion.nriSocket; containerd 2.0, CRI-O 1.30 or later)"
-  "livePolicyOptOut" "to apply a rule to every pod, set pod_overrides to false in its sub-plugin in config.chain"
   "repair.intervalSeconds" "remove it: the agent checks each pod once or twice a minute, and when it changes"
 -}}
 {{- range $path, $next := $removed -}}
@@ -21,7 +20,7 @@ values. */ -}}
 {{- define "detour.complete" -}}
 {{- include "detour.removed" . -}}
 {{- $objects := list "admissionPolicy" "agentAdmissionPolicy" "cni" "config" "containerExclusion" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
-{{- $others := list "agentAdmissionPolicy.enabled" "image" "attachmentConfDir" "cni.credentials" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
+{{- $others := list "agentAdmissionPolicy.enabled" "image" "attachmentConfDir" "cni.credentials" "definitions" "onExit" "repair.enabled" "repair.repairPods" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
 {{- range $path := concat $objects $others -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path -}}
@@ -211,10 +210,10 @@ users of pods in detour doctor --probe. */ -}}
 {{- or .Values.repair.enabled (.Values.containerExclusion.enabled | default false) (ne (include "detour.livePolicy" .) "off") -}}
 {{- end -}}
 
-{{- /* The scope of the live policy. YAML's unquoted off is false. */ -}}
+{{- /* Whether running pods follow changes: on or off. YAML's unquoted words are booleans. */ -}}
 {{- define "detour.livePolicy" -}}
-{{- if kindIs "bool" .Values.livePolicy }}off
-{{- else }}{{ .Values.livePolicy | default (ternary "exclusions" "off" .Values.repair.enabled) }}
+{{- if kindIs "bool" .Values.livePolicy }}{{ ternary "on" "off" .Values.livePolicy }}
+{{- else }}{{ .Values.livePolicy | default (ternary "on" "off" .Values.repair.enabled) }}
 {{- end -}}
 {{- end -}}
 
@@ -263,9 +262,8 @@ excludes runs beside another plugin that redirects. */ -}}
 {{- $modes := list -}}
 {{- if .Values.repair.repairPods }}{{ $modes = append $modes "repair" }}{{ end -}}
 {{- if .Values.repair.deletePods }}{{ $modes = append $modes "delete" }}{{ end -}}
-{{- if .Values.repair.labelPods }}{{ $modes = append $modes "label" }}{{ end -}}
 {{- if gt (len $modes) 1 -}}
-{{- fail "repair: expected at most one of repairPods, deletePods and labelPods, got several; to delete or label pods instead of repairing them in place, set repairPods to false" -}}
+{{- fail "repair: expected at most one of repairPods and deletePods, got both; to delete pods instead of repairing them in place, set repairPods to false" -}}
 {{- end -}}
 {{- ternary (first $modes | default "off") "off" .Values.repair.enabled -}}
 {{- end -}}

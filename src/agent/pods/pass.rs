@@ -74,7 +74,9 @@ impl Pass {
                 let restored = self.repeat(sandbox, suspected.is_some(), state);
                 // After a repair, the kubelet repeats the validation.
                 let failed = suspected.filter(|(_, suspicion)| suspicion.validation_failed && restored.is_none());
-                return failed.and_then(|(installed, suspicion)| self.examine(installed, suspicion, state)).or(restored);
+                return failed
+                    .and_then(|(installed, suspicion)| self.examine(installed, suspicion, state))
+                    .or(restored);
             }
             (None, Some((installed, suspicion))) => return self.examine(installed, suspicion, state),
             (None, None) => state.rest(),
@@ -89,7 +91,8 @@ impl Pass {
         // The facts of a new sandbox's ADD may be newer than those that a watch observed which is not current.
         let evaluates = settings.live_policy && (self.is_current || is_known && self.namespace.is_some());
         let namespace = self.namespace.as_deref().cloned();
-        let namespace = namespace.unwrap_or_else(|| Namespace { name: observed.pod.namespace.clone(), ..Namespace::default() });
+        let namespace =
+            namespace.unwrap_or_else(|| Namespace { name: observed.pod.namespace.clone(), ..Namespace::default() });
         let facts = Facts { pod: observed.pod.clone(), namespace: Some(namespace) };
         let installed: Vec<&NetConf> = self.installed.iter().map(|installed| &installed.conf).collect();
         let add = RepeatedAdd {
@@ -124,8 +127,10 @@ impl Pass {
         // A change of the pod is followed by a comparison of the rules.
         let next = if is_checked { now + self.interval() } else { state.next_check(now) };
         state.due = (is_meshed || repeated.has_rules).then_some(next);
-        state.finding = if repeated.has_rules { Finding::Current } else { Finding::Nothing };
-        if is_meshed || repeated.has_rules {
+        if evaluates || !matches!(state.finding, Finding::Rejected(_)) {
+            state.finding = if repeated.has_rules { Finding::Current } else { Finding::Nothing };
+        }
+        if evaluates && (is_meshed || repeated.has_rules) {
             self.report_absent(&repeated, state);
         }
         if repeated.has_committed || !repeated.change.is_empty() {
@@ -188,10 +193,11 @@ impl Pass {
                 self.report(texts::failed(error));
             }
         }
+        let is_read = status.is_ok();
         let status = status.ok().flatten();
         let is_called = || is_called(installed, &observed.pod, &|object| self.definition(object));
         let cause = diagnose(suspicion, status.as_ref()).filter(|cause| *cause != Cause::NoRules || is_called());
-        if self.sandbox.is_none() {
+        if self.sandbox.is_none() && is_read {
             state.finding = match cause {
                 Some(Cause::NoRules) => Finding::NoRules("the plugin was not called for it".to_owned()),
                 _ => Finding::Nothing,

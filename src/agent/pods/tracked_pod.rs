@@ -22,7 +22,13 @@ pub(super) struct TrackedPod {
 impl TrackedPod {
     /// Creates the state of a new pod.
     pub(super) fn new(observed: Arc<ObservedPod>, now: Instant) -> Self {
-        Self { observed, namespace: None, state: Some(PodState::new(now)), finding: Finding::Nothing, has_changed: false }
+        Self {
+            observed,
+            namespace: None,
+            state: Some(PodState::new(now)),
+            finding: Finding::Nothing,
+            has_changed: false,
+        }
     }
 
     /// Updates the observed states. After a change, a pass is due.

@@ -38,9 +38,8 @@ pub(super) fn examine_pod(report: Result<&PoliciesReport, &String>, pod: &PodRef
             Ok(report) => report,
             Err(why) => return CheckVerdict::not_checked(why.clone()),
         };
-        let is_named = |finding: &&PodFinding| {
-            (&finding.pod.namespace, &finding.pod.name) == (&pod.namespace, &pod.name)
-        };
+        let is_named =
+            |finding: &&PodFinding| (&finding.pod.namespace, &finding.pod.name) == (&pod.namespace, &pod.name);
         match (report.follows, report.findings.iter().find(is_named)) {
             (None, _) => CheckVerdict::not_checked(NOT_READ),
             (Some(_), Some(finding)) => verdict(finding),
@@ -74,7 +73,9 @@ fn verdict(PodFinding { pod, state, reason }: &PodFinding) -> CheckVerdict {
     let reason = reason.strip_prefix(&format!("pod {name}: ")).unwrap_or(reason);
     let found = format!("{name}: {state}: {reason}");
     match state.as_str() {
-        "rejected" => CheckVerdict::warn(found, "correct the value, also in the pod template: a new pod does not start"),
+        "rejected" => {
+            CheckVerdict::warn(found, "correct the value, also in the pod template: a new pod does not start")
+        }
         "none" => CheckVerdict::fail(
             found,
             "delete the pod, or let the agent repair it (chart value repair.enabled); detour audit shows its traffic",

@@ -13,10 +13,10 @@ use crate::inspect::elements::{end_text, scope_text};
 use crate::inspect::subject::{ConfigurationOrigin, Subject};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, joined};
 use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
+use crate::pod::Pod;
 use crate::pod::well_known::{
     EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_OUTBOUND_RANGES,
 };
-use crate::pod::Pod;
 use crate::policy::{Policy, Redirect};
 use crate::sub_plugins::{
     DecidedRequest, Decision, EnrolledBy, SettingSource, SkipReason, considered, pod_skip_reason,

@@ -246,7 +246,8 @@ impl TextReport for NodesCheck {
         let tone = if self.healthy { Tone::Good } else { Tone::Bad };
         screen.line(&[Cell::of("Nodes:"), Cell::of(text).tone(tone)]);
         if let Some(PolicyCounts { current, rejected, failed, none }) = self.policies {
-            let text = format!("{current} current, {rejected} with rejected requests, {failed} failed, {none} without rules");
+            let text =
+                format!("{current} current, {rejected} with rejected requests, {failed} failed, {none} without rules");
             let tone = if failed.saturating_add(none) > 0 { Tone::Bad } else { Tone::Plain };
             screen.line(&[Cell::of("Policies of running pods:"), Cell::of(text).tone(tone)]);
         }
@@ -339,7 +340,9 @@ mod tests {
         let text = render(&report, Format::Table { color: false }).expect("text");
         let text = text.as_str();
         assert!(
-            text.contains("\nPolicies of running pods: 6 current, 4 with rejected requests, 4294967295 failed, 0 without rules\n"),
+            text.contains(
+                "\nPolicies of running pods: 6 current, 4 with rejected requests, 4294967295 failed, 0 without rules\n"
+            ),
             "{text}"
         );
         assert!(text.contains("warnings: policies, pod-policy\n"), "{text}");

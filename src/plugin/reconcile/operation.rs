@@ -115,7 +115,8 @@ impl Change {
         default.extend(redirect.default_interfaces.iter().cloned());
         at_most(LIST_ITEMS, "interfaces", "the pod's network namespace", secondary.len())?;
         let is_named = |name: &String| !redirect.secondary_interfaces.contains(name);
-        let named: HashSet<String> = redirect.exclude_interfaces.iter().filter(|name| is_named(name)).cloned().collect();
+        let named: HashSet<String> =
+            redirect.exclude_interfaces.iter().filter(|name| is_named(name)).cloned().collect();
         let known: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
         redirect.exclude_interfaces.extend(secondary.into_iter().filter(|name| !known.contains(name)));
         redirect.exclude_interfaces.retain(|name| !default.contains(name) || named.contains(name));

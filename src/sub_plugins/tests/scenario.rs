@@ -2,7 +2,7 @@
 
 use super::super::context::PodContext;
 use super::super::run::run;
-use super::super::{ChainInput, ChainOutput, Note, Resolvers, RepeatedOutput, run_again};
+use super::super::{ChainInput, ChainOutput, Note, RepeatedOutput, Resolvers, run_again};
 use crate::cni::{Block, BlockBounds, Bounds, Error, OutsideBounds};
 use crate::pod::{Container, Facts, Namespace, Pod};
 use crate::policy::{Exclusion, Redirect, TrafficOwner};

@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::world::Ruleset;
-use detour_cni::cni::{Code, Error};
-use detour_cni::policy::{Exclusion, IdRange, Interception, TrafficOwner};
+use detour_cni::cni::Code;
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -51,52 +50,12 @@ fn record(world: &World) -> PathBuf {
     Path::new(STATE).join(&world.name).join("istio-cni@net1.json")
 }
 
-fn apply(world: &World, policies: &[(Attachment, Policy)]) -> Error {
-    running(world).apply(Path::new(NODE), policies).expect_err("refused")
+/// Whether a change was not completed.
+fn is_interrupted(world: &World) -> bool {
+    snapshot(world).records.values().any(|record| !String::from_utf8_lossy(record).contains("\"before\":null"))
 }
 
 in_both_dialects! {
-    fn a_refused_policy_leaves_rules_and_saved_state(dialect) {
-        let world = World::new(Families::Both);
-        let state = written(&world, Dns::Captured, &annotations(true));
-        let configuration = dialect.of(exclude_1337(&state));
-        world.add(&configuration);
-        world.call("ADD", &configuration).interface("net2").run().done();
-        let before = snapshot(&world);
-
-        let bad = written(&world, Dns::Captured, &[("detour.io/exclude-uids", "abc".to_owned())]);
-        let error = policies(&running(&world), &facts(&bad)).expect_err("a bad value");
-        for word in ["pod shop/web-0", "detour.io/exclude-uids", "\"abc\"", "expected"] {
-            assert!(error.msg.contains(word), "{error}");
-        }
-
-        let pod = running(&world);
-        let applied: Vec<_> = pod.attachments.iter().map(|own| (own.attachment.clone(), own.policy.clone())).collect();
-        let change = |change: &dyn Fn(usize, &mut Policy)| {
-            let mut policies = applied.clone();
-            policies.iter_mut().enumerate().for_each(|(index, (_, policy))| change(index, policy));
-            policies
-        };
-        let contradicting = change(&|index, policy| {
-            let Interception::On(redirect) = &mut policy.interception else { panic!("redirected") };
-            redirect.proxy_port += u16::from(index == 1);
-        });
-        let error = apply(&world, &contradicting);
-        assert!(error.code == Code::InvalidConfig && error.msg.contains("proxy_port is 15001"), "{error}");
-        let one = |uid: u32| Exclusion {
-            owner: TrafficOwner::Uid(IdRange::one(2 * uid)), destination: None, protocol: None, ports: Vec::new(),
-        };
-        let many = change(&|_, policy| policy.exclusions.extend((0..20_000).map(one)));
-        let error = apply(&world, &many);
-        assert!(error.code == Code::InvalidConfig && error.msg.contains("rules"), "{error}");
-        let unknown = Attachment { ifname: "net9".to_owned(), ..applied[0].0.clone() };
-        let mut more = change(&|_, policy| policy.exclusions.clear());
-        more.push((unknown, Policy::default()));
-        let error = apply(&world, &more);
-        assert!(error.code == Code::NoAdd && error.msg.contains("net9"), "{error}");
-        assert_eq!(snapshot(&world), before);
-    }
-
     fn a_killed_process_leaves_the_old_or_the_new_rules_and_the_next_one_completes(dialect) {
         let world = World::new(Families::Both);
         let states = [false, true].map(|excludes| written(&world, Dns::Captured, &annotations(excludes)));
@@ -127,13 +86,12 @@ in_both_dialects! {
             let found = rules(&world);
             assert!(expected.contains(&found), "after kill {kill}: {found:?}");
             old += u32::from(found == expected[1]);
-            let pod = running(&world);
-            interrupted += u32::from(pod.interrupted);
+            interrupted += u32::from(is_interrupted(&world));
             // What is in the kernel is known: the next change leaves nothing of it.
             let next = usize::try_from(kill).expect("small") % 2;
             follow(&world, &states[next]).expect("completed");
             assert_eq!(rules(&world), expected[1 - next], "after kill {kill}");
-            assert!(!running(&world).interrupted);
+            assert!(!is_interrupted(&world));
             follow(&world, &states[0]).expect("applied");
         }
         println!("{old} of {KILLS} processes left the old rules, {interrupted} an interrupted change");
@@ -160,7 +118,7 @@ in_both_dialects! {
             let left = snapshot(&world);
             let is_new = left.rules == new;
             assert!(is_new || left.rules == before.rules, "{inject}: {left:#?}");
-            if !output.status.success() && !is_new && !running(&world).interrupted {
+            if !output.status.success() && !is_new && !is_interrupted(&world) {
                 failed += 1;
                 assert_eq!(left.records, before.records, "{inject}");
             }
@@ -192,10 +150,11 @@ fn applying(mut command: Command, world: &World, manifests: &Path) -> Command {
 fn a_process_that_is_killed() {
     let Ok(target) = std::env::var(CONTAINER) else { return };
     let (container, manifests) = target.split_once(':').expect("a container and a directory");
-    let pod = running_container(container).expect("readable").expect("saved state");
-    let policies = policies(&pod, &facts(Path::new(manifests))).expect("valid");
+    let facts = facts(Path::new(manifests));
     println!("ready");
-    pod.apply(Path::new(NODE), &policies).expect("applied");
+    RepeatedAdd { root: Path::new(NODE), facts: Some(&facts), installed: &[], restores: true }
+        .run(container)
+        .expect("applied");
 }
 
 #[test]
@@ -204,13 +163,10 @@ fn a_deleted_pod_gets_neither_rules_nor_saved_state_again() {
     let states = [false, true].map(|excludes| written(&world, Dns::Left, &annotations(excludes)));
     let configuration = exclude_1337(&states[0]);
     world.add(&configuration);
-    let (pod, facts) = (running(&world), facts(&states[1]));
-    let policies = policies(&pod, &facts).expect("valid");
     world.call("DEL", &configuration).run().done();
     let before = rules(&world);
-    let error = pod.apply(Path::new(NODE), &policies).expect_err("the pod is gone");
+    let error = follow(&world, &states[1]).expect_err("the pod is gone");
     assert_eq!(error.code, Code::NoAdd, "{error}");
-    assert!(running_container(&world.name).expect("readable").is_none());
     assert!(!Path::new(STATE).join(&world.name).exists());
     assert_eq!(rules(&world), before);
 }
@@ -233,10 +189,6 @@ fn the_network_namespace_of_another_pod_is_not_changed() {
     new_traffic_follows(&world, true);
 }
 
-fn is_locked(result: &Result<(), Error>) -> bool {
-    result.as_ref().is_err_and(|error| error.code == Code::TryAgain)
-}
-
 /// Each call waits for the others in the network namespace.
 #[test]
 fn concurrent_calls_end_in_the_state_of_one_of_them() {
@@ -248,26 +200,24 @@ fn concurrent_calls_end_in_the_state_of_one_of_them() {
         follow(&world, &states[index]).expect("applied");
         rules(&world)
     });
-    let (pod, facts) = (running(&world), states.each_ref().map(|state| facts(state)));
-    let desired = facts.each_ref().map(|facts| policies(&pod, facts).expect("valid"));
+    let facts = states.each_ref().map(|state| facts(state));
+    let name = &world.name;
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let (pod, desired) = (&pod, &desired);
+            let facts = &facts;
             scope.spawn(move || {
                 for n in 0..10 {
                     // A change waits 200 ms for the lock, and the agent retries it.
-                    let apply = || pod.apply(Path::new(NODE), &desired[(n + thread) % 2]);
-                    let error = std::iter::repeat_with(apply).find(|result| !is_locked(result)).and_then(Result::err);
-                    assert_eq!(error, None);
+                    let facts = Some(&facts[(n + thread) % 2]);
+                    let add = RepeatedAdd { root: Path::new(NODE), facts, installed: &[], restores: true };
+                    let ended = std::iter::repeat_with(|| add.run(name).err().map(|error| error.code));
+                    let code = { ended }.find(|code| *code != Some(Code::TryAgain));
+                    assert_eq!(code, Some(None));
                 }
             });
         }
-        let restore = || detour_cni::plugin::running::restore(&world.name, &world.netns()).expect("restored");
-        (0..10).for_each(|_| {
-            restore();
-            world.add(&configuration);
-        });
+        (0..10).for_each(|_| world.add(&configuration));
     });
     assert!(expected.contains(&rules(&world)));
-    assert!(!running(&world).interrupted);
+    assert!(!is_interrupted(&world));
 }

@@ -10,14 +10,19 @@ fn app_uid() -> (&'static str, String) {
     (UIDS, APP_PROCESS.uid.to_string())
 }
 
-/// Asserts that the pod's policy is current with these manifests, and that applying it changes no record.
+/// Returns the saved record of the first attachment.
+fn record(world: &World) -> String {
+    let path = format!("/run/detour/attachments/{}/istio-cni@net1.json", world.name);
+    std::fs::read_to_string(path).expect("readable")
+}
+
+/// Asserts that the pod's policy is current with these manifests: another ADD changes neither rules nor records.
 #[track_caller]
 fn is_current(world: &World, manifests: &Path) {
-    let (pod, facts) = (running(world), facts(manifests));
-    let policies = policies(&pod, &facts).expect("valid");
-    assert!(pod.has_applied(&policies), "{pod:#?} {policies:#?}");
-    pod.apply(Path::new(NODE), &policies).expect("applied");
-    assert_eq!(running(world), pod);
+    let before = record(world);
+    let repeated = follow(world, manifests).expect("repeated");
+    assert!(!repeated.has_committed && repeated.change.is_empty(), "{repeated:?}");
+    assert_eq!(record(world), before);
 }
 
 in_both_dialects! {
@@ -26,7 +31,6 @@ in_both_dialects! {
         let state = written(&world, Dns::Captured, &annotations(true));
         world.add(&dialect.of(exclude_1337(&state)));
         is_current(&world, &state);
-        assert!(running(&world).has_inputs() && running(&world).has_rules());
     }
 
     fn an_adaptation_to_another_redirection_is_no_change_and_remains(dialect) {
@@ -43,7 +47,7 @@ in_both_dialects! {
         tcp_is_captured(&world, APP_PROCESS);
     }
 
-    fn interfaces_of_secondary_networks_are_no_change_and_remain(dialect) {
+    fn interfaces_of_secondary_networks_are_no_change(dialect) {
         let world = World::new(Families::V4);
         world.ip(&["link", "add", "data0", "type", "veth", "peer", "name", "far"]);
         let state = written(&world, Dns::Left, &[]);
@@ -51,12 +55,10 @@ in_both_dialects! {
             json!([{"type": "istio-redirect", "capture_secondary_networks": false}, {"type": "uid-exclude"}]);
         world.add(&dialect.of(chain(&state, sub_plugins)));
         is_current(&world, &state);
-        world.ip(&["link", "del", "data0"]);
         let changed = written(&world, Dns::Left, &[app_uid()]);
         follow(&world, &changed).expect("applied");
         is_current(&world, &changed);
-        let saved = std::fs::read_to_string(format!("/run/detour/attachments/{}/istio-cni@net1.json", world.name));
-        assert!(saved.expect("readable").contains("data0"));
+        assert!(record(&world).contains("data0"));
     }
 
     fn the_union_of_the_attachments_decides(dialect) {
@@ -81,7 +83,7 @@ in_both_dialects! {
         let state = written(&world, Dns::Left, &[]);
         let configuration = dialect.of(chain(&state, json!([{"type": "uid-exclude"}, {"type": "dns-exclude"}])));
         world.add(&configuration);
-        assert!(!running(&world).has_rules());
+        assert!(!follow(&world, &state).expect("repeated").has_rules);
         is_current(&world, &state);
         for &family in world.families() {
             world.iptables_restore(family, &crate::istio::rules(family, Dns::Left, PROXY.uid));
@@ -96,12 +98,6 @@ in_both_dialects! {
     }
 }
 
-/// Returns the policies of the attachment with an installed configuration.
-fn desired_with(world: &World, facts: &Facts, installed: &str) -> Vec<(Attachment, Policy)> {
-    let conf = NetConf::parse(installed.as_bytes(), CniCommand::Add, "").expect("valid");
-    running(world).desired(Path::new(NODE), facts, &[&conf]).expect("valid").policies
-}
-
 #[test]
 fn an_installed_configuration_replaces_the_recorded_one() {
     let world = World::new(Families::Both);
@@ -110,30 +106,21 @@ fn an_installed_configuration_replaces_the_recorded_one() {
     let facts = facts(&state);
     let chain = json!([{"type": "istio-redirect"}, {"type": "uid-exclude", "uids": [APP_PROCESS.uid]}]);
     let installed = json!({"cniVersion": "1.0.0", "name": "istio-cni", "type": "detour", "chain": chain}).to_string();
-    let desired = desired_with(&world, &facts, &installed);
-    running(&world).apply(Path::new(NODE), &desired).expect("applied");
-    tcp_is_direct(&world, APP_PROCESS);
-    assert!(running(&world).has_applied(&desired));
-    // Another network's configuration does not apply.
-    let other = desired_with(&world, &facts, &installed.replace("\"istio-cni\"", "\"other\""));
-    assert_ne!(other, desired);
-    let excluded = installed.replace("\"type\":\"detour\"", "\"type\":\"detour\",\"exclude_namespaces\":[\"shop\"]");
-    assert_eq!(desired_with(&world, &facts, &excluded)[0].1, Policy::default());
-}
-
-#[test]
-fn a_pod_that_nothing_redirects_gets_no_exclusions() {
-    let world = World::new(Families::V4);
-    let of = |annotations: &[(&str, &str)]| {
-        let text = pod::manifest(false, PROXY, annotations).replace("sidecar.istio.io/status", "other");
-        world.manifests(&[pod::NAMESPACE, &text])
+    let repeat_with = |installed: &str| {
+        let conf = NetConf::parse(installed.as_bytes(), CniCommand::Add, "").expect("valid");
+        repeat(&world, &facts, &[&conf]).expect("applied")
     };
-    let (state, changed) = (of(&[]), of(&[(UIDS, "7")]));
-    world.add(&chain(&state, json!([{"type": "istio-redirect"}, {"type": "uid-exclude"}])));
-    let (pod, facts) = (running(&world), facts(&changed));
-    assert!(pod.has_applied(&policies(&pod, &facts).expect("valid")));
-    let desired = pod.desired(Path::new(NODE), &facts, &[]).expect("valid").policies;
-    assert!(!pod.has_applied(&desired) && pod.following(&facts, &desired, LivePolicyScope::All) == desired);
+    assert!(repeat_with(&installed).change.contains(&format!("excluded: UID {}", APP_PROCESS.uid)));
+    tcp_is_direct(&world, APP_PROCESS);
+    // Another network's configuration does not apply.
+    let change = repeat_with(&installed.replace("\"istio-cni\"", "\"other\"")).change;
+    assert!(change.contains("no longer excluded"), "{change}");
+    tcp_is_captured(&world, APP_PROCESS);
+    // Its exclusions end in a namespace that is excluded now, and the redirection stays.
+    let excluded = installed.replace("\"type\":\"detour\"", "\"type\":\"detour\",\"exclude_namespaces\":[\"shop\"]");
+    repeat_with(&excluded);
+    tcp_is_captured(&world, APP_PROCESS);
+    tcp_is_captured(&world, VAULT_INIT);
 }
 
 #[test]
@@ -142,13 +129,12 @@ fn a_record_of_an_earlier_version_has_no_inputs() {
     let state = written(&world, Dns::Left, &[]);
     world.add(&exclude_1337(&state));
     let path = format!("/run/detour/attachments/{}/istio-cni@net1.json", world.name);
-    let mut record: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).expect("readable")).expect("JSON");
-    record.as_object_mut().expect("an object").remove("inputs").expect("inputs");
-    std::fs::write(&path, record.to_string()).expect("writable");
-    let pod = running(&world);
-    assert!(!pod.has_inputs() && pod.pod.is_none() && pod.has_rules());
-    let error = pod.desired(Path::new(NODE), &facts(&state), &[]).expect_err("unknown inputs");
-    assert!(error.msg.contains("recreate the pod"), "{error}");
+    let mut earlier: serde_json::Value = serde_json::from_str(&record(&world)).expect("JSON");
+    earlier.as_object_mut().expect("an object").remove("inputs").expect("inputs");
+    std::fs::write(&path, earlier.to_string()).expect("writable");
+    let changed = written(&world, Dns::Left, &[app_uid()]);
+    assert_eq!(follow(&world, &changed).expect("its rules can be restored").change, "");
+    tcp_is_captured(&world, APP_PROCESS);
     // A repeated ADD saves them.
     world.add(&exclude_1337(&state));
     is_current(&world, &state);
@@ -161,6 +147,6 @@ fn the_facts_of_another_pod_are_refused() {
     world.add(&exclude_1337(&state));
     let mut facts = facts(&state);
     facts.pod.uid = Some("another".to_owned());
-    let error = policies(&running(&world), &facts).expect_err("another pod");
+    let error = repeat(&world, &facts, &[]).expect_err("another pod");
     assert!(error.msg.contains("the pod was replaced"), "{error}");
 }
