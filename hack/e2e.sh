@@ -10,7 +10,10 @@
 # istio-cni, which only the comparison of rules needs (Go 1.26), and four more for kube-apiserver.
 # hack/test.sh does not run these tests. It uses Debian's containerd 1.6.
 #
-# Usage: hack/e2e.sh [--list] [--quick] [--debug] [--runtime NAME] [--mode NAME] [--dialect NAME] [--ignored]
+# hack/e2e.sh cluster runs stories of users on a cluster with the real kubelet; see hack/e2e.sh cluster --help.
+#
+# Usage: hack/e2e.sh cluster [--list] [--keep] [NAME]…
+#        hack/e2e.sh [--list] [--quick] [--debug] [--runtime NAME] [--mode NAME] [--dialect NAME] [--ignored]
 #                    [NAME OF TESTS]…
 #   --list            print the names of the tests that would run
 #   --quick           run only the matrix, with one measured pod per cell
@@ -27,6 +30,9 @@
 #              KEEP (if set: keep the logs and configurations of the nodes in /tmp/detour-runtimes-*)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+if [[ ${1:-} == cluster ]]; then
+    exec bash hack/cluster/stories.sh "${@:2}"
+fi
 # shellcheck source-path=SCRIPTDIR source=machine.sh
 source hack/machine.sh
 
