@@ -78,9 +78,17 @@ need_root
 use_cluster "${CLUSTER:-$(target_directory)/cluster}"
 
 case $command in
-    up) up "$runtime" "$nodes" ;;
+    up)
+        # Logs of a cluster that did not start stay until down.
+        trap 'end_all' EXIT
+        up "$runtime" "$nodes"
+        trap - EXIT
+        ;;
     down) down ;;
-    enter) enter "$node" "$@" ;;
+    enter)
+        [[ $# -gt 0 ]] || usage "enter: expected a command"
+        enter "$node" "$@"
+        ;;
     reboot)
         cut_power "$node"
         boot "$node"

@@ -3,9 +3,8 @@
 # 1.34) with each mode of the plugin (attachment of Multus, entry in the cluster network's configuration list,
 # configuration list of its own, primary plugin) and each rule format. Each cell has a real API server and the agent as
 # the chart installs it, and goes from the installation to the removal, with faults and an upgrade. One test compares
-# the plugin's rules with those of the real istio-cni, and one runs the agent from the image, as the quick start with
-# kind does. The other tests: containers that are excluded by name, boots of a node while the cluster network rewrites
-# its configuration list, and live policy.
+# the plugin's rules with those of the real istio-cni. The other tests: containers that are excluded by name, boots of a
+# node while the cluster network rewrites its configuration list, and live policy.
 # Installs missing packages and builds the components first, once: about five minutes on two cores, three more for
 # istio-cni, which only the comparison of rules needs (Go 1.26), and four more for kube-apiserver.
 # hack/test.sh does not run these tests. It uses Debian's containerd 1.6.

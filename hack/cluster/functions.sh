@@ -108,7 +108,7 @@ end_all() {
     done
     ! runs "$cluster/outside.pid" || kill -KILL "$(<"$cluster/outside.pid")"
 }
-# kubectl_ready NODE: whether the node is ready.
+# is_ready NODE: whether the node is ready.
 is_ready() {
     [[ $(enter 1 kubectl get node "node$1" -o jsonpath='{.status.conditions[?(@.type=="Ready")].status}') == True ]]
 }
@@ -135,7 +135,6 @@ up() {
     say "starting the cluster in $cluster"
     mkdir -p "$cluster"/{certificates,bin}
     [[ $(stat -f -c %T "$cluster") != overlayfs ]] || die "$cluster is on overlayfs: set CLUSTER to a directory on another file system"
-    trap 'end_all' ERR
     echo "$runtime" >"$cluster/runtime"
     make_certificates "$cluster/certificates" "$nodes"
     start_outside

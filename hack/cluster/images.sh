@@ -161,7 +161,8 @@ load() {
         for node in "$cluster"/node*/; do
             node=$(basename "$node" | tr -cd 0-9)
             if [[ $(<"$cluster/runtime") == containerd ]]; then
-                enter "$node" ctr --namespace k8s.io images import --snapshotter overlayfs "$archive" >/dev/null
+                enter "$node" ctr --namespace k8s.io images import --snapshotter overlayfs "$archive" &>/dev/null ||
+                    die "node $node: import of $archive failed"
             else
                 name=$(tar -xOf "$archive" manifest.json | jq -r '.[0].RepoTags[0]')
                 enter "$node" skopeo --insecure-policy copy --quiet "docker-archive:$archive" \

@@ -19,7 +19,7 @@ usage() {
     echo "e2e.sh cluster: $*; see hack/e2e.sh cluster --help" >&2
     exit 2
 }
-stories=(seeds mesh node product boots live multus multus-thick ambient)
+stories=(seeds mesh modes multus multus-thick node product boots live ambient)
 directory=hack/cluster/stories
 keep='' names=()
 while [[ $# -gt 0 ]]; do

@@ -9,7 +9,7 @@ source hack/cluster/functions.sh
 need_root
 # hack/e2e.sh counts the lines of this file.
 : "${RESULTS:?run the story with hack/e2e.sh cluster}"
-trap 'echo "the command failed: $BASH_COMMAND" >&2' ERR
+trap '[[ $? -eq 0 ]] || echo "this command failed: $BASH_COMMAND" >&2' EXIT
 use_cluster "$(target_directory)/cluster-e2e"
 
 k() {
@@ -58,7 +58,11 @@ expect_within() {
 # install_detour ARGUMENT…: installs or upgrades detour with arguments of helm, and waits for the agents.
 install_detour() {
     helm upgrade --install detour manifests/chart --namespace kube-system --reset-values --set hub=localhost "$@" >/dev/null
-    k --namespace kube-system rollout status daemonset/detour-agent --timeout 300s | tail -1
+    k --namespace kube-system rollout status daemonset/detour-agent --timeout 300s >/dev/null
+}
+# The chart's test: detour doctor in a pod. Prints what failed.
+run_chart_test() {
+    expect "helm test: checks that failed" "" "$(helm test detour --namespace kube-system --logs 2>&1 | grep -A 2 -E '^ *(FAIL|Error)' || true)"
 }
 # in_outside COMMAND…: runs a command in the network outside of the cluster.
 in_outside() {
@@ -68,9 +72,10 @@ record_packets() {
     in_outside tcpdump --immediate-mode -U -n -i lan -w "$cluster/packets.pcap" 'port 53 or port 443' &>/dev/null &
     eventually 30 test -s "$cluster/packets.pcap"
 }
-# packets FILTER: prints recorded packets.
+# packets ADDRESS: prints the first packets of this address that arrived outside: queries and new connections.
 packets() {
-    tcpdump -n -t -r "$cluster/packets.pcap" "$@" 2>/dev/null
+    tcpdump -n -t -q -r "$cluster/packets.pcap" "src host $1 and (port 53 or tcp[tcpflags] & tcp-syn != 0)" 2>/dev/null |
+        sed 's/^/          /' | head -4
 }
 address_of() {
     k get pod --namespace "$1" "$2" -o jsonpath='{.status.podIP}'
@@ -140,7 +145,7 @@ install_istio() {
         --set-string env.PILOT_ENABLE_TELEMETRY_LABEL=false,env.PILOT_ENDPOINT_TELEMETRY_LABEL=false \
         --set meshConfig.accessLogFile=/dev/stdout --set-string meshConfig.defaultConfig.proxyMetadata.ISTIO_META_DNS_CAPTURE=true \
         "$@" >/dev/null
-    k --namespace istio-system rollout status deployment/istiod --timeout 300s | tail -1
+    k --namespace istio-system rollout status deployment/istiod --timeout 300s >/dev/null
 }
 # meshed KIND NAME [FILTER]: creates a Pod, or an object with a template of pods, in the namespace mesh. FILTER is a jq
 # filter for the object. A Job, and a Pod with the filter native, has a native sidecar, so that it completes.
@@ -232,6 +237,9 @@ multus_stories() {
             eventually 120 prints "" k get pods --namespace mesh -o name
             expect_within 30 "$version, $mode: after the pods' end" "0 files of records, 0 addresses" leftovers
         done
+        install_detour --set global.platform=openshift
+        expect_within 60 "$version: the chain's directory after an upgrade without cni.multusChain" "" enter 1 ls "$chain"
         helm uninstall detour --namespace kube-system --wait >/dev/null
+        expect_within 60 "$version: programs after uninstall" "" enter 1 find /var/lib/cni/bin /opt/cni/bin -name 'detour*'
     done
 }

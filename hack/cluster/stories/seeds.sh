@@ -24,7 +24,7 @@ install_detour --set global.platform=openshift,containerExclusion.enabled=true -
         {"type": "uid-exclude", "uids": ["1337"]}, {"type": "dns-exclude", "uids": ["1337"]}]},
     {"name": "by-annotation", "chain": [
         {"type": "istio-redirect"}, {"type": "uid-exclude"}, {"type": "container-exclude"}]}]'
-helm test detour --namespace kube-system | sed -n 's/^Phase: */  helm test: /p'
+run_chart_test
 record_packets
 for name in "${!networks[@]}"; do
     annotations=("k8s.v1.cni.cncf.io/networks=${networks[$name]}")
@@ -42,7 +42,7 @@ for name in $(printf '%s\n' "${!networks[@]}" | sort); do
     expect_within 60 "$name: the application" "uid 1000650000: tcp sidecar, dns sidecar" logs shop "$name" app
     expect "$name: connections that the server outside accepted from $address" \
         "$([[ $name == without ]] && echo 0 || echo 1)" "$(connections "$address")"
-    packets "host $address" | sed 's/^/          /' | head -6
+    packets "$address"
 done
 k delete --namespace shop pods --all --wait --timeout 120s >/dev/null
 expect "after the pods' end: files of state" 0 "$(enter 1 find /run/detour -type f -path '*state*' | wc -l)"
