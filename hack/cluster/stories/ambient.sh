@@ -25,7 +25,7 @@ k create namespace amb >/dev/null
 helm upgrade --install istio-cni "$(istio_charts)/istio-cni" --namespace istio-system \
     --set profile=ambient,image=localhost/install-cni:1,resources.requests.cpu=10m >/dev/null
 enter 1 bash hack/cluster/node.sh start ztunnel
-k --namespace istio-system rollout status daemonset/istio-cni-node --timeout 240s | tail -1
+k --namespace istio-system rollout status daemonset/istio-cni-node --timeout 240s >/dev/null
 install_detour --values manifests/chart/values-ambient.yaml
 exclusions='{"detour.io/exclude-uids": "2000", "detour.io/exclude-dns": "all"}'
 
