@@ -53,9 +53,11 @@ make_control_groups() {
         done
     done
 }
+# remove_control_groups [NODE]: removes those of a node, or all. After a power failure, none is left.
 remove_control_groups() {
     local group
     for group in $(control_groups); do
+        group+=${1:+/node$1}
         [[ ! -d $group ]] || find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || true
     done
 }
@@ -94,6 +96,7 @@ cut_power() {
     kill -KILL "$pid"
     wait_until 60 "node $1: end of its processes" eval "! kill -0 $pid"
     rm "$cluster/node$1/pid"
+    remove_control_groups "$1"
 }
 start_outside() {
     setsid unshare --net --pid --fork --kill-child /usr/bin/python3 hack/cluster/outside.py "$cluster/certificates/admin.conf" "$tools/kubectl" \
