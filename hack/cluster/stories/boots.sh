@@ -18,7 +18,7 @@ returns() {
     k --namespace kube-system rollout status daemonset/detour-agent --timeout 240s >/dev/null
     echo "          $1: all pods are ready after $((SECONDS - began)) s"
     expect_captured "$1" web 3
-    expect_captured "$1" static 1
+    expect_captured "$1: static pod" static 1
     expect_none_outside "$1"
 }
 
