@@ -196,8 +196,8 @@ impl Metrics {
         self.policy_changes.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Sets the numbers of pods, in the order of [`Finding::NAMES`].
-    pub(super) fn pods(&self, counts: [u32; 4]) {
+    /// Sets the numbers of pods: current, with rejected requests, failed, without rules.
+    pub fn pods(&self, counts: [u32; 4]) {
         for (state, count) in Finding::NAMES.into_iter().zip(counts) {
             self.pods.get_or_create(&[("policy", state)]).set(count.into());
         }

@@ -311,7 +311,7 @@ fn a_value_of_another_type_is_refused_for_each_value() {
 
 /// The values without which the chart can't be rendered, besides objects. `helm upgrade --reuse-values` leaves out those
 /// that the previous chart did not have.
-const REQUIRED: [&str; 14] = [
+const REQUIRED: [&str; 12] = [
     "agentAdmissionPolicy.enabled",
     "cni.credentials",
     "image",
