@@ -1,7 +1,8 @@
 //! The arguments that several commands share: those that select a pod and a configuration, and those that select
 //! a network namespace on this node.
 
-use super::cluster::{ClusterArguments, ConnectionArguments, DEFAULT_CONF, check_exists, read_failed, read_text};
+use super::cluster::{ClusterArguments, DEFAULT_CONF, check_exists, read_failed, read_text};
+use super::kubectl::Kubectl;
 use super::output::CommandError;
 use super::print_error;
 use clap::Args;
@@ -29,7 +30,7 @@ pub(super) struct SubjectArguments {
     ///
     /// The file contains pods after injection, or objects with pod templates, as YAML or JSON: one object, several
     /// documents, or a list. A Namespace in it applies to the pods in that namespace.
-    #[arg(short = 'f', long = "file", value_name = "FILE", conflicts_with = "kubeconfig")]
+    #[arg(short = 'f', long = "file", value_name = "FILE")]
     file: Option<PathBuf>,
     /// Read the pod's Namespace object from this file
     #[arg(long, value_name = "FILE", requires = "file")]
@@ -71,9 +72,9 @@ impl SubjectArguments {
         self.cluster.pod(pod, root)
     }
 
-    /// Selects the cluster as kubectl does.
-    pub(super) fn use_connection(&mut self, connection: ConnectionArguments) {
-        self.cluster.connection = Some(connection);
+    /// Reads the pod with kubectl.
+    pub(super) fn read_with(&mut self, kubectl: Kubectl) {
+        self.cluster.kubectl = Some(kubectl);
     }
 
     /// Reads exactly one pod. The node's file system is mounted at `root`.

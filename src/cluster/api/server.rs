@@ -3,7 +3,7 @@
 use super::call::ApiCall;
 use super::request::ApiRequest;
 use super::session::Session;
-use crate::cluster::kubeconfig::{Kubeconfig, KubeconfigOwner};
+use crate::cluster::kubeconfig::Kubeconfig;
 use crate::cluster::silence::SilenceMark;
 use crate::cni::Error;
 use std::fmt;
@@ -18,8 +18,6 @@ pub(in crate::cluster) struct Api {
     kubeconfig: PathBuf,
     /// The mount point of the file system that absolute paths in the kubeconfig refer to.
     root: PathBuf,
-    /// Who may own the kubeconfig.
-    owner: KubeconfigOwner,
     /// The server for a service account; a kubeconfig contains its server.
     server: Option<String>,
     /// The timeout for facts, including retries.
@@ -64,7 +62,6 @@ impl Api {
         Self {
             kubeconfig,
             root: "/".into(),
-            owner: KubeconfigOwner::Node,
             server: None,
             timeout,
             silence: None,
@@ -83,11 +80,6 @@ impl Api {
     /// Uses a shared connection.
     pub(super) fn through(self, ApiConnection { runtime, session }: ApiConnection) -> Self {
         Self { runtime: Some(runtime), session, ..self }
-    }
-
-    /// Returns the API of an open session; `kubeconfig` names its source in messages.
-    pub(super) fn with_session(kubeconfig: PathBuf, session: Session, timeout: Duration) -> Self {
-        Self { session: Arc::new(OnceLock::from(session)), ..Self::new(kubeconfig, timeout) }
     }
 
     /// Ends a lookup of facts after this time if the server has sent no response until then.
@@ -110,18 +102,13 @@ impl Api {
         Self { root: root.to_owned(), ..self }
     }
 
-    /// Accepts a kubeconfig of any user: it is given on the command line.
-    pub(in crate::cluster) fn of_any_owner(self) -> Self {
-        Self { owner: KubeconfigOwner::User, ..self }
-    }
-
     /// Returns the session, which the first call opens.
     pub(super) fn session(&self) -> Result<&Session, Error> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
         let kubeconfig = match &self.server {
-            None => Kubeconfig::load(&self.root, &self.kubeconfig, self.owner)?,
+            None => Kubeconfig::load(&self.root, &self.kubeconfig)?,
             Some(server) if self.runtime.is_some() => Kubeconfig::of_renewed_account(server, &self.kubeconfig)?,
             Some(server) => Kubeconfig::of_service_account(server, &self.kubeconfig)?,
         };

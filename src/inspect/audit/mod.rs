@@ -13,7 +13,7 @@ use super::doctor::{CheckTarget, node_setup};
 use super::explain::application_containers;
 use super::rules::{LiveRules, RuleLine, RulesReport};
 use super::subject::AppliedConf;
-use crate::cluster::{ScheduledPod, UserApi};
+use crate::cluster::{NodeApi, ScheduledPod};
 use crate::cni::{Code, Error};
 use crate::firewall::native::set::Spans;
 use crate::firewall::rule::Family;
@@ -45,7 +45,7 @@ pub struct AuditScope<'a> {
 
 /// The data about the node.
 struct Node<'a> {
-    api: &'a UserApi,
+    api: &'a NodeApi,
     configurations: Vec<AppliedConf>,
     namespaces: BTreeMap<String, Namespace>,
     snapshot: NodeSnapshot,
