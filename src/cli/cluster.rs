@@ -6,7 +6,7 @@ use super::output::CommandError;
 use clap::Args;
 use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles};
 use detour_cni::cluster::{self, Cluster, NodeApi};
-use detour_cni::cni::{CniCommand, Code, Error, NetConf};
+use detour_cni::cni::{CniCommand, Code, Error, Kubernetes, NetConf};
 use detour_cni::inspect::{
     AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, NO_CREDENTIALS, Subject, socket_lb,
 };
@@ -100,8 +100,26 @@ impl ClusterArguments {
 /// Returns the source of pods: the one in the configuration, or the API server with the credentials of the pod in which
 /// this process runs, or of the plugin on this node.
 fn source(conf: Option<&NetConf>, root: &Path) -> Result<PodSource, CommandError> {
-    if let Some(source) = conf.and_then(|conf| cluster::source(&conf.kubernetes)) {
-        return Ok(PodSource::Facts(source));
+    let reached = |path: &Option<PathBuf>| {
+        let path = HostPath::new(path.as_ref().filter(|path| !path.as_os_str().is_empty())?)?;
+        HostRoot::new(root).reach(&path).ok()
+    };
+    if let Some(named) = conf.map(|conf| &conf.kubernetes) {
+        let kubernetes = Kubernetes {
+            kubeconfig: reached(&named.kubeconfig),
+            agent_socket: reached(&named.agent_socket),
+            manifests_dir: reached(&named.manifests_dir),
+            ..named.clone()
+        };
+        match (&kubernetes.kubeconfig, &kubernetes.agent_socket, &kubernetes.manifests_dir) {
+            // Without retries: the user sees at once why a request fails.
+            (Some(path), None, None) => return Ok(PodSource::Api(NodeApi::of_node(root, path.clone(), TIMEOUT))),
+            _ => {
+                if let Some(source) = cluster::source(&kubernetes) {
+                    return Ok(PodSource::Facts(source));
+                }
+            }
+        }
     }
     let of_plugin = || {
         let path = HostRoot::new(root).reach(&own_kubeconfig()).ok()?;

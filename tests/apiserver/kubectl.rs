@@ -181,8 +181,13 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
             &["explain", "-n", "shop", "web-0", "-o", "json"],
             "kubeconfig",
         );
-        assert_eq!(anywhere.code, Some(1), "{anywhere:?}");
-        assert!(anywhere.stderr.contains("use kubectl detour"), "the user's kubeconfig is kubectl's: {anywhere:?}");
+        let elsewhere = anywhere.json();
+        assert_eq!(elsewhere["configuration"]["source"], "built-in", "{anywhere:?}");
+        let warnings = elsewhere["warnings"].to_string();
+        assert!(
+            warnings.contains("unknown-configuration") && warnings.contains("kubectl detour explain"),
+            "{warnings}"
+        );
         let trace = machine.detour(&["trace", "web-0", "--from", "uid=4711", "--to", "1.2.3.4:443/tcp"]);
         assert!(
             trace.stdout.contains("direct")
@@ -288,7 +293,7 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
             2,
             "--bundle: this flag no longer exists; -o json prints all findings",
         );
-        fails(&["doctor", "web-0", "--context", "other"], 1, "context \"other\" does not exist");
+        fails(&["doctor", "web-0", "--context", "other"], 1, "context was not found for specified context: other");
         fails(&["doctor", "web-0", "--kubeconfig", "/no/such/file"], 2, "--kubeconfig /no/such/file: No such file");
         fails(&["install"], 2, "unrecognized subcommand 'install'");
 

@@ -3,7 +3,6 @@
 use crate::run::{detour, file};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -147,7 +146,7 @@ fn an_unreachable_api_server_is_reported_at_once() {
         "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
     });
     let kubeconfig = file("config", &kubeconfig.to_string());
-    let conf = serde_json::json!({"name": "a", "type": "detour", "kubernetes": {"kubeconfig": kubeconfig}});
+    let conf = serde_json::json!({"name": "a", "type": "detour", "kubernetes": {"kubeconfig": *kubeconfig}});
     let conf = file("a.conf", &conf.to_string());
     let packet = ["--from", "uid=1", "--to", "1.2.3.4:5/tcp"];
     for command in [

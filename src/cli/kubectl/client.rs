@@ -109,6 +109,9 @@ impl Kubectl {
     pub(super) fn pod(&self, namespace: Option<&str>, name: &str) -> Result<Value, Error> {
         // As in kubectl logs and kubectl exec.
         let name = ["pod/", "pods/", "po/"].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+        if !name.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c)) {
+            return Err(Error::new(Code::PodUnknown, format!("pod {name:?}: not a name of a pod")));
+        }
         let found = self.get(&format!("pod/{name}"), &namespace_flag(namespace))?.pop();
         found.ok_or_else(|| {
             let msg = match namespace {
