@@ -1,7 +1,7 @@
 //! The cluster of a command, its kubeconfig, and the files that the command line names.
 
+use super::client::Kubectl;
 use super::install::own_kubeconfig;
-use super::kubectl::Kubectl;
 use super::output::CommandError;
 use clap::Args;
 use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles};

@@ -1,8 +1,8 @@
 //! The arguments that several commands share: those that select a pod and a configuration, and those that select
 //! a network namespace on this node.
 
+use super::client::Kubectl;
 use super::cluster::{ClusterArguments, DEFAULT_CONF, check_exists, read_failed, read_text};
-use super::kubectl::Kubectl;
 use super::output::CommandError;
 use super::print_error;
 use clap::Args;

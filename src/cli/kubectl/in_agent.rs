@@ -1,6 +1,6 @@
 //! Commands about a pod: they run in the agent's pod on the pod's node, with the same arguments.
 
-use super::client::Kubectl;
+use crate::cli::client::Kubectl;
 use crate::cli::output::{CommandError, CommandOutput};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command};

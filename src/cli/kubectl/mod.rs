@@ -1,18 +1,15 @@
 //! `kubectl detour`: the commands that work from any machine. kubectl itself reads objects and reaches the agents.
 
+use super::client::{ConnectionArguments, Kubectl};
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::{doctor, explain, print_report, print_usage, rules, trace};
 use clap::builder::Resettable;
-use clap::{ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use in_agent::InAgent;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-mod client;
 mod in_agent;
 mod nodes;
-
-pub(in crate::cli) use client::Kubectl;
 
 /// Check how meshed pods bypass or reach their Istio sidecars, on all nodes
 ///
@@ -25,20 +22,6 @@ struct Cli {
     connection: ConnectionArguments,
     #[command(subcommand)]
     command: KubectlCommand,
-}
-
-/// Selects the cluster, as flags of kubectl.
-#[derive(Debug, Clone, Args)]
-struct ConnectionArguments {
-    /// Kubeconfig, as in kubectl
-    #[arg(long, value_name = "FILE", global = true)]
-    kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig, as in kubectl
-    #[arg(long, value_name = "NAME", global = true)]
-    context: Option<String>,
-    /// Namespace of the agents' pods [default: all namespaces]
-    #[arg(long, value_name = "NAMESPACE", global = true)]
-    agent_namespace: Option<String>,
 }
 
 const EXAMPLES: &str = "\

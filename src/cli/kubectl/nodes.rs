@@ -1,6 +1,6 @@
 //! `kubectl detour check` and `kubectl detour audit`: reports about all nodes, from the agents' reports.
 
-use super::client::{Kubectl, Output};
+use crate::cli::client::{Kubectl, Output};
 use crate::cli::output::{CommandError, CommandOutput, OutputArguments};
 use crate::cli::print_error;
 use clap::Args;

@@ -1,20 +1,19 @@
 //! Runs `kubectl`: it selects the cluster and the user, reads objects, and runs commands in the agents' containers.
 
-use super::ConnectionArguments;
-use crate::cli::cluster::check_exists;
-use crate::cli::output::{CommandError, show_progress};
+use super::output::{CommandError, show_progress};
+use clap::Args;
 use detour_cni::cluster::{Definition, DefinitionQuery, Definitions, Lookup, objects};
 use detour_cni::cni::{Code, Error};
 use detour_cni::inspect::{AgentPod, NodeLabels};
 use detour_cni::pod::Facts;
 use serde_json::{Value, json};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 /// The maximum output of a command in an agent's container, in bytes.
 const MAX_OUTPUT: u64 = 16 << 20;
@@ -28,9 +27,23 @@ const AGENT_LABEL: &str = "--selector=app.kubernetes.io/component=agent";
 const CONTAINER: &str = "agent";
 const DEFINITIONS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
+/// Selects the cluster, as flags of kubectl.
+#[derive(Debug, Clone, Args)]
+pub(super) struct ConnectionArguments {
+    /// Kubeconfig, as in kubectl
+    #[arg(long, value_name = "FILE", global = true)]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig, as in kubectl
+    #[arg(long, value_name = "NAME", global = true)]
+    context: Option<String>,
+    /// Namespace of the agents' pods [default: all namespaces]
+    #[arg(long, value_name = "NAMESPACE", global = true)]
+    agent_namespace: Option<String>,
+}
+
 /// `kubectl` or `oc`, with the flags that select the cluster.
 #[derive(Debug, Clone)]
-pub(in crate::cli) struct Kubectl {
+pub(super) struct Kubectl {
     program: &'static str,
     flags: Vec<String>,
     agent_namespace: Option<String>,
@@ -49,7 +62,9 @@ impl Kubectl {
     /// The file of `--kubeconfig` does not exist.
     pub(super) fn new(program: &'static str, connection: &ConnectionArguments) -> Result<Self, CommandError> {
         let kubeconfig = connection.kubeconfig.as_ref();
-        kubeconfig.map_or(Ok(()), |path| check_exists("--kubeconfig", path))?;
+        if let Some((path, why)) = kubeconfig.and_then(|path| Some((path, fs::metadata(path).err()?))) {
+            return Err(CommandError::Usage(format!("--kubeconfig {}: {why}", path.display())));
+        }
         let kubeconfig = kubeconfig.map(|path| format!("--kubeconfig={}", path.display()));
         let context = connection.context.as_ref().map(|name| format!("--context={name}"));
         let flags = kubeconfig.into_iter().chain(context).collect();
@@ -126,7 +141,7 @@ impl Kubectl {
     ///
     /// # Errors
     /// As [`Self::pod`]; an object is invalid.
-    pub(in crate::cli) fn facts(&self, namespace: Option<&str>, name: &str) -> Result<Facts, Error> {
+    pub(super) fn facts(&self, namespace: Option<&str>, name: &str) -> Result<Facts, Error> {
         let pod = self.pod(namespace, name)?;
         let namespace = pod["metadata"]["namespace"].as_str().unwrap_or("default").to_owned();
         let mut items = self.get(&format!("namespace/{namespace}"), &[])?;
