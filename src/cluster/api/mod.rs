@@ -14,8 +14,8 @@ mod session;
 mod writes;
 
 pub(crate) use collection::{Collection, CollectionError};
-pub(super) use facts::Begun;
 pub use node_api::NodeApi;
+pub(super) use retry::Deadline;
 pub(super) use server::Api;
 pub use server::ApiConnection;
 pub use service_account::ServiceAccount;

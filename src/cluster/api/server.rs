@@ -4,7 +4,6 @@ use super::call::ApiCall;
 use super::request::ApiRequest;
 use super::session::Session;
 use crate::cluster::kubeconfig::Kubeconfig;
-use crate::cluster::silence::SilenceMark;
 use crate::cni::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,10 +21,6 @@ pub(in crate::cluster) struct Api {
     server: Option<String>,
     /// The timeout for facts, including retries.
     pub(super) timeout: Duration,
-    /// The timeout for facts while the server has sent no response, if it is shorter.
-    pub(super) silence: Option<Duration>,
-    /// What requests for facts do with the mark of silent sources.
-    pub(super) mark: SilenceMark,
     /// Whether requests for facts are retried after transient errors.
     retries: bool,
     /// Opened by the first request, because a TLS handshake costs more than a request.
@@ -64,8 +59,6 @@ impl Api {
             root: "/".into(),
             server: None,
             timeout,
-            silence: None,
-            mark: SilenceMark::Unused,
             retries: true,
             session: Arc::default(),
             runtime: None,
@@ -80,16 +73,6 @@ impl Api {
     /// Uses a shared connection.
     pub(super) fn through(self, ApiConnection { runtime, session }: ApiConnection) -> Self {
         Self { runtime: Some(runtime), session, ..self }
-    }
-
-    /// Ends a lookup of facts after this time if the server has sent no response until then.
-    pub(in crate::cluster) fn with_silence(self, silence: Duration) -> Self {
-        Self { silence: Some(silence), ..self }
-    }
-
-    /// Uses the mark of silent sources.
-    pub(in crate::cluster) fn with_mark(self, mark: SilenceMark) -> Self {
-        Self { mark, ..self }
     }
 
     /// Disables retries of requests for facts.

@@ -1,5 +1,6 @@
 //! A session with an API server: the client, and the event loop on which its requests run.
 
+use super::retry::ServerAddress;
 use crate::cluster::kubeconfig::Kubeconfig;
 use crate::cni::{Code, Error};
 use kube::Client;
@@ -10,6 +11,8 @@ pub(super) struct Session {
     event_loop: EventLoop,
     /// The server's address for messages.
     pub(super) server: String,
+    /// Where to connect to it.
+    pub(super) address: ServerAddress,
     client: Client,
 }
 
@@ -24,13 +27,13 @@ impl Session {
     /// Creates the client; the first request connects.
     pub(super) fn open(kubeconfig: Kubeconfig<'_>, runtime: Option<Handle>) -> Result<Self, Error> {
         let event_loop = runtime.map_or_else(EventLoop::own, |runtime| Ok(EventLoop::Shared(runtime)))?;
-        let server = kubeconfig.server();
+        let (server, address) = (kubeconfig.server(), kubeconfig.address());
         // A client spawns tasks.
         let client = {
             let _inside = event_loop.handle()?.enter();
             kubeconfig.client()?
         };
-        Ok(Self { event_loop, server, client })
+        Ok(Self { event_loop, server, address, client })
     }
 
     /// Returns the client. Call it on the event loop.
