@@ -4,6 +4,7 @@
 //! * `rule`: the rule model, shared by both rule formats
 //! * `from_policy`, with `istio` (the redirection): a policy as rules
 //! * `live`: reads the live rules
+//! * `foreign`: what other tools do with the pod's traffic, from live rules
 //! * `ambient`: the rules that istio-cni writes for pods in the ambient mesh
 //! * `plan`: the changes from live to desired rules, in iptables' tables
 //! * `step`: the steps of a transaction, as messages and in words
@@ -24,6 +25,7 @@ mod containers;
 mod drift;
 mod evaluation;
 mod expression;
+mod foreign;
 mod from_policy;
 mod iptables;
 mod istio;
@@ -48,10 +50,11 @@ pub use containers::{
 pub use drift::{Drift, DriftKind, RuleAt, foreign_rules};
 pub use evaluation::{Arrival, Evaluation, Hop, RulePlace};
 pub use expression::Counter;
+pub use foreign::{AttachedAt, ForeignRedirection, NativeIstio, RedirectingChain};
 pub use from_policy::{MAX_RULES, max_rules};
 pub use iptables::{legacy_tables, restore_text};
 pub use istio::DNS_PROXY_PORT;
-pub use live::{LiveChain, LiveRule, LiveRuleset, NativeIstio, failed};
+pub use live::{LiveChain, LiveRule, LiveRuleset, failed};
 pub use packet::{Destination, InSet, Packet, Sender};
 pub use plan::CreatedTables;
 pub use removal::remove;
