@@ -2,12 +2,12 @@
 //! `cni/pkg/nftables`). detour never writes them. To find where a packet arrives, they are evaluated as istio-cni writes
 //! them: in the kernel, they compare marks with a mask, and in the format `nftables` they are in Istio's own tables.
 
-use super::foreign::NativeIstio;
 use super::istio::{DNS_PROXY_PORT, PROXY_ZONE, ZTUNNEL_MARK};
 use super::live::LiveRuleset;
 use super::native::rule::{BaseHook, Condition, Key, NativeAction, NativeRule};
 use super::native::set::Spans;
 use super::native::{addresses, interface};
+use super::redirections::NativeIstio;
 use super::rule::{Family, Hook, Ruleset, Table};
 use super::view::{RuleView, RulesetView, TableId};
 use crate::cni::RuleFormat;

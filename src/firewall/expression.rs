@@ -5,25 +5,25 @@
 use crate::netlink::attributes::{self, Attributes, find, find_be32, find_be64, find_text};
 
 /// `NFTA_LIST_ELEM`.
-const LIST_ELEMENT: u16 = 1;
+pub(super) const LIST_ELEMENT: u16 = 1;
 /// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`.
-const NAME: u16 = 1;
-const DATA: u16 = 2;
+pub(super) const NAME: u16 = 1;
+pub(super) const DATA: u16 = 2;
 /// `NFTA_DATA_VALUE`, `NFTA_DATA_VERDICT`; within the latter `NFTA_VERDICT_CODE`, `_CHAIN`.
 const VALUE: u16 = 1;
-const VERDICT: u16 = 2;
+pub(super) const VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 const VERDICT_CHAIN: u16 = 2;
 /// The register that all expressions of a rule use.
 const REGISTER: u32 = 1;
-const VERDICT_REGISTER: u32 = 0;
+pub(super) const VERDICT_REGISTER: u32 = 0;
 /// `NFT_CMP_GTE`, `NFT_CMP_LTE`.
 const AT_LEAST: u32 = 5;
 const AT_MOST: u32 = 3;
 /// `NFT_BYTEORDER_HTON`, `NFT_LOOKUP_F_INV`, `NFT_NAT_DNAT`.
 const HOST_TO_NETWORK: u32 = 1;
 const LOOKUP_INVERTED: u32 = 1;
-const DESTINATION_NAT: u32 = 1;
+pub(super) const DESTINATION_NAT: u32 = 1;
 /// `NFT_SOCKET_CGROUPV2`.
 const SOCKET_CGROUP: u32 = 3;
 /// `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED` (linux/netfilter/nf_nat.h): the kernel sets these flags
@@ -405,7 +405,7 @@ impl<'a> NftVerdict<'a> {
         }
     }
 
-    fn read(data: &'a [u8]) -> Option<Self> {
+    pub(super) fn read(data: &'a [u8]) -> Option<Self> {
         let chain = || find_text(data, VERDICT_CHAIN);
         match find_be32(data, VERDICT_CODE)? {
             NF_DROP => Some(Self::Drop),
@@ -425,74 +425,6 @@ impl<'a> Extension<'a> {
 
     fn read(data: &'a [u8]) -> Option<Self> {
         Some(Self { name: find_text(data, 1)?, revision: find_be32(data, 2)?, info: find(data, 3)? })
-    }
-}
-
-/// What a rule does with a packet that meets its conditions.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Effect {
-    /// Something else.
-    #[default]
-    Other,
-    /// It sends the packet to a local port.
-    ToPort,
-    /// It changes the destination to another address.
-    ToAddress,
-    /// It sets the zone of connection tracking.
-    Zone,
-}
-
-/// A rule of any tool without its conditions.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Outline {
-    /// What it does.
-    pub(super) effect: Effect,
-    /// The chain in which the packet continues.
-    pub(super) chain: Option<String>,
-    /// Whether a map decides in which chain the packet continues.
-    pub(super) uses_map: bool,
-}
-
-impl Outline {
-    pub(super) fn of(effect: Effect) -> Self {
-        Self { effect, ..Self::default() }
-    }
-
-    pub(super) fn jump(chain: &str) -> Self {
-        Self { chain: Some(chain.to_owned()), ..Self::default() }
-    }
-
-    /// Reads the expressions of a rule as the kernel lists them. Unlike [`Expression`], it accepts every expression.
-    pub(super) fn read(list: &[u8]) -> Self {
-        let mut outline = Self::default();
-        for (_, element) in attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT) {
-            let data = find(element, DATA).unwrap_or_default();
-            match find_text(element, NAME).unwrap_or_default() {
-                "redir" | "tproxy" => outline.effect = Effect::ToPort,
-                "nat" if find_be32(data, 1) == Some(DESTINATION_NAT) => outline.effect = Effect::ToAddress,
-                "ct" if find(data, 4).is_some() && find_be32(data, 2) == Some(Ct::Zone as u32) => {
-                    outline.effect = Effect::Zone;
-                }
-                "target" => match find_text(data, 1).unwrap_or_default() {
-                    "REDIRECT" | "TPROXY" => outline.effect = Effect::ToPort,
-                    "DNAT" | "NETMAP" => outline.effect = Effect::ToAddress,
-                    // struct xt_ct_target_info_v1 { flags, zone, … }
-                    "CT" if find(data, 3).and_then(|info| info.get(2..4)).is_some_and(|zone| zone != [0, 0]) => {
-                        outline.effect = Effect::Zone;
-                    }
-                    _ => {}
-                },
-                "immediate" => {
-                    let verdict = find(data, 2).and_then(|value| NftVerdict::read(find(value, VERDICT)?));
-                    if let Some(NftVerdict::Jump(chain) | NftVerdict::Goto(chain)) = verdict {
-                        outline.chain = Some(chain.to_owned());
-                    }
-                }
-                "lookup" => outline.uses_map |= find_be32(data, 3) == Some(VERDICT_REGISTER),
-                _ => {}
-            }
-        }
-        outline
     }
 }
 

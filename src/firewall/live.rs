@@ -2,12 +2,13 @@
 //! native tables, and of Istio's.
 
 use super::containers::ContainerElement;
-use super::expression::{Counter, Outline};
+use super::expression::Counter;
 use super::foreign::{self, AttachedAt, ForeignTables};
 use super::iptables;
 use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_rule, detach, native_table_of};
 use super::native::rule::NativeAction;
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta, retry_changed};
+use super::outline::Outline;
 use super::rule::{Family, NFPROTO_INET, Rule, Table};
 use crate::cni;
 use crate::cni::Code;

@@ -1,10 +1,11 @@
 //! Removes detour's rules from a network namespace that contains too many rules to be read: reads only the beginning
 //! of each built-in chain, and otherwise flushes detour's chains by name.
 
-use super::expression::{Counter, Outline};
+use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::rule::NativeTable;
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta, retry_changed};
+use super::outline::Outline;
 use super::plan::CreatedTables;
 use super::rule::{Hook, NFPROTO_INET, Ruleset, is_redirection_chain};
 use crate::cni::RuleFormat;

@@ -2,10 +2,10 @@
 //! tool prints. The rules are live ones, with those of other tools in the tables of iptables, or desired ones.
 
 use super::expression::Counter;
-use super::foreign::RedirectingChain;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::conditions;
 use super::native::rule::{BaseHook, Condition, EXCLUSIONS_NAT_PRIORITY, NativeAction, NativeRule, NativeTable};
+use super::redirections::RedirectingChain;
 use super::rule::{Family, Hook, Rule, Ruleset, Table};
 use crate::cni::RuleFormat;
 use std::collections::BTreeMap;
