@@ -2,10 +2,11 @@
 //! namespace.
 
 use crate::cni::{Code, Error, LIST_ITEMS, at_most};
+use crate::firewall::ForeignRedirection;
 use crate::netns;
 use crate::plugin::inputs::SavedInputs;
-use crate::plugin::netns_state::{ForeignRedirection, FormatPreference};
-use crate::plugin::record::SandboxRecords;
+use crate::plugin::netns_state::{FormatPreference, beside};
+use crate::plugin::record::{AttachmentRecord, SandboxRecords};
 use crate::policy::{Interception, Policy};
 use crate::state::Attachment;
 use std::collections::HashSet;
@@ -114,21 +115,29 @@ impl Change {
         let (secondary, mut default) = (netns::secondary_interfaces()?, netns::default_route_interfaces()?);
         default.extend(redirect.default_interfaces.iter().cloned());
         at_most(LIST_ITEMS, "interfaces", "the pod's network namespace", secondary.len())?;
-        let is_named = |name: &String| !redirect.secondary_interfaces.contains(name);
-        let named: HashSet<String> =
-            redirect.exclude_interfaces.iter().filter(|name| is_named(name)).cloned().collect();
         let known: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
-        redirect.exclude_interfaces.extend(secondary.into_iter().filter(|name| !known.contains(name)));
-        redirect.exclude_interfaces.retain(|name| !default.contains(name) || named.contains(name));
+        for name in secondary.into_iter().filter(|name| !known.contains(name)) {
+            redirect.secondary_interfaces.push(name.clone());
+            redirect.exclude_interfaces.push(name);
+        }
+        let found: HashSet<&String> = redirect.secondary_interfaces.iter().collect();
+        redirect.exclude_interfaces.retain(|name| !default.contains(name) || !found.contains(name));
         Ok(())
     }
 
-    /// Returns the policy, adapted to the redirection of another tool, to which a running pod is adapted already: its
-    /// redirection neither begins nor ends.
-    pub(super) fn adapted(&self, kind: Kind, foreign: Option<ForeignRedirection>) -> Policy {
+    /// Returns the policy, adapted to the redirection of another tool. What the saved record `own` redirects stays
+    /// redirected, whatever another tool or a process in the pod adds later, and its exclusions follow.
+    pub(super) fn adapted(
+        &self,
+        kind: Kind,
+        own: Option<&AttachmentRecord>,
+        foreign: Option<ForeignRedirection>,
+    ) -> Policy {
         let policy = self.policy.clone();
-        match foreign.filter(|_| kind == Kind::Add) {
-            Some(foreign) => foreign.adapt(policy),
+        let is_recorded = own.is_some_and(|own| own.policy.redirect().is_some()) && policy.redirect().is_some();
+        let is_adapted = kind == Kind::Repeat && own.is_some_and(|own| !own.policy.is_empty());
+        match foreign.filter(|_| kind != Kind::Remove && !is_recorded && !is_adapted) {
+            Some(foreign) => beside(foreign, policy),
             None => policy,
         }
     }
