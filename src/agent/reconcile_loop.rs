@@ -183,11 +183,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         if watch.wait(delay, ignore_events).map_err(signal_error)? == WakeReason::Signal {
             let removes = job.on_exit.removes();
             let result = installer.map_or(Ok(()), |installer| job.end(&installer, removes));
-            if removes {
-                job.node.forget_leadership(leadership);
-            } else {
-                job.hand_over(leadership);
-            }
+            job.hand_over(leadership);
             if let Some(RunningServices { services: Some(services), .. }) = running.as_mut().filter(|_| removes) {
                 services.remove_taint();
             }
@@ -317,11 +313,12 @@ impl Job<'_> {
     /// Lets an agent on standby lead. If there is one, waits until it serves the plugin's requests, so that there is always
     /// one that does.
     fn hand_over(&self, leadership: Option<Leadership>) {
+        let Some(leadership) = leadership else { return };
         let socket = self.services.as_ref().and_then(|services| services.socket.as_ref());
         let socket = socket.and_then(|socket| self.node.reach(socket).ok());
-        let (Some(leadership), Some(socket)) = (leadership, socket) else { return };
-        let Ok(own) = socket::identity(&socket) else { return };
-        drop(leadership);
+        let own = socket.and_then(|socket| Some((socket::identity(&socket).ok()?, socket)));
+        self.node.forget_leadership(Some(leadership));
+        let Some((own, socket)) = own else { return };
         let until = |timeout, is: &dyn Fn() -> bool| {
             let interval = STANDBY_INTERVAL / 10;
             wait::until(timeout, [interval; 2], || Ok::<_, Infallible>(is().then_some(()))) == Ok(Some(()))

@@ -335,7 +335,8 @@ fn uninstall_warns_of_an_agent_and_removes_the_lock_of_a_killed_one() {
     let warning = "warning: an agent on this node installs the plugin again; delete its DaemonSet";
     let warned = scene.ends(0, "uninstall", &[]);
     assert!(lock.exists() && warned.contains(warning), "{warned}");
-    alive.end(Signal::SIGTERM);
+    alive.end(Signal::SIGKILL);
+    assert!(lock.exists(), "nothing could remove it");
     let warned = scene.ends(0, "uninstall", &[]);
     assert!(!lock.exists() && !warned.contains("warning"), "{warned}");
 }
