@@ -45,20 +45,6 @@ fn status_succeeds_when_the_agents_cache_is_synced() {
     });
 }
 
-/// Every user can open the socket's directory and lock it.
-#[test]
-fn a_lock_of_another_user_on_the_directory_does_not_block_the_agent() {
-    Scene::run(|scene| {
-        let directory = scene.root.join("run/detour");
-        std::fs::create_dir_all(&directory).expect("made");
-        let held = std::fs::File::open(&directory).expect("opened");
-        held.lock().expect("locked");
-        let _agent = scene.agent();
-        let lock = std::fs::metadata(directory.join("agent.lock")).expect("there");
-        assert_eq!(std::os::unix::fs::MetadataExt::mode(&lock) & 0o777, 0o600);
-    });
-}
-
 #[test]
 fn the_installed_configuration_names_the_agent_socket() {
     Scene::run(|scene| {
