@@ -325,7 +325,7 @@ mod tests {
     }
 
     fn labelled(name: &str, labels: usize) -> <Namespace as WatchedKind>::Sent {
-        let labels: std::collections::BTreeMap<String, String> =
+        let labels: BTreeMap<String, String> =
             (0..labels).map(|number| (format!("{}{number}", "l".repeat(300)), "v".repeat(63))).collect();
         from_value(json!({"metadata": {"name": name, "labels": labels}})).expect("a namespace")
     }
