@@ -140,6 +140,28 @@ fn a_late_del_or_gc_of_an_earlier_pod_with_the_same_path_and_inode_changes_nothi
     });
 }
 
+/// The DEL of an earlier pod never came, and the kernel gave the identity of its network namespace to a new one.
+#[test]
+fn a_stale_record_with_the_same_inode_does_not_keep_the_rules_of_a_running_pod() {
+    let elsewhere = |record: &mut Value| record["netns"] = json!("/run/netns/of-an-earlier-pod");
+    let before = |record: &mut Value| record["added_at"] = json!(1);
+    let stale: [(&str, &dyn Fn(&mut Value)); 2] = [("another path", &elsewhere), ("the same path", &before)];
+    on_a_node(|| {
+        for (what, change) in stale {
+            let live = Pod::new();
+            live.add(REDIRECT).done();
+            let earlier = forged_earlier(&live);
+            let file = Path::new(STATE).join("attachments").join(&earlier.container_id).join("istio-cni@net1.json");
+            let mut record: Value = serde_json::from_slice(&std::fs::read(&file).expect("saved")).expect("JSON");
+            change(&mut record);
+            std::fs::write(&file, record.to_string()).expect("writable");
+            live.del(REDIRECT).done();
+            assert!(!Kernel::of(&live).has_rules(), "{what}");
+            earlier.del(REDIRECT).done();
+        }
+    });
+}
+
 /// Returns a pod whose saved state is that of `live`, as if its network namespace had had the same path and inode.
 fn forged_earlier(live: &Pod) -> Pod {
     let earlier = Pod::new();
