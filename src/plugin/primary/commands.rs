@@ -158,7 +158,7 @@ fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment) -> Result<(), E
             let delegate_call = Call {
                 command: CniCommand::Del,
                 container_id: attachment.container_id.clone(),
-                netns: saved.netns(&store, &attachment.container_id).unwrap_or_default(),
+                netns: saved.netns(&attachment.container_id).unwrap_or_default(),
                 ..call.delegate_call()
             };
             // The GC of rules removes the rules: their state has their namespace.

@@ -47,7 +47,7 @@ pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> 
         let policy = records.policy()?;
         let desired = policy.redirect().is_some();
         let foreign = ForeignRedirection::find(&live, &records.known_rules(), desired);
-        let drift = if records.0.is_empty() {
+        let drift = if records.attachments.is_empty() {
             Vec::new()
         } else {
             differences(&records, &policy, &ruleset(&policy, records.ip6()), &live)?
@@ -56,8 +56,8 @@ pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> 
             // Native tables with these names belong to detour, even without saved state.
             redirected: foreign.is_some()
                 || (desired && drift.is_empty())
-                || (records.0.is_empty() && live.redirects_natively()),
-            attachments: records.0.into_iter().map(|(attachment, _)| attachment).collect(),
+                || (records.attachments.is_empty() && live.redirects_natively()),
+            attachments: records.attachments.into_iter().map(|(attachment, _)| attachment).collect(),
             drift,
         })
     })
@@ -71,7 +71,7 @@ pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> 
 pub fn restore(container_id: &str, netns: &Path) -> Result<(), Error> {
     let (store, netns) = (Store::new(ROOT), open_netns::at(netns)?);
     // Reconciling one attachment applies the rules of all.
-    match SandboxRecords::read(&store, container_id, &netns)?.0.first() {
+    match SandboxRecords::read(&store, container_id, &netns)?.attachments.first() {
         Some((attachment, _)) => reconcile(&store, attachment, &netns, Operation::Reapply),
         None => Ok(()),
     }
