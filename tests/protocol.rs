@@ -86,7 +86,7 @@ fn an_answer_that_cannot_be_written_to_stdout_is_reported_on_stderr() {
     for (command, what) in [("VERSION", "result"), ("ADD", "error")] {
         let mut detour = Command::new(env!("CARGO_BIN_EXE_detour"));
         detour.env_clear().envs(WHOLE).env("CNI_COMMAND", command).stdin(pipe("{}"));
-        detour.stdout(std::fs::File::create("/dev/full").expect("writable")).stderr(Stdio::piped());
+        detour.stdout(File::create("/dev/full").expect("writable")).stderr(Stdio::piped());
         let output = detour.output().expect("the binary starts");
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(text.contains(&format!("can't write the {what} of the call to stdout: No space left")), "{text}");
