@@ -390,6 +390,23 @@ impl NetnsRecord {
         }
     }
 
+    /// Reads the path and the identity of an attachment's network namespace: from its record, or without rules from the
+    /// record of the pod sandbox. Returns `None` if both are missing or damaged.
+    ///
+    /// # Errors
+    /// A record can't be read now.
+    pub(super) fn location(store: &Store, attachment: &Attachment) -> Result<Option<(PathBuf, NetnsId)>, Error> {
+        let location = |found: Option<Self>| found.and_then(|found| found.netns_path.zip(found.netns_id));
+        let shared = || match store.read_shared(&attachment.container_id, SandboxRecord::FILE) {
+            Err(error) if error.code == Code::State => Ok(None),
+            other => other,
+        };
+        match location(Self::read(store, attachment)?) {
+            Some(found) => Ok(Some(found)),
+            None => Ok(location(shared()?)),
+        }
+    }
+
     /// Reads which record says that `netns` is that of a pod sandbox: the one of the sandbox, or of 0.2.0 the newest of
     /// its attachments.
     fn of_sandbox(store: &Store, container_id: &str, netns: &NetNs) -> Result<Option<Self>, Error> {
@@ -666,6 +683,8 @@ mod tests {
         assert!(is_of_another());
         SandboxRecord::claim(&store, "own", &(netns.path().to_owned(), netns.id())).expect("writable");
         assert!(!is_of_another(), "it was added later");
+        let location = NetnsRecord::location(&store, &attachment("own")).expect("readable");
+        assert_eq!(location, Some((netns.path().to_owned(), netns.id())), "of an attachment without rules");
         assert_eq!(NetnsRecord::owner(&store, &netns).expect("readable").as_deref(), Some("own"));
     }
 

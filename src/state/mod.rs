@@ -139,7 +139,9 @@ impl Store {
             other => other,
         };
         match removed {
-            Err(error) if !is_missing(&error) => return Err(io_error("remove", &path, &error)),
+            Err(error) if !is_missing(&error) && error.kind() != ErrorKind::NotADirectory => {
+                return Err(io_error("remove", &path, &error));
+            }
             _ => {}
         }
         self.remove_directory_if_empty(&attachment.container_id);
@@ -266,7 +268,8 @@ impl Store {
     ) -> Result<Option<T>, Error> {
         let text = match read_nofollow(path, MAX_RECORD_BYTES) {
             Ok(text) => text,
-            Err(error) if is_missing(&error) => return Ok(None),
+            // Multus has a file with the name of the pod sandbox's directory.
+            Err(error) if is_missing(&error) || error.kind() == ErrorKind::NotADirectory => return Ok(None),
             Err(error) if is_permanent(&error) => return Err(unreadable(path, of, &error)),
             Err(error) => return Err(io_error("read", path, &error)),
         };

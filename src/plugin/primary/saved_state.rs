@@ -92,16 +92,22 @@ impl SavedState {
 }
 
 impl PrimaryCall<'_> {
-    /// Removes everything in `saved`, and the rules of the call's attachment. All steps are tried even if one fails.
+    /// Removes everything in `saved`, and the rules of the call's attachment and of `attachments`. All steps are tried
+    /// even if one fails.
     ///
     /// # Errors
     /// The steps that failed.
-    pub(super) fn remove(&self, saved: &SavedState) -> Result<(), Error> {
+    pub(super) fn remove(&self, saved: &SavedState, attachments: &[Attachment]) -> Result<(), Error> {
         let mut call = self.delegate_call();
         let netns = NetNs::open(&call.netns).ok().flatten();
-        if netns.is_some_and(|netns| saved.is_of_another_pod(&netns, &call.container_id)) {
+        if netns.as_ref().is_some_and(|netns| saved.is_of_another_pod(netns, &call.container_id)) {
             call.netns = PathBuf::new();
         }
-        saved.del(&call, || del::run(self.request, self.conf))
+        let store = Store::new(ROOT);
+        let remove = |attachment| del::remove(&store, attachment, netns.as_ref());
+        saved.del(&call, || {
+            let own = del::run(self.request, self.conf);
+            Error::all(attachments.iter().map(remove).chain([own]))
+        })
     }
 }
