@@ -174,7 +174,8 @@ fn a_pod_that_multus_started_is_removed_from_multus_own_record() {
     let (record, results) = (node.dir.join("state").join(&node.pod.name), node.dir.join("state/results"));
     fs::create_dir_all(&results).expect("writable");
     let delegate = |conf: &Value, interface: &str| {
-        let mut delegate = json!({"Conf": {}, "ConfList": {}, "Name": "", "Bytes": BASE64_STANDARD.encode(conf.to_string())});
+        let mut delegate =
+            json!({"Conf": {}, "ConfList": {}, "Name": "", "Bytes": BASE64_STANDARD.encode(conf.to_string())});
         if !interface.is_empty() {
             delegate["ifnameRequest"] = interface.into();
         }

@@ -64,11 +64,8 @@ impl MultusRecord {
         };
         let text = read_trusted(&path, MAX_BYTES).inspect_err(|error| warn(error)).ok()?;
         let delegates: Vec<Delegate> = serde_json::from_slice(&text).inspect_err(|error| warn(error)).ok()?;
-        let mut record = Self {
-            saved: SavedState::without_netns(Vec::new()),
-            attachments: Vec::new(),
-            files: vec![path.clone()],
-        };
+        let mut record =
+            Self { saved: SavedState::without_netns(Vec::new()), attachments: Vec::new(), files: vec![path.clone()] };
         for (position, delegate) in delegates.iter().enumerate() {
             record.add(call, directory, position, delegate).unwrap_or_else(|why| warn(&why));
         }
