@@ -1,6 +1,6 @@
 //! The watched kinds of objects. Only the parts that the agent uses are parsed, and only some of them are cached.
 
-use super::reduced::{reduce_namespace, reduce_pod};
+use super::reduced::{cut, minimize_pod, reduce_namespace, reduce_pod};
 use crate::cluster::wire::{ContainerStatus, DefinitionObject, Metadata, NamespaceObject, PodObject};
 use crate::cluster::{Definition, ObjectRef};
 use crate::pod::well_known::PROXY_CONTAINER;
@@ -25,6 +25,8 @@ pub struct ObservedPod {
     pub addresses: Vec<IpAddr>,
     /// The containers of `status.initContainerStatuses` that have ended at least once.
     pub ended_init_containers: Vec<EndedContainer>,
+    /// Whether labels, annotations or containers are missing because the agent's memory has no room for them.
+    pub incomplete: bool,
 }
 
 /// How an init container ended.
@@ -66,8 +68,10 @@ pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
     const MAX_WEIGHT: usize;
     /// Returns about how many bytes of memory the object takes.
     fn weight(&self) -> usize;
-    /// Returns what the agent itself needs of an object that is too heavy; `None` if it needs nothing.
+    /// Returns all that the agent's decisions need of an object that is too heavy; `None` if they need nothing.
     fn reduced(&self) -> Option<Self>;
+    /// Returns an incomplete object, with what has a small limit; `None` if the agent's decisions need nothing.
+    fn minimal(&self) -> Option<Self>;
 }
 
 impl WatchedKind for ObservedPod {
@@ -100,6 +104,7 @@ impl WatchedKind for ObservedPod {
             ending,
             addresses: status.addresses(),
             ended_init_containers: status.init_container_statuses.into_iter().filter_map(ended).collect(),
+            incomplete: false,
         }
     }
 
@@ -114,6 +119,15 @@ impl WatchedKind for ObservedPod {
         let mut reduced = self.clone();
         reduce_pod(&mut reduced.pod);
         Some(reduced)
+    }
+
+    fn minimal(&self) -> Option<Self> {
+        let mut minimal = Self { incomplete: true, ..self.clone() };
+        minimize_pod(&mut minimal.pod);
+        // A kubelet cuts messages, but other clients may write the status.
+        minimal.ended_init_containers.truncate(MAX_ENDED_CONTAINERS);
+        minimal.ended_init_containers.iter_mut().for_each(|it| cut(&mut it.message));
+        Some(minimal)
     }
 
     fn weight(&self) -> usize {
@@ -132,6 +146,8 @@ impl WatchedKind for ObservedPod {
     }
 }
 
+/// The number of ended init containers of an incomplete pod.
+const MAX_ENDED_CONTAINERS: usize = 16;
 /// About how many bytes of memory a text takes besides its characters, and an object besides its texts.
 const PER_TEXT: usize = 40;
 const PER_OBJECT: usize = 150;
@@ -181,6 +197,12 @@ impl WatchedKind for Namespace {
         Some(reduced)
     }
 
+    fn minimal(&self) -> Option<Self> {
+        let mut dataplane_mode = self.dataplane_mode.clone();
+        dataplane_mode.iter_mut().for_each(cut);
+        Some(Self { name: self.name.clone(), dataplane_mode, incomplete: true, ..Self::default() })
+    }
+
     fn weight(&self) -> usize {
         let label = self.dataplane_mode.as_ref().map_or(0, |value| PER_TEXT + value.len());
         PER_OBJECT + map_weight(&self.annotations) + map_weight(&self.labels) + label
@@ -210,6 +232,10 @@ impl WatchedKind for Definition {
     const MAX_WEIGHT: usize = 48 << 10;
 
     fn reduced(&self) -> Option<Self> {
+        None
+    }
+
+    fn minimal(&self) -> Option<Self> {
         None
     }
 
@@ -297,6 +323,7 @@ mod tests {
                 ended("again", false, Some(2), ""),
                 ended("mended", true, Some(3), "old"),
             ],
+            incomplete: false,
         };
         assert_eq!(read, expected);
     }

@@ -80,7 +80,7 @@ impl Operation {
             Self::Remove if saved.get(attachment).is_some() => {
                 vec![Change::new(attachment.clone(), Policy::default())]
             }
-            Self::Remove if saved.0.is_empty() => Vec::new(),
+            Self::Remove if saved.attachments.is_empty() => Vec::new(),
             Self::Remove => return Ok(None),
         };
         list.iter_mut().try_for_each(Change::exclude_secondary_networks)?;

@@ -64,16 +64,16 @@ impl RepeatedAdd<'_> {
             return Err(gone());
         }
         let records = SandboxRecords::read_all(&store, &store.attachments_of(container_id)?)?;
-        if records.0.is_empty() {
+        if records.attachments.is_empty() {
             return Err(gone());
         }
         let netns = netns_of(&root, &records)?;
         let records = records.of_netns(netns.id());
         let (policies, absent) = self.evaluate(&root, &records)?;
         let before = records.policy()?;
-        let is_interrupted = records.0.iter().any(|(_, record)| record.previous_policy.is_some());
+        let is_interrupted = records.attachments.iter().any(|(_, record)| record.previous_policy.is_some());
         // An attachment that never had rules needs none.
-        let changed: Policies = (records.0.iter().zip(policies))
+        let changed: Policies = (records.attachments.iter().zip(policies))
             .filter(|((_, record), policy)| record.netns_id.is_some() || !policy.is_empty())
             .map(|((attachment, _), policy)| (attachment.clone(), policy))
             .collect();
@@ -101,13 +101,13 @@ impl RepeatedAdd<'_> {
 
     /// Returns the policies of all records, and why requests count as absent.
     fn evaluate(&self, root: &HostRoot, records: &SandboxRecords) -> Result<(Vec<Policy>, Vec<Error>), Error> {
-        let recorded = || records.0.iter().map(|(_, record)| record.policy.clone()).collect::<Vec<_>>();
+        let recorded = || records.attachments.iter().map(|(_, record)| record.policy.clone()).collect::<Vec<_>>();
         let Some(facts) = self.facts else { return Ok((recorded(), Vec::new())) };
         let about = |error: Error| error.of_pod(&facts.pod.namespace, &facts.pod.name);
         let (group_file, node) = (root.find(&HostPath::root().join(GROUP_FILE)), node_configuration(root));
         let evaluate = |with_requests| {
             let (mut policies, mut absent) = (Vec::new(), Vec::new());
-            for (attachment, record) in &records.0 {
+            for (attachment, record) in &records.attachments {
                 let inputs = record.inputs.as_ref().and_then(AddInputs::read);
                 let Some(inputs) = inputs else {
                     policies.push(record.policy.clone());
@@ -161,7 +161,7 @@ fn netns_of(root: &HostRoot, records: &SandboxRecords) -> Result<NetNs, Error> {
         own.or_else(|| record.inputs.as_ref().and_then(AddInputs::read)?.netns)
     };
     let mut last = PathBuf::new();
-    for (path, id) in records.0.iter().filter_map(|(_, record)| place(record)) {
+    for (path, id) in records.attachments.iter().filter_map(|(_, record)| place(record)) {
         if let Some(netns) = open_netns::recorded(root, &path, id)? {
             return Ok(netns);
         }
