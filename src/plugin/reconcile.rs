@@ -404,7 +404,7 @@ impl Reconciler<'_> {
         let is_changed = |(attachment, record): &&_| saved.records.get(attachment) != Some(record);
         let is_needed = match kind {
             Kind::Add => true,
-            Kind::Follow | Kind::Reapply => records.sandbox != saved.records.sandbox,
+            Kind::Repeat => records.sandbox != saved.records.sandbox,
             Kind::Remove => saved.attachments.iter().any(|other| other != self.attachment),
         };
         let written = if is_needed { self.write_sandbox(records) } else { Ok(()) };

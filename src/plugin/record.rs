@@ -265,7 +265,7 @@ impl AttachmentRecord {
     }
 
     /// Returns the policies with their keys.
-    fn policies(&mut self) -> [(&'static str, Option<&mut Policy>); 3] {
+    fn policies(&mut self) -> [(&'static str, Option<&mut Policy>); 2] {
         let policies = [Some(&mut self.policy), self.previous_policy.as_mut()];
         let mut keys = ExclusionList::KEYS.into_iter();
         policies.map(|policy| (keys.next().unwrap_or_default(), policy))

@@ -149,8 +149,7 @@ impl Pass {
     /// Reports the requests of the pod that count as absent, and the parts of its facts that are unknown, once until they
     /// change.
     fn report_absent(&self, repeated: &Repeated, state: &mut PodState) {
-        let unknown = self.is_current && self.namespace.is_none() && self.tools.settings.live_policy;
-        let absent = texts::absent(&repeated.absent, unknown.then_some(&self.observed.pod.namespace));
+        let absent = texts::absent(&repeated.absent, self.unknown().as_deref());
         if !absent.is_empty() {
             state.finding = Finding::Rejected(absent.clone());
         }
@@ -162,6 +161,17 @@ impl Pass {
             self.tools.metrics.policy_change("rejected");
             tracing::warn!(pod = name(&self.observed), "{absent}");
             self.report(Event { warning: true, reason: "DetourPolicyRejected".into(), message: absent });
+        }
+    }
+
+    /// Returns the object of which the agent knows only a part.
+    fn unknown(&self) -> Option<String> {
+        let pod = &self.observed.pod;
+        if self.observed.incomplete {
+            Some(format!("pod {}/{}", pod.namespace, pod.name))
+        } else {
+            let is_unknown = self.namespace.as_ref().is_none_or(|namespace| namespace.incomplete);
+            is_unknown.then(|| format!("namespace {}", pod.namespace))
         }
     }
 

@@ -45,12 +45,12 @@ pub(super) fn changed(words: &str) -> Event {
     Event { warning: false, reason: "DetourPolicyChanged".into(), message: format!("the pod's rules changed: {words}") }
 }
 
-/// Returns why requests of a running pod are without effect; empty if all have one. `unknown` is the namespace of the pod
-/// if nothing is known about it.
-pub(super) fn absent(errors: &[Error], unknown: Option<&String>) -> String {
+/// Returns why requests of a running pod are without effect; empty if all have one. `unknown` is the object of
+/// which only a part is known.
+pub(super) fn absent(errors: &[Error], unknown: Option<&str>) -> String {
     let mut reasons: Vec<String> = errors.iter().map(ToString::to_string).collect();
     reasons.extend(unknown.map(|name| {
-        format!("namespace {name}: its labels and annotations are unknown, so no grant that needs them applies")
+        format!("{name}: some labels, annotations or containers are unknown, so no grant that needs them applies")
     }));
     if reasons.is_empty() {
         return String::new();
