@@ -42,9 +42,9 @@ done
 
 need_root
 use_cluster "${CLUSTER:-$(target_directory)/cluster-e2e}"
-RESULTS=$(mktemp) table=$(mktemp) status=0
+RESULTS=$(mktemp) table=$(mktemp) status=0 kept=''
 export RESULTS
-trap 'rm -f "$RESULTS" "$table"' EXIT
+trap '[[ -n $kept ]] || down; rm -f "$RESULTS" "$table"' EXIT
 for story in "${names[@]}"; do
     down
     say "$story: $(sed -n '2s/^# //p' "$directory/$story.sh")"
@@ -55,6 +55,7 @@ for story in "${names[@]}"; do
     echo "$story|$(grep -c ok "$RESULTS" || true)|$failed|$((SECONDS - began)) s" >>"$table"
     if [[ $failed -gt 0 ]]; then
         status=1
+        kept=$keep
         [[ -z $keep ]] || die "story $story failed; its cluster runs: CLUSTER=$cluster hack/cluster.sh enter bash"
     fi
     down

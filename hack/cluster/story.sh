@@ -64,9 +64,9 @@ install_detour() {
 run_chart_test() {
     expect "helm test: checks that failed" "" "$(helm test detour --namespace kube-system 2>&1 | grep -A 2 -E '^ *(FAIL|Error)' || true)"
 }
-# in_outside COMMAND…: runs a command in the network outside of the cluster.
+# in_outside COMMAND…: runs a command in the network outside of the cluster. It ends with the cluster.
 in_outside() {
-    nsenter --target "$(<"$cluster/outside.pid")" --net "$@"
+    nsenter --target "$(<"$cluster/outside.pid")" --net --pid "$@"
 }
 record_packets() {
     in_outside tcpdump --immediate-mode -U -n -i lan -w "$cluster/packets.pcap" 'port 53 or port 443' &>/dev/null &
