@@ -7,8 +7,7 @@ use super::containers::{ContainerSettings, RunningContainers};
 use super::daemon_set::DaemonSet;
 use super::facts::SyncStates;
 use super::health::Health;
-use super::install::plan::undo;
-use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, SourceTimer};
+use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, reconcile, undo};
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
 use super::runtime::AgentRuntime;
@@ -121,7 +120,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     let reports = PodReports::start(job.account.clone(), tasks);
     let mut last_event = None;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
-    let (mut leadership, mut presence, mut timer) = (Leadership::New, None, SourceTimer::default());
+    let (mut leadership, mut presence) = (Leadership::New, None);
     let mut running = None;
     loop {
         watch.discard_events();
@@ -140,7 +139,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             presence = job.node.be_present(&installer).ok().map(|presence| (installer, presence));
             job.node.forget_absent();
         }
-        let iteration = job.iterate(desired, leadership, &mut timer);
+        let iteration = job.iterate(desired, leadership);
         if matches!(iteration, Iteration::Occupied(_)) {
             // The agent of the DaemonSet that owns the installation serves the plugin.
             running = None;
@@ -151,11 +150,6 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             _ => Leadership::Leads,
         };
         let (readiness, mut delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
-        if let (Iteration::Settled(_) | Iteration::Lacks(_) | Iteration::Waits(_), Some(left)) =
-            (&iteration, timer.take_left())
-        {
-            delay = delay.min(left);
-        }
         if !watch.is_complete() && !ignore_events {
             delay = delay.min(POLL_INTERVAL);
         }
@@ -248,28 +242,18 @@ impl Job<'_> {
         Ok(RunningServices { services, containers })
     }
 
-    fn iterate(
-        &self,
-        desired: Result<DesiredState, String>,
-        leadership: Leadership,
-        timer: &mut SourceTimer,
-    ) -> Iteration {
+    fn iterate(&self, desired: Result<DesiredState, String>, leadership: Leadership) -> Iteration {
         let desired = match desired {
             Ok(desired) => desired,
             Err(reason) => return Iteration::Failed(reason),
         };
-        self.reconcile(&desired, leadership, timer).unwrap_or_else(|error| match error {
+        self.reconcile(&desired, leadership).unwrap_or_else(|error| match error {
             InstallError::Owned(_) => Iteration::Occupied(error.to_string()),
             error => Iteration::Failed(error.to_string()),
         })
     }
 
-    fn reconcile(
-        &self,
-        desired: &DesiredState,
-        leadership: Leadership,
-        timer: &mut SourceTimer,
-    ) -> Result<Iteration, InstallError> {
+    fn reconcile(&self, desired: &DesiredState, leadership: Leadership) -> Result<Iteration, InstallError> {
         let lock = self.node.lock()?;
         let found = self.node.look(Some(desired))?;
         let other = &found.record.installer;
@@ -277,18 +261,20 @@ impl Job<'_> {
             return Ok(Iteration::Yields(other.clone()));
         }
         let invalid_chain_files = found.invalid_chain_files.len();
-        let plan = timer.plan(desired, found)?;
+        let plan = reconcile(desired, &found)?;
         self.node.apply(&plan, self.program, &lock)?;
+        let follows = plan.follows(&found);
         let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
         if desired.multus_chain.is_some() {
             self.metrics.multus_chain(invalid_chain_files);
         }
         Ok(match (&plan.waits_for, &plan.lacks) {
-            (None, _) if plan.follows => Iteration::Followed(Box::new(plan)),
-            _ if !plan.actions.is_empty() && !plan.follows => Iteration::Repaired(Box::new(plan)),
+            _ if plan.refused.is_some() => Iteration::Failed(with_notes(plan.unmet().unwrap_or_default())),
+            (None, _) if follows => Iteration::Followed(Box::new(plan)),
+            _ if !plan.actions.is_empty() => Iteration::Repaired(Box::new(plan)),
             (Some(missing), _) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
             (None, _) if plan.invalid_chain.is_some() => {
-                Iteration::ChainSkipped(with_notes(format!("missing: {}", plan.unmet().unwrap_or_default())))
+                Iteration::ChainSkipped(with_notes(plan.unmet().unwrap_or_default()))
             }
             (None, Some(lacking)) => Iteration::Lacks(with_notes(format!("missing: {lacking}"))),
             (None, None) => Iteration::Settled(with_notes("the node has the desired state".to_owned())),

@@ -88,7 +88,7 @@ impl Iteration {
                 let readiness = match plan.unmet() {
                     Some(missing) => {
                         stability.incomplete();
-                        Readiness::Not(format!("missing: {missing}"))
+                        Readiness::Not(missing)
                     }
                     None if stability.is_contested() => Readiness::Not(contested(plan, stability)),
                     None if stability.is_ready() => Readiness::Ready,
@@ -135,14 +135,9 @@ impl Readiness {
 /// Returns why a node is not ready although the plan was just applied.
 fn contested(plan: &InstallPlan, stability: &Stability) -> String {
     let done = plan.actions.iter().map(ToString::to_string).chain(plan.notes.iter().cloned());
-    let next_step = if plan.removes_renamed_list() {
-        "Cilium renames the file: set cni.exclusive=false in its chart"
-    } else {
-        "stop that process (Cilium: set cni.exclusive=false)"
-    };
     format!(
         "another process keeps reverting the installation: {} repairs in a row did not last {} s, the last one: {}; \
-         {next_step}",
+         stop that process (Cilium: set cni.exclusive=false)",
         stability.repairs(),
         HOLD_TIME.as_secs(),
         done.collect::<Vec<_>>().join("; ")

@@ -216,6 +216,7 @@ impl InstallOptions {
         Ok(DesiredState {
             installer: env::var("HOSTNAME").unwrap_or_else(|_| "the command line".into()),
             owner: None,
+            platform: Some(platform.name.to_owned()),
             program: program.clone(),
             programs: self.program_names().into_iter().map(|name| bin_dir.join(name)).collect(),
             kubeconfig: written_token.map(|token| self.written_kubeconfig(token)).transpose()?,
