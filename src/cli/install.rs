@@ -5,6 +5,7 @@ mod options;
 
 pub(super) use attachments::GivenKeys;
 pub(super) use options::{InstallOptions, agent_namespace, own_kubeconfig};
+use options::parse_file_name;
 
 use super::output::CommandError;
 use anyhow::{Context, Result};
@@ -73,6 +74,9 @@ pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
 pub(super) struct InstallArguments {
     #[command(flatten)]
     options: InstallOptions,
+    /// Install the program also under this name: istio-cni or excludedns; may be repeated
+    #[arg(long = "name", value_name = "NAME", value_parser = parse_file_name)]
+    names: Vec<String>,
     /// Print the changes as a unified diff, without making them
     #[arg(long)]
     dry_run: bool,
@@ -90,7 +94,7 @@ pub(super) struct UninstallArguments {
 }
 
 /// The node.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(super) struct NodeArguments {
     /// Directory at which the node's file system, or the required part of it, is mounted
     #[arg(long, value_name = "DIR", default_value = "/")]
@@ -124,13 +128,14 @@ impl InstallArguments {
     }
 
     fn install(&self) -> Result<ExitCode> {
-        let node = self.options.node()?;
-        print_note("note", &self.options.describe_platform(&node));
+        let options = InstallOptions { names: self.names.clone(), ..self.options.clone() };
+        let node = options.node()?;
+        print_note("note", &options.describe_platform(&node));
         let program = program_digest()?;
         let warn = |warnings: Vec<String>| warnings.iter().for_each(|warning| print_note("warning", warning));
-        let token = || self.options.token();
-        let desired = |given| self.options.desired(&node, &program, &given, Some(&token), None, &warn);
-        let desired = match self.options.given_keys().and_then(desired) {
+        let token = || options.token();
+        let desired = |given| options.desired(&node, &program, &given, Some(&token), None, &warn);
+        let desired = match options.given_keys().and_then(desired) {
             Ok(desired) => desired,
             Err(why) => return Ok(super::print_error(format_args!("{why:#}"), ExitCode::from(2))),
         };
