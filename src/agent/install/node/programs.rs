@@ -7,6 +7,7 @@ use crate::agent::install::record::Role;
 use crate::agent::install::state::{DesiredState, FoundState};
 use crate::host_path::HostPath;
 use crate::netns::find::containers_by_type;
+use crate::state::{ROOT, Store};
 use crate::trusted_file;
 use std::collections::BTreeSet;
 
@@ -58,8 +59,8 @@ impl NodeFiles {
     }
 
     /// Finds the programs in the record that are not desired, and that the runtime needs to delete running pods: CRI-O
-    /// deletes a pod with the configuration list with which it started, as Multus does with each attachment. containerd
-    /// uses its current configuration list.
+    /// deletes a pod with the configuration list with which it started, as Multus does with each attachment and with its
+    /// auxiliary chain. containerd uses its current configuration list.
     pub(super) fn find_needed_programs(&self, desired: Option<&DesiredState>, found: &mut FoundState) {
         let is_desired = |path| desired.is_some_and(|desired| desired.programs.contains(path));
         let programs = found.record.with_role(Role::Program).map(|(path, _)| path);
@@ -68,7 +69,12 @@ impl NodeFiles {
             return;
         }
         let types = programs.iter().map(HostPath::name).map(|name| name.to_string()).collect();
-        let (containers, problems) = containers_by_type(&self.root, &types);
+        let records = HostPath::new(ROOT).and_then(|path| self.root.reach(&path).ok()).map(Store::new);
+        let is_own = |container: &str, network: &str| {
+            let attachments = records.as_ref().and_then(|records| records.attachments_of(container).ok());
+            attachments.is_some_and(|found| found.iter().any(|attachment| attachment.network == network))
+        };
+        let (containers, problems) = containers_by_type(&self.root, &types, &is_own);
         let pods = |path: HostPath| containers.get(&*path.name()).map(BTreeSet::len).map(|pods| (path, pods));
         found.needed_programs = programs.into_iter().filter_map(pods).collect();
         found.unread_results = problems.iter().map(ToString::to_string).collect();
