@@ -321,7 +321,6 @@ impl Job<'_> {
                 self.node.apply(&plan, self.program, &lock)?;
             }
             self.node.forget_absent();
-            self.node.forget_silence();
             self.node.forget_lock(lock);
             Ok(plan)
         };

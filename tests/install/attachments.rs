@@ -112,7 +112,12 @@ fn each_attachment_has_a_file_beside_the_entry_in_the_list() {
     );
     assert_eq!(b["chain"], json!([{"type": "uid-exclude", "uids": ["1"]}]));
     assert!(scene.read(LIST).contains("\"detour\""));
-    assert_eq!(scene.json(NODE)["networks"], json!({"a": {"exclude_namespaces": ["x"]}}));
+    let chain = &scene.json(NODE)["chain"];
+    let excluded = ["istio-system", "kube-system"];
+    let networks = json!({
+        "a": {"exclude_namespaces": ["x"], "chain": chain}, "b": {"exclude_namespaces": excluded, "chain": b["chain"]},
+    });
+    assert_eq!(scene.json(NODE)["networks"], networks);
     // With an empty list, only the cluster network's entry is left.
     attach(&scene, &json!([]));
     scene.ok("install", &chained);

@@ -672,7 +672,7 @@ fn the_node_configuration_has_the_node_wide_settings_of_the_plugins_configuratio
     let before = scene.files();
     let chain = json!([{"type": "istio-redirect", "pod_overrides": false}, {"type": "uid-exclude"}]);
     let kubernetes = json!({"agent_namespace": "istio-system"});
-    let config = json!({"chain": chain, "log_file": "/var/log/detour.log", "kubernetes": kubernetes});
+    let config = json!({"chain": &chain, "log_file": "/var/log/detour.log", "kubernetes": kubernetes});
     let config = scene.config("c", &config);
     let shown = scene.ok("install", &["--dry-run", &config]);
     assert!(shown.contains("+++ b/var/lib/cni/detour/node.json"), "{shown}");
@@ -685,6 +685,7 @@ fn the_node_configuration_has_the_node_wide_settings_of_the_plugins_configuratio
             "agent_namespace": "istio-system", "agent_pod_prefixes": ["detour-agent-", "istio-cni-node-"],
             "exclude_namespaces": ["istio-system", "kube-system"],
         },
+        "chain": chain,
         "pinned": ["istio-redirect"], "attachments_may_exclude_namespaces": false, "primary": false,
     });
     assert_eq!((scene.json(NODE), scene.mode(NODE)), (wanted, 0o600));

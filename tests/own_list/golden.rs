@@ -37,9 +37,7 @@ fn changed(cni: &ClusterCni, directory: &BTreeMap<String, (String, u32)>) -> BTr
 
 /// Returns the configurations without their formatting.
 fn values(directory: &BTreeMap<String, (String, u32)>) -> BTreeMap<&str, (Option<Value>, u32)> {
-    let value =
-        |(name, (text, mode)): (&'_ String, &(String, u32))| (name.as_str(), (serde_json::from_str(text).ok(), *mode));
-    directory.iter().map(value).collect()
+    directory.iter().map(|(name, (text, mode))| (name.as_str(), (serde_json::from_str(text).ok(), *mode))).collect()
 }
 
 /// Runs `test` for each cluster CNI.
