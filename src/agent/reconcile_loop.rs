@@ -277,6 +277,7 @@ impl Job<'_> {
                 Iteration::ChainSkipped(with_notes(plan.unmet().unwrap_or_default()))
             }
             (None, Some(lacking)) => Iteration::Lacks(with_notes(format!("missing: {lacking}"))),
+            (None, None) if plan.is_settling => Iteration::Settling,
             (None, None) => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
         })
     }
@@ -289,6 +290,7 @@ impl Job<'_> {
             Iteration::Settled(_)
             | Iteration::Lacks(_)
             | Iteration::Followed(_)
+            | Iteration::Settling
             | Iteration::Waits(_)
             | Iteration::ChainSkipped(_)
             | Iteration::Yields(_) => {}
@@ -319,7 +321,6 @@ impl Job<'_> {
                 self.node.apply(&plan, self.program, &lock)?;
             }
             self.node.forget_absent();
-            self.node.forget_silence();
             self.node.forget_lock(lock);
             Ok(plan)
         };

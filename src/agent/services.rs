@@ -86,7 +86,6 @@ impl Services {
             containers,
             policies: policies_report,
             states: states.clone(),
-            silent_until: Arc::default(),
         };
         let (services, shared_facts, shared) = (self.clone(), facts.clone(), (states.clone(), metrics.clone()));
         let (running, has_ended) = channel();

@@ -254,7 +254,8 @@ async fn handle(mut stream: UnixStream, answers: &Answers, busy: &Busy) -> io::R
     }
     send(&mut stream, &Hello::own()).await?;
     let wait = Duration::from_millis(request.wait_ms).min(MAX_ANSWER_TIME);
-    let answer: AgentAnswer = timeout_at(received + wait, answers.answer(request.ask, received + wait)).await?;
+    let answer: AgentAnswer =
+        timeout_at(received + wait, answers.answer(request.ask, request.from_memory, received + wait)).await?;
     send(&mut stream, &answer).await.map(|()| Received::Request)
 }
 

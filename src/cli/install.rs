@@ -169,7 +169,6 @@ impl UninstallArguments {
         let Some(lock) = lock else { return Ok(print_diff(&plan)) };
         node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
         node.forget_absent();
-        node.forget_silence();
         node.forget_lock(lock);
         let code = print_changes(&plan);
         if node.has_agent() {

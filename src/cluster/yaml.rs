@@ -2,10 +2,7 @@
 //! of the program.
 
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
-
-/// The maximum number of attempts to find the invalid part of a value.
-const MAX_ATTEMPTS: usize = 256;
+use serde_json::Value;
 
 /// Parses YAML with any number of documents, or one JSON document. Empty documents are skipped. Errors contain no
 /// snippet, because a kubeconfig has secrets.
@@ -27,10 +24,10 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
 /// The value does not have this type; the error names the invalid part, such as `spec.containers[0].name`, but shows no
 /// value, because a kubeconfig has secrets.
 pub(crate) fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, String> {
-    T::deserialize(value).map_err(|error| {
-        let path = invalid_part(value.clone(), &|value| T::deserialize(value).is_ok());
-        let cause = without_value(&error.to_string());
-        if path.is_empty() { cause } else { format!("{path}: {cause}") }
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let (path, cause) = (error.path().to_string(), without_value(&error.inner().to_string()));
+        // The path of the value itself.
+        if path == "." { cause } else { format!("{path}: {cause}") }
     })
 }
 
@@ -43,44 +40,6 @@ fn without_value(error: &str) -> String {
             format!("{kind}, expected {expected}")
         }
         None => error.to_owned(),
-    }
-}
-
-/// Returns the path of the smallest part that makes `value` invalid.
-fn invalid_part(mut value: Value, is_valid: &dyn Fn(&Value) -> bool) -> String {
-    let (mut path, mut pointer, mut attempts) = (String::new(), String::new(), 0);
-    loop {
-        // The name of the part in the path, and its key or index in `value`.
-        let part = match value.pointer(&pointer) {
-            Some(Value::Object(keys)) => {
-                let keys: Vec<String> = keys.keys().take(MAX_ATTEMPTS).cloned().collect();
-                keys.into_iter().find_map(|key| {
-                    let removed = value.pointer_mut(&pointer)?.as_object_mut()?.remove(&key)?;
-                    attempts += 1;
-                    let is_cause = attempts <= MAX_ATTEMPTS && is_valid(&value);
-                    value.pointer_mut(&pointer)?.as_object_mut()?.insert(key.clone(), removed);
-                    let dot = if path.is_empty() { "" } else { "." };
-                    let inner = format!("{pointer}/{}", key.replace('~', "~0").replace('/', "~1"));
-                    is_cause.then(|| (format!("{dot}{key}"), inner))
-                })
-            }
-            Some(Value::Array(_)) => {
-                let elements = value.pointer_mut(&pointer).map(Value::take);
-                *value.pointer_mut(&pointer).unwrap_or(&mut Value::Null) = json!([]);
-                // Otherwise the list itself is invalid.
-                let elements = elements.as_ref().filter(|_| is_valid(&value)).and_then(Value::as_array);
-                elements.into_iter().flatten().take(MAX_ATTEMPTS).enumerate().find_map(|(index, element)| {
-                    *value.pointer_mut(&pointer)? = json!([element]);
-                    attempts += 1;
-                    let is_cause = attempts <= MAX_ATTEMPTS && !is_valid(&value);
-                    is_cause.then(|| (format!("[{index}]"), format!("{pointer}/0")))
-                })
-            }
-            _ => None,
-        };
-        let Some((name, inner)) = part else { return path };
-        path.push_str(&name);
-        pointer = inner;
     }
 }
 
@@ -115,13 +74,6 @@ mod tests {
             let found = typed::<Object>(&document).expect_err(text);
             assert!(found.starts_with(error), "{text}: {found}");
         }
-    }
-
-    #[test]
-    fn the_search_for_the_invalid_part_is_limited() {
-        let parts: Vec<Value> = (0..2 * MAX_ATTEMPTS).map(|_| json!({"name": "a"})).chain([json!(1)]).collect();
-        let found = typed::<Object>(&json!({"name": "a", "parts": parts})).expect_err("a number");
-        assert!(found.starts_with("parts: invalid type: integer, expected"), "{found}");
     }
 
     #[test]

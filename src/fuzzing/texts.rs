@@ -209,7 +209,7 @@ pub(super) fn node_conf(input: &[u8]) {
     check_printed(&crate::printable::line(&node.summary()));
     let Ok(Value::Object(attachment)) = serde_json::from_slice(attachment) else { return };
     let mut once = attachment;
-    check_warnings(&node.govern(&mut once, Some("n"), PROGRAM), input.len());
+    check_warnings(node.govern(&mut once, Some("n"), PROGRAM).as_slice(), input.len());
     let mut twice = once.clone();
     let ignored = node.govern(&mut twice, Some("n"), PROGRAM);
     assert_eq!(twice, once, "the node's keys are applied twice: {ignored:?}");

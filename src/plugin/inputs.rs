@@ -203,12 +203,9 @@ pub(super) struct NodeInputs<'a> {
 impl NodeInputs<'_> {
     /// Returns the bounds that apply now; `known` are those of the recorded or the installed configuration.
     fn bounds<'b>(&'b self, known: &'b Bounds) -> &'b Bounds {
-        const DEFAULT: &Bounds = &Bounds::DEFAULT;
-        let of_node = self.configuration.and_then(|node| node.bounds(Some(self.network)));
+        let of_node = self.configuration.map(|node| node.bounds(self.network));
         let of_installed = self.installed.map(|conf| &conf.bounds);
-        // An earlier node configuration set them.
-        let is_outdated = self.configuration.is_some() && known.of_node;
-        of_node.or(of_installed).unwrap_or(if is_outdated { DEFAULT } else { known })
+        of_node.or(of_installed).unwrap_or(known)
     }
 }
 

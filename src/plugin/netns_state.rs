@@ -42,8 +42,11 @@ impl NetnsState {
             }
         }
         // The kernel reuses the inode number of a namespace, and a pod without DEL leaves its records.
-        let current = found.iter().position(|records| records.0.iter().any(|(_, record)| leads_to(record, netns)));
-        found.into_iter().nth(current.unwrap_or_default()).map(Self::new).transpose()
+        let age = |records: &SandboxRecords| {
+            let of_record = |record: &AttachmentRecord| (leads_to(record, netns), record.added_since_boot);
+            records.0.iter().map(|(_, record)| of_record(record)).max()
+        };
+        found.into_iter().max_by_key(age).map(Self::new).transpose()
     }
 
     /// Reads the attachments of one pod sandbox in `netns`; `None` if there are none. Costs less than [`Self::find`].

@@ -180,9 +180,8 @@ pub(super) fn since_boot() -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The part of an [`AttachmentRecord`] that identifies the network namespace of the rules. A record of the primary plugin
-/// has the same keys.
-#[derive(Debug, Clone, Deserialize)]
+/// The part of a record that identifies its network namespace. A record of the primary plugin has the same keys.
+#[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct NetnsRecord {
     /// The network namespace of the rules.
     #[serde(alias = "sandbox")]
@@ -190,6 +189,9 @@ pub(super) struct NetnsRecord {
     /// The path of the network namespace.
     #[serde(rename = "netns")]
     pub(super) netns_path: Option<PathBuf>,
+    /// When the attachment was added, in nanoseconds since the node's boot; zero if unknown.
+    #[serde(default, rename = "added_at")]
+    added_since_boot: u64,
 }
 
 impl NetnsRecord {
@@ -204,35 +206,62 @@ impl NetnsRecord {
         }
     }
 
-    /// Returns whether a network namespace is that of a pod sandbox other than `container_id`, whose record has the
-    /// network namespace `own`. If another sandbox has a record of the namespace, it is that sandbox's, even if `own` is the
-    /// same: the kernel reuses the identity of a namespace that is gone, and a runtime may reuse its path.
+    /// Reads which of a pod sandbox's records is the newest one of `netns`.
+    fn newest_of(store: &Store, container_id: &str, netns: &NetNs) -> Result<Option<Self>, Error> {
+        // Other programs may have files in the directory.
+        let attachments = store.attachments_of(container_id).unwrap_or_else(|error| {
+            tracing::debug!("{error}");
+            Vec::new()
+        });
+        let mut newest: Option<Self> = None;
+        for attachment in attachments {
+            let found = Self::read(store, &attachment)?.filter(|found| found.netns_id == Some(netns.id()));
+            newest = newest.into_iter().chain(found).max_by_key(|record| record.added_since_boot);
+        }
+        Ok(newest)
+    }
+
+    /// Returns whether a call for the pod sandbox `container_id` comes so late that `netns` is the network namespace of
+    /// another one by now. `own_id` is the network namespace in its own record.
+    ///
+    /// The kernel reuses the identity of a namespace that is gone, and a runtime may reuse its path. So two sandboxes can
+    /// have records of one namespace. It belongs to the one that was added last, unless the path in that record does not
+    /// lead to it: then that record is stale, because its DEL never came.
     ///
     /// # Errors
     /// The saved state can't be read now.
     pub(super) fn is_of_another(
         store: &Store,
         container_id: &str,
-        own: Option<NetnsId>,
+        own_id: Option<NetnsId>,
         netns: &NetNs,
     ) -> Result<bool, Error> {
-        let id = netns.id();
-        if own.is_some_and(|own| own != id) {
+        if own_id.is_some_and(|own| own != netns.id()) {
             return Ok(true);
         }
+        let mut own_added = None;
         for other in store.sandboxes()?.iter().filter(|other| *other != container_id) {
-            // Other programs may have files in the directory.
-            let attachments = store.attachments_of(other).unwrap_or_else(|error| {
-                tracing::debug!("{error}");
-                Vec::new()
-            });
-            for attachment in attachments {
-                if Self::read(store, &attachment)?.is_some_and(|record| record.netns_id == Some(id)) {
-                    return Ok(true);
+            let Some(other) = Self::newest_of(store, other, netns)?.filter(|other| other.leads_to(netns)) else {
+                continue;
+            };
+            let own_added = match own_added {
+                Some(added) => added,
+                None => {
+                    let own = Self::newest_of(store, container_id, netns)?.unwrap_or_default();
+                    *own_added.insert(own.added_since_boot)
                 }
+            };
+            if other.added_since_boot >= own_added {
+                return Ok(true);
             }
         }
         Ok(false)
+    }
+
+    /// Returns whether the path in the record leads to `netns`. In the agent's container, such paths may lead nowhere.
+    fn leads_to(&self, netns: &NetNs) -> bool {
+        let found = self.netns_path.as_deref().and_then(|path| NetNs::open(path).ok().flatten());
+        found.is_some_and(|found| found.id() == netns.id())
     }
 }
 

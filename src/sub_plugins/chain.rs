@@ -6,9 +6,10 @@ use super::context::{ListAuthor, Resolvers};
 use super::exclude::Exclude;
 use super::settings::Settings;
 use super::sub_plugin::SubPlugin;
-use crate::cni::{ALLOW, Block, BlockReader, Bounds, Code, Error};
+use crate::cni::{ALLOW, Block, BlockReader, Bounds, Code, Error, REQUEST};
 use crate::pod::Facts;
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 
 /// The facts that a sub-plugin chain needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +107,8 @@ pub(super) struct ParsedBlock<T> {
     pub parsed: T,
     /// Whether the pod's annotations and arguments apply.
     pub pod_overrides: bool,
+    /// Whether the bounds limit it: it comes from the author of a definition, not from the node.
+    pub is_request: bool,
 }
 
 impl ParsedChain {
@@ -162,13 +165,20 @@ impl<T> ParsedBlock<T> {
         block: &Block,
         parse: impl Fn(&BlockReader<'_>) -> Result<Option<T>, Error>,
     ) -> Result<Option<Self>, Error> {
+        let path = block.path.clone();
         let parse = |r: BlockReader<'_>| {
             r.string("type")?;
             let pod_overrides = r.boolean("pod_overrides")?.unwrap_or(true);
             let parsed = parse(&r)?;
             r.finish()?;
-            Ok(parsed.map(|parsed| Self { path: block.path.clone(), parsed, pod_overrides }))
+            Ok(parsed.map(|parsed| Self { path, parsed, pod_overrides, is_request: false }))
         };
-        parse(block.reader()).map_err(Error::naming_network)
+        let mut block = Cow::Borrowed(block);
+        let is_request = block.keys.contains_key(REQUEST);
+        if is_request {
+            block.to_mut().keys.shift_remove(REQUEST);
+        }
+        let parsed = parse(block.reader()).map_err(Error::naming_network)?;
+        Ok(parsed.map(|parsed| Self { is_request, ..parsed }))
     }
 }

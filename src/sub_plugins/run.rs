@@ -4,9 +4,9 @@
 //! pod's policy within the bounds; the parts of the others follow the configuration ([`SeparatePolicy`]).
 
 use super::ambient::{self, is_meshed};
-use super::bounds::DnsPorts;
-use super::chain::{ChainInput, ParsedChain};
-use super::context::{self, FACT_SOURCES, PodContext, RequestedExclusions, Resolvers};
+use super::bounds::{DnsPorts, PodBounds};
+use super::chain::{ChainInput, ParsedBlock, ParsedChain};
+use super::context::{self, FACT_SOURCES, ListAuthor, PodContext, RequestedExclusions, Resolvers};
 use super::decision::{self, Decision, SkipReason};
 use super::exclude::Exclude;
 use super::istio_redirect::{self, OverridingLayers};
@@ -17,6 +17,7 @@ use crate::pod::well_known::PROXY_CONTAINER;
 use crate::pod::{Container, Facts, Pod};
 use crate::policy::{ContainerExclusion, Exclusion, Interception, Policy};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -214,20 +215,21 @@ fn requested(
     let mut add = |source, requested| add_requested(&mut origins, count, context, &source, requested);
     for block in chain.excludes(sub_plugin) {
         let of_block = PodContext { reads_annotations: block.pod_overrides, ..*context };
-        let requested = block.parsed.exclusions(&of_block, notes).map_err(Error::naming_network)?;
+        let (requested, of_node) = (permitted(block, &mut bounds)?, of_node(block)?);
+        let requested = requested.exclusions(&of_block, notes).map_err(Error::naming_network)?;
         add(SettingSource::Configuration(block.path.clone()), requested)?;
         if !block.pod_overrides {
             continue;
         }
         if let Some(mut argument) = input.excluded(sub_plugin)? {
             let source = SettingSource::Argument(sub_plugin);
-            bounds.apply(&mut argument, &source, &block.parsed)?;
+            bounds.apply(&mut argument, &source, &of_node)?;
             add(source, argument.exclusions(context, notes)?)?;
         }
         for (source, mut annotation) in
-            input.facts.map(|facts| block.parsed.annotated(facts)).transpose()?.unwrap_or_default()
+            input.facts.map(|facts| of_node.annotated(facts)).transpose()?.unwrap_or_default()
         {
-            bounds.apply(&mut annotation, &source, &block.parsed)?;
+            bounds.apply(&mut annotation, &source, &of_node)?;
             let requested = annotation.exclusions(context, notes);
             add(source.clone(), requested.map_err(|error| source.named_in(error))?)?;
         }
@@ -235,6 +237,26 @@ fn requested(
     notes.extend(bounds.decided.iter().filter(|it| !it.permitted).map(|it| Note::warning(it.reason())));
     origins.requests = bounds.decided;
     Ok(origins)
+}
+
+/// Returns what a block requests; of a definition's author, what is within the bounds.
+fn permitted<'a>(block: &'a ParsedBlock<Exclude>, bounds: &mut PodBounds<'_>) -> Result<Cow<'a, Exclude>, Error> {
+    let mut permitted = Cow::Borrowed(&block.parsed);
+    if block.is_request {
+        let source = SettingSource::Configuration(block.path.clone());
+        bounds.apply(permitted.to_mut(), &source, &*of_node(block)?)?;
+    }
+    Ok(permitted)
+}
+
+/// Returns the block to which the requests of a pod add: the node's. A definition's block adds to one with the defaults.
+fn of_node(block: &ParsedBlock<Exclude>) -> Result<Cow<'_, Exclude>, Error> {
+    if !block.is_request {
+        return Ok(Cow::Borrowed(&block.parsed));
+    }
+    let default = Block { path: block.path.clone(), keys: Map::new() };
+    let parsed = Exclude::parse(block.parsed.sub_plugin(), &default.reader(), ListAuthor::Administrator)?;
+    Ok(parsed.map_or(Cow::Borrowed(&block.parsed), Cow::Owned))
 }
 
 fn add_requested(
@@ -321,16 +343,16 @@ fn keep(sub_plugin: SubPlugin, chain: &ParsedChain, input: &ChainInput<'_>, appl
     let redirect = policy.redirect().cloned();
     let (facts, resolvers) = (input.facts, input.resolvers);
     let context = PodContext { facts, resolvers, redirect: redirect.as_ref(), reads_annotations: true };
+    let mut bounds = chain.bounds.of_pod(sub_plugin, &context);
     let own = blocks().map(|block| {
         let of_block = PodContext { reads_annotations: block.pod_overrides, ..context };
-        block.parsed.exclusions(&of_block, &mut Vec::new())
+        permitted(block, &mut bounds)?.exclusions(&of_block, &mut Vec::new())
     });
     let own: Result<Vec<RequestedExclusions>, Error> = own.collect();
-    let mut bounds = chain.bounds.of_pod(sub_plugin, &context);
     // If a block fails, what it has requested is unknown.
     let is_unknown = own.is_err();
     let dns = |exclusion: &Exclusion| {
-        let is_blocks = || blocks().any(|block| block.parsed.may_request(exclusion));
+        let is_blocks = || blocks().any(|block| !block.is_request && block.parsed.may_request(exclusion));
         let ports = || if is_blocks() { DnsPorts::OfBlock } else { DnsPorts::OfArgument };
         (sub_plugin == SubPlugin::DnsExclude).then(ports)
     };

@@ -76,7 +76,7 @@ fn tighter_bounds_end_bypasses_also_of_other_attachments_and_beside_an_invalid_v
         for pod in [&pod, &attached] {
             let message = wait_for_event(api, pod, "DetourPolicyRejected", "\"8000\" is outside the bounds");
             assert!(
-                message.contains("chain[0].allow.uids (the node configuration /var/lib/cni/detour/node.json)"),
+                message.contains("chain[1].allow.uids (the node configuration /var/lib/cni/detour/node.json)"),
                 "{message}"
             );
         }

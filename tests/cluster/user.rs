@@ -89,7 +89,7 @@ fn an_error_names_the_file_and_the_place_in_it_but_no_secret() {
             "clusters:\n- {name: k}\nusers:\n- name: u\n- {name: v, user: {token: {secret: 1}}}\n",
             "users[1].user.token: ",
         ),
-        ("contexts:\n- {name: [1]}\n", "contexts[0]: invalid type: sequence, expected a string"),
+        ("contexts:\n- {name: [1]}\n", "contexts[0].name: invalid type: sequence, expected a string"),
         ("current-context: [1]\n", "invalid type: sequence, expected a string"),
         ("hello\n", "invalid type: string, expected an object"),
         ("", "current context"),

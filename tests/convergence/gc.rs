@@ -140,6 +140,29 @@ fn a_late_del_or_gc_of_an_earlier_pod_with_the_same_path_and_inode_changes_nothi
     });
 }
 
+/// The DEL of an earlier pod never came, and the kernel gave the identity of its network namespace to a new one.
+#[test]
+fn a_stale_record_with_the_same_inode_does_not_keep_the_rules_of_a_running_pod() {
+    let stale = [("another path", Some("/run/netns/of-an-earlier-pod")), ("the same path, but older", None)];
+    on_a_node(|| {
+        for (what, path) in stale {
+            let live = Pod::new();
+            live.add(REDIRECT).done();
+            let earlier = forged_earlier(&live);
+            let file = Path::new(STATE).join("attachments").join(&earlier.container_id).join("istio-cni@net1.json");
+            let mut record: Value = serde_json::from_slice(&std::fs::read(&file).expect("saved")).expect("JSON");
+            match path {
+                Some(path) => record["netns"] = json!(path),
+                None => record["added_at"] = json!(1),
+            }
+            std::fs::write(&file, record.to_string()).expect("writable");
+            live.del(REDIRECT).done();
+            assert!(!Kernel::of(&live).has_rules(), "{what}");
+            earlier.del(REDIRECT).done();
+        }
+    });
+}
+
 /// Returns a pod whose saved state is that of `live`, as if its network namespace had had the same path and inode.
 fn forged_earlier(live: &Pod) -> Pod {
     let earlier = Pod::new();

@@ -1,11 +1,11 @@
 //! Golden files: configurations of real clusters before and after an installation, and unusable ones.
 
 use crate::support::golden::cases;
+use detour_cni::agent::install::conflist;
 use detour_cni::agent::install::{
     ConfFile, ConfigurationTarget, DesiredState, Digest, FileAction, FoundFile, FoundState, HostPath, InstallPlan,
     InstallRecord, undo,
 };
-use detour_cni::agent::install::conflist;
 use detour_cni::state::format;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

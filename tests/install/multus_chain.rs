@@ -31,7 +31,10 @@ fn the_chain_gets_a_file_beside_the_attachments() {
     assert_eq!(scene.mode(FILE), 0o600);
     let node = scene.json("var/lib/cni/detour/node.json");
     assert_eq!(node["auto_dialect"], "nftables");
-    assert_eq!(node["networks"], json!({"vendor-cni-chain": {"exclude_namespaces": ["quiet"]}}));
+    assert_eq!(
+        node["networks"],
+        json!({"vendor-cni-chain": {"exclude_namespaces": ["quiet"], "chain": node["chain"]}})
+    );
     assert!(scene.ok("install", &arguments).contains("nothing to do"));
 
     // Without the flag, only this file is removed.

@@ -78,7 +78,12 @@ fn an_edited_renamed_or_deleted_own_list_is_restored() {
     back(&|| fs::remove_file(&own).expect("removed"));
     back(&|| scene.write(OWN, CALICO));
     // As Cilium does with `cni.exclusive=true`.
-    back(&|| fs::rename(&own, own.with_file_name("00-detour.conflist.cilium_bak")).expect("renamed"));
+    let renamed = own.with_file_name("00-detour.conflist.cilium_bak");
+    fs::rename(&own, &renamed).expect("renamed");
+    agent.wait_for_log("write /etc/cni/net.d/00-detour.conflist");
+    agent.wait_for_log(SETTLED);
+    fs::remove_file(renamed).expect("removed");
+    assert_eq!(scene.files(), installed);
 }
 
 #[test]

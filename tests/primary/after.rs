@@ -147,6 +147,23 @@ fn a_late_del_or_gc_of_an_earlier_pod_leaves_the_network_namespace_of_the_new_on
     assert_eq!(last.environment["CNI_NETNS"], node.pod.netns().display().to_string());
 }
 
+/// The DEL of an earlier pod never came, and the kernel gave the identity of its network namespace to a new one.
+#[test]
+fn a_stale_record_with_the_same_inode_does_not_hide_the_network_namespace_from_a_del() {
+    let (node, conf) = added(&json!({}));
+    let stale = node.dir.join("state/earlier");
+    fs::create_dir(&stale).expect("writable");
+    let mut record: Value = serde_json::from_slice(&fs::read(node.state_file()).expect("saved")).expect("JSON");
+    record["netns"] = json!("/run/netns/of-an-earlier-pod");
+    fs::write(stale.join("primary@eth0.json"), record.to_string()).expect("written");
+    node.done("DEL", &conf);
+    let seen = node.recorders.seen();
+    let dels: Vec<_> = seen.iter().filter(|seen| seen.command == "DEL").collect();
+    assert_eq!(dels.len(), 2);
+    let netns = node.pod.netns().display().to_string();
+    assert!(dels.iter().all(|del| del.environment["CNI_NETNS"] == netns));
+}
+
 #[test]
 fn status_calls_the_default_network() {
     for (behaviour, wanted) in

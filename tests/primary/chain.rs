@@ -189,7 +189,7 @@ fn excluded_containers_of_node_attachments_and_pod_are_united_in_any_order() {
             false,
             vec!["app all container-exit", "app dns container-exit", "init all proxy-ready", "log all container-exit"],
         ),
-        ("m1", true, vec!["app dns container-exit", "log all container-exit"]),
+        ("m1", true, vec!["log all container-exit"]),
         ("", false, vec!["init all proxy-ready", "log all container-exit"]),
     ] {
         let node = node();

@@ -42,11 +42,10 @@ fn blocks_of_this_plugin_in_a_list_get_the_nodes_keys() {
     let chain = json!([{"type": "uid-exclude", "pod_overrides": false}]);
     let conf = conf(&node, &json!({"chain": chain}));
     let log = node.call("ADD", &conf).stderr;
-    for key in
-        ["kubernetes.cni_bin_dir", "kubernetes.kubeconfig", "log_file", "cni_agent_run_dir", "exclude_namespaces"]
-    {
-        assert!(log.contains(&format!("network shop/list: {key}: ")), "{key}: {log}");
-    }
+    let ignored = "network shop/list: ignored keys: kubernetes.exclude_namespaces, kubernetes.cni_bin_dir, \
+        kubernetes.kubeconfig, kubernetes.agent_socket, kubernetes.timeout_seconds, log_file, cni_agent_run_dir: only the \
+        node can set them, in the runtime's configuration";
+    assert!(log.contains(ignored), "{log}");
     let seen = node.recorders.seen();
     assert_eq!(node.recorders.order(), ["ADD default", "ADD a", "ADD detour"]);
     assert_eq!(seen[1].stdin["kubernetes"], 1, "another's plugin has what its author wrote");
@@ -126,9 +125,51 @@ fn a_definition_does_not_weaken_the_nodes_chain() {
         node.manifest("pod", &pod);
         let block = json!({"type": "uid-exclude", "uids": [7], "pod_overrides": true});
         node.definition("shop", "mesh", &json!({"type": "detour", "chain": [block]}));
-        let chain = json!([{"type": "uid-exclude", "pod_overrides": !pinned}]);
+        let chain = json!([{"type": "uid-exclude", "uids": [9], "pod_overrides": !pinned}]);
         node.done("ADD", &conf(&node, &json!({"chain": chain})));
-        assert!(has(&node, "7") && has(&node, "4321") == heard, "{pinned}: {:?}", node.pod.rules());
+        assert!(has(&node, "9"), "the node's: {:?}", node.pod.rules());
+        assert_eq!((has(&node, "7"), has(&node, "4321")), (heard, heard), "{pinned}: {:?}", node.pod.rules());
+    }
+}
+
+/// With pins and bounds, the author of a definition can't turn off the redirection or exclude what a pod can't.
+#[test]
+fn pins_and_bounds_apply_to_definitions() {
+    let redirect = json!({"type": "istio-redirect", "pod_overrides": false, "proxy_uid": [1337]});
+    let chain = json!([redirect, {"type": "uid-exclude"}, {"type": "destination-exclude"}]);
+    let node = node();
+    node.pod_selects("mesh");
+    let conf = conf(&node, &json!({"chain": chain, "allow": []}));
+    node.definition("shop", "mesh", &json!({"type": "detour", "chain": [{"type": "uid-exclude"}]}));
+    node.done("ADD", &conf);
+    let expected = node.pod.rules();
+    assert!(expected.iter().any(|rule| rule.contains("ISTIO_REDIRECT")), "{expected:?}");
+    node.done("DEL", &conf);
+    for evil in [
+        json!({"inbound_interception_mode": "NONE"}),
+        json!({"outbound_ip_ranges_exclude": "*"}),
+        json!({"proxy_uid": [0, 1000]}),
+    ] {
+        let block = crate::pod::with(json!({"type": "istio-redirect"}), &evil);
+        node.definition("shop", "mesh", &json!({"type": "detour", "chain": [block]}));
+        let log = node.call("ADD", &conf).stderr;
+        assert!(log.contains("ignored keys: chain[0] (istio-redirect is pinned)"), "{log}");
+        assert_eq!(node.pod.rules(), expected, "{evil}");
+        node.done("DEL", &conf);
+    }
+    for (evil, item) in [
+        (json!({"type": "uid-exclude", "uids": "*"}), "\"*\""),
+        (json!({"type": "uid-exclude", "uids": [1]}), "\"1\""),
+        (json!({"type": "destination-exclude", "ports": [443]}), "\"443\""),
+    ] {
+        node.definition("shop", "mesh", &json!({"type": "detour", "chain": [evil]}));
+        let (code, msg) = node.refused("ADD", &conf);
+        let outside = format!(
+            "network shop/mesh, chain[0].{}: {item} is outside the bounds",
+            evil.as_object().expect("keys").keys().nth(1).expect("two")
+        );
+        assert!(code == 7 && msg.contains(&outside), "{msg}");
+        assert_eq!(node.pod.rules(), [""; 0]);
     }
 }
 

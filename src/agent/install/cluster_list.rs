@@ -102,7 +102,9 @@ impl<'a> ClusterList<'a> {
         let takes_over = |name: &str| copied.is_none_or(|copied| name <= copied || is_replaced(copied));
         let next = target.filter(|target| takes_over(&target.file.name));
         let Some(target) = next else {
-            plan.waits_for = Some(self.missing("copied", &skipped, copied));
+            let may_be_used = skipped.iter().any(|(_, reason)| reason.may_be_used());
+            plan.is_settling = last.is_some() && !self.found.is_settled && !may_be_used;
+            plan.waits_for = (!plan.is_settling).then(|| self.missing("copied", &skipped, copied));
             if let Some((text, source)) = last {
                 self.write_copy(&text, &source, plan);
             }
@@ -147,6 +149,7 @@ impl<'a> ClusterList<'a> {
         let called = match &multus {
             Some((_, MultusCall::File(name))) => Some(name.as_str()),
             Some((file, MultusCall::Elsewhere(list))) if self.file.is_none() => {
+                plan.notes.push(self.skipped(file, &UnusableList::Multus));
                 plan.waits_for = Some(format!(
                     "the cluster network's list in {dir}: {} calls {list}; set --conf-dir (cniConfDir) to its directory, or \
                      use an attachment (--chained=false)",
@@ -210,7 +213,11 @@ impl<'a> ClusterList<'a> {
         );
         if current.as_ref() != Some(&text) {
             let digest = Digest::of(text.as_bytes());
-            plan.actions.push(write_list(path, text, &FoundFile { digest, text: current, mode: file.mode, trusted: true }));
+            plan.actions.push(write_list(
+                path,
+                text,
+                &FoundFile { digest, text: current, mode: file.mode, trusted: true },
+            ));
         }
         if single != path {
             let before = Some(String::from_utf8_lossy(&file.contents).into_owned());

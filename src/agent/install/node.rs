@@ -10,12 +10,12 @@ pub use installed::{Installed, InstalledText, InstalledTexts};
 pub use locks::{InstallLock, Presence};
 
 use super::atomic::{self, FileOwner};
+use super::cluster_list::is_pod_network;
 use super::conflist;
 use super::error::InstallError;
 use super::plan::{FileAction, InstallPlan};
 use super::record::{Digest, InstallRecord};
 use super::state::{ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, OWN_LIST};
-use super::cluster_list::is_pod_network;
 use crate::cni::{PROGRAM, is_configuration_file};
 use crate::host_path::{HostPath, HostRoot};
 use crate::networks::check_chained_plugin;
@@ -44,8 +44,8 @@ const MAX_RECORD_SIZE: u64 = 4 << 20;
 const STATE_DIRECTORY: &str = "/var/lib/cni/detour";
 /// The directories in which runtimes look for configurations, other than that of the platform (OpenShift's is the second).
 const RUNTIME_DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/etc/kubernetes/cni/net.d"];
-/// How long the file of which the own list is a copy must be missing before another one takes its place: some tools remove
-/// their file before they write it.
+/// How long the file of which the own list is a copy must be missing before another one takes its place, and invalid
+/// before the node is not ready: some tools remove or truncate their file before they write it.
 const SETTLING: Duration = Duration::from_secs(5);
 /// The name of the installation record.
 const RECORD: &str = "install.json";
@@ -141,7 +141,7 @@ impl NodeFiles {
                     (found.configurations, notes) = self.configurations(dir, desired)?;
                     found.notes.extend(notes);
                     found.named = self.named_in(dir)?;
-                    found.is_settled = self.is_settled(dir);
+                    found.is_settled = self.is_settled(dir, &found.configurations);
                     let names = found.configurations.iter().map(|file| file.name.as_str()).chain([OWN_LIST]);
                     paths.extend(names.map(|name| dir.join(name)));
                     if *own_list {
@@ -259,16 +259,18 @@ impl NodeFiles {
             let is_whole_node = self.root.mount() == Path::new("/") || self.has(&HostPath::root().join("usr"));
             return (!is_whole_node).then(|| format!("{directory} is not mounted here: {next}"));
         }
-        let is_read_only = statvfs(&self.root.reach(&directory).ok()?).is_ok_and(|found| {
-            found.f_flag.contains(StatVfsMountFlags::RDONLY)
-        });
+        let is_read_only = statvfs(&self.root.reach(&directory).ok()?)
+            .is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::RDONLY));
         is_read_only.then(|| format!("{directory} is mounted read-only here: {next}"))
     }
 
-    /// Whether no file was added to the directory or removed from it for [`SETTLING`].
-    fn is_settled(&self, directory: &HostPath) -> bool {
-        let changed = || self.root.reach(directory).and_then(fs::metadata)?.modified();
-        changed().is_ok_and(|changed| changed.elapsed().is_ok_and(|age| age > SETTLING))
+    /// Whether no file in the directory was added, removed or written for [`SETTLING`].
+    fn is_settled(&self, directory: &HostPath, files: &[ConfFile]) -> bool {
+        let is_old = |path: HostPath| {
+            let changed = self.root.reach(&path).and_then(fs::metadata).and_then(|metadata| metadata.modified());
+            changed.is_ok_and(|changed| changed.elapsed().is_ok_and(|age| age > SETTLING))
+        };
+        is_old(directory.clone()) && files.iter().all(|file| is_old(directory.join(&file.name)))
     }
 
     /// Returns the files in a directory that configurations on the node name (`clusterNetwork`,
@@ -326,7 +328,8 @@ impl NodeFiles {
             let untrusted = self.untrusted_path(&path);
             files.push(ConfFile { name, contents, mode: file.mode, untrusted, has_directory, programs_elsewhere });
         }
-        let first = files.iter().filter(|file| file.name != OWN_LIST && is_pod_network(file)).map(|file| &file.name).min();
+        let first =
+            files.iter().filter(|file| file.name != OWN_LIST && is_pod_network(file)).map(|file| &file.name).min();
         links.retain(|(name, _)| first.is_none_or(|first| name < first));
         Ok((files, links.into_iter().map(|(_, note)| note).collect()))
     }

@@ -97,6 +97,9 @@ pub struct InstallPlan {
     pub refused: Option<String>,
     /// What is missing on the node before the installation can be completed.
     pub waits_for: Option<String>,
+    /// Whether the last copy of the cluster network's list stays because another process may just be writing that list. The
+    /// plan must be made again after a few seconds.
+    pub is_settling: bool,
     /// What another tool must correct so that Multus runs the plugins of its auxiliary chain.
     pub invalid_chain: Option<String>,
     /// What the plugin lacks when the plan is applied, and an installation can't provide now: its credentials.

@@ -181,7 +181,9 @@ fn refuse(path: &HostPath, role: Role, file: &FoundFile, plan: &mut InstallPlan)
     };
     let other = match role {
         Role::Program => format!("install without the name {name:?} (--name, or type in the configuration)"),
-        Role::Configuration => "select another file (--conf-name, cniConfFileName; attachments: another name)".to_owned(),
+        Role::Configuration => {
+            "select another file (--conf-name, cniConfFileName; attachments: another name)".to_owned()
+        }
         Role::OwnList => "install with --own-list=false (cni.ownList=false)".to_owned(),
         _ => "move its settings to the file of --config".to_owned(),
     };
@@ -210,7 +212,7 @@ fn keep_only_recorded(found: &FoundState, plan: &mut InstallPlan) {
 fn remove_undesired(found: &FoundState, plan: &mut InstallPlan) {
     let undesired = found.record.files.iter().filter(|(path, _)| !plan.record.files.contains_key(*path));
     let undesired: Vec<_> = undesired.map(|(path, file)| (path.clone(), file.clone())).collect();
-    if plan.waits_for.is_some() || plan.refused.is_some() {
+    if plan.waits_for.is_some() || plan.refused.is_some() || plan.is_settling {
         plan.record.files.extend(undesired);
     } else {
         remove(undesired, found, plan);

@@ -107,7 +107,7 @@ pub struct FoundState {
     pub files: BTreeMap<HostPath, FoundFile>,
     /// The configuration files in the directory of the cluster network's list.
     pub configurations: Vec<ConfFile>,
-    /// Whether no file was added to or removed from that directory lately.
+    /// Whether no file in that directory was added, removed or written in the last seconds.
     pub is_settled: bool,
     /// The program of Multus, if it is beside the desired programs.
     pub multus: Option<HostPath>,

@@ -57,6 +57,7 @@ impl LastLogged {
             | Iteration::ChainSkipped(state)
             | Iteration::Failed(state)
             | Iteration::Occupied(state) => state.clone(),
+            Iteration::Settling => self.state.clone(),
             Iteration::Yields(other) => format!("agent {other} has taken over; this agent is on standby"),
         };
         if self.state != state && !state.is_empty() {

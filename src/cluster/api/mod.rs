@@ -16,7 +16,7 @@ mod writes;
 
 pub(crate) use collection::{Collection, CollectionError};
 pub use exec::CommandOutput;
-pub(super) use facts::Begun;
+pub(super) use retry::Deadline;
 pub(super) use server::Api;
 pub use server::ApiConnection;
 pub use service_account::ServiceAccount;

@@ -4,7 +4,6 @@ use super::call::ApiCall;
 use super::request::ApiRequest;
 use super::session::Session;
 use crate::cluster::kubeconfig::{Kubeconfig, KubeconfigOwner};
-use crate::cluster::silence::SilenceMark;
 use crate::cni::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -24,10 +23,6 @@ pub(in crate::cluster) struct Api {
     server: Option<String>,
     /// The timeout for facts, including retries.
     pub(super) timeout: Duration,
-    /// The timeout for facts while the server has sent no response, if it is shorter.
-    pub(super) silence: Option<Duration>,
-    /// What requests for facts do with the mark of silent sources.
-    pub(super) mark: SilenceMark,
     /// Whether requests for facts are retried after transient errors.
     retries: bool,
     /// Opened by the first request, because a TLS handshake costs more than a request.
@@ -67,8 +62,6 @@ impl Api {
             owner: KubeconfigOwner::Node,
             server: None,
             timeout,
-            silence: None,
-            mark: SilenceMark::Unused,
             retries: true,
             session: Arc::default(),
             runtime: None,
@@ -88,16 +81,6 @@ impl Api {
     /// Returns the API of an open session; `kubeconfig` names its source in messages.
     pub(super) fn with_session(kubeconfig: PathBuf, session: Session, timeout: Duration) -> Self {
         Self { session: Arc::new(OnceLock::from(session)), ..Self::new(kubeconfig, timeout) }
-    }
-
-    /// Ends a lookup of facts after this time if the server has sent no response until then.
-    pub(in crate::cluster) fn with_silence(self, silence: Duration) -> Self {
-        Self { silence: Some(silence), ..self }
-    }
-
-    /// Uses the mark of silent sources.
-    pub(in crate::cluster) fn with_mark(self, mark: SilenceMark) -> Self {
-        Self { mark, ..self }
     }
 
     /// Disables retries of requests for facts.

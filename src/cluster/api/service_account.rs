@@ -54,11 +54,10 @@ impl ServiceAccount {
         Some(Self::new(format!("https://{host}:{port}"), Self::DIRECTORY.into()))
     }
 
-    /// Returns a source of facts for one lookup, which takes at most `timeout`, and at most `silence` while the server has
-    /// sent no response.
+    /// Returns a source of facts for one lookup, which takes at most `timeout`.
     #[must_use]
-    pub fn source(&self, timeout: Duration, silence: Duration) -> Box<dyn Cluster> {
-        Box::new(self.api(timeout).with_silence(silence))
+    pub fn source(&self, timeout: Duration) -> Box<dyn Cluster> {
+        Box::new(self.api(timeout))
     }
 
     /// Like [`Self::source`], without retries after transient errors: for callers with another source.

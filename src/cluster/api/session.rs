@@ -1,5 +1,6 @@
 //! A session with an API server: the client, and the event loop on which its requests run.
 
+use super::retry::ServerAddress;
 use crate::cluster::kubeconfig::{Kubeconfig, UserKubeconfig};
 use crate::cni::{Code, Error};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -15,6 +16,8 @@ pub(super) struct Session {
     event_loop: EventLoop,
     /// The server's address for messages.
     pub(super) server: String,
+    /// Where to connect to it.
+    pub(super) address: ServerAddress,
     client: SessionClient,
 }
 
@@ -36,13 +39,13 @@ impl Session {
     /// Creates the client; the first request connects.
     pub(super) fn open(kubeconfig: Kubeconfig<'_>, runtime: Option<Handle>) -> Result<Self, Error> {
         let event_loop = runtime.map_or_else(EventLoop::own, |runtime| Ok(EventLoop::Shared(runtime)))?;
-        let server = kubeconfig.server();
+        let (server, address) = (kubeconfig.server(), kubeconfig.address());
         // A client spawns tasks.
         let client = {
             let _inside = event_loop.handle()?.enter();
             SessionClient::Lasting(kubeconfig.client()?)
         };
-        Ok(Self { event_loop, server, client })
+        Ok(Self { event_loop, server, address, client })
     }
 
     /// Creates the client of a user of kubectl. The credential plugin runs.
@@ -59,8 +62,9 @@ impl Session {
                 Ok((kubeconfig, client))
             })
             .map_err(invalid)?;
-        let (server, client) = (kubeconfig.server(), SessionClient::Renewed(Box::new(kubeconfig), Mutex::new(client)));
-        Ok(Self { event_loop, server, client })
+        let (server, address) = (kubeconfig.server(), kubeconfig.address());
+        let client = SessionClient::Renewed(Box::new(kubeconfig), Mutex::new(client));
+        Ok(Self { event_loop, server, address, client })
     }
 
     /// Returns the client, with new credentials if those of a credential plugin expire. Call it on the event loop.

@@ -7,7 +7,7 @@ use super::response_limit::LimitLayer;
 use super::yaml::{documents, typed};
 use crate::cni::{Code, Error};
 use crate::trusted_file::FileError;
-use entries::{TokenLayer, credentials, server_config, without_userinfo};
+use entries::{TokenLayer, credentials, has_only_usable_certificates, server_config, without_userinfo};
 pub(super) use files::KubeconfigOwner;
 use files::{AllowedFiles, EntryLocation, non_empty};
 use kube::client::{ClientBuilder, RustlsTlsError};
@@ -89,7 +89,8 @@ impl<'a> Kubeconfig<'a> {
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(READ_TIMEOUT);
         config.reset_reader_on_write = true;
-        config.root_cert_file = Some(directory.join("ca.crt"));
+        // kube would accept no file with a certificate that can't be used.
+        config.root_cert_file = Some(directory.join("ca.crt")).filter(|file| has_only_usable_certificates(file));
         config.auth_info = AuthInfo::default();
         kubeconfig.token_file = Some(directory.join("token"));
         Ok(kubeconfig)
@@ -98,6 +99,11 @@ impl<'a> Kubeconfig<'a> {
     /// Returns the API server's address for messages, without a slash at its end.
     pub(super) fn server(&self) -> String {
         server_address(&self.config)
+    }
+
+    /// Returns where the client connects.
+    pub(super) fn address(&self) -> (String, u16) {
+        connect_address(&self.config)
     }
 
     /// Returns a client, which connects with its first request. Call it inside a Tokio runtime.
@@ -192,6 +198,17 @@ impl KubeconfigSummary {
     }
 }
 
+/// Returns where a client connects: to the API server or its proxy.
+pub(super) fn connect_address(config: &Config) -> (String, u16) {
+    let url = config.proxy_url.as_ref().unwrap_or(&config.cluster_url);
+    let port = match url.scheme_str() {
+        Some("https") => 443,
+        Some("socks5") => 1080,
+        _ => 80,
+    };
+    (url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(), url.port_u16().unwrap_or(port))
+}
+
 /// Returns the address of an API server for messages, without credentials and without a slash at its end.
 pub(super) fn server_address(config: &Config) -> String {
     without_userinfo(config.cluster_url.to_string().trim_end_matches('/'))
@@ -255,8 +272,7 @@ fn read_error(path: &Path, error: &FileError) -> Error {
                 "kubeconfig {path} is not written yet; check that the pod of the agent that writes it (detour-agent, \
                  or istio-cni's install-cni) runs on this node, or correct kubernetes.kubeconfig"
             );
-            // Other pods need not wait again for an agent that is stuck.
-            Error { unanswered: true, ..Error::new(Code::TryAgain, msg) }
+            Error::new(Code::TryAgain, msg)
         }
         FileError::Io(error) => {
             Error::new(Code::Io, format!("kubeconfig {path} can't be read")).with_details(error.to_string())

@@ -6,7 +6,7 @@
 //! contains the plugin's output.
 
 use super::entries::check_token;
-use super::{limited_client, parse, server_address};
+use super::{connect_address, limited_client, parse, server_address};
 use crate::cluster::yaml::{documents, typed};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -51,6 +51,11 @@ impl UserKubeconfig {
     /// Returns the API server's address for messages, without a slash at its end.
     pub(in crate::cluster) fn server(&self) -> String {
         server_address(&self.config)
+    }
+
+    /// Returns where the client connects.
+    pub(in crate::cluster) fn address(&self) -> (String, u16) {
+        connect_address(&self.config)
     }
 
     /// Runs the credential plugin, and returns a client with its credentials and when they expire.

@@ -4,8 +4,8 @@ use super::sub_plugins::SUB_PLUGINS;
 use crate::cni::block::{Block, BlockReader};
 use crate::cni::error::Error;
 use crate::cni::list::wrong_type;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Value, json};
 
 /// The key with grants, at the top level and in blocks of sub-plugins.
 pub const ALLOW: &str = "allow";
@@ -13,6 +13,8 @@ pub const ALLOW: &str = "allow";
 pub const OUTSIDE_BOUNDS: &str = "outside_bounds";
 /// The key in which the node's bounds replace those of an attachment, only in memory.
 pub(in crate::cni) const NODE_BOUNDS: &str = "node_bounds";
+/// The key of a block that the bounds limit, because the node did not install it; only in memory.
+pub const REQUEST: &str = "is_request";
 
 /// What happens to a pod with a request outside the bounds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,17 +102,10 @@ impl Bounds {
         self.allow.is_some() || !self.blocks.is_empty() || self.outside != OutsideBounds::default()
     }
 
-    /// Returns the keys as a configuration has them.
-    pub(in crate::cni) fn keys(&self) -> Map<String, Value> {
-        let mut keys = Map::new();
-        keys.extend(self.allow.clone().map(|allow| (ALLOW.to_owned(), allow)));
-        if self.outside != OutsideBounds::default() {
-            keys.insert(OUTSIDE_BOUNDS.to_owned(), json!(self.outside));
-        }
-        if !self.blocks.is_empty() {
-            let block = |block: &BlockBounds| json!({"type": block.kind, ALLOW: block.allow});
-            keys.insert("chain".to_owned(), self.blocks.iter().map(block).collect::<Vec<_>>().into());
-        }
-        keys
+    /// Writes the keys at the top level as a configuration has them.
+    pub(in crate::cni) fn serialize_top<S: Serializer>(bounds: &Self, serializer: S) -> Result<S::Ok, S::Error> {
+        let outside = (bounds.outside != OutsideBounds::default()).then(|| json!(bounds.outside));
+        let keys = [(ALLOW, bounds.allow.clone()), (OUTSIDE_BOUNDS, outside)];
+        serializer.collect_map(keys.into_iter().filter_map(|(key, value)| Some((key, value?))))
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn text<'a>(keys: &BlockReader<'a>, key: &'static str) -> Result<Opti
 }
 
 /// Reads a path. It must be absolute, since the working directory of a plugin depends on the runtime.
-pub(in crate::cni) fn absolute(keys: &BlockReader<'_>, key: &'static str) -> Result<Option<PathBuf>, Error> {
+pub(super) fn absolute(keys: &BlockReader<'_>, key: &'static str) -> Result<Option<PathBuf>, Error> {
     let Some(text) = text(keys, key)? else { return Ok(None) };
     if !Path::new(text).is_absolute() {
         return Err(wrong_type(&keys.place(key), &Value::from(text), "an absolute path"));
@@ -29,7 +29,7 @@ pub(in crate::cni) fn absolute(keys: &BlockReader<'_>, key: &'static str) -> Res
 }
 
 /// Reads `delegate_timeout_seconds`.
-pub(in crate::cni) fn delegate_timeout(keys: &BlockReader<'_>) -> Result<Duration, Error> {
+pub(super) fn delegate_timeout(keys: &BlockReader<'_>) -> Result<Duration, Error> {
     let seconds = keys.number("delegate_timeout_seconds", 1, 300)?.unwrap_or(DELEGATE_TIMEOUT);
     Ok(Duration::from_secs(seconds.into()))
 }

@@ -5,13 +5,14 @@ use super::unknown;
 use crate::cni::block::BlockReader;
 use crate::cni::error::Error;
 use crate::cni::list::ItemList;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// The name of the kubeconfig that istio-cni's agent writes to `cni_agent_run_dir`.
-pub(in crate::cni) const ISTIO_KUBECONFIG: &str = "istio-cni-kubeconfig";
+const ISTIO_KUBECONFIG: &str = "istio-cni-kubeconfig";
 
 /// The name prefixes of agent pods: this project's and istio-cni's.
 pub const DEFAULT_AGENT_PREFIXES: [&str; 2] = ["detour-agent-", "istio-cni-node-"];
@@ -20,26 +21,49 @@ pub const DEFAULT_AGENT_PREFIXES: [&str; 2] = ["detour-agent-", "istio-cni-node-
 const TIMEOUT: u32 = 10;
 
 /// The `kubernetes` block: the sources of pod facts, and the pods that are skipped.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Kubernetes {
     /// `kubeconfig`, or `istio-cni-kubeconfig` in istio-cni's `cni_agent_run_dir`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<PathBuf>,
     /// `agent_socket`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_socket: Option<PathBuf>,
     /// `manifests_dir`: a directory of YAML and JSON files that replaces the API.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub manifests_dir: Option<PathBuf>,
     /// `exclude_namespaces` of this block and of the top level.
     pub exclude_namespaces: Vec<String>,
     /// `cni_bin_dir`: searched for executables before `CNI_PATH`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cni_bin_dir: Option<PathBuf>,
     /// `timeout_seconds`: the timeout for the facts of an ADD, all attempts included.
+    #[serde(rename = "timeout_seconds", serialize_with = "seconds")]
     pub timeout: Duration,
     /// `agent_namespace`, or istio-cni's `pod_namespace`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_namespace: Option<String>,
     /// `agent_pod_prefixes`.
     pub agent_pod_prefixes: Vec<String>,
     /// `cluster_dns`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cluster_dns: Vec<IpAddr>,
+}
+
+impl Default for Kubernetes {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            agent_socket: None,
+            manifests_dir: None,
+            exclude_namespaces: Vec::new(),
+            cni_bin_dir: None,
+            timeout: Duration::from_secs(TIMEOUT.into()),
+            agent_namespace: None,
+            agent_pod_prefixes: DEFAULT_AGENT_PREFIXES.map(Into::into).into(),
+            cluster_dns: Vec::new(),
+        }
+    }
 }
 
 impl Kubernetes {
@@ -80,22 +104,24 @@ impl Kubernetes {
         let mut exclude_namespaces = items(own.list("exclude_namespaces")?);
         exclude_namespaces.extend(items(top.list("exclude_namespaces")?));
         let pod_namespace = text(top, "pod_namespace")?;
-        let seconds = own.number("timeout_seconds", 1, 300)?.unwrap_or(TIMEOUT);
+        let timeout = own.number("timeout_seconds", 1, 300)?.map(|seconds| Duration::from_secs(seconds.into()));
+        let default = Self::default();
         Ok(Self {
             kubeconfig: absolute(own, "kubeconfig")?.or_else(|| run_dir.map(|dir| dir.join(ISTIO_KUBECONFIG))),
             agent_socket: absolute(own, "agent_socket")?,
             manifests_dir: absolute(own, "manifests_dir")?,
             exclude_namespaces,
             cni_bin_dir: absolute(own, "cni_bin_dir")?,
-            timeout: Duration::from_secs(seconds.into()),
+            timeout: timeout.unwrap_or(default.timeout),
             agent_namespace: text(own, "agent_namespace")?.or(pod_namespace).map(Into::into),
-            agent_pod_prefixes: match own.list("agent_pod_prefixes")? {
-                Some(list) => list.items,
-                None => DEFAULT_AGENT_PREFIXES.map(Into::into).into(),
-            },
+            agent_pod_prefixes: own.list("agent_pod_prefixes")?.map_or(default.agent_pod_prefixes, |list| list.items),
             cluster_dns: addresses(own.list("cluster_dns")?)?,
         })
     }
+}
+
+fn seconds<S: Serializer>(timeout: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(timeout.as_secs())
 }
 
 fn items(list: Option<ItemList>) -> Vec<String> {
@@ -138,18 +164,7 @@ mod tests {
     #[test]
     fn a_missing_block_has_all_defaults() {
         let (read, warnings) = read(&json!({})).expect("accepted");
-        let wanted = Kubernetes {
-            kubeconfig: None,
-            agent_socket: None,
-            manifests_dir: None,
-            exclude_namespaces: vec![],
-            cni_bin_dir: None,
-            timeout: Duration::from_secs(10),
-            agent_namespace: None,
-            agent_pod_prefixes: vec!["detour-agent-".into(), "istio-cni-node-".into()],
-            cluster_dns: vec![],
-        };
-        assert_eq!((read, warnings), (wanted, vec![]));
+        assert_eq!((read, warnings), (Kubernetes::default(), vec![]));
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub const SUB_PLUGINS: [&str; 5] =
     ["istio-redirect", "uid-exclude", "dns-exclude", "container-exclude", "destination-exclude"];
 
 /// The maximum number of blocks in `chain`.
-const MAX_BLOCKS: usize = 32;
+pub(in crate::cni) const MAX_BLOCKS: usize = 32;
 
 /// Reads `type`; if it is missing, the name under which the binary was started counts.
 pub(in crate::cni) fn kind(reader: &BlockReader<'_>, program: &str) -> Result<String, Error> {
@@ -38,11 +38,12 @@ pub(in crate::cni) fn kind(reader: &BlockReader<'_>, program: &str) -> Result<St
 pub(super) fn blocks(reader: &BlockReader<'_>, kind: &str) -> Result<Vec<Block>, Error> {
     let blocks: Vec<Block> = match reader.value("chain") {
         Some(Value::Array(items)) => {
-            at_most(MAX_BLOCKS, "sub-plugins and executables", "chain", items.len())?;
-            let block = |(i, item)| Block::new(format!("chain[{i}]"), item);
+            let chain = reader.place("chain");
+            at_most(MAX_BLOCKS, "sub-plugins and executables", &chain, items.len())?;
+            let block = |(i, item)| Block::new(format!("{chain}[{i}]"), item);
             items.iter().enumerate().map(block).collect::<Result<_, _>>()?
         }
-        Some(other) => return Err(wrong_type("chain", other, "an array of objects")),
+        Some(other) => return Err(wrong_type(&reader.place("chain"), other, "an array of objects")),
         None => {
             let expected = || format!("one of {}, or any other type together with chain", OWN_TYPES.join(", "));
             return default_chain(kind).ok_or_else(|| wrong_type("type", &Value::from(kind), &expected()));

@@ -132,7 +132,8 @@ pub(super) fn first_at_the_top(keys: &Map<String, Value>) -> Option<(String, Str
 
 /// Returns whether the key at the top level is one of this plugin, of istio-cni or of Multus that this plugin may read.
 pub(in crate::cni) fn is_of_this_plugin(key: &str) -> bool {
-    [OWN, MULTUS].iter().any(|keys| keys.contains(&key)) || ["cni_agent_run_dir", "pod_namespace"].contains(&key)
+    [OWN, MULTUS].iter().any(|keys| keys.contains(&key))
+        || ["cni_agent_run_dir", "exclude_namespaces", "pod_namespace"].contains(&key)
 }
 
 fn known_at_the_top() -> impl Iterator<Item = &'static str> {

@@ -96,7 +96,7 @@ pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
                 }
                 other => other?,
             };
-            let Some(NetnsRecord { netns_id: Some(id), netns_path: Some(path) }) = record else { continue };
+            let Some(NetnsRecord { netns_id: Some(id), netns_path: Some(path), .. }) = record else { continue };
             if is_gone(&HostRoot::new(root), &path, id) {
                 remove(&store, &attachment, None)?;
                 removed.push(attachment);

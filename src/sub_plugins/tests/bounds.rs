@@ -340,3 +340,38 @@ fn an_invalid_annotation_keeps_nothing_outside_the_bounds() {
     assert!(broken(json!({"containers": "a*", "until": "proxy-ready"})).policy.containers.is_empty());
     assert!(broken(json!({"containers": "b*"})).policy.containers.is_empty());
 }
+
+/// The node marks the blocks of a definition that it did not install.
+#[test]
+fn blocks_of_a_definition_are_bounded_as_the_requests_of_a_pod() {
+    let outside = |mut block: Value, allow: Value| {
+        block["is_request"] = true.into();
+        chain(json!([block])).allow(allow).annotated(EXCLUDE_DNS, "10.0.0.1")
+    };
+    for (block, item) in [
+        (json!({"type": "uid-exclude", "uids": ["*"]}), "chain[0].uids: \"*\""),
+        (json!({"type": "uid-exclude", "gids": [7]}), "chain[0].gids: \"7\""),
+        (json!({"type": "uid-exclude", "rules": "tcp:443:*"}), "chain[0].rules: \"tcp:443:*\""),
+        (json!({"type": "dns-exclude", "resolvers": "all", "ports": "1-65535"}), "chain[0].ports: \"1-65535\""),
+        (json!({"type": "container-exclude", "containers": "app"}), "chain[0].containers: \"app\""),
+        (json!({"type": "destination-exclude", "ip_ranges": ["10.0.0.0/8"]}), "chain[0].ip_ranges: \"10.0.0.0/8\""),
+    ] {
+        let scenario = outside(block.clone(), json!({"resolvers": "all"}));
+        let error = scenario.error();
+        assert!(error.starts_with(item) && error.contains("outside the bounds"), "{error}");
+        let ignored = scenario.ignoring();
+        assert!(
+            ignored.exclusions().iter().all(|exclusion| exclusion.contains("10.0.0.1")),
+            "{:?}",
+            ignored.exclusions()
+        );
+        assert_eq!(ignored.containers(), [""; 0]);
+        assert_eq!(outside(block, json!({})).output().origins.requests.first().map(|it| it.permitted), Some(true));
+    }
+    // An annotation adds to a block with the defaults, not to the ports of the author.
+    let ports = outside(json!({"type": "dns-exclude", "ports": [443]}), json!({"resolvers": "all"}));
+    assert_eq!(
+        ports.exclusions(),
+        chain(json!([{"type": "dns-exclude"}])).annotated(EXCLUDE_DNS, "10.0.0.1").exclusions()
+    );
+}

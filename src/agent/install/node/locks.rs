@@ -3,7 +3,6 @@
 use super::{NodeFiles, open, state_path};
 use crate::agent::install::atomic;
 use crate::agent::install::error::InstallError;
-use crate::cluster::SILENCE_MARK;
 use crate::host_path::HostPath;
 use crate::trusted_file::{FileId, create_directories, open_lock};
 use std::fs::{self, File, TryLockError};
@@ -41,14 +40,6 @@ impl NodeFiles {
             }
         }
         drop(lock);
-    }
-
-    /// Removes the mark that neither the agent nor the API server has answered a call of the plugin.
-    pub fn forget_silence(&self) {
-        let removed = HostPath::new(SILENCE_MARK).map(|mark| atomic::remove(&self.root.reach_entry(&mark)?));
-        if let Some(Err(error)) = removed {
-            tracing::warn!("can't remove {SILENCE_MARK}: {error}");
-        }
     }
 
     fn lock_at(&self, path: &HostPath) -> Result<File, InstallError> {
