@@ -4,8 +4,7 @@
 //! directory of manifests.
 
 use crate::cni;
-pub use agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
-pub use api::{ApiConnection, CommandOutput, ServiceAccount, UserApi};
+pub use api::{ApiConnection, NodeApi, ServiceAccount};
 pub(crate) use api::{Collection, CollectionError};
 pub use fact_source::{Cluster, Definitions, Reports};
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
@@ -14,7 +13,6 @@ pub use resources::{Permission, PolicyCondition, ReportedEvent, ScheduledPod, To
 pub use text::{Given, Objects, objects};
 
 pub mod agent;
-mod agent_pod;
 mod api;
 mod fact_source;
 mod kubeconfig;

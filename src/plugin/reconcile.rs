@@ -6,18 +6,18 @@
 mod obstacle;
 mod operation;
 
-use super::netns_state::{ForeignRedirection, FormatFacts, FormatPreference, choose_format};
-use super::netns_state::{check_rules, ruleset, unrecorded_fixtures};
+use super::netns_state::{FormatFacts, FormatPreference, choose_format};
+use super::netns_state::{check_rules, ruleset, unrecorded_fixtures, warn_of_legacy};
 use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecords, fixtures, since_boot};
 use crate::cgroup;
 use crate::cni::{Code, Error, at_most};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
-use crate::firewall::{self, CreatedTables, LiveRuleset, RuleFormat, Ruleset};
+use crate::firewall::{self, CreatedTables, ForeignRedirection, LiveRuleset, RuleFormat, Ruleset};
 use crate::netns::{self, Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
 use crate::policy::Policy;
 use crate::state::{Attachment, Store};
 use crate::wait;
-use obstacle::{Obstacle, is_unsupported, refused};
+use obstacle::{Obstacle, is_owned, is_unsupported, refused};
 pub(super) use operation::Operation;
 use operation::{Change, Changes, InputsChange, Kind, gone};
 use std::collections::BTreeSet;
@@ -142,12 +142,10 @@ impl Existing {
     }
 }
 
-/// Warns about netfilter chains that can redirect excluded traffic before the exclusions apply.
-fn warn_of_earlier_chains(desired: &Ruleset, live: &LiveRuleset) {
-    if desired.excluded.is_some() {
-        for chain in &live.before_exclusions {
-            tracing::warn!("{chain} runs before the exclusions and can redirect excluded traffic; remove it");
-        }
+/// Warns about netfilter chains of other tools that can redirect connections before detour's rules do.
+fn warn_of_earlier_chains(desired: &Ruleset, format: RuleFormat, live: &LiveRuleset) {
+    for drift in format.earlier(live, desired) {
+        tracing::warn!("{drift}; remove it");
     }
 }
 
@@ -293,7 +291,7 @@ impl Reconciler<'_> {
         }
         let desired = ruleset(&policy, records.ip6());
         if changes.kind != Kind::Remove {
-            warn_of_earlier_chains(&desired, live);
+            warn_of_earlier_chains(&desired, rule_format, live);
         }
         let fixtures = self.plan_fixtures(attempt.addresses, &policy, &records, &saved.records, live)?;
         let created = match rule_format {
@@ -319,12 +317,14 @@ impl Reconciler<'_> {
     fn existing(&self, changes: &Changes, saved: &SandboxRecords, live: &LiveRuleset) -> Existing {
         let known_rules = saved.known_rules();
         let redirected = changes.redirects() || saved.policy().is_ok_and(|policy| policy.redirect().is_some());
-        let foreign = ForeignRedirection::find(live, &known_rules, redirected);
+        let foreign = live.foreign_redirection(&known_rules);
         if foreign.is_none() && redirected && changes.kind != Kind::Remove {
-            ForeignRedirection::log_legacy();
+            warn_of_legacy();
         }
         let format = FormatFacts {
-            in_use: live.rule_format(&known_rules).or_else(|| saved.rule_format_of_others(self.attachment)),
+            in_use: live
+                .rule_format(saved.rule_format(), &known_rules)
+                .or_else(|| saved.rule_format_of_others(self.attachment)),
             saved: saved.get(self.attachment).map(|own| own.rule_format),
         };
         Existing { known_rules, foreign, format }
@@ -341,7 +341,7 @@ impl Reconciler<'_> {
         let mut records = saved.clone();
         for change in &attempt.changes.list {
             let own = saved.get(&change.attachment);
-            let mut record = self.intent(change, own, change.adapted(attempt.changes.kind, own, found.foreign)?);
+            let mut record = self.intent(change, own, change.adapted(attempt.changes.kind, own, found.foreign));
             record.rule_format = rule_format;
             // A pod without addresses may get addresses of both families later.
             record.ip6 |= attempt.addresses.ip6 || !attempt.addresses.ip;
@@ -473,7 +473,7 @@ impl Reconciler<'_> {
 /// of the pod sandbox needs them. Call it in the network namespace.
 ///
 /// # Errors
-/// The saved state can't be read or written.
+/// The saved state can't be read or written, or a process in the pod owns a table.
 fn abandon(store: &Store, attachment: &Attachment, netns: &NetNs, cause: &Error) -> Result<(), Error> {
     tracing::warn!("DEL removes only the rules that it can find: {cause}");
     let records = SandboxRecords::read(store, &attachment.container_id, netns)?;
@@ -486,8 +486,11 @@ fn abandon(store: &Store, attachment: &Attachment, netns: &NetNs, cause: &Error)
         store.write(other, &record)?;
     } else {
         let rule_format = records.rule_format().unwrap_or_default();
-        firewall::remove(rule_format, &records.known_rules(), &records.created_tables())
-            .unwrap_or_else(|error| tracing::warn!("rules remain until the network namespace is deleted: {error}"));
+        match firewall::remove(rule_format, &records.known_rules(), &records.created_tables()) {
+            Err(error) if is_owned(&error) => return Err(refused(&error, None)),
+            removed => removed
+                .unwrap_or_else(|error| tracing::warn!("rules remain until the network namespace is deleted: {error}")),
+        }
         let removed = records.fixtures().remove_but(&Fixtures::default());
         removed.unwrap_or_else(|error| tracing::warn!("{error}"));
     }

@@ -163,7 +163,8 @@ mod tests {
             {"type": "istio-redirect", "owner_groups_include": ["root", "no-such-group"]},
         ]);
         let pinned = json!([{"type": "uid-exclude", "uids": [1], "pod_overrides": false}]);
-        for chain in [same, of_pod, pinned] {
+        let of_container = json!([{"type": "istio-redirect", "proxy_uid": [], "proxy_gid": []}]);
+        for chain in [same, of_pod, pinned, of_container] {
             let conf = json!({"chain": chain, "args": {"cni": {"uid-exclude": {"uids": ["container:web"]}}}, "prevResult": {}});
             assert_eq!(validated(conf, None), Ok(vec![]));
         }
@@ -185,7 +186,9 @@ mod tests {
                 "chain[0] and chain[1] contradict each other",
             ),
             (
-                json!({"chain": [{"type": "istio-redirect", "proxy_uid": [], "proxy_gid": []}]}),
+                json!({"chain": [
+                    {"type": "istio-redirect", "proxy_uid": [], "proxy_gid": [], "pod_overrides": false},
+                ]}),
                 "proxy_uid and proxy_gid are both empty",
             ),
             (args("istio-redirect", json!({"proxy_port": "x"})), "args.cni.istio-redirect.proxy_port"),

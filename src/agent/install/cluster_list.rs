@@ -2,8 +2,8 @@
 //! instead, the own list.
 
 use super::conflist::{self, UnusableList};
+use super::owned_file::{add_text, write_list};
 use super::plan::{FileAction, InstallPlan};
-use super::reconcile::{add_text, write_list};
 use super::record::{Digest, FileRecord, Role, with_newest};
 use super::state::{ConfFile, FoundFile, FoundState, OWN_LIST};
 use crate::cni::{CNI_CONF_DIR, is_configuration_file};

@@ -7,10 +7,12 @@
 mod atomic;
 mod cluster_list;
 pub mod conflist;
+mod drift;
 mod entry;
 mod error;
 pub mod kubeconfig;
 mod node;
+mod owned_file;
 pub mod plan;
 mod platform;
 mod reconcile;
@@ -19,11 +21,12 @@ mod state;
 
 pub use crate::cni::PROGRAM;
 pub use crate::host_path::{HostPath, HostRoot};
+pub use drift::changed;
 pub use entry::{EntrySettings, default_chain};
 pub use error::InstallError;
 pub use node::{InstallLock, Installed, InstalledText, InstalledTexts, NodeFiles, Presence, state_path};
 pub use plan::{FileAction, InstallPlan};
 pub use platform::{PLATFORMS, Platform};
 pub use reconcile::{reconcile, undo};
-pub use record::{Digest, FileRecord, InstallRecord, Role, changed};
+pub use record::{Digest, FileRecord, InstallRecord, Role};
 pub use state::{ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, OWN_LIST};

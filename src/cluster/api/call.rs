@@ -107,7 +107,7 @@ impl ApiCall<'_> {
 
     async fn exchange(&self) -> Result<Response<Vec<u8>>, kube::Error> {
         let request = self.request.http.clone().map(Body::from);
-        let (head, body) = self.session.client()?.send(request).await?.into_parts();
+        let (head, body) = self.session.client().send(request).await?.into_parts();
         Ok(Response::from_parts(head, body.collect_bytes().await?.into()))
     }
 

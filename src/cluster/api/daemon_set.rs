@@ -48,7 +48,7 @@ impl ServiceAccount {
         let failed = |last| call.exhausted(RetriesExhausted { last, attempts: 1, elapsed: started.elapsed() });
         let silent = || failed(AttemptError::Transient { cause: "no data from the server".into(), retry_after: None });
         let broken = |error| failed(call.no_response(&error));
-        let client = session.client().map_err(broken)?;
+        let client = session.client();
         let events = timeout(WATCH_TIMEOUT, client.request_events::<DaemonSetObject>(watch.http));
         let mut events = pin!(events.await.map_err(|_| silent())?.map_err(broken)?);
         let watch_timeout = Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;

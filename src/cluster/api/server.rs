@@ -3,7 +3,7 @@
 use super::call::ApiCall;
 use super::request::ApiRequest;
 use super::session::Session;
-use crate::cluster::kubeconfig::{Kubeconfig, KubeconfigOwner};
+use crate::cluster::kubeconfig::Kubeconfig;
 use crate::cni::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,6 @@ pub(in crate::cluster) struct Api {
     kubeconfig: PathBuf,
     /// The mount point of the file system that absolute paths in the kubeconfig refer to.
     root: PathBuf,
-    /// Who may own the kubeconfig.
-    owner: KubeconfigOwner,
     /// The server for a service account; a kubeconfig contains its server.
     server: Option<String>,
     /// The timeout for facts, including retries.
@@ -59,7 +57,6 @@ impl Api {
         Self {
             kubeconfig,
             root: "/".into(),
-            owner: KubeconfigOwner::Node,
             server: None,
             timeout,
             retries: true,
@@ -78,11 +75,6 @@ impl Api {
         Self { runtime: Some(runtime), session, ..self }
     }
 
-    /// Returns the API of an open session; `kubeconfig` names its source in messages.
-    pub(super) fn with_session(kubeconfig: PathBuf, session: Session, timeout: Duration) -> Self {
-        Self { session: Arc::new(OnceLock::from(session)), ..Self::new(kubeconfig, timeout) }
-    }
-
     /// Disables retries of requests for facts.
     pub(in crate::cluster) fn without_retries(self) -> Self {
         Self { retries: false, ..self }
@@ -93,18 +85,13 @@ impl Api {
         Self { root: root.to_owned(), ..self }
     }
 
-    /// Accepts a kubeconfig of any user: it is given on the command line.
-    pub(in crate::cluster) fn of_any_owner(self) -> Self {
-        Self { owner: KubeconfigOwner::User, ..self }
-    }
-
     /// Returns the session, which the first call opens.
     pub(super) fn session(&self) -> Result<&Session, Error> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
         let kubeconfig = match &self.server {
-            None => Kubeconfig::load(&self.root, &self.kubeconfig, self.owner)?,
+            None => Kubeconfig::load(&self.root, &self.kubeconfig)?,
             Some(server) if self.runtime.is_some() => Kubeconfig::of_renewed_account(server, &self.kubeconfig)?,
             Some(server) => Kubeconfig::of_service_account(server, &self.kubeconfig)?,
         };

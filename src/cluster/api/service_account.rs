@@ -3,7 +3,7 @@
 
 use super::server::{Api, ApiConnection};
 use crate::cluster::fact_source::Cluster;
-use crate::cni::{Code, Error};
+use crate::cni::Error;
 use kube::Client;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -72,8 +72,7 @@ impl ServiceAccount {
     /// A file can't be read, or its contents are invalid.
     pub(super) fn client(&self) -> Result<Client, Error> {
         let api = self.api(WATCH_TIMEOUT);
-        let failed = |error: kube::Error| Error::new(Code::Internal, "no client").with_details(error.to_string());
-        api.session()?.client().map_err(failed)
+        Ok(api.session()?.client())
     }
 
     /// Returns the API server of this account.

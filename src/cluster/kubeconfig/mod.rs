@@ -1,15 +1,14 @@
 //! Kubeconfigs, understood as client-go does (k8s.io/client-go, `tools/clientcmd`): kube's structures, with checks of who
 //! may own the files, and without keys that run a program. The environment is ignored, both `KUBECONFIG` and the proxy
-//! variables: plugins inherit them from the runtime. `user` reads those of kubectl's users, for whom both apply.
+//! variables: plugins inherit them from the runtime.
 
 use super::resources::jwt_claims;
 use super::response_limit::LimitLayer;
 use super::yaml::{documents, typed};
 use crate::cni::{Code, Error};
-use crate::trusted_file::FileError;
+use crate::trusted_file::{self, FileError};
 use entries::{TokenLayer, credentials, has_only_usable_certificates, server_config, without_userinfo};
-pub(super) use files::KubeconfigOwner;
-use files::{AllowedFiles, EntryLocation, non_empty};
+use files::{EntryLocation, MAX_KUBECONFIG, non_empty};
 use kube::client::{ClientBuilder, RustlsTlsError};
 use kube::config::{AuthInfo, Cluster, Kubeconfig as KubeconfigFile};
 use kube::{Client, Config};
@@ -19,11 +18,9 @@ use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-pub(super) use user::UserKubeconfig;
 
 mod entries;
 mod files;
-mod user;
 
 /// The connection timeout of a client for watches.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,12 +38,12 @@ pub(super) struct Kubeconfig<'a> {
 
 impl<'a> Kubeconfig<'a> {
     /// Reads the kubeconfig at `path` and the CA and token files that it names. Absolute paths in it refer to the file
-    /// system that is mounted at `root`; `owner` decides which files are accepted.
+    /// system that is mounted at `root`.
     ///
     /// # Errors
     /// 11 if the kubeconfig does not exist yet, 5 if it can't be read, 7 if it is invalid or not trusted.
-    pub(super) fn load(root: &'a Path, path: &'a Path, owner: KubeconfigOwner) -> Result<Self, Error> {
-        let Context { cluster, cluster_location, user, user_location } = Context::read(root, path, owner)?;
+    pub(super) fn load(root: &'a Path, path: &'a Path) -> Result<Self, Error> {
+        let Context { cluster, cluster_location, user, user_location } = Context::read(root, path)?;
         let mut config = server_config(&cluster, &cluster_location)?;
         config.auth_info = credentials(&user, &user_location)?;
         // `api::retry` has its own timeouts and retries.
@@ -61,12 +58,8 @@ impl<'a> Kubeconfig<'a> {
     /// # Errors
     /// As [`Self::load`].
     pub(super) fn of_service_account(server: &str, directory: &'a Path) -> Result<Self, Error> {
-        let location = |entry: &str| EntryLocation {
-            kubeconfig: directory,
-            root: Path::new("/"),
-            files: AllowedFiles::Trusted,
-            entry: entry.to_owned(),
-        };
+        let location =
+            |entry: &str| EntryLocation { kubeconfig: directory, root: Path::new("/"), entry: entry.to_owned() };
         let file = |name: &str| Some(directory.join(name).display().to_string());
         let entry =
             Cluster { server: Some(server.to_owned()), certificate_authority: file("ca.crt"), ..Cluster::default() };
@@ -183,7 +176,7 @@ impl KubeconfigSummary {
     /// # Errors
     /// 11 if the kubeconfig does not exist yet, 5 if it can't be read, 7 if it is invalid or not trusted.
     pub fn read(root: &Path, path: &Path) -> Result<Self, Error> {
-        let context = Context::read(root, path, KubeconfigOwner::Node)?;
+        let context = Context::read(root, path)?;
         let server = server_address(&server_config(&context.cluster, &context.cluster_location)?);
         let user = credentials(&context.user, &context.user_location)?;
         let token = user.token.as_ref().map(|token| token.expose_secret().to_owned());
@@ -224,10 +217,10 @@ struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    fn read(root: &'a Path, path: &'a Path, owner: KubeconfigOwner) -> Result<Self, Error> {
-        let (contents, files) = owner.read(path).map_err(|error| read_error(path, &error))?;
+    fn read(root: &'a Path, path: &'a Path) -> Result<Self, Error> {
+        let contents = trusted_file::read_trusted(path, MAX_KUBECONFIG).map_err(|error| read_error(path, &error))?;
         let file = parse_one(path, &contents)?;
-        let location = |entry: String| EntryLocation { kubeconfig: path, root, files, entry };
+        let location = |entry: String| EntryLocation { kubeconfig: path, root, entry };
 
         let contexts = file.contexts.into_iter().map(|context| (context.name, context.context));
         let name = file.current_context.unwrap_or_default();

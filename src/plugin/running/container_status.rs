@@ -7,7 +7,7 @@ use crate::host_path::{HostPath, HostRoot};
 use crate::netns::{NetNs, NetnsId};
 use crate::plugin::check::differences;
 use crate::plugin::del::remove;
-use crate::plugin::netns_state::{ForeignRedirection, ruleset};
+use crate::plugin::netns_state::ruleset;
 use crate::plugin::open_netns;
 use crate::plugin::reconcile::{Operation, reconcile};
 use crate::plugin::record::{NetnsRecord, SandboxRecords};
@@ -46,7 +46,7 @@ pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> 
         let live = LiveRuleset::now()?;
         let policy = records.policy()?;
         let desired = policy.redirect().is_some();
-        let foreign = ForeignRedirection::find(&live, &records.known_rules(), desired);
+        let foreign = live.foreign_redirection(&records.known_rules());
         let drift = if records.0.is_empty() {
             Vec::new()
         } else {
