@@ -2,7 +2,7 @@
 //! constrained by the redirection that it already has: detour's,
 //! in its rule format, or another tool's.
 
-use super::record::{AttachmentRecord, SandboxRecords, fixtures, writes_ip6};
+use super::record::{NetnsRecord, SandboxRecords, fixtures, writes_ip6};
 use crate::cni::{Code, Error, at_most};
 use crate::firewall::rule::Family;
 use crate::firewall::{ForeignRedirection, LiveRuleset, MAX_RULES, RuleFormat, Ruleset, legacy_tables, max_rules};
@@ -28,50 +28,32 @@ pub struct NetnsState {
 }
 
 impl NetnsState {
-    /// Finds the attachments whose rules are in `netns` among all pod sandboxes; `None` if there are none.
+    /// Finds the pod sandbox of `netns` and reads its attachments; `None` if there are none.
     ///
     /// # Errors
     /// The saved state can't be read, or the attachments contradict each other.
     pub fn find(store: &Store, netns: &NetNs) -> Result<Option<Self>, Error> {
-        let mut found = Vec::new();
-        for sandbox in store.sandboxes()? {
-            let mut records = SandboxRecords::read(store, &sandbox, netns)?;
-            records.0.retain(|(_, record)| record.netns_id == Some(netns.id()));
-            if !records.0.is_empty() {
-                found.push(records);
-            }
-        }
-        // The kernel reuses the inode number of a namespace, and a pod without DEL leaves its records.
-        let age = |records: &SandboxRecords| {
-            let of_record = |record: &AttachmentRecord| (leads_to(record, netns), record.added_since_boot);
-            records.0.iter().map(|(_, record)| of_record(record)).max()
-        };
-        found.into_iter().max_by_key(age).map(Self::new).transpose()
+        let owner = NetnsRecord::owner(store, netns)?;
+        Ok(owner.map(|container_id| Self::of_sandbox(store, &container_id, netns)).transpose()?.flatten())
     }
 
-    /// Reads the attachments of one pod sandbox in `netns`; `None` if there are none. Costs less than [`Self::find`].
+    /// Reads the attachments of one pod sandbox in `netns`; `None` if there are none.
     ///
     /// # Errors
     /// As [`Self::find`].
     pub fn of_sandbox(store: &Store, container_id: &str, netns: &NetNs) -> Result<Option<Self>, Error> {
         let mut records = SandboxRecords::read(store, container_id, netns)?;
-        records.0.retain(|(_, record)| record.netns_id == Some(netns.id()));
-        (!records.0.is_empty()).then(|| Self::new(records)).transpose()
+        records.attachments.retain(|(_, record)| record.netns_id == Some(netns.id()));
+        (!records.attachments.is_empty()).then(|| Self::new(records)).transpose()
     }
 
     fn new(records: SandboxRecords) -> Result<Self, Error> {
         let policy = records.policy()?;
         let (rules, fixtures) = (ruleset(&policy, records.ip6()), fixtures(&policy, records.ip6()));
         let rule_format = records.rule_format().unwrap_or_default();
-        let attachments = records.0.into_iter().map(|(attachment, _)| attachment).collect();
+        let attachments = records.attachments.into_iter().map(|(attachment, _)| attachment).collect();
         Ok(Self { attachments, policy, rules, rule_format, fixtures })
     }
-}
-
-/// Returns whether the path in the record leads to `netns`. In the agent's container, such paths may lead nowhere.
-fn leads_to(record: &AttachmentRecord, netns: &NetNs) -> bool {
-    let found = record.netns_path.as_deref().and_then(|path| NetNs::open(path).ok().flatten());
-    found.is_some_and(|found| found.id() == netns.id())
 }
 
 /// The format that a configuration wants for a redirection.

@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -260,18 +261,24 @@ fn a_replaced_agent_leaves_no_gap() {
         redirects(&conf);
         let started = Instant::now();
         let second = node.agent("second");
-        let (mut calls, mut watches) = (0, false);
-        // Each call is answered by one of the two, while the second one takes over the socket.
-        loop {
+        let watches = || second.logged().iter().any(|line| line.contains("watching pods"));
+        while !watches() {
             redirects(&conf);
-            calls += 1;
-            watches |= second.logged().iter().any(|line| line.contains("watching pods"));
-            if watches && calls >= 5 {
-                break;
-            }
             assert!(started.elapsed() < DEADLINE, "the second agent does not watch pods");
         }
-        assert!(first.end(Signal::SIGTERM).success());
+        let (is_ended, mut calls) = (AtomicBool::new(false), 0);
+        thread::scope(|scope| {
+            let ended = &is_ended;
+            scope.spawn(move || {
+                assert!(first.end(Signal::SIGTERM).success());
+                ended.store(true, Ordering::Relaxed);
+            });
+            // Each call is answered by one of the two, while the second one takes over the socket.
+            while !is_ended.load(Ordering::Relaxed) {
+                redirects(&conf);
+                calls += 1;
+            }
+        });
         redirects(&conf);
         println!("{calls} calls during the replacement");
     });

@@ -132,7 +132,7 @@ fn collect(root: &Path, directory: &Path, found: &mut BTreeMap<PathBuf, (String,
         let path = entry.expect("readable").path();
         if path.is_dir() {
             collect(root, &path, found);
-        } else if path.file_name().is_some_and(|name| name != "install.lock" && name != "a.present") {
+        } else if path.file_name().is_some_and(|name| name != "install.lock" && name != "agent.lock") {
             let mut contents = fs::read(&path).expect("readable");
             if path.extension().is_some_and(|extension| extension == "conflist")
                 && let Ok(list) = serde_json::from_slice::<Value>(&contents)

@@ -100,7 +100,7 @@ impl Operation {
                 vec![Change { evaluated: own.evaluated().clone(), ..Change::new(attachment, own.policy.clone()) }]
             }
             Self::Remove if own.is_some() => vec![Change::new(attachment, Policy::default())],
-            Self::Remove if saved.0.is_empty() => Vec::new(),
+            Self::Remove if saved.attachments.is_empty() => Vec::new(),
             Self::Remove => return Ok(None),
         };
         if kind == Kind::Follow && list.is_empty() {
