@@ -4,8 +4,8 @@ mod attachments;
 mod options;
 
 pub(super) use attachments::GivenKeys;
-pub(super) use options::{InstallOptions, agent_namespace, own_kubeconfig};
 use options::parse_file_name;
+pub(super) use options::{InstallOptions, agent_namespace, own_kubeconfig};
 
 use super::output::CommandError;
 use anyhow::{Context, Result};
@@ -128,7 +128,8 @@ impl InstallArguments {
     }
 
     fn install(&self) -> Result<ExitCode> {
-        let options = InstallOptions { names: self.names.clone(), ..self.options.clone() };
+        let mut options = self.options.clone();
+        options.names.clone_from(&self.names);
         let node = options.node()?;
         print_note("note", &options.describe_platform(&node));
         let program = program_digest()?;

@@ -22,10 +22,7 @@ fn a_platform_is_upgraded_extended_and_uninstalled_without_remains() {
         let values = |name: &str| format!("global.platform={name}");
         helm.upgrade("detour", &["--set", &values(name)]);
         let own = objects_of(&admin, "detour", NAMESPACE);
-        helm.upgrade(
-            "excludedns",
-            &["-f", EXCLUDEDNS, "--set", &values(name), "--set", "chained=false"],
-        );
+        helm.upgrade("excludedns", &["-f", EXCLUDEDNS, "--set", &values(name), "--set", "chained=false"]);
         let both = inventory(&admin);
         assert!(own.iter().all(|(name, object)| both.get(name) == Some(object)), "{name}: unchanged");
         let created = difference(&both, &empty).into_iter().filter(|name| !name.starts_with("Secret "));
