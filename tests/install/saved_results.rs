@@ -140,6 +140,26 @@ fn a_program_name_that_an_upgrade_drops_stays_for_running_pods() {
     assert!(!scene.path("opt/cni/bin/istio-cni").exists());
 }
 
+/// libcni saves only the list's own text, without the plugins of the directory with its name.
+#[test]
+fn the_program_stays_for_pods_of_multus_auxiliary_chain_and_not_for_sandboxes_that_are_gone() {
+    let scene = Scene::with("saved-results-chain", "10-calico.conflist", CALICO);
+    scene.ok("install", &["--platform=openshift", "--multus-chain=/run/multus/cni/net.d/chain"]);
+    let results = "var/lib/cni/multus/results";
+    let passthru = r#"{"name": "k8s-pod-network", "plugins": [{"type": "passthru"}]}"#;
+    save(&scene, results, "c1", passthru);
+    save(&scene, results, "c2", passthru);
+    // The plugin's record of one of the two, for the same network.
+    scene.write("run/detour/attachments/c2/k8s-pod-network@eth0.json", "{}");
+    let kept = scene.run("uninstall", &[]);
+    let stderr = String::from_utf8_lossy(&kept.stderr);
+    assert!(stderr.contains("/var/lib/cni/bin/detour is not reverted: ") && stderr.contains("(pods: 1)"), "{stderr}");
+    // The pod sandbox is gone; its result stayed.
+    fs::create_dir_all(scene.path("var/run/netns")).expect("made");
+    scene.ok("uninstall", &[]);
+    assert!(!scene.path("var/lib/cni/bin/detour").exists() && !scene.path(RECORD).exists());
+}
+
 #[test]
 fn results_that_cannot_be_read_cause_a_note_and_stop_nothing() {
     let scene = Scene::with("saved-results-unread", "10-calico.conflist", CALICO);

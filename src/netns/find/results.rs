@@ -95,6 +95,7 @@ impl CachedResult {
 struct CachedConfiguration {
     kind: String,
     container_id: String,
+    #[serde(default)]
     network_name: String,
     /// Base64 of the configuration list, or of a single plugin's configuration.
     config: String,
