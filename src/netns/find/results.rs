@@ -278,7 +278,10 @@ mod tests {
         assert_eq!(types(&json!([])), [""; 0]);
         let mut invalid = text();
         invalid["config"] = "%".into();
-        assert_eq!(CachedConfiguration::types(RUNTIME_DIRECTORY, invalid.to_string().as_bytes()), None);
+        assert_eq!(
+            CachedConfiguration::types(RUNTIME_DIRECTORY, invalid.to_string().as_bytes(), &HostRoot::new("/none")),
+            None
+        );
     }
 
     #[test]
@@ -289,7 +292,7 @@ mod tests {
                 Some(netns) => text["netns"] = netns.into(),
                 None => drop(text.as_object_mut().expect("an object").remove("netns")),
             }
-            CachedConfiguration::types(directory, text.to_string().as_bytes()).is_some()
+            CachedConfiguration::types(directory, text.to_string().as_bytes(), &HostRoot::new("/none")).is_some()
         };
         let [runtime, multus] = DIRECTORIES;
         let containerd = Some("/var/run/netns/cni-1b3d9a1c-2f0c-7a0e-4a51-95a1b5b7f6a2");
