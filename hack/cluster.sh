@@ -31,12 +31,11 @@
 # Environment: CLUSTER (the cluster's directory; default: target/cluster), DETOUR_PROGRAM (the static binary in detour's
 # image; default: the release build, which takes several minutes)
 #
-# The first run builds the programs from Go modules: about 60 minutes on two busy cores, a third of that on idle ones, and
-# 1 GB in target/tools. It installs packages with apt-get, and changes nothing else outside of its namespaces, its
-# directory and its control groups (detour-cluster-*); it works beside a running Docker or containerd.
-# It needs root, 3 GB of memory, a kernel with overlay, veth, bridge, nf_tables and nft_compat, and a directory on a file
-# system other than overlayfs. It has run with cgroup v1 (hybrid); a machine with cgroup v2 must allow root to create
-# control groups with the controllers cpu, cpuset, memory and pids below its own root.
+# The first run builds the programs from Go modules: about 30 minutes on two busy cores. It installs packages with
+# apt-get, and changes nothing else outside of its namespaces, its directory and its control groups (detour-cluster-*); it
+# uses no socket or directory of a Docker or containerd of the machine.
+# It needs root, a kernel with overlay, veth, bridge, nf_tables and nft_compat, and a directory on a file system other
+# than overlayfs. It has run with cgroup v1 (hybrid), not with cgroup v2, and with containerd, not with CRI-O.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh

@@ -8,7 +8,8 @@
 #   --list   print the names of the stories
 #   --keep   leave the cluster of the first story that fails, for hack/cluster.sh enter with CLUSTER=target/cluster-e2e
 #   NAME     run only these stories (default: all)
-# Environment: DETOUR_PROGRAM (the static binary in detour's image; default: the release build)
+# Environment: CLUSTER (the cluster's directory, default: target/cluster-e2e), DETOUR_PROGRAM (the static binary in detour's
+# image; default: the release build)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source-path=SCRIPTDIR source=../machine.sh
@@ -40,10 +41,10 @@ done
 [[ ${#names[@]} -gt 0 ]] || names=("${stories[@]}")
 
 need_root
-use_cluster "$(target_directory)/cluster-e2e"
-RESULTS=$(mktemp) table=$(mktemp) status=0
+use_cluster "${CLUSTER:-$(target_directory)/cluster-e2e}"
+RESULTS=$(mktemp) table=$(mktemp) status=0 kept=''
 export RESULTS
-trap 'rm -f "$RESULTS" "$table"' EXIT
+trap '[[ -n $kept ]] || down; rm -f "$RESULTS" "$table"' EXIT
 for story in "${names[@]}"; do
     down
     say "$story: $(sed -n '2s/^# //p' "$directory/$story.sh")"
@@ -54,6 +55,7 @@ for story in "${names[@]}"; do
     echo "$story|$(grep -c ok "$RESULTS" || true)|$failed|$((SECONDS - began)) s" >>"$table"
     if [[ $failed -gt 0 ]]; then
         status=1
+        kept=$keep
         [[ -z $keep ]] || die "story $story failed; its cluster runs: CLUSTER=$cluster hack/cluster.sh enter bash"
     fi
     down

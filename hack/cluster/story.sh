@@ -10,7 +10,7 @@ need_root
 # hack/e2e.sh counts the lines of this file.
 : "${RESULTS:?run the story with hack/e2e.sh cluster}"
 trap '[[ $? -eq 0 ]] || echo "this command failed: $BASH_COMMAND" >&2' EXIT
-use_cluster "$(target_directory)/cluster-e2e"
+use_cluster "${CLUSTER:-$(target_directory)/cluster-e2e}"
 
 k() {
     enter 1 kubectl "$@"
@@ -62,11 +62,11 @@ install_detour() {
 }
 # The chart's test: detour doctor in a pod. Prints what failed.
 run_chart_test() {
-    expect "helm test: checks that failed" "" "$(helm test detour --namespace kube-system --logs 2>&1 | grep -A 2 -E '^ *(FAIL|Error)' || true)"
+    expect "helm test: checks that failed" "" "$(helm test detour --namespace kube-system 2>&1 | grep -A 2 -E '^ *(FAIL|Error)' || true)"
 }
-# in_outside COMMAND…: runs a command in the network outside of the cluster.
+# in_outside COMMAND…: runs a command in the network outside of the cluster. It ends with the cluster.
 in_outside() {
-    nsenter --target "$(<"$cluster/outside.pid")" --net "$@"
+    nsenter --target "$(<"$cluster/outside.pid")" --net --pid "$@"
 }
 record_packets() {
     in_outside tcpdump --immediate-mode -U -n -i lan -w "$cluster/packets.pcap" 'port 53 or port 443' &>/dev/null &
@@ -111,9 +111,9 @@ install_multus() {
         enter "$n" kubectl config view --flatten --raw -o json | jq --arg token "$token" '.users[0].user = {$token}' |
             enter "$n" tee /etc/cni/net.d/multus.d/multus.kubeconfig >/dev/null
         # A single plugin: Multus 4.2.3 does not save the key ranges of host-local of a configuration list, and every
-        # DEL fails.
+        # DEL fails. The reference plugins of Debian 12 know versions up to 1.0.0.
         # shellcheck disable=SC2016
-        enter "$n" jq --arg version "$1" '.name as $name | .plugins[0] + {$name, cniVersion: $version}' /etc/cni/net.d/10-net.conflist |
+        enter "$n" jq --arg version "${1/1.1/1.0}" '.name as $name | .plugins[0] + {$name, cniVersion: $version}' /etc/cni/net.d/10-net.conflist |
             enter "$n" tee /etc/cni/cluster/10-net.conf >/dev/null
         jq --null-input --arg version "$1" '{
             cniVersion: $version, name: "multus-cni-network", type: "multus", binDir: "/var/lib/cni/bin",

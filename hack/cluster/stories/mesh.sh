@@ -48,23 +48,23 @@ for name in web native; do
         jq '.status.initContainerStatuses[] | select(.name == "istio-validation").state.terminated.exitCode')"
     expect "$name: the init container before the application" "uid 1337: tcp direct, dns direct" \
         "$(logs shop "$name" vault-agent-init)"
-    before=$(counter "$name" 'cluster.PassthroughCluster.upstream_cx_total')
+    before=$(counter "$name" 'cluster.PassthroughCluster.*upstream_cx_total')
     run "$name" app report >/dev/null
-    after=$(counter "$name" 'cluster.PassthroughCluster.upstream_cx_total')
+    after=$(counter "$name" 'cluster.PassthroughCluster.*upstream_cx_total')
     expect "$name: connections of the application to 198.51.100.20 through Envoy" 1 $((after - before))
     run "$name" excluded report >/dev/null
-    expect "$name: those of the excluded container" 0 $(($(counter "$name" 'cluster.PassthroughCluster.upstream_cx_total') - after))
+    expect "$name: those of the excluded container" 0 $(($(counter "$name" 'cluster.PassthroughCluster.*upstream_cx_total') - after))
     before=$(queries "$address")
     expect "$name: DNS answer for the application" "*10.96.*" \
         "$(run "$name" app nslookup -type=a b.shop.svc.cluster.local 10.96.0.10 | sed -n 's/^Address: *//p' | tail -1)"
     expect "$name: its queries that left the pod" 0 $(($(queries "$address") - before))
     run "$name" excluded nslookup -type=a b.shop.svc.cluster.local 10.96.0.10 >/dev/null
     expect "$name: queries of the excluded container that left the pod" 1 $(($(queries "$address") - before))
-    expect "$name: request to b" "HTTP/1.1 200 OK hello from b" "$(request "$name" app b.shop.svc.cluster.local)"
+    expect_within 60 "$name: request to b" "HTTP/1.1 200 OK hello from b" request "$name" app b.shop.svc.cluster.local
 done
 expect "b: TLS handshakes of its sidecar" '[1-9]*' "$(counter b 'listener.*15006.ssl.handshake')"
 packets "$(address_of shop web)"
-expect "PERMISSIVE: plain request of the excluded container" "HTTP/1.1 200 OK hello from b" "$(request web excluded "$b")"
+expect_within 60 "PERMISSIVE: plain request of the excluded container" "HTTP/1.1 200 OK hello from b" request web excluded "$b"
 k apply -f - >/dev/null <<EOF
 apiVersion: security.istio.io/v1
 kind: PeerAuthentication
@@ -74,7 +74,7 @@ EOF
 is_rejected() { [[ $(request web excluded "$b") != *hello* ]]; }
 eventually 60 is_rejected || true
 expect "STRICT: plain request of the excluded container" "" "$(request web excluded "$b")"
-expect "STRICT: request of the application" "HTTP/1.1 200 OK hello from b" "$(request web app b.shop.svc.cluster.local)"
+expect_within 60 "STRICT: request of the application" "HTTP/1.1 200 OK hello from b" request web app b.shop.svc.cluster.local
 # Three periods of the readiness probe.
 sleep 8
 expect "STRICT: the kubelet's probes: pods that are ready" 3 \

@@ -8,7 +8,9 @@ during() {
     local description=$1 creator count
     shift
     (
+        # Ends with the story, even if that is killed.
         for ((i = 1; ; i++)); do
+            kill -0 $$ 2>/dev/null || exit
             meshed Pod "pod-$i" '.metadata.labels.app = "churn"' || true
             sleep 1
         done
