@@ -4,8 +4,7 @@ mod attachments;
 mod options;
 
 pub(super) use attachments::GivenKeys;
-use options::parse_file_name;
-pub(super) use options::{InstallOptions, agent_namespace, own_kubeconfig};
+pub(super) use options::{InstallOptions, agent_namespace, own_kubeconfig, parse_file_name};
 
 use super::output::CommandError;
 use anyhow::{Context, Result};

@@ -271,7 +271,7 @@ fn every_key_of_the_plugin_can_be_given() {
     let mut full: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("readable")).expect("JSON");
     let keys = full.as_object_mut().expect("an object");
     // The chart sets these keys.
-    for key in ["cniVersion", "name", "type", "log_level"] {
+    for key in ["cniVersion", "name", "type", "log_level", "auto_dialect", "cni_conf_dir"] {
         keys.remove(key);
     }
     let kubernetes = keys["kubernetes"].as_object_mut().expect("an object");

@@ -95,7 +95,7 @@ pub(in crate::cli) struct InstallOptions {
     service_account: PathBuf,
 }
 
-pub(super) fn parse_file_name(text: &str) -> Result<String, String> {
+pub(in crate::cli) fn parse_file_name(text: &str) -> Result<String, String> {
     let is_plain = !text.is_empty() && !text.starts_with('.') && !text.contains('/');
     if !is_plain {
         return Err("expected a file name without a directory".into());
