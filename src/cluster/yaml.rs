@@ -18,7 +18,10 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
         return Ok(vec![object]);
     }
     let options = serde_saphyr::options! { with_snippet: false };
-    serde_saphyr::from_multiple_with_options(text, options).map_err(|error| error.to_string())
+    serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+        // The advice of the library is for programmers.
+        error.to_string().replace(", set DuplicateKeyPolicy in Options if acceptable", "")
+    })
 }
 
 /// Deserializes a value.
@@ -39,7 +42,13 @@ fn without_value(error: &str) -> String {
     match error.rsplit_once(", expected ") {
         Some((found, expected)) => {
             let kind = found.split(['"', '`']).next().unwrap_or_default().trim_end();
-            let expected = if expected.starts_with("struct ") { "an object" } else { expected };
+            let expected = match expected {
+                "a string" if !["map", "sequence", "null"].iter().any(|other| kind.ends_with(other)) => {
+                    "a string; write the value in quotes"
+                }
+                object if object.starts_with("struct ") => "an object",
+                expected => expected,
+            };
             format!("{kind}, expected {expected}")
         }
         None => error.to_owned(),
@@ -57,7 +66,19 @@ fn invalid_part(mut value: Value, is_valid: &dyn Fn(&Value) -> bool) -> String {
                 keys.into_iter().find_map(|key| {
                     let removed = value.pointer_mut(&pointer)?.as_object_mut()?.remove(&key)?;
                     attempts += 1;
-                    let is_cause = attempts <= MAX_ATTEMPTS && is_valid(&value);
+                    let mut is_cause = attempts <= MAX_ATTEMPTS && is_valid(&value);
+                    // The object may require this part, of which only a part is invalid.
+                    let parts = removed.as_object().filter(|_| !is_cause).cloned().unwrap_or_default();
+                    for part in parts.keys() {
+                        let mut others = parts.clone();
+                        others.remove(part);
+                        value.pointer_mut(&pointer)?.as_object_mut()?.insert(key.clone(), others.into());
+                        attempts += 1;
+                        is_cause |= attempts <= MAX_ATTEMPTS && is_valid(&value);
+                        if is_cause || attempts > MAX_ATTEMPTS {
+                            break;
+                        }
+                    }
                     value.pointer_mut(&pointer)?.as_object_mut()?.insert(key.clone(), removed);
                     let dot = if path.is_empty() { "" } else { "." };
                     let inner = format!("{pointer}/{}", key.replace('~', "~0").replace('/', "~1"));
@@ -98,6 +119,12 @@ mod tests {
         parts: Option<Vec<Object>>,
     }
 
+    #[derive(Debug, Deserialize)]
+    #[expect(dead_code, reason = "only deserialized")]
+    struct Whole {
+        part: Object,
+    }
+
     #[test]
     fn an_error_names_the_invalid_part() {
         for (text, error) in [
@@ -110,11 +137,22 @@ mod tests {
             ("{labels: {}}", "missing field `name`"),
             ("hello", "invalid type: string, expected an object"),
             ("{name: a, parts: [{name: b, labels: [x]}]}", "parts[0].labels: invalid type: sequence, expected a map"),
+            (
+                "{name: a, labels: {x/y: 7}}",
+                "labels.x/y: invalid type: integer, expected a string; write the value in quotes",
+            ),
         ] {
             let document = documents(text).expect("YAML").remove(0);
             let found = typed::<Object>(&document).expect_err(text);
             assert!(found.starts_with(error), "{text}: {found}");
         }
+    }
+
+    #[test]
+    fn an_error_names_a_part_of_a_required_part() {
+        let document = json!({"part": {"name": "b", "labels": {"x": true}}});
+        let found = typed::<Whole>(&document).expect_err("a boolean");
+        assert_eq!(found, "part.labels.x: invalid type: boolean, expected a string; write the value in quotes");
     }
 
     #[test]
@@ -129,6 +167,8 @@ mod tests {
         for (text, count) in [("", 0), ("---\n", 0), ("a: 1\n---\nb: 1\n", 2), ("{\"a\": 1}", 1), ("{a: 1}", 1)] {
             assert_eq!(documents(text).expect(text).len(), count, "{text}");
         }
+        let error = documents("a: 1\na: 2\n").expect_err("invalid");
+        assert!(error.starts_with("duplicate mapping key: a at line 2") && !error.contains("Options"), "{error}");
         let error = documents("a: 1\n---\nb: c: d\n").expect_err("invalid");
         assert!(error.contains("line 3") && !error.contains("b: c"), "{error}");
     }

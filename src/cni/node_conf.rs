@@ -7,7 +7,7 @@
 use super::block::{Block, BlockReader};
 use super::document::Document;
 use super::error::{Code, Error};
-use super::list::{ItemList, wrong_type};
+use super::list::{ItemList, json_error, wrong_type};
 use super::netconf::{
     Bounds, Kubernetes, MAX_BLOCKS, NODE_BOUNDS, NetConf, REQUEST, SUB_PLUGINS, default_chain, is_of_this_plugin,
     is_primary, kind,
@@ -177,7 +177,8 @@ impl NodeConf {
     /// [`Code::InvalidConfig`] with `place`, the key and the expected values.
     pub fn parse(place: &str, text: &[u8]) -> Result<(Self, Vec<String>), Error> {
         let with_place = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
-        let not_json = |error| Error::new(Code::InvalidConfig, format!("{place}: invalid JSON: {error}"));
+        let not_json =
+            |error| Error::new(Code::InvalidConfig, format!("{place}: invalid JSON: {}", json_error(&error)));
         match serde_json::from_slice(text).map_err(not_json)? {
             Value::Object(keys) => Self::read(place, keys).map_err(with_place),
             other => Err(with_place(wrong_type("node configuration", &other, "an object"))),

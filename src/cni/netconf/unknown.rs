@@ -33,6 +33,7 @@ const ISTIO: &[&str] = &[
     "ebpf_enabled",
     "enable_ambient_detection_retry",
     "enablement_selectors",
+    "hostNSEnterExec",
     "exclude_namespaces",
     "log_uds_address",
     "native_nftables",
@@ -44,6 +45,7 @@ const MULTUS: &[&str] = &[
     "auxiliaryCNIChainName",
     "binDir",
     "chrootDir",
+    "cniConf",
     "clusterNetwork",
     "cniConfigDir",
     "cniDir",
@@ -92,8 +94,8 @@ const CNI: &[&str] = &[
 ];
 /// The prefix of the specification's keys for runtimes.
 const CNI_PREFIX: &str = "cni.dev/";
-/// The keys in `kubernetes` of maistra's plugin, which have no effect here.
-pub(super) const MAISTRA: [&str; 3] = ["iptables_script", "k8s_api_root", "node_name"];
+/// The keys in `kubernetes` of maistra's plugin and of earlier versions of istio-cni, which have no effect here.
+pub(super) const MAISTRA: [&str; 4] = ["intercept_type", "iptables_script", "k8s_api_root", "node_name"];
 /// The maximum number of unknown keys with a suggestion: the author of an attachment controls their number.
 const MAX_SUGGESTIONS: usize = 8;
 
@@ -189,7 +191,8 @@ mod tests {
         let known = ["kubeconfig", "agent_socket"];
         let wanted = ["kubernetes.kubeconfg: unknown key, ignored; did you mean \"kubeconfig\"?"];
         assert_eq!(
-            in_kubernetes(&["kubeconfg", "iptables_script", "node_name", "k8s_api_root"], || known.to_vec()),
+            in_kubernetes(&["kubeconfg", "iptables_script", "node_name", "k8s_api_root", "intercept_type"], || known
+                .to_vec()),
             wanted
         );
     }
