@@ -240,18 +240,19 @@ impl NodeConf {
     /// Returns a summary of the keys that the node sets, for messages.
     #[must_use]
     pub fn summary(&self) -> String {
-        let source = [&self.kubernetes.agent_socket, &self.kubernetes.kubeconfig, &self.kubernetes.manifests_dir];
-        let source = source.into_iter().flatten().next();
-        let mut parts =
-            vec![source.map_or("no source of facts".to_owned(), |path| format!("source of facts {}", path.display()))];
-        let excluded = |names: &[String]| format!("excludes {}", names.join(", "));
+        let node = json!(self);
+        let top = ["log_file", "delegate_timeout_seconds", "auto_dialect"].into_iter().filter(|key| node.get(key).is_some());
+        let kubernetes = node["kubernetes"].as_object().into_iter().flat_map(Map::keys).filter(|key| *key != EXCLUDED);
+        let keys: Vec<String> =
+            top.map(str::to_owned).chain(kubernetes.map(|key| format!("kubernetes.{key}"))).collect();
+        let mut parts = vec![keys.join(", ")];
         if !self.kubernetes.exclude_namespaces.is_empty() {
-            parts.push(excluded(&self.kubernetes.exclude_namespaces));
+            parts.push(format!("excludes {}", self.kubernetes.exclude_namespaces.join(", ")));
         }
-        let network = |(name, network): (&String, &Network)| {
-            format!("{} for network {name}", excluded(&network.exclude_namespaces))
-        };
-        parts.extend(self.networks.iter().map(network));
+        if !self.networks.is_empty() {
+            let names: Vec<&str> = self.networks.keys().map(String::as_str).collect();
+            parts.push(format!("has other keys for {}", names.join(", ")));
+        }
         if !self.pinned.is_empty() {
             parts.push(format!("pins {}", self.pinned.join(", ")));
         }
