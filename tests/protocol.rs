@@ -82,6 +82,19 @@ fn conf(version: &str) -> String {
 }
 
 #[test]
+fn an_answer_that_cannot_be_written_to_stdout_is_reported_on_stderr() {
+    for (command, what) in [("VERSION", "result"), ("ADD", "error")] {
+        let mut detour = Command::new(env!("CARGO_BIN_EXE_detour"));
+        detour.env_clear().envs(WHOLE).env("CNI_COMMAND", command).stdin(pipe("{}"));
+        detour.stdout(File::create("/dev/full").expect("writable")).stderr(Stdio::piped());
+        let output = detour.output().expect("the binary starts");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains(&format!("can't write the {what} of the call to stdout: No space left")), "{text}");
+        assert_eq!(output.status.code(), Some(1));
+    }
+}
+
+#[test]
 fn without_a_command_the_binary_prints_its_version_and_help() {
     for environment in [&[][..], &[("CNI_COMMAND", "")]] {
         let output = run(environment, &[], Stdio::null());

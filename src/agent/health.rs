@@ -2,8 +2,7 @@
 //! Prometheus), the watchdog, and the connection limit that `socket` shares.
 //!
 //! Every pod that reaches the port can occupy it, so no restart depends on it: the agent's own watchdog detects that
-//! it is stuck, and ends it ([`Health::supervise`]). The limit of connections does not let silent clients keep others
-//! out ([`Connections`]).
+//! it is stuck, and ends it ([`Health::supervise`]).
 
 use super::facts::SyncStates;
 use super::metrics::{self, Metrics};
@@ -17,14 +16,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinSet, yield_now};
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// The limit of connections; a new one replaces the oldest.
+/// The limit of connections; further ones wait in the kernel.
 const MAX_CONNECTIONS: usize = 64;
 /// The limit of connections that wait in the kernel; a larger burst delays clients by a second.
 const BACKLOG: i32 = 1024;
@@ -36,9 +34,11 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_HEAD_SIZE: usize = 8192;
 /// The pause after a connection that could not be accepted.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// The number of consecutive checks that must find the agent overdue. A process that was frozen is overdue until its
-/// next iteration.
-const MAX_OVERDUE_CHECKS: u32 = 3;
+/// How long one iteration of the agent may take. After this time, `/healthz` fails, and the watchdog ends the agent.
+pub(super) const STUCK_AFTER: Duration = Duration::from_secs(60);
+/// The interval of the watchdog's checks. Two in a row must find the agent stuck: a process that was frozen is overdue
+/// until its next iteration.
+const WATCHDOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The state of the agent, shared with the server and the watchdog.
 #[derive(Debug, Clone)]
@@ -57,29 +57,35 @@ struct HealthState {
 }
 
 impl Health {
-    /// Creates the state of an agent that has `timeout` for its first iteration.
-    pub(super) fn new(timeout: Duration, watches: SyncStates) -> Self {
-        let state = HealthState { obstacle: Some("not installed yet".into()), alive_until: Instant::now() + timeout };
+    /// Creates the state of an agent before its first iteration.
+    pub(super) fn new(watches: SyncStates) -> Self {
+        let state =
+            HealthState { obstacle: Some("not installed yet".into()), alive_until: Instant::now() + STUCK_AFTER };
         Self { state: Arc::new(Mutex::new(state)), watches }
     }
 
-    /// Sets why the node is not ready (`None` if it is), and the timeout of the next iteration.
-    pub(super) fn report(&self, obstacle: Option<String>, timeout: Duration) {
+    /// Sets why the node is not ready (`None` if it is). The next iteration starts after `delay` at the latest.
+    pub(super) fn report(&self, obstacle: Option<String>, delay: Duration) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = HealthState { obstacle, alive_until: Instant::now() + timeout };
+        *state = HealthState { obstacle, alive_until: Instant::now() + delay + STUCK_AFTER };
     }
 
-    /// Starts the watchdog, a task that checks every `interval` whether the agent is stuck, and calls `end` if so.
-    pub(super) fn supervise(&self, interval: Duration, tasks: &Tasks, end: impl FnOnce() + Send + 'static) {
+    /// Starts the watchdog, a task that calls `end` if the agent is stuck.
+    pub(super) fn supervise(&self, tasks: &Tasks, end: impl FnOnce() + Send + 'static) {
         let health = self.clone();
         tasks.start(move || async move {
-            let mut overdue = 0;
-            while overdue < MAX_OVERDUE_CHECKS {
-                sleep(interval).await;
-                overdue = if health.status("/healthz", Instant::now()).0.is_success() { 0 } else { overdue + 1 };
-            }
+            health.stuck(WATCHDOG_INTERVAL).await;
             end();
         });
+    }
+
+    /// Waits until two checks in a row find the agent stuck.
+    async fn stuck(&self, interval: Duration) {
+        let mut overdue = 0;
+        while overdue < 2 {
+            sleep(interval).await;
+            overdue = if self.status("/healthz", Instant::now()).0.is_success() { 0 } else { overdue + 1 };
+        }
     }
 
     /// Starts the server, a task that listens on `address`. Returns the address with the actual port.
@@ -112,8 +118,7 @@ impl Health {
             match listener.accept().await {
                 Ok((stream, _)) => {
                     let (health, metrics) = (self.clone(), metrics.clone());
-                    // No connection counts as busy: its answer is available as soon as the request is read.
-                    connections.serve(|_| async move { health.answer(stream, &metrics).await });
+                    connections.serve(async move { health.answer(stream, &metrics).await });
                 }
                 // Usually the limit of descriptors, of which some are closed soon.
                 Err(_) => sleep(ACCEPT_RETRY_DELAY).await,
@@ -166,66 +171,35 @@ impl Health {
     }
 }
 
-/// A bounded set of open connections.
+/// The open connections of a server, each with a timeout of its own.
 #[derive(Debug)]
 pub(super) struct Connections {
     limit: usize,
-    tasks: JoinSet<()>,
-    /// The oldest first.
-    open: Vec<(AbortHandle, Busy)>,
-}
-
-/// Whether a connection is answering a request; a busy connection is not closed for another one.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Busy(Arc<AtomicBool>);
-
-impl Busy {
-    /// Marks the connection as busy.
-    pub(super) fn begin(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    fn is(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
+    open: JoinSet<()>,
 }
 
 impl Connections {
     /// Creates a set of `limit` connections at most.
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, tasks: JoinSet::new(), open: Vec::new() }
+        Self { limit, open: JoinSet::new() }
     }
 
-    /// Waits until another connection can be served: the limit is not reached, or a connection is idle.
+    /// Waits until another connection can be served.
     pub(super) async fn room(&mut self) {
-        // Gives new connections a chance to read their request before a burst closes them.
-        yield_now().await;
-        loop {
-            while self.tasks.try_join_next().is_some() {}
-            self.open.retain(|(task, _)| !task.is_finished());
-            if self.open.len() < self.limit || self.open.iter().any(|(_, busy)| !busy.is()) {
-                return;
-            }
-            self.tasks.join_next().await;
+        while self.open.try_join_next().is_some() {}
+        while self.open.len() >= self.limit {
+            self.open.join_next().await;
         }
     }
 
-    /// Serves a connection. At the limit, closes the oldest idle one.
-    pub(super) fn serve<F: Future<Output = ()> + Send + 'static>(&mut self, work: impl FnOnce(Busy) -> F) {
-        if self.open.len() >= self.limit
-            && let Some(oldest) = self.open.iter().position(|(_, busy)| !busy.is())
-        {
-            self.open.remove(oldest).0.abort();
-        }
-        let busy = Busy::default();
-        let task = self.tasks.spawn(work(busy.clone()));
-        self.open.push((task, busy));
+    /// Serves a connection.
+    pub(super) fn serve(&mut self, work: impl Future<Output = ()> + Send + 'static) {
+        self.open.spawn(work);
     }
 
-    /// Closes the idle connections, and waits for the others.
+    /// Waits for all connections.
     pub(super) async fn finish(&mut self) {
-        self.open.iter().filter(|(_, busy)| !busy.is()).for_each(|(task, _)| task.abort());
-        while self.tasks.join_next().await.is_some() {}
+        while self.open.join_next().await.is_some() {}
     }
 }
 
@@ -236,7 +210,6 @@ mod tests {
     use std::future::pending;
     use std::io::{ErrorKind, Read, Write};
     use std::net::TcpStream;
-    use std::sync::mpsc::channel;
     use std::thread;
     use std::time::Duration;
     use tokio::sync::oneshot;
@@ -247,7 +220,7 @@ mod tests {
     const PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
     fn server() -> SocketAddr {
-        let health = Health::new(Duration::from_secs(600), SyncStates::default());
+        let health = Health::new(SyncStates::default());
         health.report(None, Duration::from_secs(600));
         let runtime = AgentRuntime::new().expect("an event loop");
         let bound = health.serve((Ipv4Addr::LOCALHOST, 0).into(), Metrics::default(), runtime.tasks()).expect("bound");
@@ -280,13 +253,11 @@ mod tests {
     }
 
     #[test]
-    fn silent_connections_delay_no_answer() {
+    fn silent_connections_delay_answers_by_their_timeout() {
         let address = server();
-        for count in [64, 500] {
-            let silent: Vec<_> = (0..count).map(|_| connect(address)).collect();
-            answers_all(address);
-            drop(silent);
-        }
+        let silent: Vec<_> = (0..2 * MAX_CONNECTIONS).map(|_| connect(address)).collect();
+        answers_all(address);
+        drop(silent);
         // Each of them has begun a request.
         let slow: Vec<_> = (0..200).map(|_| connect(address)).collect();
         slow.iter().for_each(|mut stream| drop(stream.write_all(b"GET /metrics HTTP/1.1\r\nX: ")));
@@ -340,84 +311,35 @@ mod tests {
 
     #[test]
     fn the_agent_is_alive_until_an_iteration_is_overdue_and_ready_without_an_obstacle() {
-        let health = Health::new(Duration::from_secs(60), SyncStates::default());
+        let health = Health::new(SyncStates::default());
         let now = Instant::now();
         let code = |path: &str, at: Instant| health.status(path, at).0.as_u16();
         assert_eq!((code("/healthz", now), code("/readyz", now)), (200, 503));
-        assert_eq!(code("/healthz", now + Duration::from_secs(120)), 503);
-        health.report(None, Duration::ZERO);
-        assert_eq!((code("/readyz", now), code("/else", now)), (200, 404));
+        assert_eq!(code("/healthz", now + 2 * STUCK_AFTER), 503);
+        health.report(None, 2 * STUCK_AFTER);
+        assert_eq!(
+            (code("/healthz", now + 2 * STUCK_AFTER), code("/readyz", now), code("/else", now)),
+            (200, 200, 404)
+        );
     }
 
-    #[test]
-    fn the_watchdog_ends_a_stuck_agent() {
+    #[tokio::test]
+    async fn the_watchdog_ends_a_stuck_agent() {
         let interval = Duration::from_millis(20);
-        let (ends, ended) = channel();
-        let health = Health::new(Duration::from_secs(600), SyncStates::default());
-        let runtime = AgentRuntime::new().expect("an event loop");
-        let _running = runtime.start().expect("a thread");
-        health.supervise(interval, runtime.tasks(), move || ends.send(()).expect("awaited"));
-        ended.recv_timeout(10 * interval).expect_err("it is alive");
-        health.report(None, Duration::ZERO);
-        ended.recv_timeout(DEADLINE).expect("it is stuck");
-    }
-
-    /// Ends when the connection is closed.
-    type Closed = oneshot::Receiver<()>;
-
-    async fn add(connections: &mut Connections, is_busy: bool) -> Closed {
-        let (open, closed) = oneshot::channel::<()>();
-        connections.room().await;
-        connections.serve(|busy| async move {
-            let _open = open;
-            if is_busy {
-                busy.begin();
-            }
-            pending().await
-        });
-        yield_now().await;
-        closed
+        let health = Health::new(SyncStates::default());
+        timeout(10 * interval, health.stuck(interval)).await.expect_err("it is alive");
+        health.state.lock().expect("unpoisoned").alive_until = Instant::now();
+        timeout(DEADLINE, health.stuck(interval)).await.expect("it is stuck");
     }
 
     #[tokio::test]
-    async fn at_the_limit_the_oldest_idle_connection_is_closed() {
-        let mut connections = Connections::new(3);
-        let mut busy = add(&mut connections, true).await;
-        let (first, mut second) = (add(&mut connections, false).await, add(&mut connections, false).await);
-        let mut third = add(&mut connections, false).await;
-        first.await.expect_err("closed");
-        for open in [&mut busy, &mut second, &mut third] {
-            assert_eq!(open.try_recv(), Err(oneshot::error::TryRecvError::Empty));
-        }
-    }
-
-    #[tokio::test]
-    async fn with_all_connections_busy_the_next_one_waits() {
+    async fn connections_beyond_the_limit_wait() {
         let mut connections = Connections::new(2);
-        let (ends, end) = oneshot::channel::<()>();
-        connections.serve(|busy| async move {
-            busy.begin();
-            let _ = end.await;
-        });
-        let _busy = add(&mut connections, true).await;
-        timeout(Duration::from_millis(10), connections.room()).await.expect_err("no room");
-        drop(ends);
-        connections.room().await;
-    }
-
-    #[tokio::test]
-    async fn finish_waits_only_for_busy_connections() {
-        let mut connections = Connections::new(2);
-        let idle = add(&mut connections, false).await;
-        let (ends, end) = oneshot::channel::<()>();
-        connections.serve(|busy| async move {
-            busy.begin();
-            let _ = end.await;
-        });
-        yield_now().await;
-        timeout(Duration::from_millis(10), connections.finish()).await.expect_err("one is busy");
-        idle.await.expect_err("closed");
-        drop(ends);
-        connections.finish().await;
+        let (end, ended) = oneshot::channel::<()>();
+        connections.serve(async move { drop(ended.await) });
+        connections.serve(pending());
+        assert!(timeout(Duration::from_millis(20), connections.room()).await.is_err());
+        drop(end);
+        timeout(DEADLINE, connections.room()).await.expect("one has ended");
     }
 }

@@ -8,17 +8,22 @@ use super::daemon_set::DaemonSet;
 use super::facts::SyncStates;
 use super::health::Health;
 use super::install::plan::undo;
-use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, SourceTimer};
+use super::install::{
+    ConfigurationTarget, DesiredState, InstallError, InstallPlan, Leadership, NodeFiles, SourceTimer,
+};
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
 use super::runtime::AgentRuntime;
 use super::services::{self, Services};
+use super::socket;
 use super::watch::{DirectoryWatch, WakeReason};
 use crate::cluster::{Event, ServiceAccount};
 use crate::pod::PodRef;
-use iteration::{Iteration, RESYNC_INTERVAL, Readiness, Stability};
+use crate::wait;
+use iteration::{Iteration, Readiness, Stability};
 use messages::LastLogged;
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process;
@@ -27,10 +32,10 @@ use tokio::sync::mpsc;
 
 /// The interval of reconciliations if the kernel does not report changes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How long one iteration may take before the agent counts as stuck.
-const ITERATION_TIMEOUT: Duration = Duration::from_secs(30);
-/// The interval of the watchdog's checks.
-const WATCHDOG_INTERVAL: Duration = Duration::from_secs(10);
+/// The interval in which an agent on standby checks whether it leads now.
+const STANDBY_INTERVAL: Duration = Duration::from_millis(100);
+/// How long an agent that ends waits until the next one serves the plugin's requests.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The limit of pods that wait for a check of their rules for excluded containers.
 const MAX_DAMAGED: usize = 64;
@@ -85,16 +90,6 @@ pub struct Job<'a> {
     pub own_pod: Option<PodRef>,
 }
 
-/// The role of this agent among those that run on the node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Leadership {
-    /// It has just started, and takes over from the running agent.
-    New,
-    Leads,
-    /// A later agent leads while it runs.
-    Yielded,
-}
-
 /// Runs the agent until SIGTERM or SIGINT. Problems of the node do not end it; `/readyz` and the log report them.
 ///
 /// # Errors
@@ -107,13 +102,13 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     let _running = job.runtime.start().map_err(|error| format!("can't start the thread of the tasks: {error}"))?;
     let tasks = job.runtime.tasks();
     let watches = SyncStates::default();
-    let health = Health::new(RESYNC_INTERVAL + ITERATION_TIMEOUT, watches.clone());
+    let health = Health::new(watches.clone());
     if let Some(address) = job.health_address {
         let bound = health
             .serve(address, job.metrics.clone(), tasks)
             .map_err(|error| format!("can't listen on health address {address}: {error}"))?;
         tracing::info!(address = %bound, "serving /healthz, /readyz and /metrics");
-        health.supervise(WATCHDOG_INTERVAL, tasks, exit_stuck);
+        health.supervise(tasks, exit_stuck);
     }
     if let OnExit::Auto(daemon_set) = &job.on_exit {
         daemon_set.watch(tasks);
@@ -121,12 +116,28 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     let reports = PodReports::start(job.account.clone(), tasks);
     let mut last_event = None;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
-    let (mut leadership, mut presence, mut timer) = (Leadership::New, None, SourceTimer::default());
+    let (mut leadership, mut installer, mut timer) = (None, None, SourceTimer::default());
     let mut running = None;
     loop {
         watch.discard_events();
         if running.is_none() && !job.is_occupied() {
             running = Some(job.start_services(&reports, &watches)?);
+        }
+        if leadership.is_none() && !job.is_occupied() {
+            let found = job.node.lead();
+            if let Ok(None) = found {
+                // Another agent leads, as in a rolling update. This one takes over when that one has ended.
+                logged.standby();
+                health.report(None, STANDBY_INTERVAL);
+                if watch.wait(STANDBY_INTERVAL, true).map_err(signal_error)? == WakeReason::Signal {
+                    return Ok(());
+                }
+                continue;
+            }
+            leadership = found.ok().flatten();
+            if let Some(RunningServices { services: Some(services), .. }) = &running {
+                services.lead();
+            }
         }
         let (desired, rejected) = match (job.desired)() {
             Ok(DesiredInstallation { desired, rejected }) => {
@@ -135,21 +146,14 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             Err(why) => (Err(why), None),
         };
         watch.directories(&job.directories(desired.as_ref().ok()));
-        if let (None, Ok(desired)) = (&presence, &desired) {
-            let installer = desired.installer.clone();
-            presence = job.node.be_present(&installer).ok().map(|presence| (installer, presence));
-            job.node.forget_absent();
+        if let Ok(desired) = &desired {
+            installer = Some(desired.installer.clone());
         }
-        let iteration = job.iterate(desired, leadership, &mut timer);
+        let iteration = job.iterate(desired, &mut timer);
         if matches!(iteration, Iteration::Occupied(_)) {
             // The agent of the DaemonSet that owns the installation serves the plugin.
             running = None;
         }
-        leadership = match iteration {
-            Iteration::Yields(_) => Leadership::Yielded,
-            Iteration::Failed(_) | Iteration::Occupied(_) => leadership,
-            _ => Leadership::Leads,
-        };
         let (readiness, mut delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
         if let (Iteration::Settled(_) | Iteration::Lacks(_) | Iteration::Waits(_), Some(left)) =
             (&iteration, timer.take_left())
@@ -160,13 +164,13 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             delay = delay.min(POLL_INTERVAL);
         }
         if let Some(RunningServices { services: Some(services), .. }) = &mut running {
-            services.report(iteration.taint_decision(&readiness), leadership != Leadership::Yielded);
+            services.report(iteration.taint_decision(&readiness));
         }
         job.count(&iteration, &readiness);
         job.metrics.rejected.set(rejected.is_some().into());
         let rejected = rejected.map(|reason| format!("{reason}; the last accepted configuration stays in use"));
         // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
-        health.report(readiness.obstacle().or_else(|| rejected.clone()), delay + ITERATION_TIMEOUT);
+        health.report(readiness.obstacle().or_else(|| rejected.clone()), delay);
         logged.rejected(rejected.as_deref());
         let event = installation_event(rejected.as_deref(), &iteration);
         if let (Some(pod), Some(event)) = (&job.own_pod, event.as_ref().filter(|_| event != last_event)) {
@@ -178,10 +182,8 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         // repair and compares again.
         if watch.wait(delay, ignore_events).map_err(signal_error)? == WakeReason::Signal {
             let removes = job.on_exit.removes();
-            let result = presence.map_or(Ok(()), |(installer, _)| {
-                job.node.forget_presence(&installer);
-                job.end(&installer, removes)
-            });
+            let result = installer.map_or(Ok(()), |installer| job.end(&installer, removes));
+            job.hand_over(leadership);
             if let Some(RunningServices { services: Some(services), .. }) = running.as_mut().filter(|_| removes) {
                 services.remove_taint();
             }
@@ -248,34 +250,20 @@ impl Job<'_> {
         Ok(RunningServices { services, containers })
     }
 
-    fn iterate(
-        &self,
-        desired: Result<DesiredState, String>,
-        leadership: Leadership,
-        timer: &mut SourceTimer,
-    ) -> Iteration {
+    fn iterate(&self, desired: Result<DesiredState, String>, timer: &mut SourceTimer) -> Iteration {
         let desired = match desired {
             Ok(desired) => desired,
             Err(reason) => return Iteration::Failed(reason),
         };
-        self.reconcile(&desired, leadership, timer).unwrap_or_else(|error| match error {
+        self.reconcile(&desired, timer).unwrap_or_else(|error| match error {
             InstallError::Owned(_) => Iteration::Occupied(error.to_string()),
             error => Iteration::Failed(error.to_string()),
         })
     }
 
-    fn reconcile(
-        &self,
-        desired: &DesiredState,
-        leadership: Leadership,
-        timer: &mut SourceTimer,
-    ) -> Result<Iteration, InstallError> {
+    fn reconcile(&self, desired: &DesiredState, timer: &mut SourceTimer) -> Result<Iteration, InstallError> {
         let lock = self.node.lock()?;
         let found = self.node.look(Some(desired))?;
-        let other = &found.record.installer;
-        if leadership != Leadership::New && *other != desired.installer && self.node.is_present(other) {
-            return Ok(Iteration::Yields(other.clone()));
-        }
         let invalid_chain_files = found.invalid_chain_files.len();
         let plan = timer.plan(desired, found)?;
         self.node.apply(&plan, self.program, &lock)?;
@@ -304,8 +292,7 @@ impl Job<'_> {
             | Iteration::Lacks(_)
             | Iteration::Followed(_)
             | Iteration::Waits(_)
-            | Iteration::ChainSkipped(_)
-            | Iteration::Yields(_) => {}
+            | Iteration::ChainSkipped(_) => {}
         }
     }
 
@@ -323,17 +310,32 @@ impl Job<'_> {
         reached.chain(linked).chain(self.sources.iter().cloned()).collect()
     }
 
+    /// Lets an agent on standby lead. If there is one, waits until it serves the plugin's requests, so that there is always
+    /// one that does.
+    fn hand_over(&self, leadership: Option<Leadership>) {
+        let Some(leadership) = leadership else { return };
+        let socket = self.services.as_ref().and_then(|services| services.socket.as_ref());
+        let socket = socket.and_then(|socket| self.node.reach(socket).ok());
+        let own = socket.and_then(|socket| Some((socket::identity(&socket).ok()?, socket)));
+        self.node.forget_leadership(Some(leadership));
+        let Some((own, socket)) = own else { return };
+        let until = |timeout, is: &dyn Fn() -> bool| {
+            let interval = STANDBY_INTERVAL / 10;
+            wait::until(timeout, [interval; 2], || Ok::<_, Infallible>(is().then_some(()))) == Ok(Some(()))
+        };
+        if until(3 * STANDBY_INTERVAL, &|| self.node.has_agent()) {
+            until(HANDOVER_TIMEOUT, &|| socket::identity(&socket).is_ok_and(|file| file != own));
+        }
+    }
+
     fn end(&self, installer: &str, removes: bool) -> Result<(), String> {
         let remove = || {
             let lock = self.node.lock()?;
             let found = self.node.look(None)?;
-            // A later agent may have taken over since the last iteration.
             let plan = if found.record.installer == installer { undo(&found) } else { InstallPlan::default() };
             if !plan.actions.is_empty() {
                 self.node.apply(&plan, self.program, &lock)?;
             }
-            self.node.forget_absent();
-            self.node.forget_silence();
             self.node.forget_lock(lock);
             Ok(plan)
         };

@@ -48,7 +48,7 @@ pub(super) enum TaintDecision {
     Add,
     /// The plugin is ready.
     Remove,
-    /// It is not known yet whether the plugin is ready, or a later agent leads.
+    /// It is not known yet whether the plugin is ready.
     Unchanged,
 }
 
@@ -86,15 +86,14 @@ impl Services {
             containers,
             policies: policies_report,
             states: states.clone(),
-            silent_until: Arc::default(),
         };
         let (services, shared_facts, shared) = (self.clone(), facts.clone(), (states.clone(), metrics.clone()));
-        let (running, has_ended) = channel();
+        let ((leads, is_leading), (running, has_ended)) = (watch::channel(false), channel());
+        let leads_socket = is_leading.clone();
         self.tasks.start(|| async move {
-            services.run(&shared_facts, &shared, (socket, &answers), ended).await;
+            services.run(&shared_facts, &shared, (socket, leads_socket, &answers), ended).await;
             drop::<Sender<()>>(running);
         });
-        let (leads, is_leading) = watch::channel(false);
         // An agent that neither repairs nor changes pods may have no access to saved state: the chart does not mount it.
         if self.pods.uses_saved_state() {
             let (account, reports) = (self.account.clone(), reports.clone());
@@ -111,13 +110,13 @@ impl Services {
         &self,
         facts: &SharedFacts,
         (states, metrics): &(SyncStates, Metrics),
-        (socket, answers): (Option<PathBuf>, &Answers),
+        (socket, leads, answers): (Option<PathBuf>, watch::Receiver<bool>, &Answers),
         ended: oneshot::Receiver<()>,
     ) {
         let mut connections = Connections::new(socket::MAX_CONNECTIONS);
         let serve = async {
             match socket {
-                Some(socket) => socket::serve(&socket, answers, &mut connections).await,
+                Some(socket) => socket::serve(&socket, answers, &mut connections, leads).await,
                 None => pending().await,
             }
         };
@@ -132,10 +131,15 @@ impl Services {
 }
 
 impl RunningServices {
+    /// Serves the plugin's requests and changes pods from now on: this agent leads.
+    pub(super) fn lead(&self) {
+        self.leads.send_replace(true);
+    }
+
     /// Reports an attempt to install the plugin. The reconciler of running pods reads the installed configurations again,
-    /// and the node's taint changes. `leads` is whether no later agent leads.
-    pub(super) fn report(&mut self, taint: TaintDecision, leads: bool) {
-        self.leads.send_replace(leads);
+    /// and the node's taint changes.
+    pub(super) fn report(&mut self, taint: TaintDecision) {
+        self.lead();
         match (&self.taint, taint) {
             (Some(controller), TaintDecision::Add) => controller.set_ready(false),
             (Some(controller), TaintDecision::Remove) => controller.set_ready(true),

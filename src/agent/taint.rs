@@ -20,8 +20,6 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// The number of conflicts in a row that do not count as failures: kubelets and controllers change a node that joins
 /// at the same time.
 const MAX_CONFLICTS: u32 = 10;
-/// The interval after which the node is read again: a node that registers again gets its taints from the kubelet.
-const RESYNC_INTERVAL: Duration = Duration::from_secs(600);
 /// How long an agent that ends waits for its last change.
 const END_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -69,7 +67,7 @@ impl Taint {
             };
             let taint = self.clone();
             let result = spawn_blocking(move || taint.reconcile(is_tainted)).await;
-            let pause = match result.unwrap_or_else(|panic| Err(Error::new(Code::Internal, panic.to_string()))) {
+            match result.unwrap_or_else(|panic| Err(Error::new(Code::Internal, panic.to_string()))) {
                 Ok(changed) => {
                     if changed {
                         let change = if is_tainted { "added to" } else { "removed from" };
@@ -77,7 +75,9 @@ impl Taint {
                     }
                     backoff.reset();
                     logged.clear();
-                    RESYNC_INTERVAL
+                    if updates.changed().await.is_err() {
+                        return;
+                    }
                 }
                 Err(error) => {
                     if logged != error.to_string() {
@@ -85,13 +85,12 @@ impl Taint {
                         tracing::warn!("can't {change} taint {} of node {}: {error}", self.key, self.node);
                         logged = error.to_string();
                     }
-                    backoff.pause(Instant::now())
+                    let pause = backoff.pause(Instant::now());
+                    if let Ok(Err(_)) = timeout(pause, updates.changed()).await {
+                        // The last state is applied before the task ends.
+                        sleep(pause).await;
+                    }
                 }
-            };
-            match timeout(pause, updates.changed()).await {
-                Ok(Err(_)) if logged.is_empty() => return,
-                Ok(Err(_)) => sleep(pause).await,
-                Ok(Ok(())) | Err(_) => {}
             }
         }
     }

@@ -40,8 +40,9 @@ when the program, the kubeconfig, the configuration, its token or a file of --co
 --attachments changes. If the plugin would reject a new file, the last valid ones stay in use. The
 agent reports the rejected file in /readyz, the log, the metric detour_configuration_rejected, and
 an Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of a DaemonSet run
-on a node, as during an upgrade, only the newer one is active. A node has one installation: the
-agent of another DaemonSet (--daemon-set) changes nothing there, and its error names the first one.
+on a node, as during an upgrade, the later one takes over when the earlier one has ended. A node
+has one installation: the agent of another DaemonSet (--daemon-set) changes nothing there, and its
+error names the first one.
 
 Credentials: The plugin's kubeconfig may come later than everything else, for example because the
 API server grants no token. Until then, pods with a sidecar wait, others start, and /readyz fails.

@@ -23,9 +23,8 @@ are those of the first packets. For an excluded container, the line also shows w
 the sidecar now, and until when.
 
 The command changes nothing. It requires root, and credentials that can list pods and namespaces:
-the first of --kubeconfig, KUBECONFIG, ~/.kube/config, the service account of the pod in which it
-runs, the plugin's own kubeconfig. The agent's service account has these permissions; the plugin's
-own kubeconfig does not.
+the service account of the agent's pod has these permissions, the plugin's own kubeconfig does not.
+With your own kubeconfig, use kubectl detour audit.
 
 Exit codes: 0 all pods are redirected by the desired rules, apart from exclusions, 1 a pod bypasses
 the mesh entirely, has other rules than desired, has a rule of another program that lets traffic

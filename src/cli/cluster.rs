@@ -1,12 +1,15 @@
 //! The cluster of a command, its kubeconfig, and the files that the command line names.
 
+use super::client::Kubectl;
 use super::install::own_kubeconfig;
 use super::output::CommandError;
 use clap::Args;
 use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles};
-use detour_cni::cluster::{self, AgentPod, Cluster, UserApi};
-use detour_cni::cni::{CniCommand, Code, Error, NetConf};
-use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, Subject, socket_lb};
+use detour_cni::cluster::{self, Cluster, NodeApi};
+use detour_cni::cni::{CniCommand, Code, Error, Kubernetes, NetConf};
+use detour_cni::inspect::{
+    AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, NO_CREDENTIALS, Subject, socket_lb,
+};
 use detour_cni::pod::{Facts, Pod, PodRef};
 use detour_cni::trusted_file;
 use std::fmt::Display;
@@ -25,45 +28,6 @@ const MAX_FILE: u64 = 16 << 20;
 /// Limit for a file with a host name. Names have at most 64 bytes (gethostname(2)), but hostname(5) allows comments.
 const MAX_HOSTNAME_FILE: u64 = 4 << 10;
 
-/// Selects the cluster.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct ConnectionArguments {
-    /// Kubeconfig [default: the files in $KUBECONFIG, or ~/.kube/config]
-    #[arg(long, value_name = "FILE", global = true)]
-    kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: its current context]
-    #[arg(long, value_name = "NAME", global = true)]
-    context: Option<String>,
-    /// Namespace of the agents' pods [default: all namespaces]
-    #[arg(long, value_name = "NAMESPACE", global = true)]
-    agent_namespace: Option<String>,
-}
-
-impl ConnectionArguments {
-    /// Opens the API server of the kubeconfig.
-    ///
-    /// # Errors
-    /// The kubeconfig is missing or invalid.
-    pub(crate) fn open(&self) -> Result<UserApi, CommandError> {
-        if let Some(path) = &self.kubeconfig {
-            check_exists("--kubeconfig", path)?;
-        }
-        UserApi::open(self.kubeconfig.as_deref(), self.context.as_deref()).map_err(CommandError::Input)
-    }
-
-    pub(crate) fn agent_namespace(&self) -> Option<&str> {
-        self.agent_namespace.as_deref()
-    }
-
-    /// Returns the agents' pods on one or all nodes.
-    ///
-    /// # Errors
-    /// The request failed.
-    pub(crate) fn agents(&self, api: &UserApi, node: Option<&str>) -> Result<Vec<AgentPod>, Error> {
-        api.agents(self.agent_namespace(), node)
-    }
-}
-
 /// Selects a configuration, and the cluster that has the pod.
 #[derive(Debug, Args)]
 pub(super) struct ClusterArguments {
@@ -79,12 +43,9 @@ pub(super) struct ClusterArguments {
     /// It also selects objects in manifests. Objects without a namespace belong to it, as with kubectl.
     #[arg(short, long, value_name = "NAMESPACE")]
     pub(super) namespace: Option<String>,
-    /// Kubeconfig for reading the pod [default: $KUBECONFIG, ~/.kube/config, or from --config]
-    #[arg(long, value_name = "FILE")]
-    pub(super) kubeconfig: Option<PathBuf>,
-    /// The cluster as kubectl selects it; `None` for the program's own rules.
+    /// Reads the pod in place of this program's own credentials.
     #[arg(skip)]
-    pub(super) connection: Option<ConnectionArguments>,
+    pub(super) kubectl: Option<Kubectl>,
 }
 
 impl ClusterArguments {
@@ -102,6 +63,11 @@ impl ClusterArguments {
     /// # Errors
     /// The namespace is missing, the configuration is invalid, or the cluster does not return the pod.
     pub(super) fn subject(&self, pod: &str, root: &Path) -> Result<Subject, CommandError> {
+        if let Some(kubectl) = &self.kubectl {
+            let applied = self.conf(DEFAULT_CONF)?;
+            let facts = kubectl.facts(self.namespace.as_deref(), pod)?;
+            return Ok(Subject::of(applied, facts, Some(kubectl))?);
+        }
         let configured = self.config.is_some().then(|| self.conf(DEFAULT_CONF)).transpose()?;
         let (source, facts) = self.read(pod, configured.as_ref().map(|applied| &applied.conf), root)?;
         Ok(match configured {
@@ -121,47 +87,51 @@ impl ClusterArguments {
     }
 
     fn read(&self, pod: &str, conf: Option<&NetConf>, root: &Path) -> Result<(PodSource, Facts), CommandError> {
-        let missing = || CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE"));
-        if self.connection.is_none() && self.namespace.is_none() {
-            return Err(missing());
-        }
-        let source = self.source(conf, root)?;
-        let of_context = || match &source {
-            PodSource::Api(api) => Some(api.namespace()),
-            PodSource::Facts(_) => None,
-        };
-        let namespace = self.namespace.as_deref().or_else(of_context).ok_or_else(missing)?;
-        let wanted = PodRef { namespace: namespace.to_owned(), name: pod.to_owned(), uid: None };
-        let facts = source.cluster().facts(&wanted, true)?;
+        let namespace = self
+            .namespace
+            .clone()
+            .ok_or_else(|| CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE")))?;
+        let source = source(conf, root)?;
+        let facts = source.cluster().facts(&PodRef { namespace, name: pod.to_owned(), uid: None }, true)?;
         Ok((source, facts))
     }
+}
 
-    /// Returns the source of pods: the API server of kubectl, of the kubeconfig, the source in the configuration, the API
-    /// server of the pod in which this process runs, or that of the plugin on this node.
-    fn source(&self, conf: Option<&NetConf>, root: &Path) -> Result<PodSource, CommandError> {
-        if let Some(connection) = &self.connection {
-            return connection.open().map(PodSource::Api);
-        }
-        if let Some(path) = kubeconfig(self.kubeconfig.as_deref())? {
-            return Ok(PodSource::Api(UserApi::of_file(path, TIMEOUT)));
-        }
-        if let Some(source) = conf.and_then(|conf| cluster::source(&conf.kubernetes)) {
-            return Ok(PodSource::Facts(source));
-        }
-        let of_plugin = || {
-            let path = HostRoot::new(root).reach(&own_kubeconfig()).ok()?;
-            path.exists().then(|| UserApi::of_node(root, path, TIMEOUT))
+/// Returns the source of pods: the one in the configuration, or the API server with the credentials of the pod in which
+/// this process runs, or of the plugin on this node.
+fn source(conf: Option<&NetConf>, root: &Path) -> Result<PodSource, CommandError> {
+    let reached = |path: &Option<PathBuf>| {
+        let path = HostPath::new(path.as_ref().filter(|path| !path.as_os_str().is_empty())?)?;
+        HostRoot::new(root).reach(&path).ok()
+    };
+    if let Some(named) = conf.map(|conf| &conf.kubernetes) {
+        let kubernetes = Kubernetes {
+            kubeconfig: reached(&named.kubeconfig),
+            agent_socket: reached(&named.agent_socket),
+            manifests_dir: reached(&named.manifests_dir),
+            ..named.clone()
         };
-        UserApi::in_cluster(TIMEOUT).or_else(of_plugin).map(PodSource::Api).ok_or_else(|| {
-            let msg = "no kubeconfig: add --kubeconfig, set KUBECONFIG, or create ~/.kube/config";
-            Error::new(Code::InvalidConfig, msg).into()
-        })
+        match (&kubernetes.kubeconfig, &kubernetes.agent_socket, &kubernetes.manifests_dir) {
+            // Without retries: the user sees at once why a request fails.
+            (Some(path), None, None) => return Ok(PodSource::Api(NodeApi::of_node(root, path.clone(), TIMEOUT))),
+            _ => {
+                if let Some(source) = cluster::source(&kubernetes) {
+                    return Ok(PodSource::Facts(source));
+                }
+            }
+        }
     }
+    let of_plugin = || {
+        let path = HostRoot::new(root).reach(&own_kubeconfig()).ok()?;
+        path.exists().then(|| NodeApi::of_node(root, path, TIMEOUT))
+    };
+    let api = NodeApi::in_cluster(TIMEOUT).or_else(of_plugin).map(PodSource::Api);
+    api.ok_or_else(|| Error::new(Code::InvalidConfig, NO_CREDENTIALS).into())
 }
 
 /// Where pods are read from.
 enum PodSource {
-    Api(UserApi),
+    Api(NodeApi),
     /// The source of facts in a configuration.
     Facts(Box<dyn Cluster>),
 }
@@ -214,27 +184,6 @@ fn installed(pod: &Pod, root: &Path) -> Result<(Vec<InstalledText>, Option<Strin
         for_every_pod: one.for_every_pod,
     });
     Ok((texts.collect(), reason))
-}
-
-/// Returns the absolute path of the kubeconfig that the flag or else the environment names.
-///
-/// # Errors
-/// The flag names a missing file.
-fn kubeconfig(flag: Option<&Path>) -> Result<Option<PathBuf>, CommandError> {
-    if let Some(path) = flag {
-        check_exists("--kubeconfig", path)?;
-    }
-    let absolute = |path: PathBuf| {
-        std::path::absolute(&path).map_err(|error| CommandError::Usage(format!("{}: {error}", path.display())))
-    };
-    flag.map(Path::to_owned).or_else(kubeconfig_from_environment).map(absolute).transpose()
-}
-
-/// Returns the first file in `KUBECONFIG`, or `~/.kube/config` if it exists, as kubectl does.
-pub(super) fn kubeconfig_from_environment() -> Option<PathBuf> {
-    let listed = || env::split_paths(&env::var_os("KUBECONFIG")?).find(|path| !path.as_os_str().is_empty());
-    let home = || env::var_os("HOME").filter(|home| !home.is_empty()).map(|home| Path::new(&home).join(".kube/config"));
-    listed().or_else(|| home().filter(|path| path.is_file()))
 }
 
 /// Checks that the file or directory of a flag exists.

@@ -1,6 +1,6 @@
 //! `detour doctor`: checks a node, and optionally a pod on it.
 
-use super::cluster::{check_exists, host_name, kubeconfig_from_environment};
+use super::cluster::host_name;
 use super::install::NodeArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use clap::{ArgAction, Args};
@@ -10,7 +10,6 @@ use detour_cni::inspect::doctor::{CheckTarget, Installation, MultusChain, OwnLis
 use detour_cni::pod::PodRef;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,9 +34,8 @@ The command changes nothing. The kernel and pod checks require root. The agent's
 all checks while the agent repairs pods (chart value repair.enabled), except those that read log
 files and the journal.
 
-To read the pod, the command uses the first of these that exists: --kubeconfig, KUBECONFIG,
-~/.kube/config, the service account of the pod in which it runs, the plugin's own kubeconfig. The
-plugin's own kubeconfig may lack permissions.
+To read the pod, the command uses the service account of the pod in which it runs, or else the
+plugin's own kubeconfig, which may lack permissions. With your own kubeconfig, use kubectl detour.
 
 A warning names a next step on a node that works as configured, for example for a pod with an older
 policy. It does not change the exit code.
@@ -74,9 +72,6 @@ pub(super) struct TargetArguments {
     /// The plugin's configuration on the node, or its directory [default: from the installation record, or from the platform]
     #[arg(long = "config", alias = "conf", value_name = "FILE|DIR")]
     conf: Option<HostPath>,
-    /// Kubeconfig for reading pods [default: see below]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
     /// Platform of the node [default: detected]
     #[arg(long, value_name = "NAME", value_parser = Platform::named)]
     platform: Option<&'static Platform>,
@@ -125,9 +120,6 @@ impl TargetArguments {
             let reached =
                 self.place.node().reach(path).map_err(|why| CommandError::Usage(format!("--config {path}: {why}")))?;
             fs::metadata(reached).map_err(|why| CommandError::Usage(format!("--config {path}: {why}")))?;
-        }
-        if let Some(path) = &self.kubeconfig {
-            check_exists("--kubeconfig", path)?;
         }
         Ok(self.target())
     }
@@ -180,7 +172,6 @@ impl TargetArguments {
                 }),
                 changed: found.as_ref().map(differences).map_err(ToString::to_string),
             },
-            kubeconfig: self.kubeconfig.clone().or_else(kubeconfig_from_environment),
             pod: None,
             probe: false,
         }

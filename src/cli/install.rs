@@ -169,8 +169,7 @@ impl UninstallArguments {
         let plan = undo(&node.look(None)?);
         let Some(lock) = lock else { return Ok(print_diff(&plan)) };
         node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
-        node.forget_absent();
-        node.forget_silence();
+        node.forget_leadership(None);
         node.forget_lock(lock);
         let code = print_changes(&plan);
         if node.has_agent() {

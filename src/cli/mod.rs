@@ -16,6 +16,7 @@ use std::process::ExitCode;
 
 mod agent;
 mod audit;
+mod client;
 mod cluster;
 mod doctor;
 mod explain;

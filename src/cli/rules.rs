@@ -9,9 +9,7 @@ use detour_cni::inspect::{RulesReport, RulesView};
 const EXAMPLES: &str = "\
 Examples:
   detour rules -n shop web-0
-        find the pod with your kubeconfig, or with the service account of the agent's pod
-  detour rules -n shop web-0 --kubeconfig /var/lib/cni/detour/kubeconfig
-        find the pod with the plugin's own kubeconfig
+        find the pod with the service account of the agent's pod, or with the plugin's kubeconfig
   detour rules --container 5f0c1f2ab34d
         use a container ID from crictl ps
   detour rules --pid \"$(pgrep -o envoy)\" -o json

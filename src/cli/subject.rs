@@ -1,17 +1,19 @@
 //! The arguments that several commands share: those that select a pod and a configuration, and those that select
 //! a network namespace on this node.
 
-use super::cluster::{ClusterArguments, ConnectionArguments, DEFAULT_CONF, check_exists, read_failed, read_text};
+use super::client::Kubectl;
+use super::cluster::{ClusterArguments, DEFAULT_CONF, check_exists, read_failed, read_text};
 use super::output::CommandError;
 use super::print_error;
 use clap::Args;
 use detour_cni::cni::{Code, DEFAULT_INTERFACE, Error};
+use detour_cni::firewall::Sender;
 use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
 use detour_cni::netns::find::{FoundNetns, of_container, of_pod, of_uid};
-use detour_cni::netns::{NetNs, outgoing_interface};
+use detour_cni::netns::{NetNs, interface_with, outgoing_interface};
 use detour_cni::state::{ROOT, Store};
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -29,7 +31,7 @@ pub(super) struct SubjectArguments {
     ///
     /// The file contains pods after injection, or objects with pod templates, as YAML or JSON: one object, several
     /// documents, or a list. A Namespace in it applies to the pods in that namespace.
-    #[arg(short = 'f', long = "file", value_name = "FILE", conflicts_with = "kubeconfig")]
+    #[arg(short = 'f', long = "file", value_name = "FILE")]
     file: Option<PathBuf>,
     /// Read the pod's Namespace object from this file
     #[arg(long, value_name = "FILE", requires = "file")]
@@ -71,9 +73,9 @@ impl SubjectArguments {
         self.cluster.pod(pod, root)
     }
 
-    /// Selects the cluster as kubectl does.
-    pub(super) fn use_connection(&mut self, connection: ConnectionArguments) {
-        self.cluster.connection = Some(connection);
+    /// Reads the pod with kubectl.
+    pub(super) fn read_with(&mut self, kubectl: Kubectl) {
+        self.cluster.kubectl = Some(kubectl);
     }
 
     /// Reads exactly one pod. The node's file system is mounted at `root`.
@@ -193,17 +195,32 @@ pub(super) struct NetnsRules {
 }
 
 impl NetnsRules {
-    /// Returns the interface through which the network namespace sends packets to `address`; the pod's default interface
-    /// without a route.
+    /// Returns the interface through which the packet leaves, or at which it arrives: for an inbound one, the interface with
+    /// its destination, as fallback that of the route back. Without a route, it is the pod's default interface.
     ///
     /// # Errors
     /// The namespace can't be entered, or the kernel refuses the request.
-    pub(super) fn interface_to(&self, address: IpAddr) -> Result<String, Error> {
+    pub(super) fn interface_of(&self, from: Sender, to: IpAddr) -> Result<String, Error> {
+        let find = || match from {
+            Sender::Process { uid, .. } => outgoing_interface(to, Some(uid)),
+            Sender::Inbound(client) => match interface_with(to)? {
+                Some(interface) => Ok(Some(interface)),
+                None => outgoing_interface(client.unwrap_or_else(|| outside(to)), None),
+            },
+        };
         let found = match NetNs::open(&self.netns)? {
-            Some(netns) => netns.enter_without_lock(|| outgoing_interface(address))?,
+            Some(netns) => netns.enter_without_lock(find)?,
             None => None,
         };
         Ok(found.unwrap_or_else(|| DEFAULT_INTERFACE.to_owned()))
+    }
+}
+
+/// Returns an address that only a default route reaches: it is reserved for documentation (RFC 5737, RFC 3849).
+fn outside(to: IpAddr) -> IpAddr {
+    match to {
+        IpAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
+        IpAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
     }
 }
 

@@ -8,7 +8,7 @@ use detour_cni::firewall::{Destination, RuleFormat, RulesetView, Sender};
 use detour_cni::inspect::{ExcludedSenders, SenderArgument, Subject, Trace, explain};
 use detour_cni::pod::Pod;
 use detour_cni::sub_plugins::{bypasses_inbound, default_interface, own_addresses};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -102,7 +102,7 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
             let read = arguments.namespace.read(&selector, &command)?;
             let interface = match arguments.interface {
                 Some(interface) => interface,
-                None => read.interface_to(peer(from, to))?,
+                None => read.interface_of(from, to.address.ip())?,
             };
             let rules = read.rules;
             let (view, senders) = (rules.view(), ExcludedSenders::live(&rules, &arguments.namespace.root));
@@ -133,16 +133,5 @@ fn planned_format(subject: &Subject) -> RuleFormat {
         Some(format) => format,
         None if subject.facts.pod.has_own_users => RuleFormat::Nftables,
         None => RuleFormat::default(),
-    }
-}
-
-/// Returns the other end of the connection; for a client without an address, one that only a default route reaches: it is
-/// reserved for documentation (RFC 5737, RFC 3849).
-fn peer(from: Sender, to: Destination) -> IpAddr {
-    match from {
-        Sender::Process { .. } => to.address.ip(),
-        Sender::Inbound(Some(client)) => client,
-        Sender::Inbound(None) if to.address.is_ipv4() => Ipv4Addr::new(192, 0, 2, 1).into(),
-        Sender::Inbound(None) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
     }
 }

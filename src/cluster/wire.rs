@@ -263,7 +263,13 @@ pub(crate) struct NamespaceObject {
 impl From<NamespaceObject> for pod::Namespace {
     fn from(NamespaceObject { metadata }: NamespaceObject) -> Self {
         let dataplane_mode = metadata.labels.get(DATAPLANE_MODE).cloned();
-        Self { name: metadata.name, annotations: metadata.annotations, labels: metadata.labels, dataplane_mode }
+        Self {
+            name: metadata.name,
+            annotations: metadata.annotations,
+            labels: metadata.labels,
+            dataplane_mode,
+            incomplete: false,
+        }
     }
 }
 

@@ -106,15 +106,13 @@ pub struct Error {
     pub names_pod: bool,
     /// Whether `msg` names the network of a primary plugin: the path of a configuration's block does.
     pub names_network: bool,
-    /// Whether neither the node's agent nor the API server has answered.
-    pub unanswered: bool,
 }
 
 impl Error {
     /// Returns an error without details.
     pub fn new(code: Code, msg: impl Into<String>) -> Self {
         let (msg, details) = (msg.into(), String::new());
-        Self { code, msg, details, answered: None, names_pod: false, names_network: false, unanswered: false }
+        Self { code, msg, details, answered: None, names_pod: false, names_network: false }
     }
 
     /// Returns the error with these details.

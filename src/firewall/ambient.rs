@@ -3,10 +3,11 @@
 //! them: in the kernel, they compare marks with a mask, and in the format `nftables` they are in Istio's own tables.
 
 use super::istio::{DNS_PROXY_PORT, PROXY_ZONE, ZTUNNEL_MARK};
-use super::live::{LiveRuleset, NativeIstio};
+use super::live::LiveRuleset;
 use super::native::rule::{BaseHook, Condition, Key, NativeAction, NativeRule};
 use super::native::set::Spans;
 use super::native::{addresses, interface};
+use super::redirections::NativeIstio;
 use super::rule::{Family, Hook, Ruleset, Table};
 use super::view::{RuleView, RulesetView, TableId};
 use crate::cni::RuleFormat;
@@ -40,18 +41,19 @@ impl AmbientRedirection {
     /// Finds the redirection in the kernel.
     #[must_use]
     pub fn of(live: &LiveRuleset) -> Option<Self> {
-        if let Some(istio) = live.native_istio.filter(|istio| istio.ambient) {
+        if let Some(istio) = live.native_istio().filter(|istio| istio.ambient) {
             let NativeIstio { captures_dns, captures_inbound, .. } = istio;
             return Some(Self { format: RuleFormat::Nftables, captures_dns, captures_inbound });
         }
-        let chains = |wanted: Table| {
-            let chains = live.chains().filter(move |(_, table, name, _)| *table == wanted && *name == PREROUTING);
-            chains.map(|(.., chain)| chain)
+        let has_chain = |wanted: Table, has_rules: bool| {
+            let mut chains = live.chains().filter(|(_, table, name, _)| *table == wanted && *name == PREROUTING);
+            chains.any(|(.., chain)| !has_rules || !chain.rules.is_empty())
         };
-        chains(Table::Nat).next().is_some().then(|| Self {
+        // The name only tells which tool made the redirection.
+        (has_chain(Table::Nat, false) && live.redirects_in_iptables(Hook::Output)).then(|| Self {
             format: RuleFormat::Iptables,
-            captures_dns: chains(Table::Raw).next().is_some(),
-            captures_inbound: chains(Table::Nat).any(|chain| !chain.rules.is_empty()),
+            captures_dns: has_chain(Table::Raw, true),
+            captures_inbound: has_chain(Table::Nat, true),
         })
     }
 

@@ -3,11 +3,12 @@
 
 use super::live::{LiveRule, LiveRuleset};
 use super::native::live::{NativeLiveChain, NativeLiveTables, are_equal};
-use super::native::rule::{NativeChain, NativeTable, NativeTables};
+use super::native::rule::{EXCLUSIONS_NAT_PRIORITY, NativeChain, NativeTable, NativeTables};
 use super::plan::{CreatedTables, check_steps};
 use super::rule::{Family, Hook, Name, Ruleset, Table};
-use super::step::Step;
+use super::step::{Step, priority_of};
 use super::view::TableId;
+use crate::cni::RuleFormat;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 
@@ -53,7 +54,7 @@ pub enum DriftKind {
     Moved,
     /// A chain is attached to another hook or priority than desired.
     OtherHook,
-    /// A chain of another tool, in words, can redirect excluded traffic first.
+    /// A chain of another tool, in words, can redirect excluded or captured traffic first.
     NotFirst,
 }
 
@@ -67,7 +68,8 @@ impl fmt::Display for Drift {
             DriftKind::OtherHook => write!(f, "wrong hook or priority: {at}"),
             DriftKind::NotFirst => {
                 let place = at.table.place();
-                write!(f, "not first: {place}: {} runs first and can redirect excluded traffic", at.chain)
+                let which = if at.table == TableId::Native(NativeTable::Exclusions) { "excluded" } else { "captured" };
+                write!(f, "not first: {place}: {} runs first and can redirect {which} traffic", at.chain)
             }
         }
     }
@@ -157,13 +159,32 @@ fn iptables_differences(live: &LiveRuleset, family: Family, table: Table, steps:
     drift.found
 }
 
-/// Returns the chains of other tools that run before the exclusions, if anything is excluded.
+/// Returns the chains of other tools that can redirect a connection before detour's rules do: of two chains with the same
+/// priority, the newer one is first (net/netfilter/core.c, `nf_hook_entries_grow`).
 #[must_use]
-pub(super) fn earlier_drift(live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift> {
-    let mut drift = TableDrift::of(TableId::Native(NativeTable::Exclusions));
-    let earlier = live.before_exclusions.iter().filter(|_| desired.excluded.is_some());
-    earlier.for_each(|chain| drift.chain(DriftKind::NotFirst, chain));
-    drift.found
+pub(super) fn earlier_drift(live: &LiveRuleset, desired: &Ruleset, format: RuleFormat) -> Vec<Drift> {
+    let mut found = Vec::new();
+    let redirection = match format {
+        RuleFormat::Iptables => TableId::Iptables(Family::Ip, Table::Nat),
+        RuleFormat::Nftables => TableId::Native(NativeTable::Of(Table::Nat)),
+    };
+    for chain in live.redirecting_chains() {
+        let excludes = desired.excluded.is_some() && chain.at.hook == Hook::Output;
+        let table = if excludes && chain.at.priority <= EXCLUSIONS_NAT_PRIORITY {
+            TableId::Native(NativeTable::Exclusions)
+        } else if chain.to_port
+            && !desired.tables.is_empty()
+            && chain.at.priority <= priority_of(redirection, Table::Nat)
+        {
+            redirection
+        } else {
+            continue;
+        };
+        let mut drift = TableDrift::of(table);
+        drift.chain(DriftKind::NotFirst, &chain.text);
+        found.extend(drift.found);
+    }
+    found
 }
 
 /// Returns how detour's native tables differ from `desired`. All their chains and rules are detour's, so every

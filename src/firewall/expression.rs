@@ -5,25 +5,25 @@
 use crate::netlink::attributes::{self, Attributes, find, find_be32, find_be64, find_text};
 
 /// `NFTA_LIST_ELEM`.
-const LIST_ELEMENT: u16 = 1;
+pub(super) const LIST_ELEMENT: u16 = 1;
 /// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`.
-const NAME: u16 = 1;
-const DATA: u16 = 2;
+pub(super) const NAME: u16 = 1;
+pub(super) const DATA: u16 = 2;
 /// `NFTA_DATA_VALUE`, `NFTA_DATA_VERDICT`; within the latter `NFTA_VERDICT_CODE`, `_CHAIN`.
 const VALUE: u16 = 1;
-const VERDICT: u16 = 2;
+pub(super) const VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 const VERDICT_CHAIN: u16 = 2;
 /// The register that all expressions of a rule use.
 const REGISTER: u32 = 1;
-const VERDICT_REGISTER: u32 = 0;
+pub(super) const VERDICT_REGISTER: u32 = 0;
 /// `NFT_CMP_GTE`, `NFT_CMP_LTE`.
 const AT_LEAST: u32 = 5;
 const AT_MOST: u32 = 3;
 /// `NFT_BYTEORDER_HTON`, `NFT_LOOKUP_F_INV`, `NFT_NAT_DNAT`.
 const HOST_TO_NETWORK: u32 = 1;
 const LOOKUP_INVERTED: u32 = 1;
-const DESTINATION_NAT: u32 = 1;
+pub(super) const DESTINATION_NAT: u32 = 1;
 /// `NFT_SOCKET_CGROUPV2`.
 const SOCKET_CGROUP: u32 = 3;
 /// `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED` (linux/netfilter/nf_nat.h): the kernel sets these flags
@@ -405,7 +405,7 @@ impl<'a> NftVerdict<'a> {
         }
     }
 
-    fn read(data: &'a [u8]) -> Option<Self> {
+    pub(super) fn read(data: &'a [u8]) -> Option<Self> {
         let chain = || find_text(data, VERDICT_CHAIN);
         match find_be32(data, VERDICT_CODE)? {
             NF_DROP => Some(Self::Drop),

@@ -3,25 +3,18 @@
 
 use super::containers::ContainerElement;
 use super::expression::Counter;
+use super::foreign::{self, AttachedAt, ForeignTables};
 use super::iptables;
 use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_rule, detach, native_table_of};
-use super::native::rule::{EXCLUSIONS_NAT_PRIORITY, NativeAction, NativeTable};
+use super::native::rule::NativeAction;
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta, retry_changed};
-use super::rule::{Family, Hook, NFPROTO_INET, Rule, Table};
+use super::outline::Outline;
+use super::rule::{Family, NFPROTO_INET, Rule, Table};
 use crate::cni;
 use crate::cni::Code;
 use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find, find_be32, find_be64, find_text};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// The prefixes of the native tables of Istio's tools, for pods with a sidecar (istio/istio, `tools/istio-nftables`) and
-/// in the ambient mesh (`cni/pkg/nftables`).
-const ISTIO_SIDECAR: &str = "istio-proxy-";
-const ISTIO_AMBIENT: &str = "istio-ambient-";
-/// The tables of Istio's tools that contain rules only if DNS is captured.
-const ISTIO_RAW: [&str; 2] = ["istio-proxy-raw", "istio-ambient-raw"];
-/// The native table of istio-cni that captures inbound connections to a pod in the ambient mesh.
-const AMBIENT_NAT: &str = "istio-ambient-nat";
 
 /// A live rule in a table of iptables.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +25,8 @@ pub struct LiveRule {
     pub rule: Result<Rule, Option<String>>,
     /// The packets and bytes that matched it.
     pub counter: Counter,
+    /// What it does, also for a rule that detour would not write.
+    pub(super) outline: Outline,
 }
 
 impl LiveRule {
@@ -39,7 +34,8 @@ impl LiveRule {
     pub(super) fn read(body: &[u8], family: Family) -> Option<Self> {
         let (handle, expressions) =
             (find_be64(body, nfta::RULE_HANDLE)?, find(body, nfta::RULE_EXPRESSIONS).unwrap_or_default());
-        Some(Self { handle, rule: iptables::decode(expressions, family), counter: Counter::read(expressions) })
+        let (counter, outline) = (Counter::read(expressions), Outline::read(expressions));
+        Some(Self { handle, rule: iptables::decode(expressions, family), counter, outline })
     }
 
     /// Returns the chain that the rule jumps to.
@@ -67,6 +63,8 @@ impl std::fmt::Display for LiveRule {
 pub struct LiveChain {
     /// Whether it is attached to a hook, as iptables' built-in chains are.
     pub built_in: bool,
+    /// Where it is attached, if it can redirect traffic there.
+    pub(super) at: Option<AttachedAt>,
     /// Its rules in order.
     pub rules: Vec<LiveRule>,
 }
@@ -85,28 +83,10 @@ pub struct LiveRuleset {
     pub native: NativeLiveTables,
     /// The elements of the sets of excluded containers.
     pub containers: Vec<ContainerElement>,
-    /// Detour's native tables that another process switched off (`flags dormant`).
-    dormant: BTreeSet<NativeTable>,
-    /// The native redirection of Istio's own tools, if present.
-    pub native_istio: Option<NativeIstio>,
-    /// The chains of other tools that can redirect outbound connections before the exclusions apply, in words.
-    pub before_exclusions: Vec<String>,
-}
-
-/// Returns whether a native table redirects to ztunnel; `None` if it is not one of Istio's tools.
-fn is_ambient_of_istio(table: &str) -> Option<bool> {
-    [(ISTIO_SIDECAR, false), (ISTIO_AMBIENT, true)].iter().find(|(prefix, _)| table.starts_with(prefix)).map(|it| it.1)
-}
-
-/// A native redirection of Istio's own tools.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct NativeIstio {
-    /// Whether it redirects to ztunnel.
-    pub ambient: bool,
-    /// Whether it captures DNS.
-    pub captures_dns: bool,
-    /// Whether it captures inbound connections, if it redirects to ztunnel.
-    pub captures_inbound: bool,
+    /// The tables that a process switched off (`flags dormant`), by family and name.
+    dormant: BTreeSet<(u8, String)>,
+    /// The tables of other tools with chains that can redirect traffic.
+    pub(super) others: ForeignTables,
 }
 
 impl LiveRuleset {
@@ -140,16 +120,17 @@ impl LiveRuleset {
     /// As [`Self::read`].
     pub fn read_within(limit: DumpLimit, socket: &mut NfSocket) -> Result<Self, NfError> {
         socket.allow(limit);
-        let (mut live, has_other_tables) = Self::read_tables(socket)?;
-        if live.tables.is_empty() && live.native.is_empty() && live.native_istio.is_none() {
+        let mut live = Self::read_tables(socket)?;
+        if live.tables.is_empty() && live.native.is_empty() && live.others.is_empty() {
             return Ok(live);
         }
         let mut sets = Sets::read(socket, &live.native)?;
         live.containers = std::mem::take(&mut sets.containers);
         live.read_chains(socket)?;
-        for (family, which) in live.dumps_of_rules(has_other_tables) {
+        for (family, which) in live.dumps_of_rules() {
             socket.dump_of(Verb::GetRule, family, which, |number, body| live.add_rule(&sets, number, body))?;
         }
+        foreign::read_rules(socket, &mut live.others)?;
         if socket.generation()? == live.generation { Ok(live) } else { Err(NfError::Changed) }
     }
 
@@ -159,59 +140,60 @@ impl LiveRuleset {
     /// As [`Self::read`].
     pub(super) fn without_rules(socket: &mut NfSocket) -> Result<Self, NfError> {
         socket.allow(DumpLimit::USUAL);
-        let (mut live, _) = Self::read_tables(socket)?;
+        let mut live = Self::read_tables(socket)?;
         live.read_chains(socket)?;
         Ok(live)
     }
 
-    /// Reads the tables; also returns whether tables of other tools exist.
-    fn read_tables(socket: &mut NfSocket) -> Result<(Self, bool), NfError> {
+    fn read_tables(socket: &mut NfSocket) -> Result<Self, NfError> {
         let generation = socket.generation()?;
         let mut live = Self { generation, ..Self::default() };
-        let mut has_other_tables = false;
         socket.dump(Verb::GetTable, |family, body| {
             let name = find_text(body, nfta::TABLE);
             if let Some(key) = table_of(family, name) {
                 live.tables.entry(key).or_default();
             } else if let Some(table) = native_table_of(family, name) {
                 live.native.entry(table).or_default();
-                let flags = find_be32(body, nfta::TABLE_FLAGS).unwrap_or_default();
-                live.dormant.extend((flags & nfta::DORMANT != 0).then_some(table));
-            } else if let Some(ambient) = name.filter(|_| family == NFPROTO_INET).and_then(is_ambient_of_istio) {
-                live.native_istio.get_or_insert_default().ambient |= ambient;
-            } else {
-                has_other_tables = true;
+            } else if let Some(name) = name {
+                live.others.entry((family, name.to_owned())).or_default();
+            }
+            if find_be32(body, nfta::TABLE_FLAGS).unwrap_or_default() & nfta::DORMANT != 0 {
+                live.dormant.extend(name.map(|name| (family, name.to_owned())));
             }
         })?;
-        Ok((live, has_other_tables))
+        Ok(live)
     }
 
     fn read_chains(&mut self, socket: &mut NfSocket) -> Result<(), NfError> {
         socket.dump(Verb::GetChain, |family, body| {
-            let table = table_of(family, find_text(body, nfta::TABLE)).and_then(|key| self.tables.get_mut(&key));
-            if let (Some(table), Some(name)) = (table, find_text(body, nfta::CHAIN_NAME)) {
-                table.entry(name.to_owned()).or_default().built_in = find(body, nfta::CHAIN_HOOK).is_some();
+            let (Some(table), Some(name)) = (find_text(body, nfta::TABLE), find_text(body, nfta::CHAIN_NAME)) else {
+                return;
+            };
+            let key = (family, table.to_owned());
+            let at = AttachedAt::read(body).filter(|_| !self.dormant.contains(&key));
+            if let Some(table) = table_of(family, Some(table)).and_then(|key| self.tables.get_mut(&key)) {
+                let chain = table.entry(name.to_owned()).or_default();
+                (chain.built_in, chain.at) = (find(body, nfta::CHAIN_HOOK).is_some(), at);
+            } else if let Some(table) = self.others.get_mut(&key) {
+                foreign::add_chain(table, name, at);
             }
             add_native_chain(&mut self.native, family, body);
-            self.before_exclusions.extend(before_exclusions(family, body));
         })?;
-        for table in &self.dormant {
-            detach(self.native.entry(*table).or_default());
+        for table in self.dormant.iter().filter_map(|(family, name)| native_table_of(*family, Some(name))) {
+            detach(self.native.entry(table).or_default());
         }
         Ok(())
     }
 
-    /// Returns the dumps that list the rules of the relevant tables: a single one, or one for each table if tables of
-    /// other tools exist, which may contain any number of rules.
-    fn dumps_of_rules(&self, has_other_tables: bool) -> Vec<(u8, Attributes)> {
-        if !has_other_tables {
+    /// Returns the dumps that list the rules of the tables of iptables and of detour: a single one, or one for each table
+    /// if tables of other tools exist, which may contain any number of rules.
+    fn dumps_of_rules(&self) -> Vec<(u8, Attributes)> {
+        if self.others.is_empty() {
             return vec![(0, Attributes::new())];
         }
         let iptables = self.tables.keys().map(|(family, table)| (family.number(), table.name()));
         let native = self.native.keys().map(|table| (NFPROTO_INET, table.name()));
-        let istio = self.native_istio.iter().flat_map(|_| [ISTIO_RAW[0], ISTIO_RAW[1], AMBIENT_NAT]);
-        let istio = istio.map(|table| (NFPROTO_INET, table));
-        let all = iptables.chain(native).chain(istio);
+        let all = iptables.chain(native);
         all.map(|(family, table)| (family, Attributes::of(|list| list.text(nfta::TABLE, table)))).collect()
     }
 
@@ -224,17 +206,6 @@ impl LiveRuleset {
             return;
         }
         add_native_rule(&mut self.native, sets, number, body);
-        if let Some(istio) = self.native_istio.as_mut().filter(|_| number == NFPROTO_INET) {
-            let (table, chain) = (find_text(body, nfta::TABLE), find_text(body, nfta::RULE_CHAIN));
-            istio.captures_dns |= table.is_some_and(|table| ISTIO_RAW.contains(&table));
-            istio.captures_inbound |= (table, chain) == (Some(AMBIENT_NAT), Some("istio-prerouting"));
-        }
-    }
-
-    /// Reports whether detour's native tables redirect traffic.
-    #[must_use]
-    pub fn redirects_natively(&self) -> bool {
-        self.native.values().any(|chains| chains.contains_key("ISTIO_OUTPUT"))
     }
 
     /// Returns the mark that the rules of detour's native tables set on packets for TPROXY.
@@ -274,20 +245,6 @@ pub fn failed(action: &str, error: NfError) -> cni::Error {
         _ => (Code::KernelRefused, ""),
     };
     cni::Error::new(code, format!("can't {action} the rules of the network namespace: {error}{next}"))
-}
-
-/// Describes a chain of another tool that translates destinations of outbound connections before the exclusions do: of two
-/// chains with the same priority, the newer one is first (net/netfilter/core.c, `nf_hook_entries_grow`).
-fn before_exclusions(family: u8, body: &[u8]) -> Option<String> {
-    let (table, name, attached) =
-        (find_text(body, nfta::TABLE)?, find_text(body, nfta::CHAIN_NAME)?, find(body, nfta::CHAIN_HOOK)?);
-    let priority = i32::from_be_bytes(find(attached, nfta::HOOK_PRIORITY)?.try_into().ok()?);
-    let is_before = native_table_of(family, Some(table)).is_none()
-        && find_text(body, nfta::CHAIN_TYPE) == Some("nat")
-        && find_be32(attached, nfta::HOOK_NUMBER) == Some(Hook::Output.number())
-        && priority <= EXCLUSIONS_NAT_PRIORITY;
-    let family = Family::ALL.into_iter().find(|own| own.number() == family).map_or("inet", Family::name);
-    is_before.then(|| format!("chain {name} of table {family} {table} with priority {priority}"))
 }
 
 /// Returns which of the tables of iptables has this name in family `family` (`NFPROTO_…`).

@@ -4,6 +4,9 @@
 //! * `rule`: the rule model, shared by both rule formats
 //! * `from_policy`, with `istio` (the redirection): a policy as rules
 //! * `live`: reads the live rules
+//! * `outline`: what rules of any tool do, without their conditions
+//! * `foreign`: the live tables of other tools
+//! * `redirections`: what other tools do with the pod's traffic, from live rules
 //! * `ambient`: the rules that istio-cni writes for pods in the ambient mesh
 //! * `plan`: the changes from live to desired rules, in iptables' tables
 //! * `step`: the steps of a transaction, as messages and in words
@@ -24,14 +27,17 @@ mod containers;
 mod drift;
 mod evaluation;
 mod expression;
+mod foreign;
 mod from_policy;
 mod iptables;
 mod istio;
 mod live;
 pub mod native;
 pub mod nfnetlink;
+mod outline;
 mod packet;
 mod plan;
+mod redirections;
 mod removal;
 pub mod rule;
 mod rule_format;
@@ -48,12 +54,14 @@ pub use containers::{
 pub use drift::{Drift, DriftKind, RuleAt, foreign_rules};
 pub use evaluation::{Arrival, Evaluation, Hop, RulePlace};
 pub use expression::Counter;
+pub use foreign::AttachedAt;
 pub use from_policy::{MAX_RULES, max_rules};
 pub use iptables::{legacy_tables, restore_text};
 pub use istio::DNS_PROXY_PORT;
-pub use live::{LiveChain, LiveRule, LiveRuleset, NativeIstio, failed};
+pub use live::{LiveChain, LiveRule, LiveRuleset, failed};
 pub use packet::{Destination, InSet, Packet, Sender};
 pub use plan::CreatedTables;
+pub use redirections::{ForeignRedirection, NativeIstio, RedirectingChain};
 pub use removal::remove;
 pub use rule::{Ruleset, TableRules};
 pub use rule_format::Transaction;

@@ -41,6 +41,12 @@ impl CreatedTables {
         made
     }
 
+    /// Returns whether nothing was created.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tables.is_empty() && self.hooks.is_empty()
+    }
+
     /// Adds the tables and chains of `other`.
     pub fn add(&mut self, other: &Self) {
         self.tables.extend(&other.tables);

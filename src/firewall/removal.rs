@@ -5,6 +5,7 @@ use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::rule::NativeTable;
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta, retry_changed};
+use super::outline::Outline;
 use super::plan::CreatedTables;
 use super::rule::{Hook, NFPROTO_INET, Ruleset, is_redirection_chain};
 use crate::cni::RuleFormat;
@@ -34,8 +35,8 @@ pub fn remove(format: RuleFormat, own: &Ruleset, made: &CreatedTables) -> Result
             Err(error) => tracing::debug!("can't remove the rules: {error}; flushing detour's chains instead"),
         }
     }
-    // One transaction for each: a missing chain or table would fail all others with it.
-    flushes(format, own).iter().try_for_each(|flush| send(&mut socket, flush))
+    // One transaction for each: a missing chain or table, or one of another owner, would fail all others with it.
+    flushes(format, own).iter().map(|flush| send(&mut socket, flush)).fold(Ok(()), Result::and)
 }
 
 /// Reads the live rules that removal needs: of each built-in chain, the rules of `own` and those that jump to
@@ -77,7 +78,7 @@ fn read_beginnings(socket: &mut NfSocket, own: &Ruleset) -> Result<LiveRuleset, 
 }
 
 fn placeholder() -> LiveRule {
-    LiveRule { handle: 0, rule: Err(None), counter: Counter::default() }
+    LiveRule { handle: 0, rule: Err(None), counter: Counter::default(), outline: Outline::default() }
 }
 
 /// Deletes a table (`NFTA_TABLE_…`) or flushes one of its chains (`NFTA_RULE_…`).

@@ -55,23 +55,30 @@ impl RuleFormat {
             Self::Nftables => Vec::new(),
         };
         found.extend(native_drift(&live.native, &self.native(desired)));
-        found.extend(earlier_drift(live, desired));
+        found.extend(self.earlier(live, desired));
         found
+    }
+
+    /// Returns the chains of other tools that can redirect a connection before the rules of `desired` do.
+    #[must_use]
+    pub fn earlier(self, live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift> {
+        earlier_drift(live, desired, self)
     }
 }
 
 impl LiveRuleset {
-    /// Returns the format of detour's live redirection, if there is one. Native tables always are detour's; a chain in
-    /// the tables of iptables is if it is in `previous`.
+    /// Returns the format of detour's live redirection, if there is one: the `recorded` one if any of its chains exists,
+    /// whose iptables chains are those of `known`. Without a record, native tables that redirect are detour's.
     #[must_use]
-    pub fn rule_format(&self, previous: &Ruleset) -> Option<RuleFormat> {
-        let is_native = self.native.keys().any(|table| matches!(table, NativeTable::Of(_)));
-        let mut chains = self.chains();
-        match (is_native, chains.any(|(family, table, name, _)| previous.has_chain(family, table, name))) {
-            (true, _) => Some(RuleFormat::Nftables),
-            (false, true) => Some(RuleFormat::Iptables),
-            (false, false) => None,
-        }
+    pub fn rule_format(&self, recorded: Option<RuleFormat>, known: &Ruleset) -> Option<RuleFormat> {
+        let exists = match recorded {
+            Some(RuleFormat::Iptables) => {
+                self.chains().any(|(family, table, name, _)| known.has_chain(family, table, name))
+            }
+            Some(RuleFormat::Nftables) => self.native.keys().any(|table| matches!(table, NativeTable::Of(_))),
+            None => return self.redirects_natively().then_some(RuleFormat::Nftables),
+        };
+        recorded.filter(|_| exists)
     }
 }
 

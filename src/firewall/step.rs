@@ -76,7 +76,7 @@ const fn family_of(table: TableId) -> u8 {
 }
 
 /// Returns the priority of a base chain (linux/netfilter_ipv4.h), which iptables-nft sets in the tables of iptables.
-const fn priority_of(table: TableId, like: Table) -> i32 {
+pub(super) const fn priority_of(table: TableId, like: Table) -> i32 {
     match (table, like) {
         (TableId::Native(table), _) => table.priority(like),
         (TableId::Iptables(..), Table::Raw) => -300,

@@ -4,7 +4,8 @@
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::conditions;
-use super::native::rule::{BaseHook, Condition, NativeAction, NativeRule, NativeTable};
+use super::native::rule::{BaseHook, Condition, EXCLUSIONS_NAT_PRIORITY, NativeAction, NativeRule, NativeTable};
+use super::redirections::RedirectingChain;
 use super::rule::{Family, Hook, Rule, Ruleset, Table};
 use crate::cni::RuleFormat;
 use std::collections::BTreeMap;
@@ -137,16 +138,23 @@ impl RulesetView {
                 ));
             }
         }
-        if let Some(istio) = live.native_istio {
+        if let Some(istio) = live.native_istio() {
             let tables = if istio.ambient { "istio-ambient-*" } else { "istio-proxy-*" };
             let caveat = format!("tables inet {tables} also redirect the pod, but their rules are not evaluated");
             view.unread_redirections.push(caveat);
         }
-        if live.native.contains_key(&NativeTable::Exclusions) {
-            let earlier = live.before_exclusions.iter();
-            let caveat = |chain| format!("{chain} can redirect connections before the exclusions; it is not evaluated");
-            view.caveats.extend(earlier.map(caveat));
+        let has_exclusions = live.native.contains_key(&NativeTable::Exclusions);
+        for RedirectingChain { at, text, .. } in live.redirecting_chains() {
+            let which = if at.hook == Hook::Output { "outbound" } else { "inbound" };
+            let caveat = format!("{text} can redirect {which} connections; it is not evaluated");
+            // The exclusions fix the destination of outbound connections.
+            let is_first = has_exclusions && at.hook == Hook::Output && at.priority <= EXCLUSIONS_NAT_PRIORITY;
+            let list = if is_first { &mut view.caveats } else { &mut view.unread_redirections };
+            list.push(caveat);
         }
+        let unread = live.unread_tables().into_iter();
+        let caveat = |table| format!("table {table} of another tool has too many rules; it is not evaluated");
+        view.unread_redirections.extend(unread.map(caveat));
         view
     }
 

@@ -21,7 +21,8 @@ pub use explain::{
 };
 pub use installed::InstalledText;
 pub use nodes::{
-    FailedCheck, NeedlessExclusion, NodeCheck, NodeResult, NodesAudit, NodesCheck, PodOfNode, PolicyCounts, node_hint,
+    AgentDaemonSet, AgentPod, FailedCheck, NeedlessExclusion, NodeCheck, NodeLabels, NodeResult, NodesAudit,
+    NodesCheck, PodOfNode, PolicyCounts, node_hint, pods_with_running_sidecar,
 };
 pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport, RulesView};
 pub use subject::{
@@ -30,3 +31,7 @@ pub use subject::{
 pub use terminal::{Cell, Format, Screen, TextReport, Tone, render};
 pub use trace::{ExcludedSenders, Origin, SenderArgument, Trace, trace};
 pub use validate::{CheckedConf, ValidationReport, is_program, validate_text};
+
+/// Why a command can't read objects of the cluster.
+pub const NO_CREDENTIALS: &str = "no credentials for the API server on this node: neither the service account of an agent's pod nor the plugin's \
+     kubeconfig; from another machine, use kubectl detour";

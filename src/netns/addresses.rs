@@ -123,6 +123,16 @@ fn each_address(mut each: impl FnMut(u32, IpAddr, AddressHeaderFlags)) -> Result
     list().map_err(|errno| failed("can't list the pod's addresses", errno, ""))
 }
 
+/// Returns the interface that has `address`; `None` if none has.
+///
+/// # Errors
+/// As [`own_addresses`].
+pub fn interface_with(address: IpAddr) -> Result<Option<String>, Error> {
+    let mut found = None;
+    each_address(|interface, own, _| found = found.or((own == address).then_some(interface)))?;
+    Ok(found.map(|index| links().map(|mut links| links.remove(&index))).transpose()?.flatten())
+}
+
 /// Returns the interface's own address. On a point-to-point interface, the other one is the peer's.
 fn address(attributes: &[AddressAttribute]) -> Option<IpAddr> {
     let local = attributes.iter().find_map(|attribute| match attribute {

@@ -20,7 +20,8 @@ pub(crate) mod routes;
 mod rtnetlink;
 
 pub use addresses::{
-    OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, own_ip6_addresses, secondary_interfaces, wait_for_lo,
+    OwnFamilies, PROXY_LOOPBACK, interface_with, own_addresses, own_families, own_ip6_addresses, secondary_interfaces,
+    wait_for_lo,
 };
 pub use connections::{OpenConnection, listens, open_connections};
 pub use fixtures::{Fixture, Fixtures, Routing, add_fixtures, remove_fixtures};

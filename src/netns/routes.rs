@@ -16,7 +16,7 @@ use netlink_packet_route::route::{
 use nix::errno::Errno;
 use nix::net::if_::{if_indextoname, if_nametoindex};
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Replaces the default routes of both families over `interface` by routes to `gateways`. A route over several
 /// interfaces keeps its other paths. Other routing tables are not changed. Without gateways, an interface that does not
@@ -50,10 +50,19 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
     replace().map_err(|errno: Errno| failed(&format!("can't replace the default route of {interface}"), errno, ""))
 }
 
-/// Returns the interfaces of the default routes of both families.
+/// Public addresses in each half and each range that a default route may be divided into. No packet is sent to them.
+const PUBLIC: [IpAddr; 4] = [
+    IpAddr::V4(Ipv4Addr::new(1, 1, 1, 1)),
+    IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 1)),
+];
+
+/// Returns the interfaces through which traffic to public addresses leaves: those that the kernel chooses, whatever
+/// policy rules and tables lead there, and all paths of the default routes of both families.
 ///
 /// # Errors
-/// The kernel does not list the routes or the interfaces.
+/// The kernel does not list the routes or the interfaces, or refuses a lookup.
 pub fn default_route_interfaces() -> Result<BTreeSet<String>, Error> {
     let find = || {
         let (mut socket, mut found) = (open()?, BTreeSet::new());
@@ -65,16 +74,22 @@ pub fn default_route_interfaces() -> Result<BTreeSet<String>, Error> {
     };
     let found: BTreeSet<u32> =
         find().map_err(|errno: Errno| failed("can't list the pod's default routes", errno, ""))?;
-    Ok(links()?.into_iter().filter(|(index, _)| found.contains(index)).map(|(_, name)| name).collect())
+    let mut names: BTreeSet<String> =
+        links()?.into_iter().filter(|(index, _)| found.contains(index)).map(|(_, name)| name).collect();
+    for address in PUBLIC {
+        names.extend(outgoing_interface(address, None)?);
+    }
+    names.remove("lo");
+    Ok(names)
 }
 
-/// Returns the interface through which the calling thread's network namespace sends packets to `address`; `None` without
-/// a route.
+/// Returns the interface through which a process with this UID in the calling thread's network namespace sends packets to
+/// `address`; `None` without a route. A policy rule can depend on the UID; `None` is that of the calling process.
 ///
 /// # Errors
 /// The kernel refuses the request.
-pub fn outgoing_interface(address: IpAddr) -> Result<Option<String>, Error> {
-    match lookup(address) {
+pub fn outgoing_interface(address: IpAddr, uid: Option<u32>) -> Result<Option<String>, Error> {
+    match lookup(address, uid) {
         Ok(name) => Ok(Some(name)),
         Err(
             Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::ENONET | Errno::EACCES | Errno::EINVAL | Errno::ENXIO,
@@ -83,11 +98,12 @@ pub fn outgoing_interface(address: IpAddr) -> Result<Option<String>, Error> {
     }
 }
 
-fn lookup(address: IpAddr) -> Result<String, Errno> {
+fn lookup(address: IpAddr, uid: Option<u32>) -> Result<String, Errno> {
     let (address_family, destination) = route_address(address);
     let destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
     let header = RouteHeader { address_family, destination_prefix_length, ..RouteHeader::default() };
-    let question = bytes(&message(header, vec![RouteAttribute::Destination(destination)]));
+    let uid = uid.map(RouteAttribute::Uid);
+    let question = bytes(&message(header, [RouteAttribute::Destination(destination)].into_iter().chain(uid).collect()));
     let mut socket = open()?;
     let sequence = socket.next_sequence();
     socket.send(Messages::one(RTM_GETROUTE, NLM_F_REQUEST, sequence, &question, &[]).as_bytes())?;

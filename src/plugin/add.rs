@@ -5,7 +5,7 @@ use super::inputs::AddInputs;
 use super::netns_state::{FormatPreference, NetnsState, check_rules};
 use super::open_netns;
 use super::reconcile::{Operation, reconcile};
-use super::record::{AttachmentRecord, MAX_ATTACHMENTS, NetnsRecord, attachment, since_boot};
+use super::record::{AttachmentRecord, MAX_ATTACHMENTS, NetnsRecord, SandboxRecord, attachment, since_boot};
 use crate::cni::{Error, NetConf, Request, RuleFormat, at_most, result};
 use crate::netns::NetNs;
 use crate::policy::Policy;
@@ -47,8 +47,9 @@ pub(super) fn apply(
     at_most(MAX_ATTACHMENTS, "attachments", format_args!("pod {}: {attachment}", request.about), count)?;
     check_rules(&policy, format_args!("pod {}", request.about))?;
     if policy.is_empty() && !may_have_rules(&store, &attachments)? {
+        let netns = open_netns::identified(request)?;
         if let Some(inputs) = &mut inputs {
-            inputs.netns = open_netns::identified(request)?;
+            inputs.netns.clone_from(&netns);
         }
         let recorded = inputs.as_ref().and_then(AddInputs::to_saved);
         let record = AttachmentRecord {
@@ -57,9 +58,10 @@ pub(super) fn apply(
             added_since_boot: since_boot(),
             ..AttachmentRecord::default()
         };
-        store.write(&attachment, &record)?;
+        record.write(&store, &attachment)?;
         // A concurrent ADD may not have seen this record, whose policy may forbid all rules.
-        let others = store.attachments_of(&attachment.container_id).map(|mut all| {
+        let claimed = netns.map_or(Ok(()), |netns| SandboxRecord::claim(&store, &attachment.container_id, &netns));
+        let others = claimed.and_then(|()| store.attachments_of(&attachment.container_id)).map(|mut all| {
             all.retain(|other| *other != attachment);
             all
         });

@@ -1,14 +1,13 @@
 //! CHECK: compares the kernel's rules with the desired state of all attachments of the pod sandbox.
 
-use super::netns_state::ForeignRedirection;
-use super::netns_state::ruleset;
+use super::netns_state::{ruleset, warn_of_legacy};
 use super::open_netns;
 use super::record::{SandboxRecords, attachment, fixtures, writes_ip6};
 use crate::cluster::agent::{BypassingContainer, excluded_containers};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, NetConf, Request};
 use crate::firewall::{ContainerElement, LiveRuleset, Ruleset, container_elements, foreign_rules, set_name};
 use crate::netns::{self, NetNs};
-use crate::policy::Policy;
+use crate::policy::{Policy, Redirect};
 use crate::state::{ROOT, Store};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -107,9 +106,12 @@ fn compare_elements(
 
 /// Logs foreign redirections and rules, which are no drift.
 fn log_foreign(records: &SandboxRecords, policy: &Policy, desired: &Ruleset, live: &LiveRuleset) {
-    let foreign = ForeignRedirection::find(live, &records.known_rules(), policy.redirect().is_some());
-    if foreign.is_none() && policy.redirect().is_some() {
-        ForeignRedirection::log_legacy();
+    let foreign = live.foreign_redirection(&records.known_rules());
+    if policy.redirect().is_some() {
+        warn_of_legacy();
+    }
+    for chain in live.redirecting_chains() {
+        tracing::info!("foreign chain that can redirect connections: {}", chain.text);
     }
     if foreign.is_some_and(|foreign| foreign.captures_dns) && policy.dns_captured_elsewhere == Some(false) {
         tracing::warn!(
@@ -141,7 +143,25 @@ pub(super) fn differences(
     let mut found: Vec<String> = rule_format.drift(live, desired).iter().map(ToString::to_string).collect();
     found.extend(fixtures(policy, records.ip6()).drift()?);
     found.extend(uncaptured_ip6(records, policy)?);
+    found.extend(uncaptured_default_route(policy)?);
     Ok(found)
+}
+
+/// Returns the line about an interface that the last ADD excluded as a secondary one, and through which traffic to public
+/// addresses leaves now.
+fn uncaptured_default_route(policy: &Policy) -> Result<Option<String>, Error> {
+    let is_found =
+        |redirect: &&Redirect| !redirect.capture_secondary_networks && !redirect.secondary_interfaces.is_empty();
+    let Some(redirect) = policy.redirect().filter(is_found) else { return Ok(None) };
+    let is_excluded =
+        |name: &String| redirect.exclude_interfaces.contains(name) && redirect.secondary_interfaces.contains(name);
+    let interface = netns::default_route_interfaces()?.into_iter().find(is_excluded);
+    Ok(interface.map(|interface| {
+        format!(
+            "missing: capture on interface {interface:?}: traffic to public addresses leaves through it since a change of \
+             routes, and bypasses the sidecar; enable the agent's repair, repeat the ADD, or recreate the pod"
+        )
+    }))
 }
 
 /// Returns the line about IPv6 addresses that appeared after an ADD which wrote rules for IPv4 only.

@@ -56,7 +56,7 @@ pub(super) fn run_gc(conf: &NetConf) -> Result<(), Error> {
 /// # Errors
 /// As [`run`].
 pub(super) fn remove(store: &Store, attachment: &Attachment, netns: Option<&NetNs>) -> Result<(), Error> {
-    let record = match store.read::<AttachmentRecord>(attachment) {
+    let record = match AttachmentRecord::read(store, attachment) {
         Err(error) if error.code == Code::State => recover_record(store, attachment, &error),
         other => other?,
     };
@@ -78,7 +78,7 @@ pub(super) fn remove(store: &Store, attachment: &Attachment, netns: Option<&NetN
 /// Replaces a damaged record by what is readable of it; removes it if nothing is.
 fn recover_record(store: &Store, attachment: &Attachment, error: &Error) -> Option<AttachmentRecord> {
     let recovered = store.read_part(attachment).ok().flatten().and_then(|fields| AttachmentRecord::recover(&fields));
-    let written = recovered.map(|record| store.write(attachment, &record).map(|()| record)).transpose();
+    let written = recovered.map(|record| record.write(store, attachment).map(|()| record)).transpose();
     let record = written.unwrap_or_else(|error| {
         tracing::warn!("{error}");
         None

@@ -1,6 +1,6 @@
 //! The desired policy of an attachment: evaluated from its configuration, its arguments and the pod's facts.
 
-use super::without_facts;
+use super::without_facts::{self, Asked};
 use crate::cluster::{Cluster, Event};
 use crate::cni::{Block, Error, NetConf, Request};
 use crate::pod::{Facts, Pod, PodRef};
@@ -140,7 +140,11 @@ pub(super) type FetchFacts<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> +
 /// As [`evaluate`] and [`DesiredPolicy::report_outside`].
 pub(super) fn desired_policy(request: &Request, conf: &NetConf) -> Result<DesiredPolicy, Error> {
     let pod = request.args.pod.as_ref();
-    let source = cluster::source_for_add(&conf.kubernetes, without_facts::need(conf), false);
+    let source = match without_facts::asked(conf, &conf.chain) {
+        Asked::Nothing => None,
+        Asked::Memory => cluster::memory(&conf.kubernetes),
+        Asked::All => cluster::source(&conf.kubernetes),
+    };
     let desired = match &source {
         Some(source) => evaluate(pod, conf, Some(&|pod: &PodRef, with_namespace| source.facts(pod, with_namespace))),
         None => evaluate(pod, conf, None),
@@ -170,7 +174,7 @@ pub(super) fn evaluate(
                 conf.chain.iter().filter(|block| !of_pods.contains(&SubPlugin::of(block))).cloned().collect();
             run(&others, conf, None)
         }
-        (Some(_), None) => match without_facts::not_injected(conf, || "no source of facts is configured".to_owned()) {
+        (Some(_), None) => match without_facts::not_injected(conf, || "it is not looked up".to_owned()) {
             Some(why) => Ok(DesiredPolicy::missing_facts(why)),
             None => run(&conf.chain, conf, None),
         },

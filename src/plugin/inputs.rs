@@ -30,6 +30,13 @@ impl PartialEq for SavedInputs {
 
 impl Eq for SavedInputs {}
 
+impl SavedInputs {
+    /// Returns the number of bytes.
+    pub(super) fn len(&self) -> usize {
+        self.0.get().len()
+    }
+}
+
 /// The inputs of one ADD, a part of its record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AddInputs<'a> {

@@ -2,10 +2,10 @@
 //! constrained by the redirection that it already has: detour's,
 //! in its rule format, or another tool's.
 
-use super::record::{AttachmentRecord, SandboxRecords, fixtures, writes_ip6};
+use super::record::{NetnsRecord, SandboxRecords, fixtures, writes_ip6};
 use crate::cni::{Code, Error, at_most};
-use crate::firewall::rule::{Family, Table};
-use crate::firewall::{LiveChain, LiveRuleset, MAX_RULES, RuleFormat, Ruleset, legacy_tables, max_rules};
+use crate::firewall::rule::Family;
+use crate::firewall::{ForeignRedirection, LiveRuleset, MAX_RULES, RuleFormat, Ruleset, legacy_tables, max_rules};
 use crate::netns::{Fixtures, NetNs, Routing};
 use crate::policy::{Interception, Policy, Redirect};
 use crate::state::{Attachment, Store};
@@ -28,50 +28,32 @@ pub struct NetnsState {
 }
 
 impl NetnsState {
-    /// Finds the attachments whose rules are in `netns` among all pod sandboxes; `None` if there are none.
+    /// Finds the pod sandbox of `netns` and reads its attachments; `None` if there are none.
     ///
     /// # Errors
     /// The saved state can't be read, or the attachments contradict each other.
     pub fn find(store: &Store, netns: &NetNs) -> Result<Option<Self>, Error> {
-        let mut found = Vec::new();
-        for sandbox in store.sandboxes()? {
-            let mut records = SandboxRecords::read(store, &sandbox, netns)?;
-            records.0.retain(|(_, record)| record.netns_id == Some(netns.id()));
-            if !records.0.is_empty() {
-                found.push(records);
-            }
-        }
-        // The kernel reuses the inode number of a namespace, and a pod without DEL leaves its records.
-        let age = |records: &SandboxRecords| {
-            let of_record = |record: &AttachmentRecord| (leads_to(record, netns), record.added_since_boot);
-            records.0.iter().map(|(_, record)| of_record(record)).max()
-        };
-        found.into_iter().max_by_key(age).map(Self::new).transpose()
+        let owner = NetnsRecord::owner(store, netns)?;
+        Ok(owner.map(|container_id| Self::of_sandbox(store, &container_id, netns)).transpose()?.flatten())
     }
 
-    /// Reads the attachments of one pod sandbox in `netns`; `None` if there are none. Costs less than [`Self::find`].
+    /// Reads the attachments of one pod sandbox in `netns`; `None` if there are none.
     ///
     /// # Errors
     /// As [`Self::find`].
     pub fn of_sandbox(store: &Store, container_id: &str, netns: &NetNs) -> Result<Option<Self>, Error> {
         let mut records = SandboxRecords::read(store, container_id, netns)?;
-        records.0.retain(|(_, record)| record.netns_id == Some(netns.id()));
-        (!records.0.is_empty()).then(|| Self::new(records)).transpose()
+        records.attachments.retain(|(_, record)| record.netns_id == Some(netns.id()));
+        (!records.attachments.is_empty()).then(|| Self::new(records)).transpose()
     }
 
     fn new(records: SandboxRecords) -> Result<Self, Error> {
         let policy = records.policy()?;
         let (rules, fixtures) = (ruleset(&policy, records.ip6()), fixtures(&policy, records.ip6()));
         let rule_format = records.rule_format().unwrap_or_default();
-        let attachments = records.0.into_iter().map(|(attachment, _)| attachment).collect();
+        let attachments = records.attachments.into_iter().map(|(attachment, _)| attachment).collect();
         Ok(Self { attachments, policy, rules, rule_format, fixtures })
     }
-}
-
-/// Returns whether the path in the record leads to `netns`. In the agent's container, such paths may lead nowhere.
-fn leads_to(record: &AttachmentRecord, netns: &NetNs) -> bool {
-    let found = record.netns_path.as_deref().and_then(|path| NetNs::open(path).ok().flatten());
-    found.is_some_and(|found| found.id() == netns.id())
 }
 
 /// The format that a configuration wants for a redirection.
@@ -113,60 +95,23 @@ pub(super) fn choose_format(preference: FormatPreference, facts: FormatFacts) ->
     }
 }
 
-/// Another tool's redirection of the pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ForeignRedirection {
-    /// Whether it captures DNS.
-    pub(super) captures_dns: bool,
+/// Returns the policy without its redirection: another tool's remains, and only exclusions are added.
+pub(super) fn beside(foreign: ForeignRedirection, mut policy: Policy) -> Policy {
+    if policy.redirect().is_some() {
+        tracing::warn!("another tool already redirects the pod: the plugin adds only exclusions");
+        policy.interception = Interception::Unset;
+    }
+    policy.dns_captured_elsewhere = Some(foreign.captures_dns);
+    policy
 }
 
-impl ForeignRedirection {
-    /// Finds a redirection that is not among the `known` rules of detour. If detour redirects the pod (`redirected`),
-    /// tables of iptables-legacy are not assumed to redirect it.
-    pub(super) fn find(live: &LiveRuleset, known: &Ruleset, redirected: bool) -> Option<Self> {
-        let native = live.native_istio.map(|istio| Self { captures_dns: istio.captures_dns });
-        let other = native.or_else(|| Self::in_iptables(live, known));
-        if redirected { other } else { other.or_else(Self::in_legacy) }
-    }
-
-    /// Warns about tables of iptables-legacy in a pod that detour redirects. Call it in the network namespace.
-    pub(super) fn log_legacy() {
-        let tables = legacy_tables();
-        if !tables.is_empty() {
-            let all: Vec<String> = tables.iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
-            let all = all.join(", ");
-            tracing::warn!(
-                "the pod also has tables of iptables-legacy ({all}): their rules apply in addition to detour's"
-            );
-        }
-    }
-
-    fn in_iptables(live: &LiveRuleset, known: &Ruleset) -> Option<Self> {
-        let foreign = |(family, table, name, _): &(Family, Table, &str, &LiveChain)| {
-            name.starts_with("ISTIO_") && !known.has_chain(*family, *table, name)
-        };
-        let captures = |(_, table, _, chain): (_, Table, _, &LiveChain)| table == Table::Raw && !chain.rules.is_empty();
-        let captures_dns = live.chains().filter(foreign).map(captures).reduce(|a, b| a || b)?;
-        Some(Self { captures_dns })
-    }
-
-    /// Infers a redirection from the tables of `iptables-legacy`, whose rules are not part of nf_tables and can't be
-    /// read without iptables: a nat table redirects, because no other rules do; a raw table captures DNS, because it
-    /// exists for the zones of DNS.
-    fn in_legacy() -> Option<Self> {
-        let tables = legacy_tables();
-        let has = |table: Table| tables.iter().any(|(_, name)| name == table.name());
-        has(Table::Nat).then(|| Self { captures_dns: has(Table::Raw) })
-    }
-
-    /// Returns the policy without its redirection: the foreign one remains, and only exclusions are added.
-    pub(super) fn adapt(self, mut policy: Policy) -> Policy {
-        if policy.redirect().is_some() {
-            tracing::warn!("another tool already redirects the pod: the plugin adds only exclusions");
-            policy.interception = Interception::Unset;
-        }
-        policy.dns_captured_elsewhere = Some(self.captures_dns);
-        policy
+/// Warns about tables of iptables-legacy in a pod that detour redirects. Call it in the network namespace.
+pub(super) fn warn_of_legacy() {
+    let tables = legacy_tables();
+    if !tables.is_empty() {
+        let all: Vec<String> = tables.iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
+        let all = all.join(", ");
+        tracing::warn!("the pod also has tables of iptables-legacy ({all}): their rules apply in addition to detour's");
     }
 }
 

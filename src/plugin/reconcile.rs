@@ -6,18 +6,18 @@
 mod obstacle;
 mod operation;
 
-use super::netns_state::{ForeignRedirection, FormatFacts, FormatPreference, choose_format};
-use super::netns_state::{check_rules, ruleset, unrecorded_fixtures};
-use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecords, fixtures, since_boot};
+use super::netns_state::{FormatFacts, FormatPreference, choose_format};
+use super::netns_state::{check_rules, ruleset, unrecorded_fixtures, warn_of_legacy};
+use super::record::{AttachmentRecord, ExclusionList, MAX_ATTACHMENTS, SandboxRecords, fixtures, since_boot};
 use crate::cgroup;
 use crate::cni::{Code, Error, at_most};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
-use crate::firewall::{self, CreatedTables, LiveRuleset, RuleFormat, Ruleset};
+use crate::firewall::{self, CreatedTables, ForeignRedirection, LiveRuleset, RuleFormat, Ruleset};
 use crate::netns::{self, Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
 use crate::policy::Policy;
 use crate::state::{Attachment, Store};
 use crate::wait;
-use obstacle::{Obstacle, is_unsupported, refused};
+use obstacle::{Obstacle, is_owned, is_unsupported, refused};
 pub(super) use operation::Operation;
 use operation::{Change, Changes, InputsChange, Kind, gone};
 use std::collections::BTreeSet;
@@ -142,12 +142,10 @@ impl Existing {
     }
 }
 
-/// Warns about netfilter chains that can redirect excluded traffic before the exclusions apply.
-fn warn_of_earlier_chains(desired: &Ruleset, live: &LiveRuleset) {
-    if desired.excluded.is_some() {
-        for chain in &live.before_exclusions {
-            tracing::warn!("{chain} runs before the exclusions and can redirect excluded traffic; remove it");
-        }
+/// Warns about netfilter chains of other tools that can redirect connections before detour's rules do.
+fn warn_of_earlier_chains(desired: &Ruleset, format: RuleFormat, live: &LiveRuleset) {
+    for drift in format.earlier(live, desired) {
+        tracing::warn!("{drift}; remove it");
     }
 }
 
@@ -156,7 +154,7 @@ impl Reconciler<'_> {
     /// not begin before.
     fn complete_interrupted(&self) -> Result<(), Error> {
         let is_changing = |(_, record): &(Attachment, AttachmentRecord)| record.previous_policy.is_some();
-        if self.read()?.records.0.iter().any(is_changing)
+        if self.read()?.records.attachments.iter().any(is_changing)
             && let Err(error) = self.run(Operation::Reapply)
         {
             tracing::warn!("can't complete an interrupted change: {}: {error}", self.attachment);
@@ -231,7 +229,7 @@ impl Reconciler<'_> {
         started: &mut StartedWork,
     ) -> Result<(), Obstacle> {
         let created = work.records.created_tables();
-        let transaction = work.rule_format.plan(live, &work.known_rules, &work.desired, &created);
+        let transaction = work.rule_format.plan(live, &work.known_rules, &work.desired, created);
         if transaction.compares_cgroups() {
             cgroup::require()?;
         }
@@ -259,7 +257,8 @@ impl Reconciler<'_> {
 
     fn read(&self) -> Result<Saved, Error> {
         let attachments = self.store.attachments_of(&self.attachment.container_id)?;
-        let records = SandboxRecords::read_of(self.store, &attachments, self.netns)?;
+        let container_id = &self.attachment.container_id;
+        let records = SandboxRecords::read_of(self.store, container_id, &attachments, self.netns.id())?;
         Ok(Saved { attachments, records })
     }
 
@@ -289,18 +288,23 @@ impl Reconciler<'_> {
         let policy = records.policy()?;
         // Existing rules can always be repaired and removed.
         if matches!(changes.kind, Kind::Add | Kind::Follow) {
-            check_rules(&policy, format_args!("{} and the other attachments of the pod", self.attachment))?;
+            let place = format_args!("{} and the other attachments of the pod", self.attachment);
+            check_rules(&policy, place)?;
+            records.check_size(place)?;
         }
         let desired = ruleset(&policy, records.ip6());
         if changes.kind != Kind::Remove {
-            warn_of_earlier_chains(&desired, live);
+            warn_of_earlier_chains(&desired, rule_format, live);
         }
         let fixtures = self.plan_fixtures(attempt.addresses, &policy, &records, &saved.records, live)?;
         let created = match rule_format {
             RuleFormat::Iptables => CreatedTables::missing_in(&desired, live),
             RuleFormat::Nftables => CreatedTables::default(),
         };
-        records.record_additions(self.attachment, changes.kind == Kind::Remove, live, &created, &fixtures.added);
+        records.sandbox.set_netns(self.netns.path(), self.netns.id());
+        records.sandbox.created_tables.drop_missing(live);
+        records.sandbox.created_tables.add(&created);
+        records.sandbox.fixtures.extend(&fixtures.added);
         started.has_intent = true;
         started.added.extend(&fixtures.missing);
         self.save_intent(changes.kind, &records, saved)?;
@@ -319,12 +323,14 @@ impl Reconciler<'_> {
     fn existing(&self, changes: &Changes, saved: &SandboxRecords, live: &LiveRuleset) -> Existing {
         let known_rules = saved.known_rules();
         let redirected = changes.redirects() || saved.policy().is_ok_and(|policy| policy.redirect().is_some());
-        let foreign = ForeignRedirection::find(live, &known_rules, redirected);
+        let foreign = live.foreign_redirection(&known_rules);
         if foreign.is_none() && redirected && changes.kind != Kind::Remove {
-            ForeignRedirection::log_legacy();
+            warn_of_legacy();
         }
         let format = FormatFacts {
-            in_use: live.rule_format(&known_rules).or_else(|| saved.rule_format_of_others(self.attachment)),
+            in_use: live
+                .rule_format(saved.rule_format(), &known_rules)
+                .or_else(|| saved.rule_format_of_others(self.attachment)),
             saved: saved.get(self.attachment).map(|own| own.rule_format),
         };
         Existing { known_rules, foreign, format }
@@ -341,7 +347,7 @@ impl Reconciler<'_> {
         let mut records = saved.clone();
         for change in &attempt.changes.list {
             let own = saved.get(&change.attachment);
-            let mut record = self.intent(change, own, change.adapted(attempt.changes.kind, own, found.foreign)?);
+            let mut record = self.intent(change, own, change.adapted(attempt.changes.kind, own, found.foreign));
             record.rule_format = rule_format;
             // A pod without addresses may get addresses of both families later.
             record.ip6 |= attempt.addresses.ip6 || !attempt.addresses.ip;
@@ -363,7 +369,7 @@ impl Reconciler<'_> {
         let missing = needed.missing(addresses)?;
         let mut added = needed.those_with(&missing);
         let mut unrecorded = Fixtures::default();
-        if saved.0.is_empty() && !live.native.is_empty() {
+        if saved.attachments.is_empty() && !live.native.is_empty() {
             unrecorded = unrecorded_fixtures(live)?;
             // The fixtures of rules without saved state were added together with them.
             added.extend(&needed);
@@ -376,7 +382,14 @@ impl Reconciler<'_> {
     /// concurrently.
     fn save_intent(&self, kind: Kind, records: &SandboxRecords, saved: &Saved) -> Result<(), Obstacle> {
         let is_changed = |(attachment, record): &&_| saved.records.get(attachment) != Some(record);
-        match records.0.iter().filter(is_changed).try_for_each(|record| self.write(kind, record)) {
+        let is_needed = match kind {
+            Kind::Add => true,
+            Kind::Follow | Kind::Reapply => records.sandbox != saved.records.sandbox,
+            Kind::Remove => saved.attachments.iter().any(|other| other != self.attachment),
+        };
+        let written = if is_needed { self.write_sandbox(records) } else { Ok(()) };
+        let mut changed = records.attachments.iter().filter(is_changed);
+        match written.and_then(|()| changed.try_for_each(|record| self.write(kind, record))) {
             // A DEL must not fail because its intent can't be saved: until it is complete, the old records apply.
             Err(error) if kind == Kind::Remove => tracing::warn!("{error}"),
             other => other?,
@@ -405,11 +418,15 @@ impl Reconciler<'_> {
         record
     }
 
+    fn write_sandbox(&self, records: &SandboxRecords) -> Result<(), Error> {
+        records.sandbox.write(self.store, &self.attachment.container_id)
+    }
+
     /// Writes a record that differs from the saved one. Only an ADD creates records.
     fn write(&self, kind: Kind, (attachment, record): &(Attachment, AttachmentRecord)) -> Result<(), Error> {
         match kind {
-            Kind::Add => self.store.write(attachment, record),
-            _ if self.store.update(attachment, record)? => Ok(()),
+            Kind::Add => record.write(self.store, attachment),
+            _ if record.update(self.store, attachment)? => Ok(()),
             _ => Err(gone(attachment)),
         }
     }
@@ -422,7 +439,7 @@ impl Reconciler<'_> {
     fn complete(&self, work: PendingWork, kind: Kind) -> Result<(), Error> {
         let is_removal = kind == Kind::Remove;
         let mut records = work.records;
-        let mut added = records.fixtures();
+        let mut added = records.fixtures().clone();
         added.extend(&work.fixtures.unrecorded);
         let only_needed = added.remove_but(&work.fixtures.needed);
         match &only_needed {
@@ -432,20 +449,20 @@ impl Reconciler<'_> {
             Err(error) => tracing::warn!("{error}"),
         }
         if is_removal {
-            records.0.retain(|(attachment, _)| attachment != self.attachment);
+            records.attachments.retain(|(attachment, _)| attachment != self.attachment);
         }
-        let mut changed = records.0.iter_mut().filter_map(|one| {
-            let (_, record) = one;
-            let fixtures = record.fixtures.clone();
-            if only_needed.is_ok() {
-                record.fixtures.retain(&work.fixtures.needed);
-            }
-            let was_changing = record.previous_policy.take().is_some();
-            (was_changing || record.fixtures != fixtures).then_some(&*one)
-        });
+        let before = records.fixtures().clone();
+        if only_needed.is_ok() {
+            records.sandbox.fixtures.retain(&work.fixtures.needed);
+        }
+        let is_changed = *records.fixtures() != before && !records.attachments.is_empty();
+        let shared = if is_changed { self.write_sandbox(&records) } else { Ok(()) };
+        let was_changing = |one: &mut (Attachment, AttachmentRecord)| one.1.previous_policy.take().is_some();
+        let mut changed = records.attachments.iter_mut().filter_map(|one| was_changing(one).then_some(&*one));
         let written = changed.try_for_each(|record| self.write(kind, record));
         let removed = if is_removal { self.store.remove(self.attachment) } else { Ok(()) };
-        for error in [written, removed].into_iter().filter_map(Result::err) {
+        let unused = ExclusionList::remove_unused(self.store, &self.attachment.container_id);
+        for error in [shared, written, removed, unused].into_iter().filter_map(Result::err) {
             tracing::warn!("{error}");
         }
         Ok(())
@@ -458,9 +475,9 @@ impl Reconciler<'_> {
             return;
         }
         let restore = |change: &Change| match saved.get(&change.attachment) {
-            Some(record) if changes.kind == Kind::Add => self.store.write(&change.attachment, record),
+            Some(record) if changes.kind == Kind::Add => record.write(self.store, &change.attachment),
             // If the record is gone, so is the pod.
-            Some(record) => self.store.update(&change.attachment, record).map(drop),
+            Some(record) => record.update(self.store, &change.attachment).map(drop),
             None => self.store.remove(&change.attachment),
         };
         let undone = netns::remove_fixtures(&started.added).and_then(|()| changes.list.iter().try_for_each(restore));
@@ -473,21 +490,24 @@ impl Reconciler<'_> {
 /// of the pod sandbox needs them. Call it in the network namespace.
 ///
 /// # Errors
-/// The saved state can't be read or written.
+/// The saved state can't be read or written, or a process in the pod owns a table.
 fn abandon(store: &Store, attachment: &Attachment, netns: &NetNs, cause: &Error) -> Result<(), Error> {
     tracing::warn!("DEL removes only the rules that it can find: {cause}");
     let records = SandboxRecords::read(store, &attachment.container_id, netns)?;
     let policy = records.policy();
-    let other = records.0.iter().find(|(other, record)| other != attachment && record.netns_id.is_some());
+    let other = records.attachments.iter().find(|(other, record)| other != attachment && record.netns_id.is_some());
     if let Some((other, record)) = other {
         // The remaining attachment takes over the netfilter chains of this one.
         let mut record = record.clone();
         record.previous_policy = Some(policy?);
-        store.write(other, &record)?;
+        record.write(store, other)?;
     } else {
         let rule_format = records.rule_format().unwrap_or_default();
-        firewall::remove(rule_format, &records.known_rules(), &records.created_tables())
-            .unwrap_or_else(|error| tracing::warn!("rules remain until the network namespace is deleted: {error}"));
+        match firewall::remove(rule_format, &records.known_rules(), records.created_tables()) {
+            Err(error) if is_owned(&error) => return Err(refused(&error, None)),
+            removed => removed
+                .unwrap_or_else(|error| tracing::warn!("rules remain until the network namespace is deleted: {error}")),
+        }
         let removed = records.fixtures().remove_but(&Fixtures::default());
         removed.unwrap_or_else(|error| tracing::warn!("{error}"));
     }

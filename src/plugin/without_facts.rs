@@ -1,11 +1,11 @@
-//! The decision about a pod whose facts are unavailable: after a reboot, the runtime calls the plugin before the node's
-//! agent runs. The annotations that the container runtime passes show whether Istio's injector has processed the pod. A
-//! pod without the injector's annotation is never redirected, so it starts.
+//! Which pods wait for their facts, and what happens to a pod whose facts are unavailable: after a reboot, the runtime
+//! calls the plugin before the node's agent runs. The annotations that the container runtime passes show whether Istio's
+//! injector has processed the pod. A pod without the injector's annotation has no sidecar, so it starts at once.
 
-use crate::cluster::Facts;
-use crate::cni::{Error, NetConf};
+use crate::cni::{Block, Error, NetConf};
 use crate::pod::PodRef;
 use crate::pod::well_known::INJECTION_STATUS;
+use crate::sub_plugins;
 
 /// Returns whether Istio's injector has processed the pod, according to the container runtime; `None` if the runtime
 /// passes no annotations.
@@ -13,9 +13,25 @@ pub(super) fn is_injected(conf: &NetConf) -> Option<bool> {
     conf.pod_annotations().map(|annotations| annotations.contains_key(INJECTION_STATUS))
 }
 
-/// Returns whether the pod needs facts to start.
-pub(super) fn need(conf: &NetConf) -> Facts {
-    if is_injected(conf) == Some(false) { Facts::Optional } else { Facts::Required }
+/// Who is asked for the facts of a pod when it starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// Nothing: they have no effect.
+    Nothing,
+    /// The agent's memory, for a fraction of a second: whether the pod is in the ambient mesh. Without an answer, the pod
+    /// starts without rules, and the agent adds its exclusions later.
+    Memory,
+    /// All sources, within the configured timeout: the pod waits.
+    All,
+}
+
+/// Returns who is asked for the facts of a pod with the sub-plugins in `chain`.
+pub(super) fn asked(conf: &NetConf, chain: &[Block]) -> Asked {
+    if is_injected(conf) != Some(false) {
+        return Asked::All;
+    }
+    // Only exclusions apply to pods in the ambient mesh, which also depends on their namespaces.
+    if sub_plugins::wants(chain).namespace { Asked::Memory } else { Asked::Nothing }
 }
 
 /// Checks that a pod without facts can start: that its annotations from the runtime show that it is not redirected.
@@ -97,11 +113,22 @@ mod tests {
     }
 
     #[test]
-    fn facts_are_optional_only_for_a_pod_that_the_injector_has_not_processed() {
-        let annotations = [Some(json!({"a": "b"})), Some(json!({"sidecar.istio.io/status": "{}"})), None];
-        assert_eq!(
-            annotations.map(|annotations| need(&conf(annotations))),
-            [Facts::Optional, Facts::Required, Facts::Required]
-        );
+    fn only_a_pod_that_the_injector_has_processed_waits() {
+        let annotations = || [Some(json!({"a": "b"})), Some(json!({"sidecar.istio.io/status": "{}"})), None];
+        let asked_of = |chain: Value| {
+            annotations().map(|annotations| {
+                let mut conf = json!({"name": "n", "type": "detour", "chain": chain});
+                if let Some(annotations) = annotations {
+                    conf["runtimeConfig"] = json!({"io.kubernetes.cri.pod-annotations": annotations});
+                }
+                let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "").expect("accepted");
+                asked(&conf, &conf.chain)
+            })
+        };
+        let redirect = json!({"type": "istio-redirect"});
+        assert_eq!(asked_of(json!([redirect])), [Asked::Nothing, Asked::All, Asked::All]);
+        let exclude = json!({"type": "uid-exclude", "uids": ["1337"]});
+        assert_eq!(asked_of(json!([redirect, exclude])), [Asked::Memory, Asked::All, Asked::All]);
+        assert_eq!(asked_of(json!([exclude])), [Asked::Memory, Asked::All, Asked::All]);
     }
 }

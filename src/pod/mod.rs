@@ -91,6 +91,9 @@ pub struct Namespace {
     pub labels: BTreeMap<String, String>,
     /// The label [`well_known::DATAPLANE_MODE`] again: an earlier plugin reads only this one.
     pub dataplane_mode: Option<String>,
+    /// Whether labels or annotations are missing because the agent's memory has no room for them.
+    #[serde(skip)]
+    pub incomplete: bool,
 }
 
 /// The facts for one ADD.

@@ -142,8 +142,8 @@ pub struct Redirect {
     /// Whether interfaces of secondary networks are captured like that of the default network. If not, those that the
     /// pod's annotations name are in `exclude_interfaces`, and those found in the network namespace are added.
     pub capture_secondary_networks: bool,
-    /// Those in `exclude_interfaces` that no setting names, only the pod's annotations about its networks. In the network
-    /// namespace, one of them that has a default route is captured.
+    /// Those in `exclude_interfaces` that no setting names: the pod's annotations about its networks name them, or they
+    /// were found in the network namespace. One of them through which traffic to public addresses leaves is captured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub secondary_interfaces: Vec<String>,
     /// The interfaces that carry the pod's default route according to its annotations. They are captured although they

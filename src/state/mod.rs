@@ -4,8 +4,9 @@ pub mod format;
 
 use crate::cni::{Code, Error};
 use crate::trusted_file::{
-    self, Durability, create_new, create_with_parents, exchange_file, read_nofollow, replace_file,
+    self, Durability, create_new, create_with_parents, exchange_file, open, read_nofollow, replace_file,
 };
+use rustix::fs::OFlags;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
@@ -68,7 +69,7 @@ impl Store {
     /// # Errors
     /// The file can't be read, is damaged, or was written by a newer version.
     pub fn read<T: DeserializeOwned>(&self, attachment: &Attachment) -> Result<Option<T>, Error> {
-        self.read_with(attachment, format::parse)
+        self.read_with(&self.file(attachment), attachment, format::parse)
     }
 
     /// Reads the part of a record that every version has, newer ones too; `None` if there is no record.
@@ -76,7 +77,7 @@ impl Store {
     /// # Errors
     /// The file can't be read or is damaged.
     pub fn read_part<T: DeserializeOwned>(&self, attachment: &Attachment) -> Result<Option<T>, Error> {
-        self.read_with(attachment, format::parse_part)
+        self.read_with(&self.file(attachment), attachment, format::parse_part)
     }
 
     /// Returns the attachments of a pod sandbox that have a record, sorted by name.
@@ -106,10 +107,7 @@ impl Store {
     /// # Errors
     /// The directory or file can't be written.
     pub fn write<T: Serialize>(&self, attachment: &Attachment, record: &T) -> Result<(), Error> {
-        let path = self.file(attachment);
-        let text = format::print(record).map_err(|error| io_error("write", &path, &error.into()))?;
-        let written = replace_file(&path, &temporary_name(&path), self.durability, |file| file.write_all(&text));
-        written.map_err(|error| io_error("write", &path, &error))
+        self.replace(&self.file(attachment), record)
     }
 
     /// Replaces the record of an attachment. Returns false if it has no record: a DEL may have removed it meanwhile, and
@@ -141,11 +139,72 @@ impl Store {
             other => other,
         };
         match removed {
-            Err(error) if !is_missing(&error) => return Err(io_error("remove", &path, &error)),
+            Err(error) if !is_missing(&error) && error.kind() != ErrorKind::NotADirectory => {
+                return Err(io_error("remove", &path, &error));
+            }
             _ => {}
         }
         self.remove_directory_if_empty(&attachment.container_id);
         Ok(())
+    }
+
+    /// Reads a file that the attachments of a pod sandbox share; `None` if it is missing.
+    ///
+    /// # Errors
+    /// The file can't be read, is damaged, or was written by a newer version.
+    pub fn read_shared<T: DeserializeOwned>(&self, container_id: &str, name: &str) -> Result<Option<T>, Error> {
+        let path = self.directory(container_id).join(name);
+        self.read_with(&path, &format_args!("pod sandbox {container_id}"), format::parse)
+    }
+
+    /// Writes a file that the attachments of a pod sandbox share. Its name starts with a dot, and it disappears with the
+    /// last record.
+    ///
+    /// # Errors
+    /// The file can't be written.
+    pub fn write_shared<T: Serialize>(&self, container_id: &str, name: &str, record: &T) -> Result<(), Error> {
+        self.replace(&self.directory(container_id).join(name), record)
+    }
+
+    /// Writes a shared file of a pod sandbox that has a record. Returns false if the file exists.
+    ///
+    /// # Errors
+    /// As [`Self::write_shared`].
+    pub fn create_shared<T: Serialize>(&self, container_id: &str, name: &str, record: &T) -> Result<bool, Error> {
+        let path = self.directory(container_id).join(name);
+        let text = format::print(record).map_err(|error| io_error("write", &path, &error.into()))?;
+        match open(&path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL).and_then(|mut file| file.write_all(&text)) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+            // Another process removed the directory with the last record.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.write_shared(container_id, name, record).map(|()| true)
+            }
+            written => written.map(|()| true).map_err(|error| io_error("write", &path, &error)),
+        }
+    }
+
+    /// Returns whether a pod sandbox has a shared file.
+    #[must_use]
+    pub fn has_shared(&self, container_id: &str, name: &str) -> bool {
+        fs::symlink_metadata(self.directory(container_id).join(name)).is_ok()
+    }
+
+    /// Returns the names of a pod sandbox's shared files that start with `prefix`.
+    ///
+    /// # Errors
+    /// The directory can't be read.
+    pub fn shared_with(&self, container_id: &str, prefix: &str) -> Result<Vec<String>, Error> {
+        let names = names_in(&self.directory(container_id))?.into_iter();
+        Ok(names.filter(|name| name.starts_with(prefix)).collect())
+    }
+
+    /// Removes a shared file.
+    ///
+    /// # Errors
+    /// The file can't be removed.
+    pub fn remove_shared(&self, container_id: &str, name: &str) -> Result<(), Error> {
+        let path = self.directory(container_id).join(name);
+        fs::remove_file(&path).map_err(|error| io_error("remove", &path, &error))
     }
 
     /// Marks a pod sandbox that has a record. The mark disappears with the last record.
@@ -195,19 +254,26 @@ impl Store {
         self.directory(&attachment.container_id).join(name)
     }
 
+    fn replace<T: Serialize>(&self, path: &Path, record: &T) -> Result<(), Error> {
+        let text = format::print(record).map_err(|error| io_error("write", path, &error.into()))?;
+        let written = replace_file(path, &temporary_name(path), self.durability, |file| file.write_all(&text));
+        written.map_err(|error| io_error("write", path, &error))
+    }
+
     fn read_with<T>(
         &self,
-        attachment: &Attachment,
+        path: &Path,
+        of: &dyn fmt::Display,
         parse: impl FnOnce(&[u8]) -> Result<T, format::Unreadable>,
     ) -> Result<Option<T>, Error> {
-        let path = self.file(attachment);
-        let text = match read_nofollow(&path, MAX_RECORD_BYTES) {
+        let text = match read_nofollow(path, MAX_RECORD_BYTES) {
             Ok(text) => text,
-            Err(error) if is_missing(&error) => return Ok(None),
-            Err(error) if is_permanent(&error) => return Err(unreadable(&path, attachment, &error)),
-            Err(error) => return Err(io_error("read", &path, &error)),
+            // Multus has a file with the name of the pod sandbox's directory.
+            Err(error) if is_missing(&error) || error.kind() == ErrorKind::NotADirectory => return Ok(None),
+            Err(error) if is_permanent(&error) => return Err(unreadable(path, of, &error)),
+            Err(error) => return Err(io_error("read", path, &error)),
         };
-        parse(&text).map(Some).map_err(|error| unreadable(&path, attachment, &error))
+        parse(&text).map(Some).map_err(|error| unreadable(path, of, &error))
     }
 
     /// Removes the directory of a pod sandbox without records, and temporary files of killed calls in it. A
@@ -256,9 +322,9 @@ fn is_permanent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::IsADirectory | ErrorKind::InvalidInput | ErrorKind::FileTooLarge)
 }
 
-fn unreadable(path: &Path, attachment: &Attachment, cause: &dyn fmt::Display) -> Error {
+fn unreadable(path: &Path, of: &dyn fmt::Display, cause: &dyn fmt::Display) -> Error {
     let msg = format!(
-        "{}: can't read the saved state of {attachment}: {cause}; delete the pod, or this file if the pod no longer exists",
+        "{}: can't read the saved state of {of}: {cause}; delete the pod, or this file if the pod no longer exists",
         path.display()
     );
     Error::new(Code::State, msg)

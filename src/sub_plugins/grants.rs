@@ -101,7 +101,8 @@ impl Grant {
         let Some(facts) = facts else { return false };
         let is_named = |names: &Vec<String>| names.contains(&facts.pod.namespace);
         let is_selected = |selector: &Selector| {
-            facts.namespace.as_ref().is_some_and(|namespace| {
+            // Labels that are unknown select nothing.
+            facts.namespace.as_ref().filter(|namespace| !namespace.incomplete).is_some_and(|namespace| {
                 let mut labels = namespace.labels.clone();
                 // The API server adds it to each namespace. A manifest lacks it.
                 labels.insert(NAMESPACE_NAME.to_owned(), namespace.name.clone());

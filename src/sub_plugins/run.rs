@@ -53,8 +53,10 @@ pub fn check(
         return run(chain, &ChainInput { facts: None, args, bounds, resolvers, group_id }).map(drop);
     }
     let chain = ParsedChain::parse(chain, bounds, group_id)?;
-    // The redirection of a pod with a sidecar and without annotations.
-    let proxy = Container { name: PROXY_CONTAINER.to_owned(), ..Container::default() };
+    // The redirection of a pod with a sidecar as Istio injects it, and without annotations.
+    let id = Some(1337);
+    let proxy =
+        Container { name: PROXY_CONTAINER.to_owned(), run_as_user: id, run_as_group: id, ..Container::default() };
     let facts = Facts { pod: Pod { containers: vec![proxy], ..Pod::default() }, namespace: None };
     let input = ChainInput { facts: Some(&facts), args, bounds, resolvers: Resolvers::default(), group_id };
     interception(&chain, &input, &mut Vec::new(), &mut Vec::new())?;

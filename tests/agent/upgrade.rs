@@ -14,37 +14,40 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 #[test]
-fn the_later_agent_owns_the_socket_and_the_earlier_does_not_remove_it() {
-    Scene::run(|scene| {
-        let first = scene.agent();
-        assert!(is_private(&scene.socket()));
-        let second = scene.agent_that_starts("second");
-        second.wait_for_logs(&["watching pods", "watching namespaces", "serving the plugin's"]);
-        scene.done("ADD", &scene.conf(), Some(UID));
-        second.wait_for_log("command=ADD");
-        first.end(Signal::SIGTERM);
-        scene.done("DEL", &scene.conf(), Some(UID));
-        second.wait_for_log("command=DEL");
-        assert_eq!(scene.api.requests(), [""; 0]);
-        second.end(Signal::SIGTERM);
-        assert!(!scene.socket().exists());
-        assert_eq!(fs::read_dir(scene.socket().parent().expect("one")).expect("readable").count(), 0);
-    });
-}
-
-#[test]
-fn the_earlier_agent_takes_over_when_the_later_has_ended() {
+fn the_later_agent_takes_over_the_socket_when_the_earlier_has_ended() {
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         Scene::run(|scene| {
             let first = scene.agent();
+            assert!(is_private(&scene.socket()));
             let second = scene.agent_that_starts("second");
-            second.wait_for_log("serving the plugin's");
-            second.end(signal);
-            first.wait_for_log("serving the plugin's");
+            second.wait_for_logs(&["watching pods", "watching namespaces", "this agent is on standby"]);
             scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
             first.wait_for_log("command=ADD");
+            first.end(signal);
+            second.wait_for_log("serving the plugin's");
+            scene.done("DEL", &scene.conf_of_agent_alone(), Some(UID));
+            second.wait_for_log("command=DEL");
+            assert_eq!(scene.api.requests(), [""; 0]);
+            second.end(Signal::SIGTERM);
+            assert!(!scene.socket().exists());
+            assert_eq!(fs::read_dir(scene.socket().parent().expect("one")).expect("readable").count(), 0);
         });
     }
+}
+
+/// Two agents in pods with hostNetwork have the same HOSTNAME.
+#[test]
+fn a_second_agent_of_the_same_name_does_not_take_the_socket_and_ends_at_a_signal() {
+    Scene::run(|scene| {
+        let first = scene.agent();
+        let second = scene.agent_that_starts("first");
+        second.wait_for_log("this agent is on standby");
+        scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
+        first.wait_for_log("command=ADD");
+        assert!(second.end(Signal::SIGTERM).success());
+        scene.done("DEL", &scene.conf_of_agent_alone(), Some(UID));
+        first.wait_for_log("command=DEL");
+    });
 }
 
 #[test]
@@ -99,12 +102,12 @@ fn longest_gap(scene: &Scene, ended: &AtomicBool) -> (Duration, u32) {
 }
 
 #[test]
-fn requests_are_answered_while_one_of_two_agents_ends() {
+fn requests_are_answered_while_the_first_of_two_agents_ends() {
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         Scene::run(|scene| {
             let first = scene.agent();
             let second = scene.agent_that_starts("second");
-            second.wait_for_logs(&["watching pods", "watching namespaces", "serving the plugin's"]);
+            second.wait_for_logs(&["watching pods", "watching namespaces", "this agent is on standby"]);
             let conf = scene.conf();
             let is_ended = AtomicBool::new(false);
             thread::scope(|scope| {
@@ -112,10 +115,10 @@ fn requests_are_answered_while_one_of_two_agents_ends() {
                 // The plugin asks the API server if neither agent answers.
                 scene.done("ADD", &conf, Some(UID));
                 let call = scene.start("ADD", &conf, Some(UID));
-                second.end(signal);
+                first.end(signal);
                 Called::ended(call).done();
                 scene.done("ADD", &conf, Some(UID));
-                first.wait_for_log("serving the plugin's");
+                second.wait_for_log("serving the plugin's");
                 scene.done("DEL", &scene.conf_of_agent_alone(), Some(UID));
                 is_ended.store(true, Ordering::Relaxed);
                 let (gap, requests) = gap.join().expect("it ends");

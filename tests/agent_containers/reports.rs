@@ -22,21 +22,20 @@ fn report(scene: &Scene<'_>, command: &str, more: &[&str]) -> Value {
 }
 
 /// Writes a kubeconfig of the scene's API server. Returns its path.
-fn kubeconfig(scene: &Scene<'_>) -> String {
+fn write_kubeconfig(scene: &Scene<'_>) {
     let text = json!({
         "clusters": [{"name": "c", "cluster": {"server": scene.api.url()}}], "users": [{"name": "u", "user": {"token": "t"}}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}], "current-context": "x",
     });
-    let path = scene.reach("/kubeconfig");
+    let path = scene.reach("/var/lib/cni/detour/kubeconfig");
     std::fs::write(&path, text.to_string()).expect("written");
-    path.display().to_string()
 }
 
 /// Returns the outcome of a check of `doctor`, and what it found.
 fn check(scene: &Scene<'_>, pod: &Pod, id: &str) -> (String, String) {
-    let kubeconfig = kubeconfig(scene);
+    write_kubeconfig(scene);
     let pod = ["-n", "shop", &pod.name()];
-    let report = report(scene, "doctor", &[&["--platform=kubernetes", "--kubeconfig", &kubeconfig], &pod[..]].concat());
+    let report = report(scene, "doctor", &[&["--platform=kubernetes"], &pod[..]].concat());
     let line = report["checks"].as_array().expect("checks").iter().find(|line| line["id"] == id);
     let line = line.unwrap_or_else(|| panic!("no check {id}: {report:#}"));
     let text = |key: &str| line[key].as_str().expect("text").to_owned();

@@ -47,6 +47,64 @@ fn flushed_rules_are_restored() {
     });
 }
 
+/// What a process in the pod can add without redirecting anything: names of other tools' chains and tables, and of detour's
+/// own ones.
+const LURES: [&str; 5] = [
+    "iptables -t nat -N ISTIO_X",
+    "ip6tables -t raw -N ISTIO_OUTPUT_DNS",
+    "nft add table inet istio-proxy-x",
+    "nft add table inet detour-nat; nft add chain inet detour-nat ISTIO_OUTPUT",
+    "iptables-legacy -t nat -L",
+];
+
+#[test]
+fn names_without_rules_neither_remove_a_redirection_nor_prevent_its_repair() {
+    scene(|scene| {
+        for lure in LURES {
+            let pod = scene.pod();
+            pod.call(scene, "ADD");
+            pod.tool("sh", &["-c", lure], "");
+            pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
+            let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
+            assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired), "{lure}");
+            pod.tool("iptables", &["-t", "nat", "-C", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
+            pod.call(scene, "CHECK");
+
+            let bare = scene.pod();
+            bare.tool("sh", &["-c", lure], "");
+            let (mut repair, observed, start) = (scene.repair(), Arc::new(bare.observed()), Instant::now());
+            repair.run_pass(&[Arc::clone(&observed)], start);
+            let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 5 * SECOND));
+            assert_eq!((done.cause, done.outcome), (Cause::NoRules, RepairOutcome::Repaired), "{lure}");
+            bare.tool(
+                "sh",
+                &["-c", "nft list ruleset | grep -q 'redirect to :15001\\|--to-ports 15001\\|REDIRECT'"],
+                "",
+            );
+        }
+    });
+}
+
+/// A redirection that another process adds to a running pod does not replace the recorded one.
+#[test]
+fn a_repair_keeps_what_the_record_redirects() {
+    const OTHER: &str =
+        "table ip other { chain out { type nat hook output priority -90; tcp dport 9 redirect to :9; }; }";
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        let before =
+            pod.tool("iptables-save", &["-t", "nat"], "").lines().filter(|line| line.starts_with("-A")).count();
+        pod.tool("nft", &["-f", "-"], OTHER);
+        pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
+        let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
+        let after = pod.tool("iptables-save", &["-t", "nat"], "").lines().filter(|line| line.starts_with("-A")).count();
+        assert_eq!(after, before);
+        pod.call(scene, "CHECK");
+    });
+}
+
 /// As beside Istio's CNI plugin in the cluster network's configuration list.
 #[test]
 fn another_tools_entry_of_a_known_type_in_the_list_does_not_prevent_repairs() {

@@ -530,7 +530,7 @@ fn the_policy_knows_every_annotation_of_istio() {
         traffic.istio.io/nodeSelector traffic.sidecar.istio.io/includeOutboundPorts";
     let module = include_str!("../injector/go.mod").lines().find_map(|line| line.trim().strip_prefix("istio.io/api "));
     let file = format!("target/tools/istio-annotations-{}.go", module.expect("a version"));
-    let source = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}: run hack/test.sh"));
+    let source = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}: run hack/test.sh"));
     let names = source.lines().filter_map(|line| line.trim().strip_prefix("Name:")?.trim().split('"').nth(1));
     let mut unknown: Vec<&str> =
         names.filter(|name| !TRAFFIC.contains(name) && !OTHERS.split(' ').any(|other| other == *name)).collect();

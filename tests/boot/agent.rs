@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -125,16 +126,10 @@ fn an_agent_that_hangs_delays_a_pod_by_a_second_at_most() {
         assert!(took < DEADLINE);
 
         let conf = node.conf(&silent());
-        let parts = ["no greeting: timeout; the agent is stuck or too slow", "no answer within 1.9 s"];
+        let parts = ["no greeting: timeout; the agent is stuck or too slow", "no answer within 5.0 s"];
         println!("without both: {:?}", fails(&conf, &parts));
-        // The failure has set the mark.
-        let pod = Pod::new();
-        let called = call(&pod, "ADD", &conf, &Kind::plain());
-        println!("a pod without a sidecar: {:?}", called.took);
-        let log = called.done();
-        let parts = ["no greeting, as a moment ago", "no answer within 0.2 s"];
-        assert!(parts.iter().all(|part| log.stderr.contains(part)), "{log:?}");
-        call(&pod, "DEL", &conf, &Kind::plain()).done();
+        let log = crate::scene::starts(&Kind::plain(), &conf);
+        assert!(log.contains("no greeting: timeout"), "{log}");
         agent.resume();
         redirects(&conf);
     });
@@ -161,15 +156,14 @@ fn an_agent_without_an_api_server_fails_only_pods_with_a_sidecar() {
         let agent = node.agent("first");
         agent.wait_for_log("serving the plugin's");
         let conf = node.conf_of_agent_alone();
-        fails(&conf, &["no usable answer in", "no answer within 0.9 s", "/sa)"]);
+        fails(&conf, &["no usable answer in", "no answer within", "/sa)"]);
         for kind in Kind::starting() {
             crate::scene::starts(&kind, &conf);
         }
-        // The agent answers at once, and the plugin asks its own API server.
-        let conf = node.conf(&silent());
-        fails(&conf, &["no answer within 1.9 s", "it did not answer another request a moment ago"]);
-        let log = crate::scene::starts(&Kind::plain(), &conf);
-        assert!(log.contains("no answer within 0.2 s"), "{log}");
+        // The agent has accepted, so the configured timeout applies.
+        fails(&node.conf(&silent()), &["no answer within 5.0 s", "the agent failed"]);
+        let log = crate::scene::starts(&Kind::plain(), &node.conf(&silent()));
+        assert!(log.contains("the agent does not have the pod in memory yet"), "{log}");
         redirects(&node.conf(&api()));
     });
 }
@@ -267,18 +261,24 @@ fn a_replaced_agent_leaves_no_gap() {
         redirects(&conf);
         let started = Instant::now();
         let second = node.agent("second");
-        let (mut calls, mut watches) = (0, false);
-        // Each call is answered by one of the two, while the second one takes over the socket.
-        loop {
+        let watches = || second.logged().iter().any(|line| line.contains("watching pods"));
+        while !watches() {
             redirects(&conf);
-            calls += 1;
-            watches |= second.logged().iter().any(|line| line.contains("watching pods"));
-            if watches && calls >= 5 {
-                break;
-            }
             assert!(started.elapsed() < DEADLINE, "the second agent does not watch pods");
         }
-        assert!(first.end(Signal::SIGTERM).success());
+        let (is_ended, mut calls) = (AtomicBool::new(false), 0);
+        thread::scope(|scope| {
+            let ended = &is_ended;
+            scope.spawn(move || {
+                assert!(first.end(Signal::SIGTERM).success());
+                ended.store(true, Ordering::Relaxed);
+            });
+            // Each call is answered by one of the two, while the second one takes over the socket.
+            while !is_ended.load(Ordering::Relaxed) {
+                redirects(&conf);
+                calls += 1;
+            }
+        });
         redirects(&conf);
         println!("{calls} calls during the replacement");
     });

@@ -1,15 +1,14 @@
 //! Each state of a node in which neither the agent nor the API server gives the facts of a pod.
 
-use crate::private_node::SILENCE_MARK;
 use crate::scene::{Kind, Scene, TIMEOUT, call, facts_of_shop, has_rules, starts, waits};
 use crate::server::{Answer, Server, closed_port};
 use nix::unistd::{Gid, Uid, chown};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 const NO_AGENT: &str = "no agent listens on the socket";
 const GET_POD: &str = "GET http";
@@ -32,72 +31,55 @@ fn only_pods_with_a_sidecar_wait_if_the_api_server_does_not_answer() {
     });
 }
 
-/// After this time, an ADD gives up.
-const SILENT: &str = "no answer within 1.9 s";
-/// After this time, a pod without a sidecar starts if the mark is valid.
-const SILENT_AGAIN: &str = "no answer within 0.2 s";
+/// A server that accepts connections has the configured time.
+const SILENT: &str = "no answer within 5.0 s";
 
-/// Sets the mark as if the sources had been silent at this time.
-fn mark(age: Duration) {
-    let file = fs::File::options().append(true).open(SILENCE_MARK).expect("a call has set it");
-    file.set_modified(SystemTime::now() - age).expect("set");
-}
-
+/// The API server is not asked for a pod without a sidecar, so it can't delay the pod.
 #[test]
-fn a_pod_without_a_sidecar_does_not_wait_for_sources_that_were_silent_a_moment_ago() {
+fn a_pod_without_a_sidecar_starts_without_a_request_to_the_api_server() {
     Scene::run(|scene| {
         let server = Server::plain(|_| Answer::Hang);
-        for mut conf in [scene.conf(), without_agent(&scene.conf())] {
-            scene.write_kubeconfig(&json!({"server": server.http()}));
-            let first = starts(&Kind::plain(), &conf);
-            assert!(first.contains(SILENT), "{first}");
-            mark(Duration::ZERO);
-            let second = starts(&Kind::plain(), &conf);
-            assert!(second.contains(SILENT_AGAIN), "{second}");
-            waits(&Kind::meshed(), &conf, 11, &[SILENT]);
-            waits(&Kind::unknown(), &conf, 11, &[SILENT]);
-            mark(Duration::from_secs(6));
-            let late = starts(&Kind::plain(), &conf);
-            assert!(late.contains(SILENT), "the mark has expired: {late}");
-            // It is not extended by pods that hardly wait.
-            let age = Duration::from_secs(3);
-            mark(age);
-            let set = || fs::metadata(SILENCE_MARK).and_then(|mark| mark.modified()).expect("there");
-            let before = set();
+        scene.write_kubeconfig(&json!({"server": server.http()}));
+        for conf in [scene.conf(), without_agent(&scene.conf())] {
             let log = starts(&Kind::plain(), &conf);
-            assert_eq!(log.contains(SILENT_AGAIN), set() == before, "{log}");
-
-            // Another user has set it.
-            mark(Duration::ZERO);
-            chown(SILENCE_MARK, Some(Uid::from_raw(12345)), None).expect("root");
-            let foreign = starts(&Kind::plain(), &conf);
-            assert!(foreign.contains(SILENT) && foreign.contains("remove the file first"), "{foreign}");
-            fs::remove_file(SILENCE_MARK).expect("there");
-            // The next call has facts.
-            conf["kubernetes"]["timeout_seconds"] = 60.into();
-            let answers = Server::plain(|request| facts_of_shop(request, true));
-            scene.write_kubeconfig(&json!({"server": answers.http()}));
-            let pod = crate::pod::Pod::new();
-            call(&pod, "ADD", &conf, &Kind::meshed()).done();
-            assert!(crate::scene::is_redirected(&pod) && !Path::new(SILENCE_MARK).exists());
-            call(&pod, "DEL", &conf, &Kind::meshed()).done();
+            assert!(log.contains("annotation sidecar.istio.io/status is missing"), "{log}");
         }
+        assert_eq!(server.connections(), 0);
     });
 }
 
-/// Without a kubeconfig, only an agent that is stuck costs time.
+/// An agent that is stuck has a fraction of a second, and no request at all if the chain excludes nothing.
 #[test]
-fn pods_do_not_wait_one_after_another_for_a_stuck_agent_without_a_kubeconfig() {
+fn a_pod_without_a_sidecar_hardly_waits_for_a_stuck_agent() {
     Scene::run(|scene| {
         fs::create_dir_all(scene.socket().parent().expect("a directory")).expect("made");
-        let _stuck = UnixListener::bind(scene.socket()).expect("free");
-        let again = "no greeting, as a moment ago";
-        let first = starts(&Kind::plain(), &scene.conf());
-        assert!(first.contains("no greeting") && !first.contains(again), "{first}");
-        let second = starts(&Kind::plain(), &scene.conf());
-        assert!(second.contains(again), "{second}");
+        let stuck = UnixListener::bind(scene.socket()).expect("free");
+        stuck.set_nonblocking(true).expect("set");
+        let asked = || stuck.accept().is_ok();
+        let log = starts(&Kind::plain(), &scene.conf());
+        assert!(log.contains("no greeting: timeout; the agent is stuck or too slow") && asked(), "{log}");
+        while asked() {}
+        let mut conf = scene.conf();
+        conf["chain"] = json!([{"type": "istio-redirect"}]);
+        let pod = crate::pod::Pod::new();
+        call(&pod, "ADD", &conf, &Kind::plain()).done();
+        assert!(!has_rules(&pod));
+        assert!(is_only_told(&stuck), "nothing is asked");
+        call(&pod, "DEL", &conf, &Kind::plain()).done();
         waits(&Kind::meshed(), &scene.conf(), 11, &["is not written yet"]);
     });
+}
+
+/// Whether all connections of the last call are reports of its end.
+fn is_only_told(agent: &UnixListener) -> bool {
+    let mut received = Vec::new();
+    while let Ok((mut stream, _)) = agent.accept() {
+        stream.set_nonblocking(true).expect("set");
+        let mut text = vec![0; 64 << 10];
+        let length = stream.read(&mut text).unwrap_or(0);
+        received.push(String::from_utf8_lossy(&text[..length]).into_owned());
+    }
+    received.iter().all(|text| text.contains("\"about\":\"called\""))
 }
 
 fn without_agent(conf: &Value) -> Value {
@@ -117,7 +99,6 @@ fn a_pod_with_a_sidecar_waits_for_an_api_server_that_answers_with_an_error() {
         assert_eq!(called.refused().0, 11);
         assert!(called.took > TIMEOUT - Duration::from_secs(1), "{:?}", called.took);
         call(&pod, "DEL", &scene.conf(), &Kind::meshed()).done();
-        assert!(!Path::new(SILENCE_MARK).exists());
     });
 }
 
@@ -250,10 +231,7 @@ fn the_log_states_why_a_pod_started_without_rules() {
         let log = call(&pod, "ADD", &scene.conf(), &Kind::plain()).done().stderr;
         let line = log.lines().find(|line| line.contains("annotation sidecar.istio.io/status is missing"));
         let line = line.unwrap_or_else(|| panic!("{log}"));
-        assert!(
-            line.contains("level=info") && line.contains("container runtime") && line.contains("GET http"),
-            "{line}"
-        );
+        assert!(line.contains("level=info") && line.contains("container runtime") && line.contains(NO_AGENT), "{line}");
         call(&pod, "DEL", &scene.conf(), &Kind::plain()).done();
     });
 }

@@ -50,11 +50,10 @@ fn gc_keeps_the_pod_and_removes_it_when_the_runtime_has_deleted_it() {
 #[test]
 fn an_add_with_facts_applies_what_the_first_one_missed() {
     Scene::run(|scene| {
-        for (with_annotation, redirected) in [(true, true), (false, false)] {
+        for (kind, redirected) in [(Kind::meshed(), true), (Kind::unknown(), false)] {
             let pod = started(scene);
-            let server = knows(with_annotation);
+            let server = knows(redirected);
             scene.write_kubeconfig(&json!({"server": server.http()}));
-            let kind = if with_annotation { Kind::meshed() } else { Kind::plain() };
             call(&pod, "ADD", &scene.conf(), &kind).done();
             assert_eq!((is_redirected(&pod), has_rules(&pod)), (redirected, true));
             call(&pod, "CHECK", &scene.conf(), &kind).done();

@@ -1,11 +1,10 @@
 //! Failures of the API server: which errors are retried, for how long, and which message they produce.
 
 use crate::scene::{GET_POD, api, facts, facts_by, has_both, kubeconfig, pod, status, wanted};
-use crate::server::{Answer, Request, Server, takes};
+use crate::server::{Answer, Request, Server};
 use detour_cni::cluster;
 use detour_cni::cni::{Code, Error};
 use serde_json::json;
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// A server with these answers about the pod, by the number of the request; else it has pod and namespace.
@@ -37,6 +36,8 @@ const LONG: Duration = Duration::from_secs(120);
 /// More than a loaded machine needs for a call that does not wait for [`LONG`].
 const SOON: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(1);
+/// A timeout that is longer than that without a connection.
+const PATIENT: Duration = Duration::from_secs(3);
 /// A timeout that is reached, after the first answer on a loaded machine too.
 const BRIEF: Duration = Duration::from_secs(2);
 
@@ -84,36 +85,15 @@ fn retry_after_is_honored() {
 }
 
 #[test]
-fn a_second_request_runs_beside_a_slow_first_one() {
-    // The first request is answered when the second one has arrived.
-    let both = Barrier::new(2);
-    let server = server(move |_| {
-        both.wait();
-        None
-    });
-    let path = kubeconfig("slow", &json!({"server": server.http()}), &json!({}));
-    facts_by(&path).expect("facts");
-    assert_eq!(attempts(&server), 2);
-}
-
-#[test]
-fn a_second_request_that_fails_does_not_end_the_first() {
-    let both = Barrier::new(2);
-    let server = server(move |nth| match nth {
-        0 => {
-            both.wait();
-            // The second one has failed.
-            takes(SHORT);
-            None
-        }
-        1 => {
-            both.wait();
-            Some(status(500, "etcd leader changed"))
-        }
-        _ => Some(status(500, "etcd leader changed")),
-    });
-    let path = kubeconfig("slow-and-failing", &json!({"server": server.http()}), &json!({}));
-    facts_by(&path).expect("facts");
+fn a_server_that_accepts_no_connection_ends_the_call_early_and_one_that_hangs_does_not() {
+    let refused = format!("http://{}", crate::server::closed_port());
+    let (error, took) = fails("refused", &refused, LONG);
+    assert!(error.code == Code::TryAgain && error.details.contains("no connection within"), "{error}");
+    assert!(took < SOON, "{took:?}");
+    let hangs = server(|_| Some(Answer::Hang));
+    let (error, took) = fails("hangs", &hangs.http(), PATIENT);
+    assert!(error.code == Code::TryAgain && error.details.contains("no answer within"), "{error}");
+    assert!(took >= PATIENT, "{took:?}");
 }
 
 #[test]

@@ -2,19 +2,20 @@
 
 use crate::scene::directory;
 use crate::server::{Answer, Request, Server};
-use detour_cni::cluster::UserApi;
+use detour_cni::cluster::NodeApi;
 use serde_json::{Value, json};
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
-fn api(server: &Server, test: &str) -> UserApi {
+fn api(server: &Server, test: &str) -> NodeApi {
     let path = directory(test).join("config");
     let kubeconfig = json!({
         "current-context": "c", "clusters": [{"name": "k", "cluster": {"server": server.http()}}],
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": ""}}],
     });
     fs::write(&path, kubeconfig.to_string()).expect("written");
-    UserApi::of_file(path, Duration::from_secs(60))
+    NodeApi::of_node(Path::new("/"), path, Duration::from_secs(60))
 }
 
 /// The value of a parameter of the request.
@@ -23,8 +24,8 @@ fn parameter(request: &Request, name: &str) -> Option<usize> {
     query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
 }
 
-/// Ten nodes of 1 MiB, in pages.
-fn large_nodes(request: &Request) -> Answer {
+/// Ten namespaces of 1 MiB, in pages.
+fn large_namespaces(request: &Request) -> Answer {
     let (limit, from) = (parameter(request, "limit").expect("a limit"), parameter(request, "continue").unwrap_or(0));
     let until = (from + limit).min(10);
     let node = |number| json!({"metadata": {"name": format!("n-{number}"), "labels": {"l": "x".repeat(1 << 20)}}});
@@ -35,9 +36,9 @@ fn large_nodes(request: &Request) -> Answer {
 
 #[test]
 fn a_page_that_is_too_large_is_requested_again_with_fewer_objects() {
-    let server = Server::plain(large_nodes);
-    let nodes = api(&server, "large-pages").nodes(None).expect("all nodes");
-    assert_eq!(nodes.len(), 10);
+    let server = Server::plain(large_namespaces);
+    let namespaces = api(&server, "large-pages").namespaces(None).expect("all namespaces");
+    assert_eq!(namespaces.len(), 10);
     assert!(server.requests().len() < 10, "{}", server.requests().len());
 }
 
@@ -46,6 +47,6 @@ fn a_list_that_does_not_end_is_an_error() {
     let server = Server::plain(|_| {
         Answer::json(200, &json!({"metadata": {"continue": "more"}, "items": [{"metadata": {"name": "n"}}]}))
     });
-    let error = api(&server, "endless-list").nodes(None).expect_err("no end");
-    assert!(error.msg.contains("nodes: expected at most 1000 pages, got more"), "{error}");
+    let error = api(&server, "endless-list").namespaces(None).expect_err("no end");
+    assert!(error.msg.contains("namespaces: expected at most 1000 pages, got more"), "{error}");
 }

@@ -1,7 +1,6 @@
 //! The public API of `detour_cni::cluster` with real sockets and files: facts of pods from an API server and from
 //! manifests, and reports to the cluster.
 
-mod credentials;
 mod definitions;
 mod environment;
 mod failures;
@@ -14,7 +13,6 @@ mod scene;
 #[path = "../support/mod.rs"]
 mod support;
 mod tls;
-mod user;
 mod writes;
 
 use support::server;

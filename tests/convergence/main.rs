@@ -14,6 +14,7 @@ mod loopback_plugin;
 mod order;
 mod parallel;
 mod records;
+mod saved_policies;
 mod sequences;
 #[path = "../support/mod.rs"]
 mod support;

@@ -280,18 +280,7 @@ fn rules_lists_the_elements_with_their_paths_and_marks_foreign_ones() {
         let odd = ContainerElement { scope: ContainerScope::All, cgroup: 7, container: Some(odd) };
         let without = ContainerElement { container: None, ..containers.element("vault-agent-init") };
         change(scene, &[], &[odd, without]);
-        let output = scene.command(
-            "rules",
-            &[
-                "-n",
-                "shop",
-                "web-0",
-                "--kubeconfig",
-                &scene.path(crate::scene::KUBECONFIG).display().to_string(),
-                "-o",
-                "json",
-            ],
-        );
+        let output = scene.command("rules", &["-n", "shop", "web-0", "-o", "json"]);
         let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
         assert_eq!(report["as_asked"], true, "elements are no drift: {report:#}");
         let mut elements = report["containers"]["elements"].as_array().expect("a list").clone();

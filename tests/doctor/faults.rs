@@ -335,22 +335,3 @@ fn only_the_recorded_entry_of_a_configuration_list_is_a_configuration() {
         assert_eq!(report["healthy"], true, "{report:#}");
     });
 }
-
-#[test]
-fn the_users_kubeconfig_overrides_the_configurations_manifests() {
-    let mut plan = Plan::new();
-    plan.config["kubernetes"]["manifests_dir"] = "/etc/manifests".into();
-    plan.config["kubernetes"]["kubeconfig"] = "".into();
-    plan.is_added = false;
-    let known = scene(plan, |scene| {
-        fs::create_dir(scene.path("etc/manifests")).expect("made");
-        let kubeconfig = scene.path(KUBECONFIG).display().to_string();
-        let of_user = scene.report(&[&POD[..], &["--kubeconfig", &kubeconfig]].concat());
-        let own = scene.report(&POD);
-        let outcomes = |id| [line(&own, id).0.to_owned(), line(&of_user, id).0.to_owned()];
-        (outcomes("pod-known"), outcomes("api-reachable"), line(&of_user, "permission-get-pods").0.to_owned())
-    });
-    assert_eq!(known.0, ["fail", "pass"], "{known:#?}");
-    assert_eq!(known.1, ["not-checked", "pass"], "{known:#?}");
-    assert_eq!(known.2, "not-checked", "the plugin asks no API: {known:#?}");
-}

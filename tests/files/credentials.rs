@@ -4,7 +4,7 @@
 use crate::node::{Node, OTHER, call, complaint, detour, give_away, refusal, succeeds};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::Path;
@@ -104,60 +104,6 @@ fn manifests_that_another_user_can_change_are_refused() {
         assert_eq!(code, 7, "{message}");
         assert!(message.contains("chown root:root"), "{message}");
     }
-}
-
-/// Answers one request with 404 and returns the request.
-fn one_request(listener: &TcpListener) -> String {
-    let (mut stream, _) = listener.accept().expect("a connection");
-    let mut request = Vec::new();
-    while !request.ends_with(b"\r\n\r\n") {
-        let mut byte = [0];
-        stream.read_exact(&mut byte).expect("a request");
-        request.extend(byte);
-    }
-    stream.write_all(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n").expect("answered");
-    String::from_utf8(request).expect("text")
-}
-
-fn explain(kubeconfig: &Path) -> String {
-    complaint(&detour(&["explain", "-n", "shop", "web-0", "--kubeconfig", kubeconfig.to_str().expect("text")]))
-}
-
-#[test]
-fn a_kubeconfig_of_another_user_cannot_name_files_of_root() {
-    let node = Node::new();
-    let token = node.of_another("home/token", "the-users-own");
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let url = format!("http://{}", listener.local_addr().expect("an address"));
-    let file = node.kubeconfig("home/kubeconfig", &url, json!({}), &json!({"tokenFile": token}));
-    give_away(&file);
-    give_away(&node.path("home"));
-    let asked = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| one_request(&listener));
-        explain(&file);
-        asked.join().expect("a request")
-    });
-    assert!(asked.contains("authorization: Bearer the-users-own"), "{asked}");
-
-    let server = Silence::new();
-    let secret = node.file("secret", "root-only");
-    let file = node.kubeconfig("home/kubeconfig", &server.url(), json!({}), &json!({"tokenFile": secret}));
-    give_away(&file);
-    let message = explain(&file);
-    let wanted = format!("owned by UID 0; expected UID {OTHER}, the owner of the kubeconfig");
-    assert!(message.contains(&wanted) && !message.contains("root-only"), "{message}");
-    server.expect_no_connection();
-
-    // A kubeconfig of root can name any file.
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let url = format!("http://{}", listener.local_addr().expect("an address"));
-    let own = node.kubeconfig("kubeconfig", &url, json!({}), &json!({"tokenFile": secret}));
-    let asked = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| one_request(&listener));
-        explain(&own);
-        asked.join().expect("a request")
-    });
-    assert!(asked.contains("authorization: Bearer root-only"), "{asked}");
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use crate::run::{detour, file};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -22,7 +21,6 @@ fn invalid_arguments_exit_with_2_and_name_what_is_expected() {
             &["explain", "-f", "-", "--config", "-"],
             "stdin can be read only once: expected - for only one of --file, --config and --namespace-file",
         ),
-        (&["explain", "-f", "-", "--kubeconfig", "a"], "cannot be used with"),
         (&["explain", "web"], "pod \"web\": unknown namespace; add -n NAMESPACE"),
         (&["explain", "-n", "a"], "-n NAMESPACE POD"),
         (&["explain", "-f", "-", "--rules", "pf"], "iptables"),
@@ -76,8 +74,6 @@ fn invalid_input_exits_with_2() {
         (&["explain", "-f", "-", "--config", "/no/such/conf"], POD, "/no/such/conf"),
         (&["explain", "-f", "-", "--definitions", "/no/such/definitions"], POD, "/no/such/definitions"),
         (&["explain", "-f", "-", "--namespace-file", "/no/such/namespace"], POD, "/no/such/namespace"),
-        (&["explain", "-n", "a", "b", "--kubeconfig", "/no/such/kubeconfig"], "", "--kubeconfig /no/such/kubeconfig: "),
-        (&["doctor", "--kubeconfig", "/no/such/kubeconfig"], "", "--kubeconfig /no/such/kubeconfig: No such file"),
         (&["doctor", "--config", "/no/such/conf"], "", "--config /no/such/conf: No such file"),
         (&["validate", "/no/such/conf"], "", "can't read /no/such/conf: No such file"),
         (&["validate", "-", "--bin-dir", "/no/such/bin"], "{}", "--bin-dir /no/such/bin: No such file"),
@@ -91,10 +87,7 @@ fn invalid_input_exits_with_2() {
 #[test]
 fn problems_with_the_selected_object_exit_with_1() {
     for (arguments, message) in [
-        (
-            &["explain", "-n", "shop", "web"][..],
-            "no kubeconfig: add --kubeconfig, set KUBECONFIG, or create ~/.kube/config",
-        ),
+        (&["explain", "-n", "shop", "web"][..], "from another machine, use kubectl detour"),
         (&["rules", "/dev/null"], "/dev/null: expected a network namespace, found none"),
     ] {
         let run = detour(arguments, "", &[]);
@@ -133,37 +126,14 @@ fn output_that_cannot_be_written_is_reported() {
 }
 
 #[test]
-fn kubeconfig_is_read_from_the_environment_or_a_relative_path() {
-    let of = |more: &[&str], environment: &[(&str, &str)]| {
-        detour(&[&["explain", "-n", "shop", "web"][..], more].concat(), "", environment)
-    };
-    let run = of(&[], &[("KUBECONFIG", "/no/such/kubeconfig:/other")]);
-    assert!(run.code == 1 && run.stderr.contains("/no/such/kubeconfig"), "{run:?}");
-    let run = of(&["--kubeconfig", "no-such-kubeconfig"], &[("KUBECONFIG", "/other")]);
-    assert!(run.code == 2 && run.stderr.contains("no-such-kubeconfig"), "{run:?}");
-}
-
-#[test]
-fn kubeconfig_of_the_environment_overrides_that_of_the_home_directory() {
-    let file = file("x", "");
-    let home = Path::new(&*file).parent().expect("a directory");
-    let kubeconfig = home.join(".kube/config");
-    std::fs::create_dir(home.join(".kube")).expect("a new directory");
-    std::fs::write(&kubeconfig, "kind: [").expect("writable");
-    let (home, kubeconfig) = (home.display().to_string(), kubeconfig.display().to_string());
-    let of = |command: &[&str], environment: &[(&str, &str)]| {
-        detour(&[command, &["-n", "shop", "web"][..]].concat(), "", &[environment, &[("HOME", home.as_str())]].concat())
-    };
-    for command in ["explain", "rules"] {
-        let run = of(&[command], &[]);
-        assert!(run.code == 1 && run.stderr.contains(&kubeconfig), "{run:?}");
-        let run = of(&[command], &[("KUBECONFIG", "/no/such/kubeconfig")]);
-        assert!(run.stderr.contains("/no/such/kubeconfig") && !run.stderr.contains(&home), "{run:?}");
+fn the_kubeconfigs_of_users_are_left_to_kubectl() {
+    for environment in [&[("KUBECONFIG", "/no/such/kubeconfig")][..], &[("HOME", "/no/such/home")]] {
+        for command in ["explain", "rules"] {
+            let run = detour(&[command, "-n", "shop", "web"], "", environment);
+            assert!(run.code == 1 && run.stderr.contains("use kubectl detour"), "{run:?}");
+            assert!(!run.stderr.contains("/no/such"), "{run:?}");
+        }
     }
-    let doctor = of(&["doctor", "-o", "json"], &[]);
-    assert!(doctor.stdout.contains(&kubeconfig), "{doctor:?}");
-    std::fs::remove_file(&kubeconfig).expect("removable");
-    assert!(of(&["explain"], &[]).stderr.contains("no kubeconfig: add --kubeconfig"));
 }
 
 /// The plugin retries for ten seconds. A user sees the cause at once.
@@ -176,16 +146,16 @@ fn an_unreachable_api_server_is_reported_at_once() {
         "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
     });
     let kubeconfig = file("config", &kubeconfig.to_string());
-    let conf = file("a.conf", r#"{"name": "a", "type": "detour"}"#);
+    let conf = serde_json::json!({"name": "a", "type": "detour", "kubernetes": {"kubeconfig": *kubeconfig}});
+    let conf = file("a.conf", &conf.to_string());
     let packet = ["--from", "uid=1", "--to", "1.2.3.4:5/tcp"];
     for command in [
         &["explain"][..],
-        &["explain", "--config", &conf],
         &["rules"],
         &[&["trace"][..], &packet].concat(),
         &[&["trace", "--live"][..], &packet].concat(),
     ] {
-        let arguments = [command, &["-n", "shop", "web", "--kubeconfig", &kubeconfig]].concat();
+        let arguments = [command, &["-n", "shop", "web", "--config", &conf]].concat();
         let started = Instant::now();
         let run = detour(&arguments, "", &[]);
         assert!(started.elapsed() < Duration::from_secs(5), "{arguments:?}: {:?}", started.elapsed());
@@ -325,10 +295,9 @@ fn version_and_completion_are_printed() {
 #[test]
 fn json_and_yaml_have_the_error_of_unreadable_input() {
     let missing = "/no/such/file";
-    let commands: [&[&str]; 8] = [
+    let commands: [&[&str]; 7] = [
         &["validate", missing],
         &["explain", "-f", missing],
-        &["explain", "-n", "shop", "web-0", "--kubeconfig", missing],
         &["trace", "-f", missing, "--from", "uid=7", "--to", "10.0.0.1:53/udp"],
         &["trace", "--netns", missing, "--from", "uid=7", "--to", "10.0.0.1:53/udp"],
         &["rules", missing],

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -235,32 +235,30 @@ fn outside_of_a_pod_the_error_names_the_flags_that_replace_a_kubeconfig() {
 }
 
 #[test]
-fn of_two_agents_the_later_leads_and_the_earlier_takes_over_when_it_has_ended() {
+fn of_two_agents_the_earlier_leads_and_the_later_takes_over_when_it_has_ended() {
     let scene = Scene::with("agent-two", "10-calico.conflist", CALICO);
     let first = Agent::start(&scene, "first", &[]);
     first.wait_for_log(SETTLED);
+    let installed = scene.files();
     let second = Agent::start(&scene, "second", &[&scene.config("c", &json!({"log_level": "debug"}))]);
+    second.wait_for_log("this agent is on standby");
+    assert_eq!(scene.files(), installed);
+    first.end(Signal::SIGKILL);
+    second.wait_for_log("write /etc/cni/net.d/10-calico.conflist");
     second.wait_for_log(SETTLED);
-    first.wait_for_log("second has taken over");
     assert!(scene.read(LIST).contains("\"log_level\": \"debug\""));
-    second.end(Signal::SIGKILL);
-    first.wait_for_log("write /etc/cni/net.d/10-calico.conflist");
-    first.wait_for_log(SETTLED);
-    assert!(!scene.read(LIST).contains("\"log_level\": \"debug\""));
 }
 
 #[test]
-fn an_agent_that_was_replaced_removes_nothing_when_it_ends() {
+fn an_agent_on_standby_removes_nothing_when_it_ends() {
     let scene = Scene::with("agent-surge", "10-calico.conflist", CALICO);
-    let first = Agent::start(&scene, "first", &["--on-exit=remove"]);
+    let first = Agent::start(&scene, "a", &[]);
     first.wait_for_log(SETTLED);
-    let second = Agent::start(&scene, "a", &[]);
-    second.wait_for_log(SETTLED);
+    let second = Agent::start(&scene, "second", &["--on-exit=remove"]);
+    second.wait_for_log("this agent is on standby");
     let installed = scene.files();
-    let present = |path: &Path| path.extension().is_some_and(|extension| extension == "present");
-    assert!(first.end(Signal::SIGTERM).success());
-    let wanted: Vec<_> = installed.into_iter().filter(|(path, _)| !present(path)).collect();
-    assert_eq!(scene.files().into_iter().collect::<Vec<_>>(), wanted);
+    assert!(second.end(Signal::SIGTERM).success());
+    assert_eq!(scene.files(), installed);
 }
 
 #[test]
@@ -326,25 +324,21 @@ fn single_repairs_leave_the_node_ready() {
 }
 
 #[test]
-fn files_of_a_killed_agent_are_removed_by_the_next_agent_and_by_uninstall() {
+fn uninstall_warns_of_an_agent_and_removes_the_lock_of_a_killed_one() {
     let scene = Scene::with("agent-killed", "10-calico.conflist", CALICO);
-    let present = |name: &str| scene.path("var/lib/cni/detour").join(format!("{name}.present")).exists();
-    let alive = Agent::start(&scene, "alive", &[]);
-    alive.wait_for_log(SETTLED);
+    let lock = scene.path("var/lib/cni/detour/agent.lock");
     let killed = Agent::start(&scene, "killed", &[]);
     killed.wait_for_log(SETTLED);
     killed.end(Signal::SIGKILL);
-    assert!(present("killed"), "nothing could remove it");
-    let next = Agent::start(&scene, "a", &[]);
-    next.wait_for_log(SETTLED);
-    assert!(!present("killed") && present("alive") && present("a"));
-    next.end(Signal::SIGKILL);
+    let alive = Agent::start(&scene, "alive", &[]);
+    alive.wait_for_log(SETTLED);
     let warning = "warning: an agent on this node installs the plugin again; delete its DaemonSet";
     let warned = scene.ends(0, "uninstall", &[]);
-    assert!(!present("a") && present("alive") && warned.contains(warning), "{warned}");
-    alive.end(Signal::SIGTERM);
+    assert!(lock.exists() && warned.contains(warning), "{warned}");
+    alive.end(Signal::SIGKILL);
+    assert!(lock.exists(), "nothing could remove it");
     let warned = scene.ends(0, "uninstall", &[]);
-    assert!(!present("alive") && !warned.contains("warning"), "{warned}");
+    assert!(!lock.exists() && !warned.contains("warning"), "{warned}");
 }
 
 #[test]

@@ -203,12 +203,10 @@ fn a_list_behind_symbolic_links_is_followed() {
 #[test]
 fn agents_of_both_modes_take_over_from_each_other_without_a_fight() {
     let scene = Scene::with("own-rollout", "10-calico.conflist", CALICO);
-    let first = Agent::start(&scene, "first", &[]);
+    let first = Agent::start(&scene, "first", &[OWN_LIST]);
     first.wait_for_log(SETTLED);
-    assert!(types(&scene, SOURCE).contains(&"detour".to_owned()));
-    let second = Agent::start(&scene, "second", &[OWN_LIST]);
-    second.wait_for_log(SETTLED);
-    first.wait_for_log("second has taken over");
+    let second = Agent::start(&scene, "second", &[]);
+    second.wait_for_log("this agent is on standby");
     assert_eq!(scene.read(SOURCE), CALICO);
     for i in 0..5 {
         let name = format!("changed-{i}");
@@ -216,11 +214,11 @@ fn agents_of_both_modes_take_over_from_each_other_without_a_fight() {
         until("the copy follows", || network(&scene, OWN) == json!(name));
     }
     let changes = |line: &String| line.contains("write ") || line.contains("remove ");
-    assert!(!first.logged().iter().any(changes), "the first agent is on standby");
-    assert!(!second.logged().iter().any(|line| line.contains("keeps reverting")));
-    second.end(Signal::SIGKILL);
-    first.wait_for_log("remove /etc/cni/net.d/00-detour.conflist");
-    first.wait_for_log(SETTLED);
+    assert!(!second.logged().iter().any(changes), "the second agent is on standby");
+    assert!(!first.logged().iter().any(|line| line.contains("keeps reverting")));
+    first.end(Signal::SIGKILL);
+    second.wait_for_log("remove /etc/cni/net.d/00-detour.conflist");
+    second.wait_for_log(SETTLED);
     assert_eq!(network(&scene, SOURCE), "changed-4");
     assert!(types(&scene, SOURCE).contains(&"detour".to_owned()) && !scene.path(OWN).exists());
 }

@@ -3,9 +3,12 @@
 use crate::configuration::{exclude_1337, story};
 use crate::dialect::Dialect;
 use crate::istio::Dns;
+use crate::support::new_netns::in_netns;
 use crate::world::*;
 use detour_cni::firewall::Sender;
+use detour_cni::firewall::nfnetlink::{Batch, NfSocket, Verb};
 use detour_cni::inspect::{LiveRules, trace};
+use detour_cni::netlink::Attributes;
 use detour_cni::state::{ROOT, Store};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -198,4 +201,32 @@ fn trace_ends_for_chains_that_multiply() {
     let trace = trace(&found.view(), from, to, &found.addresses, "eth0");
     assert!(begun.elapsed() < SOON);
     assert!(trace.caveats.iter().any(|caveat| caveat.contains("stopped after 100000 rules")), "{:?}", trace.caveats);
+}
+
+/// A process can reserve a table for itself (`flags owner`): only it can change or delete the table.
+#[test]
+fn a_table_that_a_process_owns_is_not_blamed_on_the_kernel() {
+    const NLM_F_CREATE: u16 = 0x400;
+    let (world, configuration) = attached();
+    let own = || {
+        let mut socket = NfSocket::open().expect("nf_tables");
+        let generation = socket.generation().expect("a generation");
+        let table = |list: &mut Attributes| _ = list.text(1, "detour-nat").be32(2, 2);
+        let create = |batch: &mut Batch<'_>| {
+            batch.message(Verb::NewTable, NLM_F_CREATE, 1, |list| {
+                table(list);
+                list
+            });
+        };
+        socket.transact(generation, create).expect("accepted");
+        socket
+    };
+    let owner = in_netns(&world.netns(), own);
+    let output = world.call("DEL", &configuration).run();
+    assert_eq!(output.refused().0, 107);
+    let msg = output.stdout["msg"].as_str().expect("text");
+    assert!(msg.contains("owns the table") && !msg.contains("kernel has"), "{msg}");
+    drop(owner);
+    world.call("DEL", &configuration).run().done();
+    assert_eq!(rules_of(&world), (0, 0));
 }

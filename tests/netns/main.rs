@@ -11,6 +11,7 @@ mod configuration;
 mod container_check;
 mod containers;
 mod demo;
+mod earlier_chains;
 mod exclusions_first;
 mod expectations;
 mod foreign_redirection;

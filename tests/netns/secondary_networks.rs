@@ -213,3 +213,78 @@ fn an_alias_in_a_list_is_refused_with_pod_and_key() {
         assert!(output.stdout["msg"].as_str().expect("text").contains(key), "{}", output.stdout);
     }
 }
+
+/// A default route in two halves, or behind a policy rule, is the pod's default route, too.
+#[test]
+fn the_interface_through_which_public_traffic_leaves_is_captured() {
+    let halves: &[&str] =
+        &["route add 0.0.0.0/1 dev net1", "route add 128.0.0.0/1 dev net1", "-6 route add 2000::/3 dev net1"];
+    let by_rule: &[&str] = &[
+        "route add default dev net1 table 77",
+        "rule add from all lookup 77 priority 100",
+        "-6 route add default dev net1 table 77",
+        "-6 rule add from all lookup 77 priority 100",
+    ];
+    for (name, commands) in [("halves", halves), ("policy rule", by_rule)] {
+        for dialect in ["iptables", "nftables"] {
+            let world = World::new(Families::Both);
+            for command in [
+                "link add net1 type veth peer name far",
+                "addr add 10.99.0.2/24 dev net1",
+                "link set net1 up",
+                "link set far up",
+            ] {
+                world.ip(&command.split(' ').collect::<Vec<_>>());
+            }
+            let mut configuration = chain(
+                &story(&world, Dns::Left, &[]),
+                json!([{ "type": "istio-redirect", "capture_secondary_networks": false }]),
+            );
+            configuration["dialect"] = dialect.into();
+            let excludes = || {
+                let rules = [format!("{:?}", world.iptables_save(Family::V4)), world.native_tables().join("")].concat();
+                rules.contains("net1")
+            };
+            let add = || {
+                world.add(&configuration);
+                excludes()
+            };
+            assert!(add(), "{name} {dialect}: a secondary network");
+            world.call("CHECK", &configuration).run().done();
+            for command in commands {
+                world.ip(&command.split(' ').collect::<Vec<_>>());
+            }
+            let output = world.call("CHECK", &configuration).run();
+            assert_eq!(output.refused().0, 103, "{name} {dialect}");
+            assert!(
+                output.stdout["details"].as_str().is_some_and(|text| text.contains("\"net1\"")),
+                "{}",
+                output.stdout
+            );
+            assert!(!add(), "{name} {dialect}: the default route");
+            world.call("CHECK", &configuration).run().done();
+            world.call("DEL", &configuration).run().done();
+        }
+    }
+}
+
+/// The sender's UID can select another routing table, and an inbound packet arrives at the interface with its destination.
+#[test]
+fn trace_uses_the_interface_of_the_sender_and_of_the_destination() {
+    let world = World::new(Families::V4);
+    for command in [
+        "link add net1 type veth peer name far",
+        "link set far up",
+        "addr add 10.99.0.2/24 dev net1",
+        "link set net1 up",
+        "route add default dev net1 table 77",
+        "rule add uidrange 4000-4000 lookup 77 priority 100",
+    ] {
+        world.ip(&command.split(' ').collect::<Vec<_>>());
+    }
+    let server = SERVER.at(Family::V4, HTTPS);
+    assert_eq!(traced(&world, "uid=4000", server)[0], "net1");
+    assert_eq!(traced(&world, "uid=4001", server)[0], "eth0");
+    assert_eq!(traced(&world, "inbound", "10.99.0.2:80".parse().expect("an address"))[0], "net1");
+    assert_eq!(traced(&world, "inbound", POD.at(Family::V4, APP))[0], "eth0");
+}

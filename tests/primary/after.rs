@@ -3,6 +3,8 @@
 use crate::node::Node;
 use crate::pod::call;
 use crate::recorders::{Recorders, fails};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -162,6 +164,53 @@ fn a_stale_record_with_the_same_inode_does_not_hide_the_network_namespace_from_a
     assert_eq!(dels.len(), 2);
     let netns = node.pod.netns().display().to_string();
     assert!(dels.iter().all(|del| del.environment["CNI_NETNS"] == netns));
+}
+
+/// As after a node's Multus configuration got another `type`: Multus has a file with the name of our directory.
+#[test]
+fn a_pod_that_multus_started_is_removed_from_multus_own_record() {
+    let node = Node::new();
+    let conf = node.recording(&json!({}));
+    let (record, results) = (node.dir.join("state").join(&node.pod.name), node.dir.join("state/results"));
+    fs::create_dir_all(&results).expect("writable");
+    let delegate = |conf: &Value, interface: &str| {
+        let mut delegate =
+            json!({"Conf": {}, "ConfList": {}, "Name": "", "Bytes": BASE64_STANDARD.encode(conf.to_string())});
+        if !interface.is_empty() {
+            delegate["ifnameRequest"] = interface.into();
+        }
+        delegate
+    };
+    let delegates = json!([
+        delegate(&json!({"cniVersion": "1.0.0", "name": "cluster", "type": "default"}), ""),
+        delegate(&json!({"cniVersion": "1.0.0", "name": "first", "type": "a", "x": [1.50]}), ""),
+        delegate(&json!({"cniVersion": "1.0.0", "name": "istio-cni", "type": "istio-cni"}), ""),
+        delegate(&json!({"cniVersion": "1.0.0", "name": "second", "plugins": [{"type": "b"}]}), "extra0"),
+    ]);
+    fs::write(&record, delegates.to_string()).expect("writable");
+    let cached = results.join(format!("first-{}-net1", node.pod.name));
+    let result = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.9/24"}]});
+    fs::write(&cached, json!({"kind": "cniCacheV1", "result": result}).to_string()).expect("writable");
+    node.done("DEL", &conf);
+    assert_eq!(node.recorders.order(), ["DEL b", "DEL a", "DEL default"]);
+    let seen = node.recorders.seen();
+    let ifnames: Vec<_> = seen.iter().map(|del| del.environment["CNI_IFNAME"].as_str()).collect();
+    assert_eq!(ifnames, ["extra0", "net1", "eth0"]);
+    assert_eq!((&seen[1].stdin["x"], &seen[1].stdin["prevResult"]), (&json!([1.50]), &result));
+    assert!(!record.exists() && !cached.exists());
+    node.done("DEL", &conf);
+    assert_eq!(node.recorders.order()[3..], ["DEL default"], "the configuration's own");
+}
+
+#[test]
+fn a_damaged_record_of_multus_does_not_block_a_del_and_its_log_names_the_drain() {
+    let node = Node::new();
+    let conf = node.recording(&json!({}));
+    fs::create_dir_all(node.dir.join("state")).expect("writable");
+    fs::write(node.dir.join("state").join(&node.pod.name), "{").expect("writable");
+    let output = node.call("DEL", &conf);
+    assert!(output.success && output.stderr.contains("drain nodes before this plugin replaces Multus"), "{output:?}");
+    assert_eq!(node.recorders.order(), ["DEL default"]);
 }
 
 #[test]

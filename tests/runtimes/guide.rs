@@ -7,22 +7,14 @@ use serde_json::json;
 use std::fs;
 use std::process::Command;
 
-/// Runs detour on the node with access to the API server. Prints and returns its output.
-fn run_detour(node: &Node, cluster: &Cluster, arguments: &[&str]) -> String {
-    let kubeconfig = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": cluster.api.url()}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-    });
-    fs::write(node.path("kubeconfig"), kubeconfig.to_string()).expect("written");
+/// Runs detour on the node, with the plugin's kubeconfig. Prints and returns its output.
+fn run_detour(node: &Node, arguments: &[&str]) -> String {
     let mut command = Command::new("nsenter");
     command
         .args(["--target", &node.first_process().to_string(), "--mount", "--pid", "--"])
         .arg(detour())
         .args(arguments);
-    let output =
-        command.env("KUBECONFIG", node.path("kubeconfig")).env("NODE_NAME", "node-1").output().expect("nsenter starts");
+    let output = command.env("NODE_NAME", "node-1").output().expect("nsenter starts");
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     println!("$ detour {}\n{text}", arguments.join(" "));
     text
@@ -48,7 +40,7 @@ fn the_commands_of_the_guide_show_the_bypass_and_its_end() {
     let sandbox = pod.start(&node).expect("it starts");
     fs::write(node.path("pod.json"), pod.manifest().to_string()).expect("written");
     let (file, config) = (node.path("pod.json").display().to_string(), "/etc/cni/net.d/10-net.conflist");
-    let run = |arguments: &[&str]| run_detour(&node, &cluster, arguments);
+    let run = |arguments: &[&str]| run_detour(&node, arguments);
 
     let explained = run(&["explain", "-f", &file, "--config", config]);
     shows(&explained, &["vault-agent-init", "detour.io/exclude-containers"]);

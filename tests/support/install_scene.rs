@@ -131,7 +131,7 @@ fn collect(root: &Path, directory: &Path, found: &mut BTreeMap<PathBuf, (String,
         let path = entry.expect("readable").path();
         if path.is_dir() {
             collect(root, &path, found);
-        } else if path.file_name().is_some_and(|name| name != "install.lock" && name != "a.present") {
+        } else if path.file_name().is_some_and(|name| name != "install.lock" && name != "agent.lock") {
             let contents = fs::read(&path).expect("readable");
             let shown = if contents.len() > 1 << 20 {
                 contents.len().to_string()

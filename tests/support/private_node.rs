@@ -29,14 +29,10 @@ pub(crate) fn on_a_node_with<T: Send>(options: &str, work: impl FnOnce() -> T + 
     std::thread::scope(|scope| scope.spawn(on_thread).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// The mark that no source of facts has answered. It is no state: it is ignored after some seconds.
-pub(crate) const SILENCE_MARK: &str = "/run/detour/facts-unavailable";
-
 /// Returns all files below [`STATE`], including locks, and the directories of containers.
 pub(crate) fn left_in_state() -> Vec<PathBuf> {
     let mut found = Vec::new();
     collect(Path::new(STATE), &mut found);
-    found.retain(|path| path != Path::new(SILENCE_MARK));
     found.retain(|path| !["attachments", "locks"].iter().any(|name| path == &Path::new(STATE).join(name)));
     found
 }

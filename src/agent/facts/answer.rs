@@ -9,7 +9,7 @@ use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, PoliciesR
 use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
 use crate::cni::{CniCommand, Code, Error};
 use crate::pod::{Facts as PodFacts, Namespace, PodRef};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
@@ -17,11 +17,10 @@ use tokio::time::{Instant, timeout_at};
 
 /// How long the watch may take to report a missing object: the runtime may be faster.
 const WATCH_TIMEOUT: Duration = Duration::from_millis(300);
-/// How long the API server may take for its first response, and for the answer if the cache has a fallback. Then the plugin
-/// has time to ask the API server itself.
+/// How long the API server may take if the cache has an answer too.
 const FIRST_TIMEOUT: Duration = Duration::from_millis(900);
-/// How long the API server is not asked after such a timeout.
-const SILENCE_TIME: Duration = Duration::from_secs(5);
+/// The same for a pod that does not wait.
+const MEMORY_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long before the plugin's deadline the answer is sent.
 const MARGIN: Duration = Duration::from_millis(100);
 
@@ -40,8 +39,6 @@ pub(in crate::agent) struct Answers {
     pub(in crate::agent) policies: watch::Receiver<PoliciesReport>,
     /// The states of the watches.
     pub(in crate::agent) states: SyncStates,
-    /// The end of the time in which the API server is not asked, because it has not answered.
-    pub(in crate::agent) silent_until: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Answers {
@@ -50,10 +47,18 @@ impl Answers {
         record(report, &self.metrics);
     }
 
-    /// Returns the answer to a request before the plugin's `deadline`.
-    pub(in crate::agent) async fn answer(&self, request: RequestKind, deadline: Instant) -> AgentAnswer {
+    /// Returns the answer to a request before the plugin's `deadline`; with `from_memory`, without a request to the API
+    /// server.
+    pub(in crate::agent) async fn answer(
+        &self,
+        request: RequestKind,
+        from_memory: bool,
+        deadline: Instant,
+    ) -> AgentAnswer {
         let deadline = deadline - MARGIN;
         let answer = match request {
+            RequestKind::Facts { pod, with_namespace } if from_memory => self.known_facts(&pod, with_namespace).await,
+            RequestKind::Definitions { wanted } if from_memory => self.known_definitions(&wanted),
             RequestKind::Facts { pod, with_namespace } => self.facts(pod, with_namespace, deadline).await,
             RequestKind::Namespace { pod } => {
                 self.namespace(&pod, deadline).await.map(|namespace| AgentAnswer::Namespace { namespace })
@@ -76,6 +81,26 @@ impl Answers {
         let error = "the agent does not use NRI: the flag --nri-socket is not set".to_owned();
         let disabled = || ContainersStatus { error, ..ContainersStatus::default() };
         self.containers.as_ref().map_or_else(disabled, |containers| containers.status(sandbox_id))
+    }
+
+    /// Returns the facts that are in memory, or that the watch reports a moment later.
+    async fn known_facts(&self, pod: &PodRef, with_namespace: bool) -> Result<AgentAnswer, Error> {
+        let found = || self.cached_facts(pod, with_namespace);
+        let facts = self.facts.pods().find_within(MEMORY_TIMEOUT, found).await;
+        let PodFacts { pod, namespace } = facts.ok_or_else(|| not_in_memory("the pod"))?;
+        Ok(AgentAnswer::Facts { pod: pod.into(), namespace })
+    }
+
+    /// Returns the definitions that are in memory, if these are all.
+    fn known_definitions(&self, queries: &[DefinitionQuery]) -> Result<AgentAnswer, Error> {
+        let cache = self.facts.definitions();
+        let known = |DefinitionQuery { object, .. }: &DefinitionQuery| {
+            let found = cached_object(cache, &object.namespace, &object.name).map(Lookup::Found);
+            let is_missing = cache.is_synced() && !cache.is_too_large(object);
+            found.or_else(|| is_missing.then(|| Lookup::Missing("not among those that the agent watches".to_owned())))
+        };
+        let found = queries.iter().map(known).collect::<Option<Vec<_>>>();
+        found.map(|found| AgentAnswer::Definitions { found }).ok_or_else(|| not_in_memory("a definition"))
     }
 
     async fn facts(&self, pod: PodRef, with_namespace: bool, deadline: Instant) -> Result<AgentAnswer, Error> {
@@ -203,29 +228,19 @@ impl Answers {
         self.metrics.api_fallback(if cache.is_synced() { reason } else { "broken-watch" });
     }
 
-    /// Returns the answer of the API server, or `fallback` if it gives none. With a fallback there is one attempt. An API
-    /// server that does not answer costs [`FIRST_TIMEOUT`] once in [`SILENCE_TIME`].
+    /// Returns the answer of the API server, or `fallback` if it gives none. With a fallback there is one attempt.
     async fn ask_or<T: Send + 'static>(
         &self,
         fallback: Option<T>,
         deadline: Instant,
         request: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let silent_until = || self.silent_until.lock().unwrap_or_else(PoisonError::into_inner);
-        let started = Instant::now();
-        let result = if silent_until().is_some_and(|until| started < until) {
-            Err(no_answer("it did not answer another request a moment ago".to_owned()))
-        } else if fallback.is_some() {
-            let deadline = deadline.min(started + FIRST_TIMEOUT);
+        let result = if fallback.is_some() {
+            let deadline = deadline.min(Instant::now() + FIRST_TIMEOUT);
             self.ask_through(ServiceAccount::source_once, deadline, request).await
         } else {
             self.ask(deadline, request).await
         };
-        let now = Instant::now();
-        if now - started >= FIRST_TIMEOUT / 2 {
-            let is_silent = result.as_ref().is_err_and(|error| error.unanswered);
-            *silent_until() = is_silent.then_some(now + SILENCE_TIME);
-        }
         match (result, fallback) {
             (Err(error), Some(fallback)) if error.code == Code::TryAgain => {
                 tracing::warn!(%error, "answering from the cache");
@@ -241,7 +256,7 @@ impl Answers {
         deadline: Instant,
         request: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        self.ask_through(|account, timeout| account.source(timeout, FIRST_TIMEOUT), deadline, request).await
+        self.ask_through(ServiceAccount::source, deadline, request).await
     }
 
     /// Sends a request to the API server from another thread, which may block.
@@ -266,8 +281,11 @@ impl Answers {
 }
 
 fn no_answer(cause: String) -> Error {
-    let error = Error::new(Code::TryAgain, "the agent got no answer from the API server").with_details(cause);
-    Error { unanswered: true, ..error }
+    Error::new(Code::TryAgain, "the agent got no answer from the API server").with_details(cause)
+}
+
+fn not_in_memory(what: &str) -> Error {
+    Error::new(Code::TryAgain, format!("the agent does not have {what} in memory yet"))
 }
 
 /// Returns the cached object of this name, even if the cache is not synced.

@@ -58,8 +58,12 @@ impl SharedFacts {
     }
 }
 
-/// The maximum weight of all cached objects of one kind. Of further ones, only the names are cached.
+/// The maximum weight of all cached objects of one kind. Further ones are incomplete.
 const MAX_TOTAL: usize = 24 << 20;
+/// The maximum weight of a reduced object: more than its annotations may have (256 KiB), with hundreds of containers.
+const MAX_REDUCED: usize = 512 << 10;
+/// The part of [`MAX_TOTAL`] that reduced objects may take, so that they leave room for ordinary ones.
+const MAX_TOTAL_WITH_REDUCED: usize = MAX_TOTAL / 2;
 
 /// An event of a watch, or of the list before it.
 #[derive(Debug)]
@@ -104,9 +108,9 @@ struct CachedObjects<T> {
 /// An object of the cache.
 enum CachedObject<T> {
     Whole(Arc<T>),
-    /// It is too heavy; only what the agent itself needs is cached.
+    /// It is too heavy; only what the agent itself needs is cached, or less if no memory is left.
     Reduced(Arc<T>),
-    /// It is too heavy, or no memory is left.
+    /// It is too heavy, or no memory is left, and the agent needs nothing of it.
     Name,
 }
 
@@ -134,15 +138,15 @@ impl<T: WatchedKind> CachedObjects<T> {
     /// Stores an object, reduced or by its name only if it is too heavy.
     fn insert(&mut self, name: ObjectRef, object: &Arc<T>) {
         self.remove(&name);
-        let cached = if object.weight() <= T::MAX_WEIGHT {
+        let has_room = |object: &T, limit, total| object.weight() <= limit && self.total + object.weight() <= total;
+        let cached = if has_room(object, T::MAX_WEIGHT, MAX_TOTAL) {
             CachedObject::Whole(Arc::clone(object))
         } else {
-            let reduced = object.reduced().filter(|reduced| reduced.weight() <= T::MAX_WEIGHT);
+            let reduced = object.reduced().filter(|it| has_room(it, MAX_REDUCED, MAX_TOTAL_WITH_REDUCED));
+            let reduced = reduced.or_else(|| object.minimal());
             reduced.map_or(CachedObject::Name, |reduced| CachedObject::Reduced(Arc::new(reduced)))
         };
-        let weight = cached.any().map_or(0, |object| object.weight());
-        let cached = if self.total + weight <= MAX_TOTAL { cached } else { CachedObject::Name };
-        self.total += cached.any().map_or(0, |_| weight);
+        self.total += cached.any().map_or(0, |object| object.weight());
         self.whole += usize::from(cached.whole().is_some());
         self.by_name.insert(name, cached);
     }
@@ -320,8 +324,14 @@ mod tests {
         assert!(cache.apply(CacheEvent::InitDone) && cache.is_synced());
     }
 
+    fn labelled(name: &str, labels: usize) -> <Namespace as WatchedKind>::Sent {
+        let labels: BTreeMap<String, String> =
+            (0..labels).map(|number| (format!("{}{number}", "l".repeat(300)), "v".repeat(63))).collect();
+        from_value(json!({"metadata": {"name": name, "labels": labels}})).expect("a namespace")
+    }
+
     #[test]
-    fn large_objects_are_reduced_and_leave_room_for_others() {
+    fn large_objects_are_reduced_to_what_decides_and_leave_room_for_others() {
         const MAX_WEIGHT: usize = <Namespace as WatchedKind>::MAX_WEIGHT;
         let cache = Cache::<Namespace>::new();
         cache.apply(CacheEvent::Init);
@@ -334,15 +344,25 @@ mod tests {
         assert!(cache.get_any(&name("fat")).is_some_and(|fat| fat.annotations.is_empty()) && cache.all().len() == 2);
         cache.apply(CacheEvent::Apply(sent("fat", "2")));
         assert_eq!((value(&cache, "fat"), cache.len()), (Some("2".into()), (2, 0)), "it is small now");
-        // As many as fit.
+
+        // Its labels may decide, so they stay, or else the object is incomplete.
+        for (labels, incomplete) in [(30, false), (3000, true)] {
+            cache.apply(CacheEvent::Apply(labelled("fat", labels)));
+            let fat = cache.get_any(&name("fat")).expect("it is known");
+            assert_eq!((fat.incomplete, fat.labels.len()), (incomplete, if incomplete { 0 } else { labels }));
+        }
+        cache.apply(CacheEvent::Delete(sent("fat", "")));
+
+        // As many as fit; the others are incomplete.
         let many = MAX_TOTAL / MAX_WEIGHT + 99;
         for number in 0..many {
             cache.apply(CacheEvent::Apply(sent(&number.to_string(), &"x".repeat(MAX_WEIGHT - 300))));
         }
         let (all, too_large) = cache.len();
-        assert!(all == many + 2 && (1..99).contains(&too_large), "{too_large}");
+        assert!(all == many + 1 && (1..120).contains(&too_large), "{too_large}");
+        assert_eq!(cache.all().iter().filter(|it| it.incomplete).count(), too_large);
         let total = || cache.state().objects.total;
-        assert!((MAX_TOTAL - MAX_WEIGHT..=MAX_TOTAL).contains(&total()));
+        assert!((MAX_TOTAL - MAX_WEIGHT..=MAX_TOTAL + 99 * MAX_WEIGHT).contains(&total()));
         for object in cache.names() {
             cache.apply(CacheEvent::Delete(sent(&object.name, "")));
         }

@@ -1,6 +1,6 @@
 //! The watched kinds of objects. Only the parts that the agent uses are parsed, and only some of them are cached.
 
-use super::reduced::{reduce_namespace, reduce_pod};
+use super::reduced::{cut, minimize_pod, reduce_namespace, reduce_pod};
 use crate::cluster::wire::{ContainerStatus, DefinitionObject, Metadata, NamespaceObject, PodObject};
 use crate::cluster::{Definition, ObjectRef, PolicyCondition};
 use crate::pod::well_known::{POLICY_CONDITION, PROXY_CONTAINER};
@@ -27,6 +27,8 @@ pub struct ObservedPod {
     pub ended_init_containers: Vec<EndedContainer>,
     /// The condition `detour.io/policy`.
     pub policy_condition: Option<PolicyCondition>,
+    /// Whether labels, annotations or containers are missing because the agent's memory has no room for them.
+    pub incomplete: bool,
 }
 
 impl ObservedPod {
@@ -76,8 +78,10 @@ pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
     const MAX_WEIGHT: usize;
     /// Returns about how many bytes of memory the object takes.
     fn weight(&self) -> usize;
-    /// Returns what the agent itself needs of an object that is too heavy; `None` if it needs nothing.
+    /// Returns all that the agent's decisions need of an object that is too heavy; `None` if they need nothing.
     fn reduced(&self) -> Option<Self>;
+    /// Returns an incomplete object, with what has a small limit; `None` if the agent's decisions need nothing.
+    fn minimal(&self) -> Option<Self>;
 }
 
 impl WatchedKind for ObservedPod {
@@ -111,6 +115,7 @@ impl WatchedKind for ObservedPod {
             addresses: status.addresses(),
             ended_init_containers: status.init_container_statuses.into_iter().filter_map(ended).collect(),
             policy_condition: status.conditions.into_iter().find(|it| it.r#type == POLICY_CONDITION).map(Into::into),
+            incomplete: false,
         }
     }
 
@@ -125,6 +130,15 @@ impl WatchedKind for ObservedPod {
         let mut reduced = self.clone();
         reduce_pod(&mut reduced.pod);
         Some(reduced)
+    }
+
+    fn minimal(&self) -> Option<Self> {
+        let mut minimal = Self { incomplete: true, ..self.clone() };
+        minimize_pod(&mut minimal.pod);
+        // A kubelet cuts messages, but other clients may write the status.
+        minimal.ended_init_containers.truncate(MAX_ENDED_CONTAINERS);
+        minimal.ended_init_containers.iter_mut().for_each(|it| cut(&mut it.message));
+        Some(minimal)
     }
 
     fn weight(&self) -> usize {
@@ -144,6 +158,8 @@ impl WatchedKind for ObservedPod {
     }
 }
 
+/// The number of ended init containers of an incomplete pod.
+const MAX_ENDED_CONTAINERS: usize = 16;
 /// About how many bytes of memory a text takes besides its characters, and an object besides its texts.
 const PER_TEXT: usize = 40;
 const PER_OBJECT: usize = 150;
@@ -193,6 +209,12 @@ impl WatchedKind for Namespace {
         Some(reduced)
     }
 
+    fn minimal(&self) -> Option<Self> {
+        let mut dataplane_mode = self.dataplane_mode.clone();
+        dataplane_mode.iter_mut().for_each(cut);
+        Some(Self { name: self.name.clone(), dataplane_mode, incomplete: true, ..Self::default() })
+    }
+
     fn weight(&self) -> usize {
         let label = self.dataplane_mode.as_ref().map_or(0, |value| PER_TEXT + value.len());
         PER_OBJECT + map_weight(&self.annotations) + map_weight(&self.labels) + label
@@ -222,6 +244,10 @@ impl WatchedKind for Definition {
     const MAX_WEIGHT: usize = 48 << 10;
 
     fn reduced(&self) -> Option<Self> {
+        None
+    }
+
+    fn minimal(&self) -> Option<Self> {
         None
     }
 
@@ -318,6 +344,7 @@ mod tests {
                 reason: "Older".into(),
                 message: "policy 1".into(),
             }),
+            incomplete: false,
         };
         assert_eq!(read, expected);
     }

@@ -1,5 +1,5 @@
-//! Objects that are too large for the cache, reduced to what decides about a pod's traffic: no author of a pod can make it
-//! so large that the agent neither repairs it nor ends its bypasses.
+//! Objects that are too large for the cache, reduced to what decides about a pod's traffic. Without room for that, an
+//! object is incomplete: no author of a pod can make it so large that the agent neither repairs it nor ends its bypasses.
 
 use crate::pod::well_known as known;
 use crate::pod::{CONFIG_HASH, CONFIG_MIRROR, Container, Namespace, Pod};
@@ -46,25 +46,31 @@ const ARGUMENTS: usize = 2;
 /// Stands for a value that is too long. It is invalid for each of the annotations.
 const TOO_LONG: &str = "(too long for the agent)";
 
-/// Reduces a pod.
+/// Removes the annotations, variables and arguments of a pod that decide nothing.
 pub(super) fn reduce_pod(pod: &mut Pod) {
     reduce_annotations(&mut pod.annotations);
-    // Istio's injector and istio-cni read the labels of these names.
-    pod.labels.retain(|key, _| [known::INJECT, known::DATAPLANE_MODE].contains(&key.as_str()));
-    pod.labels.values_mut().for_each(cut);
-    pod.dns_nameservers.clear();
     pod.containers.iter_mut().chain(&mut pod.init_containers).for_each(reduce_container);
 }
 
-/// Reduces a namespace.
+/// Leaves of a pod what has a small limit: its names and its proxy, short annotations, and the labels that Istio's injector
+/// and istio-cni read.
+pub(super) fn minimize_pod(pod: &mut Pod) {
+    reduce_pod(pod);
+    pod.annotations.values_mut().for_each(cut);
+    pod.labels.retain(|key, _| [known::INJECT, known::DATAPLANE_MODE].contains(&key.as_str()));
+    pod.labels.values_mut().for_each(cut);
+    pod.dns_nameservers.clear();
+    pod.containers.retain(|container| container.name == known::PROXY_CONTAINER);
+    pod.init_containers.retain(|container| container.name == known::PROXY_CONTAINER);
+}
+
+/// Removes the annotations of a namespace that decide nothing.
 pub(super) fn reduce_namespace(namespace: &mut Namespace) {
     reduce_annotations(&mut namespace.annotations);
-    namespace.dataplane_mode.iter_mut().for_each(cut);
 }
 
 fn reduce_annotations(annotations: &mut BTreeMap<String, String>) {
     annotations.retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
-    annotations.values_mut().for_each(cut);
 }
 
 fn reduce_container(container: &mut Container) {
@@ -75,7 +81,8 @@ fn reduce_container(container: &mut Container) {
     container.args.iter_mut().for_each(cut);
 }
 
-fn cut(value: &mut String) {
+/// Replaces a value that is too long.
+pub(super) fn cut(value: &mut String) {
     if value.len() > MAX_VALUE {
         *value = TOO_LONG.to_owned();
     }
@@ -102,10 +109,16 @@ mod tests {
             containers: vec![container(&env, &["proxy", "sidecar", "--x"])],
             ..Pod::default()
         };
+        pod.containers.push(Container { name: "app".into(), ..Container::default() });
+        let annotations = |expected: [(&str, &str); 2]| -> BTreeMap<String, String> {
+            expected.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
+        };
+        let proxy = container(&[(known::DNS_CAPTURE, "true")], &["proxy", "sidecar"]);
         reduce_pod(&mut pod);
-        let expected = [(known::EXCLUDE_UIDS, "7"), (known::EXCLUDE_DNS, TOO_LONG)];
-        assert_eq!(pod.annotations, expected.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
-        assert_eq!(pod.labels.len(), 1);
-        assert_eq!(pod.containers, [container(&[(known::DNS_CAPTURE, "true")], &["proxy", "sidecar"])]);
+        assert_eq!(pod.annotations, annotations([(known::EXCLUDE_UIDS, "7"), (known::EXCLUDE_DNS, &long)]));
+        assert_eq!((pod.labels.len(), pod.containers.len(), &pod.containers[0]), (2, 2, &proxy));
+        minimize_pod(&mut pod);
+        assert_eq!(pod.annotations, annotations([(known::EXCLUDE_UIDS, "7"), (known::EXCLUDE_DNS, TOO_LONG)]));
+        assert_eq!((pod.labels.len(), pod.containers), (1, vec![proxy]));
     }
 }

@@ -24,7 +24,7 @@ pub use digest::Digest;
 pub use drift::changed;
 pub use entry::{EntrySettings, default_chain};
 pub use error::InstallError;
-pub use node::{InstallLock, Installed, InstalledText, InstalledTexts, NodeFiles, Presence, state_path};
+pub use node::{InstallLock, Installed, InstalledText, InstalledTexts, Leadership, NodeFiles, state_path};
 pub use plan::{FileAction, InstallPlan};
 pub use platform::{PLATFORMS, Platform};
 pub use reconcile::{SourceTimer, reconcile};

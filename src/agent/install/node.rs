@@ -7,7 +7,7 @@ mod locks;
 mod programs;
 
 pub use installed::{Installed, InstalledText, InstalledTexts};
-pub use locks::{InstallLock, Presence};
+pub use locks::{InstallLock, Leadership};
 
 use super::atomic::{self, FileOwner};
 use super::conflist;

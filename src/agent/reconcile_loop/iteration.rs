@@ -30,8 +30,6 @@ pub(super) enum Iteration {
     Waits(String),
     /// Multus skips its auxiliary chain because of another tool's file, described by the text.
     ChainSkipped(String),
-    /// The named agent, which started later, leads.
-    Yields(String),
     Failed(String),
     /// The installation on the node belongs to another DaemonSet, which the text names.
     Occupied(String),
@@ -96,7 +94,6 @@ impl Iteration {
                 };
                 (readiness, pause, true)
             }
-            Self::Yields(_) => (Readiness::Ready, RETRY_DELAY, false),
             Self::Waits(reason) | Self::ChainSkipped(reason) | Self::Occupied(reason) => {
                 stability.incomplete();
                 (Readiness::Not(reason.clone()), RETRY_DELAY, false)
@@ -108,11 +105,11 @@ impl Iteration {
         }
     }
 
-    /// Returns the decision about the node's taint. The taint belongs to the agent that leads, and an
-    /// agent that has just replaced the program, as in an upgrade, does not change it yet.
+    /// Returns the decision about the node's taint. An agent that has just replaced the program, as in an upgrade, does not
+    /// change it yet.
     pub(super) fn taint_decision(&self, readiness: &Readiness) -> TaintDecision {
         match (self, readiness) {
-            (Self::Yields(_) | Self::Occupied(_), _) | (_, Readiness::Confirming) => TaintDecision::Unchanged,
+            (Self::Occupied(_), _) | (_, Readiness::Confirming) => TaintDecision::Unchanged,
             (_, Readiness::Ready) => TaintDecision::Remove,
             (_, Readiness::Not(_)) => TaintDecision::Add,
         }
@@ -239,7 +236,6 @@ mod tests {
         }
         assert_eq!(assessed(&settled(), fresh, now + HOLD_TIME), (TaintDecision::Remove, None));
         assert_eq!(assessed(&repaired(), fresh, now), (TaintDecision::Remove, None), "one repair changes nothing");
-        assert_eq!(assessed(&Iteration::Yields("later".into()), fresh, now), (TaintDecision::Unchanged, None));
         for iteration in [Iteration::Waits("reason".into()), Iteration::Failed("reason".into())] {
             assert_eq!(assessed(&iteration, fresh, now), (TaintDecision::Add, Some("reason".into())));
         }

@@ -26,6 +26,15 @@ impl LastLogged {
         self.rejected = reason.map(str::to_owned);
     }
 
+    /// Logs once that another agent leads.
+    pub(super) fn standby(&mut self) {
+        let state = "another agent leads on this node; this agent is on standby";
+        if self.state != state {
+            tracing::info!("{state}");
+            self.state = state.to_owned();
+        }
+    }
+
     /// Logs that the own list followed its source, once in [`HOLD_TIME`].
     fn followed(&mut self, plan: &InstallPlan) {
         if self.followed.is_none_or(|logged| logged.elapsed() > HOLD_TIME) {
@@ -57,7 +66,6 @@ impl LastLogged {
             | Iteration::ChainSkipped(state)
             | Iteration::Failed(state)
             | Iteration::Occupied(state) => state.clone(),
-            Iteration::Yields(other) => format!("agent {other} has taken over; this agent is on standby"),
         };
         if self.state != state && !state.is_empty() {
             match iteration {

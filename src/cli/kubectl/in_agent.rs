@@ -1,13 +1,11 @@
 //! Commands about a pod: they run in the agent's pod on the pod's node, with the same arguments.
 
-use super::agents::is_unknown_to_agent;
-use crate::cli::cluster::ConnectionArguments;
+use crate::cli::client::Kubectl;
 use crate::cli::output::{CommandError, CommandOutput};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command};
-use detour_cni::cluster::{AgentPod, UserApi};
 use detour_cni::cni::{Code, Error};
-use detour_cni::pod::PodRef;
+use detour_cni::inspect::AgentPod;
 use detour_cni::printable::Text;
 use std::io;
 use std::process::ExitCode;
@@ -85,7 +83,7 @@ pub(super) fn is_of_node(option: &str) -> bool {
 
 /// A command about a pod, and the agent in which it runs.
 pub(super) struct InAgent {
-    api: UserApi,
+    kubectl: Kubectl,
     agent: AgentPod,
     words: Vec<String>,
 }
@@ -97,7 +95,7 @@ impl InAgent {
     /// # Errors
     /// No pod is selected, an option is supported only on the node, or the pod or the agent is not found.
     pub(super) fn new(
-        connection: &ConnectionArguments,
+        kubectl: &Kubectl,
         definition: &Command,
         matches: &ArgMatches,
         (namespace, pod): (Option<&str>, Option<&str>),
@@ -107,25 +105,22 @@ impl InAgent {
         let Some(pod) = pod else {
             return Err(CommandError::Usage("expected a pod: [-n NAMESPACE] POD".to_owned()));
         };
-        // As in kubectl logs and kubectl exec.
-        let pod = ["pod/", "pods/", "po/"].iter().find_map(|prefix| pod.strip_prefix(prefix)).unwrap_or(pod);
-        let api = connection.open()?;
-        let namespace = namespace.unwrap_or_else(|| api.namespace()).to_owned();
-        let wanted = PodRef { namespace: namespace.clone(), name: pod.to_owned(), uid: None };
-        let found = api.cluster().facts(&wanted, false)?.pod;
+        let found = kubectl.pod(namespace, pod)?;
+        let text = |pointer| found.pointer(pointer).and_then(serde_json::Value::as_str).unwrap_or_default();
+        let [namespace, pod, node] = ["/metadata/namespace", "/metadata/name", "/spec/nodeName"].map(text);
         let failed = |why: String| Error::new(Code::PodUnknown, format!("pod {namespace}/{pod}: {why}"));
-        let Some(node) = found.node_name else {
+        if node.is_empty() {
             let why = format!("not scheduled to a node; see kubectl describe pod -n {namespace} {pod}");
             return Err(failed(why).into());
-        };
-        let agents = connection.agents(&api, Some(&node))?;
+        }
+        let agents = kubectl.agents(Some(node))?;
         let Some(agent) = AgentPod::choose(&agents).cloned() else {
             let why = format!("no agent on its node {node}; see kubectl detour check --node {node}");
             return Err(failed(why).into());
         };
-        let words = ["/detour", name, "--root", "/host", "-n", &namespace].map(str::to_owned);
+        let words = ["/detour", name, "--root", "/host", "-n", namespace].map(str::to_owned);
         let words = words.into_iter().chain(options).chain(["--".to_owned(), pod.to_owned()]).collect();
-        Ok(Self { api, agent, words })
+        Ok(Self { kubectl: kubectl.clone(), agent, words })
     }
 
     /// Checks that the agent can enter the network namespaces of pods.
@@ -149,15 +144,11 @@ impl InAgent {
     /// # Errors
     /// The command can't be run.
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
-        let AgentPod { object, node, .. } = &self.agent;
-        let mut results = self.api.exec(&[&self.agent], &self.words, TIMEOUT, |_| {})?;
-        let missing = || Error::new(Code::Internal, format!("pod {object}: no result"));
-        let output = results.pop().ok_or_else(missing)??;
-        let mut stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        if is_unknown_to_agent(&output) {
-            stderr += &format!("the agent in pod {object} is older than this program; upgrade its release\n");
-        }
-        for line in stderr.lines() {
+        let node = &self.agent.node;
+        let words: Vec<&str> = self.words.iter().map(String::as_str).collect();
+        let failed = |why: String| Error::new(Code::TryAgain, why);
+        let output = self.kubectl.run_in(&self.agent, &words, TIMEOUT).map_err(failed)?;
+        for line in output.stderr.lines() {
             crate::print(io::stderr(), &Text::line(&format!("{node}: {line}")), ExitCode::SUCCESS);
         }
         let text = Text::lines(&String::from_utf8_lossy(&output.stdout));

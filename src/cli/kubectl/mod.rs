@@ -1,22 +1,20 @@
-//! `kubectl detour`: the commands that work from any machine, with the kubeconfig of a user of kubectl.
+//! `kubectl detour`: the commands that work from any machine. kubectl itself reads objects and reaches the agents.
 
+use super::client::{ConnectionArguments, Kubectl};
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::{doctor, explain, print_report, print_usage, rules, trace};
-use crate::cli::cluster::ConnectionArguments;
 use clap::builder::Resettable;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use in_agent::InAgent;
 use std::process::ExitCode;
 
-mod agents;
-mod audit;
-mod check;
 mod in_agent;
+mod nodes;
 
 /// Check how meshed pods bypass or reach their Istio sidecars, on all nodes
 ///
-/// Commands about a pod run in the agent's pod on the pod's node, through the API server (pods/exec). With -f, explain
-/// and trace read files and need no cluster.
+/// Commands about a pod run in the agent's pod on the pod's node, with kubectl exec. With -f, explain and trace read
+/// files and need no cluster.
 #[derive(Debug, Parser)]
 #[command(name = "detour", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
@@ -36,9 +34,9 @@ Examples:
   kubectl detour rules -n shop web-0                    compare live rules with desired ones
   kubectl detour doctor -n shop web-0                   find the cause of a problem with a pod
 
-Required permissions: list pods; for commands about a pod, get pods and namespaces; to run them in
-an agent's pod, create and get pods/exec in its namespace; for audit and check, list nodes; for
-check, list daemonsets.apps.
+The plugin runs kubectl. Required permissions: get and list pods; create and get pods/exec in the
+agents' namespace; for audit and check, list nodes; for check, list daemonsets.apps; for explain and
+trace with --config, get namespaces and network-attachment-definitions.
 
 Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
 
@@ -47,8 +45,8 @@ const HOSTS: [&str; 2] = ["kubectl", "oc"];
 
 #[derive(Debug, Subcommand)]
 enum KubectlCommand {
-    Check(check::CheckArguments),
-    Audit(audit::AuditArguments),
+    Check(nodes::CheckArguments),
+    Audit(nodes::AuditArguments),
     Explain(explain::ExplainArguments),
     Trace(trace::TraceArguments),
     Rules(rules::RulesArguments),
@@ -92,12 +90,9 @@ fn command(host: &str) -> Command {
     command = command.mut_subcommand("rules", place);
     for (name, _) in in_agent::HELP {
         command = command.mut_subcommand(name, |own| {
-            let own = own.mut_arg("namespace", |argument| {
+            own.mut_arg("namespace", |argument| {
                 let help = "Namespace of the pod [default: the namespace of the kubeconfig's context]";
                 argument.help(help).long_help(Resettable::Reset)
-            });
-            own.mut_arg("kubeconfig", |argument| {
-                argument.help("Kubeconfig [default: the files in $KUBECONFIG, or ~/.kube/config]")
             })
         });
     }
@@ -121,19 +116,19 @@ impl KubectlCommand {
 }
 
 impl Cli {
-    fn run(self, host: &str, matches: &ArgMatches) -> Result<CommandOutput, CommandError> {
+    fn run(self, host: &'static str, matches: &ArgMatches) -> Result<CommandOutput, CommandError> {
         let Self { connection, command: own } = self;
+        let kubectl = Kubectl::new(host, &connection)?;
         let mut definition = command(host);
         definition.build();
-        let in_agent =
-            |selected: (Option<&str>, Option<&str>)| InAgent::new(&connection, &definition, matches, selected);
+        let in_agent = |selected: (Option<&str>, Option<&str>)| InAgent::new(&kubectl, &definition, matches, selected);
         match own {
-            KubectlCommand::Check(arguments) => check::run(&connection, &arguments),
-            KubectlCommand::Audit(arguments) => audit::run(&connection, &arguments),
+            KubectlCommand::Check(arguments) => nodes::check(&kubectl, &arguments),
+            KubectlCommand::Audit(arguments) => nodes::audit(&kubectl, &arguments),
             KubectlCommand::Explain(mut arguments) => match arguments.subject.in_cluster() {
                 Some(selected) => in_agent(selected)?.run(),
                 None => {
-                    arguments.subject.use_connection(connection);
+                    arguments.subject.read_with(kubectl);
                     explain::run(arguments)
                 }
             },
@@ -141,7 +136,7 @@ impl Cli {
                 Some(selected) if arguments.live => in_agent(selected)?.needs_netns()?.run(),
                 Some(selected) => in_agent(selected)?.run(),
                 None => {
-                    arguments.subject.use_connection(connection);
+                    arguments.subject.read_with(kubectl);
                     trace::run(arguments)
                 }
             },

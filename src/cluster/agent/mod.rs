@@ -1,12 +1,11 @@
 //! The node's agent as a source of facts: one request per connection over its socket. If the agent does not answer,
-//! the API server is the fallback within the same timeout.
+//! the API server is the fallback within the same deadline.
 //!
 //! `protocol` contains the messages.
 
-use super::api::{Api, Begun, WRITE_TIMEOUT};
+use super::api::{Api, Deadline, WRITE_TIMEOUT};
 use super::fact_source::{Cluster, Definitions, Reports, with_pod};
 use super::resources::{DefinitionQuery, Event, Lookup};
-use super::silence::{SHORT_SILENCE_TIMEOUT, SILENCE_TIMEOUT, SilenceMark};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::streams::ready;
@@ -36,12 +35,14 @@ mod protocol;
 const MAX_AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The timeout for the agent's greeting: an agent that is not stuck sends it at once.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
+/// The timeout for what the agent has in memory.
+const MEMORY_TIMEOUT: Duration = Duration::from_millis(200);
 /// The timeout of a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sends a call's report to the agent behind `socket`. An agent that does not accept it at once does not get it.
 pub fn tell(socket: &Path, called: CallReport) {
-    let request = AgentRequest { wait_ms: 0, ask: RequestKind::Called(called) };
+    let request = AgentRequest { ask: RequestKind::Called(called), ..AgentRequest::default() };
     if let Err(error) = send_report(socket, &request) {
         tracing::debug!(?error, "the report of this call is not sent to the agent");
     }
@@ -89,11 +90,11 @@ fn ask_for<T>(
     read: impl FnOnce(AgentAnswer) -> Option<T>,
 ) -> Result<T, String> {
     let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-    match exchange(socket, &AgentRequest { wait_ms, ask }, Instant::now() + timeout, SilenceMark::Unused) {
+    let request = AgentRequest { wait_ms, from_memory: false, ask };
+    match exchange(socket, &request, Instant::now() + timeout) {
         Ok(AgentAnswer::Failed { msg, .. }) => Err(format!("the agent failed: {msg}")),
         Ok(answer) => read(answer).ok_or_else(|| "the agent's version does not support the request".to_owned()),
-        Err(NoAnswer::NotListening(why)) => Err(format!("no agent listens on the socket: {why}")),
-        Err(NoAnswer::Failed(why)) => Err(why),
+        Err(NoAnswer { why, .. }) => Err(why),
     }
 }
 
@@ -103,38 +104,43 @@ pub(super) struct AgentClient {
     api: Option<Api>,
     /// The timeout for facts, for the agent and its fallback together.
     timeout: Duration,
-    mark: SilenceMark,
+    /// Whether only what the agent has in memory is requested.
+    from_memory: bool,
     /// Why the agent failed in this call; it gets no further requests.
-    agent_error: RefCell<Option<String>>,
+    agent_error: RefCell<Option<NoAnswer>>,
 }
 
 impl AgentClient {
-    pub(super) fn new(socket: PathBuf, api: Option<Api>, timeout: Duration, mark: SilenceMark) -> Self {
-        Self { socket, api, timeout, mark, agent_error: RefCell::new(None) }
+    pub(super) fn new(socket: PathBuf, api: Option<Api>, timeout: Duration) -> Self {
+        Self { socket, api, timeout, from_memory: false, agent_error: RefCell::new(None) }
     }
 
-    /// Returns what `read` takes from the agent's answer, or else the result of `fallback`, which gets the time when
-    /// the timeout started. The agent has half of `timeout`, so that there is time for the fallback. If the agent has not
-    /// answered, or only that the API server does not, the fallback has less time ([`SILENCE_TIMEOUT`]).
+    /// Returns the agent's memory as a source, which answers at once or not at all.
+    pub(super) fn memory(socket: PathBuf) -> Self {
+        Self { from_memory: true, ..Self::new(socket, None, MEMORY_TIMEOUT) }
+    }
+
+    /// Returns what `read` takes from the agent's answer, or else the result of `fallback`, which gets the deadline. The
+    /// agent has half of `timeout`, so that there is time for the fallback.
     fn request<T>(
         &self,
         ask: RequestKind,
         timeout: Duration,
         read: impl FnOnce(AgentAnswer) -> Option<T>,
-        fallback: impl FnOnce(&Api, Begun) -> Result<T, Error>,
+        fallback: impl FnOnce(&Api, Deadline) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let started = Instant::now();
+        let timeout = timeout.min(self.timeout);
+        let deadline = Deadline::after(timeout);
         let agent_timeout = if self.api.is_some() { (timeout / 2).min(MAX_AGENT_TIMEOUT) } else { timeout };
-        let mut silence = None;
-        let why = match self.ask_agent(ask, started, agent_timeout) {
-            Ok(AgentAnswer::Failed { code, msg, details, names_pod, unanswered }) => {
+        let mut accepted = true;
+        let why = match self.ask_agent(ask, agent_timeout) {
+            Ok(AgentAnswer::Failed { code, msg, details, names_pod }) => {
                 let msg = if msg.is_empty() { "the agent failed without a message".to_owned() } else { msg };
                 let error = Error::new(Code::from_number(code).unwrap_or(Code::TryAgain), msg).with_details(details);
-                let error = Error { names_pod, unanswered, ..error };
+                let error = Error { names_pod, ..error };
                 if protocol::is_final(code) || self.api.is_none() {
-                    return self.mark.record(Err(error));
+                    return Err(error);
                 }
-                silence = unanswered.then_some(SILENCE_TIMEOUT);
                 format!("the agent failed: {error}")
             }
             Ok(AgentAnswer::Unknown) => "the agent's version does not support the request".to_owned(),
@@ -145,45 +151,36 @@ impl AgentClient {
                 }
                 None => "the agent answered another request".to_owned(),
             },
-            Err(why) => {
-                silence = Some(SILENCE_TIMEOUT);
-                why
+            Err(no_answer) => {
+                accepted = no_answer.accepted;
+                no_answer.why
             }
         };
         match &self.api {
             Some(api) => {
                 tracing::debug!(facts = "api", why, "asking the API server instead of the agent");
-                let begun = match self.mark {
-                    SilenceMark::Unused => Begun { at: started, silence: None },
-                    mark if mark.is_valid() => Begun { at: Instant::now(), silence: Some(SHORT_SILENCE_TIMEOUT) },
-                    _ => Begun { at: started, silence },
-                };
-                self.mark.record(fallback(api, begun)).map_err(|error| self.with_agent(error, &why))
+                let deadline = if accepted { deadline.of_connected() } else { deadline };
+                fallback(api, deadline).map_err(|error| self.with_agent(error, &why))
             }
-            None => self.mark.record(Err(Error { unanswered: silence.is_some(), ..self.no_facts(&why) })),
+            None => Err(self.no_facts(&why)),
         }
     }
 
     /// Returns the agent's answer, or the reason for its absence.
-    fn ask_agent(&self, ask: RequestKind, started: Instant, timeout: Duration) -> Result<AgentAnswer, String> {
-        if let Some(why) = &*self.agent_error.borrow() {
-            return Err(why.clone());
+    fn ask_agent(&self, ask: RequestKind, timeout: Duration) -> Result<AgentAnswer, NoAnswer> {
+        if let Some(error) = &*self.agent_error.borrow() {
+            return Err(error.clone());
         }
         let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        exchange(&self.socket, &AgentRequest { wait_ms, ask }, started + timeout, self.mark).map_err(|error| {
-            let socket = self.socket.display();
-            let why = match error {
-                NoAnswer::NotListening(why) => {
-                    tracing::info!(%socket, why, "no agent listens");
-                    format!("no agent listens on the socket: {why}")
-                }
-                NoAnswer::Failed(why) => {
-                    tracing::warn!(%socket, why, "the agent does not answer");
-                    why
-                }
-            };
-            *self.agent_error.borrow_mut() = Some(why.clone());
-            why
+        let request = AgentRequest { wait_ms, from_memory: self.from_memory, ask };
+        exchange(&self.socket, &request, Instant::now() + timeout).inspect_err(|error| {
+            let (socket, why) = (self.socket.display(), &error.why);
+            if error.accepted {
+                tracing::warn!(%socket, why, "the agent does not answer");
+            } else {
+                tracing::info!(%socket, why, "no agent answers");
+            }
+            *self.agent_error.borrow_mut() = Some(error.clone());
         })
     }
 
@@ -216,7 +213,7 @@ impl Cluster for AgentClient {
             _ => None,
         };
         let ask = RequestKind::Facts { pod: wanted.clone(), with_namespace };
-        let facts = self.request(ask, self.timeout, read, |api, since| api.facts_since(since, wanted, with_namespace));
+        let facts = self.request(ask, self.timeout, read, |api, by| api.facts_by(by, wanted, with_namespace));
         facts.map_err(|error| with_pod(wanted, error))
     }
 
@@ -226,7 +223,7 @@ impl Cluster for AgentClient {
             _ => None,
         };
         let ask = RequestKind::Namespace { pod: wanted.clone() };
-        let namespace = self.request(ask, self.timeout, read, |api, since| api.namespace_since(since, wanted));
+        let namespace = self.request(ask, self.timeout, read, |api, by| api.namespace_by(by, wanted));
         namespace.map_err(|error| with_pod(wanted, error))
     }
 
@@ -251,7 +248,7 @@ impl Definitions for AgentClient {
             _ => None,
         };
         let ask = RequestKind::Definitions { wanted: wanted.to_vec() };
-        self.request(ask, self.timeout, read, |api, since| api.definitions_since(since, wanted))
+        self.request(ask, self.timeout, read, |api, by| api.definitions_by(by, wanted))
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
@@ -270,7 +267,7 @@ impl Reports for AgentClient {
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
         let network_status = status.map(ToOwned::to_owned);
         let ask = RequestKind::Report { pod: pod.reference(), status: network_status, events: events.to_vec() };
-        self.request(ask, WRITE_TIMEOUT, read_done, |api, since| api.report_since(since.at, pod, status, events))
+        self.request(ask, WRITE_TIMEOUT, read_done, |api, by| api.report_by(by, pod, status, events))
     }
 }
 
@@ -280,34 +277,30 @@ fn read_done(answer: AgentAnswer) -> Option<()> {
 
 /// Why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum NoAnswer {
-    /// No process listens: there is no agent on this node, or it does not run now.
-    NotListening(String),
-    /// A process listens and does not answer as an agent does.
-    Failed(String),
+struct NoAnswer {
+    /// Whether a process of root has accepted the connection.
+    accepted: bool,
+    why: String,
 }
 
-/// Sends a request and waits for the answer until `deadline`; for the greeting only shortly if the `mark` says that there
-/// was none a moment ago.
-fn exchange(
-    path: &Path,
-    request: &AgentRequest,
-    deadline: Instant,
-    mark: SilenceMark,
-) -> Result<AgentAnswer, NoAnswer> {
-    let started = Instant::now();
-    let mut stream = DeadlineStream { stream: open(path)?, deadline: deadline.min(started + HELLO_TIMEOUT) };
-    let failed = |what: &str, error: &io::Error| NoAnswer::Failed(format!("{what}: {}", cause(error)));
-    stream.write_all(&line(request)).map_err(|error| failed("request not sent", &error))?;
-    let short = started + SHORT_SILENCE_TIMEOUT;
-    if mark == SilenceMark::Heeded && !stream.is_ready(PollFlags::POLLIN, short) && mark.is_valid() {
-        return Err(NoAnswer::Failed("no greeting, as a moment ago; the agent is stuck or too slow".to_owned()));
+impl NoAnswer {
+    fn not_connected(why: impl Into<String>) -> Self {
+        Self { accepted: false, why: why.into() }
     }
+}
+
+/// Sends a request and waits for the answer until `deadline`.
+fn exchange(path: &Path, request: &AgentRequest, deadline: Instant) -> Result<AgentAnswer, NoAnswer> {
+    let hello_deadline = deadline.min(Instant::now() + HELLO_TIMEOUT);
+    let mut stream = DeadlineStream { stream: open(path)?, deadline: hello_deadline };
+    let failed = |what: &str, error: &io::Error| NoAnswer { accepted: true, why: format!("{what}: {}", cause(error)) };
+    stream.write_all(&line(request)).map_err(|error| failed("request not sent", &error))?;
     let mut lines = BufReader::new(stream);
     let hello: Hello = read(&mut lines).map_err(|error| failed("no greeting", &error))?;
     if hello.facts < FACTS {
         let version = hello.version;
-        return Err(NoAnswer::Failed(format!("the agent has an earlier version ({version}) with fewer facts")));
+        let why = format!("the agent has an earlier version ({version}) with fewer facts");
+        return Err(NoAnswer { accepted: true, why });
     }
     lines.get_mut().deadline = deadline;
     read(&mut lines).map_err(|error| failed("no answer", &error))
@@ -316,26 +309,27 @@ fn exchange(
 /// Sends a request without waiting.
 fn send_report(path: &Path, request: &AgentRequest) -> Result<(), NoAnswer> {
     let mut stream = open(path)?;
-    stream.write_all(&line(request)).map_err(|error| NoAnswer::Failed(error.to_string()))
+    stream.write_all(&line(request)).map_err(|error| NoAnswer::not_connected(error.to_string()))
 }
 
 /// Connects to a listener that belongs to root. No operation on the stream waits.
 fn open(path: &Path) -> Result<UnixStream, NoAnswer> {
-    let failed = |errno: Errno| NoAnswer::Failed(errno.desc().to_lowercase());
+    let failed = |errno: Errno| NoAnswer::not_connected(errno.desc().to_lowercase());
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let address = UnixAddr::new(path).map_err(failed)?;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(failed)?;
     // A blocking connect to a listener that no longer accepts would never return (unix(7)).
     connect(socket.as_raw_fd(), &address).map_err(|errno| match errno {
-        Errno::EAGAIN => NoAnswer::Failed("the agent's connection queue is full".into()),
-        Errno::ENOENT | Errno::ECONNREFUSED => NoAnswer::NotListening(errno.desc().to_lowercase()),
+        Errno::EAGAIN => NoAnswer::not_connected("the agent's connection queue is full"),
+        Errno::ENOENT | Errno::ECONNREFUSED => {
+            NoAnswer::not_connected(format!("no agent listens on the socket: {}", errno.desc().to_lowercase()))
+        }
         other => failed(other),
     })?;
     let owner = getsockopt(&socket, PeerCredentials).map_err(failed)?.uid();
     if owner != 0 {
-        return Err(NoAnswer::Failed(format!(
-            "expected root as listener on the socket, got UID {owner}; remove the socket"
-        )));
+        let why = format!("expected root as listener on the socket, got UID {owner}; remove the socket");
+        return Err(NoAnswer::not_connected(why));
     }
     Ok(socket.into())
 }
@@ -376,11 +370,6 @@ impl DeadlineStream {
         // A peer that never stops sending must not extend the deadline.
         let is_ready = Instant::now() < self.deadline && ready(self.stream.as_fd(), events, self.deadline)?;
         if is_ready { Ok(()) } else { Err(ErrorKind::TimedOut.into()) }
-    }
-
-    /// Whether the stream is ready before `deadline`. An error counts as ready: the next operation returns it.
-    fn is_ready(&self, events: PollFlags, deadline: Instant) -> bool {
-        ready(self.stream.as_fd(), events, deadline).unwrap_or(true)
     }
 }
 

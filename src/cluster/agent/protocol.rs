@@ -44,6 +44,9 @@ impl Hello {
 pub struct AgentRequest {
     /// The timeout for the answer, in milliseconds.
     pub wait_ms: u64,
+    /// Whether the agent answers only with what it has in memory, without a request to the API server.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub from_memory: bool,
     /// The request.
     pub ask: RequestKind,
 }
@@ -263,9 +266,6 @@ pub enum AgentAnswer {
         /// Whether the message names the pod of the request.
         #[serde(default)]
         names_pod: bool,
-        /// Whether the API server has not answered the agent.
-        #[serde(default)]
-        unanswered: bool,
     },
     /// An answer of a later version, or the answer to a request of an unknown kind.
     #[default]
@@ -276,8 +276,8 @@ pub enum AgentAnswer {
 impl From<Error> for AgentAnswer {
     fn from(error: Error) -> Self {
         let code = error.number();
-        let Error { msg, details, names_pod, unanswered, .. } = error;
-        Self::Failed { code, msg, details, names_pod, unanswered }
+        let Error { msg, details, names_pod, .. } = error;
+        Self::Failed { code, msg, details, names_pod }
     }
 }
 
@@ -339,7 +339,7 @@ mod tests {
             RequestKind::Policies,
             RequestKind::Probe,
         ] {
-            let request = AgentRequest { wait_ms: 7, ask };
+            let request = AgentRequest { wait_ms: 7, from_memory: true, ask };
             assert_eq!(from_value::<AgentRequest>(to_value(&request).expect("JSON")).expect("readable"), request);
         }
     }
@@ -348,8 +348,8 @@ mod tests {
     /// understand each other.
     #[test]
     fn the_format_is_stable() {
-        let request =
-            AgentRequest { wait_ms: 1, ask: RequestKind::Facts { pod: PodRef::default(), with_namespace: true } };
+        let ask = RequestKind::Facts { pod: PodRef::default(), with_namespace: true };
+        let request = AgentRequest { wait_ms: 1, from_memory: false, ask };
         let pod = json!({"namespace": "", "name": "", "uid": null});
         let expected = json!({"wait_ms": 1, "ask": {"about": "facts", "pod": pod, "with_namespace": true}});
         assert_eq!(to_value(request).expect("JSON"), expected);

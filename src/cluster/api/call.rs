@@ -3,7 +3,7 @@
 //! rustls 0.23.
 
 use super::request::ApiRequest;
-use super::retry::{AttemptError, Limits, RetriesExhausted, retry};
+use super::retry::{AttemptError, Deadline, RetriesExhausted, retry};
 use super::session::Session;
 use crate::cluster::response_limit::TooLarge;
 use crate::cni::{Code, Error};
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fmt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A request to an API server. `Display` gives the object, the request line and the kubeconfig.
 #[derive(Clone, Copy)]
@@ -31,17 +31,25 @@ pub(super) struct ApiCall<'a> {
 }
 
 impl ApiCall<'_> {
-    /// Runs `attempt` until it succeeds, fails permanently, or the time of `limits` after `started` has passed.
+    /// Runs `attempt` until it succeeds, fails permanently, or the deadline has passed.
     ///
     /// # Errors
     /// The error for the last attempt's failure.
     pub(super) async fn run<T>(
         &self,
-        started: Instant,
-        limits: impl Into<Limits>,
+        deadline: Deadline,
         attempt: impl AsyncFn() -> Result<T, AttemptError>,
     ) -> Result<T, Error> {
-        retry(started, limits.into(), attempt).await.map_err(|exhausted| self.exhausted(exhausted))
+        self.retry(deadline, attempt).await.map_err(|exhausted| self.exhausted(exhausted))
+    }
+
+    /// Like [`Self::run`], with the last attempt's failure as it is.
+    pub(super) async fn retry<T>(
+        &self,
+        deadline: Deadline,
+        attempt: impl AsyncFn() -> Result<T, AttemptError>,
+    ) -> Result<T, RetriesExhausted> {
+        retry(deadline, &self.session.address, attempt).await
     }
 
     /// Sends the request once, with `timeout`, and parses the response.
@@ -54,7 +62,7 @@ impl ApiCall<'_> {
             Err(AttemptError::NotFound(cause)) => Err(once.gone(&cause)),
             other => other,
         };
-        once.run(Instant::now(), timeout, attempt).await
+        once.run(Deadline::after(timeout), attempt).await
     }
 
     /// Sends the request for a page of a list once, with `timeout`. Returns `None` if the page exceeds the limit of a
@@ -73,7 +81,7 @@ impl ApiCall<'_> {
                 Err(error) => Err(error),
             },
         };
-        once.run(Instant::now(), timeout, attempt).await
+        once.run(Deadline::after(timeout), attempt).await
     }
 
     /// Sends the request and parses the response: one attempt.
@@ -88,7 +96,7 @@ impl ApiCall<'_> {
     /// The error for a successful response whose body is not the requested object.
     pub(super) fn unexpected(&self, why: &str) -> AttemptError {
         let why = without_tokens(why);
-        self.transient(format!("200, but the body is not the expected object: {why}"), None, true)
+        self.transient(format!("200, but the body is not the expected object: {why}"), None)
     }
 
     /// Sends the request and returns the body of a successful response: one attempt.
@@ -99,7 +107,7 @@ impl ApiCall<'_> {
 
     async fn exchange(&self) -> Result<Response<Vec<u8>>, kube::Error> {
         let request = self.request.http.clone().map(Body::from);
-        let (head, body) = self.session.client()?.send(request).await?.into_parts();
+        let (head, body) = self.session.client().send(request).await?.into_parts();
         Ok(Response::from_parts(head, body.collect_bytes().await?.into()))
     }
 
@@ -119,10 +127,10 @@ impl ApiCall<'_> {
         let response = if message.is_empty() { status.to_string() } else { format!("{status}, {message}") };
         let (code, msg) = match status {
             404 if self.request.confirmed_by.as_ref().is_some_and(|name| !is_not_found(name, body)) => {
-                return self.transient(response, None, true);
+                return self.transient(response, None);
             }
             404 => return AttemptError::NotFound(response),
-            408 | 429 | 500.. => return self.transient(response, retry_after, true),
+            408 | 429 | 500.. => return self.transient(response, retry_after),
             401 => (
                 Code::Forbidden,
                 format!(
@@ -156,17 +164,14 @@ impl ApiCall<'_> {
             return AttemptError::Permanent(self.error(Code::InvalidConfig, msg));
         }
         let cause = causes(error);
-        match certificate_step(&cause) {
+        match tls_step(&cause) {
             Some(step) => AttemptError::Permanent(self.error(Code::InvalidConfig, step).with_details(cause)),
-            None => self.transient(cause, None, false),
+            None => self.transient(cause, None),
         }
     }
 
-    fn transient(&self, cause: String, retry_after: Option<Duration>, answered: bool) -> AttemptError {
-        match self.retries {
-            true => AttemptError::Transient { cause, retry_after, answered },
-            false => AttemptError::Permanent(Error { unanswered: !answered, ..self.request_failed(&cause) }),
-        }
+    fn transient(&self, cause: String, retry_after: Option<Duration>) -> AttemptError {
+        if self.retries { AttemptError::Transient { cause, retry_after } } else { self.not_retried(&cause) }
     }
 
     /// The error for a transient failure that is not retried here.
@@ -195,7 +200,7 @@ impl ApiCall<'_> {
 
     /// The error for the last attempt's failure.
     pub(super) fn exhausted(&self, exhausted: RetriesExhausted) -> Error {
-        let (effort, unanswered) = (effort(&exhausted), !exhausted.answered);
+        let effort = effort(&exhausted);
         match exhausted.last {
             AttemptError::Permanent(error) => error,
             AttemptError::NotFound(cause) => {
@@ -205,12 +210,10 @@ impl ApiCall<'_> {
                 );
                 self.error(Code::PodUnknown, msg).with_details(cause)
             }
-            AttemptError::Transient { cause, .. } if !self.retries => {
-                Error { unanswered, ..self.request_failed(&cause) }
-            }
+            AttemptError::Transient { cause, .. } if !self.retries => self.request_failed(&cause),
             AttemptError::Transient { cause, .. } => {
                 let msg = format!("no usable answer in {effort}; check that this node can reach the API server");
-                Error { unanswered, ..self.error(Code::TryAgain, msg).with_details(cause) }
+                self.error(Code::TryAgain, msg).with_details(cause)
             }
         }
     }
@@ -277,7 +280,7 @@ const SERVER_CERTIFICATE: &str = "invalid peer certificate: ";
 const ALERT: &str = "received fatal alert: ";
 
 /// Texts of rustls' reasons for rejecting the server's certificate, with the next step for each.
-const SERVER_STEPS: [(&[&str], &str); 6] = [
+const SERVER_STEPS: [(&[&str], &str); 7] = [
     (
         &["CaUsedAsEndEntity"],
         "the server presents a CA certificate as its own; issue a serving certificate (CA:FALSE) for it",
@@ -304,6 +307,11 @@ const SERVER_STEPS: [(&[&str], &str); 6] = [
         &["certificate not valid for name", "NotValidForName"],
         "the server's certificate is for other names; set server or tls-server-name to one of them",
     ),
+    (
+        &["UnsupportedSignatureAlgorithm", "UnsupportedCertificateSignature"],
+        "the server's certificate has a signature that this client does not support; issue one with RSA of at least \
+         2048 bits, ECDSA P-256 or P-384, or Ed25519",
+    ),
 ];
 
 /// The alerts about a client's certificate (RFC 8446, section 6).
@@ -319,12 +327,27 @@ const CLIENT_ALERTS: [&str; 9] = [
     "NoCertificate",
 ];
 
-/// Returns the next step for a TLS error; `None` if `cause` is not about a certificate.
-pub(super) fn certificate_step(cause: &str) -> Option<&'static str> {
+/// The alerts of a server, and the text of rustls, if client and server have no parameter in common.
+const NOTHING_IN_COMMON: [&str; 4] = [
+    "received fatal alert: HandshakeFailure",
+    "received fatal alert: ProtocolVersion",
+    "received fatal alert: InsufficientSecurity",
+    "peer is incompatible: ",
+];
+
+/// Returns the next step for a TLS error; `None` if a retry may help.
+pub(super) fn tls_step(cause: &str) -> Option<&'static str> {
     if let Some((_, reason)) = cause.split_once(SERVER_CERTIFICATE) {
         let known = SERVER_STEPS.iter().find(|(texts, _)| texts.iter().any(|text| reason.contains(text)));
         let other = "the server's certificate can't be verified; issue one that its clients can verify";
         return Some(known.map_or(other, |(_, step)| step));
+    }
+    if NOTHING_IN_COMMON.iter().any(|text| cause.contains(text)) {
+        return Some(
+            "the server offers no TLS parameters that this client supports; enable one of each on the server: TLS 1.3 or \
+             1.2; X25519, P-256 or P-384; AES-GCM or ChaCha20-Poly1305 with ECDHE; a certificate with RSA of at least \
+             2048 bits, ECDSA P-256 or P-384, or Ed25519",
+        );
     }
     let (_, alert) = cause.split_once(ALERT)?;
     CLIENT_ALERTS.contains(&alert).then_some(
@@ -341,7 +364,7 @@ mod tests {
     use std::time::Duration;
 
     fn step(error: &Error) -> Option<&'static str> {
-        certificate_step(&format!("client error (Connect): {error}"))
+        tls_step(&format!("client error (Connect): {error}"))
     }
 
     #[test]
@@ -368,11 +391,22 @@ mod tests {
     }
 
     #[test]
-    fn only_alerts_about_certificates_have_a_next_step() {
+    fn a_server_without_common_parameters_has_a_next_step() {
+        for error in [
+            Error::AlertReceived(AlertDescription::HandshakeFailure),
+            Error::AlertReceived(AlertDescription::ProtocolVersion),
+            Error::PeerIncompatible(rustls::PeerIncompatible::NoKxGroupsInCommon),
+        ] {
+            assert!(step(&error).is_some_and(|step| step.contains("P-256 or P-384")), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_alerts_that_a_retry_can_not_change_have_a_next_step() {
         let step = |alert| step(&Error::AlertReceived(alert));
         assert!(step(AlertDescription::CertificateRequired).is_some());
         assert!(step(AlertDescription::UnknownCA).is_some());
         assert_eq!(step(AlertDescription::InternalError), None);
-        assert_eq!(certificate_step("connection refused"), None);
+        assert_eq!(tls_step("connection refused"), None);
     }
 }

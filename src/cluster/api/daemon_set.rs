@@ -2,7 +2,7 @@
 
 use super::call::ApiCall;
 use super::request::ApiRequest;
-use super::retry::{AttemptError, RetriesExhausted};
+use super::retry::{AttemptError, Deadline, RetriesExhausted};
 use super::server::Api;
 use super::service_account::{ServiceAccount, WATCH_TIMEOUT};
 use crate::cluster::resources::ObjectRef;
@@ -45,17 +45,10 @@ impl ServiceAccount {
         let session = api.session()?;
         let call = api.call(session, &get);
         let started = Instant::now();
-        let failed =
-            |last| call.exhausted(RetriesExhausted { last, attempts: 1, elapsed: started.elapsed(), answered: true });
-        let silent = || {
-            failed(AttemptError::Transient {
-                cause: "no data from the server".into(),
-                retry_after: None,
-                answered: true,
-            })
-        };
+        let failed = |last| call.exhausted(RetriesExhausted { last, attempts: 1, elapsed: started.elapsed() });
+        let silent = || failed(AttemptError::Transient { cause: "no data from the server".into(), retry_after: None });
         let broken = |error| failed(call.no_response(&error));
-        let client = session.client().map_err(broken)?;
+        let client = session.client();
         let events = timeout(WATCH_TIMEOUT, client.request_events::<DaemonSetObject>(watch.http));
         let mut events = pin!(events.await.map_err(|_| silent())?.map_err(broken)?);
         let watch_timeout = Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;
@@ -96,6 +89,6 @@ impl Api {
             Err(AttemptError::NotFound(_)) => Ok(false),
             Err(error) => Err(error),
         };
-        call.run(Instant::now(), self.timeout, attempt).await
+        call.run(Deadline::after(self.timeout), attempt).await
     }
 }

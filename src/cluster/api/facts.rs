@@ -1,39 +1,31 @@
 //! The API server as a source of facts.
 
 use super::request::ApiRequest;
-use super::retry::{AttemptError, Limits, RetriesExhausted, retry};
+use super::retry::{AttemptError, Deadline, RetriesExhausted};
 use super::server::Api;
 use super::session::Session;
+use super::writes::WRITE_TIMEOUT;
 use crate::cluster::fact_source::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
 use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
-use crate::cluster::silence::SHORT_SILENCE_TIMEOUT;
 use crate::cluster::wire;
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use futures_util::future::try_join_all;
 use serde_json::Value;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The timeout of a probe: short enough for a runtime that sends STATUS every few seconds.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The timeout of a list that only improves an error message.
 const LIST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The beginning of a lookup, from which its time limits count: another source may have been asked before.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::cluster) struct Begun {
-    pub(in crate::cluster) at: Instant,
-    /// The limit while the server has sent no response; `None` for the whole timeout.
-    pub(in crate::cluster) silence: Option<Duration>,
-}
-
 impl Cluster for Api {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        self.mark.record(self.facts_since(self.begin(), wanted, with_namespace))
+        self.facts_by(Deadline::after(self.timeout), wanted, with_namespace)
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        self.mark.record(self.namespace_since(self.begin(), wanted))
+        self.namespace_by(Deadline::after(self.timeout), wanted)
     }
 
     fn probe(&self) -> Result<(), Error> {
@@ -46,13 +38,13 @@ impl Cluster for Api {
             Ok(_) | Err(AttemptError::NotFound(_)) => Ok(()),
             Err(error) => Err(error),
         };
-        session.run(call.run(Instant::now(), PROBE_TIMEOUT, attempt))
+        session.run(call.run(Deadline::after(PROBE_TIMEOUT), attempt))
     }
 }
 
 impl Definitions for Api {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        self.mark.record(self.definitions_since(self.begin(), wanted))
+        self.definitions_by(Deadline::after(self.timeout), wanted)
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
@@ -62,26 +54,15 @@ impl Definitions for Api {
 
 impl Reports for Api {
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        self.report_since(Instant::now(), pod, status, events)
+        self.report_by(Deadline::after(WRITE_TIMEOUT.min(self.timeout)), pod, status, events)
     }
 }
 
-/// The methods of [`Cluster`] for a lookup that has begun before.
+/// The methods of [`Cluster`] with the deadline of a lookup that may have asked another source before.
 impl Api {
-    fn begin(&self) -> Begun {
-        Begun {
-            at: Instant::now(),
-            silence: if self.mark.is_valid() { Some(SHORT_SILENCE_TIMEOUT) } else { self.silence },
-        }
-    }
-
-    fn limits(&self, Begun { silence, .. }: Begun) -> Limits {
-        Limits { timeout: self.timeout, silence }
-    }
-
-    pub(in crate::cluster) fn facts_since(
+    pub(in crate::cluster) fn facts_by(
         &self,
-        begun: Begun,
+        deadline: Deadline,
         wanted: &PodRef,
         with_namespace: bool,
     ) -> Result<Facts, Error> {
@@ -89,7 +70,7 @@ impl Api {
         let namespace = with_namespace.then(|| ApiRequest::namespace(wanted)).transpose()?;
         let session = self.session().map_err(|error| with_pod(wanted, error))?;
         let get_namespace = async || match &namespace {
-            Some(request) => self.get_namespace(begun, session, request, wanted).await.map(Some),
+            Some(request) => self.get_namespace(deadline, session, request, wanted).await.map(Some),
             None => Ok(None),
         };
         session
@@ -101,21 +82,21 @@ impl Api {
                         other => other.map(Ok),
                     }
                 };
-                let (pod, namespace) = tokio::try_join!(self.get_pod(begun, session, &pod, wanted), namespace)?;
+                let (pod, namespace) = tokio::try_join!(self.get_pod(deadline, session, &pod, wanted), namespace)?;
                 Ok(Facts { pod, namespace: namespace? })
             })
             .map_err(Error::naming_pod)
     }
 
-    pub(in crate::cluster) fn namespace_since(&self, begun: Begun, wanted: &PodRef) -> Result<Namespace, Error> {
+    pub(in crate::cluster) fn namespace_by(&self, deadline: Deadline, wanted: &PodRef) -> Result<Namespace, Error> {
         let request = ApiRequest::namespace(wanted)?;
         let session = self.session().map_err(|error| with_pod(wanted, error))?;
-        session.run(self.get_namespace(begun, session, &request, wanted)).map_err(Error::naming_pod)
+        session.run(self.get_namespace(deadline, session, &request, wanted)).map_err(Error::naming_pod)
     }
 
-    pub(in crate::cluster) fn definitions_since(
+    pub(in crate::cluster) fn definitions_by(
         &self,
-        begun: Begun,
+        deadline: Deadline,
         wanted: &[DefinitionQuery],
     ) -> Result<Vec<Lookup>, Error> {
         if wanted.is_empty() {
@@ -124,13 +105,13 @@ impl Api {
         let requests = wanted.iter().map(|query| Ok((ApiRequest::definition(&query.object)?, query)));
         let requests: Vec<_> = requests.collect::<Result<_, Error>>()?;
         let session = self.session()?;
-        let lookups = requests.iter().map(|(request, query)| self.look_up(begun, session, request, query));
+        let lookups = requests.iter().map(|(request, query)| self.look_up(deadline, session, request, query));
         session.run(try_join_all(lookups))
     }
 
     async fn get_pod(
         &self,
-        begun: Begun,
+        deadline: Deadline,
         session: &Session,
         request: &ApiRequest,
         wanted: &PodRef,
@@ -143,12 +124,12 @@ impl Api {
             let pod = Pod::from(object);
             if pod.matches(wanted) { Ok(pod) } else { Err(AttemptError::NotFound(uid_mismatch(&pod, wanted))) }
         };
-        call.run(begun.at, self.limits(begun), attempt).await
+        call.run(deadline, attempt).await
     }
 
     async fn get_namespace(
         &self,
-        begun: Begun,
+        deadline: Deadline,
         session: &Session,
         request: &ApiRequest,
         wanted: &PodRef,
@@ -159,12 +140,12 @@ impl Api {
             object.metadata.is_of(None, &wanted.namespace).map_err(|why| call.unexpected(&why))?;
             Ok(object.into())
         };
-        call.run(begun.at, self.limits(begun), attempt).await
+        call.run(deadline, attempt).await
     }
 
     async fn look_up(
         &self,
-        begun: Begun,
+        deadline: Deadline,
         session: &Session,
         request: &ApiRequest,
         DefinitionQuery { object, awaited }: &DefinitionQuery,
@@ -178,7 +159,7 @@ impl Api {
             Err(AttemptError::NotFound(cause)) if !awaited => Ok(Lookup::Missing(format!("{call}: {cause}"))),
             Err(error) => Err(error),
         };
-        match retry(begun.at, self.limits(begun), attempt).await {
+        match call.retry(deadline, attempt).await {
             Ok(lookup) => Ok(lookup),
             Err(exhausted @ RetriesExhausted { last: AttemptError::NotFound(_), .. }) => {
                 Ok(Lookup::Missing(call.not_found(exhausted)))

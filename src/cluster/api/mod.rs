@@ -3,22 +3,20 @@
 mod call;
 mod collection;
 mod daemon_set;
-mod exec;
 mod facts;
+mod node_api;
 mod pages;
 mod request;
 mod retry;
 mod server;
 mod service_account;
 mod session;
-mod user;
 mod writes;
 
 pub(crate) use collection::{Collection, CollectionError};
-pub use exec::CommandOutput;
-pub(super) use facts::Begun;
+pub use node_api::NodeApi;
+pub(super) use retry::Deadline;
 pub(super) use server::Api;
 pub use server::ApiConnection;
 pub use service_account::ServiceAccount;
-pub use user::UserApi;
 pub(super) use writes::WRITE_TIMEOUT;

@@ -8,8 +8,8 @@ use crate::printable::{cut, line};
 use hyper::Request;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{
-    AttachParams, DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions,
-    Request as RequestBuilder, WatchParams,
+    DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request as RequestBuilder,
+    WatchParams,
 };
 use serde_json::{Value, json};
 use std::fmt::Display;
@@ -34,9 +34,6 @@ pub(super) struct ApiRequest {
 /// The collection of NetworkAttachmentDefinitions in the API.
 const DEFINITIONS: &str = "network-attachment-definitions";
 const DEFINITIONS_API: &str = "/apis/k8s.cni.cncf.io/v1";
-
-/// The label of the agents' pods and DaemonSets in the manifests of all versions; agents of other products may have it too.
-const AGENT_LABEL: &str = "app.kubernetes.io/component=agent";
 
 /// Starts a watch at the version in the API server's cache (kubernetes.io, "API Concepts", "Get State and Start at
 /// Any"). The server must not have to wait: a watch without a version waits for etcd's latest. Both forms, if they
@@ -159,50 +156,6 @@ impl ApiRequest {
         let permission = format!("list events in namespace {namespace}");
         let kubectl = format!("kubectl get namespace {namespace}");
         Self::new(http, format!("events of pod {namespace}/{name}"), permission, kubectl)
-    }
-
-    /// Lists a page of the pods of node agents: of all products with such a component, in one or all namespaces, and on
-    /// one or all nodes.
-    pub(super) fn agents(namespace: Option<&str>, node: Option<&str>, page: Page<'_>) -> Result<Self, Error> {
-        check_names("pods", namespace.into_iter().chain(node))?;
-        let mut params = page.of(ListParams::default().labels(AGENT_LABEL));
-        if let Some(node) = node {
-            params = params.fields(&format!("spec.nodeName={node}"));
-        }
-        let http = in_namespace("/api/v1", namespace, "pods").list(&params);
-        let permission = format!("list pods in {}", place_of(namespace));
-        Self::new(http, "pods of the agents".to_owned(), permission, format!("kubectl get pods -A -l {AGENT_LABEL}"))
-    }
-
-    /// Lists a page of the DaemonSets of node agents, as [`Self::agents`].
-    pub(super) fn agent_daemon_sets(namespace: Option<&str>, page: Page<'_>) -> Result<Self, Error> {
-        check_names("DaemonSets", namespace)?;
-        let params = page.of(ListParams::default().labels(AGENT_LABEL));
-        let http = in_namespace("/apis/apps/v1", namespace, "daemonsets").list(&params);
-        let permission = format!("list daemonsets.apps in {}", place_of(namespace));
-        Self::new(
-            http,
-            "DaemonSets of the agents".to_owned(),
-            permission,
-            format!("kubectl get daemonsets -A -l {AGENT_LABEL}"),
-        )
-    }
-
-    /// Lists a page of the nodes with their metadata only, because the status of a node is large.
-    pub(super) fn nodes(selector: Option<&str>, page: Page<'_>) -> Result<Self, Error> {
-        let params = page.of(ListParams { label_selector: selector.map(str::to_owned), ..ListParams::default() });
-        let http = RequestBuilder::new("/api/v1/nodes").list_metadata(&params);
-        Self::new(http, "nodes".to_owned(), "list nodes".to_owned(), "kubectl get nodes".to_owned())
-    }
-
-    /// Runs a command in a container of a pod. The request is upgraded to a WebSocket.
-    pub(super) fn exec(pod: &ObjectRef, container: &str, command: &[String]) -> Result<Self, Error> {
-        let ObjectRef { namespace, name } = pod;
-        check_names("pod", [namespace, name])?;
-        let params = AttachParams::default().container(container).stdin(false).stdout(true).stderr(true);
-        let http = namespaced(namespace, "pods").exec(name, command, &params);
-        // The API server checks the verb of the HTTP method, which is GET for a WebSocket, and since 1.35 also "create".
-        Self::of_pod(http, (namespace, name), "create and get pods/exec")
     }
 
     /// Lists the pods that are scheduled to a node, page by page.
@@ -332,18 +285,6 @@ impl ApiRequest {
         let request = Self::new(http, format!("DaemonSet {object}"), permission, kubectl)?;
         Ok(Self { confirmed_by: Some(name.clone()), ..request })
     }
-}
-
-/// A collection in one namespace or in all.
-fn in_namespace(api: &str, namespace: Option<&str>, resource: &str) -> RequestBuilder {
-    match namespace {
-        Some(namespace) => RequestBuilder::new(format!("{api}/namespaces/{namespace}/{resource}")),
-        None => RequestBuilder::new(format!("{api}/{resource}")),
-    }
-}
-
-fn place_of(namespace: Option<&str>) -> String {
-    namespace.map_or_else(|| "all namespaces".to_owned(), |namespace| format!("namespace {namespace}"))
 }
 
 /// A collection of the core API in a namespace.

@@ -1,18 +1,15 @@
-//! Retries of API requests: which failures are retried, with which backoff, until which deadline.
+//! Retries of an API request until its deadline: which failures are retried, and when a server that accepts no connection
+//! ends them early.
 
 use crate::backoff::Backoff;
 use crate::cni;
-use futures_util::future::select_all;
-use std::future::pending;
-use std::pin::Pin;
+use futures_util::future::{Either, select};
+use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+use tokio::time::{sleep, sleep_until, timeout};
 
-/// After this time without a response, or after half of [`Limits::silence`], a second attempt starts while the first one
-/// continues: the server may be slow, or only the connection broken. For each later attempt this time doubles, and the
-/// oldest attempt is dropped.
-const HEDGE_DELAY: Duration = Duration::from_secs(3);
-/// The maximum number of concurrent attempts.
-const MAX_CONCURRENT: usize = 2;
 /// How long "not found" is retried: the cache of the API server, or of a proxy in front of it, may lag behind the
 /// kubelet.
 const NOT_FOUND_TIMEOUT: Duration = Duration::from_secs(2);
@@ -20,22 +17,35 @@ const NOT_FOUND_TIMEOUT: Duration = Duration::from_secs(2);
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
 /// The last attempt starts this long before the deadline.
 const LAST_ATTEMPT: Duration = Duration::from_millis(100);
+/// When a lookup checks whether the server accepts connections, and how long the check may take: a call that fails
+/// because of it takes less than two seconds in all.
+const CONNECTION_CHECK: Duration = Duration::from_millis(1500);
+const CONNECTION_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How long a request is attempted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Limits {
-    /// The time for all attempts.
-    pub(super) timeout: Duration,
-    /// The time for them while the server has sent no response.
-    pub(super) silence: Option<Duration>,
+/// The time for all attempts of a request.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cluster) struct Deadline {
+    started: Instant,
+    at: Instant,
+    /// Whether the attempts end early if the server accepts no connection.
+    needs_connection: bool,
 }
 
-impl From<Duration> for Limits {
-    /// Returns limits that do not depend on responses.
-    fn from(timeout: Duration) -> Self {
-        Self { timeout, silence: None }
+impl Deadline {
+    /// Returns the deadline for a request that starts now.
+    pub(in crate::cluster) fn after(timeout: Duration) -> Self {
+        let started = Instant::now();
+        Self { started, at: started + timeout, needs_connection: true }
+    }
+
+    /// Returns the deadline for a request whose other source has accepted a connection: it does not end early.
+    pub(in crate::cluster) const fn of_connected(self) -> Self {
+        Self { needs_connection: false, ..self }
     }
 }
+
+/// The host and the port of a server, or of the proxy in front of it.
+pub(in crate::cluster) type ServerAddress = (String, u16);
 
 /// Why an attempt failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,8 +58,6 @@ pub(super) enum AttemptError {
         cause: String,
         /// The response's `Retry-After`.
         retry_after: Option<Duration>,
-        /// Whether there was a response.
-        answered: bool,
     },
     /// A retry can't succeed.
     Permanent(cni::Error),
@@ -62,228 +70,146 @@ pub(super) struct RetriesExhausted {
     pub(super) last: AttemptError,
     /// The number of attempts.
     pub(super) attempts: u32,
-    /// The time that they took, including backoffs.
+    /// The time that they took, including pauses.
     pub(super) elapsed: Duration,
-    /// Whether the server has sent a response to one of them.
-    pub(super) answered: bool,
 }
 
-/// Runs `attempt` until it succeeds, fails permanently, or the time of `limits` after `started` has passed. While an
-/// attempt has no response, another one may run concurrently; the first success is returned.
+/// Runs `attempt` until it succeeds, fails permanently, or the deadline has passed.
 pub(super) async fn retry<T>(
-    started: Instant,
-    limits: Limits,
+    deadline: Deadline,
+    server: &ServerAddress,
     attempt: impl AsyncFn() -> Result<T, AttemptError>,
 ) -> Result<T, RetriesExhausted> {
-    let mut schedule = RetrySchedule::new(started, limits);
-    let mut running = Vec::new();
-    let mut next = Some(Instant::now());
-    let mut earlier = String::new();
-    loop {
-        let now = Instant::now();
-        if next.is_some_and(|next| next <= now) {
-            if running.len() == MAX_CONCURRENT {
-                drop(running.remove(0));
+    let (attempts, earlier) = (Cell::new(0), RefCell::new(String::new()));
+    let all = async {
+        let (mut backoff, mut not_found_until) = (BACKOFF, None);
+        loop {
+            attempts.set(attempts.get() + 1);
+            let error = match attempt().await {
+                Ok(value) => return Ok(value),
+                Err(error) => error,
+            };
+            let now = Instant::now();
+            let (cause, requested, end) = match &error {
+                AttemptError::Permanent(_) => return Err(error),
+                AttemptError::NotFound(cause) => (cause, None, *not_found_until.get_or_insert(now + NOT_FOUND_TIMEOUT)),
+                AttemptError::Transient { cause, retry_after } => (cause, *retry_after, deadline.at),
+            };
+            let left = end.min(deadline.at).saturating_duration_since(now);
+            if left <= LAST_ATTEMPT {
+                return Err(error);
             }
-            next = schedule.start_attempt(now, running.len());
-            running.push(Box::pin(attempt()));
+            earlier.replace(format!("; an earlier attempt failed: {cause}"));
+            let pause = requested.unwrap_or_default().max(backoff.pause(now));
+            sleep(pause.min(left - LAST_ATTEMPT)).await;
         }
-        let until = next.map_or(schedule.deadline, |next| next.min(schedule.deadline));
-        let result = tokio::time::timeout_at(until.into(), first(&mut running)).await;
-        let now = Instant::now();
-        let last = match result {
-            Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) => {
-                next = schedule.backoff(now, &error).map(|backoff| now + backoff);
-                let another_runs = matches!(error, AttemptError::Transient { .. }) && !running.is_empty();
-                match error {
-                    AttemptError::NotFound(cause) | AttemptError::Transient { cause, .. }
-                        if next.is_some() || another_runs =>
-                    {
-                        earlier = format!("; an earlier attempt failed: {cause}");
-                        continue;
-                    }
-                    last => last,
-                }
-            }
-            Err(_) if now < schedule.deadline => continue,
-            Err(_) => {
-                let waited = schedule.deadline - schedule.started;
-                let cause = format!("no answer within {:.1} s{earlier}", waited.as_secs_f32());
-                AttemptError::Transient { cause, retry_after: None, answered: false }
-            }
-        };
-        let RetrySchedule { started, attempts, answered, .. } = schedule;
-        return Err(RetriesExhausted { last, attempts, elapsed: now - started, answered });
-    }
+    };
+    let result = match select(pin!(all), pin!(given_up(deadline, server))).await {
+        Either::Left((result, _)) => result,
+        Either::Right((what, _)) => {
+            let waited = Instant::now().saturating_duration_since(deadline.started).as_secs_f32();
+            let cause = format!("no {what} within {waited:.1} s{}", earlier.borrow());
+            Err(AttemptError::Transient { cause, retry_after: None })
+        }
+    };
+    result.map_err(|last| RetriesExhausted { last, attempts: attempts.get(), elapsed: deadline.started.elapsed() })
 }
 
-/// When the attempts of one request start.
-#[derive(Debug)]
-struct RetrySchedule {
-    started: Instant,
-    /// The deadline now, and after a response.
-    deadline: Instant,
-    last_deadline: Instant,
-    answered: bool,
-    hedge_delay: Duration,
-    not_found_since: Option<Instant>,
-    backoff: Backoff,
-    attempts: u32,
-    /// The number of attempts that started while another one had no response.
-    hedged: u32,
-}
-
-impl RetrySchedule {
-    fn new(started: Instant, Limits { timeout, silence }: Limits) -> Self {
-        Self {
-            started,
-            deadline: started + silence.map_or(timeout, |silence| silence.min(timeout)),
-            last_deadline: started + timeout,
-            answered: false,
-            hedge_delay: silence.map_or(HEDGE_DELAY, |silence| HEDGE_DELAY.min(silence / 2)),
-            not_found_since: None,
-            backoff: BACKOFF,
-            attempts: 0,
-            hedged: 0,
+/// Waits until the deadline, or until it is clear that the server accepts no connection. Returns what is missing.
+async fn given_up(deadline: Deadline, (host, port): &ServerAddress) -> &'static str {
+    let check_at = deadline.started + CONNECTION_CHECK;
+    if deadline.needs_connection && check_at < deadline.at {
+        sleep_until(check_at.into()).await;
+        let connection = timeout(CONNECTION_TIMEOUT, TcpStream::connect((host.as_str(), *port))).await;
+        if !matches!(connection, Ok(Ok(_))) {
+            return "connection";
         }
     }
-
-    /// Counts an attempt that starts at `now` while `running` others run; returns when the next one starts if none of
-    /// them responds before. An attempt that would replace another one only starts if it has time for a response.
-    fn start_attempt(&mut self, now: Instant, running: usize) -> Option<Instant> {
-        self.attempts += 1;
-        self.hedged += u32::from(running > 0);
-        let next = now + self.hedge_delay * 2_u32.pow(self.hedged.min(8));
-        let end = if running + 1 < MAX_CONCURRENT { next } else { next + self.hedge_delay };
-        (end < self.deadline).then_some(next)
-    }
-
-    /// Returns the backoff after an attempt that failed at `now`; `None` if it is not retried. A response extends the
-    /// deadline.
-    fn backoff(&mut self, now: Instant, error: &AttemptError) -> Option<Duration> {
-        if !matches!(error, AttemptError::Transient { answered: false, .. }) {
-            (self.answered, self.deadline) = (true, self.last_deadline);
-        }
-        let (end, requested) = match error {
-            AttemptError::Permanent(_) => return None,
-            AttemptError::NotFound(_) => {
-                (self.deadline.min(*self.not_found_since.get_or_insert(now) + NOT_FOUND_TIMEOUT), None)
-            }
-            AttemptError::Transient { retry_after, .. } => (self.deadline, *retry_after),
-        };
-        let left = end.saturating_duration_since(now);
-        let backoff = requested.unwrap_or(Duration::ZERO).max(self.backoff.pause(now));
-        (left > LAST_ATTEMPT).then(|| backoff.min(left - LAST_ATTEMPT))
-    }
-}
-
-/// Returns the output of the first future that ends, and removes that future. Waits forever without futures.
-async fn first<F: Future>(running: &mut Vec<Pin<Box<F>>>) -> F::Output {
-    if running.is_empty() {
-        return pending().await;
-    }
-    let (output, index, _) = select_all(running.iter_mut()).await;
-    drop(running.remove(index));
-    output
+    sleep_until(deadline.at.into()).await;
+    "answer"
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cni::{Code, Error};
+    use std::net::TcpListener;
 
     const TIMEOUT: Duration = Duration::from_secs(10);
 
-    fn transient() -> AttemptError {
-        AttemptError::Transient { cause: "no".into(), retry_after: None, answered: true }
+    /// The times of the attempts, if each one fails at once with the same error, and the result. A server listens.
+    fn attempts(timeout: Duration, error: &AttemptError) -> (Vec<Duration>, AttemptError) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        failing(Deadline::after(timeout), listener.local_addr().expect("an address").port(), error)
     }
 
-    /// The times of the attempts, in milliseconds, if each one fails at once with the same error.
-    fn attempts(timeout: Duration, error: &AttemptError) -> Vec<u128> {
-        let started = Instant::now();
-        let (mut schedule, mut now, mut times) = (RetrySchedule::new(started, timeout.into()), started, Vec::new());
-        loop {
-            schedule.attempts += 1;
-            times.push((now - started).as_millis());
-            match schedule.backoff(now, error) {
-                Some(backoff) => now += backoff,
-                None => return times,
-            }
-        }
+    fn failing(deadline: Deadline, port: u16, error: &AttemptError) -> (Vec<Duration>, AttemptError) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let times = RefCell::new(Vec::new());
+        let attempt = async || {
+            times.borrow_mut().push(deadline.started.elapsed());
+            Err::<(), _>(error.clone())
+        };
+        let server = ("127.0.0.1".to_owned(), port);
+        let exhausted = runtime.block_on(retry(deadline, &server, attempt)).expect_err("it fails");
+        assert_eq!(exhausted.attempts as usize, times.borrow().len());
+        (times.into_inner(), exhausted.last)
+    }
+
+    fn transient(cause: &str, seconds: Option<u64>) -> AttemptError {
+        AttemptError::Transient { cause: cause.into(), retry_after: seconds.map(Duration::from_secs) }
+    }
+
+    fn closed_port() -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        listener.local_addr().expect("an address").port()
     }
 
     #[test]
     fn transient_errors_are_retried_until_just_before_the_deadline() {
-        let times = attempts(TIMEOUT, &transient());
-        let pauses: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        for (pause, least) in pauses.iter().zip([100, 200, 400, 800, 1000, 1000]) {
-            assert!((least..least * 3 / 2).contains(pause), "{times:?}");
+        let (times, last) = attempts(Duration::from_secs(3), &transient("no", None));
+        let least = [100, 200, 400, 800].map(Duration::from_millis);
+        for (pair, least) in times.windows(2).zip(least) {
+            assert!(pair[1] - pair[0] >= least, "{times:?}");
         }
-        assert_eq!(times.last(), Some(&9900));
-        assert_eq!(attempts(Duration::from_secs(1), &transient()).last(), Some(&900));
+        assert!(times.len() <= 7 && times.last() >= Some(&Duration::from_millis(2900)), "{times:?}");
+        let is_expected = |cause: &str| cause == "no" || cause.contains("no answer within 3.");
+        assert!(matches!(&last, AttemptError::Transient { cause, .. } if is_expected(cause)), "{last:?}");
     }
 
     #[test]
     fn not_found_is_retried_for_two_seconds_after_its_first_occurrence() {
         let not_found = AttemptError::NotFound("no".into());
-        assert_eq!(attempts(TIMEOUT, &not_found).last(), Some(&1900));
-        assert_eq!(attempts(Duration::from_millis(500), &not_found).last(), Some(&400));
-
-        let started = Instant::now();
-        let mut schedule = RetrySchedule::new(started, TIMEOUT.into());
-        let late = started + Duration::from_secs(5);
-        schedule.attempts = 1;
-        assert!(schedule.backoff(late, &not_found).is_some(), "earlier errors of other kinds do not count");
-        assert_eq!(schedule.backoff(late + NOT_FOUND_TIMEOUT, &not_found), None);
+        let (times, last) = attempts(Duration::from_secs(600), &not_found);
+        assert!(times.len() > 1 && times.last() >= Some(&Duration::from_millis(1900)), "{times:?}");
+        assert_eq!(last, not_found);
     }
 
     #[test]
-    fn retry_after_is_honored_within_the_deadline() {
-        let busy = |seconds| AttemptError::Transient {
-            cause: "busy".into(),
-            retry_after: Some(Duration::from_secs(seconds)),
-            answered: true,
-        };
-        assert_eq!(attempts(TIMEOUT, &busy(4)), [0, 4000, 8000, 9900]);
-        assert_eq!(attempts(TIMEOUT, &busy(60)), [0, 9900]);
+    fn retry_after_is_honored() {
+        let (times, _) = attempts(Duration::from_secs(3), &transient("busy", Some(2)));
+        assert!(times.len() <= 3 && times[1] >= Duration::from_secs(2), "{times:?}");
     }
 
     #[test]
     fn a_permanent_error_is_not_retried() {
-        assert_eq!(attempts(TIMEOUT, &AttemptError::Permanent(Error::new(Code::Forbidden, "no"))), [0]);
+        let error = AttemptError::Permanent(Error::new(Code::Forbidden, "no"));
+        let (times, last) = attempts(TIMEOUT, &error);
+        assert_eq!((times.len(), last), (1, error));
     }
 
     #[test]
-    fn without_a_response_a_second_attempt_runs_beside_the_first_and_later_ones_replace_the_oldest() {
-        let started = Instant::now();
-        let at = |seconds| started + Duration::from_secs(seconds);
-        let mut schedule = RetrySchedule::new(started, TIMEOUT.into());
-        assert_eq!(schedule.start_attempt(started, 0), Some(at(3)));
-        assert_eq!(schedule.start_attempt(at(3), 1), None, "the third, at 9 s, would not have time for a response");
-        let mut schedule = RetrySchedule::new(started, Duration::from_secs(60).into());
-        let next =
-            [(0, 0), (3, 1), (9, 1), (21, 1)].map(|(seconds, running)| schedule.start_attempt(at(seconds), running));
-        assert_eq!((next, schedule.attempts), ([Some(at(3)), Some(at(9)), Some(at(21)), Some(at(45))], 4));
-        let mut short = RetrySchedule::new(started, Duration::from_secs(3).into());
-        assert_eq!(short.start_attempt(started, 0), None, "no attempt starts at the deadline");
-    }
-
-    #[test]
-    fn a_server_that_sends_no_response_is_given_up_earlier_and_one_that_does_has_the_whole_time() {
-        let silence = Duration::from_secs(2);
-        let (started, limits) = (Instant::now(), Limits { timeout: TIMEOUT, silence: Some(silence) });
-        let at = |milliseconds| started + Duration::from_millis(milliseconds);
-        let unanswered = AttemptError::Transient { cause: "refused".into(), retry_after: None, answered: false };
-        let mut schedule = RetrySchedule::new(started, limits);
-        assert_eq!(schedule.start_attempt(started, 0), Some(at(1000)), "a second attempt has time for a response");
-        assert!(schedule.backoff(at(100), &unanswered).is_some());
-        assert_eq!(schedule.backoff(at(1950), &unanswered), None);
-        assert_eq!((schedule.deadline, schedule.answered), (started + silence, false));
-        assert!(schedule.backoff(at(1950), &transient()).is_some());
-        assert!(schedule.backoff(at(8000), &unanswered).is_some(), "it has answered once");
-        assert_eq!((schedule.deadline, schedule.answered), (started + TIMEOUT, true));
-        let short = RetrySchedule::new(started, Limits { timeout: silence / 2, silence: Some(silence) });
-        assert_eq!(short.deadline, started + silence / 2);
+    fn a_server_that_accepts_no_connection_ends_the_attempts_unless_another_source_does() {
+        let refused = transient("refused", None);
+        let (times, last) = failing(Deadline::after(Duration::from_secs(600)), closed_port(), &refused);
+        let parts = ["no connection within", "an earlier attempt failed: refused"];
+        assert!(
+            matches!(&last, AttemptError::Transient { cause, .. } if parts.iter().all(|part| cause.contains(part))),
+            "{last:?}"
+        );
+        assert!(times.len() > 1);
+        let connected = Deadline::after(Duration::from_secs(3)).of_connected();
+        let (times, _) = failing(connected, closed_port(), &refused);
+        assert!(times.last() >= Some(&Duration::from_millis(2900)), "{times:?}");
     }
 }

@@ -3,8 +3,7 @@
 use super::call::ApiCall;
 use super::request::ApiRequest;
 use super::session::Session;
-use crate::cluster::kubeconfig::{Kubeconfig, KubeconfigOwner};
-use crate::cluster::silence::SilenceMark;
+use crate::cluster::kubeconfig::Kubeconfig;
 use crate::cni::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,16 +17,10 @@ pub(in crate::cluster) struct Api {
     kubeconfig: PathBuf,
     /// The mount point of the file system that absolute paths in the kubeconfig refer to.
     root: PathBuf,
-    /// Who may own the kubeconfig.
-    owner: KubeconfigOwner,
     /// The server for a service account; a kubeconfig contains its server.
     server: Option<String>,
     /// The timeout for facts, including retries.
     pub(super) timeout: Duration,
-    /// The timeout for facts while the server has sent no response, if it is shorter.
-    pub(super) silence: Option<Duration>,
-    /// What requests for facts do with the mark of silent sources.
-    pub(super) mark: SilenceMark,
     /// Whether requests for facts are retried after transient errors.
     retries: bool,
     /// Opened by the first request, because a TLS handshake costs more than a request.
@@ -64,11 +57,8 @@ impl Api {
         Self {
             kubeconfig,
             root: "/".into(),
-            owner: KubeconfigOwner::Node,
             server: None,
             timeout,
-            silence: None,
-            mark: SilenceMark::Unused,
             retries: true,
             session: Arc::default(),
             runtime: None,
@@ -85,21 +75,6 @@ impl Api {
         Self { runtime: Some(runtime), session, ..self }
     }
 
-    /// Returns the API of an open session; `kubeconfig` names its source in messages.
-    pub(super) fn with_session(kubeconfig: PathBuf, session: Session, timeout: Duration) -> Self {
-        Self { session: Arc::new(OnceLock::from(session)), ..Self::new(kubeconfig, timeout) }
-    }
-
-    /// Ends a lookup of facts after this time if the server has sent no response until then.
-    pub(in crate::cluster) fn with_silence(self, silence: Duration) -> Self {
-        Self { silence: Some(silence), ..self }
-    }
-
-    /// Uses the mark of silent sources.
-    pub(in crate::cluster) fn with_mark(self, mark: SilenceMark) -> Self {
-        Self { mark, ..self }
-    }
-
     /// Disables retries of requests for facts.
     pub(in crate::cluster) fn without_retries(self) -> Self {
         Self { retries: false, ..self }
@@ -110,18 +85,13 @@ impl Api {
         Self { root: root.to_owned(), ..self }
     }
 
-    /// Accepts a kubeconfig of any user: it is given on the command line.
-    pub(in crate::cluster) fn of_any_owner(self) -> Self {
-        Self { owner: KubeconfigOwner::User, ..self }
-    }
-
     /// Returns the session, which the first call opens.
     pub(super) fn session(&self) -> Result<&Session, Error> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
         let kubeconfig = match &self.server {
-            None => Kubeconfig::load(&self.root, &self.kubeconfig, self.owner)?,
+            None => Kubeconfig::load(&self.root, &self.kubeconfig)?,
             Some(server) if self.runtime.is_some() => Kubeconfig::of_renewed_account(server, &self.kubeconfig)?,
             Some(server) => Kubeconfig::of_service_account(server, &self.kubeconfig)?,
         };

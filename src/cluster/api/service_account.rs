@@ -3,7 +3,7 @@
 
 use super::server::{Api, ApiConnection};
 use crate::cluster::fact_source::Cluster;
-use crate::cni::{Code, Error};
+use crate::cni::Error;
 use kube::Client;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -54,11 +54,10 @@ impl ServiceAccount {
         Some(Self::new(format!("https://{host}:{port}"), Self::DIRECTORY.into()))
     }
 
-    /// Returns a source of facts for one lookup, which takes at most `timeout`, and at most `silence` while the server has
-    /// sent no response.
+    /// Returns a source of facts for one lookup, which takes at most `timeout`.
     #[must_use]
-    pub fn source(&self, timeout: Duration, silence: Duration) -> Box<dyn Cluster> {
-        Box::new(self.api(timeout).with_silence(silence))
+    pub fn source(&self, timeout: Duration) -> Box<dyn Cluster> {
+        Box::new(self.api(timeout))
     }
 
     /// Like [`Self::source`], without retries after transient errors: for callers with another source.
@@ -73,8 +72,7 @@ impl ServiceAccount {
     /// A file can't be read, or its contents are invalid.
     pub(super) fn client(&self) -> Result<Client, Error> {
         let api = self.api(WATCH_TIMEOUT);
-        let failed = |error: kube::Error| Error::new(Code::Internal, "no client").with_details(error.to_string());
-        api.session()?.client().map_err(failed)
+        Ok(api.session()?.client())
     }
 
     /// Returns the API server of this account.

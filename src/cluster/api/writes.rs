@@ -1,7 +1,7 @@
 //! Changes to the cluster: the report after a call, the agent's changes to pods and its node, and new tokens.
 
 use super::request::ApiRequest;
-use super::retry::AttemptError;
+use super::retry::{AttemptError, Deadline};
 use super::server::Api;
 use super::service_account::{ServiceAccount, WATCH_TIMEOUT};
 use crate::cluster::resources::{Event, NodeTaints, ObjectRef, PolicyCondition, Token};
@@ -9,7 +9,7 @@ use crate::cluster::wire;
 use crate::cni::Error;
 use crate::pod::{Pod, PodRef};
 use futures_util::future::try_join_all;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The timeout of a write, including retries: the pod's start waits for it.
 pub(in crate::cluster) const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -19,23 +19,22 @@ const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
 const UNBOUND: &str = "cannot bind token to ";
 
 impl Api {
-    /// Sets a pod's network status and records its Events, concurrently; the timeout counts from `started`.
-    pub(in crate::cluster) fn report_since(
+    /// Sets a pod's network status and records its Events, concurrently.
+    pub(in crate::cluster) fn report_by(
         &self,
-        started: Instant,
+        deadline: Deadline,
         pod: &Pod,
         status: Option<&str>,
         events: &[Event],
     ) -> Result<(), Error> {
         let status = status.map(|status| ApiRequest::network_status(pod, status));
         let events = events.iter().map(|event| ApiRequest::event(pod, event));
-        self.write(started, &status.into_iter().chain(events).collect::<Result<Vec<_>, _>>()?)
+        self.write(deadline, &status.into_iter().chain(events).collect::<Result<Vec<_>, _>>()?)
     }
 
     /// Sends all requests concurrently and waits for all of them. "Not found" is not retried: the object existed.
-    fn write(&self, started: Instant, requests: &[ApiRequest]) -> Result<(), Error> {
+    fn write(&self, deadline: Deadline, requests: &[ApiRequest]) -> Result<(), Error> {
         let session = self.session()?;
-        let timeout = WRITE_TIMEOUT.min(self.timeout);
         let send = async |request| {
             let call = self.call(session, request);
             let attempt = async || match call.send().await {
@@ -43,7 +42,7 @@ impl Api {
                 Err(AttemptError::NotFound(cause)) => Err(call.gone(&cause)),
                 Err(error) => Err(error),
             };
-            Ok(call.run(started, timeout, attempt).await)
+            Ok(call.run(deadline, attempt).await)
         };
         Error::all(session.run(try_join_all(requests.iter().map(send)))?)
     }
@@ -59,12 +58,12 @@ impl ServiceAccount {
     /// The API rejects the request, or does not answer within five seconds.
     pub fn token(&self, of: &ObjectRef, lifetime: Duration) -> Result<Token, Error> {
         let api = self.api(WATCH_TIMEOUT);
-        let (started, session) = (Instant::now(), api.session()?);
+        let (deadline, session) = (Deadline::after(api.timeout), api.session()?);
         let create = |node| {
             let request = ApiRequest::token(of, node, lifetime)?;
             let call = api.call(session, &request);
             let attempt = async || Ok(call.get::<wire::TokenGranted>().await?.into());
-            session.run(call.run(started, api.timeout, attempt))
+            session.run(call.run(deadline, attempt))
         };
         match create(self.node.as_deref()) {
             Err(error) if self.node.is_some() && error.details.contains(UNBOUND) => create(None),
@@ -125,7 +124,7 @@ impl ServiceAccount {
         let session = api.session()?;
         let call = api.call(session, &request);
         let attempt = async || Ok(call.get::<wire::NodeObject>().await?.into());
-        session.run(call.run(Instant::now(), api.timeout, attempt))
+        session.run(call.run(Deadline::after(api.timeout), attempt))
     }
 
     /// Replaces all taints of a node that still has its `resource_version` (`patch nodes`).
@@ -137,6 +136,6 @@ impl ServiceAccount {
     }
 
     fn change(&self, request: Result<ApiRequest, Error>) -> Result<(), Error> {
-        self.api(CONTROL_TIMEOUT).write(Instant::now(), &[request?])
+        self.api(CONTROL_TIMEOUT).write(Deadline::after(WRITE_TIMEOUT), &[request?])
     }
 }

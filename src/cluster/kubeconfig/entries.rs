@@ -13,8 +13,9 @@ use hyper::Request;
 use hyper::header::{AUTHORIZATION, HeaderValue};
 use kube::Config;
 use kube::config::{AuthInfo, Cluster};
+use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
-use rustls_pki_types::pem::{self, PemObject};
+use rustls_pki_types::pem::PemObject;
 use secrecy::{ExposeSecret, SecretString};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -73,18 +74,34 @@ fn authorities(cluster: &Cluster, location: &EntryLocation<'_>) -> Result<Option
     if cluster.insecure_skip_tls_verify == Some(true) {
         return Err(location.error(key, "conflicts with insecure-skip-tls-verify: true; remove one of the two"));
     }
-    let certificates = certificates(&pem);
-    let certificates =
-        certificates.map_err(|error| location.error(key, "invalid PEM").with_details(error.to_string()))?;
+    let certificates = certificates(&String::from_utf8_lossy(&pem));
     if certificates.is_empty() {
-        return Err(location.error(key, "no PEM certificate found"));
+        return Err(location.error(key, "no usable PEM certificate found"));
     }
     Ok(Some(certificates))
 }
 
-/// Returns the DER of each certificate in PEM text; other text is ignored (RFC 7468, section 2).
-fn certificates(pem: &[u8]) -> Result<Vec<Vec<u8>>, pem::Error> {
-    CertificateDer::pem_slice_iter(pem).map(|certificate| Ok(certificate?.to_vec())).collect()
+/// The beginning of a certificate in PEM text (RFC 7468, section 5.1).
+const BEGIN_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+
+/// Returns the DER of each certificate in PEM text that a client can use. Others are skipped, as in Go (`crypto/x509`,
+/// `AppendCertsFromPEM`), and other text is ignored.
+fn certificates(pem: &str) -> Vec<Vec<u8>> {
+    let mut usable = RootCertStore::empty();
+    let certificate = |rest: &str| {
+        let pem = format!("{BEGIN_CERTIFICATE}{rest}");
+        let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+        usable.add(certificate.clone()).ok()?;
+        Some(certificate.to_vec())
+    };
+    pem.split(BEGIN_CERTIFICATE).skip(1).filter_map(certificate).collect()
+}
+
+/// Whether a client can use all certificates in a file.
+pub(super) fn has_only_usable_certificates(file: &Path) -> bool {
+    let text = trusted_file::read(file, MAX_PEM).unwrap_or_default();
+    let pem = String::from_utf8_lossy(&text);
+    certificates(&pem).len() == pem.matches(BEGIN_CERTIFICATE).count()
 }
 
 /// Returns the credentials for a client, including the contents of the files that the entry names.
@@ -252,7 +269,7 @@ pub(super) fn check_token(token: &str) -> Result<(), &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{certificates, without_userinfo};
+    use super::{BEGIN_CERTIFICATE, certificates, without_userinfo};
 
     #[test]
     fn urls_in_messages_have_no_user_and_no_password() {
@@ -270,12 +287,16 @@ mod tests {
     }
 
     #[test]
-    fn certificates_are_found_between_other_text() {
-        const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
-        const END: &str = "-----END CERTIFICATE-----";
-        let text = format!("CN=a\n{BEGIN}\nAQ\n==\n{END}\nCN=b\r\n{BEGIN}\r\nAgM=\r\n{END}\r\n");
-        assert_eq!(certificates(text.as_bytes()).expect("base64"), [vec![1], vec![2, 3]]);
-        assert!(certificates(b"nothing").expect("no certificate").is_empty());
-        assert!(certificates(format!("{BEGIN}\n!\n{END}").as_bytes()).is_err());
+    fn certificates_are_found_between_other_text_and_broken_ones() {
+        let new = |name: &str| {
+            let params = rcgen::CertificateParams::new([name.to_owned()]).expect("a name");
+            params.self_signed(&rcgen::KeyPair::generate().expect("a key")).expect("a certificate")
+        };
+        let (one, other) = (new("a"), new("b"));
+        let end = "-----END CERTIFICATE-----";
+        let broken = format!("{BEGIN_CERTIFICATE}\n!\n{end}\n{BEGIN_CERTIFICATE}\nAQ==\n{end}\n{BEGIN_CERTIFICATE}\n");
+        let text = format!("CN=a\n{}{broken}CN=b\r\n{}", one.pem(), other.pem().replace('\n', "\r\n"));
+        assert_eq!(certificates(&text), [one.der().to_vec(), other.der().to_vec()]);
+        assert!(certificates("nothing").is_empty() && certificates(&broken).is_empty());
     }
 }

@@ -1,15 +1,14 @@
 //! Kubeconfigs, understood as client-go does (k8s.io/client-go, `tools/clientcmd`): kube's structures, with checks of who
 //! may own the files, and without keys that run a program. The environment is ignored, both `KUBECONFIG` and the proxy
-//! variables: plugins inherit them from the runtime. `user` reads those of kubectl's users, for whom both apply.
+//! variables: plugins inherit them from the runtime.
 
 use super::resources::jwt_claims;
 use super::response_limit::LimitLayer;
 use super::yaml::{documents, typed};
 use crate::cni::{Code, Error};
-use crate::trusted_file::FileError;
-use entries::{TokenLayer, credentials, server_config, without_userinfo};
-pub(super) use files::KubeconfigOwner;
-use files::{AllowedFiles, EntryLocation, non_empty};
+use crate::trusted_file::{self, FileError};
+use entries::{TokenLayer, credentials, has_only_usable_certificates, server_config, without_userinfo};
+use files::{EntryLocation, MAX_KUBECONFIG, non_empty};
 use kube::client::{ClientBuilder, RustlsTlsError};
 use kube::config::{AuthInfo, Cluster, Kubeconfig as KubeconfigFile};
 use kube::{Client, Config};
@@ -19,11 +18,9 @@ use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-pub(super) use user::UserKubeconfig;
 
 mod entries;
 mod files;
-mod user;
 
 /// The connection timeout of a client for watches.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,12 +38,12 @@ pub(super) struct Kubeconfig<'a> {
 
 impl<'a> Kubeconfig<'a> {
     /// Reads the kubeconfig at `path` and the CA and token files that it names. Absolute paths in it refer to the file
-    /// system that is mounted at `root`; `owner` decides which files are accepted.
+    /// system that is mounted at `root`.
     ///
     /// # Errors
     /// 11 if the kubeconfig does not exist yet, 5 if it can't be read, 7 if it is invalid or not trusted.
-    pub(super) fn load(root: &'a Path, path: &'a Path, owner: KubeconfigOwner) -> Result<Self, Error> {
-        let Context { cluster, cluster_location, user, user_location } = Context::read(root, path, owner)?;
+    pub(super) fn load(root: &'a Path, path: &'a Path) -> Result<Self, Error> {
+        let Context { cluster, cluster_location, user, user_location } = Context::read(root, path)?;
         let mut config = server_config(&cluster, &cluster_location)?;
         config.auth_info = credentials(&user, &user_location)?;
         // `api::retry` has its own timeouts and retries.
@@ -61,12 +58,8 @@ impl<'a> Kubeconfig<'a> {
     /// # Errors
     /// As [`Self::load`].
     pub(super) fn of_service_account(server: &str, directory: &'a Path) -> Result<Self, Error> {
-        let location = |entry: &str| EntryLocation {
-            kubeconfig: directory,
-            root: Path::new("/"),
-            files: AllowedFiles::Trusted,
-            entry: entry.to_owned(),
-        };
+        let location =
+            |entry: &str| EntryLocation { kubeconfig: directory, root: Path::new("/"), entry: entry.to_owned() };
         let file = |name: &str| Some(directory.join(name).display().to_string());
         let entry =
             Cluster { server: Some(server.to_owned()), certificate_authority: file("ca.crt"), ..Cluster::default() };
@@ -89,7 +82,8 @@ impl<'a> Kubeconfig<'a> {
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(READ_TIMEOUT);
         config.reset_reader_on_write = true;
-        config.root_cert_file = Some(directory.join("ca.crt"));
+        // kube would accept no file with a certificate that can't be used.
+        config.root_cert_file = Some(directory.join("ca.crt")).filter(|file| has_only_usable_certificates(file));
         config.auth_info = AuthInfo::default();
         kubeconfig.token_file = Some(directory.join("token"));
         Ok(kubeconfig)
@@ -98,6 +92,11 @@ impl<'a> Kubeconfig<'a> {
     /// Returns the API server's address for messages, without a slash at its end.
     pub(super) fn server(&self) -> String {
         server_address(&self.config)
+    }
+
+    /// Returns where the client connects.
+    pub(super) fn address(&self) -> (String, u16) {
+        connect_address(&self.config)
     }
 
     /// Returns a client, which connects with its first request. Call it inside a Tokio runtime.
@@ -177,7 +176,7 @@ impl KubeconfigSummary {
     /// # Errors
     /// 11 if the kubeconfig does not exist yet, 5 if it can't be read, 7 if it is invalid or not trusted.
     pub fn read(root: &Path, path: &Path) -> Result<Self, Error> {
-        let context = Context::read(root, path, KubeconfigOwner::Node)?;
+        let context = Context::read(root, path)?;
         let server = server_address(&server_config(&context.cluster, &context.cluster_location)?);
         let user = credentials(&context.user, &context.user_location)?;
         let token = user.token.as_ref().map(|token| token.expose_secret().to_owned());
@@ -190,6 +189,17 @@ impl KubeconfigSummary {
         let expires = token.as_deref().and_then(expiry);
         Ok(Self { server, authority: context.authority(), credentials, token, expires })
     }
+}
+
+/// Returns where a client connects: to the API server or its proxy.
+pub(super) fn connect_address(config: &Config) -> (String, u16) {
+    let url = config.proxy_url.as_ref().unwrap_or(&config.cluster_url);
+    let port = match url.scheme_str() {
+        Some("https") => 443,
+        Some("socks5") => 1080,
+        _ => 80,
+    };
+    (url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(), url.port_u16().unwrap_or(port))
 }
 
 /// Returns the address of an API server for messages, without credentials and without a slash at its end.
@@ -207,10 +217,10 @@ struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    fn read(root: &'a Path, path: &'a Path, owner: KubeconfigOwner) -> Result<Self, Error> {
-        let (contents, files) = owner.read(path).map_err(|error| read_error(path, &error))?;
+    fn read(root: &'a Path, path: &'a Path) -> Result<Self, Error> {
+        let contents = trusted_file::read_trusted(path, MAX_KUBECONFIG).map_err(|error| read_error(path, &error))?;
         let file = parse_one(path, &contents)?;
-        let location = |entry: String| EntryLocation { kubeconfig: path, root, files, entry };
+        let location = |entry: String| EntryLocation { kubeconfig: path, root, entry };
 
         let contexts = file.contexts.into_iter().map(|context| (context.name, context.context));
         let name = file.current_context.unwrap_or_default();
@@ -255,8 +265,7 @@ fn read_error(path: &Path, error: &FileError) -> Error {
                 "kubeconfig {path} is not written yet; check that the pod of the agent that writes it (detour-agent, \
                  or istio-cni's install-cni) runs on this node, or correct kubernetes.kubeconfig"
             );
-            // Other pods need not wait again for an agent that is stuck.
-            Error { unanswered: true, ..Error::new(Code::TryAgain, msg) }
+            Error::new(Code::TryAgain, msg)
         }
         FileError::Io(error) => {
             Error::new(Code::Io, format!("kubeconfig {path} can't be read")).with_details(error.to_string())

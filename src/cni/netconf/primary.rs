@@ -421,6 +421,7 @@ mod tests {
         let exists =
             |path: &Path| path == Path::new("/host/both.conf") || !path.starts_with("/host") && !path.ends_with("none");
         primary.find_on_the_node(&exists);
+<<<<<<< HEAD
         let path = |text: &str| PathBuf::from(text);
         assert_eq!(primary.default, DefaultNetwork::Cluster(NetworkName::Path(path("/etc/cni/net.d/10-a.conflist"))));
         assert_eq!(primary.auxiliary_chain, Some(path("/etc/cni/net.d/chain")));
@@ -429,6 +430,13 @@ mod tests {
         assert_eq!((primary.bin_dir, primary.conf_dir), (path("/opt/bin"), path("/host/none")));
         assert_eq!((primary.kubeconfig, primary.log_file), (Some(path("/k")), Some(path("/var/log/l"))));
         assert_eq!(primary.cni_dir, path("/var/lib/d"));
+=======
+        let mut paths: Vec<String> = primary.paths_mut().map(|path| path.display().to_string()).collect();
+        paths.sort_unstable();
+        let wanted = "/etc/cni/net.d/10-a.conflist /etc/cni/net.d/chain /host/both.conf /host/none /k /opt/bin /run/ready \
+            /var/lib/d /var/log/l";
+        assert_eq!(paths.join(" "), wanted);
+>>>>>>> w6-c
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::doctor::{CheckTarget, node_setup};
 use super::explain::application_containers;
 use super::rules::{LiveRules, RuleLine, RulesReport};
 use super::subject::AppliedConf;
-use crate::cluster::{ScheduledPod, UserApi};
+use crate::cluster::{NodeApi, ScheduledPod};
 use crate::cni::{Code, Error};
 use crate::firewall::native::set::Spans;
 use crate::firewall::rule::Family;
@@ -45,7 +45,7 @@ pub struct AuditScope<'a> {
 
 /// The data about the node.
 struct Node<'a> {
-    api: &'a UserApi,
+    api: &'a NodeApi,
     configurations: Vec<AppliedConf>,
     namespaces: BTreeMap<String, Namespace>,
     snapshot: NodeSnapshot,
@@ -165,7 +165,12 @@ impl PodFindings<'_> {
             let inbound = to_ztunnel.filter(|found| !found.captures_inbound).map(|_| self.inbound());
             bypasses = [foreign, inbound.into_iter().collect(), own].concat();
         }
-        AuditedPod { redirected, reason: self.reason(by_rules), bypasses, left_out, drift: self.drift(), ..audited }
+        let mut reason = self.reason(by_rules);
+        if !redirected && !self.live.legacy.is_empty() {
+            reason +=
+                &format!("; the rules in tables of iptables-legacy ({}) can't be read", self.live.legacy.join(", "));
+        }
+        AuditedPod { redirected, reason, bypasses, left_out, drift: self.drift(), ..audited }
     }
 
     /// Returns the families of the pod's addresses; both if it has no address.
@@ -177,14 +182,9 @@ impl PodFindings<'_> {
         Family::ALL.into_iter().filter(has).collect()
     }
 
-    /// Returns tables that redirect, and whose rules can't be read.
-    fn unreadable(&self) -> Option<String> {
-        let nat: Vec<&str> = self.live.legacy.iter().map(String::as_str).filter(|name| name.ends_with("nat")).collect();
-        match self.live.live.native_istio {
-            Some(_) => Some("tables inet istio-proxy-*".to_owned()),
-            None if !nat.is_empty() => Some(format!("tables of iptables-legacy ({})", nat.join(", "))),
-            None => None,
-        }
+    /// Returns tables that redirect, and whose rules are not examined.
+    fn unreadable(&self) -> Option<&'static str> {
+        self.live.live.native_istio().map(|_| "tables inet istio-proxy-*")
     }
 
     /// Returns what redirects the pod, or why nothing does.

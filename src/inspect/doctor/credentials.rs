@@ -4,7 +4,7 @@
 use super::checks::{self, Check};
 use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Results};
 use crate::cluster::agent::broken_watches;
-use crate::cluster::{Authority, CredentialsSummary, KubeconfigSummary, Permission, UserApi};
+use crate::cluster::{Authority, CredentialsSummary, KubeconfigSummary, NodeApi, Permission};
 use crate::cni::{Error, NetConf, NetworkStatus};
 use crate::{cluster, sub_plugins};
 use k8s_openapi::jiff::Timestamp;
@@ -160,7 +160,7 @@ fn fail(path: &Path, why: &str, conf: &NetConf) -> CheckVerdict {
 }
 
 /// Checks the API server and the plugin's permissions with the plugin's kubeconfig.
-pub(super) fn examine_rights(api: Option<&UserApi>, conf: Option<&NetConf>, results: &mut Results) {
+pub(super) fn examine_rights(api: Option<&NodeApi>, conf: Option<&NetConf>, results: &mut Results) {
     let (Some(api), Some(conf)) = (api, conf) else {
         let why = results
             .obstacle(checks::API_REACHABLE.needs)
@@ -180,16 +180,7 @@ pub(super) fn examine_rights(api: Option<&UserApi>, conf: Option<&NetConf>, resu
     }
 }
 
-/// Checks the API server with the user's kubeconfig, if the plugin itself reads files and needs no API server.
-pub(super) fn examine_api_of_user(api: &UserApi, conf: Option<&NetConf>, results: &mut Results) {
-    results.add(checks::API_REACHABLE, reachable(api));
-    for (check, _) in conf.map(permissions).unwrap_or_default() {
-        results
-            .add(check, CheckVerdict::not_checked("the plugin needs no permission: kubernetes.manifests_dir is set"));
-    }
-}
-
-fn reachable(api: &UserApi) -> CheckVerdict {
+fn reachable(api: &NodeApi) -> CheckVerdict {
     match api.version() {
         Ok(version) => CheckVerdict::pass(format!("Kubernetes {version}")),
         Err(error) => CheckVerdict::fail(

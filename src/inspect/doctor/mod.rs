@@ -29,7 +29,7 @@ use super::explain::Explained;
 use super::rules::{LiveRules, RulesReport};
 use super::subject::AppliedConf;
 use crate::cluster::agent::PoliciesReport;
-use crate::cluster::{self, Cluster, KubeconfigSummary, UserApi};
+use crate::cluster::{self, Cluster, KubeconfigSummary, NodeApi};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
 use crate::netns::find::FoundNetns;
@@ -81,18 +81,9 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
     program::examine(target, &kinds, results);
     let kubeconfig = credentials::examine_kubeconfig(target, conf, results);
     program::examine_installation(target, results);
-    let reads_files = conf.is_some_and(|conf| conf.kubernetes.manifests_dir.is_some());
-    match target.kubeconfig.as_ref().filter(|_| reads_files) {
-        Some(path) => {
-            credentials::examine_api_of_user(&UserApi::of_file(path.clone(), UserApi::PROBE_TIMEOUT), conf, results)
-        }
-        None => {
-            let api = kubeconfig
-                .as_ref()
-                .map(|(path, _)| UserApi::of_node(&target.mount, path.clone(), UserApi::PROBE_TIMEOUT));
-            credentials::examine_rights(api.as_ref(), conf, results);
-        }
-    }
+    let api =
+        kubeconfig.as_ref().map(|(path, _)| NodeApi::of_node(&target.mount, path.clone(), NodeApi::PROBE_TIMEOUT));
+    credentials::examine_rights(api.as_ref(), conf, results);
     credentials::examine_agent(target, conf, results);
     let policies = policies::ask(target, conf, results);
     if target.pod.is_none() {
@@ -108,7 +99,7 @@ pub(super) struct NodeSetup {
     /// The valid configurations, and to which pods each applies.
     pub(super) configurations: Vec<AppliedConf>,
     /// The API server, or why none is known.
-    pub(super) api: Result<UserApi, String>,
+    pub(super) api: Result<NodeApi, String>,
     /// The saved state of attachments.
     pub(super) store: Store,
 }
@@ -191,7 +182,7 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results
 fn check_references(
     target: &CheckTarget,
     pod: &PodRef,
-    (conf, api): (Option<NetConf>, &Result<UserApi, String>),
+    (conf, api): (Option<NetConf>, &Result<NodeApi, String>),
     seen: &mut Examination,
     results: &mut Results,
 ) -> (Option<Facts>, Option<NetConf>) {
@@ -237,29 +228,25 @@ fn check_netns(
 }
 
 /// Returns the API server to ask about the pod, unless it is the plugin's and can't be reached.
-fn api(target: &CheckTarget, seen: &Examination, results: &Results) -> Result<UserApi, String> {
-    let is_plugins = target.kubeconfig.is_none()
-        && UserApi::in_cluster(UserApi::PROBE_TIMEOUT).is_none()
-        && seen.kubeconfig.is_some();
+fn api(target: &CheckTarget, seen: &Examination, results: &Results) -> Result<NodeApi, String> {
+    let is_plugins = NodeApi::in_cluster(NodeApi::PROBE_TIMEOUT).is_none() && seen.kubeconfig.is_some();
     match results.obstacle(&[checks::API_REACHABLE]).filter(|_| is_plugins) {
         Some(why) => Err(why),
         None => own_api(target, seen.kubeconfig.as_ref()),
     }
 }
 
-/// Returns the API server of `--kubeconfig`, or else the one of the pod that this process runs in, or else the
-/// plugin's.
-fn own_api(target: &CheckTarget, kubeconfig: Option<&(PathBuf, KubeconfigSummary)>) -> Result<UserApi, String> {
-    let of_user = target.kubeconfig.as_ref().map(|path| UserApi::of_file(path.clone(), UserApi::PROBE_TIMEOUT));
+/// Returns the API server of the pod that this process runs in, or else the plugin's.
+fn own_api(target: &CheckTarget, kubeconfig: Option<&(PathBuf, KubeconfigSummary)>) -> Result<NodeApi, String> {
     let of_plugin =
-        || kubeconfig.map(|(path, _)| UserApi::of_node(&target.mount, path.clone(), UserApi::PROBE_TIMEOUT));
-    let api = of_user.or_else(|| UserApi::in_cluster(UserApi::PROBE_TIMEOUT)).or_else(of_plugin);
-    api.ok_or_else(|| "no API server is known; add --kubeconfig".to_owned())
+        || kubeconfig.map(|(path, _)| NodeApi::of_node(&target.mount, path.clone(), NodeApi::PROBE_TIMEOUT));
+    let api = NodeApi::in_cluster(NodeApi::PROBE_TIMEOUT).or_else(of_plugin);
+    api.ok_or_else(|| crate::inspect::NO_CREDENTIALS.to_owned())
 }
 
-/// Returns the manifests directory as the source of facts, unless the user names an API server.
+/// Returns the manifests directory as the source of facts.
 fn manifests(target: &CheckTarget, conf: &NetConf) -> Option<Box<dyn Cluster>> {
-    let directory = conf.kubernetes.manifests_dir.as_ref().filter(|_| target.kubeconfig.is_none())?;
+    let directory = conf.kubernetes.manifests_dir.as_ref()?;
     let reached = target.reach_named(directory).ok()?;
     let mut kubernetes = conf.kubernetes.clone();
     kubernetes.manifests_dir = Some(reached);

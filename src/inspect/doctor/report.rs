@@ -290,8 +290,6 @@ pub struct CheckTarget {
     pub other_conf_dirs: Vec<HostPath>,
     /// The installation according to its log.
     pub installation: Installation,
-    /// The user's kubeconfig, as a path of this process; without it, the plugin's own is used.
-    pub kubeconfig: Option<PathBuf>,
     /// The pod to examine.
     pub pod: Option<PodRef>,
     /// Whether to send packets in the pod's network namespace.

@@ -3,6 +3,7 @@
 //! Also hints to run detour on a pod's node.
 
 use crate::pod::Pod;
+pub use agents::{AgentDaemonSet, AgentPod, NodeLabels, pods_with_running_sidecar};
 pub use audit::{NodesAudit, PodOfNode};
 pub use check::{FailedCheck, NodeCheck, NodeResult, NodesCheck, PolicyCounts};
 pub use needless_exclusions::NeedlessExclusion;
@@ -10,6 +11,7 @@ pub(super) use needless_exclusions::merged;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+mod agents;
 mod audit;
 mod check;
 mod needless_exclusions;

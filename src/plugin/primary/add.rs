@@ -59,7 +59,7 @@ pub(super) fn run(call: &PrimaryCall<'_>) -> Result<Value, Error> {
             let mut saved = SavedState::new(&netns, plan.invocations);
             saved.invocations.retain(|invocation| invocation.result.is_some());
             // The runtime follows a failed ADD with a DEL, which retries what can't be undone now.
-            let undone = call.remove(&saved).and_then(|()| store.remove(&attachment));
+            let undone = call.remove(&saved, &[]).and_then(|()| store.remove(&attachment));
             undone.unwrap_or_else(|error| tracing::warn!("can't undo the failed ADD: {attachment}: {error}"));
             Err(error)
         }

@@ -3,6 +3,7 @@
 use super::PrimaryCall;
 use super::invocation::Invocation;
 use super::mesh::InProcessAttachment;
+use super::multus_record::MultusRecord;
 use super::plan::{AddPlan, NetworkRunner, runner};
 use super::readiness;
 use super::saved_state::SavedState;
@@ -32,8 +33,8 @@ pub(super) fn check(call: &PrimaryCall<'_>) -> Result<(), Error> {
 }
 
 /// DEL: undoes the ADD in reverse order. Every step is tried even if one fails. It succeeds without a network
-/// namespace, after another DEL, and without an ADD. Without saved state, the networks in the configuration itself get
-/// a DEL, so that their addresses are released.
+/// namespace, after another DEL, and without an ADD. Without saved state, the networks in Multus's record get a DEL, or
+/// those in the configuration itself, so that their addresses are released.
 ///
 /// # Errors
 /// The steps that failed. The saved state remains if `retryDeleteOnError` is set or if it can't be read now.
@@ -46,9 +47,15 @@ pub(super) fn del(call: &PrimaryCall<'_>) -> Result<(), Error> {
         }
         other => other?,
     };
-    let removed = call.remove(&saved.unwrap_or_else(|| configured(call)));
+    let multus = if saved.is_none() { MultusRecord::read(call) } else { None };
+    let removed = match (&saved, &multus) {
+        (Some(saved), _) => call.remove(saved, &[]),
+        (None, Some(multus)) => call.remove(&multus.saved, &multus.attachments),
+        (None, None) => call.remove(&configured(call), &[]),
+    };
     if removed.is_ok() || !call.primary.retry_delete_on_error {
         store.remove(&attachment).unwrap_or_else(|error| tracing::warn!("{error}"));
+        multus.iter().for_each(MultusRecord::remove);
     }
     removed
 }
@@ -158,7 +165,7 @@ fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment) -> Result<(), E
             let delegate_call = Call {
                 command: CniCommand::Del,
                 container_id: attachment.container_id.clone(),
-                netns: saved.netns(&store, &attachment.container_id).unwrap_or_default(),
+                netns: saved.netns(&attachment.container_id).unwrap_or_default(),
                 ..call.delegate_call()
             };
             // The GC of rules removes the rules: their state has their namespace.

@@ -82,6 +82,28 @@ impl Invocation {
         }
     }
 
+    /// Returns the invocation of a network that Multus has run.
+    pub(super) fn recorded(
+        network: &str,
+        interface: &str,
+        conf: String,
+        runtime_config: Map<String, Value>,
+        cni_args: &str,
+        result: Option<Value>,
+    ) -> Self {
+        Self {
+            name: network.to_owned(),
+            interface: interface.to_owned(),
+            is_chained: false,
+            is_auxiliary: false,
+            conf,
+            runtime_config,
+            args: Map::new(),
+            cni_args: cni_args.to_owned(),
+            result,
+        }
+    }
+
     /// Returns the invocation of Multus's auxiliary chain.
     pub(super) fn for_auxiliary_chain(
         list: &PodNetwork,

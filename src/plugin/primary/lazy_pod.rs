@@ -3,10 +3,10 @@
 
 use super::PrimaryCall;
 use crate::cluster;
-use crate::cluster::{Cluster, Facts as Need};
-use crate::cni::{Error, NetConf};
+use crate::cluster::Cluster;
+use crate::cni::{Block, Error, NetConf};
 use crate::plugin::evaluation::is_agent;
-use crate::plugin::without_facts;
+use crate::plugin::without_facts::{self, Asked};
 use crate::pod::well_known::{DEFAULT_NETWORK, NETWORKS};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::sub_plugins;
@@ -18,6 +18,8 @@ pub(super) struct LazyPod<'a> {
     call: &'a PrimaryCall<'a>,
     pod_ref: Option<&'a PodRef>,
     cluster: Option<Box<dyn Cluster>>,
+    /// The source for a pod that does not wait.
+    memory: Option<Box<dyn Cluster>>,
     /// The pod as the runtime describes it: with its annotations only.
     from_runtime: Option<Pod>,
     fetched: OnceCell<Pod>,
@@ -32,17 +34,29 @@ impl<'a> LazyPod<'a> {
         let pod_ref = call.request.args.pod.as_ref();
         let from_runtime = pod_ref.and_then(|pod_ref| annotated_pod(pod_ref, call.conf));
         let (fetched, namespace, unavailable) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        let mut pod = Self { call, pod_ref, cluster: None, from_runtime, fetched, namespace, unavailable };
-        // A pod that selects networks needs their definitions, so it waits for them as long as a pod with a sidecar.
-        let need = if pod.needs_only_configured_networks() { Need::Optional } else { Need::Required };
-        pod.cluster = cluster::source_for_add(&call.conf.kubernetes, need, true);
-        pod
+        let cluster = cluster::source_or_in_cluster(&call.conf.kubernetes);
+        let memory = cluster::memory(&call.conf.kubernetes);
+        Self { call, pod_ref, cluster, memory, from_runtime, fetched, namespace, unavailable }
     }
 
     /// Returns whether the pod has no sidecar and selects no network, according to the container runtime.
     pub(super) fn needs_only_configured_networks(&self) -> bool {
         let selects = |pod: &Pod| [NETWORKS, DEFAULT_NETWORK].iter().any(|key| pod.annotations.contains_key(*key));
         self.from_runtime.as_ref().is_some_and(|pod| !self.may_have_sidecar() && !selects(pod))
+    }
+
+    /// Returns the source that answers at once or not at all.
+    pub(super) fn memory(&self) -> Option<&dyn Cluster> {
+        self.memory.as_deref()
+    }
+
+    /// Whether facts of the pod have an effect on the sub-plugins in `chain`, and a source may have them.
+    pub(super) fn needs_facts(&self, chain: &[Block]) -> bool {
+        match without_facts::asked(self.call.conf, chain) {
+            Asked::Nothing => false,
+            Asked::Memory => self.memory.is_some(),
+            Asked::All => self.cluster.is_some(),
+        }
     }
 
     /// Returns the source of pods and definitions.
@@ -98,7 +112,9 @@ impl<'a> LazyPod<'a> {
     }
 
     fn fetch(&self, pod_ref: &PodRef, with_namespace: bool) -> Result<(), Error> {
-        let Some(cluster) = &self.cluster else { return Ok(()) };
+        // A pod that does not wait asks the agent's memory.
+        let source = if self.may_have_sidecar() { &self.cluster } else { &self.memory };
+        let Some(cluster) = source else { return Ok(()) };
         if self.fetched.get().is_none() {
             let Facts { pod, namespace } = cluster.facts(pod_ref, with_namespace)?;
             self.fetched.get_or_init(|| pod);

@@ -147,10 +147,11 @@ pub(super) fn fetch_facts(
     pod: &LazyPod<'_>,
     evaluated: &[InProcessAttachment],
 ) -> Result<(), Error> {
-    let (Some(pod_ref), Some(_)) = (&call.request.args.pod, pod.cluster()) else { return Ok(()) };
+    let Some(pod_ref) = &call.request.args.pod else { return Ok(()) };
     for InProcessAttachment { conf, .. } in evaluated {
         let wants = sub_plugins::wants(&conf.chain);
         if wants.pod
+            && pod.needs_facts(&conf.chain)
             && skip_reason(conf, pod_ref).is_none()
             && let Err(error) = pod.facts(pod_ref, wants.namespace)
         {
@@ -176,7 +177,8 @@ pub(super) fn desired_policy<'a>(
     for InProcessAttachment { name, conf } in evaluated {
         let with_result = NetConf { prev_result: Some(default_result.clone()), ..conf.clone() };
         let facts = |pod_ref: &PodRef, with_namespace| pod.facts(pod_ref, with_namespace);
-        let desired = evaluate(call.request.args.pod.as_ref(), &with_result, pod.cluster().is_some().then_some(&facts));
+        let desired =
+            evaluate(call.request.args.pod.as_ref(), &with_result, pod.needs_facts(&conf.chain).then_some(&facts));
         let desired = desired.and_then(|desired| {
             desired.report_outside(call.request.args.pod.as_ref(), pod.cluster())?;
             Ok(desired)

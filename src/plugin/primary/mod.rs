@@ -6,6 +6,7 @@ mod commands;
 mod invocation;
 mod lazy_pod;
 mod mesh;
+mod multus_record;
 mod networks;
 mod plan;
 mod readiness;

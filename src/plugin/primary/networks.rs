@@ -133,20 +133,28 @@ pub(super) fn agent_networks(call: &PrimaryCall<'_>, pod: &LazyPod<'_>) -> Resul
     })
 }
 
-/// Resolves the networks of a pod. While no source answers, the networks of a pod that selects none and has no sidecar
-/// are those of files.
+/// Resolves the networks of a pod. Those of a pod that selects none and has no sidecar are definitions in the agent's
+/// memory, or else files; other sources are asked only if these do not suffice.
 pub(super) fn networks_of(
     call: &PrimaryCall<'_>,
     pod: &LazyPod<'_>,
     annotated: Option<&Pod>,
 ) -> Result<PodNetworks, Error> {
     let reports = pod.cluster().map(|cluster| cluster as &dyn Reports);
-    let resolve =
-        |definitions| pod_networks(call.conf, call.primary, definitions, annotated, &call.request.ifname, reports);
+    let resolve = |definitions: Option<&dyn Definitions>| {
+        pod_networks(call.conf, call.primary, definitions, annotated, &call.request.ifname, reports)
+    };
     let definitions = pod.cluster().map(|cluster| cluster as &dyn Definitions);
     let Some(cluster) = definitions.filter(|_| pod.needs_only_configured_networks()) else {
         return resolve(definitions);
     };
+    if let Some(memory) = pod.memory() {
+        let known = OptionalDefinitions::of(memory);
+        let networks = resolve(Some(&known));
+        if networks.is_ok() || known.failure.get().is_none() {
+            return networks;
+        }
+    }
     let files = OptionalDefinitions::of(cluster);
     resolve(Some(&files)).map_err(|error| match files.failure.get() {
         Some(failure) => {

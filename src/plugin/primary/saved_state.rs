@@ -8,7 +8,7 @@ use crate::delegate::Call;
 use crate::netns::{NetNs, NetnsId};
 use crate::plugin::del;
 use crate::plugin::record::NetnsRecord;
-use crate::state::{Attachment, Store, format};
+use crate::state::{Attachment, ROOT, Store, format};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
@@ -60,15 +60,17 @@ impl SavedState {
     }
 
     /// Returns the path of the pod's network namespace, unless it is gone or the path is now that of another pod's.
-    pub(super) fn netns(&self, store: &Store, container_id: &str) -> Option<PathBuf> {
+    pub(super) fn netns(&self, container_id: &str) -> Option<PathBuf> {
         let netns = NetNs::open(&self.netns_path).ok().flatten()?;
-        let is_own = self.netns_id.is_some() && !self.is_of_another_pod(&netns, store, container_id);
+        let is_own = self.netns_id.is_some() && !self.is_of_another_pod(&netns, container_id);
         is_own.then(|| self.netns_path.clone())
     }
 
-    /// Returns whether a network namespace is that of another pod. If that can't be determined, it is not touched.
-    fn is_of_another_pod(&self, netns: &NetNs, store: &Store, container_id: &str) -> bool {
-        NetnsRecord::is_of_another(store, container_id, self.netns_id, netns).unwrap_or_else(|error| {
+    /// Returns whether a network namespace is that of another pod. If that can't be determined, it is not touched. The
+    /// records in `cniDir` survive a reboot, after which the kernel starts with the same identities again; those in
+    /// [`ROOT`] do not.
+    fn is_of_another_pod(&self, netns: &NetNs, container_id: &str) -> bool {
+        NetnsRecord::is_of_another(&Store::new(ROOT), container_id, self.netns_id, netns).unwrap_or_else(|error| {
             tracing::warn!("DEL of the networks leaves the network namespace unchanged: {error}");
             true
         })
@@ -90,16 +92,22 @@ impl SavedState {
 }
 
 impl PrimaryCall<'_> {
-    /// Removes everything in `saved`, and the rules of the call's attachment. All steps are tried even if one fails.
+    /// Removes everything in `saved`, and the rules of the call's attachment and of `attachments`. All steps are tried
+    /// even if one fails.
     ///
     /// # Errors
     /// The steps that failed.
-    pub(super) fn remove(&self, saved: &SavedState) -> Result<(), Error> {
+    pub(super) fn remove(&self, saved: &SavedState, attachments: &[Attachment]) -> Result<(), Error> {
         let mut call = self.delegate_call();
         let netns = NetNs::open(&call.netns).ok().flatten();
-        if netns.is_some_and(|netns| saved.is_of_another_pod(&netns, &self.store(), &call.container_id)) {
+        if netns.as_ref().is_some_and(|netns| saved.is_of_another_pod(netns, &call.container_id)) {
             call.netns = PathBuf::new();
         }
-        saved.del(&call, || del::run(self.request, self.conf))
+        let store = Store::new(ROOT);
+        let remove = |attachment| del::remove(&store, attachment, netns.as_ref());
+        saved.del(&call, || {
+            let own = del::run(self.request, self.conf);
+            Error::all(attachments.iter().map(remove).chain([own]))
+        })
     }
 }

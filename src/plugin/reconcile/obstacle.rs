@@ -43,6 +43,12 @@ pub(super) fn is_unsupported(error: &NfError, transaction: &Transaction<'_>) -> 
     errnos.contains(errno) && index.map_or(!transaction.iptables.is_empty(), |index| transaction.is_in_iptables(index))
 }
 
+/// Returns whether the kernel refuses a step because another process owns the table: its flag `owner` reserves it for one
+/// socket (net/netfilter/nf_tables_api.c, `nft_table_lookup`).
+pub(super) const fn is_owned(error: &NfError) -> bool {
+    matches!(error, NfError::Refused { errno: Errno::EPERM, .. })
+}
+
 /// Returns the error of a transaction, with the rule that the kernel refused and what the kernel must support.
 pub(super) fn refused(error: &NfError, transaction: Option<&Transaction<'_>>) -> Error {
     if matches!(error, NfError::TooMany(_) | NfError::TooManyDeletions { .. }) {
@@ -62,6 +68,12 @@ pub(super) fn refused(error: &NfError, transaction: Option<&Transaction<'_>>) ->
         _ => None,
     };
     let place = place.unwrap_or_else(|| "the pod's rules".to_owned());
+    if is_owned(error) {
+        let msg = format!(
+            "{place}: {error}: a process in the pod owns the table (flag owner); end that process, or delete the pod"
+        );
+        return Error::new(Code::ForeignRules, msg);
+    }
     let is_about_containers = |index| transaction.is_some_and(|plan| plan.is_about_containers(index));
     if matches!(error, NfError::Refused { index: Some(index), .. } if is_about_containers(*index)) {
         let msg = format!(

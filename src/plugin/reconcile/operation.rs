@@ -2,9 +2,10 @@
 //! namespace.
 
 use crate::cni::{Code, Error, LIST_ITEMS, at_most};
+use crate::firewall::ForeignRedirection;
 use crate::netns;
 use crate::plugin::inputs::{AddInputs, SavedInputs};
-use crate::plugin::netns_state::{ForeignRedirection, FormatPreference};
+use crate::plugin::netns_state::{FormatPreference, beside};
 use crate::plugin::record::{AttachmentRecord, SandboxRecords};
 use crate::policy::{Interception, Policy, Redirect};
 use crate::state::Attachment;
@@ -99,7 +100,7 @@ impl Operation {
                 vec![Change { evaluated: own.evaluated().clone(), ..Change::new(attachment, own.policy.clone()) }]
             }
             Self::Remove if own.is_some() => vec![Change::new(attachment, Policy::default())],
-            Self::Remove if saved.0.is_empty() => Vec::new(),
+            Self::Remove if saved.attachments.is_empty() => Vec::new(),
             Self::Remove => return Ok(None),
         };
         if kind == Kind::Follow && list.is_empty() {
@@ -149,11 +150,8 @@ impl Change {
         default.extend(redirect.default_interfaces.iter().cloned());
         at_most(LIST_ITEMS, "interfaces", "the pod's network namespace", secondary.len())?;
         exclude_interfaces(redirect, secondary);
-        let is_named = |name: &String| {
-            let settings = self.evaluated.redirect();
-            settings.is_some_and(|it| it.exclude_interfaces.contains(name) && !it.secondary_interfaces.contains(name))
-        };
-        redirect.exclude_interfaces.retain(|name| !default.contains(name) || is_named(name));
+        let found: HashSet<&String> = redirect.secondary_interfaces.iter().collect();
+        redirect.exclude_interfaces.retain(|name| !default.contains(name) || !found.contains(name));
         Ok(())
     }
 
@@ -168,29 +166,25 @@ impl Change {
         }
     }
 
-    /// Returns the policy, adapted to the redirection of another tool. `own` is the saved record.
-    ///
-    /// # Errors
-    /// Another tool began to redirect a running pod that detour redirects.
+    /// Returns the policy, adapted to the redirection of another tool. What the saved record `own` redirects stays
+    /// redirected, whatever another tool or a process in the pod adds later.
     pub(super) fn adapted(
         &self,
         kind: Kind,
         own: Option<&AttachmentRecord>,
         foreign: Option<ForeignRedirection>,
-    ) -> Result<Policy, Error> {
-        let policy = self.policy.clone();
-        match (kind, own, foreign) {
-            (Kind::Remove, ..) => Ok(policy),
-            (Kind::Follow, Some(own), Some(_)) if own.policy.redirect().is_some() && policy.redirect().is_some() => {
-                let msg = format!(
-                    "{}: another tool has also redirected the pod since it started; remove its rules, or delete the pod",
-                    self.attachment
-                );
-                Err(Error::new(Code::ForeignRules, msg))
-            }
-            (_, _, Some(foreign)) => Ok(foreign.adapt(policy)),
-            (Kind::Follow, Some(own), None) => Ok(as_adapted_before(policy, own)),
-            (_, _, None) => Ok(policy),
+    ) -> Policy {
+        let mut policy = self.policy.clone();
+        let is_recorded = own.is_some_and(|own| own.policy.redirect().is_some());
+        if kind == Kind::Remove || (is_recorded && policy.redirect().is_some()) {
+            return policy;
+        }
+        if let (Kind::Follow, Some(own)) = (kind, own) {
+            policy = as_adapted_before(policy, own);
+        }
+        match foreign {
+            Some(foreign) => beside(foreign, policy),
+            None => policy,
         }
     }
 }
@@ -215,7 +209,11 @@ fn not_capturing_secondary(policy: &mut Policy) -> Option<&mut Redirect> {
     }
 }
 
+/// Excludes interfaces that no setting names.
 fn exclude_interfaces(redirect: &mut Redirect, names: impl IntoIterator<Item = String>) {
     let mut excluded: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
-    redirect.exclude_interfaces.extend(names.into_iter().filter(|name| excluded.insert(name.clone())));
+    for name in names.into_iter().filter(|name| excluded.insert(name.clone())) {
+        redirect.secondary_interfaces.push(name.clone());
+        redirect.exclude_interfaces.push(name);
+    }
 }

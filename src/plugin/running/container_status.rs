@@ -1,13 +1,13 @@
 //! The view of the node's agent on a running container: its live state, repair from saved state, and removal of saved
 //! state whose network namespace is gone. No call of a runtime and no configuration is involved.
 
-use crate::cni::{Code, Error};
+use crate::cni::Error;
 use crate::firewall::LiveRuleset;
 use crate::host_path::{HostPath, HostRoot};
 use crate::netns::{NetNs, NetnsId};
 use crate::plugin::check::differences;
 use crate::plugin::del::remove;
-use crate::plugin::netns_state::{ForeignRedirection, ruleset};
+use crate::plugin::netns_state::ruleset;
 use crate::plugin::open_netns;
 use crate::plugin::reconcile::{Operation, reconcile};
 use crate::plugin::record::{NetnsRecord, SandboxRecords};
@@ -46,8 +46,8 @@ pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> 
         let live = LiveRuleset::now()?;
         let policy = records.policy()?;
         let desired = policy.redirect().is_some();
-        let foreign = ForeignRedirection::find(&live, &records.known_rules(), desired);
-        let drift = if records.0.is_empty() {
+        let foreign = live.foreign_redirection(&records.known_rules());
+        let drift = if records.attachments.is_empty() {
             Vec::new()
         } else {
             differences(&records, &policy, &ruleset(&policy, records.ip6()), &live)?
@@ -56,8 +56,8 @@ pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> 
             // Native tables with these names belong to detour, even without saved state.
             redirected: foreign.is_some()
                 || (desired && drift.is_empty())
-                || (records.0.is_empty() && live.redirects_natively()),
-            attachments: records.0.into_iter().map(|(attachment, _)| attachment).collect(),
+                || (records.attachments.is_empty() && live.redirects_natively()),
+            attachments: records.attachments.into_iter().map(|(attachment, _)| attachment).collect(),
             drift,
         })
     })
@@ -71,7 +71,7 @@ pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> 
 pub fn restore(container_id: &str, netns: &Path) -> Result<(), Error> {
     let (store, netns) = (Store::new(ROOT), open_netns::at(netns)?);
     // Reconciling one attachment applies the rules of all.
-    match SandboxRecords::read(&store, container_id, &netns)?.0.first() {
+    match SandboxRecords::read(&store, container_id, &netns)?.attachments.first() {
         Some((attachment, _)) => reconcile(&store, attachment, &netns, Operation::Reapply),
         None => Ok(()),
     }
@@ -88,15 +88,8 @@ pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
     let mut removed = Vec::new();
     for container_id in store.sandboxes()? {
         for attachment in store.attachments_of(&container_id)? {
-            let record = match store.read_part(&attachment) {
-                // A damaged record must not block the others.
-                Err(error) if error.code == Code::State => {
-                    tracing::warn!("{error}");
-                    None
-                }
-                other => other?,
-            };
-            let Some(NetnsRecord { netns_id: Some(id), netns_path: Some(path), .. }) = record else { continue };
+            // A damaged record must not block the others.
+            let Some((path, id)) = NetnsRecord::location(&store, &attachment)? else { continue };
             if is_gone(&HostRoot::new(root), &path, id) {
                 remove(&store, &attachment, None)?;
                 removed.push(attachment);

@@ -110,7 +110,7 @@ impl ExcludedContainers {
             return Ok(None);
         }
         let records = SandboxRecords::read_all(store, &attachments)?;
-        let excluding = records.0.iter().filter(|(_, record)| !record.policy.containers.is_empty());
+        let excluding = records.attachments.iter().filter(|(_, record)| !record.policy.containers.is_empty());
         let mut last = Path::new("(unknown)");
         let mut found = None;
         for (id, path) in excluding.filter_map(|(_, record)| record.netns_id.zip(record.netns_path.as_deref())) {

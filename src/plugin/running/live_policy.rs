@@ -118,7 +118,7 @@ impl AppliedPolicy {
 
 impl RunningPod {
     fn read(store: &Store, container_id: &str) -> Result<Option<Self>, Error> {
-        let SandboxRecords(records) = SandboxRecords::read_all(store, &store.attachments_of(container_id)?)?;
+        let records = SandboxRecords::read_all(store, &store.attachments_of(container_id)?)?.attachments;
         if records.is_empty() {
             return Ok(None);
         }

@@ -41,15 +41,6 @@ pub(crate) fn image(node: &Node, version: u8) -> PathBuf {
     path
 }
 
-/// What the agent's container runs.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Program<'a> {
-    /// This file, which is mounted into the image of all containers.
-    Mounted(&'a Path),
-    /// The entry point of the DaemonSet's image, which the runtime must have.
-    OfTheImage,
-}
-
 impl<'a> Agent<'a> {
     /// Starts a pod of the DaemonSet with this program.
     pub(crate) fn start(
@@ -57,7 +48,7 @@ impl<'a> Agent<'a> {
         node: &'a Node,
         (daemon_set, config): &(Value, Value),
         name: &str,
-        program: Program<'_>,
+        program: &Path,
     ) -> Self {
         let template = &daemon_set["spec"]["template"];
         let mut pod = Pod::new(name, Class::Burstable, "").in_namespace(SYSTEM);
@@ -86,7 +77,7 @@ impl<'a> Agent<'a> {
     }
 
     /// Starts the container with this program.
-    pub(crate) fn run(&mut self, program: Program<'_>) {
+    pub(crate) fn run(&mut self, program: &Path) {
         let account = self.node.path("account");
         fs::create_dir_all(&account).expect("made");
         fs::write(account.join("ca.crt"), self.cluster.plane.authority()).expect("written");
@@ -94,10 +85,10 @@ impl<'a> Agent<'a> {
         // As the kubelet's, it names the pod and its node.
         let token = self.cluster.admin.bound_token(SYSTEM, name, &self.pod.manifest());
         fs::write(account.join("token"), token).expect("written");
-        let mut mounts = vec![json!({"container_path": ACCOUNT, "host_path": account, "readonly": true})];
-        if let Program::Mounted(file) = program {
-            mounts.push(json!({"container_path": "/detour", "host_path": file, "readonly": true}));
-        }
+        let mut mounts = vec![
+            json!({"container_path": ACCOUNT, "host_path": account, "readonly": true}),
+            json!({"container_path": "/detour", "host_path": program, "readonly": true}),
+        ];
         for mount in self.container["volumeMounts"].as_array().expect("mounts") {
             let volume = self.volumes.iter().find(|volume| volume["name"] == mount["name"]).expect("a volume");
             let propagation = match mount["mountPropagation"].as_str() {
@@ -111,7 +102,7 @@ impl<'a> Agent<'a> {
         }
         let security = &self.container["securityContext"];
         let capabilities = &security["capabilities"];
-        let mut fields = json!({
+        let fields = json!({
             "args": self.container["args"],
             "envs": self.environment(),
             "mounts": mounts,
@@ -127,11 +118,6 @@ impl<'a> Agent<'a> {
                 },
             },
         });
-        if let Program::OfTheImage = program {
-            let image = &self.container["image"];
-            fields["image"] = json!({"image": image, "user_specified_image": image});
-            fields["command"] = json!([]);
-        }
         let started = self.sandbox.run_with("agent", &["/detour"], &fields);
         self.running = Some(started.unwrap_or_else(|error| panic!("the agent's container: {error}")));
     }

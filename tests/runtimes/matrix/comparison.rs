@@ -1,6 +1,6 @@
 //! The rules of the real istio-cni, run by Multus, compared with those of this plugin for the same pod.
 
-use super::agent::{Agent, Program, image};
+use super::agent::{Agent, image};
 use super::cluster::Cluster;
 use super::scene::install_multus;
 use super::{Cell, Mode};
@@ -47,7 +47,7 @@ fn rules_are_those_of_istio_cni() {
     install_istio_cni(&cluster, &node);
     let values = [cell.values(), vec!["config.chain[0].type=istio-redirect".to_owned()]].concat();
     let chart = cluster.install_chart(&node.path("chart.yaml"), &values);
-    let agent = Agent::start(&cluster, &node, &chart, "detour-agent-a", Program::Mounted(&image(&node, 1)));
+    let agent = Agent::start(&cluster, &node, &chart, "detour-agent-a", &image(&node, 1));
     agent.until_ready();
     let rules = |name: &str, networks: &str, change: &Change| {
         let mut pod = cell.meshed(name);

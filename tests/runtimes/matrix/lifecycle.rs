@@ -1,6 +1,6 @@
 //! What happens to a node from the installation of the plugin to its removal, with pods, faults and an upgrade.
 
-use super::agent::{Agent, Program, image};
+use super::agent::{Agent, image};
 use super::cluster::{Cluster, SYSTEM};
 use super::scene::{NODE, PROXY_USER, define_second_network, files, install_multus, plugin_processes, until_used};
 use super::{Cell, Mode, Report};
@@ -50,7 +50,7 @@ pub(super) fn run(cell: Cell, report: &mut Report) {
 
     let chart = cluster.install_chart(&node.path("chart.yaml"), &cell.values());
     let (first_image, second_image) = (image(&node, 1), image(&node, 2));
-    let mut agent = Agent::start(&cluster, &node, &chart, "detour-agent-a", Program::Mounted(&first_image));
+    let mut agent = Agent::start(&cluster, &node, &chart, "detour-agent-a", &first_image);
     report.check("the agent installs the plugin", |_| {
         agent.until_ready();
         if cell.mode != Mode::Attachment {
@@ -79,13 +79,13 @@ pub(super) fn run(cell: Cell, report: &mut Report) {
     });
     report.check("the agent returns", |_| {
         if !agent.is_running() {
-            agent.run(Program::Mounted(&first_image));
+            agent.run(&first_image);
         }
         agent.until_ready();
     });
     let mut agent = Some(agent);
     report.check("an upgrade replaces the binary, and pods keep their rules", |_| {
-        let new = Agent::start(&cluster, &node, &chart, "detour-agent-b", Program::Mounted(&second_image));
+        let new = Agent::start(&cluster, &node, &chart, "detour-agent-b", &second_image);
         new.until_ready();
         let mut old = agent.replace(new).expect("it runs");
         let logged = old.stop();

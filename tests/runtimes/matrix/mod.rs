@@ -7,7 +7,6 @@ mod agent;
 mod cluster;
 mod comparison;
 mod lifecycle;
-mod quick_start;
 mod scene;
 
 use crate::node::Runtime;

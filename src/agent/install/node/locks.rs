@@ -1,25 +1,21 @@
-//! The locks of installers on a node: the lock of all changes, and the files that show which agents run.
+//! The locks of installers on a node: the lock of all changes, and the lock of the agent that leads.
 
 use super::{NodeFiles, open, state_path};
 use crate::agent::install::atomic;
 use crate::agent::install::error::InstallError;
-use crate::cluster::SILENCE_MARK;
 use crate::host_path::HostPath;
 use crate::trusted_file::{FileId, create_directories, open_lock};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
-use std::path::Path;
-
-/// The suffix of the file that an agent holds locked while it runs.
-const PRESENCE_SUFFIX: &str = ".present";
+use std::path::{Path, PathBuf};
 
 /// A file lock on the node, released when this value is dropped.
 #[derive(Debug)]
 pub struct InstallLock(#[expect(dead_code, reason = "held, never read")] File);
 
-/// The presence of a running agent: a file that it keeps locked.
+/// The lock of the agent that leads on the node, which it holds while it runs.
 #[derive(Debug)]
-pub struct Presence(#[expect(dead_code, reason = "held, never read")] File);
+pub struct Leadership(#[expect(dead_code, reason = "held, never read")] File);
 
 impl NodeFiles {
     /// Waits for the lock under which installers change the node.
@@ -43,75 +39,64 @@ impl NodeFiles {
         drop(lock);
     }
 
-    /// Removes the mark that neither the agent nor the API server has answered a call of the plugin.
-    pub fn forget_silence(&self) {
-        let removed = HostPath::new(SILENCE_MARK).map(|mark| atomic::remove(&self.root.reach_entry(&mark)?));
-        if let Some(Err(error)) = removed {
-            tracing::warn!("can't remove {SILENCE_MARK}: {error}");
-        }
-    }
-
     fn lock_at(&self, path: &HostPath) -> Result<File, InstallError> {
-        let lock = || {
-            let reached = self.root.reach_entry(path)?;
-            create_directories(reached.parent().unwrap_or(Path::new("/")))?;
-            loop {
-                let file = open_lock(&reached)?;
-                file.lock()?;
-                // Another process may have removed the file before it was locked, as `forget_absent` does.
-                if is_at(&file, &reached)? {
-                    return Ok(file);
-                }
+        let lock = || loop {
+            let (file, reached) = self.open_lock(path)?;
+            file.lock()?;
+            // Another process may have removed the file before it was locked.
+            if is_at(&file, &reached)? {
+                return Ok(file);
             }
         };
         lock().map_err(|error| InstallError::file("lock", path, &error))
     }
 
-    /// Marks `installer` as running until the result is dropped.
+    fn open_lock(&self, path: &HostPath) -> io::Result<(File, PathBuf)> {
+        let reached = self.root.reach_entry(path)?;
+        create_directories(reached.parent().unwrap_or(Path::new("/")))?;
+        Ok((open_lock(&reached)?, reached))
+    }
+
+    /// Returns the lock of the agent that leads; `None` while another agent holds it.
     ///
     /// # Errors
     /// The state directory can't be written.
-    pub fn be_present(&self, installer: &str) -> Result<Presence, InstallError> {
-        self.lock_at(&presence(installer)).map(Presence)
+    pub fn lead(&self) -> Result<Option<Leadership>, InstallError> {
+        let path = leadership_file();
+        let lock = || loop {
+            let (file, reached) = self.open_lock(&path)?;
+            match file.try_lock() {
+                Ok(()) if is_at(&file, &reached)? => return Ok(Some(Leadership(file))),
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
+        };
+        lock().map_err(|error: io::Error| InstallError::file("lock", &path, &error))
     }
 
-    /// Whether `installer` is running.
+    /// Whether an agent leads.
     #[must_use]
-    pub fn is_present(&self, installer: &str) -> bool {
-        let file = self.root.reach_entry(&presence(installer)).and_then(|path| open(&path));
+    pub fn has_agent(&self) -> bool {
+        let file = self.root.reach_entry(&leadership_file()).and_then(|path| open(&path));
         file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
     }
 
-    /// Whether any agent is running.
-    #[must_use]
-    pub fn has_agent(&self) -> bool {
-        let names = self.names(&lock_file().parent()).unwrap_or_default();
-        names.iter().filter_map(|name| name.strip_suffix(PRESENCE_SUFFIX)).any(|installer| self.is_present(installer))
-    }
-
-    /// Removes the file that [`NodeFiles::be_present`] created.
-    pub fn forget_presence(&self, installer: &str) {
-        // A file that could not be removed is soon unlocked, so it has no effect.
-        let _ = self.root.reach_entry(&presence(installer)).and_then(|path| atomic::remove(&path));
-    }
-
-    /// Removes the files that [`NodeFiles::be_present`] created for agents that were killed.
-    pub fn forget_absent(&self) {
-        let forget = |name: &str| -> io::Result<()> {
-            let path = self.root.reach_entry(&state_path(name))?;
-            let file = open(&path)?;
-            // The lock is held during the removal: an agent of that name that starts now creates a new file.
-            if file.try_lock().is_ok() && is_at(&file, &path)? {
-                atomic::remove(&path)?;
-            }
-            Ok(())
+    /// Removes the file of the lock if no agent leads, or if this one does.
+    pub fn forget_leadership(&self, own: Option<Leadership>) {
+        let path = leadership_file();
+        let forget = || -> io::Result<()> {
+            let reached = self.root.reach_entry(&path)?;
+            // The lock is held during the removal: an agent that starts now creates a new file.
+            let is_free = own.is_some() || {
+                let file = open(&reached)?;
+                file.try_lock().is_ok() && is_at(&file, &reached)?
+            };
+            if is_free { atomic::remove(&reached) } else { Ok(()) }
         };
-        for name in self.names(&lock_file().parent()).unwrap_or_default() {
-            if name.ends_with(PRESENCE_SUFFIX)
-                && let Err(error) = forget(&name)
-            {
-                tracing::warn!("can't remove {}: {error}", state_path(&name));
-            }
+        match forget() {
+            Err(error) if error.kind() != ErrorKind::NotFound => tracing::warn!("can't remove {path}: {error}"),
+            _ => {}
         }
     }
 }
@@ -120,8 +105,8 @@ fn lock_file() -> HostPath {
     state_path("install.lock")
 }
 
-fn presence(installer: &str) -> HostPath {
-    state_path(&format!("{}{PRESENCE_SUFFIX}", installer.replace('/', "_")))
+fn leadership_file() -> HostPath {
+    state_path("agent.lock")
 }
 
 /// Whether `path` still refers to `file`.

@@ -1,11 +1,12 @@
 //! The agents' pods and DaemonSets, and the nodes, as the command line finds them in the API.
 
-use super::resources::ObjectRef;
+use crate::cluster::ObjectRef;
+use crate::pod::well_known::PROXY_CONTAINER;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// The container of the agent in its pod.
-pub(super) const CONTAINER: &str = "agent";
+const CONTAINER: &str = "agent";
 /// The directory of the node that each agent mounts. Only privileged namespaces may mount directories of nodes (Pod
 /// Security Standards), so labels alone do not make a pod of another user an agent.
 const STATE_DIRECTORY: &str = "/var/lib/cni/detour";
@@ -122,6 +123,20 @@ impl NodeLabels {
         let labels = serde_json::from_value(metadata["labels"].clone()).unwrap_or_default();
         Some(Self { name: metadata["name"].as_str()?.to_owned(), labels })
     }
+}
+
+/// Returns `NAMESPACE/NAME` of the pods that have a sidecar and have not ended.
+#[must_use]
+pub fn pods_with_running_sidecar(pods: &[Value]) -> Vec<String> {
+    let has_sidecar = |spec: &Value| {
+        ["containers", "initContainers"]
+            .iter()
+            .flat_map(|key| items(&spec[*key]))
+            .any(|one| one["name"] == PROXY_CONTAINER)
+    };
+    let has_ended = |status: &Value| ["Succeeded", "Failed"].iter().any(|phase| status["phase"] == *phase);
+    let running = pods.iter().filter(|pod| has_sidecar(&pod["spec"]) && !has_ended(&pod["status"]));
+    running.filter_map(|pod| Some(object(&pod["metadata"])?.to_string())).collect()
 }
 
 const RELEASE: &str = "app.kubernetes.io/name";

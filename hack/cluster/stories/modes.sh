@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# The chart's modes without Multus: own list, edited list, beside istio-cni with exclusions only, primary plugin.
+# shellcheck source-path=SCRIPTDIR source=../story.sh
+source "$(dirname "$0")/../story.sh"
+
+# pods_start DESCRIPTION [SEEN]: pods with a sidecar start, and end without leftovers.
+pods_start() {
+    local empty
+    empty=$(leftovers)
+    meshed Deployment web '.spec.replicas = 3
+        | .spec.template.spec.containers[1].securityContext = { runAsUser: 1000659999, runAsGroup: 1000659999 }
+        | .spec.template.spec.initContainers += [.spec.template.spec.initContainers[0]
+            + { name: "excluded", securityContext: { runAsUser: 1337 } }]'
+    rollout deployment/web
+    expect_captured "$1" web 3
+    expect "$1: excluded containers" "3 uid 1337: tcp direct, dns direct" "$(reports mesh app=web excluded)"
+    k delete deployment --namespace mesh web --wait >/dev/null
+    eventually 120 prints "" k get pods --namespace mesh -o name
+    expect_within 30 "$1: after the pods' end" "$empty" leftovers
+    helm uninstall detour --namespace kube-system --wait >/dev/null
+}
+lists() {
+    enter 1 ls /etc/cni/net.d | grep -v kubeconfig | paste -sd ' '
+}
+
+up "${RUNTIME:-containerd}" 1
+k create namespace mesh >/dev/null
+install_detour --set global.platform=kubernetes
+expect "own list: files" "00-detour.conflist 10-net.conflist" "$(lists)"
+pods_start "own list"
+install_detour --set global.platform=kubernetes,cni.ownList=false
+expect "edited list: plugins of the cluster network" "bridge portmap detour" \
+    "$(enter 1 jq -r '.plugins[].type' /etc/cni/net.d/10-net.conflist | paste -sd ' ')"
+pods_start "edited list"
+expect_within 60 "edited list, uninstalled" "bridge portmap" \
+    eval "enter 1 jq -r '.plugins[].type' /etc/cni/net.d/10-net.conflist | paste -sd ' '"
+install_detour --set global.platform=kubernetes,provider=default,chained=false,cniConfFileName=00-detour.conf \
+    --set primaryPlugin.enabled=true,primaryPlugin.network=net,config.clusterNetwork=/etc/cni/net.d/10-net.conflist
+expect "primary plugin: files" "00-detour.conf 10-net.conflist" "$(lists)"
+pods_start "primary plugin"
+
+need_istio_charts
+make_images install-cni
+load install-cni
+helm upgrade --install istio-cni "$(istio_charts)/istio-cni" --namespace istio-system --create-namespace \
+    --set image=localhost/install-cni:1,resources.requests.cpu=10m >/dev/null
+k --namespace istio-system rollout status daemonset/istio-cni-node --timeout 240s >/dev/null
+install_detour --values manifests/chart/values-excludedns.yaml --set global.platform=kubernetes,attachments=null
+expect "beside istio-cni: plugins of the cluster network" "*istio-cni*" \
+    "$(enter 1 jq -r '.plugins[].type' /etc/cni/net.d/10-net.conflist | paste -sd ' ')"
+pods_start "beside istio-cni"
