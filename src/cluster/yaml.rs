@@ -52,59 +52,6 @@ fn without_value(error: &str) -> String {
     }
 }
 
-<<<<<<< HEAD
-/// Returns the path of the smallest part that makes `value` invalid.
-fn invalid_part(mut value: Value, is_valid: &dyn Fn(&Value) -> bool) -> String {
-    let (mut path, mut pointer, mut attempts) = (String::new(), String::new(), 0);
-    loop {
-        // The name of the part in the path, and its key or index in `value`.
-        let part = match value.pointer(&pointer) {
-            Some(Value::Object(keys)) => {
-                let keys: Vec<String> = keys.keys().take(MAX_ATTEMPTS).cloned().collect();
-                keys.into_iter().find_map(|key| {
-                    let removed = value.pointer_mut(&pointer)?.as_object_mut()?.remove(&key)?;
-                    attempts += 1;
-                    let mut is_cause = attempts <= MAX_ATTEMPTS && is_valid(&value);
-                    // The object may require this part, of which only a part is invalid.
-                    let parts = removed.as_object().filter(|_| !is_cause).cloned().unwrap_or_default();
-                    for part in parts.keys() {
-                        let mut others = parts.clone();
-                        others.remove(part);
-                        value.pointer_mut(&pointer)?.as_object_mut()?.insert(key.clone(), others.into());
-                        attempts += 1;
-                        is_cause |= attempts <= MAX_ATTEMPTS && is_valid(&value);
-                        if is_cause || attempts > MAX_ATTEMPTS {
-                            break;
-                        }
-                    }
-                    value.pointer_mut(&pointer)?.as_object_mut()?.insert(key.clone(), removed);
-                    let dot = if path.is_empty() { "" } else { "." };
-                    let inner = format!("{pointer}/{}", key.replace('~', "~0").replace('/', "~1"));
-                    is_cause.then(|| (format!("{dot}{key}"), inner))
-                })
-            }
-            Some(Value::Array(_)) => {
-                let elements = value.pointer_mut(&pointer).map(Value::take);
-                *value.pointer_mut(&pointer).unwrap_or(&mut Value::Null) = json!([]);
-                // Otherwise the list itself is invalid.
-                let elements = elements.as_ref().filter(|_| is_valid(&value)).and_then(Value::as_array);
-                elements.into_iter().flatten().take(MAX_ATTEMPTS).enumerate().find_map(|(index, element)| {
-                    *value.pointer_mut(&pointer)? = json!([element]);
-                    attempts += 1;
-                    let is_cause = attempts <= MAX_ATTEMPTS && !is_valid(&value);
-                    is_cause.then(|| (format!("[{index}]"), format!("{pointer}/0")))
-                })
-            }
-            _ => None,
-        };
-        let Some((name, inner)) = part else { return path };
-        path.push_str(&name);
-        pointer = inner;
-    }
-}
-
-=======
->>>>>>> w6-c
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,12 +64,6 @@ mod tests {
         name: String,
         labels: Option<BTreeMap<String, String>>,
         parts: Option<Vec<Object>>,
-    }
-
-    #[derive(Debug, Deserialize)]
-    #[expect(dead_code, reason = "only deserialized")]
-    struct Whole {
-        part: Object,
     }
 
     #[test]
@@ -149,23 +90,6 @@ mod tests {
     }
 
     #[test]
-<<<<<<< HEAD
-    fn an_error_names_a_part_of_a_required_part() {
-        let document = json!({"part": {"name": "b", "labels": {"x": true}}});
-        let found = typed::<Whole>(&document).expect_err("a boolean");
-        assert_eq!(found, "part.labels.x: invalid type: boolean, expected a string; write the value in quotes");
-    }
-
-    #[test]
-    fn the_search_for_the_invalid_part_is_limited() {
-        let parts: Vec<Value> = (0..2 * MAX_ATTEMPTS).map(|_| json!({"name": "a"})).chain([json!(1)]).collect();
-        let found = typed::<Object>(&json!({"name": "a", "parts": parts})).expect_err("a number");
-        assert!(found.starts_with("parts: invalid type: integer, expected"), "{found}");
-    }
-
-    #[test]
-=======
->>>>>>> w6-c
     fn a_text_has_any_number_of_documents() {
         for (text, count) in [("", 0), ("---\n", 0), ("a: 1\n---\nb: 1\n", 2), ("{\"a\": 1}", 1), ("{a: 1}", 1)] {
             assert_eq!(documents(text).expect(text).len(), count, "{text}");

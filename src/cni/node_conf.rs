@@ -241,12 +241,8 @@ impl NodeConf {
     #[must_use]
     pub fn summary(&self) -> String {
         let node = json!(self);
-<<<<<<< HEAD
-        let top = ["log_file", "delegate_timeout_seconds", "auto_dialect"].into_iter().filter(|key| node.get(key).is_some());
-=======
         let top =
             ["log_file", "delegate_timeout_seconds", "auto_dialect"].into_iter().filter(|key| node.get(key).is_some());
->>>>>>> w6-c
         let kubernetes = node["kubernetes"].as_object().into_iter().flat_map(Map::keys).filter(|key| *key != EXCLUDED);
         let keys: Vec<String> =
             top.map(str::to_owned).chain(kubernetes.map(|key| format!("kubernetes.{key}"))).collect();

@@ -170,12 +170,8 @@ mod tests {
             let trust = "trust it only where users can't update namespaces, as on OpenShift; elsewhere, list numbers";
             assert!(warnings.len() == 1 && warnings[0].ends_with(trust), "{warnings:?}");
         }
-<<<<<<< HEAD
-        for chain in [same, pinned] {
-=======
         let of_container = json!([{"type": "istio-redirect", "proxy_uid": [], "proxy_gid": []}]);
         for chain in [same, pinned, of_container] {
->>>>>>> w6-c
             let conf = json!({"chain": chain, "args": {"cni": {"uid-exclude": {"uids": ["container:web"]}}}, "prevResult": {}});
             assert_eq!(validated(conf, None), Ok(vec![]));
         }

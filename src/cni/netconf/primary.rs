@@ -1,8 +1,8 @@
 //! The keys of a primary plugin: those of Multus with their meaning there (multus-cni, `docs/configuration.md`), and
 //! some that Multus does not have.
 
-use super::chain::OWN_TYPES;
 use super::keys::{LogLevel, absolute, text};
+use super::chain::OWN_TYPES;
 use crate::cni::block::BlockReader;
 use crate::cni::document::Document;
 use crate::cni::error::{Code, Error};
@@ -421,22 +421,11 @@ mod tests {
         let exists =
             |path: &Path| path == Path::new("/host/both.conf") || !path.starts_with("/host") && !path.ends_with("none");
         primary.find_on_the_node(&exists);
-<<<<<<< HEAD
-        let path = |text: &str| PathBuf::from(text);
-        assert_eq!(primary.default, DefaultNetwork::Cluster(NetworkName::Path(path("/etc/cni/net.d/10-a.conflist"))));
-        assert_eq!(primary.auxiliary_chain, Some(path("/etc/cni/net.d/chain")));
-        assert_eq!(primary.readiness_file, Some(path("/run/ready")));
-        assert_eq!(primary.default_networks, [NetworkName::Path(path("/host/both.conf"))], "it exists");
-        assert_eq!((primary.bin_dir, primary.conf_dir), (path("/opt/bin"), path("/host/none")));
-        assert_eq!((primary.kubeconfig, primary.log_file), (Some(path("/k")), Some(path("/var/log/l"))));
-        assert_eq!(primary.cni_dir, path("/var/lib/d"));
-=======
         let mut paths: Vec<String> = primary.paths_mut().map(|path| path.display().to_string()).collect();
         paths.sort_unstable();
         let wanted = "/etc/cni/net.d/10-a.conflist /etc/cni/net.d/chain /host/both.conf /host/none /k /opt/bin /run/ready \
             /var/lib/d /var/log/l";
         assert_eq!(paths.join(" "), wanted);
->>>>>>> w6-c
     }
 
     #[test]
