@@ -10,7 +10,6 @@ const OWN: &str = "allow attachments_may_exclude_namespaces auto_dialect chain c
     delegate_timeout_seconds dialect in_process_types kubernetes log_file log_level merge_addresses \
     network_status node_bounds outside_bounds readiness_timeout_seconds";
 /// The keys of istio-cni (`cni/pkg/plugin/plugin.go`), earlier versions included.
-<<<<<<< HEAD
 const ISTIO: &str = "ambient_enabled cni_agent_run_dir cni_event_address ebpf_enabled enable_ambient_detection_retry \
     enablement_selectors hostNSEnterExec exclude_namespaces log_uds_address native_nftables plugin_log_level \
     pod_namespace";
@@ -20,56 +19,6 @@ const MULTUS: &str = "auxiliaryCNIChainName binDir chrootDir cniConf clusterNetw
     logToStderr metricsPort multusAutoconfigDir multusConfigFile multusMasterCNI multusNamespace \
     namespaceIsolation overrideNetworkName perNodeCertificate readinessindicatorfile readinessIndicatorFile \
     retryDeleteOnError socketDir systemNamespaces";
-=======
-const ISTIO: &[&str] = &[
-    "ambient_enabled",
-    "cni_agent_run_dir",
-    "cni_event_address",
-    "ebpf_enabled",
-    "enable_ambient_detection_retry",
-    "enablement_selectors",
-    "hostNSEnterExec",
-    "exclude_namespaces",
-    "log_uds_address",
-    "native_nftables",
-    "plugin_log_level",
-    "pod_namespace",
-];
-/// The keys of Multus (`docs/configuration.md`, `docs/thick-plugin.md`).
-const MULTUS: &[&str] = &[
-    "auxiliaryCNIChainName",
-    "binDir",
-    "chrootDir",
-    "cniConf",
-    "clusterNetwork",
-    "cniConfigDir",
-    "cniDir",
-    "confDir",
-    "daemonSocketDir",
-    "defaultNetworks",
-    "delegates",
-    "forceCNIVersion",
-    "globalNamespaces",
-    "kubeconfig",
-    "logFile",
-    "logLevel",
-    "logOptions",
-    "logToStderr",
-    "metricsPort",
-    "multusAutoconfigDir",
-    "multusConfigFile",
-    "multusMasterCNI",
-    "multusNamespace",
-    "namespaceIsolation",
-    "overrideNetworkName",
-    "perNodeCertificate",
-    "readinessindicatorfile",
-    "readinessIndicatorFile",
-    "retryDeleteOnError",
-    "socketDir",
-    "systemNamespaces",
-];
->>>>>>> w6-c
 /// The keys of the CNI specification, of libcni, and of all plugins of the CNI project.
 const CNI: &str = "args capabilities cniVersion cniVersions disableCheck disableGC dns ipMasq ipam loadOnlyInlinedPlugins name \
     plugins prevResult runtimeConfig type";

@@ -158,7 +158,8 @@ pub(super) struct Scan {
 
 /// Scans the live rules. `redirect` has the settings of detour's redirection, if it redirects the pod.
 pub(super) fn scan(view: &RulesetView, proxy: &ProxyIds, redirect: Option<&Redirect>) -> Scan {
-    let mut sidecar_ports: Spans = PROXY_PORTS.iter().map(|ports| ports.first).chain([TUNNEL]).map(|port| Span::one(port.into())).collect();
+    let mut sidecar_ports: Spans =
+        PROXY_PORTS.iter().map(|ports| ports.first).chain([TUNNEL]).map(|port| Span::one(port.into())).collect();
     redirect.iter().for_each(|redirect| sidecar_ports.insert(Span::one(redirect.inbound_tunnel_port.into())));
     let mut scan = Scan::default();
     for table in LiveTable::all(view).filter(|table| table.table != Table::Raw) {

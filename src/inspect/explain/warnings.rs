@@ -11,7 +11,8 @@ use crate::pod::well_known::{
 };
 use crate::pod::{Namespace, Pod};
 use crate::policy::{
-    ContainerScope, DnsCapture, Exclusion, IdRange, PROXY_PORTS, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+    ContainerScope, DnsCapture, Exclusion, IdRange, PROXY_PORTS, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
+    TrafficOwner,
 };
 use crate::sub_plugins::{self, DecidedRequest, SubPlugin};
 use ipnet::IpNet;
