@@ -228,6 +228,19 @@ need_istio_charts() {
     mv "$charts.new" "$charts"
 }
 
+# Istio's list of annotations, in the version of tests/injector/go.mod.
+need_istio_annotations() {
+    local version file answer
+    version=$(sed -n 's/^\tistio.io\/api \(v.*\)$/\1/p' tests/injector/go.mod)
+    file=$(tools_directory)/istio-annotations-$version.go
+    [[ ! -s $file ]] || return 0
+    need_go "Istio's annotations"
+    say "downloading Istio's list of annotations"
+    answer=$(cd / && go mod download -json "istio.io/api@$version" </dev/null) || die "downloading istio.io/api: $answer"
+    cp --no-preserve=mode "$(sed -n 's/^\t"Dir": "\(.*\)",$/\1/p' <<<"$answer")/annotation/annotations.gen.go" "$file.new"
+    mv "$file.new" "$file"
+}
+
 # Prints the directory of Istio's charts.
 istio_charts() {
     echo "$(tools_directory)/istio-charts-$(sed -n 's/^\tistio.io\/istio \(v.*\)$/\1/p' tests/injector/go.mod)"

@@ -37,6 +37,7 @@ fi
 if needed_for apiserver; then
     need_commands etcd=etcd-server setpriv=util-linux
     need_istio_charts
+    need_istio_annotations
     need_apiserver
     need_multus
 fi

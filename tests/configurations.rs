@@ -149,3 +149,32 @@ fn the_table_has_every_key_of_the_full_configuration() {
     let missing: Vec<_> = found.iter().filter(|key| !TABLE.contains(*key)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
+
+#[test]
+fn the_full_configuration_has_every_key_of_the_table() {
+    let full: Value = serde_json::from_str(FULL).expect("JSON");
+    let sections = TABLE.split("\n## ").filter_map(|section| section.split_once('\n'));
+    let mut tables = 0;
+    for (heading, section) in sections {
+        let name = heading.split('`').nth(1).unwrap_or(heading);
+        let is_of_name = |block: &&Value| block["type"] == name;
+        let block = full["chain"].as_array().expect("an array").iter().find(is_of_name);
+        let object = match name {
+            "Top level" => &full,
+            "kubernetes" => &full["kubernetes"],
+            _ => match block {
+                Some(block) => block,
+                None => continue,
+            },
+        };
+        tables += 1;
+        let rows = section.lines().skip_while(|line| !line.starts_with("| key ")).skip(2);
+        for row in rows.take_while(|line| line.starts_with('|')) {
+            let cell = row.split('|').nth(1).expect("a cell");
+            for key in cell.split('`').skip(1).step_by(2) {
+                assert!(object.get(key).is_some(), "conf/full.conf: {heading}: {key:?} is missing");
+            }
+        }
+    }
+    assert_eq!(tables, 2 + SUB_PLUGINS.len());
+}

@@ -123,7 +123,11 @@ impl SubjectArguments {
                     definitions: definitions.iter().map(|(text, path)| (path.as_path(), text.as_str())).collect(),
                 };
                 let selector = PodSelector { namespace: self.cluster.namespace.as_deref(), name: name.as_deref() };
-                let manifest = PodManifest::read(&texts, &selector).map_err(CommandError::Input)?;
+                let mut manifest = PodManifest::read(&texts, &selector).map_err(CommandError::Input)?;
+                if self.cluster.config.is_none() {
+                    // Multus runs the definitions.
+                    manifest = manifest.without_devices();
+                }
                 if let Some(skipped) = manifest.skipped() {
                     let note = format_args!("{}: skipped objects without a pod: {skipped}", file.display());
                     print_error(note, ExitCode::SUCCESS);

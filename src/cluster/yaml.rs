@@ -15,7 +15,10 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
         return Ok(vec![object]);
     }
     let options = serde_saphyr::options! { with_snippet: false };
-    serde_saphyr::from_multiple_with_options(text, options).map_err(|error| error.to_string())
+    serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+        // The advice of the library is for programmers.
+        error.to_string().replace(", set DuplicateKeyPolicy in Options if acceptable", "")
+    })
 }
 
 /// Deserializes a value.
@@ -36,7 +39,13 @@ fn without_value(error: &str) -> String {
     match error.rsplit_once(", expected ") {
         Some((found, expected)) => {
             let kind = found.split(['"', '`']).next().unwrap_or_default().trim_end();
-            let expected = if expected.starts_with("struct ") { "an object" } else { expected };
+            let expected = match expected {
+                "a string" if !["map", "sequence", "null"].iter().any(|other| kind.ends_with(other)) => {
+                    "a string; write the value in quotes"
+                }
+                object if object.starts_with("struct ") => "an object",
+                expected => expected,
+            };
             format!("{kind}, expected {expected}")
         }
         None => error.to_owned(),
@@ -69,6 +78,10 @@ mod tests {
             ("{labels: {}}", "missing field `name`"),
             ("hello", "invalid type: string, expected an object"),
             ("{name: a, parts: [{name: b, labels: [x]}]}", "parts[0].labels: invalid type: sequence, expected a map"),
+            (
+                "{name: a, labels: {x/y: 7}}",
+                "labels.x/y: invalid type: integer, expected a string; write the value in quotes",
+            ),
         ] {
             let document = documents(text).expect("YAML").remove(0);
             let found = typed::<Object>(&document).expect_err(text);
@@ -81,6 +94,8 @@ mod tests {
         for (text, count) in [("", 0), ("---\n", 0), ("a: 1\n---\nb: 1\n", 2), ("{\"a\": 1}", 1), ("{a: 1}", 1)] {
             assert_eq!(documents(text).expect(text).len(), count, "{text}");
         }
+        let error = documents("a: 1\na: 2\n").expect_err("invalid");
+        assert!(error.starts_with("duplicate mapping key: a at line 2") && !error.contains("Options"), "{error}");
         let error = documents("a: 1\n---\nb: c: d\n").expect_err("invalid");
         assert!(error.contains("line 3") && !error.contains("b: c"), "{error}");
     }

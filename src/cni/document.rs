@@ -2,7 +2,7 @@
 
 use super::block::Block;
 use super::error::{Code, Error};
-use super::list::wrong_type;
+use super::list::{json_error, wrong_type};
 use super::version;
 use serde_json::{Map, Value};
 
@@ -32,8 +32,9 @@ impl Document {
             return Err(Error::new(Code::InvalidConfig, format!("network configuration on stdin: {excess}, got more")));
         }
         // The text of the reference library (`pkg/skel`).
-        let keys: Map<String, Value> = serde_json::from_slice(stdin)
-            .map_err(|error| Error::new(Code::Decode, format!("error unmarshall network config: {error}")))?;
+        let keys: Map<String, Value> = serde_json::from_slice(stdin).map_err(|error| {
+            Error::new(Code::Decode, format!("error unmarshall network config: {}", json_error(&error)))
+        })?;
         let cni_version = match keys.get("cniVersion") {
             None | Some(Value::Null) => "",
             Some(Value::String(version)) => version,

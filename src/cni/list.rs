@@ -88,6 +88,14 @@ impl ItemList {
         Ok(values)
     }
 
+    /// Parses each item with `parse` and returns the values in order, with duplicates.
+    ///
+    /// # Errors
+    /// As [`Self::distinct`].
+    pub fn all<T>(&self, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, Error> {
+        self.items.iter().map(|item| parse(item).ok_or_else(|| self.reject(item, expected))).collect()
+    }
+
     /// Returns the error for an invalid item.
     #[must_use]
     pub fn reject(&self, item: &str, expected: &str) -> Error {
@@ -111,6 +119,12 @@ pub fn at_most(limit: usize, what: &str, place: impl Display, got: usize) -> Res
         return Ok(());
     }
     Err(Error::new(Code::InvalidConfig, format!("{place}: expected at most {limit} {what}, got {got}")))
+}
+
+/// Returns a JSON parser's error in the words of a user.
+#[must_use]
+pub fn json_error(error: &serde_json::Error) -> String {
+    error.to_string().replace("key must be a string", "expected a key in double quotes")
 }
 
 /// Returns the start of `text` that error messages quote.

@@ -14,9 +14,10 @@ pub mod version;
 pub use block::{Block, BlockReader};
 pub use document::{Document, MAX_CONFIGURATION, excess};
 pub use error::{Code, Error};
-pub use list::{ItemList, LIST_ITEMS, at_most, excerpt, wrong_type};
+pub use list::{ItemList, LIST_ITEMS, at_most, excerpt, json_error, wrong_type};
 pub use names::{
     DEFAULT_INTERFACE, check_interface_name, is_dns_label, is_dns_subdomain, is_identifier, is_matchable_interface,
+    parse_ip_net,
 };
 pub use netconf::{
     ALLOW, AUTO_DIALECT, BlockBounds, Bounds, CNI_CONF_DIR, DEFAULT_AGENT_PREFIXES, DefaultNetwork, GLOBAL_NAMESPACE,

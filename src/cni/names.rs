@@ -1,6 +1,7 @@
 //! The syntax of names in CNI and Kubernetes.
 
 use super::error::{Code, Error};
+use ipnet::IpNet;
 
 /// The maximum length of an interface name: the kernel's `IFNAMSIZ` without the terminating zero.
 const MAX_INTERFACE_NAME: usize = 15;
@@ -17,6 +18,14 @@ pub const DEFAULT_INTERFACE: &str = "eth0";
 pub fn is_identifier(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+}
+
+/// Parses a CIDR. As for Go, numbers with a leading zero are invalid.
+#[must_use]
+pub fn parse_ip_net(text: &str) -> Option<IpNet> {
+    let (address, length) = text.split_once('/')?;
+    let is_number = length == "0" || !length.starts_with(['0', '+']);
+    IpNet::new(address.parse().ok()?, length.parse().ok().filter(|_| is_number)?).ok()
 }
 
 /// Checks an interface name as the kernel does (`dev_valid_name`), with the messages of the reference library.

@@ -7,7 +7,7 @@
 use super::block::{Block, BlockReader};
 use super::document::Document;
 use super::error::{Code, Error};
-use super::list::{ItemList, wrong_type};
+use super::list::{ItemList, json_error, wrong_type};
 use super::netconf::{
     Bounds, Kubernetes, MAX_BLOCKS, NODE_BOUNDS, NetConf, REQUEST, SUB_PLUGINS, default_chain, is_of_this_plugin,
     is_primary, kind,
@@ -177,7 +177,8 @@ impl NodeConf {
     /// [`Code::InvalidConfig`] with `place`, the key and the expected values.
     pub fn parse(place: &str, text: &[u8]) -> Result<(Self, Vec<String>), Error> {
         let with_place = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
-        let not_json = |error| Error::new(Code::InvalidConfig, format!("{place}: invalid JSON: {error}"));
+        let not_json =
+            |error| Error::new(Code::InvalidConfig, format!("{place}: invalid JSON: {}", json_error(&error)));
         match serde_json::from_slice(text).map_err(not_json)? {
             Value::Object(keys) => Self::read(place, keys).map_err(with_place),
             other => Err(with_place(wrong_type("node configuration", &other, "an object"))),
@@ -239,18 +240,20 @@ impl NodeConf {
     /// Returns a summary of the keys that the node sets, for messages.
     #[must_use]
     pub fn summary(&self) -> String {
-        let source = [&self.kubernetes.agent_socket, &self.kubernetes.kubeconfig, &self.kubernetes.manifests_dir];
-        let source = source.into_iter().flatten().next();
-        let mut parts =
-            vec![source.map_or("no source of facts".to_owned(), |path| format!("source of facts {}", path.display()))];
-        let excluded = |names: &[String]| format!("excludes {}", names.join(", "));
+        let node = json!(self);
+        let top =
+            ["log_file", "delegate_timeout_seconds", "auto_dialect"].into_iter().filter(|key| node.get(key).is_some());
+        let kubernetes = node["kubernetes"].as_object().into_iter().flat_map(Map::keys).filter(|key| *key != EXCLUDED);
+        let keys: Vec<String> =
+            top.map(str::to_owned).chain(kubernetes.map(|key| format!("kubernetes.{key}"))).collect();
+        let mut parts = vec![keys.join(", ")];
         if !self.kubernetes.exclude_namespaces.is_empty() {
-            parts.push(excluded(&self.kubernetes.exclude_namespaces));
+            parts.push(format!("excludes {}", self.kubernetes.exclude_namespaces.join(", ")));
         }
-        let network = |(name, network): (&String, &Network)| {
-            format!("{} for network {name}", excluded(&network.exclude_namespaces))
-        };
-        parts.extend(self.networks.iter().map(network));
+        if !self.networks.is_empty() {
+            let names: Vec<&str> = self.networks.keys().map(String::as_str).collect();
+            parts.push(format!("has other keys for {}", names.join(", ")));
+        }
         if !self.pinned.is_empty() {
             parts.push(format!("pins {}", self.pinned.join(", ")));
         }

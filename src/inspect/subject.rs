@@ -6,6 +6,7 @@ use crate::cni::{Code, Error, NetConf, SYSTEM_NAMESPACE, configuration};
 use crate::inspect::terminal::first_of;
 use crate::networks::{InstalledNetwork, Selection, default_network, installed_network, networks, runs_own_type};
 use crate::plugin::primary::{Preview, preview};
+use crate::pod::well_known::RESOURCE_NAME;
 use crate::pod::{Facts, Namespace, Pod};
 use serde::Serialize;
 use serde_json::Value;
@@ -171,6 +172,16 @@ impl PodManifest {
         }
         objects.extend(found);
         Ok(Self { pods, place, objects })
+    }
+
+    /// Returns the same without the requests of definitions for devices: Multus fulfills them, and the primary plugin
+    /// rejects them.
+    #[must_use]
+    pub fn without_devices(mut self) -> Self {
+        for definition in &mut self.objects.definitions {
+            definition.annotations.remove(RESOURCE_NAME);
+        }
+        self
     }
 
     /// Returns the only pod.

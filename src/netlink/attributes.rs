@@ -166,7 +166,7 @@ pub fn find_be64(bytes: &[u8], kind: u16) -> Option<u64> {
 #[must_use]
 pub fn find_text(bytes: &[u8], kind: u16) -> Option<&str> {
     let value = find(bytes, kind)?;
-    std::str::from_utf8(value.strip_suffix(&[0]).unwrap_or(value)).ok()
+    std::str::from_utf8(value.split(|byte| *byte == 0).next()?).ok()
 }
 
 #[cfg(test)]

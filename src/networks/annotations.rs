@@ -3,7 +3,7 @@
 
 use super::element::Selections;
 use super::element::{ACCEPTED_FIELDS, Element};
-use crate::cni::{Code, Error, at_most, excerpt, wrong_type};
+use crate::cni::{Code, Error, at_most, excerpt, json_error, wrong_type};
 use crate::pod::Pod;
 use crate::pod::well_known::{DEFAULT_NETWORK, NETWORKS};
 use serde_json::value::RawValue;
@@ -96,7 +96,7 @@ impl NetworksAnnotation<'_> {
         let lines_before = error.line().saturating_sub(1);
         let before: usize = self.text.split_inclusive('\n').take(lines_before).map(str::len).sum();
         let character = self.character(before + error.column().saturating_sub(1));
-        let what = error.to_string();
+        let what = json_error(error);
         let what = what.split(" at line ").next().unwrap_or_default();
         self.reject(&format!("invalid JSON at character {character}: {what}; expected {ACCEPTED_JSON}"))
     }

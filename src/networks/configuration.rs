@@ -1,6 +1,6 @@
 //! A network's CNI configuration: one plugin, or a configuration list.
 
-use crate::cni::{Block, BlockReader, Code, Error, excess, is_identifier, version, wrong_type};
+use crate::cni::{Block, BlockReader, Code, Error, excess, is_identifier, json_error, version, wrong_type};
 use serde_json::{Map, Value};
 
 /// A network's configuration, checked.
@@ -81,7 +81,7 @@ pub(super) fn json(place: &str, text: &str) -> Result<Value, Error> {
         return Err(Error::new(Code::InvalidConfig, format!("{place}: {excess}, got more")));
     }
     serde_json::from_str(text).map_err(|error| {
-        Error::new(Code::InvalidConfig, format!("{place}: invalid JSON: {error}; expected {ACCEPTED}"))
+        Error::new(Code::InvalidConfig, format!("{place}: invalid JSON: {}; expected {ACCEPTED}", json_error(&error)))
     })
 }
 

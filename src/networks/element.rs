@@ -1,9 +1,9 @@
 //! One element of an annotation that selects networks: its fields, whichever form it was written in.
 
 use crate::cni::{
-    Code, Error, LIST_ITEMS, at_most, check_interface_name, excerpt, is_dns_label, is_dns_subdomain, wrong_type,
+    Code, Error, LIST_ITEMS, at_most, check_interface_name, excerpt, is_dns_label, is_dns_subdomain, parse_ip_net,
+    wrong_type,
 };
-use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 use std::net::IpAddr;
 
@@ -55,7 +55,7 @@ impl Element {
             place: self.place.clone(),
             namespace: owned(self.text("namespace", ACCEPTED_NAMESPACE, is_dns_label)?)
                 .unwrap_or_else(|| namespace.to_owned()),
-            name: name.string(ACCEPTED_NAME, is_dns_subdomain)?.to_owned(),
+            name: name.string(&accepted_name(name.value), is_dns_subdomain)?.to_owned(),
             interface: interface.map(|field| field.interface()).transpose()?,
             ips: self.strings("ips", "an address such as 10.0.0.9 or 10.0.0.9/24", is_ip)?.unwrap_or_default(),
             mac: owned(self.text("mac", ACCEPTED_HARDWARE_ADDRESS, is_hardware_address)?),
@@ -99,6 +99,16 @@ impl Element {
         };
         Ok(texts.map(gateways))
     }
+}
+
+/// Returns what the field `name` accepts. In JSON, the parts of the shorthand are fields of their own.
+fn accepted_name(value: &Value) -> String {
+    let hint = match value.as_str().unwrap_or_default() {
+        text if text.contains('/') => "; write the namespace in the field \"namespace\"",
+        text if text.contains('@') => "; write the interface in the field \"interface\"",
+        _ => "",
+    };
+    format!("{ACCEPTED_NAME}{hint}")
 }
 
 impl<'a> Field<'a> {
@@ -167,7 +177,7 @@ impl<'a> Field<'a> {
 }
 
 fn is_ip(text: &str) -> bool {
-    text.parse::<IpAddr>().is_ok() || text.parse::<IpNet>().is_ok()
+    text.parse::<IpAddr>().is_ok() || parse_ip_net(text).is_some()
 }
 
 /// Lengths of hardware addresses in octets: EUI-48, EUI-64, IP over InfiniBand (Go's `net.ParseMAC`, which Multus uses).

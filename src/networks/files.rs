@@ -12,6 +12,19 @@ use std::path::{Path, PathBuf};
 /// Extensions of configuration files (libcni's `ConfFiles`, as Multus calls it).
 const EXTENSIONS: [&str; 3] = ["conf", "json", "conflist"];
 
+/// The keys of a plugin that libcni itself reads (`pkg/types`, `PluginConf`).
+const CHAINED_KEYS: [&str; 9] = [
+    "cniVersion",
+    "name",
+    "type",
+    "capabilities",
+    "ipam",
+    "dns",
+    "runtimeConfig",
+    "prevResult",
+    "cni.dev/valid-attachments",
+];
+
 /// Limit of a configuration file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -111,8 +124,20 @@ pub fn auxiliary_chain(directory: &Path, version: &str) -> Result<Vec<(PathBuf, 
 ///
 /// # Errors
 /// [`Code::InvalidConfig`]: Multus skips the whole chain because of this file.
-pub fn check_chained_plugin(place: &str, text: &str) -> Result<(), Error> {
-    chained_plugin(place, &json(place, text)?, "chain", UNSTATED).map(drop)
+pub fn check_chained_plugin(place: &str, text: &[u8]) -> Result<(), Error> {
+    chained_plugin(place, &chained_json(place, text)?, "chain", UNSTATED).map(drop)
+}
+
+/// Parses a file of an auxiliary chain as Go's JSON parser, with which Multus reads it: invalid UTF-8 is replaced, and a
+/// key in another case means the same. Of several, the last one counts.
+fn chained_json(place: &str, text: &[u8]) -> Result<Value, Error> {
+    let plugin = json(place, &String::from_utf8_lossy(text))?;
+    let Value::Object(keys) = plugin else { return Ok(plugin) };
+    let in_its_case = |key: String| {
+        let known = CHAINED_KEYS.iter().find(|known| known.eq_ignore_ascii_case(&key));
+        known.map_or(key, |known| (*known).to_owned())
+    };
+    Ok(keys.into_iter().map(|(key, value)| (in_its_case(key), value)).collect())
 }
 
 /// Returns a plugin of an auxiliary chain with the chain's name and version.
@@ -173,8 +198,8 @@ fn plugins_in(dir: &Path) -> Result<Vec<(PathBuf, Value)>, Error> {
         files => files.map_err(|error| unread(dir, &error))?,
     };
     let plugin = |file: PathBuf| {
-        let text = read_text(&file, MAX_BYTES).map_err(|error| unread(&file, &error))?;
-        let plugin = json(&shown(&file), &text)?;
+        let text = trusted_file::read(&file, MAX_BYTES).map_err(|error| unread(&file, &error))?;
+        let plugin = chained_json(&shown(&file), &text)?;
         Ok((file, plugin))
     };
     files.into_iter().map(plugin).collect()
@@ -269,6 +294,24 @@ mod tests {
         for absent in [&dir.join("absent.conf"), &*empty] {
             let error = at(absent).expect_err("absent");
             assert!(error.code == Code::TryAgain && error.msg.contains("does not exist yet"), "{error}");
+        }
+    }
+
+    /// As Multus, which is written in Go, reads them.
+    #[test]
+    fn a_file_of_the_chain_with_keys_in_another_case_or_invalid_utf_8_is_accepted() {
+        let dir = directory("chain", &[("10.conf", r#"{"TYPE": "upper", "Capabilities": {"dns": true}, "own": 1}"#)]);
+        fs::write(dir.join("20.conf"), b"{\"type\": \"bytes\", \"x\": \"\xff\"}").expect("a file");
+        let chain = auxiliary_chain(&dir, "1.0.0").expect("accepted");
+        let types: Vec<&str> = chain.iter().flat_map(|(_, plugin)| plugin.types()).collect();
+        assert_eq!(types, ["upper", "bytes"]);
+        assert_eq!(chain[0].1.plugins[0].keys["capabilities"]["dns"], true);
+        for (text, why) in [
+            (&b"{\"TYPE\": 7}"[..], "f.type: invalid value 7"),
+            (b"{\"type\": \"a\", \"IPAM\": 1}", "f.ipam: invalid value 1"),
+            (b"{\"kind\": \"\xff\"}", "f: expected a JSON object with type: one plugin of the chain"),
+        ] {
+            assert!(check_chained_plugin("f", text).is_err_and(|error| error.msg.starts_with(why)), "{why}");
         }
     }
 

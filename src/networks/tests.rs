@@ -226,7 +226,7 @@ fn too_many_elements_or_items_are_rejected() {
 fn errors_contain_element_character_and_field() {
     let first = "element 1 at character ";
     for (text, place, what) in [
-        ("[{]", "", "invalid JSON at character 3: key must be a string; expected an array of objects"),
+        ("[{]", "", "invalid JSON at character 3: expected a key in double quotes; expected an array of objects"),
         ("[{\"name\": \"ä\"},\n {\"name\" 1}]", "", "invalid JSON at character 26: expected `:`"),
         ("[{\"name\": \"a\"}", "", "invalid JSON at character 14: EOF while parsing a list"),
         (r#"{"name": "a"}"#, "", "JSON, but not an array; expected an array of objects"),
@@ -237,6 +237,19 @@ fn errors_contain_element_character_and_field() {
         ("[{}]", first, "2: name: missing; expected lower-case"),
         (r#"[{"name": ""}]"#, first, "2: name: "),
         (r#"[{"name": 7}]"#, first, "2: name: "),
+        (
+            r#"[{"name": "ns/x"}]"#,
+            first,
+            "2: name: invalid value \"ns/x\"; expected lower-case letters, digits, - and ., at most 253 (an RFC 1123 \
+             subdomain); write the namespace in the field \"namespace\"",
+        ),
+        (
+            r#"[{"name": "x@eth7"}]"#,
+            first,
+            "2: name: invalid value \"x@eth7\"; expected lower-case letters, digits, - and ., at most 253 (an RFC 1123 \
+             subdomain); write the interface in the field \"interface\"",
+        ),
+        (r#"[{"name": "a", "ips": ["10.0.0.9/024"]}]"#, first, "2: ips[0]: invalid value \"10.0.0.9/024\""),
         (r#"[{"name": "ä/../b"}]"#, first, "2: name: "),
         (r#"[{"name": "a"}, {"name": "B"}]"#, "element 2 at character ", "17: name: "),
         (r#"[{"name": "a", "namespace": "x.y"}]"#, first, "2: namespace: "),

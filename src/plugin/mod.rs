@@ -92,14 +92,18 @@ fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Op
 
 /// Parses the configuration. DEL ignores invalid keys, because it must not block the deletion of a pod.
 fn parse(request: &Request, document: &mut Document, program: &str) -> Result<NetConf, Error> {
-    match NetConf::from_document(document, request.command, program) {
+    let mut conf = match NetConf::from_document(document, request.command, program) {
         Err(error) if request.command == CniCommand::Del => {
             let mut conf = NetConf::from_document_for_del(document)?;
             conf.warnings.push(format!("DEL uses only the valid keys of the configuration: {error}"));
-            Ok(conf)
+            conf
         }
-        other => other,
+        other => other?,
+    };
+    if let Some(primary) = &mut conf.primary {
+        primary.find_on_the_node(&|path| path.exists());
     }
+    Ok(conf)
 }
 
 fn start_logging(request: &Request, conf: &NetConf, events: &EventCollector, lines: &Lines) {

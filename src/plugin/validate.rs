@@ -53,6 +53,7 @@ pub fn validate(conf: &NetConf, node: TargetNode<'_>) -> Result<Vec<String>, Err
         warnings.push(format!("{}; or in the node configuration, which was not checked", error.msg));
     }
     result::passed_through(conf)?;
+    warnings.extend(sub_plugins::trusts_namespaces(&conf.chain, &conf.bounds));
     for (kind, block) in sub_plugins::executables(&conf.chain) {
         let suggestion = did_you_mean(kind, SUB_PLUGINS);
         let refused =
@@ -163,8 +164,14 @@ mod tests {
             {"type": "istio-redirect", "owner_groups_include": ["root", "no-such-group"]},
         ]);
         let pinned = json!([{"type": "uid-exclude", "uids": [1], "pod_overrides": false}]);
+        // In a grant, as in a block, a namespace's range depends on who can update the namespace.
+        for (key, value) in [("chain", of_pod), ("allow", json!([{"ports": 1}, {"gids": "7, namespace-range-last"}]))] {
+            let warnings = validated(json!({key: value}), None).expect("accepted");
+            let trust = "trust it only where users can't update namespaces, as on OpenShift; elsewhere, list numbers";
+            assert!(warnings.len() == 1 && warnings[0].ends_with(trust), "{warnings:?}");
+        }
         let of_container = json!([{"type": "istio-redirect", "proxy_uid": [], "proxy_gid": []}]);
-        for chain in [same, of_pod, pinned, of_container] {
+        for chain in [same, pinned, of_container] {
             let conf = json!({"chain": chain, "args": {"cni": {"uid-exclude": {"uids": ["container:web"]}}}, "prevResult": {}});
             assert_eq!(validated(conf, None), Ok(vec![]));
         }

@@ -148,7 +148,8 @@ impl Redirect {
             ),
             owner_groups_include: self.owner_groups_include.with(desired.owner_groups_include),
             owner_groups_exclude: both(&self.owner_groups_exclude, &desired.owner_groups_exclude),
-            reroute_virtual_interfaces: with(&self.reroute_virtual_interfaces, desired.reroute_virtual_interfaces),
+            // Inbound connections through them do not reach the proxy's inbound port.
+            reroute_virtual_interfaces: both(&self.reroute_virtual_interfaces, &desired.reroute_virtual_interfaces),
             exclude_interfaces: both(&self.exclude_interfaces, &desired.exclude_interfaces),
             capture_secondary_networks: self.capture_secondary_networks || desired.capture_secondary_networks,
             ..self.clone()

@@ -141,7 +141,7 @@ impl Bound<'_> {
 
     fn permits_resolver(&self, form: &ResolverForm) -> bool {
         match (self, form) {
-            (Self::Default(_), ResolverForm::Range(range)) => range.prefix_len() >= DEFAULT_PREFIX,
+            (Self::Default(total), ResolverForm::Range(range)) => total.add_addresses(range),
             (Self::Default(_), _) => true,
             (Self::Grant(it), form) => it.grant.resolvers.as_ref().is_some_and(|list| list.permits(form)),
         }
@@ -276,7 +276,7 @@ impl<'a> PodBounds<'a> {
                     self.retain_ports(source, list, ports)?;
                 }
                 if let Some((list, ranges)) = &mut request.ip_ranges {
-                    let parse = ("ip_ranges", values::parse_ranges as ListParser<IpNet>);
+                    let parse = ("ip_ranges", values::parse_requested_ranges as ListParser<IpNet>);
                     self.retain_or_all(source, list, parse, ranges, |bound, range| bound.permits_destination(range))?;
                 }
             }
@@ -370,7 +370,7 @@ impl<'a> PodBounds<'a> {
     }
 
     fn retain_ports(&mut self, source: &SettingSource, list: &ItemList, ports: &mut Ports) -> Result<(), Error> {
-        let parse = ("ports", values::parse_ports as ListParser<PortRange>);
+        let parse = ("ports", values::parse_requested_ports as ListParser<PortRange>);
         self.retain_or_all(source, list, parse, ports, |bound, range| bound.permits_ports(range))
     }
 
@@ -444,8 +444,10 @@ fn default_of(key: &str) -> String {
         "ports" => {
             format!("no *, at most {DEFAULT_PORTS} ports in a range, and {DEFAULT_RANGES} times as many in total")
         }
-        "ip_ranges" => format!("no *, CIDRs of at least /{DEFAULT_PREFIX}, and {DEFAULT_RANGES} of this size in total"),
-        "resolvers" => format!("CIDRs of at least /{DEFAULT_PREFIX}"),
+        "ip_ranges" | "resolvers" => {
+            let all = if key == "ip_ranges" { "no *, " } else { "" };
+            format!("{all}CIDRs of at least /{DEFAULT_PREFIX}, and {DEFAULT_RANGES} of this size in total")
+        }
         _ => format!("no *, and at most {DEFAULT_IDS} IDs in a range"),
     }
 }

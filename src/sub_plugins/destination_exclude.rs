@@ -90,13 +90,13 @@ impl DestinationExclude {
 
 /// Parses ports, and keeps how they were written.
 fn ports_of(list: ItemList) -> Result<(ItemList, Ports), Error> {
-    let ports = values::parse_ports(&list)?;
+    let ports = values::parse_requested_ports(&list)?;
     Ok((list, ports))
 }
 
 /// Parses IP ranges, and keeps how they were written.
 fn ranges_of(list: ItemList) -> Result<(ItemList, Ranges), Error> {
-    let ranges = values::parse_ranges(&list)?;
+    let ranges = values::parse_requested_ranges(&list)?;
     Ok((list, ranges))
 }
 

@@ -36,7 +36,7 @@ impl DnsExclude {
         let ids = |key| r.list(key)?.map(|list| IdList::parse(&list, author)).transpose();
         let resolvers = r.list("resolvers")?.map(|list| ResolverList::parse(&list)).transpose()?;
         let written_ports = r.list("ports")?;
-        let ports = written_ports.as_ref().map(values::parse_ports).transpose()?;
+        let ports = written_ports.as_ref().map(values::parse_requested_ports).transpose()?;
         let protocols = r.list("protocols")?.map(|list| values::parse_protocols(&list)).transpose()?;
         Ok(Self {
             uids: ids("uids")?,
@@ -120,7 +120,7 @@ pub(super) enum ResolverForm {
 
 impl ResolverList {
     pub(super) fn parse(list: &ItemList) -> Result<Self, Error> {
-        Ok(Self { place: list.place.clone(), forms: list.distinct(ACCEPTED, ResolverForm::parse)? })
+        Ok(Self { place: list.place.clone(), forms: list.all(ACCEPTED, ResolverForm::parse)? })
     }
 
     fn place(&self) -> &str {

@@ -3,18 +3,22 @@
 use super::context::{ListAuthor, PodContext, check_containers, name_of};
 use super::sub_plugin::Note;
 use super::values::parse_id_range;
-use crate::cni::{Code, Error, ItemList, excerpt};
+use crate::cni::{Block, Bounds, Code, Error, ItemList, excerpt};
 use crate::pod::well_known::{
     EXCLUDE_CONTAINERS, ISTIO_CONTAINERS, OPENSHIFT_GROUP_RANGE, OPENSHIFT_UID_RANGE, PROXY_CONTAINER,
 };
 use crate::pod::{Container, Facts, Namespace, Pod};
 use crate::policy::{IdRange, TrafficOwner};
+use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::fmt;
 
 const ACCEPTED: &str = "numbers from 0 to 4294967294, ranges such as 1000-1999 or 1000650000/10000, *, \
     namespace-range, namespace-range-first, namespace-range-last, container:NAME, init-containers";
 const ACCEPTED_NAMESPACE_RANGES: &str = "start/size or start-end, several separated by commas";
+/// The maximum number of IDs in the ranges of a namespace. OpenShift assigns 10,000, and elsewhere anyone who can update
+/// the namespace writes its annotation.
+const NAMESPACE_IDS: u32 = 65_536;
 
 /// A list of UIDs or of GIDs as it was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +33,8 @@ pub(super) struct IdList {
 pub(super) enum IdForm {
     All,
     Range(IdRange),
+    /// A range in OpenShift's form, `start/size`.
+    Sized(IdRange),
     Namespace(RangePart),
     Container(String),
     InitContainers,
@@ -73,22 +79,24 @@ impl IdList {
 
     /// Returns the ranges that this list, of a grant, means for a pod.
     pub(super) fn granted(&self, kind: IdKind, facts: Option<&Facts>) -> Vec<IdRange> {
-        let is_range = |form: &&IdForm| matches!(form, IdForm::Range(_) | IdForm::Namespace(_));
+        let is_range = |form: &&IdForm| matches!(form, IdForm::Range(_) | IdForm::Sized(_) | IdForm::Namespace(_));
         self.forms.iter().filter(is_range).flat_map(|form| self.ranges(form, kind, facts)).collect()
     }
 
     /// Returns the ranges of an item; none if they are unknown, or it does not stand for ranges alone.
     fn ranges(&self, form: &IdForm, kind: IdKind, facts: Option<&Facts>) -> Vec<IdRange> {
         let of_facts = |facts| match form {
-            IdForm::Namespace(part) => FactLookup { ids: self, form, kind, facts }.namespace_ranges(*part).ok(),
+            IdForm::Namespace(part) => {
+                FactLookup { ids: self, form, kind, facts }.namespace_ranges(*part, &mut Vec::new()).ok()
+            }
             IdForm::Container(name) => {
                 let container = facts.pod.all_containers().find(|container| container.name == *name)?;
                 Some(vec![IdRange::one(kind.of_container(&facts.pod, container).ok()??)])
             }
-            IdForm::All | IdForm::Range(_) | IdForm::InitContainers => None,
+            IdForm::All | IdForm::Range(_) | IdForm::Sized(_) | IdForm::InitContainers => None,
         };
         match form {
-            IdForm::Range(range) => vec![*range],
+            IdForm::Range(range) | IdForm::Sized(range) => vec![*range],
             _ => facts.and_then(of_facts).unwrap_or_default(),
         }
     }
@@ -110,8 +118,8 @@ impl IdList {
                     owners.push(TrafficOwner::Any);
                     continue;
                 }
-                IdForm::Range(range) => vec![*range],
-                IdForm::Namespace(part) => lookup()?.namespace_ranges(*part)?,
+                IdForm::Range(range) | IdForm::Sized(range) => vec![*range],
+                IdForm::Namespace(part) => lookup()?.namespace_ranges(*part, notes)?,
                 IdForm::Container(name) => lookup()?.container_ranges(name, notes)?,
                 IdForm::InitContainers => lookup()?.init_container_ranges(notes)?,
             };
@@ -126,7 +134,7 @@ impl IdForm {
     pub(super) const fn is_limited(&self, limit: u32) -> bool {
         match self {
             Self::All => false,
-            Self::Range(range) => range.last - range.first < limit,
+            Self::Range(range) | Self::Sized(range) => range.last - range.first < limit,
             Self::Namespace(_) | Self::Container(_) | Self::InitContainers => true,
         }
     }
@@ -141,6 +149,7 @@ impl IdForm {
             _ => match text.strip_prefix("container:").map(str::trim) {
                 Some("") => return None,
                 Some(name) => Self::Container(name.to_owned()),
+                None if text.contains('/') => Self::Sized(parse_id_range(text)?),
                 None => Self::Range(parse_id_range(text)?),
             },
         })
@@ -152,6 +161,7 @@ impl fmt::Display for IdForm {
         match self {
             Self::All => f.write_str("*"),
             Self::Range(range) => range.fmt(f),
+            Self::Sized(range) => write!(f, "{}/{}", range.first, u64::from(range.last - range.first) + 1),
             Self::Namespace(RangePart::Whole) => f.write_str("namespace-range"),
             Self::Namespace(RangePart::First) => f.write_str("namespace-range-first"),
             Self::Namespace(RangePart::Last) => f.write_str("namespace-range-last"),
@@ -217,7 +227,31 @@ impl IdKind {
 pub fn namespace_uids(namespace: &Namespace) -> Option<Vec<IdRange>> {
     let value = namespace.annotations.get(OPENSHIFT_UID_RANGE)?;
     let list = ItemList::from_text(OPENSHIFT_UID_RANGE, value).ok()?;
-    list.distinct(ACCEPTED_NAMESPACE_RANGES, parse_id_range).ok().filter(|ranges| !ranges.is_empty())
+    let ranges = list.distinct(ACCEPTED_NAMESPACE_RANGES, parse_id_range).ok()?;
+    (!ranges.is_empty() && count(&ranges) <= NAMESPACE_IDS).then_some(ranges)
+}
+
+/// Returns a warning if a block or a grant excludes the ranges of namespaces.
+#[must_use]
+pub fn trusts_namespaces(chain: &[Block], bounds: &Bounds) -> Option<String> {
+    let grants = bounds.blocks.iter().map(|block| &block.allow).chain(&bounds.allow);
+    let grants = grants.flat_map(|allow| allow.as_array().map_or(std::slice::from_ref(allow), Vec::as_slice));
+    let mut all = chain.iter().map(|block| &block.keys).chain(grants.filter_map(Value::as_object));
+    let names_range = |keys: &Map<String, Value>, key: &str| {
+        let items = keys.get(key).and_then(|value| ItemList::from_json(key, value).ok())?.items;
+        items.into_iter().find(|item| matches!(IdForm::parse(item), Some(IdForm::Namespace(_))))
+    };
+    let (key, item) =
+        all.find_map(|keys| ["uids", "gids"].into_iter().find_map(|key| Some((key, names_range(keys, key)?))))?;
+    Some(format!(
+        "{key}: {item:?} means what annotation {OPENSHIFT_UID_RANGE:?} of the namespace says: trust it only where users \
+         can't update namespaces, as on OpenShift; elsewhere, list numbers"
+    ))
+}
+
+/// Returns the number of IDs in ranges.
+fn count(ranges: &[IdRange]) -> u32 {
+    ranges.iter().fold(0, |sum, range| sum.saturating_add((range.last - range.first).saturating_add(1)))
 }
 
 /// Returns the hint to exclude one container of several with the same ID.
@@ -234,7 +268,7 @@ struct FactLookup<'a> {
 }
 
 impl FactLookup<'_> {
-    fn namespace_ranges(&self, part: RangePart) -> Result<Vec<IdRange>, Error> {
+    fn namespace_ranges(&self, part: RangePart, notes: &mut Vec<Note>) -> Result<Vec<IdRange>, Error> {
         let Some(namespace) = &self.facts.namespace else {
             return Err(self.error(&format!("namespace {} is unknown", self.facts.pod.namespace)));
         };
@@ -247,6 +281,15 @@ impl FactLookup<'_> {
         let list = ItemList::from_text(format!("annotation {key:?} of namespace {}", namespace.name), value)?;
         let ranges = list.distinct(ACCEPTED_NAMESPACE_RANGES, parse_id_range)?;
         let first = *ranges.first().ok_or_else(|| list.reject(value, ACCEPTED_NAMESPACE_RANGES))?;
+        let ids = count(&ranges);
+        if ids > NAMESPACE_IDS {
+            let msg = format!("{}: expected at most {NAMESPACE_IDS} IDs, got {ids}; list numbers instead", list.place);
+            if self.ids.author == ListAuthor::Pod {
+                return Err(self.error(&msg));
+            }
+            notes.push(Note::warning(self.message(&msg)));
+            return Ok(Vec::new());
+        }
         Ok(match part {
             RangePart::Whole => ranges,
             RangePart::First => vec![IdRange::one(first.first)],

@@ -31,7 +31,7 @@ pub use context::Resolvers;
 pub use decision::{
     ConsideredRule, Decision, SkipReason, considered, pod_skip_reason, requested_injection, skip_reason,
 };
-pub use ids::namespace_uids;
+pub use ids::{namespace_uids, trusts_namespaces};
 pub use ignored::{Ignored, ignored};
 pub use pod_networks::{default_interface, own_addresses};
 pub use run::{ChainOutput, SeparatePolicy, check, explain, run_separately};

@@ -100,7 +100,7 @@ impl PortRule {
         if protocols.is_empty() {
             protocols.push(None);
         }
-        let ports = values::parse_ports(&part(ports)?)?;
+        let ports = values::parse_requested_ports(&part(ports)?)?;
         Ok(Self { text: item.to_owned(), protocols, ports, uids: IdList::parse(&uids, author)? })
     }
 

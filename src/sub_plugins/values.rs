@@ -1,7 +1,7 @@
 //! Parsers of values in blocks and annotations: booleans, UIDs and GIDs, groups, interfaces, ports, protocols and IP
 //! ranges. Lists keep their order and lose repeated items.
 
-use crate::cni::{Error, ItemList, is_matchable_interface};
+use crate::cni::{Error, ItemList, is_matchable_interface, parse_ip_net};
 use crate::policy::{Groups, IdRange, ListOrAll, PortRange, Ports, Protocol, Ranges};
 use ipnet::IpNet;
 use std::hash::Hash;
@@ -61,6 +61,11 @@ pub(super) fn parse_ports(list: &ItemList) -> Result<Ports, Error> {
     list_or_all(list, ACCEPTED_PORTS, parse_port_range)
 }
 
+/// Parses a list of ports that a pod requests: the bounds count each item.
+pub(super) fn parse_requested_ports(list: &ItemList) -> Result<Ports, Error> {
+    all_or_every(list, ACCEPTED_PORTS, parse_port_range)
+}
+
 /// Parses a list of transport protocols; `None` is every protocol.
 pub(super) fn parse_protocols(list: &ItemList) -> Result<Vec<Option<Protocol>>, Error> {
     list.distinct(ACCEPTED_PROTOCOLS, parse_protocol)
@@ -76,10 +81,14 @@ pub(super) fn parse_ranges(list: &ItemList) -> Result<Ranges, Error> {
     list_or_all(list, ACCEPTED_RANGES, parse_range)
 }
 
+/// Parses a list of IP addresses and ranges that a pod requests: the bounds count each item.
+pub(super) fn parse_requested_ranges(list: &ItemList) -> Result<Ranges, Error> {
+    all_or_every(list, ACCEPTED_RANGES, parse_range)
+}
+
 /// Parses one IP range and clears its host bits. A single address is a range of one.
 pub(super) fn parse_range(text: &str) -> Option<IpNet> {
-    let net: Option<IpNet> = text.parse().ok();
-    net.map(|net| net.trunc()).or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
+    parse_ip_net(text).map(|net| net.trunc()).or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
 }
 
 /// Appends the ports of `always` that `ports` lacks.
@@ -119,6 +128,13 @@ fn list_or_all<T: Clone + Eq + Hash>(
         return Ok(ListOrAll::All);
     }
     list.distinct(accepted, parse).map(ListOrAll::List)
+}
+
+fn all_or_every<T>(list: &ItemList, accepted: &str, parse: impl Fn(&str) -> Option<T>) -> Result<ListOrAll<T>, Error> {
+    if list.items.iter().any(|item| item == "*") {
+        return Ok(ListOrAll::All);
+    }
+    list.all(accepted, parse).map(ListOrAll::List)
 }
 
 /// Returns the trimmed text if it consists of digits; `parse` alone would accept a `+`.

@@ -379,6 +379,7 @@ fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
     let of_pod = json!({"securityContext": {"runAsUser": 1337}, "containers": [{"name": "app", "image": "i"}]});
     let named =
         |name: &str, context: Value| json!({"containers": [{"name": name, "image": "i", "securityContext": context}]});
+    let of_groups = |groups: Value| json!({"securityContext": groups, "containers": [{"name": "app", "image": "i"}]});
     let rejected = [
         (
             traffic("excludeOutboundPorts", "3306, 443"),
@@ -408,9 +409,29 @@ fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
             (json!({"sidecar.istio.io/interceptionMode": "NONE"}), spec(7), "traffic"),
             "annotation \"sidecar.istio.io/interceptionMode\": it excludes",
         ),
+        (
+            (json!({"istio.io/reroute-virtual-interfaces": "net1"}), spec(7), "traffic"),
+            "annotation \"istio.io/reroute-virtual-interfaces\": it excludes",
+        ),
+        (
+            traffic("kubevirtInterfaces", "net1"),
+            "annotation \"traffic.sidecar.istio.io/kubevirtInterfaces\": it excludes",
+        ),
+        (
+            (json!({"ambient.istio.io/bypass-inbound-capture": "true"}), spec(7), "traffic"),
+            "annotation \"ambient.istio.io/bypass-inbound-capture\": it excludes",
+        ),
         (inject("false"), "label or annotation \"sidecar.istio.io/inject\": the pod would have no sidecar"),
         ((json!({}), spec(1338), "proxyUser"), "container \"app\": runAsUser is that of the sidecar"),
         ((json!({}), of_pod, "proxyUser"), "container \"app\": runAsUser is that of the sidecar"),
+        (
+            (json!({}), of_groups(json!({"fsGroup": 1339})), "proxyUser"),
+            "securityContext: fsGroup is that of the sidecar",
+        ),
+        (
+            (json!({}), of_groups(json!({"supplementalGroups": [7, 1339]})), "proxyUser"),
+            "securityContext: supplementalGroups is that of the sidecar",
+        ),
         (
             (json!({}), named("app", json!({"runAsGroup": 1339})), "proxyUser"),
             "container \"app\": runAsGroup is that of the sidecar",
@@ -452,6 +473,7 @@ fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
         "traffic.sidecar.istio.io/includeInboundPorts": "*",
         "traffic.sidecar.istio.io/excludeInboundPorts": "15020",
         "traffic.sidecar.istio.io/excludeOutboundPorts": "3306",
+        "ambient.istio.io/bypass-inbound-capture": "false",
     });
     let good = pod("istio", &injected, &spec(7));
     assert_eq!(admitted(&admin, &good), Ok(()));
@@ -467,4 +489,57 @@ fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
     assert!(denied.starts_with("container \"istio-init\": runAsUser is that of the sidecar"), "{denied}");
     assert_eq!(debug(7), Ok(()));
     assert_eq!(verdict(admin.merge(&good, &json!({"metadata": {"labels": {"a": "b"}}}))), Ok(()));
+}
+
+/// Each annotation that Istio defines excludes traffic, prevents injection, or does neither. A new one must be decided.
+#[test]
+fn the_policy_knows_every_annotation_of_istio() {
+    const TRAFFIC: [&str; 10] = [
+        "ambient.istio.io/bypass-inbound-capture",
+        "istio.io/reroute-virtual-interfaces",
+        "sidecar.istio.io/interceptionMode",
+        "traffic.sidecar.istio.io/excludeInboundPorts",
+        "traffic.sidecar.istio.io/excludeInterfaces",
+        "traffic.sidecar.istio.io/excludeOutboundIPRanges",
+        "traffic.sidecar.istio.io/excludeOutboundPorts",
+        "traffic.sidecar.istio.io/includeInboundPorts",
+        "traffic.sidecar.istio.io/includeOutboundIPRanges",
+        "traffic.sidecar.istio.io/kubevirtInterfaces",
+    ];
+    // They add to what is captured, configure the proxy itself, or belong to other objects than pods. Istio captures DNS
+    // for names, not for authorization.
+    const OTHERS: &str = "alpha.istio.io/canonical-serviceaccounts alpha.istio.io/kubernetes-serviceaccounts \
+        ambient.istio.io/dns-capture ambient.istio.io/redirection ambient.istio.io/waypoint-inbound-binding \
+        galley.istio.io/analyze-suppress gateway.istio.io/controller-version gateway.istio.io/name-override \
+        gateway.istio.io/service-account inject.istio.io/templates istio.io/autoRegistrationGroup istio.io/connectedAt \
+        istio.io/disconnectedAt istio.io/dry-run istio.io/rev istio.io/use-waypoint-canary-weight \
+        istio.io/workloadController kubernetes.io/ingress.class networking.istio.io/exportTo \
+        networking.istio.io/service-type networking.istio.io/traffic-distribution prometheus.istio.io/merge-metrics \
+        proxy.istio.io/config proxy.istio.io/overrides readiness.status.sidecar.istio.io/applicationPorts \
+        readiness.status.sidecar.istio.io/failureThreshold readiness.status.sidecar.istio.io/initialDelaySeconds \
+        readiness.status.sidecar.istio.io/periodSeconds sidecar.istio.io/agentLogLevel sidecar.istio.io/bootstrapOverride \
+        sidecar.istio.io/componentLogLevel sidecar.istio.io/discoveryAddress sidecar.istio.io/extraStatTags \
+        sidecar.istio.io/inject sidecar.istio.io/logLevel sidecar.istio.io/nativeSidecar sidecar.istio.io/proxyCPU \
+        sidecar.istio.io/proxyCPULimit sidecar.istio.io/proxyImage sidecar.istio.io/proxyImageType \
+        sidecar.istio.io/proxyMemory sidecar.istio.io/proxyMemoryLimit sidecar.istio.io/rewriteAppHTTPProbers \
+        sidecar.istio.io/statsCompression sidecar.istio.io/statsEvictionInterval sidecar.istio.io/statsFlushInterval \
+        sidecar.istio.io/statsHistogramBins sidecar.istio.io/statsHistogramBuckets \
+        sidecar.istio.io/statsInclusionPrefixes sidecar.istio.io/statsInclusionRegexps \
+        sidecar.istio.io/statsInclusionSuffixes sidecar.istio.io/status sidecar.istio.io/userVolume \
+        sidecar.istio.io/userVolumeMount status.sidecar.istio.io/port topology.istio.io/controlPlaneClusters \
+        traffic.istio.io/nodeSelector traffic.sidecar.istio.io/includeOutboundPorts";
+    let module = include_str!("../injector/go.mod").lines().find_map(|line| line.trim().strip_prefix("istio.io/api "));
+    let file = format!("target/tools/istio-annotations-{}.go", module.expect("a version"));
+    let source = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}: run hack/test.sh"));
+    let names = source.lines().filter_map(|line| line.trim().strip_prefix("Name:")?.trim().split('"').nth(1));
+    let mut unknown: Vec<&str> =
+        names.filter(|name| !TRAFFIC.contains(name) && !OTHERS.split(' ').any(|other| other == *name)).collect();
+    unknown.sort_unstable();
+    assert_eq!(unknown, [""; 0], "decide whether they exclude traffic: admission-policy-istio.yaml");
+    let policy = include_str!("../../manifests/chart/templates/admission-policy-istio.yaml");
+    for name in TRAFFIC {
+        let key = name.trim_start_matches("traffic.sidecar.istio.io/include");
+        assert!(policy.contains(name) || policy.contains(&format!("include{key}")), "{name}");
+        assert!(source.contains(&format!("\"{name}\"")), "{name}: Istio removed it");
+    }
 }

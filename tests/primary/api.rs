@@ -6,7 +6,6 @@ use crate::server::{Answer, Request, Server};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 const POD: &str = "GET /api/v1/namespaces/shop/pods/web-0 HTTP/1.1";
@@ -145,25 +144,6 @@ fn network_status_setting_decides_whether_the_status_is_written() {
         node.done("ADD", &conf(&node, &server, &json!({"network_status": mode})));
         assert_eq!(server.lines().contains(&STATUS.to_owned()), written, "{mode}");
     }
-}
-
-#[test]
-fn a_late_answer_of_the_api_is_used_while_a_second_request_runs() {
-    let knows = script("");
-    // The plugin sends a second request after 3 s. The first one is answered then, the second one never.
-    let both = Barrier::new(2);
-    let server = Server::plain(move |request| {
-        if request.line == POD {
-            both.wait();
-            if request.nth > 0 {
-                return Answer::Hang;
-            }
-        }
-        knows(request)
-    });
-    let (node, conf) = with_timeout(&server);
-    node.done("ADD", &conf);
-    assert_eq!(server.lines(), [POD, POD]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Logged when the node has the desired state.
 pub(crate) const SETTLED: &str = "the node has the desired state";
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(240);
 
 /// The token of a service account.
 pub(crate) const TOKEN: &str = "token-of-the-agent";

@@ -45,7 +45,7 @@ grant, and the sub-plugin's bounds. */ -}}
   "containers" "no pattern of \"*\" alone"
   "ports" "at most 1024 ports in a range, and 4096 in total"
   "ip_ranges" "CIDRs with a prefix of at least /8, and four such prefixes in total"
-  "resolvers" "all, resolv-conf, excluded-ranges, and CIDRs with a prefix of at least /8"
+  "resolvers" "all, resolv-conf, excluded-ranges, and CIDRs with a prefix of at least /8, and four such prefixes in total"
 -}}
 {{- $permitted := list -}}
 {{- range $bounds.grants -}}

@@ -123,6 +123,13 @@ port.ranges[0][1] - port.ranges[0][0] < 1024
 {{- $all | toJson -}}
 {{- end -}}
 
+{{- /* Whether the addresses and CIDRs of a list have more addresses than four prefixes of the length 8. Shorter prefixes
+are denied anyway, and longer ones than 32 count as these. */ -}}
+{{- define "detour.cel.exceedsAddresses" -}}
+.map(item, isCIDR(item) ? cidr(item).prefixLength() : 32).filter(length, length >= 8)
+  .map(length, {{ include "detour.cel.addresses" "" }}[length < 32 ? length - 8 : 24]).sum() > 67108864
+{{- end -}}
+
 {{- /* Whether the CIDR in the variable p contains the address or CIDR in item. */ -}}
 {{- define "detour.cel.contains" -}}
 isCIDR(p) && (isCIDR(item) ? cidr(p).containsCIDR(item) : isIP(item) && cidr(p).containsIP(item))

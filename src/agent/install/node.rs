@@ -196,10 +196,11 @@ impl NodeFiles {
         let names = self.names(directory)?.into_iter().filter(|name| name.ends_with(".conf"));
         let paths = names.map(|name| directory.join(&name)).filter(|path| !own.contains(&path));
         let invalid = |path: HostPath| match self.file(&path) {
-            Ok(Some(FoundFile { text: Some(text), .. })) => {
-                check_chained_plugin(&path.to_string(), &text).err().map(|error| error.msg)
-            }
-            Ok(Some(_)) => Some(format!("{path}: expected a JSON object of at most {MAX_TEXT_SIZE} bytes")),
+            Ok(Some(_)) => match self.root.reach(&path).and_then(|reached| trusted_file::read(&reached, MAX_TEXT_SIZE))
+            {
+                Ok(text) => check_chained_plugin(&path.to_string(), &text).err().map(|error| error.msg),
+                Err(error) => Some(format!("{path}: {error}")),
+            },
             Ok(None) => self.not_a_file(&path).map(|found| format!("{path}: expected a file, got {found}")),
             Err(error) => Some(format!("{path}: {error}")),
         };

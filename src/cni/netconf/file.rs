@@ -1,8 +1,9 @@
 //! Configuration files: one plugin, or a configuration list that contains one of this plugin.
 
+use super::chain::OWN_TYPES;
 use super::net_conf::NetConf;
-use super::sub_plugins::OWN_TYPES;
 use crate::cni::error::{Code, Error};
+use crate::cni::list::json_error;
 use crate::cni::request::CniCommand;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -42,7 +43,7 @@ pub fn configuration(place: &Path, text: &[u8]) -> Result<NetConf, Error> {
     let with_place = |error: Error| Error { msg: format!("{}: {}", place.display(), error.msg), ..error };
     let value: Value = serde_json::from_slice(text).map_err(|error| {
         let what = if text.starts_with(BYTE_ORDER_MARK) { ": byte order mark at the start" } else { "" };
-        with_place(Error::new(Code::Decode, format!("invalid JSON: {error}{what}")))
+        with_place(Error::new(Code::Decode, format!("invalid JSON: {}{what}", json_error(&error))))
     })?;
     let Some(plugins) = value.get("plugins").and_then(Value::as_array) else {
         return NetConf::parse(text, CniCommand::Add, "detour").map_err(with_place);

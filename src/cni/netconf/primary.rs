@@ -1,8 +1,8 @@
 //! The keys of a primary plugin: those of Multus with their meaning there (multus-cni, `docs/configuration.md`), and
 //! some that Multus does not have.
 
+use super::chain::OWN_TYPES;
 use super::keys::{LogLevel, absolute, text};
-use super::sub_plugins::OWN_TYPES;
 use crate::cni::block::BlockReader;
 use crate::cni::document::Document;
 use crate::cni::error::{Code, Error};
@@ -107,17 +107,11 @@ pub enum NetworkStatus {
 impl Primary {
     /// Reads the keys of a primary plugin; `None` without `clusterNetwork` and `delegates`.
     pub(super) fn read(keys: &BlockReader<'_>, warnings: &mut Vec<String>) -> Result<Option<Self>, Error> {
-        let Some(mut default) = DefaultNetwork::read(keys)? else { return Ok(None) };
+        let Some(default) = DefaultNetwork::read(keys)? else { return Ok(None) };
         warn_of_ignored_keys(keys, warnings)?;
         let mut default_networks = Vec::new();
         for (i, name) in keys.list("defaultNetworks")?.into_iter().flat_map(|list| list.items).enumerate() {
             default_networks.push(NetworkName::parse(&format!("defaultNetworks[{i}]"), &name)?);
-        }
-        let mut readiness_file = absolute(keys, "readinessindicatorfile")?;
-        if text(keys, "daemonSocketDir")?.is_some() {
-            let paths =
-                default.path_mut().into_iter().chain(default_networks.iter_mut().filter_map(NetworkName::path_mut));
-            paths.chain(readiness_file.as_mut()).for_each(on_the_node);
         }
         if matches!(default, DefaultNetwork::Delegates(_)) && !default_networks.is_empty() {
             warnings.push("defaultNetworks: ignored without clusterNetwork; add these networks to delegates".into());
@@ -129,7 +123,7 @@ impl Primary {
         check_namespace("multusNamespace", namespace)?;
         let path = |key, default: &str| absolute(keys, key).map(|path| path.unwrap_or_else(|| default.into()));
         let timeout = keys.number("readiness_timeout_seconds", 1, 300)?.unwrap_or(READINESS_TIMEOUT);
-        Ok(Some(Self {
+        let mut primary = Self {
             auxiliary_chain: auxiliary_chain(keys, &default)?,
             default,
             default_networks,
@@ -141,7 +135,7 @@ impl Primary {
             kubeconfig: absolute(keys, "kubeconfig")?,
             namespace_isolation: keys.boolean("namespaceIsolation")?.unwrap_or(false),
             global_namespaces: global_namespaces(keys)?,
-            readiness_file,
+            readiness_file: absolute(keys, "readinessindicatorfile")?,
             readiness_timeout: Duration::from_secs(timeout.into()),
             retry_delete_on_error: keys.boolean("retryDeleteOnError")?.unwrap_or(false),
             in_process_types: types(keys, "in_process_types", &OWN_TYPES)?,
@@ -150,7 +144,30 @@ impl Primary {
             network_status: keys.one_of("network_status", &statuses)?.unwrap_or(NetworkStatus::Auto),
             log_file: absolute(keys, "logFile")?,
             log_level: LogLevel::read_key(keys, "logLevel")?,
-        }))
+        };
+        if text(keys, "daemonSocketDir")?.is_some() {
+            primary.paths_mut().for_each(on_the_node);
+        }
+        Ok(Some(primary))
+    }
+
+    /// Replaces each path below `/host` that does not exist, but exists without this prefix: Multus's daemon wrote it.
+    pub fn find_on_the_node(&mut self, exists: &dyn Fn(&Path) -> bool) {
+        for path in self.paths_mut().filter(|path| !exists(path)) {
+            let mut without_prefix = path.clone();
+            on_the_node(&mut without_prefix);
+            if exists(&without_prefix) {
+                *path = without_prefix;
+            }
+        }
+    }
+
+    /// Returns every path of the file.
+    fn paths_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
+        let networks = self.default_networks.iter_mut().filter_map(NetworkName::path_mut);
+        let optional = [&mut self.auxiliary_chain, &mut self.kubeconfig, &mut self.readiness_file, &mut self.log_file];
+        let always = [&mut self.conf_dir, &mut self.cni_dir, &mut self.bin_dir];
+        self.default.path_mut().into_iter().chain(networks).chain(optional.into_iter().flatten()).chain(always)
     }
 
     /// Returns the same configuration without `defaultNetworks`: the default network, and `delegates` after the first.
@@ -391,6 +408,24 @@ mod tests {
         let file = "/run/multus/cni/net.d/05-cilium.conflist";
         let others = vec![path("/etc/x.conf"), path("/hosts/y.conf")];
         assert_eq!(paths(&conf), (DefaultNetwork::Cluster(path(file)), Some(file.into()), others));
+    }
+
+    #[test]
+    fn paths_of_the_daemon_that_exist_only_on_the_node_are_read_there() {
+        let conf = json!({
+            "clusterNetwork": "/host/etc/cni/net.d/10-a.conflist", "auxiliaryCNIChainName": "chain",
+            "readinessindicatorfile": "/host/run/ready", "defaultNetworks": ["/host/both.conf"], "binDir": "/host/opt/bin",
+            "confDir": "/host/none", "kubeconfig": "/host/k", "cniDir": "/host/var/lib/d", "logFile": "/host/var/log/l",
+        });
+        let mut primary = read(&conf).expect("accepted").0.expect("a primary plugin");
+        let exists =
+            |path: &Path| path == Path::new("/host/both.conf") || !path.starts_with("/host") && !path.ends_with("none");
+        primary.find_on_the_node(&exists);
+        let mut paths: Vec<String> = primary.paths_mut().map(|path| path.display().to_string()).collect();
+        paths.sort_unstable();
+        let wanted = "/etc/cni/net.d/10-a.conflist /etc/cni/net.d/chain /host/both.conf /host/none /k /opt/bin /run/ready \
+            /var/lib/d /var/log/l";
+        assert_eq!(paths.join(" "), wanted);
     }
 
     #[test]

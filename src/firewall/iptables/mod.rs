@@ -217,7 +217,8 @@ impl<'a> Decoder<'a> {
 
     fn interface(&mut self) -> Option<Is<Name>> {
         let Is { not, value } = self.compare()?;
-        let name = match value.strip_suffix(&[0]) {
+        // Other tools pad the name with zero bytes.
+        let name = match value.iter().position(|byte| *byte == 0).map(|end| &value[..end]) {
             Some(name) => std::str::from_utf8(name).ok()?.to_owned(),
             None => std::str::from_utf8(value).ok()?.to_owned() + "+",
         };
