@@ -31,7 +31,7 @@ fn variants() -> Vec<Variant> {
         Variant { has_status: false, label: "istio.io/dataplane-mode: ambient", ..usual("ambient", "") },
         Variant { absent: "abc", ..annotated("invalid annotation", "detour.io/exclude-dns", "abc") },
         Variant {
-            absent: "80,x",
+            absent: "invalid value \"x\"",
             ..annotated("invalid ports", "traffic.sidecar.istio.io/excludeOutboundPorts", "80,x")
         },
         annotated(
