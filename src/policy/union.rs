@@ -98,7 +98,11 @@ impl Policy {
             (a, b) => a.or(b),
         };
         let ambient = self.ambient || other.ambient;
-        Ok(Self { interception, exclusions, containers, dns_captured_elsewhere, ambient })
+        let guard = match (&self.guard, &other.guard) {
+            (Some(a), Some(b)) => Some(a.union(b)?),
+            (a, b) => a.as_ref().or(b.as_ref()).cloned(),
+        };
+        Ok(Self { interception, exclusions, containers, dns_captured_elsewhere, ambient, guard })
     }
 }
 
@@ -119,7 +123,7 @@ fn mode_conflict(first: String, second: String) -> Conflict {
 }
 
 impl Redirect {
-    fn union(&self, other: &Self) -> Result<Self, Conflict> {
+    pub(super) fn union(&self, other: &Self) -> Result<Self, Conflict> {
         macro_rules! same {
             ($($field:ident),+) => { $(same(stringify!($field), &self.$field, &other.$field)?;)+ };
         }

@@ -16,6 +16,7 @@ mod grants;
 mod ids;
 mod ignored;
 mod istio_redirect;
+mod mesh_guard;
 mod pod_networks;
 mod run;
 mod settings;
