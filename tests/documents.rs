@@ -358,7 +358,7 @@ fn the_limits_are_those_of_the_source() {
         ("sub_plugins/settings.rs", "MAX_GROUPS: usize = 64;", "`owner_groups_include`", "64 groups"),
         ("sub_plugins/context.rs", "MAX_CONTAINERS: usize = 100;", "containers of a pod", "100"),
         ("sub_plugins/container_exclude.rs", "MAX_ITEMS: usize = 100;", "`containers` of", "100 items"),
-        ("cni/netconf/sub_plugins.rs", "MAX_BLOCKS: usize = 32;", "`chain`", "32 entries"),
+        ("cni/netconf/chain.rs", "MAX_BLOCKS: usize = 32;", "`chain`", "32 entries"),
         ("plugin/record.rs", "MAX_ATTACHMENTS: usize = 32;", "attachments on one", "32"),
         ("cni/names.rs", "MAX_NETWORK_NAME: usize = 225;", "the network's name", "225 bytes"),
         ("plugin/primary/plan.rs", "MAX_IN_PROCESS: usize = 16;", "attachments of `in_process_types`", "16"),

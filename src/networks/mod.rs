@@ -6,7 +6,6 @@ mod configuration;
 mod definition;
 mod element;
 mod files;
-mod installed;
 mod interfaces;
 mod resolve;
 mod status;
@@ -15,10 +14,9 @@ mod tests;
 
 pub use annotations::{default_network, networks};
 pub use configuration::RunnableConfiguration;
-pub use definition::configuration;
+pub use definition::{InstalledNetwork, configuration, installed_network, runs_own_type};
 pub use element::{Selection, Selections};
 pub use files::{auxiliary_chain, check_chained_plugin};
-pub use installed::{InstalledNetwork, installed_network, runs_own_type};
 pub use interfaces::{
     DefaultRouteChange, check_default_routes, interface_names, move_default_route, moves_default_route,
 };

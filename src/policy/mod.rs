@@ -14,6 +14,8 @@ mod union;
 pub use exclusion::{BypassEnd, ContainerExclusion, ContainerScope, Exclusion, IdRange, Protocol, TrafficOwner};
 pub use guard::{AmbientGuard, Guard};
 pub use live::LivePolicyScope;
-pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, ListOrAll, PortRange, Ports, Ranges, Redirect};
+pub use redirect::{
+    DnsCapture, Groups, InterceptionMode, Ipv6, ListOrAll, PROXY_PORTS, PortRange, Ports, Ranges, Redirect,
+};
 pub use traffic_policy::{Interception, Policy};
 pub use union::{Combine, Conflict, Contradiction, united};

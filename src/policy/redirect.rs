@@ -160,10 +160,13 @@ pub struct Redirect {
     pub host_ipv4_loopback_cidr: Ipv4Net,
 }
 
+/// The proxy's ports for status, health and metrics, which are never captured inbound. By default, the first one is not
+/// captured outbound either.
+pub const PROXY_PORTS: [PortRange; 3] = [PortRange::one(15020), PortRange::one(15021), PortRange::one(15090)];
+
 impl Default for Redirect {
     /// Returns Istio's defaults for a pod without annotations.
     fn default() -> Self {
-        let status_port = PortRange::one(15020);
         Self {
             inbound_interception_mode: InterceptionMode::Redirect,
             proxy_uid: vec![1337],
@@ -174,9 +177,9 @@ impl Default for Redirect {
             inbound_tproxy_mark: 1337,
             inbound_tproxy_route_table: 133,
             inbound_ports_include: Ports::All,
-            inbound_ports_exclude: Ports::List(vec![status_port, PortRange::one(15021), PortRange::one(15090)]),
+            inbound_ports_exclude: Ports::List(PROXY_PORTS.to_vec()),
             outbound_ports_include: Ports::List(Vec::new()),
-            outbound_ports_exclude: Ports::List(vec![status_port]),
+            outbound_ports_exclude: Ports::List(vec![PROXY_PORTS[0]]),
             outbound_ip_ranges_include: Ranges::All,
             outbound_ip_ranges_exclude: Ranges::List(Vec::new()),
             owner_groups_include: Groups::All,

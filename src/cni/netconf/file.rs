@@ -1,7 +1,7 @@
 //! Configuration files: one plugin, or a configuration list that contains one of this plugin.
 
+use super::chain::OWN_TYPES;
 use super::net_conf::NetConf;
-use super::sub_plugins::OWN_TYPES;
 use crate::cni::error::{Code, Error};
 use crate::cni::list::json_error;
 use crate::cni::request::CniCommand;

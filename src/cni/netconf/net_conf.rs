@@ -1,11 +1,9 @@
 //! The network configuration of this plugin, parsed except for the blocks of its sub-plugins.
 
-use super::bounds::Bounds;
-use super::keys::{CNI_CONF_DIR, LogLevel, absolute, delegate_timeout, text};
+use super::chain::{Bounds, blocks, kind, redirects};
+use super::keys::{CNI_CONF_DIR, LogLevel, POD_ANNOTATIONS, absolute, check_annotations, delegate_timeout, text};
 use super::kubernetes::Kubernetes;
-use super::pod_annotations;
 use super::primary::Primary;
-use super::sub_plugins::{blocks, kind, redirects};
 use super::unknown;
 use crate::cni::block::{Block, BlockReader};
 use crate::cni::document::Document;
@@ -129,7 +127,7 @@ impl NetConf {
             kubernetes.cni_bin_dir = kubernetes.cni_bin_dir.or_else(|| Some(primary.bin_dir.clone()));
         }
         let mut runtime_config = keys.block("runtimeConfig")?.map(|config| config.all().clone()).unwrap_or_default();
-        pod_annotations::check(&mut runtime_config, &mut warnings);
+        check_annotations(&mut runtime_config, &mut warnings);
         let has_chain = primary.is_none() || keys.value("chain").is_some();
         let chain = if has_chain { blocks(&keys, &kind)? } else { Vec::new() };
         let redirects_ambient = keys.boolean("ambient_enabled")?.unwrap_or(false) && chain.iter().any(redirects);
@@ -187,7 +185,7 @@ impl NetConf {
     /// Returns the pod's annotations, all of which are strings; `None` if the runtime does not pass them.
     #[must_use]
     pub fn pod_annotations(&self) -> Option<&Map<String, Value>> {
-        self.runtime_config.get(pod_annotations::POD_ANNOTATIONS)?.as_object()
+        self.runtime_config.get(POD_ANNOTATIONS)?.as_object()
     }
 
     /// Returns the pod's nameservers that the runtime passes in `runtimeConfig.dns` (capability `dns`).

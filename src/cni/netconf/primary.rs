@@ -1,8 +1,8 @@
 //! The keys of a primary plugin: those of Multus with their meaning there (multus-cni, `docs/configuration.md`), and
 //! some that Multus does not have.
 
+use super::chain::OWN_TYPES;
 use super::keys::{LogLevel, absolute, text};
-use super::sub_plugins::OWN_TYPES;
 use crate::cni::block::BlockReader;
 use crate::cni::document::Document;
 use crate::cni::error::{Code, Error};

@@ -6,92 +6,22 @@ use crate::suggest::{closest, did_you_mean};
 use serde_json::{Map, Value};
 
 /// The keys of this plugin at the top level.
-const OWN: &[&str] = &[
-    "allow",
-    "attachments_may_exclude_namespaces",
-    "auto_dialect",
-    "chain",
-    "chain_types",
-    "cni_conf_dir",
-    "delegate_timeout_seconds",
-    "dialect",
-    "in_process_types",
-    "kubernetes",
-    "log_file",
-    "log_level",
-    "merge_addresses",
-    "network_status",
-    "node_bounds",
-    "outside_bounds",
-    "readiness_timeout_seconds",
-];
+const OWN: &str = "allow attachments_may_exclude_namespaces auto_dialect chain chain_types cni_conf_dir \
+    delegate_timeout_seconds dialect in_process_types kubernetes log_file log_level merge_addresses \
+    network_status node_bounds outside_bounds readiness_timeout_seconds";
 /// The keys of istio-cni (`cni/pkg/plugin/plugin.go`), earlier versions included.
-const ISTIO: &[&str] = &[
-    "ambient_enabled",
-    "cni_agent_run_dir",
-    "cni_event_address",
-    "ebpf_enabled",
-    "enable_ambient_detection_retry",
-    "enablement_selectors",
-    "hostNSEnterExec",
-    "exclude_namespaces",
-    "log_uds_address",
-    "native_nftables",
-    "plugin_log_level",
-    "pod_namespace",
-];
+const ISTIO: &str = "ambient_enabled cni_agent_run_dir cni_event_address ebpf_enabled enable_ambient_detection_retry \
+    enablement_selectors hostNSEnterExec exclude_namespaces log_uds_address native_nftables plugin_log_level \
+    pod_namespace";
 /// The keys of Multus (`docs/configuration.md`, `docs/thick-plugin.md`).
-const MULTUS: &[&str] = &[
-    "auxiliaryCNIChainName",
-    "binDir",
-    "chrootDir",
-    "cniConf",
-    "clusterNetwork",
-    "cniConfigDir",
-    "cniDir",
-    "confDir",
-    "daemonSocketDir",
-    "defaultNetworks",
-    "delegates",
-    "forceCNIVersion",
-    "globalNamespaces",
-    "kubeconfig",
-    "logFile",
-    "logLevel",
-    "logOptions",
-    "logToStderr",
-    "metricsPort",
-    "multusAutoconfigDir",
-    "multusConfigFile",
-    "multusMasterCNI",
-    "multusNamespace",
-    "namespaceIsolation",
-    "overrideNetworkName",
-    "perNodeCertificate",
-    "readinessindicatorfile",
-    "readinessIndicatorFile",
-    "retryDeleteOnError",
-    "socketDir",
-    "systemNamespaces",
-];
+const MULTUS: &str = "auxiliaryCNIChainName binDir chrootDir cniConf clusterNetwork cniConfigDir cniDir confDir daemonSocketDir \
+    defaultNetworks delegates forceCNIVersion globalNamespaces kubeconfig logFile logLevel logOptions \
+    logToStderr metricsPort multusAutoconfigDir multusConfigFile multusMasterCNI multusNamespace \
+    namespaceIsolation overrideNetworkName perNodeCertificate readinessindicatorfile readinessIndicatorFile \
+    retryDeleteOnError socketDir systemNamespaces";
 /// The keys of the CNI specification, of libcni, and of all plugins of the CNI project.
-const CNI: &[&str] = &[
-    "args",
-    "capabilities",
-    "cniVersion",
-    "cniVersions",
-    "disableCheck",
-    "disableGC",
-    "dns",
-    "ipMasq",
-    "ipam",
-    "loadOnlyInlinedPlugins",
-    "name",
-    "plugins",
-    "prevResult",
-    "runtimeConfig",
-    "type",
-];
+const CNI: &str = "args capabilities cniVersion cniVersions disableCheck disableGC dns ipMasq ipam loadOnlyInlinedPlugins name \
+    plugins prevResult runtimeConfig type";
 /// The prefix of the specification's keys for runtimes.
 const CNI_PREFIX: &str = "cni.dev/";
 /// The keys in `kubernetes` of maistra's plugin and of earlier versions of istio-cni, which have no effect here.
@@ -129,23 +59,27 @@ pub(super) fn check_misspelled(keys: &Map<String, Value>) -> Result<(), Error> {
 /// resemble `namespace` have no effect in an attachment.
 pub(super) fn first_at_the_top(keys: &Map<String, Value>) -> Option<(String, String)> {
     let key = unknown_at_the_top(keys).next()?;
-    Some((excerpt(key), did_you_mean(key, OWN.iter().copied())))
+    Some((excerpt(key), did_you_mean(key, OWN.split(' '))))
 }
 
 /// Returns whether the key at the top level is one of this plugin, of istio-cni or of Multus that this plugin may read.
 pub(in crate::cni) fn is_of_this_plugin(key: &str) -> bool {
-    [OWN, MULTUS].iter().any(|keys| keys.contains(&key))
-        || ["cni_agent_run_dir", "exclude_namespaces", "pod_namespace"].contains(&key)
+    let aliases = ["cni_agent_run_dir", "exclude_namespaces", "pod_namespace"];
+    names([OWN, MULTUS]).chain(aliases).any(|known| known == key)
 }
 
 fn known_at_the_top() -> impl Iterator<Item = &'static str> {
-    [OWN, ISTIO, MULTUS].into_iter().flatten().copied()
+    names([OWN, ISTIO, MULTUS])
+}
+
+fn names<const N: usize>(lists: [&'static str; N]) -> impl Iterator<Item = &'static str> {
+    lists.into_iter().flat_map(|names| names.split(' '))
 }
 
 fn unknown_at_the_top(keys: &Map<String, Value>) -> impl Iterator<Item = &str> {
     // The lists of the most frequent keys first.
     let is_known =
-        |key| [CNI, OWN, ISTIO, MULTUS].iter().any(|keys| keys.contains(&key)) || key.starts_with(CNI_PREFIX);
+        |key: &&str| key.starts_with(CNI_PREFIX) || names([CNI, OWN, ISTIO, MULTUS]).any(|known| known == *key);
     keys.keys().map(String::as_str).filter(move |key| !is_known(key))
 }
 
@@ -227,7 +161,7 @@ mod tests {
         // The chart's logLevel sets log_level, the agent the next two, and no file contains the last one. kubernetes has a
         // list of its own.
         let elsewhere = ["log_level", "cni_conf_dir", "auto_dialect", "node_bounds"];
-        let own = owned(OWN).into_iter().filter(|key| !elsewhere.contains(&key.as_str()));
+        let own = names([OWN]).filter(|key| !elsewhere.contains(key)).map(str::to_owned);
         // Of Multus's keys, those that have an effect, except those for which detour has keys of its own.
         let multus = owned(&[
             "auxiliaryCNIChainName",
@@ -253,8 +187,8 @@ mod tests {
 
     #[test]
     fn keys_of_runtimes_and_other_plugins_cause_no_warnings() {
-        for keys in [OWN, ISTIO, MULTUS, CNI, &["cni.dev/valid-attachments", "cni.dev/attachments"]] {
-            let keys: Map<String, Value> = keys.iter().map(|key| ((*key).to_owned(), Value::Null)).collect();
+        for keys in [OWN, ISTIO, MULTUS, CNI, "cni.dev/valid-attachments cni.dev/attachments"] {
+            let keys: Map<String, Value> = keys.split(' ').map(|key| (key.to_owned(), Value::Null)).collect();
             assert_eq!(at_the_top(&keys), [""; 0]);
         }
     }

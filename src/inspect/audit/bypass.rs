@@ -10,7 +10,7 @@ use crate::firewall::native::rule::{Condition, Key, NativeAction, NativeTable};
 use crate::firewall::native::set::{Span, Spans};
 use crate::firewall::rule::{Family, Hook, Table};
 use crate::firewall::{Counter, RuleView, RulesetView, TableId};
-use crate::policy::Redirect;
+use crate::policy::{PROXY_PORTS, Redirect};
 use std::collections::BTreeMap;
 
 /// The netfilter chain that Istio's and detour's rules enter first, at the hook `OUTPUT`.
@@ -21,8 +21,8 @@ const INBOUND: &str = "ISTIO_INBOUND";
 const TO_SIDECAR: [&str; 3] = ["ISTIO_REDIRECT", "ISTIO_IN_REDIRECT", "ISTIO_TPROXY"];
 /// The chain that sends the sidecar's connections to its own pod back to it.
 const IN_REDIRECT: &str = "ISTIO_IN_REDIRECT";
-/// The sidecar's ports for status, health and metrics, and for HBONE.
-const SIDECAR_PORTS: [u16; 4] = [15008, 15020, 15021, 15090];
+/// The sidecar's port for HBONE.
+const TUNNEL: u16 = 15008;
 
 /// Limit for the redirected parts that are listed if a direction is not redirected as a whole.
 const MAX_CAPTURED: usize = 10;
@@ -158,7 +158,8 @@ pub(super) struct Scan {
 
 /// Scans the live rules. `redirect` has the settings of detour's redirection, if it redirects the pod.
 pub(super) fn scan(view: &RulesetView, proxy: &ProxyIds, redirect: Option<&Redirect>) -> Scan {
-    let mut sidecar_ports: Spans = SIDECAR_PORTS.into_iter().map(|port| Span::one(port.into())).collect();
+    let mut sidecar_ports: Spans =
+        PROXY_PORTS.iter().map(|ports| ports.first).chain([TUNNEL]).map(|port| Span::one(port.into())).collect();
     redirect.iter().for_each(|redirect| sidecar_ports.insert(Span::one(redirect.inbound_tunnel_port.into())));
     let mut scan = Scan::default();
     for table in LiveTable::all(view).filter(|table| table.table != Table::Raw) {

@@ -11,15 +11,13 @@ use crate::pod::well_known::{
 };
 use crate::pod::{Namespace, Pod};
 use crate::policy::{
-    ContainerScope, DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+    ContainerScope, DnsCapture, Exclusion, IdRange, PROXY_PORTS, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
+    TrafficOwner,
 };
 use crate::sub_plugins::{self, DecidedRequest, SubPlugin};
 use ipnet::IpNet;
 use serde::Serialize;
 use std::collections::BTreeSet;
-
-/// The proxy's ports, which Istio itself excludes in both directions.
-const PROXY_PORTS: [PortRange; 3] = [PortRange::one(15020), PortRange::one(15021), PortRange::one(15090)];
 
 /// The code of a warning that an ADD would fail.
 pub(super) const ADD_FAILS: &str = "add-fails";
