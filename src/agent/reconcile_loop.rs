@@ -7,9 +7,8 @@ use super::containers::{ContainerSettings, RunningContainers};
 use super::daemon_set::DaemonSet;
 use super::facts::SyncStates;
 use super::health::Health;
-use super::install::plan::undo;
 use super::install::{
-    ConfigurationTarget, DesiredState, InstallError, InstallPlan, Leadership, NodeFiles, SourceTimer,
+    ConfigurationTarget, DesiredState, InstallError, InstallPlan, Leadership, NodeFiles, reconcile, undo,
 };
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
@@ -116,7 +115,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     let reports = PodReports::start(job.account.clone(), tasks);
     let mut last_event = None;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
-    let (mut leadership, mut installer, mut timer) = (None, None, SourceTimer::default());
+    let (mut leadership, mut installer) = (None, None);
     let mut running = None;
     loop {
         watch.discard_events();
@@ -149,17 +148,12 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         if let Ok(desired) = &desired {
             installer = Some(desired.installer.clone());
         }
-        let iteration = job.iterate(desired, &mut timer);
+        let iteration = job.iterate(desired);
         if matches!(iteration, Iteration::Occupied(_)) {
             // The agent of the DaemonSet that owns the installation serves the plugin.
             running = None;
         }
         let (readiness, mut delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
-        if let (Iteration::Settled(_) | Iteration::Lacks(_) | Iteration::Waits(_), Some(left)) =
-            (&iteration, timer.take_left())
-        {
-            delay = delay.min(left);
-        }
         if !watch.is_complete() && !ignore_events {
             delay = delay.min(POLL_INTERVAL);
         }
@@ -250,35 +244,38 @@ impl Job<'_> {
         Ok(RunningServices { services, containers })
     }
 
-    fn iterate(&self, desired: Result<DesiredState, String>, timer: &mut SourceTimer) -> Iteration {
+    fn iterate(&self, desired: Result<DesiredState, String>) -> Iteration {
         let desired = match desired {
             Ok(desired) => desired,
             Err(reason) => return Iteration::Failed(reason),
         };
-        self.reconcile(&desired, timer).unwrap_or_else(|error| match error {
+        self.reconcile(&desired).unwrap_or_else(|error| match error {
             InstallError::Owned(_) => Iteration::Occupied(error.to_string()),
             error => Iteration::Failed(error.to_string()),
         })
     }
 
-    fn reconcile(&self, desired: &DesiredState, timer: &mut SourceTimer) -> Result<Iteration, InstallError> {
+    fn reconcile(&self, desired: &DesiredState) -> Result<Iteration, InstallError> {
         let lock = self.node.lock()?;
         let found = self.node.look(Some(desired))?;
         let invalid_chain_files = found.invalid_chain_files.len();
-        let plan = timer.plan(desired, found)?;
+        let plan = reconcile(desired, &found)?;
         self.node.apply(&plan, self.program, &lock)?;
+        let follows = plan.follows(&found);
         let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
         if desired.multus_chain.is_some() {
             self.metrics.multus_chain(invalid_chain_files);
         }
         Ok(match (&plan.waits_for, &plan.lacks) {
-            (None, _) if plan.follows => Iteration::Followed(Box::new(plan)),
-            _ if !plan.actions.is_empty() && !plan.follows => Iteration::Repaired(Box::new(plan)),
+            _ if plan.refused.is_some() => Iteration::Failed(with_notes(plan.unmet().unwrap_or_default())),
+            (None, _) if follows => Iteration::Followed(Box::new(plan)),
+            _ if !plan.actions.is_empty() => Iteration::Repaired(Box::new(plan)),
             (Some(missing), _) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
             (None, _) if plan.invalid_chain.is_some() => {
-                Iteration::ChainSkipped(with_notes(format!("missing: {}", plan.unmet().unwrap_or_default())))
+                Iteration::ChainSkipped(with_notes(plan.unmet().unwrap_or_default()))
             }
             (None, Some(lacking)) => Iteration::Lacks(with_notes(format!("missing: {lacking}"))),
+            (None, None) if plan.is_settling => Iteration::Settling,
             (None, None) => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
         })
     }
@@ -291,6 +288,7 @@ impl Job<'_> {
             Iteration::Settled(_)
             | Iteration::Lacks(_)
             | Iteration::Followed(_)
+            | Iteration::Settling
             | Iteration::Waits(_)
             | Iteration::ChainSkipped(_) => {}
         }

@@ -72,7 +72,7 @@ pub(super) struct TargetArguments {
     /// The plugin's configuration on the node, or its directory [default: from the installation record, or from the platform]
     #[arg(long = "config", alias = "conf", value_name = "FILE|DIR")]
     conf: Option<HostPath>,
-    /// Platform of the node [default: detected]
+    /// Platform of the node [default: from the installation record, or detected]
     #[arg(long, value_name = "NAME", value_parser = Platform::named)]
     platform: Option<&'static Platform>,
     /// Whether the plugin is part of the cluster network's configuration list [default: from the installation record, or from the platform]
@@ -127,12 +127,14 @@ impl TargetArguments {
     /// Combines the arguments, the installation record and the platform's defaults, in this order of precedence.
     fn target(&self) -> CheckTarget {
         let node = self.place.node();
-        let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
         let found = node.look(None);
         let none = InstallRecord::default();
         let record = found.as_ref().map_or(&none, |found| &found.record);
+        // An agent's container lacks the directories by which a platform is detected.
+        let recorded = record.platform.as_deref().and_then(|name| Platform::named(name).ok());
+        let platform = self.platform.or(recorded).unwrap_or_else(|| Platform::detect(|path| node.has(path)));
         let own_lists = own_lists(record);
-        let is_listed = !own_lists.is_empty() || !record.lists.is_empty();
+        let is_listed = record.files.values().any(|file| file.plugin.is_some());
         let platform_dir = |path: &str| HostPath::new(path).into_iter().collect::<Vec<_>>();
         let programs = programs(record);
         let mut bin_dirs: Vec<HostPath> = self.bin_dir.clone().into_iter().collect();
@@ -184,29 +186,28 @@ fn differences(found: &FoundState) -> Option<Vec<String>> {
 }
 
 fn programs(record: &InstallRecord) -> Vec<HostPath> {
-    let programs = record.files.iter().filter(|(_, owned)| owned.role == Role::Program);
-    programs.map(|(path, _)| path.clone()).collect()
+    record.with_role(Role::Program).map(|(path, _)| path.clone()).collect()
 }
 
 fn listed_types(record: &InstallRecord) -> BTreeMap<HostPath, BTreeSet<String>> {
-    let edited = record.lists.iter().map(|(path, list)| (path.clone(), list.kind.clone()));
-    let copied = own_lists(record).into_iter().map(|(path, list)| (path, list.kind));
-    edited.chain(copied).map(|(path, kind)| (path, BTreeSet::from([kind]))).collect()
+    let listed = record.files.iter().filter_map(|(path, file)| Some((path.clone(), file.plugin.clone()?)));
+    listed.map(|(path, kind)| (path, BTreeSet::from([kind]))).collect()
 }
 
 fn own_lists(record: &InstallRecord) -> BTreeMap<HostPath, OwnList> {
-    let copied = record.files.iter().filter_map(|(path, owned)| {
-        let list = owned.copy_of.as_ref()?;
-        Some((path.clone(), OwnList { source: list.source.clone(), kind: list.kind.clone() }))
+    let copied = record.with_role(Role::OwnList).filter_map(|(path, file)| {
+        let (source, kind) = file.source.clone().zip(file.plugin.clone())?;
+        Some((path.clone(), OwnList { source, kind }))
     });
     copied.collect()
 }
 
 /// Returns the directories of the plugin's configurations, that of the cluster network first.
 fn conf_dirs(record: &InstallRecord) -> Vec<HostPath> {
-    let own = record.files.iter().filter(|(_, owned)| owned.role == Role::Configuration).map(|(path, _)| path);
+    let roles = [Role::Entry, Role::OwnList, Role::Configuration];
+    let files = roles.into_iter().flat_map(|role| record.with_role(role));
     let mut directories: Vec<HostPath> = Vec::new();
-    for directory in record.lists.keys().chain(own).map(HostPath::parent) {
+    for directory in files.map(|(path, _)| path.parent()) {
         if !directories.contains(&directory) {
             directories.push(directory);
         }

@@ -4,19 +4,17 @@ mod attachments;
 mod options;
 
 pub(super) use attachments::GivenKeys;
-pub(super) use options::{InstallOptions, agent_namespace, own_kubeconfig};
+pub(super) use options::{InstallOptions, agent_namespace, own_kubeconfig, parse_file_name};
 
 use super::output::CommandError;
 use anyhow::{Context, Result};
 use clap::Args;
-use detour_cni::agent::install::plan::undo;
-use detour_cni::agent::install::{Digest, HostRoot, InstallPlan, NodeFiles, SourceTimer};
+use detour_cni::agent::install::{Digest, FileAction, HostRoot, InstallPlan, NodeFiles, reconcile, undo};
 use detour_cni::printable::Text;
 use detour_cni::trusted_file::follow;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::thread;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,8 +34,10 @@ iks, k0s, kind, kubeadm, rke1, rke2, talos).
 A node has one installation, with any number of attachments (--attachments). If an agent has
 installed the plugin, the command refuses to change it, and names the agent's DaemonSet.
 
-Repeat the command to restore missing or changed files; it changes nothing else. To revert all
-changes, use `detour uninstall`. With invalid arguments or input, the command changes nothing.
+Repeat the command to restore missing or changed files; it changes nothing else. To remove the
+plugin, use `detour uninstall`. With invalid arguments or input, the command changes nothing. It
+never replaces a file of another owner: the error names the file and what to do. A list of another
+owner gets the plugin's entry; the order of its keys stays, its formatting may change.
 
 The node configuration, /var/lib/cni/detour/node.json, contains the program directory, kubeconfig,
 log file, timeouts and pinned sub-plugins. They apply to every attachment and override its values.
@@ -51,8 +51,9 @@ Examples:
   detour uninstall --root /host
         uninstall from a pod that mounts the node's file system at /host
 
-Pods keep their rules. The command first removes the configuration, then the node configuration, the
-kubeconfig and the program. It keeps files that were edited after the installation and the files
+Pods keep their rules. The command removes the plugin's entry from lists of other owners, and the
+files that are as the installation wrote them: first the configuration, then the node configuration,
+the kubeconfig and the program. It keeps files that were edited after the installation and the files
 that they require, and lists them. It also keeps the program while CRI-O or Multus needs it to
 delete running pods, with a note: run it again after these pods are deleted. containerd does not
 need it.
@@ -72,12 +73,15 @@ pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
 pub(super) struct InstallArguments {
     #[command(flatten)]
     options: InstallOptions,
+    /// Install the program also under this name: istio-cni or excludedns; may be repeated
+    #[arg(long = "name", value_name = "NAME", value_parser = parse_file_name)]
+    names: Vec<String>,
     /// Print the changes as a unified diff, without making them
     #[arg(long)]
     dry_run: bool,
 }
 
-/// Revert the changes of `install`, and keep files that were edited afterwards
+/// Remove what `install` wrote, and keep files that were edited afterwards
 #[derive(Debug, Args)]
 #[command(after_help = UNINSTALL_EXAMPLES)]
 pub(super) struct UninstallArguments {
@@ -89,7 +93,7 @@ pub(super) struct UninstallArguments {
 }
 
 /// The node.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(super) struct NodeArguments {
     /// Directory at which the node's file system, or the required part of it, is mounted
     #[arg(long, value_name = "DIR", default_value = "/")]
@@ -123,13 +127,15 @@ impl InstallArguments {
     }
 
     fn install(&self) -> Result<ExitCode> {
-        let node = self.options.node()?;
-        print_note("note", &self.options.describe_platform(&node));
+        let mut options = self.options.clone();
+        options.names.clone_from(&self.names);
+        let node = options.node()?;
+        print_note("note", &options.describe_platform(&node));
         let program = program_digest()?;
         let warn = |warnings: Vec<String>| warnings.iter().for_each(|warning| print_note("warning", warning));
-        let token = || self.options.token();
-        let desired = |given| self.options.desired(&node, &program, &given, Some(&token), None, &warn);
-        let desired = match self.options.given_keys().and_then(desired) {
+        let token = || options.token();
+        let desired = |given| options.desired(&node, &program, &given, Some(&token), None, &warn);
+        let desired = match options.given_keys().and_then(desired) {
             Ok(desired) => desired,
             Err(why) => return Ok(super::print_error(format_args!("{why:#}"), ExitCode::from(2))),
         };
@@ -137,14 +143,7 @@ impl InstallArguments {
             return Ok(super::print_error(why, ExitCode::from(2)));
         }
         let lock = if self.dry_run { None } else { Some(node.lock()?) };
-        let mut timer = SourceTimer::default();
-        let plan = loop {
-            let plan = timer.plan(&desired, node.look(Some(&desired))?)?;
-            match timer.take_left() {
-                Some(left) => thread::park_timeout(left),
-                None => break plan,
-            }
-        };
+        let plan = reconcile(&desired, &node.look(Some(&desired))?)?;
         if plan.writes_own_list() {
             print_note(
                 "note",
@@ -188,9 +187,9 @@ pub(super) fn program_digest() -> Result<Digest> {
     digest.with_context(|| format!("can't read the running program for copying: {PROGRAM_FILE}"))
 }
 
-/// Prints the changes that a plan would make, as a unified diff.
+/// Prints the changes that a plan would make, each with its unified diff.
 fn print_diff(plan: &InstallPlan) -> ExitCode {
-    let text: String = plan.actions.iter().map(|action| action.diff()).collect();
+    let text: String = plan.actions.iter().map(FileAction::diff).collect();
     let text = if text.is_empty() { "# nothing to do\n".to_owned() } else { text };
     super::print_output(&Text::lines(text.trim_end()), print_notes(plan))
 }
@@ -213,7 +212,7 @@ fn print_notes(plan: &InstallPlan) -> ExitCode {
     plan.notes.iter().for_each(|note| print_note("note", note));
     match plan.unmet() {
         None => ExitCode::SUCCESS,
-        Some(what) => super::print_error(format_args!("missing: {what}"), ExitCode::FAILURE),
+        Some(why) => super::print_error(why, ExitCode::FAILURE),
     }
 }
 

@@ -23,7 +23,6 @@ mod explain;
 mod install;
 mod kubectl;
 mod output;
-mod removed_flags;
 mod rules;
 mod subject;
 mod trace;
@@ -99,9 +98,6 @@ pub(crate) fn run() -> ExitCode {
 
 /// Prints clap's error, which can also be the help or the version.
 fn print_usage(error: clap::Error) -> ExitCode {
-    if let Some(message) = removed_flags::message(&error) {
-        return print_error(message, ExitCode::from(2));
-    }
     let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
     // Help and version go to stdout: failing to write them is a failure. The exit code of a usage error
     // does not depend on whether its text could be written.

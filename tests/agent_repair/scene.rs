@@ -4,7 +4,7 @@ use crate::node::{self, Node};
 use crate::pod::Pod;
 use crate::server::{Answer, Request, Server};
 use crate::support::agent_process::write_account;
-use detour_cni::agent::install::{EditedList, HostPath, HostRoot, InstallRecord, NodeFiles};
+use detour_cni::agent::install::{FileRecord, HostPath, HostRoot, InstallRecord, NodeFiles, Role};
 use detour_cni::agent::pods::{ObservedNode, PodReconciler, RepairResult};
 use detour_cni::agent::{
     AgentRuntime, Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RepairSettings, RunningRuntime,
@@ -75,8 +75,8 @@ impl Scene<'_> {
             }},
         ]});
         self.write(LIST, &list.to_string());
-        let listed = EditedList { kind: "detour".into(), ours: Vec::new(), original: None };
-        self.log(&InstallRecord { lists: [(host(LIST), listed)].into(), ..InstallRecord::default() });
+        let listed = FileRecord { role: Role::Entry, sha256: Vec::new(), plugin: Some("detour".into()), source: None };
+        self.log(&InstallRecord { files: [(host(LIST), listed)].into(), ..InstallRecord::default() });
         fs::create_dir_all(self.manifests()).expect("made");
     }
 
@@ -89,8 +89,7 @@ impl Scene<'_> {
             "kubernetes": {"manifests_dir": "/manifests"},
         });
         self.write(FILE, &attachment.to_string());
-        let record =
-            json!({"installer": "", "files": {FILE: {"role": "configuration", "ours": [], "before": "nothing"}}});
+        let record = json!({"installer": "", "files": {FILE: {"role": "configuration", "sha256": []}}});
         self.write("/var/lib/cni/detour/install.json", &record.to_string());
     }
 

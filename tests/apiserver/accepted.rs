@@ -138,9 +138,9 @@ const EVERYTHING: &str = "primaryPlugin.enabled=true,resourceQuotas.enabled=true
                           podMonitor.labels.a=b,prometheusRule.enabled=true,prometheusRule.labels.a=b,\
                           grafanaDashboard.enabled=true,seLinuxOptions.type=spc_t,podLabels.a=b,podAnnotations.a=b,\
                           nodeSelector.a=b,global.imagePullSecrets={a},global.networkPolicy.enabled=true,\
-                          metricsFrom[0].namespaceSelector.matchLabels.a=b,global.nativeNftables=true,revision=a,\
-                          global.logging.level=cni:debug,updateStrategy.type=OnDelete,daemonSetLabels.a=b,\
-                          terminationGracePeriodSeconds=5,env.KUBERNETES_SERVICE_HOST=a,cniNetnsDir=/var/run/a,\
+                          metricsFrom[0].namespaceSelector.matchLabels.a=b,global.nativeNftables=true,\
+                          logLevel=debug,updateStrategy.type=OnDelete,\
+                          env.KUBERNETES_SERVICE_HOST=a,cniNetnsDir=/var/run/a,\
                           env.KUBERNETES_SERVICE_PORT=6443,resources.limits.cpu=2,seLinuxOptions.level=s0,\
                           tolerations[0].key=a,tolerations[0].operator=Equal,tolerations[0].value=b,\
                           attachments[0].name=a,attachments[0].namespaces={shop}";

@@ -6,10 +6,12 @@ use crate::helm::{
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
+/// The limit for the number of values, without the keys of `config`.
+const MAX_VALUES: usize = 60;
+
 /// A value that differs from the default, and the other values without which it has no effect.
 fn changes() -> Vec<(&'static str, Value, Value)> {
     let none = || json!({});
-    let quota = || json!({"resourceQuotas": {"enabled": true}});
     let exclusion = || json!({"containerExclusion": {"enabled": true}});
     let multus = || json!({"global": {"platform": "openshift"}});
     vec![
@@ -21,16 +23,13 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("global.platform", json!("eks"), json!({"cniBinDir": "/x"})),
         ("global.hub", json!("registry.example"), none()),
         ("global.tag", json!("latest"), none()),
-        ("global.imagePullPolicy", json!("Never"), none()),
         ("global.imagePullSecrets", json!(["registry"]), none()),
-        ("global.logging.level", json!("default:warn"), none()),
         ("global.nativeNftables", json!(true), none()),
         ("global.networkPolicy.enabled", json!(true), none()),
         ("global.defaultResources.requests.cpu", json!("20m"), none()),
         ("global.defaultResources.requests.memory", json!("32Mi"), none()),
         ("global.defaultResources.limits.memory", json!("1Gi"), none()),
         ("logLevel", json!("debug"), none()),
-        ("logging.level", json!("default:info,cni:debug"), none()),
         ("excludeNamespaces", json!(["*"]), none()),
         ("cniBinDir", json!("/srv/.cni/..bin/a..b"), none()),
         ("cniConfDir", json!("/srv/cni/net.d"), none()),
@@ -43,8 +42,6 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
             json!("/run/multus/cni/net.d/vendor-cni-chain"),
             json!({"global": {"platform": "openshift"}}),
         ),
-        ("provider", json!("multus"), none()),
-        ("programNames", json!(["istio-cni", "excludedns"]), none()),
         (
             "config.chain",
             json!([
@@ -55,7 +52,6 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
             none(),
         ),
         ("attachments", json!([{"name": "excludedns", "namespaces": ["shop"]}]), multus()),
-        ("attachmentConfDir", json!("/etc/multus"), json!({"attachments": [{"name": "a"}]})),
         ("definitions", json!("never"), multus()),
         ("onExit", json!("leave"), none()),
         ("repair.enabled", json!(false), none()),
@@ -67,12 +63,10 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("repair.selector", json!("app in (web,db)"), none()),
         ("livePolicy", json!("all"), none()),
         ("cni.credentials", json!(false), none()),
-        ("agentAdmissionPolicy.enabled", json!(false), none()),
         ("containerExclusion.enabled", json!(true), none()),
         ("containerExclusion.nriSocket", json!("/run/nri/own.sock"), exclusion()),
         ("taint.enabled", json!(true), none()),
         ("taint.atCreation", json!(true), json!({"taint": {"enabled": true}})),
-        ("taint.key", json!("example.com/not-ready"), json!({"taint": {"enabled": true}})),
         ("admissionPolicy.enabled", json!(true), none()),
         ("admissionPolicy.istio", json!(["injection"]), json!({"admissionPolicy": {"enabled": true}})),
         ("primaryPlugin.enabled", json!(true), none()),
@@ -87,23 +81,14 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("podMonitor.labels", json!({"team": "mesh"}), json!({"podMonitor": {"enabled": true}})),
         ("prometheusRule.enabled", json!(true), none()),
         ("prometheusRule.labels", json!({"team": "mesh"}), json!({"prometheusRule": {"enabled": true}})),
-        (
-            "prometheusRule.runbookUrl",
-            json!("https://wiki.example/detour"),
-            json!({"prometheusRule": {"enabled": true}}),
-        ),
         ("grafanaDashboard.enabled", json!(true), none()),
-        ("grafanaDashboard.labels.grafana_dashboard", json!("yes"), json!({"grafanaDashboard": {"enabled": true}})),
         (
             "metricsFrom",
             json!([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]),
             json!({"global": {"networkPolicy": {"enabled": true}}}),
         ),
         ("env", json!({"KUBERNETES_SERVICE_HOST": "api.example", "KUBERNETES_SERVICE_PORT": 6443}), none()),
-        ("revision", json!("canary"), none()),
-        ("daemonSetLabels", json!({"team": "mesh"}), none()),
         ("updateStrategy", json!({"type": "OnDelete"}), none()),
-        ("terminationGracePeriodSeconds", json!(60), none()),
         ("podAnnotations", json!({"prometheus.io/scrape": "false"}), none()),
         ("podLabels", json!({"team": "mesh"}), none()),
         ("nodeSelector", json!({"detour.io/canary": "true"}), none()),
@@ -116,7 +101,6 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("tolerations", json!([{"key": "a", "operator": "Equal", "value": "b", "effect": "NoSchedule"}]), none()),
         ("priorityClassName", json!("system-cluster-critical"), none()),
         ("resourceQuotas.enabled", json!(true), none()),
-        ("resourceQuotas.pods", json!(5_000_000), quota()),
     ]
 }
 
@@ -139,13 +123,15 @@ fn each_value_changes_the_objects() {
 fn each_value_of_the_chart_is_tested() {
     let tested: BTreeSet<String> = changes().into_iter().map(|(path, ..)| path.to_owned()).collect();
     let all: BTreeSet<String> = leaves(&values()).into_iter().collect();
+    let count = all.iter().filter(|path| !path.starts_with("config.")).count();
+    assert!(count <= MAX_VALUES, "{count} values");
     assert_eq!(tested, all, "add a row to changes() for each value of values.yaml");
 }
 
 #[test]
 fn the_value_outside_global_takes_precedence() {
     let image = |values: &Value| agent(values)["image"].as_str().expect("text").to_owned();
-    let global = json!({"global": {"hub": "g.example", "tag": "1", "imagePullPolicy": "Never"}});
+    let global = json!({"global": {"hub": "g.example", "tag": "1"}, "pullPolicy": "Never"});
     assert_eq!(image(&global), "g.example/detour:1");
     let local = merged(&global, &json!({"hub": "l.example", "tag": "2", "pullPolicy": "Always"}));
     assert_eq!(image(&local), "l.example/detour:2");
@@ -162,23 +148,30 @@ fn config(values: &Value) -> Value {
 }
 
 #[test]
-fn each_form_of_istios_log_level_sets_the_level_of_the_plugin() {
-    let level = |values: &Value| config(values)["log_level"].clone();
-    for (given, wanted) in [
-        ("debug", "debug"),
-        ("default:warn", "warn"),
-        ("default:warn,cni:debug", "debug"),
-        ("cni:error,cni-plugin:debug", "debug"),
-        ("all:none", "none"),
-        ("", "info"),
-    ] {
-        assert_eq!(level(&nested("global.logging.level", json!(given))), wanted, "{given:?}");
-        let over = json!({"global": {"logging": {"level": "error"}}});
-        let wanted = if given.is_empty() { "error" } else { wanted };
-        assert_eq!(level(&merged(&over, &nested("logging.level", json!(given)))), wanted, "{given:?}");
-    }
-    let all = json!({"logLevel": "none", "logging": {"level": "debug"}});
-    assert_eq!(level(&all), "none");
+fn the_log_level_is_that_of_the_plugin() {
+    assert_eq!(config(&json!({}))["log_level"], "info");
+    assert_eq!(config(&json!({"logLevel": "debug"}))["log_level"], "debug");
+}
+
+/// Who calls the plugin follows from `chained`.
+#[test]
+fn without_an_entry_in_the_list_multus_calls_the_plugin() {
+    let attachment = json!(["default/istio-cni"]);
+    let definitions = |values: &Value| {
+        let objects = objects(values);
+        let found = objects.iter().filter(|object| object["kind"] == "NetworkAttachmentDefinition");
+        let name = |object: &Value| {
+            let metadata = &object["metadata"];
+            format!("{}/{}", metadata["namespace"].as_str().unwrap_or(""), metadata["name"].as_str().unwrap_or(""))
+        };
+        json!(found.map(name).collect::<Vec<_>>())
+    };
+    assert_eq!(definitions(&json!({})), json!([]));
+    assert_eq!(definitions(&json!({"chained": false})), attachment);
+    assert_eq!(definitions(&json!({"chained": false, "primaryPlugin": {"enabled": true}})), json!([]));
+    assert_eq!(definitions(&json!({"global": {"platform": "openshift"}})), attachment);
+    let list = json!({"global": {"platform": "openshift"}, "chained": true, "cniConfDir": "/etc/cni/net.d"});
+    assert_eq!(definitions(&list), json!([]));
 }
 
 #[test]
@@ -192,11 +185,11 @@ fn the_dialect_of_the_configuration_overrides_istios_value() {
 #[test]
 fn nodes_get_the_taint_at_their_creation_where_agents_run_and_the_api_exists() {
     let values = json!({
-        "taint": {"enabled": true, "atCreation": true, "key": "example.com/not-ready"},
+        "taint": {"enabled": true, "atCreation": true},
         "nodeSelector": {"pool": "mesh"},
         "tolerations": [{"key": "a", "operator": "Exists"}],
     });
-    let tolerated = json!({"key": "example.com/not-ready", "operator": "Exists", "effect": "NoSchedule"});
+    let tolerated = json!({"key": "cni.istio.io/not-ready", "operator": "Exists", "effect": "NoSchedule"});
     for version in ["v1", "v1beta1"] {
         let api = format!("admissionregistration.k8s.io/{version}");
         let (beta, kind) = ("admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy", "MutatingAdmissionPolicy");
@@ -278,7 +271,7 @@ fn every_key_of_the_plugin_can_be_given() {
     let mut full: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("readable")).expect("JSON");
     let keys = full.as_object_mut().expect("an object");
     // The chart sets these keys.
-    for key in ["cniVersion", "name", "type", "log_level"] {
+    for key in ["cniVersion", "name", "type", "log_level", "auto_dialect", "cni_conf_dir"] {
         keys.remove(key);
     }
     let kubernetes = keys["kubernetes"].as_object_mut().expect("an object");

@@ -21,7 +21,7 @@ fn it_is_on_by_default_on_each_platform_where_the_plugin_is_in_the_cluster_netwo
         assert_eq!(own_list(&nested("global.platform", json!(name))), wanted, "{name}");
     }
     assert!(PLATFORMS.iter().any(|platform| !platform.chained));
-    assert_eq!(own_list(&json!({"chained": false, "provider": "multus"})), None);
+    assert_eq!(own_list(&json!({"chained": false})), None);
 }
 
 #[test]

@@ -178,7 +178,7 @@ impl Scene {
         fs::copy(program, self.path(BIN)).expect("copied");
         let log = "var/lib/cni/detour/install.json";
         let mut record = self.json(log);
-        record["files"][format!("/{BIN}")]["ours"] = json!([Digest::of(&bytes)]);
+        record["files"][format!("/{BIN}")]["sha256"] = json!([Digest::of(&bytes)]);
         self.write(log, &record.to_string());
     }
 

@@ -3,8 +3,10 @@
 use crate::scene::{CALICO, Scene, program};
 use detour_cni::agent::install::default_chain;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
 use std::process::Command;
 
 const LIST: &str = "etc/cni/net.d/10-calico.conflist";
@@ -83,22 +85,65 @@ fn the_version_of_a_primary_configuration_has_check() {
 }
 
 #[test]
-fn uninstall_restores_every_file() {
+fn uninstall_removes_what_the_installation_wrote() {
     let scene = openshift("round-trip");
-    scene.write(OPENSHIFT_CONF, r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni"}"#);
-    scene.write("var/lib/cni/bin/istio-cni", "another's program");
-    fs::set_permissions(scene.path("var/lib/cni/bin/istio-cni"), PermissionsExt::from_mode(0o711)).expect("set");
     let before = scene.files();
     scene.ok("install", &["--name=istio-cni", "--name=excludedns"]);
     scene.ok("install", &["--name=istio-cni", &scene.config("c", &json!({"log_level": "debug"}))]);
     assert!(!scene.path("var/lib/cni/bin/excludedns").exists(), "not asked for any more");
     assert!(scene.json(OPENSHIFT_CONF)["log_level"] == "debug");
     assert!(scene.path("var/lib/cni/bin/istio-cni").metadata().expect("there").len() > 1 << 20);
+    let record = scene.json("var/lib/cni/detour/install.json");
+    assert_eq!(record["platform"], "openshift");
+    let roles: Vec<_> = record["files"].as_object().expect("files").values().map(|file| file["role"].clone()).collect();
+    assert_eq!(roles, ["configuration", "program", "program", "kubeconfig", "node"]);
     assert!(scene.has_lock());
     scene.ok("uninstall", &[]);
     assert_eq!(scene.files(), before);
     assert_eq!(scene.ok("uninstall", &[]), "nothing to do\n");
     assert!(!scene.has_lock(), "nothing is left");
+}
+
+/// A real istio-cni, the file of an operator, a list of the name of the own list, and a node configuration by hand.
+#[test]
+fn a_file_of_another_owner_is_never_replaced() {
+    let foreign = [
+        (OPENSHIFT_CONF, r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni"}"#, "IstioCNI of an operator"),
+        (OPENSHIFT_CONF, r#"{"name":"istio-cni","type":"other"}"#, "a configuration of the plugin \"other\""),
+        ("var/lib/cni/bin/istio-cni", "another's program", "install without the name \"istio-cni\""),
+        ("var/lib/cni/detour/node.json", r#"{"pinned": "uid-exclude"}"#, "move its settings to the file of --config"),
+    ];
+    for (path, text, hint) in foreign {
+        let scene = openshift("foreign");
+        scene.write(path, text);
+        let before = scene.files();
+        for arguments in [&["--name=istio-cni", "--dry-run"][..], &["--name=istio-cni"]] {
+            let stderr = scene.fails("install", arguments);
+            let wanted = format!("can't write /{path}: it belongs to another owner: ");
+            assert!(stderr.contains(&wanted) && stderr.contains(hint), "{stderr}");
+            assert!(stderr.contains("uninstall that tool or remove the file, or "), "{stderr}");
+        }
+        assert_eq!(scene.files(), before, "{path}");
+        // It arrives later: what is installed stays as it is.
+        fs::remove_file(scene.path(path)).expect("removed");
+        scene.ok("install", &["--name=istio-cni"]);
+        if path.ends_with("node.json") {
+            continue;
+        }
+        scene.write(path, text);
+        let (installed, record) = (scene.files(), scene.read("var/lib/cni/detour/install.json"));
+        scene.fails("install", &["--name=istio-cni", &scene.config("c", &json!({"log_level": "debug"}))]);
+        assert_eq!(scene.read(path), text);
+        let files = scene.files();
+        assert_eq!(files.keys().collect::<Vec<_>>(), installed.keys().collect::<Vec<_>>(), "{record}");
+        let output = scene.run("uninstall", &[]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains(&format!("/{path} is not reverted: it belongs to another owner now")), "{stderr}");
+        assert!(output.status.success(), "{stderr}");
+        let texts =
+            |files: BTreeMap<PathBuf, (String, u32)>| files.into_values().map(|(text, _)| text).collect::<Vec<_>>();
+        assert_eq!(texts(scene.files()), texts(before));
+    }
 }
 
 #[test]
@@ -120,15 +165,124 @@ fn the_detected_platform_is_printed() {
 }
 
 #[test]
-fn a_single_plugin_configuration_is_restored() {
+fn a_single_configuration_becomes_a_list_that_stays_without_the_entry() {
     let single = "{\n  \"cniVersion\": \"0.3.1\", \"name\": \"weave\", \"type\": \"weave-net\"\n}\n";
     let scene = Scene::with("single", "10-weave.conf", single);
-    let before = scene.files();
     scene.ok("install", &[]);
     assert!(!scene.path("etc/cni/net.d/10-weave.conf").exists());
     assert_eq!(scene.json("etc/cni/net.d/10-weave.conflist")["name"], "weave");
     scene.ok("uninstall", &[]);
-    assert_eq!(scene.files(), before);
+    let list = scene.json("etc/cni/net.d/10-weave.conflist");
+    assert_eq!(list["plugins"], json!([serde_json::from_str::<Value>(single).expect("JSON")]));
+}
+
+/// Every new pod would fail: Multus waits for the file, or calls it.
+#[test]
+fn a_configuration_that_another_one_names_is_never_removed() {
+    let single = r#"{"cniVersion": "0.4.0", "name": "ovn-kubernetes", "type": "ovn-k8s-cni-overlay"}"#;
+    for (directory, key, path) in [
+        ("etc/cni/net.d", "readinessindicatorfile", "/etc/cni/net.d/10-ovn-kubernetes.conf"),
+        ("etc/cni/net.d", "clusterNetwork", "/host/etc/cni/net.d/10-ovn-kubernetes.conf"),
+        ("etc/kubernetes/cni/net.d", "clusterNetwork", "/host/etc/cni/net.d/10-ovn-kubernetes.conf"),
+    ] {
+        let scene = Scene::with("named", "10-ovn-kubernetes.conf", single);
+        let multus = json!({"name": "multus-cni-network", "type": "multus-shim", key: path}).to_string();
+        scene.write(&format!("{directory}/00-multus.conf"), &multus);
+        let before = scene.files();
+        let stderr = scene.fails("install", &["--chained=true"]);
+        let wanted = format!("/{directory}/00-multus.conf names it; make it a list");
+        assert!(stderr.contains(&wanted), "{key}: {stderr}");
+        assert_eq!(scene.files(), before, "{key}");
+    }
+}
+
+/// No pod would start: the runtime would not find the program.
+#[test]
+fn another_directory_with_the_plugins_of_the_list_is_named_and_nothing_is_installed() {
+    for (elsewhere, other, text) in [
+        ("var/lib/rancher/k3s/data/5c9c/bin", "readme", ""),
+        ("srv/cni/bin", "etc/containerd/config.toml", "[cni]\n  bin_dir = \"/srv/cni/bin\"\n"),
+    ] {
+        let scene = Scene::with("elsewhere", "10-calico.conflist", CALICO);
+        scene.write(&format!("{elsewhere}/portmap"), "");
+        scene.write(other, text);
+        let before = scene.files();
+        for own_list in ["--own-list=false", "--own-list=true"] {
+            let stderr = scene.fails("install", &["--platform=kubernetes", own_list]);
+            let wanted = format!("has the plugins of /etc/cni/net.d/10-calico.conflist in /{elsewhere}; select this");
+            assert!(stderr.contains(&wanted), "{stderr}");
+            assert_eq!(scene.files(), before);
+        }
+        let bin_dir = format!("--bin-dir=/{elsewhere}");
+        scene.ok("install", &["--platform=kubernetes", &bin_dir]);
+        scene.write("opt/cni/bin/calico", "");
+        scene.ok("install", &["--platform=kubernetes"]);
+    }
+}
+
+/// Thin Multus copies the cluster network into its own configuration.
+#[test]
+fn the_list_that_multus_calls_gets_the_entry() {
+    let multus = |keys: Value| {
+        let mut conf = json!({"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus"});
+        conf.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+        conf.to_string()
+    };
+    let calico: Value = serde_json::from_str(CALICO).expect("JSON");
+    let scene = Scene::with("embedded", "10-calico.conflist", CALICO);
+    scene.write("etc/cni/net.d/00-multus.conf", &multus(json!({"delegates": [calico]})));
+    for own_list in ["--own-list=false", "--own-list=true"] {
+        let stderr = scene.fails("install", &[own_list]);
+        assert!(stderr.contains("the key delegates of /etc/cni/net.d/00-multus.conf: "), "{stderr}");
+        assert!(stderr.contains("restart Multus, which then copies /etc/cni/net.d/10-calico.conflist"), "{stderr}");
+    }
+    scene.write("etc/cni/net.d/00-multus.conf", &multus(json!({"delegates": [scene.json(LIST)]})));
+    scene.ok("install", &[]);
+
+    // A path or a name selects another list than the first one.
+    for network in ["/host/etc/cni/net.d/20-other.conflist", "other"] {
+        let scene = Scene::with("called", "10-calico.conflist", CALICO);
+        scene.write("etc/cni/net.d/20-other.conflist", &CALICO.replace("k8s-pod-network", "other"));
+        scene.write("etc/cni/net.d/00-multus.conf", &multus(json!({"clusterNetwork": network})));
+        scene.ok("install", &[]);
+        assert_eq!(scene.read(LIST), CALICO);
+        assert!(scene.read("etc/cni/net.d/20-other.conflist").contains("\"detour\""));
+        scene.write("etc/cni/net.d/00-multus.conf", &multus(json!({"clusterNetwork": "/run/multus/10-x.conflist"})));
+        let stderr = scene.fails("install", &[]);
+        assert!(stderr.contains("00-multus.conf calls /run/multus/10-x.conflist; set --conf-dir"), "{stderr}");
+    }
+}
+
+/// As an agent in a container that mounts other directories than an earlier one.
+#[test]
+fn what_cannot_be_reached_stays_in_the_record_and_is_named() {
+    let scene = openshift("unreachable");
+    let chain = "--multus-chain=/run/multus/cni/net.d/vendor-cni-chain";
+    scene.ok("install", &[chain, "--bin-dir=/opt/one/bin"]);
+    let hide = |hidden: bool| {
+        for directory in ["run", "opt/one"] {
+            let (shown, away) = (scene.path(directory), scene.root.with_extension(directory.replace('/', "-")));
+            let (from, to) = if hidden { (&shown, &away) } else { (&away, &shown) };
+            fs::rename(from, to).expect("renamed");
+        }
+    };
+    hide(true);
+    for command in [&["install", "--bin-dir=/opt/two/bin"][..], &["uninstall"]] {
+        let output = scene.run(command[0], &command[1..]);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        let names = ["/run/multus/cni/net.d/vendor-cni-chain/detour.conf", "/opt/one/bin/detour"];
+        for name in names {
+            assert!(stderr.contains(&format!("{name} is not reverted: ")), "{command:?}: {stderr}");
+        }
+        let directory = "/run/multus/cni/net.d/vendor-cni-chain is not mounted here: mount this directory";
+        assert!(stderr.contains(directory) && stderr.contains("`detour uninstall` on the node itself"), "{stderr}");
+        let record = scene.json("var/lib/cni/detour/install.json");
+        assert!(names.iter().all(|name| record["files"].get(name).is_some()), "{record}");
+    }
+    hide(false);
+    scene.ok("uninstall", &[]);
+    assert!(!scene.path("run/multus/cni/net.d/vendor-cni-chain/detour.conf").exists());
+    assert!(!scene.path("opt/one/bin/detour").exists() && !scene.path("var/lib/cni/detour/install.json").exists());
 }
 
 #[test]
@@ -192,7 +346,7 @@ fn a_dry_run_prints_a_patch_without_the_token_and_changes_nothing() {
     assert_eq!(scene.read(LIST), patched, "it would have done what it showed");
     scene.write("back.patch", &scene.ok("uninstall", &["--dry-run"]));
     patch("back.patch");
-    assert_eq!(scene.read(LIST), CALICO);
+    assert_eq!(scene.json(LIST), serde_json::from_str::<Value>(CALICO).expect("JSON"));
 }
 
 #[test]
@@ -209,17 +363,17 @@ fn without_a_cluster_network_the_rest_is_installed_and_the_exit_code_is_1() {
 }
 
 #[test]
-fn absolute_links_are_resolved_on_the_node_and_a_linked_program_is_replaced() {
+fn absolute_links_are_resolved_on_the_node() {
     let scene = Scene::with("links", "10-calico.conflist", CALICO);
     fs::rename(scene.path("etc/cni/net.d"), scene.path("real")).expect("moved");
     symlink("/real", scene.path("etc/cni/net.d")).expect("linked");
     scene.write("multi-call", "all of k3s's plugins");
     fs::create_dir_all(scene.path("opt/cni/bin")).expect("made");
-    symlink("../../../multi-call", scene.path("opt/cni/bin/istio-cni")).expect("linked");
-    scene.ok("install", &["--name=istio-cni"]);
+    symlink("../../../multi-call", scene.path("opt/cni/bin/detour")).expect("linked");
+    scene.ok("install", &[]);
     assert_eq!(scene.read("multi-call"), "all of k3s's plugins");
     assert_ne!(scene.read("real/10-calico.conflist"), CALICO);
-    assert!(fs::symlink_metadata(scene.path("opt/cni/bin/istio-cni")).expect("there").is_file());
+    assert!(fs::symlink_metadata(scene.path("opt/cni/bin/detour")).expect("there").is_file());
 }
 
 #[test]
@@ -545,18 +699,11 @@ fn the_node_configuration_has_the_node_wide_settings_of_the_plugins_configuratio
 }
 
 #[test]
-fn the_administrators_node_configuration_is_restored_and_an_edited_one_stays() {
+fn an_edited_node_configuration_stays() {
     let scene = Scene::with("node-before", "10-calico.conflist", CALICO);
     let own = "{ \"pinned\": \"uid-exclude\" }\n";
-    scene.write(NODE, own);
-    scene.ok("install", &[]);
-    assert_eq!(scene.json(NODE)["pinned"], json!([]));
     scene.ok("install", &["--primary=false"]);
     assert_eq!(scene.json(NODE)["primary"], json!(false));
-    scene.ok("uninstall", &[]);
-    assert_eq!(scene.read(NODE), own);
-    fs::remove_file(scene.path(NODE)).expect("removed");
-    scene.ok("install", &[]);
     scene.write(NODE, own);
     let stderr = scene.fails("uninstall", &[]);
     assert!(
@@ -597,7 +744,7 @@ fn the_installation_record_is_private_and_an_invalid_one_is_reported() {
     scene.ok("install", &[]);
     assert_eq!(scene.mode("var/lib/cni/detour/install.json"), 0o600);
     let log: Value = scene.json("var/lib/cni/detour/install.json");
-    assert!(log["lists"].get("/etc/cni/net.d/10-calico.conflist").is_some(), "{log}");
+    assert_eq!(log["files"]["/etc/cni/net.d/10-calico.conflist"]["role"], "entry", "{log}");
     scene.write("var/lib/cni/detour/install.json", "{");
     let stderr = scene.fails("uninstall", &[]);
     assert!(stderr.contains("/var/lib/cni/detour/install.json: invalid installation record"), "{stderr}");
@@ -662,11 +809,6 @@ fn a_missing_root_is_refused_and_not_created() {
 #[test]
 fn a_wrong_flag_of_the_agent_is_a_usage_error() {
     let scene = Scene::new("usage");
-    for (arguments, expected) in [
-        (&["--log-level=debug"][..], "this flag no longer exists; set the key log_level in the file of --config"),
-        (&["--plugin-service-account=p"], "unknown namespace; set the variable POD_NAMESPACE"),
-    ] {
-        let stderr = scene.ends(2, "agent", arguments);
-        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
-    }
+    let stderr = scene.ends(2, "agent", &["--plugin-service-account=p"]);
+    assert!(stderr.contains("unknown namespace; set the variable POD_NAMESPACE"), "{stderr}");
 }

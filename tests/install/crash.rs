@@ -8,6 +8,8 @@ use std::process::Command;
 
 /// The system calls that change a file, as regular expressions of strace because of their names on other architectures.
 const CALLS: [&str; 6] = ["/^mkdir", "/^copy_file_range$", "/^write$", "/^rename", "/^link", "/^unlink"];
+/// A single configuration.
+const SINGLE: &str = "{ \"cniVersion\": \"0.3.1\", \"name\": \"weave\", \"type\": \"weave-net\" }\n";
 /// Those that change what a runtime finds. The others write temporary files, in the same way for each configuration.
 const VISIBLE: [&str; 3] = ["/^rename", "/^link", "/^unlink"];
 
@@ -53,10 +55,11 @@ fn whole(scene: &Scene, conf_dir: &str, bin_dir: &str, when: &str) {
 }
 
 fn kill_everywhere(scene: &Scene, calls: &[&str], more: &[&str], conf_dir: &str, bin_dir: &str) {
-    let before = scene.files();
     scene.ok("install", more);
     let installed = scene.files();
     scene.ok("uninstall", &[]);
+    // A list of another owner is formatted anew.
+    let before = scene.files();
     let mut instants = 0;
     for (command, arguments) in [("install", more), ("uninstall", &[])] {
         for call in calls {
@@ -90,19 +93,25 @@ fn a_killed_installation_in_a_list_leaves_valid_files() {
 
 #[test]
 fn a_killed_conversion_to_a_list_leaves_valid_files() {
-    let single = "{ \"cniVersion\": \"0.3.1\", \"name\": \"weave\", \"type\": \"weave-net\" }\n";
-    let scene = Scene::with("crash-single", "10-weave.conf", single);
-    kill_everywhere(&scene, &VISIBLE, &[], "etc/cni/net.d", "opt/cni/bin");
+    for count in 1.. {
+        let scene = Scene::with("crash-single", "10-weave.conf", SINGLE);
+        let killed = VISIBLE.map(|call| killed(&scene, "install", &[], call, count));
+        whole(&scene, "etc/cni/net.d", "opt/cni/bin", &format!("call {count}"));
+        scene.ok("install", &[]);
+        assert!(first_list(&scene).contains("\"detour\"") && !scene.path("etc/cni/net.d/10-weave.conf").exists());
+        scene.ok("uninstall", &[]);
+        assert!(!first_list(&scene).contains("\"detour\""));
+        if !killed.contains(&true) {
+            assert!(count > 3, "{count} instants");
+            break;
+        }
+    }
 }
 
 #[test]
-fn a_killed_replacement_of_another_plugin_leaves_valid_files() {
+fn a_killed_installation_of_an_attachment_leaves_valid_files() {
     let scene = Scene::with("crash-own", "10-calico.conflist", CALICO);
-    scene.write(
-        "etc/cni/multus/net.d/istio-cni.conf",
-        r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni"}"#,
-    );
-    scene.write("var/lib/cni/bin/istio-cni", "another's program");
+    scene.write("etc/cni/multus/net.d/other.conf", r#"{"cniVersion":"0.3.1","name":"other","type":"other"}"#);
     let more = ["--platform=openshift", "--name=istio-cni"];
     kill_everywhere(&scene, &VISIBLE, &more, "etc/cni/multus/net.d", "var/lib/cni/bin");
 }
@@ -123,8 +132,9 @@ fn first_list(scene: &Scene) -> String {
 
 #[test]
 fn a_killed_change_between_the_own_and_the_original_list_leaves_the_entry_in_the_first_list() {
-    let single = "{ \"cniVersion\": \"0.3.1\", \"name\": \"weave\", \"type\": \"weave-net\" }\n";
-    let scene = Scene::with("crash-change", "10-weave.conf", single);
+    let scene = Scene::with("crash-change", "10-calico.conflist", CALICO);
+    scene.ok("install", &[]);
+    scene.ok("uninstall", &[]);
     let before = scene.files();
     let mut instants = 0;
     for (from, to) in [(&[][..], &["--own-list=true"][..]), (&["--own-list=true"], &[])] {

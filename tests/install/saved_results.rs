@@ -114,7 +114,7 @@ fn an_agent_that_removes_the_plugin_keeps_the_program_for_running_pods() {
     agent.wait_for_log(SETTLED);
     let file = save(&scene, "var/lib/cni/results", "c1", &scene.read(LIST));
     assert!(agent.end(Signal::SIGTERM).success());
-    assert_eq!(scene.read(LIST), CALICO);
+    assert_eq!(scene.json(LIST), serde_json::from_str::<Value>(CALICO).expect("JSON"));
     assert!(scene.path(PROGRAM).exists() && scene.path(RECORD).exists());
     // A later installation takes the program over.
     let agent = Agent::start(&scene, "b", &["--on-exit=remove"]);
@@ -138,6 +138,26 @@ fn a_program_name_that_an_upgrade_drops_stays_for_running_pods() {
     fs::remove_file(scene.path(&file)).expect("removed");
     scene.ok("install", &[]);
     assert!(!scene.path("opt/cni/bin/istio-cni").exists());
+}
+
+/// libcni saves only the list's own text, without the plugins of the directory with its name.
+#[test]
+fn the_program_stays_for_pods_of_multus_auxiliary_chain_and_not_for_sandboxes_that_are_gone() {
+    let scene = Scene::with("saved-results-chain", "10-calico.conflist", CALICO);
+    scene.ok("install", &["--platform=openshift", "--multus-chain=/run/multus/cni/net.d/chain"]);
+    let results = "var/lib/cni/multus/results";
+    let passthru = r#"{"name": "k8s-pod-network", "plugins": [{"type": "passthru"}]}"#;
+    save(&scene, results, "c1", passthru);
+    save(&scene, results, "c2", passthru);
+    // The plugin's record of one of the two, for the same network.
+    scene.write("run/detour/attachments/c2/k8s-pod-network@eth0.json", "{}");
+    let kept = scene.run("uninstall", &[]);
+    let stderr = String::from_utf8_lossy(&kept.stderr);
+    assert!(stderr.contains("/var/lib/cni/bin/detour is not reverted: ") && stderr.contains("(pods: 1)"), "{stderr}");
+    // The pod sandbox is gone; its result stayed.
+    fs::create_dir_all(scene.path("var/run/netns")).expect("made");
+    scene.ok("uninstall", &[]);
+    assert!(!scene.path("var/lib/cni/bin/detour").exists() && !scene.path(RECORD).exists());
 }
 
 #[test]

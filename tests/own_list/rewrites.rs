@@ -129,7 +129,7 @@ impl<'a> Rewriter<'a> {
     /// Rewrites a list in a random way.
     fn rewrite(&mut self) {
         let (way, gap) = (self.random.below(100), self.random.below(MAX_GAP));
-        if way < 10 {
+        if way < 2 {
             return self.rewrite_earlier();
         }
         let (text, new) = self.version("calico");
@@ -138,7 +138,7 @@ impl<'a> Rewriter<'a> {
         let later = format!("sleep 0.{gap:03}; {write}");
         let start = Instant::now();
         self.shell.run(&match way {
-            10..30 => write,
+            2..30 => write,
             30..50 => format!("cp {new} {LIST}.tmp; mv -fT {LIST}.tmp {LIST}"),
             50..60 => format!("rm -f {LIST}; cp {new} {LIST}"),
             60..72 => format!(
@@ -150,8 +150,8 @@ impl<'a> Rewriter<'a> {
             86..92 => format!("rm -f {LIST}; echo '{{\"name\": \"calico\", \"plugins\": []}}' > {LIST}; {later}"),
             _ => format!("rm -f {LIST}; {later}"),
         });
-        // The list may have been unusable for so long that the other one could take its place.
-        if way >= 50 && start.elapsed() > Duration::from_millis(400) {
+        // The list may have been missing for so long that the other one could take its place.
+        if way >= 50 && start.elapsed() > Duration::from_secs(4) {
             self.slow = true;
         }
         self.list = text;

@@ -111,7 +111,8 @@ impl Scene {
         self.path("var/lib/cni/detour/install.lock").exists()
     }
 
-    /// Returns every file with contents and mode; a program only with its length.
+    /// Returns every file with contents and mode; a program only with its length, a configuration list without its
+    /// formatting.
     pub(crate) fn files(&self) -> BTreeMap<PathBuf, (String, u32)> {
         let mut found = BTreeMap::new();
         collect(&self.root, &self.root, &mut found);
@@ -132,7 +133,12 @@ fn collect(root: &Path, directory: &Path, found: &mut BTreeMap<PathBuf, (String,
         if path.is_dir() {
             collect(root, &path, found);
         } else if path.file_name().is_some_and(|name| name != "install.lock" && name != "agent.lock") {
-            let contents = fs::read(&path).expect("readable");
+            let mut contents = fs::read(&path).expect("readable");
+            if path.extension().is_some_and(|extension| extension == "conflist")
+                && let Ok(list) = serde_json::from_slice::<Value>(&contents)
+            {
+                contents = list.to_string().into_bytes();
+            }
             let shown = if contents.len() > 1 << 20 {
                 contents.len().to_string()
             } else {

@@ -1,27 +1,8 @@
-{{- /* Fails if a value is set that earlier charts had, with its replacement. */ -}}
-{{- define "detour.removed" -}}
-{{- $removed := dict
-  "containerExclusion.hook" "use NRI (containerExclusion.nriSocket; containerd 2.0, CRI-O 1.30 or later)"
-  "livePolicyOptOut" "to apply a rule to every pod, set pod_overrides to false in its sub-plugin in config.chain"
-  "repair.intervalSeconds" "remove it: the agent checks each pod once or twice a minute, and when it changes"
--}}
-{{- range $path, $next := $removed -}}
-{{- $value := $.Values -}}
-{{- range splitList "." $path -}}
-{{- $value = ternary (get ($value | default dict) .) nil (and (kindIs "map" $value) (hasKey ($value | default dict) .)) -}}
-{{- end -}}
-{{- if not (kindIs "invalid" $value) -}}
-{{- fail (printf "%s: this value no longer exists; %s" $path $next) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-
 {{- /* Fails if a value is missing, because it is null, or because "helm upgrade --reuse-values" keeps the previous chart's
 values. */ -}}
 {{- define "detour.complete" -}}
-{{- include "detour.removed" . -}}
-{{- $objects := list "admissionPolicy" "agentAdmissionPolicy" "cni" "config" "containerExclusion" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
-{{- $others := list "agentAdmissionPolicy.enabled" "image" "attachmentConfDir" "cni.credentials" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
+{{- $objects := list "admissionPolicy" "cni" "config" "containerExclusion" "global" "global.defaultResources" "global.networkPolicy" "grafanaDashboard" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
+{{- $others := list "image" "cni.credentials" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "priorityClassName" -}}
 {{- range $path := concat $objects $others -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path -}}
@@ -49,18 +30,17 @@ values. */ -}}
 {{- end -}}
 {{- end -}}
 {{- $chained := ternary $row.chained .Values.chained (kindIs "invalid" .Values.chained) -}}
-{{- $provider := .Values.provider | default (ternary "default" "multus" $row.chained) -}}
-{{- $onlyMultus := and $row.chained (not $chained) (eq $provider "multus") -}}
+{{- /* Without an entry in the cluster network's list, Multus calls the plugin, or the runtime itself. */ -}}
+{{- $provider := ternary "default" "multus" (or $chained (and $row.chained (.Values.primaryPlugin.enabled | default false))) -}}
+{{- $onlyMultus := and $row.chained (eq $provider "multus") -}}
+{{- $attachmentDir := include "detour.attachmentDir" . -}}
 {{- $binDir := .Values.cniBinDir | default $row.cniBinDir -}}
-{{- $confDir := .Values.cniConfDir | default (ternary .Values.attachmentConfDir $row.cniConfDir $onlyMultus) -}}
+{{- $confDir := .Values.cniConfDir | default (ternary $attachmentDir $row.cniConfDir $onlyMultus) -}}
 {{- if eq $binDir $confDir -}}
 {{- fail (printf "cniBinDir, cniConfDir: both are %q; expected two directories" $binDir) -}}
 {{- end -}}
-{{- if and $chained (eq $confDir .Values.attachmentConfDir) -}}
+{{- if and $chained (eq $confDir $attachmentDir) -}}
 {{- fail (printf "chained: with true, the plugin is an entry of the cluster network's configuration list, but %q is Multus's directory; set cniConfDir to the cluster network's, or chained to false" $confDir) -}}
-{{- end -}}
-{{- if and (not $chained) (eq $provider "default") (eq $confDir .Values.attachmentConfDir) (not .Values.attachments) (not .Values.primaryPlugin.enabled) -}}
-{{- fail (printf "provider: %q means that the plugin runs for every pod, but a configuration in Multus's directory %q runs only for pods that select it; expected multus, or no value" $provider $confDir) -}}
 {{- end -}}
 {{- if and (not $chained) .Values.cniConfFileName .Values.attachments -}}
 {{- fail "cniConfFileName: has no effect with attachments, because each attachment has the file NAME.conf; remove one of the two values" -}}
@@ -77,6 +57,12 @@ values. */ -}}
   "resourceQuota" (ternary ($row.resourceQuota | default false) .Values.resourceQuotas.enabled (kindIs "invalid" .Values.resourceQuotas.enabled))
   | toYaml -}}
 {{- end -}}
+
+{{- /* The directory on the node for the configuration files of attachments beside an entry in a list. */ -}}
+{{- define "detour.attachmentDir" -}}/etc/cni/multus/net.d{{- end -}}
+
+{{- /* The key of the taint of a node on which the plugin is not ready, as in Istio. */ -}}
+{{- define "detour.taintKey" -}}cni.istio.io/not-ready{{- end -}}
 
 {{- /* The prefix of all object names; for the release "detour": detour. */ -}}
 {{- define "detour.fullname" -}}
@@ -120,9 +106,6 @@ app.kubernetes.io/part-of: detour
 
 {{- define "detour.labels" -}}
 {{ include "detour.podLabels" . }}
-{{- with .Values.revision }}
-istio.io/rev: {{ . | quote }}
-{{- end }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
@@ -157,23 +140,13 @@ contain them. */ -}}
 {{- if $complete }}{{ .Values.image }}{{ else }}{{ $hub }}/{{ .Values.image }}:{{ $tag | default .Chart.AppVersion }}{{ end -}}
 {{- end -}}
 
-{{- /* The plugin's log level. Istio's form is a list of SCOPE:LEVEL; the plugin's scopes take precedence. */ -}}
-{{- define "detour.logLevel" -}}
-{{- $levels := dict -}}
-{{- range splitList "," (.Values.logging.level | default .Values.global.logging.level | default "") -}}
-{{- $parts := splitList ":" . -}}
-{{- $_ := set $levels (ternary "default" (first $parts) (eq (len $parts) 1)) (last $parts) -}}
-{{- end -}}
-{{- coalesce .Values.logLevel (get $levels "cni-plugin") (get $levels "cni") (get $levels "default") (get $levels "all") "info" -}}
-{{- end -}}
-
 {{- /* The plugin's configuration, as JSON. Its keys take precedence over the chart's other values. */ -}}
 {{- define "detour.config" -}}
 {{- $platform := include "detour.platform" . | fromYaml -}}
 {{- $config := merge (dict) (deepCopy .Values.config) (ternary (dict "dialect" "nftables") dict (.Values.global.nativeNftables | default false)) -}}
 {{- $kubernetes := $config.kubernetes | default dict -}}
 {{- if not (hasKey $config "log_level") -}}
-{{- $_ := set $config "log_level" (include "detour.logLevel" .) -}}
+{{- $_ := set $config "log_level" (.Values.logLevel | default "info") -}}
 {{- end -}}
 {{- if not (hasKey $kubernetes "exclude_namespaces") -}}
 {{- $_ := set $kubernetes "exclude_namespaces" (.Values.excludeNamespaces | default list) -}}

@@ -46,20 +46,6 @@ pub(super) fn write(
     })
 }
 
-/// Renames `from` to `to` and replaces a file of that name.
-pub(super) fn rename(from: &Path, to: &Path) -> io::Result<()> {
-    fs::rename(from, to)?;
-    sync_parent(to)
-}
-
-/// Gives the file at `path` the second name `name` (a hard link), unless a file has that name already.
-pub(super) fn second_name(path: &Path, name: &Path) -> io::Result<()> {
-    match fs::hard_link(path, name) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
-        _ => sync_parent(path),
-    }
-}
-
 /// Removes the file at `path`, if it exists.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {

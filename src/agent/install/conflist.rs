@@ -1,7 +1,7 @@
 //! Edits the configuration list of a cluster network (a CNI conflist): adds, replaces and removes the plugin's entry.
 //! The order of keys stays the same, the formatting does not.
 
-use super::digest::Digest;
+use super::record::Digest;
 use crate::cni::{CNI_CONF_DIR, ONLY_INLINED, excerpt, has_only_inlined, is_identifier, version};
 use serde_json::{Map, Value};
 
@@ -57,11 +57,6 @@ pub enum UnusableList {
 }
 
 impl UnusableList {
-    /// Whether another process may just be writing the file.
-    pub(super) fn may_be_partial(&self) -> bool {
-        matches!(self, Self::Empty | Self::NotJson(_))
-    }
-
     /// Whether runtimes may use the file, so that another list would change the network of the pods.
     pub(super) fn may_be_used(&self) -> bool {
         matches!(self, Self::NotText | Self::Unsupported(_) | Self::NotInlined | Self::Version(_) | Self::Untrusted(_))
@@ -119,11 +114,6 @@ pub(super) fn digests(text: &str, kind: &str) -> Result<Vec<Digest>, UnusableLis
 #[must_use]
 pub fn is_own_list(text: &str) -> bool {
     ConfList::parse(text).is_ok_and(|list| list.plugins.iter().any(|plugin| plugin.get(CNI_CONF_DIR).is_some()))
-}
-
-/// Returns the name of the network of the configuration list `text`.
-pub(super) fn name(text: &str) -> Option<String> {
-    ConfList::parse(text).ok()?.keys["name"].as_str().map(str::to_owned)
 }
 
 /// Checks that the plugin supports the version that runtimes use for the configuration list `text`: the newest known

@@ -1,25 +1,29 @@
-//! Drift of a node from its installation record: what `detour install` and the agent would repair. doctor has a check of
-//! its own for an own list that differs from its source.
+//! Drift of a node from its installation record: what `detour install` and the agent would repair.
 
 use super::conflist;
-use super::state::{EditedList, FoundFile, FoundState, Owned, PRIVATE_MODE, PROGRAM_MODE, RENAMED_OWN_LIST, Role};
+use super::record::{FileRecord, Role};
+use super::state::{FoundFile, FoundState, PRIVATE_MODE, PROGRAM_MODE};
 use crate::host_path::HostPath;
 
-/// Returns the differences between the node and its installation record, one line each.
+/// Returns the differences between the node and its installation record, one line each: what `detour install` and the
+/// agent would repair. doctor has a check of its own for an own list that differs from its source.
 #[must_use]
 pub fn changed(found: &FoundState) -> Vec<String> {
-    let files = found.record.files.iter().filter_map(|(path, owned)| file(path, owned, found));
-    let lists = found.record.lists.iter().filter_map(|(path, listed)| list(path, listed, found.files.get(path)));
-    // doctor has a check for own lists that another process renamed.
-    let leftovers = found.leftovers.iter().filter(|path| path.name() != RENAMED_OWN_LIST);
-    let leftovers = leftovers.map(|path| format!("{path}: temporary file of an interrupted installation"));
-    files.chain(lists).chain(leftovers).chain(found.notes.iter().cloned()).collect()
+    let files = found.record.files.iter().filter_map(|(path, record)| match record.role {
+        Role::Entry => entry_drift(path, record, found.files.get(path)),
+        _ => file_drift(path, record, found),
+    });
+    let leftovers = found.leftovers.iter().map(|path| format!("{path}: temporary file of an interrupted installation"));
+    files.chain(leftovers).chain(found.notes.iter().cloned()).collect()
 }
 
-fn file(path: &HostPath, owned: &Owned, state: &FoundState) -> Option<String> {
+fn file_drift(path: &HostPath, record: &FileRecord, state: &FoundState) -> Option<String> {
+    if let Some(reason) = state.unreachable.get(path) {
+        return Some(format!("{path}: {reason}"));
+    }
     let Some(found) = state.files.get(path) else { return Some(format!("{path}: file not found")) };
-    let mode = if owned.role == Role::Program { PROGRAM_MODE } else { PRIVATE_MODE };
-    if owned.ours.last() != Some(&found.digest) {
+    let mode = if record.role == Role::Program { PROGRAM_MODE } else { PRIVATE_MODE };
+    if record.sha256.last() != Some(&found.digest) {
         Some(format!("{path}: edited after the installation"))
     } else if found.mode != mode {
         Some(format!("{path}: expected mode {mode:04o}, got {:04o}", found.mode))
@@ -30,8 +34,8 @@ fn file(path: &HostPath, owned: &Owned, state: &FoundState) -> Option<String> {
     }
 }
 
-fn list(path: &HostPath, listed: &EditedList, found: Option<&FoundFile>) -> Option<String> {
-    let kind = &listed.kind;
+fn entry_drift(path: &HostPath, record: &FileRecord, found: Option<&FoundFile>) -> Option<String> {
+    let kind = record.plugin.as_deref().unwrap_or_default();
     let Some(text) = found.and_then(|found| found.text.as_ref()) else {
         return Some(format!("{path}: file not found"));
     };
@@ -41,7 +45,7 @@ fn list(path: &HostPath, listed: &EditedList, found: Option<&FoundFile>) -> Opti
     };
     match digests.as_slice() {
         [] => Some(format!("{path}: no plugin of type {kind:?}: its entry was removed after the installation")),
-        [one] if listed.ours.last() == Some(one) => None,
+        [one] if record.sha256.last() == Some(one) => None,
         [_] => Some(format!("{path}: the entry of the plugin {kind:?} was edited after the installation")),
         _ => Some(format!("{path}: expected one entry of the plugin {kind:?}, got {}", digests.len())),
     }
@@ -50,10 +54,10 @@ fn list(path: &HostPath, listed: &EditedList, found: Option<&FoundFile>) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::install::digest::Digest;
     use crate::agent::install::plan::FileAction;
     use crate::agent::install::reconcile::reconcile;
-    use crate::agent::install::state::{ConfFile, ConfigurationTarget, DesiredState, InstallRecord, PreviousContent};
+    use crate::agent::install::record::{Digest, InstallRecord};
+    use crate::agent::install::state::{ConfFile, ConfigurationTarget, DesiredState};
     use serde_json::{Value, json};
 
     fn path(text: &str) -> HostPath {
@@ -67,18 +71,17 @@ mod tests {
     /// A node with a program and a list, and their record.
     fn node(program: FoundFile, list: &Value) -> FoundState {
         let (own, entry) = (Digest::of(b"program"), json!({"type": "detour"}));
-        let owned = Owned {
-            role: Role::Program,
-            ours: vec![Digest::of(b"older"), own],
-            before: PreviousContent::Nothing,
-            copy_of: None,
+        let record = |role, sha256, plugin: Option<&str>| FileRecord {
+            role,
+            sha256,
+            plugin: plugin.map(str::to_owned),
+            source: None,
         };
-        let ours = vec![Digest::of_value(&entry)];
-        let listed = EditedList { kind: "detour".into(), ours, original: None };
+        let program_record = record(Role::Program, vec![Digest::of(b"older"), own], None);
+        let listed = record(Role::Entry, vec![Digest::of_value(&entry)], Some("detour"));
         let record = InstallRecord {
             installer: "a".into(),
-            files: [(path("/bin/detour"), owned)].into(),
-            lists: [(path("/net.d/1.conflist"), listed)].into(),
+            files: [(path("/bin/detour"), program_record), (path("/net.d/1.conflist"), listed)].into(),
             ..InstallRecord::default()
         };
         let files = [(path("/bin/detour"), program), (path("/net.d/1.conflist"), found_file(&list.to_string(), 0o644))];
@@ -103,6 +106,7 @@ mod tests {
         let desired = DesiredState {
             installer: "a".into(),
             owner: None,
+            platform: None,
             program: Digest::of(b"program"),
             programs: Vec::new(),
             kubeconfig: None,

@@ -10,29 +10,28 @@ pub use installed::{Installed, InstalledText, InstalledTexts};
 pub use locks::{InstallLock, Leadership};
 
 use super::atomic::{self, FileOwner};
+use super::cluster_list::is_pod_network;
 use super::conflist;
-use super::digest::Digest;
 use super::error::InstallError;
 use super::plan::{FileAction, InstallPlan};
-use super::state::{
-    ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, InstallRecord, OWN_LIST, Owned,
-    RENAMED_OWN_LIST,
-};
-use super::target;
-use crate::cni::is_configuration_file;
+use super::record::{Digest, InstallRecord};
+use super::state::{ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, OWN_LIST};
+use crate::cni::{PROGRAM, is_configuration_file};
 use crate::host_path::{HostPath, HostRoot};
 use crate::networks::check_chained_plugin;
 use crate::state::format;
 use crate::trusted_file::{self, is_trusted, read_nofollow};
 use digests::ProgramDigests;
 use nix::errno::Errno;
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, StatVfsMountFlags, statvfs};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::mem;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The maximum size of a configuration; a larger file is a program.
 const MAX_TEXT_SIZE: u64 = 1 << 20;
@@ -43,6 +42,11 @@ const MAX_RECORD_SIZE: u64 = 4 << 20;
 
 /// The directory on the node with the installation record, the kubeconfig and the node configuration.
 const STATE_DIRECTORY: &str = "/var/lib/cni/detour";
+/// The directories in which runtimes look for configurations, other than that of the platform (OpenShift's is the second).
+const RUNTIME_DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/etc/kubernetes/cni/net.d"];
+/// How long the file of which the own list is a copy must be missing before another one takes its place, and invalid
+/// before the node is not ready: some tools remove or truncate their file before they write it.
+const SETTLING: Duration = Duration::from_secs(5);
 /// The name of the installation record.
 const RECORD: &str = "install.json";
 
@@ -117,11 +121,11 @@ impl NodeFiles {
             self.name_as_desired(&mut found.record, desired);
         }
         let record = &found.record;
-        let mut paths: BTreeSet<HostPath> = record.files.keys().chain(record.lists.keys()).cloned().collect();
-        paths.extend(record.lists.values().filter_map(|listed| Some(listed.original.as_ref()?.path.clone())));
+        let mut paths: BTreeSet<HostPath> = record.files.keys().cloned().collect();
         let mut directories = BTreeSet::from([record_path().parent()]);
         if let Some(desired) = desired {
             paths.extend(desired.programs.iter().cloned());
+            paths.extend(desired.programs.iter().map(|path| path.sibling(PROGRAM)));
             paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.clone()));
             paths.extend(desired.node.iter().map(|(path, _)| path.clone()));
             paths.extend(desired.configurations.iter().filter_map(ConfigurationTarget::file).cloned());
@@ -134,22 +138,26 @@ impl NodeFiles {
                 if let ConfigurationTarget::Listed { dir, own_list, .. } = target {
                     directories.insert(dir.clone());
                     let notes;
-                    (found.configurations, notes) = self.configurations(dir)?;
+                    (found.configurations, notes) = self.configurations(dir, desired)?;
                     found.notes.extend(notes);
+                    found.named = self.named_in(dir)?;
+                    found.is_settled = self.is_settled(dir, &found.configurations);
+                    let names = found.configurations.iter().map(|file| file.name.as_str()).chain([OWN_LIST]);
+                    paths.extend(names.map(|name| dir.join(name)));
                     if *own_list {
-                        let names = found.configurations.iter().map(|file| file.name.as_str()).chain([OWN_LIST]);
-                        paths.extend(names.map(|name| dir.join(name)));
                         found.multus = self.multus(desired);
                     }
                 }
             }
         }
         self.find_needed_programs(desired, &mut found);
-        paths.extend(found.record.files.values().filter_map(Owned::aside).cloned());
+        let is_desired = |path: &HostPath| desired.is_some_and(|desired| desired.paths().any(|other| other == path));
+        let unreachable = found.record.files.keys().filter(|path| !is_desired(path));
+        found.unreachable = unreachable.filter_map(|path| Some((path.clone(), self.unreachable(path)?))).collect();
+        paths.retain(|path| !found.unreachable.contains_key(path));
         directories.extend(paths.iter().map(HostPath::parent));
         for directory in &directories {
-            let is_leftover = |name: &String| atomic::is_leftover(name) || self.is_renamed_own_list(directory, name);
-            let names = self.names(directory)?.into_iter().filter(is_leftover);
+            let names = self.names(directory)?.into_iter().filter(|name| atomic::is_leftover(name));
             found.leftovers.extend(names.map(|name| directory.join(&name)));
         }
         for path in paths {
@@ -162,10 +170,11 @@ impl NodeFiles {
     /// Renames recorded paths to the directories of `desired`: a symbolic link, such as `/var/run`, gives a file several
     /// paths, and a file that is desired must not be reverted under another path.
     fn name_as_desired(&self, record: &mut InstallRecord, desired: &DesiredState) {
-        let files = desired.programs.iter().chain(desired.kubeconfig.iter().map(|(path, _)| path));
-        let files = files.chain(desired.node.iter().map(|(path, _)| path)).map(HostPath::parent);
-        let directories: BTreeSet<HostPath> =
-            files.chain(desired.configurations.iter().map(ConfigurationTarget::directory)).collect();
+        let directories: BTreeSet<HostPath> = desired
+            .paths()
+            .map(HostPath::parent)
+            .chain(desired.configurations.iter().map(ConfigurationTarget::directory))
+            .collect();
         let reached: BTreeMap<PathBuf, &HostPath> =
             directories.iter().filter_map(|directory| Some((self.root.reach(directory).ok()?, directory))).collect();
         let renamed = |path: HostPath| {
@@ -176,8 +185,7 @@ impl NodeFiles {
             let same = self.root.reach(&directory).ok().and_then(|directory| reached.get(&directory));
             same.map_or_else(|| path.clone(), |directory| directory.join(&path.name()))
         };
-        record.files = mem::take(&mut record.files).into_iter().map(|(path, owned)| (renamed(path), owned)).collect();
-        record.lists = mem::take(&mut record.lists).into_iter().map(|(path, list)| (renamed(path), list)).collect();
+        record.files = mem::take(&mut record.files).into_iter().map(|(path, file)| (renamed(path), file)).collect();
     }
 
     /// Returns the invalid files of other tools in the directory of Multus's auxiliary chain, each with the reason.
@@ -218,12 +226,6 @@ impl NodeFiles {
         Some(if entry.is_symlink() { what } else { "a device, socket or pipe" })
     }
 
-    /// Whether this file is an own list that Cilium renamed.
-    fn is_renamed_own_list(&self, directory: &HostPath, name: &str) -> bool {
-        let text = || self.file(&directory.join(name)).ok()??.text;
-        name == RENAMED_OWN_LIST && text().is_some_and(|text| conflist::is_own_list(&text))
-    }
-
     /// Returns the installation record; `None` if nothing is installed.
     ///
     /// # Errors
@@ -248,9 +250,58 @@ impl NodeFiles {
         Ok(owner.filter(|owner| Some(owner.as_str()) != own))
     }
 
+    /// Returns why a file in the record can't be changed here: its directory is not mounted, or mounted read-only. In a
+    /// process that sees the whole node, a directory that does not exist contains nothing.
+    fn unreachable(&self, path: &HostPath) -> Option<String> {
+        let directory = path.parent();
+        let next = "mount this directory in the agent's container (with the chart: upgrade with the earlier value), or run \
+                    `detour uninstall` on the node itself";
+        if !self.has(&directory) {
+            let is_whole_node = self.root.mount() == Path::new("/") || self.has(&HostPath::root().join("usr"));
+            return (!is_whole_node).then(|| format!("{directory} is not mounted here: {next}"));
+        }
+        let is_read_only = statvfs(&self.root.reach(&directory).ok()?)
+            .is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::RDONLY));
+        is_read_only.then(|| format!("{directory} is mounted read-only here: {next}"))
+    }
+
+    /// Whether no file in the directory was added, removed or written for [`SETTLING`].
+    fn is_settled(&self, directory: &HostPath, files: &[ConfFile]) -> bool {
+        let is_old = |path: HostPath| {
+            let changed = self.root.reach(&path).and_then(fs::metadata).and_then(|metadata| metadata.modified());
+            changed.is_ok_and(|changed| changed.elapsed().is_ok_and(|age| age > SETTLING))
+        };
+        is_old(directory.clone()) && files.iter().all(|file| is_old(directory.join(&file.name)))
+    }
+
+    /// Returns the files in a directory that configurations on the node name (`clusterNetwork`,
+    /// `readinessindicatorfile`), each with the configuration that names it.
+    fn named_in(&self, dir: &HostPath) -> Result<BTreeMap<HostPath, HostPath>, InstallError> {
+        let mut named = BTreeMap::new();
+        let others = RUNTIME_DIRECTORIES.into_iter().filter_map(HostPath::new);
+        for directory in BTreeSet::from_iter([dir.clone()].into_iter().chain(others)) {
+            for name in self.names(&directory)?.iter().filter(|name| is_configuration_file(name)) {
+                let path = directory.join(name);
+                let text = self.file(&path).ok().flatten().and_then(|file| file.text).unwrap_or_default();
+                let conf: Value = serde_json::from_str(&text).unwrap_or_default();
+                for key in ["clusterNetwork", "readinessindicatorfile"] {
+                    let value = conf[key].as_str().unwrap_or_default();
+                    let values = [Some(value), value.strip_prefix("/host")].into_iter().flatten();
+                    let inside = values.filter_map(HostPath::new).find(|file| file.parent() == *dir);
+                    named.extend(inside.map(|file| (file, path.clone())));
+                }
+            }
+        }
+        Ok(named)
+    }
+
     /// Returns the configurations in a directory, and a note for each symbolic link before the first usable one that
     /// leads to no file.
-    fn configurations(&self, dir: &HostPath) -> Result<(Vec<ConfFile>, Vec<String>), InstallError> {
+    fn configurations(
+        &self,
+        dir: &HostPath,
+        desired: &DesiredState,
+    ) -> Result<(Vec<ConfFile>, Vec<String>), InstallError> {
         let names = self.names(dir)?;
         let (mut files, mut links) = (Vec::new(), Vec::new());
         for name in names.into_iter().filter(|name| is_configuration_file(name)) {
@@ -273,12 +324,14 @@ impl NodeFiles {
             let has_directory = beside.is_some_and(|directory| {
                 self.names(&directory).is_ok_and(|names| names.iter().any(|name| name.ends_with(".conf")))
             });
+            let programs_elsewhere = file.text.as_deref().and_then(|text| self.programs_elsewhere(text, desired));
             let contents = file.text.map_or_else(|| NOT_TEXT.to_vec(), String::into_bytes);
             let untrusted = self.untrusted_path(&path);
-            files.push(ConfFile { name, contents, mode: file.mode, untrusted, has_directory });
+            files.push(ConfFile { name, contents, mode: file.mode, untrusted, has_directory, programs_elsewhere });
         }
-        let usable = target::usable(&files);
-        links.retain(|(name, _)| usable.first().is_none_or(|first| name < first));
+        let first =
+            files.iter().filter(|file| file.name != OWN_LIST && is_pod_network(file)).map(|file| &file.name).min();
+        links.retain(|(name, _)| first.is_none_or(|first| name < first));
         Ok((files, links.into_iter().map(|(_, note)| note).collect()))
     }
 
@@ -326,13 +379,13 @@ impl NodeFiles {
     pub fn apply(&self, plan: &InstallPlan, program: &Path, _: &InstallLock) -> Result<(), InstallError> {
         let is_empty = plan.record.is_empty();
         if !is_empty {
-            let InstallRecord { mut files, mut lists, .. } = self.record().ok().flatten().unwrap_or_default();
+            let mut files = self.record().ok().flatten().unwrap_or_default().files;
             files.extend(plan.record.files.clone());
-            lists.extend(plan.record.lists.clone());
-            self.write_record(&InstallRecord { files, lists, ..plan.record.clone() })?;
+            self.write_record(&InstallRecord { files, ..plan.record.clone() })?;
         }
         for action in &plan.actions {
-            self.act(action, program).map_err(|error| InstallError::file(verb(action), target(action), &error))?;
+            let verb = if matches!(action, FileAction::Remove { .. }) { "remove" } else { "write" };
+            self.act(action, program).map_err(|error| InstallError::file(verb, action.path(), &error))?;
         }
         if !is_empty {
             return self.write_record(&plan.record);
@@ -357,7 +410,6 @@ impl NodeFiles {
     fn act(&self, action: &FileAction, program: &Path) -> io::Result<()> {
         let entry = |path: &HostPath| self.root.reach_entry(path);
         match action {
-            FileAction::SetAside { path, aside } => atomic::second_name(&self.root.reach(path)?, &entry(aside)?),
             FileAction::CopyProgram { path } => atomic::write(&entry(path)?, 0o755, FileOwner::Own, |file| {
                 io::copy(&mut trusted_file::follow(program)?, file).map(|_| ())
             }),
@@ -367,7 +419,6 @@ impl NodeFiles {
                     if *follow { (self.root.reach(path)?, FileOwner::Kept) } else { (entry(path)?, FileOwner::Own) };
                 atomic::write(&path, *mode, owner, |file| file.write_all(text.as_bytes()))
             }
-            FileAction::Restore { aside, path } => atomic::rename(&entry(aside)?, &entry(path)?),
             FileAction::Remove { path, .. } => atomic::remove(&entry(path)?),
         }
     }
@@ -380,25 +431,6 @@ fn record_path() -> HostPath {
 /// Opens a file for reading; [`HostRoot`] has resolved its path.
 fn open(reached: &Path) -> io::Result<File> {
     trusted_file::open(reached, OFlags::RDONLY)
-}
-
-fn verb(action: &FileAction) -> &'static str {
-    match action {
-        FileAction::SetAside { .. } => "back up",
-        FileAction::CopyProgram { .. } | FileAction::Write { .. } => "write",
-        FileAction::Restore { .. } => "restore",
-        FileAction::Remove { .. } => "remove",
-    }
-}
-
-fn target(action: &FileAction) -> &HostPath {
-    match action {
-        FileAction::SetAside { path, .. }
-        | FileAction::CopyProgram { path }
-        | FileAction::Write { path, .. }
-        | FileAction::Restore { path, .. }
-        | FileAction::Remove { path, .. } => path,
-    }
 }
 
 #[cfg(test)]

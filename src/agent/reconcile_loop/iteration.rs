@@ -20,6 +20,8 @@ const FOLLOW_DELAY: Duration = Duration::from_millis(50);
 pub(super) enum Iteration {
     /// The node has the desired state. The text has the notes of the plan.
     Settled(String),
+    /// The cluster network's list is missing or invalid, perhaps because another process is writing it.
+    Settling,
     /// The node has the desired state, except the credentials of the plugin, as the text describes.
     Lacks(String),
     /// This plan was applied.
@@ -72,11 +74,12 @@ impl Iteration {
     /// As [`Self::assess`], without the credentials.
     fn assess_files(&self, stability: &mut Stability, now: Instant) -> (Readiness, Duration, bool) {
         match self {
-            Self::Settled(_) | Self::Lacks(_) | Self::Followed(_) => {
+            Self::Settled(_) | Self::Lacks(_) | Self::Followed(_) | Self::Settling => {
                 let left = stability.in_place(now);
                 let readiness = if stability.is_ready() { Readiness::Ready } else { Readiness::Confirming };
                 match self {
                     Self::Followed(_) => (readiness, FOLLOW_DELAY, true),
+                    Self::Settling => (readiness, RETRY_DELAY, false),
                     _ if left.is_zero() => (readiness, RESYNC_INTERVAL, false),
                     _ => (readiness, left, false),
                 }
@@ -86,7 +89,7 @@ impl Iteration {
                 let readiness = match plan.unmet() {
                     Some(missing) => {
                         stability.incomplete();
-                        Readiness::Not(format!("missing: {missing}"))
+                        Readiness::Not(missing)
                     }
                     None if stability.is_contested() => Readiness::Not(contested(plan, stability)),
                     None if stability.is_ready() => Readiness::Ready,
@@ -132,14 +135,9 @@ impl Readiness {
 /// Returns why a node is not ready although the plan was just applied.
 fn contested(plan: &InstallPlan, stability: &Stability) -> String {
     let done = plan.actions.iter().map(ToString::to_string).chain(plan.notes.iter().cloned());
-    let next_step = if plan.removes_renamed_list() {
-        "Cilium renames the file: set cni.exclusive=false in its chart"
-    } else {
-        "stop that process (Cilium: set cni.exclusive=false)"
-    };
     format!(
         "another process keeps reverting the installation: {} repairs in a row did not last {} s, the last one: {}; \
-         {next_step}",
+         stop that process (Cilium: set cni.exclusive=false)",
         stability.repairs(),
         HOLD_TIME.as_secs(),
         done.collect::<Vec<_>>().join("; ")

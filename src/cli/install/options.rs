@@ -29,6 +29,8 @@ const MAX_FILE_NAME: usize = 239;
 static NEEDED_FORMAT: LazyLock<Option<RuleFormat>> = LazyLock::new(needed_format);
 /// The plugin's file in the directory of Multus's auxiliary chain.
 const MULTUS_CHAIN_FILE: &str = "detour.conf";
+/// Multus's directory of configurations, for the files of attachments beside an entry in the cluster network's list.
+const ATTACHMENT_DIRECTORY: &str = "/etc/cni/multus/net.d";
 /// Limit for each credential file. The largest is ca.crt.
 const MAX_CREDENTIAL: u64 = 1 << 20;
 
@@ -42,7 +44,7 @@ struct PlannedConfiguration {
 }
 
 /// The desired installation.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(in crate::cli) struct InstallOptions {
     /// Platform of the node, which determines directories and --chained [default: detected]
     #[arg(long, value_name = "NAME", value_parser = Platform::named)]
@@ -67,20 +69,18 @@ pub(in crate::cli) struct InstallOptions {
     /// Directory on the node from which the runtime, or Multus, reads configurations [default: depends on the platform]
     #[arg(long, value_name = "DIR")]
     conf_dir: Option<HostPath>,
-    /// Install the program also under this name: istio-cni or excludedns; may be repeated
-    #[arg(long = "name", value_name = "NAME", value_parser = parse_file_name)]
-    names: Vec<String>,
+    /// Further names of the program; only `detour install` has a flag for them.
+    #[arg(skip)]
+    pub(super) names: Vec<String>,
     /// JSON object with keys of the plugin's configuration, which override flags. Without "chain", the plugin
     /// redirects traffic, and UID 1337 and its DNS bypass the sidecar
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// JSON array of attachments: objects with a name, and keys of the plugin's configuration that override those of
-    /// --config. Each one becomes the configuration file NAME.conf of the network NAME
+    /// --config. Each one becomes the configuration file NAME.conf of the network NAME, in --conf-dir, or with
+    /// --chained=true in /etc/cni/multus/net.d
     #[arg(long, value_name = "FILE")]
     attachments: Option<PathBuf>,
-    /// Directory on the node for the files of --attachments with --chained=true; otherwise they are in --conf-dir
-    #[arg(long, value_name = "DIR", default_value = "/etc/cni/multus/net.d")]
-    attachment_conf_dir: HostPath,
     /// Directory of Multus's auxiliary chain on the node (auxiliaryCNIChainName): write detour.conf there too (only there if the configuration only excludes), so that Multus runs the plugin for every pod [default: no such file]
     #[arg(long, value_name = "DIR")]
     multus_chain: Option<HostPath>,
@@ -95,7 +95,7 @@ pub(in crate::cli) struct InstallOptions {
     service_account: PathBuf,
 }
 
-fn parse_file_name(text: &str) -> Result<String, String> {
+pub(in crate::cli) fn parse_file_name(text: &str) -> Result<String, String> {
     let is_plain = !text.is_empty() && !text.starts_with('.') && !text.contains('/');
     if !is_plain {
         return Err("expected a file name without a directory".into());
@@ -195,9 +195,9 @@ impl InstallOptions {
         } else {
             given.network(false)?;
         }
-        let attachment_dir = if is_chained { &self.attachment_conf_dir } else { &conf_dir };
+        let attachment_dir = if is_chained { directory(&None, ATTACHMENT_DIRECTORY)? } else { conf_dir.clone() };
         for attachment in &given.attachments {
-            let configuration = self.of_attachment(node, &settings, attachment, attachment_dir);
+            let configuration = self.of_attachment(node, &settings, attachment, &attachment_dir);
             let place = || format!("{}: attachment {:?}", self.attachments_place(), attachment.name);
             planned.push(configuration.with_context(place)?);
         }
@@ -216,6 +216,7 @@ impl InstallOptions {
         Ok(DesiredState {
             installer: env::var("HOSTNAME").unwrap_or_else(|_| "the command line".into()),
             owner: None,
+            platform: Some(platform.name.to_owned()),
             program: program.clone(),
             programs: self.program_names().into_iter().map(|name| bin_dir.join(name)).collect(),
             kubeconfig: written_token.map(|token| self.written_kubeconfig(token)).transpose()?,

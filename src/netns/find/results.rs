@@ -1,7 +1,7 @@
 //! The results of ADDs that libcni caches, each with its network namespace (containernetworking/cni,
 //! `libcni/api.go`: `cachedInfo`).
 
-use crate::cni::{Code, Error};
+use crate::cni::{Code, Error, PROGRAM};
 use crate::host_path::{HostPath, HostRoot};
 use crate::trusted_file::read_nofollow;
 use base64::Engine;
@@ -95,6 +95,8 @@ impl CachedResult {
 struct CachedConfiguration {
     kind: String,
     container_id: String,
+    #[serde(default)]
+    network_name: String,
     /// Base64 of the configuration list, or of a single plugin's configuration.
     config: String,
     /// Written since libcni 1.2.
@@ -103,11 +105,14 @@ struct CachedConfiguration {
 }
 
 impl CachedConfiguration {
-    /// Returns the container ID, and the types of the plugins that are called to delete its pod: none if
+    /// Returns the container ID, the network, and the types of the plugins that are called to delete its pod: none if
     /// containerd saved the result in `directory`, because it deletes pods with its current configuration list (go-cni,
-    /// `Remove`).
-    fn types(directory: &str, text: &[u8]) -> Option<(String, BTreeSet<String>)> {
-        let Self { kind, container_id, config, netns } = serde_json::from_slice(text).ok()?;
+    /// `Remove`), and if the pod sandbox no longer exists.
+    fn types(directory: &str, text: &[u8], node: &HostRoot) -> Option<(String, String, BTreeSet<String>)> {
+        let Self { kind, container_id, network_name, config, netns } = serde_json::from_slice(text).ok()?;
+        if HostPath::new(&netns).is_some_and(|netns| is_gone(node, &netns)) {
+            return None;
+        }
         let name = netns.rsplit('/').next().unwrap_or_default();
         if directory == RUNTIME_DIRECTORY && name.starts_with(NETNS_OF_CONTAINERD) {
             return None;
@@ -115,8 +120,14 @@ impl CachedConfiguration {
         let config: Value = serde_json::from_slice(&BASE64_STANDARD.decode(config).ok()?).ok()?;
         let plugins = config["plugins"].as_array().map_or(std::slice::from_ref(&config), Vec::as_slice);
         let types = plugins.iter().filter_map(|plugin| plugin["type"].as_str()).map(str::to_owned).collect();
-        (kind == KIND).then_some((container_id, types))
+        (kind == KIND).then_some((container_id, network_name, types))
     }
+}
+
+/// Whether a network namespace does not exist, although its directory does.
+fn is_gone(node: &HostRoot, netns: &HostPath) -> bool {
+    let exists = |path: &HostPath| node.reach(path).is_ok_and(|path| path.exists());
+    exists(&netns.parent()) && !exists(netns)
 }
 
 /// Reads all cached results, sorted by file name. Skips files in another format.
@@ -136,10 +147,13 @@ pub(super) fn cached_results(node: &HostRoot) -> Result<Vec<CachedResult>, Error
 
 /// Returns the containers whose pods are deleted with a cached configuration that has a plugin of one of `types`, by type;
 /// and the problems of reading them, one for each directory. CRI-O and Multus delete pods in this way, containerd does not.
+/// The configuration lacks the plugins of the directory with the network's name; `is_own` tells whether the plugin has a
+/// record of the container and the network.
 #[must_use]
 pub fn containers_by_type(
     node: &HostRoot,
     types: &BTreeSet<String>,
+    is_own: &dyn Fn(&str, &str) -> bool,
 ) -> (BTreeMap<String, BTreeSet<String>>, Vec<Error>) {
     let (mut containers, mut problems): (BTreeMap<_, BTreeSet<_>>, _) = (BTreeMap::new(), Vec::new());
     for name in DIRECTORIES {
@@ -152,7 +166,7 @@ pub fn containers_by_type(
             problems.push(Error::new(Code::Io, msg));
         }
         let read = |path: PathBuf| match read_nofollow(&path, MAX_RESULT) {
-            Ok(text) => Ok(CachedConfiguration::types(name, &text)),
+            Ok(text) => Ok(CachedConfiguration::types(name, &text, node)),
             // The runtime has deleted the container.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => {
@@ -162,12 +176,15 @@ pub fn containers_by_type(
         };
         let mut unread = None;
         for read in found.into_iter().take(MAX_RESULTS).map(read) {
-            let (container_id, plugins) = read
+            let (container_id, network, mut plugins) = read
                 .unwrap_or_else(|error| {
                     unread.get_or_insert(error);
                     None
                 })
                 .unwrap_or_default();
+            if is_own(&container_id, &network) {
+                plugins.insert(PROGRAM.to_owned());
+            }
             for kind in plugins.intersection(types) {
                 containers.entry(kind.clone()).or_default().insert(container_id.clone());
             }
@@ -250,8 +267,9 @@ mod tests {
         let types = |config: &Value| {
             let mut text = text();
             text["config"] = BASE64_STANDARD.encode(config.to_string()).into();
-            let types = CachedConfiguration::types(RUNTIME_DIRECTORY, text.to_string().as_bytes());
-            let (container, types) = types.expect("a configuration");
+            let node = HostRoot::new("/no/such/node");
+            let types = CachedConfiguration::types(RUNTIME_DIRECTORY, text.to_string().as_bytes(), &node);
+            let (container, _, types) = types.expect("a configuration");
             assert_eq!(container, "c");
             types.into_iter().collect::<Vec<_>>()
         };
@@ -260,7 +278,10 @@ mod tests {
         assert_eq!(types(&json!([])), [""; 0]);
         let mut invalid = text();
         invalid["config"] = "%".into();
-        assert_eq!(CachedConfiguration::types(RUNTIME_DIRECTORY, invalid.to_string().as_bytes()), None);
+        assert_eq!(
+            CachedConfiguration::types(RUNTIME_DIRECTORY, invalid.to_string().as_bytes(), &HostRoot::new("/none")),
+            None
+        );
     }
 
     #[test]
@@ -271,7 +292,7 @@ mod tests {
                 Some(netns) => text["netns"] = netns.into(),
                 None => drop(text.as_object_mut().expect("an object").remove("netns")),
             }
-            CachedConfiguration::types(directory, text.to_string().as_bytes()).is_some()
+            CachedConfiguration::types(directory, text.to_string().as_bytes(), &HostRoot::new("/none")).is_some()
         };
         let [runtime, multus] = DIRECTORIES;
         let containerd = Some("/var/run/netns/cni-1b3d9a1c-2f0c-7a0e-4a51-95a1b5b7f6a2");

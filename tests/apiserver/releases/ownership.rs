@@ -120,7 +120,7 @@ fn an_upgrade_does_not_delete_a_definition_that_another_owner_took() {
     assert_eq!(owner(&taken), ("shop", "istio-cni"));
     let before = inventory(&admin);
     // Without the definition, helm would delete it.
-    let in_list = "provider=default,chained=true,cniConfDir=/etc/cni/net.d";
+    let in_list = "chained=true,cniConfDir=/etc/cni/net.d";
     for values in ["definitions=auto", "definitions=never", in_list, "attachments[0].name=excludedns"] {
         let refused = helm.try_upgrade("detour", &[&OPENSHIFT[..], &["--set", values]].concat()).expect_err(values);
         assert!(
@@ -242,7 +242,7 @@ fn a_release_has_a_definition_in_each_namespace_of_its_attachments() {
 fn without_the_definitions_type_helm_reports_it() {
     let plane = ControlPlane::start();
     let helm = Helm::new(&plane);
-    let refused = helm.try_upgrade("detour", &["--set", "provider=multus"]).expect_err("no such type");
+    let refused = helm.try_upgrade("detour", &["--set", "chained=false"]).expect_err("no such type");
     assert!(refused.contains("no matches for kind \"NetworkAttachmentDefinition\""), "{refused}");
-    helm.upgrade("detour", &["--set", "provider=default"]);
+    helm.upgrade("detour", &["--set", "chained=null"]);
 }

@@ -22,10 +22,7 @@ fn a_platform_is_upgraded_extended_and_uninstalled_without_remains() {
         let values = |name: &str| format!("global.platform={name}");
         helm.upgrade("detour", &["--set", &values(name)]);
         let own = objects_of(&admin, "detour", NAMESPACE);
-        helm.upgrade(
-            "excludedns",
-            &["-f", EXCLUDEDNS, "--set", &values(name), "--set", "provider=multus,chained=false"],
-        );
+        helm.upgrade("excludedns", &["-f", EXCLUDEDNS, "--set", &values(name), "--set", "chained=false"]);
         let both = inventory(&admin);
         assert!(own.iter().all(|(name, object)| both.get(name) == Some(object)), "{name}: unchanged");
         let created = difference(&both, &empty).into_iter().filter(|name| !name.starts_with("Secret "));
@@ -70,7 +67,6 @@ fn wrong_values_are_refused_and_change_nothing() {
         ("definitions=maybe", "definitions"),
         ("attachments[0].nam=a", "attachments"),
         ("attachments[0].name=A", "attachments"),
-        ("attachmentConfDir=relative", "attachmentConfDir"),
         (
             "attachments[0].name=a,attachments[1].name=a,attachments[1].dialect=nftables",
             "attachments: two entries for \"a\" with different keys",

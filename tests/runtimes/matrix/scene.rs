@@ -30,11 +30,11 @@ impl Cell {
     /// The values of the chart for the mode.
     pub(crate) fn values(self) -> Vec<String> {
         let mode = match self.mode {
-            Mode::Attachment => "provider=multus,chained=false",
-            Mode::Chained => "provider=default,chained=true,cni.ownList=false",
-            Mode::OwnList => "provider=default,chained=true,cni.ownList=true",
+            Mode::Attachment => "chained=false",
+            Mode::Chained => "chained=true,cni.ownList=false",
+            Mode::OwnList => "chained=true,cni.ownList=true",
             Mode::Primary => {
-                "provider=default,chained=false,cniConfFileName=00-detour.conf,primaryPlugin.enabled=true,primaryPlugin.network=net,\
+                "chained=false,cniConfFileName=00-detour.conf,primaryPlugin.enabled=true,primaryPlugin.network=net,\
                  config.clusterNetwork=/etc/cni/net.d/10-net.conflist"
             }
         };

@@ -1,6 +1,6 @@
 //! Digests of programs that were computed before.
 
-use crate::agent::install::digest::Digest;
+use crate::agent::install::record::Digest;
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io;

@@ -3,7 +3,7 @@
 use super::NodeFiles;
 use crate::agent::install::conflist;
 use crate::agent::install::error::InstallError;
-use crate::agent::install::state::{InstallRecord, Role};
+use crate::agent::install::record::InstallRecord;
 use crate::cni::{NetConf, configuration};
 use crate::host_path::HostPath;
 use crate::sub_plugins::SubPlugin;
@@ -99,12 +99,10 @@ impl NodeFiles {
 /// Returns the files of a record with one of the plugin's configurations, each with the type of the plugin's entry, if the
 /// file is a configuration list, and whether its place makes it apply to every pod.
 fn configurations(record: &InstallRecord) -> impl Iterator<Item = (&HostPath, Option<&str>, bool)> {
-    let own = record.files.iter().filter(|(_, owned)| owned.role == Role::Configuration);
-    let own = own.map(|(path, owned)| (path, owned.copy_of.as_ref().map(|list| list.kind.as_str())));
-    let all = record.lists.iter().map(|(path, listed)| (path, Some(listed.kind.as_str()))).chain(own);
-    all.map(|(path, kind)| {
+    let own = record.files.iter().filter(|(_, file)| file.role.is_configuration());
+    own.map(|(path, file)| {
         let in_chain = record.multus_chain.as_ref() == Some(&path.parent());
-        (path, kind, kind.is_some() || in_chain)
+        (path, file.plugin.as_deref(), file.plugin.is_some() || in_chain)
     })
 }
 
@@ -131,10 +129,10 @@ mod tests {
         let state = directory.join("var/lib/cni/detour");
         fs::create_dir_all(&state).expect("created");
         let list = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "a"}, {"type": "detour", "log_level": "info"}]}"#;
-        let own = json!({"role": "configuration", "ours": [], "before": "nothing"});
-        let lists = json!({"/list": {"kind": "detour", "ours": []}});
-        let files = json!({"/missing": own, "/own": own, "/chain/own": own});
-        let record = json!({"installer": "i", "files": files, "lists": lists, "multus_chain": "/chain"});
+        let own = json!({"role": "configuration", "sha256": []});
+        let list_record = json!({"role": "entry", "sha256": [], "plugin": "detour"});
+        let files = json!({"/list": list_record, "/missing": own, "/own": own, "/chain/own": own});
+        let record = json!({"installer": "i", "files": files, "multus_chain": "/chain"});
         fs::write(directory.join("list"), list).expect("written");
         fs::create_dir(directory.join("chain")).expect("created");
         for name in ["own", "chain/own"] {
@@ -145,7 +143,7 @@ mod tests {
         let entry = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"detour","log_level":"info"}]}"#;
         let texts: Vec<_> = found.texts.iter().map(|it| (it.path.to_string(), &*it.text, it.for_every_pod)).collect();
         let own = r#"{"name": "n", "type": "detour"}"#;
-        let wanted = [("/list", entry, true), ("/chain/own", own, true), ("/own", own, false)];
+        let wanted = [("/chain/own", own, true), ("/list", entry, true), ("/own", own, false)];
         assert_eq!(texts, wanted.map(|(path, text, every)| (path.to_owned(), text, every)));
         let installed = NodeFiles::new(HostRoot::new(&directory)).installed().expect("readable");
         assert_eq!(installed.iter().map(|it| it.for_every_pod).collect::<Vec<_>>(), [true, true, false]);

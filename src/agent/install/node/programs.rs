@@ -1,14 +1,32 @@
 //! Programs on the node: which exist, who may change them, and which the runtime needs to delete running pods.
 
 use super::NodeFiles;
-use crate::agent::install::state::{DesiredState, FoundState, Role};
+use crate::agent::install::conflist;
+use crate::agent::install::platform::PLATFORMS;
+use crate::agent::install::record::Role;
+use crate::agent::install::state::{DesiredState, FoundState};
 use crate::host_path::HostPath;
 use crate::netns::find::containers_by_type;
+use crate::state::{ROOT, Store};
 use crate::trusted_file;
 use std::collections::BTreeSet;
 
 /// The programs of Multus: of its daemon's client, and without a daemon.
 const MULTUS: [&str; 2] = ["multus-shim", "multus"];
+
+/// The types of this program's configurations.
+const OWN_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
+/// Further directories of plugins: of distributions' packages.
+const OTHER_DIRECTORIES: [&str; 2] = ["/usr/lib/cni", "/usr/libexec/cni"];
+/// The directory with a directory of programs for each version of k3s.
+const K3S_DATA: &str = "var/lib/rancher/k3s/data";
+/// The configurations of containerd and CRI-O that can name the directory of plugins.
+const RUNTIME_CONFIGURATIONS: [&str; 4] = [
+    "/etc/containerd/config.toml",
+    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "/var/vcap/jobs/containerd/config/config.toml",
+    "/etc/crio/crio.conf",
+];
 
 impl NodeFiles {
     /// Whether one of `directories` has the program `name`; `None` if it is not found and one of the directories does
@@ -41,21 +59,54 @@ impl NodeFiles {
     }
 
     /// Finds the programs in the record that are not desired, and that the runtime needs to delete running pods: CRI-O
-    /// deletes a pod with the configuration list with which it started, as Multus does with each attachment. containerd
-    /// uses its current configuration list.
+    /// deletes a pod with the configuration list with which it started, as Multus does with each attachment and with its
+    /// auxiliary chain. containerd uses its current configuration list.
     pub(super) fn find_needed_programs(&self, desired: Option<&DesiredState>, found: &mut FoundState) {
         let is_desired = |path| desired.is_some_and(|desired| desired.programs.contains(path));
-        let programs =
-            found.record.files.iter().filter(|(path, owned)| owned.role == Role::Program && !is_desired(path));
-        let programs: Vec<_> = programs.map(|(path, _)| path.clone()).collect();
+        let programs = found.record.with_role(Role::Program).map(|(path, _)| path);
+        let programs: Vec<_> = programs.filter(|path| !is_desired(path)).cloned().collect();
         if programs.is_empty() {
             return;
         }
         let types = programs.iter().map(HostPath::name).map(|name| name.to_string()).collect();
-        let (containers, problems) = containers_by_type(&self.root, &types);
+        let records = HostPath::new(ROOT).and_then(|path| self.root.reach(&path).ok()).map(Store::new);
+        let is_own = |container: &str, network: &str| {
+            let attachments = records.as_ref().and_then(|records| records.attachments_of(container).ok());
+            attachments.is_some_and(|found| found.iter().any(|attachment| attachment.network == network))
+        };
+        let (containers, problems) = containers_by_type(&self.root, &types, &is_own);
         let pods = |path: HostPath| containers.get(&*path.name()).map(BTreeSet::len).map(|pods| (path, pods));
         found.needed_programs = programs.into_iter().filter_map(pods).collect();
         found.unread_results = problems.iter().map(ToString::to_string).collect();
+    }
+
+    /// Returns the directory that has plugins of the configuration `text`, if the directory of the desired programs has none
+    /// of them.
+    pub(super) fn programs_elsewhere(&self, text: &str, desired: &DesiredState) -> Option<HostPath> {
+        let own = desired.programs.first()?;
+        let types = conflist::types(text).or_else(|_| conflist::types(&conflist::list_of(text)?)).ok()?;
+        let others: Vec<_> = types.iter().filter(|kind| !OWN_TYPES.contains(&kind.as_str())).collect();
+        let has_any = |directory: &HostPath| others.iter().any(|kind| self.has(&directory.join(kind)));
+        if has_any(&own.parent()) {
+            return None;
+        }
+        let known = PLATFORMS.iter().map(|platform| platform.bin_dir).chain(OTHER_DIRECTORIES);
+        let known = known.filter_map(HostPath::new);
+        let data = HostPath::root().join(K3S_DATA);
+        let of_k3s = self.names(&data).unwrap_or_default().into_iter().map(|name| data.join(&name).join("bin"));
+        known.chain(self.runtime_directories()).chain(of_k3s).find(has_any)
+    }
+
+    /// Returns the directories of plugins in the configurations of containerd and CRI-O.
+    fn runtime_directories(&self) -> Vec<HostPath> {
+        let text = |path: &str| self.file(&HostPath::new(path)?).ok()??.text;
+        let mut found = Vec::new();
+        for text in RUNTIME_CONFIGURATIONS.into_iter().filter_map(text) {
+            let lines = text.lines().map(str::trim_start);
+            let lines = lines.filter(|line| ["bin_dir", "plugin_dir"].iter().any(|key| line.starts_with(key)));
+            found.extend(lines.flat_map(|line| line.split('"')).filter_map(HostPath::new));
+        }
+        found
     }
 
     /// Returns the program of Multus, if it is beside the desired programs.
