@@ -2,7 +2,6 @@
 //! that a pod whose redirection is missing fails closed.
 
 use super::redirect::Redirect;
-use super::union::Conflict;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -26,24 +25,4 @@ pub struct AmbientGuard {
     pub inbound: bool,
     /// The addresses of the kubelet's probes, to which istio-cni translates the node's.
     pub probes: BTreeSet<IpAddr>,
-}
-
-impl Guard {
-    /// Returns the union of two guards: it rejects what one of them rejects.
-    ///
-    /// # Errors
-    /// A single-valued setting of the redirection has two different values.
-    pub fn union(&self, other: &Self) -> Result<Self, Conflict> {
-        Ok(match (self, other) {
-            (Self::Sidecar(a), Self::Sidecar(b)) => Self::Sidecar(Box::new(a.union(b)?)),
-            (Self::Ambient(a), Self::Ambient(b)) => Self::Ambient(AmbientGuard {
-                dns: a.dns || b.dns,
-                inbound: a.inbound || b.inbound,
-                probes: a.probes.union(&b.probes).copied().collect(),
-            }),
-            (sidecar @ Self::Sidecar(_), Self::Ambient(_)) | (Self::Ambient(_), sidecar @ Self::Sidecar(_)) => {
-                sidecar.clone()
-            }
-        })
-    }
 }

@@ -1,16 +1,7 @@
-//! The sub-plugin `mesh-guard`: a pod in the mesh whose redirection is missing or lost fails closed. A pod's author can't
-//! switch it off.
+//! The block of the sub-plugin `mesh-guard`.
 
-use super::ambient::bypasses_inbound;
-use super::chain::{ChainInput, ParsedChain};
-use super::context::FACT_SOURCES;
-use super::decision::{SkipReason, pod_skip_reason};
-use super::grants::{selector, selects};
-use super::istio_redirect::{self, OverridingLayers};
-use super::sub_plugin::Note;
-use crate::cni::{BlockReader, Code, Error};
-use crate::pod::well_known::INTERCEPTION_MODE;
-use crate::policy::{AmbientGuard, Guard, Interception};
+use super::grants::selector;
+use crate::cni::{BlockReader, Error};
 use kube::core::Selector;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -25,11 +16,11 @@ const PROBES: [IpAddr; 2] = [
 #[derive(Debug)]
 pub(super) struct MeshGuard {
     /// The namespaces whose pods get no guard.
-    exempt: Option<Selector>,
+    pub(super) exempt: Option<Selector>,
     /// Whether ambient captures DNS: Istio's setting is global, and not visible here.
-    dns: bool,
+    pub(super) dns: bool,
     /// The addresses of the kubelet's probes in the ambient mesh.
-    probes: BTreeSet<IpAddr>,
+    pub(super) probes: BTreeSet<IpAddr>,
 }
 
 impl MeshGuard {
@@ -45,52 +36,5 @@ impl MeshGuard {
             dns: r.boolean("dns")?.unwrap_or_default(),
             probes: probes.map_or_else(|| PROBES.into(), |list| list.into_iter().collect()),
         })
-    }
-}
-
-/// Returns the guard of a pod in the mesh; `None` if the chain has none, or an administrator excludes the namespace.
-/// `interception` is what the chain's own redirection does.
-///
-/// # Errors
-/// There are no facts, or a setting of the redirection is invalid.
-pub(super) fn guard(
-    chain: &ParsedChain,
-    input: &ChainInput<'_>,
-    interception: &Interception,
-    notes: &mut Vec<Note>,
-) -> Result<Option<Guard>, Error> {
-    let Some(first) = chain.guards.first() else { return Ok(None) };
-    let Some(facts) = input.facts else {
-        let msg = format!("{}: mesh-guard needs facts of the pod: {FACT_SOURCES}", first.path);
-        return Err(Error::new(Code::InvalidConfig, msg).naming_network());
-    };
-    let mut guards = chain.guards.iter().map(|block| &block.parsed);
-    let is_exempt = |guard: &MeshGuard| guard.exempt.as_ref().is_some_and(|exempt| selects(exempt, Some(facts)));
-    let Some(own) = guards.find(|guard| !is_exempt(guard)) else { return Ok(None) };
-    let pod = &facts.pod;
-    if input.enrolled_by().is_some() {
-        let (dns, inbound, probes) = (own.dns, !bypasses_inbound(pod), own.probes.clone());
-        return Ok(Some(Guard::Ambient(AmbientGuard { dns, inbound, probes })));
-    }
-    match (pod_skip_reason(pod), pod.proxy(), interception) {
-        (Some(SkipReason::IstioInit), ..) => {
-            let text = "mesh-guard: the pod gets no guard: its init container istio-init redirects it after other \
-                        containers have used the network; use Istio's CNI plugin or detour instead of istio-init";
-            notes.push(Note::warning(text.to_owned()));
-            Ok(None)
-        }
-        (Some(_), ..) | (None, None, _) => Ok(None),
-        (None, Some(_), Interception::On(redirect)) => Ok(Some(Guard::Sidecar(redirect.clone()))),
-        // Another tool redirects the pod; or its author turns the redirection off, but not the guard.
-        (None, Some(proxy), Interception::Unset | Interception::Off) => {
-            let mut pod = pod.clone();
-            pod.annotations.remove(INTERCEPTION_MODE);
-            let overriding = OverridingLayers { pod: &pod, proxy, args: None, pod_overrides: true };
-            let own = istio_redirect::interception(&chain.redirects, overriding, &mut Vec::new(), &mut Vec::new())?;
-            Ok(match own {
-                Interception::On(redirect) => Some(Guard::Sidecar(redirect)),
-                Interception::Unset | Interception::Off => None,
-            })
-        }
     }
 }

@@ -13,6 +13,7 @@ mod destination_exclude;
 mod dns_exclude;
 mod exclude;
 mod grants;
+mod guarded;
 mod ids;
 mod ignored;
 mod istio_redirect;
