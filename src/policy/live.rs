@@ -80,6 +80,7 @@ impl Policy {
             containers: desired.containers.clone(),
             dns_captured_elsewhere: known.or(desired.dns_captured_elsewhere),
             ambient: desired.ambient,
+            guard: desired.guard.clone(),
         };
         if self.is_empty() && followed.is_empty() { self.clone() } else { followed }
     }

@@ -4,6 +4,7 @@
 //! Kubernetes nor on the kernel.
 
 mod exclusion;
+mod guard;
 mod live;
 mod owners;
 mod redirect;
@@ -11,6 +12,7 @@ mod traffic_policy;
 mod union;
 
 pub use exclusion::{BypassEnd, ContainerExclusion, ContainerScope, Exclusion, IdRange, Protocol, TrafficOwner};
+pub use guard::{AmbientGuard, Guard};
 pub use live::LivePolicyScope;
 pub use redirect::{
     DnsCapture, Groups, InterceptionMode, Ipv6, ListOrAll, PROXY_PORTS, PortRange, Ports, Ranges, Redirect,

@@ -11,7 +11,7 @@ use super::decision::{self, Decision, SkipReason};
 use super::exclude::Exclude;
 use super::istio_redirect::{self, OverridingLayers};
 use super::sub_plugin::{DecidedRequest, Note, Origins, SettingSource, SubPlugin};
-use super::{ignored, settings};
+use super::{guarded, ignored, settings};
 use crate::cni::{Block, Bounds, Code, Error, OutsideBounds, at_most};
 use crate::pod::well_known::PROXY_CONTAINER;
 use crate::pod::{Container, Facts, Pod};
@@ -139,6 +139,8 @@ fn evaluate(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<(ChainOutput,
             let interception = interception(chain, input, &mut origins.settings, &mut notes);
             policy.interception = failures.or_default(SubPlugin::IstioRedirect, interception);
         }
+        let guard = guarded::guard(chain, input, &policy.interception, &mut notes);
+        policy.guard = failures.or_default(SubPlugin::MeshGuard, guard);
         // Without istio-redirect, whether `NONE` counts is unknown: another attachment's redirection can be pinned. If it
         // counts there, the union of both policies has no rules; without a redirection, exclusions have no effect.
         if policy.interception == Interception::Off {
@@ -322,6 +324,8 @@ impl SeparatePolicy {
         for (sub_plugin, _) in &failures.0 {
             if *sub_plugin == SubPlugin::IstioRedirect {
                 policy.interception.clone_from(&applied.interception);
+            } else if *sub_plugin == SubPlugin::MeshGuard {
+                policy.guard.clone_from(&applied.guard);
             } else {
                 keep(*sub_plugin, chain, input, applied, &mut policy);
             }
