@@ -24,7 +24,7 @@ Examples:
   detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
 
 The packet arrives at one of: sidecar:PORT, ztunnel:PORT (ambient mesh), direct (it keeps its
-destination), dropped, redirected:PORT (a rule outside of Istio's chains redirects it), or unknown
+destination), dropped, rejected (by the guard), redirected:PORT (a rule outside of Istio's chains redirects it), or unknown
 (rules that trace does not evaluate decide: iptables-legacy, istio-cni's native rules).
 
 For an excluded container (container-exclude), trace evaluates the rules of a configuration as they

@@ -79,7 +79,7 @@ pub(super) fn table_name(to_ztunnel: Option<RuleFormat>, table: TableId, chain: 
     (to_ztunnel == Some(RuleFormat::Nftables) && is_native).then_some(match table {
         Table::Raw => "istio-ambient-raw",
         Table::Mangle => "istio-ambient-mangle",
-        Table::Nat => "istio-ambient-nat",
+        Table::Nat | Table::Filter => "istio-ambient-nat",
     })
 }
 
@@ -156,9 +156,9 @@ impl RulesetView {
         let base = BaseHook { like: table, hook };
         let (base_name, chain) = match (format, hook) {
             (RuleFormat::Iptables, Hook::Prerouting) => (hook.chain(), PREROUTING),
-            (RuleFormat::Iptables, Hook::Output) => (hook.chain(), "ISTIO_OUTPUT"),
+            (RuleFormat::Iptables, _) => (hook.chain(), "ISTIO_OUTPUT"),
             (RuleFormat::Nftables, Hook::Prerouting) => ("prerouting", "istio-prerouting"),
-            (RuleFormat::Nftables, Hook::Output) => ("output", "istio-output"),
+            (RuleFormat::Nftables, _) => ("output", "istio-output"),
         };
         // The native tables have the same priorities as those of iptables.
         let id = TableId::Iptables(family, table);

@@ -2,6 +2,7 @@
 //! `nft_do_chain`), and finds where it arrives.
 
 use super::ambient;
+use super::native::GUARD_PREFIX;
 use super::native::rule::{BaseHook, NativeAction, NativeTable};
 use super::packet::{Packet, Sender};
 use super::rule::{Hook, Table, is_redirection_chain};
@@ -36,6 +37,8 @@ pub enum Arrival {
     Direct,
     /// Nowhere.
     Dropped,
+    /// Nowhere: the guard rejects it.
+    Rejected,
     /// At this port of the sidecar, by a rule of Istio's chains.
     Sidecar(u16),
     /// At this port of ztunnel, by a rule of istio-cni for the ambient mesh.
@@ -51,6 +54,7 @@ impl fmt::Display for Arrival {
         match self {
             Self::Direct => f.write_str("direct"),
             Self::Dropped => f.write_str("dropped"),
+            Self::Rejected => f.write_str("rejected"),
             Self::Sidecar(port) => write!(f, "sidecar:{port}"),
             Self::Ztunnel(port) => write!(f, "ztunnel:{port}"),
             Self::Redirected(port) => write!(f, "redirected:{port}"),
@@ -109,6 +113,8 @@ enum End {
     Direct,
     /// Dropped.
     Dropped,
+    /// Rejected with an answer.
+    Rejected,
     /// Redirected to this port by NAT.
     Redirected(u16),
     /// Delivered unchanged to the listener on this port.
@@ -143,12 +149,13 @@ impl RulesetView {
             End::Continue if !self.unread_redirections.is_empty() => Arrival::Unknown,
             End::Continue | End::Direct => Arrival::Direct,
             End::Dropped => Arrival::Dropped,
+            End::Rejected => Arrival::Rejected,
             End::Redirected(port) if to_ztunnel => Arrival::Ztunnel(port),
             End::Redirected(port) | End::Tproxied(port) if by_istio => Arrival::Sidecar(port),
             End::Redirected(port) | End::Tproxied(port) => Arrival::Redirected(port),
         };
         let mut caveats = self.caveats.clone();
-        if !matches!(end, End::Direct | End::Dropped) {
+        if !matches!(end, End::Direct | End::Dropped | End::Rejected) {
             caveats.extend_from_slice(&self.unread_redirections);
         }
         let more = walk.unsupported.len().saturating_sub(MAX_LISTED);
@@ -171,11 +178,12 @@ fn decisive_rule(hops: &[Hop], end: End) -> Option<RulePlace> {
     let hop = match end {
         // A packet that is accepted in raw still passes nat.
         End::Continue => {
-            hops.iter().rfind(|hop| hop.effect == HopEffect::Accepted && !hop.table.ends_with(Table::Raw.name()))?
+            let decides = |hop: &&Hop| !hop.table.ends_with(Table::Raw.name()) && !hop.chain.starts_with(GUARD_PREFIX);
+            hops.iter().rfind(|hop| hop.effect == HopEffect::Accepted && decides(hop))?
         }
         // The rule that selected the packet for the chain that fixes its destination.
         End::Direct => &hops[last(HopEffect::Fixed)?.saturating_sub(1)],
-        End::Dropped | End::Redirected(_) | End::Tproxied(_) => &hops[last(HopEffect::Diverted)?],
+        End::Dropped | End::Rejected | End::Redirected(_) | End::Tproxied(_) => &hops[last(HopEffect::Diverted)?],
     };
     Some(RulePlace { table: hop.table, chain: hop.chain.clone(), rule: hop.rule.clone() })
 }
@@ -199,10 +207,12 @@ impl Walk<'_> {
     /// pass nat again (nf_nat_core.c, `nf_nat_inet_fn`).
     fn run(&mut self) -> End {
         if matches!(self.packet.sender, Sender::Inbound(_)) {
-            return self.tables(&Table::ALL, Hook::Prerouting);
+            let end = self.tables(&Table::ALL, Hook::Prerouting);
+            return self.guarded(end, Hook::Input);
         }
         let out = self.tables(&Table::ALL, Hook::Output);
-        if out == End::Dropped || !self.packet.is_over_lo() {
+        let out = self.guarded(out, Hook::Output);
+        if matches!(out, End::Dropped | End::Rejected) || !self.packet.is_over_lo() {
             return out;
         }
         self.packet.zone.get_or_insert(0);
@@ -210,6 +220,15 @@ impl Walk<'_> {
         match self.tables(&[Table::Raw, Table::Mangle], Hook::Prerouting) {
             End::Continue | End::Direct => out,
             end => end,
+        }
+    }
+
+    /// Evaluates the guard, which comes after all other rules.
+    fn guarded(&mut self, end: End, hook: Hook) -> End {
+        match end {
+            End::Dropped => end,
+            _ if self.tables(&[Table::Filter], hook) == End::Rejected => End::Rejected,
+            _ => end,
         }
     }
 
@@ -273,7 +292,9 @@ impl Walk<'_> {
             RuleEffect::Continue | RuleEffect::Jump(_) | RuleEffect::Goto(_) => HopEffect::None,
             RuleEffect::Return | RuleEffect::End(End::Continue) => HopEffect::Accepted,
             RuleEffect::End(End::Direct) => HopEffect::Fixed,
-            RuleEffect::End(End::Dropped | End::Redirected(_) | End::Tproxied(_)) => HopEffect::Diverted,
+            RuleEffect::End(End::Dropped | End::Rejected | End::Redirected(_) | End::Tproxied(_)) => {
+                HopEffect::Diverted
+            }
         };
         let table = ambient::table_name(self.view.to_ztunnel, table, chain).unwrap_or(table.name());
         let (chain, rule) = (chain.to_owned(), rule.text.clone());
@@ -289,6 +310,7 @@ impl Packet {
             NativeAction::Accept => ("accepts".to_owned(), RuleEffect::End(End::Continue)),
             NativeAction::Return => ("returns".to_owned(), RuleEffect::Return),
             NativeAction::Drop => ("drops".to_owned(), RuleEffect::End(End::Dropped)),
+            NativeAction::Reset | NativeAction::Reject => ("rejects".to_owned(), RuleEffect::End(End::Rejected)),
             NativeAction::Jump(chain) => (format!("jumps to {chain}"), RuleEffect::Jump(chain.to_string())),
             NativeAction::Goto(chain) => (format!("goes to {chain}"), RuleEffect::Goto(chain.to_string())),
             NativeAction::Redirect(port) => {

@@ -24,6 +24,11 @@ const AT_MOST: u32 = 3;
 const HOST_TO_NETWORK: u32 = 1;
 const LOOKUP_INVERTED: u32 = 1;
 pub(super) const DESTINATION_NAT: u32 = 1;
+/// `NFT_FIB_RESULT_ADDRTYPE`, `NFTA_FIB_F_DADDR`.
+const FIB_TYPE: u32 = 3;
+const FIB_DESTINATION: u32 = 2;
+/// `NFT_REJECT_TCP_RST`, which has no code.
+const REJECT_WITH_RESET: u32 = 1;
 /// `NFT_SOCKET_CGROUPV2`.
 const SOCKET_CGROUP: u32 = 3;
 /// `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED` (linux/netfilter/nf_nat.h): the kernel sets these flags
@@ -187,6 +192,10 @@ pub(super) enum Expression<'a> {
     Tproxy(u32),
     /// Changes the destination to the address in the register, of this family (`NFPROTO_…`).
     DestinationNat(u32),
+    /// Loads the type of the route to the destination (`RTN_…`).
+    DestinationType,
+    /// Drops the packet and answers with an error of this type (`NFT_REJECT_…`) and code.
+    Reject(u32, u8),
     /// Ends the rule with a verdict.
     Verdict(NftVerdict<'a>),
     /// An xtables match.
@@ -217,6 +226,8 @@ impl<'a> Expression<'a> {
             Self::Redirect => "redir",
             Self::Tproxy(_) => "tproxy",
             Self::DestinationNat(_) => "nat",
+            Self::DestinationType => "fib",
+            Self::Reject(..) => "reject",
             Self::Match(_) => "match",
             Self::Target(_) => "target",
         }
@@ -255,6 +266,11 @@ impl<'a> Expression<'a> {
             Self::Redirect => data.be32(1, REGISTER).be32(3, PORT_GIVEN),
             Self::Tproxy(family) => data.be32(1, *family).be32(3, REGISTER),
             Self::DestinationNat(family) => data.be32(1, DESTINATION_NAT).be32(2, *family).be32(3, REGISTER),
+            Self::DestinationType => data.be32(1, REGISTER).be32(2, FIB_TYPE).be32(3, FIB_DESTINATION),
+            Self::Reject(kind, code) => {
+                let data = data.be32(1, *kind);
+                if *kind == REJECT_WITH_RESET { data } else { data.bytes(2, &[*code]) }
+            }
             Self::Verdict(verdict) => {
                 let data = data.be32(1, VERDICT_REGISTER);
                 data.nested(2, |data| data.nested(VERDICT, |data| verdict.write(data)))
@@ -358,6 +374,16 @@ impl<'a> Expression<'a> {
             "range" => {
                 in_register(1)?;
                 Self::Range { not: not()?, from: value(3)?, to: value(4)? }
+            }
+            "fib" => {
+                in_register(1)?;
+                absent_or(2, FIB_TYPE).and_then(|()| absent_or(3, FIB_DESTINATION))?;
+                Self::DestinationType
+            }
+            "reject" => {
+                let kind = find_be32(data, 1)?;
+                let code = find(data, 2).and_then(|code| code.first().copied()).unwrap_or_default();
+                Self::Reject(kind, if kind == REJECT_WITH_RESET { 0 } else { code })
             }
             "counter" => Self::Counter,
             "immediate" => match find(find(data, 2)?, VERDICT) {

@@ -3,8 +3,8 @@
 
 use super::containers::SCOPES;
 use super::istio;
-use super::rule::{ExcludedTraffic, Family, Rule, Ruleset};
-use crate::policy::{ContainerScope, DnsCapture, Groups, Ipv6, Policy, Ports, Ranges, Redirect};
+use super::rule::{ExcludedTraffic, Family, GuardedTraffic, Rule, Ruleset};
+use crate::policy::{ContainerScope, DnsCapture, Groups, Guard, Interception, Ipv6, Policy, Ports, Ranges, Redirect};
 
 /// The maximum number of rules that an ADD writes for a pod, both families together.
 pub const MAX_RULES: usize = 16_000;
@@ -23,7 +23,8 @@ impl Ruleset {
         if policy.is_empty() {
             return Self::default();
         }
-        Self { excluded: excluded(policy), ..Self::of_redirection(policy, families) }
+        let excluded = excluded(policy).filter(|_| policy.interception != Interception::Off);
+        Self { excluded, guarded: guarded(policy), ..Self::of_redirection(policy, families) }
     }
 
     /// Builds the rules of the redirection of `policy` in `families`.
@@ -36,6 +37,21 @@ impl Ruleset {
         ruleset.rules_mut().for_each(Rule::drop_empty_conditions);
         ruleset
     }
+}
+
+fn guarded(policy: &Policy) -> Option<GuardedTraffic> {
+    Some(match policy.guard.as_ref()? {
+        Guard::Ambient(guard) => GuardedTraffic::Ambient(guard.clone()),
+        Guard::Sidecar(redirect) => {
+            let redirect = policy.redirect().unwrap_or(redirect);
+            // A family whose addresses appear later is rejected until it is redirected.
+            let families = if redirect.ipv6 == Ipv6::Off { &Family::ALL[..1] } else { &Family::ALL };
+            let mut ruleset = Ruleset::default();
+            families.iter().for_each(|family| istio::write(redirect, *family, &mut ruleset));
+            ruleset.rules_mut().for_each(Rule::drop_empty_conditions);
+            GuardedTraffic::Sidecar { rules: ruleset.tables, redirect: Box::new(redirect.clone()) }
+        }
+    })
 }
 
 fn excluded(policy: &Policy) -> Option<ExcludedTraffic> {
@@ -62,7 +78,15 @@ fn captured(policy: &Policy) -> &DnsCapture {
 #[must_use]
 pub fn max_rules(policy: &Policy) -> usize {
     let redirect = policy.redirect().map_or(0, |redirect| 2 * of_redirect(redirect));
-    redirect.saturating_add(EXCLUDED_RULES).saturating_add(RULES_PER_EXCLUSION * policy.exclusions.len())
+    let guard = policy.guard.as_ref().map_or(0, |guard| match guard {
+        Guard::Sidecar(own) => 2 * of_redirect(policy.redirect().unwrap_or(own)) + EXCLUDED_RULES,
+        Guard::Ambient(_) => EXCLUDED_RULES,
+    });
+    let per_exclusion = RULES_PER_EXCLUSION + usize::from(policy.guard.is_some());
+    redirect
+        .saturating_add(guard)
+        .saturating_add(EXCLUDED_RULES)
+        .saturating_add(per_exclusion * policy.exclusions.len())
 }
 
 /// Returns the number of destinations to which queries are captured, in the family that has more of them.

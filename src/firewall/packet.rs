@@ -1,6 +1,6 @@
 //! The first packet of a connection, and whether it meets the conditions of a rule.
 
-use super::native::rule::{Condition, InCgroup, Key, NativeRule};
+use super::native::rule::{Condition, InCgroup, Key, LOCAL, NativeRule, SYN};
 use super::rule::{Family, protocol_number};
 use crate::policy::{ContainerScope, Protocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -176,6 +176,8 @@ impl Packet {
             Key::Mark => Some(self.mark.into()),
             Key::CtMark => Some(0),
             Key::CtState => None,
+            Key::TcpFlags => (self.protocol == Protocol::Tcp).then_some(SYN),
+            Key::DestinationType => Some(if self.is_over_lo() { LOCAL } else { UNICAST }),
         }
     }
 
@@ -188,6 +190,8 @@ impl Packet {
     }
 }
 
+/// `RTN_UNICAST`.
+const UNICAST: u128 = 1;
 /// The connection tracking state bit of a new connection (`NF_CT_STATE_BIT`, linux/netfilter/nf_conntrack_common.h).
 const CT_STATE_NEW: u128 = 8;
 

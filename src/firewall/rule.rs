@@ -2,7 +2,7 @@
 //! the kernel and decode the kernel's rules back into it. Exclusions are native rules in both rule formats. In
 //! `firewall`, a chain is a netfilter chain.
 
-use crate::policy::{ContainerScope, DnsCapture, Exclusion, IdRange, PortRange, Protocol};
+use crate::policy::{AmbientGuard, ContainerScope, DnsCapture, Exclusion, IdRange, PortRange, Protocol, Redirect};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -85,10 +85,12 @@ pub enum Table {
     Mangle,
     /// `nat`: redirects connections.
     Nat,
+    /// After `nat`: only the guard has chains there, in detour's own table.
+    Filter,
 }
 
 impl Table {
-    /// All tables, in the order in which the kernel evaluates them.
+    /// The tables of a redirection, in the order in which the kernel evaluates them.
     pub const ALL: [Self; 3] = [Self::Raw, Self::Mangle, Self::Nat];
 
     /// Returns the name of the table in iptables.
@@ -98,6 +100,7 @@ impl Table {
             Self::Raw => "raw",
             Self::Mangle => "mangle",
             Self::Nat => "nat",
+            Self::Filter => "filter",
         }
     }
 }
@@ -109,11 +112,17 @@ pub enum Hook {
     Prerouting,
     /// Packets that the pod's processes send.
     Output,
+    /// Incoming packets for the pod's processes; only the guard has a chain there.
+    Input,
+    /// Packets of virtual machines in the pod; only the guard has a chain there.
+    Forward,
 }
 
 impl Hook {
-    /// Both hooks.
+    /// The hooks of a redirection.
     pub const ALL: [Self; 2] = [Self::Prerouting, Self::Output];
+    /// All hooks.
+    pub(super) const EVERY: [Self; 4] = [Self::Prerouting, Self::Output, Self::Input, Self::Forward];
 
     /// Returns the name of the built-in chain.
     #[must_use]
@@ -121,6 +130,8 @@ impl Hook {
         match self {
             Self::Prerouting => "PREROUTING",
             Self::Output => "OUTPUT",
+            Self::Input => "INPUT",
+            Self::Forward => "FORWARD",
         }
     }
 
@@ -133,6 +144,8 @@ impl Hook {
     pub(super) const fn number(self) -> u32 {
         match self {
             Self::Prerouting => 0,
+            Self::Input => 1,
+            Self::Forward => 2,
             Self::Output => 3,
         }
     }
@@ -413,6 +426,22 @@ pub struct Ruleset {
     pub tables: BTreeMap<(Family, Table), TableRules>,
     /// The excluded traffic, whose rules don't depend on the rule format; `None` if the policy excludes nothing.
     pub excluded: Option<ExcludedTraffic>,
+    /// The traffic that the guard rejects; `None` without a guard.
+    pub guarded: Option<GuardedTraffic>,
+}
+
+/// The traffic that the guard rejects, unless it is redirected or excluded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GuardedTraffic {
+    /// What the rules of a redirection to the sidecar capture.
+    Sidecar {
+        /// These rules, for each family in which the pod's traffic is captured.
+        rules: BTreeMap<(Family, Table), TableRules>,
+        /// The settings of the redirection.
+        redirect: Box<Redirect>,
+    },
+    /// What istio-cni's rules for the ambient mesh capture.
+    Ambient(AmbientGuard),
 }
 
 impl Ruleset {

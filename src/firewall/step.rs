@@ -82,6 +82,7 @@ pub(super) const fn priority_of(table: TableId, like: Table) -> i32 {
         (TableId::Iptables(..), Table::Raw) => -300,
         (TableId::Iptables(..), Table::Mangle) => -150,
         (TableId::Iptables(..), Table::Nat) => -100,
+        (TableId::Iptables(..), Table::Filter) => 0,
     }
 }
 

@@ -25,6 +25,7 @@ pub(crate) fn policy(from: &mut Choices<'_>) -> Policy {
         containers: from.many(3, container).into_iter().collect(),
         dns_captured_elsewhere: from.one(&[None, Some(false), Some(true)]),
         ambient: from.one(&[false, true]),
+        guard: None,
     }
 }
 

@@ -220,3 +220,44 @@ pub(super) fn policies(input: &[u8]) {
         assert_eq!(repeated.exclusions, b.exclusions, "no exclusion remains that is not desired");
     }
 }
+
+#[cfg(test)]
+mod guard {
+    use crate::firewall::{Arrival, Packet, RuleFormat, RulesetView};
+    use crate::fuzzing::{Choices, drawn};
+    use crate::policy::{Guard, Interception, Ipv6, Policy};
+    use proptest::prelude::*;
+    use proptest::test_runner::RngSeed;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 1000, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
+
+        /// While the redirection is in place, the guard changes nothing; without it, what was captured is rejected.
+        #[test]
+        fn the_guard_rejects_what_a_missing_redirection_would_capture(input in prop::collection::vec(any::<u8>(), 64..512)) {
+            let mut from = Choices::new(&input);
+            let policy = Policy { ambient: false, ..drawn::policy(&mut from) };
+            let Interception::On(redirect) = &policy.interception else { return Ok(()) };
+            // The view has both families.
+            prop_assume!(redirect.ipv6 != Ipv6::Off);
+            let guard = Some(Guard::Sidecar(redirect.clone()));
+            let guarded = Policy { guard: guard.clone(), ..policy.clone() };
+            let missing = Policy { guard, interception: Interception::Unset, ..policy.clone() };
+            let (sender, to) = drawn::packet(&mut from);
+            // The kernel drops packets to loopback addresses from outside.
+            prop_assume!(!to.address.ip().is_loopback());
+            for format in [RuleFormat::Iptables, RuleFormat::Nftables] {
+                let arrival = |policy: &Policy| {
+                    RulesetView::of_policy(policy, format).evaluate(Packet::first(sender, to, &[], "eth0")).arrival
+                };
+                let expected = arrival(&policy);
+                prop_assert_eq!(arrival(&guarded), expected);
+                let without = arrival(&missing);
+                match expected {
+                    Arrival::Sidecar(_) => prop_assert_eq!(without, Arrival::Rejected, "{:?} {:?} {:?}", sender, to, redirect),
+                    _ => prop_assert_ne!(without, Arrival::Rejected, "{:?} {:?} {:?}", sender, to, redirect),
+                }
+            }
+        }
+    }
+}

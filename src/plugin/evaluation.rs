@@ -124,7 +124,7 @@ pub enum FactsOf {
 pub fn facts_of(conf: &NetConf) -> FactsOf {
     if conf.primary.is_some() || cluster::source(&conf.kubernetes).is_some() {
         FactsOf::Source
-    } else if conf.chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect)) {
+    } else if conf.chain.iter().filter_map(SubPlugin::of).any(SubPlugin::needs_facts) {
         FactsOf::Missing
     } else {
         FactsOf::Configuration
@@ -169,7 +169,8 @@ pub(super) fn evaluate(
     match (pod, fetch_facts) {
         (None, Some(_)) => Ok(DesiredPolicy::skip(&SkipReason::NoPodName)),
         (None, None) => {
-            let of_pods = [Some(SubPlugin::IstioRedirect), Some(SubPlugin::ContainerExclude)];
+            let of_pods =
+                [Some(SubPlugin::IstioRedirect), Some(SubPlugin::ContainerExclude), Some(SubPlugin::MeshGuard)];
             let others: Vec<Block> =
                 conf.chain.iter().filter(|block| !of_pods.contains(&SubPlugin::of(block))).cloned().collect();
             run(&others, conf, None)

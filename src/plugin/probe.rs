@@ -5,8 +5,8 @@ use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, LiveRuleset, Ruleset};
 use crate::policy::{
-    BypassEnd, ContainerExclusion, ContainerScope, DnsCapture, Exclusion, IdRange, Interception, Policy, Redirect,
-    TrafficOwner,
+    BypassEnd, ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Guard, IdRange, Interception, Policy,
+    Redirect, TrafficOwner,
 };
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
@@ -34,6 +34,17 @@ pub fn try_container_rules() -> Result<(), String> {
         let of = |scope| ContainerExclusion { name: "a".to_owned(), scope, until: BypassEnd::ContainerExit };
         let containers = [of(ContainerScope::All), of(ContainerScope::Dns)].into();
         try_rules(RuleFormat::Iptables, &Policy { containers, ..Policy::default() })
+    })?
+}
+
+/// Tries the rules of the guard in a new network namespace.
+///
+/// # Errors
+/// As [`try_container_rules`].
+pub fn try_guard_rules() -> Result<(), String> {
+    in_new_netns(|| {
+        let guard = Some(Guard::Sidecar(Box::default()));
+        try_rules(RuleFormat::Iptables, &Policy { guard, ..Policy::default() })
     })?
 }
 

@@ -4,11 +4,13 @@
 //! fails because of something that the node's agent repairs: the agent's pod needs a network, and the node would stay
 //! NotReady.
 
+use super::probe;
 use super::validate::check_sub_plugins;
 use crate::cluster;
 use crate::cni::{Code, Error, Kubernetes, NetConf, OWN_LIST, is_configuration_file};
 use crate::firewall::nfnetlink::NfSocket;
 use crate::state::{ROOT, Store};
+use crate::sub_plugins::SubPlugin;
 use crate::trusted_file;
 use serde_json::Value;
 use std::path::Path;
@@ -31,6 +33,7 @@ pub(super) fn check_availability(conf: &NetConf) -> Result<bool, Error> {
         check_cluster_network(conf),
         facts.map(drop),
         check_kernel(),
+        check_guard(conf),
         Store::new(ROOT).probe(),
     ];
     let causes: Vec<String> = outcomes.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
@@ -110,6 +113,24 @@ fn check_facts(conf: &NetConf) -> Result<bool, Error> {
 pub(super) fn has_agent(kubernetes: &Kubernetes) -> bool {
     let Kubernetes { agent_socket, agent_namespace, manifests_dir, .. } = kubernetes;
     manifests_dir.is_none() && (agent_socket.is_some() || agent_namespace.is_some())
+}
+
+/// Checks that the kernel accepts the rules of the guard, if the chain has one: `reject` and `fib` are modules.
+fn check_guard(conf: &NetConf) -> Result<(), Error> {
+    if !conf.chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard)) {
+        return Ok(());
+    }
+    let failed = |why| {
+        let msg = format!(
+            "mesh-guard: the kernel refuses its rules: {why}; check that the node's kernel has nft_reject_inet and \
+             nft_fib_inet, or remove mesh-guard"
+        );
+        Error::new(Code::KernelRefused, msg)
+    };
+    match probe::try_guard_rules() {
+        Err(why) if why == probe::NOT_PERMITTED => Ok(()),
+        tried => tried.map_err(failed),
+    }
 }
 
 fn check_kernel() -> Result<(), Error> {

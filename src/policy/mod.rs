@@ -4,12 +4,14 @@
 //! Kubernetes nor on the kernel.
 
 mod exclusion;
+mod guard;
 mod owners;
 mod redirect;
 mod traffic_policy;
 mod union;
 
 pub use exclusion::{BypassEnd, ContainerExclusion, ContainerScope, Exclusion, IdRange, Protocol, TrafficOwner};
+pub use guard::{AmbientGuard, Guard};
 pub use redirect::{
     DnsCapture, Groups, InterceptionMode, Ipv6, ListOrAll, PROXY_PORTS, PortRange, Ports, Ranges, Redirect,
 };

@@ -2,6 +2,7 @@
 
 use super::exclusion::Exclusion;
 use super::exclusion::{BypassEnd, ContainerExclusion, ContainerScope};
+use super::guard::Guard;
 use super::owners::ByTraffic;
 use super::redirect::Redirect;
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,9 @@ pub struct Policy {
     /// exclusions do not apply.
     #[serde(default, skip_serializing_if = "Not::not")]
     pub ambient: bool,
+    /// What is rejected if neither the redirection nor an exclusion explains it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guard: Option<Guard>,
 }
 
 /// Whether the pod's traffic is redirected to the sidecar.
@@ -46,11 +50,12 @@ impl Policy {
     /// Returns whether the policy requires no rules.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        match self.interception {
-            Interception::Off => true,
-            Interception::Unset => self.exclusions.is_empty() && self.containers.is_empty(),
-            Interception::On(_) => false,
-        }
+        self.guard.is_none()
+            && match self.interception {
+                Interception::Off => true,
+                Interception::Unset => self.exclusions.is_empty() && self.containers.is_empty(),
+                Interception::On(_) => false,
+            }
     }
 
     /// Returns the exclusions that no other one covers: those that require a rule.
@@ -85,6 +90,7 @@ impl Policy {
             exclusions: desired.exclusions.clone(),
             containers: desired.containers.clone(),
             dns_captured_elsewhere: known.or(desired.dns_captured_elsewhere),
+            guard: desired.guard.clone(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! The union of the policies of several attachments of one pod sandbox.
 
+use super::guard::{AmbientGuard, Guard};
 use super::owners::ByTraffic;
 use super::redirect::{DnsCapture, InterceptionMode, ListOrAll, Redirect};
 use super::traffic_policy::{Interception, Policy};
@@ -98,7 +99,31 @@ impl Policy {
             (a, b) => a.or(b),
         };
         let ambient = self.ambient || other.ambient;
-        Ok(Self { interception, exclusions, containers, dns_captured_elsewhere, ambient })
+        let guard = match (&self.guard, &other.guard) {
+            (Some(a), Some(b)) => Some(a.union(b)?),
+            (a, b) => a.as_ref().or(b.as_ref()).cloned(),
+        };
+        Ok(Self { interception, exclusions, containers, dns_captured_elsewhere, ambient, guard })
+    }
+}
+
+impl Guard {
+    /// Returns the union of two guards: it rejects what one of them rejects.
+    ///
+    /// # Errors
+    /// A single-valued setting of the redirection has two different values.
+    pub fn union(&self, other: &Self) -> Result<Self, Conflict> {
+        Ok(match (self, other) {
+            (Self::Sidecar(a), Self::Sidecar(b)) => Self::Sidecar(Box::new(a.union(b)?)),
+            (Self::Ambient(a), Self::Ambient(b)) => Self::Ambient(AmbientGuard {
+                dns: a.dns || b.dns,
+                inbound: a.inbound || b.inbound,
+                probes: a.probes.union(&b.probes).copied().collect(),
+            }),
+            (sidecar @ Self::Sidecar(_), Self::Ambient(_)) | (Self::Ambient(_), sidecar @ Self::Sidecar(_)) => {
+                sidecar.clone()
+            }
+        })
     }
 }
 
@@ -119,7 +144,7 @@ fn mode_conflict(first: String, second: String) -> Conflict {
 }
 
 impl Redirect {
-    fn union(&self, other: &Self) -> Result<Self, Conflict> {
+    pub(super) fn union(&self, other: &Self) -> Result<Self, Conflict> {
         macro_rules! same {
             ($($field:ident),+) => { $(same(stringify!($field), &self.$field, &other.$field)?;)+ };
         }

@@ -4,6 +4,7 @@ use super::ambient::{EnrolledBy, enrolled_by};
 use super::bounds::ParsedBounds;
 use super::context::{ListAuthor, Resolvers};
 use super::exclude::Exclude;
+use super::mesh_guard::MeshGuard;
 use super::settings::Settings;
 use super::sub_plugin::SubPlugin;
 use crate::cni::{ALLOW, Block, BlockReader, Bounds, Code, Error, REQUEST};
@@ -96,6 +97,7 @@ impl<'a> ChainInput<'a> {
 pub(super) struct ParsedChain {
     pub redirects: Vec<ParsedBlock<Settings>>,
     pub excludes: Vec<ParsedBlock<Exclude>>,
+    pub guards: Vec<ParsedBlock<MeshGuard>>,
     pub bounds: ParsedBounds,
 }
 
@@ -126,6 +128,9 @@ impl ParsedChain {
             match SubPlugin::of(block) {
                 Some(SubPlugin::IstioRedirect) => {
                     chain.redirects.extend(ParsedBlock::parse(block, |r| Settings::of_block(r, group_id).map(Some))?);
+                }
+                Some(SubPlugin::MeshGuard) => {
+                    chain.guards.extend(ParsedBlock::parse(block, |r| MeshGuard::parse(r).map(Some))?);
                 }
                 Some(sub_plugin) => {
                     let parse = |r: &BlockReader<'_>| {

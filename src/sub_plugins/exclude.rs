@@ -26,7 +26,7 @@ impl Exclude {
     /// Parses the keys of a block; `None` if the sub-plugin excludes nothing.
     pub(super) fn parse(sub_plugin: SubPlugin, r: &BlockReader<'_>, author: ListAuthor) -> Result<Option<Self>, Error> {
         Ok(Some(match sub_plugin {
-            SubPlugin::IstioRedirect => return Ok(None),
+            SubPlugin::IstioRedirect | SubPlugin::MeshGuard => return Ok(None),
             SubPlugin::UidExclude => Self::Uid(UidExclude::parse(r, author)?),
             SubPlugin::DnsExclude => Self::Dns(DnsExclude::parse(r, author)?),
             SubPlugin::ContainerExclude => Self::Container(ContainerExclude::parse(r, author)?),
@@ -46,7 +46,7 @@ impl Exclude {
     /// Returns the annotations of a pod or namespace that the sub-plugin reads.
     pub(super) const fn annotations(sub_plugin: SubPlugin) -> &'static [&'static str] {
         match sub_plugin {
-            SubPlugin::IstioRedirect => &[],
+            SubPlugin::IstioRedirect | SubPlugin::MeshGuard => &[],
             SubPlugin::UidExclude => &uid_exclude::ANNOTATIONS,
             SubPlugin::DnsExclude => &dns_exclude::ANNOTATIONS,
             SubPlugin::ContainerExclude => &container_exclude::ANNOTATIONS,

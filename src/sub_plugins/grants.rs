@@ -76,7 +76,7 @@ impl Grant {
             ip_ranges: r.list("ip_ranges")?.map(|list| values::parse_ranges(&list)).transpose()?,
             resolvers: r.list("resolvers")?.map(|list| ResolverList::parse(&list)).transpose()?,
             namespaces: r.list("namespaces")?.map(namespaces).transpose()?,
-            selector: r.block("namespace_selector")?.map(|block| selector(block, &r)).transpose()?,
+            selector: selector(&r, "namespace_selector")?,
         };
         r.finish()?;
         Ok(grant)
@@ -98,26 +98,30 @@ impl Grant {
         if self.namespaces.is_none() && self.selector.is_none() {
             return true;
         }
-        let Some(facts) = facts else { return false };
-        let is_named = |names: &Vec<String>| names.contains(&facts.pod.namespace);
-        let is_selected = |selector: &Selector| {
-            // Labels that are unknown select nothing.
-            facts.namespace.as_ref().filter(|namespace| !namespace.incomplete).is_some_and(|namespace| {
-                let mut labels = namespace.labels.clone();
-                // The API server adds it to each namespace. A manifest lacks it.
-                labels.insert(NAMESPACE_NAME.to_owned(), namespace.name.clone());
-                selector.matches(&labels)
-            })
-        };
-        self.namespaces.as_ref().is_some_and(is_named) || self.selector.as_ref().is_some_and(is_selected)
+        let is_named = |names: &Vec<String>| facts.is_some_and(|facts| names.contains(&facts.pod.namespace));
+        self.namespaces.as_ref().is_some_and(is_named)
+            || self.selector.as_ref().is_some_and(|selector| selects(selector, facts))
     }
 }
 
-/// Reads a `LabelSelector` (k8s.io/apimachinery, `meta/v1`). Unlike the API server's types, kube's accept unknown keys.
-fn selector(block: BlockReader<'_>, grant: &BlockReader<'_>) -> Result<Selector, Error> {
+/// Returns whether the selector selects the pod's namespace. Labels that are unknown select nothing.
+pub(super) fn selects(selector: &Selector, facts: Option<&Facts>) -> bool {
+    let namespace = facts.and_then(|facts| facts.namespace.as_ref()).filter(|namespace| !namespace.incomplete);
+    namespace.is_some_and(|namespace| {
+        let mut labels = namespace.labels.clone();
+        // The API server adds it to each namespace. A manifest lacks it.
+        labels.insert(NAMESPACE_NAME.to_owned(), namespace.name.clone());
+        selector.matches(&labels)
+    })
+}
+
+/// Reads the `LabelSelector` (k8s.io/apimachinery, `meta/v1`) of a key. Unlike the API server's types, kube's accept
+/// unknown keys.
+pub(super) fn selector(r: &BlockReader<'_>, key: &'static str) -> Result<Option<Selector>, Error> {
     const EXPECTED: &str = "a LabelSelector with matchLabels, matchExpressions, or both";
+    let Some(block) = r.block(key)? else { return Ok(None) };
     let value = Value::Object(block.all().clone());
-    let invalid = || wrong_type(&grant.place("namespace_selector"), &value, EXPECTED);
+    let invalid = || wrong_type(&r.place(key), &value, EXPECTED);
     block.value("matchLabels");
     for (i, expression) in block.value("matchExpressions").and_then(Value::as_array).into_iter().flatten().enumerate() {
         let keys = BlockReader::new(format!("{}[{i}]", block.place("matchExpressions")), expression)?;
@@ -132,5 +136,5 @@ fn selector(block: BlockReader<'_>, grant: &BlockReader<'_>) -> Result<Selector,
     }
     block.finish()?;
     let selector: LabelSelector = serde_json::from_value(value.clone()).map_err(|_| invalid())?;
-    selector.try_into().map_err(|_| invalid())
+    selector.try_into().map(Some).map_err(|_| invalid())
 }

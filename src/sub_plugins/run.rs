@@ -9,7 +9,7 @@ use super::exclude::Exclude;
 use super::istio_redirect::{self, OverridingLayers};
 use super::requests::Requests;
 use super::sub_plugin::{DecidedRequest, Note, Origins, SettingSource, SubPlugin};
-use super::{ignored, settings};
+use super::{guarded, ignored, settings};
 use crate::cni::{Block, Bounds, Code, Error, OutsideBounds, at_most};
 use crate::pod::well_known::PROXY_CONTAINER;
 use crate::pod::{Container, Facts, Pod};
@@ -162,6 +162,7 @@ fn evaluate(
             let is_new = running.is_none();
             policy.interception = interception(chain, input, is_new, requests, &mut origins.settings, &mut notes)?;
         }
+        policy.guard = guarded::guard(chain, input, &policy.interception, running, requests, &mut notes)?;
         // Without istio-redirect, whether `NONE` counts is unknown: another attachment's redirection can be pinned. If it
         // counts there, the union of both policies has no rules; without a redirection, exclusions have no effect.
         if policy.interception == Interception::Off {

@@ -18,17 +18,31 @@ pub enum SubPlugin {
     ContainerExclude,
     /// `destination-exclude`: lets traffic to certain ports or addresses bypass the sidecar.
     DestinationExclude,
+    /// `mesh-guard`: rejects what neither the redirection nor an exclusion explains.
+    MeshGuard,
 }
 
 impl SubPlugin {
     /// All sub-plugins, in the order of [`SUB_PLUGINS`].
-    pub const ALL: [Self; SUB_PLUGINS.len()] =
-        [Self::IstioRedirect, Self::UidExclude, Self::DnsExclude, Self::ContainerExclude, Self::DestinationExclude];
+    pub const ALL: [Self; SUB_PLUGINS.len()] = [
+        Self::IstioRedirect,
+        Self::UidExclude,
+        Self::DnsExclude,
+        Self::ContainerExclude,
+        Self::DestinationExclude,
+        Self::MeshGuard,
+    ];
 
     /// Returns its name: the `type` of its block and its key in `args.cni`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         SUB_PLUGINS[self as usize]
+    }
+
+    /// Returns whether an ADD fails without a source of facts.
+    #[must_use]
+    pub const fn needs_facts(self) -> bool {
+        matches!(self, Self::IstioRedirect | Self::MeshGuard)
     }
 
     /// Returns the sub-plugin that `block` configures; `None` if the `type` is missing or an executable's.

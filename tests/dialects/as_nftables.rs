@@ -38,7 +38,7 @@ fn pass(chains: &BTreeMap<Name, NativeChain>, chain: &NativeChain, packet: &Pack
                 outcome.fixed = true;
                 return true;
             }
-            NativeAction::Drop => {
+            NativeAction::Drop | NativeAction::Reset | NativeAction::Reject => {
                 outcome.dropped = true;
                 return true;
             }
@@ -109,5 +109,7 @@ fn loaded(key: Key, packet: &Packet, outcome: &Outcome) -> Option<u128> {
         Key::CtState => packet.state.into(),
         Key::Mark => outcome.mark.into(),
         Key::CtMark => outcome.connection_mark.into(),
+        // Only the guard has these conditions.
+        Key::TcpFlags | Key::DestinationType => return None,
     })
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 const NODE: &str = "var/lib/cni/detour/node.json";
 const DIRECTORY: &str = "etc/cni/multus/net.d";
-const OWN: [&str; 3] = ["--chained=false", "--conf-dir=/etc/cni/multus/net.d", "--name=excludedns"];
+const OWN: [&str; 2] = ["--chained=false", "--conf-dir=/etc/cni/multus/net.d"];
 
 /// A node with one attachment.
 fn scene(name: &str) -> Scene {
@@ -138,7 +138,7 @@ fn an_agent_follows_the_list_of_attachments_and_keeps_the_last_valid_one() {
     start(&["--config=/dev/null"]).wait_for_log("--config");
     let other = start(&[]);
     other.wait_for_log(SETTLED);
-    attach(&scene, &json!([{"name": "excludedns", "type": "excludedns"}, {"name": "second"}]));
+    attach(&scene, &json!([{"name": "excludedns"}, {"name": "second"}]));
     other.wait_for_log("write /etc/cni/multus/net.d/second.conf");
     other.wait_for_log(SETTLED);
     let installed = scene.read(&format!("{DIRECTORY}/excludedns.conf"));

@@ -15,6 +15,7 @@ mod earlier_chains;
 mod exclusions_first;
 mod expectations;
 mod foreign_redirection;
+mod guard;
 mod home_made_plugin;
 mod iptables_view;
 mod istio;

@@ -119,7 +119,7 @@ pub(crate) fn any() -> impl Strategy<Value = Policy> {
     let elsewhere = (prop::option::of(prop::bool::ANY), prop::bool::ANY);
     (interception, exclusions, containers(), elsewhere).prop_map(
         |(interception, exclusions, containers, (dns_captured_elsewhere, ambient)): (_, BTreeSet<Exclusion>, _, _)| {
-            Policy { interception, exclusions, containers, dns_captured_elsewhere, ambient }
+            Policy { interception, exclusions, containers, dns_captured_elsewhere, ambient, guard: None }
         },
     )
 }

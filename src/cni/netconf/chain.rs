@@ -15,8 +15,8 @@ pub const PROGRAM: &str = "detour";
 pub const OWN_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
 
 /// The types of sub-plugins; a block of any other type runs an executable.
-pub const SUB_PLUGINS: [&str; 5] =
-    ["istio-redirect", "uid-exclude", "dns-exclude", "container-exclude", "destination-exclude"];
+pub const SUB_PLUGINS: [&str; 6] =
+    ["istio-redirect", "uid-exclude", "dns-exclude", "container-exclude", "destination-exclude", "mesh-guard"];
 
 /// The maximum number of blocks in `chain`.
 pub(in crate::cni) const MAX_BLOCKS: usize = 32;

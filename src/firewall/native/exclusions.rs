@@ -47,7 +47,7 @@ pub(super) fn chains(excluded: &ExcludedTraffic) -> BTreeMap<Name, NativeChain> 
     let fix = |family| NativeRule { family: Some(family), ..NativeRule::new(NativeAction::KeepDestination) };
     let mut chains = BTreeMap::from([
         (NAT.into(), base(Table::Nat, excludable(excluded))),
-        (EXCLUSIONS.into(), plain(exclusions(excluded))),
+        (EXCLUSIONS.into(), plain(exclusions(excluded, DIRECT))),
         (DIRECT.into(), plain(Family::ALL.map(fix).into())),
     ]);
     let queries = queries(excluded);
@@ -70,11 +70,15 @@ fn excludable(ExcludedTraffic { capture, ambient, .. }: &ExcludedTraffic) -> Vec
     rules
 }
 
-/// Returns the rules for all exclusions. Containers come last: their rules are the most expensive ones.
-fn exclusions(ExcludedTraffic { exclusions, scopes, .. }: &ExcludedTraffic) -> Vec<NativeRule> {
-    let mut rules = condense(exclusions.iter().map(exclusion));
+/// Returns the rules that send the traffic of all exclusions to `chain`. Containers come last: their rules are the most
+/// expensive ones.
+pub(super) fn exclusions(
+    ExcludedTraffic { exclusions, scopes, .. }: &ExcludedTraffic,
+    chain: &'static str,
+) -> Vec<NativeRule> {
+    let mut rules = condense(exclusions.iter().map(|one| exclusion(one, chain)));
     for scope in scopes {
-        rules.extend(by_level(*scope, DIRECT).map(|rule| match scope {
+        rules.extend(by_level(*scope, chain).map(|rule| match scope {
             ContainerScope::All => rule,
             ContainerScope::Dns => with(rule, dns(&PROTOCOLS_WITH_PORTS)),
         }));
@@ -83,7 +87,7 @@ fn exclusions(ExcludedTraffic { exclusions, scopes, .. }: &ExcludedTraffic) -> V
 }
 
 /// Returns the rule for an exclusion.
-fn exclusion(exclusion: &Exclusion) -> NativeRule {
+fn exclusion(exclusion: &Exclusion, chain: &'static str) -> NativeRule {
     let protocols: &[Protocol] = match exclusion.protocol {
         Some(Protocol::Tcp) => &[Protocol::Tcp],
         Some(Protocol::Udp) => &[Protocol::Udp],
@@ -98,7 +102,7 @@ fn exclusion(exclusion: &Exclusion) -> NativeRule {
         let values = exclusion.ports.iter().flat_map(|range| ports(*range).as_slice().to_vec()).collect();
         conditions.push(Condition { key: Key::DestinationPort, not: false, values });
     }
-    with(selects(exclusion, DIRECT), conditions)
+    with(selects(exclusion, chain), conditions)
 }
 
 /// Returns the rules that select excluded queries over UDP among all such queries.
@@ -157,11 +161,11 @@ fn by_level(set: ContainerScope, chain: &'static str) -> impl Iterator<Item = Na
     LEVELS.map(move |level| NativeRule { cgroup: Some(InCgroup { level, set }), ..goto(chain) })
 }
 
-fn goto(chain: &'static str) -> NativeRule {
+pub(super) fn goto(chain: &'static str) -> NativeRule {
     NativeRule::new(NativeAction::Goto(chain.into()))
 }
 
-fn with(mut rule: NativeRule, conditions: impl IntoIterator<Item = Condition>) -> NativeRule {
+pub(super) fn with(mut rule: NativeRule, conditions: impl IntoIterator<Item = Condition>) -> NativeRule {
     rule.conditions.extend(conditions);
     Condition::sort(&mut rule.conditions);
     rule
@@ -173,15 +177,15 @@ fn over_lo(is_lo: bool) -> Condition {
 }
 
 /// Returns the condition that a packet is not ztunnel's own, for a pod in the ambient mesh.
-fn not_of_ztunnel(ambient: bool) -> Option<Condition> {
+pub(super) fn not_of_ztunnel(ambient: bool) -> Option<Condition> {
     ambient.then(|| Condition { key: Key::Mark, not: true, values: Spans::one(ZTUNNEL_MARK) })
 }
 
-fn dns(protocols: &[Protocol]) -> Vec<Condition> {
+pub(super) fn dns(protocols: &[Protocol]) -> Vec<Condition> {
     vec![protocol(protocols), Condition { key: Key::DestinationPort, not: false, values: ports(DNS_PORT) }]
 }
 
-fn protocol(protocols: &[Protocol]) -> Condition {
+pub(super) fn protocol(protocols: &[Protocol]) -> Condition {
     let numbers = protocols.iter().map(|protocol| Span::one(protocol_number(*protocol).into()));
     Condition { key: Key::Protocol, not: false, values: numbers.collect() }
 }

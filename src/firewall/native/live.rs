@@ -110,7 +110,7 @@ pub(crate) fn detach(chains: &mut BTreeMap<String, NativeLiveChain>) {
 
 fn hook(table: NativeTable, body: &[u8]) -> Result<Option<BaseHook>, NotOurs> {
     let Some(attached) = find(body, nfta::CHAIN_HOOK) else { return Ok(None) };
-    let hook = Hook::ALL
+    let hook = Hook::EVERY
         .into_iter()
         .find(|hook| find_be32(attached, nfta::HOOK_NUMBER) == Some(hook.number()))
         .ok_or(NotOurs)?;
@@ -118,7 +118,7 @@ fn hook(table: NativeTable, body: &[u8]) -> Result<Option<BaseHook>, NotOurs> {
         find(attached, nfta::HOOK_PRIORITY) == Some(&table.priority(*like).to_be_bytes())
             && (table == NativeTable::Exclusions || table == NativeTable::Of(*like))
     };
-    let like = Table::ALL.into_iter().find(has_priority).ok_or(NotOurs)?;
+    let like = Table::ALL.into_iter().chain([Table::Filter]).find(has_priority).ok_or(NotOurs)?;
     let is_ours = find_text(body, nfta::CHAIN_TYPE) == Some(chain_type(like, hook))
         && find_be32(body, nfta::CHAIN_POLICY) == Some(NF_ACCEPT);
     if is_ours { Ok(Some(BaseHook { like, hook })) } else { Err(NotOurs) }

@@ -7,12 +7,14 @@
 //! * `set`: sets of numbers, the values of a condition
 //! * `translate`: the rules of a redirection as native ones
 //! * `exclusions`: the rules of the table `detour-exclusions`
+//! * `guard`: the rules of the guard, in the same table, whose sets of containers it looks up
 //! * `wire`, with `nft_set`: native rules as nf_tables expressions and sets, and back
 //! * `live`: the live tables
 //! * `changes`: the changes from the live to the desired tables
 
 mod changes;
 mod exclusions;
+mod guard;
 pub(super) mod live;
 mod nft_set;
 pub mod rule;
@@ -22,6 +24,7 @@ pub(super) mod wire;
 
 pub(super) use changes::changes;
 pub(crate) use exclusions::EXCLUSIONS;
+pub(super) use guard::PREFIX as GUARD_PREFIX;
 pub use live::{NativeLiveChain, NativeLiveTables};
 pub use rule::{NativeTables, text};
 pub(super) use translate::interface;
@@ -35,6 +38,8 @@ use rule::NativeTable;
 #[must_use]
 pub fn tables(ruleset: &Ruleset, redirection: bool) -> NativeTables {
     let mut tables = if redirection { translate::redirection(ruleset) } else { NativeTables::new() };
-    tables.extend(ruleset.excluded.as_ref().map(|excluded| (NativeTable::Exclusions, exclusions::chains(excluded))));
+    let mut chains = ruleset.excluded.as_ref().map(exclusions::chains).unwrap_or_default();
+    chains.extend(ruleset.guarded.iter().flat_map(|guarded| guard::chains(guarded, ruleset.excluded.as_ref())));
+    tables.extend((!chains.is_empty()).then_some((NativeTable::Exclusions, chains)));
     tables
 }

@@ -50,6 +50,8 @@ impl Key {
             Self::Uid => 24,
             Self::Gid => 25,
             Self::CtState => 26,
+            Self::TcpFlags => 15,
+            Self::DestinationType => 42,
             Self::InInterface | Self::OutInterface => 41,
         }
     }
@@ -175,15 +177,15 @@ impl Key {
             Self::InInterface | Self::OutInterface => 16,
             Self::Source(Family::Ip) | Self::Destination(Family::Ip) => 4,
             Self::Source(Family::Ip6) | Self::Destination(Family::Ip6) => 16,
-            Self::Protocol => 1,
+            Self::Protocol | Self::TcpFlags => 1,
             Self::SourcePort | Self::DestinationPort => 2,
-            Self::Uid | Self::Gid | Self::CtState | Self::Mark | Self::CtMark => 4,
+            Self::Uid | Self::Gid | Self::CtState | Self::Mark | Self::CtMark | Self::DestinationType => 4,
         }
     }
 
     /// Reports whether the bytes are in host order; spans need network order.
     pub(super) const fn in_host_order(self) -> bool {
-        matches!(self, Self::Uid | Self::Gid | Self::CtState | Self::Mark | Self::CtMark)
+        matches!(self, Self::Uid | Self::Gid | Self::CtState | Self::Mark | Self::CtMark | Self::DestinationType)
     }
 
     /// Returns the greatest value.

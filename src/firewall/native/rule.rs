@@ -38,7 +38,16 @@ pub enum Key {
     Mark,
     /// `ct mark`.
     CtMark,
+    /// `tcp flags & (fin|syn|rst|ack)`: those of the first packet of a connection are `syn`.
+    TcpFlags,
+    /// `fib daddr type`: where the pod's routes lead (`RTN_…`, linux/rtnetlink.h).
+    DestinationType,
 }
+
+/// `RTN_LOCAL`.
+pub(in crate::firewall) const LOCAL: u128 = 2;
+/// The flag `syn`.
+pub(in crate::firewall) const SYN: u128 = 2;
 
 /// A condition of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,6 +106,10 @@ pub enum NativeAction {
     RestoreMark,
     /// `dnat ip to ip daddr`: fixes the destination, so that no other table can change it.
     KeepDestination,
+    /// `reject with tcp reset`.
+    Reset,
+    /// `reject with icmpx port-unreachable`.
+    Reject,
 }
 
 impl From<&Target> for NativeAction {
@@ -193,6 +206,8 @@ impl NativeTable {
             Self::Of(Table::Raw) => "detour-raw",
             Self::Of(Table::Mangle) => "detour-mangle",
             Self::Of(Table::Nat) => "detour-nat",
+            // Only the table of exclusions has chains there.
+            Self::Of(Table::Filter) => "detour-filter",
         }
     }
 
@@ -203,6 +218,7 @@ impl NativeTable {
             Table::Raw => -301,
             Table::Mangle => -150,
             Table::Nat => EXCLUSIONS_NAT_PRIORITY + 1,
+            Table::Filter => GUARD_PRIORITY + 1,
         };
         match self {
             Self::Of(_) => own,
@@ -214,6 +230,9 @@ impl NativeTable {
 /// The priority at which the exclusions fix the destination of a connection. A chain that translates destinations at
 /// this priority or a lower one can redirect excluded traffic.
 pub(crate) const EXCLUSIONS_NAT_PRIORITY: i32 = -102;
+
+/// The priority of the guard: after all NAT and after the usual filters.
+const GUARD_PRIORITY: i32 = 10;
 
 /// The native tables of a pod, each with its chains by name.
 pub type NativeTables = BTreeMap<NativeTable, BTreeMap<Name, NativeChain>>;
@@ -259,6 +278,8 @@ fn chain_text(table: NativeTable, name: &str, chain: &NativeChain) -> String {
         let point = match hook {
             Hook::Prerouting => "prerouting",
             Hook::Output => "output",
+            Hook::Input => "input",
+            Hook::Forward => "forward",
         };
         format!("\t\ttype {kind} hook {point} priority {priority}; policy accept;\n")
     });
@@ -274,7 +295,7 @@ impl Display for NativeRule {
             write!(f, "meta nfproto {} ", family_name(family))?;
         }
         let protocol = self.protocol();
-        let checks_port = |c: &Condition| matches!(c.key, Key::SourcePort | Key::DestinationPort);
+        let checks_port = |c: &Condition| matches!(c.key, Key::SourcePort | Key::DestinationPort | Key::TcpFlags);
         let implied = protocol.is_some() && self.conditions.iter().any(checks_port);
         for condition in self.conditions.iter().filter(|c| !(implied && c.key == Key::Protocol)) {
             write!(f, "{} ", condition_text(condition, protocol))?;
@@ -318,6 +339,8 @@ impl NativeRule {
             NativeAction::SaveMark => "ct mark set meta mark".to_owned(),
             NativeAction::RestoreMark => "meta mark set ct mark".to_owned(),
             NativeAction::KeepDestination => format!("dnat {family} to {family} daddr"),
+            NativeAction::Reset => "reject with tcp reset".to_owned(),
+            NativeAction::Reject => "reject with icmpx port-unreachable".to_owned(),
         }
     }
 }
@@ -345,13 +368,20 @@ fn condition_text(condition: &Condition, protocol: Option<&str>) -> String {
         Key::CtState => "ct state".to_owned(),
         Key::Mark => "meta mark".to_owned(),
         Key::CtMark => "ct mark".to_owned(),
+        Key::TcpFlags => "tcp flags & (fin|syn|rst|ack)".to_owned(),
+        Key::DestinationType => "fib daddr type".to_owned(),
     };
     let values: Vec<String> = condition.values.as_slice().iter().map(|span| span_text(condition.key, *span)).collect();
     let values = match values.as_slice() {
         [one] => one.clone(),
         several => format!("{{ {} }}", several.join(", ")),
     };
-    format!("{key} {}{values}", if condition.not { "!= " } else { "" })
+    let equals = match (condition.not, condition.key) {
+        (true, _) => "!= ",
+        (false, Key::TcpFlags) => "== ",
+        (false, _) => "",
+    };
+    format!("{key} {equals}{values}")
 }
 
 fn span_text(key: Key, span: Span) -> String {
@@ -364,6 +394,8 @@ fn span_text(key: Key, span: Span) -> String {
     match key {
         Key::InInterface | Key::OutInterface => interface(span),
         Key::CtState => state(span.first),
+        Key::TcpFlags if span == (Span { first: SYN, last: SYN }) => "syn".to_owned(),
+        Key::DestinationType if span == (Span { first: LOCAL, last: LOCAL }) => "local".to_owned(),
         Key::Source(family) | Key::Destination(family) => match span.prefix(family.bits()) {
             Some(length) if !span.is_one() => format!("{}/{length}", one(span.first)),
             _ => range(span, one),

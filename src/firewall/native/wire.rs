@@ -9,9 +9,16 @@ use crate::firewall::expression::{Base, Ct, Expression, Meta, NftVerdict, SetNam
 use crate::firewall::rule::Family;
 use std::collections::BTreeMap;
 
+/// The TCP flags `fin`, `syn`, `rst` and `ack`, which distinguish the first packet of a connection.
+const FLAGS: u8 = 0x17;
+/// `NFT_REJECT_TCP_RST`, `NFT_REJECT_ICMPX_UNREACH` and, for the latter, `NFT_REJECT_ICMPX_PORT_UNREACH`.
+const TCP_RESET: u32 = 1;
+const ICMPX: u32 = 2;
+const PORT_UNREACHABLE: u8 = 1;
+
 impl Key {
     /// The keys that don't depend on the family.
-    const OF_BOTH_FAMILIES: [Self; 10] = [
+    const OF_BOTH_FAMILIES: [Self; 12] = [
         Self::InInterface,
         Self::OutInterface,
         Self::Protocol,
@@ -22,6 +29,8 @@ impl Key {
         Self::CtState,
         Self::Mark,
         Self::CtMark,
+        Self::TcpFlags,
+        Self::DestinationType,
     ];
 
     /// Returns the expression that loads the value, with the offset in the IP or transport header.
@@ -46,6 +55,8 @@ impl Key {
             Self::CtState => Expression::Ct(Ct::State),
             Self::Mark => Expression::Meta(Meta::Mark),
             Self::CtMark => Expression::Ct(Ct::Mark),
+            Self::TcpFlags => payload(Base::Transport, 13),
+            Self::DestinationType => Expression::DestinationType,
         }
     }
 }
@@ -91,7 +102,10 @@ fn compare(key: Key, not: bool, span: Span, out: &mut dyn FnMut(Expression<'_>))
         Key::Source(family) | Key::Destination(family) => span.prefix(family.bits()).is_some(),
         _ => false,
     };
-    if key == Key::CtState {
+    if key == Key::TcpFlags {
+        out(Expression::Mask(&[FLAGS]));
+        out(Expression::Compare { not, value: lowest(&mut first, width, false) });
+    } else if key == Key::CtState {
         out(Expression::Mask(lowest(&mut first, width, key.in_host_order())));
         out(Expression::Compare { not: !not, value: lowest(&mut [0; 16], width, false) });
     } else if span.is_one() {
@@ -147,6 +161,8 @@ fn action(action: &NativeAction, family: Option<Family>, out: &mut dyn FnMut(Exp
             out(Expression::Ct(Ct::Mark));
             out(Expression::SetMeta(Meta::Mark));
         }
+        NativeAction::Reset => out(Expression::Reject(TCP_RESET, 0)),
+        NativeAction::Reject => out(Expression::Reject(ICMPX, PORT_UNREACHABLE)),
         NativeAction::KeepDestination => {
             out(Key::Destination(family.unwrap_or(Family::Ip)).load());
             out(Expression::DestinationNat(number));
@@ -177,6 +193,8 @@ fn read_action(expressions: &[Expression<'_>], family: Option<Family>) -> Option
         [Expression::Meta(Meta::Mark), ..] => NativeAction::SaveMark,
         [Expression::Ct(Ct::Mark), ..] => NativeAction::RestoreMark,
         [.., Expression::DestinationNat(_)] => NativeAction::KeepDestination,
+        [Expression::Reject(TCP_RESET, _)] => NativeAction::Reset,
+        [Expression::Reject(ICMPX, _)] => NativeAction::Reject,
         _ => return None,
     };
     encodes_as(expressions, |out| action(&found, family, out)).then_some(found)
@@ -251,6 +269,10 @@ impl<'a> ExpressionReader<'a> {
                 let Some(Expression::Compare { not, value }) = self.next() else { return None };
                 let is_zero = value.iter().all(|byte| *byte == 0);
                 of(!not, Spans::one(number(bits, in_host_order)?)).filter(|_| is_zero)
+            }
+            Expression::Mask([FLAGS]) if key == Key::TcpFlags => {
+                let Some(Expression::Compare { not, value }) = self.next() else { return None };
+                of(*not, Spans::one(number(value, false)?))
             }
             Expression::Mask(mask) => {
                 let Some(Expression::Compare { not, value }) = self.next() else { return None };

@@ -231,7 +231,7 @@ impl Scan {
         let Some(jump) = rules.iter().position(|rule| rule.jump_target() == Some(redirection)) else { return };
         let (key, before) = match hook {
             Hook::Output => (Key::OutInterface, &rules[..jump]),
-            Hook::Prerouting => (Key::InInterface, &rules[..jump]),
+            _ => (Key::InInterface, &rules[..jump]),
         };
         // Interfaces of virtual machines have a rule that returns what their other rules do not redirect.
         let mut rerouted = Spans::default();

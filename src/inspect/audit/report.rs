@@ -237,7 +237,7 @@ fn phrase(condition: &Condition, has_destination: bool) -> Option<String> {
         Key::DestinationPort => ("to", "port"),
         Key::InInterface | Key::OutInterface if condition.not && values == "lo" => return None,
         Key::InInterface | Key::OutInterface => ("over", "interface"),
-        Key::Protocol | Key::CtState | Key::Mark | Key::CtMark => return None,
+        Key::Protocol | Key::CtState | Key::Mark | Key::CtMark | Key::TcpFlags | Key::DestinationType => return None,
     };
     let text = match (condition.not, kind) {
         (true, _) => format!("{preposition} any {kind} except {values}"),

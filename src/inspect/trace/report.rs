@@ -39,7 +39,7 @@ pub struct Trace {
     pub hops: Vec<Hop>,
     /// The rule that decides where the packet arrives; `None` if no rule decides.
     pub decided_by: Option<RulePlace>,
-    /// `sidecar:PORT`, `ztunnel:PORT`, `redirected:PORT` (by a rule outside of Istio's chains), `direct`, `dropped` or
+    /// `sidecar:PORT`, `ztunnel:PORT`, `redirected:PORT` (by a rule outside of Istio's chains), `direct`, `dropped`, `rejected` or
     /// `unknown`.
     pub arrives_at: String,
     /// The connection tracking zone; 0 if no rule sets one.
@@ -92,7 +92,11 @@ impl TextReport for Trace {
             None => sender,
         };
         let is = |arrival: Arrival| self.arrives_at == arrival.to_string();
-        let tone = if is(Arrival::Dropped) || is(Arrival::Unknown) { Tone::Bad } else { Tone::Good };
+        let tone = if [Arrival::Dropped, Arrival::Rejected, Arrival::Unknown].into_iter().any(is) {
+            Tone::Bad
+        } else {
+            Tone::Good
+        };
         screen.line(&[
             Cell::of(format!("{}/{} from {sender} via {} →", self.to, self.protocol, self.interface)),
             Cell::of(&self.arrives_at).tone(tone),

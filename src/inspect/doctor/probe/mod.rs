@@ -273,7 +273,7 @@ impl<'a> Range<'a> {
             Arrival::Sidecar(port) | Arrival::Ztunnel(port) | Arrival::Redirected(port) => {
                 fate.at != to && fate.at.port() == port
             }
-            Arrival::Direct | Arrival::Dropped | Arrival::Unknown => fate.at == to,
+            Arrival::Direct | Arrival::Dropped | Arrival::Rejected | Arrival::Unknown => fate.at == to,
         };
         let at = if fate.at == to { "directly".to_owned() } else { format!("to {}", fate.at) };
         let sent = format!("UID {uid}, GID {gid} to {to}/{protocol} went {at} (according to connection tracking)");

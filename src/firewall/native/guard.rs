@@ -1,0 +1,188 @@
+//! The rules of the guard: a new connection or a captured DNS query that no redirection has turned into local traffic, and
+//! that no exclusion explains, is rejected if the redirection would capture it.
+//!
+//! * The chains come after all NAT. `fib daddr type local` is what a redirection has turned into local traffic; the name of
+//!   the outgoing interface does not change. A nat status would not tell: another tool's translation to the outside has
+//!   it, and an exclusion, which translates to its own destination, has it too.
+//! * A connection is new by its TCP flags. Connection tracking would call packets new that belong to connections from
+//!   before the rules, and untracked packets have no state.
+//! * The rules of the redirection are used as they are, with `reject` where it redirects.
+//! * With TPROXY, inbound packets keep their port; the mark tells that they were captured.
+
+use super::exclusions::{dns, exclusions, goto, not_of_ztunnel, protocol, with};
+use super::rule::{BaseHook, Condition, Key, LOCAL, NativeAction, NativeChain, NativeRule, NativeTable, SYN};
+use super::set::Spans;
+use super::translate::{addresses, interface, redirection};
+use crate::firewall::istio::ZTUNNEL_MARK;
+use crate::firewall::rule::{ExcludedTraffic, Family, GuardedTraffic, Hook, Name, Ruleset, Table};
+use crate::policy::{AmbientGuard, DnsCapture, InterceptionMode, Protocol, Redirect};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// The beginning of the chains' names.
+pub(in crate::firewall) const PREFIX: &str = "GUARD_";
+const OUTPUT: &str = "GUARD_OUTPUT";
+const INPUT: &str = "GUARD_INPUT";
+const FORWARD: &str = "GUARD_FORWARD";
+/// The rules of the redirection for outbound and inbound traffic.
+const OUTBOUND: &str = "GUARD_OUTBOUND";
+const INBOUND: &str = "GUARD_INBOUND";
+/// The exclusions, and where excluded traffic continues.
+const EXCLUDED: &str = "GUARD_EXCLUDED";
+const ACCEPT: &str = "GUARD_ACCEPT";
+/// The chains that reject, one for each direction: their counters tell how much.
+const REJECT_OUTBOUND: &str = "GUARD_REJECT_OUTBOUND";
+const REJECT_INBOUND: &str = "GUARD_REJECT_INBOUND";
+/// The ports at which ztunnel receives inbound connections (istio/ztunnel, ARCHITECTURE.md).
+const ZTUNNEL_INBOUND: [u16; 2] = [15006, 15008];
+
+/// Returns the chains of the guard by name.
+pub(super) fn chains(guarded: &GuardedTraffic, excluded: Option<&ExcludedTraffic>) -> BTreeMap<Name, NativeChain> {
+    let base = |hook, rules| NativeChain { hook: Some(BaseHook { like: Table::Filter, hook }), rules };
+    let plain = |rules| NativeChain { hook: None, rules };
+    let mut chains = BTreeMap::new();
+    let mut output =
+        vec![with(accept(), [Condition { key: Key::DestinationType, not: false, values: Spans::one(LOCAL) }])];
+    if let Some(excluded) = excluded {
+        output.push(with(jump(EXCLUDED), not_of_ztunnel(excluded.ambient)));
+        chains.insert(EXCLUDED.into(), plain(exclusions(excluded, ACCEPT)));
+        chains.insert(ACCEPT.into(), plain(vec![accept()]));
+    }
+    let mut input = vec![with(accept(), [over(Key::InInterface, "lo")])];
+    match guarded {
+        GuardedTraffic::Sidecar { rules, redirect } => {
+            output.push(with(jump(OUTBOUND), new_connections()));
+            output.extend((redirect.dns != DnsCapture::Off).then(|| with(jump(OUTBOUND), dns(&[Protocol::Udp]))));
+            input.push(with(jump(INBOUND), new_connections()));
+            let ruleset = Ruleset { tables: rules.clone(), ..Ruleset::default() };
+            for (name, rules) in of_sidecar(&ruleset, redirect) {
+                chains.insert(name, plain(rules));
+            }
+            if !redirect.reroute_virtual_interfaces.is_empty() {
+                // What a virtual machine sends is forwarded, unless it is redirected.
+                chains.insert(FORWARD.into(), base(Hook::Forward, vec![with(jump(INBOUND), new_connections())]));
+            }
+        }
+        GuardedTraffic::Ambient(guard) => {
+            output.extend(ambient_outbound(guard));
+            if guard.inbound {
+                input.extend(ambient_inbound(guard));
+            }
+        }
+    }
+    chains.insert(OUTPUT.into(), base(Hook::Output, output));
+    chains.insert(INPUT.into(), base(Hook::Input, input));
+    for name in [REJECT_OUTBOUND, REJECT_INBOUND] {
+        let tcp = with(NativeRule::new(NativeAction::Reset), [protocol(&[Protocol::Tcp])]);
+        chains.insert(name.into(), plain(vec![tcp, NativeRule::new(NativeAction::Reject)]));
+    }
+    chains
+}
+
+/// Returns the rules of a redirection to the sidecar with `reject` where it redirects.
+fn of_sidecar(ruleset: &Ruleset, redirect: &Redirect) -> BTreeMap<Name, Vec<NativeRule>> {
+    let tables = redirection(ruleset);
+    let nat = tables.get(&NativeTable::Of(Table::Nat));
+    let inbound = match redirect.inbound_interception_mode {
+        InterceptionMode::Redirect => nat,
+        InterceptionMode::Tproxy => tables.get(&NativeTable::Of(Table::Mangle)),
+    };
+    let mut found = BTreeMap::new();
+    // A direct connection to the sidecar's own port reaches the sidecar.
+    let captured =
+        Condition { key: Key::DestinationPort, not: false, values: Spans::one(redirect.inbound_capture_port) };
+    let reaches = with(NativeRule::new(NativeAction::Return), [captured]);
+    found.insert(INBOUND.into(), vec![reaches]);
+    // With TPROXY, the chain for inbound traffic is the one in mangle, of which nat has a remainder.
+    let inbound = (inbound, Hook::Prerouting, INBOUND);
+    for (source, hook, chain) in [inbound, (nat, Hook::Prerouting, INBOUND), (nat, Hook::Output, OUTBOUND)] {
+        let Some(table) = source else { continue };
+        let Some(base) = table.get(hook.chain()) else { continue };
+        let rules = found.entry(chain.into()).or_default();
+        for rule in rejecting(&base.rules, redirect) {
+            // In mode REDIRECT, both sources are the same.
+            if !rules.contains(&rule) {
+                rules.push(rule);
+            }
+        }
+        for (name, chain) in table.iter().filter(|(_, chain)| chain.hook.is_none()) {
+            let rules = rejecting(&chain.rules, redirect);
+            found.entry(guarded(name)).or_insert(rules);
+        }
+    }
+    found.entry(OUTBOUND.into()).or_default();
+    found
+}
+
+/// Returns the name of the chain with the rules of the redirection's chain `name`.
+fn guarded(name: &str) -> Name {
+    format!("{PREFIX}{name}").into()
+}
+
+/// Returns rules with `reject` where they redirect, without those that do something else.
+fn rejecting(rules: &[NativeRule], redirect: &Redirect) -> Vec<NativeRule> {
+    let rejecting = |rule: &NativeRule| {
+        let action = match &rule.action {
+            NativeAction::Return => NativeAction::Return,
+            NativeAction::Jump(chain) if !chain.ends_with("_DIVERT") && !chain.ends_with("_DROP") => {
+                NativeAction::Jump(guarded(chain))
+            }
+            NativeAction::Redirect(port) if *port != redirect.inbound_capture_port => {
+                NativeAction::Goto(REJECT_OUTBOUND.into())
+            }
+            NativeAction::Redirect(_) | NativeAction::Tproxy { .. } => NativeAction::Goto(REJECT_INBOUND.into()),
+            _ => return None,
+        };
+        Some(NativeRule { action, ..rule.clone() })
+    };
+    rules.iter().filter_map(rejecting).collect()
+}
+
+fn ambient_outbound(guard: &AmbientGuard) -> Vec<NativeRule> {
+    let mark = |action| with(action, [Condition { key: Key::Mark, not: false, values: Spans::one(ZTUNNEL_MARK) }]);
+    let mut rules = vec![mark(accept())];
+    rules.extend(guard.probes.iter().map(|probe| {
+        let (rule, family) = of_address(*probe, accept());
+        with(rule, [Condition { key: Key::Destination(family), not: false, values: addresses((*probe).into()) }])
+    }));
+    rules.push(with(goto(REJECT_OUTBOUND), new_connections()));
+    rules.extend(guard.dns.then(|| with(goto(REJECT_OUTBOUND), dns(&[Protocol::Udp]))));
+    rules
+}
+
+fn ambient_inbound(guard: &AmbientGuard) -> Vec<NativeRule> {
+    let ports = Condition {
+        key: Key::DestinationPort,
+        not: false,
+        values: ZTUNNEL_INBOUND.into_iter().map(|port| super::set::Span::one(port.into())).collect(),
+    };
+    let mut rules = vec![with(accept(), [protocol(&[Protocol::Tcp]), ports])];
+    rules.extend(guard.probes.iter().map(|probe| {
+        let (rule, family) = of_address(*probe, accept());
+        with(rule, [Condition { key: Key::Source(family), not: false, values: addresses((*probe).into()) }])
+    }));
+    rules.push(with(goto(REJECT_INBOUND), new_connections()));
+    rules
+}
+
+fn of_address(address: IpAddr, rule: NativeRule) -> (NativeRule, Family) {
+    let family = if address.is_ipv4() { Family::Ip } else { Family::Ip6 };
+    (NativeRule { family: Some(family), ..rule }, family)
+}
+
+/// Returns the conditions of the first packet of a TCP connection.
+fn new_connections() -> [Condition; 2] {
+    [protocol(&[Protocol::Tcp]), Condition { key: Key::TcpFlags, not: false, values: Spans::one(SYN) }]
+}
+
+fn over(key: Key, name: &str) -> Condition {
+    Condition { key, not: false, values: interface(name) }
+}
+
+fn accept() -> NativeRule {
+    NativeRule::new(NativeAction::Accept)
+}
+
+fn jump(chain: &'static str) -> NativeRule {
+    NativeRule::new(NativeAction::Jump(chain.into()))
+}

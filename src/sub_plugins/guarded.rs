@@ -1,0 +1,69 @@
+//! The guard of a pod, from the blocks of `mesh-guard`: a pod in the mesh whose redirection is missing or lost fails closed.
+//! A pod's author can't switch it off.
+
+use super::ambient::bypasses_inbound;
+use super::chain::{ChainInput, ParsedChain};
+use super::context::FACT_SOURCES;
+use super::decision::{SkipReason, pod_skip_reason};
+use super::grants::selects;
+use super::istio_redirect::{self, OverridingLayers};
+use super::mesh_guard::MeshGuard;
+use super::requests::Requests;
+use super::sub_plugin::Note;
+use crate::cni::{Code, Error};
+use crate::pod::well_known::INTERCEPTION_MODE;
+use crate::policy::{AmbientGuard, Guard, Interception};
+
+/// Returns the guard of a pod in the mesh; `None` if the chain has none, or an administrator excludes the namespace.
+/// `interception` is what the chain's own redirection does. `running` is whether a running pod is redirected; `None` for a
+/// new pod. What the author of a redirected pod changes later does not end its guard.
+///
+/// # Errors
+/// There are no facts, or a setting of the redirection is invalid.
+pub(super) fn guard(
+    chain: &ParsedChain,
+    input: &ChainInput<'_>,
+    interception: &Interception,
+    running: Option<bool>,
+    requests: &mut Requests<'_>,
+    notes: &mut Vec<Note>,
+) -> Result<Option<Guard>, Error> {
+    let Some(first) = chain.guards.first() else { return Ok(None) };
+    let Some(facts) = input.facts else {
+        let msg = format!("{}: mesh-guard needs facts of the pod: {FACT_SOURCES}", first.path);
+        return Err(Error::new(Code::InvalidConfig, msg).naming_network());
+    };
+    let mut guards = chain.guards.iter().map(|block| &block.parsed);
+    let is_exempt = |guard: &MeshGuard| guard.exempt.as_ref().is_some_and(|exempt| selects(exempt, Some(facts)));
+    let Some(own) = guards.find(|guard| !is_exempt(guard)) else { return Ok(None) };
+    let pod = &facts.pod;
+    if input.enrolled_by().is_some() {
+        let (dns, inbound, probes) = (own.dns, !bypasses_inbound(pod), own.probes.clone());
+        return Ok(Some(Guard::Ambient(AmbientGuard { dns, inbound, probes })));
+    }
+    let skip_reason = pod_skip_reason(pod).filter(|reason| running != Some(true) || *reason == SkipReason::IstioInit);
+    match (skip_reason, pod.proxy(), interception) {
+        (Some(SkipReason::IstioInit), ..) => {
+            let text = "mesh-guard: the pod gets no guard: its init container istio-init redirects it after other \
+                        containers have used the network; use Istio's CNI plugin or detour instead of istio-init";
+            notes.push(Note::warning(text.to_owned()));
+            Ok(None)
+        }
+        (Some(_), ..) => Ok(None),
+        (None, _, Interception::On(redirect)) => Ok(Some(Guard::Sidecar(redirect.clone()))),
+        (None, None, _) => Ok(None),
+        // Another tool redirects the pod; or its author turns the redirection off, but not the guard.
+        (None, Some(proxy), Interception::Unset | Interception::Off) => {
+            let mut pod = pod.clone();
+            pod.annotations.remove(INTERCEPTION_MODE);
+            let (pod_overrides, is_new) = (requests.count(), running.is_none());
+            let overriding = OverridingLayers { pod: &pod, proxy, args: None, pod_overrides, is_new };
+            let (origins, notes) = (&mut Vec::new(), &mut Vec::new());
+            let own = istio_redirect::interception(&chain.redirects, overriding, requests, origins, notes)?;
+            Ok(match own {
+                Interception::On(redirect) => Some(Guard::Sidecar(redirect)),
+                Interception::Unset | Interception::Off => None,
+            })
+        }
+    }
+}
