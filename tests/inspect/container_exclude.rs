@@ -375,7 +375,8 @@ fn containers_of_several_attachments_and_of_the_node_are_united() {
     let both = sorted("one,two", false);
     assert_eq!(both, [vault, one, dns]);
     assert_eq!(sorted("two,one", false).len(), both.len(), "the order does not matter");
-    assert_eq!(sorted("one", true), [one, dns], "the node pins the sub-plugin");
+    let pinned = r#"web dns ["network shop/one, chain[0]","configuration, chain[1]"]"#;
+    assert_eq!(sorted("one", true), [pinned], "the node's block replaces that of the definition");
 }
 
 /// Runs `trace` with a sub-plugin chain of `istio-redirect` and a block that excludes the init container.
