@@ -5,7 +5,7 @@ use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::Error;
 use detour_cni::firewall::{Destination, RuleFormat, RulesetView, Sender};
-use detour_cni::inspect::{ExcludedSenders, SenderArgument, Subject, Trace, explain};
+use detour_cni::inspect::{ExcludedSenders, Explained, SenderArgument, Subject, Trace, explain};
 use detour_cni::pod::Pod;
 use detour_cni::sub_plugins::{bypasses_inbound, default_interface, own_addresses};
 use std::net::IpAddr;
@@ -24,8 +24,9 @@ Examples:
   detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
 
 The packet arrives at one of: sidecar:PORT, ztunnel:PORT (ambient mesh), direct (it keeps its
-destination), dropped, rejected (by the guard), redirected:PORT (a rule outside of Istio's chains redirects it), or unknown
-(rules that trace does not evaluate decide: iptables-legacy, istio-cni's native rules).
+destination), dropped, rejected (by the guard), redirected:PORT (a rule outside of Istio's chains
+redirects it), or unknown (rules that trace does not evaluate decide: iptables-legacy, istio-cni's
+native rules).
 
 For an excluded container (container-exclude), trace evaluates the rules of a configuration as they
 apply during the bypass. The output shows when the bypass ends, and where the packet arrives
@@ -111,7 +112,8 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
         None => {
             let subject = arguments.subject.read(&arguments.namespace.root)?;
             let from = resolve(Some(&subject.facts.pod))?;
-            let policy = explain(&subject)?.policy;
+            let Explained { policy, explanation } = explain(&subject)?;
+            let reason = (!explanation.redirected).then_some(explanation.decision);
             let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
             let format = planned_format(&subject);
             let mut view = RulesetView::of_policy(&policy, format);
@@ -121,7 +123,7 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
             let senders = ExcludedSenders::planned(&policy);
             let configuration = Some(subject.origin.clone());
             let interface = arguments.interface.unwrap_or_else(|| default_interface(&subject.facts.pod));
-            Trace { configuration, ..senders.trace(&view, (from, container), to, &own, &interface) }
+            Trace { configuration, reason, ..senders.trace(&view, (from, container), to, &own, &interface) }
         }
     };
     arguments.output.render(&report)

@@ -165,6 +165,28 @@ pub struct Redirect {
 pub const PROXY_PORTS: [PortRange; 3] = [PortRange::one(15020), PortRange::one(15021), PortRange::one(15090)];
 
 impl Redirect {
+    /// Returns whether connections to other hosts can be captured: the lists do not leave out all of them.
+    #[must_use]
+    pub fn captures_outbound(&self) -> bool {
+        let includes = match (&self.outbound_ip_ranges_include, &self.outbound_ports_include) {
+            (Ranges::List(ranges), Ports::List(ports)) => !(ranges.is_empty() && ports.is_empty()),
+            _ => true,
+        };
+        let excludes_ports = match &self.outbound_ports_exclude {
+            Ports::All => true,
+            Ports::List(ports) => ports.iter().any(|range| range.first <= 1 && range.last == u16::MAX),
+        };
+        let excludes_ranges = match &self.outbound_ip_ranges_exclude {
+            Ranges::All => true,
+            Ranges::List(ranges) => {
+                let all =
+                    |is_ipv4: bool| ranges.iter().any(|net| net.prefix_len() == 0 && net.addr().is_ipv4() == is_ipv4);
+                all(true) && (all(false) || self.ipv6 == Ipv6::Off)
+            }
+        };
+        includes && !excludes_ports && !excludes_ranges
+    }
+
     /// Returns these settings with the lists of `desired`. The proxy's own configuration depends on all other settings.
     pub(super) fn with_lists_of(&self, desired: &Self) -> Self {
         let desired = desired.clone();

@@ -82,16 +82,19 @@ impl Policy {
             }
             (own, _) => own.clone(),
         };
-        // A policy without rules does not depend on it.
-        let known = if self.is_empty() { desired.dns_captured_elsewhere } else { self.dns_captured_elsewhere };
-        Self {
+        let mut repeated = Self {
             ambient: desired.ambient && self.redirect().is_none(),
             interception,
             exclusions: desired.exclusions.clone(),
             containers: desired.containers.clone(),
-            dns_captured_elsewhere: known.or(desired.dns_captured_elsewhere),
+            dns_captured_elsewhere: desired.dns_captured_elsewhere,
             guard: desired.guard.clone(),
+        };
+        // A policy without rules does not depend on it.
+        if !self.is_empty() && !repeated.is_empty() {
+            repeated.dns_captured_elsewhere = self.dns_captured_elsewhere.or(desired.dns_captured_elsewhere);
         }
+        repeated
     }
 
     /// Returns the settings of the redirection; `None` if traffic is not redirected.

@@ -1,5 +1,5 @@
 //! Checks of the reports about the pod: Events, the journal entries of the runtime and of the kubelet, and the plugin's
-//! log file. Known error messages have a next step.
+//! log file, as they are: the words of other programs are not interpreted.
 
 use super::report::{CheckTarget, CheckVerdict, Results};
 use super::{checks, kernel};
@@ -16,8 +16,6 @@ use std::process::Command;
 
 /// Reasons of Events that report a failed pod sandbox (kubelet, `pkg/kubelet/events`; Multus).
 const FAILURES: [&str; 3] = ["FailedCreatePodSandBox", "FailedCreatePodContainer", "NoNetworkFound"];
-/// The beginning of the reasons of the agent's Events about the policies of running pods.
-const POLICY_EVENTS: &str = "DetourPolicy";
 /// Directories of the journal on the node: permanent and volatile (systemd-journald.service(8)).
 const JOURNALS: [&str; 2] = ["/var/log/journal", "/run/log/journal"];
 /// Units of systemd that run the container runtime or the kubelet. The detected platform can be wrong, therefore all
@@ -56,7 +54,8 @@ pub(super) fn events(api: Option<&NodeApi>, pod: &PodRef, running: bool, results
 }
 
 fn events_verdict(events: &[ReportedEvent], running: bool) -> CheckVerdict {
-    let failures: Vec<&ReportedEvent> = events.iter().filter(|event| event.warning && is_failure(event)).collect();
+    let is_failure = |event: &&ReportedEvent| event.warning && FAILURES.contains(&event.reason.as_str());
+    let failures: Vec<&ReportedEvent> = events.iter().filter(is_failure).collect();
     let Some(last) = failures.last() else {
         return CheckVerdict::pass(match events.len() {
             0 => "no Events".to_owned(),
@@ -68,14 +67,7 @@ fn events_verdict(events: &[ReportedEvent], running: bool) -> CheckVerdict {
     if running {
         return CheckVerdict::pass(format!("the pod started since; before that: {found}"));
     }
-    let next = next(&last.message);
-    CheckVerdict::fail(found, next.unwrap_or("see the reason in the message, and the runtime's log on the node"))
-}
-
-fn is_failure(event: &ReportedEvent) -> bool {
-    // A policy that is refused for a running pod has the message of a failed ADD.
-    !event.reason.starts_with(POLICY_EVENTS)
-        && (FAILURES.contains(&event.reason.as_str()) || next(&event.message).is_some())
+    CheckVerdict::fail(found, "see the reason in the message, and the runtime's log on the node")
 }
 
 /// Checks the journal entries of the runtime and of the kubelet.
@@ -149,12 +141,10 @@ pub(super) fn plugin(target: &CheckTarget, conf: Option<&NetConf>, pod: &PodRef,
 
 /// Checks whether the last line about the pod reports an error.
 fn last_line_verdict(lines: &[String], place: &str) -> CheckVerdict {
-    let is_error = |line: &&String| line.contains("level=error") || next(line).is_some();
+    let is_error = |line: &&String| line.contains("level=error");
     let Some(last) = lines.last() else { return CheckVerdict::pass(format!("{place} has no line about this pod")) };
     match lines.iter().rfind(is_error) {
-        Some(line) if line == last => {
-            CheckVerdict::fail(shown(line), next(line).unwrap_or("see the reason in the message"))
-        }
+        Some(line) if line == last => CheckVerdict::fail(shown(line), "see the reason in the message"),
         _ => CheckVerdict::pass(format!("log lines in {place}: {}, the last: {}", lines.len(), shown(last))),
     }
 }
@@ -183,62 +173,6 @@ fn tail(file: &Path) -> std::io::Result<String> {
     Ok(whole.to_owned())
 }
 
-const DEFINITION: &str = "see definition-found: the annotation names a definition that is not in that namespace";
-const NO_CONFIGURATION: &str = "see definition-leads: no configuration file on the node has the definition's name";
-const NOT_READY: &str = "check the pods of the cluster network on this node: it has not written its configuration yet";
-const TOKEN: &str = "see token-valid: the API server rejects the token in the kubeconfig";
-const PERMISSIONS: &str = "see the checks permission-*, and grant the missing permissions";
-const CORRECT: &str = "correct the named key or annotation";
-
-/// Fragments that all occur in a message, and the next step. The first match counts. The messages are those of CRI-O and
-/// containerd (libcni's `FindInPath`, ocicni, go-cni), of Multus (`pkg/k8sclient`) and of this program
-/// (`cluster::api::call`, `networks`).
-const KNOWN_ERRORS: [(&[&str], &str); 24] = [
-    (
-        &["failed to find plugin"],
-        "see program-present: the program is not in the runtime's plugin directories; install it under the missing name \
-         (detour install --name)",
-    ),
-    (&["exec format error"], "see program-architecture: the program is built for another architecture"),
-    (
-        &["fork/exec", "permission denied"],
-        "see program-executable, and the SELinux log (ausearch -m avc): the program can't be executed",
-    ),
-    (&["network-attachment-definition", "in namespace"], DEFINITION),
-    (&["NetworkAttachmentDefinition", "in namespace"], DEFINITION),
-    (&["no configuration with \"name\""], NO_CONFIGURATION),
-    (&["no network config found in"], NO_CONFIGURATION),
-    (&["no network available in the name"], NO_CONFIGURATION),
-    (
-        &["Error loading CNI config file"],
-        "see configuration-valid: Multus stops at the first file that it can't read, in the order of names",
-    ),
-    (&["failed to unmarshal Spec.Config"], "see definition-leads: the definition's spec.config is invalid JSON"),
-    (&["parsePodNetwork"], "see annotation-valid: the pod's networks annotation can't be read"),
-    (&["network", "not found"], "see definition-found and definition-leads: a network is not found"),
-    (&["No CNI configuration file in"], NOT_READY),
-    (&["no networks found in"], NOT_READY),
-    (
-        &["is not written yet"],
-        "check whether the agent runs on this node (kubectl get pods -A -o wide -l app.kubernetes.io/component=agent)",
-    ),
-    (&["are not accepted"], TOKEN),
-    (&["Unauthorized"], TOKEN),
-    (&["lack the permission to"], PERMISSIONS),
-    (&["is forbidden"], PERMISSIONS),
-    (&["no usable answer in"], "see api-reachable: the API server did not answer in time"),
-    (&["contradict each other"], "set the named setting to the same value in both attachments"),
-    (&["invalid ", "; expected"], CORRECT),
-    (&["unknown ", "; expected"], CORRECT),
-    (&["the kernel refused"], "see the checks kernel-*: the kernel lacks a feature that the rules need"),
-];
-
-/// Returns the next step for a known error message.
-pub(super) fn next(text: &str) -> Option<&'static str> {
-    let known = KNOWN_ERRORS.iter().find(|(fragments, _)| fragments.iter().all(|part| text.contains(part)));
-    known.map(|(_, next)| *next)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -253,19 +187,23 @@ mod tests {
         let events =
             [event("FailedCreatePodSandBox", "failed to find plugin \"istio-cni\""), event("BackOff", "again")];
         let CheckVerdict::Fail(found, next) = events_verdict(&events, false) else { panic!("it failed") };
-        assert!(found.starts_with("FailedCreatePodSandBox, 2 times: ") && next.contains("program-present"));
+        assert!(found.starts_with("FailedCreatePodSandBox, 2 times: ") && next.contains("the runtime's log"));
         assert!(
             matches!(events_verdict(&events, true), CheckVerdict::Pass(found) if found.starts_with("the pod started since"))
         );
         assert!(matches!(events_verdict(&events[1..], false), CheckVerdict::Pass(_)));
     }
 
+    /// Names and words in a message say nothing about its cause.
     #[test]
-    fn a_refused_policy_of_a_running_pod_is_no_failed_start() {
-        let message = "pod shop/web-0: annotation \"detour.io/exclude-uids\": invalid UID \"abc\"; expected a number";
-        assert!(is_failure(&event("Failed", message)));
-        for reason in ["DetourPolicyRejected", "DetourPolicyOutdated"] {
-            assert!(!is_failure(&event(reason, message)));
+    fn an_event_of_another_reason_is_no_failed_start() {
+        let messages = [
+            "Failed to pull image \"registry/network-tools:1\": not found",
+            "secret \"network-tls\" is forbidden",
+            "pod shop/web-0: annotation \"detour.io/exclude-uids\": invalid UID \"abc\"; expected a number",
+        ];
+        for message in messages {
+            assert!(matches!(events_verdict(&[event("Failed", message)], false), CheckVerdict::Pass(_)), "{message}");
         }
     }
 
@@ -275,42 +213,5 @@ mod tests {
         assert!(matches!(last_line_verdict(&[good.clone(), bad.clone()], "f"), CheckVerdict::Fail(..)));
         assert!(matches!(last_line_verdict(&[bad, good], "f"), CheckVerdict::Pass(_)));
         assert!(matches!(last_line_verdict(&[], "f"), CheckVerdict::Pass(_)));
-    }
-
-    #[test]
-    fn error_messages_of_other_programs_are_recognized() {
-        for (text, wanted) in [
-            (
-                r#"Failed to create pod sandbox: rpc error: code = Unknown desc = failed to create pod network sandbox k8s_web-0_shop_1(2): error adding pod shop_web-0 to CNI network "multus-cni-network": plugin type="multus" name="multus-cni-network" failed (add): [shop/web-0/uid:istio-cni]: error adding container to network "istio-cni": failed to find plugin "istio-cni" in path [/opt/multus/bin /var/lib/cni/bin /usr/libexec/cni]"#,
-                "program-present",
-            ),
-            (
-                r#"Multus: [shop/web-0]: error getting k8s client: cannot find a network-attachment-definition (istio-cni) in namespace (shop): network-attachment-definitions.k8s.cni.cncf.io "istio-cni" not found"#,
-                "definition-found",
-            ),
-            (
-                r#"[shop/web-0/u:istio-cni]: error adding container: cniConfigFromNetworkResource: err in getCNIConfigFromFile: no network available in the name istio-cni in cni dir /etc/cni/multus/net.d"#,
-                "definition-leads",
-            ),
-            (
-                "Error loading CNI config file /etc/cni/multus/net.d/10-x.conf: no 'type'; perhaps this is a .conflist?",
-                "configuration-valid",
-            ),
-            ("parsePodNetworkObjectName: Invalid network object (failed at '/')", "annotation-valid"),
-            (r"fork/exec /var/lib/cni/bin/istio-cni: exec format error", "program-architecture"),
-            (r"fork/exec /var/lib/cni/bin/istio-cni: permission denied", "program-executable"),
-            (
-                "pod shop/web-0: GET https://10.0.0.1:443/api/v1/namespaces/shop/pods/web-0 (kubeconfig /k): 403, the credentials in /k lack the permission to get pods in namespace shop; grant it in a ClusterRole",
-                "permission-*",
-            ),
-            (
-                "kubeconfig /k is not written yet; check that the pod of the agent that writes it (detour-agent, or istio-cni's install-cni) runs on this node, or correct kubernetes.kubeconfig",
-                "agent",
-            ),
-        ] {
-            let found = next(text).unwrap_or_else(|| panic!("not recognized: {text}"));
-            assert!(found.contains(wanted), "{text}: {found}");
-        }
-        assert_eq!(next("Back-off restarting failed container app"), None);
     }
 }

@@ -106,7 +106,10 @@ impl TextReport for Checklist {
         let node = self.node.as_ref().map_or_else(|| "this node".to_owned(), |name| format!("node {name}"));
         let what = match &self.pod {
             Some(pod) => format!("Pod {pod} on {node} ({}):", self.platform),
-            None => format!("{}{} ({}):", node[..1].to_uppercase(), &node[1..], self.platform),
+            None => match &self.node {
+                Some(name) => format!("Node {name} ({}):", self.platform),
+                None => format!("This node ({}):", self.platform),
+            },
         };
         let (verdict, tone) = self.verdict();
         page.line(&[Cell::of(what), Cell::of(verdict).tone(tone)]);

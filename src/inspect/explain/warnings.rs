@@ -88,7 +88,7 @@ pub(super) fn warnings(
     }
     all.extend(unknown_configuration(subject));
     if let Some(redirect) = policy.redirect() {
-        all.extend(captured_too_early(&containers, policy));
+        all.extend(captured_too_early(&containers, policy, redirect));
         all.extend(ranges_without_dns(redirect, policy));
         all.extend(excluded_both_ways(redirect));
         all.extend(inbound_exclusion_without_effect(redirect));
@@ -282,7 +282,12 @@ fn excluded_after_proxy(containers: &[ContainerTraffic<'_>], policy: &Policy) ->
 }
 
 /// Warns about init containers that send traffic before the sidecar listens.
-fn captured_too_early(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
+fn captured_too_early(containers: &[ContainerTraffic<'_>], policy: &Policy, redirect: &Redirect) -> Vec<Warning> {
+    let traffic = match (redirect.captures_outbound(), &redirect.dns) {
+        (true, _) => "traffic that it sends is",
+        (false, DnsCapture::Off) => return Vec::new(),
+        (false, _) => "DNS queries that it sends are",
+    };
     let early = containers.iter().filter(|container| !container.runs_with_proxy());
     let captured = early.map(|container| (container, container.excluded_part(policy)));
     let captured = captured.filter(|(_, part)| *part != ExcludedPart::All);
@@ -291,9 +296,7 @@ fn captured_too_early(containers: &[ContainerTraffic<'_>], policy: &Policy) -> V
         let except = if part == ExcludedPart::Some { ", except for excluded traffic" } else { "" };
         Warning {
             code: "init-container-too-early",
-            what: format!(
-                "init container {name} runs before the sidecar: the traffic that it sends is captured and lost{except}"
-            ),
+            what: format!("init container {name} runs before the sidecar: the {traffic} captured and lost{except}"),
             next: early_container_hint(container, containers),
         }
     };

@@ -42,6 +42,8 @@ pub struct Trace {
     /// `sidecar:PORT`, `ztunnel:PORT`, `redirected:PORT` (by a rule outside of Istio's chains), `direct`, `dropped`, `rejected` or
     /// `unknown`.
     pub arrives_at: String,
+    /// Why nothing redirects the pod's traffic, as `explain` says it; `None` if it is redirected, and for live rules.
+    pub reason: Option<String>,
     /// The connection tracking zone; 0 if no rule sets one.
     pub zone: u16,
     /// Rules that were not evaluated; because of them, the packet may arrive elsewhere.
@@ -75,6 +77,7 @@ pub fn trace(view: &RulesetView, from: Sender, to: Destination, pod_addresses: &
         hops: evaluation.hops,
         decided_by: evaluation.decided_by,
         arrives_at: evaluation.arrival.to_string(),
+        reason: None,
         zone: evaluation.zone,
         caveats: evaluation.caveats,
         configuration: None,
@@ -101,6 +104,9 @@ impl TextReport for Trace {
             Cell::of(format!("{}/{} from {sender} via {} →", self.to, self.protocol, self.interface)),
             Cell::of(&self.arrives_at).tone(tone),
         ]);
+        if let Some(reason) = &self.reason {
+            screen.line(&[Cell::of("Reason:"), Cell::of(reason)]);
+        }
         if let Some(origin) = self.configuration.as_ref().and_then(ConfigurationOrigin::text) {
             screen.line(&[Cell::of("Configuration:"), Cell::of(origin).tone(Tone::Faint)]);
         }
