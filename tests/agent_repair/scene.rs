@@ -185,7 +185,8 @@ impl Scene<'_> {
     pub(crate) fn attachments(&self, pod: &Pod) -> Vec<String> {
         let directory = Path::new(STATE).join("attachments").join(&pod.sandbox);
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-        entries.map(|entry| entry.file_name().into_string().expect("text")).collect()
+        let names = entries.map(|entry| entry.file_name().into_string().expect("text"));
+        names.filter(|name| name.ends_with(".json")).collect()
     }
 }
 

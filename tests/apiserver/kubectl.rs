@@ -288,11 +288,6 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
         fails(&["trace", "--live", "web-0", "--from", "uid=1", "--to", "1.2.3.4:5/tcp"], 1, "lacks the capabilities");
         fails(&["doctor"], 2, "expected a pod: [-n NAMESPACE] POD; see --help");
         fails(&["rules", "--pid", "1"], 2, "--pid: not supported by kubectl detour; run detour on the node");
-        fails(
-            &["doctor", "web-0", "--bundle", "a.tar"],
-            2,
-            "--bundle: this flag no longer exists; -o json prints all findings",
-        );
         fails(&["doctor", "web-0", "--context", "other"], 1, "context was not found for specified context: other");
         fails(&["doctor", "web-0", "--kubeconfig", "/no/such/file"], 2, "--kubeconfig /no/such/file: No such file");
         fails(&["install"], 2, "unrecognized subcommand 'install'");

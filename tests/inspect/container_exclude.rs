@@ -147,6 +147,27 @@ fn an_unknown_name_is_a_note_and_no_error() {
     assert_eq!(codes(&report), ["init-container-too-early"]);
 }
 
+/// The author needs no exclusion if Istio's own annotations leave all traffic alone.
+#[test]
+fn an_init_container_whose_traffic_is_not_captured_needs_no_exclusion() {
+    for (annotation, value, captured) in [
+        ("traffic.sidecar.istio.io/includeOutboundIPRanges", "", false),
+        ("traffic.sidecar.istio.io/excludeOutboundIPRanges", "0.0.0.0/0,::/0", false),
+        ("traffic.sidecar.istio.io/excludeOutboundIPRanges", "0.0.0.0/0", true),
+        ("traffic.sidecar.istio.io/excludeOutboundIPRanges", "*", false),
+        ("traffic.sidecar.istio.io/excludeOutboundPorts", "1-65535", false),
+        ("traffic.sidecar.istio.io/excludeOutboundPorts", "443", true),
+    ] {
+        let mut pod = one_uid();
+        annotate(&mut pod, annotation, value);
+        let proxy = &mut pod["spec"]["containers"].as_array_mut().expect("containers")[1];
+        assert_eq!(proxy["name"], "istio-proxy");
+        proxy["env"] = json!([]);
+        let report = report(&pod, &json!([]));
+        assert_eq!(codes(&report).contains(&"init-container-too-early"), captured, "{annotation}: {value}: {report}");
+    }
+}
+
 #[test]
 fn the_annotation_without_the_sub_plugin_is_a_note() {
     let mut pod = one_uid();

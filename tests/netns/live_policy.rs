@@ -62,7 +62,7 @@ fn facts(manifests: &Path) -> Facts {
 
 /// Repeats the ADD of the pod with what its manifests say now and these installed configurations.
 fn repeat(world: &World, facts: &Facts, installed: &[&NetConf]) -> Result<Repeated, Error> {
-    RepeatedAdd { root: Path::new(NODE), facts: Some(facts), installed, restores: true }.run(&world.name)
+    RepeatedAdd { root: Path::new(NODE), facts: Some(facts), installed, restores: true, found: None }.run(&world.name)
 }
 
 /// The same with the configuration of its ADD.

@@ -19,7 +19,8 @@ fn repeat(node: &Node, conf: &Value, uids: Option<&str>) -> Repeated {
     let wanted = PodRef { namespace: "shop".into(), name: "web-0".into(), uid: Some("uid-1".into()) };
     let facts = cluster::source(&conf.kubernetes).expect("manifests").facts(&wanted, true).expect("readable");
     // The configuration of a primary plugin does not contain what the pod selects.
-    let add = RepeatedAdd { root: Path::new("/"), facts: Some(&facts), installed: &[&conf], restores: true };
+    let add =
+        RepeatedAdd { root: Path::new("/"), facts: Some(&facts), installed: &[&conf], restores: true, found: None };
     add.run(&node.pod.name).expect("applied")
 }
 

@@ -100,11 +100,19 @@ impl Pass {
             facts: evaluates.then_some(&facts),
             installed: &installed,
             restores: settings.repair.is_some() && state.may_check(self.lookups.now()),
+            found: None,
         };
-        let repeated = {
+        let run = |add: &RepeatedAdd<'_>| {
             let _turn = self.tools.sandbox.lock().unwrap_or_else(PoisonError::into_inner);
             add.run(&sandbox.container_id)
         };
+        let mut repeated = run(&add);
+        // The runtime's path can be one below /proc, which does not lead to it from here.
+        if repeated.as_ref().is_err_and(|error| error.code == Code::InvalidNetns)
+            && let Ok(Some(found)) = self.found_in_snapshot()
+        {
+            repeated = run(&RepeatedAdd { found: Some(&found.netns), ..add });
+        }
         let now = self.lookups.now();
         state.record(repeated.as_ref().err(), &observed.pod.reference(), now);
         let repeated = match repeated {
@@ -199,7 +207,9 @@ impl Pass {
         state.record(status.as_ref().err(), &observed.pod.reference(), now);
         if let Err(error) = &status {
             self.tools.metrics.look_failure(error.code.name());
-            if state.needs_event(error, now) {
+            // Of other failures, the repair reports the first and the last one.
+            let is_its_own = matches!(error.code, Code::TryAgain | Code::ForeignRules);
+            if is_its_own && state.needs_event(error, now) {
                 self.report(texts::failed(error));
             }
         }

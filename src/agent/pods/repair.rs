@@ -133,7 +133,8 @@ impl RepairCase<'_> {
         confirm(found, self.observed, LOCK_TIMEOUT)?;
         let before = running::container_status(container_id, &found.netns, LOCK_TIMEOUT)?;
         if !before.drift.is_empty() {
-            let restore = RepeatedAdd { root: self.root, facts: None, installed: &[], restores: true };
+            let restore =
+                RepeatedAdd { root: self.root, facts: None, installed: &[], restores: true, found: Some(&found.netns) };
             restore.run(container_id)?;
         } else if before.redirected && before.attachments.is_empty() {
             let msg = "another tool redirects the pod, and its rules are not changed; check which tool created them";

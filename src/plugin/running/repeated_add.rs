@@ -28,6 +28,8 @@ pub struct RepeatedAdd<'a> {
     pub installed: &'a [&'a NetConf],
     /// Whether live rules that differ are restored although the policy does not change.
     pub restores: bool,
+    /// Where the network namespace was found, if the recorded path does not lead to it.
+    pub found: Option<&'a Path>,
 }
 
 /// What a repeated ADD found and changed.
@@ -67,7 +69,7 @@ impl RepeatedAdd<'_> {
         if records.attachments.is_empty() {
             return Err(gone());
         }
-        let netns = netns_of(&root, &records)?;
+        let netns = self.netns_of(&root, &records)?;
         let records = records.of_netns(netns.id());
         let (policies, absent) = self.evaluate(&root, &records)?;
         let before = records.policy()?;
@@ -97,6 +99,28 @@ impl RepeatedAdd<'_> {
         repeated.change = changes(&before, &after);
         (repeated.has_rules, repeated.is_redirected) = (!after.is_empty(), after.redirect().is_some());
         Ok(repeated)
+    }
+
+    /// Opens the network namespace of the records.
+    fn netns_of(&self, root: &HostRoot, records: &SandboxRecords) -> Result<NetNs, Error> {
+        let place = |record: &AttachmentRecord| {
+            let own = record.netns_path.clone().zip(record.netns_id);
+            own.or_else(|| record.inputs.as_ref().and_then(AddInputs::read)?.netns)
+        };
+        let mut last = PathBuf::new();
+        for (path, id) in records.attachments.iter().filter_map(|(_, record)| place(record)) {
+            let netns = match self.found {
+                Some(found) => NetNs::open(found)?.filter(|netns| netns.id() == id),
+                None => open_netns::recorded(root, &path, id)?,
+            };
+            if let Some(netns) = netns {
+                return Ok(netns);
+            }
+            last = path;
+        }
+        let msg =
+            format!("network namespace {}: gone, replaced, or not visible in this mount namespace", last.display());
+        Err(Error::new(Code::InvalidNetns, msg))
     }
 
     /// Returns the policies of all records, and why requests count as absent.
@@ -152,23 +176,6 @@ fn capture_alike(policies: &mut [Policy]) {
             redirect.capture_secondary_networks = captures;
         }
     }
-}
-
-/// Opens the network namespace of the records.
-fn netns_of(root: &HostRoot, records: &SandboxRecords) -> Result<NetNs, Error> {
-    let place = |record: &AttachmentRecord| {
-        let own = record.netns_path.clone().zip(record.netns_id);
-        own.or_else(|| record.inputs.as_ref().and_then(AddInputs::read)?.netns)
-    };
-    let mut last = PathBuf::new();
-    for (path, id) in records.attachments.iter().filter_map(|(_, record)| place(record)) {
-        if let Some(netns) = open_netns::recorded(root, &path, id)? {
-            return Ok(netns);
-        }
-        last = path;
-    }
-    let msg = format!("network namespace {}: gone, replaced, or not visible in this mount namespace", last.display());
-    Err(Error::new(Code::InvalidNetns, msg))
 }
 
 /// Returns the node configuration; `None` if it is missing or can't be used.

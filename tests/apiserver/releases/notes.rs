@@ -9,8 +9,7 @@ const STEPS: &str = "
 Next step: wait for the agents, and check one node:
   kubectl -n kube-system rollout status daemonset/detour-agent && helm test detour -n kube-system
 
-kubectl detour check checks all nodes. Running pods follow only changes of exclusions, ports and ranges until they
-are recreated.
+kubectl detour check checks all nodes.
 ";
 const OWN_LIST: &str = "
 On each node, the agent writes /etc/cni/net.d/00-detour.conflist, a copy of the cluster network's

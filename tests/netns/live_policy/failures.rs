@@ -152,7 +152,7 @@ fn a_process_that_is_killed() {
     let (container, manifests) = target.split_once(':').expect("a container and a directory");
     let facts = facts(Path::new(manifests));
     println!("ready");
-    RepeatedAdd { root: Path::new(NODE), facts: Some(&facts), installed: &[], restores: true }
+    RepeatedAdd { root: Path::new(NODE), facts: Some(&facts), installed: &[], restores: true, found: None }
         .run(container)
         .expect("applied");
 }
@@ -209,7 +209,7 @@ fn concurrent_calls_end_in_the_state_of_one_of_them() {
                 for n in 0..10 {
                     // A change waits 200 ms for the lock, and the agent retries it.
                     let facts = Some(&facts[(n + thread) % 2]);
-                    let add = RepeatedAdd { root: Path::new(NODE), facts, installed: &[], restores: true };
+                    let add = RepeatedAdd { root: Path::new(NODE), facts, installed: &[], restores: true, found: None };
                     let ended = std::iter::repeat_with(|| add.run(name).err().map(|error| error.code));
                     let code = { ended }.find(|code| *code != Some(Code::TryAgain));
                     assert_eq!(code, Some(None));
