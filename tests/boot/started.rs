@@ -23,8 +23,7 @@ fn started(scene: &Scene) -> Pod {
 
 fn records(pod: &Pod) -> usize {
     let is_record = |path: &std::path::PathBuf| path.extension().is_some_and(|extension| extension == "json");
-    let of_pod =
-        |path: &std::path::PathBuf| path.display().to_string().contains(&pod.container_id) && is_record(path);
+    let of_pod = |path: &std::path::PathBuf| path.display().to_string().contains(&pod.container_id) && is_record(path);
     left_in_state().iter().filter(|path| of_pod(path)).count()
 }
 

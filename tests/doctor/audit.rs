@@ -174,7 +174,7 @@ fn configurations_of_all_releases_are_sources() {
         }
         scene.netns.connect(1337, "192.0.2.1:80");
         let report = audit(scene, &[]);
-        let source = "network excludedns, default chain[0] of type excludedns";
+        let source = "network excludedns, chain[0]";
         assert!(only_pod(&report).bypasses.iter().any(|one| one.source == source), "{report:#?}");
     });
 }

@@ -144,6 +144,7 @@ fn a_rule_that_lets_go_shows_in_real_packets() {
     scene(Plan::new(), |scene| {
         scene.netns.run("nft add table ip early");
         scene.netns.run("nft add chain ip early out { type nat hook output priority -150; }");
+        scene.netns.run("nft add rule ip early out meta skuid 4242 tcp dport 9 redirect to :9");
         let report = scene.report(&POD).to_string();
         assert!(report.contains("chain out of table ip early with priority -150"), "{report}");
         found(&probed(scene), "probe-excluded-dns", "not-checked");

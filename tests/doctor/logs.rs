@@ -75,7 +75,7 @@ fn the_last_line_about_the_pod_decides() {
         record(scene, &["containerd", "kubelet"], &[CRIO, CONTAINERD, OTHER]);
         let (outcome, found, next) = checked(scene, &[]);
         assert!(outcome == "fail" && found.contains("failed to find plugin"), "{found}");
-        assert!(next.starts_with("see program-present"), "{next}");
+        assert_eq!(next, "see the reason in the message");
         record(scene, &["containerd", "kubelet"], &[CONTAINERD, KUBELET, OTHER]);
         let (outcome, found, _) = checked(scene, &[]);
         assert!(outcome == "pass" && found.contains("): 2, the last: ") && found.contains("SyncLoop"), "{found}");

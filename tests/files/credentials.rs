@@ -128,8 +128,11 @@ fn installation_accepts_only_credentials_of_root() {
         assert!(!node.path("host/var").exists(), "nothing is written");
         fs::remove_file(node.path(name)).expect("removed");
     }
-    // First a file that another user created, then one whose owner was changed.
     let kubeconfig = node.of_another("host/var/lib/cni/detour/kubeconfig", "{}");
+    let message = complaint(&node.install(&["--platform=openshift"]));
+    assert!(message.contains("kubeconfig: it belongs to another owner"), "{message}");
+    fs::remove_file(&kubeconfig).expect("removed");
+    // The owner of the installed file is changed.
     for _ in 0..2 {
         succeeds(&node.install(&["--platform=openshift"]));
         assert_eq!(fs::metadata(&kubeconfig).expect("there").uid(), 0);

@@ -50,7 +50,9 @@ impl<'a> Scene<'a> {
             "cniVersion": "1.1.0", "name": "istio-cni", "type": "istio-cni", "dialect": "nftables",
             "kubernetes": {"manifests_dir": manifests, "agent_namespace": "mesh"},
         });
-        let scene = Self { node, conf: node.file("conf", &conf.to_string()), pod };
+        // The commands reach paths of a configuration below the root.
+        let below_root = conf.to_string().replace(&manifests.display().to_string(), "/manifests");
+        let scene = Self { node, conf: node.file("conf", &below_root), pod };
         let args = format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID={}", scene.pod.uid);
         let mut add = plugin([("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", scene.pod.sandbox.as_str())]);
         add.env("CNI_NETNS", scene.pod.pause.netns()).env("CNI_IFNAME", "eth0").env("CNI_PATH", "/nowhere");

@@ -10,10 +10,11 @@ use crate::state::{ROOT, Store};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
-/// Files change within the resolution of the file system's clock: what changed so lately is read again.
+/// Files change within the resolution of the file system's clock: what may have changed since it was read is read again.
 const CLOCK_RESOLUTION: Duration = Duration::from_secs(1);
 
 /// A pod sandbox with saved state.
@@ -29,7 +30,18 @@ pub struct Sandbox {
 
 /// The pod sandboxes of the node.
 #[derive(Debug, Default)]
-pub struct Sandboxes(BTreeMap<String, (Option<SystemTime>, Option<Sandbox>)>);
+pub struct Sandboxes(BTreeMap<String, CachedSandbox>);
+
+/// What was read of one sandbox.
+#[derive(Debug)]
+struct CachedSandbox {
+    /// The modification time of its directory: seconds and nanoseconds.
+    modified: Option<(i64, i64)>,
+    /// When this modification time was seen first, and when the records were read.
+    seen: Instant,
+    read: Instant,
+    sandbox: Option<Sandbox>,
+}
 
 /// The part of a record that names the pod and the network namespace.
 #[derive(Deserialize)]
@@ -62,11 +74,14 @@ impl Sandboxes {
         let ids = store.sandboxes()?;
         self.0.retain(|id, _| ids.contains(id));
         for id in ids {
-            let modified = fs::metadata(Path::new(ROOT).join(&id)).and_then(|metadata| metadata.modified()).ok();
-            let is_settled = modified.is_some_and(|at| at.elapsed().is_ok_and(|age| age > CLOCK_RESOLUTION));
-            if is_settled && self.0.get(&id).is_some_and(|(known, _)| *known == modified) {
+            let metadata = fs::metadata(Path::new(ROOT).join(&id)).ok();
+            let modified = metadata.map(|metadata| (metadata.mtime(), metadata.mtime_nsec()));
+            let read = Instant::now();
+            let known = self.0.get(&id).filter(|known| modified.is_some() && known.modified == modified);
+            if known.is_some_and(|known| known.read > known.seen + CLOCK_RESOLUTION) {
                 continue;
             }
+            let seen = known.map_or(read, |known| known.seen);
             let sandbox = match Sandbox::read(&store, &id) {
                 Err(error) if error.code == Code::State => {
                     tracing::debug!("{error}");
@@ -74,7 +89,7 @@ impl Sandboxes {
                 }
                 other => other?,
             };
-            self.0.insert(id, (modified.filter(|_| is_settled), sandbox));
+            self.0.insert(id, CachedSandbox { modified, seen, read, sandbox });
         }
         Ok(())
     }
@@ -87,7 +102,7 @@ impl Sandboxes {
             let named = &sandbox.pod;
             (&named.namespace, &named.name) == (&pod.namespace, &pod.name) && pod.matches(named)
         };
-        let of_pod = self.0.values().filter_map(|(_, sandbox)| sandbox.as_ref()).filter(is_named);
+        let of_pod = self.0.values().filter_map(|known| known.sandbox.as_ref()).filter(is_named);
         of_pod.filter(|sandbox| sandbox.is_present(root)).max_by_key(|sandbox| sandbox.added_since_boot)
     }
 }

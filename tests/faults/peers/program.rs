@@ -29,7 +29,7 @@ const DESCRIPTORS: usize = 8;
 /// The lines that the agent may log about a fault.
 const MAX_LINES: usize = 200;
 /// The clients that connect to the socket at the same time.
-const CLIENTS: usize = 500;
+const CLIENTS: usize = 48;
 const STREAM: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
 
 /// What the agent's API server does with a request for a list or a watch; returns whether the connection continues.
