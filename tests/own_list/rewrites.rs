@@ -286,8 +286,9 @@ fn rewrites_while_the_agent_is_replaced() {
         // As in a rolling update with maxSurge: the new agent starts before the old one ends.
         let next = agent(&scene, name, log_level);
         rewriter.run(20);
-        next.wait_for_log(SETTLED);
+        next.wait_for_log("this agent is on standby");
         running.end(Signal::SIGTERM);
+        next.wait_for_log(SETTLED);
         running = next;
         rewriter.follow();
         rewriter.run(20);

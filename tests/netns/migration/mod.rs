@@ -10,7 +10,7 @@ use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
 use crate::scene::CALICO;
 use crate::world::*;
 use kept::Kept;
-use node::{Caller, LIST, Node, OWN_FILE};
+use node::{Caller, LIST, Node};
 use serde_json::Value;
 
 /// Asserts the effect of istio-cni alone: UID 1337 is captured like any other.
@@ -116,7 +116,7 @@ fn from_istio_cni_with_multus_and_back() {
     one_more(&mut pods, &node, istio_cni_redirects);
 }
 
-/// The node has the labels of both: the last writer owns the file until istio-cni's agent is removed.
+/// The node has the labels of both: detour's agent never replaces istio-cni's file, and waits until it is gone.
 #[test]
 fn from_istio_cni_with_multus_in_the_other_order_has_the_same_result() {
     let node = Node::new("multus-at-once", Caller::Multus);
@@ -124,19 +124,16 @@ fn from_istio_cni_with_multus_in_the_other_order_has_the_same_result() {
     let before = node.configurations();
     let mut pods = vec![Kept::new(node.new_pod())];
 
-    let agent = node.detour_comes();
-    assert_eq!(node.types(), ["detour"]);
-    node.istio_cni_comes();
-    agent.wait_for_log("write /etc/cni/multus/net.d/istio-cni.conf");
-    assert_eq!(node.types(), ["detour"]);
+    let agent = node.detour_starts();
+    agent.wait_for_log("it belongs to another owner");
+    assert_eq!(node.types(), ["istio-cni"]);
+    one_more(&mut pods, &node, istio_cni_redirects);
     node.istio_cni_goes();
     agent.wait_for_log("write /etc/cni/multus/net.d/istio-cni.conf");
     assert_eq!(node.types(), ["detour"]);
     one_more(&mut pods, &node, detour_redirects);
 
-    // The previous file is restored, which istio-cni's agent will find.
     node.detour_goes(agent);
-    assert_eq!(node.scene.json(OWN_FILE)["type"], "istio-cni");
     node.istio_cni_comes();
     assert_eq!(node.configurations(), before);
     one_more(&mut pods, &node, istio_cni_redirects);

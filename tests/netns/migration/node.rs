@@ -62,6 +62,13 @@ impl Node {
 
     /// Starts detour's agent with the chart's sub-plugin chain, and waits until the installation is complete.
     pub(super) fn detour_comes(&self) -> Agent {
+        let agent = self.detour_starts();
+        agent.wait_for_log(SETTLED);
+        agent
+    }
+
+    /// Starts detour's agent with the chart's sub-plugin chain.
+    pub(super) fn detour_starts(&self) -> Agent {
         let config = json!({
             "kubernetes": { "manifests_dir": self.scene.path("manifests") },
             "chain": [
@@ -72,9 +79,7 @@ impl Node {
         });
         self.scene.write("config.json", &config.to_string());
         let config = format!("--config={}", self.scene.path("config.json").display());
-        let agent = Agent::start(&self.scene, "a", &[&config, "--on-exit=remove"]);
-        agent.wait_for_log(SETTLED);
-        agent
+        Agent::start(&self.scene, "a", &[&config, "--on-exit=remove"])
     }
 
     /// Stops detour's agent, which reverts its changes of the node.
