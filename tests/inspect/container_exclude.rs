@@ -168,6 +168,25 @@ fn an_init_container_whose_traffic_is_not_captured_needs_no_exclusion() {
     }
 }
 
+/// The proxy's answer can be an address that only it knows; an excluded port bypasses the proxy.
+#[test]
+fn an_excluded_port_beside_dns_that_the_sidecar_answers_is_a_warning() {
+    for (ports, captured, warned) in [("443", "true", true), ("443", "false", false), ("", "true", false)] {
+        let mut pod = one_uid();
+        if !ports.is_empty() {
+            annotate(&mut pod, "traffic.sidecar.istio.io/excludeOutboundPorts", ports);
+        }
+        let proxy = &mut pod["spec"]["containers"].as_array_mut().expect("containers")[1];
+        proxy["env"] = json!([{"name": "ISTIO_META_DNS_CAPTURE", "value": captured}]);
+        let report = report(&pod, &json!([]));
+        assert_eq!(
+            codes(&report).contains(&"excluded-ports-with-captured-dns"),
+            warned,
+            "{ports} {captured}: {report}"
+        );
+    }
+}
+
 #[test]
 fn the_annotation_without_the_sub_plugin_is_a_note() {
     let mut pod = one_uid();

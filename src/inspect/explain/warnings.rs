@@ -90,6 +90,7 @@ pub(super) fn warnings(
     if let Some(redirect) = policy.redirect() {
         all.extend(captured_too_early(&containers, policy, redirect));
         all.extend(ranges_without_dns(redirect, policy));
+        all.extend(ports_with_captured_dns(redirect, policy));
         all.extend(excluded_both_ways(redirect));
         all.extend(inbound_exclusion_without_effect(redirect));
         all.extend(executables_beside_native_rules(&subject.conf));
@@ -314,6 +315,29 @@ fn early_container_hint(container: &ContainerTraffic<'_>, all: &[ContainerTraffi
         Some(uid) => format!("exclude it by name, because an application also runs as UID {uid}: {by_name}; {native}"),
         None => format!("exclude it by name, because its UID is unknown: {by_name}; {native}"),
     }
+}
+
+/// Warns about excluded ports where the sidecar answers DNS: its answer may be an address that only it knows (Istio,
+/// "DNS Proxying", address auto-allocation: 240.240.0.0/16).
+fn ports_with_captured_dns(redirect: &Redirect, policy: &Policy) -> Option<Warning> {
+    let of_istio = match &redirect.outbound_ports_exclude {
+        ports if *ports == Redirect::default().outbound_ports_exclude => Vec::new(),
+        Ports::All => vec!["*".to_owned()],
+        Ports::List(ports) => ports.iter().map(ToString::to_string).collect(),
+    };
+    let is_dns = |port: &PortRange| port.first <= 53 && 53 <= port.last;
+    let of_policy = policy.exclusions.iter().filter(|one| one.destination.is_none() && !one.ports.iter().any(is_dns));
+    let ports: BTreeSet<String> =
+        of_istio.into_iter().chain(of_policy.flat_map(|one| one.ports.iter().map(ToString::to_string))).collect();
+    (redirect.dns != DnsCapture::Off && !ports.is_empty()).then(|| Warning {
+        code: "excluded-ports-with-captured-dns",
+        what: format!(
+            "traffic to port {} bypasses the sidecar, but the sidecar answers DNS: for a ServiceEntry without addresses, \
+             its answer is an address that only the sidecar knows (240.240.0.0/16)",
+            joined(ports)
+        ),
+        next: "set addresses in such a ServiceEntry, or exclude the DNS queries too (detour.io/exclude-dns)".to_owned(),
+    })
 }
 
 /// Warns about excluded ranges while DNS is captured: the rules for DNS precede those for ranges.
