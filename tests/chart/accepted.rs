@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 /// The limit for the number of values, without the keys of `config`.
-const MAX_VALUES: usize = 60;
+const MAX_VALUES: usize = 56;
 
 /// A value that differs from the default, and the other values without which it has no effect.
 fn changes() -> Vec<(&'static str, Value, Value)> {
