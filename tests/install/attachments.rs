@@ -133,6 +133,7 @@ fn each_attachment_has_a_file_beside_the_entry_in_the_list() {
 #[test]
 fn an_agent_follows_the_list_of_attachments_and_keeps_the_last_valid_one() {
     let scene = scene("attachments-follow");
+    attach(&scene, &json!([{"name": "excludedns"}]));
     let attachments = attachments(&scene);
     let start = |more: &[&str]| Agent::start(&scene, "a", &[&OWN[..], &[&attachments], more].concat());
     start(&["--config=/dev/null"]).wait_for_log("--config");
