@@ -130,7 +130,7 @@ impl TargetArguments {
         let found = node.look(None);
         let none = InstallRecord::default();
         let record = found.as_ref().map_or(&none, |found| &found.record);
-        // An agent's container lacks the directories by which a platform is detected.
+        // An agent's container lacks the directories that identify a platform.
         let recorded = record.platform.as_deref().and_then(|name| Platform::named(name).ok());
         let platform = self.platform.or(recorded).unwrap_or_else(|| Platform::detect(|path| node.has(path)));
         let own_lists = own_lists(record);
