@@ -260,14 +260,14 @@ fn a_node_is_checked_only_if_its_configuration_excludes_containers() {
 
 #[test]
 fn every_check_is_documented() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/doctor.md");
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/troubleshoot.md");
     let text = fs::read_to_string(path).expect("readable");
     scene(plan(), |scene| {
         let _containers = Containers::new(scene);
         let found = outcomes(&scene.report(&POD));
         assert_eq!(found.len(), 9, "{found:?}");
         for (id, _) in &found {
-            assert!(text.contains(&format!("`{id}`")), "docs/doctor.md: {id}");
+            assert!(text.contains(&format!("`{id}`")), "docs/troubleshoot.md: {id}");
         }
     });
 }
