@@ -130,8 +130,8 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
                 // ready only if it could.
                 let last = on_standby.take().filter(|(checked, _)| checked.elapsed() < POLL_INTERVAL);
                 let (_, obstacle) = on_standby.insert(last.unwrap_or_else(|| (Instant::now(), job.obstacle())));
-                logged.standby(obstacle.as_deref());
                 health.report(obstacle.clone(), STANDBY_INTERVAL);
+                logged.standby(obstacle.as_deref());
                 if watch.wait(STANDBY_INTERVAL, true).map_err(signal_error)? == WakeReason::Signal {
                     return Ok(());
                 }
