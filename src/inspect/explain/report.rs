@@ -9,7 +9,7 @@ use super::exclusions::{
 use super::settings::{Setting, settings, uncaptured};
 use super::warnings::{ADD_FAILS, Warning, warnings};
 use crate::cni::Error;
-use crate::inspect::elements::{end_text, scope_text};
+use crate::inspect::elements::scope_text;
 use crate::inspect::subject::{ConfigurationOrigin, Subject};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, joined};
 use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
@@ -339,7 +339,7 @@ impl TextReport for Explanation {
         screen.section("Excluded traffic", self.exclusions.iter().map(traffic));
         let container = |c: &ExcludedContainer| {
             let name = Cell::of(&c.name).tone(Tone::Strong);
-            vec![name, Cell::of(scope_text(c.scope)), Cell::of(end_text(c.until)), sources(&c.sources)]
+            vec![name, Cell::of(scope_text(c.scope)), sources(&c.sources)]
         };
         screen.section("Excluded containers", self.excluded_containers.iter().map(container));
         screen.section("Init containers", self.init_containers.iter().map(InitContainer::row));
