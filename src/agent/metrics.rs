@@ -193,8 +193,8 @@ impl Metrics {
         self.policy_changes.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Sets the numbers of pods: current, with rejected requests, failed, without rules.
-    pub fn pods(&self, counts: [u32; 4]) {
+    /// Sets the numbers of pods: current, with rejected requests, failed, without rules, outside of the ambient mesh.
+    pub fn pods(&self, counts: [u32; 5]) {
         for (state, count) in Finding::NAMES.into_iter().zip(counts) {
             self.pods.get_or_create(&[("policy", state)]).set(count.into());
         }
@@ -282,7 +282,7 @@ mod tests {
         metrics.container_start("excluded");
         metrics.nri_request(Duration::from_millis(3));
         metrics.policy_change("applied");
-        metrics.pods([0, 7, 0, 0]);
+        metrics.pods([0, 7, 0, 0, 0]);
         let samples = samples(&metrics);
         for (series, value) in [
             (r#"detour_api_fallbacks_total{reason="unknown"}"#, 1.0),

@@ -159,10 +159,7 @@ mod tests {
         assert!(lines[2].contains("shop/early\\u{1b}[2J") && lines[2].ends_with("no rules"), "{text}");
         assert!(text.as_str().contains("missing: x\n") && text.as_str().contains("3 more"), "{text}");
         assert!(text.as_str().contains("can't be read") && text.as_str().contains("Not audited\n"), "{text}");
-        assert!(
-            text.as_str().contains(" DNS of container vault (now) "),
-            "{text}"
-        );
+        assert!(text.as_str().contains(" DNS of container vault (now) "), "{text}");
         let json = serde_json::to_value(&all).expect("JSON");
         assert_eq!(json["pods"][3]["bypasses"][1]["container"], "vault");
         assert_eq!(json["pods"][3]["bypasses"][0]["container"], serde_json::Value::Null);
