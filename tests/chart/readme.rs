@@ -22,8 +22,8 @@ helm template detour manifests/chart -n kube-system -f values.yaml | detour vali
 ```
 
 <!-- hack/manifests.sh writes the table from values.yaml. Do not edit it. -->
-| value | default | meaning |
-|---|---|---|
+| value (default) | meaning |
+|---|---|
 ";
 
 /// A key of `values.yaml` and the comment above it.
@@ -62,8 +62,8 @@ fn table() -> String {
     let values = values();
     let row = |entry: Entry| {
         let value = values.pointer(&format!("/{}", entry.path.replace('.', "/"))).expect("a value");
-        let default = if entry.path == "repair" { String::new() } else { format!("`{value}`") };
-        format!("| `{}` | {default} | {} |\n", entry.path, entry.comment.replace('|', "\\|"))
+        let default = if entry.path == "repair" { String::new() } else { format!(" (`{value}`)") };
+        format!("| `{}`{default} | {} |\n", entry.path, entry.comment.replace('|', "\\|"))
     };
     entries(&chart_file("values.yaml")).into_iter().map(row).collect()
 }
