@@ -215,6 +215,7 @@ install_thick_multus() {
 }
 # left_on NODE: runs the program that stayed on the node, if any, as docs/migrate.md states, and lists what is left.
 left_on() {
+    # shellcheck disable=SC2016
     enter "$1" sh -c '
         for program in /var/lib/cni/bin/detour /opt/cni/bin/detour; do [ ! -e $program ] || $program uninstall >/dev/null; done
         find /var/lib/cni/bin /opt/cni/bin /var/lib/cni/detour /etc/cni -name "*detour*" -type f; ls /var/lib/cni/detour | grep -v lock'
