@@ -6,10 +6,11 @@ use crate::firewall::{ContainerElement, ContainerLabel, change_container_element
 use crate::host_path::HostRoot;
 use crate::netns::{NetNs, listens};
 use crate::plugin::open_netns;
-use crate::plugin::record::SandboxRecords;
-use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Policy, Redirect};
-use crate::state::{ROOT, Store};
+use crate::plugin::record::NetnsRecord;
+use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Contradiction, Interception, Policy, Redirect};
+use crate::state::{Attachment, ROOT, Store};
 use serde::Deserialize;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// A running container, or one that the runtime is about to start.
@@ -63,25 +64,44 @@ pub struct ContainerChanges {
     pub live: Vec<ContainerElement>,
 }
 
-/// The part of a record that says whether an attachment excludes containers.
+/// The part of a record that decides about excluded containers. Other exclusions, of which there can be many, are not
+/// read.
 #[derive(Deserialize)]
-struct ExclusionsPart {
-    policy: ContainersPart,
+struct RecordPart {
+    policy: PolicyPart,
+    #[serde(flatten)]
+    netns: NetnsRecord,
 }
 
 #[derive(Deserialize)]
-struct ContainersPart {
+struct PolicyPart {
+    interception: Interception,
     #[serde(default)]
-    containers: Vec<ContainerExclusion>,
+    containers: BTreeSet<ContainerExclusion>,
 }
 
-/// Returns the union of the policies of a sandbox's attachments from saved state, without its network namespace.
+/// Returns the parts of the policies of a sandbox's attachments, each with its network namespace.
+fn read_parts(store: &Store, sandbox_id: &str) -> Result<Vec<(Attachment, Policy, NetnsRecord)>, Error> {
+    let mut parts = Vec::new();
+    for attachment in store.attachments_of(sandbox_id)? {
+        let Some(RecordPart { policy, netns }) = store.read_part(&attachment)? else { continue };
+        let PolicyPart { interception, containers } = policy;
+        parts.push((attachment, Policy { interception, containers, ..Policy::default() }, netns));
+    }
+    Ok(parts)
+}
+
+fn united(parts: &[(Attachment, Policy, NetnsRecord)]) -> Result<Policy, Error> {
+    let policies: Vec<_> = parts.iter().map(|(attachment, policy, _)| (attachment, policy)).collect();
+    Policy::united(&policies).map_err(Contradiction::into_error)
+}
+
+/// Returns the excluded containers of a sandbox and its redirection from saved state, without its network namespace.
 ///
 /// # Errors
 /// The saved state can't be read.
 pub fn saved_policy(sandbox_id: &str) -> Result<Policy, Error> {
-    let store = Store::new(ROOT);
-    SandboxRecords::read_all(&store, &store.attachments_of(sandbox_id)?)?.policy()
+    united(&read_parts(&Store::new(ROOT), sandbox_id)?)
 }
 
 impl ExcludedContainers {
@@ -100,20 +120,14 @@ impl ExcludedContainers {
         if !is_identifier(sandbox_id) {
             return Ok(None);
         }
-        let attachments = store.attachments_of(sandbox_id)?;
-        let mut excludes = false;
-        for attachment in &attachments {
-            let part: Option<ExclusionsPart> = store.read_part(attachment)?;
-            excludes |= part.is_some_and(|part| !part.policy.containers.is_empty());
-        }
-        if !excludes {
+        let mut parts = read_parts(store, sandbox_id)?;
+        if parts.iter().all(|(_, policy, _)| policy.containers.is_empty()) {
             return Ok(None);
         }
-        let records = SandboxRecords::read_all(store, &attachments)?;
-        let excluding = records.attachments.iter().filter(|(_, record)| !record.policy.containers.is_empty());
+        let excluding = parts.iter().filter(|(_, policy, _)| !policy.containers.is_empty());
         let mut last = Path::new("(unknown)");
         let mut found = None;
-        for (id, path) in excluding.filter_map(|(_, record)| record.netns_id.zip(record.netns_path.as_deref())) {
+        for (id, path) in excluding.filter_map(|(.., it)| it.netns_id.zip(it.netns_path.as_deref())) {
             // An earlier record may refer to a network namespace that no longer exists.
             found = open_netns::recorded(root, path, id)?;
             if found.is_some() {
@@ -122,11 +136,12 @@ impl ExcludedContainers {
             last = path;
         }
         let netns = found.ok_or_else(|| gone(last))?;
-        let policy = records.of_netns(netns.id()).policy()?;
+        parts.retain(|(.., it)| it.netns_id.is_none_or(|own| own == netns.id()));
+        let policy = united(&parts)?;
         Ok(Some(Self { store: store.clone(), sandbox_id: sandbox_id.to_owned(), policy, netns }))
     }
 
-    /// Returns the union of the policies of the sandbox's attachments.
+    /// Returns the excluded containers of the sandbox's attachments, and their redirection.
     #[must_use]
     pub const fn policy(&self) -> &Policy {
         &self.policy

@@ -207,7 +207,7 @@ fn the_port_of_the_proxy_is_that_of_the_redirection() {
     let containers = json!([exclusion("vault", "all", "proxy-ready")]);
     let sandbox = Sandbox::new("port", &containers);
     let redirect = Redirect { proxy_port: 16001, ..Redirect::default() };
-    let interception = crate::policy::Interception::On(Box::new(redirect));
+    let interception = Interception::On(Box::new(redirect));
     sandbox.save("net1", &json!({"containers": containers, "interception": interception}));
     let _other = TcpListener::bind("0.0.0.0:15001").expect("free");
     assert!(!sandbox.reconcile(ObservedContainers::default()).proxy_ready);
