@@ -36,7 +36,7 @@ pub use decision::{
 };
 pub use guarded::UNGUARDED;
 pub use ids::{namespace_uids, trusts_namespaces};
-pub use ignored::{Ignored, ignored};
+pub use ignored::{Ignored, ignored, missing_sub_plugin};
 pub use pod_networks::{default_interface, own_addresses};
 pub use requests::StartedWith;
 pub use run::{ChainOutput, RepeatedOutput, check, explain, run_again};

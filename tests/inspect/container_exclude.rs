@@ -124,7 +124,7 @@ fn a_block_that_excludes_nothing_does_not_change_the_rules() {
     assert!(rules(by_name.clone(), "nft").0.contains("table inet detour-exclusions {"));
     let (iptables, hint) = rules(by_name, "iptables");
     assert_eq!(iptables, rules(json!([]), "iptables").0);
-    let wanted = "detour: pod shop/web-0: iptables shows only the redirection: exclusions are native nftables rules; \
+    let wanted = "note: pod shop/web-0: iptables shows only the redirection: exclusions are native nftables rules; \
                   use --rules nft\n";
     assert_eq!(hint, wanted);
 }
@@ -188,11 +188,21 @@ fn an_excluded_port_beside_dns_that_the_sidecar_answers_is_a_warning() {
 }
 
 #[test]
-fn the_annotation_without_the_sub_plugin_is_a_note() {
+fn the_annotation_without_the_sub_plugin_is_a_warning_with_the_line_to_add() {
     let mut pod = one_uid();
     annotate(&mut pod, ANNOTATION, "vault-agent-init");
     let report = report(&pod, &json!([]));
-    assert!(notes(&report).contains("ignored: the sub-plugin chain has no container-exclude"), "{report}");
+    let warnings = report["warnings"].as_array().expect("a list").clone();
+    let missing = warnings.iter().find(|one| one["code"] == "not-in-chain").unwrap_or_else(|| panic!("{report}"));
+    assert!(
+        missing["what"].as_str().is_some_and(|what| what.ends_with("the sub-plugin chain has no container-exclude"))
+    );
+    let next = "add {\"type\": \"container-exclude\"} to the sub-plugin chain of the configuration";
+    assert_eq!(missing["next"], next);
+    assert!(!notes(&report).contains("container-exclude"), "{report}");
+    let early = warnings.iter().find(|one| one["code"] == "init-container-too-early");
+    let advice = early.and_then(|one| one["next"].as_str()).unwrap_or_default();
+    assert!(!advice.contains("annotation detour.io/exclude-containers: \""), "it is there already: {advice}");
 }
 
 #[test]
@@ -200,16 +210,16 @@ fn what_an_add_would_refuse_exits_with_1() {
     let mut bad = one_uid();
     annotate(&mut bad, ANNOTATION, "Vault\u{1b}[2J");
     let run = explain(&bad, &json!([{"type": "container-exclude"}]), &[]);
-    assert_eq!((run.code, run.stdout.as_str()), (1, ""));
-    let start = "detour: annotation \"detour.io/exclude-containers\" of pod shop/web-0: invalid value ";
-    assert!(run.stderr.starts_with(start) && !run.stderr.contains('\u{1b}'), "{}", run.stderr);
+    assert_eq!((run.code, run.stderr.as_str()), (1, ""));
+    let start = "an ADD fails: annotation \"detour.io/exclude-containers\" of pod shop/web-0: invalid value ";
+    assert!(run.stdout.starts_with(start) && !run.stdout.contains('\u{1b}'), "{}", run.stdout);
     let no_facts = json!({
         "cniVersion": "1.1.0", "name": "istio-cni", "type": "detour",
         "chain": [{"type": "container-exclude", "containers": "a"}]
     });
     let no_facts = file("no-facts.conf", &no_facts.to_string());
     let run = detour(&["explain", "-f", "-", "--config", &no_facts], &one_uid().to_string(), &[]);
-    assert!(run.code == 1 && run.stderr.contains("chain[0].containers: \"a\" needs facts of the pod"), "{run:?}");
+    assert!(run.code == 1 && run.stdout.contains("chain[0].containers: \"a\" needs facts of the pod"), "{run:?}");
 }
 
 #[test]
@@ -334,7 +344,7 @@ fn the_picture_shows_the_bypass_of_each_excluded_container() {
     let mut annotated = one_uid();
     annotated["metadata"]["annotations"]["detour.io/exclude-containers"] = json!("vault-agent-init,*");
     let bounded = explain(&annotated, &json!([{"type": "container-exclude"}]), &["--format", "svg"]);
-    assert!(bounded.code == 1 && bounded.stderr.contains("an ADD would fail"), "{}", bounded.stderr);
+    assert!(bounded.code == 1 && bounded.stdout.contains("an ADD fails"), "{bounded:?}");
     let (allowed, refused) =
         ("allowed by the default bounds", "refused by the default bounds (names, and patterns other than *)");
     for (item, verdict) in [("vault-agent-init", allowed), ("*", refused)] {

@@ -152,7 +152,7 @@ fn policy_of(text: &Value, pod: &str) -> policy::Policy {
     let namespace = Some((Path::new("ns"), pod::NAMESPACE));
     let texts = ManifestTexts { pods: (Path::new("pod"), pod), namespace, definitions: Vec::new() };
     let found = PodManifest::read(&texts, &PodSelector::default()).expect("a pod");
-    let subject = found.subject(&found.pods[0], conf).expect("a subject");
+    let subject = found.subject(&found.pods[0], &[conf.into()]).expect("a subject");
     explain(&subject).expect("explained").policy
 }
 
@@ -368,6 +368,7 @@ fn rules_marks_missing_extra_and_foreign_rules() {
             .args(["rules", &world.netns().display().to_string()])
             .args(more)
             .env_clear()
+            .env("COLUMNS", "10000")
             .output()
             .expect("run detour");
         assert_eq!(program.status.code(), Some(1), "{program:?}");

@@ -14,7 +14,7 @@ fn run_detour(node: &Node, arguments: &[&str]) -> String {
         .args(["--target", &node.first_process().to_string(), "--mount", "--pid", "--"])
         .arg(detour())
         .args(arguments);
-    let output = command.env("NODE_NAME", "node-1").output().expect("nsenter starts");
+    let output = command.env("NODE_NAME", "node-1").env("COLUMNS", "10000").output().expect("nsenter starts");
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     println!("$ detour {}\n{text}", arguments.join(" "));
     text

@@ -39,7 +39,7 @@ rolled_out() {
     expect "$2" "$1 $1" "$(for n in 1 2; do enter "$n" sh -c "ls $1" 2>/dev/null; done | paste -sd ' ')"
 }
 
-up containerd 2
+up "$RUNTIME" 2
 k create namespace mesh >/dev/null
 make_images detour:next
 load detour:next

@@ -11,6 +11,7 @@ use crate::cni::NetConf;
 use crate::firewall::{ContainerElement, container_elements};
 use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::elements::{ElementLine, TABLE, end_text, scope_text};
+use crate::inspect::explain::{NOT_IN_CHAIN, Warning};
 use crate::inspect::rules::{LiveRules, RulesReport};
 use crate::inspect::terminal::{counted, first_of};
 use crate::netns::find::FoundNetns;
@@ -49,6 +50,8 @@ pub(super) struct PodSubject<'a> {
     pub(super) live: Option<&'a (LiveRules, RulesReport)>,
     /// The notes that an ADD would log now.
     pub(super) notes: &'a [String],
+    /// Those of `explain`.
+    pub(super) warnings: &'a [Warning],
     /// The listening sockets; `None` if they are not known.
     pub(super) listeners: Option<&'a [Listener]>,
 }
@@ -63,17 +66,16 @@ impl PodSubject<'_> {
         has_elements || self.wanted.into_iter().chain(self.saved()).any(|policy| !policy.containers.is_empty())
     }
 
-    /// Returns the verdict about an annotation that has no effect, at least in part.
+    /// Returns the verdict for an exclusion that the plugin ignores.
     fn ignored(&self) -> Option<CheckVerdict> {
-        let warnings = self.notes.iter().filter_map(|note| note.strip_prefix("warning: "));
-        let note = warnings.into_iter().find(|note| note.contains(EXCLUDE_CONTAINERS))?;
-        let next = match note.contains("has no container-exclude") {
-            true => {
-                "add {\"type\": \"container-exclude\"} to the sub-plugin chain of the configuration, and delete the pod"
-            }
-            false => "correct the annotation in the pod template",
-        };
-        Some(CheckVerdict::fail(note, next))
+        let is_about = |text: &str| text.contains(EXCLUDE_CONTAINERS);
+        if let Some(Warning { what, next, .. }) =
+            self.warnings.iter().find(|one| one.code == NOT_IN_CHAIN && is_about(&one.what))
+        {
+            return Some(CheckVerdict::fail(what.as_str(), format!("{next}, and delete the pod")));
+        }
+        let note = self.notes.iter().filter_map(|note| note.strip_prefix("warning: ")).find(|note| is_about(note))?;
+        Some(CheckVerdict::fail(note, "correct the annotation in the pod template"))
     }
 }
 

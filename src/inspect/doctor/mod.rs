@@ -148,6 +148,7 @@ fn check_containers(target: &CheckTarget, seen: &Examination, pod: Option<Checke
         wanted: seen.explained.as_ref().map(|explained| &explained.policy),
         live: seen.live.as_ref(),
         notes: seen.explained.as_ref().map_or(&[], |explained| &explained.explanation.notes),
+        warnings: seen.explained.as_ref().map_or(&[], |explained| &explained.explanation.warnings),
         listeners: pod.listeners.as_deref(),
     });
     containers::examine(target, (is_configured, foremost(&seen.configurations)), subject.as_ref(), results);
