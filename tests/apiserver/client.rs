@@ -94,8 +94,7 @@ impl Client {
     /// Replaces a subresource of an object by `whole`.
     pub(crate) fn replace_subresource(&self, whole: &Value, subresource: &str) -> Result<Value, Refused> {
         let name = whole["metadata"]["name"].as_str().expect("a name");
-        let text = whole.to_string().into_bytes();
-        self.run(self.api(whole).replace_subresource(subresource, name, &PostParams::default(), text))
+        self.run(self.api(whole).replace_subresource(subresource, name, &PostParams::default(), whole))
     }
 
     pub(crate) fn get(&self, object: &Value) -> Result<Value, Refused> {

@@ -151,6 +151,7 @@ impl NodeFiles {
             }
         }
         self.find_needed_programs(desired, &mut found);
+        found.guarded_pods = if desired.is_none() { self.guarded_pods() } else { Vec::new() };
         let is_desired = |path: &HostPath| desired.is_some_and(|desired| desired.paths().any(|other| other == path));
         let unreachable = found.record.files.keys().filter(|path| !is_desired(path));
         found.unreachable = unreachable.filter_map(|path| Some((path.clone(), self.unreachable(path)?))).collect();

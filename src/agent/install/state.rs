@@ -122,6 +122,8 @@ pub struct FoundState {
     /// The programs that the runtime needs to delete running pods, with the number of these pods: their saved
     /// configuration lists name the program.
     pub needed_programs: BTreeMap<HostPath, usize>,
+    /// The pods that keep a guard after an uninstallation, as NAMESPACE/NAME.
+    pub guarded_pods: Vec<String>,
     /// Why `needed_programs` may be incomplete, one line each.
     pub unread_results: Vec<String>,
     /// Warnings, one line each.

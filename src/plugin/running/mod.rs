@@ -11,4 +11,4 @@ mod words;
 pub use bypassing::bypassing;
 pub use container_status::{ContainerStatus, container_status, forget_gone};
 pub use repeated_add::{Repeated, RepeatedAdd};
-pub use sandboxes::{Sandbox, Sandboxes};
+pub use sandboxes::{Sandbox, Sandboxes, guarded_pods};

@@ -7,6 +7,7 @@ use crate::agent::install::record::Role;
 use crate::agent::install::state::{DesiredState, FoundState, MissingPrograms};
 use crate::host_path::HostPath;
 use crate::netns::find::containers_by_type;
+use crate::plugin::running::guarded_pods;
 use crate::state::{ROOT, Store};
 use crate::trusted_file;
 use std::collections::BTreeSet;
@@ -69,7 +70,7 @@ impl NodeFiles {
             return;
         }
         let types = programs.iter().map(HostPath::name).map(|name| name.to_string()).collect();
-        let records = HostPath::new(ROOT).and_then(|path| self.root.reach(&path).ok()).map(Store::new);
+        let records = self.records();
         let is_own = |container: &str, network: &str| {
             let attachments = records.as_ref().and_then(|records| records.attachments_of(container).ok());
             attachments.is_some_and(|found| found.iter().any(|attachment| attachment.network == network))
@@ -78,6 +79,16 @@ impl NodeFiles {
         let pods = |path: HostPath| containers.get(&*path.name()).map(BTreeSet::len).map(|pods| (path, pods));
         found.needed_programs = programs.into_iter().filter_map(pods).collect();
         found.unread_results = problems.iter().map(ToString::to_string).collect();
+    }
+
+    /// Returns the plugin's records of running pods.
+    fn records(&self) -> Option<Store> {
+        HostPath::new(ROOT).and_then(|path| self.root.reach(&path).ok()).map(Store::new)
+    }
+
+    /// Returns the pods that keep a guard.
+    pub(super) fn guarded_pods(&self) -> Vec<String> {
+        self.records().map(|records| guarded_pods(&records)).unwrap_or_default()
     }
 
     /// Returns which plugins of the configuration `text` the directory of the desired programs lacks, if it has none of
