@@ -49,7 +49,7 @@ fn rejected_connections_are_counted_and_get_one_event() {
         check_until(api, &pod, || rejected() > 0);
         let message = wait_for_event(api, &pod, "DetourGuardRejected", "outbound packets");
         assert!(message.contains("detour doctor -n shop web-0"), "{message}");
-        pod.until(|pod| pod.rules().contains("-A OUTPUT -p tcp -j ISTIO_OUTPUT"));
+        pod.until(|pod| pod.rules().contains("-A OUTPUT -j ISTIO_OUTPUT"));
         let before = rejected();
         flush();
         is_rejected(&pod);

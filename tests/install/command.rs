@@ -229,7 +229,7 @@ fn a_directory_with_other_plugins_but_none_of_the_list_is_refused() {
     let stderr = scene.fails("install", &["--platform=kubernetes"]);
     assert!(
         stderr.contains(
-            "/opt/cni/bin has other plugins, but none of /etc/cni/net.d/10-calico.conflist (calico, portmap)"
+            "/opt/cni/bin has other plugins, but none of /etc/cni/net.d/10-calico.conflist (calico, portmap, bandwidth)"
         ),
         "{stderr}"
     );

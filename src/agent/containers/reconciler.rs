@@ -1,7 +1,7 @@
 //! Makes the sets of one pod sandbox match its running containers when the runtime reports one, and reports the changes: log,
 //! Events, metrics.
 
-use super::registry::{Applied, NamedContainer, Observed, Registry};
+use super::registry::{Applied, NamedContainer, Observed, Registry, START_BUDGET};
 use crate::agent::metrics::Metrics;
 use crate::agent::nri::{NriContainer, NriHandler, NriPod};
 use crate::agent::pod_reports::PodReports;
@@ -291,7 +291,10 @@ impl Reconciler {
     fn exclude(&self, pod: &NriPod, container: &NriContainer) -> Option<&'static str> {
         let name = &container.name;
         let began = Instant::now();
-        let result = self.reconcile(&pod.id, Some(name), self.registry.start_timeout(&pod.id));
+        let is_known = self.registry.excludes(&pod.id, name).is_some();
+        // The saved state of a new sandbox has not been read yet.
+        let timeout = if is_known { self.registry.start_timeout(&pod.id) } else { START_BUDGET };
+        let result = self.reconcile(&pod.id, Some(name), timeout);
         self.registry.waited(&pod.id, began.elapsed());
         match (self.registry.excludes(&pod.id, name), &result) {
             (Some(true), _) => {}

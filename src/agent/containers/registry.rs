@@ -8,7 +8,8 @@ use crate::cgroup::ContainerGroup;
 use crate::cluster::agent::ContainersStatus;
 use crate::pod::PodRef;
 use crate::policy::Policy;
-use sandbox::{CHECK_INTERVAL, Container, Excluding, PROXY_INTERVAL, REST_INTERVAL, START_BUDGET, Sandbox};
+pub(super) use sandbox::START_BUDGET;
+use sandbox::{CHECK_INTERVAL, Container, Excluding, PROXY_INTERVAL, REST_INTERVAL, Sandbox};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -239,8 +240,7 @@ impl Registry {
     /// Returns how long the start of a container of the sandbox may take.
     pub(super) fn start_timeout(&self, sandbox_id: &str) -> Duration {
         let budget = self.with_excluding(sandbox_id, |excluding| excluding.start_budget);
-        // The saved state of a new sandbox has not been read yet.
-        budget.unwrap_or(START_BUDGET).max(START_TIMEOUT)
+        budget.unwrap_or_default().max(START_TIMEOUT)
     }
 
     /// Records how long the start of a container has taken.
