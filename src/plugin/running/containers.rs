@@ -4,14 +4,13 @@
 use crate::cni::{Code, Error, is_identifier};
 use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
 use crate::host_path::{HostPath, HostRoot};
-use crate::netns::{NetNs, listens};
+use crate::netns::{NetNs, NetnsId};
 use crate::plugin::open_netns;
-use crate::plugin::record::NetnsRecord;
-use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Contradiction, Interception, Policy, Redirect};
-use crate::state::{Attachment, ROOT, Store};
+use crate::policy::{ContainerExclusion, ContainerScope, Policy};
+use crate::state::{ROOT, Store};
 use serde::Deserialize;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A running container, or one that the runtime is about to start.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,14 +26,9 @@ pub struct RunningContainer {
 /// The excluded containers of one pod sandbox, from saved state.
 #[derive(Debug)]
 pub struct ExcludedContainers {
-    store: Store,
-    sandbox_id: String,
     netns: NetNs,
     policy: Policy,
 }
-
-/// The mark of a sandbox in which the proxy has accepted connections.
-const PROXY_READY: &str = "proxy-ready";
 
 /// What is known about the pod's containers.
 #[derive(Debug, Clone, Copy, Default)]
@@ -45,8 +39,6 @@ pub struct ObservedContainers<'a> {
     pub exited: &'a [String],
     /// Whether `running` lists all running containers of the pod. Then all other elements are removed.
     pub complete: bool,
-    /// Whether the proxy is known to have accepted connections before in this sandbox. If not, its port is checked.
-    pub proxy_ready: bool,
 }
 
 /// The changes of one call, by name of the container.
@@ -54,12 +46,8 @@ pub struct ObservedContainers<'a> {
 pub struct ContainerChanges {
     /// The containers whose traffic now bypasses the sidecar.
     pub added: Vec<(String, ContainerScope)>,
-    /// The running containers whose bypass ended or narrowed because the proxy accepts connections.
-    pub ended: Vec<String>,
     /// The number of removed elements of containers that have exited.
     pub removed: usize,
-    /// Whether the proxy accepts connections, or did before. Checked only if this ends a bypass.
-    pub proxy_ready: bool,
     /// The elements after the call.
     pub live: Vec<ContainerElement>,
 }
@@ -68,40 +56,36 @@ pub struct ContainerChanges {
 /// read.
 #[derive(Deserialize)]
 struct RecordPart {
-    policy: PolicyPart,
-    #[serde(flatten)]
-    netns: NetnsRecord,
+    policy: ContainersPart,
+    #[serde(alias = "sandbox")]
+    netns_id: Option<NetnsId>,
+    #[serde(default)]
+    netns: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
-struct PolicyPart {
-    interception: Interception,
+struct ContainersPart {
     #[serde(default)]
     containers: BTreeSet<ContainerExclusion>,
 }
 
-/// Returns the parts of the policies of a sandbox's attachments, each with its network namespace.
-fn read_parts(store: &Store, sandbox_id: &str) -> Result<Vec<(Attachment, Policy, NetnsRecord)>, Error> {
-    let mut parts = Vec::new();
-    for attachment in store.attachments_of(sandbox_id)? {
-        let Some(RecordPart { policy, netns }) = store.read_part(&attachment)? else { continue };
-        let PolicyPart { interception, containers } = policy;
-        parts.push((attachment, Policy { interception, containers, ..Policy::default() }, netns));
-    }
-    Ok(parts)
+fn read_parts(store: &Store, sandbox_id: &str) -> Result<Vec<RecordPart>, Error> {
+    let attachments = store.attachments_of(sandbox_id)?;
+    attachments.iter().filter_map(|attachment| store.read_part(attachment).transpose()).collect()
 }
 
-fn united(parts: &[(Attachment, Policy, NetnsRecord)]) -> Result<Policy, Error> {
-    let policies: Vec<_> = parts.iter().map(|(attachment, policy, _)| (attachment, policy)).collect();
-    Policy::united(&policies).map_err(Contradiction::into_error)
+/// Returns a policy with the excluded containers of all attachments.
+fn united(parts: Vec<RecordPart>) -> Policy {
+    let containers = parts.into_iter().flat_map(|part| part.policy.containers).collect();
+    Policy { containers, ..Policy::default() }
 }
 
-/// Returns the excluded containers of a sandbox and its redirection from saved state, without its network namespace.
+/// Returns the excluded containers of a sandbox from saved state, without its network namespace.
 ///
 /// # Errors
 /// The saved state can't be read.
 pub fn saved_policy(sandbox_id: &str) -> Result<Policy, Error> {
-    united(&read_parts(&Store::new(ROOT), sandbox_id)?)
+    Ok(united(read_parts(&Store::new(ROOT), sandbox_id)?))
 }
 
 impl ExcludedContainers {
@@ -121,13 +105,13 @@ impl ExcludedContainers {
             return Ok(None);
         }
         let mut parts = read_parts(store, sandbox_id)?;
-        if parts.iter().all(|(_, policy, _)| policy.containers.is_empty()) {
+        if parts.iter().all(|part| part.policy.containers.is_empty()) {
             return Ok(None);
         }
-        let excluding = parts.iter().filter(|(_, policy, _)| !policy.containers.is_empty());
+        let excluding = parts.iter().filter(|part| !part.policy.containers.is_empty());
         let mut last = Path::new("(unknown)");
         let mut found = None;
-        for (id, path) in excluding.filter_map(|(.., it)| it.netns_id.zip(it.netns_path.as_deref())) {
+        for (id, path) in excluding.filter_map(|part| part.netns_id.zip(part.netns.as_deref())) {
             // An earlier record may refer to a network namespace that no longer exists.
             found = open_netns::recorded(root, path, id)?;
             if found.is_some() {
@@ -136,31 +120,26 @@ impl ExcludedContainers {
             last = path;
         }
         let netns = found.ok_or_else(|| gone(root, last))?;
-        parts.retain(|(.., it)| it.netns_id.is_none_or(|own| own == netns.id()));
-        let policy = united(&parts)?;
-        Ok(Some(Self { store: store.clone(), sandbox_id: sandbox_id.to_owned(), policy, netns }))
+        parts.retain(|part| part.netns_id.is_none_or(|own| own == netns.id()));
+        Ok(Some(Self { policy: united(parts), netns }))
     }
 
-    /// Returns the excluded containers of the sandbox's attachments, and their redirection.
+    /// Returns a policy with the excluded containers of the sandbox's attachments.
     #[must_use]
     pub const fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Makes the sets match the observed containers and the state of the proxy. Takes no lock: it never waits for a
-    /// call of the plugin.
+    /// Makes the sets match the observed containers. Takes no lock: it never waits for a call of the plugin.
     ///
     /// # Errors
     /// The network namespace can't be entered, or the kernel refuses the change. [`Code::Drift`]: a set is missing
     /// that a bypass which has not ended needs.
     pub fn reconcile(&self, observed: ObservedContainers<'_>) -> Result<ContainerChanges, Error> {
         self.netns.enter_without_lock(|| {
-            let ends_then = self.policy.containers.iter().any(|one| one.until == BypassEnd::ProxyReady);
-            let proxy_ready = observed.proxy_ready || (ends_then && self.proxy_is_ready()?);
-            let lasts = |one: &&ContainerExclusion| !(proxy_ready && one.until == BypassEnd::ProxyReady);
-            let required = self.policy.containers.iter().filter(lasts).map(|one| one.scope).collect();
+            let required = self.policy.containers.iter().map(|one| one.scope).collect();
             let mut live = required_container_elements(&required)?;
-            let plan = ElementPlan::new(&self.policy, &live, observed, proxy_ready);
+            let plan = ElementPlan::new(&self.policy, &live, observed);
             if !(plan.remove.is_empty() && plan.add.is_empty()) {
                 change_container_elements(&plan.remove, &plan.add)?;
             }
@@ -169,19 +148,6 @@ impl ExcludedContainers {
             live.extend(plan.add);
             Ok(ContainerChanges { live, ..plan.changes })
         })
-    }
-
-    /// Returns whether the proxy accepts connections, or did before in this sandbox. A mark beside the saved state lets
-    /// a restarted agent knows it while the proxy restarts.
-    fn proxy_is_ready(&self) -> Result<bool, Error> {
-        if self.store.has_mark(&self.sandbox_id, PROXY_READY) {
-            return Ok(true);
-        }
-        let listens = listens(proxy_port(&self.policy))?;
-        if listens && let Err(error) = self.store.mark(&self.sandbox_id, PROXY_READY) {
-            tracing::debug!("{error}");
-        }
-        Ok(listens)
     }
 }
 
@@ -201,11 +167,6 @@ fn gone(root: &HostRoot, netns: &Path) -> Error {
     Error::new(Code::InvalidNetns, format!("network namespace {}: {why}", netns.display()))
 }
 
-/// Returns the port on which the proxy accepts redirected connections: Istio's default if another tool redirects.
-fn proxy_port(policy: &Policy) -> u16 {
-    policy.redirect().map_or_else(|| Redirect::default().proxy_port, |redirect| redirect.proxy_port)
-}
-
 /// The changes of the sets in one transaction.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ElementPlan {
@@ -215,13 +176,12 @@ struct ElementPlan {
 }
 
 impl ElementPlan {
-    fn new(policy: &Policy, live: &[ContainerElement], observed: ObservedContainers<'_>, proxy_ready: bool) -> Self {
+    fn new(policy: &Policy, live: &[ContainerElement], observed: ObservedContainers<'_>) -> Self {
         let wanted = |container: &RunningContainer| {
-            let scope = policy.container_scope(&container.name, proxy_ready)?;
+            let scope = policy.container_scope(&container.name)?;
             Some(ContainerElement::new(scope, container.cgroup, &container.name, &container.id))
         };
         let mut plan = Self::default();
-        plan.changes.proxy_ready = proxy_ready;
         for container in observed.running {
             let Some(element) = wanted(container).filter(|element| !live.contains(element)) else { continue };
             let is_wider = |other: &&ContainerElement| other.scope > element.scope && other.cgroup == element.cgroup;
@@ -233,8 +193,6 @@ impl ElementPlan {
         for element in live {
             plan.examine(element, policy, observed, wanted);
         }
-        plan.changes.ended.sort_unstable();
-        plan.changes.ended.dedup();
         plan
     }
 
@@ -255,26 +213,16 @@ impl ElementPlan {
         if let Some(container) = observed.running.iter().find(|container| is_of(&container.id)) {
             if wanted(container).as_ref() != Some(element) {
                 self.remove.push(element.clone());
-                self.note_end(&container.name, element.scope, policy);
             }
         } else if observed.complete || observed.exited.iter().any(|id| is_of(id)) {
             self.remove.push(element.clone());
             self.changes.removed += 1;
         } else if let Some(label) = &element.container {
-            let scope = policy.container_scope(&label.name, self.changes.proxy_ready);
+            let scope = policy.container_scope(&label.name);
             if scope.is_none_or(|scope| scope < element.scope) {
                 self.add.extend(scope.map(|scope| ContainerElement { scope, ..element.clone() }));
                 self.remove.push(element.clone());
-                self.note_end(&label.name, element.scope, policy);
             }
-        }
-    }
-
-    /// Records the end of a bypass if it ended because the proxy accepts connections.
-    fn note_end(&mut self, name: &str, scope: ContainerScope, policy: &Policy) {
-        let now = policy.container_scope(name, self.changes.proxy_ready);
-        if now < Some(scope) && policy.container_scope(name, false) >= Some(scope) {
-            self.changes.ended.push(name.to_owned());
         }
     }
 }
