@@ -1,6 +1,7 @@
 //! The rules of a pod in one form for both rule formats: native conditions and actions, with the text that the format's
 //! tool prints. The rules are live ones, with those of other tools in the tables of iptables, or desired ones.
 
+use super::ambient::AmbientRedirection;
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::conditions;
@@ -102,9 +103,8 @@ pub struct ChainView {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RulesetView {
     chains: BTreeMap<TableId, BTreeMap<String, ChainView>>,
-    /// The format of istio-cni's rules for the ambient mesh, if they are part of the view: captured traffic arrives at
-    /// ztunnel.
-    pub(super) to_ztunnel: Option<RuleFormat>,
+    /// The redirection to ztunnel, if the pod has one.
+    pub(super) to_ztunnel: Option<AmbientRedirection>,
     /// Rules that apply, but are not in the view, in words.
     pub caveats: Vec<String>,
     /// Redirections behind the exclusions that are not in the view, in words. They do not matter for a packet whose
@@ -193,20 +193,6 @@ impl RulesetView {
     pub(super) fn retain_chains(&mut self, keeps: impl Fn(TableId, &str) -> bool) {
         for (table, chains) in &mut self.chains {
             chains.retain(|name, _| keeps(*table, name));
-        }
-    }
-
-    /// Adds rules to a base chain that it lacks. Replaces the rules of any other chain.
-    pub(super) fn extend_chain(&mut self, table: TableId, name: &str, base: Option<BaseHook>, rules: Vec<RuleView>) {
-        let chains = self.chains.entry(table).or_default();
-        let chain = chains.entry(name.to_owned()).or_insert_with(|| ChainView { base, rules: Vec::new() });
-        if base.is_none() {
-            chain.rules.clear();
-        }
-        for rule in rules {
-            if base.is_none() || !chain.rules.iter().any(|own| own.action() == rule.action()) {
-                chain.rules.push(rule);
-            }
         }
     }
 

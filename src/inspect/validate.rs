@@ -137,6 +137,7 @@ fn problems(text: &str, check: impl Fn(&str) -> Result<Vec<String>, Error>) -> (
     let mut result = check(text);
     while let Err(error) = &result {
         let error = error.to_string();
+        let error = error.strip_prefix("configuration: ").map_or_else(|| error.clone(), str::to_owned);
         if errors.contains(&error) || errors.len() >= MAX_PROBLEMS {
             break;
         }

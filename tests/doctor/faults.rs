@@ -203,7 +203,8 @@ fn lines(report: &Value) -> BTreeMap<String, (String, String)> {
 
 /// Returns the IDs of the checks that fail, in the printed report.
 pub(crate) fn failed(text: &str) -> Vec<&str> {
-    text.lines().filter_map(|line| line.strip_prefix("  FAIL ")?.split_once(" (")).map(|(id, _)| id).collect()
+    let failed = text.split_once("\nFailed\n").into_iter().flat_map(|(_, list)| list.lines());
+    failed.filter_map(|line| line.strip_prefix("  FAIL  ")?.split(' ').next()).collect()
 }
 
 fn play(faults: &[Fault]) {

@@ -27,7 +27,6 @@ pub(crate) use exclusions::EXCLUSIONS;
 pub(super) use guard::PREFIX as GUARD_PREFIX;
 pub use live::{NativeLiveChain, NativeLiveTables};
 pub use rule::{NativeTables, text};
-pub(super) use translate::interface;
 pub use translate::{addresses, conditions};
 
 use super::rule::Ruleset;

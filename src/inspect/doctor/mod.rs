@@ -22,6 +22,7 @@ mod report;
 mod rules;
 
 pub use checks::CheckGroup;
+pub(super) use listeners::tcp_listeners;
 pub use report::{CheckOutcome, Checklist, ReportLine};
 pub use report::{CheckTarget, Installation, MultusChain, OwnList};
 

@@ -82,11 +82,7 @@ fn equal(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
 
 /// Checks for foreign rules that precede one of ours in the same netfilter chain.
 fn in_front(report: &RulesReport) -> CheckVerdict {
-    let mut front = Vec::new();
-    for chain in report.rules.chunk_by(|a, b| (&a.table, &a.chain) == (&b.table, &b.chain)) {
-        let last = chain.iter().rposition(|line| line.mark == Mark::Fine).unwrap_or(0);
-        front.extend(chain[..last].iter().filter(|line| line.mark == Mark::Foreign));
-    }
+    let front = report.in_front();
     let legacy = match report.legacy.as_slice() {
         [] => String::new(),
         tables => {
