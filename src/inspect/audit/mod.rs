@@ -108,12 +108,12 @@ impl Node<'_> {
         };
         let examined = found.and_then(|found| {
             let live = LiveRules::of_found(&found, &self.store)?;
+            let report = live.report(&found.netns);
             let facts = || Facts { pod: pod.clone(), namespace: namespace.cloned() };
             let redirection = match enrolled_by {
                 Some(enrolled_by) => to_ztunnel(&found, &live, enrolled_by)?,
-                None => by_rules(&live).map_err(|not| not.unwrap_or_else(|| self.without_rules(&found, facts()))),
+                None => by_rules(&live, &report).map_err(|not| not.unwrap_or_else(|| self.without_rules(&found, facts()))),
             };
-            let report = live.report(&found.netns);
             let redirected = redirection.is_ok();
             let (bypasses, left_out) = if redirected { bypasses(&live, &report, all) } else { (Vec::new(), 0) };
             let reason = redirection.unwrap_or_else(|reason| reason);
@@ -148,8 +148,11 @@ impl Node<'_> {
 }
 
 /// Returns what redirects a pod with a sidecar; the error is why nothing does, if the live rules show that.
-fn by_rules(live: &LiveRules) -> Result<String, Option<String>> {
-    let is_redirected = |known: &Ruleset| live.live.foreign_redirection(known).is_some();
+fn by_rules(live: &LiveRules, report: &RulesReport) -> Result<String, Option<String>> {
+    let redirects = |line: &RuleLine| {
+        let targets = ["-j REDIRECT", "-j TPROXY", "redirect to", "tproxy "];
+        line.mark == Mark::Fine && targets.iter().any(|target| line.rule.contains(target))
+    };
     let none = Ruleset::default();
     let known = live.desired.as_ref().map_or(&none, |desired| &desired.rules);
     let desired = live.desired.as_ref().filter(|desired| desired.policy.redirect().is_some());
@@ -157,13 +160,13 @@ fn by_rules(live: &LiveRules) -> Result<String, Option<String>> {
         desired.iter().flat_map(|desired| &desired.attachments).map(|one| one.network.as_str()).collect();
     networks.dedup();
     let networks = networks.join(", ");
-    if desired.is_some() && is_redirected(&none) {
+    if desired.is_some() && report.rules.iter().any(redirects) {
         return Ok(format!("redirected by detour, for network {networks}"));
     }
     if live.live.native_istio().is_some() {
         return Ok("redirected by tables inet istio-proxy-*, whose rules can't be read".to_owned());
     }
-    if is_redirected(known) {
+    if live.live.foreign_redirection(known).is_some() {
         return Ok("redirected by rules of another tool, such as istio-init or Istio's CNI plugin".to_owned());
     }
     let missing = desired.map(|_| format!("not redirected: the rules for network {networks} are missing"));
