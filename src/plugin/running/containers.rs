@@ -3,7 +3,7 @@
 
 use crate::cni::{Code, Error, is_identifier};
 use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
-use crate::host_path::HostRoot;
+use crate::host_path::{HostPath, HostRoot};
 use crate::netns::{NetNs, listens};
 use crate::plugin::open_netns;
 use crate::plugin::record::SandboxRecords;
@@ -121,7 +121,7 @@ impl ExcludedContainers {
             }
             last = path;
         }
-        let netns = found.ok_or_else(|| gone(last))?;
+        let netns = found.ok_or_else(|| gone(root, last))?;
         let policy = records.of_netns(netns.id()).policy()?;
         Ok(Some(Self { store: store.clone(), sandbox_id: sandbox_id.to_owned(), policy, netns }))
     }
@@ -170,14 +170,20 @@ impl ExcludedContainers {
     }
 }
 
-/// Returns an error without the pod sandbox, which the callers name.
-fn gone(netns: &Path) -> Error {
-    let msg = format!(
-        "network namespace {}: gone, or not visible in this mount namespace; mount it with the propagation \
-         HostToContainer, or delete the pod if it still runs",
-        netns.display()
+/// Returns an error without the pod sandbox, which the callers name. The directory of a runtime with other settings may
+/// not be mounted in an agent's container.
+fn gone(root: &HostRoot, netns: &Path) -> Error {
+    let directory = netns.parent().and_then(HostPath::new).filter(|_| root.mount() != Path::new("/"));
+    let is_hidden = |path: &HostPath| !root.reach(path).is_ok_and(|path| path.is_dir());
+    let why = directory.filter(is_hidden).map_or_else(
+        || {
+            "gone, or not visible in this mount namespace; mount it with the propagation HostToContainer, or delete the \
+             pod if it still runs"
+                .to_owned()
+        },
+        |directory| format!("{directory} is not mounted here; set the chart's value cniNetnsDir to this directory"),
     );
-    Error::new(Code::InvalidNetns, msg)
+    Error::new(Code::InvalidNetns, format!("network namespace {}: {why}", netns.display()))
 }
 
 /// Returns the port on which the proxy accepts redirected connections: Istio's default if another tool redirects.

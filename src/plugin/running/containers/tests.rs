@@ -299,11 +299,16 @@ fn the_path_of_the_runtime_is_mapped_below_the_mount_of_the_node() {
     assert!(visible_here.is_some(), "nothing is mounted below the root");
     fs::write(&file, text.replace(&sandbox.netns_path().display().to_string(), "/run/netns/pod")).expect("written");
     let find = || ExcludedContainers::find_in(&sandbox.store(), SANDBOX, &root);
-    assert_eq!(find().expect_err("not mounted").code, Code::InvalidNetns);
+    let error = find().expect_err("not mounted");
+    assert_eq!(error.code, Code::InvalidNetns);
+    let why = "network namespace /run/netns/pod: /run/netns is not mounted here; set the chart's value cniNetnsDir";
+    assert!(error.msg.starts_with(why), "{error}");
     let mounted = root.mount().join("run/netns/pod");
     fs::create_dir_all(mounted.parent().expect("a parent")).expect("made");
     fs::write(&mounted, "").expect("written");
-    assert_eq!(find().expect_err("no namespace").code, Code::InvalidNetns);
+    let error = find().expect_err("no namespace");
+    assert_eq!(error.code, Code::InvalidNetns);
+    assert!(error.msg.starts_with("network namespace /run/netns/pod: gone"), "{error}");
     let path = sandbox.netns_path();
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNS).expect("needs root");
