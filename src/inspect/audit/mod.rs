@@ -112,7 +112,9 @@ impl Node<'_> {
             let facts = || Facts { pod: pod.clone(), namespace: namespace.cloned() };
             let redirection = match enrolled_by {
                 Some(enrolled_by) => to_ztunnel(&found, &live, enrolled_by)?,
-                None => by_rules(&live, &report).map_err(|not| not.unwrap_or_else(|| self.without_rules(&found, facts()))),
+                None => {
+                    by_rules(&live, &report).map_err(|not| not.unwrap_or_else(|| self.without_rules(&found, facts())))
+                }
             };
             let redirected = redirection.is_ok();
             let (bypasses, left_out) = if redirected { bypasses(&live, &report, all) } else { (Vec::new(), 0) };
