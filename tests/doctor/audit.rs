@@ -256,12 +256,15 @@ fn pods_in_the_ambient_mesh_need_the_rules_of_istio_cni_and_a_listener() {
     pod["spec"]["containers"].as_array_mut().expect("an array").retain(|one| one["name"] != "istio-proxy");
     scene(plan, |scene| {
         let enrolled = "not redirected: label istio.io/dataplane-mode of the pod is ambient, but ";
+        let ports = [15001, 15006, 15008];
+        let listeners = ports.map(|port| format!("ztunnel's listener on port {port}")).join(", ");
         let reason = || only_pod(&audit(scene, &["--all"])).reason.clone();
-        assert_eq!(reason(), format!("{enrolled}istio-cni has not redirected the pod"));
+        assert_eq!(reason(), format!("{enrolled}the pod lacks istio-cni's redirection, {listeners}"));
         scene.write("changes.nft", include_str!("../golden/ambient.nft"));
         scene.netns.run(&format!("nft -f {}", scene.path("changes.nft").display()));
-        assert_eq!(reason(), format!("{enrolled}ztunnel does not listen in the pod"));
-        let _ztunnel = scene.netns.within(|| std::net::TcpListener::bind("127.0.0.1:15001").expect("it listens"));
+        assert_eq!(reason(), format!("{enrolled}the pod lacks {listeners}"));
+        let listen = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).expect("it listens");
+        let _ztunnel = scene.netns.within(|| ports.map(listen));
         scene.netns.connect(2000, "192.0.2.1:80");
         let report = audit(scene, &[]);
         let pod = only_pod(&report);

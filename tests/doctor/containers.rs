@@ -195,14 +195,6 @@ fn an_element_of_another_program() {
 }
 
 #[test]
-fn a_bypass_that_outlasts_the_start_of_the_proxy() {
-    play("containers-bypass-lasts", &["containers-bypass"], |scene, containers| {
-        change(scene, &[], &[containers.element("vault-agent-init")]);
-        containers.tell(scene, &["vault-agent-init", "backup"], "");
-    });
-}
-
-#[test]
 fn a_request_that_is_later_than_the_pod() {
     play("containers-requested-later", &["containers-bypass"], |scene, _| {
         scene.cluster.lock().expect("unpoisoned").annotate(ANNOTATION, "vault-agent-init,backup,web");

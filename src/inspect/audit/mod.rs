@@ -6,7 +6,7 @@ mod report;
 
 pub use report::{AuditReport, AuditedPod, Bypass, CountedUnit};
 
-use super::doctor::{CheckTarget, node_setup, tcp_listeners};
+use super::doctor::{CheckTarget, node_setup};
 use super::elements::{ElementLine, TABLE, scope_text};
 use super::explain::explain;
 use super::rules::{LiveRules, Mark, RuleLine, RulesReport};
@@ -18,6 +18,7 @@ use crate::firewall::rule::Family;
 use crate::firewall::{AmbientRedirection, Ruleset, RulesetView, set_name};
 use crate::netns::find::{FoundNetns, NodeSnapshot};
 use crate::plugin::netns_state::NetnsState;
+use crate::plugin::running::lacks_of_ambient;
 use crate::pod::{Facts, Namespace};
 use crate::policy::{Interception, Redirect};
 use crate::state::Store;
@@ -25,13 +26,14 @@ use crate::sub_plugins::EnrolledBy;
 use candidate::{Candidate, candidate};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
 
 /// Limit for the bypasses of a pod that are listed; the rest is counted.
 const MAX_BYPASSES: usize = 50;
 /// Limit for the differences of a pod that are listed; the rest is counted.
 const MAX_DRIFT: usize = 10;
-/// The ports on which ztunnel listens in a pod's network namespace (istio.io, "Ztunnel traffic redirection").
-const ZTUNNEL_PORTS: [u16; 3] = [15001, 15006, 15008];
+/// Timeout for the lock of a network namespace, which a plugin call may hold.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which pods of a node the report lists.
 #[derive(Debug, Clone, Copy, Default)]
@@ -180,13 +182,10 @@ fn by_rules(live: &LiveRules, report: &RulesReport) -> Result<String, Option<Str
 
 /// Returns what redirects a pod of the ambient mesh; the inner error is why nothing does.
 fn to_ztunnel(found: &FoundNetns, live: &LiveRules, enrolled_by: EnrolledBy) -> Result<Result<String, String>, Error> {
-    let Some(redirection) = AmbientRedirection::of(&live.live) else {
-        return Ok(Err(format!("not redirected: {enrolled_by}, but istio-cni has not redirected the pod")));
-    };
-    let ports = tcp_listeners(found)?;
-    Ok(match ZTUNNEL_PORTS.iter().any(|port| ports.contains(port)) {
-        true => Ok(format!("redirected to ztunnel by istio-cni: {}", redirection.place())),
-        false => Err(format!("not redirected: {enrolled_by}, but ztunnel does not listen in the pod")),
+    let place = AmbientRedirection::of(&live.live).map_or("unknown rules", AmbientRedirection::place);
+    Ok(match lacks_of_ambient(&found.netns, LOCK_TIMEOUT)? {
+        None => Ok(format!("redirected to ztunnel by istio-cni: {place}")),
+        Some(lacks) => Err(format!("not redirected: {enrolled_by}, but the pod lacks {lacks}")),
     })
 }
 

@@ -48,15 +48,6 @@ pub(super) fn examine(
     listeners
 }
 
-/// Returns the TCP ports on which a process listens in a pod's network namespace.
-///
-/// # Errors
-/// The namespace can't be entered, or its sockets can't be read.
-pub(in crate::inspect) fn tcp_listeners(found: &FoundNetns) -> Result<Vec<u16>, Error> {
-    let all = found.open()?.enter(LOCK_TIMEOUT, listeners)?;
-    Ok(all.iter().filter(|listener| listener.tcp).map(|listener| listener.port).collect())
-}
-
 fn wanted(redirect: &Redirect) -> Vec<(u16, bool)> {
     let dns = (redirect.dns != DnsCapture::Off).then_some([(DNS_PROXY_PORT, true), (DNS_PROXY_PORT, false)]);
     let tcp = [(redirect.proxy_port, true), (redirect.inbound_capture_port, true)];
