@@ -261,5 +261,3 @@ fn as_expected(
         all => CheckVerdict::pass(listed(&all.iter().map(named).collect::<Vec<_>>())),
     }
 }
-
-}
