@@ -249,7 +249,7 @@ impl Walk<'_> {
                     }
                 }
             }
-            if let Some(port) = self.to_ztunnel(*like, hook) {
+            if let Some(port) = self.captured_by_ztunnel(*like, hook) {
                 return End::Redirected(port);
             }
         }
@@ -257,7 +257,7 @@ impl Walk<'_> {
     }
 
     /// Evaluates istio-cni's redirection to ztunnel, which is in table nat.
-    fn to_ztunnel(&mut self, like: Table, hook: Hook) -> Option<u16> {
+    fn captured_by_ztunnel(&mut self, like: Table, hook: Hook) -> Option<u16> {
         let redirection = self.view.to_ztunnel.filter(|_| like == Table::Nat)?;
         let port = redirection.captures(&self.packet, hook)?;
         self.packet.redirect(port);

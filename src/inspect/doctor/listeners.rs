@@ -44,8 +44,7 @@ pub(super) fn examine(
         (Some(Err(error)), _) => CheckVerdict::not_checked(error.to_string()),
         _ => CheckVerdict::not_checked("this plugin redirects nothing in the pod"),
     });
-    let listeners = listeners.and_then(Result::ok);
-    listeners
+    listeners.and_then(Result::ok)
 }
 
 fn wanted(redirect: &Redirect) -> Vec<(u16, bool)> {

@@ -257,8 +257,7 @@ pub(super) fn examine(
         }
         _ => CheckVerdict::not_checked("no configuration is known"),
     });
-    let explained = explained.and_then(Result::ok);
-    explained
+    explained.and_then(Result::ok)
 }
 
 fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, policy }: &Explained) -> CheckVerdict {
