@@ -5,14 +5,13 @@ use super::istio::DNS_PROXY_PORT;
 use super::live::LiveRuleset;
 use super::packet::Packet;
 use super::redirections::NativeIstio;
-use super::rule::{Family, Hook, Ruleset, Table};
-use super::view::{RulesetView, TableId};
+use super::rule::{Hook, Table};
 use crate::cni::RuleFormat;
-use crate::policy::{Interception, Policy, Protocol};
+use crate::policy::Protocol;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// The chain that only these rules have, in the tables of iptables.
-const PREROUTING: &str = "ISTIO_PRERT";
+pub(super) const PREROUTING: &str = "ISTIO_PRERT";
 /// What a trace shows in place of the rules.
 pub(super) const CAPTURED: &str = "captured by istio-cni's rules (ztunnel)";
 const OUTBOUND: u16 = 15001;
@@ -88,50 +87,13 @@ impl AmbientRedirection {
     }
 }
 
-impl RulesetView {
-    /// Returns the rules of a policy, for both families, with the redirection in `format`.
-    #[must_use]
-    pub fn of_policy(policy: &Policy, format: RuleFormat) -> Self {
-        let mut view = Self::desired(&Ruleset::of(policy, &Family::ALL), format);
-        if policy.ambient {
-            // istio-cni's default format.
-            let captures_dns = policy.dns_captured_elsewhere.unwrap_or(true);
-            let format = RuleFormat::Iptables;
-            view = view.with_ambient(AmbientRedirection { format, captures_dns, captures_inbound: true });
-        } else if policy.interception == Interception::Unset {
-            let caveat = "this configuration does not redirect the pod; rules of other programs are not evaluated";
-            view.caveats.push(caveat.to_owned());
-        }
-        view
-    }
-
-    /// Adds istio-cni's redirection to ztunnel in place of its rules.
-    #[must_use]
-    pub fn with_ambient(mut self, redirection: AmbientRedirection) -> Self {
-        self.to_ztunnel = Some(redirection);
-        let is_istios = |name: &str| [PREROUTING, "ISTIO_OUTPUT"].contains(&name);
-        self.retain_chains(|table, name| !(matches!(table, TableId::Iptables(..)) && is_istios(name)));
-        self.unread_redirections.retain(|caveat| !caveat.contains("istio-ambient-"));
-        let place = redirection.place();
-        self.caveats.push(format!("the rules of istio-cni ({place}) are recognized, but not evaluated one by one"));
-        self
-    }
-
-    /// Removes the capture of inbound connections, which istio-cni does not write for a pod whose annotation
-    /// `ambient.istio.io/bypass-inbound-capture` is true.
-    #[must_use]
-    pub const fn without_ambient_inbound(mut self) -> Self {
-        if let Some(redirection) = &mut self.to_ztunnel {
-            redirection.captures_inbound = false;
-        }
-        self
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::firewall::packet::{Destination, Packet, Sender};
+    use crate::firewall::rule::{Family, Ruleset};
+    use crate::firewall::view::RulesetView;
+    use crate::policy::Policy;
     use crate::policy::{Exclusion, IdRange, Protocol, TrafficOwner};
 
     fn arrives(policy: &Policy, format: RuleFormat, captures_dns: bool, from: Sender, to: &str) -> String {

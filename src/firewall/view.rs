@@ -1,7 +1,7 @@
 //! The rules of a pod in one form for both rule formats: native conditions and actions, with the text that the format's
 //! tool prints. The rules are live ones, with those of other tools in the tables of iptables, or desired ones.
 
-use super::ambient::AmbientRedirection;
+use super::ambient::{self, AmbientRedirection};
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::conditions;
@@ -9,6 +9,7 @@ use super::native::rule::{BaseHook, Condition, EXCLUSIONS_NAT_PRIORITY, NativeAc
 use super::redirections::RedirectingChain;
 use super::rule::{Family, Hook, Rule, Ruleset, Table};
 use crate::cni::RuleFormat;
+use crate::policy::{Interception, Policy};
 use std::collections::BTreeMap;
 
 /// A table of iptables, or a native one of both families.
@@ -110,6 +111,46 @@ pub struct RulesetView {
     /// Redirections behind the exclusions that are not in the view, in words. They do not matter for a packet whose
     /// destination is fixed before.
     pub unread_redirections: Vec<String>,
+}
+
+impl RulesetView {
+    /// Returns the rules of a policy, for both families, with the redirection in `format`.
+    #[must_use]
+    pub fn of_policy(policy: &Policy, format: RuleFormat) -> Self {
+        let mut view = Self::desired(&Ruleset::of(policy, &Family::ALL), format);
+        if policy.ambient {
+            // istio-cni's default format.
+            let captures_dns = policy.dns_captured_elsewhere.unwrap_or(true);
+            let format = RuleFormat::Iptables;
+            view = view.with_ambient(AmbientRedirection { format, captures_dns, captures_inbound: true });
+        } else if policy.interception == Interception::Unset {
+            let caveat = "this configuration does not redirect the pod; rules of other programs are not evaluated";
+            view.caveats.push(caveat.to_owned());
+        }
+        view
+    }
+
+    /// Adds istio-cni's redirection to ztunnel in place of its rules.
+    #[must_use]
+    pub fn with_ambient(mut self, redirection: AmbientRedirection) -> Self {
+        self.to_ztunnel = Some(redirection);
+        let is_istios = |name: &str| [ambient::PREROUTING, "ISTIO_OUTPUT"].contains(&name);
+        self.retain_chains(|table, name| !(matches!(table, TableId::Iptables(..)) && is_istios(name)));
+        self.unread_redirections.retain(|caveat| !caveat.contains("istio-ambient-"));
+        let place = redirection.place();
+        self.caveats.push(format!("the rules of istio-cni ({place}) are recognized, but not evaluated one by one"));
+        self
+    }
+
+    /// Removes the capture of inbound connections, which istio-cni does not write for a pod whose annotation
+    /// `ambient.istio.io/bypass-inbound-capture` is true.
+    #[must_use]
+    pub const fn without_ambient_inbound(mut self) -> Self {
+        if let Some(redirection) = &mut self.to_ztunnel {
+            redirection.captures_inbound = false;
+        }
+        self
+    }
 }
 
 impl RulesetView {
