@@ -120,7 +120,10 @@ impl Node<'_> {
             };
             let redirected = redirection.is_ok();
             let (bypasses, left_out) = if redirected { bypasses(&live, &report, all) } else { (Vec::new(), 0) };
-            let reason = redirection.unwrap_or_else(|reason| reason);
+            let mut reason = redirection.unwrap_or_else(|reason| reason);
+            if let Some(rejected) = live.live.rejected().filter(|rejected| rejected.is_any()) {
+                reason += &format!("; the guard rejected {rejected}");
+            }
             Ok(AuditedPod { redirected, bypasses, left_out, drift: drift(&report), ..of(reason) })
         });
         let unread = |error: Error| AuditedPod { error: Some(error.to_string()), ..of("unknown".to_owned()) };

@@ -3,12 +3,13 @@
 
 use super::checks;
 use super::report::{CheckTarget, CheckVerdict, Results};
-use crate::cni::NetConf;
+use crate::cni::{Block, NetConf};
 use crate::firewall::RuleFormat;
 use crate::firewall::nfnetlink::NfSocket;
 use crate::inspect::socket_lb;
 use crate::inspect::terminal::joined;
-use crate::plugin::probe::{NOT_PERMITTED, in_new_netns, try_redirection};
+use crate::plugin::probe::{NOT_PERMITTED, in_new_netns, try_guard_rules, try_redirection};
+use crate::sub_plugins::SubPlugin;
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::sync_channel;
@@ -23,7 +24,10 @@ pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
     results.add(
         checks::KERNEL_RULES,
         match in_new_netns(Tried::new) {
-            Ok(tried) => tried.verdict(conf.and_then(|conf| conf.rule_format)),
+            Ok(tried) => {
+                let redirection = tried.verdict(conf.and_then(|conf| conf.rule_format));
+                CheckVerdict::merged([redirection].into_iter().chain(guard(conf)))
+            }
             Err(why) if why == NOT_PERMITTED => CheckVerdict::NotChecked(
                 "this needs root (CAP_SYS_ADMIN)".to_owned(),
                 Some("run detour doctor as root on the node, or in the agent's pod".to_owned()),
@@ -34,6 +38,15 @@ pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
             ),
         },
     );
+}
+
+/// Returns a failure if a configuration uses the guard, and the kernel refuses its rules.
+fn guard(conf: Option<&NetConf>) -> Option<CheckVerdict> {
+    let is_guard = |block: &Block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard);
+    conf.filter(|conf| conf.chain.iter().any(is_guard))?;
+    let why = try_guard_rules().err().filter(|why| why != NOT_PERMITTED)?;
+    let next = "load the modules on the node: modprobe -a nft_reject_inet nft_fib_inet; or remove mesh-guard";
+    Some(CheckVerdict::fail(format!("the rules of mesh-guard: {why}"), next))
 }
 
 /// Checks whether eBPF programs replace Service addresses before netfilter sees them. Nodes whose BPF file system is not

@@ -31,7 +31,9 @@ pub(super) fn examine(
 ) -> Option<(LiveRules, RulesReport)> {
     let read = found.map(|found| read(found, store));
     results.run(checks::RULES_EQUAL, || match &read {
-        Some(Ok((report, live))) => CheckVerdict::merged([equal(report, wanted)].into_iter().chain(fixtures(live))),
+        Some(Ok((report, live))) => {
+            CheckVerdict::merged([equal(report, wanted)].into_iter().chain(fixtures(live)).chain(guarded(live)))
+        }
         Some(Err(error)) => unread(error),
         None => CheckVerdict::not_checked("the pod's network namespace is not known"),
     });
@@ -103,6 +105,16 @@ fn in_front(report: &RulesReport) -> CheckVerdict {
 
 fn fixtures(live: &LiveRules) -> Option<CheckVerdict> {
     (!live.unfixed.is_empty()).then(|| CheckVerdict::fail(live.unfixed.join("; "), REPAIR))
+}
+
+/// Returns a warning if the guard has rejected packets.
+fn guarded(live: &LiveRules) -> Option<CheckVerdict> {
+    let rejected = live.live.rejected().filter(|rejected| rejected.is_any())?;
+    Some(CheckVerdict::warn(
+        format!("the guard (mesh-guard) rejected {rejected}, so these connections failed: no redirection took them"),
+        "if the redirection is in place now, the agent has restored it; in the ambient mesh, check istio-cni's agent on \
+         this node",
+    ))
 }
 
 /// The pod's location: its node and network namespace.
