@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
@@ -207,7 +207,7 @@ impl ServiceAccount {
     /// # Errors
     /// As [`Self::token`].
     pub async fn watch(&self, daemon_set: &ObjectRef, mut report: impl FnMut(bool)) -> Result<(), Error> {
-        let (api, started) = (self.api(WATCH_TIMEOUT), Instant::now());
+        let api = self.api(WATCH_TIMEOUT);
         let session = api.session()?;
         let collection = Collection {
             kind: Kind::DAEMON_SET,
@@ -216,7 +216,7 @@ impl ServiceAccount {
             metadata_only: true,
         };
         let request = ApiRequest::get(Kind::DAEMON_SET, Some(&daemon_set.namespace), &daemon_set.name)?;
-        let failed = |last| session.error(&request, Exhausted { last, attempts: 1, elapsed: started.elapsed() });
+        let failed = |last| session.error(&request, Exhausted { last, effort: None });
         // The object's own version may be older than the API server's watch cache, which is empty after each start of the
         // server. A watch from any version starts with the object, so no change is missed.
         let mut events = session.watch::<DaemonSetObject>(&collection, None).await.map_err(failed)?;

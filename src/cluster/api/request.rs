@@ -206,57 +206,51 @@ impl ApiRequest {
 
     /// Returns the error for the last failure of a request: `OBJECT: REQUEST (kubeconfig FILE): CAUSE; NEXT STEP`.
     pub(super) fn error(&self, server: &str, kubeconfig: &Path, exhausted: Exhausted) -> Error {
-        let Exhausted { last: Failure { status, is_too_large, cause, .. }, attempts, elapsed } = exhausted;
+        let Exhausted { last: Failure { status, is_too_large, cause, .. }, effort } = exhausted;
         let Self { http, subject, permission, kubectl, .. } = self;
         let kubeconfig = kubeconfig.display();
-        let plural = if attempts == 1 { "" } else { "s" };
-        let effort = format!("{attempts} attempt{plural} within {:.1} s", elapsed.as_secs_f32());
+        let effort = effort.map(|(attempts, elapsed)| {
+            let plural = if attempts == 1 { "" } else { "s" };
+            format!(" in {attempts} attempt{plural} within {:.1} s", elapsed.as_secs_f32())
+        });
+        let credentials = format!("{status}, the credentials in {kubeconfig}");
+        let other = format!("not the response of a Kubernetes API; correct server in {kubeconfig}");
         let (code, what) = match (status, tls_step(&cause)) {
             (0, Some(step)) => (Code::InvalidConfig, step.to_owned()),
-            (0, None) if is_too_large => (
-                Code::InvalidConfig,
-                format!("{cause}; not the response of a Kubernetes API; correct server in {kubeconfig}"),
-            ),
-            (0 | 200..=299 | 408 | 429 | 500.., _) => {
-                let next = "check that this node can reach the API server";
-                (Code::TryAgain, format!("no usable answer in {effort}; {next}"))
+            (0, None) if is_too_large => (Code::InvalidConfig, format!("{cause}; {other}")),
+            (0 | 200..=299 | 408 | 429 | 500.., _) => match effort {
+                None => (Code::TryAgain, "request failed".to_owned()),
+                Some(effort) => {
+                    let next = "check that this node can reach the API server";
+                    (Code::TryAgain, format!("no usable answer{effort}; {next}"))
+                }
+            },
+            (401, _) => {
+                (Code::Forbidden, format!("{credentials} are not accepted; check the process that renews this file"))
             }
-            (401, _) => (
-                Code::Forbidden,
-                format!(
-                    "401, the credentials in {kubeconfig} are not accepted; check the process that renews this file"
-                ),
-            ),
             (403, _) if cause.contains("ValidatingAdmissionPolicy") => {
                 (Code::Forbidden, format!("403, an admission policy denies to {permission}"))
             }
-            (403, _) => (
-                Code::Forbidden,
-                format!(
-                    "403, the credentials in {kubeconfig} lack the permission to {permission}; grant it in a ClusterRole"
-                ),
-            ),
-            (404, _) => (
-                Code::PodUnknown,
-                format!(
-                    "not found in {effort}: it was deleted, or the kubeconfig is for another cluster; see {kubectl}"
-                ),
-            ),
+            (403, _) => {
+                let next = "grant it in a ClusterRole";
+                (Code::Forbidden, format!("{credentials} lack the permission to {permission}; {next}"))
+            }
+            (404, _) => {
+                let why = "it was deleted, or the kubeconfig is for another cluster";
+                (Code::PodUnknown, format!("not found{}: {why}; see {kubectl}", effort.unwrap_or_default()))
+            }
             (409 | 422, _) => {
                 (Code::PodUnknown, format!("{status}, the object was changed or replaced in the meantime"))
             }
-            _ => (
-                Code::InvalidConfig,
-                format!("{status}, not the response of a Kubernetes API; correct server in {kubeconfig}"),
-            ),
+            _ => (Code::InvalidConfig, format!("{status}, {other}")),
         };
         let path = http.uri().path();
         let msg = format!("{subject}: {} {server}{path} (kubeconfig {kubeconfig}): {what}", http.method());
-        let details = match code {
-            _ if is_too_large => String::new(),
-            Code::TryAgain => cause,
+        let details = match cause.strip_prefix(&format!("{status}, ")) {
+            _ if is_too_large => "",
             // The message has the status.
-            _ => cause.trim_start_matches(&format!("{status}, ")).to_owned(),
+            Some(message) if !matches!(status, 404 | 408 | 429 | 500..) => message,
+            _ => &cause,
         };
         Error::new(code, msg).with_details(details)
     }

@@ -66,10 +66,8 @@ pub(in crate::cluster) type ServerAddress = (String, u16);
 pub(super) struct Exhausted {
     /// Why the last attempt failed.
     pub(super) last: Failure,
-    /// The number of attempts.
-    pub(super) attempts: u32,
-    /// The time that they took, including pauses.
-    pub(super) elapsed: Duration,
+    /// The number of attempts, and the time that they took, including pauses; `None` without retries.
+    pub(super) effort: Option<(u32, Duration)>,
 }
 
 /// Runs `attempt` until it succeeds, a retry can't help, or the deadline has passed.
@@ -109,7 +107,8 @@ pub(super) async fn retry<T>(
             Err(Failure::new(format!("no {what} within {waited:.1} s{}", earlier.borrow())))
         }
     };
-    result.map_err(|last| Exhausted { last, attempts: attempts.get(), elapsed: deadline.started.elapsed() })
+    let effort = deadline.retries.then(|| (attempts.get(), deadline.started.elapsed()));
+    result.map_err(|last| Exhausted { last, effort })
 }
 
 /// Waits until the deadline, or until it is clear that the server accepts no connection. Returns what is missing.
@@ -148,7 +147,7 @@ mod tests {
         };
         let server = ("127.0.0.1".to_owned(), port);
         let exhausted = runtime.block_on(retry(deadline, &server, attempt)).expect_err("it fails");
-        assert_eq!(exhausted.attempts as usize, times.borrow().len());
+        assert_eq!(exhausted.effort.expect("with retries").0 as usize, times.borrow().len());
         (times.into_inner(), exhausted.last)
     }
 

@@ -15,7 +15,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::runtime::Handle;
 
 /// The timeout of a write, including retries: the pod's start waits for it.
@@ -196,7 +196,7 @@ impl Api {
         (subject, fields): (String, Option<String>),
         timeout: Duration,
     ) -> Result<Vec<T>, Error> {
-        let (session, started, mut objects) = (self.session()?, Instant::now(), Vec::new());
+        let (session, mut objects) = (self.session()?, Vec::new());
         let request = ApiRequest::list(kind, namespace, subject)?;
         let collection = Collection { kind, namespace: namespace.map(str::to_owned), fields, metadata_only: false };
         match session.run(session.list(&collection, false, (MAX_PAGES, timeout), |object| objects.push(object))) {
