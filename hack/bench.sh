@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures the cost of the plugin's calls, of a floor program that does only what no plugin can avoid, and of the tools
-# that could apply the same rules. Prints medians, ratios and the targets of docs/performance.md.
+# that could apply the same rules. Prints medians, ratios and the targets of docs/cost.md.
 #
 # Each contender runs once per round in a fresh network namespace, in an order that rotates, so that noise affects all
 # of them equally. Facts come from the agent unless the row names another source.

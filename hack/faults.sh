@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the release binary under faults of the plugin, the node, the kernel, the API server, the agent and delegates.
-# Prints the fault table: what each call answered, and what it left behind (docs/faults.md explains it). Exits with 1 if a
+# Prints the fault table: what each call answered, and what it left behind (docs/cost.md explains it). Exits with 1 if a
 # row violates the contract. hack/test.sh runs a sample of the same tests.
 #
 # Usage: hack/faults.sh [NAME OF TESTS]…     for example: hack/faults.sh netns:: state::

@@ -1,4 +1,4 @@
-//! The parts of Istio's injected pods that detour depends on (docs/control-plane.md), item by item, with pods from the
+//! The parts of Istio's injected pods that detour depends on (conf/README.md), item by item, with pods from the
 //! injectors of several minor versions (`tests/golden/injected`).
 
 use detour_cni::networks;
@@ -90,7 +90,7 @@ enum Effect {
     None,
 }
 
-/// An item by its name in docs/control-plane.md, a change to the pod, and the effect.
+/// An item by its name in conf/README.md, a change to the pod, and the effect.
 type Item = (&'static str, fn(&mut Value), Effect);
 
 fn items() -> Vec<Item> {
@@ -331,7 +331,7 @@ fn the_networks_of_the_pod_and_of_the_injector_are_both_selected() {
 
 #[test]
 fn the_document_contains_each_item() {
-    let document = read("docs/control-plane.md");
+    let document = read("conf/README.md");
     let rows: Vec<&str> = document.lines().filter(|line| line.starts_with("| ")).collect();
     for (item, _, _) in items() {
         assert!(rows.iter().any(|row| row.contains(&format!("`{item}`"))), "{item}");

@@ -118,40 +118,6 @@ fn every_link_leads_to_a_file_and_a_heading() {
     assert_eq!(pages.collect::<Vec<_>>(), ["README.md"; 0], "no page links to these");
 }
 
-/// A verdict of the API server is tested with a real one.
-#[test]
-fn each_limit_in_the_security_document_names_its_tests() {
-    let (mut tests, mut sources) = (BTreeMap::new(), BTreeSet::new());
-    for directory in ["tests", "src"] {
-        files(root(), &root().join(directory), &mut sources);
-    }
-    for path in sources.iter().filter(|path| path.ends_with(".rs")) {
-        for function in read(path).split("fn ").skip(1).filter_map(|rest| rest.split_once('(')) {
-            tests.entry(function.0.to_owned()).or_insert_with(Vec::new).push(path.clone());
-        }
-    }
-    let (mut has_tests, mut rows) = (false, 0);
-    for line in read("SECURITY.md").lines() {
-        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-        match cells[..] {
-            [.., "test"] => has_tests = true,
-            [.., verdict, named] if has_tests && line.starts_with("| ") => {
-                rows += 1;
-                let places: Vec<&Vec<String>> = named
-                    .split(", ")
-                    .map(|name| tests.get(name.trim_matches('`')).unwrap_or_else(|| panic!("{line}: {name} not found")))
-                    .collect();
-                let is_of_api = ["denied", "rejected"].iter().any(|word| verdict.starts_with(word));
-                let is_real = |places: &&Vec<String>| places.iter().any(|path| path.starts_with("tests/apiserver/"));
-                assert!(!is_of_api || places.iter().any(is_real), "{line}: expected a test with a real API server");
-            }
-            _ if line.is_empty() => has_tests = false,
-            _ => {}
-        }
-    }
-    assert!(rows > 30, "{rows}");
-}
-
 #[test]
 fn the_documents_are_short() {
     let lines = |path: &str| read(path).lines().count();

@@ -1,4 +1,4 @@
-//! The guide to OpenShift Service Mesh (docs/openshift-service-mesh.md): its injection template, with what Istio's
+//! The guide to OpenShift Service Mesh (docs/openshift.md): its injection template, with what Istio's
 //! injector makes of it (`tests/golden/injected/excludedns.yaml`), and detour's decisions for these pods.
 //! `tests/apiserver/service_mesh.rs` runs the commands of the guide.
 

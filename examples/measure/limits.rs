@@ -66,7 +66,7 @@ pub(crate) fn guard(file: &Path, counts: &Path, compiler: &str, update: bool) ->
     }
     println!(
         "{}: exceeded: {}; make the plugin cheaper, or state in the commit message why it costs more and run \
-         hack/instructions.sh --update (docs/performance.md)",
+         hack/instructions.sh --update (docs/cost.md)",
         file.display(),
         report.exceeded.join("; ")
     );

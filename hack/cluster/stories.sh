@@ -4,10 +4,12 @@
 # what the configuration requires: outside of the cluster, a server and tcpdump record the packets. At the end, a table of
 # all stories. Exits with 1 if a check failed.
 #
-# Usage: hack/e2e.sh cluster [--list] [--keep] [NAME]…
-#   --list   print the names of the stories
-#   --keep   leave the cluster of the first story that fails, for hack/cluster.sh enter with CLUSTER=target/cluster-e2e
-#   NAME     run only these stories (default: all)
+# Usage: hack/e2e.sh cluster [--list] [--keep] [--runtime NAME] [NAME]…
+#   --list           print the names of the stories
+#   --keep           leave the cluster of the first story that fails, for hack/cluster.sh enter with
+#                    CLUSTER=target/cluster-e2e
+#   --runtime NAME   containerd (default) or crio
+#   NAME             run only these stories (default: all)
 # Environment: CLUSTER (the cluster's directory, default: target/cluster-e2e), DETOUR_PROGRAM (the static binary in detour's
 # image; default: the release build)
 set -euo pipefail
@@ -22,7 +24,7 @@ usage() {
 }
 stories=(seeds mesh modes multus multus-thick node product boots live ambient)
 directory=hack/cluster/stories
-keep='' names=()
+keep='' names=() RUNTIME=containerd
 while [[ $# -gt 0 ]]; do
     case $1 in
         --list)
@@ -30,6 +32,11 @@ while [[ $# -gt 0 ]]; do
             exit
             ;;
         --keep) keep=yes ;;
+        --runtime)
+            [[ ${2:-} == containerd || ${2:-} == crio ]] || usage "--runtime: invalid value \"${2:-}\"; expected containerd or crio"
+            RUNTIME=$2
+            shift
+            ;;
         -*) usage "unknown option \"$1\"" ;;
         *)
             [[ " ${stories[*]} " == *" $1 "* ]] || usage "unknown story \"$1\"; expected one of: ${stories[*]}"
@@ -43,7 +50,7 @@ done
 need_root
 use_cluster "${CLUSTER:-$(target_directory)/cluster-e2e}"
 RESULTS=$(mktemp) table=$(mktemp) status=0 kept=''
-export RESULTS
+export RESULTS RUNTIME
 trap '[[ -n $kept ]] || down; rm -f "$RESULTS" "$table"' EXIT
 for story in "${names[@]}"; do
     down
@@ -52,7 +59,7 @@ for story in "${names[@]}"; do
     began=$SECONDS
     bash "$directory/$story.sh" || echo failed >>"$RESULTS"
     failed=$(grep -c failed "$RESULTS" || true)
-    echo "$story|$(grep -c ok "$RESULTS" || true)|$failed|$((SECONDS - began)) s" >>"$table"
+    echo "$story|$RUNTIME|$(grep -c ok "$RESULTS" || true)|$failed|$((SECONDS - began)) s" >>"$table"
     if [[ $failed -gt 0 ]]; then
         status=1
         kept=$keep
@@ -62,7 +69,7 @@ for story in "${names[@]}"; do
 done
 say "results"
 {
-    echo "story|checks that passed|failed|time"
+    echo "story|runtime|checks that passed|failed|time"
     cat "$table"
 } | column -t -s '|'
 exit "$status"

@@ -6,10 +6,13 @@ use super::output::CommandError;
 use clap::Args;
 use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles};
 use detour_cni::cluster::{self, Cluster, NodeApi};
-use detour_cni::cni::{CniCommand, Code, Error, Kubernetes, NetConf};
+use detour_cni::cni::{
+    CniCommand, Code, Error, Kubernetes, NODE_CONFIGURATION, NetConf, OWN_TYPES, is_configuration_file,
+};
 use detour_cni::inspect::{
     AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, NO_CREDENTIALS, Subject, socket_lb,
 };
+use detour_cni::plugin::node;
 use detour_cni::pod::{Facts, Pod, PodRef};
 use detour_cni::trusted_file;
 use std::fmt::Display;
@@ -28,16 +31,16 @@ const MAX_FILE: u64 = 16 << 20;
 /// Limit for a file with a host name. Names have at most 64 bytes (gethostname(2)), but hostname(5) allows comments.
 const MAX_HOSTNAME_FILE: u64 = 4 << 10;
 
-/// Selects a configuration, and the cluster that has the pod.
+/// Selects configurations, and the cluster that has the pod.
 #[derive(Debug, Args)]
 pub(super) struct ClusterArguments {
-    /// Configuration of the plugin; - is stdin [default: for a pod in the cluster, the configuration that is installed on its node; with -f, type detour with its defaults, for every pod]
+    /// Configuration of the plugin, or a directory of configurations; - is stdin; may be repeated [default: for a pod in the cluster, the configuration that is installed on its node; with -f, type detour with its defaults, for every pod]
     ///
     /// A configuration list, a primary plugin's configuration and a recorded stdin of an ADD apply to every pod. Any
     /// other configuration applies to pods whose annotation k8s.v1.cni.cncf.io/networks selects a definition of its
     /// name, as Multus runs it.
-    #[arg(long, value_name = "FILE")]
-    pub(super) config: Option<PathBuf>,
+    #[arg(long = "config", value_name = "FILE|DIR")]
+    pub(super) configs: Vec<PathBuf>,
     /// Namespace of the pod
     ///
     /// It also selects objects in manifests. Objects without a namespace belong to it, as with kubectl.
@@ -49,31 +52,56 @@ pub(super) struct ClusterArguments {
 }
 
 impl ClusterArguments {
-    /// Parses the file of `--config`, or `default` without it.
-    pub(super) fn conf(&self, default: &str) -> Result<AppliedConf, CommandError> {
-        Ok(match &self.config {
-            Some(path) => AppliedConf::parse(path, &read(path)?).map_err(CommandError::Input)?,
-            None => NetConf::parse(default.as_bytes(), CniCommand::Add, "detour")?.into(),
-        })
+    /// Parses the files of `--config`; those of a node are below `root`.
+    pub(super) fn configurations(&self, root: &Path) -> Result<Vec<AppliedConf>, CommandError> {
+        let mut all = Vec::new();
+        for path in &self.configs {
+            let reached = on_node(root, path)?;
+            let mut names = vec![None];
+            if reached.is_dir() {
+                let mut found = trusted_file::names_in(&reached).map_err(|error| read_failed(path, &error))?;
+                found.sort();
+                names = found.into_iter().filter(|name| is_configuration_file(name)).map(Some).collect();
+            }
+            for name in names {
+                let within = |path: &Path| name.as_ref().map_or_else(|| path.to_owned(), |name| path.join(name));
+                let place = within(path);
+                let text = read(&within(&reached)).map_err(|error| named(error, &within(&reached), &place))?;
+                match AppliedConf::parse(&place, &text) {
+                    // The directory has configurations of other plugins, too.
+                    Err(_) if name.is_some() && !mentions_own_type(&text) => {}
+                    parsed => all.push(parsed.map_err(CommandError::Input)?),
+                }
+            }
+        }
+        if all.is_empty() && !self.configs.is_empty() {
+            let names = self.configs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+            return Err(CommandError::Usage(format!("{names}: no configuration of type {}", OWN_TYPES.join(", "))));
+        }
+        Ok(all)
     }
 
-    /// Reads a pod with the configuration of `--config` or, without it, with the one of its node. The file system of this
+    /// Returns the built-in configuration.
+    pub(super) fn built_in() -> Result<AppliedConf, CommandError> {
+        Ok(NetConf::parse(DEFAULT_CONF.as_bytes(), CniCommand::Add, "detour")?.into())
+    }
+
+    /// Reads a pod with the configurations of `--config` or, without it, with those of its node. The file system of this
     /// node is mounted at `root`.
     ///
     /// # Errors
-    /// The namespace is missing, the configuration is invalid, or the cluster does not return the pod.
+    /// The namespace is missing, a configuration is invalid, or the cluster does not return the pod.
     pub(super) fn subject(&self, pod: &str, root: &Path) -> Result<Subject, CommandError> {
+        let configured = self.configurations(root)?;
         if let Some(kubectl) = &self.kubectl {
-            let applied = self.conf(DEFAULT_CONF)?;
             let facts = kubectl.facts(self.namespace.as_deref(), pod)?;
-            return Ok(Subject::of(applied, facts, Some(kubectl))?);
+            return Ok(Subject::given(&configured, facts, Some(kubectl))?);
         }
-        let configured = self.config.is_some().then(|| self.conf(DEFAULT_CONF)).transpose()?;
-        let (source, facts) = self.read(pod, configured.as_ref().map(|applied| &applied.conf), root)?;
-        Ok(match configured {
-            Some(applied) => Subject::of(applied, facts, Some(source.cluster()))?,
-            None => on_node(self.conf(DEFAULT_CONF)?, facts, source.cluster(), root)?,
-        })
+        let (source, facts) = self.read(pod, configured.first().map(|applied| &applied.conf), root)?;
+        match configured.is_empty() {
+            false => Ok(Subject::given(&configured, facts, Some(source.cluster()))?),
+            true => Ok(installed_on_node(Self::built_in()?, facts, source.cluster(), root)?),
+        }
     }
 
     /// Reads a pod whose configuration is not used; `--config` can name the source of facts.
@@ -81,7 +109,8 @@ impl ClusterArguments {
     /// # Errors
     /// As [`Self::subject`].
     pub(super) fn pod(&self, pod: &str, root: &Path) -> Result<Subject, CommandError> {
-        let applied = self.conf(DEFAULT_CONF)?;
+        let applied = self.configurations(root)?.into_iter().next();
+        let applied = applied.map_or_else(Self::built_in, Ok)?;
         let (_, facts) = self.read(pod, Some(&applied.conf), root)?;
         Ok(Subject::of(applied, facts, None)?)
     }
@@ -94,6 +123,36 @@ impl ClusterArguments {
         let source = source(conf, root)?;
         let facts = source.cluster().facts(&PodRef { namespace, name: pod.to_owned(), uid: None }, true)?;
         Ok((source, facts))
+    }
+}
+
+/// Whether a configuration names a type of this program.
+fn mentions_own_type(text: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(text);
+    OWN_TYPES.iter().any(|kind| text.contains(&format!("{kind:?}")))
+}
+
+/// Returns where this process reaches a path on the node, whose file system is mounted at `root`.
+///
+/// # Errors
+/// The root does not exist, or the path leaves it.
+pub(super) fn on_node(root: &Path, path: &Path) -> Result<PathBuf, CommandError> {
+    check_exists("--root", root)?;
+    if root == Path::new("/") || path.is_relative() {
+        return Ok(path.to_owned());
+    }
+    let refused = || CommandError::Usage(format!("{}: expected a path without \"..\"", path.display()));
+    let reached = HostRoot::new(root).reach(&HostPath::new(path).ok_or_else(refused)?);
+    reached.map_err(|error| read_failed(path, &error))
+}
+
+/// Returns an error about a path on the node by the name that the user knows.
+fn named(error: CommandError, reached: &Path, place: &Path) -> CommandError {
+    match error {
+        CommandError::Usage(message) => {
+            CommandError::Usage(message.replace(&*reached.to_string_lossy(), &place.to_string_lossy()))
+        }
+        other => other,
     }
 }
 
@@ -147,13 +206,21 @@ impl PodSource {
 
 /// Returns a pod with the configurations that are installed on this node, if the pod is on it; otherwise with the built-in
 /// configuration, and the reason.
-fn on_node(built_in: AppliedConf, facts: Facts, cluster: &dyn Cluster, root: &Path) -> Result<Subject, Error> {
+fn installed_on_node(
+    built_in: AppliedConf,
+    facts: Facts,
+    cluster: &dyn Cluster,
+    root: &Path,
+) -> Result<Subject, Error> {
     match installed(&facts.pod, root) {
         Ok((texts, reason)) => {
             let mut places: Vec<String> = texts.iter().map(|one| one.place.clone()).collect();
             places.dedup();
-            let origin = ConfigurationOrigin { source: ConfigurationSource::Node, places, reason };
-            let subject = Subject::installed(&texts, origin, facts, cluster)?;
+            let source = ConfigurationSource::Node;
+            let origin = ConfigurationOrigin { source, places, reason, ..ConfigurationOrigin::default() };
+            let reached = HostPath::new(NODE_CONFIGURATION).and_then(|path| HostRoot::new(root).reach(&path).ok());
+            let node = reached.map(|path| node::read(NODE_CONFIGURATION, &path)).transpose()?.flatten();
+            let subject = Subject::installed(&texts, node.as_ref().map(|(node, _)| node), origin, facts, cluster)?;
             // The command runs on the pod's node.
             Ok(Subject { socket_lb: socket_lb::products(root).unwrap_or_default(), ..subject })
         }

@@ -6,7 +6,7 @@ use super::subject::{SubjectArguments, Subjects};
 use clap::{Args, ValueEnum};
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{RuleFormat, Ruleset, native, restore_text};
-use detour_cni::inspect::{AppliedConf, Explained, Explanations, PodManifest, Subject, explain, picture};
+use detour_cni::inspect::{Explained, Explanations, Subject, explained, picture};
 use detour_cni::policy::Ipv6;
 use detour_cni::printable::Text;
 use std::path::PathBuf;
@@ -51,6 +51,9 @@ Exit codes: 0 success, 1 an ADD of this pod would fail, 2 invalid arguments or i
 pub(super) struct ExplainArguments {
     #[command(flatten)]
     pub(super) subject: SubjectArguments,
+    /// Also print settings with their default, all conditions and requests, and long lists in full
+    #[arg(long, conflicts_with_all = ["rules", "format"])]
+    all: bool,
     /// Print the rules instead of the report
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "output")]
     rules: Option<RuleFormatArgument>,
@@ -78,42 +81,34 @@ enum PictureFormat {
 }
 
 pub(super) fn run(arguments: ExplainArguments) -> Result<CommandOutput, CommandError> {
-    let (manifest, conf) = match arguments.subject.read_all(&arguments.root)? {
+    let (manifest, configurations) = match arguments.subject.read_all(&arguments.root)? {
         Subjects::Cluster(subject) => return arguments.explain_one(&subject),
         Subjects::Manifest(manifest) => *manifest,
     };
     let needs_one = arguments.rules.is_some() || arguments.format.is_some();
     if needs_one || manifest.pods.len() == 1 {
         let pod = manifest.one().map_err(CommandError::Input)?;
-        return arguments.explain_one(&manifest.subject(pod, conf)?);
+        return arguments.explain_one(&manifest.subject(pod, &configurations)?);
     }
-    arguments.explain_all(&manifest, &conf)
+    let subject = |pod| Ok::<_, CommandError>(arguments.explain(&manifest.subject(pod, &configurations)?).explanation);
+    let explanations = manifest.pods.iter().map(subject).collect::<Result<Vec<_>, _>>()?;
+    let fine = explanations.iter().all(|one| one.add_fails.is_none());
+    arguments.output.render_verdict(&Explanations(explanations), fine)
 }
 
 impl ExplainArguments {
-    /// Reports all pods that can be explained, and prints the errors of the others to stderr.
-    fn explain_all(&self, manifest: &PodManifest, conf: &AppliedConf) -> Result<CommandOutput, CommandError> {
-        let (mut explanations, mut code) = (Vec::new(), ExitCode::SUCCESS);
-        for pod in &manifest.pods {
-            match manifest.subject(pod, conf.clone()).and_then(|subject| explain(&subject)) {
-                Ok(explained) => {
-                    if explained.explanation.add_failure().is_some() {
-                        code = ExitCode::FAILURE;
-                    }
-                    explanations.push(explained.explanation);
-                }
-                Err(error) => code = print_error(format_args!("{pod}: {error}"), ExitCode::FAILURE),
-            }
-        }
-        Ok(CommandOutput { code, ..self.output.render(&Explanations(explanations))? })
+    fn explain(&self, subject: &Subject) -> Explained {
+        let mut explained = explained(subject);
+        explained.explanation.all = self.all;
+        explained
     }
 
     fn explain_one(&self, subject: &Subject) -> Result<CommandOutput, CommandError> {
-        let explained = explain(subject)?;
+        let explained = self.explain(subject);
         let output = self.render(subject, &explained)?;
-        let Some(failure) = explained.explanation.add_failure() else { return Ok(output) };
+        let Some(cause) = &explained.explanation.add_fails else { return Ok(output) };
         if self.rules.is_some() || self.format.is_some() {
-            print_error(format_args!("pod {}: {}; {}", subject.name(), failure.what, failure.next), ExitCode::FAILURE);
+            print_error(format_args!("pod {}: an ADD fails: {cause}", subject.name()), ExitCode::FAILURE);
         }
         Ok(CommandOutput { code: ExitCode::FAILURE, ..output })
     }

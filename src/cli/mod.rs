@@ -169,9 +169,10 @@ fn output_failed(why: &io::Error) -> ExitCode {
     }
 }
 
-/// Prints a message to stderr, without credentials in URLs because users share such messages, and returns `code`.
+/// Prints an error or, if `code` is that of success, a note to stderr, without credentials in URLs because users share such messages, and returns `code`.
 fn print_error(message: impl Display, code: ExitCode) -> ExitCode {
-    crate::print(io::stderr(), &Text::message(&without_userinfo(&format!("detour: {message}"))), code)
+    let kind = if code == ExitCode::SUCCESS { "note" } else { "error" };
+    crate::print(io::stderr(), &Text::message(&without_userinfo(&format!("{kind}: {message}"))), code)
 }
 
 const COMPLETION_EXAMPLES: &str = "\

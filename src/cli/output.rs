@@ -5,6 +5,7 @@ use clap::{Args, ValueEnum};
 use detour_cni::cni::Error;
 use detour_cni::inspect::{Format, Screen, TextReport, render};
 use detour_cni::printable::{Text, without_userinfo};
+use rustix::termios::tcgetwinsize;
 use serde::Serialize;
 use std::env;
 use std::ffi::OsStr;
@@ -113,7 +114,7 @@ impl OutputArguments {
 
     fn format(self) -> Format {
         match self.output {
-            OutputFormat::Table => Format::Table { color: use_color() },
+            OutputFormat::Table => Format::Table { color: use_color(), width: width() },
             OutputFormat::Json => Format::Json,
             OutputFormat::Yaml => Format::Yaml,
         }
@@ -137,6 +138,13 @@ pub(super) fn show_progress(text: &str) {
     if stderr().is_terminal() {
         crate::print(stderr(), &Text::line(text), ExitCode::SUCCESS);
     }
+}
+
+/// Returns the width of the terminal or, without one, that of `COLUMNS` or 80.
+fn width() -> usize {
+    let of_terminal = || Some(tcgetwinsize(rustix::stdio::stdout()).ok()?.ws_col).filter(|columns| *columns > 0);
+    let of_environment = || env::var("COLUMNS").ok()?.parse().ok().filter(|columns| *columns > 0);
+    of_terminal().or_else(of_environment).map_or(80, usize::from)
 }
 
 fn use_color() -> bool {

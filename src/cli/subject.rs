@@ -2,7 +2,7 @@
 //! a network namespace on this node.
 
 use super::client::Kubectl;
-use super::cluster::{ClusterArguments, DEFAULT_CONF, check_exists, read_failed, read_text};
+use super::cluster::{ClusterArguments, check_exists, on_node, read_failed, read_text};
 use super::output::CommandError;
 use super::print_error;
 use clap::Args;
@@ -17,10 +17,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The configuration with `--definitions` and without `--config`: a primary plugin without a sub-plugin chain, so that
-/// only the pod's attachments count.
-const DEFAULT_PRIMARY_CONF: &str =
-    r#"{"cniVersion": "1.1.0", "name": "cluster", "type": "detour", "clusterNetwork": "cluster"}"#;
 /// The extensions of the files that `--definitions DIR` reads.
 const MANIFEST_EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
@@ -50,8 +46,8 @@ pub(super) struct SubjectArguments {
 
 /// The pods that the arguments select.
 pub(super) enum Subjects {
-    /// Pods from manifests, and the configuration.
-    Manifest(Box<(PodManifest, AppliedConf)>),
+    /// Pods from manifests, and the configurations.
+    Manifest(Box<(PodManifest, Vec<AppliedConf>)>),
     /// A pod from the cluster.
     Cluster(Box<Subject>),
 }
@@ -59,7 +55,7 @@ pub(super) enum Subjects {
 impl SubjectArguments {
     /// Returns namespace and name of a pod in the cluster; `None` if files of this machine take part.
     pub(super) fn in_cluster(&self) -> Option<(Option<&str>, Option<&str>)> {
-        let uses_files = self.file.is_some() || self.cluster.config.is_some();
+        let uses_files = self.file.is_some() || !self.cluster.configs.is_empty();
         (!uses_files).then_some((self.cluster.namespace.as_deref(), self.pod.as_deref()))
     }
 
@@ -86,8 +82,8 @@ impl SubjectArguments {
         match self.read_all(root)? {
             Subjects::Cluster(subject) => Ok(*subject),
             Subjects::Manifest(manifest) => {
-                let (manifest, conf) = *manifest;
-                Ok(manifest.subject(manifest.one().map_err(CommandError::Input)?, conf)?)
+                let (manifest, configurations) = *manifest;
+                Ok(manifest.subject(manifest.one().map_err(CommandError::Input)?, &configurations)?)
             }
         }
     }
@@ -97,16 +93,20 @@ impl SubjectArguments {
     /// # Errors
     /// A file is unreadable or malformed, or the cluster does not return the pod.
     pub(super) fn read_all(&self, root: &Path) -> Result<Subjects, CommandError> {
+        check_exists("--root", root)?;
         let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
-        if [&self.file, &self.cluster.config, &self.namespace_file].into_iter().flatten().filter(is_stdin).count() > 1 {
+        let paths = [&self.file, &self.namespace_file].into_iter().flatten().chain(&self.cluster.configs);
+        if paths.filter(is_stdin).count() > 1 {
             let message =
                 "stdin can be read only once: expected - for only one of --file, --config and --namespace-file";
             return Err(CommandError::Usage(message.to_owned()));
         }
         match (&self.file, &self.pod) {
             (Some(file), name) => {
-                let default = if self.definitions.is_empty() { DEFAULT_CONF } else { DEFAULT_PRIMARY_CONF };
-                let conf = self.cluster.conf(default)?;
+                let mut configurations = self.cluster.configurations(root)?;
+                if configurations.is_empty() && self.definitions.is_empty() {
+                    configurations.push(ClusterArguments::built_in()?);
+                }
                 let pods = read_text(file)?;
                 let namespace =
                     self.namespace_file.as_ref().map(|path| Ok::<_, CommandError>((path, read_text(path)?)));
@@ -124,7 +124,7 @@ impl SubjectArguments {
                 };
                 let selector = PodSelector { namespace: self.cluster.namespace.as_deref(), name: name.as_deref() };
                 let mut manifest = PodManifest::read(&texts, &selector).map_err(CommandError::Input)?;
-                if self.cluster.config.is_none() {
+                if self.cluster.configs.is_empty() {
                     // Multus runs the definitions.
                     manifest = manifest.without_devices();
                 }
@@ -132,7 +132,7 @@ impl SubjectArguments {
                     let note = format_args!("{}: skipped objects without a pod: {skipped}", file.display());
                     print_error(note, ExitCode::SUCCESS);
                 }
-                Ok(Subjects::Manifest(Box::new((manifest, conf))))
+                Ok(Subjects::Manifest(Box::new((manifest, configurations))))
             }
             (None, Some(pod)) => Ok(Subjects::Cluster(Box::new(self.cluster.subject(pod, root)?))),
             _ => Err(CommandError::Usage("expected a pod: -f FILE, or -n NAMESPACE POD".to_owned())),
@@ -240,7 +240,7 @@ impl NetnsArguments {
     pub(super) fn read(&self, selector: &NetnsSelector, command: &str) -> Result<NetnsRules, CommandError> {
         check_exists("--root", &self.root)?;
         let path = match selector {
-            NetnsSelector::Netns(path) => self.netns_path(path),
+            NetnsSelector::Netns(path) => self.netns_path(path)?,
             NetnsSelector::Process(pid) => self.root.join(format!("proc/{pid}/ns/net")),
             NetnsSelector::Container(id) => {
                 return self
@@ -295,8 +295,8 @@ impl NetnsArguments {
         Err(Error { msg: format!("{}; {}", error.msg, hint()), ..error })
     }
 
-    fn netns_path(&self, path: &Path) -> PathBuf {
-        if is_name(path) { self.root.join("run/netns").join(path) } else { path.to_owned() }
+    fn netns_path(&self, path: &Path) -> Result<PathBuf, CommandError> {
+        if is_name(path) { Ok(self.root.join("run/netns").join(path)) } else { on_node(&self.root, path) }
     }
 }
 

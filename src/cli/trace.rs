@@ -4,8 +4,8 @@ use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::Error;
-use detour_cni::firewall::{Destination, RuleFormat, RulesetView, Sender};
-use detour_cni::inspect::{ExcludedSenders, Explained, SenderArgument, Subject, Trace, explain};
+use detour_cni::firewall::{Destination, RulesetView, Sender};
+use detour_cni::inspect::{ExcludedSenders, Explained, SenderArgument, explained, planned_format};
 use detour_cni::pod::Pod;
 use detour_cni::sub_plugins::{bypasses_inbound, default_interface, own_addresses};
 use std::net::IpAddr;
@@ -35,7 +35,8 @@ afterwards. With --live, trace uses the container's current element in the live 
 Live rules require root on the pod's node. For a pod on another node, the command prints what to run
 there.
 
-Exit codes: 0 success, 1 invalid pod or unreadable rules, 2 invalid arguments or input.";
+Exit codes: 0 success, 1 an ADD of this pod would fail or unreadable rules, 2 invalid arguments or
+input.";
 
 /// Follow one packet through the rules and show where it arrives
 ///
@@ -112,28 +113,17 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
         None => {
             let subject = arguments.subject.read(&arguments.namespace.root)?;
             let from = resolve(Some(&subject.facts.pod))?;
-            let Explained { policy, explanation } = explain(&subject)?;
-            let reason = (!explanation.redirected).then_some(explanation.decision);
+            let Explained { explanation, policy } = explained(&subject);
             let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
-            let format = planned_format(&subject);
-            let mut view = RulesetView::of_policy(&policy, format);
+            let mut view = RulesetView::of_policy(&policy, planned_format(&subject).format);
             if policy.ambient && bypasses_inbound(&subject.facts.pod) {
                 view = view.without_ambient_inbound();
             }
             let senders = ExcludedSenders::planned(&policy);
-            let configuration = Some(subject.origin.clone());
             let interface = arguments.interface.unwrap_or_else(|| default_interface(&subject.facts.pod));
-            Trace { configuration, reason, ..senders.trace(&view, (from, container), to, &own, &interface) }
+            let traced = senders.trace(&view, (from, container), to, &own, &interface);
+            traced.planned(&subject, &explanation)
         }
     };
-    arguments.output.render(&report)
-}
-
-/// Returns the rule format that the pod's redirection gets on a node whose kernel supports both.
-fn planned_format(subject: &Subject) -> RuleFormat {
-    match subject.conf.rule_format {
-        Some(format) => format,
-        None if subject.facts.pod.has_own_users => RuleFormat::Nftables,
-        None => RuleFormat::default(),
-    }
+    arguments.output.render_verdict(&report, report.add_fails.is_none())
 }

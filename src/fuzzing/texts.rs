@@ -8,8 +8,8 @@ use crate::cni::{CniCommand, Document, Error, NetConf, NodeConf, PROGRAM, Reques
 use crate::firewall::rule::Family;
 use crate::firewall::{MAX_RULES, RuleFormat, Ruleset, max_rules};
 use crate::inspect::{
-    AppliedConf, ConfigurationOrigin, Explained, Format, ManifestTexts, PodManifest, PodSelector, Subject, explain,
-    picture, render, validate_text,
+    AppliedConf, ConfigurationOrigin, Explained, Explanation, Format, ManifestTexts, PodManifest, PodSelector, Subject,
+    explain, picture, render, validate_text,
 };
 use crate::networks::{
     RunnableConfiguration, Selection, check_default_routes, default_network, interface_names, networks,
@@ -314,6 +314,8 @@ pub(super) fn pod(input: &[u8]) {
         facts,
         template_of: None,
         networks: None,
+        selected: Vec::new(),
+        failure: None,
         origin,
         socket_lb: std::collections::BTreeSet::new(),
     });
@@ -348,7 +350,7 @@ pub(super) fn manifests(input: &[u8]) {
         Err(error) => return check_error(&error),
     };
     for given in &manifest.pods {
-        match manifest.subject(given, conf.clone()) {
+        match manifest.subject(given, std::slice::from_ref(&conf)) {
             Ok(subject) => explained(&subject),
             Err(error) => check_error(&error),
         }
@@ -364,6 +366,7 @@ fn explained(subject: &Subject) {
     };
     assert_eq!(Ok(policy), explain(subject).as_ref().map(|again| &again.policy));
     check_rendered(explanation);
+    check_rendered(&Explanation { all: true, ..explanation.clone() });
     check_printed(&crate::printable::lines(&picture(subject, first.as_ref().expect("explained"))));
     if max_rules(policy) <= MAX_RULES / 8 {
         laws::check_format(&Ruleset::of(policy, &Family::ALL), RuleFormat::Nftables);
@@ -371,7 +374,7 @@ fn explained(subject: &Subject) {
 }
 
 fn check_rendered<R: serde::Serialize + crate::inspect::TextReport>(report: &R) {
-    for format in [Format::Table { color: false }, Format::Json, Format::Yaml] {
+    for format in [Format::PLAIN, Format::Json, Format::Yaml] {
         let text = render(report, format).unwrap_or_else(|error: Error| panic!("{error}"));
         check_printed(text.as_str());
     }

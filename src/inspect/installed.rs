@@ -1,8 +1,10 @@
 //! The configurations that are installed on a node, applied to a pod as the runtime and Multus do.
 
-use super::subject::{AppliedConf, ConfigurationOrigin, Subject};
+use super::selected::{missing_network, selected_networks_of};
+use super::subject::{AppliedConf, ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::cluster::{Definition, DefinitionQuery, Definitions, Lookup};
-use crate::cni::{CniCommand, Error, NetConf, PROGRAM};
+use crate::cni::{CniCommand, Error, NetConf, NodeConf, PROGRAM};
+use crate::plugin::node::effective;
 use crate::pod::Facts;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,41 +24,62 @@ pub struct InstalledText {
 }
 
 impl Subject {
-    /// Returns a pod with the configurations that apply to it. `source` has the definitions of its networks.
+    /// Returns a pod with the configurations that are installed on its node. `source` has the definitions of its
+    /// networks, and `node` is the node configuration.
     ///
     /// # Errors
-    /// A configuration is invalid, or an ADD would fail because of the pod's networks.
+    /// A configuration is invalid.
     pub fn installed(
         texts: &[InstalledText],
+        node: Option<&NodeConf>,
         origin: ConfigurationOrigin,
         facts: Facts,
         source: &dyn Definitions,
     ) -> Result<Self, Error> {
         let parse = |one: &InstalledText| {
-            let applied = AppliedConf::parse(Path::new(&one.place), one.text.as_bytes())?;
-            Ok::<_, Error>(AppliedConf { as_attachment: applied.as_attachment && !one.for_every_pod, ..applied })
+            let place = Path::new(&one.place);
+            let applied = AppliedConf::parse(place, one.text.as_bytes())?;
+            let as_attachment = applied.as_attachment && !one.for_every_pod;
+            Ok::<_, Error>(AppliedConf { as_attachment, conf: effective(node, place, &one.text)?, ..applied })
         };
-        let mut all = texts.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-        if let [_] = all[..] {
-            return Self::of(AppliedConf { origin, ..all.remove(0) }, facts, Some(source));
+        let all = texts.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        match &all[..] {
+            [one] => Self::of(AppliedConf { origin, ..one.clone() }, facts, Some(source)),
+            _ => Self::combined(&all, origin, facts, Some(source)),
         }
-        Self::combined(&all, origin, facts, source)
+    }
+
+    /// Returns a pod with configurations of the command line. `source` has the definitions of its networks, if they are
+    /// known.
+    ///
+    /// # Errors
+    /// A built-in configuration is invalid, which is a bug.
+    pub fn given(all: &[AppliedConf], facts: Facts, source: Option<&dyn Definitions>) -> Result<Self, Error> {
+        if let [one] = all {
+            return Self::of(one.clone(), facts, source);
+        }
+        let places = all.iter().flat_map(|applied| applied.origin.places.clone()).collect();
+        let applies = "each applies as the runtime or Multus runs it".to_owned();
+        let origin = ConfigurationOrigin { source: ConfigurationSource::File, places, reason: None, applies };
+        Self::combined(all, origin, facts, source)
     }
 
     /// Returns a pod with all configurations that apply to it: those of `all`, and those of the definitions that it
     /// selects.
     ///
     /// # Errors
-    /// An ADD would fail because of the pod's networks.
+    /// A built-in configuration is invalid, which is a bug.
     pub(super) fn combined(
         all: &[AppliedConf],
         origin: ConfigurationOrigin,
         facts: Facts,
-        source: &dyn Definitions,
+        source: Option<&dyn Definitions>,
     ) -> Result<Self, Error> {
-        let attachments = all.iter().filter(|applied| applied.as_attachment);
+        let attachments = || all.iter().filter(|applied| applied.as_attachment);
         let text = |applied: &AppliedConf| Some((applied.conf.name.clone(), applied.text.clone()?));
-        let files = Files { texts: attachments.filter_map(text).collect(), source };
+        let place = |applied: &AppliedConf| (applied.conf.name.clone(), applied.origin.places.join(", "));
+        let places: BTreeMap<String, String> = attachments().map(place).collect();
+        let files = Files { texts: attachments().filter_map(text).collect(), source };
         let mut for_every_pod = all.iter().filter(|applied| !applied.as_attachment).map(|applied| applied.conf.clone());
         let mut multus = NetConf::parse(MULTUS.as_bytes(), CniCommand::Add, PROGRAM)?;
         let conf = match for_every_pod.next() {
@@ -68,22 +91,41 @@ impl Subject {
             None => {
                 if let Some(first) = all.first() {
                     multus.kubernetes.clone_from(&first.conf.kubernetes);
+                    multus.bounds.clone_from(&first.conf.bounds);
+                    multus.auto_format = first.conf.auto_format;
                     // The namespaces that one attachment skips do not concern the others.
                     multus.kubernetes.exclude_namespaces.clear();
                 }
                 multus
             }
         };
-        Self::of(AppliedConf { conf, as_attachment: false, origin, text: None }, facts, Some(&files))
+        let mut subject = Self::with_files(
+            AppliedConf { conf, as_attachment: false, origin, text: None },
+            facts,
+            Some(&files),
+            &places,
+        )?;
+        subject.name_files(&places, source);
+        Ok(subject)
+    }
+
+    /// Corrects what the selected networks lead to: [`Files`] answers with the texts of files.
+    fn name_files(&mut self, places: &BTreeMap<String, String>, source: Option<&dyn Definitions>) {
+        let own = selected_networks_of(&self.facts.pod, source, places);
+        self.failure = missing_network(&self.facts.pod, &own).or_else(|| self.failure.take());
+        self.selected = own;
     }
 }
 
-/// A source of definitions in which those without a configuration have the one of the file with their name, as
-/// for Multus.
+/// A source of definitions in which those without a configuration have the one of the file with their name, as for
+/// Multus. Without a source, every other definition has a configuration that is not known.
 struct Files<'a> {
     texts: BTreeMap<String, String>,
-    source: &'a dyn Definitions,
+    source: Option<&'a dyn Definitions>,
 }
+
+/// The configuration of a network that is not known.
+const UNKNOWN: &str = r#"{"cniVersion": "1.1.0", "type": "unseen"}"#;
 
 impl Definitions for Files<'_> {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
@@ -91,17 +133,21 @@ impl Definitions for Files<'_> {
         let found = |query: &DefinitionQuery, config| {
             Lookup::Found(Definition { object: query.object.clone(), config, ..Definition::default() })
         };
-        match self.source.definitions(wanted) {
-            Ok(lookups) => Ok(wanted
+        let unknown = || UNKNOWN.to_owned();
+        match self.source.map(|source| source.definitions(wanted)) {
+            None => Ok(wanted.iter().map(|query| found(query, text(query).unwrap_or_else(unknown))).collect()),
+            Some(Ok(lookups)) => Ok(wanted
                 .iter()
                 .zip(lookups)
-                .map(|(query, lookup)| match (&lookup, text(query)) {
-                    (Lookup::Found(definition), Some(text)) if definition.config.is_empty() => found(query, text),
+                .map(|(query, lookup)| match &lookup {
+                    Lookup::Found(definition) if definition.config.trim().is_empty() => {
+                        found(query, text(query).unwrap_or_else(unknown))
+                    }
                     _ => lookup,
                 })
                 .collect()),
             // The user may lack the permission to read definitions.
-            Err(error) => wanted
+            Some(Err(error)) => wanted
                 .iter()
                 .map(|query| text(query).map(|text| found(query, text)).ok_or_else(|| error.clone()))
                 .collect(),
@@ -109,7 +155,7 @@ impl Definitions for Files<'_> {
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        self.source.namespaces_with_definition(name)
+        self.source?.namespaces_with_definition(name)
     }
 }
 
@@ -117,7 +163,7 @@ impl Definitions for Files<'_> {
 mod tests {
     use super::*;
     use crate::cluster::objects;
-    use crate::inspect::{ConfigurationSource, explain};
+    use crate::inspect::explain;
 
     const SOURCE: &str = r#""kubernetes": {"kubeconfig": "/k", "exclude_namespaces": ["kube-system"]}"#;
 
@@ -139,8 +185,9 @@ mod tests {
             .map(|(place, text)| InstalledText { place: (*place).to_owned(), text: text.clone(), for_every_pod: false })
             .collect();
         let places = texts.iter().map(|one| one.place.clone()).collect();
-        let origin = ConfigurationOrigin { source: ConfigurationSource::Node, places, reason: None };
-        let subject = Subject::installed(&texts, origin, facts, &objects).map_err(|error| error.msg)?;
+        let origin =
+            ConfigurationOrigin { source: ConfigurationSource::Node, places, ..ConfigurationOrigin::default() };
+        let subject = Subject::installed(&texts, None, origin, facts, &objects).map_err(|error| error.msg)?;
         explain(&subject).map(|explained| explained.explanation).map_err(|error| error.msg)
     }
 
@@ -178,7 +225,7 @@ mod tests {
     fn the_report_names_the_source_of_the_configuration() {
         let texts = [("/etc/cni/multus/net.d/istio-cni.conf", attachment("istio-cni", REDIRECT))];
         let report = explained("default/istio-cni", &texts).expect("explained");
-        let text = crate::inspect::render(&report, crate::inspect::Format::Table { color: false }).expect("text");
+        let text = crate::inspect::render(&report, crate::inspect::Format::PLAIN).expect("text");
         let line = "Configuration: installed on the node: /etc/cni/multus/net.d/istio-cni.conf\n";
         assert!(text.as_str().contains(line), "{text}");
         let json = serde_json::to_value(&report).expect("JSON");

@@ -6,7 +6,9 @@ mod elements;
 mod explain;
 mod installed;
 mod nodes;
+mod rule_format;
 mod rules;
+mod selected;
 pub mod socket_lb;
 mod subject;
 mod terminal;
@@ -17,14 +19,16 @@ pub use crate::cni::configuration;
 pub use elements::{ContainerSender, ContainerSets, ElementLine};
 pub use explain::{
     ExcludedContainer, ExcludedTraffic, Explained, Explanation, Explanations, InitContainer, NetworkReport, Proxy,
-    Setting, Warning, explain, picture,
+    Setting, Warning, explain, explained, picture,
 };
 pub use installed::InstalledText;
 pub use nodes::{
     AgentDaemonSet, AgentPod, FailedCheck, NeedlessExclusion, NodeCheck, NodeLabels, NodeResult, NodesAudit,
     NodesCheck, PodOfNode, PolicyCounts, node_hint, pods_with_running_sidecar,
 };
+pub use rule_format::{PlannedFormat, planned_format};
 pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport, RulesView};
+pub use selected::{NetworkLead, SelectedNetwork};
 pub use subject::{
     AppliedConf, ConfigurationOrigin, ConfigurationSource, ManifestTexts, PodManifest, PodSelector, Subject,
 };

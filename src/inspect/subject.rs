@@ -1,10 +1,11 @@
 //! The subject of a report: a pod with its namespace, from manifests or the cluster, and a configuration.
 
+use super::selected::{SelectedNetwork, missing_network, selected_definitions, selected_networks};
 use super::socket_lb::Product;
-use crate::cluster::{self, DefinitionQuery, Definitions, Given, Lookup, ObjectRef, Objects};
-use crate::cni::{Code, Error, NetConf, SYSTEM_NAMESPACE, configuration};
+use crate::cluster::{self, Definitions, Given, Lookup, ObjectRef, Objects};
+use crate::cni::{Code, Error, NetConf, configuration};
 use crate::inspect::terminal::first_of;
-use crate::networks::{InstalledNetwork, Selection, default_network, installed_network, networks, runs_own_type};
+use crate::networks::{InstalledNetwork, installed_network, runs_own_type};
 use crate::plugin::primary::{Preview, preview};
 use crate::pod::well_known::RESOURCE_NAME;
 use crate::pod::{Facts, Namespace, Pod};
@@ -30,6 +31,10 @@ pub struct Subject {
     pub template_of: Option<String>,
     /// The pod's networks, if the configuration is a primary plugin's.
     pub networks: Option<Preview>,
+    /// The networks that the pod's annotation selects, and what each leads to.
+    pub selected: Vec<SelectedNetwork>,
+    /// Why an ADD of the pod fails before its sub-plugins are evaluated.
+    pub failure: Option<Error>,
     /// Where the configuration comes from.
     pub origin: ConfigurationOrigin,
     /// The products whose programs replace Service addresses on the pod's node, if this is known.
@@ -45,6 +50,9 @@ pub struct ConfigurationOrigin {
     pub places: Vec<String>,
     /// Why the configuration of the pod's node was not used, or may be incomplete.
     pub reason: Option<String>,
+    /// To which pods the configuration of the command line applies.
+    #[serde(skip)]
+    pub applies: String,
 }
 
 /// The kind of the source of a configuration.
@@ -61,13 +69,14 @@ pub enum ConfigurationSource {
 }
 
 impl ConfigurationOrigin {
-    /// Returns the source in words; `None` for a configuration that the command line names or that is not asked for.
-    pub(super) fn text(&self) -> Option<String> {
+    /// Returns which configuration is used, and why.
+    pub(super) fn text(&self) -> String {
         let places = self.places.join(", ");
-        match self.source {
-            ConfigurationSource::Node => Some(format!("installed on the node: {places}")),
-            ConfigurationSource::BuiltIn => self.reason.as_ref().map(|why| format!("built-in defaults: {why}")),
-            ConfigurationSource::File => None,
+        match (self.source, &self.reason) {
+            (ConfigurationSource::Node, _) => format!("installed on the node: {places}"),
+            (ConfigurationSource::File, _) => format!("{places}, given with --config; {}", self.applies),
+            (ConfigurationSource::BuiltIn, Some(why)) => format!("built-in defaults: {why}; use --config FILE"),
+            (ConfigurationSource::BuiltIn, None) => "built-in defaults, for every pod; use --config FILE".to_owned(),
         }
     }
 }
@@ -100,8 +109,12 @@ impl AppliedConf {
         let directory = path::absolute(place).ok().and_then(|place| Some(place.parent()?.file_name()?.to_owned()));
         let in_chain = directory.is_some_and(|directory| directory == *conf.name);
         let as_attachment = !is_list && !in_chain && conf.primary.is_none() && conf.prev_result.is_none();
-        let place = place.display().to_string();
-        let origin = ConfigurationOrigin { source: ConfigurationSource::File, places: vec![place], reason: None };
+        let applies = match as_attachment {
+            true => format!("Multus runs it for pods that select network {}", conf.name),
+            false => "it applies to every pod".to_owned(),
+        };
+        let places = vec![place.display().to_string()];
+        let origin = ConfigurationOrigin { source: ConfigurationSource::File, places, reason: None, applies };
         let text = Some(String::from_utf8_lossy(text).into_owned());
         Ok(Self { conf, as_attachment, origin, text })
     }
@@ -208,17 +221,18 @@ impl PodManifest {
         (!self.objects.others.is_empty()).then(|| listed(self.objects.others.clone()))
     }
 
-    /// Returns one of the pods with a configuration.
+    /// Returns one of the pods with configurations: several as for Multus.
     ///
     /// # Errors
-    /// An ADD would fail because of the pod's networks.
-    pub fn subject(&self, given: &Given, conf: impl Into<AppliedConf>) -> Result<Subject, Error> {
-        let (pod, conf) = (given.pod.clone(), conf.into());
+    /// As [`Subject::given`].
+    pub fn subject(&self, given: &Given, configurations: &[AppliedConf]) -> Result<Subject, Error> {
+        let pod = given.pod.clone();
         let namespace = self.objects.namespaces.iter().find(|namespace| namespace.name == pod.namespace).cloned();
         // Manifests without any definition don't show which ones the cluster has.
-        let is_known = conf.conf.primary.is_some() || !self.objects.definitions.is_empty();
+        let is_primary = configurations.iter().any(|applied| applied.conf.primary.is_some());
+        let is_known = is_primary || !self.objects.definitions.is_empty();
         let cluster = is_known.then_some(&self.objects as &dyn Definitions);
-        let subject = Subject::of(conf, Facts { pod, namespace }, cluster)?;
+        let subject = Subject::given(configurations, Facts { pod, namespace }, cluster)?;
         Ok(Subject { template_of: given.is_template().then(|| given.to_string()), ..subject })
     }
 }
@@ -268,31 +282,58 @@ impl Subject {
     /// Returns a subject; `cluster` has the definitions of the pod's networks.
     ///
     /// # Errors
-    /// An ADD would fail because of the pod's networks.
+    /// A built-in configuration is invalid, which is a bug.
     pub fn of(conf: impl Into<AppliedConf>, facts: Facts, cluster: Option<&dyn Definitions>) -> Result<Self, Error> {
         let applied = conf.into();
+        let files = match applied.as_attachment {
+            true => BTreeMap::from([(applied.conf.name.clone(), applied.origin.places.join(", "))]),
+            false => BTreeMap::new(),
+        };
+        Self::with_files(applied, facts, cluster, &files)
+    }
+
+    /// Returns a subject; `files` has the places of the attachments' configurations by the names of their networks.
+    pub(super) fn with_files(
+        applied: AppliedConf,
+        facts: Facts,
+        cluster: Option<&dyn Definitions>,
+        files: &BTreeMap<String, String>,
+    ) -> Result<Self, Error> {
         let is_built_in = applied.origin.source == ConfigurationSource::BuiltIn;
-        let needs_definitions = applied.conf.primary.is_none() && (applied.as_attachment || !is_built_in);
-        let cluster_of_networks = cluster.filter(|_| needs_definitions);
-        let definitions = cluster_of_networks.map(|cluster| selected_definitions(&facts.pod, cluster));
+        let is_primary = applied.conf.primary.is_some();
+        let needs_definitions = applied.as_attachment || !is_built_in;
+        let definitions =
+            cluster.filter(|_| needs_definitions).map(|cluster| selected_definitions(&facts.pod, cluster));
+        let is_known = definitions.is_some();
         let definitions = definitions.unwrap_or_default();
         let runs_own = |lookup: &Lookup| matches!(lookup, Lookup::Found(definition) if runs_own_type(definition));
-        if let Some(cluster) = cluster_of_networks.filter(|_| !is_built_in && definitions.values().any(runs_own)) {
+        if let Some(cluster) = cluster.filter(|_| !is_built_in && !is_primary && definitions.values().any(runs_own)) {
             let origin = applied.origin.clone();
-            return Self::combined(&[applied], origin, facts, cluster);
+            return Self::combined(&[applied], origin, facts, Some(cluster));
         }
+        let selected = match is_built_in {
+            true => Vec::new(),
+            false => selected_networks(&facts.pod, &definitions, is_known, files),
+        };
         let AppliedConf { conf, as_attachment, origin, .. } = applied;
         let look_up = |object: &ObjectRef| definitions.get(object).cloned();
-        // Multus adds no network if it can't find one of them.
-        let is_missing = |(object, lookup): &(&ObjectRef, &Lookup)| {
-            object.name == conf.name && matches!(lookup, Lookup::Missing(_)) && facts.pod.addresses.is_empty()
-        };
-        let missing = definitions.iter().find(is_missing).map(|(object, _)| InstalledNetwork::Missing(object.clone()));
-        let installed = || missing.map_or_else(|| installed_network(&facts.pod, &conf.name, &look_up), Ok);
-        let attachment = as_attachment.then(installed);
+        let missing = missing_network(&facts.pod, &selected).map_or(Ok(()), Err);
+        let attachment =
+            as_attachment.then(|| missing.clone().and_then(|()| installed_network(&facts.pod, &conf.name, &look_up)));
         let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, cluster, &facts.pod));
-        let (networks, attachment) = (networks.transpose()?, attachment.transpose()?);
-        Ok(Self { networks, conf, attachment, facts, template_of: None, origin, socket_lb: BTreeSet::new() })
+        let (networks, attachment) = (networks.transpose(), attachment.transpose());
+        let failure = [networks.as_ref().err(), attachment.as_ref().err()].into_iter().flatten().next().cloned();
+        Ok(Self {
+            networks: networks.ok().flatten(),
+            attachment: attachment.ok().flatten(),
+            conf,
+            selected,
+            failure,
+            facts,
+            template_of: None,
+            origin,
+            socket_lb: BTreeSet::new(),
+        })
     }
 
     /// Returns `NAMESPACE/NAME` of the pod.
@@ -300,17 +341,6 @@ impl Subject {
     pub fn name(&self) -> String {
         format!("{}/{}", self.facts.pod.namespace, self.facts.pod.name)
     }
-}
-
-/// Looks up the definitions that the pod selects; none if an annotation is malformed, or if the source refuses.
-fn selected_definitions(pod: &Pod, cluster: &dyn Definitions) -> BTreeMap<ObjectRef, Lookup> {
-    let (selected, default) = (networks(pod), default_network(pod, SYSTEM_NAMESPACE));
-    let elements = [selected, default].into_iter().flatten().flat_map(|selections| selections.elements);
-    let query =
-        |Selection { namespace, name, .. }| DefinitionQuery { object: ObjectRef { namespace, name }, awaited: false };
-    let queries: Vec<_> = elements.map(query).collect();
-    let found = if queries.is_empty() { Ok(Vec::new()) } else { cluster.definitions(&queries) };
-    queries.into_iter().map(|query| query.object).zip(found.unwrap_or_default()).collect()
 }
 
 #[cfg(test)]
@@ -336,7 +366,7 @@ mod tests {
         let conf = || configuration(Path::new("c"), br#"{"name": "n", "type": "detour"}"#).expect("a configuration");
         let subject = |text: &str, namespace| {
             let found = read(text, namespace, &PodSelector::default()).expect("a pod");
-            found.subject(found.one().expect("one"), conf()).expect("a subject")
+            found.subject(found.one().expect("one"), &[conf().into()]).expect("a subject")
         };
         for subject in [subject(POD, Some(NAMESPACE)), subject(&format!("{POD}---\n{NAMESPACE}"), None)] {
             assert_eq!((subject.name().as_str(), subject.template_of), ("s/a", None));

@@ -70,6 +70,7 @@ pub trait TextReport {
 #[derive(Debug)]
 pub struct Screen {
     color: bool,
+    width: usize,
     text: Text,
 }
 
@@ -77,7 +78,7 @@ impl Screen {
     /// Returns an empty text.
     #[must_use]
     pub fn new(color: bool) -> Self {
-        Self { color, text: Text::default() }
+        Self { color, width: usize::MAX, text: Text::default() }
     }
 
     /// Returns the text.
@@ -123,17 +124,34 @@ impl Screen {
         self.table(&[titles].into_iter().chain(rows).collect::<Vec<_>>());
     }
 
-    /// Writes indented rows with aligned columns.
+    /// Adds indented rows in columns that are as wide as their widest cell. If they are wider than the terminal, the widest
+    /// columns are narrower, and their cells have several lines. A word is never broken.
     pub fn table(&mut self, rows: &[Vec<Cell>]) {
-        let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.text.chars().count()).max();
         let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
-        let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or_default()).collect();
+        let cells = |column: usize| rows.iter().filter_map(move |row| row.get(column));
+        let widest = |column: usize| cells(column).map(|cell| cell.text.chars().count()).max().unwrap_or_default();
+        let words =
+            |column: usize| cells(column).flat_map(|cell| cell.text.split(' ')).map(|word| word.chars().count());
+        let mut widths: Vec<usize> = (0..columns).map(widest).collect();
+        let least: Vec<usize> = (0..columns).map(|column| words(column).max().unwrap_or_default()).collect();
+        let mut excess = widths.iter().map(|width| width + 2).sum::<usize>().saturating_sub(self.width);
+        while excess > 0 {
+            let narrower = (0..columns).filter(|column| widths[*column] > least[*column]);
+            let Some(column) = narrower.max_by_key(|column| widths[*column]) else { break };
+            widths[column] -= 1;
+            excess -= 1;
+        }
         for row in rows {
-            for (cell, width) in row.iter().zip(&widths) {
-                self.text.push("  ");
-                self.paint(cell, *width);
+            let cells: Vec<Vec<String>> =
+                row.iter().zip(&widths).map(|(cell, width)| wrapped(&cell.text, *width)).collect();
+            for line in 0..cells.iter().map(Vec::len).max().unwrap_or_default() {
+                for ((parts, cell), width) in cells.iter().zip(row).zip(&widths) {
+                    self.text.push("  ");
+                    let text = parts.get(line).cloned().unwrap_or_default();
+                    self.paint(&Cell { text, tone: cell.tone }, *width);
+                }
+                self.text.end_line();
             }
-            self.text.end_line();
         }
     }
 
@@ -144,6 +162,44 @@ impl Screen {
         }
         self.text.push(&" ".repeat(width.saturating_sub(text.chars().count())));
     }
+}
+
+/// Returns the lines of a text in a column: words as long as they fit, at least one.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+/// From this number of items on, [`cut_list`] shows only the first ones.
+const MAX_ITEMS: usize = 12;
+const SHOWN_ITEMS: usize = 3;
+
+/// Returns a list of items separated by commas; if there are many, only the first ones and the number.
+pub(super) fn cut_list(text: &str) -> String {
+    let items: Vec<&str> = text.split(", ").collect();
+    match items.len() > MAX_ITEMS {
+        true => format!("{}, … ({} in all: --all)", items[..SHOWN_ITEMS].join(", "), grouped(items.len() as u64)),
+        false => text.to_owned(),
+    }
+}
+
+/// Returns a number with a comma between groups of three digits.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let comma = |(index, digit): (usize, char)| {
+        let is_group = index > 0 && (digits.len() - index).is_multiple_of(3);
+        is_group.then_some(',').into_iter().chain([digit])
+    };
+    digits.chars().enumerate().flat_map(comma).collect()
 }
 
 /// Joins items by commas.
@@ -176,11 +232,18 @@ pub enum Format {
     Table {
         /// Whether to use color.
         color: bool,
+        /// The width of tables, in characters.
+        width: usize,
     },
     /// JSON.
     Json,
     /// YAML.
     Yaml,
+}
+
+impl Format {
+    /// A table of any width, without color.
+    pub const PLAIN: Self = Self::Table { color: false, width: usize::MAX };
 }
 
 /// Renders a report, with a line break at its end.
@@ -190,8 +253,8 @@ pub enum Format {
 pub fn render<R: Serialize + TextReport>(report: &R, format: Format) -> Result<Text, Error> {
     let failed = |error: &dyn Display| Error::new(Code::Internal, format!("can't render the report: {error}"));
     match format {
-        Format::Table { color } => {
-            let mut screen = Screen::new(color);
+        Format::Table { color, width } => {
+            let mut screen = Screen { width, ..Screen::new(color) };
             report.write(&mut screen);
             Ok(screen.into_text())
         }
@@ -246,6 +309,24 @@ mod tests {
     }
 
     #[test]
+    fn a_table_fits_the_width_and_keeps_words_whole() {
+        let row = |a: &str, b: &str| vec![Cell::of(a), Cell::of(b)];
+        let mut screen = Screen { width: 24, ..Screen::new(false) };
+        screen.table(&[row("first", "some words that are long"), row("b", "incomprehensibilities x")]);
+        let text = screen.into_text();
+        let expected = "  first  some words that are\n         long\n  b      incomprehensibilities\n         x\n";
+        assert_eq!(text.as_str(), expected);
+    }
+
+    #[test]
+    fn long_lists_are_cut_and_counted() {
+        let list = |count: u32| joined(2000..2000 + count);
+        assert_eq!(cut_list(&list(12)), list(12));
+        assert_eq!(cut_list(&list(1500)), "2000, 2001, 2002, … (1,500 in all: --all)");
+        assert_eq!([grouped(0), grouped(999), grouped(1_234_567)], ["0", "999", "1,234,567"]);
+    }
+
+    #[test]
     fn color_does_not_change_the_alignment() {
         let mut screen = Screen::new(true);
         screen.table(&rows());
@@ -266,7 +347,7 @@ mod tests {
         let bad = "x\u{1b}[2J\u{7}\n\u{85}\u{9b}\u{202e}\u{200b}\u{2028}\u{feff}\u{e0041}\\\u{202e}'\": #";
         let report =
             Report(json!({"plain": "a: b", "list": [bad, {"deep": format!("{bad}\n")}], "n": [1, null, true]}));
-        for format in [Format::Table { color: false }, Format::Json, Format::Yaml] {
+        for format in [Format::PLAIN, Format::Json, Format::Yaml] {
             let text = render(&report, format).expect("text");
             assert!(!text.as_str().chars().any(|c| is_interpreted(c) && c != '\n'), "{format:?}: {text}");
             let read: Option<Value> = match format {

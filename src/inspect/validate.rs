@@ -1,6 +1,6 @@
 //! `validate`: checks the configurations in a file as `detour install` and the agent do.
 
-use super::terminal::{Cell, Screen, TextReport, Tone};
+use super::terminal::{Cell, Screen, TextReport, Tone, first_of};
 use crate::cluster::yaml::documents;
 use crate::cni::{Code, Error, NODE_CONFIGURATION, NetConf, NodeConf, PROGRAM, configuration};
 use crate::plugin::node::effective;
@@ -25,21 +25,23 @@ pub struct CheckedConf {
     pub place: String,
     /// Whether the plugin would accept it.
     pub valid: bool,
-    /// Why the plugin would reject it.
+    /// Why the plugin would reject it: the first problem.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// All problems, one line each.
+    pub errors: Vec<String>,
     /// Ignored keys and skipped checks, one line each.
     pub warnings: Vec<String>,
 }
 
 impl TextReport for ValidationReport {
     fn write(&self, screen: &mut Screen) {
-        for CheckedConf { place, error, warnings, .. } in &self.configurations {
-            match error {
-                None => screen.line(&[Cell::of(format!("{place}:")), Cell::of("valid").tone(Tone::Good)]),
-                Some(error) => {
-                    screen.line(&[Cell::of(format!("{place}:")), Cell::of(format!("invalid: {error}")).tone(Tone::Bad)])
-                }
+        for CheckedConf { place, errors, warnings, .. } in &self.configurations {
+            if errors.is_empty() {
+                screen.line(&[Cell::of(format!("{place}:")), Cell::of("valid").tone(Tone::Good)]);
+            }
+            for error in errors {
+                screen.line(&[Cell::of(format!("{place}:")), Cell::of(format!("invalid: {error}")).tone(Tone::Bad)]);
             }
             for warning in warnings {
                 screen.line(&[Cell::of(format!("  warning: {warning}"))]);
@@ -62,6 +64,8 @@ enum ConfKind {
     Keys,
     /// The node configuration.
     Node,
+    /// A NetworkAttachmentDefinition without a configuration.
+    EmptyDefinition,
 }
 
 /// Checks every configuration in `text`, the content of the file `place`.
@@ -80,17 +84,21 @@ pub fn validate_text(
     is_installed: &dyn Fn(&NetConf, &str) -> Option<bool>,
 ) -> Result<ValidationReport, Error> {
     let failed = |what: String| Error::new(Code::InvalidConfig, format!("{}: {what}", place.display()));
+    let mut others = Vec::new();
     let found = match serde_json::from_str::<Value>(text) {
-        Ok(value) => configurations_in(&value, text).map_err(failed)?,
+        Ok(value) => configurations_in(&value, text, &mut others).map_err(failed)?,
         Err(json) => {
             let documents = documents(text)
                 .map_err(|yaml| failed(format!("expected JSON or YAML: invalid JSON: {json}; invalid YAML: {yaml}")))?;
             let is_ours = |document: &Value| document.is_object() && manifest_kind(document).is_none();
+            if let Some(values) = documents.iter().find_map(|document| helm_values(document.as_object()?)) {
+                return Err(failed(values));
+            }
             if documents.iter().any(is_ours) {
                 vec![(String::new(), ConfKind::Configuration, text.to_owned())]
             } else {
                 let found: Result<Vec<_>, _> =
-                    documents.iter().map(|document| configurations_in(document, text)).collect();
+                    documents.iter().map(|document| configurations_in(document, text, &mut others)).collect();
                 found.map_err(failed)?.concat()
             }
         }
@@ -98,16 +106,100 @@ pub fn validate_text(
     let mut configurations = Vec::new();
     for (within, kind, text) in found {
         let place = format!("{}{within}", place.display());
-        let (warnings, error) = match check(kind, &text, node, is_installed) {
-            Ok(warnings) => (warnings, None),
-            Err(error) => (Vec::new(), Some(error.to_string())),
-        };
-        configurations.push(CheckedConf { place, valid: error.is_none(), error, warnings });
+        let (warnings, errors) = problems(&text, |text| check(kind, text, node, is_installed));
+        configurations.push(CheckedConf {
+            place,
+            valid: errors.is_empty(),
+            error: errors.first().cloned(),
+            errors,
+            warnings,
+        });
     }
     if configurations.is_empty() {
-        return Err(failed("expected a configuration, got none".to_owned()));
+        let found = if others.is_empty() { "no object".to_owned() } else { first_of(others, MAX_NAMED, ", ") };
+        return Err(failed(format!("expected a configuration, got {found}")));
     }
     Ok(ValidationReport { valid: configurations.iter().all(|checked| checked.valid), configurations })
+}
+
+/// The limit for the objects that a message names.
+const MAX_NAMED: usize = 10;
+/// The limits for the search of further problems.
+const MAX_PROBLEMS: usize = 20;
+const MAX_KEYS: usize = 500;
+
+/// Returns the warnings about a configuration and all its problems. A check reports the first problem that it finds:
+/// without the key that the message names, it reports the next one.
+fn problems(text: &str, check: impl Fn(&str) -> Result<Vec<String>, Error>) -> (Vec<String>, Vec<String>) {
+    let mut errors: Vec<String> = Vec::new();
+    let mut document = serde_json::from_str::<Value>(text).ok();
+    let mut result = check(text);
+    while let Err(error) = &result {
+        let error = error.to_string();
+        if errors.contains(&error) || errors.len() >= MAX_PROBLEMS {
+            break;
+        }
+        errors.push(error.clone());
+        let Some(whole) = &document else { break };
+        let mut keys = Vec::new();
+        keys_of(whole, String::new(), &mut keys);
+        let is_named = |pointer: &&String| error.contains(pointer.rsplit('/').next().unwrap_or_default());
+        let without = |pointer: &String| {
+            let mut rest = whole.clone();
+            let (parent, key) = pointer.rsplit_once('/')?;
+            rest.pointer_mut(parent)?.as_object_mut()?.remove(key)?;
+            let next = check(&rest.to_string());
+            let is_other = next.as_ref().err().is_none_or(|next| next.to_string() != error);
+            is_other.then_some((rest, next))
+        };
+        let Some((rest, next)) = keys.iter().filter(is_named).find_map(without) else { break };
+        (document, result) = (Some(rest), next);
+    }
+    (result.unwrap_or_default(), errors)
+}
+
+/// Adds the pointers to all keys, the deepest first.
+fn keys_of(value: &Value, path: String, all: &mut Vec<String>) {
+    let escaped = |key: &str| key.replace('~', "~0").replace('/', "~1");
+    match value {
+        Value::Object(members) if all.len() < MAX_KEYS => {
+            members.iter().for_each(|(key, value)| keys_of(value, format!("{path}/{}", escaped(key)), all));
+            all.extend(members.keys().filter(|key| *key != "type").map(|key| format!("{path}/{}", escaped(key))));
+        }
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(index, item)| keys_of(item, format!("{path}/{index}"), all));
+        }
+        _ => {}
+    }
+}
+
+/// The top-level keys of the chart's values that no configuration has.
+const HELM_VALUES: [&str; 12] = [
+    "hub",
+    "image",
+    "global",
+    "cni",
+    "config",
+    "repair",
+    "livePolicy",
+    "containerExclusion",
+    "attachments",
+    "platform",
+    "resources",
+    "tolerations",
+];
+
+/// Returns the message about an object with the chart's values.
+fn helm_values(keys: &Map<String, Value>) -> Option<String> {
+    let values: Vec<&str> = HELM_VALUES.into_iter().filter(|key| keys.contains_key(*key)).collect();
+    let is_manifest = keys.contains_key("apiVersion") || keys.contains_key("type") || keys.contains_key("plugins");
+    (!values.is_empty() && !is_manifest).then(|| {
+        format!(
+            "expected a configuration, got values of a Helm chart ({}); check the rendered manifests: helm template CHART \
+             -f FILE | detour validate -",
+            values.join(", ")
+        )
+    })
 }
 
 /// Returns the kind of a manifest's object; `None` if the document is no manifest.
@@ -125,7 +217,11 @@ pub fn is_program(directories: impl Iterator<Item = PathBuf>, name: &str) -> Opt
 
 /// Returns the configurations in a document: the suffix for the place of each, its kind and its text. `whole` is the
 /// text of a document that is no manifest.
-fn configurations_in(document: &Value, whole: &str) -> Result<Vec<(String, ConfKind, String)>, String> {
+fn configurations_in(
+    document: &Value,
+    whole: &str,
+    others: &mut Vec<String>,
+) -> Result<Vec<(String, ConfKind, String)>, String> {
     let Some(keys) = document.as_object() else { return Err("expected an object".to_owned()) };
     let name = document["metadata"]["name"].as_str().unwrap_or_default();
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -133,20 +229,27 @@ fn configurations_in(document: &Value, whole: &str) -> Result<Vec<(String, ConfK
         Some("List") => {
             let items = document["items"].as_array().cloned().unwrap_or_default();
             let found: Result<Vec<_>, _> =
-                items.iter().map(|item| configurations_in(item, &item.to_string())).collect();
+                items.iter().map(|item| configurations_in(item, &item.to_string(), others)).collect();
             found?.concat()
         }
         Some("NetworkAttachmentDefinition") => {
-            let config = text(&document["spec"]["config"]).filter(|text| !text.is_empty());
+            let config = text(&document["spec"]["config"]).unwrap_or_default();
             let place = format!(": NetworkAttachmentDefinition {name}: spec.config");
-            config
-                .filter(|text| may_be_ours(text))
-                .map(|text| (place, ConfKind::Definition, text))
-                .into_iter()
-                .collect()
+            if config.trim().is_empty() {
+                vec![(place, ConfKind::EmptyDefinition, name.to_owned())]
+            } else if may_be_ours(&config) {
+                vec![(place, ConfKind::Definition, config)]
+            } else {
+                others.push(format!("NetworkAttachmentDefinition {name} of another plugin"));
+                Vec::new()
+            }
         }
         Some("ConfigMap") => configurations_of_chart(name, &document["data"])?,
-        Some(_) => Vec::new(),
+        Some(kind) => {
+            others.push(format!("{kind} {name}"));
+            Vec::new()
+        }
+        None if helm_values(keys).is_some() => return Err(helm_values(keys).unwrap_or_default()),
         None => vec![(String::new(), kind(keys), whole.to_owned())],
     })
 }
@@ -204,11 +307,18 @@ fn check(
     let target = TargetNode { is_installed, group_file: None, may_name_source };
     match kind {
         ConfKind::Configuration | ConfKind::Definition => validate(&effective(node, place, text)?, target),
+        ConfKind::EmptyDefinition => Ok(vec![format!(
+            "empty: Multus uses the file on the node whose network is named {text:?}, usually \
+             /etc/cni/multus/net.d/{text}.conf or /etc/cni/net.d/{text}.conf; validate that file"
+        )]),
         ConfKind::Node => NodeConf::parse(NODE_CONFIGURATION, text.as_bytes()).map(|(_, warnings)| warnings),
         ConfKind::Keys => {
             let mut keys = json!({"cniVersion": "1.0.0", "name": "n", "type": PROGRAM});
             let given: Map<String, Value> = serde_json::from_str(text)
                 .map_err(|error| Error::new(Code::Decode, format!("expected a JSON object: {error}")))?;
+            if given.is_empty() {
+                return Err(Error::new(Code::InvalidConfig, "expected a configuration, got an empty object"));
+            }
             if let Some(keys) = keys.as_object_mut() {
                 keys.extend(given);
             }
@@ -266,8 +376,30 @@ mod tests {
             assert!(!refused.valid && refused.configurations[0].error.is_some(), "{bad}: {refused:?}");
         }
         let others = definition(r#"{"name": "n", "type": "macvlan"}"#);
-        assert_eq!(report(&others), Err("f: expected a configuration, got none".into()));
+        let found = "f: expected a configuration, got NetworkAttachmentDefinition istio-cni of another plugin";
+        assert_eq!(report(&others), Err(found.into()));
+        let service = r#"{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}}"#;
+        assert_eq!(report(service), Err("f: expected a configuration, got Service web".into()));
+        for values in ["hub: example.com\nconfig: {chain: []}\n", r#"{"config": {"chain": []}, "repair": {}}"#] {
+            let error = report(values).expect_err("Helm values");
+            assert!(error.contains("got values of a Helm chart ("), "{error}");
+        }
+        let empty = report(&definition("")).expect("a report");
+        assert!(empty.valid && empty.configurations[0].warnings[0].contains("istio-cni.conf"), "{empty:?}");
+        let nothing = report("{}").expect("a report");
+        assert_eq!(nothing.configurations[0].error.as_deref(), Some("expected a configuration, got an empty object"));
         assert!(report("{").expect_err("broken").starts_with("f: expected JSON or YAML: invalid JSON: "));
+    }
+
+    #[test]
+    fn all_problems_of_a_configuration_are_reported() {
+        let bad = r#"{"name": "n", "type": "detour", "log_level": "verbose", "chain": [
+            {"type": "uid-exclude", "uids": ["x"], "gids": ["y"]}, {"type": "dns-exclude", "prots": [53]}]}"#;
+        let CheckedConf { error, errors, .. } = &report(bad).expect("a report").configurations[0];
+        assert_eq!(errors.first(), error.as_ref());
+        for part in ["verbose", "\"x\"", "\"y\"", "prots"] {
+            assert_eq!(errors.iter().filter(|error| error.contains(part)).count(), 1, "{part}: {errors:?}");
+        }
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub fn installed_network(
             Some(Lookup::Found(definition)) if definition.config.trim().is_empty() => {
                 return Ok(InstalledNetwork::Runs);
             }
-            Some(Lookup::Found(definition)) => InstalledNetwork::HasOwn(object, types(&definition)),
+            Some(Lookup::Found(definition)) => InstalledNetwork::HasOwn(object, plugin_types(&definition)),
             Some(Lookup::Missing(_)) => InstalledNetwork::Missing(object),
             None => InstalledNetwork::Unknown(object),
         };
@@ -96,11 +96,12 @@ pub fn installed_network(
 /// Returns whether Multus runs this plugin with the definition's own configuration.
 #[must_use]
 pub fn runs_own_type(definition: &Definition) -> bool {
-    types(definition).iter().any(|kind| OWN_TYPES.contains(&kind.as_str()))
+    plugin_types(definition).iter().any(|kind| OWN_TYPES.contains(&kind.as_str()))
 }
 
 /// Returns the types of the plugins in the definition's own configuration; none if it is missing or invalid.
-fn types(definition: &Definition) -> Vec<String> {
+#[must_use]
+pub fn plugin_types(definition: &Definition) -> Vec<String> {
     let own = RunnableConfiguration::parse("spec.config", &definition.config, Some(&definition.object.name));
     own.iter().flat_map(RunnableConfiguration::types).map(str::to_owned).collect()
 }

@@ -14,7 +14,7 @@ mod tests;
 
 pub use annotations::{default_network, networks};
 pub use configuration::RunnableConfiguration;
-pub use definition::{InstalledNetwork, configuration, installed_network, runs_own_type};
+pub use definition::{InstalledNetwork, configuration, installed_network, plugin_types, runs_own_type};
 pub use element::{Selection, Selections};
 pub use files::{auxiliary_chain, check_chained_plugin};
 pub use interfaces::{

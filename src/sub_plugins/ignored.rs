@@ -20,6 +20,8 @@ const MAX_NAMED: usize = 8;
 /// Limit of keys in `args.cni` that are compared with known ones. The pod decides how many there are.
 const MAX_COMPARED: usize = 32;
 
+const NOT_IN_CHAIN: &str = ": ignored: the sub-plugin chain has no ";
+
 /// An annotation or label without effect. `Display` shows one line for logs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ignored {
@@ -50,6 +52,15 @@ pub fn ignored(facts: &Facts) -> Vec<Ignored> {
     all
 }
 
+/// Returns the next step for a note of [`unused_requests`] about a sub-plugin that is not in the chain.
+#[must_use]
+pub fn missing_sub_plugin(note: &str) -> Option<String> {
+    let (_, name) = note.split_once(NOT_IN_CHAIN)?;
+    SUB_PLUGINS
+        .contains(&name)
+        .then(|| format!("add {{\"type\": {name:?}}} to the sub-plugin chain of the configuration"))
+}
+
 /// Returns a note for each annotation and argument of the pod that has no effect because the sub-plugin chain has no
 /// block for it, or because the block's `pod_overrides` is false.
 pub(super) fn unused_requests(chain: &ParsedChain, input: &ChainInput<'_>) -> Vec<Note> {
@@ -62,7 +73,7 @@ pub(super) fn unused_requests(chain: &ParsedChain, input: &ChainInput<'_>) -> Ve
         }
         if blocks.is_empty() {
             let name = sub_plugin.name();
-            notes.push(Note::warning(format!("{requests}: ignored: the sub-plugin chain has no {name}")));
+            notes.push(Note::warning(format!("{requests}{NOT_IN_CHAIN}{name}")));
         }
         for (path, _) in blocks.iter().filter(|(_, pod_overrides)| !pod_overrides) {
             notes.push(Note::info(format!("{requests}: ignored: {path}.pod_overrides is false")));

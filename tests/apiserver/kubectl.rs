@@ -70,7 +70,7 @@ impl Machine {
         let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
         assert!(tools.join("kubectl").exists(), "{}: hack/test.sh --test apiserver builds kubectl", tools.display());
         let path = format!("{}:{}:/usr/bin:/bin", self.directory.display(), tools.display());
-        command.env("PATH", path).env("HOME", &self.directory);
+        command.env("PATH", path).env("HOME", &self.directory).env("COLUMNS", "10000");
         let output = command.output().unwrap_or_else(|error| panic!("{}: {error}", program.display()));
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
         Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
@@ -474,7 +474,7 @@ fn check_summarizes_all_nodes() {
         scene.add_node("node-2", kubelet.port, &json!({"kubernetes.io/os": "linux", "zone": "b"}));
         scene.set_status(&agent, &json!({"running": {}}), false);
         let run = machine.detour(&["check"]);
-        assert_eq!((run.code, run.stderr.as_str()), (Some(1), "detour: unhealthy nodes: node-1, node-2\n"), "{run:?}");
+        assert_eq!((run.code, run.stderr.as_str()), (Some(1), "error: unhealthy nodes: node-1, node-2\n"), "{run:?}");
         for part in [
             "the agent is not ready; failed: ",
             "kubeconfig-",

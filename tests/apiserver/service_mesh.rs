@@ -1,4 +1,4 @@
-//! docs/openshift-service-mesh.md: its commands, run with the real helm and kubectl (as oc), while a simulated operator
+//! docs/openshift.md: its commands about the operator, run with the real helm and kubectl (as oc), while a simulated operator
 //! applies Istio's own chart as the Sail operator does.
 
 use crate::client::Client;
@@ -13,7 +13,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const GUIDE: &str = include_str!("../../docs/openshift-service-mesh.md");
+const GUIDE: &str = include_str!("../../docs/openshift.md");
 const CRDS: &str = include_str!("service-mesh-crds.yaml");
 
 /// The beginnings of commands that change nothing that the operator watches.
@@ -163,6 +163,7 @@ fn istio_chart() -> PathBuf {
 }
 
 /// Returns the code blocks in a language below a heading, up to the next heading, without the indentation of lists.
+/// A command is one line.
 fn blocks(heading: &str, language: &str) -> Vec<String> {
     let (_, section) = GUIDE.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no heading {heading}"));
     let (mut found, mut open) = (Vec::new(), None);
@@ -176,7 +177,7 @@ fn blocks(heading: &str, language: &str) -> Vec<String> {
         }
     }
     found.retain(|(of, _)| *of == language);
-    found.into_iter().map(|(_, lines)| lines.join("\n")).collect()
+    found.into_iter().map(|(_, lines)| lines.join("\n").replace(" \\\n", " ")).collect()
 }
 
 /// Returns a pod as Istio's injector stores it (tests/golden/injected), with another name.

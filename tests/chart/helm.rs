@@ -191,12 +191,3 @@ pub(crate) fn leaves(value: &Value) -> Vec<String> {
     };
     value.as_object().into_iter().flatten().flat_map(below).collect()
 }
-
-/// Returns the part of the schema for the value at `path`, which may go through definitions.
-pub(crate) fn schema_of(schema: &Value, path: &str) -> Option<Value> {
-    let resolve = |node: &Value| match node["$ref"].as_str().and_then(|name| name.strip_prefix('#')) {
-        Some(pointer) => schema.pointer(pointer).cloned(),
-        None => Some(node.clone()),
-    };
-    path.split('.').try_fold(schema.clone(), |node, key| resolve(node["properties"].get(key)?))
-}

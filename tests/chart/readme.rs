@@ -1,7 +1,6 @@
 //! The chart's README: its table is written from the comments of `values.yaml`.
 
-use crate::helm::{chart_file, manifests, schema, schema_of, values};
-use serde_json::Value;
+use crate::helm::{chart_file, manifests, values};
 use std::{env, fs};
 
 const HEAD: &str = "\
@@ -13,21 +12,18 @@ Installs the [detour](../../README.md) CNI plugin on every Linux node and keeps 
 helm upgrade --install detour manifests/chart -n kube-system --set global.platform=openshift,hub=registry.example/mesh
 ```
 
-Helm rejects unknown and mistyped values and names the path of each one. This includes keys of `global`: if this chart
-is a dependency of another chart, that chart's global values must be values of this chart too. If it is a dependency
-twice, set `fullnameOverride` for each alias. The values have the names of Istio's chart where the meaning is the same:
-[values of istio-cni](../istio-cni-values.md). The [documentation](../../docs/README.md) describes installation and
-operation.
-
-Helm can't check everything in `config` and `attachments`. The plugin's own parser checks the rendered configuration:
+Helm rejects unknown and mistyped values and names the path of each one, also of `global`: if this chart is a dependency
+of another chart, that chart's global values must be values of this chart too, and each alias needs `fullnameOverride`.
+The values have the names of [istio-cni's](../istio-cni-values.md) where the meaning is the same. The plugin's own parser
+checks `config` and `attachments`:
 
 ```sh
 helm template detour manifests/chart -n kube-system -f values.yaml | detour validate -
 ```
 
 <!-- hack/manifests.sh writes the table from values.yaml. Do not edit it. -->
-| value | type | default | meaning |
-|---|---|---|---|
+| value (default) | meaning |
+|---|---|
 ";
 
 /// A key of `values.yaml` and the comment above it.
@@ -62,35 +58,12 @@ fn entries(text: &str) -> Vec<Entry> {
     entries
 }
 
-/// Returns the accepted types or words of a part of the schema.
-fn kind(node: &Value) -> String {
-    let words = |list: &Vec<Value>| {
-        let words = list.iter().filter(|word| *word != "").map(|word| format!("`{}`", text(word)));
-        words.collect::<Vec<_>>().join(", ")
-    };
-    match (&node["enum"], &node["type"], &node["anyOf"]) {
-        (Value::Array(list), ..) => words(list),
-        (_, Value::Array(list), _) => list.iter().map(text).collect::<Vec<_>>().join(" or "),
-        (_, Value::String(kind), _) => match &node["items"]["enum"] {
-            Value::Array(list) => format!("array of {}", words(list)),
-            _ => kind.clone(),
-        },
-        (.., Value::Array(_)) => "string".to_owned(),
-        _ => panic!("a part of the schema without a type: {node}"),
-    }
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
-
 fn table() -> String {
-    let (schema, values) = (schema(), values());
+    let values = values();
     let row = |entry: Entry| {
-        let node = schema_of(&schema, &entry.path).unwrap_or_else(|| panic!("{}: not in the schema", entry.path));
         let value = values.pointer(&format!("/{}", entry.path.replace('.', "/"))).expect("a value");
-        let default = if entry.path == "repair" { String::new() } else { format!("`{value}`") };
-        format!("| `{}` | {} | {default} | {} |\n", entry.path, kind(&node), entry.comment.replace('|', "\\|"))
+        let default = if entry.path == "repair" { String::new() } else { format!(" (`{value}`)") };
+        format!("| `{}`{default} | {} |\n", entry.path, entry.comment.replace('|', "\\|"))
     };
     entries(&chart_file("values.yaml")).into_iter().map(row).collect()
 }

@@ -185,7 +185,7 @@ fn elsewhere_it_says_what_to_run_and_where() {
 fn every_field_and_every_check_is_documented() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
     let read = |name: &str| std::fs::read_to_string(path.join(name)).expect("readable");
-    let (reports, doctor) = (read("reports.md"), read("doctor.md"));
+    let (reports, doctor) = (read("reports.md"), read("troubleshoot.md"));
     let (_, section) = reports.split_once("\n## `doctor`\n").expect("a section");
     let section = section.split("\n## ").next().expect("one at least");
     scene(Plan::new(), |scene| {
@@ -196,7 +196,7 @@ fn every_field_and_every_check_is_documented() {
         }
         for check in report["checks"].as_array().expect("checks") {
             let id = check["id"].as_str().expect("text");
-            assert!(doctor.contains(&format!("`{id}`")), "docs/doctor.md: {id}");
+            assert!(doctor.contains(&format!("`{id}`")), "docs/troubleshoot.md: {id}");
             let group = check["group"].as_str().expect("text");
             assert!(section.contains(&format!("`{group}`")), "docs/reports.md: {group}");
         }

@@ -250,6 +250,7 @@ impl Scene {
             .args(arguments)
             .env_clear()
             .env("PATH", self.path("tools").display().to_string() + ":/usr/bin:/bin")
+            .env("COLUMNS", "10000")
             .output()
             .expect("it starts")
     }

@@ -80,7 +80,7 @@ fn invalid_input_exits_with_2() {
     ] {
         let run = detour(arguments, stdin, &[]);
         assert_eq!(run.code, 2, "{arguments:?}: {run:?}");
-        assert!(run.stderr.starts_with("detour: ") && run.stderr.contains(message), "{arguments:?}: {run:?}");
+        assert!(run.stderr.starts_with("error: ") && run.stderr.contains(message), "{arguments:?}: {run:?}");
     }
 }
 
@@ -92,7 +92,7 @@ fn problems_with_the_selected_object_exit_with_1() {
     ] {
         let run = detour(arguments, "", &[]);
         assert_eq!(run.code, 1, "{arguments:?}: {run:?}");
-        assert!(run.stderr.starts_with("detour: ") && run.stderr.contains(message), "{arguments:?}: {run:?}");
+        assert!(run.stderr.starts_with("error: ") && run.stderr.contains(message), "{arguments:?}: {run:?}");
     }
 }
 
@@ -310,7 +310,7 @@ fn json_and_yaml_have_the_error_of_unreadable_input() {
         assert_eq!((json.code, &report["exit_code"]), (2, &json!(2)), "{arguments:?}: {json:?}");
         let error = report["error"].as_str().unwrap_or_default();
         assert!(error.contains(missing), "{report}");
-        assert_eq!(json.stderr.trim_end(), format!("detour: {error}"));
+        assert_eq!(json.stderr.trim_end(), format!("error: {error}"));
         let yaml = detour(&[arguments, &["-o", "yaml"]].concat(), "", &[]);
         assert!(yaml.code == 2 && yaml.stdout.contains("exit_code: 2"), "{yaml:?}");
         let table = detour(arguments, "", &[]);

@@ -259,7 +259,15 @@ fn explain(name: &str, case: fn(&mut Value, &mut Value), more: &[&str]) -> crate
 
 #[track_caller]
 pub(crate) fn compare(case: &str, found: &str) {
-    crate::support::golden::compare("explain.md", "redirected", case, found);
+    crate::support::golden::compare("explain.md", "redirected", case, &without_directories(found));
+}
+
+/// Returns the text without the directories of temporary files.
+fn without_directories(text: &str) -> String {
+    let start = std::env::temp_dir().join("detour-inspect-").display().to_string();
+    let mut parts = text.split(&start);
+    let first = parts.next().unwrap_or_default().to_owned();
+    first + &parts.map(|part| part.split_once('/').map_or(part, |(_, rest)| rest)).collect::<String>()
 }
 
 #[test]
@@ -282,6 +290,7 @@ fn json_and_yaml_have_the_same_content() {
     let yaml = explain(name, case, &["-o", "yaml"]);
     let read: Value = serde_saphyr::from_str(&yaml.stdout).expect("YAML");
     report["configuration"]["places"][0] = place(&read).into();
+    report["networks"][0]["leads_to"] = place(&read).into();
     assert_eq!(read, report);
 }
 
@@ -305,9 +314,21 @@ fn only_the_last_condition_can_be_unmet() {
 #[test]
 fn invalid_annotations_fail_as_in_an_add() {
     let run = explain("wrong", |pod, _| annotate(pod, "detour.io/exclude-uids", "root"), &[]);
-    assert_eq!((run.code, run.stdout.as_str()), (1, ""));
-    let start = "detour: annotation \"detour.io/exclude-uids\" of pod shop/web-0: invalid value \"root\"; ";
-    assert!(run.stderr.starts_with(start), "{}", run.stderr);
+    let mut invalid = pod();
+    annotate(&mut invalid, "detour.io/exclude-uids", "root");
+    assert_eq!((run.code, run.stderr.as_str()), (1, ""));
+    let cause = "annotation \"detour.io/exclude-uids\" of pod shop/web-0: invalid value \"root\"; ";
+    assert!(run.stdout.starts_with(&format!("an ADD fails: {cause}")), "{}", run.stdout);
+    assert!(run.stdout.contains("\nPod shop/web-0 is not redirected: it does not start\n"), "{}", run.stdout);
+    let (pod, conf) = (invalid.to_string(), file("invalid.conf", &conf().to_string()));
+    let run = detour(&["explain", "-f", "-", "--config", &conf, "-o", "json"], &pod, &[]);
+    let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
+    assert!(run.code == 1 && report["add_fails"].as_str().is_some_and(|why| why.starts_with(cause)), "{run:?}");
+    let svg = detour(&["explain", "-f", "-", "--config", &conf, "--format", "svg"], &pod, &[]);
+    assert!(svg.code == 1 && svg.stdout.contains(">an ADD fails: annotation"), "{svg:?}");
+    let packet = ["trace", "-f", "-", "--config", &conf, "--from", "uid=1", "--to", "1.2.3.4:5/tcp"];
+    let trace = detour(&packet, &pod, &[]);
+    assert!(trace.code == 1 && trace.stdout.starts_with(&format!("an ADD fails: {cause}")), "{trace:?}");
 }
 
 #[test]
@@ -330,7 +351,7 @@ fn a_configuration_without_a_source_of_facts_fails_as_in_an_add() {
     let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
     assert_eq!((run.code, run.stderr.as_str(), &report["redirected"]), (1, "", &json!(true)));
     assert_eq!(report["warnings"][0]["code"], "add-fails");
-    let what = "an ADD would fail: the configuration has no source of pod facts";
+    let what = "the configuration has no source of pod facts";
     assert_eq!(report["warnings"][0]["what"], what);
     for more in [["--rules", "nft"], ["--format", "svg"]] {
         let run = explain("without-source", without, &more);
@@ -412,4 +433,105 @@ fn the_picture_shows_traffic_that_istio_init_captures_without_css_variables() {
     let svg = explain("istio-init-picture", istio_init, &["--format", "svg"]).stdout;
     assert!(svg.contains("captured by istio-init") && !svg.contains(">everything<"), "{svg}");
     assert!(!svg.contains("var("), "{svg}");
+}
+
+/// The answer first, and no setting that has its default.
+#[test]
+fn the_report_about_a_pod_fits_on_a_screen_with_the_answer_first() {
+    let conf = |name: &str| format!("{}/conf/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (pod, config) = (conf("openshift-vault-pod.yaml"), conf("openshift-vault.conf"));
+    let of = |more: &[&str], columns: &str| {
+        let run = detour(&[&["explain", "-f", &pod, "--config", &config], more].concat(), "", &[("COLUMNS", columns)]);
+        assert_eq!(run.code, 0, "{run:?}");
+        run.stdout
+    };
+    let text = of(&[], "80");
+    assert!(text.lines().count() <= 25, "{text}");
+    assert!(
+        text.starts_with("Pod shop/web-0 is redirected: the pod has an injected sidecar\nConfiguration: "),
+        "{text}"
+    );
+    assert!(!text.contains("  default\n") && text.contains("--all"), "{text}");
+    let place = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
+    assert!(place("Bypasses the sidecar") < place("Init containers"), "{text}");
+    assert!(place("Init containers") < place("Settings that differ"), "{text}");
+    let all = of(&["--all"], "10000");
+    assert!(all.contains("  proxy_port") && all.contains("\nWhy\n") && all.contains("\nRequests\n"), "{all}");
+}
+
+#[test]
+fn many_exclusions_are_one_line_and_an_id_of_no_container_is_named() {
+    let many: fn(&mut Value, &mut Value) = |_, conf| {
+        let uids: Vec<String> = (0..1500).map(|index| (2000 + 2 * index).to_string()).collect();
+        conf["chain"][1]["uids"] = json!(uids);
+    };
+    let text = explain("many", many, &[]).stdout;
+    assert!(text.contains("  1,500 UIDs: 2000, 2002, 2004, … (--all)"), "{text}");
+    assert!(explain("many-all", many, &["--all"]).stdout.contains("uid 4998"));
+    let unknown: fn(&mut Value, &mut Value) = |_, conf| conf["chain"][1]["uids"] = json!(["4711", "1337", "5000-5009"]);
+    let text = explain("unknown-id", unknown, &[]).stdout;
+    let line = |who: &str| text.lines().find(|line| line.contains(who)).unwrap_or_else(|| panic!("{who}: {text}"));
+    for who in ["uid 4711", "uid 5000-5009"] {
+        assert!(line(who).contains("no container has this ID"), "{text}");
+    }
+    assert!(!line("uid 1337").contains("no container"), "{text}");
+}
+
+#[test]
+fn the_rule_format_is_that_of_an_add() {
+    for (change, format, hop) in [
+        ((|_, _| ()) as fn(&mut Value, &mut Value), "iptables, the default, if the kernel has it", "-j ISTIO_OUTPUT"),
+        (|_, conf| conf["dialect"] = "nftables".into(), "nftables, set by dialect", "jump ISTIO_OUTPUT"),
+        (
+            |pod, _| pod["spec"]["hostUsers"] = false.into(),
+            "nftables, because the pod has its own",
+            "jump ISTIO_OUTPUT",
+        ),
+    ] {
+        let text = explain("format", change, &[]).stdout;
+        assert!(text.contains(&format!("\nRule format: {format}")), "{text}");
+        let (mut pod, mut conf) = (pod(), conf());
+        change(&mut pod, &mut conf);
+        let conf = file("format.conf", &conf.to_string());
+        let arguments = ["trace", "-f", "-", "--config", &conf, "--from", "uid=7", "--to", "1.2.3.4:5/tcp"];
+        let trace = detour(&arguments, &pod.to_string(), &[]).stdout;
+        assert!(trace.contains(hop), "{trace}");
+    }
+}
+
+/// Init containers that start before the sidecar, without an exclusion.
+#[test]
+fn the_picture_shows_lost_traffic_and_a_legend_of_what_occurs() {
+    let lost: fn(&mut Value, &mut Value) = |pod, conf| {
+        pod["spec"]["initContainers"][0]["securityContext"]["runAsUser"] = 7.into();
+        conf["chain"] = json!([{"type": "istio-redirect"}]);
+    };
+    let svg = explain("lost-picture", lost, &["--format", "svg"]).stdout;
+    for part in [">lost: no sidecar yet<", ">captured and lost<", "way lost"] {
+        assert!(svg.contains(part), "{part}: {svg}");
+    }
+    assert!(!svg.contains(">bypass<"), "nothing bypasses the sidecar: {svg}");
+}
+
+#[test]
+fn a_trace_ends_with_the_deciding_rule_and_gives_the_reason_of_a_direct_packet() {
+    let conf = file("reason.conf", &conf().to_string());
+    let of = |pod: &Value, from: &str| {
+        detour(
+            &["trace", "-f", "-", "--config", &conf, "--from", from, "--to", "10.96.0.10:53/udp"],
+            &pod.to_string(),
+            &[],
+        )
+    };
+    let captured = of(&pod(), "uid=7").stdout;
+    let last = captured.lines().rfind(|line| line.starts_with("  ") && !line.contains("zone")).expect("rules");
+    assert!(last.contains("»"), "{captured}");
+    let mut without = pod();
+    without["spec"]["containers"].as_array_mut().expect("a list").truncate(1);
+    let direct = of(&without, "uid=7").stdout;
+    assert!(direct.contains("→ direct\nReason: not redirected: no container is named istio-proxy\n"), "{direct}");
+    let mut host = pod();
+    host["spec"]["hostNetwork"] = true.into();
+    let direct = of(&host, "uid=7").stdout;
+    assert!(direct.starts_with("10.96.0.10:53/udp from uid 7, gid 0 → direct\n"), "{direct}");
 }

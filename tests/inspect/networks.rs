@@ -95,11 +95,11 @@ fn without_a_configuration_only_the_attachments_count() {
 fn invalid_networks_fail_as_in_an_add() {
     let run = explain("other-port, third-port", Some(&node()), &[]);
     let parts = ["network shop/other-port, chain[0] and network shop/third-port, chain[0] contradict", "proxy_port"];
-    assert!(run.code == 1 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");
+    assert!(run.code == 1 && parts.iter().all(|part| run.stdout.contains(part)), "{run:?}");
     let run = explain("istio-cni", Some(&node()), &[]);
     let parts =
         ["NetworkAttachmentDefinition \"istio-cni\" not found in namespace \"shop\"", "of that name: default", "given"];
-    assert!(run.code == 1 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");
+    assert!(run.code == 1 && parts.iter().all(|part| run.stdout.contains(part)), "{run:?}");
 }
 
 /// The definition that uses the configuration of the node.
@@ -134,7 +134,8 @@ fn definitions_count_beside_the_configuration_of_an_attachment() {
         let why = format!(
             "annotation \"k8s.v1.cni.cncf.io/networks\" selects NetworkAttachmentDefinition {object}, which does not exist"
         );
-        assert!(run.code == 1 && run.stderr.contains(&why), "{run:?}");
+        let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
+        assert!(run.code == 1 && report["add_fails"].as_str().is_some_and(|text| text.contains(&why)), "{run:?}");
     }
     // One that exists beside it does not help: Multus adds no network then.
     let (conf, shared) = (file("beside.conf", &redirect.to_string()), file("shared.json", SHARED));
@@ -145,7 +146,7 @@ fn definitions_count_beside_the_configuration_of_an_attachment() {
         let mut pod = pod();
         annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", networks);
         let run = detour(&arguments, &pod.to_string(), &[]);
-        assert_eq!((run.code, run.stderr.contains("which does not exist")), (code, code == 1), "{run:?}");
+        assert_eq!((run.code, run.stdout.contains("which does not exist")), (code, code == 1), "{run:?}");
     }
     // Multus added the networks of a running pod, although the definition is gone now.
     let mut running = pod();
@@ -160,4 +161,63 @@ fn definitions_count_beside_the_configuration_of_an_attachment() {
         json!({"name": "cluster", "plugins": [{"type": "bridge"}, attachment(&json!([{"type": "istio-redirect"}]))]});
     let run = explain("excludedns", Some(&list), &["-o", "json"]).json();
     assert_eq!((&run["redirected"], &run["exempt"][0]["who"]), (&json!(true), &json!("uid 1337")));
+}
+
+/// Every attachment of the annotation is reported: the file or definition to which it leads.
+#[test]
+fn each_of_several_configurations_applies_to_the_attachment_of_its_name() {
+    let istio = attachment(&json!([{"type": "istio-redirect"}]));
+    let exclude = json!({
+        "name": "excludedns", "type": "detour", "kubernetes": {"kubeconfig": "/k"},
+        "chain": [{"type": "uid-exclude", "uids": ["4711"]}],
+    });
+    let files = [file("istio-cni.conf", &istio.to_string()), file("excludedns.conf", &exclude.to_string())];
+    let explain = |networks: &str| {
+        let mut pod = pod();
+        annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", networks);
+        let arguments = ["explain", "-f", "-", "--config", &files[0], "--config", &files[1], "-o", "json"];
+        let run = detour(&arguments, &pod.to_string(), &[]);
+        let report: Value = serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {run:?}"));
+        (run.code, report)
+    };
+    let (code, report) = explain("default/istio-cni, default/excludedns, storage");
+    assert_eq!((code, &report["redirected"], &report["exempt"][0]["who"]), (0, &json!(true), &json!("uid 4711")));
+    let leads = |name: &str| {
+        let networks = report["networks"].as_array().expect("a list");
+        let found = networks.iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("{name}: {networks:?}"));
+        found["leads_to"].as_str().unwrap_or_default().to_owned()
+    };
+    assert_eq!([leads("default/istio-cni"), leads("default/excludedns")], [files[0].to_string(), files[1].to_string()]);
+    assert!(leads("shop/storage").starts_with("unknown: "), "{}", leads("shop/storage"));
+    // A typo in the second network: Multus fails the pod.
+    let (code, report) = explain("default/istio-cni, default/excluddns");
+    let cause = report["add_fails"].as_str().unwrap_or_default();
+    assert!(
+        code == 1 && cause.contains("default/excluddns") && cause.contains("did you mean \"excludedns\"?"),
+        "{cause}"
+    );
+    let mut typo = pod();
+    annotate(&mut typo, "k8s.v1.cni.cncf.io/networks", "default/istio-cni, default/excluddns");
+    let packet = ["--from", "uid=1", "--to", "1.2.3.4:5/tcp", "--config", &files[0], "--config", &files[1]];
+    let run = detour(&[&["trace", "-f", "-"][..], &packet].concat(), &typo.to_string(), &[]);
+    assert!(run.code == 1 && run.stdout.starts_with("an ADD fails: "), "{run:?}");
+}
+
+#[test]
+fn a_directory_and_a_root_select_configurations_as_on_the_node() {
+    let conf = file("etc/cni/net.d/istio-cni.conf", &attachment(&json!([{"type": "istio-redirect"}])).to_string());
+    let root = conf.strip_suffix("/etc/cni/net.d/istio-cni.conf").expect("below a root").to_owned();
+    std::fs::write(format!("{root}/etc/cni/net.d/90-other.conf"), r#"{"name": "x", "type": "macvlan"}"#)
+        .expect("written");
+    let mut pod = pod();
+    annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", "default/istio-cni");
+    for config in ["/etc/cni/net.d", "/etc/cni/net.d/istio-cni.conf"] {
+        let run =
+            detour(&["explain", "-f", "-", "--root", &root, "--config", config, "-o", "json"], &pod.to_string(), &[]);
+        let report = run.json();
+        assert_eq!(report["configuration"]["places"], json!(["/etc/cni/net.d/istio-cni.conf"]), "{config}");
+        assert_eq!(report["redirected"], true, "{config}");
+    }
+    let run = detour(&["explain", "-f", "-", "--root", "/no/such/root"], &pod.to_string(), &[]);
+    assert!(run.code == 2 && run.stderr.contains("--root /no/such/root: "), "{run:?}");
 }

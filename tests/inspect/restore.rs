@@ -47,7 +47,7 @@ fn committed(pod: &str, dialect: RuleFormat) -> LiveRuleset {
     let conf = configuration(Path::new("c"), CONF.as_bytes()).expect("a configuration");
     let texts = ManifestTexts { pods: (Path::new("p"), pod), namespace: None, definitions: Vec::new() };
     let found = PodManifest::read(&texts, &PodSelector::default()).expect("a pod");
-    let subject = found.subject(&found.pods[0], conf).expect("a subject");
+    let subject = found.subject(&found.pods[0], &[conf.into()]).expect("a subject");
     let desired = Ruleset::of(&explain(&subject).expect("explained").policy, &Family::ALL);
     in_new_netns(|| {
         let mut socket = NfSocket::open().expect("nfnetlink");
@@ -69,7 +69,7 @@ fn the_reason_for_missing_rules_is_printed() {
     for dialect in ["iptables", "nft"] {
         let pod = POD.replace("networks: default/mesh", "networks: other");
         let run = detour(&["explain", "-f", "-", "--config", &conf, "--rules", dialect], &pod, &[]);
-        let said = "detour: pod shop/web: no rules: not redirected: the pod does not select network mesh: ";
+        let said = "note: pod shop/web: no rules: not redirected: the pod does not select network mesh: ";
         assert!(run.code == 0 && run.stderr.starts_with(said), "{run:?}");
     }
 }

@@ -25,7 +25,8 @@ impl Run {
 /// Runs the binary with these arguments, and only this environment.
 pub(crate) fn detour(arguments: &[&str], stdin: &str, environment: &[(&str, &str)]) -> Run {
     let mut command = Command::new(env!("CARGO_BIN_EXE_detour"));
-    command.args(arguments).env_clear().envs(environment.iter().copied());
+    // Tables are not wrapped, unless the environment sets another width.
+    command.args(arguments).env_clear().env("COLUMNS", "10000").envs(environment.iter().copied());
     let output = start(&mut command, stdin).wait_with_output().expect("wait for detour");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
     Run { code: output.status.code().expect("it exits"), stdout: text(output.stdout), stderr: text(output.stderr) }

@@ -15,7 +15,7 @@ plain_pod() {
             | .spec.containers |= [.[0]]' | k apply -f - >/dev/null
 }
 
-up containerd 1
+up "$RUNTIME" 1
 need_istio_charts
 make_images install-cni
 load install-cni

@@ -12,7 +12,7 @@ takes_effect() {
     echo "          after $((SECONDS - began)) s"
 }
 
-up "${RUNTIME:-containerd}" 1
+up "$RUNTIME" 1
 k create namespace mesh >/dev/null
 install_detour --set containerExclusion.enabled=true --set-json "config.chain=$chain"
 meshed Pod vault '.metadata.annotations["detour.io/exclude-containers"] = "vault-agent-init"
@@ -41,3 +41,19 @@ install_detour --set containerExclusion.enabled=true --set-json "config.chain=$(
 takes_effect 180 "the configuration with an excluded UID" "uid 2000: tcp direct, dns direct"
 install_detour --set containerExclusion.enabled=true --set-json "config.chain=$chain"
 takes_effect 180 "the configuration without it" "$captured"
+
+say "time until a change of an annotation is in the kernel"
+sandbox=$(enter 1 crictl pods --name vault --state Ready --quiet)
+pid=$(enter 1 crictl inspectp "$sandbox" | jq .info.pid)
+# has_rule UID: whether the pod excludes it.
+has_rule() {
+    enter 1 nsenter --target "$pid" --net nft list table inet detour-exclusions | grep -qw "$1"
+}
+for ((i = 1; i <= 20; i++)); do
+    began=$(date +%s%N)
+    k annotate pod --namespace mesh vault --overwrite "detour.io/exclude-uids=$((3000 + i))" >/dev/null
+    PAUSE=0.05 eventually 60 has_rule "$((3000 + i))"
+    echo $((($(date +%s%N) - began) / 1000000))
+done | sort -n >"$cluster/times"
+expect "changes that took effect" 20 "$(wc -l <"$cluster/times")"
+sed -n '10s/$/ ms: median, with the time of kubectl and nft/p; 20s/$/ ms: maximum/p' "$cluster/times" | sed 's/^/          /'

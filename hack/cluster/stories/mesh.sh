@@ -23,7 +23,7 @@ queries() {
     grep -cE "dns (udp|tcp) $1 " "$cluster/outside.log" || true
 }
 
-up containerd 1
+up "$RUNTIME" 1
 install_multus 1.0.0
 install_detour --set global.platform=openshift
 install_istio --set global.platform=openshift

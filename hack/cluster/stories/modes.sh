@@ -23,7 +23,7 @@ lists() {
     enter 1 ls /etc/cni/net.d | grep -v kubeconfig | paste -sd ' '
 }
 
-up "${RUNTIME:-containerd}" 1
+up "$RUNTIME" 1
 k create namespace mesh >/dev/null
 install_detour --set global.platform=kubernetes
 expect "own list: files" "00-detour.conflist 10-net.conflist" "$(lists)"

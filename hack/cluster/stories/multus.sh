@@ -3,6 +3,6 @@
 # shellcheck source-path=SCRIPTDIR source=../story.sh
 source "$(dirname "$0")/../story.sh"
 
-up containerd 1
+up "$RUNTIME" 1
 k create namespace mesh >/dev/null
 multus_stories install_multus "0.3.1 1.1.0"

@@ -3,7 +3,7 @@
 # shellcheck source-path=SCRIPTDIR source=../story.sh
 source "$(dirname "$0")/../story.sh"
 
-up containerd 2
+up "$RUNTIME" 2
 k create namespace mesh >/dev/null
 install_detour --set global.platform=kubernetes
 record_packets

@@ -14,7 +14,7 @@ declare -A networks=(
     [container]=default/by-annotation
 )
 
-up containerd 1
+up "$RUNTIME" 1
 install_multus 1.0.0
 k apply -f hack/cluster/pods/shop.yaml >/dev/null
 install_detour --set global.platform=openshift,containerExclusion.enabled=true --set-json 'attachments=[

@@ -9,19 +9,18 @@ use crate::host_path::HostPath;
 /// agent would repair. doctor has a check of its own for an own list that differs from its source.
 #[must_use]
 pub fn changed(found: &FoundState) -> Vec<String> {
-    let files = found.record.files.iter().filter_map(|(path, record)| match record.role {
-        Role::Entry => entry_drift(path, record, found.files.get(path)),
-        _ => file_drift(path, record, found),
+    let files = found.record.files.iter().filter_map(|(path, record)| {
+        let Some(file) = found.files.get(path) else {
+            let reason = found.unreachable.get(path).map_or("file not found", String::as_str);
+            return Some(format!("{path}: {reason}"));
+        };
+        if record.role == Role::Entry { entry_drift(path, record, file) } else { file_drift(path, record, file) }
     });
     let leftovers = found.leftovers.iter().map(|path| format!("{path}: temporary file of an interrupted installation"));
     files.chain(leftovers).chain(found.notes.iter().cloned()).collect()
 }
 
-fn file_drift(path: &HostPath, record: &FileRecord, state: &FoundState) -> Option<String> {
-    if let Some(reason) = state.unreachable.get(path) {
-        return Some(format!("{path}: {reason}"));
-    }
-    let Some(found) = state.files.get(path) else { return Some(format!("{path}: file not found")) };
+fn file_drift(path: &HostPath, record: &FileRecord, found: &FoundFile) -> Option<String> {
     let mode = if record.role == Role::Program { PROGRAM_MODE } else { PRIVATE_MODE };
     if record.sha256.last() != Some(&found.digest) {
         Some(format!("{path}: edited after the installation"))
@@ -34,11 +33,9 @@ fn file_drift(path: &HostPath, record: &FileRecord, state: &FoundState) -> Optio
     }
 }
 
-fn entry_drift(path: &HostPath, record: &FileRecord, found: Option<&FoundFile>) -> Option<String> {
+fn entry_drift(path: &HostPath, record: &FileRecord, found: &FoundFile) -> Option<String> {
     let kind = record.plugin.as_deref().unwrap_or_default();
-    let Some(text) = found.and_then(|found| found.text.as_ref()) else {
-        return Some(format!("{path}: file not found"));
-    };
+    let Some(text) = &found.text else { return Some(format!("{path}: expected text")) };
     let digests = match conflist::digests(text, kind) {
         Ok(digests) => digests,
         Err(error) => return Some(format!("{path}: {error}")),
@@ -136,6 +133,16 @@ mod tests {
             let found = FoundState { record: plan.record.clone(), files, ..FoundState::default() };
             assert!(changed(&found).is_empty(), "{:?}", changed(&found));
         }
+    }
+
+    /// The chart's test mounts the node's directories read-only.
+    #[test]
+    fn a_file_that_can_be_read_but_not_changed_is_no_drift() {
+        let mut found = node(found_file("program", 0o755), &list(&json!([{"type": "bridge"}, {"type": "detour"}])));
+        found.unreachable.insert(path("/bin/detour"), "/bin is mounted read-only here".into());
+        assert!(changed(&found).is_empty(), "{:?}", changed(&found));
+        found.files.remove(&path("/bin/detour"));
+        assert_eq!(changed(&found), ["/bin/detour: /bin is mounted read-only here"]);
     }
 
     #[test]

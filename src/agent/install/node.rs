@@ -154,8 +154,7 @@ impl NodeFiles {
         let is_desired = |path: &HostPath| desired.is_some_and(|desired| desired.paths().any(|other| other == path));
         let unreachable = found.record.files.keys().filter(|path| !is_desired(path));
         found.unreachable = unreachable.filter_map(|path| Some((path.clone(), self.unreachable(path)?))).collect();
-        paths.retain(|path| !found.unreachable.contains_key(path));
-        directories.extend(paths.iter().map(HostPath::parent));
+        directories.extend(paths.iter().filter(|path| !found.unreachable.contains_key(path)).map(HostPath::parent));
         for directory in &directories {
             let names = self.names(directory)?.into_iter().filter(|name| atomic::is_leftover(name));
             found.leftovers.extend(names.map(|name| directory.join(&name)));
@@ -254,8 +253,8 @@ impl NodeFiles {
     /// process that sees the whole node, a directory that does not exist contains nothing.
     fn unreachable(&self, path: &HostPath) -> Option<String> {
         let directory = path.parent();
-        let next = "mount this directory in the agent's container (with the chart: upgrade with the earlier value), or run \
-                    `detour uninstall` on the node itself";
+        let next = "mount this directory in the agent's container (with the chart: run helm upgrade with the earlier value, \
+                    then with the new one), or run `detour uninstall` on the node itself";
         if !self.has(&directory) {
             let is_whole_node = self.root.mount() == Path::new("/") || self.has(&HostPath::root().join("usr"));
             return (!is_whole_node).then(|| format!("{directory} is not mounted here: {next}"));

@@ -82,7 +82,7 @@ pub(super) fn refuse(path: &HostPath, role: Role, file: &FoundFile, plan: &mut I
         _ => "move its settings to the file of --config".to_owned(),
     };
     let guide = if is_istio {
-        "; docs/migrate.md describes both, docs/openshift-service-mesh.md for OpenShift Service Mesh and Sail"
+        "; docs/migrate.md describes both, docs/openshift.md for OpenShift Service Mesh and Sail"
     } else {
         ""
     };

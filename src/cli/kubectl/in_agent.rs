@@ -44,7 +44,8 @@ The packet arrives at one of: sidecar:PORT, ztunnel:PORT (ambient mesh), direct 
 destination), dropped, redirected:PORT (a rule outside of Istio's chains redirects it), or unknown
 (rules that trace does not evaluate decide: iptables-legacy, istio-cni's native rules).
 
-Exit codes: 0 success, 1 invalid pod or unreadable rules, 2 invalid arguments or input.";
+Exit codes: 0 success, 1 an ADD of this pod would fail or unreadable rules, 2 invalid arguments or
+input.";
 
 const RULES: &str = "\
 Examples:

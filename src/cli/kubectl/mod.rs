@@ -84,7 +84,7 @@ fn command(host: &str) -> Command {
     };
     let place = |own: Command| {
         let usage = format!("{host} detour rules [OPTIONS] POD");
-        let own = own.override_usage(usage).mut_arg("config", |argument| argument.hide(true));
+        let own = own.override_usage(usage).mut_arg("configs", |argument| argument.hide(true));
         own.mut_arg("place", |argument| argument.value_name("POD").help("Name of the pod"))
     };
     command = command.mut_subcommand("rules", place);

@@ -206,7 +206,7 @@ impl Api {
                 let msg = format!("{}: expected at most {MAX_PAGES} pages, got more; {next}", request.subject);
                 Err(Error::new(Code::TryAgain, msg))
             }
-            Err(last) => Err(session.error(&request, Exhausted { last, attempts: 1, elapsed: started.elapsed() })),
+            Err(last) => Err(session.error(&request, Exhausted { last, effort: None })),
         }
     }
 }

@@ -424,6 +424,17 @@ mod tests {
         assert_eq!(CheckVerdict::all(Vec::new(), "none"), CheckVerdict::not_checked("none"));
     }
 
+    /// A node's name comes from its host name or from a flag.
+    #[test]
+    fn any_name_of_a_node_is_printed() {
+        for name in ["", "\u{e9}t\u{e9}", "n"] {
+            let list = Checklist { node: Some(name.to_owned()), ..Checklist::of(Vec::new()) };
+            let mut page = Screen::new(false);
+            list.write(&mut page);
+            assert!(page.into_text().as_str().starts_with("Node "), "{name}");
+        }
+    }
+
     #[test]
     fn user_names_and_passwords_are_removed_from_urls() {
         let mut results = Results::default();

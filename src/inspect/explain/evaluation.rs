@@ -30,6 +30,9 @@ pub(in crate::inspect) struct Evaluation<'a> {
 /// # Errors
 /// An ADD would fail.
 pub(in crate::inspect) fn evaluate(subject: &Subject) -> Result<Vec<Evaluation<'_>>, Error> {
+    if let Some(failure) = &subject.failure {
+        return Err(failure.clone());
+    }
     let Some(preview) = &subject.networks else {
         let unselected = |why| Evaluation::skipped(None, &subject.conf, why);
         return Ok(vec![match unselected_network(subject)? {

@@ -3,10 +3,10 @@
 //! sidecar starts before the init containers that follow it in the pod, and Istio injects it as the first one (the
 //! default since Istio 1.27 with Kubernetes 1.33).
 
-use crate::inspect::terminal::{Cell, Tone};
+use crate::inspect::terminal::{self, Cell, Tone};
 use crate::pod::well_known::ISTIO_CONTAINERS;
 use crate::pod::{Container, Pod};
-use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Exclusion, IdRange, Policy, TrafficOwner};
+use crate::policy::{ContainerExclusion, ContainerScope, Exclusion, IdRange, Policy, TrafficOwner};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -25,6 +25,8 @@ pub struct ExcludedTraffic {
     pub to: String,
     /// The sources of the exclusion: several sources can request the same one.
     pub sources: Vec<String>,
+    /// A remark about the owner: no container has its ID.
+    pub note: Option<String>,
 }
 
 impl ExcludedTraffic {
@@ -40,6 +42,12 @@ impl ExcludedTraffic {
         words.push(format!("to {}", self.to));
         words.join(" ")
     }
+
+    /// Returns the sources, and the remark.
+    #[must_use]
+    pub(super) fn described_sources(&self) -> String {
+        self.sources.iter().chain(&self.note).cloned().collect::<Vec<_>>().join("; ")
+    }
 }
 
 /// A container whose traffic bypasses the sidecar, and the sources of its exclusion.
@@ -49,8 +57,6 @@ pub struct ExcludedContainer {
     pub name: String,
     /// The traffic that bypasses the sidecar: `all` or `dns`.
     pub scope: ContainerScope,
-    /// When the bypass ends: `proxy-ready` or `container-exit`.
-    pub until: BypassEnd,
     /// The sources of the exclusion: several sources can request the same one.
     pub sources: Vec<String>,
 }
@@ -76,7 +82,6 @@ pub(super) fn excluded_containers<'a>(
     let excluded = |(exclusion, sources): (&ContainerExclusion, Vec<String>)| ExcludedContainer {
         name: exclusion.name.clone(),
         scope: exclusion.scope,
-        until: exclusion.until,
         sources,
     };
     sources.into_iter().map(excluded).collect()
@@ -110,8 +115,60 @@ pub(super) fn excluded_traffic<'a>(
         ports: exclusion.ports.iter().map(ToString::to_string).collect(),
         to: exclusion.destination.map_or_else(|| "anywhere".to_owned(), |net| net.to_string()),
         sources: sources(exclusion),
+        note: None,
     };
     in_effect.into_iter().map(traffic).collect()
+}
+
+/// From this number of exclusions on that differ only in their ID, [`grouped`] returns one for all of them.
+const MAX_IDS: usize = 6;
+
+/// Returns the exclusions; of many that differ only in their UID or GID, one with the first IDs and the number of all.
+pub(super) fn grouped(all: &[ExcludedTraffic]) -> Vec<ExcludedTraffic> {
+    let kind = |one: &ExcludedTraffic| one.who.split_once(' ').map(|(kind, _)| kind.to_owned());
+    let same = |a: &ExcludedTraffic, b: &ExcludedTraffic| {
+        kind(a).is_some_and(|of_a| ["uid", "gid"].contains(&&*of_a) && kind(b) == Some(of_a))
+            && ExcludedTraffic { who: b.who.clone(), ..a.clone() } == *b
+    };
+    let merge = |group: &[ExcludedTraffic]| {
+        let [first, ..] = group else { return Vec::new() };
+        if group.len() < MAX_IDS {
+            return group.to_vec();
+        }
+        let ids = || group.iter().filter_map(|one| one.who.split_once(' ')).map(|(_, ids)| ids);
+        let size = |ids: &str| match ids.split_once('-') {
+            Some((from, to)) => to.parse::<u64>().unwrap_or(0).saturating_sub(from.parse().unwrap_or(0)) + 1,
+            None => 1,
+        };
+        let kind = kind(first).unwrap_or_default().to_uppercase();
+        let shown = ids().take(3).collect::<Vec<_>>().join(", ");
+        let who = format!("{} {kind}s: {shown}, … (--all)", terminal::grouped(ids().map(size).sum()));
+        vec![ExcludedTraffic { who, ..first.clone() }]
+    };
+    all.chunk_by(same).flat_map(merge).collect()
+}
+
+/// Returns the remark for an exclusion of IDs that no container has.
+pub(super) fn unowned(traffic: &ExcludedTraffic, pod: &Pod) -> Option<String> {
+    let (kind, ids) = traffic.who.split_once(' ')?;
+    let (first, last) = ids.split_once('-').unwrap_or((ids, ids));
+    let range = first.parse::<i64>().ok()?..=last.parse::<i64>().ok()?;
+    if range == (0..=i64::from(u32::MAX)) {
+        return None;
+    }
+    let id = |container: &Container| match kind {
+        "uid" => pod.user_of(container),
+        _ => pod.group_of(container),
+    };
+    if pod.all_containers().any(|container| id(container).is_some_and(|id| range.contains(&id))) {
+        return None;
+    }
+    let unknown: Vec<&str> =
+        pod.all_containers().filter(|one| id(one).is_none()).map(|one| one.name.as_str()).collect();
+    Some(match unknown.is_empty() {
+        true => "no container has this ID".to_owned(),
+        false => format!("no container has this ID, unless the image of {} sets it", unknown.join(", ")),
+    })
 }
 
 /// Returns an owner in words.
@@ -204,10 +261,9 @@ impl ContainerTraffic<'_> {
     }
 
     /// Returns how much of the container's traffic bypasses the sidecar: because of the exclusions of `policy`, or
-    /// because the container runs with the proxy's UID or GID. If the container still runs when the proxy accepts
-    /// connections, exclusions that end then do not count.
+    /// because the container runs with the proxy's UID or GID.
     pub(in crate::inspect) fn excluded_part(&self, policy: &Policy) -> ExcludedPart {
-        let by_name = policy.container_scope(self.name(), self.runs_with_proxy());
+        let by_name = policy.container_scope(self.name());
         let is_everything = by_name == Some(ContainerScope::All) || self.is_excluded_by_id(policy);
         if is_everything || self.proxys_id(policy).is_some() {
             ExcludedPart::All

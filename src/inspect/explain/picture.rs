@@ -2,13 +2,15 @@
 //! traffic through a port of the sidecar, traffic that bypasses the sidecar past it. Colors are classes in `picture.css`.
 
 use super::ambient::captured_by_ztunnel;
-use super::exclusions::{ContainerTraffic, ExcludedContainer, ExcludedPart, ExcludedTraffic, application_containers};
+use super::exclusions::{
+    ContainerTraffic, ExcludedContainer, ExcludedPart, ExcludedTraffic, application_containers, grouped,
+};
 use super::report::Explained;
 use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::subject::Subject;
 use crate::inspect::terminal::joined;
 use crate::pod::well_known::{INIT_CONTAINER, PROXY_CONTAINER};
-use crate::policy::{BypassEnd, ContainerScope, DnsCapture, Policy, Ports, Redirect, TrafficOwner};
+use crate::policy::{ContainerScope, DnsCapture, Policy, Ports, Redirect, TrafficOwner};
 use crate::printable::xml;
 use ipnet::IpNet;
 use std::fmt::Write as _;
@@ -31,13 +33,21 @@ const HEAD: i32 = 60;
 const LINE: i32 = 20;
 const MAX_REQUESTS: usize = 20;
 const ANYWHERE: &str = "anywhere";
-const LEGEND: [(&str, &str, i32); 4] =
-    [("out", "captured", 0), ("dns", "captured DNS", 120), ("in", "inbound", 268), ("free", "bypass", 376)];
+/// The kinds of arrows, and their meanings.
+const LEGEND: [(&str, &str); 5] = [
+    ("out", "captured"),
+    ("lost", "captured and lost"),
+    ("dns", "captured DNS"),
+    ("in", "inbound"),
+    ("free", "bypass"),
+];
+/// The maximum number of rows of traffic that bypasses the sidecar.
+const MAX_BYPASSES: usize = 24;
 
 /// A kind of traffic.
 struct Row {
     card: Card,
-    /// The class of the arrow: `out`, `dns`, `in` or `free`.
+    /// The class of the arrow: one of [`LEGEND`].
     color: &'static str,
     /// The port of the sidecar that it passes.
     port: Option<u16>,
@@ -66,15 +76,25 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     match redirect {
         Some(redirect) => {
             rows.extend(captured(redirect, policy, &containers));
-            rows.extend(bypasses(explained, redirect, &containers));
-            rows.extend(containers.iter().flat_map(|container| rows_of_container(excluded, container)));
+            let mut free = bypasses(explained, redirect, &containers);
+            free.extend(containers.iter().flat_map(|container| rows_of_container(excluded, container)));
+            let more = free.len().saturating_sub(MAX_BYPASSES);
+            free.truncate(MAX_BYPASSES);
+            rows.extend(free);
+            if more > 0 {
+                let card = Card { name: format!("and {more} more"), detail: String::new(), ends_before: false };
+                rows.push(bypass(card, "see detour explain --all".to_owned(), String::new(), &[]));
+            }
         }
         None => rows.extend(containers.iter().flat_map(|c| rows_without_redirect(subject, explained, c))),
     }
     let mut drawing = Drawing::default();
     let title = format!("Pod {}", explained.explanation.pod);
     drawing.short_text("title", (POD, 44), &title, 78);
-    drawing.text("soft", POD, 68, &explained.explanation.decision);
+    match &explained.explanation.add_fails {
+        Some(cause) => drawing.short_text("bad", (POD, 68), &format!("an ADD fails: {cause}"), 150),
+        None => drawing.text("soft", POD, 68, &explained.explanation.decision),
+    }
     let height = HEAD + ROW * i32::try_from(rows.len()).unwrap_or_default() + 8;
     drawing.area("pod", Area { x: POD, y: TOP, width: POD_WIDTH, height }, 14);
     drawing.text("head", CARD, TOP + 26, "POD");
@@ -99,9 +119,11 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
         drawing.row(row, y);
     }
     let bottom = TOP + height + 34;
-    for (color, meaning, x) in LEGEND {
-        drawing.arrow(color, (POD + x, bottom), (POD + x + 34, bottom));
-        drawing.text("soft", POD + x + 42, bottom + 4, meaning);
+    let mut x = POD;
+    for (color, meaning) in LEGEND.into_iter().filter(|(color, _)| rows.iter().any(|row| row.color == *color)) {
+        drawing.arrow(color, (x, bottom), (x + 34, bottom));
+        drawing.text("soft", x + 42, bottom + 4, meaning);
+        x += 76 + 7 * i32::try_from(meaning.len()).unwrap_or_default();
     }
     let requests = &explained.explanation.requests;
     let mut line = bottom;
@@ -140,8 +162,12 @@ fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic
         rows.push(through(card, "in", port, what, "callers".to_owned()));
     }
     for container in containers.iter().filter(|container| container.excluded_part(policy) != ExcludedPart::All) {
-        let (what, to) = ("outbound TCP".to_owned(), "services".to_owned());
-        rows.push(through(card(container), "out", redirect.proxy_port, what, to));
+        // ztunnel runs before all containers of the pod.
+        let (color, to) = match policy.ambient || container.runs_with_proxy() {
+            true => ("out", "services"),
+            false => ("lost", "lost: no sidecar yet"),
+        };
+        rows.push(through(card(container), color, redirect.proxy_port, "outbound TCP".to_owned(), to.to_owned()));
     }
     let resolvers = match &redirect.dns {
         DnsCapture::Off => return rows,
@@ -203,10 +229,13 @@ fn rows_without_redirect(subject: &Subject, explained: &Explained, traffic: &Con
 
 /// Returns the rows for exclusions and for settings that let outbound traffic bypass the sidecar.
 fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
-    let owners = explained.policy.exclusions_in_effect().into_iter().map(|exclusion| Some(exclusion.owner));
-    let excluded = explained.explanation.exclusions.iter().zip(owners.chain(std::iter::repeat(None)));
-    let outbound = excluded.filter(|(excluded, _)| excluded.direction != "inbound");
-    let mut rows: Vec<Row> = outbound.map(|(excluded, owner)| row_of_traffic(excluded, owner, containers)).collect();
+    let owners = explained.policy.exclusions_in_effect().into_iter().map(|exclusion| exclusion.owner);
+    let owners: Vec<_> = explained.explanation.exclusions.iter().map(|excluded| &excluded.who).zip(owners).collect();
+    let owner = |who: &String| owners.iter().find(|(known, _)| *known == who).map(|(_, owner)| *owner);
+    let excluded = grouped(&explained.explanation.exclusions);
+    let outbound = excluded.iter().filter(|excluded| excluded.direction != "inbound");
+    let mut rows: Vec<Row> =
+        outbound.map(|excluded| row_of_traffic(excluded, owner(&excluded.who), containers)).collect();
     let as_proxy = |container: &&ContainerTraffic<'_>| {
         container.proxys_id(&explained.policy).is_some() && !container.is_excluded_by_id(&explained.policy)
     };
@@ -227,7 +256,7 @@ fn row_of_traffic(excluded: &ExcludedTraffic, owner: Option<TrafficOwner>, conta
         joined(containers.iter().filter(|container| container.is_owned_by(owner)).map(ContainerTraffic::name))
     });
     let detail = match owned {
-        Some(names) if names.is_empty() => "no container with this ID".to_owned(),
+        Some(names) if names.is_empty() => "no container has this ID".to_owned(),
         Some(names) => names,
         None => String::new(),
     };
@@ -260,22 +289,14 @@ fn to_ports(ports: &[String]) -> String {
 
 /// Returns the rows of a container that is excluded by its name.
 fn rows_of_container(excluded: &[ExcludedContainer], container: &ContainerTraffic<'_>) -> Vec<Row> {
-    let starts_before_proxy = container.pod.starts_before_proxy(container.name());
-    let takes_effect = |one: &&ExcludedContainer| {
-        one.name == container.name() && (one.until == BypassEnd::ContainerExit || starts_before_proxy)
-    };
     let row = |one: &ExcludedContainer| {
-        let end = match one.until == BypassEnd::ProxyReady && container.runs_with_proxy() {
-            true => "until the proxy is ready",
-            false => "until it exits",
-        };
         let (what, to) = match one.scope {
             ContainerScope::All => ("everything", ANYWHERE),
             ContainerScope::Dns => ("DNS", "resolvers"),
         };
-        bypass(card(container), format!("{what} {end}"), to.to_owned(), &one.sources)
+        bypass(card(container), format!("{what} until it exits"), to.to_owned(), &one.sources)
     };
-    excluded.iter().filter(takes_effect).map(row).collect()
+    excluded.iter().filter(|one| one.name == container.name()).map(row).collect()
 }
 
 fn ports(ports: &Ports) -> Option<String> {
@@ -317,7 +338,7 @@ impl Drawing {
             Some(_) => SIDECAR + SIDECAR_WIDTH / 2 + 10,
             None => (CARD + CARD_WIDTH + POD + POD_WIDTH) / 2,
         };
-        self.tag((center, middle), what, if port.is_some() { 36 } else { 46 });
+        self.tag((center, middle), what, if port.is_some() { 33 } else { 46 });
         // There is space for two lines.
         let lines = match sources.as_slice() {
             [first, rest @ ..] if !rest.is_empty() => vec![first.clone(), rest.join("; ")],
@@ -357,7 +378,7 @@ impl Drawing {
         let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{line}<title>{whole}</title></text>"#);
     }
 
-    /// Adds an arrow in one of four colors: `out`, `dns`, `in`, `free`.
+    /// Adds an arrow in the color of one of [`LEGEND`].
     fn arrow(&mut self, color: &str, (x1, y1): (i32, i32), (x2, y2): (i32, i32)) {
         let bend = (x2 - x1) / 2;
         let (c1, c2) = (x1 + bend, x2 - bend);
@@ -385,7 +406,7 @@ impl Drawing {
     /// Returns the document.
     fn finish(self, title: &str, width: i32, height: i32) -> String {
         let mut markers = String::new();
-        for color in ["out", "dns", "in", "free"] {
+        for (color, _) in LEGEND {
             let _ = writeln!(
                 markers,
                 r#"<marker id="to-{color}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto-start-reverse"><path class="f-{color}" d="M0 1L10 5L0 9z"/></marker>"#

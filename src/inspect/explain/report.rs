@@ -4,14 +4,16 @@ use super::ambient;
 use super::evaluation::{Evaluation, evaluate, has_redirect};
 use super::exclusions::{
     ExcludedContainer, ExcludedTraffic, InitContainer, Requested, application_containers, excluded_containers,
-    excluded_traffic, init_containers,
+    excluded_traffic, grouped, init_containers, unowned,
 };
 use super::settings::{Setting, settings, uncaptured};
 use super::warnings::{ADD_FAILS, Warning, warnings};
 use crate::cni::Error;
-use crate::inspect::elements::{end_text, scope_text};
+use crate::inspect::elements::scope_text;
+use crate::inspect::rule_format::{PlannedFormat, planned_format};
+use crate::inspect::selected::SelectedNetwork;
 use crate::inspect::subject::{ConfigurationOrigin, Subject};
-use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, joined};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, cut_list};
 use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
 use crate::pod::Pod;
 use crate::pod::well_known::{
@@ -19,22 +21,26 @@ use crate::pod::well_known::{
 };
 use crate::policy::{Policy, Redirect};
 use crate::sub_plugins::{
-    DecidedRequest, Decision, EnrolledBy, SettingSource, SkipReason, considered, pod_skip_reason,
+    DecidedRequest, Decision, EnrolledBy, SettingSource, SkipReason, considered, missing_sub_plugin, pod_skip_reason,
 };
 use serde::Serialize;
 use std::collections::HashSet;
 
 /// The report about one pod.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Explanation {
     /// `NAMESPACE/NAME`.
     pub pod: String,
     /// The object with the pod template, `KIND NAMESPACE/NAME`; `None` for a pod.
     pub template_of: Option<String>,
+    /// Why an ADD of the pod fails; `None` if it succeeds.
+    pub add_fails: Option<String>,
     /// The configuration's `name`.
     pub network: String,
     /// Where the configuration comes from.
     pub configuration: ConfigurationOrigin,
+    /// The rule format of the redirection; `None` without one.
+    pub rule_format: Option<PlannedFormat>,
     /// The pod's networks; empty unless the configuration is a primary plugin's.
     pub networks: Vec<NetworkReport>,
     /// Whether this configuration redirects the pod's traffic to its sidecar.
@@ -60,6 +66,9 @@ pub struct Explanation {
     pub warnings: Vec<Warning>,
     /// Further notes: those that an ADD would log, and what excluded containers require on the node.
     pub notes: Vec<String>,
+    /// Whether the text contains everything: all conditions, settings and requests, and long lists.
+    #[serde(skip)]
+    pub all: bool,
 }
 
 /// A condition of the decision.
@@ -137,10 +146,19 @@ const NEEDED_ON_NODE: &str = "excluded containers need the agent with --nri-sock
 pub struct Explanations(pub Vec<Explanation>);
 
 impl Explanation {
-    /// Returns why an ADD of the pod would fail; `None` if it would not.
-    #[must_use]
-    pub fn add_failure(&self) -> Option<&Warning> {
-        self.warnings.iter().find(|warning| warning.code == ADD_FAILS)
+    /// Returns the explanation of a pod whose ADD fails before its traffic is decided.
+    fn failed(subject: &Subject, error: &Error) -> Self {
+        Self {
+            pod: subject.name(),
+            template_of: subject.template_of.clone(),
+            add_fails: Some(error.to_string()),
+            network: subject.conf.name.clone(),
+            configuration: subject.origin.clone(),
+            networks: networks_of(subject, &[]),
+            decision: "not redirected: it does not start".to_owned(),
+            warnings: vec![Warning { code: ADD_FAILS, what: error.to_string(), next: String::new() }],
+            ..Self::default()
+        }
     }
 }
 
@@ -152,6 +170,15 @@ impl TextReport for Explanations {
             explanation.write(screen);
         }
     }
+}
+
+/// Explains a pod, also one whose ADD fails: as far as its configuration can be evaluated.
+#[must_use]
+pub fn explained(subject: &Subject) -> Explained {
+    explain(subject).unwrap_or_else(|error| Explained {
+        explanation: Explanation::failed(subject, &error),
+        policy: Policy::default(),
+    })
 }
 
 /// Evaluates the pod as an ADD would.
@@ -167,7 +194,6 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     let applies = |one: &&Evaluation<'_>| one.result.is_ok();
     let decisive =
         evaluations.iter().find(redirects).or_else(|| evaluations.iter().find(applies)).or(evaluations.first());
-    let networks = subject.networks.iter().flat_map(|preview| &preview.networks);
     let sources = evaluations.iter().flat_map(Evaluation::settings);
     let settings = policy.redirect().map(|redirect| settings(redirect, sources));
     let mut excluded =
@@ -175,20 +201,25 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     if let Some((redirect, settings)) = policy.redirect().zip(settings.as_ref()) {
         excluded.extend(uncaptured(redirect, settings));
     }
-    // Another tool redirects the pod by the same rules.
     let pod = &subject.facts.pod;
+    excluded.iter_mut().for_each(|traffic| traffic.note = unowned(traffic, pod));
+    // Another tool redirects the pod by the same rules.
     let is_captured = policy.redirect().is_some() || (!policy.is_empty() && pod_skip_reason(pod).is_none());
     let containers = if is_captured { application_containers(pod) } else { Vec::new() };
     let requested = Requested {
         traffic: evaluations.iter().flat_map(Evaluation::exclusions).collect(),
         containers: evaluations.iter().flat_map(Evaluation::containers).collect(),
     };
+    let warnings = warnings(subject, &evaluations, &policy)?;
+    let failing = warnings.iter().find(|warning| warning.code == ADD_FAILS);
     let explanation = Explanation {
         pod: subject.name(),
         template_of: subject.template_of.clone(),
+        add_fails: failing.map(|Warning { what, next, .. }| format!("{what}; {next}")),
         network: subject.conf.name.clone(),
         configuration: subject.origin.clone(),
-        networks: networks.map(|network| NetworkReport::of(network, &evaluations)).collect(),
+        rule_format: policy.redirect().map(|_| planned_format(subject)),
+        networks: networks_of(subject, &evaluations),
         redirected: policy.redirect().is_some(),
         decision: decisive.map_or_else(|| NO_CHAIN.to_owned(), Evaluation::decision),
         considered: decisive.map(|decisive| conditions(subject, decisive)).unwrap_or_default(),
@@ -198,8 +229,9 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         init_containers: init_containers(&containers, &policy, &requested),
         excluded_containers: excluded_containers(&policy, evaluations.iter().flat_map(Evaluation::containers)),
         requests: requested_items(&evaluations),
-        warnings: warnings(subject, &evaluations, &policy)?,
         notes: notes(subject, &evaluations, &policy),
+        warnings,
+        all: false,
     };
     Ok(Explained { explanation, policy })
 }
@@ -213,7 +245,7 @@ fn requested_items(evaluations: &[Evaluation<'_>]) -> Vec<ExplainedRequest> {
 
 fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> Vec<String> {
     let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
-    let evaluations = evaluations.iter().flat_map(Evaluation::notes);
+    let evaluations = evaluations.iter().flat_map(Evaluation::notes).filter(|note| missing_sub_plugin(note).is_none());
     let pod = &subject.facts.pod;
     let by_ambient = ambient::notes(&subject.facts, policy);
     let by_ambient = by_ambient.into_iter().chain(usual_annotations(policy, pod));
@@ -306,57 +338,62 @@ fn ambient_conditions(enrolled_by: EnrolledBy) -> Vec<ExplainedRule> {
 
 impl TextReport for Explanation {
     fn write(&self, screen: &mut Screen) {
+        let shown = |text: String| if self.all { text } else { cut_list(&text) };
+        let sources = |sources: &[String]| Cell::of(sources.join("; ")).tone(Tone::Faint);
+        if let Some(cause) = &self.add_fails {
+            screen.line(&[Cell::of("an ADD fails:").tone(Tone::Bad), Cell::of(cause)]);
+        }
         let tone = if self.redirected { Tone::Good } else { Tone::Notable };
         let pod = match &self.template_of {
             Some(object) => format!("Pod {} of {object} is", self.pod),
             None => format!("Pod {} is", self.pod),
         };
         screen.line(&[Cell::of(pod), Cell::of(&self.decision).tone(tone)]);
-        if let Some(origin) = self.configuration.text() {
-            screen.line(&[Cell::of("Configuration:"), Cell::of(origin).tone(Tone::Faint)]);
+        screen.line(&[Cell::of("Configuration:"), Cell::of(self.configuration.text()).tone(Tone::Faint)]);
+        if let Some(PlannedFormat { format, source }) = &self.rule_format {
+            screen
+                .line(&[Cell::of("Rule format:"), Cell::of(format!("{}, {source}", format.name())).tone(Tone::Faint)]);
         }
-        screen.section("Networks", self.networks.iter().map(NetworkReport::row));
-        screen.heading("Why");
+        // The line above names the file of the only network.
+        let is_named = |one: &NetworkReport| one.leads_to.as_ref() == self.configuration.places.first();
+        if self.all || !matches!(&self.networks[..], [only] if is_named(only)) {
+            screen.section("Networks", self.networks.iter().map(NetworkReport::row));
+        }
+        let warnings = self.warnings.iter().filter(|warning| warning.code != ADD_FAILS).flat_map(|warning| {
+            let next = Cell::of(format!("→ {}", warning.next)).tone(Tone::Faint);
+            [vec![Cell::of("!").tone(Tone::Notable), Cell::of(&warning.what)], vec![Cell::of(""), next]]
+        });
+        screen.section("Warnings", warnings);
+        let container = |c: &ExcludedContainer| {
+            let name = Cell::of(&c.name).tone(Tone::Strong);
+            vec![name, Cell::of(scope_text(c.scope)), sources(&c.sources)]
+        };
+        let traffic = |e: &ExcludedTraffic| {
+            vec![Cell::of(&e.who), Cell::of(shown(e.what())), Cell::of(e.described_sources()).tone(Tone::Faint)]
+        };
+        let grouped = if self.all { self.exclusions.clone() } else { grouped(&self.exclusions) };
+        let bypassing = self.excluded_containers.iter().map(container).chain(grouped.iter().map(traffic));
+        screen.section("Bypasses the sidecar", bypassing);
+        screen.section("Init containers", self.init_containers.iter().map(InitContainer::row));
+        let setting = |setting: &Setting| {
+            let tone = if setting.differs() { Tone::Strong } else { Tone::Faint };
+            vec![Cell::of(setting.key), Cell::of(shown(setting.shown())).tone(tone), sources(&setting.sources)]
+        };
+        let title = if self.all { "Settings" } else { "Settings that differ from their default (--all shows all)" };
+        screen.section(title, self.settings.iter().filter(|one| self.all || one.differs()).map(setting));
+        let is_shown = |request: &&ExplainedRequest| self.all || !request.allowed;
+        screen.section("Requests", self.requests.iter().filter(is_shown).map(ExplainedRequest::row));
         let rule = |rule: &ExplainedRule| {
             let (word, tone) = if rule.holds { ("yes", Tone::Good) } else { ("no", Tone::Bad) };
             vec![Cell::of(word).tone(tone), Cell::of(&rule.wanted), Cell::of(&rule.found).tone(Tone::Faint)]
         };
-        screen.table(&self.considered.iter().map(rule).collect::<Vec<_>>());
-        let sources = |sources: &[String]| Cell::of(sources.join("; ")).tone(Tone::Faint);
-        let proxy = self.proxy.iter().flat_map(|proxy| {
-            let row = |name: &str, ids: &[u32], of: &[String]| {
-                vec![Cell::of(name), Cell::of(joined(ids)).tone(Tone::Strong), sources(of)]
-            };
-            [row("UID", &proxy.uid, &proxy.uid_sources), row("GID", &proxy.gid, &proxy.gid_sources)]
-        });
-        screen.section("Proxy", proxy);
-        let setting = |setting: &Setting| {
-            let tone = if setting.is_default() { Tone::Faint } else { Tone::Strong };
-            vec![Cell::of(setting.key), Cell::of(setting.shown()).tone(tone), sources(&setting.sources)]
-        };
-        screen.section("Settings", self.settings.iter().map(setting));
-        let traffic = |e: &ExcludedTraffic| vec![Cell::of(&e.who), Cell::of(e.what()), sources(&e.sources)];
-        screen.section("Excluded traffic", self.exclusions.iter().map(traffic));
-        let container = |c: &ExcludedContainer| {
-            let name = Cell::of(&c.name).tone(Tone::Strong);
-            vec![name, Cell::of(scope_text(c.scope)), Cell::of(end_text(c.until)), sources(&c.sources)]
-        };
-        screen.section("Excluded containers", self.excluded_containers.iter().map(container));
-        screen.section("Init containers", self.init_containers.iter().map(InitContainer::row));
-        screen.section("Requests", self.requests.iter().map(ExplainedRequest::row));
-        if !self.warnings.is_empty() {
-            screen.heading("Warnings");
-            for warning in &self.warnings {
-                screen.line(&[Cell::of("  !").tone(Tone::Notable), Cell::of(""), Cell::of(&warning.what)]);
-                screen.text(format!("     → {}", warning.next), Tone::Faint);
-            }
-        }
+        screen.section("Why", self.considered.iter().filter(|_| self.all).map(rule));
         screen.section("Notes", self.notes.iter().map(|note| vec![Cell::of(note)]));
     }
 }
 
 /// A network of the pod, for a primary plugin.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct NetworkReport {
     /// `NAMESPACE/NAME` of its definition, or the name of its configuration.
     pub name: String,
@@ -373,10 +410,27 @@ pub struct NetworkReport {
     pub decision: Option<String>,
     /// The number of its exclusions, including those of containers.
     pub exclusions: usize,
+    /// The file or definition to which the pod's selection leads; `None` for networks of the node's configuration.
+    pub leads_to: Option<String>,
+}
+
+/// Returns the networks of a pod: those of a primary plugin, and those that its annotation selects.
+fn networks_of(subject: &Subject, evaluations: &[Evaluation<'_>]) -> Vec<NetworkReport> {
+    let previewed = subject.networks.iter().flat_map(|preview| &preview.networks);
+    let mut all: Vec<NetworkReport> =
+        previewed.map(|network| NetworkReport::of(network, subject, evaluations)).collect();
+    let is_known = |name: &str, all: &[NetworkReport]| all.iter().any(|one| one.name == name);
+    for SelectedNetwork { name, leads_to } in &subject.selected {
+        if !is_known(name, &all) {
+            let (name, leads_to) = (name.clone(), Some(leads_to.text()));
+            all.push(NetworkReport { name, selected_by: "pod", leads_to, ..NetworkReport::default() });
+        }
+    }
+    all
 }
 
 impl NetworkReport {
-    fn of(network: &PreviewedNetwork, evaluations: &[Evaluation<'_>]) -> Self {
+    fn of(network: &PreviewedNetwork, subject: &Subject, evaluations: &[Evaluation<'_>]) -> Self {
         let is_own = |one: &&Evaluation<'_>| {
             one.attachment == Some(network.name.as_str()) && network.place == NetworkRunner::Here
         };
@@ -396,6 +450,7 @@ impl NetworkReport {
                 false => "no istio-redirect in its sub-plugin chain".to_owned(),
             }),
             exclusions: own.map_or(0, |own| own.policy().exclusion_count()),
+            leads_to: subject.selected.iter().find(|one| one.name == network.name).map(|one| one.leads_to.text()),
         }
     }
 
@@ -405,12 +460,20 @@ impl NetworkReport {
             (Some(decision), 0) => decision.clone(),
             (Some(decision), count) => format!("{decision}; {}", counted(count, "exclusion")),
         };
+        let types = if self.types.is_empty() { "unknown type".to_owned() } else { self.types.join(", ") };
+        let runs = match (self.runs, &self.interface) {
+            ("", _) => String::new(),
+            (runs, Some(interface)) => format!("{types}, {runs}, {interface}"),
+            (runs, None) => format!("{types}, {runs}"),
+        };
+        let leads_to = match &self.leads_to {
+            Some(lead) => format!("→ {lead}"),
+            None => format!("selected by {}", self.selected_by),
+        };
         vec![
             Cell::of(&self.name).tone(Tone::Strong),
-            Cell::of(self.interface.as_deref().unwrap_or("-")),
-            Cell::of(if self.types.is_empty() { "unknown type".to_owned() } else { self.types.join(", ") }),
-            Cell::of(self.runs),
-            Cell::of(format!("selected by {}", self.selected_by)).tone(Tone::Faint),
+            Cell::of(leads_to).tone(Tone::Faint),
+            Cell::of(runs),
             Cell::of(decision),
         ]
     }

@@ -26,6 +26,15 @@ impl Setting {
         self.sources.iter().all(|source| *source == SettingSource::Default.to_string())
     }
 
+    /// Whether the value differs from that of Istio's and this program's default. The default of one setting can depend on
+    /// another one.
+    #[must_use]
+    pub fn differs(&self) -> bool {
+        let is_default = |source: &String| *source == SettingSource::Default.to_string();
+        !self.sources.iter().all(is_default)
+            && setting_values(&Redirect::default()).any(|(key, value)| key == self.key && value != self.value)
+    }
+
     /// Returns the value in one line.
     #[must_use]
     pub fn shown(&self) -> String {
@@ -70,6 +79,7 @@ pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<Exclu
         ports: Vec::new(),
         to,
         sources: sources(&[key]),
+        note: None,
     };
     let mut all = Vec::new();
     if redirect.outbound_ports_exclude != default.outbound_ports_exclude

@@ -9,7 +9,7 @@ use crate::pod::well_known::{
     EXCLUDE_CONTAINERS, EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_PORTS,
     EXCLUDE_OUTBOUND_RANGES, EXCLUDE_UIDS,
 };
-use crate::pod::{Namespace, Pod};
+use crate::pod::{Facts, Namespace, Pod};
 use crate::policy::{
     ContainerScope, DnsCapture, Exclusion, IdRange, PROXY_PORTS, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
     TrafficOwner,
@@ -21,6 +21,8 @@ use std::collections::BTreeSet;
 
 /// The code of a warning that an ADD would fail.
 pub(super) const ADD_FAILS: &str = "add-fails";
+/// The code of the warning about a request whose sub-plugin is not in the chain.
+pub(in crate::inspect) const NOT_IN_CHAIN: &str = "not-in-chain";
 
 /// A warning about the effect of a valid configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -77,8 +79,8 @@ pub(super) fn warnings(
     let mut all: Vec<Warning> = evaluations.iter().find(|one| one.lacks_facts).map(add_fails).into_iter().collect();
     all.extend(evaluations.iter().filter_map(outside_bounds));
     all.extend(iptables_with_own_users(subject, evaluations));
+    all.extend(not_in_chain(evaluations));
     all.extend(excluded_with_application(&containers, policy));
-    all.extend(ended_before_start(&containers, policy));
     all.extend(excluded_after_proxy(&containers, policy));
     all.extend(unselected_network(subject)?.map(not_selected));
     if policy.ambient {
@@ -88,7 +90,7 @@ pub(super) fn warnings(
     }
     all.extend(unknown_configuration(subject));
     if let Some(redirect) = policy.redirect() {
-        all.extend(captured_too_early(&containers, policy, redirect));
+        all.extend(captured_too_early(&containers, policy, redirect, &subject.facts));
         all.extend(ranges_without_dns(redirect, policy));
         all.extend(ports_with_captured_dns(redirect, policy));
         all.extend(excluded_both_ways(redirect));
@@ -106,7 +108,7 @@ pub(super) fn warnings(
 fn add_fails(evaluation: &Evaluation<'_>) -> Warning {
     Warning {
         code: ADD_FAILS,
-        what: evaluation.of_network("an ADD would fail: the configuration has no source of pod facts"),
+        what: evaluation.of_network("the configuration has no source of pod facts"),
         next: "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir".to_owned(),
     }
 }
@@ -114,7 +116,7 @@ fn add_fails(evaluation: &Evaluation<'_>) -> Warning {
 /// Warns about a request outside the bounds, because of which the pod does not start.
 fn outside_bounds(evaluation: &Evaluation<'_>) -> Option<Warning> {
     let request = evaluation.rejected()?;
-    let what = evaluation.of_network(&format!("an ADD would fail: {}", request.reason()));
+    let what = evaluation.of_network(&request.reason());
     Some(Warning { code: ADD_FAILS, what, next: DecidedRequest::NEXT.to_owned() })
 }
 
@@ -125,10 +127,9 @@ fn iptables_with_own_users(subject: &Subject, evaluations: &[Evaluation<'_>]) ->
         |one: &Evaluation<'_>| one.conf.rule_format == Some(RuleFormat::Iptables) && one.policy().redirect().is_some();
     (subject.facts.pod.has_own_users && evaluations.iter().any(is_refused)).then(|| Warning {
         code: ADD_FAILS,
-        what:
-            "an ADD would fail: the pod has its own user namespace (hostUsers: false), in which the kernel refuses the \
+        what: "the pod has its own user namespace (hostUsers: false), in which the kernel refuses the \
                redirection in format iptables"
-                .to_owned(),
+            .to_owned(),
         next: "set dialect to nftables, or remove it".to_owned(),
     })
 }
@@ -237,34 +238,11 @@ fn annotation_for(names: &str) -> String {
     format!("annotation {EXCLUDE_CONTAINERS}: \"{names}\", sub-plugin {}", SubPlugin::ContainerExclude.name())
 }
 
-/// Warns about excluded containers whose bypass has ended before they start.
-fn ended_before_start(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
-    let late = |container: &&ContainerTraffic<'_>| {
-        let scope = |proxy_ready| policy.container_scope(container.name(), proxy_ready);
-        !container.pod.starts_before_proxy(container.name()) && scope(false) > scope(true)
-    };
-    let warning = |container: &ContainerTraffic<'_>| Warning {
-        code: "bypass-ended-before-start",
-        what: format!(
-            "container {} is excluded until the proxy accepts connections, but starts after istio-proxy: its bypass \
-             has usually ended before it starts",
-            container.name()
-        ),
-        next: match container.ends_before {
-            true => {
-                format!("remove the exclusion: init container {} reaches the mesh through the proxy", container.name())
-            }
-            false => format!("set \"until\": \"container-exit\" in the block that excludes {}", container.name()),
-        },
-    };
-    containers.iter().filter(late).map(warning).collect()
-}
-
 /// Warns about excluded init containers that the proxy could serve: a native sidecar has started before them.
 fn excluded_after_proxy(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
     let needless = containers.iter().filter(|container| {
         let by_id = || policy.exclusions.iter().any(|exclusion| container.is_needless(exclusion, containers));
-        let by_name = || policy.container_scope(container.name(), true) == Some(ContainerScope::All);
+        let by_name = || policy.container_scope(container.name()) == Some(ContainerScope::All);
         container.runs_after_proxy() && (by_id() || by_name())
     });
     let warning = |container: &ContainerTraffic<'_>| Warning {
@@ -283,7 +261,12 @@ fn excluded_after_proxy(containers: &[ContainerTraffic<'_>], policy: &Policy) ->
 }
 
 /// Warns about init containers that send traffic before the sidecar listens.
-fn captured_too_early(containers: &[ContainerTraffic<'_>], policy: &Policy, redirect: &Redirect) -> Vec<Warning> {
+fn captured_too_early(
+    containers: &[ContainerTraffic<'_>],
+    policy: &Policy,
+    redirect: &Redirect,
+    facts: &Facts,
+) -> Vec<Warning> {
     let traffic = match (redirect.captures_outbound(), &redirect.dns) {
         (true, _) => "traffic that it sends is",
         (false, DnsCapture::Off) => return Vec::new(),
@@ -298,7 +281,12 @@ fn captured_too_early(containers: &[ContainerTraffic<'_>], policy: &Policy, redi
         Warning {
             code: "init-container-too-early",
             what: format!("init container {name} runs before the sidecar: the {traffic} captured and lost{except}"),
-            next: early_container_hint(container, containers),
+            next: match is_named(facts, name) {
+                true => {
+                    format!("annotation {EXCLUDE_CONTAINERS} names it already: see the warning about this annotation")
+                }
+                false => early_container_hint(container, containers),
+            },
         }
     };
     captured.map(warning).collect()
@@ -315,6 +303,22 @@ fn early_container_hint(container: &ContainerTraffic<'_>, all: &[ContainerTraffi
         Some(uid) => format!("exclude it by name, because an application also runs as UID {uid}: {by_name}; {native}"),
         None => format!("exclude it by name, because its UID is unknown: {by_name}; {native}"),
     }
+}
+
+/// Whether an annotation excludes the container by its name, but without effect.
+fn is_named(facts: &Facts, name: &str) -> bool {
+    facts.annotation(EXCLUDE_CONTAINERS).is_some_and(|(_, names)| names.split(',').any(|one| one.trim() == name))
+}
+
+/// Warns about requests whose sub-plugin is not in the chain.
+fn not_in_chain(evaluations: &[Evaluation<'_>]) -> Vec<Warning> {
+    let notes = evaluations.iter().flat_map(Evaluation::notes);
+    let warning = |note: String| {
+        let what = note.strip_prefix("warning: ").map(str::to_owned)?;
+        let next = sub_plugins::missing_sub_plugin(&what)?;
+        Some(Warning { code: NOT_IN_CHAIN, what, next })
+    };
+    notes.filter_map(warning).collect()
 }
 
 /// Warns about excluded ports where the sidecar answers DNS: its answer may be an address that only it knows (Istio,

@@ -2,7 +2,8 @@
 
 use crate::firewall::{Arrival, Destination, Hop, Packet, RulePlace, RulesetView, Sender};
 use crate::inspect::elements::ContainerSender;
-use crate::inspect::subject::ConfigurationOrigin;
+use crate::inspect::explain::Explanation;
+use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use serde::Serialize;
 use std::net::{IpAddr, SocketAddr};
@@ -50,6 +51,8 @@ pub struct Trace {
     pub caveats: Vec<String>,
     /// Where the configuration of the rules comes from; `None` for live rules.
     pub configuration: Option<ConfigurationOrigin>,
+    /// Why an ADD of the pod fails; `None` if it succeeds, and for live rules.
+    pub add_fails: Option<String>,
 }
 
 /// Traces the first packet of a connection through the rules.
@@ -67,7 +70,12 @@ pub fn trace(view: &RulesetView, from: Sender, to: Destination, pod_addresses: &
     };
     let packet = Packet::first(from, to, pod_addresses, interface);
     let interface = packet.interface().to_owned();
-    let evaluation = view.evaluate(packet);
+    let mut evaluation = view.evaluate(packet);
+    if let Some(place) = &evaluation.decided_by
+        && let Some(index) = evaluation.hops.iter().rposition(|hop| is_at(hop, place))
+    {
+        evaluation.hops.truncate(index + 1);
+    }
     Trace {
         from: origin,
         container: None,
@@ -81,6 +89,26 @@ pub fn trace(view: &RulesetView, from: Sender, to: Destination, pod_addresses: &
         zone: evaluation.zone,
         caveats: evaluation.caveats,
         configuration: None,
+        add_fails: None,
+    }
+}
+
+fn is_at(hop: &Hop, place: &RulePlace) -> bool {
+    (&place.table, &place.chain, &place.rule) == (&hop.table, &hop.chain, &hop.rule)
+}
+
+impl Trace {
+    /// Adds what is known about the pod whose planned rules were followed.
+    #[must_use]
+    pub fn planned(self, subject: &Subject, explanation: &Explanation) -> Self {
+        let has_own_network = !subject.facts.pod.host_network;
+        Self {
+            interface: if has_own_network { self.interface } else { String::new() },
+            configuration: Some(subject.origin.clone()),
+            add_fails: explanation.add_fails.clone(),
+            reason: (!explanation.redirected).then(|| explanation.decision.clone()),
+            ..self
+        }
     }
 }
 
@@ -94,31 +122,32 @@ impl TextReport for Trace {
             Some(container) => format!("container {} ({sender})", container.name),
             None => sender,
         };
+        if let Some(cause) = &self.add_fails {
+            screen.line(&[Cell::of("an ADD fails:").tone(Tone::Bad), Cell::of(cause)]);
+        }
         let is = |arrival: Arrival| self.arrives_at == arrival.to_string();
+        let via = if self.interface.is_empty() { String::new() } else { format!(" via {}", self.interface) };
         let tone = if [Arrival::Dropped, Arrival::Rejected, Arrival::Unknown].into_iter().any(is) {
             Tone::Bad
         } else {
             Tone::Good
         };
         screen.line(&[
-            Cell::of(format!("{}/{} from {sender} via {} →", self.to, self.protocol, self.interface)),
+            Cell::of(format!("{}/{} from {sender}{via} →", self.to, self.protocol)),
             Cell::of(&self.arrives_at).tone(tone),
         ]);
         if let Some(reason) = &self.reason {
             screen.line(&[Cell::of("Reason:"), Cell::of(reason)]);
         }
-        if let Some(origin) = self.configuration.as_ref().and_then(ConfigurationOrigin::text) {
-            screen.line(&[Cell::of("Configuration:"), Cell::of(origin).tone(Tone::Faint)]);
+        if let Some(origin) = self.configuration.as_ref().filter(|origin| origin.source != ConfigurationSource::File) {
+            screen.line(&[Cell::of("Configuration:"), Cell::of(origin.text()).tone(Tone::Faint)]);
         }
         if let Some(container) = &self.container {
             let tone = if container.bypasses.is_some() { Tone::Notable } else { Tone::Faint };
             screen.line(&[Cell::of(format!("Container {}:", container.name)), Cell::of(container.text()).tone(tone)]);
         }
         let mut rows: Vec<Vec<Cell>> = Vec::new();
-        let decides = |hop: &Hop| {
-            let place = self.decided_by.as_ref();
-            place.is_some_and(|p| p.table == hop.table && p.chain == hop.chain && p.rule == hop.rule)
-        };
+        let decides = |hop: &Hop| self.decided_by.as_ref().is_some_and(|place| is_at(hop, place));
         for (index, hop) in self.hops.iter().enumerate() {
             let is_first =
                 index == 0 || (hop.table, hop.hook) != (self.hops[index - 1].table, self.hops[index - 1].hook);

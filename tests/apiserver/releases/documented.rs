@@ -53,12 +53,13 @@ impl Scene {
     }
 }
 
-/// Returns the blocks of commands in a section.
+/// Returns the blocks of commands in a section. A command is one line.
 fn blocks(heading: &str) -> Vec<String> {
     let text = fs::read_to_string(manifests().join("../docs/install.md")).expect("readable");
     let (_, section) = text.split_once(&format!("### {heading}\n")).expect("a section");
     let section = section.split("\n## ").next().and_then(|section| section.split("\n### ").next()).expect("text");
-    let blocks = section.split("```sh\n").skip(1).map(|rest| rest.split("```").next().expect("text").to_owned());
+    let blocks =
+        section.split("```sh\n").skip(1).map(|rest| rest.split("```").next().expect("text").replace(" \\\n ", ""));
     blocks.collect()
 }
 

@@ -43,6 +43,38 @@ fn a_platform_is_upgraded_extended_and_uninstalled_without_remains() {
     }
 }
 
+/// The new agents remove the files that the earlier ones wrote there.
+#[test]
+fn an_upgrade_mounts_the_directories_of_the_previous_revision() {
+    let plane = ControlPlane::start();
+    let (admin, helm) = (plane.admin(), Helm::new(&plane));
+    prepare(&admin);
+    let daemon_set = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"namespace": NAMESPACE, "name": "detour-agent"}});
+    let previous = || -> Vec<String> {
+        let pod = admin.get(&daemon_set).expect("there")["spec"]["template"]["spec"].take();
+        let all = |of: &Value| of.as_array().expect("a list").clone();
+        let volumes = all(&pod["volumes"]).into_iter();
+        let volumes =
+            volumes.filter(|volume| volume["name"].as_str().is_some_and(|name| name.starts_with("previous-")));
+        let paths = volumes.map(|volume| {
+            let path = volume["hostPath"]["path"].as_str().expect("a path").to_owned();
+            let place = format!("/host{path}");
+            let mut mounts = all(&pod["containers"][0]["volumeMounts"]).into_iter();
+            assert!(mounts.any(|mount| mount["name"] == volume["name"] && mount["mountPath"] == place.as_str()));
+            path
+        });
+        paths.collect()
+    };
+    let chain = "/run/multus/cni/net.d/vendor-cni-chain";
+    helm.upgrade("detour", &["--set", &format!("global.platform=openshift,cni.multusChain={chain}")]);
+    assert_eq!(previous(), [""; 0]);
+    let moved = ["--set", "global.platform=openshift,cniBinDir=/opt/other/bin"];
+    helm.upgrade("detour", &moved);
+    assert_eq!(previous(), ["/var/lib/cni/bin", chain]);
+    helm.upgrade("detour", &moved);
+    assert_eq!(previous(), [""; 0]);
+}
+
 #[test]
 fn an_upgrade_that_would_rename_the_objects_is_refused() {
     let plane = ControlPlane::start();
