@@ -97,6 +97,7 @@ pub(crate) struct PodSpec {
     dns_config: Option<DnsConfig>,
     init_containers: Option<Vec<ContainerObject>>,
     containers: Option<Vec<ContainerObject>>,
+    ephemeral_containers: Option<Vec<ContainerObject>>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -204,6 +205,7 @@ impl From<PodObject> for pod::Pod {
             dns_nameservers: spec.dns_config.and_then(|dns| dns.nameservers).unwrap_or_default(),
             init_containers: all(spec.init_containers),
             containers: all(spec.containers),
+            ephemeral_containers: all(spec.ephemeral_containers),
         }
     }
 }
@@ -296,7 +298,8 @@ mod tests {
                         {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
                         {"name": "C"}
                     ]
-                }]
+                }],
+                "ephemeralContainers": [{"name": "debugger", "targetContainerName": "app"}]
             },
             "status": {"phase": "Pending"}
         }));
@@ -324,6 +327,7 @@ mod tests {
                 run_as_group: Some(2),
                 ..container("app")
             }],
+            ephemeral_containers: vec![container("debugger")],
         };
         assert_eq!(read, expected);
     }

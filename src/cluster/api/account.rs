@@ -3,7 +3,7 @@
 
 use super::failure::Failure;
 use super::request::{ApiRequest, Kind};
-use super::retry::{Deadline, Exhausted};
+use super::retry::Deadline;
 use super::server::{Api, WRITE_TIMEOUT};
 use super::session::{Collection, Events, Session};
 use crate::cluster::fact_source::Cluster;
@@ -216,7 +216,7 @@ impl ServiceAccount {
             metadata_only: true,
         };
         let request = ApiRequest::get(Kind::DAEMON_SET, Some(&daemon_set.namespace), &daemon_set.name)?;
-        let failed = |last| session.error(&request, Exhausted { last, effort: None });
+        let failed = |failure: Failure| session.error(&request, failure.into());
         // The object's own version may be older than the API server's watch cache, which is empty after each start of the
         // server. A watch from any version starts with the object, so no change is missed.
         let mut events = session.watch::<DaemonSetObject>(&collection, None).await.map_err(failed)?;

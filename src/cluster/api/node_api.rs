@@ -46,7 +46,8 @@ impl NodeApi {
     }
 
     fn get<T: DeserializeOwned>(&self, request: &ApiRequest) -> Result<T, Error> {
-        let (session, deadline) = (self.api.session()?, Deadline::after(self.api.timeout).with_retries(false));
+        let deadline = Deadline::after(self.api.timeout).with_retries(false).awaiting(false);
+        let session = self.api.session()?;
         session.run(session.send(request, deadline, Ok))
     }
 

@@ -206,25 +206,21 @@ impl ApiRequest {
 
     /// Returns the error for the last failure of a request: `OBJECT: REQUEST (kubeconfig FILE): CAUSE; NEXT STEP`.
     pub(super) fn error(&self, server: &str, kubeconfig: &Path, exhausted: Exhausted) -> Error {
-        let Exhausted { last: Failure { status, is_too_large, cause, .. }, effort } = exhausted;
+        let Exhausted { last: Failure { status, is_too_large, cause, .. }, attempts, elapsed, retries } = exhausted;
         let Self { http, subject, permission, kubectl, .. } = self;
         let kubeconfig = kubeconfig.display();
-        let effort = effort.map(|(attempts, elapsed)| {
-            let plural = if attempts == 1 { "" } else { "s" };
-            format!(" in {attempts} attempt{plural} within {:.1} s", elapsed.as_secs_f32())
-        });
+        let plural = if attempts == 1 { "" } else { "s" };
+        let effort = format!("in {attempts} attempt{plural} within {:.1} s", elapsed.as_secs_f32());
         let credentials = format!("{status}, the credentials in {kubeconfig}");
         let other = format!("not the response of a Kubernetes API; correct server in {kubeconfig}");
         let (code, what) = match (status, tls_step(&cause)) {
             (0, Some(step)) => (Code::InvalidConfig, step.to_owned()),
             (0, None) if is_too_large => (Code::InvalidConfig, format!("{cause}; {other}")),
-            (0 | 200..=299 | 408 | 429 | 500.., _) => match effort {
-                None => (Code::TryAgain, "request failed".to_owned()),
-                Some(effort) => {
-                    let next = "check that this node can reach the API server";
-                    (Code::TryAgain, format!("no usable answer{effort}; {next}"))
-                }
-            },
+            (0 | 200..=299 | 408 | 429 | 500.., _) if !retries => (Code::TryAgain, "request failed".to_owned()),
+            (0 | 200..=299 | 408 | 429 | 500.., _) => {
+                let next = "check that this node can reach the API server";
+                (Code::TryAgain, format!("no usable answer {effort}; {next}"))
+            }
             (401, _) => {
                 (Code::Forbidden, format!("{credentials} are not accepted; check the process that renews this file"))
             }
@@ -237,7 +233,7 @@ impl ApiRequest {
             }
             (404, _) => {
                 let why = "it was deleted, or the kubeconfig is for another cluster";
-                (Code::PodUnknown, format!("not found{}: {why}; see {kubectl}", effort.unwrap_or_default()))
+                (Code::PodUnknown, format!("not found {effort}: {why}; see {kubectl}"))
             }
             (409 | 422, _) => {
                 (Code::PodUnknown, format!("{status}, the object was changed or replaced in the meantime"))

@@ -29,7 +29,7 @@ pub(in crate::cluster) struct Deadline {
     at: Instant,
     /// Whether the attempts end early if the server accepts no connection.
     needs_connection: bool,
-    /// Whether there may be more than one attempt.
+    /// Whether transient failures are retried.
     retries: bool,
     /// Whether an object that is not found may be about to appear.
     awaits: bool,
@@ -47,7 +47,7 @@ impl Deadline {
         Self { needs_connection: false, ..self }
     }
 
-    /// Returns the deadline for a request with one attempt, unless `retries`.
+    /// Returns the deadline for a request whose transient failures are not retried, unless `retries`.
     pub(super) const fn with_retries(self, retries: bool) -> Self {
         Self { retries, ..self }
     }
@@ -66,8 +66,18 @@ pub(in crate::cluster) type ServerAddress = (String, u16);
 pub(super) struct Exhausted {
     /// Why the last attempt failed.
     pub(super) last: Failure,
-    /// The number of attempts, and the time that they took, including pauses; `None` without retries.
-    pub(super) effort: Option<(u32, Duration)>,
+    /// The number of attempts.
+    pub(super) attempts: u32,
+    /// The time that they took, including pauses.
+    pub(super) elapsed: Duration,
+    /// Whether transient failures were retried.
+    pub(super) retries: bool,
+}
+
+impl From<Failure> for Exhausted {
+    fn from(last: Failure) -> Self {
+        Self { last, attempts: 1, elapsed: Duration::ZERO, retries: false }
+    }
 }
 
 /// Runs `attempt` until it succeeds, a retry can't help, or the deadline has passed.
@@ -88,11 +98,11 @@ pub(super) async fn retry<T>(
             let now = Instant::now();
             let end = match failure.status {
                 404 if deadline.awaits => *not_found_until.get_or_insert(now + NOT_FOUND_TIMEOUT),
-                _ if failure.is_transient() => deadline.at,
+                _ if deadline.retries && failure.is_transient() => deadline.at,
                 _ => now,
             };
             let left = end.min(deadline.at).saturating_duration_since(now);
-            if !deadline.retries || left <= LAST_ATTEMPT {
+            if left <= LAST_ATTEMPT {
                 return Err(failure);
             }
             earlier.replace(format!("; an earlier attempt failed: {failure}"));
@@ -107,8 +117,8 @@ pub(super) async fn retry<T>(
             Err(Failure::new(format!("no {what} within {waited:.1} s{}", earlier.borrow())))
         }
     };
-    let effort = deadline.retries.then(|| (attempts.get(), deadline.started.elapsed()));
-    result.map_err(|last| Exhausted { last, effort })
+    let (attempts, elapsed) = (attempts.get(), deadline.started.elapsed());
+    result.map_err(|last| Exhausted { last, attempts, elapsed, retries: deadline.retries })
 }
 
 /// Waits until the deadline, or until it is clear that the server accepts no connection. Returns what is missing.
@@ -147,7 +157,7 @@ mod tests {
         };
         let server = ("127.0.0.1".to_owned(), port);
         let exhausted = runtime.block_on(retry(deadline, &server, attempt)).expect_err("it fails");
-        assert_eq!(exhausted.effort.expect("with retries").0 as usize, times.borrow().len());
+        assert_eq!(exhausted.attempts as usize, times.borrow().len());
         (times.into_inner(), exhausted.last)
     }
 

@@ -2,7 +2,7 @@
 
 use super::failure::Failure;
 use super::request::{ApiRequest, Kind, check_names};
-use super::retry::{Deadline, Exhausted};
+use super::retry::Deadline;
 use super::session::{Collection, Session};
 use crate::cluster::fact_source::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
 use crate::cluster::kubeconfig::Kubeconfig;
@@ -206,7 +206,7 @@ impl Api {
                 let msg = format!("{}: expected at most {MAX_PAGES} pages, got more; {next}", request.subject);
                 Err(Error::new(Code::TryAgain, msg))
             }
-            Err(last) => Err(session.error(&request, Exhausted { last, effort: None })),
+            Err(last) => Err(session.error(&request, last.into())),
         }
     }
 }
