@@ -76,7 +76,7 @@ kill_agents() {
             # The kubelet waits longer after each restart; a deleted pod has a new container at once.
             k delete pod --namespace kube-system --selector app.kubernetes.io/name=detour \
                 --field-selector "spec.nodeName=node$n" --wait=false >/dev/null
-            container=$(enter "$n" crictl ps --name '^agent$' --state Running --quiet | head -1)
+            container=$(enter "$n" crictl ps --name '^agent$' --state Running --quiet 2>/dev/null | head -1 || true)
             [[ -n $container ]] || continue
             enter "$n" kill -KILL "$(enter "$n" crictl inspect "$container" 2>/dev/null | jq .info.pid)" 2>/dev/null && killed=$((killed + 1))
         done
