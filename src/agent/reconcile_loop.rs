@@ -116,6 +116,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     let mut last_event = None;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
     let (mut leadership, mut installer) = (None, None);
+    let mut on_standby: Option<(Instant, Option<String>)> = None;
     let mut running = None;
     loop {
         watch.discard_events();
@@ -125,9 +126,12 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         if leadership.is_none() && !job.is_occupied() {
             let found = job.node.lead();
             if let Ok(None) = found {
-                // Another agent leads, as in a rolling update. This one takes over when that one has ended.
-                logged.standby();
-                health.report(None, STANDBY_INTERVAL);
+                // Another agent leads, as in a rolling update. This one takes over when that one has ended, so it is
+                // ready only if it could.
+                let last = on_standby.take().filter(|(checked, _)| checked.elapsed() < POLL_INTERVAL);
+                let (_, obstacle) = on_standby.insert(last.unwrap_or_else(|| (Instant::now(), job.obstacle())));
+                health.report(obstacle.clone(), STANDBY_INTERVAL);
+                logged.standby(obstacle.as_deref());
                 if watch.wait(STANDBY_INTERVAL, true).map_err(signal_error)? == WakeReason::Signal {
                     return Ok(());
                 }
@@ -278,6 +282,18 @@ impl Job<'_> {
             (None, None) if plan.is_settling => Iteration::Settling,
             (None, None) => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
         })
+    }
+
+    /// Returns why this agent could not install the plugin now. Changes nothing.
+    fn obstacle(&self) -> Option<String> {
+        let desired = match (self.desired)() {
+            Ok(DesiredInstallation { desired, .. }) => DesiredState { owner: self.owner.clone(), ..desired },
+            Err(why) => return Some(why),
+        };
+        match self.node.look(Some(&desired)).and_then(|found| reconcile(&desired, &found)) {
+            Ok(plan) => plan.refused,
+            Err(error) => Some(error.to_string()),
+        }
     }
 
     fn count(&self, iteration: &Iteration, readiness: &Readiness) {

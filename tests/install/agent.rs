@@ -5,7 +5,8 @@ use crate::exposition::Exposition;
 use crate::scene::{CALICO, Scene};
 use crate::server::{Answer, Server};
 use crate::support::background::Repeated;
-use crate::support::health::{fetch, get};
+use crate::support::health::{fetch, get, is_ready};
+use crate::support::wait::until;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
@@ -247,6 +248,27 @@ fn of_two_agents_the_earlier_leads_and_the_later_takes_over_when_it_has_ended() 
     second.wait_for_log("write /etc/cni/net.d/10-calico.conflist");
     second.wait_for_log(SETTLED);
     assert!(scene.read(LIST).contains("\"log_level\": \"debug\""));
+}
+
+/// A rolling update of a DaemonSet ends the earlier agent when the later one is ready.
+#[test]
+fn an_agent_on_standby_is_ready_only_if_it_could_install_the_plugin() {
+    let scene = Scene::with("agent-standby", "10-calico.conflist", CALICO);
+    scene.write("opt/cni/bin/calico", "");
+    let first = Agent::start(&scene, "first", &[]);
+    first.wait_for_log(SETTLED);
+    let installed = scene.files();
+    let arguments = ["--health-address=127.0.0.1:0", "--bin-dir=/opt/other/bin"];
+    let second = Agent::start(&scene, "second", &arguments);
+    let address = second.address();
+    let wanted = "has the plugins of /etc/cni/net.d/10-calico.conflist in /opt/cni/bin";
+    assert!(second.wait_for_log("this agent is on standby and could not lead").contains(wanted));
+    let (status, body) = get(&address, "/readyz");
+    assert!(status == "503" && body.contains(wanted), "{status} {body}");
+    assert_eq!(scene.files(), installed);
+    let third = Agent::start(&scene, "third", &["--health-address=127.0.0.1:0"]);
+    let address = third.address();
+    until("an agent with the same directories is ready", || is_ready(&address));
 }
 
 #[test]

@@ -26,12 +26,16 @@ impl LastLogged {
         self.rejected = reason.map(str::to_owned);
     }
 
-    /// Logs once that another agent leads.
-    pub(super) fn standby(&mut self) {
+    /// Logs once that another agent leads, and why this one could not.
+    pub(super) fn standby(&mut self, obstacle: Option<&str>) {
         let state = "another agent leads on this node; this agent is on standby";
+        let state = obstacle.map_or_else(|| state.to_owned(), |why| format!("{state} and could not lead: {why}"));
         if self.state != state {
-            tracing::info!("{state}");
-            self.state = state.to_owned();
+            match obstacle {
+                None => tracing::info!("{state}"),
+                Some(_) => tracing::error!("{state}"),
+            }
+            self.state = state;
         }
     }
 
