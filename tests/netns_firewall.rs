@@ -6,7 +6,7 @@ mod support;
 use detour_cni::firewall::nfnetlink::{NfError, NfSocket};
 use detour_cni::firewall::rule::{Family, Name, Table};
 use detour_cni::firewall::{
-    CreatedTables, LiveRule, LiveRuleset, RuleFormat, Ruleset, TableRules, Transaction, max_rules,
+    CreatedTables, LiveRule, LiveRuleset, Outline, RuleFormat, Ruleset, TableRules, Transaction, max_rules,
 };
 use detour_cni::netlink::DumpLimit;
 use detour_cni::policy::Policy;
@@ -54,7 +54,7 @@ fn live() -> LiveRuleset {
     LiveRuleset::read(&mut NfSocket::open().expect("nfnetlink")).expect("readable")
 }
 
-type Chains = Vec<(Family, Table, String, Vec<Result<detour_cni::firewall::rule::Rule, Option<String>>>)>;
+type Chains = Vec<(Family, Table, String, Vec<Result<detour_cni::firewall::rule::Rule, Outline>>)>;
 
 fn chains(live: &LiveRuleset) -> Chains {
     let rules = |rules: &[LiveRule]| rules.iter().map(|r| r.rule.clone()).collect::<Vec<_>>();

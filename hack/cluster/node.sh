@@ -15,7 +15,7 @@ first() {
     for name in bin sbin lib lib32 lib64 libx32; do
         [[ ! -L /$name ]] || cp -a -n "/$name" .
     done
-    mkdir -p usr proc sys dev run tmp etc var/{lib,log} opt/cni/bin home root mnt old
+    mkdir -p usr proc sys dev run tmp etc var/{lib,log,tmp} opt/cni/bin home root mnt old
     ln -sfn /run var/run
     if [[ ! -e etc/passwd ]]; then
         for name in alternatives group iproute2 ld.so.cache localtime nsswitch.conf passwd protocols services ssl; do

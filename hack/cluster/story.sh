@@ -213,6 +213,10 @@ install_thick_multus() {
         eventually 60 enter "$n" test -e /etc/cni/net.d/00-multus.conf
     done
 }
+# calls VERB: how many calls for pods in the namespace mesh the agent of the first node logged as succeeded.
+calls() {
+    k logs --namespace kube-system daemonset/detour-agent --tail -1 | grep -c "plugin call succeeded.*command=$1 pod=mesh/"
+}
 # multus_stories INSTALL CNI-VERSIONS: pods with the attachment default/istio-cni, then pods that Multus's auxiliary chain
 # redirects, with each version.
 multus_stories() {
@@ -234,6 +238,9 @@ multus_stories() {
             rollout deployment/web
             expect_captured "$version, $mode" web 3
             expect "$version, $mode: excluded containers" "3 uid 1337: tcp direct, dns direct" "$(reports mesh app=web excluded)"
+            # With this version, CRI-O calls CHECK after each ADD.
+            [[ $RUNTIME != crio || $version != 1.1.0 ]] ||
+                expect_within 30 "$version, $mode: calls of CHECK that succeeded" '[1-9]*' calls CHECK
             k delete deployment --namespace mesh web --wait >/dev/null
             eventually 120 prints "" k get pods --namespace mesh -o name
             expect_within 30 "$version, $mode: after the pods' end" "$empty" leftovers

@@ -41,7 +41,6 @@ pub struct Metrics {
     nri_registered: Family<Labels<0>, Gauge>,
     multus_chain: Family<Labels<0>, Gauge>,
     container_starts: Counters<1>,
-    pub(super) ended_bypasses: Counter,
     nri_seconds: Histograms<0>,
     policy_changes: Counters<1>,
     pods: Family<Labels<1>, Gauge>,
@@ -60,7 +59,6 @@ impl Default for Metrics {
             "1 if the container runtime reports containers to the agent, 0 if not; absent without --nri-socket";
         let chain =
             "Files of other tools because of which Multus skips its auxiliary chain; absent without --multus-chain";
-        let ended = "Bypasses of running containers that ended because the proxy accepts connections";
         let waited = "How long the container runtime waited for the agent when it started a container";
         let add = &mut registry;
         let policy_changes: Counters<1> =
@@ -90,7 +88,6 @@ impl Default for Metrics {
             nri_registered: metric(add, "nri_registered", registered),
             multus_chain: metric(add, "multus_chain_invalid_files", chain),
             container_starts: metric(add, "container_starts", "Starts of excluded containers, by result"),
-            ended_bypasses: metric(add, "bypasses_ended", ended),
             nri_seconds: seconds(add, "nri", waited, start_buckets),
             policy_changes,
             pods: metric(add, "pods", "Pods of the mesh on the node, by the state of their policy"),
@@ -196,8 +193,8 @@ impl Metrics {
         self.policy_changes.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Sets the numbers of pods: current, with rejected requests, failed, without rules.
-    pub fn pods(&self, counts: [u32; 4]) {
+    /// Sets the numbers of pods: current, with rejected requests, failed, without rules, outside of the ambient mesh.
+    pub fn pods(&self, counts: [u32; 5]) {
         for (state, count) in Finding::NAMES.into_iter().zip(counts) {
             self.pods.get_or_create(&[("policy", state)]).set(count.into());
         }
@@ -237,7 +234,6 @@ mod tests {
     fn a_new_agent_exports_zeros() {
         let expected = [
             (format!("detour_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0),
-            ("detour_bypasses_ended_total".into(), 0.0),
             ("detour_configuration_rejected".into(), 0.0),
             ("detour_drift_total".into(), 0.0),
             ("detour_install_ready".into(), 0.0),
@@ -284,10 +280,9 @@ mod tests {
         metrics.facts("pods", (499, 2));
         metrics.nri_registered(true);
         metrics.container_start("excluded");
-        metrics.ended_bypasses.inc();
         metrics.nri_request(Duration::from_millis(3));
         metrics.policy_change("applied");
-        metrics.pods([0, 7, 0, 0]);
+        metrics.pods([0, 7, 0, 0, 0]);
         let samples = samples(&metrics);
         for (series, value) in [
             (r#"detour_api_fallbacks_total{reason="unknown"}"#, 1.0),
@@ -302,7 +297,6 @@ mod tests {
             (r#"detour_facts_too_large{kind="pods"}"#, 2.0),
             ("detour_nri_registered", 1.0),
             (r#"detour_container_starts_total{result="excluded"}"#, 1.0),
-            ("detour_bypasses_ended_total", 1.0),
             (r#"detour_nri_seconds_bucket{le="0.004"}"#, 1.0),
             (r#"detour_nri_seconds_bucket{le="0.002"}"#, 0.0),
             (r#"detour_policy_changes_total{result="applied"}"#, 1.0),

@@ -68,10 +68,9 @@ counts as absent. The agent reports each change, and each such request, as an Ev
 
 Excluded containers: With --nri-socket, the agent registers at the container runtime, which reports
 each container before its first instruction. Containers that the sub-plugin container-exclude names
-bypass the sidecar until they exit, or until the proxy accepts connections. Without the flag, or
-while the agent does not run, they start captured. The agent reports a captured container as an
-Event of the pod. If another process deletes the rules for excluded containers, the agent restores
-them within seconds, unless --repair is off.
+bypass the sidecar until they exit. Without the flag, or while the agent does not run, they start
+captured. The agent reports a captured container as an Event of the pod. If another process deletes
+the rules for excluded containers, the agent restores them within seconds, unless --repair is off.
 
 Health: /metrics uses the OpenMetrics text format; all metric names start with detour_. With
 --health-address, the agent exits with code 1 if the file system does not respond for two minutes,

@@ -14,6 +14,7 @@ use crate::cni;
 use crate::cni::Code;
 use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find, find_be32, find_be64, find_text};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A live rule in a table of iptables.
@@ -21,12 +22,10 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct LiveRule {
     /// The kernel's handle, used to delete the rule or to insert others before it.
     pub handle: u64,
-    /// The rule; for a rule that detour would not write, the chain that it jumps to, if any.
-    pub rule: Result<Rule, Option<String>>,
+    /// The rule, or the outline of one that detour would not write.
+    pub rule: Result<Rule, Outline>,
     /// The packets and bytes that matched it.
     pub counter: Counter,
-    /// What it does, also for a rule that detour would not write.
-    pub(super) outline: Outline,
 }
 
 impl LiveRule {
@@ -34,8 +33,16 @@ impl LiveRule {
     pub(super) fn read(body: &[u8], family: Family) -> Option<Self> {
         let (handle, expressions) =
             (find_be64(body, nfta::RULE_HANDLE)?, find(body, nfta::RULE_EXPRESSIONS).unwrap_or_default());
-        let (counter, outline) = (Counter::read(expressions), Outline::read(expressions));
-        Some(Self { handle, rule: iptables::decode(expressions, family), counter, outline })
+        let rule = iptables::decode(expressions, family).ok_or_else(|| Outline::read(expressions));
+        Some(Self { handle, rule, counter: Counter::read(expressions) })
+    }
+
+    /// Returns what the rule does, without its conditions.
+    pub(super) fn outline(&self) -> Cow<'_, Outline> {
+        match &self.rule {
+            Ok(rule) => Cow::Owned(Outline::of_rule(rule)),
+            Err(outline) => Cow::Borrowed(outline),
+        }
     }
 
     /// Returns the chain that the rule jumps to.
@@ -43,7 +50,7 @@ impl LiveRule {
     pub fn jump_target(&self) -> Option<&str> {
         match &self.rule {
             Ok(rule) => rule.jump_target(),
-            Err(chain) => chain.as_deref(),
+            Err(outline) => outline.chain.as_deref(),
         }
     }
 }
@@ -52,8 +59,8 @@ impl std::fmt::Display for LiveRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.rule {
             Ok(rule) => rule.fmt(f),
-            Err(Some(chain)) => write!(f, "(a foreign rule, handle {}) -j {chain}", self.handle),
-            Err(None) => write!(f, "(a foreign rule, handle {})", self.handle),
+            Err(Outline { chain: Some(chain), .. }) => write!(f, "(a foreign rule, handle {}) -j {chain}", self.handle),
+            Err(_) => write!(f, "(a foreign rule, handle {})", self.handle),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Rules of any tool without their conditions: what they do with a packet, and in which chain it continues.
 
 use super::expression::{Ct, DATA, DESTINATION_NAT, LIST_ELEMENT, NAME, NftVerdict, VERDICT, VERDICT_REGISTER};
+use super::rule::{Rule, Target};
 use crate::netlink::attributes::{self, find, find_be32, find_text};
 
 /// What a rule does with a packet that meets its conditions.
@@ -19,7 +20,7 @@ pub(super) enum Effect {
 
 /// A rule of any tool without its conditions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Outline {
+pub struct Outline {
     /// What it does.
     pub(super) effect: Effect,
     /// The chain in which the packet continues.
@@ -29,6 +30,16 @@ pub(super) struct Outline {
 }
 
 impl Outline {
+    /// Returns the outline of a rule of detour.
+    pub(super) fn of_rule(rule: &Rule) -> Self {
+        match &rule.target {
+            Target::Redirect(_) | Target::Tproxy { .. } => Self::of(Effect::ToPort),
+            Target::Zone(_) => Self::of(Effect::Zone),
+            Target::Jump(chain) => Self::jump(chain),
+            _ => Self::default(),
+        }
+    }
+
     pub(super) fn of(effect: Effect) -> Self {
         Self { effect, ..Self::default() }
     }

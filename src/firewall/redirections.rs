@@ -2,10 +2,12 @@
 //! sends traffic to a port. Names, empty chains and the lists of /proc are no evidence.
 
 use super::foreign::{AttachedAt, ForeignTable};
-use super::live::LiveRuleset;
+use super::live::{LiveRule, LiveRuleset};
+use super::native::live::NativeLiveChain;
 use super::native::rule::{NativeAction, NativeTable};
 use super::outline::{Effect, Outline};
 use super::rule::{Family, Hook, NFPROTO_INET, Ruleset};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The prefixes of the native tables of Istio's tools, for pods with a sidecar (istio/istio, `tools/istio-nftables`) and
@@ -127,13 +129,10 @@ impl LiveRuleset {
                 NativeAction::Jump(chain) | NativeAction::Goto(chain) => Outline::jump(chain),
                 _ => Outline::default(),
             };
-            let outlines: BTreeMap<&str, Vec<Outline>> = chains
-                .iter()
-                .map(|(name, chain)| {
-                    (name.as_str(), chain.rules.iter().flatten().map(|rule| outline(&rule.action)).collect())
-                })
-                .collect();
-            let graph: Graph<'_> = outlines.iter().map(|(name, rules)| (*name, rules.iter().collect())).collect();
+            let outlines = |chain: &NativeLiveChain| {
+                chain.rules.iter().flatten().map(|rule| Cow::Owned(outline(&rule.action))).collect()
+            };
+            let graph: Graph<'_> = chains.iter().map(|(name, chain)| (name.as_str(), outlines(chain))).collect();
             let mut bases = chains.iter().filter(|(_, chain)| matches!(chain.hook, Ok(Some(_))));
             bases.any(|(name, _)| effects(&graph, name).contains(&Effect::ToPort))
         })
@@ -148,7 +147,7 @@ impl LiveRuleset {
             let others: Vec<_> = others.collect();
             let graph: Graph<'_> = others
                 .iter()
-                .map(|(name, chain)| (name.as_str(), chain.rules.iter().map(|rule| &rule.outline).collect()))
+                .map(|(name, chain)| (name.as_str(), chain.rules.iter().map(LiveRule::outline).collect()))
                 .collect();
             let bases = others.iter().filter_map(|(name, chain)| Some((name.as_str(), chain.at?)));
             all.extend(bases.map(|(chain, at)| {
@@ -157,8 +156,10 @@ impl LiveRuleset {
             }));
         }
         for ((family, table), ForeignTable { chains, .. }) in &self.others {
-            let graph: Graph<'_> =
-                chains.iter().map(|(name, chain)| (name.as_str(), chain.rules.iter().collect())).collect();
+            let graph: Graph<'_> = chains
+                .iter()
+                .map(|(name, chain)| (name.as_str(), chain.rules.iter().map(Cow::Borrowed).collect()))
+                .collect();
             let bases = chains.iter().filter_map(|(name, chain)| Some((name.as_str(), chain.at?)));
             all.extend(bases.map(|(chain, at)| {
                 let effects = effects(&graph, chain);
@@ -170,15 +171,15 @@ impl LiveRuleset {
 }
 
 /// The rules of a table by chain.
-type Graph<'a> = BTreeMap<&'a str, Vec<&'a Outline>>;
+type Graph<'a> = BTreeMap<&'a str, Vec<Cow<'a, Outline>>>;
 
 /// Returns the effects of the rules that packets can reach from a chain, whatever the rules' conditions are.
-fn effects<'a>(graph: &Graph<'a>, start: &'a str) -> BTreeSet<Effect> {
+fn effects<'g>(graph: &'g Graph<'_>, start: &'g str) -> BTreeSet<Effect> {
     let (mut found, mut seen, mut left) = (BTreeSet::new(), BTreeSet::from([start]), vec![start]);
     while let Some(chain) = left.pop() {
         for rule in graph.get(chain).into_iter().flatten() {
             found.insert(rule.effect);
-            let targets: Vec<&'a str> = match &rule.chain {
+            let targets: Vec<&'g str> = match &rule.chain {
                 // The chains of a verdict map are not read.
                 _ if rule.uses_map => graph.keys().copied().collect(),
                 Some(chain) => vec![chain],

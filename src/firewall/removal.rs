@@ -78,7 +78,7 @@ fn read_beginnings(socket: &mut NfSocket, own: &Ruleset) -> Result<LiveRuleset, 
 }
 
 fn placeholder() -> LiveRule {
-    LiveRule { handle: 0, rule: Err(None), counter: Counter::default(), outline: Outline::default() }
+    LiveRule { handle: 0, rule: Err(Outline::default()), counter: Counter::default() }
 }
 
 /// Deletes a table (`NFTA_TABLE_…`) or flushes one of its chains (`NFTA_RULE_…`).

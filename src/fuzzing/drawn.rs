@@ -3,8 +3,8 @@
 use super::Choices;
 use crate::firewall::{Destination, InSet, Sender};
 use crate::policy::{
-    BypassEnd, ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Groups, IdRange, Interception,
-    InterceptionMode, Ipv6, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+    ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Ipv6,
+    Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::net::SocketAddr;
@@ -131,7 +131,6 @@ fn container(from: &mut Choices<'_>) -> ContainerExclusion {
     ContainerExclusion {
         name: from.one(&["vault", "vault-agent-init", "web"]).to_owned(),
         scope: from.one(&[ContainerScope::Dns, ContainerScope::All]),
-        until: from.one(&[BypassEnd::ProxyReady, BypassEnd::ContainerExit]),
     }
 }
 

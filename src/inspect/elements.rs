@@ -4,7 +4,7 @@ use super::terminal::{Cell, Screen, Tone};
 use crate::cgroup::CgroupHierarchy;
 use crate::firewall::ContainerElement;
 use crate::host_path::HostRoot;
-use crate::policy::{BypassEnd, ContainerScope, Policy};
+use crate::policy::{ContainerScope, Policy};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -126,29 +126,21 @@ pub struct ContainerSender {
     pub excluded: bool,
     /// The traffic that bypasses the sidecar now; `None` if none does.
     pub bypasses: Option<ContainerScope>,
-    /// When this bypass ends; `None` without a bypass, or if the policy does not request it.
-    pub until: Option<BypassEnd>,
-    /// Where the packet arrives after that; `None` unless the bypass ends while the container runs.
-    pub afterwards: Option<String>,
 }
 
 impl ContainerSender {
-    /// Returns one line: whether the container's traffic bypasses the sidecar, and when this ends.
+    /// Returns one line: whether the container's traffic bypasses the sidecar.
     pub(super) fn text(&self) -> String {
         let Some(scope) = self.bypasses else {
             return match self.excluded {
                 false => "not excluded by its name".to_owned(),
-                true => {
-                    "excluded, but it has no element: it does not run, its bypass has ended, or it started captured"
-                        .to_owned()
-                }
+                true => "excluded, but it has no element: it does not run, or it started captured".to_owned(),
             };
         };
         let what = scope_text(scope);
-        match (self.until, &self.afterwards) {
-            (None, _) => format!("{what} bypasses the sidecar; no saved policy requests this"),
-            (Some(until), None) => format!("{what} bypasses the sidecar {}", end_text(until)),
-            (Some(until), Some(then)) => format!("{what} bypasses the sidecar {}; then: {then}", end_text(until)),
+        match self.excluded {
+            true => format!("{what} bypasses the sidecar until the container exits"),
+            false => format!("{what} bypasses the sidecar; no saved policy requests this"),
         }
     }
 }
@@ -161,19 +153,11 @@ pub(super) const fn scope_text(scope: ContainerScope) -> &'static str {
     }
 }
 
-/// Returns the end of a bypass in words.
-pub(super) const fn end_text(until: BypassEnd) -> &'static str {
-    match until {
-        BypassEnd::ProxyReady => "until the proxy accepts connections",
-        BypassEnd::ContainerExit => "until the container exits",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::firewall::ContainerLabel;
-    use crate::policy::{BypassEnd, ContainerExclusion};
+    use crate::policy::ContainerExclusion;
 
     fn element(scope: ContainerScope, name: Option<&str>) -> ContainerElement {
         let container = name.map(|name| ContainerLabel { name: name.to_owned(), id: "0123456789abcdef".to_owned() });
@@ -182,8 +166,7 @@ mod tests {
 
     #[test]
     fn an_element_that_the_policy_does_not_request_is_foreign() {
-        let until = BypassEnd::ContainerExit;
-        let exclusion = ContainerExclusion { name: "vault".to_owned(), scope: ContainerScope::Dns, until };
+        let exclusion = ContainerExclusion { name: "vault".to_owned(), scope: ContainerScope::Dns };
         let policy = Policy { containers: [exclusion].into(), ..Policy::default() };
         let of = |scope, name, policy| ElementLine::of(&element(scope, name), policy).foreign;
         assert!(!of(ContainerScope::Dns, Some("vault"), Some(&policy)));

@@ -87,7 +87,7 @@ fn compare_elements(
     let unexpected = live.iter().filter_map(|element| {
         let why = match &element.container {
             None => "its comment names no container".to_owned(),
-            Some(label) if policy.container_scope(&label.name, false).is_none() => {
+            Some(label) if policy.container_scope(&label.name).is_none() => {
                 format!("container {:?} is not excluded", label.name)
             }
             Some(label) if wanted.as_ref().is_some_and(|wanted| !wanted.contains(element)) => {
@@ -212,15 +212,11 @@ fn of_pod(request: &Request) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
+    use crate::policy::{ContainerExclusion, ContainerScope};
 
     #[test]
     fn each_element_that_differs_is_a_difference() {
-        let exclusion = |name: &str| ContainerExclusion {
-            name: name.to_owned(),
-            scope: ContainerScope::All,
-            until: BypassEnd::ContainerExit,
-        };
+        let exclusion = |name: &str| ContainerExclusion { name: name.to_owned(), scope: ContainerScope::All };
         let policy = Policy { containers: [exclusion("vault"), exclusion("later")].into(), ..Policy::default() };
         let element = |cgroup, name| ContainerElement::new(ContainerScope::All, cgroup, name, "0123");
         let unnamed = ContainerElement { container: None, ..element(3, "") };

@@ -5,8 +5,8 @@ use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, LiveRuleset, Ruleset};
 use crate::policy::{
-    BypassEnd, ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Guard, IdRange, Interception, Policy,
-    Redirect, TrafficOwner,
+    ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Guard, IdRange, Interception, Policy, Redirect,
+    TrafficOwner,
 };
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
@@ -31,7 +31,7 @@ pub fn needed_format() -> Option<RuleFormat> {
 /// [`NOT_PERMITTED`] if this process can't create one; otherwise why the kernel refuses them.
 pub fn try_container_rules() -> Result<(), String> {
     in_new_netns(|| {
-        let of = |scope| ContainerExclusion { name: "a".to_owned(), scope, until: BypassEnd::ContainerExit };
+        let of = |scope| ContainerExclusion { name: "a".to_owned(), scope };
         let containers = [of(ContainerScope::All), of(ContainerScope::Dns)].into();
         try_rules(RuleFormat::Iptables, &Policy { containers, ..Policy::default() })
     })?

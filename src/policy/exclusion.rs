@@ -122,25 +122,13 @@ pub enum ContainerScope {
     All,
 }
 
-/// When the bypass of an excluded container ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum BypassEnd {
-    /// When the proxy accepts connections, or the container exits.
-    ProxyReady,
-    /// When the container exits.
-    ContainerExit,
-}
-
-/// A container of the pod whose traffic bypasses the sidecar.
+/// A container of the pod whose traffic bypasses the sidecar until it exits.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ContainerExclusion {
     /// The name of the container.
     pub name: String,
     /// The traffic that bypasses the sidecar.
     pub scope: ContainerScope,
-    /// When the bypass ends.
-    pub until: BypassEnd,
 }
 
 impl fmt::Display for ContainerScope {
@@ -148,15 +136,6 @@ impl fmt::Display for ContainerScope {
         f.write_str(match self {
             Self::Dns => "dns",
             Self::All => "all",
-        })
-    }
-}
-
-impl fmt::Display for BypassEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ProxyReady => "proxy-ready",
-            Self::ContainerExit => "container-exit",
         })
     }
 }

@@ -10,7 +10,7 @@ mod redirect;
 mod traffic_policy;
 mod union;
 
-pub use exclusion::{BypassEnd, ContainerExclusion, ContainerScope, Exclusion, IdRange, Protocol, TrafficOwner};
+pub use exclusion::{ContainerExclusion, ContainerScope, Exclusion, IdRange, Protocol, TrafficOwner};
 pub use guard::{AmbientGuard, Guard};
 pub use redirect::{
     DnsCapture, Groups, InterceptionMode, Ipv6, ListOrAll, PROXY_PORTS, PortRange, Ports, Ranges, Redirect,

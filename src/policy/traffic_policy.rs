@@ -1,7 +1,7 @@
 //! The traffic policy of a pod: a redirection and exclusions.
 
 use super::exclusion::Exclusion;
-use super::exclusion::{BypassEnd, ContainerExclusion, ContainerScope};
+use super::exclusion::{ContainerExclusion, ContainerScope};
 use super::guard::Guard;
 use super::owners::ByTraffic;
 use super::redirect::Redirect;
@@ -106,14 +106,10 @@ impl Policy {
         }
     }
 
-    /// Returns which traffic of the running container `name` bypasses the sidecar now; `None` if none does.
-    /// `proxy_ready` is whether the proxy accepts connections, or did so before in this pod sandbox.
+    /// Returns which traffic of the running container `name` bypasses the sidecar; `None` if none does.
     #[must_use]
-    pub fn container_scope(&self, name: &str, proxy_ready: bool) -> Option<ContainerScope> {
-        let active = |exclusion: &&ContainerExclusion| {
-            exclusion.name == name && !(proxy_ready && exclusion.until == BypassEnd::ProxyReady)
-        };
-        self.containers.iter().filter(active).map(|exclusion| exclusion.scope).max()
+    pub fn container_scope(&self, name: &str) -> Option<ContainerScope> {
+        self.containers.iter().filter(|exclusion| exclusion.name == name).map(|exclusion| exclusion.scope).max()
     }
 }
 
@@ -123,16 +119,12 @@ mod tests {
     use crate::policy::{DnsCapture, IdRange, InterceptionMode, Ipv6, PortRange, Ports, Protocol, TrafficOwner};
 
     #[test]
-    fn the_widest_exclusion_that_has_not_ended_counts() {
-        let exclusion = |scope, until| ContainerExclusion { name: "vault".to_owned(), scope, until };
-        let containers = [
-            exclusion(ContainerScope::All, BypassEnd::ProxyReady),
-            exclusion(ContainerScope::Dns, BypassEnd::ContainerExit),
-        ];
+    fn the_widest_exclusion_counts() {
+        let exclusion = |scope| ContainerExclusion { name: "vault".to_owned(), scope };
+        let containers = [exclusion(ContainerScope::All), exclusion(ContainerScope::Dns)];
         let policy = Policy { containers: containers.into(), ..Policy::default() };
-        assert_eq!(policy.container_scope("vault", false), Some(ContainerScope::All));
-        assert_eq!(policy.container_scope("vault", true), Some(ContainerScope::Dns));
-        assert_eq!(policy.container_scope("other", false), None);
+        assert_eq!(policy.container_scope("vault"), Some(ContainerScope::All));
+        assert_eq!(policy.container_scope("other"), None);
     }
 
     fn redirecting(redirect: Redirect) -> Policy {

@@ -3,9 +3,7 @@
 pub mod format;
 
 use crate::cni::{Code, Error};
-use crate::trusted_file::{
-    self, Durability, create_new, create_with_parents, exchange_file, open, read_nofollow, replace_file,
-};
+use crate::trusted_file::{self, Durability, create_with_parents, exchange_file, open, read_nofollow, replace_file};
 use rustix::fs::OFlags;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -207,28 +205,6 @@ impl Store {
         fs::remove_file(&path).map_err(|error| io_error("remove", &path, &error))
     }
 
-    /// Marks a pod sandbox that has a record. The mark disappears with the last record.
-    ///
-    /// # Errors
-    /// The mark can't be written, or the pod sandbox has no record.
-    pub fn mark(&self, container_id: &str, mark: &str) -> Result<(), Error> {
-        let path = self.mark_path(container_id, mark);
-        match create_new(&path) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(io_error("write", &path, &error)),
-            _ => Ok(()),
-        }
-    }
-
-    /// Returns whether a pod sandbox has a mark.
-    #[must_use]
-    pub fn has_mark(&self, container_id: &str, mark: &str) -> bool {
-        fs::symlink_metadata(self.mark_path(container_id, mark)).is_ok()
-    }
-
-    fn mark_path(&self, container_id: &str, mark: &str) -> PathBuf {
-        self.directory(container_id).join(format!(".{mark}"))
-    }
-
     /// Checks that a record can be written now.
     ///
     /// # Errors
@@ -387,23 +363,6 @@ mod tests {
         fs::create_dir(store.directory("c")).expect("creatable");
         assert!(!store.update(&one, &Number { n: 3 }).expect("writable"));
         assert!(!store.directory("c").exists());
-    }
-
-    #[test]
-    fn a_mark_lasts_until_the_last_record_is_removed() {
-        let (_directory, store) = store("mark");
-        let (one, two) = (attachment("c", "n", "net1"), attachment("c", "n", "net2"));
-        store.mark("c", "ready").expect_err("no record");
-        store.write(&one, &Number { n: 1 }).expect("writable");
-        store.write(&two, &Number { n: 2 }).expect("writable");
-        assert!(!store.has_mark("c", "ready"));
-        store.mark("c", "ready").expect("writable");
-        store.mark("c", "ready").expect("writable twice");
-        store.remove(&one).expect("removable");
-        assert!(store.has_mark("c", "ready") && !store.has_mark("c", "other") && !store.has_mark("d", "ready"));
-        assert_eq!(store.attachments_of("c").expect("readable"), std::slice::from_ref(&two));
-        store.remove(&two).expect("removable");
-        assert!(!store.has_mark("c", "ready") && store.sandboxes().expect("readable").is_empty());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::sub_plugin::Note;
 use crate::cni::{BlockReader, Code, Error, ItemList, at_most, is_dns_label};
 use crate::pod::well_known::{EXCLUDE_CONTAINERS, ISTIO_CONTAINERS};
 use crate::pod::{Container, Pod};
-use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
+use crate::policy::{ContainerExclusion, ContainerScope};
 use crate::suggest::did_you_mean;
 use std::fmt;
 
@@ -16,9 +16,6 @@ const ACCEPTED: &str = "names of containers, patterns such as *-init, init-conta
 const INIT_CONTAINERS: &str = "init-containers";
 /// The values of `kinds`.
 const KINDS: [(&str, ContainerKind); 2] = [("init", ContainerKind::Init), ("app", ContainerKind::App)];
-/// The values of `until`.
-const ENDS: [(&str, BypassEnd); 2] =
-    [("container-exit", BypassEnd::ContainerExit), ("proxy-ready", BypassEnd::ProxyReady)];
 /// Limit of items of one list.
 const MAX_ITEMS: usize = 100;
 /// Limit of unknown names of one list that are compared with the names of the pod.
@@ -31,8 +28,6 @@ pub(super) struct ContainerExclude {
     /// The kinds to which `containers` is bound; `None` is all.
     kinds: Option<Vec<ContainerKind>>,
     scope: ContainerScope,
-    /// `None` is the default, which depends on the container.
-    until: Option<BypassEnd>,
 }
 
 impl ContainerExclude {
@@ -41,13 +36,13 @@ impl ContainerExclude {
         let containers = r.list("containers")?.map(|list| ContainerList::parse(&list, author)).transpose()?;
         let scope = r.one_of("scope", &[("all", ContainerScope::All), ("dns", ContainerScope::Dns)])?;
         let scope = scope.unwrap_or(ContainerScope::All);
-        Ok(Self { containers, kinds: kinds(r)?, scope, until: r.one_of("until", &ENDS)? })
+        Ok(Self { containers, kinds: kinds(r)?, scope })
     }
 
-    /// Parses the annotation. It applies to all traffic, with the default end.
+    /// Parses the annotation. It applies to all traffic.
     pub(super) fn of_annotation(annotation: &AnnotationValue<'_>) -> Result<Self, Error> {
         let containers = Some(ContainerList::parse(&annotation.list()?, annotation.author)?);
-        Ok(Self { containers, kinds: None, scope: ContainerScope::All, until: None })
+        Ok(Self { containers, kinds: None, scope: ContainerScope::All })
     }
 
     /// Returns the exclusions for one pod, in the order in which the containers start.
@@ -72,11 +67,7 @@ impl ContainerExclude {
             let text = format!("{}: {}: not excluded: not of the kinds in \"kinds\"", list.place, quoted(&names));
             notes.push(list.author.note(text));
         }
-        let exclusion = |container: &Container| ContainerExclusion {
-            name: container.name.clone(),
-            scope: self.scope,
-            until: self.until.unwrap_or_else(|| default_end(pod, container)),
-        };
+        let exclusion = |container: &Container| ContainerExclusion { name: container.name.clone(), scope: self.scope };
         let containers = requested.into_iter().map(exclusion).collect();
         Ok(RequestedExclusions { containers, ..RequestedExclusions::default() })
     }
@@ -111,52 +102,37 @@ fn kinds(r: &BlockReader<'_>) -> Result<Option<Vec<ContainerKind>>, Error> {
 pub(super) struct ContainerGrant {
     forms: Vec<ContainerForm>,
     kinds: Option<Vec<ContainerKind>>,
-    until: BypassEnd,
 }
 
 impl ContainerGrant {
     /// Returns whether the grant permits an item of a request. Each container that the item excludes must have a permitted
-    /// kind and a permitted end.
+    /// kind.
     pub(super) fn permits(&self, request: &ContainerExclude, form: &ContainerForm, pod: &Pod) -> bool {
         let is_kind = |kinds: &Option<Vec<ContainerKind>>, container: &Container| {
             kinds.as_ref().is_none_or(|kinds| kinds.contains(&ContainerKind::of(pod, container)))
         };
-        let end = |container: &Container| request.until.unwrap_or_else(|| default_end(pod, container));
-        let is_granted = |container: &Container| is_kind(&self.kinds, container) && end(container) <= self.until;
         let is_requested = |container: &&Container| is_kind(&request.kinds, container) && form.excludes(pod, container);
         self.forms.iter().any(|granted| granted.permits(form))
-            && pod.all_containers().filter(is_requested).all(is_granted)
+            && pod.all_containers().filter(is_requested).all(|container| is_kind(&self.kinds, container))
     }
 
-    /// Parses the keys `containers`, `kinds` and `until` of a grant.
+    /// Parses the keys `containers` and `kinds` of a grant.
     ///
     /// # Errors
-    /// A value is invalid, or `kinds` and `until` restrict nothing.
+    /// A value is invalid, or `kinds` restricts nothing.
     pub(super) fn parse(r: &BlockReader<'_>) -> Result<Option<Self>, Error> {
         let list = r.list("containers")?.map(|list| ContainerList::parse(&list, ListAuthor::Administrator));
-        let (kinds, until) = (kinds(r)?, r.one_of("until", &ENDS)?);
-        let Some(list) = list.transpose()? else {
-            let key = if kinds.is_some() { "kinds" } else { "until" };
-            if kinds.is_none() && until.is_none() {
-                return Ok(None);
+        let kinds = kinds(r)?;
+        match list.transpose()? {
+            Some(list) => Ok(Some(Self { forms: list.forms, kinds })),
+            None if kinds.is_none() => Ok(None),
+            None => {
+                let place = r.place("kinds");
+                let msg =
+                    format!("{place}: restricts the key \"containers\", which is missing; add it, or remove kinds");
+                Err(Error::new(Code::InvalidConfig, msg))
             }
-            let msg = format!(
-                "{}: restricts the key \"containers\", which is missing; add it, or remove {key}",
-                r.place(key)
-            );
-            return Err(Error::new(Code::InvalidConfig, msg));
-        };
-        Ok(Some(Self { forms: list.forms, kinds, until: until.unwrap_or(BypassEnd::ContainerExit) }))
-    }
-}
-
-/// Returns the default end of a container's bypass. An init container that starts before the proxy needs the bypass only
-/// until the proxy accepts connections. ztunnel, in place of a proxy, accepts them from the start.
-fn default_end(pod: &Pod, container: &Container) -> BypassEnd {
-    if pod.proxy().is_some() && pod.is_init_container(&container.name) && pod.starts_before_proxy(&container.name) {
-        BypassEnd::ProxyReady
-    } else {
-        BypassEnd::ContainerExit
+        }
     }
 }
 

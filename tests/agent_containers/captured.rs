@@ -128,7 +128,7 @@ fn an_api_server_that_does_not_answer_delays_no_container() {
         let waited = plugin.start(&vault);
         assert!(waited < SOON, "{waited:?}");
         assert_eq!(vault.connect(), "direct");
-        let _proxy = pod.start_proxy();
+        vault.exit();
         pod.wait_for_elements(&[], SOON);
     });
 }

@@ -83,16 +83,6 @@ impl<'a> Container<'a> {
         self.ask("new")
     }
 
-    /// The same, and leaves the connection open.
-    pub(crate) fn open(&mut self) -> String {
-        self.ask("open")
-    }
-
-    /// Uses the open connection. Returns where it ends.
-    pub(crate) fn use_open(&mut self) -> String {
-        self.ask("again")
-    }
-
     /// Ends the processes and removes the control group.
     pub(crate) fn vanish(&mut self) {
         self.exit();

@@ -57,7 +57,7 @@ fn without_repair_a_deleted_table_is_reported_once_with_the_next_step() {
 #[test]
 fn a_deleted_table_is_restored_before_a_container_starts() {
     scene(|scene| {
-        let pod = scene.pod(WEB, &json!({"containers": [WEB], "until": "proxy-ready"}));
+        let pod = scene.pod(WEB, &json!({"containers": [WEB]}));
         scene.publish(&pod, "1");
         let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
         pod.delete_table();

@@ -243,9 +243,9 @@ impl Pod {
         until_within(limit, &format!("elements {wanted:?}"), || self.elements() == wanted);
     }
 
-    /// Starts the proxy. Dropping the result stops it.
-    pub(crate) fn start_proxy(&self) -> Proxy {
-        serve(&self.netns(), &format!("0.0.0.0:{PROXY_PORT}"), "sidecar")
+    /// Starts the proxy.
+    pub(crate) fn start_proxy(&self) {
+        serve(&self.netns(), &format!("0.0.0.0:{PROXY_PORT}"), "sidecar");
     }
 }
 
@@ -263,23 +263,11 @@ fn cgroup_of(element: &Value) -> u64 {
     })
 }
 
-/// A server whose listener can be closed.
-pub(crate) struct Proxy(TcpListener);
-
-impl Proxy {
-    /// Closes the listener.
-    pub(crate) fn stop(self) {
-        nix::sys::socket::shutdown(std::os::fd::AsRawFd::as_raw_fd(&self.0), nix::sys::socket::Shutdown::Both)
-            .expect("it listens");
-    }
-}
-
 /// Serves a greeting at an address in a network namespace, and the same line for each line that a client sends.
-fn serve(netns: &Path, address: &str, greeting: &'static str) -> Proxy {
+fn serve(netns: &Path, address: &str, greeting: &'static str) {
     let listener = in_netns(netns, || TcpListener::bind(address).expect("a port"));
-    let accepting = listener.try_clone().expect("a descriptor");
     thread::spawn(move || {
-        for mut stream in accepting.incoming().map_while(Result::ok) {
+        for mut stream in listener.incoming().map_while(Result::ok) {
             thread::spawn(move || {
                 writeln!(stream, "{greeting}")?;
                 let reader = BufReader::new(stream.try_clone()?);
@@ -287,7 +275,6 @@ fn serve(netns: &Path, address: &str, greeting: &'static str) -> Proxy {
             });
         }
     });
-    Proxy(listener)
 }
 
 /// How long tests wait for a condition.

@@ -2,10 +2,12 @@
 
 use crate::api::{Api, NAMESPACES};
 use crate::pod::{EXCLUDE_UIDS, Pod};
-use crate::scene::{Scene, events, publish, scene, wait_for_event};
-use crate::support::new_netns::tool_in;
+use crate::scene::{Scene, events, publish, sample, scene, wait_for_event};
+use crate::support::new_netns::{in_netns, tool_in};
+use crate::support::wait::{DEADLINE, until, until_within};
 use crate::traffic::Traffic;
 use serde_json::json;
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 const MODE: &str = "istio.io/dataplane-mode";
@@ -111,6 +113,41 @@ fn enroll_and_leave(format: Format, redirected_first: bool) {
         pod.until(|pod| !pod.excludes_uid(7000));
         assert_eq!(events(api, &pod, "DetourPolicyRejected"), [""; 0]);
         pod.call(scene, "DEL").expect("deleted");
+    });
+}
+
+/// ztunnel's listeners in the pod, until the result is dropped.
+fn ztunnel(pod: &Pod) -> Vec<TcpListener> {
+    in_netns(&pod.netns(), || {
+        [15001, 15006, 15008].map(|port| TcpListener::bind(("0.0.0.0", port)).expect("a port")).into()
+    })
+}
+
+#[test]
+fn a_pod_outside_of_the_ambient_mesh_is_reported_with_what_it_lacks() {
+    const OUTSIDE: &str = "DetourOutsideMesh";
+    scene(|scene, api| {
+        let (_agent, metrics) = scene.agent_with_metrics(&[]);
+        let outside = || sample(&metrics, "detour_pods{policy=\"outside\"}");
+        let pods = ["web-0", "web-1", "web-2"].map(|name| added(scene, api, name));
+        let [enrolled, without_listeners, without_rules] = &pods;
+        Format::Native.redirect(enrolled);
+        Format::Native.redirect(without_listeners);
+        let _listeners = [enrolled, without_rules].map(ztunnel);
+        label_namespace(api, Some("ambient"));
+        // After a minute, at the next check.
+        let reported = |pod: &Pod, lacking: &str| {
+            until_within(3 * DEADLINE, lacking, || events(api, pod, OUTSIDE).iter().any(|text| text.contains(lacking)));
+        };
+        reported(without_listeners, "lacks ztunnel's listener on port 15001, ");
+        reported(without_rules, "lacks istio-cni's redirection;");
+        until("the metric counts them", || outside() == Some(2));
+        assert_eq!(events(api, enrolled, OUTSIDE), [""; 0]);
+        // Enrolled again, it is no finding any more.
+        Format::Native.redirect(without_rules);
+        without_rules.label("changed", "true");
+        publish(api, without_rules);
+        until("the metric counts one", || outside() == Some(1));
     });
 }
 

@@ -180,12 +180,11 @@ fn the_policy_decides_as_the_plugin() {
             for object in objects {
                 let wanted = match object["kind"].as_str().expect("text") {
                     "Pod" => permitted,
-                    // Only its own annotations count, and the default end of a bypass depends on the sidecar.
+                    // Only its own annotations count.
                     "Deployment" if of_namespace && annotations.as_object().is_some_and(|own| own.is_empty()) => true,
-                    "Deployment" if allow.contains("proxy-ready") => true,
                     "Deployment" => permitted,
                     // It has no containers: pods are decided.
-                    "Namespace" if allow.contains("kinds") || allow.contains("proxy-ready") => true,
+                    "Namespace" if allow.contains("kinds") => true,
                     "Namespace"
                         if !allow.contains("container:")
                             && annotations.to_string().contains("container:")
@@ -210,7 +209,7 @@ fn the_policy_decides_as_the_plugin() {
 fn each_kind_is_rejected_with_a_message_that_names_item_and_bound() {
     let (plane, admin) = started();
     let allow = json!([
-        {"uids": [1000, "2000-2010"], "containers": "vault*", "kinds": "init", "until": "proxy-ready"},
+        {"uids": [1000, "2000-2010"], "containers": "vault*", "kinds": "init"},
         {"namespaces": ["cart", "shop"], "uids": "7", "resolvers": "kinds"},
         {"namespace_selector": {"matchLabels": {"tier": "batch"}}},
     ]);
@@ -222,7 +221,7 @@ fn each_kind_is_rejected_with_a_message_that_names_item_and_bound() {
     let by_admin = "; an administrator of the cluster sets these bounds in Helm release kube-system/detour";
     let uids = "config.allow[0].uids: 1000, 2000-2010; config.allow[1].uids: 7 (namespaces cart, shop); \
                 config.allow[2].uids: * (namespaces with certain labels)";
-    let containers = "config.allow[0].containers: vault*, kinds init, until proxy-ready; config.allow[2].containers: * \
+    let containers = "config.allow[0].containers: vault*, kinds init; config.allow[2].containers: * \
                       (namespaces with certain labels)";
     let outside = |key: &str, value: &str| json!({format!("detour.io/exclude-{key}"): value});
     let metadata = json!({"name": "market", "annotations": outside("uids", "8")});

@@ -46,7 +46,7 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
             "config.chain",
             json!([
                 {"type": "uid-exclude", "uids": "1000-1999"},
-                {"type": "container-exclude", "containers": ["*-init", "init-containers", ""], "until": "proxy-ready"},
+                {"type": "container-exclude", "containers": ["*-init", "init-containers", ""]},
                 {"type": "container-exclude", "containers": "vault-*, app", "kinds": ["init"], "scope": "dns"},
             ]),
             none(),

@@ -67,7 +67,7 @@ fn exported() -> BTreeMap<String, BTreeSet<String>> {
     metrics.container_start("a");
     metrics.nri_request(std::time::Duration::ZERO);
     metrics.policy_change("a");
-    metrics.pods([1; 4]);
+    metrics.pods([1; 5]);
     let text = metrics.text();
     let mut exported = BTreeMap::<String, BTreeSet<String>>::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {

@@ -186,7 +186,6 @@ fn a_wrong_value_in_a_list_is_refused() {
         ("/config/chain/0/containers/0", containers("containers", json!(["vault-", "app"]))),
         ("/config/chain/0/containers", containers("containers", json!("Vault"))),
         ("/config/chain/0/scope", containers("scope", json!("tcp"))),
-        ("/config/chain/0/until", containers("until", json!("ready"))),
         ("/attachments/0", json!({"attachments": [{"namespace": "default"}]})),
         ("/attachments/0/name", json!({"attachments": [{"name": "Exclude_DNS"}]})),
         ("/attachments/0/name", json!({"attachments": [{"name": "a".repeat(64)}]})),

@@ -6,7 +6,7 @@ use crate::support::cgroup::{Cgroup, hierarchy};
 use detour_cni::cluster::agent::{BypassingContainer, ContainersStatus};
 use detour_cni::firewall::{ContainerElement, ContainerLabel, change_container_elements};
 use detour_cni::inspect::audit::{AuditReport, Bypass};
-use detour_cni::policy::{BypassEnd, ContainerScope};
+use detour_cni::policy::ContainerScope;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
 use std::fs;
@@ -194,14 +194,6 @@ fn an_element_of_another_program() {
 }
 
 #[test]
-fn a_bypass_that_outlasts_the_start_of_the_proxy() {
-    play("containers-bypass-lasts", &["containers-bypass-end"], |scene, containers| {
-        change(scene, &[], &[containers.element("vault-agent-init")]);
-        containers.tell(scene, &["vault-agent-init", "backup"], "");
-    });
-}
-
-#[test]
 fn a_request_that_is_later_than_the_pod() {
     play("containers-requested-later", &["containers-requested"], |scene, _| {
         scene.cluster.lock().expect("unpoisoned").annotate(ANNOTATION, "vault-agent-init,backup,web");
@@ -265,7 +257,7 @@ fn every_check_is_documented() {
     scene(plan(), |scene| {
         let _containers = Containers::new(scene);
         let found = outcomes(&scene.report(&POD));
-        assert_eq!(found.len(), 9, "{found:?}");
+        assert_eq!(found.len(), 8, "{found:?}");
         for (id, _) in &found {
             assert!(text.contains(&format!("`{id}`")), "docs/troubleshoot.md: {id}");
         }
@@ -333,17 +325,17 @@ fn audit_lists_excluded_containers_with_their_counters() {
             let found = of_containers(&report);
             let [init, backup] = [1, 0].map(|at| found[at]);
             assert_eq!(found.len(), 2, "the set of both was counted: {report:#?}");
-            assert_eq!((backup.container.as_deref(), backup.until), (Some("backup"), Some(BypassEnd::ContainerExit)));
+            assert_eq!(backup.container.as_deref(), Some("backup"));
             assert_eq!(
                 (backup.traffic.as_str(), backup.packets),
                 ("all outbound traffic of container backup", Some(1))
             );
             assert!(backup.bytes.is_some_and(|bytes| bytes >= 40), "{backup:?}");
             assert_eq!(backup.source, format!("pod, {ANNOTATION}"));
-            let note = "now, until the container exits; the numbers contain those of vault-agent-init";
+            let note = "now; the numbers contain those of vault-agent-init";
             assert_eq!(backup.note.as_deref(), Some(note));
-            let note = "not now, until the proxy accepts connections; the numbers contain those of backup";
-            assert_eq!((init.until, init.note.as_deref()), (Some(BypassEnd::ProxyReady), Some(note)));
+            let note = "not now; the numbers contain those of backup";
+            assert_eq!(init.note.as_deref(), Some(note));
             assert!(report.is_clean(), "an exclusion: {report:#?}");
             if dialect == "iptables" {
                 let text = String::from_utf8(scene.command("audit", &[]).stdout).expect("text");

@@ -40,7 +40,7 @@ fn notes(report: &Value) -> String {
 }
 
 #[test]
-fn each_excluded_container_is_reported_with_its_traffic_its_end_and_its_source() {
+fn each_excluded_container_is_reported_with_its_traffic_and_its_source() {
     let mut pod = one_uid();
     annotate(&mut pod, ANNOTATION, "vault-agent-init");
     let blocks = json!([
@@ -53,10 +53,10 @@ fn each_excluded_container_is_reported_with_its_traffic_its_end_and_its_source()
     let report = report(&pod, &blocks);
     let expected = json!([
         {
-            "name": "vault-agent-init", "scope": "all", "until": "proxy-ready",
+            "name": "vault-agent-init", "scope": "all",
             "sources": ["configuration, chain[1]", "pod, detour.io/exclude-containers"],
         },
-        {"name": "web", "scope": "dns", "until": "container-exit", "sources": ["configuration, chain[2]"]},
+        {"name": "web", "scope": "dns", "sources": ["configuration, chain[2]"]},
     ]);
     assert_eq!(report["excluded_containers"], expected);
     assert_eq!(codes(&report), [""; 0], "an excluded init container is not captured too early");
@@ -74,7 +74,7 @@ fn the_sample_for_vault_excludes_one_of_several_containers_with_the_same_uid() {
     };
     let report = explain(&["-o", "json"]).json();
     let source = "pod, detour.io/exclude-containers";
-    let expected = json!([{"name": "vault-agent-init", "scope": "all", "until": "proxy-ready", "sources": [source]}]);
+    let expected = json!([{"name": "vault-agent-init", "scope": "all", "sources": [source]}]);
     assert_eq!((&report["redirected"], &report["excluded_containers"]), (&json!(true), &expected));
     assert_eq!((codes(&report), &report["exempt"]), (vec![], &json!([])));
     assert_eq!(detour(&["validate", &conf], "", &[]).code, 0);
@@ -225,10 +225,10 @@ fn what_an_add_would_refuse_exits_with_1() {
 #[test]
 fn validate_checks_blocks_without_a_pod() {
     for (block, code, wanted) in [
-        (json!({"containers": "vault-*,init-containers", "scope": "dns", "until": "container-exit"}), 0, "valid"),
+        (json!({"containers": "vault-*,init-containers", "scope": "dns"}), 0, "valid"),
         (json!({"containers": "-x"}), 1, "chain[0].containers: invalid value \"-x\"; expected names of containers"),
         (json!({"container": "x"}), 1, "chain[0].container: unknown key"),
-        (json!({"until": "never"}), 1, "expected one of container-exit, proxy-ready"),
+        (json!({"until": "container-exit"}), 1, "chain[0].until: unknown key"),
     ] {
         let mut block = block;
         block["type"] = "container-exclude".into();
@@ -292,40 +292,6 @@ fn a_uid_exclusion_that_covers_the_application_gets_the_hint_to_exclude_the_cont
 }
 
 #[test]
-fn a_bypass_that_ends_before_its_container_starts_is_a_warning() {
-    let block = |until: &str| json!([{"type": "container-exclude", "containers": "web,vault-*", "until": until}]);
-    let proxy_first = |native: bool| {
-        let mut pod = one_uid();
-        let mut proxy = pod["spec"]["containers"].as_array_mut().expect("containers").pop().expect("a proxy");
-        let list = if native { "initContainers" } else { "containers" };
-        if native {
-            proxy["restartPolicy"] = "Always".into();
-        }
-        pod["spec"][list].as_array_mut().expect("containers").insert(0, proxy);
-        pod
-    };
-    let late = "bypass-ended-before-start";
-    for (pod, until, expected) in [
-        (one_uid(), "proxy-ready", vec![]),
-        (proxy_first(false), "proxy-ready", vec![late]),
-        (proxy_first(true), "proxy-ready", vec![late, late]),
-        (proxy_first(true), "container-exit", vec!["excluded-after-proxy"]),
-    ] {
-        assert_eq!(codes(&report(&pod, &block(until))), expected, "{until}: {pod}");
-    }
-    let report = report(&proxy_first(true), &block("proxy-ready"));
-    let first = &report["warnings"][0];
-    assert!(
-        first["what"].as_str().expect("text").starts_with("container vault-agent-init is excluded until"),
-        "{first}"
-    );
-    let next = "remove the exclusion: init container vault-agent-init reaches the mesh through the proxy";
-    assert_eq!(first["next"], next);
-    let next = "set \"until\": \"container-exit\" in the block that excludes web";
-    assert_eq!(report["warnings"][1]["next"], next);
-}
-
-#[test]
 fn the_picture_shows_the_bypass_of_each_excluded_container() {
     let svg = |pod: &Value, blocks: Value| {
         let run = explain(pod, &blocks, &["--format", "svg"]);
@@ -351,17 +317,10 @@ fn the_picture_shows_the_bypass_of_each_excluded_container() {
         let line = format!("&quot;{item}&quot; (pod, detour.io/exclude-containers): {verdict}");
         assert_eq!(drawn(&bounded.stdout, &line), 1, "{}", bounded.stdout);
     }
-    let block = |until: &str| json!([{"type": "container-exclude", "containers": "web", "until": until}]);
-    let temporary = svg(&one_uid(), block("proxy-ready"));
-    assert_eq!((drawn(&temporary, "web"), drawn(&temporary, "everything until the proxy is ready")), (2, 1));
-    let lasting = svg(&one_uid(), block("container-exit"));
+    let lasting = svg(&one_uid(), json!([{"type": "container-exclude", "containers": "web"}]));
     assert_eq!((drawn(&lasting, "web"), drawn(&lasting, "everything until it exits")), (1, 1));
     let dns = svg(&one_uid(), json!([{"type": "container-exclude", "containers": "web", "scope": "dns"}]));
     assert_eq!((drawn(&dns, "web"), drawn(&dns, "DNS until it exits"), drawn(&dns, "resolvers")), (2, 1, 1));
-    let mut late = one_uid();
-    late["spec"]["containers"].as_array_mut().expect("a list").reverse();
-    let late = svg(&late, block("proxy-ready"));
-    assert_eq!((drawn(&late, "web"), late.matches("until the proxy is ready").count()), (1, 0), "it has no bypass");
     let mut by_istio_init = one_uid();
     by_istio_init["spec"]["initContainers"].as_array_mut().expect("a list").push(json!({"name": "istio-init"}));
     let drawn_for = |containers: &str, scope: &str| {
@@ -449,14 +408,11 @@ fn the_trace_of_an_excluded_container_shows_when_its_bypass_ends_and_where_the_p
             (&report["arrives_at"], &report["decided_by"]["table"]),
             (&"direct".into(), &"detour-exclusions".into())
         );
-        let expected = json!({
-            "name": "vault-agent-init", "excluded": true, "bypasses": "all", "until": "proxy-ready",
-            "afterwards": format!("sidecar:{port}"),
-        });
+        let expected = json!({"name": "vault-agent-init", "excluded": true, "bypasses": "all"});
         assert_eq!(report["container"], expected, "{to}");
         let web = trace(&pod, "container=web", to, &["-o", "json"]).json();
         assert_eq!(web["arrives_at"], format!("sidecar:{port}"), "the same UID: {to}");
-        let expected = json!({"name": "web", "excluded": false, "bypasses": null, "until": null, "afterwards": null});
+        let expected = json!({"name": "web", "excluded": false, "bypasses": null});
         assert_eq!((&web["container"], &web["caveats"]), (&expected, &json!([])));
         let by_uid = trace(&pod, "uid=1000650000", to, &["-o", "json"]).json();
         assert_eq!((&by_uid["arrives_at"], &by_uid["container"]), (&web["arrives_at"], &Value::Null));
@@ -467,7 +423,7 @@ fn the_trace_of_an_excluded_container_shows_when_its_bypass_ends_and_where_the_p
     let lines: Vec<&str> = text.lines().collect();
     let first = "1.2.3.4:443/tcp from container vault-agent-init (uid 1000650000, gid 0) via eth0 → direct";
     assert_eq!(lines[0], first);
-    let until = "until the proxy accepts connections; then: sidecar:15001";
+    let until = "until the container exits";
     assert_eq!(lines[1], format!("Container vault-agent-init: all outbound traffic bypasses the sidecar {until}"));
 }
 

@@ -1,8 +1,8 @@
 //! Random policies from few ports, addresses and owners, so that their parts overlap.
 
 use detour_cni::policy::{
-    BypassEnd, ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Groups, IdRange, Interception,
-    InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+    ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Policy,
+    PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
 use ipnet::IpNet;
 use proptest::prelude::*;
@@ -105,7 +105,7 @@ fn redirect() -> impl Strategy<Value = Redirect> {
 }
 
 fn containers() -> impl Strategy<Value = BTreeSet<ContainerExclusion>> {
-    let container = |scope| ContainerExclusion { name: "vault".to_owned(), scope, until: BypassEnd::ContainerExit };
+    let container = |scope| ContainerExclusion { name: "vault".to_owned(), scope };
     let scopes = prop::sample::subsequence(vec![ContainerScope::Dns, ContainerScope::All], 0..=2);
     scopes.prop_map(move |scopes| scopes.into_iter().map(container).collect())
 }

@@ -1,8 +1,8 @@
 //! Policies that together cover every element of rules.
 
 use detour_cni::policy::{
-    BypassEnd, ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Groups, IdRange, Interception,
-    InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+    ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Policy,
+    PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
 
 pub(crate) fn on(redirect: Redirect) -> Policy {
@@ -45,11 +45,7 @@ fn excluding(policy: Policy) -> Policy {
 
 /// Returns the policy with excluded containers, one of each scope.
 pub(crate) fn excluding_containers(scopes: &[ContainerScope], policy: Policy) -> Policy {
-    let container = |scope: &ContainerScope| ContainerExclusion {
-        name: format!("excluded-{scope}"),
-        scope: *scope,
-        until: BypassEnd::ContainerExit,
-    };
+    let container = |scope: &ContainerScope| ContainerExclusion { name: format!("excluded-{scope}"), scope: *scope };
     Policy { containers: scopes.iter().map(container).collect(), ..policy }
 }
 

@@ -55,7 +55,6 @@ grant, and the sub-plugin's bounds. */ -}}
 {{- $text := printf "%s.%s: %s" $grant.place $each (join ", " . | trunc 200) -}}
 {{- if eq $each "containers" -}}
 {{- with $grant.keys.kinds }}{{ $text = printf "%s, kinds %s" $text (join ", " .) }}{{ end -}}
-{{- with $grant.keys.until }}{{ $text = printf "%s, until %s" $text . }}{{ end -}}
 {{- end -}}
 {{- with $grant.scope }}{{ $text = printf "%s (%s)" $text . }}{{ end -}}
 {{- $permitted = append $permitted $text -}}

@@ -64,9 +64,6 @@ annotations the plugin reads, {"place": of allow, "": if no value sets it, "gran
 {{- range $key := ternary $kinds list (empty (pick $keys "uids" "gids" "containers" "ports" "ip_ranges" "resolvers")) -}}
 {{- $_ := set $keys $key (list "*") -}}
 {{- end -}}
-{{- if $grant.until -}}
-{{- $_ := set $keys "until" $grant.until -}}
-{{- end -}}
 {{- $conditions := list -}}
 {{- $scope := list -}}
 {{- if not (kindIs "invalid" $grant.namespaces) -}}

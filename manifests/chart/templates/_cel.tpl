@@ -140,7 +140,7 @@ isCIDR(p) && (isCIDR(item) ? cidr(p).containsCIDR(item) : isIP(item) && cidr(p).
 []
 {{- range . -}}
 {{- if .keys.containers }}
-  + {{ include "detour.cel.if" (list .condition (printf "[{'containers': dyn(%s), 'kinds': dyn(%s), 'until': dyn(%s)}]" (toJson .keys.containers) (hasKey .keys "kinds" | ternary .keys.kinds (list "init" "app") | toJson) (.keys.until | default "" | toJson))) }}
+  + {{ include "detour.cel.if" (list .condition (printf "[{'containers': dyn(%s), 'kinds': dyn(%s)}]" (toJson .keys.containers) (hasKey .keys "kinds" | ternary .keys.kinds (list "init" "app") | toJson))) }}
 {{- end -}}
 {{- end -}}
 {{- end -}}

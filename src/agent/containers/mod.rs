@@ -1,5 +1,5 @@
 //! Excluded containers of the node's pods: their traffic bypasses the sidecar from their first instruction until they
-//! exit or the proxy accepts connections.
+//! exit.
 
 mod reconciler;
 mod registry;

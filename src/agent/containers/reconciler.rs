@@ -122,24 +122,19 @@ impl Reconciler {
         let Some(observed) = self.registry.observe(sandbox_id) else { return Ok(()) };
         let Running { containers, problem } = self.running(sandbox_id, &observed)?;
         // Again, because some may have exited.
-        let Some(Observed { exited, complete, proxy_ready, .. }) = self.registry.observe(sandbox_id) else {
+        let Some(Observed { exited, complete, .. }) = self.registry.observe(sandbox_id) else {
             return Ok(());
         };
         let running = containers.iter().map(|(container, ..)| container).filter(|one| !exited.contains(&one.id));
         let running: Vec<RunningContainer> = running.cloned().collect();
-        let observed = ObservedContainers {
-            running: &running,
-            exited: &exited,
-            complete: complete && problem.is_none(),
-            proxy_ready,
-        };
+        let observed =
+            ObservedContainers { running: &running, exited: &exited, complete: complete && problem.is_none() };
         let changes = excluded.reconcile(observed)?;
         let applied = Applied {
             running: containers.into_iter().map(|(it, group, has_process)| (it.id, group, has_process)).collect(),
             exited,
             added: changes.added.iter().map(|(name, _)| name.clone()).collect(),
             bypassing: changes.live.iter().filter_map(|one| Some(one.container.as_ref()?.name.clone())).collect(),
-            proxy_ready: changes.proxy_ready,
         };
         let late = self.registry.applied(sandbox_id, &applied);
         self.report(sandbox_id, &changes, &late);
@@ -184,7 +179,7 @@ impl Reconciler {
 
     /// Reports the changes of a sandbox's sets, and the containers that had started captured.
     fn report(&self, sandbox_id: &str, changes: &ContainerChanges, late: &[String]) {
-        if changes.added.is_empty() && changes.ended.is_empty() {
+        if changes.added.is_empty() {
             return;
         }
         let pod = self.pod(sandbox_id);
@@ -195,10 +190,6 @@ impl Reconciler {
             let why = "the agent was not registered at the container runtime when it started; its new connections bypass \
                        the sidecar from now on";
             self.report_event(pod.as_ref(), sandbox_id, captured(container, why));
-        }
-        for container in &changes.ended {
-            self.metrics.ended_bypasses.inc();
-            self.report_event(pod.as_ref(), sandbox_id, bypass_ended(container));
         }
     }
 
@@ -247,15 +238,6 @@ fn pod_name(pod: Option<&PodRef>) -> Option<String> {
 pub(super) fn captured(container: &str, why: &str) -> Event {
     let message = format!("container {container} started captured: {why}");
     Event { warning: true, reason: "DetourContainerCaptured".into(), message }
-}
-
-/// Returns the Event for a container whose bypass has ended.
-fn bypass_ended(container: &str) -> Event {
-    let message = format!(
-        "container {container}: the proxy accepts connections, so the bypass has ended; new connections are captured, \
-         established ones continue"
-    );
-    Event { warning: false, reason: "DetourBypassEnded".into(), message }
 }
 
 impl NriHandler for Reconciler {

@@ -8,7 +8,7 @@ use crate::cgroup::ContainerGroup;
 use crate::cluster::agent::ContainersStatus;
 use crate::pod::PodRef;
 use crate::policy::Policy;
-use sandbox::{CHECK_INTERVAL, Container, Excluding, PROXY_INTERVAL, REST_INTERVAL, Sandbox};
+use sandbox::{CHECK_INTERVAL, Container, Excluding, REST_INTERVAL, Sandbox};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -72,7 +72,6 @@ pub(super) struct Observed {
     pub(super) named: Vec<NamedContainer>,
     pub(super) exited: Vec<String>,
     pub(super) complete: bool,
-    pub(super) proxy_ready: bool,
 }
 
 /// An excluded container that starts captured, and why.
@@ -94,7 +93,6 @@ pub(super) struct Applied {
     pub(super) added: Vec<String>,
     /// The names of the containers that have elements now.
     pub(super) bypassing: BTreeSet<String>,
-    pub(super) proxy_ready: bool,
 }
 
 impl Registry {
@@ -191,10 +189,9 @@ impl Registry {
         let new = || Container::of(container, is_from_start);
         sandbox.containers.entry(container.id.clone()).or_insert_with(new);
         if is_new {
-            // The caller excludes a container before its start; the check follows, because the proxy may have begun to
-            // accept connections meanwhile.
+            // The caller excludes a container before its start.
             let now = Instant::now();
-            sandbox.wake(if is_from_start { now + PROXY_INTERVAL } else { now });
+            sandbox.wake(if is_from_start { now + CHECK_INTERVAL } else { now });
         }
         self.0.changed.notify_all();
     }
@@ -296,7 +293,6 @@ impl Registry {
             named: named.collect(),
             exited: sandbox.exited.iter().cloned().collect(),
             complete: matches!(state.connection, Connection::Registered(_)),
-            proxy_ready: excluding.proxy_ready,
         })
     }
 
@@ -317,13 +313,12 @@ impl Registry {
         let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return Vec::new() };
         let Some(excluding) = &mut sandbox.excluding else { return Vec::new() };
         sandbox.exited.retain(|id| !applied.exited.contains(id));
-        excluding.proxy_ready |= applied.proxy_ready;
         excluding.failure.clear();
         excluding.bypassing = Some(applied.bypassing.clone());
         let mut late = Vec::new();
         for (id, group, has_process) in &applied.running {
             let Some(container) = sandbox.containers.get_mut(id) else { continue };
-            let is_bypassing = excluding.policy.container_scope(&container.name, excluding.proxy_ready).is_some();
+            let is_bypassing = excluding.policy.container_scope(&container.name).is_some();
             let is_new = is_bypassing && !container.is_bypassing && applied.added.contains(&container.name);
             if is_new && !container.is_from_start && excluding.reported.insert(container.name.clone()) {
                 late.push(container.name.clone());
@@ -384,10 +379,7 @@ impl Registry {
             // An agent that has just started does not know which containers bypass the sidecar until the first check.
             let failed = (!excluding.failure.is_empty()).then(BTreeSet::new);
             let Some(bypassing) = excluding.bypassing.clone().or(failed) else { continue };
-            let is_captured = |name: &str| {
-                !bypassing.contains(name) && excluding.policy.container_scope(name, excluding.proxy_ready).is_some()
-            };
-            for excluded in excluding.policy.containers.iter().filter(|excluded| is_captured(&excluded.name)) {
+            for excluded in excluding.policy.containers.iter().filter(|excluded| !bypassing.contains(&excluded.name)) {
                 if excluding.reported.insert(excluded.name.clone()) {
                     let (sandbox_id, container) = (sandbox_id.clone(), excluded.name.clone());
                     captured.push(Capture { sandbox_id, container, why: why.clone() });

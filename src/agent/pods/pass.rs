@@ -12,6 +12,7 @@ use crate::cni::{Code, Error, NetConf};
 use crate::netns::find::{self, FoundNetns};
 use crate::plugin::running::{self, ContainerStatus, Repeated, RepeatedAdd, Sandbox};
 use crate::pod::{Facts, Namespace};
+use crate::sub_plugins::enrolled_by;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -63,8 +64,45 @@ pub(super) struct Pass {
 }
 
 impl Pass {
-    /// Repeats the pod's ADD, and repairs the pod if needed. Returns the result of a repair.
+    /// Repeats the pod's ADD, repairs the pod if needed, and checks whether it is in the ambient mesh. Returns the result of
+    /// a repair.
     pub(super) fn run(&self, state: &mut PodState) -> Option<RepairResult> {
+        let result = self.check_rules(state);
+        self.check_ambient(state);
+        result
+    }
+
+    /// Reports a pod that is enrolled in the ambient mesh and outside of it. What is missing is Istio's, so nothing is
+    /// repaired.
+    fn check_ambient(&self, state: &mut PodState) {
+        let ObservedPod { pod, addresses, ending, .. } = &*self.observed;
+        let is_enrolled = enrolled_by(pod, self.namespace.as_deref()).is_some();
+        if !is_enrolled || *ending || addresses.is_empty() {
+            return;
+        }
+        let found = self.locate(state).and_then(|location| {
+            let Some(location) = location else { return Ok(None) };
+            running::lacks_of_ambient(&location.netns, LOCK_TIMEOUT)
+        });
+        let now = self.lookups.now();
+        match found {
+            Ok(lacking) => {
+                if state.record_outside(lacking.clone(), self.interval(), now)
+                    && let Some(lacking) = lacking
+                {
+                    let event = texts::outside_mesh(&lacking);
+                    tracing::warn!(pod = name(&self.observed), "{}", event.message);
+                    self.report(event);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(pod = name(&self.observed), "not checked whether it is in the ambient mesh: {error}");
+                state.wake(Some(now + self.interval()));
+            }
+        }
+    }
+
+    fn check_rules(&self, state: &mut PodState) -> Option<RepairResult> {
         let observed = &self.observed;
         state.begin(self.lookups.now());
         let suspected = suspect(&self.installed, observed, self.namespace.as_deref());
@@ -127,6 +165,7 @@ impl Pass {
                 return None;
             }
         };
+        state.location = NetnsLocation::at(&repeated.netns, &sandbox.container_id);
         if evaluates || !settings.live_policy {
             state.container_id = Some(sandbox.container_id.clone());
         }
@@ -331,17 +370,22 @@ impl Pass {
 
     /// Reads the status of the pod's network namespace; `None` if no namespace is found.
     fn container_status(&self, state: &mut PodState) -> Result<Option<ContainerStatus>, Error> {
+        let status = |location: &NetnsLocation| {
+            let _turn = self.tools.sandbox.lock().unwrap_or_else(PoisonError::into_inner);
+            running::container_status(&location.container_id, &location.netns, LOCK_TIMEOUT)
+        };
+        self.locate(state)?.map(status).transpose()
+    }
+
+    /// Returns where the pod's network namespace is; `None` if it is not found.
+    fn locate<'s>(&self, state: &'s mut PodState) -> Result<Option<&'s NetnsLocation>, Error> {
         state.location.take_if(|location| !location.exists());
         if state.location.is_none() {
             let found = self.found_in_snapshot()?;
             found.as_ref().map(|found| confirm(found, &self.observed, LOCK_TIMEOUT)).transpose()?;
             state.location = found.as_ref().and_then(NetnsLocation::of);
         }
-        let status = |location: &NetnsLocation| {
-            let _turn = self.tools.sandbox.lock().unwrap_or_else(PoisonError::into_inner);
-            running::container_status(&location.container_id, &location.netns, LOCK_TIMEOUT)
-        };
-        state.location.as_ref().map(status).transpose()
+        Ok(state.location.as_ref())
     }
 
     fn found_in_snapshot(&self) -> Result<Option<FoundNetns>, Error> {

@@ -7,7 +7,7 @@ use crate::cni::{Code, Error};
 use crate::netns::find::FoundNetns;
 use crate::netns::{NetNs, NetnsId};
 use crate::pod::PodRef;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The minimum time between two comparisons of the live rules of a pod that changes often, as in a crash loop.
@@ -19,7 +19,9 @@ const MAX_PAUSE: Duration = Duration::from_secs(600);
 const MAX_PAUSE_OF_NODE: Duration = Duration::from_secs(60);
 /// The number of failures in a row after which one that may be temporary gets an Event.
 const FAILURES_BEFORE_EVENT: u32 = 5;
-/// The minimum time between two Events about such failures.
+/// How long a pod must be outside the ambient mesh before it is reported: Istio enrolls it after its start.
+const ENROLLMENT_GRACE: Duration = Duration::from_secs(60);
+/// The minimum time between two Events about such failures, or about a pod outside the ambient mesh.
 const EVENT_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// What is known about a pod.
@@ -50,6 +52,10 @@ pub(super) struct PodState {
     not_before: Option<Instant>,
     /// The time of the last Event about a failure.
     last_event: Option<Instant>,
+    /// The first of the uninterrupted checks that found the pod outside the ambient mesh.
+    outside_since: Option<Instant>,
+    /// The time of the last Event about that.
+    outside_event: Option<Instant>,
 }
 
 /// What is not as it should be.
@@ -66,11 +72,13 @@ pub(in crate::agent) enum Finding {
     Failed(String),
     /// It has a sidecar and no rules.
     NoRules(String),
+    /// It is enrolled in the ambient mesh, and its traffic does not reach ztunnel.
+    OutsideMesh(String),
 }
 
 impl Finding {
     /// The names of all but the first in reports and metrics.
-    pub(in crate::agent) const NAMES: [&str; 4] = ["current", "rejected", "failed", "none"];
+    pub(in crate::agent) const NAMES: [&str; 5] = ["current", "rejected", "failed", "none", "outside"];
 }
 
 /// The network namespace of a pod.
@@ -84,8 +92,13 @@ pub(super) struct NetnsLocation {
 impl NetnsLocation {
     /// Returns the location of a network namespace; `None` if its container is unknown.
     pub(super) fn of(found: &FoundNetns) -> Option<Self> {
-        let id = NetNs::open(&found.netns).ok().flatten()?.id();
-        Some(Self { netns: found.netns.clone(), id, container_id: found.container_id.clone()? })
+        Self::at(&found.netns, found.container_id.as_deref()?)
+    }
+
+    /// Returns the location of the network namespace at a path; `None` if there is none.
+    pub(super) fn at(netns: &Path, container_id: &str) -> Option<Self> {
+        let id = NetNs::open(netns).ok().flatten()?.id();
+        Some(Self { netns: netns.to_owned(), id, container_id: container_id.to_owned() })
     }
 
     /// Whether the path still leads to the same network namespace.
@@ -113,6 +126,8 @@ impl PodState {
             backoff: Backoff::new(MIN_PAUSE, MAX_PAUSE),
             not_before: None,
             last_event: None,
+            outside_since: None,
+            outside_event: None,
         }
     }
 
@@ -187,6 +202,28 @@ impl PodState {
             self.finding = Finding::Failed(message.clone());
         }
         self.logged = error;
+    }
+
+    /// Records what an enrolled pod lacks to be in the ambient mesh, and schedules the next check. Returns whether it gets
+    /// an Event.
+    pub(super) fn record_outside(&mut self, lacking: Option<String>, interval: Duration, now: Instant) -> bool {
+        let Some(lacking) = lacking else {
+            self.outside_since = None;
+            self.wake(Some(now + interval));
+            return false;
+        };
+        let reported = *self.outside_since.get_or_insert(now) + ENROLLMENT_GRACE;
+        if now < reported {
+            self.wake(Some(reported.min(now + interval)));
+            return false;
+        }
+        self.wake(Some(now + interval));
+        self.finding = Finding::OutsideMesh(lacking);
+        let is_due = self.outside_event.is_none_or(|last| now.duration_since(last) >= EVENT_INTERVAL);
+        if is_due {
+            self.outside_event = Some(now);
+        }
+        is_due
     }
 
     /// Returns when the live rules may be compared again.
@@ -268,6 +305,20 @@ mod tests {
             rules.needs_event(&busy, now)
         });
         assert_eq!(reports.count(), 1, "after several times in a row");
+    }
+
+    #[test]
+    fn a_pod_outside_the_ambient_mesh_is_reported_after_a_minute_and_once_per_hour() {
+        let now = Instant::now();
+        let mut state = PodState::new(now);
+        let lacking = || Some("a listener".to_owned());
+        assert!(!state.record_outside(lacking(), MINUTE, now) && state.finding == Finding::Nothing);
+        assert!(!state.record_outside(None, MINUTE, now + 50 * SECOND), "it is enrolled late");
+        assert!(!state.record_outside(lacking(), MINUTE, now + 61 * SECOND));
+        assert!(state.record_outside(lacking(), MINUTE, now + 121 * SECOND));
+        assert_eq!(state.finding, Finding::OutsideMesh("a listener".to_owned()));
+        assert!(!state.record_outside(lacking(), MINUTE, now + 181 * SECOND));
+        assert!(state.record_outside(lacking(), MINUTE, now + 3721 * SECOND));
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl PodReconciler {
         if self.leads && !leads {
             tracing::info!("another agent leads: it changes the rules of running pods");
             // That agent exports them.
-            self.tools.metrics.pods([0; 4]);
+            self.tools.metrics.pods([0; 5]);
         }
         let has_taken_over = leads && !self.leads;
         self.leads = leads;
@@ -252,7 +252,7 @@ impl PodReconciler {
         if !std::mem::take(&mut self.has_changed) {
             return None;
         }
-        let (mut report, mut counts) = (self.empty_report(), [0; 4]);
+        let (mut report, mut counts) = (self.empty_report(), [0; 5]);
         for pod in self.pods.values() {
             let (kind, reason) = match &pod.finding {
                 Finding::Nothing => continue,
@@ -260,6 +260,7 @@ impl PodReconciler {
                 Finding::Rejected(reason) => (1, Some(reason)),
                 Finding::Failed(reason) => (2, Some(reason)),
                 Finding::NoRules(reason) => (3, Some(reason)),
+                Finding::OutsideMesh(reason) => (4, Some(reason)),
             };
             counts[kind] += 1;
             let reason = reason.filter(|_| report.findings.len() < MAX_FINDINGS);
@@ -269,9 +270,9 @@ impl PodReconciler {
                 reason: reason.clone(),
             }));
         }
-        let [current, rejected, failed, none] = counts;
+        let [current, rejected, failed, none, outside] = counts;
         self.tools.metrics.pods(counts);
-        Some(PoliciesReport { current, rejected, failed, none, ..report })
+        Some(PoliciesReport { current, rejected, failed, none, outside, ..report })
     }
 
     /// Returns a report without pods.

@@ -40,6 +40,15 @@ pub(super) fn repaired(cause: Cause, outcome: &RepairOutcome) -> Option<Event> {
     Some(Event { warning, reason: reason.into(), message })
 }
 
+/// Returns the Event for a pod that is enrolled in the ambient mesh and outside of it.
+pub(super) fn outside_mesh(lacking: &str) -> Event {
+    let message = format!(
+        "enrolled in the ambient mesh, but outside of it for a minute: its network namespace lacks {lacking}; see the \
+         istio-cni and ztunnel pods of its node, or recreate the pod"
+    );
+    Event { warning: true, reason: "DetourOutsideMesh".into(), message }
+}
+
 /// Returns the Event for a change of the policy.
 pub(super) fn changed(words: &str) -> Event {
     Event { warning: false, reason: "DetourPolicyChanged".into(), message: format!("the pod's rules changed: {words}") }

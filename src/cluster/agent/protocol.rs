@@ -184,6 +184,8 @@ pub struct PoliciesReport {
     pub failed: u32,
     /// The pods with a sidecar that the node's configuration would redirect, and without rules.
     pub none: u32,
+    /// The pods that are enrolled in the ambient mesh, and whose traffic does not reach ztunnel.
+    pub outside: u32,
     /// The pods that are not current, at most [`MAX_FINDINGS`].
     pub findings: Vec<PodFinding>,
 }
@@ -194,7 +196,7 @@ pub struct PoliciesReport {
 pub struct PodFinding {
     /// The pod.
     pub pod: PodRef,
-    /// `rejected`, `failed` or `none`.
+    /// `rejected`, `failed`, `none` or `outside`.
     pub state: String,
     /// Why.
     pub reason: String,

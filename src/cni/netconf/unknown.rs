@@ -6,22 +6,92 @@ use crate::suggest::{closest, did_you_mean};
 use serde_json::{Map, Value};
 
 /// The keys of this plugin at the top level.
-const OWN: &str = "allow attachments_may_exclude_namespaces auto_dialect chain chain_types cni_conf_dir \
-    delegate_timeout_seconds dialect in_process_types kubernetes log_file log_level merge_addresses \
-    network_status node_bounds outside_bounds readiness_timeout_seconds";
+const OWN: &[&str] = &[
+    "allow",
+    "attachments_may_exclude_namespaces",
+    "auto_dialect",
+    "chain",
+    "chain_types",
+    "cni_conf_dir",
+    "delegate_timeout_seconds",
+    "dialect",
+    "in_process_types",
+    "kubernetes",
+    "log_file",
+    "log_level",
+    "merge_addresses",
+    "network_status",
+    "node_bounds",
+    "outside_bounds",
+    "readiness_timeout_seconds",
+];
 /// The keys of istio-cni (`cni/pkg/plugin/plugin.go`), earlier versions included.
-const ISTIO: &str = "ambient_enabled cni_agent_run_dir cni_event_address ebpf_enabled enable_ambient_detection_retry \
-    enablement_selectors hostNSEnterExec exclude_namespaces log_uds_address native_nftables plugin_log_level \
-    pod_namespace";
+const ISTIO: &[&str] = &[
+    "ambient_enabled",
+    "cni_agent_run_dir",
+    "cni_event_address",
+    "ebpf_enabled",
+    "enable_ambient_detection_retry",
+    "enablement_selectors",
+    "hostNSEnterExec",
+    "exclude_namespaces",
+    "log_uds_address",
+    "native_nftables",
+    "plugin_log_level",
+    "pod_namespace",
+];
 /// The keys of Multus (`docs/configuration.md`, `docs/thick-plugin.md`).
-const MULTUS: &str = "auxiliaryCNIChainName binDir chrootDir cniConf clusterNetwork cniConfigDir cniDir confDir daemonSocketDir \
-    defaultNetworks delegates forceCNIVersion globalNamespaces kubeconfig logFile logLevel logOptions \
-    logToStderr metricsPort multusAutoconfigDir multusConfigFile multusMasterCNI multusNamespace \
-    namespaceIsolation overrideNetworkName perNodeCertificate readinessindicatorfile readinessIndicatorFile \
-    retryDeleteOnError socketDir systemNamespaces";
+const MULTUS: &[&str] = &[
+    "auxiliaryCNIChainName",
+    "binDir",
+    "chrootDir",
+    "cniConf",
+    "clusterNetwork",
+    "cniConfigDir",
+    "cniDir",
+    "confDir",
+    "daemonSocketDir",
+    "defaultNetworks",
+    "delegates",
+    "forceCNIVersion",
+    "globalNamespaces",
+    "kubeconfig",
+    "logFile",
+    "logLevel",
+    "logOptions",
+    "logToStderr",
+    "metricsPort",
+    "multusAutoconfigDir",
+    "multusConfigFile",
+    "multusMasterCNI",
+    "multusNamespace",
+    "namespaceIsolation",
+    "overrideNetworkName",
+    "perNodeCertificate",
+    "readinessindicatorfile",
+    "readinessIndicatorFile",
+    "retryDeleteOnError",
+    "socketDir",
+    "systemNamespaces",
+];
 /// The keys of the CNI specification, of libcni, and of all plugins of the CNI project.
-const CNI: &str = "args capabilities cniVersion cniVersions disableCheck disableGC dns ipMasq ipam loadOnlyInlinedPlugins name \
-    plugins prevResult runtimeConfig type";
+const CNI: &[&str] = &[
+    "args",
+    "capabilities",
+    "cniVersion",
+    "cniVersions",
+    "disableCheck",
+    "disableGC",
+    "dns",
+    "ipMasq",
+    "ipam",
+    "loadOnlyInlinedPlugins",
+    "name",
+    "plugins",
+    "prevResult",
+    "runtimeConfig",
+    "type",
+];
 /// The prefix of the specification's keys for runtimes.
 const CNI_PREFIX: &str = "cni.dev/";
 /// The keys in `kubernetes` of maistra's plugin and of earlier versions of istio-cni, which have no effect here.
@@ -59,7 +129,7 @@ pub(super) fn check_misspelled(keys: &Map<String, Value>) -> Result<(), Error> {
 /// resemble `namespace` have no effect in an attachment.
 pub(super) fn first_at_the_top(keys: &Map<String, Value>) -> Option<(String, String)> {
     let key = unknown_at_the_top(keys).next()?;
-    Some((excerpt(key), did_you_mean(key, OWN.split(' '))))
+    Some((excerpt(key), did_you_mean(key, OWN.iter().copied())))
 }
 
 /// Returns whether the key at the top level is one of this plugin, of istio-cni or of Multus that this plugin may read.
@@ -72,14 +142,14 @@ fn known_at_the_top() -> impl Iterator<Item = &'static str> {
     names([OWN, ISTIO, MULTUS])
 }
 
-fn names<const N: usize>(lists: [&'static str; N]) -> impl Iterator<Item = &'static str> {
-    lists.into_iter().flat_map(|names| names.split(' '))
+fn names<const N: usize>(lists: [&'static [&'static str]; N]) -> impl Iterator<Item = &'static str> {
+    lists.into_iter().flatten().copied()
 }
 
 fn unknown_at_the_top(keys: &Map<String, Value>) -> impl Iterator<Item = &str> {
     // The lists of the most frequent keys first.
     let is_known =
-        |key: &&str| key.starts_with(CNI_PREFIX) || names([CNI, OWN, ISTIO, MULTUS]).any(|known| known == *key);
+        |key: &&str| key.starts_with(CNI_PREFIX) || [CNI, OWN, ISTIO, MULTUS].iter().any(|names| names.contains(key));
     keys.keys().map(String::as_str).filter(move |key| !is_known(key))
 }
 
@@ -187,8 +257,8 @@ mod tests {
 
     #[test]
     fn keys_of_runtimes_and_other_plugins_cause_no_warnings() {
-        for keys in [OWN, ISTIO, MULTUS, CNI, "cni.dev/valid-attachments cni.dev/attachments"] {
-            let keys: Map<String, Value> = keys.split(' ').map(|key| (key.to_owned(), Value::Null)).collect();
+        for keys in [OWN, ISTIO, MULTUS, CNI, &["cni.dev/valid-attachments", "cni.dev/attachments"]] {
+            let keys: Map<String, Value> = keys.iter().map(|key| ((*key).to_owned(), Value::Null)).collect();
             assert_eq!(at_the_top(&keys), [""; 0]);
         }
     }

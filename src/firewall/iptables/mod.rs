@@ -36,11 +36,8 @@ pub(super) fn compat(list: &mut Attributes, protocol: Protocol) -> &mut Attribut
     list.be32(COMPAT_PROTOCOL, protocol_number(protocol).into()).be32(COMPAT_FLAGS, 0)
 }
 
-/// Decodes a rule as the kernel lists it.
-///
-/// # Errors
-/// Detour would not write such a rule; the error is the chain that it jumps to, if any.
-pub(super) fn decode(list: &[u8], family: Family) -> Result<Rule, Option<String>> {
+/// Decodes a rule as the kernel lists it; `None` if detour would not write such a rule.
+pub(super) fn decode(list: &[u8], family: Family) -> Option<Rule> {
     let (mut known, mut is_complete) = (Vec::with_capacity(USUAL_EXPRESSIONS), true);
     Expression::read_all(list).for_each(|expression| match expression {
         Some(expression) => known.push(expression),
@@ -48,12 +45,7 @@ pub(super) fn decode(list: &[u8], family: Family) -> Result<Rule, Option<String>
     });
     let rule = Decoder { family, left: &known }.rule().filter(|_| is_complete);
     // Rules that are equal as values must be equal in the kernel.
-    rule.filter(|rule| encodes_as(&known, |out| encode(rule, family, out))).ok_or_else(|| {
-        known.iter().find_map(|expression| match expression {
-            Expression::Verdict(NftVerdict::Jump(chain) | NftVerdict::Goto(chain)) => Some((*chain).to_owned()),
-            _ => None,
-        })
-    })
+    rule.filter(|rule| encodes_as(&known, |out| encode(rule, family, out)))
 }
 
 /// Passes the expressions of `rule` to `out`, one after another.

@@ -4,7 +4,7 @@ use super::report::{Bypass, CountedUnit};
 use crate::firewall::native::EXCLUSIONS;
 use crate::firewall::native::rule::{NativeRule, NativeTable};
 use crate::firewall::{ContainerElement, Counter, RulesetView, TableId};
-use crate::inspect::elements::{ElementLine, TABLE, end_text, scope_text};
+use crate::inspect::elements::{ElementLine, TABLE, scope_text};
 use crate::policy::{ContainerExclusion, ContainerScope, Policy};
 
 /// Limit for the foreign elements that are listed; the rest is counted.
@@ -21,7 +21,7 @@ pub(super) fn bypasses(
     let exclusions = || policy.into_iter().flat_map(|policy| &policy.containers);
     let mut bypasses = foreign(elements, policy);
     for exclusion in exclusions() {
-        let ContainerExclusion { name, scope, until } = exclusion;
+        let ContainerExclusion { name, scope } = exclusion;
         let is_element = |element: &ContainerElement| {
             element.scope == *scope && element.container.as_ref().is_some_and(|label| label.name == *name)
         };
@@ -32,7 +32,7 @@ pub(super) fn bypasses(
         }
         let others = exclusions().filter(|other| other.scope == *scope && other.name != *name);
         let others: Vec<&str> = others.map(|other| &*other.name).collect();
-        let mut note = format!("{}, {}", if is_active { "now" } else { "not now" }, end_text(*until));
+        let mut note = if is_active { "now" } else { "not now" }.to_owned();
         if !others.is_empty() {
             note += &format!("; the numbers contain those of {}", others.join(", "));
         }
@@ -45,7 +45,6 @@ pub(super) fn bypasses(
             note: Some(note),
             by_other_program: false,
             container: Some(name.clone()),
-            until: Some(*until),
         });
     }
     bypasses

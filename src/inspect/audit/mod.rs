@@ -256,7 +256,6 @@ impl PodFindings<'_> {
             note: one.note.map(str::to_owned),
             by_other_program: one.by_other_program,
             container: None,
-            until: None,
         };
         (all.into_iter().map(bypass).collect(), left_out)
     }

@@ -3,7 +3,6 @@
 use crate::firewall::native::rule::{Condition, Key};
 use crate::firewall::rule::Family;
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, first_of};
-use crate::policy::BypassEnd;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -68,9 +67,6 @@ pub struct Bypass {
     /// The excluded container.
     #[serde(default)]
     pub container: Option<String>,
-    /// When the bypass of the container ends.
-    #[serde(default)]
-    pub until: Option<BypassEnd>,
 }
 
 /// What the counter of a rule counts.

@@ -163,8 +163,6 @@ checks! {
             [NETNS_FOUND, RULES_EQUAL];
         CONTAINERS_ELEMENTS "containers-elements" "exactly the running excluded containers bypass the sidecar"
             [NETNS_FOUND, RULES_EQUAL];
-        CONTAINERS_BYPASS_END "containers-bypass-end" "no bypass outlasts the start of the proxy"
-            [NETNS_FOUND, RULES_EQUAL];
         CONTAINERS_TRAFFIC "containers-traffic" "packets of excluded containers match their rules"
             [NETNS_FOUND, RULES_EQUAL];
     }

@@ -2,7 +2,6 @@
 //! container. Nodes and pods that don't use `container-exclude` have none of these checks.
 
 use super::checks;
-use super::listeners::Listener;
 use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Results};
 use super::rules::LOCK_TIMEOUT;
 use crate::cgroup::{self, CgroupHierarchy, enter_host_namespace};
@@ -10,14 +9,14 @@ use crate::cluster::agent::{BypassingContainer, ContainersStatus, excluded_conta
 use crate::cni::NetConf;
 use crate::firewall::{ContainerElement, container_elements};
 use crate::host_path::{HostPath, HostRoot};
-use crate::inspect::elements::{ElementLine, TABLE, end_text, scope_text};
+use crate::inspect::elements::{ElementLine, TABLE, scope_text};
 use crate::inspect::explain::{NOT_IN_CHAIN, Warning};
 use crate::inspect::rules::{LiveRules, RulesReport};
 use crate::inspect::terminal::{counted, first_of};
 use crate::netns::find::FoundNetns;
 use crate::plugin::probe::{NOT_PERMITTED, try_container_rules};
 use crate::pod::well_known::EXCLUDE_CONTAINERS;
-use crate::policy::{BypassEnd, ContainerExclusion, Policy};
+use crate::policy::{ContainerExclusion, Policy};
 use crate::sub_plugins::SubPlugin;
 use std::collections::BTreeSet;
 use std::fs;
@@ -30,8 +29,6 @@ const NRI_SOCKET: &str = "/var/run/nri/nri.sock";
 /// How long a difference between the agent's answer and the elements must last: the agent removes and restores elements
 /// within this time.
 const SETTLING: Duration = Duration::from_secs(4);
-/// The port of a proxy to which another tool redirects.
-const USUAL_PORT: u16 = 15001;
 /// The number of containers and elements that a finding names; the rest is counted.
 const NAMED: usize = 3;
 
@@ -52,8 +49,6 @@ pub(super) struct PodSubject<'a> {
     pub(super) notes: &'a [String],
     /// Those of `explain`.
     pub(super) warnings: &'a [Warning],
-    /// The listening sockets; `None` if they are not known.
-    pub(super) listeners: Option<&'a [Listener]>,
 }
 
 impl PodSubject<'_> {
@@ -206,15 +201,6 @@ fn examine_pod(
             (Ok(elements), status) => as_expected(&elements, saved, status),
         })
     });
-    let port = saved.redirect().map_or(USUAL_PORT, |redirect| redirect.proxy_port);
-    let is_proxy = |listener: &Listener| (listener.port, listener.tcp) == (port, true);
-    results.run(checks::CONTAINERS_BYPASS_END, || match pod.listeners.map(|all| all.iter().any(is_proxy)) {
-        None => CheckVerdict::not_checked("the pod's listeners are not known"),
-        Some(listens) => CheckVerdict::settled(SETTLING, || match elements() {
-            Err(error) => CheckVerdict::not_checked(error.to_string()),
-            Ok(elements) => bypass_end(&elements, saved, listens.then_some(port)),
-        }),
-    });
     results.run(checks::CONTAINERS_TRAFFIC, || match pod.live {
         Some((_, report)) => traffic(report),
         None => CheckVerdict::not_checked("the live rules are not known"),
@@ -228,7 +214,7 @@ fn listed(names: &[String]) -> String {
 
 /// Compares the saved exclusions, from which the rules are made, with those that an ADD would have now.
 fn requested(saved: &Policy, wanted: Option<&Policy>) -> CheckVerdict {
-    let text = |one: &ContainerExclusion| format!("{} ({} {})", one.name, scope_text(one.scope), end_text(one.until));
+    let text = |one: &ContainerExclusion| format!("{} ({})", one.name, scope_text(one.scope));
     let all: Vec<String> = saved.containers.iter().map(text).collect();
     let none = BTreeSet::new();
     let wanted = wanted.map(|policy| &policy.containers);
@@ -284,7 +270,7 @@ fn as_expected(
         elements.iter().filter(is_stale).map(|element| ElementLine::of(element, Some(saved)).described()).collect();
     if !stale.is_empty() {
         return CheckVerdict::fail(
-            format!("elements of containers that do not run, or whose bypass has ended: {}", listed(&stale)),
+            format!("elements of containers that do not run, or are no longer excluded: {}", listed(&stale)),
             format!("the agent removes such an element within 3 s; if it does not, {SEE_AGENT}"),
         );
     }
@@ -292,34 +278,6 @@ fn as_expected(
         [] => CheckVerdict::pass("no excluded container bypasses the sidecar now"),
         all => CheckVerdict::pass(listed(&all.iter().map(named).collect::<Vec<_>>())),
     }
-}
-
-/// Checks for bypasses that last although the proxy listens on a port; `None` if it does not listen.
-fn bypass_end(elements: &[ContainerElement], saved: &Policy, listens_on: Option<u16>) -> CheckVerdict {
-    let ends = saved.containers.iter().any(|one| one.until == BypassEnd::ProxyReady);
-    let Some(port) = listens_on.filter(|_| ends) else {
-        return match ends {
-            true => CheckVerdict::pass("the proxy does not accept connections yet"),
-            false => CheckVerdict::not_checked("each bypass lasts until its container exits"),
-        };
-    };
-    let lasts = |element: &&ContainerElement| {
-        let name = element.container.as_ref().map(|label| &*label.name);
-        name.is_some_and(|name| saved.container_scope(name, true) < Some(element.scope))
-    };
-    let lasting: Vec<String> =
-        elements.iter().filter(lasts).map(|element| ElementLine::of(element, Some(saved)).described()).collect();
-    if lasting.is_empty() {
-        return CheckVerdict::pass(format!(
-            "the proxy accepts connections on port {port}, and the bypasses have ended"
-        ));
-    }
-    CheckVerdict::fail(
-        format!("the proxy accepts connections on port {port}, but these still bypass it: {}", listed(&lasting)),
-        format!(
-            "the agent ends the bypass within 1 s; if it does not, check that it runs on this node, and {SEE_AGENT}"
-        ),
-    )
 }
 
 /// Checks the counters of the table's rules.

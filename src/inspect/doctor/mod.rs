@@ -38,7 +38,6 @@ use crate::pod::{Facts, PodRef};
 use crate::state::{ROOT, Store};
 use configuration::Configured;
 use containers::PodSubject;
-use listeners::Listener;
 use pod::Attachment;
 use report::Results;
 use rules::PodNetns;
@@ -136,7 +135,6 @@ fn foremost(configurations: &[Configured]) -> Option<&NetConf> {
 struct CheckedPod {
     conf: Option<NetConf>,
     found: Option<FoundNetns>,
-    listeners: Option<Vec<Listener>>,
 }
 
 fn check_containers(target: &CheckTarget, seen: &Examination, pod: Option<CheckedPod>, results: &mut Results) {
@@ -149,7 +147,6 @@ fn check_containers(target: &CheckTarget, seen: &Examination, pod: Option<Checke
         live: seen.live.as_ref(),
         notes: seen.explained.as_ref().map_or(&[], |explained| &explained.explanation.notes),
         warnings: seen.explained.as_ref().map_or(&[], |explained| &explained.explanation.warnings),
-        listeners: pod.listeners.as_deref(),
     });
     containers::examine(target, (is_configured, foremost(&seen.configurations)), subject.as_ref(), results);
 }
@@ -164,13 +161,12 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results
     // Events come first: they explain why a pod that never started has no network namespace.
     logs::events(api, pod, pod_netns.found().is_some(), results);
     pod_netns.examine(target, api, conf.as_ref(), results);
-    let listeners = check_netns(target, pod_netns.found(), facts.as_ref(), seen, results);
+    check_netns(target, pod_netns.found(), facts.as_ref(), seen, results);
     let container = pod_netns.found().and_then(|found| found.container_id.as_deref());
     policies::examine_pod(seen.policies.as_ref(), pod, results);
     logs::node(target, pod, container, results);
     logs::plugin(target, conf.as_ref(), pod, results);
-    let found = pod_netns.found().cloned();
-    CheckedPod { conf, found, listeners }
+    CheckedPod { conf, found: pod_netns.found().cloned() }
 }
 
 /// Checks the path from the pod's annotation to the decision. Returns the pod's facts and its configuration.
@@ -208,7 +204,7 @@ fn check_netns(
     facts: Option<&Facts>,
     seen: &mut Examination,
     results: &mut Results,
-) -> Option<Vec<Listener>> {
+) {
     let wanted = seen.explained.as_ref().map(|explained| &explained.policy);
     let store = store(target);
     seen.live = rules::examine(found, &store, wanted, results);
@@ -219,7 +215,6 @@ fn check_netns(
         let before = seen.live.as_ref().map(|(_, report)| report);
         probe::examine(found, policy, facts, listeners.as_deref(), (before, &store), results);
     }
-    listeners
 }
 
 /// Returns the API server to ask about the pod, unless it is the plugin's and can't be reached.

@@ -52,16 +52,21 @@ pub(super) fn examine_pod(report: Result<&PoliciesReport, &String>, pod: &PodRef
 const NOT_READ: &str = "the agent does not read the rules of pods (chart values livePolicy and repair.enabled)";
 
 fn summary(report: &PoliciesReport) -> CheckVerdict {
-    let PoliciesReport { follows, current, rejected, failed, none, findings } = report;
+    let PoliciesReport { follows, current, rejected, failed, none, outside, findings } = report;
     let Some(follows) = follows else { return CheckVerdict::not_checked(NOT_READ) };
-    let counts = format!("{current} current, {rejected} with rejected requests, {failed} failed, {none} without rules");
+    let mut counts =
+        format!("{current} current, {rejected} with rejected requests, {failed} failed, {none} without rules");
+    if *outside > 0 {
+        counts += &format!(", {outside} outside of the ambient mesh");
+    }
     let follows = if *follows { "" } else { "; running pods follow no change (livePolicy is off)" };
-    let wrong = rejected.saturating_add(*failed).saturating_add(*none);
+    let lost = failed.saturating_add(*none).saturating_add(*outside);
+    let wrong = rejected.saturating_add(lost);
     let more = usize::try_from(wrong).unwrap_or(usize::MAX).saturating_sub(findings.len().min(LISTED));
     let more = if more > 0 { format!("; {more} of them are not listed") } else { String::new() };
     let found = format!("{counts}{follows}{more}");
     let next = "see the lines below, and the Events of the pods";
-    match (rejected, failed.saturating_add(*none)) {
+    match (rejected, lost) {
         (0, 0) => CheckVerdict::pass(found),
         (_, 0) => CheckVerdict::warn(found, next),
         _ => CheckVerdict::fail(found, next),
@@ -80,6 +85,7 @@ fn verdict(PodFinding { pod, state, reason }: &PodFinding) -> CheckVerdict {
             found,
             "delete the pod, or let the agent repair it (chart value repair.enabled); detour audit shows its traffic",
         ),
+        "outside" => CheckVerdict::fail(found, "see the istio-cni and ztunnel pods of the node, or recreate the pod"),
         _ => CheckVerdict::fail(found, "the agent retries; if this lasts, see its log"),
     }
 }

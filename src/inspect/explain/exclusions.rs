@@ -6,7 +6,7 @@
 use crate::inspect::terminal::{self, Cell, Tone};
 use crate::pod::well_known::ISTIO_CONTAINERS;
 use crate::pod::{Container, Pod};
-use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Exclusion, IdRange, Policy, TrafficOwner};
+use crate::policy::{ContainerExclusion, ContainerScope, Exclusion, IdRange, Policy, TrafficOwner};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -57,8 +57,6 @@ pub struct ExcludedContainer {
     pub name: String,
     /// The traffic that bypasses the sidecar: `all` or `dns`.
     pub scope: ContainerScope,
-    /// When the bypass ends: `proxy-ready` or `container-exit`.
-    pub until: BypassEnd,
     /// The sources of the exclusion: several sources can request the same one.
     pub sources: Vec<String>,
 }
@@ -84,7 +82,6 @@ pub(super) fn excluded_containers<'a>(
     let excluded = |(exclusion, sources): (&ContainerExclusion, Vec<String>)| ExcludedContainer {
         name: exclusion.name.clone(),
         scope: exclusion.scope,
-        until: exclusion.until,
         sources,
     };
     sources.into_iter().map(excluded).collect()
@@ -264,10 +261,9 @@ impl ContainerTraffic<'_> {
     }
 
     /// Returns how much of the container's traffic bypasses the sidecar: because of the exclusions of `policy`, or
-    /// because the container runs with the proxy's UID or GID. If the container still runs when the proxy accepts
-    /// connections, exclusions that end then do not count.
+    /// because the container runs with the proxy's UID or GID.
     pub(in crate::inspect) fn excluded_part(&self, policy: &Policy) -> ExcludedPart {
-        let by_name = policy.container_scope(self.name(), self.runs_with_proxy());
+        let by_name = policy.container_scope(self.name());
         let is_everything = by_name == Some(ContainerScope::All) || self.is_excluded_by_id(policy);
         if is_everything || self.proxys_id(policy).is_some() {
             ExcludedPart::All

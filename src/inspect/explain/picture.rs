@@ -10,7 +10,7 @@ use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::subject::Subject;
 use crate::inspect::terminal::joined;
 use crate::pod::well_known::{INIT_CONTAINER, PROXY_CONTAINER};
-use crate::policy::{BypassEnd, ContainerScope, DnsCapture, Policy, Ports, Redirect, TrafficOwner};
+use crate::policy::{ContainerScope, DnsCapture, Policy, Ports, Redirect, TrafficOwner};
 use crate::printable::xml;
 use ipnet::IpNet;
 use std::fmt::Write as _;
@@ -289,22 +289,14 @@ fn to_ports(ports: &[String]) -> String {
 
 /// Returns the rows of a container that is excluded by its name.
 fn rows_of_container(excluded: &[ExcludedContainer], container: &ContainerTraffic<'_>) -> Vec<Row> {
-    let starts_before_proxy = container.pod.starts_before_proxy(container.name());
-    let takes_effect = |one: &&ExcludedContainer| {
-        one.name == container.name() && (one.until == BypassEnd::ContainerExit || starts_before_proxy)
-    };
     let row = |one: &ExcludedContainer| {
-        let end = match one.until == BypassEnd::ProxyReady && container.runs_with_proxy() {
-            true => "until the proxy is ready",
-            false => "until it exits",
-        };
         let (what, to) = match one.scope {
             ContainerScope::All => ("everything", ANYWHERE),
             ContainerScope::Dns => ("DNS", "resolvers"),
         };
-        bypass(card(container), format!("{what} {end}"), to.to_owned(), &one.sources)
+        bypass(card(container), format!("{what} until it exits"), to.to_owned(), &one.sources)
     };
-    excluded.iter().filter(takes_effect).map(row).collect()
+    excluded.iter().filter(|one| one.name == container.name()).map(row).collect()
 }
 
 fn ports(ports: &Ports) -> Option<String> {

@@ -9,7 +9,7 @@ use super::exclusions::{
 use super::settings::{Setting, settings, uncaptured};
 use super::warnings::{ADD_FAILS, Warning, warnings};
 use crate::cni::Error;
-use crate::inspect::elements::{end_text, scope_text};
+use crate::inspect::elements::scope_text;
 use crate::inspect::rule_format::{PlannedFormat, planned_format};
 use crate::inspect::selected::SelectedNetwork;
 use crate::inspect::subject::{ConfigurationOrigin, Subject};
@@ -366,7 +366,7 @@ impl TextReport for Explanation {
         screen.section("Warnings", warnings);
         let container = |c: &ExcludedContainer| {
             let name = Cell::of(&c.name).tone(Tone::Strong);
-            vec![name, Cell::of(format!("{} {}", scope_text(c.scope), end_text(c.until))), sources(&c.sources)]
+            vec![name, Cell::of(scope_text(c.scope)), sources(&c.sources)]
         };
         let traffic = |e: &ExcludedTraffic| {
             vec![Cell::of(&e.who), Cell::of(shown(e.what())), Cell::of(e.described_sources()).tone(Tone::Faint)]

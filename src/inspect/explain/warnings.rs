@@ -81,7 +81,6 @@ pub(super) fn warnings(
     all.extend(iptables_with_own_users(subject, evaluations));
     all.extend(not_in_chain(evaluations));
     all.extend(excluded_with_application(&containers, policy));
-    all.extend(ended_before_start(&containers, policy));
     all.extend(excluded_after_proxy(&containers, policy));
     all.extend(unselected_network(subject)?.map(not_selected));
     if policy.ambient {
@@ -239,34 +238,11 @@ fn annotation_for(names: &str) -> String {
     format!("annotation {EXCLUDE_CONTAINERS}: \"{names}\", sub-plugin {}", SubPlugin::ContainerExclude.name())
 }
 
-/// Warns about excluded containers whose bypass has ended before they start.
-fn ended_before_start(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
-    let late = |container: &&ContainerTraffic<'_>| {
-        let scope = |proxy_ready| policy.container_scope(container.name(), proxy_ready);
-        !container.pod.starts_before_proxy(container.name()) && scope(false) > scope(true)
-    };
-    let warning = |container: &ContainerTraffic<'_>| Warning {
-        code: "bypass-ended-before-start",
-        what: format!(
-            "container {} is excluded until the proxy accepts connections, but starts after istio-proxy: its bypass \
-             has usually ended before it starts",
-            container.name()
-        ),
-        next: match container.ends_before {
-            true => {
-                format!("remove the exclusion: init container {} reaches the mesh through the proxy", container.name())
-            }
-            false => format!("set \"until\": \"container-exit\" in the block that excludes {}", container.name()),
-        },
-    };
-    containers.iter().filter(late).map(warning).collect()
-}
-
 /// Warns about excluded init containers that the proxy could serve: a native sidecar has started before them.
 fn excluded_after_proxy(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
     let needless = containers.iter().filter(|container| {
         let by_id = || policy.exclusions.iter().any(|exclusion| container.is_needless(exclusion, containers));
-        let by_name = || policy.container_scope(container.name(), true) == Some(ContainerScope::All);
+        let by_name = || policy.container_scope(container.name()) == Some(ContainerScope::All);
         container.runs_after_proxy() && (by_id() || by_name())
     });
     let warning = |container: &ContainerTraffic<'_>| Warning {

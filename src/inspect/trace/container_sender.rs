@@ -1,5 +1,5 @@
 //! Excluded containers as senders of the packets that `trace` follows: which traffic of a container bypasses the sidecar
-//! now, and where its packet arrives after the bypass has ended.
+//! now.
 
 use super::report::{Trace, trace};
 use crate::firewall::{ContainerElement, Destination, InSet, RulesetView, Sender};
@@ -7,7 +7,7 @@ use crate::inspect::elements::ContainerSender;
 use crate::inspect::elements::cgroup_paths;
 use crate::inspect::rules::LiveRules;
 use crate::inspect::terminal::first_of;
-use crate::policy::{BypassEnd, ContainerScope, Policy};
+use crate::policy::{ContainerScope, Policy};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
@@ -19,20 +19,14 @@ const MAX_NAMED: usize = 10;
 #[derive(Debug, Clone, Copy)]
 pub struct ExcludedSenders<'a> {
     policy: Option<&'a Policy>,
-    /// The live elements; `None` if all excluded containers are assumed to run while the proxy does not listen yet.
+    /// The live elements; `None` if all excluded containers are assumed to run.
     elements: Option<&'a [ContainerElement]>,
     /// Where the node's file system is mounted, for the levels of control groups.
     root: Option<&'a Path>,
 }
 
-/// The place of a container in the sets: now, and when the proxy accepts connections.
-struct Places {
-    now: Option<InSet>,
-    later: Option<InSet>,
-}
-
 impl<'a> ExcludedSenders<'a> {
-    /// Returns the containers that a policy excludes, while their bypass lasts.
+    /// Returns the containers that a policy excludes, while they run.
     #[must_use]
     pub const fn planned(policy: &'a Policy) -> Self {
         Self { policy: Some(policy), elements: None, root: None }
@@ -45,18 +39,15 @@ impl<'a> ExcludedSenders<'a> {
         Self { policy, elements: Some(&rules.live.containers), root: Some(root) }
     }
 
-    fn named(&self, name: &str) -> (ContainerSender, Places) {
-        let planned = |ready| self.policy.and_then(|policy| policy.container_scope(name, ready));
+    /// Returns the container called `name`, and its place in the sets.
+    fn named(&self, name: &str) -> (ContainerSender, Option<InSet>) {
+        let planned = self.policy.and_then(|policy| policy.container_scope(name));
         let is_named = |element: &&ContainerElement| element.container.as_ref().is_some_and(|of| of.name == name);
         let element = self.elements.and_then(|all| all.iter().filter(is_named).max_by_key(|element| element.scope));
-        let bypasses = if self.elements.is_some() { element.map(|one| one.scope) } else { planned(false) };
+        let bypasses = if self.elements.is_some() { element.map(|one| one.scope) } else { planned };
         let level = element.zip(self.root).and_then(|(element, root)| level(element.cgroup, root));
-        let (excluded, later) = (planned(false).is_some(), planned(true));
-        let ends = if later < bypasses { BypassEnd::ProxyReady } else { BypassEnd::ContainerExit };
-        let until = bypasses.filter(|_| excluded).map(|_| ends);
-        let place = |scope: Option<ContainerScope>| scope.map(|scope| InSet { scope, level });
-        let places = Places { now: place(bypasses), later: place(later) };
-        (ContainerSender { name: name.to_owned(), excluded, bypasses, until, afterwards: None }, places)
+        let sender = ContainerSender { name: name.to_owned(), excluded: planned.is_some(), bypasses };
+        (sender, bypasses.map(|scope| InSet { scope, level }))
     }
 
     /// Returns the containers whose traffic bypasses the sidecar now.
@@ -91,11 +82,8 @@ impl<'a> ExcludedSenders<'a> {
             traced.caveats.extend(self.caveat(from, &traced, |scope| of(Some(InSet { scope, level: None }))));
             return traced;
         };
-        let (mut sender, places) = self.named(name);
-        if sender.until == Some(BypassEnd::ProxyReady) {
-            sender.afterwards = Some(of(places.later).arrives_at);
-        }
-        Trace { container: Some(sender), ..of(places.now) }
+        let (sender, place) = self.named(name);
+        Trace { container: Some(sender), ..of(place) }
     }
 
     /// Returns a caveat if the packet arrives elsewhere when an excluded container sends it.

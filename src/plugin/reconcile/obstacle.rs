@@ -100,16 +100,12 @@ mod tests {
     use super::*;
     use crate::firewall::rule::Family;
     use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
-    use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Interception, Policy};
+    use crate::policy::{ContainerExclusion, ContainerScope, Interception, Policy};
 
     /// The kernel has no expression `socket`, or can't compare control groups.
     #[test]
     fn a_kernel_that_refuses_control_groups_is_named_and_no_other_format_is_tried() {
-        let container = ContainerExclusion {
-            name: "vault".to_owned(),
-            scope: ContainerScope::All,
-            until: BypassEnd::ContainerExit,
-        };
+        let container = ContainerExclusion { name: "vault".to_owned(), scope: ContainerScope::All };
         let interception = Interception::On(Box::default());
         let policy = Policy { containers: [container].into(), interception, ..Policy::default() };
         let (live, nothing) = (LiveRuleset::default(), Ruleset::default());

@@ -4,10 +4,10 @@
 use crate::cni::{Code, Error, is_identifier};
 use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
 use crate::host_path::{HostPath, HostRoot};
-use crate::netns::{NetNs, listens};
+use crate::netns::NetNs;
 use crate::plugin::open_netns;
 use crate::plugin::record::SandboxRecords;
-use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope, Policy, Redirect};
+use crate::policy::{ContainerExclusion, ContainerScope, Policy};
 use crate::state::{ROOT, Store};
 use serde::Deserialize;
 use std::path::Path;
@@ -26,14 +26,9 @@ pub struct RunningContainer {
 /// The excluded containers of one pod sandbox, from saved state.
 #[derive(Debug)]
 pub struct ExcludedContainers {
-    store: Store,
-    sandbox_id: String,
     netns: NetNs,
     policy: Policy,
 }
-
-/// The mark of a sandbox in which the proxy has accepted connections.
-const PROXY_READY: &str = "proxy-ready";
 
 /// What is known about the pod's containers.
 #[derive(Debug, Clone, Copy, Default)]
@@ -44,8 +39,6 @@ pub struct ObservedContainers<'a> {
     pub exited: &'a [String],
     /// Whether `running` lists all running containers of the pod. Then all other elements are removed.
     pub complete: bool,
-    /// Whether the proxy is known to have accepted connections before in this sandbox. If not, its port is checked.
-    pub proxy_ready: bool,
 }
 
 /// The changes of one call, by name of the container.
@@ -53,12 +46,8 @@ pub struct ObservedContainers<'a> {
 pub struct ContainerChanges {
     /// The containers whose traffic now bypasses the sidecar.
     pub added: Vec<(String, ContainerScope)>,
-    /// The running containers whose bypass ended or narrowed because the proxy accepts connections.
-    pub ended: Vec<String>,
     /// The number of removed elements of containers that have exited.
     pub removed: usize,
-    /// Whether the proxy accepts connections, or did before. Checked only if this ends a bypass.
-    pub proxy_ready: bool,
     /// The elements after the call.
     pub live: Vec<ContainerElement>,
 }
@@ -123,7 +112,7 @@ impl ExcludedContainers {
         }
         let netns = found.ok_or_else(|| gone(root, last))?;
         let policy = records.of_netns(netns.id()).policy()?;
-        Ok(Some(Self { store: store.clone(), sandbox_id: sandbox_id.to_owned(), policy, netns }))
+        Ok(Some(Self { policy, netns }))
     }
 
     /// Returns the union of the policies of the sandbox's attachments.
@@ -132,20 +121,16 @@ impl ExcludedContainers {
         &self.policy
     }
 
-    /// Makes the sets match the observed containers and the state of the proxy. Takes no lock: it never waits for a
-    /// call of the plugin.
+    /// Makes the sets match the observed containers. Takes no lock: it never waits for a call of the plugin.
     ///
     /// # Errors
     /// The network namespace can't be entered, or the kernel refuses the change. [`Code::Drift`]: a set is missing
     /// that a bypass which has not ended needs.
     pub fn reconcile(&self, observed: ObservedContainers<'_>) -> Result<ContainerChanges, Error> {
         self.netns.enter_without_lock(|| {
-            let ends_then = self.policy.containers.iter().any(|one| one.until == BypassEnd::ProxyReady);
-            let proxy_ready = observed.proxy_ready || (ends_then && self.proxy_is_ready()?);
-            let lasts = |one: &&ContainerExclusion| !(proxy_ready && one.until == BypassEnd::ProxyReady);
-            let required = self.policy.containers.iter().filter(lasts).map(|one| one.scope).collect();
+            let required = self.policy.containers.iter().map(|one| one.scope).collect();
             let mut live = required_container_elements(&required)?;
-            let plan = ElementPlan::new(&self.policy, &live, observed, proxy_ready);
+            let plan = ElementPlan::new(&self.policy, &live, observed);
             if !(plan.remove.is_empty() && plan.add.is_empty()) {
                 change_container_elements(&plan.remove, &plan.add)?;
             }
@@ -154,19 +139,6 @@ impl ExcludedContainers {
             live.extend(plan.add);
             Ok(ContainerChanges { live, ..plan.changes })
         })
-    }
-
-    /// Returns whether the proxy accepts connections, or did before in this sandbox. A mark beside the saved state lets
-    /// a restarted agent knows it while the proxy restarts.
-    fn proxy_is_ready(&self) -> Result<bool, Error> {
-        if self.store.has_mark(&self.sandbox_id, PROXY_READY) {
-            return Ok(true);
-        }
-        let listens = listens(proxy_port(&self.policy))?;
-        if listens && let Err(error) = self.store.mark(&self.sandbox_id, PROXY_READY) {
-            tracing::debug!("{error}");
-        }
-        Ok(listens)
     }
 }
 
@@ -186,11 +158,6 @@ fn gone(root: &HostRoot, netns: &Path) -> Error {
     Error::new(Code::InvalidNetns, format!("network namespace {}: {why}", netns.display()))
 }
 
-/// Returns the port on which the proxy accepts redirected connections: Istio's default if another tool redirects.
-fn proxy_port(policy: &Policy) -> u16 {
-    policy.redirect().map_or_else(|| Redirect::default().proxy_port, |redirect| redirect.proxy_port)
-}
-
 /// The changes of the sets in one transaction.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ElementPlan {
@@ -200,13 +167,12 @@ struct ElementPlan {
 }
 
 impl ElementPlan {
-    fn new(policy: &Policy, live: &[ContainerElement], observed: ObservedContainers<'_>, proxy_ready: bool) -> Self {
+    fn new(policy: &Policy, live: &[ContainerElement], observed: ObservedContainers<'_>) -> Self {
         let wanted = |container: &RunningContainer| {
-            let scope = policy.container_scope(&container.name, proxy_ready)?;
+            let scope = policy.container_scope(&container.name)?;
             Some(ContainerElement::new(scope, container.cgroup, &container.name, &container.id))
         };
         let mut plan = Self::default();
-        plan.changes.proxy_ready = proxy_ready;
         for container in observed.running {
             let Some(element) = wanted(container).filter(|element| !live.contains(element)) else { continue };
             let is_wider = |other: &&ContainerElement| other.scope > element.scope && other.cgroup == element.cgroup;
@@ -218,8 +184,6 @@ impl ElementPlan {
         for element in live {
             plan.examine(element, policy, observed, wanted);
         }
-        plan.changes.ended.sort_unstable();
-        plan.changes.ended.dedup();
         plan
     }
 
@@ -240,26 +204,16 @@ impl ElementPlan {
         if let Some(container) = observed.running.iter().find(|container| is_of(&container.id)) {
             if wanted(container).as_ref() != Some(element) {
                 self.remove.push(element.clone());
-                self.note_end(&container.name, element.scope, policy);
             }
         } else if observed.complete || observed.exited.iter().any(|id| is_of(id)) {
             self.remove.push(element.clone());
             self.changes.removed += 1;
         } else if let Some(label) = &element.container {
-            let scope = policy.container_scope(&label.name, self.changes.proxy_ready);
+            let scope = policy.container_scope(&label.name);
             if scope.is_none_or(|scope| scope < element.scope) {
                 self.add.extend(scope.map(|scope| ContainerElement { scope, ..element.clone() }));
                 self.remove.push(element.clone());
-                self.note_end(&label.name, element.scope, policy);
             }
-        }
-    }
-
-    /// Records the end of a bypass if it ended because the proxy accepts connections.
-    fn note_end(&mut self, name: &str, scope: ContainerScope, policy: &Policy) {
-        let now = policy.container_scope(name, self.changes.proxy_ready);
-        if now < Some(scope) && policy.container_scope(name, false) >= Some(scope) {
-            self.changes.ended.push(name.to_owned());
         }
     }
 }

@@ -66,14 +66,14 @@ fn exclusion(Exclusion { owner, destination, protocol, ports }: &Exclusion) -> S
     words.join(" ")
 }
 
-fn container(ContainerExclusion { name, scope, until }: &ContainerExclusion) -> String {
-    format!("container {name} ({scope} until {until})")
+fn container(ContainerExclusion { name, scope }: &ContainerExclusion) -> String {
+    format!("container {name} ({scope})")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{BypassEnd, ContainerScope, IdRange, PortRange, Ports, Protocol, Redirect};
+    use crate::policy::{ContainerScope, IdRange, PortRange, Ports, Protocol, Redirect};
     use std::collections::BTreeSet;
 
     fn redirected(change: impl FnOnce(&mut Redirect)) -> Policy {
@@ -102,16 +102,12 @@ mod tests {
             ports: vec![PortRange::one(53)],
         };
         after.exclusions = BTreeSet::from([uid(1000, 1999), dns]);
-        after.containers = BTreeSet::from([ContainerExclusion {
-            name: "vault".into(),
-            scope: ContainerScope::All,
-            until: BypassEnd::ProxyReady,
-        }]);
+        after.containers = BTreeSet::from([ContainerExclusion { name: "vault".into(), scope: ContainerScope::All }]);
         let words = changes(&before, &after);
         for part in [
             "outbound_ports_exclude: 3306, 1-9 (before: 15020)",
             "excluded: every process udp port 53 to 10.96.0.10/32, UID 1000-1999",
-            "excluded: container vault (all until proxy-ready)",
+            "excluded: container vault (all)",
         ] {
             assert!(words.contains(part), "{words}");
         }

@@ -29,9 +29,7 @@ fn native(scenario: Scenario, index: usize) -> Scenario {
 
 #[test]
 fn a_block_without_containers_excludes_nothing_and_needs_no_facts() {
-    for keys in
-        [json!({}), json!({"containers": []}), json!({"containers": "", "scope": "dns", "until": "proxy-ready"})]
-    {
+    for keys in [json!({}), json!({"containers": []}), json!({"containers": "", "scope": "dns"})] {
         let scenario = block(keys.clone());
         assert_eq!(scenario.output().policy, chain(json!([])).output().policy, "{keys}");
         assert!(scenario.notes().is_empty() && scenario.without_facts().containers().is_empty(), "{keys}");
@@ -65,33 +63,18 @@ fn every_form_of_the_list_is_resolved_against_the_pod() {
 }
 
 #[test]
-fn the_default_end_depends_on_whether_the_container_starts_before_the_proxy() {
-    let all = block(json!({"containers": "*"}));
-    let ready = ["db-migrate all proxy-ready", "log all proxy-ready", "vault-init all proxy-ready"];
-    assert_eq!(all.containers(), [&["app all container-exit"], &ready[..]].concat());
-    let expected = ["app all container-exit", "db-migrate all container-exit", "log all container-exit", ready[2]];
-    assert_eq!(native(all.clone(), 1).containers(), expected);
-    assert_eq!(native(all.clone(), 4).containers(), [&["app all container-exit"], &ready[..]].concat());
-    let first = all.pod(|pod| pod.containers.swap(0, 1));
-    assert_eq!(first.containers()[0], "app all container-exit", "an ordinary container at any position");
-}
-
-#[test]
-fn scope_and_until_apply_to_the_containers_of_their_block() {
-    let keys = json!({"containers": "app,vault-init", "scope": "dns", "until": "container-exit"});
+fn the_scope_applies_to_the_containers_of_its_block() {
+    let keys = json!({"containers": "app,vault-init", "scope": "dns"});
     let scenario = block(keys).annotated(EXCLUDE_CONTAINERS, "db-migrate");
-    let expected = ["app dns container-exit", "db-migrate all proxy-ready", "vault-init dns container-exit"];
-    assert_eq!(scenario.containers(), expected);
-    let ready = block(json!({"containers": "app", "until": "proxy-ready", "scope": "all"}));
-    assert_eq!(ready.containers(), ["app all proxy-ready"]);
+    assert_eq!(scenario.containers(), ["app dns", "db-migrate all", "vault-init dns"]);
 }
 
 #[test]
 fn the_pods_annotation_replaces_its_namespaces() {
     let scenario = block(json!({})).namespace(EXCLUDE_CONTAINERS, "app, *-init");
-    assert_eq!(scenario.containers(), ["app all container-exit", "vault-init all proxy-ready"]);
+    assert_eq!(scenario.containers(), ["app all", "vault-init all"]);
     let pod = scenario.clone().annotated(EXCLUDE_CONTAINERS, "db-migrate");
-    assert_eq!(pod.containers(), ["db-migrate all proxy-ready"]);
+    assert_eq!(pod.containers(), ["db-migrate all"]);
     assert!(scenario.annotated(EXCLUDE_CONTAINERS, "").containers().is_empty(), "an empty one replaces it, too");
 }
 
@@ -100,7 +83,7 @@ fn exclusions_of_all_sources_are_united_with_their_sources() {
     let scenario = block(json!({"containers": "app"}))
         .args(json!({"container-exclude": {"containers": ["db-migrate"], "scope": "dns"}}))
         .annotated(EXCLUDE_CONTAINERS, "app,db-migrate");
-    let expected = ["app all container-exit", "db-migrate dns proxy-ready", "db-migrate all proxy-ready"];
+    let expected = ["app all", "db-migrate dns", "db-migrate all"];
     assert_eq!(scenario.containers(), expected);
     let origins = scenario.output().origins.containers;
     let origins: Vec<_> = origins.iter().map(|(one, source)| format!("{} {}: {source}", one.name, one.scope)).collect();
@@ -120,7 +103,7 @@ fn pod_overrides_false_pins_the_administrators_containers() {
     let scenario = block(json!({"containers": "app", "pod_overrides": false}))
         .annotated(EXCLUDE_CONTAINERS, "No Label")
         .args(json!({"container-exclude": {"containers": "log"}}));
-    assert_eq!(scenario.containers(), ["app all container-exit"]);
+    assert_eq!(scenario.containers(), ["app all"]);
     let wanted = "Info: annotation \"detour.io/exclude-containers\" of pod shop/cart-1, args.cni.container-exclude: \
                   ignored: chain[0].pod_overrides is false";
     assert_eq!(scenario.notes(), [wanted]);
@@ -169,7 +152,7 @@ fn an_unknown_name_is_a_note_with_the_names_of_the_pod() {
     let has = "pod shop/cart-1 has no such container; it has vault-init, istio-validation, log, db-migrate, app, \
                istio-proxy";
     let annotated = block(json!({})).annotated(EXCLUDE_CONTAINERS, "x-*,app,vault-agent,vaultinit");
-    assert_eq!(annotated.containers(), ["app all container-exit"]);
+    assert_eq!(annotated.containers(), ["app all"]);
     let wanted = format!(
         "Warning: annotation \"detour.io/exclude-containers\" of pod shop/cart-1: \"x-*\", \"vault-agent\", \
          \"vaultinit\": {has}; did you mean \"vault-init\"?"
@@ -189,7 +172,7 @@ fn an_unknown_name_is_a_note_with_the_names_of_the_pod() {
 #[test]
 fn istios_containers_are_never_excluded() {
     let named = block(json!({})).annotated(EXCLUDE_CONTAINERS, "istio-proxy, istio-validation, app");
-    assert_eq!(named.containers(), ["app all container-exit"]);
+    assert_eq!(named.containers(), ["app all"]);
     let wanted = "Warning: annotation \"detour.io/exclude-containers\" of pod shop/cart-1: \"istio-proxy\", \
                   \"istio-validation\": containers of Istio are never excluded";
     assert_eq!(named.notes(), [wanted]);
@@ -241,14 +224,10 @@ fn an_invalid_key_is_an_error_with_the_accepted_values() {
     for (keys, wanted) in [
         (json!({"scope": "tcp"}), "chain[0].scope: invalid value \"tcp\"; expected one of all, dns"),
         (json!({"scope": ["all"]}), "chain[0].scope: invalid value [\"all\"]; expected one of all, dns"),
-        (
-            json!({"until": "ready"}),
-            "chain[0].until: invalid value \"ready\"; expected one of container-exit, proxy-ready",
-        ),
         (json!({"containers": {}}), "chain[0].containers: invalid value {}; expected an array of strings"),
         (
             json!({"container": "app"}),
-            "chain[0].container: unknown key; expected one of allow, containers, kinds, pod_overrides, scope, type, until; \
+            "chain[0].container: unknown key; expected one of allow, containers, kinds, pod_overrides, scope, type; \
              did you mean \"containers\"?",
         ),
     ] {

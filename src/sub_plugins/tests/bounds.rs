@@ -152,15 +152,14 @@ fn ignored_items_have_no_effect_and_a_warning() {
     let scenario = excludes().annotated(EXCLUDE_DESTINATION_RANGES, &parts.join(",")).ignoring();
     assert_eq!(scenario.exclusions().len(), 4);
     let scenario = excludes().annotated(EXCLUDE_CONTAINERS, "app,*").ignoring();
-    assert_eq!(scenario.containers(), ["app all container-exit"]);
+    assert_eq!(scenario.containers(), ["app all"]);
 }
 
 /// The admission policy can't read them: they are JSON in an annotation of Multus.
 #[test]
 fn arguments_are_bounded_list_by_list() {
     let pod = || facts(meshed_pod(), &[]);
-    let allow =
-        json!({"uids": "7", "ports": "443", "resolvers": "10.0.0.0/8", "containers": "app", "until": "proxy-ready"});
+    let allow = json!({"uids": "7", "ports": "443", "resolvers": "10.0.0.0/8", "containers": "app"});
     for (kind, block, permitted) in [
         ("uid-exclude", json!({"uids": [7], "rules": ["443:9"]}), true),
         ("uid-exclude", json!({"uids": [7, 8]}), false),
@@ -183,8 +182,8 @@ fn arguments_are_bounded_list_by_list() {
         ("destination-exclude", json!({"ip_ranges": ["10.0.0.1"]}), false),
         ("destination-exclude", json!({"ports": "*", "ip_ranges": "*", "uids": [7]}), true),
         ("destination-exclude", json!({"ports": [443], "uids": [8]}), false),
-        ("container-exclude", json!({"containers": "app", "until": "proxy-ready"}), true),
-        ("container-exclude", json!({"containers": "app"}), false),
+        ("container-exclude", json!({"containers": "app"}), true),
+        ("container-exclude", json!({"containers": "other"}), false),
         ("container-exclude", json!({"containers": "app", "kinds": "init"}), true),
     ] {
         let scenario = excludes().facts(pod()).allow(allow.clone()).args(json!({ kind: block }));
@@ -241,7 +240,7 @@ fn invalid_grants_are_rejected_with_their_place() {
         (json!([{}, {"uids": "root"}]), "allow[1].uids: invalid value \"root\"; expected numbers"),
         (json!({"containers": "Web"}), "allow.containers: invalid value \"Web\"; expected names of containers"),
         (json!({"containers": "a", "kinds": "job"}), "allow.kinds: invalid value \"job\"; expected init, app"),
-        (json!({"until": "proxy-ready"}), "allow.until: restricts the key \"containers\", which is missing"),
+        (json!({"kinds": "init"}), "allow.kinds: restricts the key \"containers\", which is missing"),
         (json!({"ports": "http"}), "allow.ports: invalid value \"http\"; expected ports"),
         (json!({"ip_ranges": "x"}), "allow.ip_ranges: invalid value \"x\"; expected IP addresses"),
         (json!({"resolvers": "x"}), "allow.resolvers: invalid value \"x\"; expected all"),

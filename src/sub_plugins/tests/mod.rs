@@ -111,14 +111,6 @@ fn istio_cni_decides_about_the_dns_of_an_ambient_pod_unless_the_pod_does() {
 }
 
 #[test]
-fn the_bypass_of_an_init_container_in_the_ambient_mesh_ends_with_the_container() {
-    let block = json!([{"type": "container-exclude", "containers": "init-containers"}]);
-    let scenario = chain(block).pod(|pod| pod.init_containers.push(scenario::container("vault", None)));
-    assert_eq!(scenario.containers(), ["vault all proxy-ready"]);
-    assert_eq!(scenario.ambient().containers(), ["vault all container-exit"]);
-}
-
-#[test]
 fn exclusions_apply_to_every_sidecar_even_if_another_program_redirects() {
     let expected = ["uid 5", "uid 6 udp 53"];
     for (reason, change) in [

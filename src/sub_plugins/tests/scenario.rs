@@ -140,7 +140,7 @@ impl Scenario {
     /// Returns one line per excluded container: name, scope, end of the bypass.
     pub(in super::super) fn containers(&self) -> Vec<String> {
         let containers = self.output().policy.containers;
-        containers.iter().map(|one| format!("{} {} {}", one.name, one.scope, one.until)).collect()
+        containers.iter().map(|one| format!("{} {}", one.name, one.scope)).collect()
     }
 
     /// Returns the texts of the notes, each after its severity.

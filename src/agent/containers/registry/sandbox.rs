@@ -4,13 +4,11 @@ use crate::agent::nri::NriContainer;
 use crate::cgroup::ContainerGroup;
 use crate::cluster::agent::BypassingContainer;
 use crate::pod::PodRef;
-use crate::policy::{BypassEnd, Policy};
+use crate::policy::Policy;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The interval of the checks whether the proxy accepts connections.
-pub(super) const PROXY_INTERVAL: Duration = Duration::from_millis(250);
 /// The interval of the checks of excluded containers that run or may run.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// The interval of the checks of sandboxes in which no excluded container runs.
@@ -41,7 +39,6 @@ pub(super) struct Sandbox {
 /// The bypass in a sandbox that excludes containers.
 pub(super) struct Excluding {
     pub(super) policy: Policy,
-    pub(super) proxy_ready: bool,
     pub(super) due: Instant,
     /// When the sandbox is due because of a report of the runtime since the running check began.
     pub(super) woken: Option<Instant>,
@@ -86,7 +83,7 @@ impl Sandbox {
     /// Returns the elements that the sets must have; `None` while a container's control group is unknown.
     pub(super) fn expected(&self) -> Option<Vec<BypassingContainer>> {
         let excluding = self.excluding.as_ref()?;
-        let scope = |container: &Container| excluding.policy.container_scope(&container.name, excluding.proxy_ready);
+        let scope = |container: &Container| excluding.policy.container_scope(&container.name);
         let bypassing = self.containers.iter().filter_map(|(id, container)| Some((id, container, scope(container)?)));
         bypassing
             .map(|(id, container, scope)| {
@@ -102,7 +99,6 @@ impl Excluding {
         let now = Instant::now();
         Self {
             policy,
-            proxy_ready: false,
             due: now,
             woken: None,
             first_seen: now,
@@ -138,16 +134,8 @@ impl Excluding {
     /// Returns the time until the next check.
     pub(super) fn pause(&self, containers: &BTreeMap<String, Container>, is_complete: bool) -> Duration {
         let runs = |name: &str| !is_complete || containers.values().any(|container| container.name == name);
-        let of = |until| self.policy.containers.iter().filter(move |excluded| excluded.until == until);
-        let mut until_ready = of(BypassEnd::ProxyReady).filter(|_| !self.proxy_ready).peekable();
-        let waits_for_proxy = until_ready.peek().is_some();
-        if until_ready.any(|excluded| runs(&excluded.name)) {
-            PROXY_INTERVAL
-        } else if waits_for_proxy || of(BypassEnd::ContainerExit).any(|excluded| runs(&excluded.name)) {
-            CHECK_INTERVAL
-        } else {
-            REST_INTERVAL
-        }
+        let may_run = self.policy.containers.iter().any(|excluded| runs(&excluded.name));
+        if may_run { CHECK_INTERVAL } else { REST_INTERVAL }
     }
 }
 

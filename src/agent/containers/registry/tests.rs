@@ -1,7 +1,7 @@
 use super::sandbox::{LOG_INTERVAL, MAX_LOGGED, START_BUDGET};
 use super::*;
 use crate::cluster::agent::BypassingContainer;
-use crate::policy::{BypassEnd, ContainerExclusion, ContainerScope};
+use crate::policy::{ContainerExclusion, ContainerScope};
 
 const SANDBOX: &str = "sandbox";
 const CGROUP: u64 = 7;
@@ -23,8 +23,8 @@ fn container(id: &str, name: &str) -> NriContainer {
     }
 }
 
-fn policy(until: BypassEnd) -> Policy {
-    let excluded = ContainerExclusion { name: "vault".into(), scope: ContainerScope::All, until };
+fn policy() -> Policy {
+    let excluded = ContainerExclusion { name: "vault".into(), scope: ContainerScope::All };
     Policy { containers: [excluded].into(), ..Policy::default() }
 }
 
@@ -33,20 +33,20 @@ fn registered() -> NriStatus {
 }
 
 /// A registry with a sandbox that excludes the container `vault`.
-fn registry(until: BypassEnd) -> Registry {
+fn registry() -> Registry {
     let registry = Registry::new(SOCKET.into());
     registry.report(&registered());
-    registry.set_policy(SANDBOX, Some(&policy(until)));
+    registry.set_policy(SANDBOX, Some(&policy()));
     registry
 }
 
 /// Records that these containers run and have elements, of which those in `added` are new.
-fn apply(registry: &Registry, ids: &[&str], added: &[&str], proxy_ready: bool) -> Vec<String> {
+fn apply(registry: &Registry, ids: &[&str], added: &[&str]) -> Vec<String> {
     let group = |id: &str| ContainerGroup { id: CGROUP, path: format!("/pods/{id}") };
     let running = ids.iter().map(|id| ((*id).to_owned(), group(id), true)).collect();
     let added: Vec<String> = added.iter().map(|name| (*name).to_owned()).collect();
     let bypassing = added.iter().cloned().collect();
-    registry.applied(SANDBOX, &Applied { running, added, bypassing, proxy_ready, ..Applied::default() })
+    registry.applied(SANDBOX, &Applied { running, added, bypassing, ..Applied::default() })
 }
 
 fn names(registry: &Registry) -> Vec<String> {
@@ -56,7 +56,7 @@ fn names(registry: &Registry) -> Vec<String> {
 
 #[test]
 fn only_containers_that_the_policy_names_are_observed() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     registry.add(&pod(), &container("1", "vault"), true);
     registry.add(&pod(), &container("2", "web"), true);
     assert_eq!(names(&registry), ["1"]);
@@ -67,22 +67,22 @@ fn only_containers_that_the_policy_names_are_observed() {
 /// The check read the registry before the report, and ends after it.
 #[test]
 fn a_report_during_a_check_makes_the_sandbox_due_again() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     let vault = container("1", "vault");
     registry.add(&pod(), &vault, true);
     let is_due = || registry.wait(Duration::ZERO).is_some_and(|due| due == [SANDBOX]);
     registry.turn(SANDBOX).expect("a sandbox");
     registry.removed(&pod(), &vault);
-    apply(&registry, &["1"], &["vault"], false);
+    apply(&registry, &["1"], &["vault"]);
     assert!(is_due());
     registry.turn(SANDBOX).expect("a sandbox");
-    apply(&registry, &[], &[], false);
+    apply(&registry, &[], &[]);
     assert!(!is_due());
 }
 
 #[test]
 fn two_pods_with_containers_of_one_name_are_separate() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     registry.add(&pod(), &container("1", "vault"), true);
     let (other, same_name) = (NriPod { id: "other".into(), ..pod() }, container("2", "vault"));
     registry.add(&other, &NriContainer { pod_id: "other".into(), ..same_name }, true);
@@ -92,7 +92,7 @@ fn two_pods_with_containers_of_one_name_are_separate() {
 
 #[test]
 fn an_ending_container_is_observed_until_it_has_no_process() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     registry.add(&pod(), &container("1", "vault"), true);
     registry.stopped(&pod(), &container("1", "vault"));
     let observed = registry.observe(SANDBOX).expect("it excludes containers");
@@ -106,9 +106,9 @@ fn an_ending_container_is_observed_until_it_has_no_process() {
 
 #[test]
 fn the_removal_of_a_container_ends_its_exclusion_whatever_its_control_group_contains() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     registry.add(&pod(), &container("1", "vault"), true);
-    apply(&registry, &["1"], &["vault"], false);
+    apply(&registry, &["1"], &["vault"]);
     registry.removed(&pod(), &container("1", "vault"));
     let observed = registry.observe(SANDBOX).expect("it excludes containers");
     assert_eq!((observed.named, observed.exited), (Vec::new(), vec!["1".to_owned()]));
@@ -118,9 +118,9 @@ fn the_removal_of_a_container_ends_its_exclusion_whatever_its_control_group_cont
 
 #[test]
 fn the_report_of_a_start_may_come_after_the_exit() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     registry.add(&pod(), &container("1", "vault"), true);
-    apply(&registry, &["1"], &["vault"], false);
+    apply(&registry, &["1"], &["vault"]);
     registry.stopped(&pod(), &container("1", "vault"));
     registry.mark_exited(SANDBOX, &["1".to_owned()]);
     registry.add(&pod(), &container("1", "vault"), false);
@@ -130,9 +130,9 @@ fn the_report_of_a_start_may_come_after_the_exit() {
 
 #[test]
 fn the_runtimes_list_replaces_all_containers() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     registry.add(&pod(), &container("1", "vault"), true);
-    apply(&registry, &["1"], &["vault"], false);
+    apply(&registry, &["1"], &["vault"]);
     registry.add(&pod(), &container("2", "vault"), true);
     let created = NriContainer { running: false, ..container("4", "vault") };
     registry.synchronize(&[pod()], vec![container("1", "vault"), container("3", "vault"), created]);
@@ -142,38 +142,26 @@ fn the_runtimes_list_replaces_all_containers() {
 
 #[test]
 fn a_container_that_ran_before_the_registration_and_gets_an_element_had_started_captured() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     registry.synchronize(&[pod()], vec![container("1", "vault")]);
-    assert_eq!(apply(&registry, &["1"], &["vault"], false), ["vault"]);
+    assert_eq!(apply(&registry, &["1"], &["vault"]), ["vault"]);
     // The element was lost, and is restored.
-    assert!(apply(&registry, &["1"], &["vault"], false).is_empty());
+    assert!(apply(&registry, &["1"], &["vault"]).is_empty());
 }
 
 #[test]
 fn a_container_with_an_element_from_before_the_registration_had_not_started_captured() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     registry.synchronize(&[pod()], vec![container("1", "vault")]);
-    assert!(apply(&registry, &["1"], &[], false).is_empty());
+    assert!(apply(&registry, &["1"], &[]).is_empty());
     assert!(registry.is_bypassing(SANDBOX, "1"));
 }
 
 #[test]
 fn a_container_that_was_excluded_at_its_start_is_not_reported() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     registry.add(&pod(), &container("1", "vault"), true);
-    assert!(apply(&registry, &["1"], &["vault"], false).is_empty());
-}
-
-#[test]
-fn the_proxy_stays_ready_after_it_accepted_connections_once() {
-    let registry = registry(BypassEnd::ProxyReady);
-    registry.add(&pod(), &container("1", "vault"), true);
-    apply(&registry, &["1"], &["vault"], false);
-    assert!(registry.is_bypassing(SANDBOX, "1"));
-    apply(&registry, &["1"], &[], true);
-    assert!(!registry.is_bypassing(SANDBOX, "1"));
-    apply(&registry, &["1"], &[], false);
-    assert!(registry.observe(SANDBOX).expect("it excludes containers").proxy_ready);
+    assert!(apply(&registry, &["1"], &["vault"]).is_empty());
 }
 
 #[test]
@@ -184,27 +172,21 @@ fn the_pause_depends_on_what_the_sandbox_waits_for() {
         let is_complete = matches!(state.connection, Connection::Registered(_));
         sandbox.excluding.as_ref().expect("it excludes containers").pause(&sandbox.containers, is_complete)
     };
-    let until_ready = registry(BypassEnd::ProxyReady);
-    assert_eq!(pause(&until_ready), CHECK_INTERVAL, "no such container runs");
-    until_ready.add(&pod(), &container("1", "vault"), true);
-    assert_eq!(pause(&until_ready), PROXY_INTERVAL);
-    apply(&until_ready, &["1"], &[], true);
-    assert_eq!(pause(&until_ready), REST_INTERVAL);
-    let until_exit = registry(BypassEnd::ContainerExit);
-    assert_eq!(pause(&until_exit), REST_INTERVAL);
-    until_exit.add(&pod(), &container("1", "vault"), true);
-    assert_eq!(pause(&until_exit), CHECK_INTERVAL);
+    let sandbox = registry();
+    assert_eq!(pause(&sandbox), REST_INTERVAL, "no such container runs");
+    sandbox.add(&pod(), &container("1", "vault"), true);
+    assert_eq!(pause(&sandbox), CHECK_INTERVAL);
     let unknown = Registry::new(SOCKET.into());
-    unknown.set_policy(SANDBOX, Some(&policy(BypassEnd::ProxyReady)));
-    assert_eq!(pause(&unknown), PROXY_INTERVAL, "the runtime does not report its containers");
+    unknown.set_policy(SANDBOX, Some(&policy()));
+    assert_eq!(pause(&unknown), CHECK_INTERVAL, "the runtime does not report its containers");
 }
 
 #[test]
 fn the_status_lists_the_elements_only_while_registered() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     registry.add(&pod(), &container("1", "vault"), true);
     assert_eq!(registry.status(SANDBOX).expected, None, "the control group is unknown");
-    apply(&registry, &["1"], &["vault"], false);
+    apply(&registry, &["1"], &["vault"]);
     let status = registry.status(SANDBOX);
     let vault = BypassingContainer { name: "vault".into(), id: "1".into(), cgroup: CGROUP, scope: ContainerScope::All };
     assert_eq!((status.runtime.as_deref(), status.expected), (Some("containerd 2.2"), Some(vec![vault])));
@@ -219,13 +201,13 @@ fn the_status_lists_the_elements_only_while_registered() {
 
 #[test]
 fn a_failure_is_logged_once_and_only_if_an_excluded_container_runs() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     assert!(!registry.failed(SANDBOX, "gone"));
     registry.add(&pod(), &container("1", "vault"), true);
     assert!(registry.failed(SANDBOX, "refused"));
     assert!(!registry.failed(SANDBOX, "refused"));
     // Another process lets changes fail and succeed in turn.
-    apply(&registry, &["1"], &["vault"], false);
+    apply(&registry, &["1"], &["vault"]);
     assert!(!registry.failed(SANDBOX, "refused"));
     assert!(registry.failed(SANDBOX, "another cause"));
     assert!(!registry.failed(SANDBOX, "refused"));
@@ -233,7 +215,7 @@ fn a_failure_is_logged_once_and_only_if_an_excluded_container_runs() {
 
 #[test]
 fn a_failure_is_logged_again_after_the_interval_and_the_number_of_causes_is_limited() {
-    let mut excluding = Excluding::new(policy(BypassEnd::ContainerExit));
+    let mut excluding = Excluding::new(policy());
     let now = Instant::now();
     let logged = (0..50).filter(|number| excluding.is_new_failure(&format!("cause {number}"), now));
     assert_eq!(logged.count(), MAX_LOGGED);
@@ -247,12 +229,12 @@ fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
     let long_ago = Instant::now().checked_sub(2 * GRACE).expect("the machine has run for a while");
     let why = "no socket".to_owned();
     registry.state().connection = Connection::Disconnected { why: why.clone(), since: long_ago };
-    registry.set_policy(SANDBOX, Some(&policy(BypassEnd::ContainerExit)));
+    registry.set_policy(SANDBOX, Some(&policy()));
     let capture = Capture { sandbox_id: SANDBOX.into(), container: "vault".into(), why: why.clone() };
     assert_eq!(registry.captured_by_disconnection(), [], "the elements are unknown before the first check");
-    apply(&registry, &[], &["vault"], false);
+    apply(&registry, &[], &["vault"]);
     assert_eq!(registry.captured_by_disconnection(), [], "it bypasses the sidecar");
-    apply(&registry, &[], &[], false);
+    apply(&registry, &[], &[]);
     assert_eq!(registry.captured_by_disconnection(), [capture]);
     assert_eq!(registry.captured_by_disconnection(), []);
     registry.report(&registered());
@@ -263,22 +245,18 @@ fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
 }
 
 #[test]
-fn while_the_agent_is_not_registered_a_failed_check_is_reported_and_an_ended_bypass_is_not() {
+fn while_the_agent_is_not_registered_a_failed_check_is_reported() {
     let long_ago = Instant::now().checked_sub(2 * GRACE).expect("the machine has run for a while");
-    let captures = |observe: &dyn Fn(&Registry)| {
-        let registry = Registry::new(SOCKET.into());
-        registry.state().connection = Connection::Disconnected { why: String::new(), since: long_ago };
-        registry.set_policy(SANDBOX, Some(&policy(BypassEnd::ProxyReady)));
-        observe(&registry);
-        registry.captured_by_disconnection().len()
-    };
-    assert_eq!(captures(&|registry| assert!(!registry.failed(SANDBOX, "gone"))), 1);
-    assert_eq!(captures(&|registry| assert!(apply(registry, &[], &[], true).is_empty())), 0);
+    let registry = Registry::new(SOCKET.into());
+    registry.state().connection = Connection::Disconnected { why: String::new(), since: long_ago };
+    registry.set_policy(SANDBOX, Some(&policy()));
+    assert!(!registry.failed(SANDBOX, "gone"));
+    assert_eq!(registry.captured_by_disconnection().len(), 1);
 }
 
 #[test]
 fn a_sandbox_without_saved_state_and_containers_is_forgotten() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     registry.add(&pod(), &container("1", "vault"), true);
     registry.set_policy(SANDBOX, None);
     assert!(registry.observe(SANDBOX).is_none());
@@ -288,8 +266,8 @@ fn a_sandbox_without_saved_state_and_containers_is_forgotten() {
 
 #[test]
 fn waiting_ends_when_a_container_starts_and_when_the_agent_ends() {
-    let registry = registry(BypassEnd::ContainerExit);
-    apply(&registry, &[], &[], false);
+    let registry = registry();
+    apply(&registry, &[], &[]);
     assert_eq!(registry.wait(Duration::ZERO), Some(Vec::new()));
     registry.add(&pod(), &container("1", "vault"), true);
     assert_eq!(registry.wait(Duration::from_secs(60)), Some(vec![SANDBOX.to_owned()]));
@@ -299,7 +277,7 @@ fn waiting_ends_when_a_container_starts_and_when_the_agent_ends() {
 
 #[test]
 fn a_sandbox_that_made_the_runtime_wait_gets_less_time() {
-    let registry = registry(BypassEnd::ContainerExit);
+    let registry = registry();
     assert_eq!(registry.start_timeout(SANDBOX), START_BUDGET);
     registry.waited(SANDBOX, Duration::from_millis(300));
     assert_eq!(registry.start_timeout(SANDBOX), START_BUDGET - Duration::from_millis(300));

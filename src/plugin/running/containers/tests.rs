@@ -7,12 +7,10 @@ use crate::plugin::record::AttachmentRecord;
 use crate::scratch::Directory;
 use crate::state::Attachment;
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::socket::{Shutdown, shutdown};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
-use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -94,8 +92,8 @@ fn running(name: &str, id: &str, cgroup: u64) -> RunningContainer {
     RunningContainer { name: name.into(), id: id.into(), cgroup }
 }
 
-fn exclusion(name: &str, scope: &str, until: &str) -> Value {
-    json!({"name": name, "scope": scope, "until": until})
+fn exclusion(name: &str, scope: &str) -> Value {
+    json!({"name": name, "scope": scope})
 }
 
 fn elements() -> BTreeSet<ContainerElement> {
@@ -114,7 +112,7 @@ const LONG: &str = "0123456789abcdef0123456789abcdef";
 
 #[test]
 fn a_start_adds_the_container_once_and_its_exit_removes_it() {
-    let sandbox = Sandbox::new("exempt", &json!([exclusion("vault", "all", "container-exit")]));
+    let sandbox = Sandbox::new("exempt", &json!([exclusion("vault", "all")]));
     let (vault, app) = (running("vault", LONG, 7), running("app", "fedcba", 8));
     let both = [vault.clone(), app];
     let observed = ObservedContainers { running: &both, ..ObservedContainers::default() };
@@ -129,7 +127,7 @@ fn a_start_adds_the_container_once_and_its_exit_removes_it() {
 
 #[test]
 fn a_complete_list_removes_all_other_elements() {
-    let sandbox = Sandbox::new("complete", &json!([exclusion("vault", "all", "container-exit")]));
+    let sandbox = Sandbox::new("complete", &json!([exclusion("vault", "all")]));
     let [vault, earlier] = [running("vault", LONG, 7), running("vault", "earlier", 6)];
     let foreign = ContainerElement { scope: Dns, cgroup: 9, container: None };
     let mut before: Vec<_> =
@@ -148,7 +146,7 @@ fn a_complete_list_removes_all_other_elements() {
 
 #[test]
 fn an_element_with_another_control_group_set_or_comment_is_replaced() {
-    let sandbox = Sandbox::new("replaced", &json!([exclusion("vault", "all", "container-exit")]));
+    let sandbox = Sandbox::new("replaced", &json!([exclusion("vault", "all")]));
     let vault = running("vault", LONG, 7);
     let mut before: Vec<_> = of(&[(&running("vault", LONG, 3), All), (&vault, Dns)]).into_iter().collect();
     before.push(ContainerElement { scope: All, cgroup: 7, container: None });
@@ -156,72 +154,16 @@ fn an_element_with_another_control_group_set_or_comment_is_replaced() {
     let known = [vault.clone()];
     let changes = sandbox.reconcile(ObservedContainers { running: &known, ..ObservedContainers::default() });
     assert_eq!(changes.added, [("vault".to_owned(), All)]);
-    assert_eq!((changes.ended.len(), elements()), (0, of(&[(&vault, All)])));
-}
-
-#[test]
-fn a_listening_proxy_ends_and_narrows_bypasses_also_of_unobserved_containers() {
-    let containers = json!([
-        exclusion("vault", "all", "proxy-ready"),
-        exclusion("both", "all", "proxy-ready"),
-        exclusion("both", "dns", "container-exit"),
-        exclusion("stays", "all", "container-exit"),
-    ]);
-    let sandbox = Sandbox::new("ready", &containers);
-    let all = [running("vault", "v", 1), running("both", "b", 2), running("stays", "s", 3)];
-    let observed = ObservedContainers { running: &all, ..ObservedContainers::default() };
-    let before = sandbox.reconcile(observed);
-    assert_eq!((before.added.len(), before.proxy_ready), (3, false));
-    assert_eq!(elements(), of(&[(&all[0], All), (&all[1], All), (&all[2], All)]));
-    let proxy = TcpListener::bind("[::]:15001").expect("free");
-    for observed in [ObservedContainers::default(), observed] {
-        let changes = sandbox.reconcile(observed);
-        let expected = ContainerChanges {
-            ended: vec!["both".into(), "vault".into()],
-            proxy_ready: true,
-            ..ContainerChanges::default()
-        };
-        assert_eq!(changes, expected);
-        assert_eq!(elements(), of(&[(&all[1], Dns), (&all[2], All)]));
-        drop(change_container_elements(&of(&[(&all[1], Dns)]).into_iter().collect::<Vec<_>>(), &[]));
-        change_container_elements(&[], &of(&[(&all[0], All), (&all[1], All)]).into_iter().collect::<Vec<_>>())
-            .expect("added");
-    }
-    sandbox.reconcile(observed);
-    // Not only closed: a process that another test has just forked may still have the socket.
-    shutdown(proxy.as_raw_fd(), Shutdown::Both).expect("it listens");
-    assert!(!listens(15001).expect("answered"));
-    // No container bypasses the sidecar again while the proxy restarts, even if the agent has restarted too.
-    let remembered = ContainerChanges { proxy_ready: true, ..ContainerChanges::default() };
-    for observed in [ObservedContainers::default(), observed] {
-        assert_eq!(sandbox.reconcile(observed), remembered);
-        assert_eq!(elements().len(), 2);
-    }
-    // The end of the sandbox removes the mark.
-    sandbox.store().remove(&attachment("net1")).expect("removed");
-    assert!(!sandbox.directory.join("state/sandbox").exists());
-}
-
-#[test]
-fn the_port_of_the_proxy_is_that_of_the_redirection() {
-    let containers = json!([exclusion("vault", "all", "proxy-ready")]);
-    let sandbox = Sandbox::new("port", &containers);
-    let redirect = Redirect { proxy_port: 16001, ..Redirect::default() };
-    let interception = crate::policy::Interception::On(Box::new(redirect));
-    sandbox.save("net1", &json!({"containers": containers, "interception": interception}));
-    let _other = TcpListener::bind("0.0.0.0:15001").expect("free");
-    assert!(!sandbox.reconcile(ObservedContainers::default()).proxy_ready);
-    let _proxy = TcpListener::bind("0.0.0.0:16001").expect("free");
-    assert!(sandbox.reconcile(ObservedContainers::default()).proxy_ready);
+    assert_eq!(elements(), of(&[(&vault, All)]));
 }
 
 #[test]
 fn the_exclusions_of_all_attachments_count() {
-    let sandbox = Sandbox::new("union", &json!([exclusion("vault", "dns", "container-exit")]));
-    sandbox.save("net2", &json!({"containers": [exclusion("vault", "all", "container-exit")]}));
+    let sandbox = Sandbox::new("union", &json!([exclusion("vault", "dns")]));
+    sandbox.save("net2", &json!({"containers": [exclusion("vault", "all")]}));
     sandbox.save("net3", &json!({}));
     // The record of a network namespace that is gone does not count.
-    sandbox.save("net0", &json!({"containers": [exclusion("app", "all", "container-exit")]}));
+    sandbox.save("net0", &json!({"containers": [exclusion("app", "all")]}));
     let stale = sandbox.directory.join("state/sandbox/n@net0.json");
     let text = fs::read_to_string(&stale).expect("readable");
     let mut record: Value = serde_json::from_str(&text).expect("JSON");
@@ -253,7 +195,7 @@ fn a_sandbox_without_exclusions_or_saved_state_has_none() {
 
 #[test]
 fn damaged_state_and_a_missing_table_or_namespace_are_errors_with_their_object() {
-    let sandbox = Sandbox::new("errors", &json!([exclusion("vault", "all", "container-exit")]));
+    let sandbox = Sandbox::new("errors", &json!([exclusion("vault", "all")]));
     let vault = [running("vault", "v", 1)];
     let observed = ObservedContainers { running: &vault, ..ObservedContainers::default() };
     sandbox.nft("delete table inet detour-exclusions");
@@ -291,7 +233,7 @@ fn damaged_state_and_a_missing_table_or_namespace_are_errors_with_their_object()
 
 #[test]
 fn the_path_of_the_runtime_is_mapped_below_the_mount_of_the_node() {
-    let sandbox = Sandbox::new("root", &json!([exclusion("vault", "all", "container-exit")]));
+    let sandbox = Sandbox::new("root", &json!([exclusion("vault", "all")]));
     let root = HostRoot::new(sandbox.directory.join("host"));
     let file = sandbox.directory.join("state/sandbox/n@net1.json");
     let text = fs::read_to_string(&file).expect("readable");
