@@ -71,6 +71,10 @@ fn settings_that_an_add_refuses_fail_status() {
         let details = refused(json!({"kubernetes": kubernetes, "chain": [{"type": "istio-redirect"}]}));
         assert!(details.contains("chain[0]: istio-redirect needs facts of the pod: set kubernetes.kube"), "{details}");
     }
+    // What every ADD accepts.
+    let empty = json!([{"type": "istio-redirect", "proxy_uid": [], "proxy_gid": []}]);
+    let kubernetes = json!({"manifests_dir": &*manifests});
+    assert_eq!(status(json!({"kubernetes": kubernetes, "chain": empty})), (Some(0), String::new()));
     let (exit, stdout) = status(json!({"kubernetes": {"manifests_dir": &*manifests}, "chian": []}));
     assert!(exit == Some(1) && stdout.contains("did you mean"), "{stdout}");
     let (exit, stdout) = status(json!({"chain": [{"type": "dns-exlude"}]}));

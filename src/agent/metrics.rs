@@ -43,6 +43,7 @@ pub struct Metrics {
     container_starts: Counters<1>,
     nri_seconds: Histograms<0>,
     policy_changes: Counters<1>,
+    guard_rejected: Counters<1>,
     pods: Family<Labels<1>, Gauge>,
 }
 
@@ -65,6 +66,11 @@ impl Default for Metrics {
             metric(add, "policy_changes", "Changes of the policies of running pods, by result");
         for result in ["applied", "rejected", "failed"] {
             let _: Counter = policy_changes.get_or_create_owned(&[("result", result)]);
+        }
+        let guarded = "Packets that the guards of running pods rejected, by direction";
+        let guard_rejected: Counters<1> = metric(add, "guard_rejected", guarded);
+        for direction in ["outbound", "inbound"] {
+            let _: Counter = guard_rejected.get_or_create_owned(&[("direction", direction)]);
         }
         Self {
             calls: metric(add, "plugin_calls", calls),
@@ -90,6 +96,7 @@ impl Default for Metrics {
             container_starts: metric(add, "container_starts", "Starts of excluded containers, by result"),
             nri_seconds: seconds(add, "nri", waited, start_buckets),
             policy_changes,
+            guard_rejected,
             pods: metric(add, "pods", "Pods of the mesh on the node, by the state of their policy"),
             registry: Arc::new(registry),
         }
@@ -193,6 +200,13 @@ impl Metrics {
         self.policy_changes.get_or_create(&[("result", result)]).inc();
     }
 
+    /// Counts packets that the guard of a pod rejected.
+    pub fn rejected_by_guard(&self, outbound: u64, inbound: u64) {
+        for (direction, count) in [("outbound", outbound), ("inbound", inbound)] {
+            self.guard_rejected.get_or_create(&[("direction", direction)]).inc_by(count);
+        }
+    }
+
     /// Sets the numbers of pods: current, with rejected requests, failed, without rules, outside of the ambient mesh.
     pub fn pods(&self, counts: [u32; 5]) {
         for (state, count) in Finding::NAMES.into_iter().zip(counts) {
@@ -236,6 +250,8 @@ mod tests {
             (format!("detour_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0),
             ("detour_configuration_rejected".into(), 0.0),
             ("detour_drift_total".into(), 0.0),
+            (r#"detour_guard_rejected_total{direction="inbound"}"#.into(), 0.0),
+            (r#"detour_guard_rejected_total{direction="outbound"}"#.into(), 0.0),
             ("detour_install_ready".into(), 0.0),
             ("detour_plugin_token_renewal_failed".into(), 0.0),
             (r#"detour_policy_changes_total{result="applied"}"#.into(), 0.0),
@@ -283,6 +299,7 @@ mod tests {
         metrics.nri_request(Duration::from_millis(3));
         metrics.policy_change("applied");
         metrics.pods([0, 7, 0, 0, 0]);
+        metrics.rejected_by_guard(3, 0);
         let samples = samples(&metrics);
         for (series, value) in [
             (r#"detour_api_fallbacks_total{reason="unknown"}"#, 1.0),
@@ -301,6 +318,7 @@ mod tests {
             (r#"detour_nri_seconds_bucket{le="0.002"}"#, 0.0),
             (r#"detour_policy_changes_total{result="applied"}"#, 1.0),
             (r#"detour_pods{policy="rejected"}"#, 7.0),
+            (r#"detour_guard_rejected_total{direction="outbound"}"#, 3.0),
         ] {
             assert_eq!(samples.get(series), Some(&value), "{series}");
         }

@@ -102,6 +102,8 @@ struct PodSpec {
     init_containers: Vec<ContainerObject>,
     #[serde(deserialize_with = "null_is_empty")]
     containers: Vec<ContainerObject>,
+    #[serde(deserialize_with = "null_is_empty")]
+    ephemeral_containers: Vec<ContainerObject>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -216,6 +218,7 @@ impl From<PodObject> for pod::Pod {
             dns_nameservers: spec.dns_config.nameservers,
             init_containers: spec.init_containers.into_iter().map(Into::into).collect(),
             containers: spec.containers.into_iter().map(Into::into).collect(),
+            ephemeral_containers: spec.ephemeral_containers.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -357,7 +360,8 @@ mod tests {
                         {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
                         {"name": "C"}
                     ]
-                }]
+                }],
+                "ephemeralContainers": [{"name": "debugger", "targetContainerName": "app"}]
             },
             "status": {"phase": "Pending"}
         }));
@@ -385,6 +389,7 @@ mod tests {
                 run_as_group: Some(2),
                 ..container("app")
             }],
+            ephemeral_containers: vec![container("debugger")],
         };
         assert_eq!(read, expected);
     }

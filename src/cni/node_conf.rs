@@ -383,6 +383,25 @@ impl NodeConf {
         }
     }
 
+    /// Returns the blocks of a recorded configuration with those of the node for pinned sub-plugins; with `only_requests`,
+    /// only those that a definition's author requested are replaced.
+    #[must_use]
+    pub fn with_pinned(&self, network: &str, blocks: Vec<Block>, only_requests: bool) -> Vec<Block> {
+        let policy = self.networks.get(network).map_or(&self.policy, |network| &network.policy);
+        let (mut chain, mut replaced): (Vec<Block>, Vec<String>) = (Vec::new(), Vec::new());
+        for block in blocks {
+            let kind = block.kind().to_owned();
+            if !self.pinned.contains(&kind) || (only_requests && !block.keys.contains_key(REQUEST)) {
+                chain.push(block);
+            } else if !replaced.contains(&kind) {
+                let of_node = policy.pinned_blocks(&kind).into_iter();
+                chain.extend(of_node.map(|keys| Block { path: block.path.clone(), keys }));
+                replaced.push(kind);
+            }
+        }
+        chain
+    }
+
     /// Applies [`Self::govern`] to every configuration of an attachment whose type is `own`: the attachment's own
     /// configuration, those of its configuration list, and nested ones in `chain`. Returns `None` if there is no such
     /// configuration, otherwise the changed one with its warnings.

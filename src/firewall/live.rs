@@ -5,6 +5,7 @@ use super::containers::ContainerElement;
 use super::expression::Counter;
 use super::foreign::{self, AttachedAt, ForeignTables};
 use super::iptables;
+use super::native::Rejected;
 use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_rule, detach, native_table_of};
 use super::native::rule::NativeAction;
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta, retry_changed};
@@ -213,6 +214,12 @@ impl LiveRuleset {
             return;
         }
         add_native_rule(&mut self.native, sets, number, body);
+    }
+
+    /// Returns what the pod's guard has rejected; `None` without a guard.
+    #[must_use]
+    pub fn rejected(&self) -> Option<Rejected> {
+        Rejected::of(&self.native)
     }
 
     /// Returns the mark that the rules of detour's native tables set on packets for TPROXY.

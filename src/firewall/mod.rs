@@ -59,6 +59,7 @@ pub use from_policy::{MAX_RULES, max_rules};
 pub use iptables::{legacy_tables, restore_text};
 pub use istio::DNS_PROXY_PORT;
 pub use live::{LiveChain, LiveRule, LiveRuleset, failed};
+pub use native::Rejected;
 pub use outline::Outline;
 pub use packet::{Destination, InSet, Packet, Sender};
 pub use plan::CreatedTables;

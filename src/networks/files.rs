@@ -67,11 +67,11 @@ pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Resul
 /// [`Code::TryAgain`]: the file does not exist yet; [`Code::InvalidConfig`]: it is invalid.
 pub(super) fn at(path: &Path) -> Result<RunnableConfiguration, Error> {
     let absent = |path: &Path| {
-        let msg = format!(
-            "{} does not exist yet: the agent of the cluster's network writes it; check that its pod runs on this node",
-            path.display()
+        let next = beside(path).map_or_else(
+            || "the agent of the cluster's network writes it; check that its pod runs on this node".to_owned(),
+            |list| format!("{} is beside it; name this file instead", list.display()),
         );
-        Error::new(Code::TryAgain, msg)
+        Error::new(Code::TryAgain, format!("{} does not exist yet: {next}", path.display()))
     };
     let file = if path.is_dir() {
         let files = files(path, &EXTENSIONS).map_err(|error| unread(path, &error))?;
@@ -102,6 +102,14 @@ pub(super) fn at(path: &Path) -> Result<RunnableConfiguration, Error> {
         _ => RunnableConfiguration::parse(&place, &text, None),
     }?;
     Ok(RunnableConfiguration { trusted: trusted_file::check(&file).is_ok(), ..configuration })
+}
+
+/// Returns the configuration list beside a single configuration that does not exist: a tool that chains its plugin replaces
+/// one by the other.
+#[must_use]
+pub fn beside(path: &Path) -> Option<PathBuf> {
+    let is_single = path.extension().is_some_and(|extension| extension == "conf" || extension == "json");
+    Some(path.with_extension("conflist")).filter(|list| is_single && list.is_file())
 }
 
 /// Returns the plugins of Multus's auxiliary chain, each with its file and as a configuration of a single plugin with the

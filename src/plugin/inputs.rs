@@ -5,8 +5,8 @@ use super::evaluation::{EvaluatedWith, host_groups};
 use crate::cni::{Block, Bounds, Code, Error, NetConf, NodeConf, Request};
 use crate::netns::NetnsId;
 use crate::pod::{Facts, PodRef};
-use crate::policy::Policy;
-use crate::sub_plugins::{self, ChainInput, RepeatedOutput, Resolvers, SubPlugin, skip_reason};
+use crate::policy::{Guard, Policy};
+use crate::sub_plugins::{self, ChainInput, RepeatedOutput, Resolvers, StartedWith, SubPlugin, skip_reason};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
@@ -171,7 +171,11 @@ impl<'a> AddInputs<'a> {
             let resolvers =
                 Resolvers { runtime: &self.runtime_nameservers, cluster_dns, previous: &self.previous_nameservers };
             let input = ChainInput { facts, args, bounds: node.bounds(bounds), resolvers, group_id: &group_id };
-            sub_plugins::run_again(blocks, &input, recorded.redirect().is_some(), with_requests)
+            let started = StartedWith {
+                redirection: recorded.redirect().is_some(),
+                guard: matches!(recorded.guard, Some(Guard::Sidecar(_))),
+            };
+            sub_plugins::run_again(blocks, &input, started, with_requests)
         };
         let first = self.evaluated.first();
         if let Some(conf) = node.installed.filter(|_| first.is_none_or(|first| first.network.is_none())) {
@@ -191,8 +195,10 @@ impl<'a> AddInputs<'a> {
                 Some(network) => error.of_network(network),
                 None => error,
             };
-            let output = run(&one.blocks(), &one.args, &one.bounds, &one.cluster_dns).map_err(named)?;
+            let blocks = node.pinned(one.blocks(), one.network.is_some());
+            let output = run(&blocks, &one.args, &one.bounds, &one.cluster_dns).map_err(named)?;
             united.policy = Policy::union_of([&united.policy, &output.policy]);
+            united.unguarded |= output.unguarded;
             united.absent.extend(output.absent.into_iter().map(named));
         }
         Ok(united)
@@ -212,6 +218,15 @@ pub(super) struct NodeInputs<'a> {
 }
 
 impl NodeInputs<'_> {
+    /// Returns the recorded blocks of an attachment with those of the node for sub-plugins that it pins now. The runtime's
+    /// configuration of a primary plugin is the node's own; only requests of definitions are replaced in it.
+    fn pinned(&self, blocks: Vec<Block>, is_primary: bool) -> Vec<Block> {
+        match self.configuration {
+            Some(node) => node.with_pinned(self.network, blocks, is_primary),
+            None => blocks,
+        }
+    }
+
     /// Returns the bounds that apply now; `known` are those of the recorded or the installed configuration.
     fn bounds<'b>(&'b self, known: &'b Bounds) -> &'b Bounds {
         let of_node = self.configuration.map(|node| node.bounds(self.network));
@@ -278,6 +293,25 @@ mod tests {
 
     fn of_uid(uid: u32) -> TrafficOwner {
         TrafficOwner::Uid(IdRange::one(uid))
+    }
+
+    /// Whoever installed it or wrote the definition.
+    #[test]
+    fn recorded_blocks_of_a_sub_plugin_that_is_pinned_later_are_replaced() {
+        let inputs = read(&saved()).expect("readable");
+        for (chain, expected) in [(json!([{"type": "uid-exclude", "uids": [1]}]), vec![of_uid(1)]), (json!([]), vec![])]
+        {
+            let text = json!({"pinned": ["uid-exclude"], "chain": chain}).to_string();
+            let (configuration, _) = NodeConf::parse("node.json", text.as_bytes()).expect("valid");
+            let node = NodeInputs { configuration: Some(&configuration), ..node() };
+            let output = inputs.evaluate(&facts(), &node, &Policy::default(), true).expect("valid");
+            assert_eq!(excluded(&output.policy), expected);
+            let mut of_primary = saved();
+            of_primary["evaluated"][0]["network"] = json!("default/excludedns");
+            let of_primary = read(&of_primary).expect("readable");
+            let output = of_primary.evaluate(&facts(), &node, &Policy::default(), false).expect("valid");
+            assert_eq!(excluded(&output.policy), [of_uid(7)], "the runtime's own configuration");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::record::{AttachmentRecord, ExclusionList, MAX_ATTACHMENTS, SandboxRec
 use crate::cgroup;
 use crate::cni::{Code, Error, at_most};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
-use crate::firewall::{self, CreatedTables, ForeignRedirection, LiveRuleset, RuleFormat, Ruleset};
+use crate::firewall::{self, CreatedTables, ForeignRedirection, LiveRuleset, Rejected, RuleFormat, Ruleset};
 use crate::netns::{self, Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
 use crate::policy::Policy;
 use crate::state::{Attachment, Store};
@@ -38,6 +38,8 @@ pub(super) struct Committed {
     pub(super) policy: Result<Policy, Error>,
     /// The number of changes in the kernel.
     pub(super) changes: usize,
+    /// What the guard had rejected before the changes; `None` without a guard.
+    pub(super) rejected: Option<Rejected>,
 }
 
 /// Applies `operation` to the attachment and reconciles the rules with the policies of all attachments of the
@@ -176,8 +178,8 @@ impl Reconciler<'_> {
         let Some(changes) = operation.changes(self.attachment, &saved.records)? else { return Ok(None) };
         let mut started = StartedWork::default();
         let committed = self.commit(&changes, &saved, &mut started);
-        let outcome = committed.and_then(|(work, count)| {
-            let committed = Committed { policy: work.records.policy(), changes: count };
+        let outcome = committed.and_then(|(work, count, rejected)| {
+            let committed = Committed { policy: work.records.policy(), changes: count, rejected };
             self.complete(work, changes.kind).map(|()| Some(committed))
         });
         // The next DEL retries what a DEL can't remove.
@@ -193,7 +195,7 @@ impl Reconciler<'_> {
         changes: &Changes,
         saved: &Saved,
         started: &mut StartedWork,
-    ) -> Result<(PendingWork, usize), Error> {
+    ) -> Result<(PendingWork, usize, Option<Rejected>), Error> {
         // An ADD without rules takes no lock, so that the record of another attachment may have changed meanwhile.
         let is_alone = saved.attachments.iter().all(|attachment| attachment == self.attachment);
         let (saved, addresses) = (is_alone.then_some(saved), netns::own_families()?);
@@ -225,7 +227,11 @@ impl Reconciler<'_> {
         })
     }
 
-    fn commit_once(&self, attempt: Attempt<'_>, started: &mut StartedWork) -> Result<(PendingWork, usize), Obstacle> {
+    fn commit_once(
+        &self,
+        attempt: Attempt<'_>,
+        started: &mut StartedWork,
+    ) -> Result<(PendingWork, usize, Option<Rejected>), Obstacle> {
         let mut socket = NfSocket::open().map_err(|e| Obstacle::new(e, None))?;
         let live = LiveRuleset::read(&mut socket).map_err(|e| Obstacle::new(e, None))?;
         // Every transaction increments the generation, so the unknown one did not take effect.
@@ -234,7 +240,7 @@ impl Reconciler<'_> {
         }
         let work = self.prepare(attempt, &live, started)?;
         let count = self.apply(&work, attempt.addresses, &mut socket, &live, started)? + work.fixtures.missing.len();
-        Ok((work, count))
+        Ok((work, count, live.rejected()))
     }
 
     /// Plans and commits the changes that lead from the live rules to the desired ones. Returns their number.

@@ -11,7 +11,7 @@ use nix::time::{ClockId, clock_gettime};
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -194,14 +194,29 @@ impl AttachmentRecord {
     /// # Errors
     /// The record can't be read, is damaged, or was written by a newer version.
     pub(super) fn read(store: &Store, attachment: &Attachment) -> Result<Option<Self>, Error> {
+        Self::read_with(store, attachment, &mut BTreeMap::new())
+    }
+
+    /// Reads a record as [`Self::read`] does. `known` are the lists of its pod sandbox that have been read before.
+    fn read_with(
+        store: &Store,
+        attachment: &Attachment,
+        known: &mut BTreeMap<String, ExclusionList>,
+    ) -> Result<Option<Self>, Error> {
         match store.read(attachment) {
-            Err(error) if error.code == Code::State => Self::read_with_lists(store, attachment).map(Some).ok_or(error),
+            Err(error) if error.code == Code::State => {
+                Self::read_with_lists(store, attachment, known).map(Some).ok_or(error)
+            }
             other => other,
         }
     }
 
     /// Reads a record whose exclusions are in files of their own.
-    fn read_with_lists(store: &Store, attachment: &Attachment) -> Option<Self> {
+    fn read_with_lists(
+        store: &Store,
+        attachment: &Attachment,
+        known: &mut BTreeMap<String, ExclusionList>,
+    ) -> Option<Self> {
         let mut fields: Map<String, Value> = store.read(attachment).ok()??;
         let mut lists = Vec::new();
         for key in ExclusionList::KEYS {
@@ -209,13 +224,17 @@ impl AttachmentRecord {
                 continue;
             };
             if let Value::String(name) = exclusions {
-                lists.push((key, store.read_shared::<ExclusionList>(&attachment.container_id, name).ok()??));
+                if !known.contains_key(name) {
+                    known.insert(name.clone(), store.read_shared(&attachment.container_id, name).ok()??);
+                }
+                lists.push((key, name.clone()));
                 *exclusions = Value::Array(Vec::new());
             }
         }
         let mut record = Self::deserialize(&Value::Object(fields)).ok()?;
-        for (key, list) in lists {
-            record.policies().into_iter().find(|(own, _)| *own == key)?.1?.exclusions = list.exclusions;
+        for (key, name) in lists {
+            let (_, policy) = record.policies().into_iter().find(|(own, _)| *own == key)?;
+            policy?.exclusions.clone_from(&known.get(&name)?.exclusions);
         }
         Some(record)
     }
@@ -516,11 +535,10 @@ impl SandboxRecords {
 
     /// Reads the records of these `attachments`, also those of another network namespace, without what they share.
     pub(super) fn read_all(store: &Store, attachments: &[Attachment]) -> Result<Self, Error> {
-        let mut records = Self::default();
+        let (mut records, mut lists) = (Self::default(), BTreeMap::new());
         for attachment in attachments {
-            records
-                .attachments
-                .extend(AttachmentRecord::read(store, attachment)?.map(|record| (attachment.clone(), record)));
+            let record = AttachmentRecord::read_with(store, attachment, &mut lists)?;
+            records.attachments.extend(record.map(|record| (attachment.clone(), record)));
         }
         Ok(records)
     }

@@ -55,6 +55,9 @@ pub struct Pod {
     /// pod has no address before the ADD.
     #[serde(skip)]
     pub addresses: Vec<IpAddr>,
+    /// `spec.ephemeralContainers`. Exclusions can't name them: they are added to a running pod.
+    #[serde(skip)]
+    pub ephemeral_containers: Vec<Container>,
     /// Whether the pod has its own user namespace (`spec.hostUsers: false`). The agent does not send it to the plugin,
     /// which finds out from the kernel that rules of iptables can't match owners there.
     #[serde(skip)]
@@ -184,7 +187,7 @@ impl Pod {
     }
 
     /// Returns init containers, then containers.
-    pub fn all_containers(&self) -> impl Iterator<Item = &Container> {
+    pub fn all_containers(&self) -> impl Iterator<Item = &Container> + Clone {
         self.init_containers.iter().chain(&self.containers)
     }
 

@@ -51,6 +51,19 @@ impl<'a> ByTraffic<'a> {
         self.iter().filter(|exclusion| !self.cover(exclusion, &enclosing)).collect()
     }
 
+    /// Returns the exclusions that these cover.
+    pub(super) fn covered(&self, exclusions: &BTreeSet<Exclusion>) -> BTreeSet<Exclusion> {
+        let destinations = self.0.keys().map(|(destination, ..)| *destination);
+        let destinations: BTreeSet<IpNet> =
+            destinations.chain(exclusions.iter().map(|it| it.destination)).flatten().collect();
+        let enclosing = enclosing(destinations.into_iter());
+        let is_covered = |exclusion: &&Exclusion| {
+            let mut groups = self.wider_groups(exclusion, &enclosing);
+            groups.any(|((.., ports), owners)| ports_cover(ports, &exclusion.ports) && owners.cover(exclusion.owner))
+        };
+        exclusions.iter().filter(is_covered).cloned().collect()
+    }
+
     fn iter(&self) -> impl Iterator<Item = Exclusion> {
         self.0.iter().flat_map(|((destination, protocol, ports), owners)| {
             let of = |owner| Exclusion { owner, destination: *destination, protocol: *protocol, ports: ports.to_vec() };
@@ -216,6 +229,16 @@ mod tests {
             prop_assert_eq!(groups.uncovered(), naive(&groups.exclusions()));
             let again = groups.exclusions();
             prop_assert_eq!(ByTraffic::group(again.iter()).exclusions(), again.clone());
+        }
+
+        #[test]
+        fn covered_exclusions_are_those_that_one_of_the_others_covers(
+            all in prop::collection::btree_set(exclusion(), 0..14), own in prop::collection::btree_set(exclusion(), 0..14),
+        ) {
+            let groups = ByTraffic::group(all.iter());
+            let merged = groups.exclusions();
+            let naive: BTreeSet<_> = own.iter().filter(|e| merged.iter().any(|by| by.covers(e))).cloned().collect();
+            prop_assert_eq!(groups.covered(&own), naive);
         }
 
         #[test]

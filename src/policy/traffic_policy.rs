@@ -97,6 +97,15 @@ impl Policy {
         repeated
     }
 
+    /// Returns `desired` with the exclusions that this policy has already: it requires no more rules than this one, and no
+    /// traffic bypasses the sidecar that does not in `desired`.
+    #[must_use]
+    pub fn limited_to(&self, desired: &Self) -> Self {
+        let exclusions = ByTraffic::group(desired.exclusions.iter()).covered(&self.exclusions);
+        let containers = self.containers.intersection(&desired.containers).cloned().collect();
+        Self { exclusions, containers, ..desired.clone() }
+    }
+
     /// Returns the settings of the redirection; `None` if traffic is not redirected.
     #[must_use]
     pub fn redirect(&self) -> Option<&Redirect> {

@@ -6,6 +6,7 @@ use super::redirect::{DnsCapture, InterceptionMode, ListOrAll, Redirect};
 use super::traffic_policy::{Interception, Policy};
 use crate::cni::{Code, Error};
 use ipnet::Ipv4Net;
+use std::collections::BTreeSet;
 use std::fmt::{Debug, Display};
 
 /// A single-valued setting with two different values.
@@ -67,7 +68,10 @@ impl Policy {
     /// # Errors
     /// Two policies contradict each other.
     pub fn united(policies: &[(impl Display, &Self)]) -> Result<Self, Contradiction> {
-        united(policies, Self::union)
+        let others = united(policies, Self::union_of_others)?;
+        // At once: there can be many, and those of several attachments are often the same.
+        let exclusions: BTreeSet<_> = policies.iter().flat_map(|(_, policy)| &policy.exclusions).collect();
+        Ok(Self { exclusions: ByTraffic::group(exclusions.into_iter()).exclusions(), ..others })
     }
 
     /// Returns the union of policies for reports. If two contradict each other, which no ADD applies, the later one counts.
@@ -90,8 +94,13 @@ impl Policy {
     /// # Errors
     /// A single-valued setting has two different values.
     pub fn union(&self, other: &Self) -> Result<Self, Conflict> {
-        let interception = self.interception.union(&other.interception)?;
         let exclusions = ByTraffic::group(self.exclusions.iter().chain(&other.exclusions)).exclusions();
+        Ok(Self { exclusions, ..self.union_of_others(other)? })
+    }
+
+    /// Returns the union of everything except the exclusions by owner and destination.
+    fn union_of_others(&self, other: &Self) -> Result<Self, Conflict> {
+        let interception = self.interception.union(&other.interception)?;
         let mut containers = self.containers.clone();
         containers.extend(other.containers.iter().cloned());
         let dns_captured_elsewhere = match (self.dns_captured_elsewhere, other.dns_captured_elsewhere) {
@@ -103,6 +112,7 @@ impl Policy {
             (Some(a), Some(b)) => Some(a.union(b)?),
             (a, b) => a.as_ref().or(b.as_ref()).cloned(),
         };
+        let exclusions = BTreeSet::new();
         Ok(Self { interception, exclusions, containers, dns_captured_elsewhere, ambient, guard })
     }
 }
@@ -236,7 +246,7 @@ fn merge<T: Clone + Ord>(a: &[T], b: &[T]) -> Vec<T> {
     if a == b {
         return a.to_vec();
     }
-    let both: std::collections::BTreeSet<_> = a.iter().chain(b).cloned().collect();
+    let both: BTreeSet<_> = a.iter().chain(b).cloned().collect();
     both.into_iter().collect()
 }
 

@@ -8,15 +8,19 @@ use super::decision::{SkipReason, pod_skip_reason};
 use super::grants::selects;
 use super::istio_redirect::{self, OverridingLayers};
 use super::mesh_guard::MeshGuard;
-use super::requests::Requests;
+use super::requests::{Requests, StartedWith};
 use super::sub_plugin::Note;
 use crate::cni::{Code, Error};
 use crate::pod::well_known::INTERCEPTION_MODE;
 use crate::policy::{AmbientGuard, Guard, Interception};
 
+/// Why a pod with the init container istio-init has no guard.
+pub const UNGUARDED: &str = "mesh-guard: the pod gets no guard: its init container istio-init redirects it after other \
+    containers have used the network; use Istio's CNI plugin or detour instead of istio-init";
+
 /// Returns the guard of a pod in the mesh; `None` if the chain has none, or an administrator excludes the namespace.
-/// `interception` is what the chain's own redirection does. `running` is whether a running pod is redirected; `None` for a
-/// new pod. What the author of a redirected pod changes later does not end its guard.
+/// `interception` is what the chain's own redirection does. `running` is what a running pod has; `None` for a new pod. What
+/// the author of a pod with a sidecar changes later does not end its guard.
 ///
 /// # Errors
 /// There are no facts, or a setting of the redirection is invalid.
@@ -24,7 +28,7 @@ pub(super) fn guard(
     chain: &ParsedChain,
     input: &ChainInput<'_>,
     interception: &Interception,
-    running: Option<bool>,
+    running: Option<StartedWith>,
     requests: &mut Requests<'_>,
     notes: &mut Vec<Note>,
 ) -> Result<Option<Guard>, Error> {
@@ -41,12 +45,11 @@ pub(super) fn guard(
         let (dns, inbound, probes) = (own.dns, !bypasses_inbound(pod), own.probes.clone());
         return Ok(Some(Guard::Ambient(AmbientGuard { dns, inbound, probes })));
     }
-    let skip_reason = pod_skip_reason(pod).filter(|reason| running != Some(true) || *reason == SkipReason::IstioInit);
+    let is_kept = running.is_some_and(|running| running.redirection || running.guard);
+    let skip_reason = pod_skip_reason(pod).filter(|reason| !is_kept || *reason == SkipReason::IstioInit);
     match (skip_reason, pod.proxy(), interception) {
         (Some(SkipReason::IstioInit), ..) => {
-            let text = "mesh-guard: the pod gets no guard: its init container istio-init redirects it after other \
-                        containers have used the network; use Istio's CNI plugin or detour instead of istio-init";
-            notes.push(Note::warning(text.to_owned()));
+            notes.push(Note::warning(UNGUARDED.to_owned()));
             Ok(None)
         }
         (Some(_), ..) => Ok(None),

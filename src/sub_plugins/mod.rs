@@ -34,9 +34,11 @@ pub use context::Resolvers;
 pub use decision::{
     ConsideredRule, Decision, SkipReason, considered, pod_skip_reason, requested_injection, skip_reason,
 };
+pub use guarded::UNGUARDED;
 pub use ids::{namespace_uids, trusts_namespaces};
 pub use ignored::{Ignored, ignored, missing_sub_plugin};
 pub use pod_networks::{default_interface, own_addresses};
+pub use requests::StartedWith;
 pub use run::{ChainOutput, RepeatedOutput, check, explain, run_again};
 pub use settings::{setting_annotations, setting_values};
 pub use sub_plugin::{DecidedRequest, Note, Origins, SettingSource, Severity, SubPlugin};

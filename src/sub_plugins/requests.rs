@@ -1,6 +1,16 @@
-//! What an invalid request of a pod or its namespace means: an error for a new pod, and nothing for a running one.
+//! What an invalid request of a pod or its namespace means: an error for a new pod, and nothing for a running one. And what
+//! such a running pod keeps.
 
 use crate::cni::Error;
+
+/// What a running pod has had since its start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StartedWith {
+    /// Whether its traffic is redirected to the sidecar.
+    pub redirection: bool,
+    /// Whether it has a guard beside a redirection to the sidecar.
+    pub guard: bool,
+}
 
 /// The requests of one pod.
 pub(super) enum Requests<'a> {

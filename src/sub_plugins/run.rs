@@ -7,7 +7,7 @@ use super::context::{self, FACT_SOURCES, ListAuthor, PodContext, RequestedExclus
 use super::decision::{self, Decision, SkipReason};
 use super::exclude::Exclude;
 use super::istio_redirect::{self, OverridingLayers};
-use super::requests::Requests;
+use super::requests::{Requests, StartedWith};
 use super::sub_plugin::{DecidedRequest, Note, Origins, SettingSource, SubPlugin};
 use super::{guarded, ignored, settings};
 use crate::cni::{Block, Bounds, Code, Error, OutsideBounds, at_most};
@@ -109,23 +109,24 @@ impl ChainOutput {
 }
 
 /// Runs the sub-plugins in `chain` for a running pod. A request of the pod or its namespace that is invalid or outside the
-/// bounds counts as absent. `is_redirected` is whether a redirection began with the pod; whatever the pod says now, its
-/// lists are evaluated. Without `with_requests`, all requests count as absent.
+/// bounds counts as absent. What began with the pod stays, whatever the pod says now; its lists are evaluated. Without
+/// `with_requests`, all requests count as absent.
 ///
 /// # Errors
 /// A block is invalid, or facts are missing.
 pub fn run_again(
     chain: &[Block],
     input: &ChainInput<'_>,
-    is_redirected: bool,
+    started: StartedWith,
     with_requests: bool,
 ) -> Result<RepeatedOutput, Error> {
     let chain = ParsedChain::parse(chain, input.bounds, input.group_id)?;
     let mut absent = Vec::new();
     let mut requests = if with_requests { Requests::Lenient(&mut absent) } else { Requests::Ignored };
-    let output = evaluate(&chain, input, Some(is_redirected), &mut requests)?;
+    let output = evaluate(&chain, input, Some(started), &mut requests)?;
     absent.extend(output.outside().map(DecidedRequest::error));
-    Ok(RepeatedOutput { policy: output.policy, absent })
+    let unguarded = output.notes.iter().any(|note| note.text == guarded::UNGUARDED);
+    Ok(RepeatedOutput { policy: output.policy, absent, unguarded })
 }
 
 /// The result of a sub-plugin chain for a running pod.
@@ -135,19 +136,21 @@ pub struct RepeatedOutput {
     pub policy: Policy,
     /// Why requests count as absent: the errors of a new pod's ADD.
     pub absent: Vec<Error>,
+    /// Whether the pod has no guard because of its init container istio-init.
+    pub unguarded: bool,
 }
 
-/// Runs all sub-plugins. `running` is whether a running pod is redirected; `None` for a new pod.
+/// Runs all sub-plugins. `running` is what a running pod has; `None` for a new pod.
 fn evaluate(
     chain: &ParsedChain,
     input: &ChainInput<'_>,
-    running: Option<bool>,
+    running: Option<StartedWith>,
     requests: &mut Requests<'_>,
 ) -> Result<ChainOutput, Error> {
     let (mut notes, mut origins) = (Vec::new(), Origins::default());
     let mut decision = match running {
-        Some(true) => Decision::Redirect,
-        Some(false) => Decision::LeaveAlone(SkipReason::NotInChain),
+        Some(StartedWith { redirection: true, .. }) => Decision::Redirect,
+        Some(_) => Decision::LeaveAlone(SkipReason::NotInChain),
         None => decide(chain, input)?,
     };
     let is_ambient = input.enrolled_by().is_some();
@@ -157,7 +160,7 @@ fn evaluate(
     };
     let mut policy = Policy { dns_captured_elsewhere, ambient: is_ambient, ..Policy::default() };
     let is_meshed = input.facts.is_none_or(|facts| is_meshed(&facts.pod, facts.namespace.as_ref()));
-    if is_meshed || running == Some(true) {
+    if is_meshed || running.is_some_and(|running| running.redirection) {
         if decision == Decision::Redirect {
             let is_new = running.is_none();
             policy.interception = interception(chain, input, is_new, requests, &mut origins.settings, &mut notes)?;

@@ -19,6 +19,7 @@ mod control_plane;
 #[path = "../apiserver/etcd.rs"]
 mod etcd;
 mod followed;
+mod guard;
 mod limits;
 mod many_pods;
 mod pinned;

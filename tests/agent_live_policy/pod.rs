@@ -23,6 +23,7 @@ pub(crate) struct Pod {
     pub(crate) annotations: RefCell<BTreeMap<String, String>>,
     labels: RefCell<BTreeMap<String, String>>,
     has_sidecar: bool,
+    init_containers: Vec<Value>,
 }
 
 impl Pod {
@@ -46,6 +47,7 @@ impl Pod {
             annotations: RefCell::new(annotations),
             labels: RefCell::default(),
             has_sidecar: true,
+            init_containers: Vec::new(),
         };
         let links = "link set lo up\nlink add eth0 type veth peer name peer0\nlink set eth0 up\nlink set peer0 up\n\
                      addr add 10.88.0.2/24 dev eth0\n";
@@ -65,6 +67,11 @@ impl Pod {
     /// Removes the sidecar from the manifest.
     pub(crate) fn without_sidecar(self) -> Self {
         Self { has_sidecar: false, ..self }
+    }
+
+    /// Adds Istio's init container to the manifest.
+    pub(crate) fn with_istio_init(self) -> Self {
+        Self { init_containers: vec![json!({"name": "istio-init", "image": "proxy"})], ..self }
     }
 
     pub(crate) fn netns(&self) -> PathBuf {
@@ -101,7 +108,8 @@ impl Pod {
                 "name": self.name, "namespace": "shop", "uid": self.uid, "annotations": *self.annotations.borrow(),
                 "labels": *self.labels.borrow(),
             },
-            "spec": {"nodeName": "node-1", "automountServiceAccountToken": false, "containers": containers},
+            "spec": {"nodeName": "node-1", "automountServiceAccountToken": false, "containers": containers,
+                "initContainers": self.init_containers},
             "status": {"phase": "Running", "podIPs": [{"ip": "10.88.0.2"}]},
         })
     }

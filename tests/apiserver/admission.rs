@@ -328,6 +328,15 @@ fn an_update_is_decided_only_if_it_changes_a_request() {
             assert_eq!(update(&annotations(Value::Null)), Ok(()), "{kind}");
         }
         assert_eq!(update(&json!({"metadata": {"finalizers": null}})), Ok(()), "{kind}");
+        if kind == "Namespace" {
+            let part = annotations("*".into());
+            let denied = verdict(admin.merge_status(&object, &part)).expect_err("a namespace's status");
+            assert!(denied.contains("\"*\" is not permitted"), "{denied}");
+            let mut whole = admin.get(&object).expect("there");
+            whole["metadata"]["annotations"]["detour.io/exclude-uids"] = "*".into();
+            let denied = verdict(admin.replace_subresource(&whole, "finalize")).expect_err("its finalizers");
+            assert!(denied.contains("\"*\" is not permitted"), "{denied}");
+        }
     }
 }
 

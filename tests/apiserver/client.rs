@@ -91,6 +91,12 @@ impl Client {
         self.run(self.api(object).patch_subresource(subresource, name, &PatchParams::default(), &patch))
     }
 
+    /// Replaces a subresource of an object by `whole`.
+    pub(crate) fn replace_subresource(&self, whole: &Value, subresource: &str) -> Result<Value, Refused> {
+        let name = whole["metadata"]["name"].as_str().expect("a name");
+        self.run(self.api(whole).replace_subresource(subresource, name, &PostParams::default(), whole))
+    }
+
     pub(crate) fn get(&self, object: &Value) -> Result<Value, Refused> {
         self.run(self.api(object).get(object["metadata"]["name"].as_str().expect("a name")))
     }

@@ -6,8 +6,9 @@ use crate::helm::{
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// The limit for the number of values, without the keys of `config`.
-const MAX_VALUES: usize = 56;
+/// The limit for the number of values, without the keys of `config`. One more than before the guard, which is a decision
+/// about the whole mesh, so that it must not require a copy of the default chain.
+const MAX_VALUES: usize = 57;
 
 /// A value that differs from the default, and the other values without which it has no effect.
 fn changes() -> Vec<(&'static str, Value, Value)> {
@@ -58,6 +59,7 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("repair.repairPods", json!(false), none()),
         ("repair.deletePods", json!(true), json!({"repair": {"repairPods": false}})),
         ("livePolicy", json!("off"), none()),
+        ("guard.enabled", json!(true), none()),
         ("cni.credentials", json!(false), none()),
         ("containerExclusion.enabled", json!(true), none()),
         ("containerExclusion.nriSocket", json!("/run/nri/own.sock"), exclusion()),
@@ -141,6 +143,20 @@ fn config(values: &Value) -> Value {
     let objects = objects(values);
     let text = of_kind(&objects, "ConfigMap")["data"]["config.json"].as_str().expect("text").to_owned();
     serde_json::from_str(&text).expect("JSON")
+}
+
+#[test]
+fn the_guard_is_added_to_the_chain_once() {
+    let kinds = |values: Value| -> Vec<String> {
+        let chain = config(&values)["chain"].as_array().expect("a chain").clone();
+        chain.iter().map(|block| block["type"].as_str().expect("text").to_owned()).collect()
+    };
+    let guard = json!({"enabled": true});
+    let default = ["istio-redirect", "uid-exclude", "dns-exclude", "mesh-guard"];
+    assert_eq!(kinds(json!({"guard": guard})), default);
+    assert_eq!(kinds(json!({"guard": guard, "config": {"chain": null}})), default);
+    let own = json!([{"type": "mesh-guard", "dns": true}, {"type": "istio-redirect"}]);
+    assert_eq!(kinds(json!({"guard": guard, "config": {"chain": own}})), ["mesh-guard", "istio-redirect"]);
 }
 
 #[test]

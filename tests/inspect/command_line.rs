@@ -197,6 +197,7 @@ metadata: {name: web, namespace: shop, annotations: {sidecar.istio.io/status: '{
 spec:
   securityContext: {runAsUser: 7, runAsGroup: 8}
   containers: [{name: app}, {name: istio-proxy, securityContext: {runAsUser: 1337, runAsGroup: 1337}}]
+  ephemeralContainers: [{name: debugger, securityContext: {runAsUser: 9}}]
 ";
     let trace = |pod: &str, from: &str| {
         detour(&["trace", "-f", "-", "--from", from, "--to", "1.2.3.4:443/tcp", "-o", "json"], pod, &[])
@@ -205,6 +206,7 @@ spec:
     assert_eq!(message["from"]["process"], serde_json::json!({"uid": 7, "gid": 8}));
     assert_eq!(message["arrives_at"], "sidecar:15001");
     assert_eq!(trace(pod, "container=istio-proxy").json()["arrives_at"], "direct");
+    assert_eq!(trace(pod, "container=debugger").json()["from"]["process"]["uid"], 9);
     let none = detour(&["trace", "--pid", "1", "--from", "container=app", "--to", "1.2.3.4:443/tcp"], "", &[]);
     for (run, message) in [
         (trace(pod, "container=ap"), "--from: container \"ap\": pod shop/web: expected one of app, istio-proxy"),

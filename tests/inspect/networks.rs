@@ -103,6 +103,23 @@ fn invalid_networks_fail_as_in_an_add() {
 }
 
 /// The definition that uses the configuration of the node.
+/// Multus assigns the device. The primary plugin can't.
+#[test]
+fn a_definition_that_requests_a_device_does_not_prevent_an_explanation() {
+    let redirect = attachment(&json!([{"type": "istio-redirect"}]));
+    let mut sriov = definitions()[2].clone();
+    sriov["metadata"] = json!({
+        "name": "sriov", "namespace": "shop", "annotations": {"k8s.v1.cni.cncf.io/resourceName": "intel.com/sriov"},
+    });
+    let (conf, shared) = (file("device.conf", &redirect.to_string()), file("device-shared.json", SHARED));
+    let sriov = file("device-sriov.json", &sriov.to_string());
+    let mut pod = pod();
+    annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", "sriov, default/istio-cni");
+    let definitions = ["--definitions", &shared, "--definitions", &sriov, "-o", "json"];
+    let arguments = [&["explain", "-f", "-", "--config", &conf][..], &definitions].concat();
+    assert_eq!(detour(&arguments, &pod.to_string(), &[]).json()["redirected"], true);
+}
+
 const SHARED: &str = r#"{"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
     "metadata": {"name": "istio-cni", "namespace": "default"}}"#;
 

@@ -220,6 +220,29 @@ fn another_directory_with_the_plugins_of_the_list_is_named_and_nothing_is_instal
     }
 }
 
+/// In the agent's pod, only the own directories of the node are visible.
+#[test]
+fn a_directory_with_other_plugins_but_none_of_the_list_is_refused() {
+    let scene = Scene::with("none-of-the-list", "10-calico.conflist", CALICO);
+    scene.write("opt/cni/bin/loopback", "");
+    let before = scene.files();
+    let stderr = scene.fails("install", &["--platform=kubernetes"]);
+    assert!(
+        stderr.contains(
+            "/opt/cni/bin has other plugins, but none of /etc/cni/net.d/10-calico.conflist (calico, portmap, bandwidth)"
+        ),
+        "{stderr}"
+    );
+    assert!(stderr.contains("--bin-dir, cniBinDir"), "{stderr}");
+    assert_eq!(scene.files(), before);
+    // The list's plugins can be in another one of the runtime's directories.
+    scene.write("usr/libexec/cni/calico", "");
+    scene.fails("install", &["--platform=kubernetes"]);
+    let several = "[crio.network]\nplugin_dirs = [\n  \"/opt/cni/bin/\",\n  '/usr/libexec/cni',\n]\n";
+    scene.write("etc/crio/crio.conf", several);
+    scene.ok("install", &["--platform=kubernetes"]);
+}
+
 /// Thin Multus copies the cluster network into its own configuration.
 #[test]
 fn the_list_that_multus_calls_gets_the_entry() {

@@ -5,6 +5,8 @@ use crate::pod::call;
 use crate::recorders::{Recorders, fails};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -170,8 +172,25 @@ fn a_stale_record_with_the_same_inode_does_not_hide_the_network_namespace_from_a
 #[test]
 fn a_pod_that_multus_started_is_removed_from_multus_own_record() {
     let node = Node::new();
+    let directory = node.dir.join("state");
+    removes_from_the_record_of_multus(&node, &directory);
+}
+
+/// The plugin's own default is another directory.
+#[test]
+fn the_record_in_the_default_directory_of_multus_is_found() {
+    let default = Path::new("/var/lib/cni");
+    fs::create_dir_all(default).expect("writable");
+    unshare(CloneFlags::CLONE_NEWNS).expect("needs root");
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private");
+    mount(Some("none"), default, Some("tmpfs"), MsFlags::empty(), Some("mode=755")).expect("mounted");
+    removes_from_the_record_of_multus(&Node::new(), &default.join("multus"));
+}
+
+fn removes_from_the_record_of_multus(node: &Node, directory: &Path) {
     let conf = node.recording(&json!({}));
-    let (record, results) = (node.dir.join("state").join(&node.pod.name), node.dir.join("state/results"));
+    let (record, results) = (directory.join(&node.pod.name), directory.join("results"));
     fs::create_dir_all(&results).expect("writable");
     let delegate = |conf: &Value, interface: &str| {
         let mut delegate =

@@ -144,6 +144,15 @@ contain them. */ -}}
 {{- define "detour.config" -}}
 {{- $platform := include "detour.platform" . | fromYaml -}}
 {{- $config := merge (dict) (deepCopy .Values.config) (ternary (dict "dialect" "nftables") dict (.Values.global.nativeNftables | default false)) -}}
+{{- if .Values.guard.enabled -}}
+{{- $chain := $config.chain -}}
+{{- if kindIs "invalid" $chain -}}
+{{- $chain = list (dict "type" "istio-redirect") (dict "type" "uid-exclude") (dict "type" "dns-exclude") -}}
+{{- end -}}
+{{- $has := false -}}
+{{- range $chain }}{{ if eq .type "mesh-guard" }}{{ $has = true }}{{ end }}{{ end -}}
+{{- if not $has }}{{ $_ := set $config "chain" (append $chain (dict "type" "mesh-guard")) }}{{ end -}}
+{{- end -}}
 {{- $kubernetes := $config.kubernetes | default dict -}}
 {{- if not (hasKey $config "log_level") -}}
 {{- $_ := set $config "log_level" (.Values.logLevel | default "info") -}}

@@ -1,7 +1,7 @@
 //! Makes the sets of one pod sandbox match its running containers when the runtime reports one, and reports the changes: log,
 //! Events, metrics.
 
-use super::registry::{Applied, NamedContainer, Observed, Registry};
+use super::registry::{Applied, NamedContainer, Observed, Registry, START_BUDGET};
 use crate::agent::metrics::Metrics;
 use crate::agent::nri::{NriContainer, NriHandler, NriPod};
 use crate::agent::pod_reports::PodReports;
@@ -62,21 +62,17 @@ impl Reconciler {
         excluded
     }
 
-    /// Makes the sets of a sandbox match its containers, within `timeout`. A change that takes longer continues.
+    /// Makes the sets of a sandbox match its containers, within `timeout`, which includes the reading of saved state. Does
+    /// nothing if `only` is the name of a container that the sandbox does not exclude. What takes longer continues.
     ///
     /// # Errors
-    /// The kernel refuses the change, a control group is missing, or the timeout expires.
-    pub(super) fn reconcile(
-        &self,
-        sandbox_id: &str,
-        excluded: ExcludedContainers,
-        timeout: Duration,
-    ) -> Result<(), Error> {
-        let result = self.start_change(sandbox_id, excluded, timeout);
+    /// The saved state can't be read, the kernel refuses the change, a control group is missing, or the timeout expires.
+    pub(super) fn reconcile(&self, sandbox_id: &str, only: Option<&str>, timeout: Duration) -> Result<(), Error> {
+        let result = self.start_change(sandbox_id, only.map(str::to_owned), timeout);
         result.map_err(|error| if error.code == Code::Drift { self.lost(sandbox_id, error) } else { error })
     }
 
-    fn start_change(&self, sandbox_id: &str, excluded: ExcludedContainers, timeout: Duration) -> Result<(), Error> {
+    fn start_change(&self, sandbox_id: &str, only: Option<String>, timeout: Duration) -> Result<(), Error> {
         let failed = |why: &str| Error::new(Code::TryAgain, why);
         let Some(turn) = self.registry.turn(sandbox_id) else { return Ok(()) };
         // The registry and this function have one reference each.
@@ -87,8 +83,12 @@ impl Reconciler {
         let (own, id) = (self.clone(), sandbox_id.to_owned());
         let change = move || {
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let excluded = own.find(&id).map(|found| {
+                found.filter(|found| only.is_none_or(|name| found.policy().containers.iter().any(|it| it.name == name)))
+            });
+            let changed = excluded.and_then(|found| found.map_or(Ok(()), |found| own.change(&id, &found)));
             // After the timeout, the other end is closed.
-            let _ = sender.send(own.change(&id, &excluded));
+            let _ = sender.send(changed);
         };
         let started = thread::Builder::new().name("container".into()).spawn(change);
         started.map_err(|error| failed("can't start a thread").with_details(error.to_string()))?;
@@ -96,7 +96,7 @@ impl Reconciler {
             RecvTimeoutError::Timeout => {
                 let milliseconds = timeout.as_millis();
                 Err(failed(&format!(
-                    "the kernel did not change the rules of the pod within {milliseconds} ms; the agent retries"
+                    "the rules of the pod were not changed within {milliseconds} ms; the agent retries"
                 )))
             }
             RecvTimeoutError::Disconnected => Err(failed("the change panicked; the agent retries")),
@@ -272,23 +272,21 @@ impl Reconciler {
     /// it is not excluded, or has exited already.
     fn exclude(&self, pod: &NriPod, container: &NriContainer) -> Option<&'static str> {
         let name = &container.name;
-        let result = match self.find(&pod.id) {
-            Ok(None) => return None,
-            Ok(Some(excluded)) => {
-                excluded.policy().containers.iter().find(|exclusion| exclusion.name == *name)?;
-                let began = Instant::now();
-                let result = self.reconcile(&pod.id, excluded, self.registry.start_timeout(&pod.id));
-                self.registry.waited(&pod.id, began.elapsed());
-                result
-            }
-            Err(error) if self.registry.excludes(&pod.id, name) == Some(true) => Err(error),
-            Err(error) => {
-                self.registry.excludes(&pod.id, name).is_none().then_some(())?;
+        let began = Instant::now();
+        let is_known = self.registry.excludes(&pod.id, name).is_some();
+        // The saved state of a new sandbox has not been read yet.
+        let timeout = if is_known { self.registry.start_timeout(&pod.id) } else { START_BUDGET };
+        let result = self.reconcile(&pod.id, Some(name), timeout);
+        self.registry.waited(&pod.id, began.elapsed());
+        match (self.registry.excludes(&pod.id, name), &result) {
+            (Some(true), _) => {}
+            (None, Err(error)) => {
                 let pod = format!("{}/{}", pod.namespace, pod.name);
                 tracing::warn!(pod, container = name, "can't read which containers are excluded: {error}");
                 return None;
             }
-        };
+            _ => return None,
+        }
         match result {
             // An error may be about another container of the pod.
             _ if self.registry.is_bypassing(&pod.id, &container.id) => Some("excluded"),

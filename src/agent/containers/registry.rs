@@ -8,6 +8,7 @@ use crate::cgroup::ContainerGroup;
 use crate::cluster::agent::ContainersStatus;
 use crate::pod::PodRef;
 use crate::policy::Policy;
+pub(super) use sandbox::START_BUDGET;
 use sandbox::{CHECK_INTERVAL, Container, Excluding, REST_INTERVAL, Sandbox};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

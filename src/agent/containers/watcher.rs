@@ -95,12 +95,7 @@ impl Watcher {
 
     fn reconcile(&self, sandbox_id: &str) {
         let registry = &self.reconciler.registry;
-        let result = match self.reconciler.find(sandbox_id) {
-            Ok(None) => return,
-            Ok(Some(excluded)) => self.reconciler.reconcile(sandbox_id, excluded, CHANGE_TIMEOUT),
-            Err(error) => Err(error),
-        };
-        let Err(error) = result else { return };
+        let Err(error) = self.reconciler.reconcile(sandbox_id, None, CHANGE_TIMEOUT) else { return };
         let is_slow = error.code == Code::TryAgain;
         let error = error.to_string();
         self.reconciler.report_failure(sandbox_id, &error);

@@ -91,6 +91,7 @@ impl WatchedKind for ObservedPod {
         let (ending, controlled) = (metadata.is_deleting() || status.has_ended(), metadata.controller().is_some());
         let resource_version = std::mem::take(&mut metadata.resource_version);
         let mut pod: Pod = sent.into();
+        pod.ephemeral_containers.clear();
         // Only those of the proxy decide about the pod's traffic.
         for container in pod.containers.iter_mut().chain(&mut pod.init_containers) {
             if container.name != PROXY_CONTAINER {

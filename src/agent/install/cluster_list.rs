@@ -5,7 +5,7 @@ use super::conflist::{self, UnusableList};
 use super::owned_file::{add_text, write_list};
 use super::plan::{FileAction, InstallPlan};
 use super::record::{Digest, FileRecord, Role, with_newest};
-use super::state::{ConfFile, FoundFile, FoundState, OWN_LIST};
+use super::state::{ConfFile, FoundFile, FoundState, MissingPrograms, OWN_LIST};
 use crate::cni::{CNI_CONF_DIR, is_configuration_file};
 use crate::host_path::HostPath;
 use serde_json::Value;
@@ -273,14 +273,19 @@ impl<'a> ClusterList<'a> {
     /// Refuses the plan if the runtime can't use the directory of the desired programs: the list's other plugins are in
     /// another one.
     fn has_other_programs(&self, file: &ConfFile, plan: &mut InstallPlan) -> bool {
-        if let Some(directory) = &file.programs_elsewhere {
-            plan.refused = Some(format!(
-                "can't install the program: the runtime has the plugins of {} in {directory}; select this directory \
-                 (--bin-dir {directory}, cniBinDir)",
-                self.dir.join(&file.name)
-            ));
-        }
-        file.programs_elsewhere.is_some()
+        let Some(MissingPrograms { types, own, elsewhere }) = &file.missing_programs else { return false };
+        let list = self.dir.join(&file.name);
+        plan.refused = Some(match elsewhere {
+            Some(directory) => format!(
+                "can't install the program: the runtime has the plugins of {list} in {directory}; select this directory \
+                 (--bin-dir {directory}, cniBinDir)"
+            ),
+            None => format!(
+                "can't install the program: {own} has other plugins, but none of {list} ({types}); select the directory \
+                 in which the runtime finds them (--bin-dir, cniBinDir)"
+            ),
+        });
+        true
     }
 
     /// Returns a note if another tool added plugins to the own list: some add theirs to the first file.

@@ -151,6 +151,7 @@ impl NodeFiles {
             }
         }
         self.find_needed_programs(desired, &mut found);
+        found.guarded_pods = if desired.is_none() { self.guarded_pods() } else { Vec::new() };
         let is_desired = |path: &HostPath| desired.is_some_and(|desired| desired.paths().any(|other| other == path));
         let unreachable = found.record.files.keys().filter(|path| !is_desired(path));
         found.unreachable = unreachable.filter_map(|path| Some((path.clone(), self.unreachable(path)?))).collect();
@@ -323,10 +324,10 @@ impl NodeFiles {
             let has_directory = beside.is_some_and(|directory| {
                 self.names(&directory).is_ok_and(|names| names.iter().any(|name| name.ends_with(".conf")))
             });
-            let programs_elsewhere = file.text.as_deref().and_then(|text| self.programs_elsewhere(text, desired));
+            let missing_programs = file.text.as_deref().and_then(|text| self.missing_programs(text, desired));
             let contents = file.text.map_or_else(|| NOT_TEXT.to_vec(), String::into_bytes);
             let untrusted = self.untrusted_path(&path);
-            files.push(ConfFile { name, contents, mode: file.mode, untrusted, has_directory, programs_elsewhere });
+            files.push(ConfFile { name, contents, mode: file.mode, untrusted, has_directory, missing_programs });
         }
         let first =
             files.iter().filter(|file| file.name != OWN_LIST && is_pod_network(file)).map(|file| &file.name).min();

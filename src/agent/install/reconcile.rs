@@ -62,6 +62,9 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
     Ok(plan)
 }
 
+/// The number of pods that a note names; the rest is counted.
+const NAMED_PODS: usize = 10;
+
 /// Returns the plan that removes everything in the installation record, and temporary files of interrupted installations.
 ///
 /// Programs that the runtime needs to delete running pods stay.
@@ -77,6 +80,15 @@ pub fn undo(found: &FoundState) -> InstallPlan {
     plan.record.multus_chain = multus_chain.as_ref().filter(in_chain).cloned();
     if plan.record.files.keys().any(|path| found.needed_programs.contains_key(path)) {
         plan.notes.push("delete these pods (drain the node), then run `detour uninstall` again".to_owned());
+    }
+    if let [first, ..] = found.guarded_pods.as_slice() {
+        let named = found.guarded_pods.iter().take(NAMED_PODS).cloned().collect::<Vec<_>>().join(", ");
+        let more = found.guarded_pods.len().saturating_sub(NAMED_PODS);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        plan.notes.push(format!(
+            "the guard (mesh-guard) stays in running pods and rejects new connections if their redirection is lost: \
+             {named}{more}; recreate them, such as {first}, to remove it"
+        ));
     }
     plan
 }

@@ -122,6 +122,8 @@ pub struct FoundState {
     /// The programs that the runtime needs to delete running pods, with the number of these pods: their saved
     /// configuration lists name the program.
     pub needed_programs: BTreeMap<HostPath, usize>,
+    /// The pods that keep a guard after an uninstallation, as NAMESPACE/NAME.
+    pub guarded_pods: Vec<String>,
     /// Why `needed_programs` may be incomplete, one line each.
     pub unread_results: Vec<String>,
     /// Warnings, one line each.
@@ -162,6 +164,17 @@ pub struct ConfFile {
     pub untrusted: Option<String>,
     /// Whether its plugins are in files of the directory NAME beside it (libcni 1.3): the list itself has none.
     pub has_directory: bool,
-    /// The directory with its plugins, if none of them is in the directory of the desired programs.
-    pub programs_elsewhere: Option<HostPath>,
+    /// Its plugins, if none of them is in the directory of the desired programs.
+    pub missing_programs: Option<MissingPrograms>,
+}
+
+/// Plugins of a list that are not in the directory of the desired programs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingPrograms {
+    /// Their types.
+    pub types: String,
+    /// The directory.
+    pub own: HostPath,
+    /// The directory that has one of them, if it is visible here.
+    pub elsewhere: Option<HostPath>,
 }

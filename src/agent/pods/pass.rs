@@ -9,6 +9,7 @@ use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
 use crate::cluster::{DefinitionQuery, Event, Lookup, ObjectRef};
 use crate::cni::{Code, Error, NetConf};
+use crate::firewall::Rejected;
 use crate::netns::find::{self, FoundNetns};
 use crate::plugin::running::{self, ContainerStatus, Repeated, RepeatedAdd, Sandbox};
 use crate::pod::{Facts, Namespace};
@@ -179,6 +180,12 @@ impl Pass {
         }
         if evaluates && (is_meshed || repeated.has_rules) {
             self.report_absent(&repeated, state);
+            if !std::mem::replace(&mut state.unguarded, repeated.unguarded) && repeated.unguarded {
+                self.report(texts::unguarded());
+            }
+        }
+        if let Some(rejected) = repeated.rejected {
+            self.report_rejected(rejected, state, now);
         }
         if repeated.has_committed || !repeated.change.is_empty() {
             state.limit.record(now);
@@ -208,6 +215,17 @@ impl Pass {
             self.tools.metrics.policy_change("rejected");
             tracing::warn!(pod = name(&self.observed), "{absent}");
             self.report(Event { warning: true, reason: "DetourPolicyRejected".into(), message: absent });
+        }
+    }
+
+    /// Counts what the pod's guard has rejected since the last pass, and reports it.
+    fn report_rejected(&self, rejected: Rejected, state: &mut PodState, now: Instant) {
+        let (new, needs_event) = state.record_rejected(rejected, now);
+        self.tools.metrics.rejected_by_guard(new.outbound, new.inbound);
+        if needs_event {
+            let event = texts::rejected(new, &self.observed.pod);
+            tracing::warn!(pod = name(&self.observed), "{}", event.message);
+            self.report(event);
         }
     }
 

@@ -4,6 +4,7 @@ use super::limits::{Attempts, ChangeLimit, MIN_INTERVAL};
 use super::suspicion::Cause;
 use crate::backoff::Backoff;
 use crate::cni::{Code, Error};
+use crate::firewall::Rejected;
 use crate::netns::find::FoundNetns;
 use crate::netns::{NetNs, NetnsId};
 use crate::pod::PodRef;
@@ -21,7 +22,7 @@ const MAX_PAUSE_OF_NODE: Duration = Duration::from_secs(60);
 const FAILURES_BEFORE_EVENT: u32 = 5;
 /// How long a pod must be outside the ambient mesh before it is reported: Istio enrolls it after its start.
 const ENROLLMENT_GRACE: Duration = Duration::from_secs(60);
-/// The minimum time between two Events about such failures, or about a pod outside the ambient mesh.
+/// The minimum time between two Events about such failures, about rejected packets, or about a pod outside the ambient mesh.
 const EVENT_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// What is known about a pod.
@@ -35,6 +36,12 @@ pub(super) struct PodState {
     pub(super) finding: Finding,
     /// The last reported reasons why requests of the pod count as absent.
     pub(super) absent: String,
+    /// Whether the pod was reported to have no guard.
+    pub(super) unguarded: bool,
+    /// What the guard had rejected at the last pass.
+    pub(super) rejected: Rejected,
+    /// The time of the last Event about it.
+    rejection_event: Option<Instant>,
     pub(super) limit: ChangeLimit,
     last_pass: Option<Instant>,
     /// When the live rules were compared with the desired ones.
@@ -115,6 +122,9 @@ impl PodState {
             container_id: None,
             finding: Finding::Nothing,
             absent: String::new(),
+            unguarded: false,
+            rejected: Rejected::default(),
+            rejection_event: None,
             limit: ChangeLimit::default(),
             last_pass: None,
             last_check: None,
@@ -236,6 +246,16 @@ impl PodState {
         self.due = self.not_before.or(self.due);
     }
 
+    /// Records what the guard has rejected. Returns what is new, and whether it gets an Event.
+    pub(super) fn record_rejected(&mut self, rejected: Rejected, now: Instant) -> (Rejected, bool) {
+        let new = rejected.since(std::mem::replace(&mut self.rejected, rejected));
+        let is_due = self.rejection_event.is_none_or(|last| now.duration_since(last) >= EVENT_INTERVAL);
+        if new.is_any() && is_due {
+            self.rejection_event = Some(now);
+        }
+        (new, new.is_any() && is_due)
+    }
+
     /// Whether the failure gets an Event.
     pub(super) fn needs_event(&mut self, error: &Error, now: Instant) -> bool {
         let is_lasting = error.code == Code::ForeignRules || self.failures >= FAILURES_BEFORE_EVENT;
@@ -305,6 +325,19 @@ mod tests {
             rules.needs_event(&busy, now)
         });
         assert_eq!(reports.count(), 1, "after several times in a row");
+    }
+
+    #[test]
+    fn rejected_packets_are_counted_since_the_last_pass_and_get_one_event_per_hour() {
+        let (now, hour) = (Instant::now(), Duration::from_secs(3600));
+        let of = |outbound, inbound| Rejected { outbound, inbound };
+        let mut state = PodState::new(now);
+        assert_eq!(state.record_rejected(of(0, 0), now), (of(0, 0), false));
+        assert_eq!(state.record_rejected(of(3, 1), now), (of(3, 1), true));
+        assert_eq!(state.record_rejected(of(5, 1), now + MINUTE), (of(2, 0), false));
+        // The rules were written again.
+        assert_eq!(state.record_rejected(of(2, 0), now + 2 * MINUTE), (of(2, 0), false));
+        assert_eq!(state.record_rejected(of(2, 4), now + hour), (of(0, 4), true));
     }
 
     #[test]

@@ -4,7 +4,10 @@ use super::repair::RepairOutcome;
 use super::suspicion::Cause;
 use crate::cluster::Event;
 use crate::cni::Error;
+use crate::firewall::Rejected;
+use crate::pod::Pod;
 use crate::printable::{cut, line};
+use crate::sub_plugins::UNGUARDED;
 
 /// The maximum length of a message in bytes.
 const MAX_MESSAGE: usize = 1024;
@@ -38,6 +41,21 @@ pub(super) fn repaired(cause: Cause, outcome: &RepairOutcome) -> Option<Event> {
         RepairOutcome::Failed(error) => (true, "DetourRepairFailed", format!("repair failed: {cause}; {error}")),
     };
     Some(Event { warning, reason: reason.into(), message })
+}
+
+/// Returns the Event for a pod that has no guard because of istio-init.
+pub(super) fn unguarded() -> Event {
+    Event { warning: true, reason: "DetourNotGuarded".into(), message: UNGUARDED.to_owned() }
+}
+
+/// Returns the Event for packets that a pod's guard has rejected.
+pub(super) fn rejected(rejected: Rejected, pod: &Pod) -> Event {
+    let message = format!(
+        "the guard rejected {rejected} that would have bypassed the mesh: the pod's redirection was missing or lost; \
+         detour doctor -n {} {} tells whether it is in place now",
+        pod.namespace, pod.name
+    );
+    Event { warning: true, reason: "DetourGuardRejected".into(), message }
 }
 
 /// Returns the Event for a pod that is enrolled in the ambient mesh and outside of it.

@@ -192,6 +192,9 @@ mod tests {
             "something: unknown key, ignored",
         ];
         assert_eq!(top(&keys), wanted);
+        let others =
+            json!({"cniConf": "/host/etc/cni/multus", "hostNSEnterExec": false, "readinessindicatorfile": "/f"});
+        assert_eq!(top(&others), [""; 0], "keys of Multus and istio-cni");
         let known = ["kubeconfig", "agent_socket"];
         let wanted = ["kubernetes.kubeconfg: unknown key, ignored; did you mean \"kubeconfig\"?"];
         assert_eq!(

@@ -10,13 +10,16 @@
 //! * With TPROXY, inbound packets keep their port; the mark tells that they were captured.
 
 use super::exclusions::{dns, exclusions, goto, not_of_ztunnel, protocol, with};
+use super::live::NativeLiveTables;
 use super::rule::{BaseHook, Condition, Key, LOCAL, NativeAction, NativeChain, NativeRule, NativeTable, SYN};
 use super::set::Spans;
 use super::translate::{addresses, interface, redirection};
 use crate::firewall::istio::ZTUNNEL_MARK;
 use crate::firewall::rule::{ExcludedTraffic, Family, GuardedTraffic, Hook, Name, Ruleset, Table};
 use crate::policy::{AmbientGuard, DnsCapture, InterceptionMode, Protocol, Redirect};
+use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 
 /// The beginning of the chains' names.
@@ -35,6 +38,50 @@ const REJECT_OUTBOUND: &str = "GUARD_REJECT_OUTBOUND";
 const REJECT_INBOUND: &str = "GUARD_REJECT_INBOUND";
 /// The ports at which ztunnel receives inbound connections (istio/ztunnel, ARCHITECTURE.md).
 const ZTUNNEL_INBOUND: [u16; 2] = [15006, 15008];
+
+/// The numbers of packets that the guard has rejected since its rules were written last.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Rejected {
+    /// First packets of outbound connections, and DNS queries.
+    pub outbound: u64,
+    /// First packets of inbound connections.
+    pub inbound: u64,
+}
+
+impl Rejected {
+    /// Reads the counters of the guard's rules; `None` without a guard.
+    pub(in crate::firewall) fn of(live: &NativeLiveTables) -> Option<Self> {
+        let chains = live.get(&NativeTable::Exclusions)?;
+        let count = |name| {
+            let counters = &chains.get(name)?.counters;
+            Some(counters.iter().map(|counter| counter.packets).fold(0, u64::saturating_add))
+        };
+        Some(Self { outbound: count(REJECT_OUTBOUND)?, inbound: count(REJECT_INBOUND)? })
+    }
+
+    /// Returns whether a packet was rejected.
+    #[must_use]
+    pub fn is_any(self) -> bool {
+        self != Self::default()
+    }
+
+    /// Returns the packets since `earlier`. Rules that were written again count from zero.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Self {
+        let is_reset = self.outbound < earlier.outbound || self.inbound < earlier.inbound;
+        let earlier = if is_reset { Self { outbound: 0, inbound: 0 } } else { earlier };
+        Self { outbound: self.outbound - earlier.outbound, inbound: self.inbound - earlier.inbound }
+    }
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts = [(self.outbound, "outbound"), (self.inbound, "inbound")].into_iter();
+        let counts: Vec<String> =
+            counts.filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}")).collect();
+        write!(f, "{} packets", if counts.is_empty() { "no".to_owned() } else { counts.join(" and ") })
+    }
+}
 
 /// Returns the chains of the guard by name.
 pub(super) fn chains(guarded: &GuardedTraffic, excluded: Option<&ExcludedTraffic>) -> BTreeMap<Name, NativeChain> {

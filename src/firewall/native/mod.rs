@@ -25,6 +25,7 @@ pub(super) mod wire;
 pub(super) use changes::changes;
 pub(crate) use exclusions::EXCLUSIONS;
 pub(super) use guard::PREFIX as GUARD_PREFIX;
+pub use guard::Rejected;
 pub use live::{NativeLiveChain, NativeLiveTables};
 pub use rule::{NativeTables, text};
 pub(super) use translate::interface;

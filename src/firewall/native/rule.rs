@@ -427,3 +427,16 @@ fn state(bits: u128) -> String {
     let set: Vec<&str> = names.into_iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| name).collect();
     set.join(",")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel pads names with zeros; a name with `+` in iptables has none at its end.
+    #[test]
+    fn the_name_of_an_interface_is_printed_without_its_padding() {
+        let first = u128::from_be_bytes(*b"eth0\0\0\0\0\0\0\0\0\0\0\0\0");
+        assert_eq!(interface(Span::one(first)), "\"eth0\"");
+        assert_eq!(interface(Span { first, last: first | (u128::MAX >> 32) }), "\"eth0*\"");
+    }
+}

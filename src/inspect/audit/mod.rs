@@ -170,6 +170,9 @@ impl PodFindings<'_> {
             reason +=
                 &format!("; the rules in tables of iptables-legacy ({}) can't be read", self.live.legacy.join(", "));
         }
+        if let Some(rejected) = self.live.live.rejected().filter(|rejected| rejected.is_any()) {
+            reason += &format!("; the guard rejected {rejected}");
+        }
         AuditedPod { redirected, reason, bypasses, left_out, drift: self.drift(), ..audited }
     }
 

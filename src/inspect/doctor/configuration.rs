@@ -97,6 +97,15 @@ impl RuntimeFile {
         self.types().iter().all(|kind| ["loopback", "multus", "multus-shim"].contains(kind))
     }
 
+    /// Returns the types of the plugins in Multus's copy of the cluster network; `None` without a copy.
+    fn embedded_types(&self) -> Option<Vec<&str>> {
+        let multus = self.plugins().first().copied().filter(|_| self.is_multus())?;
+        let copy =
+            multus["delegates"].get(0).filter(|_| multus["clusterNetwork"].as_str().is_none_or(str::is_empty))?;
+        let plugins = copy["plugins"].as_array().map_or(std::slice::from_ref(copy), Vec::as_slice);
+        Some(plugins.iter().filter_map(|plugin| plugin["type"].as_str()).collect())
+    }
+
     /// Whether the file configures Multus, which runs the cluster network itself.
     pub(super) fn is_multus(&self) -> bool {
         self.types().first().is_some_and(|kind| ["multus", "multus-shim"].contains(kind))
@@ -222,6 +231,19 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
     if !target.chained && !is_primary {
         let names = joined(ours.iter().map(|configured| &configured.conf.name));
         return CheckVerdict::pass(format!("Multus finds it by its network name, {names}"));
+    }
+    let used = files.iter().find(|file| file.json.is_ok());
+    let embedded = used.and_then(|file| Some((&file.path, file.embedded_types()?)));
+    if let Some((path, types)) = embedded.filter(|(_, types)| !types.iter().any(|kind| OWN_TYPES.contains(kind))) {
+        return CheckVerdict::fail(
+            format!(
+                "Multus calls the copy of the cluster network's list in the key delegates of {}, whose plugins are {}",
+                path.name(),
+                joined(types)
+            ),
+            "restart Multus, which then copies the list with detour, or replace delegates by \"clusterNetwork\" and the \
+             path of the list",
+        );
     }
     let first = files.iter().find(|file| file.json.is_ok() && (file.beside.is_err() || !file.is_other()));
     match first {

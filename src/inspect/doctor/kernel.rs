@@ -3,13 +3,14 @@
 
 use super::checks;
 use super::report::{CheckTarget, CheckVerdict, Results};
-use crate::cni::NetConf;
+use crate::cni::{Block, NetConf};
 use crate::firewall::RuleFormat;
 use crate::firewall::nfnetlink::NfSocket;
 use crate::host_path::HostPath;
 use crate::inspect::socket_lb;
 use crate::inspect::terminal::joined;
-use crate::plugin::probe::{NOT_PERMITTED, in_new_netns, try_redirection};
+use crate::plugin::probe::{NOT_PERMITTED, in_new_netns, try_guard_rules, try_redirection};
+use crate::sub_plugins::SubPlugin;
 use crate::trusted_file::read_text;
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -51,7 +52,15 @@ pub(super) fn examine(target: &CheckTarget, conf: Option<&NetConf>, results: &mu
         (checks::KERNEL_IPTABLES_RULES, &iptables, RuleFormat::Iptables, &native),
         (checks::KERNEL_NATIVE_RULES, &native, RuleFormat::Nftables, &iptables),
     ];
+    let is_guard = |block: &Block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard);
+    let has_guard = conf.is_some_and(|conf| conf.chain.iter().any(is_guard));
+    let guard = if has_guard { try_guard_rules() } else { Ok(()) }.err().filter(|why| why != NOT_PERMITTED);
     for (check, own, rule_format, other) in formats {
+        if let Some(why) = guard.as_ref().filter(|_| rule_format == RuleFormat::Nftables) {
+            let next = "load the modules on the node: modprobe -a nft_reject_inet nft_fib_inet; or remove mesh-guard";
+            results.add(check, CheckVerdict::fail(format!("the rules of mesh-guard: {why}"), next));
+            continue;
+        }
         results.run(check, || match own {
             Ok(()) => CheckVerdict::pass("the rules of a pod were committed and read back, for IPv4 and IPv6"),
             Err(why) if asked != Some(rule_format) && other.is_ok() => CheckVerdict::NotChecked(

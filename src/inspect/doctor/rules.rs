@@ -42,7 +42,7 @@ pub(super) fn examine(
     };
     results.run(checks::RULES_FIRST, || of(&|_, report| in_front(report)));
     results.run(checks::FIXTURES, || of(&|live, _| fixtures(live)));
-    results.run(checks::TRAFFIC, || of(&|_, report| traffic(report)));
+    results.run(checks::TRAFFIC, || of(&|live, report| guarded(live).unwrap_or_else(|| traffic(report))));
     read
 }
 
@@ -112,6 +112,16 @@ fn fixtures(live: &LiveRules) -> CheckVerdict {
         true => CheckVerdict::pass("all exist"),
         false => CheckVerdict::fail(live.unfixed.join("; "), REPAIR),
     }
+}
+
+/// Returns a warning if the guard has rejected packets.
+fn guarded(live: &LiveRules) -> Option<CheckVerdict> {
+    let rejected = live.live.rejected().filter(|rejected| rejected.is_any())?;
+    Some(CheckVerdict::warn(
+        format!("the guard (mesh-guard) rejected {rejected}, so these connections failed: no redirection took them"),
+        "if the redirection is in place now, the agent has restored it; in the ambient mesh, check istio-cni's agent on \
+         this node",
+    ))
 }
 
 /// Checks the counters of the redirecting rules.

@@ -6,7 +6,7 @@ use super::exclusions::{
     ExcludedContainer, ExcludedTraffic, InitContainer, Requested, application_containers, excluded_containers,
     excluded_traffic, grouped, init_containers, unowned,
 };
-use super::settings::{Setting, settings, uncaptured};
+use super::settings::{Setting, guard, settings, uncaptured};
 use super::warnings::{ADD_FAILS, Warning, warnings};
 use crate::cni::Error;
 use crate::inspect::elements::scope_text;
@@ -224,7 +224,7 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         decision: decisive.map_or_else(|| NO_CHAIN.to_owned(), Evaluation::decision),
         considered: decisive.map(|decisive| conditions(subject, decisive)).unwrap_or_default(),
         proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
-        settings: settings.unwrap_or_default(),
+        settings: settings.into_iter().flatten().chain(guard(&policy, &evaluations)).collect(),
         exclusions: excluded,
         init_containers: init_containers(&containers, &policy, &requested),
         excluded_containers: excluded_containers(&policy, evaluations.iter().flat_map(Evaluation::containers)),

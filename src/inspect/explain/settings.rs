@@ -1,10 +1,12 @@
 //! The settings of the redirection as `explain` shows them: key, value, sources; and the traffic that they exclude:
 //! ports, ranges, groups and interfaces. What Istio excludes by default is not listed.
 
+use super::evaluation::Evaluation;
 use super::exclusions::ExcludedTraffic;
+use crate::cni::Block;
 use crate::inspect::terminal::joined;
-use crate::policy::{Groups, Ports, Ranges, Redirect};
-use crate::sub_plugins::{SettingSource, setting_values};
+use crate::policy::{Groups, Guard, Policy, Ports, Ranges, Redirect};
+use crate::sub_plugins::{SettingSource, SubPlugin, setting_values};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -59,6 +61,18 @@ pub(super) fn settings(redirect: &Redirect, origins: impl Iterator<Item = (&'sta
     }
     settings.retain(|setting| !setting.sources.is_empty());
     settings
+}
+
+/// Returns the guard of the pod like a setting.
+pub(super) fn guard(policy: &Policy, evaluations: &[Evaluation<'_>]) -> Option<Setting> {
+    let value = match policy.guard.as_ref()? {
+        Guard::Sidecar(_) => "rejects what bypasses the sidecar",
+        Guard::Ambient(_) => "rejects what bypasses ztunnel",
+    };
+    let is_guard = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard);
+    let blocks = evaluations.iter().flat_map(|one| &one.conf.chain).filter(is_guard);
+    let sources = blocks.map(|block| block.path.clone()).collect();
+    Some(Setting { key: SubPlugin::MeshGuard.name(), value: value.into(), sources })
 }
 
 fn plain(value: &Value) -> String {

@@ -99,8 +99,9 @@ impl SenderArgument {
             };
             return Ok(Sender::Process { uid: uid.ok_or_else(msg)?, gid, set: None });
         };
-        let names: Vec<&str> = pod.all_containers().map(|container| container.name.as_str()).collect();
-        let container = pod.all_containers().find(|container| container.name == *name).ok_or_else(|| {
+        let mut containers = pod.all_containers().chain(&pod.ephemeral_containers);
+        let container = containers.clone().find(|container| container.name == *name).ok_or_else(|| {
+            let names: Vec<&str> = containers.by_ref().map(|container| container.name.as_str()).collect();
             failed(format!("pod {}/{}: expected one of {}", pod.namespace, pod.name, names.join(", ")))
         })?;
         if let Some(uid) = uid {

@@ -1,6 +1,7 @@
 //! The readiness file of the cluster's network: no ADD before it exists.
 
 use crate::cni::{Code, Error, Primary};
+use crate::networks::beside;
 use crate::wait;
 use std::path::Path;
 use std::time::Duration;
@@ -31,10 +32,14 @@ pub(super) fn check(conf: &Primary) -> Result<(), Error> {
 
 fn missing(file: &Path, waited: Option<Duration>) -> Error {
     let waited = waited.map(|waited| format!(" after {} s", waited.as_secs())).unwrap_or_default();
-    let msg = format!(
-        "readinessindicatorfile: {} does not exist{waited}: the agent of the cluster's network writes it when that \
-         network is ready; check that the agent's pod runs on this node",
-        file.display()
+    let next = beside(file).map_or_else(
+        || {
+            "the agent of the cluster's network writes it when that network is ready; check that the agent's pod runs on \
+             this node"
+                .to_owned()
+        },
+        |list| format!("{} is beside it; set this file instead", list.display()),
     );
+    let msg = format!("readinessindicatorfile: {} does not exist{waited}: {next}", file.display());
     Error::new(Code::TryAgain, msg)
 }

@@ -4,13 +4,13 @@
 use crate::cni::{Code, Error, is_identifier};
 use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
 use crate::host_path::{HostPath, HostRoot};
-use crate::netns::NetNs;
+use crate::netns::{NetNs, NetnsId};
 use crate::plugin::open_netns;
-use crate::plugin::record::SandboxRecords;
 use crate::policy::{ContainerExclusion, ContainerScope, Policy};
 use crate::state::{ROOT, Store};
 use serde::Deserialize;
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 /// A running container, or one that the runtime is about to start.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,25 +52,40 @@ pub struct ContainerChanges {
     pub live: Vec<ContainerElement>,
 }
 
-/// The part of a record that says whether an attachment excludes containers.
+/// The part of a record that decides about excluded containers. Other exclusions, of which there can be many, are not
+/// read.
 #[derive(Deserialize)]
-struct ExclusionsPart {
+struct RecordPart {
     policy: ContainersPart,
+    #[serde(alias = "sandbox")]
+    netns_id: Option<NetnsId>,
+    #[serde(default)]
+    netns: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
 struct ContainersPart {
     #[serde(default)]
-    containers: Vec<ContainerExclusion>,
+    containers: BTreeSet<ContainerExclusion>,
 }
 
-/// Returns the union of the policies of a sandbox's attachments from saved state, without its network namespace.
+fn read_parts(store: &Store, sandbox_id: &str) -> Result<Vec<RecordPart>, Error> {
+    let attachments = store.attachments_of(sandbox_id)?;
+    attachments.iter().filter_map(|attachment| store.read_part(attachment).transpose()).collect()
+}
+
+/// Returns a policy with the excluded containers of all attachments.
+fn united(parts: Vec<RecordPart>) -> Policy {
+    let containers = parts.into_iter().flat_map(|part| part.policy.containers).collect();
+    Policy { containers, ..Policy::default() }
+}
+
+/// Returns the excluded containers of a sandbox from saved state, without its network namespace.
 ///
 /// # Errors
 /// The saved state can't be read.
 pub fn saved_policy(sandbox_id: &str) -> Result<Policy, Error> {
-    let store = Store::new(ROOT);
-    SandboxRecords::read_all(&store, &store.attachments_of(sandbox_id)?)?.policy()
+    Ok(united(read_parts(&Store::new(ROOT), sandbox_id)?))
 }
 
 impl ExcludedContainers {
@@ -89,20 +104,14 @@ impl ExcludedContainers {
         if !is_identifier(sandbox_id) {
             return Ok(None);
         }
-        let attachments = store.attachments_of(sandbox_id)?;
-        let mut excludes = false;
-        for attachment in &attachments {
-            let part: Option<ExclusionsPart> = store.read_part(attachment)?;
-            excludes |= part.is_some_and(|part| !part.policy.containers.is_empty());
-        }
-        if !excludes {
+        let mut parts = read_parts(store, sandbox_id)?;
+        if parts.iter().all(|part| part.policy.containers.is_empty()) {
             return Ok(None);
         }
-        let records = SandboxRecords::read_all(store, &attachments)?;
-        let excluding = records.attachments.iter().filter(|(_, record)| !record.policy.containers.is_empty());
+        let excluding = parts.iter().filter(|part| !part.policy.containers.is_empty());
         let mut last = Path::new("(unknown)");
         let mut found = None;
-        for (id, path) in excluding.filter_map(|(_, record)| record.netns_id.zip(record.netns_path.as_deref())) {
+        for (id, path) in excluding.filter_map(|part| part.netns_id.zip(part.netns.as_deref())) {
             // An earlier record may refer to a network namespace that no longer exists.
             found = open_netns::recorded(root, path, id)?;
             if found.is_some() {
@@ -111,11 +120,11 @@ impl ExcludedContainers {
             last = path;
         }
         let netns = found.ok_or_else(|| gone(root, last))?;
-        let policy = records.of_netns(netns.id()).policy()?;
-        Ok(Some(Self { policy, netns }))
+        parts.retain(|part| part.netns_id.is_none_or(|own| own == netns.id()));
+        Ok(Some(Self { policy: united(parts), netns }))
     }
 
-    /// Returns the union of the policies of the sandbox's attachments.
+    /// Returns a policy with the excluded containers of the sandbox's attachments.
     #[must_use]
     pub const fn policy(&self) -> &Policy {
         &self.policy

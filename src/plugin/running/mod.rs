@@ -13,4 +13,4 @@ pub use ambient::lacks_of_ambient;
 pub use bypassing::bypassing;
 pub use container_status::{ContainerStatus, container_status, forget_gone};
 pub use repeated_add::{Repeated, RepeatedAdd};
-pub use sandboxes::{Sandbox, Sandboxes};
+pub use sandboxes::{Sandbox, Sandboxes, guarded_pods};

@@ -4,6 +4,7 @@
 
 use super::words::changes;
 use crate::cni::{Code, Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, is_identifier};
+use crate::firewall::Rejected;
 use crate::host_path::{HostPath, HostRoot};
 use crate::netns::NetNs;
 use crate::plugin::inputs::{AddInputs, NodeInputs};
@@ -41,15 +42,29 @@ pub struct Repeated {
     pub has_committed: bool,
     /// Why requests of the pod or its namespace count as absent: the errors of a new pod's ADD.
     pub absent: Vec<Error>,
+    /// Whether the pod has no guard because of its init container istio-init.
+    pub unguarded: bool,
     /// Whether the pod has rules.
     pub has_rules: bool,
     /// Whether the rules redirect its traffic.
     pub is_redirected: bool,
+    /// What its guard had rejected; `None` without a guard, or if the live rules were not read.
+    pub rejected: Option<Rejected>,
     /// The network namespace, as this process reaches it.
     pub netns: PathBuf,
 }
 
 type Policies = Vec<(Attachment, Policy)>;
+
+/// What the records mean now.
+#[derive(Default)]
+struct Evaluated {
+    /// The policies of the records.
+    policies: Vec<Policy>,
+    /// Why requests count as absent.
+    absent: Vec<Error>,
+    unguarded: bool,
+}
 
 impl RepeatedAdd<'_> {
     /// Repeats the ADD in a pod sandbox (`CNI_CONTAINERID`): all attachments in one transaction. Waits only shortly for
@@ -71,7 +86,7 @@ impl RepeatedAdd<'_> {
         }
         let netns = self.netns_of(&root, &records)?;
         let records = records.of_netns(netns.id());
-        let (policies, absent) = self.evaluate(&root, &records)?;
+        let Evaluated { policies, absent, unguarded } = self.evaluate(&root, &records)?;
         let before = records.policy()?;
         let is_interrupted = records.attachments.iter().any(|(_, record)| record.previous_policy.is_some());
         // An attachment that never had rules needs none.
@@ -81,14 +96,14 @@ impl RepeatedAdd<'_> {
             .collect();
         let is_unchanged = changed.iter().all(|(own, policy)| records.get(own).is_some_and(|it| it.policy == *policy));
         drop(records);
-        let mut repeated = Repeated { absent, netns: netns.path().to_owned(), ..Repeated::default() };
+        let mut repeated = Repeated { absent, unguarded, netns: netns.path().to_owned(), ..Repeated::default() };
         let first = changed.first().map(|(attachment, _)| attachment.clone());
         let after = match first {
             Some(first) if self.restores || !is_unchanged || is_interrupted => {
                 open_netns::refuse_own(netns.path())?;
                 match reconcile(&store, &first, &netns, Operation::Repeat(changed))? {
                     Some(committed) => {
-                        repeated.has_committed = committed.changes > 0;
+                        (repeated.has_committed, repeated.rejected) = (committed.changes > 0, committed.rejected);
                         committed.policy?
                     }
                     None => before.clone(),
@@ -123,18 +138,18 @@ impl RepeatedAdd<'_> {
         Err(Error::new(Code::InvalidNetns, msg))
     }
 
-    /// Returns the policies of all records, and why requests count as absent.
-    fn evaluate(&self, root: &HostRoot, records: &SandboxRecords) -> Result<(Vec<Policy>, Vec<Error>), Error> {
+    /// Evaluates all records with the facts.
+    fn evaluate(&self, root: &HostRoot, records: &SandboxRecords) -> Result<Evaluated, Error> {
         let recorded = || records.attachments.iter().map(|(_, record)| record.policy.clone()).collect::<Vec<_>>();
-        let Some(facts) = self.facts else { return Ok((recorded(), Vec::new())) };
+        let Some(facts) = self.facts else { return Ok(Evaluated { policies: recorded(), ..Evaluated::default() }) };
         let about = |error: Error| error.of_pod(&facts.pod.namespace, &facts.pod.name);
         let (group_file, node) = (root.find(&HostPath::root().join(GROUP_FILE)), node_configuration(root));
         let evaluate = |with_requests| {
-            let (mut policies, mut absent) = (Vec::new(), Vec::new());
+            let mut evaluated = Evaluated::default();
             for (attachment, record) in &records.attachments {
                 let inputs = record.inputs.as_ref().and_then(AddInputs::read);
                 let Some(inputs) = inputs else {
-                    policies.push(record.policy.clone());
+                    evaluated.policies.push(record.policy.clone());
                     continue;
                 };
                 let of_network = |conf: &&&NetConf| conf.name == attachment.network && conf.primary.is_none();
@@ -145,25 +160,34 @@ impl RepeatedAdd<'_> {
                     group_file: &group_file,
                 };
                 let output = inputs.evaluate(facts, &node, &record.policy, with_requests).map_err(about)?;
-                policies.push(record.policy.repeated(&output.policy));
-                absent.extend(output.absent.into_iter().map(about));
+                evaluated.policies.push(record.policy.repeated(&output.policy));
+                evaluated.absent.extend(output.absent.into_iter().map(about));
+                evaluated.unguarded |= output.unguarded;
             }
-            capture_alike(&mut policies);
-            Ok::<_, Error>((policies, absent))
+            capture_alike(&mut evaluated.policies);
+            Ok::<_, Error>(evaluated)
         };
-        let (policies, mut absent) = evaluate(true)?;
+        let mut evaluated = evaluate(true)?;
         let place = || format!("pod {}/{}", facts.pod.namespace, facts.pod.name);
-        match check_rules(&Policy::union_of(&policies), place()) {
-            Ok(()) => Ok((policies, absent)),
+        let check = |evaluated: &Evaluated| check_rules(&Policy::union_of(&evaluated.policies), place());
+        match check(&evaluated) {
+            Ok(()) => {}
             // Existing rules can always be restored.
-            Err(_) if policies == recorded() => Ok((policies, absent)),
+            Err(_) if evaluated.policies == recorded() => {}
             Err(error) => {
-                let (policies, _) = evaluate(false)?;
-                check_rules(&Policy::union_of(&policies), place())?;
-                absent.push(error);
-                Ok((policies, absent))
+                evaluated.policies = evaluate(false)?.policies;
+                evaluated.absent.push(error);
+                if let Err(error) = check(&evaluated) {
+                    // Bypasses that are no longer permitted end, also if the others can't be added.
+                    for (policy, (_, record)) in evaluated.policies.iter_mut().zip(&records.attachments) {
+                        *policy = record.policy.limited_to(policy);
+                    }
+                    check(&evaluated)?;
+                    evaluated.absent.push(error);
+                }
             }
         }
+        Ok(evaluated)
     }
 }
 

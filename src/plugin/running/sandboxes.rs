@@ -6,9 +6,10 @@ use crate::host_path::HostRoot;
 use crate::netns::NetnsId;
 use crate::plugin::open_netns;
 use crate::pod::{Pod, PodRef};
-use crate::state::{ROOT, Store};
+use crate::state::{Attachment, ROOT, Store};
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use serde::de::IgnoredAny;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -61,6 +62,33 @@ struct InputsPart {
     pod: PodRef,
     #[serde(default)]
     netns: Option<(PathBuf, NetnsId)>,
+}
+
+/// The part of a record that tells whether the pod has a guard.
+#[derive(Deserialize)]
+struct GuardPart {
+    policy: GuardedPart,
+    #[serde(default)]
+    inputs: Option<InputsPart>,
+}
+
+#[derive(Deserialize)]
+struct GuardedPart {
+    #[serde(default)]
+    guard: Option<IgnoredAny>,
+}
+
+/// Returns the pods whose saved policy has a guard, as NAMESPACE/NAME. A record that can't be read is skipped.
+#[must_use]
+pub fn guarded_pods(store: &Store) -> Vec<String> {
+    let attachments = |id: String| store.attachments_of(&id).unwrap_or_default();
+    let guarded = |attachment: Attachment| {
+        let GuardPart { policy, inputs } = store.read_part(&attachment).ok()??;
+        let InputsPart { pod, .. } = policy.guard.and(inputs)?;
+        Some(format!("{}/{}", pod.namespace, pod.name))
+    };
+    let all = store.sandboxes().unwrap_or_default().into_iter().flat_map(attachments);
+    all.filter_map(guarded).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 impl Sandboxes {

@@ -7,6 +7,7 @@ use crate::cni::{CniCommand, NetConf};
 use crate::pod::Facts;
 use crate::pod::well_known::{
     EXCLUDE_CONTAINERS, EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_PORTS_FOR_UIDS,
+    OPENSHIFT_UID_RANGE,
 };
 use crate::policy::{Exclusion, IdRange, TrafficOwner};
 use scenario::{container, facts, meshed_pod};
@@ -106,6 +107,23 @@ fn an_error_names_object_annotation_item_bound_and_who_sets_it() {
     let of_namespace = "annotation \"detour.io/exclude-uids\" of namespace shop: \"*\" is outside the bounds: \
                         not permitted by the default bounds (no *, and at most 65536 IDs in a range); ";
     assert!(error.starts_with(of_namespace), "{error}");
+    let error = excludes().annotated(EXCLUDE_UIDS, "1000/65537").error();
+    assert!(error.contains(": \"1000/65537\" is outside the bounds: "), "as it was written: {error}");
+}
+
+/// Outside OpenShift, the namespace's author writes the annotation.
+#[test]
+fn a_namespace_range_with_too_many_ids_excludes_nothing() {
+    let scenario = chain(json!([{"type": "uid-exclude", "uids": ["7", "namespace-range"]}]));
+    let scenario = |range: &str| scenario.clone().namespace(OPENSHIFT_UID_RANGE, range);
+    assert_eq!(scenario("1000/65536").exclusions(), ["uid 7", "uid 1000-66535"]);
+    for range in ["1000/65537", "0/4294967294"] {
+        assert_eq!(scenario(range).exclusions(), ["uid 7"], "{range}");
+        assert!(
+            scenario(range).notes().iter().any(|note| note.contains("expected at most 65536 IDs, got ")),
+            "{range}"
+        );
+    }
 }
 
 #[test]

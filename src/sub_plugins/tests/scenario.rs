@@ -2,7 +2,7 @@
 
 use super::super::context::PodContext;
 use super::super::run::run;
-use super::super::{ChainInput, ChainOutput, Note, RepeatedOutput, Resolvers, run_again};
+use super::super::{ChainInput, ChainOutput, Note, RepeatedOutput, Resolvers, StartedWith, run_again};
 use crate::cni::{Block, BlockBounds, Bounds, Error, OutsideBounds};
 use crate::pod::{Container, Facts, Namespace, Pod};
 use crate::policy::{Exclusion, Redirect, TrafficOwner};
@@ -121,8 +121,9 @@ impl Scenario {
         run(&self.chain, &self.input())
     }
 
-    pub(in super::super) fn run_again(&self, is_redirected: bool, with_requests: bool) -> RepeatedOutput {
-        run_again(&self.chain, &self.input(), is_redirected, with_requests).expect("valid blocks")
+    pub(in super::super) fn run_again(&self, redirection: bool, with_requests: bool) -> RepeatedOutput {
+        let started = StartedWith { redirection, guard: false };
+        run_again(&self.chain, &self.input(), started, with_requests).expect("valid blocks")
     }
 
     pub(in super::super) fn output(&self) -> ChainOutput {

@@ -16,7 +16,7 @@ pub(super) const REST_INTERVAL: Duration = Duration::from_secs(30);
 /// The total time that the runtime may wait for the starts of a sandbox's containers before the limit of each start
 /// applies. On a node with little CPU time, excluded containers must not start captured. A pod with slow changes of its
 /// rules must not delay other pods repeatedly. The runtime itself waits for two seconds.
-pub(super) const START_BUDGET: Duration = Duration::from_secs(1);
+pub(in crate::agent::containers) const START_BUDGET: Duration = Duration::from_secs(1);
 
 /// The minimum time between two log messages about the same cause.
 pub(super) const LOG_INTERVAL: Duration = Duration::from_secs(600);

@@ -4,9 +4,10 @@ use super::NodeFiles;
 use crate::agent::install::conflist;
 use crate::agent::install::platform::PLATFORMS;
 use crate::agent::install::record::Role;
-use crate::agent::install::state::{DesiredState, FoundState};
+use crate::agent::install::state::{DesiredState, FoundState, MissingPrograms};
 use crate::host_path::HostPath;
 use crate::netns::find::containers_by_type;
+use crate::plugin::running::guarded_pods;
 use crate::state::{ROOT, Store};
 use crate::trusted_file;
 use std::collections::BTreeSet;
@@ -69,7 +70,7 @@ impl NodeFiles {
             return;
         }
         let types = programs.iter().map(HostPath::name).map(|name| name.to_string()).collect();
-        let records = HostPath::new(ROOT).and_then(|path| self.root.reach(&path).ok()).map(Store::new);
+        let records = self.records();
         let is_own = |container: &str, network: &str| {
             let attachments = records.as_ref().and_then(|records| records.attachments_of(container).ok());
             attachments.is_some_and(|found| found.iter().any(|attachment| attachment.network == network))
@@ -80,21 +81,42 @@ impl NodeFiles {
         found.unread_results = problems.iter().map(ToString::to_string).collect();
     }
 
-    /// Returns the directory that has plugins of the configuration `text`, if the directory of the desired programs has none
-    /// of them.
-    pub(super) fn programs_elsewhere(&self, text: &str, desired: &DesiredState) -> Option<HostPath> {
-        let own = desired.programs.first()?;
+    /// Returns the plugin's records of running pods.
+    fn records(&self) -> Option<Store> {
+        HostPath::new(ROOT).and_then(|path| self.root.reach(&path).ok()).map(Store::new)
+    }
+
+    /// Returns the pods that keep a guard.
+    pub(super) fn guarded_pods(&self) -> Vec<String> {
+        self.records().map(|records| guarded_pods(&records)).unwrap_or_default()
+    }
+
+    /// Returns which plugins of the configuration `text` the directory of the desired programs lacks, if it has none of
+    /// them, and the runtime does not search several directories. A directory with no other plugins is no evidence: the
+    /// installation may have created it.
+    pub(super) fn missing_programs(&self, text: &str, desired: &DesiredState) -> Option<MissingPrograms> {
+        let own = desired.programs.first()?.parent();
         let types = conflist::types(text).or_else(|_| conflist::types(&conflist::list_of(text)?)).ok()?;
-        let others: Vec<_> = types.iter().filter(|kind| !OWN_TYPES.contains(&kind.as_str())).collect();
+        let others: Vec<_> = types.into_iter().filter(|kind| !OWN_TYPES.contains(&kind.as_str())).collect();
         let has_any = |directory: &HostPath| others.iter().any(|kind| self.has(&directory.join(kind)));
-        if has_any(&own.parent()) {
+        let configured = self.runtime_directories();
+        if others.is_empty() || has_any(&own) || configured.contains(&own) {
             return None;
         }
         let known = PLATFORMS.iter().map(|platform| platform.bin_dir).chain(OTHER_DIRECTORIES);
         let known = known.filter_map(HostPath::new);
         let data = HostPath::root().join(K3S_DATA);
         let of_k3s = self.names(&data).unwrap_or_default().into_iter().map(|name| data.join(&name).join("bin"));
-        known.chain(self.runtime_directories()).chain(of_k3s).find(has_any)
+        let elsewhere = known.chain(configured).chain(of_k3s).find(has_any);
+        let is_other = |name: &String| {
+            let desired = desired.programs.iter().any(|program| program.name() == *name);
+            !desired
+                && !OWN_TYPES.contains(&name.as_str())
+                && !MULTUS.contains(&name.as_str())
+                && !name.starts_with('.')
+        };
+        let has_others = self.names(&own).unwrap_or_default().iter().any(is_other);
+        (elsewhere.is_some() || has_others).then(|| MissingPrograms { types: others.join(", "), own, elsewhere })
     }
 
     /// Returns the directories of plugins in the configurations of containerd and CRI-O.
@@ -102,9 +124,18 @@ impl NodeFiles {
         let text = |path: &str| self.file(&HostPath::new(path)?).ok()??.text;
         let mut found = Vec::new();
         for text in RUNTIME_CONFIGURATIONS.into_iter().filter_map(text) {
-            let lines = text.lines().map(str::trim_start);
-            let lines = lines.filter(|line| ["bin_dir", "plugin_dir"].iter().any(|key| line.starts_with(key)));
-            found.extend(lines.flat_map(|line| line.split('"')).filter_map(HostPath::new));
+            let mut lines = text.lines().map(str::trim_start);
+            while let Some(line) = lines.next() {
+                if !["bin_dir", "plugin_dir"].iter().any(|key| line.starts_with(key)) {
+                    continue;
+                }
+                let mut value = line.to_owned();
+                while value.contains('[') && !value.contains(']') {
+                    let Some(more) = lines.next() else { break };
+                    value.push_str(more);
+                }
+                found.extend(value.split(['"', '\'']).filter_map(|path| HostPath::new(path.trim_end_matches('/'))));
+            }
         }
         found
     }
