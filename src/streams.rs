@@ -85,7 +85,7 @@ impl Write for Stdout {
 }
 
 /// Waits until `stream` is ready for `events` or broken; returns `false` at `deadline`.
-pub(crate) fn ready(stream: BorrowedFd<'_>, events: PollFlags, deadline: Instant) -> io::Result<bool> {
+fn ready(stream: BorrowedFd<'_>, events: PollFlags, deadline: Instant) -> io::Result<bool> {
     loop {
         let remaining = deadline.saturating_duration_since(Instant::now());
         // Rounded up, since a poll of 0 ms would return at once, repeatedly.

@@ -375,9 +375,9 @@ fn the_limits_are_those_of_the_source() {
         ("agent/facts/cache.rs", "MAX_TOTAL: usize = 24 << 20;", "a pod or definition", "24 MiB"),
         ("delegate/process.rs", "MAX_STDOUT: usize = 4 << 20;", "stdout of an executable", "4 MiB"),
         ("logging.rs", "MAX_LINES: usize = 100;", "log of one call", "100 lines"),
-        ("cluster/response_limit.rs", "MAX_OBJECT: u64 = 16 << 20;", "a response of the API", "16 MiB"),
+        ("cluster/api/session.rs", "MAX_ANSWER: usize = 16 << 20;", "a response of the API", "16 MiB"),
         ("cni/node_conf.rs", "NODE_CONFIGURATION_LIMIT: u64 = 64 << 10;", "`node.json`", "64 KiB"),
-        ("cluster/kubeconfig/files.rs", "MAX_KUBECONFIG: u64 = 1 << 20;", "kubeconfig", "1 MiB"),
+        ("cluster/kubeconfig.rs", "MAX_FILE: u64 = 1 << 20;", "kubeconfig", "1 MiB"),
         ("cluster/manifests.rs", "MAX_FILE: u64 = 4 << 20;", "a file of `manifests_dir`", "4 MiB"),
         ("state/mod.rs", "MAX_RECORD_BYTES: u64 = 16 << 20;", "a state file", "16 MiB"),
     ] {

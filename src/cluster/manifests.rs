@@ -1,60 +1,237 @@
-//! A directory of manifests as a source of facts, for nodes without an API: YAML files with one or more documents,
-//! JSON files, lists of objects.
+//! Objects in manifests, which a user passes to a command, or which are in a directory for nodes without an API: YAML with
+//! one or more documents, JSON, lists. Pod templates of workloads count as pods.
 
 use super::fact_source::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
-use super::resources::{DefinitionQuery, Event, Lookup, ObjectRef};
-use super::wire;
-use super::yaml::{self, typed};
+use super::resources::{Definition, DefinitionQuery, Event, Lookup};
+use super::wire::{DEFAULT_NAMESPACE, DefinitionObject, NamespaceObject, PodObject};
+use super::yaml::{documents, typed};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
-use crate::trusted_file::{self, check, read_trusted};
+use crate::trusted_file::{FileError, check, read_trusted};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
-
 /// [`EXTENSIONS`] for messages.
 const PATTERNS: &str = "*.yaml, *.yml, *.json";
-
 /// The maximum size of a file; an object has at most 1.5 MiB (etcd, `--max-request-bytes`).
 const MAX_FILE: u64 = 4 << 20;
+/// The JSON pointers to pod templates: of workloads, of cron jobs, of `PodTemplate`.
+const TEMPLATES: [&str; 3] = ["/spec/template", "/spec/jobTemplate/spec/template", "/template"];
+/// The kind of pods.
+const POD: &str = "Pod";
 
-/// The kind of an object: `apiVersion` and `kind`.
-pub(super) type ObjectKind = (&'static str, &'static str);
+/// A pod, or a workload's pod template as a pod. `Display` gives the object's kind, namespace and name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    /// The object's kind: `Pod`, or the kind of a workload.
+    pub kind: String,
+    /// The object's name.
+    pub name: String,
+    /// The pod; for a template, its name ends with `*`.
+    pub pod: Pod,
+}
 
-pub(super) const POD: ObjectKind = ("v1", "Pod");
-pub(super) const NAMESPACE: ObjectKind = ("v1", "Namespace");
-pub(super) const DEFINITION: ObjectKind = ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition");
+impl Given {
+    /// Returns whether it is a workload's pod template.
+    #[must_use]
+    pub fn is_template(&self) -> bool {
+        self.kind != POD
+    }
 
-/// A directory of manifests.
+    /// Returns whether `name` selects it: the object's name, or `KIND/NAME` as in kubectl.
+    #[must_use]
+    pub fn is_named(&self, name: &str) -> bool {
+        match name.split_once('/') {
+            Some((kind, name)) => kind.eq_ignore_ascii_case(&self.kind) && name == self.name,
+            None => name == self.name,
+        }
+    }
+}
+
+impl fmt::Display for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind, self.pod.namespace, self.name)
+    }
+}
+
+/// The objects in a text, each kind in its order.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Objects {
+    /// Pods and pod templates.
+    pub pods: Vec<Given>,
+    /// Namespaces.
+    pub namespaces: Vec<Namespace>,
+    /// NetworkAttachmentDefinitions.
+    pub definitions: Vec<Definition>,
+    /// Kind, namespace and name of objects of other kinds.
+    pub others: Vec<String>,
+}
+
+/// Parses the objects in `text`. `place` is where it comes from, for errors; `namespace` is the namespace of objects
+/// without one.
+///
+/// # Errors
+/// The text is not YAML, or a Pod, a pod template, a Namespace or a definition in it is invalid.
+pub fn objects(place: &Path, text: &str, namespace: &str) -> Result<Objects, Error> {
+    let mut objects = Objects::default();
+    match objects.add(place, text, namespace).into_iter().next() {
+        None => Ok(objects),
+        Some(error) => Err(error),
+    }
+}
+
+impl Objects {
+    /// Adds the objects of `other`.
+    pub fn extend(&mut self, other: Self) {
+        self.pods.extend(other.pods);
+        self.namespaces.extend(other.namespaces);
+        self.definitions.extend(other.definitions);
+        self.others.extend(other.others);
+    }
+
+    /// Adds the objects in `text`; a list adds its items. Returns the errors of the others.
+    fn add(&mut self, place: &Path, text: &str, namespace: &str) -> Vec<Error> {
+        let mut errors = Vec::new();
+        let mut add = |object| errors.extend(self.add_object(place, object, namespace).err());
+        match documents(text) {
+            Err(error) => return vec![manifest_error(place, error)],
+            Ok(documents) => {
+                for mut object in documents {
+                    let item_kind = text_at(&object, "/kind").strip_suffix("List").map(str::to_owned);
+                    match (item_kind, object.get_mut("items")) {
+                        (Some(kind), Some(Value::Array(items))) => {
+                            items.drain(..).for_each(|item| add(with_default(item, "kind", &kind)));
+                        }
+                        _ => add(object),
+                    }
+                }
+            }
+        }
+        errors
+    }
+
+    fn add_object(&mut self, place: &Path, mut object: Value, namespace: &str) -> Result<(), Error> {
+        let [kind, version, name, own_namespace] =
+            ["/kind", "/apiVersion", "/metadata/name", "/metadata/namespace"].map(|at| text_at(&object, at).to_owned());
+        let title = match (&*kind, &*own_namespace) {
+            ("", _) => "an object without a kind".to_owned(),
+            (_, "") => format!("{kind} {name}"),
+            _ => format!("{kind} {own_namespace}/{name}"),
+        };
+        if let Some(metadata) = object.get_mut("metadata") {
+            *metadata = with_default(metadata.take(), "namespace", namespace);
+        }
+        let is_a = |wanted: &str, of: &str| kind == wanted && (version.is_empty() || version == of);
+        if is_a(POD, "v1") {
+            let pod = read::<PodObject>(place, &title, &object)?.into();
+            self.pods.push(Given { kind, name, pod });
+        } else if let Some(template) = template(&object) {
+            let pod = read::<PodObject>(place, &title, &template)?.into();
+            self.pods.push(Given { kind, name, pod });
+        } else if is_a("Namespace", "v1") {
+            self.namespaces.push(read::<NamespaceObject>(place, &title, &object)?.into());
+        } else if is_a("NetworkAttachmentDefinition", "k8s.cni.cncf.io/v1") {
+            self.definitions.push(read::<DefinitionObject>(place, &title, &object)?.into());
+        } else {
+            self.others.push(title);
+        }
+        Ok(())
+    }
+}
+
+/// A source with only these definitions.
+impl Definitions for Objects {
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
+        let missing = || Lookup::Missing("not found in the given objects".to_owned());
+        Ok(wanted.iter().map(|query| self.definition(query).map_or_else(missing, Lookup::Found)).collect())
+    }
+
+    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
+        let named = self.definitions.iter().filter(|definition| definition.object.name == name);
+        let namespaces: BTreeSet<String> = named.map(|definition| definition.object.namespace.clone()).collect();
+        Some(namespaces.into_iter().collect())
+    }
+}
+
+impl Objects {
+    fn definition(&self, DefinitionQuery { object, .. }: &DefinitionQuery) -> Option<Definition> {
+        self.definitions.iter().find(|definition| definition.object == *object).cloned()
+    }
+}
+
+fn text_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Returns the object with this value of a key that it does not have.
+fn with_default(mut object: Value, key: &str, value: &str) -> Value {
+    if let (Value::Object(keys), false) = (&mut object, value.is_empty()) {
+        let found = keys.entry(key).or_insert(Value::Null);
+        if found.is_null() {
+            *found = value.into();
+        }
+    }
+    object
+}
+
+/// Returns an object's pod template as a pod in its namespace, called `NAME-*`; `None` if it has no template.
+fn template(object: &Value) -> Option<Value> {
+    let mut templates = TEMPLATES.iter().filter_map(|pointer| object.pointer(pointer));
+    let mut template = templates.find(|template| template.pointer("/spec/containers").is_some())?.clone();
+    let metadata = template.as_object_mut()?.entry("metadata").or_insert(Value::Null);
+    if metadata.is_null() {
+        *metadata = json!({});
+    }
+    if let Value::Object(metadata) = metadata {
+        metadata.insert("name".to_owned(), format!("{}-*", text_at(object, "/metadata/name")).into());
+        metadata.insert("namespace".to_owned(), text_at(object, "/metadata/namespace").into());
+    }
+    Some(template)
+}
+
+fn read<T: DeserializeOwned>(place: &Path, title: &str, object: &Value) -> Result<T, Error> {
+    typed(object).map_err(|cause| manifest_error(place, format!("{title}: {cause}")))
+}
+
+fn manifest_error(place: &Path, cause: impl fmt::Display) -> Error {
+    Error::new(Code::InvalidConfig, format!("manifest {}: {cause}", place.display()))
+}
+
+/// A directory of manifests as a source of facts.
 #[derive(Debug)]
 pub(super) struct Manifests {
     /// The directory; subdirectories are not read.
     pub(super) dir: PathBuf,
 }
 
-/// The JSON pointers to pod templates: of workloads, of cron jobs, of `PodTemplate`.
-const TEMPLATES: [&str; 3] = ["/spec/template", "/spec/jobTemplate/spec/template", "/template"];
-
-/// One object of a file.
-#[derive(Debug)]
-pub(super) struct ManifestObject {
-    file: PathBuf,
-    object: Value,
-}
-
 impl Cluster for Manifests {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        self.find(wanted, with_namespace).map_err(|error| with_pod(wanted, error))
+        let (files, broken) = self.read()?;
+        let found = self.pod(&files, wanted).and_then(|pod| {
+            let namespace = with_namespace.then(|| namespace_of(&files, &broken, wanted)).transpose()?;
+            Ok(Facts { pod, namespace })
+        });
+        let facts = match (found, broken.first()) {
+            // A file that can't be read may contain what is missing.
+            (Err(Error { code: Code::PodUnknown, msg, .. }), Some(error)) => Err(error.clone().with_details(msg)),
+            (found, _) => {
+                broken.iter().for_each(|error| tracing::warn!("{error}"));
+                found
+            }
+        };
+        facts.map_err(|error| with_pod(wanted, error))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        let (manifests, broken) = self.read()?;
-        Self::namespace_of(&manifests, &broken, wanted).map_err(|error| with_pod(wanted, error))
+        let (files, broken) = self.read()?;
+        namespace_of(&files, &broken, wanted).map_err(|error| with_pod(wanted, error))
     }
 
     fn probe(&self) -> Result<(), Error> {
@@ -64,28 +241,25 @@ impl Cluster for Manifests {
 
 impl Definitions for Manifests {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        let (manifests, broken) = self.read()?;
-        let found = wanted.iter().map(|DefinitionQuery { object, .. }| match find_definition(&manifests, object) {
-            Some(manifest) => Ok(Lookup::Found(manifest.read::<wire::DefinitionObject>()?.into())),
-            None => Ok(Lookup::Missing(format!("no manifest in {} ({PATTERNS})", self.dir.display()))),
-        });
-        let found: Vec<Lookup> = found.collect::<Result<_, Error>>()?;
-        let missing = wanted.iter().zip(&found).find(|(_, found)| matches!(found, Lookup::Missing(_)));
-        match (missing, broken.first()) {
-            (Some((DefinitionQuery { object, .. }, _)), Some(error)) => {
-                Err(error.clone().with_details(format!("it may contain NetworkAttachmentDefinition {object}")))
+        let (files, broken) = self.read()?;
+        let look_up = |query: &DefinitionQuery| match (
+            files.iter().find_map(|(_, objects)| objects.definition(query)),
+            broken.first(),
+        ) {
+            (Some(found), _) => Ok(Lookup::Found(found)),
+            (None, None) => Ok(Lookup::Missing(format!("no manifest in {} ({PATTERNS})", self.dir.display()))),
+            (None, Some(error)) => {
+                let missing = format!("it may contain NetworkAttachmentDefinition {}", query.object);
+                Err(error.clone().with_details(missing))
             }
-            _ => Ok(found),
-        }
+        };
+        wanted.iter().map(look_up).collect()
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        let (manifests, _) = self.read().ok()?;
-        let named = manifests.iter().filter(|m| m.is(DEFINITION, None, name));
-        let mut namespaces: Vec<String> = named.map(|manifest| manifest.namespace().to_owned()).collect();
-        namespaces.sort();
-        namespaces.dedup();
-        Some(namespaces)
+        let mut all = Objects::default();
+        self.read().ok()?.0.into_iter().for_each(|(_, objects)| all.extend(objects));
+        all.namespaces_with_definition(name)
     }
 }
 
@@ -103,188 +277,154 @@ impl Reports for Manifests {
     }
 }
 
-impl Manifests {
-    fn find(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        let (manifests, broken) = self.read()?;
-        let found = self.pod(&manifests, wanted).and_then(|pod| {
-            let namespace = with_namespace.then(|| Self::namespace_of(&manifests, &broken, wanted)).transpose()?;
-            Ok(Facts { pod, namespace })
-        });
-        match (found, broken.first()) {
-            // A file that can't be read may contain what is missing.
-            (Err(Error { code: Code::PodUnknown, msg, .. }), Some(error)) => Err(error.clone().with_details(msg)),
-            (found, _) => {
-                broken.iter().for_each(|error| tracing::warn!("{error}"));
-                found
-            }
-        }
-    }
+/// The files of a directory, in the order of their names, with their objects.
+type Files = Vec<(PathBuf, Objects)>;
 
-    /// Returns all objects, in the order of the files' names, and the errors of files that can't be read.
-    fn read(&self) -> Result<(Vec<ManifestObject>, Vec<Error>), Error> {
+impl Manifests {
+    /// Returns all objects, and the errors of files and objects that can't be read.
+    fn read(&self) -> Result<(Files, Vec<Error>), Error> {
         let invalid = |what: &str| {
             Error::new(Code::InvalidConfig, format!("kubernetes.manifests_dir: {} {what}", self.dir.display()))
         };
         let failed = |error: io::Error| invalid("can't be read; expected a directory").with_details(error.to_string());
         // A user who can change a file decides which pods have a sidecar, and what is excluded.
         let trusted = check(&self.dir).map_err(|error| match error {
-            trusted_file::FileError::Io(error) => failed(error),
+            FileError::Io(error) => failed(error),
             refused => invalid(&format!("is not used: {refused}")),
         });
-        let mut files = Vec::new();
+        let mut paths = Vec::new();
         for entry in fs::read_dir(trusted?).map_err(failed)? {
             let path = self.dir.join(entry.map_err(failed)?.file_name());
-            if path.extension().is_some_and(|e| EXTENSIONS.iter().any(|extension| e == *extension)) {
-                files.push(path);
+            if path.extension().is_some_and(|found| EXTENSIONS.iter().any(|extension| found == *extension)) {
+                paths.push(path);
             }
         }
-        files.sort();
-        let (mut manifests, mut broken) = (Vec::new(), Vec::new());
-        for file in &files {
-            let text = read_trusted(file, MAX_FILE).map_err(|error| manifest_error(file, error));
-            let text =
-                text.and_then(|text| String::from_utf8(text).map_err(|_| manifest_error(file, "expected UTF-8")));
-            broken.extend(text.and_then(|text| documents(file, &text, &mut manifests)).err());
+        paths.sort();
+        let (mut files, mut broken) = (Files::new(), Vec::new());
+        for path in paths {
+            let mut objects = Objects::default();
+            match read_trusted(&path, MAX_FILE).map(String::from_utf8) {
+                Ok(Ok(text)) => broken.extend(objects.add(&path, &text, DEFAULT_NAMESPACE)),
+                Ok(Err(_)) => broken.push(manifest_error(&path, "expected UTF-8")),
+                Err(error) => broken.push(manifest_error(&path, error)),
+            }
+            files.push((path, objects));
         }
-        Ok((manifests, broken))
+        Ok((files, broken))
     }
 
-    fn pod(&self, manifests: &[ManifestObject], wanted: &PodRef) -> Result<Pod, Error> {
-        let PodRef { namespace, name, .. } = wanted;
-        let mut other_uid = None;
-        for manifest in manifests.iter().filter(|m| m.is(POD, Some(namespace), name)) {
-            let pod = Pod::from(manifest.read::<wire::PodObject>()?);
+    fn pod(&self, files: &Files, wanted: &PodRef) -> Result<Pod, Error> {
+        let pods = files.iter().flat_map(|(file, objects)| objects.pods.iter().map(move |given| (file, &given.pod)));
+        let named = pods.filter(|(_, pod)| (&pod.namespace, &pod.name) == (&wanted.namespace, &wanted.name));
+        let mut other = None;
+        for (file, pod) in named {
             if pod.matches(wanted) {
-                return Ok(pod);
+                return Ok(pod.clone());
             }
-            other_uid = Some((pod, manifest));
+            other = Some((file.display(), uid_mismatch(pod, wanted)));
         }
-        let dir = self.dir.display();
-        let msg = match other_uid {
-            Some((pod, manifest)) => format!(
-                "{} in {}; correct metadata.uid or remove it",
-                uid_mismatch(&pod, wanted),
-                manifest.file.display()
-            ),
-            None => format!("no manifest in {dir} ({PATTERNS}); add one"),
+        let msg = match other {
+            Some((file, mismatch)) => format!("{mismatch} in {file}; correct metadata.uid or remove it"),
+            None => format!("no manifest in {} ({PATTERNS}); add one", self.dir.display()),
         };
         Err(Error::new(Code::PodUnknown, msg))
     }
+}
 
-    /// Returns the pod's namespace. One without a manifest has no annotations, because many directories contain only
-    /// pods.
-    fn namespace_of(manifests: &[ManifestObject], broken: &[Error], wanted: &PodRef) -> Result<Namespace, Error> {
-        let name = &wanted.namespace;
-        match (manifests.iter().find(|m| m.is(NAMESPACE, None, name)), broken.first()) {
-            (Some(manifest), _) => Ok(manifest.read::<wire::NamespaceObject>()?.into()),
-            (None, Some(error)) => Err(error.clone().with_details(format!("it may contain Namespace {name}"))),
-            (None, None) => Ok(Namespace { name: name.clone(), ..Namespace::default() }),
-        }
+/// Returns the pod's namespace. One without a manifest has no annotations, because many directories contain only pods.
+fn namespace_of(files: &Files, broken: &[Error], wanted: &PodRef) -> Result<Namespace, Error> {
+    let name = &wanted.namespace;
+    let mut namespaces = files.iter().flat_map(|(_, objects)| &objects.namespaces);
+    match (namespaces.find(|namespace| namespace.name == *name), broken.first()) {
+        (Some(namespace), _) => Ok(namespace.clone()),
+        (None, Some(error)) => Err(error.clone().with_details(format!("it may contain Namespace {name}"))),
+        (None, None) => Ok(Namespace { name: name.clone(), ..Namespace::default() }),
     }
 }
 
-impl ManifestObject {
-    fn text(&self, pointer: &str) -> Option<&str> {
-        self.object.pointer(pointer).and_then(Value::as_str)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::Code;
+
+    #[test]
+    fn pods_and_namespaces_are_found_among_other_objects() {
+        let text = "
+kind: Service
+metadata: {name: s}
+---
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Namespace, metadata: {name: shop}}
+- {apiVersion: v1, kind: Pod, metadata: {name: web-0, namespace: shop}, spec: {containers: [{name: web}]}}
+---
+kind: Pod
+metadata: {name: alone}
+";
+        let found = objects(Path::new("-"), text, "default").expect("readable");
+        let names: Vec<_> = found.pods.iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["Pod shop/web-0", "Pod default/alone"]);
+        assert_eq!(found.namespaces[0].name, "shop");
+        assert_eq!(found.others, ["Service s"]);
+        let of_api = r#"{"kind": "PodList", "items": [{"metadata": {"name": "a"}}]}"#;
+        let found = objects(Path::new("-"), of_api, "elsewhere").expect("readable");
+        assert_eq!(found.pods[0].to_string(), "Pod elsewhere/a");
     }
 
-    fn namespace(&self) -> &str {
-        self.text("/metadata/namespace").unwrap_or(wire::DEFAULT_NAMESPACE)
-    }
-
-    /// Returns whether it is of that kind; an object without an API version matches any.
-    pub(super) fn is_a(&self, (api_version, kind): ObjectKind) -> bool {
-        self.text("/kind") == Some(kind) && self.text("/apiVersion").is_none_or(|version| version == api_version)
-    }
-
-    /// Returns its kind; empty if absent.
-    pub(super) fn kind(&self) -> &str {
-        self.text("/kind").unwrap_or_default()
-    }
-
-    /// Returns its name; empty if absent.
-    pub(super) fn name(&self) -> &str {
-        self.text("/metadata/name").unwrap_or_default()
-    }
-
-    /// Returns its kind, namespace and name for messages.
-    pub(super) fn title(&self) -> String {
-        match (self.kind(), self.text("/metadata/namespace"), self.name()) {
-            ("", _, _) => "an object without a kind".to_owned(),
-            (kind, Some(namespace), name) => format!("{kind} {namespace}/{name}"),
-            (kind, None, name) => format!("{kind} {name}"),
+    #[test]
+    fn a_template_is_a_pod_in_its_workloads_namespace() {
+        let spec = "{template: {metadata: {labels: {a: b}}, spec: {hostNetwork: true, containers: [{name: c}]}}}";
+        for (kind, rest) in [
+            ("Deployment", format!("spec: {spec}")),
+            ("StatefulSet", format!("spec: {spec}")),
+            ("DaemonSet", format!("spec: {spec}")),
+            ("ReplicaSet", format!("spec: {spec}")),
+            ("ReplicationController", format!("spec: {spec}")),
+            ("DeploymentConfig", format!("spec: {spec}")),
+            ("Job", format!("spec: {spec}")),
+            ("CronJob", format!("spec: {{jobTemplate: {{spec: {spec}}}}}")),
+            ("PodTemplate", spec[1..spec.len() - 1].to_owned()),
+        ] {
+            let text = format!("kind: {kind}\nmetadata: {{name: web, namespace: shop}}\n{rest}\n");
+            let found = objects(Path::new("-"), &text, "default").expect("readable");
+            let [given] = &found.pods[..] else { panic!("{kind}: {found:?}") };
+            assert_eq!((given.to_string(), given.is_template()), (format!("{kind} shop/web"), true));
+            assert_eq!((given.pod.namespace.as_str(), given.pod.name.as_str()), ("shop", "web-*"));
+            assert!(given.pod.host_network && given.pod.labels["a"] == "b", "{given:?}");
+            assert!(given.is_named("web") && given.is_named(&format!("{}/web", kind.to_lowercase())));
+            assert!(!given.is_named("pod/web") && !given.is_named("we"));
+        }
+        let bare = "kind: Job\nmetadata: {name: j}\nspec: {template: {spec: {containers: [{name: c}]}}}";
+        assert_eq!(objects(Path::new("-"), bare, "default").expect("readable").pods[0].pod.namespace, "default");
+        for wrong in ["metadata: 7, ", ""] {
+            let text = format!(
+                "kind: Job\nmetadata: {{name: j}}\nspec: {{template: {{{wrong}spec: {{containers: [{{name: [c]}}]}}}}}}"
+            );
+            let error = objects(Path::new("f"), &text, "default").expect_err("refused");
+            assert!(error.msg.starts_with("manifest f: Job j: "), "{error}");
         }
     }
 
-    /// Sets its namespace, if absent.
-    pub(super) fn default_namespace(&mut self, namespace: &str) {
-        if let Some(Value::Object(metadata)) = self.object.get_mut("metadata") {
-            let value = metadata.entry("namespace").or_insert(Value::Null);
-            if value.is_null() {
-                *value = namespace.into();
-            }
+    #[test]
+    fn an_error_names_the_file() {
+        let error = objects(Path::new("pod.yaml"), "kind: Pod\nmetadata: {name: [1]}", "default").expect_err("no name");
+        assert!(error.msg.starts_with("manifest pod.yaml: "), "{error}");
+        assert!(objects(Path::new("-"), "a: [", "default").is_err());
+    }
+
+    /// Nested aliases, an alias of a long text, many values, many levels.
+    #[test]
+    fn a_short_text_can_not_expand_without_limit() {
+        let started = std::time::Instant::now();
+        let levels =
+            (1..12).map(|level| format!("a{level}: &a{level} [{}]\n", vec![format!("*a{}", level - 1); 10].join(",")));
+        let multiplied = format!("a0: &a0 [1]\n{}", levels.collect::<String>());
+        let long = format!("x: &a {}\ny: [{}]\n", "z".repeat(65536), vec!["*a"; 40_000].join(","));
+        for bomb in [multiplied, long, format!("y: [{}]\n", "[],".repeat(300_000)), "[".repeat(100_000)] {
+            let error = objects(Path::new("-"), &bomb, "default").expect_err("a bomb");
+            assert_eq!(error.code, Code::InvalidConfig);
         }
+        assert!(started.elapsed() < std::time::Duration::from_secs(60), "{:?}", started.elapsed());
     }
-
-    /// Returns its pod template as a pod in its namespace, called `NAME-*`; `None` if it has no template.
-    pub(super) fn template(&self) -> Option<Self> {
-        let mut templates = TEMPLATES.iter().filter_map(|pointer| self.object.pointer(pointer));
-        let mut object = templates.find(|template| template.pointer("/spec/containers").is_some())?.clone();
-        let metadata = object.as_object_mut()?.entry("metadata").or_insert(Value::Null);
-        if metadata.is_null() {
-            *metadata = json!({});
-        }
-        if let Value::Object(metadata) = metadata {
-            metadata.insert("name".to_owned(), format!("{}-*", self.name()).into());
-            metadata.insert("namespace".to_owned(), self.namespace().into());
-        }
-        Some(Self { file: self.file.clone(), object })
-    }
-
-    fn is(&self, kind: ObjectKind, namespace: Option<&str>, name: &str) -> bool {
-        self.is_a(kind)
-            && self.text("/metadata/name") == Some(name)
-            && namespace.is_none_or(|namespace| self.namespace() == namespace)
-    }
-
-    /// Deserializes the object.
-    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
-        self.read_part_of(&self.title())
-    }
-
-    /// Deserializes the object, which errors name as a part of the object `title`.
-    pub(super) fn read_part_of<T: DeserializeOwned>(&self, title: &str) -> Result<T, Error> {
-        typed(&self.object).map_err(|cause| manifest_error(&self.file, format!("{title}: {cause}")))
-    }
-}
-
-fn find_definition<'a>(manifests: &'a [ManifestObject], wanted: &ObjectRef) -> Option<&'a ManifestObject> {
-    manifests.iter().find(|manifest| manifest.is(DEFINITION, Some(&wanted.namespace), &wanted.name))
-}
-
-/// Adds the objects in a file's text to `all`; a list adds its items.
-pub(super) fn documents(file: &Path, text: &str, all: &mut Vec<ManifestObject>) -> Result<(), Error> {
-    let manifest = |object| ManifestObject { file: file.to_owned(), object };
-    for mut object in yaml::documents(text).map_err(|error| manifest_error(file, error))? {
-        let item_kind = object["kind"].as_str().and_then(|kind| kind.strip_suffix("List")).map(str::to_owned);
-        match (item_kind, object.get_mut("items")) {
-            (Some(kind), Some(Value::Array(items))) => {
-                all.extend(items.drain(..).map(|item| manifest(with_kind(item, &kind))));
-            }
-            _ => all.push(manifest(object)),
-        }
-    }
-    Ok(())
-}
-
-/// Adds the kind to an item of a list: the items of a `PodList` from the API have none.
-fn with_kind(mut item: Value, kind: &str) -> Value {
-    if let (Value::Object(keys), false) = (&mut item, kind.is_empty()) {
-        keys.entry("kind").or_insert_with(|| kind.into());
-    }
-    item
-}
-
-fn manifest_error(file: &Path, cause: impl std::fmt::Display) -> Error {
-    Error::new(Code::InvalidConfig, format!("manifest {}: {cause}", file.display()))
 }

@@ -5,12 +5,12 @@
 
 use crate::cni;
 pub use api::{ApiConnection, NodeApi, ServiceAccount};
-pub(crate) use api::{Collection, CollectionError};
+pub(crate) use api::{Collection, Failure, Kind};
 pub use fact_source::{Cluster, Definitions, Reports};
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
+pub use manifests::{Given, Objects, objects};
 pub use resources::{Definition, DefinitionQuery, Event, Lookup, NodeTaints, ObjectRef};
 pub use resources::{Permission, ReportedEvent, ScheduledPod, Token, Workload};
-pub use text::{Given, Objects, objects};
 
 pub mod agent;
 mod api;
@@ -18,8 +18,6 @@ mod fact_source;
 mod kubeconfig;
 mod manifests;
 mod resources;
-mod response_limit;
-mod text;
 pub(crate) mod wire;
 pub(crate) mod yaml;
 

@@ -2,10 +2,9 @@
 //! `core/v1`), with conversions to [`crate::pod`] and [`crate::cluster`]'s values. `null` is accepted for an absent
 //! value everywhere, because Go writes empty lists and maps as `null`.
 
-use super::resources::{Definition, NodeTaints, ObjectRef, Token};
+use super::resources::{Definition, NodeTaints, ObjectRef};
 use crate::pod;
 use crate::pod::well_known::DATAPLANE_MODE;
-use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
 use serde_json::Value;
@@ -38,18 +37,15 @@ pub(crate) struct Metadata {
     pub(crate) labels: BTreeMap<String, String>,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) annotations: BTreeMap<String, String>,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    owner_references: Vec<OwnerReference>,
+    owner_references: Option<Vec<OwnerReference>>,
 }
 
 /// An object that owns another.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Clone, Deserialize)]
 pub(crate) struct OwnerReference {
     pub(super) kind: String,
     pub(super) name: String,
-    #[serde(deserialize_with = "null_is_empty")]
-    controller: bool,
+    controller: Option<bool>,
 }
 
 impl Metadata {
@@ -61,7 +57,7 @@ impl Metadata {
 
     /// Returns the controller that replaces the object when it is deleted.
     pub(crate) fn controller(&self) -> Option<&OwnerReference> {
-        self.owner_references.iter().find(|owner| owner.controller)
+        self.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
     }
 
     /// Returns an error that describes this object, unless it is the requested one: a proxy or a cache in front of the
@@ -77,59 +73,52 @@ impl Metadata {
     }
 }
 
-/// A `Pod`.
+/// An object: its metadata, and the parts of its specification and its status that are read.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct PodObject {
+pub(crate) struct Object<S = IgnoredAny, T = IgnoredAny> {
     pub(crate) metadata: Metadata,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    spec: PodSpec,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    pub(crate) status: PodStatus,
+    spec: Option<S>,
+    pub(crate) status: Option<T>,
 }
 
+pub(crate) type PodObject = Object<PodSpec, PodStatus>;
+pub(crate) type NamespaceObject = Object;
+pub(crate) type DefinitionObject = Object<DefinitionSpec>;
+pub(super) type NodeObject = Object<NodeSpec>;
+pub(super) type DaemonSetObject = Object;
+
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct PodSpec {
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PodSpec {
     node_name: Option<String>,
-    #[serde(deserialize_with = "null_is_empty")]
-    host_network: bool,
+    host_network: Option<bool>,
     host_users: Option<bool>,
-    #[serde(deserialize_with = "null_is_empty")]
-    security_context: SecurityContext,
-    #[serde(deserialize_with = "null_is_empty")]
-    dns_config: DnsConfig,
-    #[serde(deserialize_with = "null_is_empty")]
-    init_containers: Vec<ContainerObject>,
-    #[serde(deserialize_with = "null_is_empty")]
-    containers: Vec<ContainerObject>,
-    #[serde(deserialize_with = "null_is_empty")]
-    ephemeral_containers: Vec<ContainerObject>,
+    security_context: Option<SecurityContext>,
+    dns_config: Option<DnsConfig>,
+    init_containers: Option<Vec<ContainerObject>>,
+    containers: Option<Vec<ContainerObject>>,
+    ephemeral_containers: Option<Vec<ContainerObject>>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(rename_all = "camelCase")]
 struct SecurityContext {
     run_as_user: Option<i64>,
     run_as_group: Option<i64>,
 }
 
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Clone, Deserialize)]
 struct DnsConfig {
-    #[serde(deserialize_with = "null_is_empty")]
-    nameservers: Vec<String>,
+    nameservers: Option<Vec<String>>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ContainerObject {
     name: String,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    args: Vec<String>,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    env: Vec<Variable>,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    security_context: SecurityContext,
+    args: Option<Vec<String>>,
+    env: Option<Vec<Variable>>,
+    security_context: Option<SecurityContext>,
     restart_policy: Option<String>,
 }
 
@@ -137,28 +126,26 @@ struct ContainerObject {
 #[serde(rename_all = "camelCase")]
 struct Variable {
     name: String,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    value: String,
+    value: Option<String>,
     value_from: Option<IgnoredAny>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct PodStatus {
-    #[serde(deserialize_with = "null_is_empty")]
+    #[serde(default, deserialize_with = "null_is_empty")]
     pub(super) phase: String,
     #[serde(rename = "podIP")]
     address: Option<String>,
-    #[serde(rename = "podIPs", deserialize_with = "null_is_empty")]
-    addresses: Vec<PodAddress>,
-    #[serde(deserialize_with = "null_is_empty")]
+    #[serde(rename = "podIPs")]
+    addresses: Option<Vec<PodAddress>>,
+    #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) init_container_statuses: Vec<ContainerStatus>,
 }
 
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Clone, Deserialize)]
 struct PodAddress {
-    ip: String,
+    ip: Option<String>,
 }
 
 /// How a container ended now and before.
@@ -166,13 +153,11 @@ struct PodAddress {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ContainerStatus {
     pub(crate) name: String,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    pub(crate) state: ContainerState,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    pub(crate) last_state: ContainerState,
+    pub(crate) state: Option<ContainerState>,
+    pub(crate) last_state: Option<ContainerState>,
 }
 
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(crate) struct ContainerState {
     pub(crate) terminated: Option<TerminatedState>,
 }
@@ -181,8 +166,7 @@ pub(crate) struct ContainerState {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct TerminatedState {
     pub(crate) exit_code: i32,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    pub(crate) message: String,
+    pub(crate) message: Option<String>,
 }
 
 impl PodStatus {
@@ -193,7 +177,7 @@ impl PodStatus {
 
     /// Returns the valid addresses, sorted.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
-        let all = self.address.iter().chain(self.addresses.iter().map(|address| &address.ip));
+        let all = self.address.iter().chain(self.addresses.iter().flatten().filter_map(|address| address.ip.as_ref()));
         let mut addresses: Vec<IpAddr> = all.filter_map(|text| text.parse().ok()).collect();
         addresses.sort();
         addresses.dedup();
@@ -203,48 +187,46 @@ impl PodStatus {
 
 impl From<PodObject> for pod::Pod {
     fn from(PodObject { metadata, spec, status }: PodObject) -> Self {
+        let spec = spec.unwrap_or_default();
+        let context = spec.security_context.unwrap_or_default();
+        let all = |containers: Option<Vec<ContainerObject>>| containers.into_iter().flatten().map(Into::into).collect();
         Self {
-            addresses: status.addresses(),
+            addresses: status.map(|status| status.addresses()).unwrap_or_default(),
             namespace: metadata.namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()),
             name: metadata.name,
             uid: metadata.uid,
             labels: metadata.labels,
             annotations: metadata.annotations,
             node_name: spec.node_name,
-            host_network: spec.host_network,
+            host_network: spec.host_network == Some(true),
             has_own_users: spec.host_users == Some(false),
-            run_as_user: spec.security_context.run_as_user,
-            run_as_group: spec.security_context.run_as_group,
-            dns_nameservers: spec.dns_config.nameservers,
-            init_containers: spec.init_containers.into_iter().map(Into::into).collect(),
-            containers: spec.containers.into_iter().map(Into::into).collect(),
-            ephemeral_containers: spec.ephemeral_containers.into_iter().map(Into::into).collect(),
+            run_as_user: context.run_as_user,
+            run_as_group: context.run_as_group,
+            dns_nameservers: spec.dns_config.and_then(|dns| dns.nameservers).unwrap_or_default(),
+            init_containers: all(spec.init_containers),
+            containers: all(spec.containers),
+            ephemeral_containers: all(spec.ephemeral_containers),
         }
     }
 }
 
 impl From<ContainerObject> for pod::Container {
     fn from(container: ContainerObject) -> Self {
-        let literal = |v: Variable| v.value_from.is_none().then_some((v.name, v.value));
+        let context = container.security_context.unwrap_or_default();
+        let literal = |v: Variable| v.value_from.is_none().then(|| (v.name, v.value.unwrap_or_default()));
         Self {
             name: container.name,
-            args: container.args,
-            env: container.env.into_iter().filter_map(literal).collect(),
-            run_as_user: container.security_context.run_as_user,
-            run_as_group: container.security_context.run_as_group,
+            args: container.args.unwrap_or_default(),
+            env: container.env.into_iter().flatten().filter_map(literal).collect(),
+            run_as_user: context.run_as_user,
+            run_as_group: context.run_as_group,
             restarts_always: container.restart_policy.as_deref() == Some("Always"),
         }
     }
 }
 
-/// A `Namespace`.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct NamespaceObject {
-    pub(crate) metadata: Metadata,
-}
-
 impl From<NamespaceObject> for pod::Namespace {
-    fn from(NamespaceObject { metadata }: NamespaceObject) -> Self {
+    fn from(NamespaceObject { metadata, .. }: NamespaceObject) -> Self {
         let dataplane_mode = metadata.labels.get(DATAPLANE_MODE).cloned();
         Self {
             name: metadata.name,
@@ -256,77 +238,33 @@ impl From<NamespaceObject> for pod::Namespace {
     }
 }
 
-/// A `NetworkAttachmentDefinition` (k8s.cni.cncf.io/v1).
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct DefinitionObject {
-    pub(crate) metadata: Metadata,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    spec: DefinitionSpec,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct DefinitionSpec {
-    #[serde(deserialize_with = "null_is_empty")]
-    config: String,
+pub(crate) struct DefinitionSpec {
+    config: Option<String>,
 }
 
 impl From<DefinitionObject> for Definition {
-    fn from(DefinitionObject { metadata, mut spec }: DefinitionObject) -> Self {
-        if spec.config.len() > Definition::MAX_CONFIG {
-            spec.config.truncate(spec.config.ceil_char_boundary(Definition::MAX_CONFIG + 1));
-            spec.config.shrink_to_fit();
+    fn from(DefinitionObject { metadata, spec, .. }: DefinitionObject) -> Self {
+        let mut config = spec.and_then(|spec| spec.config).unwrap_or_default();
+        if config.len() > Self::MAX_CONFIG {
+            config.truncate(config.ceil_char_boundary(Self::MAX_CONFIG + 1));
+            config.shrink_to_fit();
         }
         let namespace = metadata.namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
-        let object = ObjectRef { namespace, name: metadata.name };
-        Self { object, annotations: metadata.annotations, config: spec.config }
+        Self { object: ObjectRef { namespace, name: metadata.name }, annotations: metadata.annotations, config }
     }
 }
 
-/// A `Node`.
-#[derive(Debug, Deserialize)]
-pub(super) struct NodeObject {
-    metadata: Metadata,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    spec: NodeSpec,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct NodeSpec {
-    #[serde(deserialize_with = "null_is_empty")]
-    taints: Vec<Value>,
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct NodeSpec {
+    taints: Option<Vec<Value>>,
 }
 
 impl From<NodeObject> for NodeTaints {
-    fn from(NodeObject { metadata, spec }: NodeObject) -> Self {
-        Self { name: metadata.name, resource_version: metadata.resource_version, taints: spec.taints }
+    fn from(NodeObject { metadata, spec, .. }: NodeObject) -> Self {
+        let taints = spec.and_then(|spec| spec.taints).unwrap_or_default();
+        Self { name: metadata.name, resource_version: metadata.resource_version, taints }
     }
-}
-
-/// The response to a `TokenRequest`.
-#[derive(Debug, Deserialize)]
-pub(super) struct TokenGranted {
-    status: TokenStatus,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct TokenStatus {
-    token: String,
-    expiration_timestamp: Timestamp,
-}
-
-impl From<TokenGranted> for Token {
-    fn from(TokenGranted { status }: TokenGranted) -> Self {
-        Self { text: status.token, expires: status.expiration_timestamp }
-    }
-}
-
-/// A `DaemonSet`.
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct DaemonSetObject {
-    pub(super) metadata: Metadata,
 }
 
 #[cfg(test)]

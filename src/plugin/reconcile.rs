@@ -5,23 +5,24 @@
 
 mod obstacle;
 mod operation;
+mod steps;
 
-use super::netns_state::{FormatFacts, FormatPreference, choose_format};
+use super::netns_state::FormatFacts;
 use super::netns_state::{check_rules, ruleset, unrecorded_fixtures, warn_of_legacy};
 use super::record::{AttachmentRecord, ExclusionList, MAX_ATTACHMENTS, SandboxRecords, fixtures, since_boot};
 use crate::cgroup;
 use crate::cni::{Code, Error, at_most};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
-use crate::firewall::{self, CreatedTables, ForeignRedirection, LiveRuleset, Rejected, RuleFormat, Ruleset};
-use crate::netns::{self, Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
+use crate::firewall::{self, CreatedTables, LiveRuleset, Rejected, RuleFormat, Ruleset};
+use crate::netns::{self, Fixtures, LockMode, NetNs, OwnFamilies};
 use crate::policy::Policy;
 use crate::state::{Attachment, Store};
 use crate::wait;
 use obstacle::{Obstacle, is_owned, is_unsupported, refused};
 pub(super) use operation::Operation;
 use operation::{Change, Changes, Kind, gone};
-use std::collections::BTreeSet;
 use std::time::Duration;
+use steps::{Attempt, Existing, PendingWork, PlannedFixtures, Saved, StartedWork};
 
 /// How long a call waits for another call in the same network namespace.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
@@ -80,76 +81,6 @@ struct Reconciler<'a> {
     store: &'a Store,
     attachment: &'a Attachment,
     netns: &'a NetNs,
-}
-
-/// The saved state of a pod sandbox.
-struct Saved {
-    /// The attachments that have a record, in any network namespace.
-    attachments: Vec<Attachment>,
-    /// The records of this network namespace.
-    records: SandboxRecords,
-}
-
-/// The inputs of one attempt.
-#[derive(Clone, Copy)]
-struct Attempt<'a> {
-    changes: &'a Changes,
-    /// The saved state; `None` to read it again.
-    saved: Option<&'a Saved>,
-    addresses: OwnFamilies,
-    /// Whether the kernel has refused the rules in iptables format.
-    force_nftables: bool,
-}
-
-/// What a call has begun, and may have to undo.
-#[derive(Default)]
-struct StartedWork {
-    /// Whether the intent is saved, or may be.
-    has_intent: bool,
-    /// The fixtures that were added to the network namespace, or may be.
-    added: BTreeSet<Fixture>,
-    /// The generation of the rules before a transaction whose outcome is unknown.
-    unknown_since: Option<u32>,
-}
-
-/// The changes to commit after the intent is saved.
-struct PendingWork {
-    /// The records that are saved until the changes are complete.
-    records: SandboxRecords,
-    rule_format: RuleFormat,
-    /// The rules that the records described before.
-    known_rules: Ruleset,
-    desired: Ruleset,
-    /// Whether the rules can be written in nftables format if the kernel refuses this one.
-    may_use_nftables: bool,
-    fixtures: PlannedFixtures,
-}
-
-/// The fixtures that the desired rules need, and what happens to them.
-struct PlannedFixtures {
-    needed: Fixtures,
-    /// Those of `needed` that do not exist.
-    missing: BTreeSet<Fixture>,
-    /// Those that this call records as added.
-    added: Fixtures,
-    /// The fixtures of rules without saved state.
-    unrecorded: Fixtures,
-}
-
-/// What exists in the network namespace before the changes.
-struct Existing {
-    /// The rules that the records describe.
-    known_rules: Ruleset,
-    /// Another tool's redirection.
-    foreign: Option<ForeignRedirection>,
-    format: FormatFacts,
-}
-
-impl Existing {
-    fn choose_format(&self, changes: &Changes) -> Result<RuleFormat, Error> {
-        let preference = if changes.redirects() { changes.format } else { FormatPreference::default() };
-        choose_format(preference, self.format)
-    }
 }
 
 /// Warns about netfilter chains of other tools that can redirect connections before detour's rules do.

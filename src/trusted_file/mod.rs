@@ -6,9 +6,8 @@
 //! | [`open()`], [`read_nofollow`] | the same for paths that must not end in a symbolic link: state, and paths that [`crate::host_path`] has resolved |
 //! | [`open_of_any_kind`] | a namespace, whose kind the caller checks |
 //! | [`read_trusted`] | a file that decides what root does: credentials, configuration |
-//! | [`read_with_owner`] | a file that may name only files of its owner |
 //! | [`check()`] | a path that root executes or uses: only trusted users can change it |
-//! | [`create_new`], [`overwrite`], [`append_below`] | a file that is written: never through a link that another user made |
+//! | [`create_new`], [`append_below`] | a file that is written: never through a link that another user made |
 //! | [`replace_file`] | a file that is replaced as a whole |
 //! | [`open_lock`], [`open_directory`], [`create_directories`], [`names_in`] | a file that is locked; a directory that is opened, created or listed |
 //! | [`FileId`] | whether two paths or open files are the same file |
@@ -24,7 +23,7 @@ pub use atomic::{Durability, create_with_parents, exchange_file, replace_file, s
 pub use check::{FileError, check, is_trusted};
 pub use open::{
     FileId, append_below, create_directories, create_new, follow, names_in, open, open_directory, open_lock,
-    open_of_any_kind, overwrite, read, read_nofollow, read_text, read_trusted, read_with_owner,
+    open_of_any_kind, read, read_nofollow, read_text, read_trusted,
 };
 
 #[cfg(test)]

@@ -102,15 +102,6 @@ pub fn read_nofollow(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     read_up_to(&file, &metadata, limit)
 }
 
-/// Reads a file as [`read`] does, and returns its contents and the UID of its owner.
-///
-/// # Errors
-/// As [`read`].
-pub fn read_with_owner(path: &Path, limit: u64) -> io::Result<(Vec<u8>, u32)> {
-    let (file, metadata) = open_regular(path, OFlags::RDONLY)?;
-    Ok((read_up_to(&file, &metadata, limit)?, metadata.uid()))
-}
-
 /// Reads the file at `path`, of at most `limit` bytes, if only trusted users can change it or the path
 /// that leads to it.
 ///
@@ -138,18 +129,6 @@ pub fn create_new(path: &Path) -> io::Result<File> {
         }
         created => Ok(created?),
     }
-}
-
-/// Opens the file at `path` for writing and truncates it; makes it readable for its owner only.
-///
-/// # Errors
-/// The file can't be written; it is a symbolic link, is not a regular file, belongs to an untrusted user, or has
-/// a second name (hard link), which may be another important file.
-pub fn overwrite(path: &Path) -> io::Result<File> {
-    let file = verify_not_shared(open_regular(path, OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW)?)?;
-    file.set_permissions(Permissions::from_mode(0o600))?;
-    file.set_len(0)?;
-    Ok(file)
 }
 
 /// Opens the file at `path` to lock it (flock(2)); creates it if it is missing. Makes it accessible for its owner

@@ -43,8 +43,7 @@ install_detour --set containerExclusion.enabled=true --set-json "config.chain=$c
 takes_effect 180 "the configuration without it" "$captured"
 
 say "time until a change of an annotation is in the kernel"
-sandbox=$(enter 1 crictl pods --name vault --state Ready --quiet)
-pid=$(enter 1 crictl inspectp "$sandbox" | jq .info.pid)
+pid=$(enter 1 crictl inspect "$(enter 1 crictl ps --name '^app$' --state Running --quiet)" | jq .info.pid)
 # has_rule UID: whether the pod excludes it.
 has_rule() {
     enter 1 nsenter --target "$pid" --net nft list table inet detour-exclusions | grep -qw "$1"

@@ -14,6 +14,8 @@ pods_start() {
     rollout deployment/web
     expect_captured "$1" web 3
     expect "$1: excluded containers" "3 uid 1337: tcp direct, dns direct" "$(reports mesh app=web excluded)"
+    # CRI-O calls CHECK after each ADD.
+    [[ $RUNTIME != crio ]] || expect_within 30 "$1: calls of CHECK that succeeded" '[1-9]*' calls CHECK
     k delete deployment --namespace mesh web --wait >/dev/null
     eventually 120 prints "" k get pods --namespace mesh -o name
     expect_within 30 "$1: after the pods' end" "$empty" leftovers

@@ -52,11 +52,16 @@ k debug --namespace mesh native --image localhost/tools:1 --image-pull-policy Ne
 expect_within 60 "kubectl debug: an ephemeral container" "uid 0: tcp sidecar, dns sidecar" logs mesh native debugger
 enter 1 rm /etc/kubernetes/manifests/static.yaml
 
-say "the pause process is killed: the kubelet makes a new sandbox for the pod"
+say "the sandbox ends: the kubelet makes a new one for the pod"
 node=$(k get pod --namespace mesh native -o jsonpath='{.spec.nodeName}')
 node=${node#node}
 sandbox=$(enter "$node" crictl pods --name native --state Ready --quiet)
-enter "$node" kill -KILL "$(enter "$node" crictl inspectp "$sandbox" | jq .info.pid)"
+if [[ $RUNTIME == containerd ]]; then
+    enter "$node" kill -KILL "$(enter "$node" crictl inspectp "$sandbox" | jq .info.pid)"
+else
+    # CRI-O starts no pause process.
+    enter "$node" crictl stopp "$sandbox" >/dev/null
+fi
 is_new() {
     local now
     now=$(enter "$node" crictl pods --name native --state Ready --quiet)

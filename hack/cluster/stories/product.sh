@@ -100,3 +100,4 @@ expect "a running pod ($before run)" "uid 2000: tcp sidecar, dns sidecar" "$(k e
 k delete deployment --namespace mesh web --wait >/dev/null
 expect_within 120 "pods that can't be deleted" "" k get pods --namespace mesh -o name
 expect "warnings about pods that could not be stopped" 0 "$(k get events --namespace mesh --field-selector reason=FailedKillPod -o name | wc -l)"
+expect_no_files "after the pods' end"

@@ -1,7 +1,7 @@
 {{- /* Fails if a value is missing, because it is null, or because "helm upgrade --reuse-values" keeps the previous chart's
 values. */ -}}
 {{- define "detour.complete" -}}
-{{- $objects := list "admissionPolicy" "cni" "config" "containerExclusion" "global" "global.defaultResources" "global.networkPolicy" "grafanaDashboard" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
+{{- $objects := list "admissionPolicy" "cni" "config" "containerExclusion" "global" "global.defaultResources" "global.networkPolicy" "grafanaDashboard" "guard" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
 {{- $others := list "image" "cni.credentials" "definitions" "onExit" "repair.enabled" "repair.repairPods" "priorityClassName" -}}
 {{- range $path := concat $objects $others -}}
 {{- $value := $.Values -}}

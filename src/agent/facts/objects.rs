@@ -2,7 +2,7 @@
 
 use super::reduced::{cut, minimize_pod, reduce_namespace, reduce_pod};
 use crate::cluster::wire::{ContainerStatus, DefinitionObject, Metadata, NamespaceObject, PodObject};
-use crate::cluster::{Definition, ObjectRef};
+use crate::cluster::{Definition, Kind, ObjectRef};
 use crate::pod::well_known::PROXY_CONTAINER;
 use crate::pod::{Container, Namespace, Pod};
 use serde::de::DeserializeOwned;
@@ -51,12 +51,10 @@ pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
     const PLURAL: &str;
     /// The value of the metrics' label `kind`.
     const METRICS_KIND: &str;
-    /// The path of all objects.
-    const PATH: &str;
+    /// The kind of the objects.
+    const KIND: Kind;
     /// Whether the agent needs only `metadata` of the objects.
     const METADATA_ONLY: bool = false;
-    /// The permission that the watch requires, as `kubectl auth can-i` spells it.
-    const PERMISSION: &str;
 
     /// Returns the metadata.
     fn metadata(sent: &Self::Sent) -> &Metadata;
@@ -78,8 +76,7 @@ impl WatchedKind for ObservedPod {
     type Sent = PodObject;
     const PLURAL: &str = "pods of this node";
     const METRICS_KIND: &str = "pods";
-    const PATH: &str = "/api/v1/pods";
-    const PERMISSION: &str = "list and watch pods";
+    const KIND: Kind = Kind::POD;
 
     fn metadata(sent: &PodObject) -> &Metadata {
         &sent.metadata
@@ -87,7 +84,7 @@ impl WatchedKind for ObservedPod {
 
     fn from_sent(mut sent: PodObject) -> Self {
         trim(&mut sent.metadata);
-        let (status, metadata) = (std::mem::take(&mut sent.status), &mut sent.metadata);
+        let (status, metadata) = (sent.status.take().unwrap_or_default(), &mut sent.metadata);
         let (ending, controlled) = (metadata.is_deleting() || status.has_ended(), metadata.controller().is_some());
         let resource_version = std::mem::take(&mut metadata.resource_version);
         let mut pod: Pod = sent.into();
@@ -159,13 +156,13 @@ fn map_weight(map: &BTreeMap<String, String>) -> usize {
 
 /// Returns how a container ended; `None` if it has never ended.
 fn ended(status: ContainerStatus) -> Option<EndedContainer> {
-    let (now, before) = (status.state.terminated, status.last_state.terminated);
+    let [now, before] = [status.state, status.last_state].map(|state| state.and_then(|state| state.terminated));
     if now.is_none() && before.is_none() {
         return None;
     }
     let succeeded = now.as_ref().is_some_and(|end| end.exit_code == 0);
     let failure = [now, before].into_iter().flatten().find(|end| end.exit_code != 0);
-    let (last_failure, message) = failure.map(|end| (end.exit_code, end.message)).unzip();
+    let (last_failure, message) = failure.map(|end| (end.exit_code, end.message.unwrap_or_default())).unzip();
     Some(EndedContainer { name: status.name, succeeded, last_failure, message: message.unwrap_or_default() })
 }
 
@@ -173,9 +170,8 @@ impl WatchedKind for Namespace {
     type Sent = NamespaceObject;
     const PLURAL: &str = "namespaces";
     const METRICS_KIND: &str = "namespaces";
-    const PATH: &str = "/api/v1/namespaces";
+    const KIND: Kind = Kind::NAMESPACE;
     const METADATA_ONLY: bool = true;
-    const PERMISSION: &str = "list and watch namespaces";
 
     fn metadata(sent: &NamespaceObject) -> &Metadata {
         &sent.metadata
@@ -214,8 +210,7 @@ impl WatchedKind for Definition {
     type Sent = DefinitionObject;
     const PLURAL: &str = "network attachment definitions";
     const METRICS_KIND: &str = "definitions";
-    const PATH: &str = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions";
-    const PERMISSION: &str = "list and watch network-attachment-definitions.k8s.cni.cncf.io";
+    const KIND: Kind = Kind::DEFINITION;
 
     fn metadata(sent: &DefinitionObject) -> &Metadata {
         &sent.metadata

@@ -5,20 +5,14 @@ use super::cache::{Cache, CacheEvent, SharedFacts};
 use super::objects::WatchedKind;
 use crate::agent::metrics::Metrics;
 use crate::backoff::Backoff;
-use crate::cluster::{Collection, CollectionError, ServiceAccount};
+use crate::cluster::{Collection, Failure, ServiceAccount};
 use crate::printable::without_tokens;
-use futures_util::TryStreamExt;
 use kube::api::WatchEvent;
 use std::collections::BTreeMap;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
-/// The number of pages that are in memory at the same time. With their limits, and those of the caches, the agent stays
-/// within the memory limit of its container.
-const PAGES_IN_MEMORY: usize = 1;
 /// A watch that ended regularly within this time counts as failed.
 const MIN_WATCH_TIME: Duration = Duration::from_secs(1);
 
@@ -35,15 +29,15 @@ impl SharedFacts {
         states: &SyncStates,
         metrics: &Metrics,
     ) {
-        let (pages, of_node) = (Semaphore::new(PAGES_IN_MEMORY), Some(format!("spec.nodeName={node}")));
+        let of_node = Some(format!("spec.nodeName={node}"));
         let definitions = async {
             if with_definitions {
-                watch(self.definitions(), (account, &pages), None, states, metrics).await;
+                watch(self.definitions(), account, None, states, metrics).await;
             }
         };
         tokio::join!(
-            watch(self.pods(), (account, &pages), of_node, states, metrics),
-            watch(self.namespaces(), (account, &pages), None, states, metrics),
+            watch(self.pods(), account, of_node, states, metrics),
+            watch(self.namespaces(), account, None, states, metrics),
             definitions,
         );
     }
@@ -51,16 +45,16 @@ impl SharedFacts {
 
 async fn watch<T: WatchedKind>(
     cache: &Cache<T>,
-    (account, pages): (&ServiceAccount, &Semaphore),
+    account: &ServiceAccount,
     fields: Option<String>,
     states: &SyncStates,
     metrics: &Metrics,
 ) {
-    let collection = Collection { account, path: T::PATH, metadata_only: T::METADATA_ONLY, fields, pages };
+    let collection = Collection { kind: T::KIND, namespace: None, fields, metadata_only: T::METADATA_ONLY };
     let state = states.start((T::PLURAL, T::METRICS_KIND), metrics);
     let (mut failures, mut is_first) = (Failures::new(cache, &state), true);
     loop {
-        let mut version = match list(cache, &collection, is_first, metrics).await {
+        let mut version = match list(cache, (account, &collection), is_first, metrics).await {
             Ok(version) => version,
             Err(error) => {
                 failures.pause(&error).await;
@@ -76,9 +70,9 @@ async fn watch<T: WatchedKind>(
         metrics.facts(T::METRICS_KIND, cache.len());
         loop {
             let started = Instant::now();
-            let error = match follow(cache, &collection, &mut version, &state, metrics).await {
+            let error = match follow(cache, (account, &collection), &mut version, &state, metrics).await {
                 Ok(()) if started.elapsed() >= MIN_WATCH_TIME => continue,
-                Ok(()) => CollectionError::new("the API server ended the watch at once"),
+                Ok(()) => Failure::new("the API server ended the watch at once"),
                 Err(error) => error,
             };
             failures.pause(&error).await;
@@ -94,15 +88,15 @@ async fn watch<T: WatchedKind>(
 /// from the server's cache, which may be older than what was watched before.
 async fn list<T: WatchedKind>(
     cache: &Cache<T>,
-    collection: &Collection<'_>,
+    (account, collection): (&ServiceAccount, &Collection),
     from_cache: bool,
     metrics: &Metrics,
-) -> Result<String, CollectionError> {
+) -> Result<String, Failure> {
     cache.apply(CacheEvent::Init);
     let add = |sent| {
         cache.apply(CacheEvent::InitApply(sent));
     };
-    let listed = collection.list(from_cache, add).await;
+    let listed = account.list(collection, from_cache, add).await;
     metrics.facts(T::METRICS_KIND, cache.len());
     listed
 }
@@ -110,18 +104,18 @@ async fn list<T: WatchedKind>(
 /// Applies the events of one watch, and updates the version at which the next one continues.
 async fn follow<T: WatchedKind>(
     cache: &Cache<T>,
-    collection: &Collection<'_>,
+    (account, collection): (&ServiceAccount, &Collection),
     version: &mut String,
     state: &SyncState<'_>,
     metrics: &Metrics,
-) -> Result<(), CollectionError> {
-    let mut events = pin!(collection.watch::<T::Sent>(version).await?);
+) -> Result<(), Failure> {
+    let mut events = account.follow::<T::Sent>(collection, version).await?;
     // The API server has accepted the watch, and sends nothing until an object changes.
     state.synced();
     if cache.mark_working() {
         tracing::info!(count = cache.len().0, "watching {} again", T::PLURAL);
     }
-    while let Some(event) = events.try_next().await? {
+    while let Some(event) = events.next().await? {
         let event = match event {
             WatchEvent::Added(sent) | WatchEvent::Modified(sent) => {
                 T::metadata(&sent).resource_version.clone_into(version);
@@ -135,7 +129,8 @@ async fn follow<T: WatchedKind>(
                 *version = bookmark.metadata.resource_version;
                 continue;
             }
-            WatchEvent::Error(status) => return Err(kube::Error::Api(status).into()),
+            // `next` returns it as its error.
+            WatchEvent::Error(_) => continue,
         };
         cache.apply(event);
         metrics.facts(T::METRICS_KIND, cache.len());
@@ -161,7 +156,7 @@ impl<'a, T: WatchedKind> Failures<'a, T> {
     }
 
     /// Records a failure, and waits before the next attempt.
-    async fn pause(&mut self, error: &CollectionError) {
+    async fn pause(&mut self, error: &Failure) {
         let worked = self.cache.mark_broken();
         let cause = without_tokens(&error.cause);
         if worked || self.logged != cause {
@@ -189,9 +184,9 @@ fn log<T: WatchedKind>(status: u16, cause: &str) {
     } else if is_refused(status) {
         tracing::warn!(
             cause,
-            "can't watch {}: grant the permission to {}; until then each request goes to the API server",
+            "can't watch {}: grant the permission to list and watch {}; until then each request goes to the API server",
             T::PLURAL,
-            T::PERMISSION
+            T::KIND.resource()
         );
     } else {
         tracing::warn!(

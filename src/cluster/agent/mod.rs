@@ -8,9 +8,7 @@ use super::fact_source::{Cluster, Definitions, Reports, with_pod};
 use super::resources::{DefinitionQuery, Event, Lookup};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
-use crate::streams::ready;
 use nix::errno::Errno;
-use nix::poll::PollFlags;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 use protocol::MAX_ANSWER;
@@ -23,7 +21,7 @@ use serde::de::DeserializeOwned;
 use std::cell::RefCell;
 use std::io;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -120,14 +118,14 @@ impl AgentClient {
         Self { from_memory: true, ..Self::new(socket, None, MEMORY_TIMEOUT) }
     }
 
-    /// Returns what `read` takes from the agent's answer, or else the result of `fallback`, which gets the deadline. The
+    /// Returns what `read` takes from the agent's answer, or else the result of `fallback`, by the same deadline. The
     /// agent has half of `timeout`, so that there is time for the fallback.
     fn request<T>(
         &self,
         ask: RequestKind,
         timeout: Duration,
         read: impl FnOnce(AgentAnswer) -> Option<T>,
-        fallback: impl FnOnce(&Api, Deadline) -> Result<T, Error>,
+        fallback: impl FnOnce(&Api) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let timeout = timeout.min(self.timeout);
         let deadline = Deadline::after(timeout);
@@ -160,7 +158,7 @@ impl AgentClient {
             Some(api) => {
                 tracing::debug!(facts = "api", why, "asking the API server instead of the agent");
                 let deadline = if accepted { deadline.of_connected() } else { deadline };
-                fallback(api, deadline).map_err(|error| self.with_agent(error, &why))
+                fallback(&api.by(deadline)).map_err(|error| self.with_agent(error, &why))
             }
             None => Err(self.no_facts(&why)),
         }
@@ -213,7 +211,7 @@ impl Cluster for AgentClient {
             _ => None,
         };
         let ask = RequestKind::Facts { pod: wanted.clone(), with_namespace };
-        let facts = self.request(ask, self.timeout, read, |api, by| api.facts_by(by, wanted, with_namespace));
+        let facts = self.request(ask, self.timeout, read, |api| api.facts(wanted, with_namespace));
         facts.map_err(|error| with_pod(wanted, error))
     }
 
@@ -223,12 +221,12 @@ impl Cluster for AgentClient {
             _ => None,
         };
         let ask = RequestKind::Namespace { pod: wanted.clone() };
-        let namespace = self.request(ask, self.timeout, read, |api, by| api.namespace_by(by, wanted));
+        let namespace = self.request(ask, self.timeout, read, |api| api.namespace(wanted));
         namespace.map_err(|error| with_pod(wanted, error))
     }
 
     fn probe(&self) -> Result<(), Error> {
-        self.request(RequestKind::Probe, PROBE_TIMEOUT, read_done, |api, _| api.probe())
+        self.request(RequestKind::Probe, PROBE_TIMEOUT, read_done, |api| api.probe())
     }
 }
 
@@ -248,7 +246,7 @@ impl Definitions for AgentClient {
             _ => None,
         };
         let ask = RequestKind::Definitions { wanted: wanted.to_vec() };
-        self.request(ask, self.timeout, read, |api, by| api.definitions_by(by, wanted))
+        self.request(ask, self.timeout, read, |api| api.definitions(wanted))
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
@@ -258,7 +256,7 @@ impl Definitions for AgentClient {
         };
         let ask = RequestKind::NamespacesWithDefinition { name: name.to_owned() };
         let unknown = || Error::new(Code::TryAgain, "namespaces unknown");
-        let list = |api: &Api, _| api.namespaces_with_definition(name).ok_or_else(unknown);
+        let list = |api: &Api| api.namespaces_with_definition(name).ok_or_else(unknown);
         self.request(ask, WRITE_TIMEOUT, read, list).inspect_err(|error| tracing::debug!("{error}")).ok()
     }
 }
@@ -267,7 +265,7 @@ impl Reports for AgentClient {
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
         let network_status = status.map(ToOwned::to_owned);
         let ask = RequestKind::Report { pod: pod.reference(), status: network_status, events: events.to_vec() };
-        self.request(ask, WRITE_TIMEOUT, read_done, |api, by| api.report_by(by, pod, status, events))
+        self.request(ask, WRITE_TIMEOUT, read_done, |api| api.report(pod, status, events))
     }
 }
 
@@ -294,6 +292,7 @@ fn exchange(path: &Path, request: &AgentRequest, deadline: Instant) -> Result<Ag
     let hello_deadline = deadline.min(Instant::now() + HELLO_TIMEOUT);
     let mut stream = DeadlineStream { stream: open(path)?, deadline: hello_deadline };
     let failed = |what: &str, error: &io::Error| NoAnswer { accepted: true, why: format!("{what}: {}", cause(error)) };
+    stream.stream.set_nonblocking(false).map_err(|error| failed("request not sent", &error))?;
     stream.write_all(&line(request)).map_err(|error| failed("request not sent", &error))?;
     let mut lines = BufReader::new(stream);
     let hello: Hello = read(&mut lines).map_err(|error| failed("no greeting", &error))?;
@@ -359,40 +358,30 @@ fn cause(error: &io::Error) -> String {
     }
 }
 
-/// A non-blocking stream whose reads and writes wait until a deadline.
+/// A stream whose reads and writes wait until a deadline, which a peer that never stops sending does not extend.
 struct DeadlineStream {
     stream: UnixStream,
     deadline: Instant,
 }
 
 impl DeadlineStream {
-    fn wait(&self, events: PollFlags) -> io::Result<()> {
-        // A peer that never stops sending must not extend the deadline.
-        let is_ready = Instant::now() < self.deadline && ready(self.stream.as_fd(), events, self.deadline)?;
-        if is_ready { Ok(()) } else { Err(ErrorKind::TimedOut.into()) }
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
     }
 }
 
 impl Read for DeadlineStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            self.wait(PollFlags::POLLIN)?;
-            match self.stream.read(buffer) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                read => return read,
-            }
-        }
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
     }
 }
 
 impl Write for DeadlineStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        loop {
-            match self.stream.write(bytes) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(PollFlags::POLLOUT)?,
-                written => return written,
-            }
-        }
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,22 +1,17 @@
 //! The Kubernetes API: as a source of facts, and for the changes that plugin and agent make to the cluster.
 
-mod call;
-mod collection;
-mod daemon_set;
-mod facts;
+mod account;
+mod failure;
 mod node_api;
-mod pages;
 mod request;
 mod retry;
 mod server;
-mod service_account;
 mod session;
-mod writes;
 
-pub(crate) use collection::{Collection, CollectionError};
+pub use account::{ApiConnection, ServiceAccount};
+pub(crate) use failure::Failure;
 pub use node_api::NodeApi;
+pub(crate) use request::Kind;
 pub(super) use retry::Deadline;
-pub(super) use server::Api;
-pub use server::ApiConnection;
-pub use service_account::ServiceAccount;
-pub(super) use writes::WRITE_TIMEOUT;
+pub(super) use server::{Api, WRITE_TIMEOUT};
+pub(crate) use session::Collection;

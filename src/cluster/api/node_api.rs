@@ -1,16 +1,17 @@
 //! The API server as commands on a node reach it, with the credentials of the agent or the plugin: the requests of
 //! `doctor` and `audit` besides those for facts, with one attempt each.
 
-use super::request::{ApiRequest, Page};
+use super::account::ServiceAccount;
+use super::request::{ApiRequest, Kind, check_names, in_namespace};
+use super::retry::Deadline;
 use super::server::Api;
-use super::service_account::ServiceAccount;
 use crate::cluster::fact_source::Cluster;
 use crate::cluster::resources::{Permission, ReportedEvent, ScheduledPod, Workload};
 use crate::cluster::wire::{NamespaceObject, PodObject};
 use crate::cni::Error;
 use crate::pod::{Namespace, PodRef};
 use k8s_openapi::jiff::Timestamp;
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,13 +30,13 @@ impl NodeApi {
     /// Returns the API server of the plugin's kubeconfig on a node, whose file system is mounted at `root`.
     #[must_use]
     pub fn of_node(root: &Path, kubeconfig: PathBuf, timeout: Duration) -> Self {
-        Self { api: Api::new(kubeconfig, timeout).with_root(root).without_retries() }
+        Self { api: Api { root: root.to_owned(), retries: false, ..Api::new(kubeconfig, timeout) } }
     }
 
     /// Returns the API as the service account of the pod in which this process runs; `None` outside of pods.
     #[must_use]
     pub fn in_cluster(timeout: Duration) -> Option<Self> {
-        ServiceAccount::of_environment().map(|account| Self { api: account.api(timeout).without_retries() })
+        ServiceAccount::of_environment().map(|account| Self { api: Api { retries: false, ..account.api(timeout) } })
     }
 
     /// Returns the server as a source of facts.
@@ -44,17 +45,10 @@ impl NodeApi {
         &self.api
     }
 
-    fn list<T>(
-        &self,
-        request: impl Fn(Page<'_>) -> Result<ApiRequest, Error>,
-        read: impl Fn(Value) -> Option<T>,
-    ) -> Result<Vec<T>, Error> {
-        self.api.list(self.api.timeout, request, read)
-    }
-
-    fn get(&self, request: &ApiRequest) -> Result<Value, Error> {
+    fn get<T: DeserializeOwned>(&self, request: &ApiRequest) -> Result<T, Error> {
+        let deadline = Deadline::after(self.api.timeout).with_retries(false).awaiting(false);
         let session = self.api.session()?;
-        session.run(self.api.call(session, request).get_once(self.api.timeout))
+        session.run(session.send(request, deadline, Ok))
     }
 
     /// Returns the server's version.
@@ -62,7 +56,7 @@ impl NodeApi {
     /// # Errors
     /// The server is unreachable or rejects the credentials.
     pub fn version(&self) -> Result<String, Error> {
-        let version = self.get(&ApiRequest::version()?)?;
+        let version: Value = self.get(&ApiRequest::version()?)?;
         Ok(version["gitVersion"].as_str().unwrap_or("of an unknown version").to_owned())
     }
 
@@ -72,7 +66,7 @@ impl NodeApi {
     /// # Errors
     /// The request failed.
     pub fn may(&self, permission: &Permission) -> Result<bool, Error> {
-        let review = self.get(&ApiRequest::access_review(permission)?)?;
+        let review: Value = self.get(&ApiRequest::access_review(permission)?)?;
         Ok(review["status"]["allowed"] == true)
     }
 
@@ -80,8 +74,12 @@ impl NodeApi {
     ///
     /// # Errors
     /// The request failed.
-    pub fn events(&self, pod: &PodRef) -> Result<Vec<ReportedEvent>, Error> {
-        let mut events = self.list(|page| ApiRequest::events_of(pod, page), |event| Some(parse_event(&event)))?;
+    pub fn events(&self, PodRef { namespace, name, .. }: &PodRef) -> Result<Vec<ReportedEvent>, Error> {
+        check_names("pod", [&**namespace, name])?;
+        let fields = format!("involvedObject.kind=Pod,involvedObject.name={name}");
+        let subject = format!("events of pod {namespace}/{name}");
+        let found = self.api.list(Kind::EVENT, Some(namespace), (subject, Some(fields)), self.api.timeout)?;
+        let mut events: Vec<ReportedEvent> = found.iter().map(parse_event).collect();
         events.sort_by_key(|event| event.last);
         Ok(events)
     }
@@ -91,7 +89,11 @@ impl NodeApi {
     /// # Errors
     /// A request failed.
     pub fn pods_of_node(&self, node: &str, namespace: Option<&str>) -> Result<Vec<ScheduledPod>, Error> {
-        self.list(|page| ApiRequest::pods_of_node(node, namespace, page), scheduled_pod)
+        check_names("pods", [node].into_iter().chain(namespace))?;
+        let (subject, fields) =
+            (format!("pods on node {node}{}", in_namespace(namespace)), format!("spec.nodeName={node}"));
+        let pods = self.api.list(Kind::POD, namespace, (subject, Some(fields)), self.api.timeout)?;
+        Ok(pods.into_iter().map(scheduled_pod).collect())
     }
 
     /// Returns the namespaces: the one that is named, or all.
@@ -99,25 +101,21 @@ impl NodeApi {
     /// # Errors
     /// A request failed.
     pub fn namespaces(&self, name: Option<&str>) -> Result<Vec<Namespace>, Error> {
-        let Some(name) = name else { return self.list(ApiRequest::namespaces, parse_namespace) };
-        let pod = PodRef { namespace: name.to_owned(), ..PodRef::default() };
-        Ok(parse_namespace(self.get(&ApiRequest::namespace(&pod)?)?).into_iter().collect())
+        if let Some(name) = name {
+            return Ok(vec![self.get::<NamespaceObject>(&ApiRequest::get(Kind::NAMESPACE, None, name)?)?.into()]);
+        }
+        let found = self.api.list(Kind::NAMESPACE, None, ("namespaces".to_owned(), None), self.api.timeout)?;
+        Ok(found.into_iter().map(|namespace: NamespaceObject| namespace.into()).collect())
     }
 }
 
-/// Parses a pod of a list. An object that is not a pod is skipped.
-fn scheduled_pod(object: Value) -> Option<ScheduledPod> {
-    let object = PodObject::deserialize(object).ok()?;
+fn scheduled_pod(object: PodObject) -> ScheduledPod {
     let metadata = &object.metadata;
     let template_hash = metadata.labels.get("pod-template-hash").map(String::as_str);
     let workload = metadata.controller().map(|owner| Workload::of(&owner.kind, &owner.name, template_hash));
-    let (phase, is_ending) = (object.status.phase.clone(), metadata.is_deleting());
-    Some(ScheduledPod { pod: object.into(), workload, phase, is_ending })
-}
-
-/// Parses a namespace. An object that is not a namespace is skipped.
-fn parse_namespace(object: Value) -> Option<Namespace> {
-    NamespaceObject::deserialize(object).ok().map(Namespace::from)
+    let is_ending = metadata.is_deleting();
+    let phase = object.status.as_ref().map(|status| status.phase.clone()).unwrap_or_default();
+    ScheduledPod { pod: object.into(), workload, phase, is_ending }
 }
 
 /// Parses an Event in either form: `core/v1`, or one that was created as `events.k8s.io/v1`.

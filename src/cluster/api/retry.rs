@@ -1,8 +1,8 @@
 //! Retries of an API request until its deadline: which failures are retried, and when a server that accepts no connection
 //! ends them early.
 
+use super::failure::Failure;
 use crate::backoff::Backoff;
-use crate::cni;
 use futures_util::future::{Either, select};
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
@@ -29,78 +29,84 @@ pub(in crate::cluster) struct Deadline {
     at: Instant,
     /// Whether the attempts end early if the server accepts no connection.
     needs_connection: bool,
+    /// Whether transient failures are retried.
+    retries: bool,
+    /// Whether an object that is not found may be about to appear.
+    awaits: bool,
 }
 
 impl Deadline {
     /// Returns the deadline for a request that starts now.
     pub(in crate::cluster) fn after(timeout: Duration) -> Self {
         let started = Instant::now();
-        Self { started, at: started + timeout, needs_connection: true }
+        Self { started, at: started + timeout, needs_connection: true, retries: true, awaits: true }
     }
 
     /// Returns the deadline for a request whose other source has accepted a connection: it does not end early.
     pub(in crate::cluster) const fn of_connected(self) -> Self {
         Self { needs_connection: false, ..self }
     }
+
+    /// Returns the deadline for a request whose transient failures are not retried, unless `retries`.
+    pub(super) const fn with_retries(self, retries: bool) -> Self {
+        Self { retries, ..self }
+    }
+
+    /// Returns the deadline for a request whose first "not found" is the result, unless `awaits`.
+    pub(super) const fn awaiting(self, awaits: bool) -> Self {
+        Self { awaits, ..self }
+    }
 }
 
 /// The host and the port of a server, or of the proxy in front of it.
 pub(in crate::cluster) type ServerAddress = (String, u16);
 
-/// Why an attempt failed.
+/// The failure of the last attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum AttemptError {
-    /// The object does not exist (yet), or only an earlier one of the same name; retried for [`NOT_FOUND_TIMEOUT`].
-    NotFound(String),
-    /// The API server is unreachable or can't answer; retried until the deadline.
-    Transient {
-        /// The cause, for the error's details.
-        cause: String,
-        /// The response's `Retry-After`.
-        retry_after: Option<Duration>,
-    },
-    /// A retry can't succeed.
-    Permanent(cni::Error),
-}
-
-/// The error of the last attempt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct RetriesExhausted {
+pub(super) struct Exhausted {
     /// Why the last attempt failed.
-    pub(super) last: AttemptError,
+    pub(super) last: Failure,
     /// The number of attempts.
     pub(super) attempts: u32,
     /// The time that they took, including pauses.
     pub(super) elapsed: Duration,
+    /// Whether transient failures were retried.
+    pub(super) retries: bool,
 }
 
-/// Runs `attempt` until it succeeds, fails permanently, or the deadline has passed.
+impl From<Failure> for Exhausted {
+    fn from(last: Failure) -> Self {
+        Self { last, attempts: 1, elapsed: Duration::ZERO, retries: false }
+    }
+}
+
+/// Runs `attempt` until it succeeds, a retry can't help, or the deadline has passed.
 pub(super) async fn retry<T>(
     deadline: Deadline,
     server: &ServerAddress,
-    attempt: impl AsyncFn() -> Result<T, AttemptError>,
-) -> Result<T, RetriesExhausted> {
+    attempt: impl AsyncFn() -> Result<T, Failure>,
+) -> Result<T, Exhausted> {
     let (attempts, earlier) = (Cell::new(0), RefCell::new(String::new()));
     let all = async {
         let (mut backoff, mut not_found_until) = (BACKOFF, None);
         loop {
             attempts.set(attempts.get() + 1);
-            let error = match attempt().await {
+            let failure = match attempt().await {
                 Ok(value) => return Ok(value),
-                Err(error) => error,
+                Err(failure) => failure,
             };
             let now = Instant::now();
-            let (cause, requested, end) = match &error {
-                AttemptError::Permanent(_) => return Err(error),
-                AttemptError::NotFound(cause) => (cause, None, *not_found_until.get_or_insert(now + NOT_FOUND_TIMEOUT)),
-                AttemptError::Transient { cause, retry_after } => (cause, *retry_after, deadline.at),
+            let end = match failure.status {
+                404 if deadline.awaits => *not_found_until.get_or_insert(now + NOT_FOUND_TIMEOUT),
+                _ if deadline.retries && failure.is_transient() => deadline.at,
+                _ => now,
             };
             let left = end.min(deadline.at).saturating_duration_since(now);
             if left <= LAST_ATTEMPT {
-                return Err(error);
+                return Err(failure);
             }
-            earlier.replace(format!("; an earlier attempt failed: {cause}"));
-            let pause = requested.unwrap_or_default().max(backoff.pause(now));
+            earlier.replace(format!("; an earlier attempt failed: {failure}"));
+            let pause = failure.retry_after.unwrap_or_default().max(backoff.pause(now));
             sleep(pause.min(left - LAST_ATTEMPT)).await;
         }
     };
@@ -108,11 +114,11 @@ pub(super) async fn retry<T>(
         Either::Left((result, _)) => result,
         Either::Right((what, _)) => {
             let waited = Instant::now().saturating_duration_since(deadline.started).as_secs_f32();
-            let cause = format!("no {what} within {waited:.1} s{}", earlier.borrow());
-            Err(AttemptError::Transient { cause, retry_after: None })
+            Err(Failure::new(format!("no {what} within {waited:.1} s{}", earlier.borrow())))
         }
     };
-    result.map_err(|last| RetriesExhausted { last, attempts: attempts.get(), elapsed: deadline.started.elapsed() })
+    let (attempts, elapsed) = (attempts.get(), deadline.started.elapsed());
+    result.map_err(|last| Exhausted { last, attempts, elapsed, retries: deadline.retries })
 }
 
 /// Waits until the deadline, or until it is clear that the server accepts no connection. Returns what is missing.
@@ -132,18 +138,17 @@ async fn given_up(deadline: Deadline, (host, port): &ServerAddress) -> &'static 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::{Code, Error};
     use std::net::TcpListener;
 
     const TIMEOUT: Duration = Duration::from_secs(10);
 
     /// The times of the attempts, if each one fails at once with the same error, and the result. A server listens.
-    fn attempts(timeout: Duration, error: &AttemptError) -> (Vec<Duration>, AttemptError) {
+    fn attempts(timeout: Duration, error: &Failure) -> (Vec<Duration>, Failure) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         failing(Deadline::after(timeout), listener.local_addr().expect("an address").port(), error)
     }
 
-    fn failing(deadline: Deadline, port: u16, error: &AttemptError) -> (Vec<Duration>, AttemptError) {
+    fn failing(deadline: Deadline, port: u16, error: &Failure) -> (Vec<Duration>, Failure) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let times = RefCell::new(Vec::new());
         let attempt = async || {
@@ -156,8 +161,8 @@ mod tests {
         (times.into_inner(), exhausted.last)
     }
 
-    fn transient(cause: &str, seconds: Option<u64>) -> AttemptError {
-        AttemptError::Transient { cause: cause.into(), retry_after: seconds.map(Duration::from_secs) }
+    fn transient(cause: &str, seconds: Option<u64>) -> Failure {
+        Failure { retry_after: seconds.map(Duration::from_secs), ..Failure::new(cause) }
     }
 
     fn closed_port() -> u16 {
@@ -174,12 +179,12 @@ mod tests {
         }
         assert!(times.len() <= 7 && times.last() >= Some(&Duration::from_millis(2900)), "{times:?}");
         let is_expected = |cause: &str| cause == "no" || cause.contains("no answer within 3.");
-        assert!(matches!(&last, AttemptError::Transient { cause, .. } if is_expected(cause)), "{last:?}");
+        assert!(is_expected(&last.cause), "{last:?}");
     }
 
     #[test]
     fn not_found_is_retried_for_two_seconds_after_its_first_occurrence() {
-        let not_found = AttemptError::NotFound("no".into());
+        let not_found = Failure::not_found("no".into());
         let (times, last) = attempts(Duration::from_secs(600), &not_found);
         assert!(times.len() > 1 && times.last() >= Some(&Duration::from_millis(1900)), "{times:?}");
         assert_eq!(last, not_found);
@@ -193,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_permanent_error_is_not_retried() {
-        let error = AttemptError::Permanent(Error::new(Code::Forbidden, "no"));
+        let error = Failure::of_status(403, "no");
         let (times, last) = attempts(TIMEOUT, &error);
         assert_eq!((times.len(), last), (1, error));
     }
@@ -203,10 +208,7 @@ mod tests {
         let refused = transient("refused", None);
         let (times, last) = failing(Deadline::after(Duration::from_secs(600)), closed_port(), &refused);
         let parts = ["no connection within", "an earlier attempt failed: refused"];
-        assert!(
-            matches!(&last, AttemptError::Transient { cause, .. } if parts.iter().all(|part| cause.contains(part))),
-            "{last:?}"
-        );
+        assert!(parts.iter().all(|part| last.cause.contains(part)), "{last:?}");
         assert!(times.len() > 1);
         let connected = Deadline::after(Duration::from_secs(3)).of_connected();
         let (times, _) = failing(connected, closed_port(), &refused);

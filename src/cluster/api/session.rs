@@ -1,84 +1,281 @@
-//! A session with an API server: the client, and the event loop on which its requests run.
+//! A session with an API server: the client, the event loop on which its requests run, and what it receives: answers of
+//! limited size, lists in pages, and the events of watches.
+//!
+//! This is below kube's `Api`, which reads answers of any size, drops the header `Retry-After`, and parses the parts of
+//! objects that this program does not need, such as `managedFields`.
 
-use super::retry::ServerAddress;
+use super::failure::Failure;
+use super::request::{ApiRequest, Kind};
+use super::retry::{Deadline, Exhausted, ServerAddress, retry};
 use crate::cluster::kubeconfig::Kubeconfig;
 use crate::cni::{Code, Error};
+use http_body_util::BodyExt;
+use hyper::body::Body as _;
 use kube::Client;
+use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::client::Body;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use std::marker::PhantomData;
+use std::path::PathBuf;
+use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+/// The maximum size of an answer and of an event, so that a server that is not an API server can't exhaust the memory of
+/// this process. The API server accepts objects of at most 1.5 MiB (etcd, `--max-request-bytes`); as JSON, an object can
+/// be six times as large if all of its text needs escapes. Answers are not compressed: kube is built without `gzip`.
+const MAX_ANSWER: usize = 16 << 20;
+/// The number of objects of a page. The objects of a page that exceeds the limit are requested one by one.
+const PAGE: u32 = 250;
+/// The version at which a list or a watch starts if the server may answer from its cache, which takes no request to etcd
+/// (kubernetes.io, "API Concepts", "Get State and Start at Any").
+const ANY_VERSION: &str = "0";
+/// How long a watch may take to start.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// The duration of a watch, after which the API server ends it: less than the read timeout of the client.
+const WATCH_SECONDS: u32 = 290;
 
 /// A client and the event loop on which its requests run.
 pub(super) struct Session {
-    event_loop: EventLoop,
-    /// The server's address for messages.
-    pub(super) server: String,
-    /// Where to connect to it.
-    pub(super) address: ServerAddress,
+    /// The event loop of the calling thread, so that no thread is started; `None` if another thread runs it.
+    own: Option<Runtime>,
+    handle: Handle,
     client: Client,
+    /// The server's address for messages.
+    server: String,
+    /// Where to connect to it.
+    address: ServerAddress,
+    /// The kubeconfig, or the directory of a service account.
+    kubeconfig: PathBuf,
+    /// Held while a page of a list is in memory.
+    page: Mutex<()>,
 }
 
-enum EventLoop {
-    /// On the calling thread: no thread is started. `Some` until the session is dropped.
-    Own(Option<Runtime>),
-    /// On another thread.
-    Shared(Handle),
+/// The objects of one kind, or some of them.
+pub(crate) struct Collection {
+    /// The kind.
+    pub(crate) kind: Kind,
+    /// The namespace; `None` for all.
+    pub(crate) namespace: Option<String>,
+    /// Selects objects by their fields; `None` for all.
+    pub(crate) fields: Option<String>,
+    /// Whether the server sends only `metadata` of each object.
+    pub(crate) metadata_only: bool,
+}
+
+/// A page of a list.
+#[derive(Deserialize)]
+struct Page<'a> {
+    #[serde(default)]
+    metadata: ListMetadata,
+    #[serde(borrow)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+/// `metadata` of a list (apimachinery, `ListMeta`).
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ListMetadata {
+    resource_version: String,
+    r#continue: String,
 }
 
 impl Session {
     /// Creates the client; the first request connects.
-    pub(super) fn open(kubeconfig: Kubeconfig<'_>, runtime: Option<Handle>) -> Result<Self, Error> {
-        let event_loop = runtime.map_or_else(EventLoop::own, |runtime| Ok(EventLoop::Shared(runtime)))?;
+    pub(super) fn open(kubeconfig: Kubeconfig<'_>, path: PathBuf, shared: Option<Handle>) -> Result<Self, Error> {
+        let own = match &shared {
+            Some(_) => None,
+            None => Some(Builder::new_current_thread().enable_io().enable_time().build().map_err(|error| {
+                Error::new(Code::Internal, "event loop for API requests not started").with_details(error.to_string())
+            })?),
+        };
+        let handle = shared.or_else(|| own.as_ref().map(|runtime| runtime.handle().clone()));
+        let handle = handle.ok_or_else(|| Error::new(Code::Internal, "no event loop for API requests"))?;
         let (server, address) = (kubeconfig.server(), kubeconfig.address());
         // A client spawns tasks.
         let client = {
-            let _inside = event_loop.handle()?.enter();
+            let _inside = handle.enter();
             kubeconfig.client()?
         };
-        Ok(Self { event_loop, server, address, client })
-    }
-
-    /// Returns the client. Call it on the event loop.
-    pub(super) fn client(&self) -> Client {
-        self.client.clone()
+        Ok(Self { own, handle, client, server, address, kubeconfig: path, page: Mutex::default() })
     }
 
     /// Runs `work` on the event loop until it ends. Not for tasks of a shared event loop.
-    pub(super) fn run<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        match &self.event_loop {
-            EventLoop::Own(Some(runtime)) => runtime.block_on(work),
-            EventLoop::Own(None) => Err(EventLoop::ended()),
-            EventLoop::Shared(runtime) => runtime.block_on(work),
-        }
-    }
-}
-
-impl EventLoop {
-    fn own() -> Result<Self, Error> {
-        let runtime = Builder::new_current_thread().enable_io().enable_time().build();
-        let runtime = runtime.map_err(|error| {
-            Error::new(Code::Internal, "event loop for API requests not started").with_details(error.to_string())
-        })?;
-        Ok(Self::Own(Some(runtime)))
-    }
-
-    fn handle(&self) -> Result<&Handle, Error> {
-        match self {
-            Self::Own(runtime) => runtime.as_ref().map(Runtime::handle).ok_or_else(Self::ended),
-            Self::Shared(runtime) => Ok(runtime),
+    pub(super) fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        match &self.own {
+            Some(runtime) => runtime.block_on(work),
+            None => self.handle.block_on(work),
         }
     }
 
-    fn ended() -> Error {
-        Error::new(Code::Internal, "event loop for API requests has ended")
+    /// Sends a request until `accept` takes an answer, a retry can't help, or the deadline has passed.
+    pub(super) async fn send<T: DeserializeOwned, U>(
+        &self,
+        request: &ApiRequest,
+        deadline: Deadline,
+        accept: impl Fn(T) -> Result<U, Failure>,
+    ) -> Result<U, Error> {
+        let attempt = async || {
+            let response = self.client.send(request.http.clone().map(Body::from)).await?;
+            let body = receive(response).await.map_err(|failure| match &request.confirmed_by {
+                // The server does not serve all resources yet, or a proxy in front of it answers.
+                Some(name) if failure.missing.as_ref() != Some(name) && failure.status == 404 => {
+                    Failure { status: 0, ..failure }
+                }
+                _ => failure,
+            })?;
+            accept(parsed(&body)?)
+        };
+        retry(deadline, &self.address, attempt).await.map_err(|exhausted| self.error(request, exhausted))
+    }
+
+    /// Returns the error for the last failure of a request.
+    pub(super) fn error(&self, request: &ApiRequest, exhausted: Exhausted) -> Error {
+        request.error(&self.server, &self.kubeconfig, exhausted)
+    }
+
+    /// Calls `each` with every object of a collection. Returns the version of the list, at which a watch continues; `None`
+    /// if the list has more than `max` pages. `from_cache` is whether the server may answer from its cache.
+    pub(super) async fn list<T: DeserializeOwned>(
+        &self,
+        collection: &Collection,
+        from_cache: bool,
+        (max, page_timeout): (usize, Duration),
+        mut each: impl FnMut(T),
+    ) -> Result<Option<String>, Failure> {
+        let (mut continued, mut singles) = (None, 0);
+        for _ in 0..max {
+            let size = if singles > 0 { 1 } else { PAGE };
+            let mut params = ListParams { field_selector: collection.fields.clone(), ..ListParams::default() };
+            (params.limit, params.continue_token) = (Some(size), continued.clone());
+            // The cache of a server before 1.34 ignores the size of pages.
+            if from_cache && size == PAGE && continued.is_none() {
+                params = params.match_any();
+            }
+            let list = collection.kind.requests(collection.namespace.as_deref());
+            let list = if collection.metadata_only { list.list_metadata(&params) } else { list.list(&params) };
+            let list = list.map_err(kube::Error::BuildRequest)?;
+            let _page = self.page.lock().await;
+            let received =
+                timeout(page_timeout, async { receive(self.client.send(list.map(Body::from)).await?).await });
+            let body = match received.await {
+                Ok(Err(failure)) if failure.is_too_large && size > 1 => {
+                    singles = PAGE;
+                    continue;
+                }
+                received => received.map_err(|_| silent("answer to a list", page_timeout))??,
+            };
+            let page: Page<'_> = parsed(&body)?;
+            for item in page.items.into_iter().flatten() {
+                each(parsed(item.get().as_bytes())?);
+            }
+            if page.metadata.r#continue.is_empty() {
+                return Ok(Some(page.metadata.resource_version));
+            }
+            continued = Some(page.metadata.r#continue);
+            singles = singles.saturating_sub(1);
+        }
+        Ok(None)
+    }
+
+    /// Watches a collection from `version` on, or from any, with all objects first, for some minutes. The server has started
+    /// the watch when this returns.
+    pub(super) async fn watch<T: DeserializeOwned>(
+        &self,
+        collection: &Collection,
+        version: Option<&str>,
+    ) -> Result<Events<T>, Failure> {
+        let mut params = WatchParams { field_selector: collection.fields.clone(), ..WatchParams::default() };
+        // A watch from any version fails with 500 if it requests bookmarks and etcd reports no progress on request
+        // (kube-apiserver 1.35 with etcd 3.4.23).
+        params.bookmarks = version.is_some();
+        let (params, version) = (params.timeout(WATCH_SECONDS), version.unwrap_or(ANY_VERSION));
+        let watch = collection.kind.requests(collection.namespace.as_deref());
+        let watch = if collection.metadata_only {
+            watch.watch_metadata(&params, version)
+        } else {
+            watch.watch(&params, version)
+        };
+        let watch = watch.map_err(kube::Error::BuildRequest)?;
+        let started = timeout(START_TIMEOUT, async {
+            let response = self.client.send(watch.map(Body::from)).await?;
+            if response.status().is_success() {
+                return Ok(Events { body: response.into_body(), line: Vec::new(), kind: PhantomData });
+            }
+            Err(receive(response).await.err().unwrap_or_default())
+        });
+        started.await.map_err(|_| silent("answer to the watch", START_TIMEOUT))?
     }
 }
 
-impl Drop for EventLoop {
+impl Drop for Session {
     fn drop(&mut self) {
         // Dropping the runtime would wait for a name lookup that still runs.
-        if let Self::Own(runtime) = self
-            && let Some(runtime) = runtime.take()
-        {
+        if let Some(runtime) = self.own.take() {
             runtime.shutdown_background();
+        }
+    }
+}
+
+fn silent(what: &str, time: Duration) -> Failure {
+    Failure::new(format!("no {what} within {} s", time.as_secs()))
+}
+
+/// Returns the body of a successful answer.
+async fn receive(response: hyper::Response<Body>) -> Result<Vec<u8>, Failure> {
+    let (head, mut body) = response.into_parts();
+    let mut bytes = Vec::new();
+    loop {
+        if bytes.len() as u64 + body.size_hint().lower() > MAX_ANSWER as u64 {
+            return Err(Failure::too_large("a response", MAX_ANSWER));
+        }
+        match body.frame().await.transpose()? {
+            Some(frame) => bytes.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
+            None if head.status.is_success() => return Ok(bytes),
+            None => return Err(Failure::of_answer(&head, &bytes)),
+        }
+    }
+}
+
+fn parsed<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(Failure::unexpected)
+}
+
+/// The events of a watch.
+pub(crate) struct Events<T> {
+    body: Body,
+    /// The beginning of the next event.
+    line: Vec<u8>,
+    kind: PhantomData<T>,
+}
+
+impl<T: DeserializeOwned> Events<T> {
+    /// Returns the next event; `None` if the watch has ended, or the connection is broken: the next watch shows whether the
+    /// server is reachable.
+    ///
+    /// # Errors
+    /// The event is too large or not valid, or the server reports an error.
+    pub(crate) async fn next(&mut self) -> Result<Option<WatchEvent<T>>, Failure> {
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.line[searched..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.line.split_off(searched + end + 1);
+                return match parsed(&std::mem::replace(&mut self.line, rest))? {
+                    WatchEvent::Error(status) => Err(Failure::of_status(status.code, &status.message)),
+                    event => Ok(Some(event)),
+                };
+            }
+            searched = self.line.len();
+            if searched > MAX_ANSWER {
+                return Err(Failure::too_large("an event", MAX_ANSWER));
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => self.line.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
+                Some(Err(_)) | None => return Ok(None),
+            }
         }
     }
 }

@@ -1,0 +1,499 @@
+//! Kubeconfigs, understood as client-go does (k8s.io/client-go, `tools/clientcmd`): kube's structures, with checks of who
+//! may own the files, and without keys that run a program. kube's conversion to a [`Config`] is not used: it reads the
+//! proxy variables of the environment, which plugins inherit from the runtime.
+
+use super::resources::jwt_claims;
+use super::yaml::{documents, typed};
+use crate::cni::{Code, Error};
+use crate::host_path::{HostPath, HostRoot};
+use crate::trusted_file::{self, FileError};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use kube::client::RustlsTlsError::{AddRootCertificate, InvalidServerName, NoValidNativeRootCA};
+use kube::config::{AuthInfo, Cluster, Kubeconfig as KubeconfigFile};
+use kube::{Client, Config};
+use rustls::RootCertStore;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::Value;
+use std::fmt::Display;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The maximum size of a kubeconfig, and of a file of certificates: the system's bundle has 150 of them in 220 KiB.
+const MAX_FILE: u64 = 1 << 20;
+/// The maximum size of a token file: a token is part of a request's header, which servers limit.
+const MAX_TOKEN: u64 = 64 << 10;
+/// The beginning of a certificate in PEM text (RFC 7468, section 5.1).
+const BEGIN_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+
+/// The client configuration that a kubeconfig's current context selects.
+pub(super) struct Kubeconfig<'a> {
+    config: Config,
+    cluster: EntryLocation<'a>,
+    user: EntryLocation<'a>,
+}
+
+impl<'a> Kubeconfig<'a> {
+    /// Reads the kubeconfig at `path` and the CA and token files that it names. Absolute paths in it refer to the file
+    /// system that is mounted at `root`.
+    ///
+    /// # Errors
+    /// 11 if the kubeconfig does not exist yet, 5 if it can't be read, 7 if it is invalid or not trusted.
+    pub(super) fn load(root: &'a Path, path: &'a Path) -> Result<Self, Error> {
+        Self::of(Context::read(root, path)?)
+    }
+
+    /// Returns the configuration for `server` with the service account whose files are in `directory`. kube reads both
+    /// files again from time to time if the client `lives_long`, because the kubelet replaces them.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub(super) fn of_service_account(server: &str, directory: &'a Path, lives_long: bool) -> Result<Self, Error> {
+        let location =
+            |entry: &str| EntryLocation { kubeconfig: directory, root: Path::new("/"), entry: entry.to_owned() };
+        let (ca, token) = (directory.join("ca.crt"), directory.join("token"));
+        let file = |path: &Path| Some(path.display().to_string());
+        let server = Some(server.to_owned());
+        let cluster = Cluster { server, certificate_authority: file(&ca), ..Cluster::default() };
+        let user = AuthInfo { token_file: file(&token), ..AuthInfo::default() };
+        let (cluster_location, user_location) = (location("ca.crt"), location("token"));
+        let mut kubeconfig = Self::of(Context { cluster, cluster_location, user, user_location })?;
+        if lives_long {
+            let config = &mut kubeconfig.config;
+            // The API server ends a watch before the read timeout.
+            config.connect_timeout = Some(Duration::from_secs(5));
+            config.read_timeout = Some(Duration::from_secs(300));
+            config.reset_reader_on_write = true;
+            // kube would accept no file with a certificate that can't be used.
+            let pem = trusted_file::read(&ca, MAX_FILE).unwrap_or_default();
+            let pem = String::from_utf8_lossy(&pem);
+            let is_usable = certificates(&pem).len() == pem.matches(BEGIN_CERTIFICATE).count();
+            config.root_cert_file = is_usable.then_some(ca);
+            config.auth_info = AuthInfo { token_file: file(&token), ..AuthInfo::default() };
+            // kube sends the file as it is.
+            if trusted_file::read(&token, MAX_TOKEN).is_ok_and(|text| text.trim_ascii() != text) {
+                return Err(kubeconfig.user.error("tokenFile", "expected a token without a line break at its end"));
+            }
+        }
+        Ok(kubeconfig)
+    }
+
+    fn of(context: Context<'a>) -> Result<Self, Error> {
+        let mut config = context.server_config()?;
+        config.auth_info = context.credentials()?;
+        // `api::retry` has its own timeouts and retries.
+        (config.connect_timeout, config.write_timeout, config.default_retry) = (None, None, false);
+        Ok(Self { config, cluster: context.cluster_location, user: context.user_location })
+    }
+
+    /// Returns the API server's address for messages, without a slash at its end.
+    pub(super) fn server(&self) -> String {
+        server_address(&self.config)
+    }
+
+    /// Returns where the client connects: to the API server or its proxy.
+    pub(super) fn address(&self) -> (String, u16) {
+        let url = self.config.proxy_url.as_ref().unwrap_or(&self.config.cluster_url);
+        let port = if url.scheme_str() == Some("https") { 443 } else { 80 };
+        (url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(), url.port_u16().unwrap_or(port))
+    }
+
+    /// Returns a client, which connects with its first request. Call it inside a Tokio runtime.
+    ///
+    /// # Errors
+    /// 7 if a certificate, a key or a name can't be used.
+    pub(super) fn client(self) -> Result<Client, Error> {
+        let Self { config, cluster, user } = self;
+        Client::try_from(config).map_err(|error| {
+            let (location, key) = match &error {
+                kube::Error::RustlsTls(AddRootCertificate(_) | NoValidNativeRootCA(_)) => {
+                    (cluster, "certificate-authority(-data)")
+                }
+                kube::Error::RustlsTls(InvalidServerName(_)) => (cluster, "tls-server-name"),
+                _ => (user, "client-certificate(-data) and client-key(-data)"),
+            };
+            location.error(key, "invalid value").with_details(error.to_string())
+        })
+    }
+}
+
+/// How a server's certificate is verified.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Authority {
+    /// With the CA in `certificate-authority-data`.
+    Embedded,
+    /// With the CA in the file of `certificate-authority`.
+    File(PathBuf),
+    /// With the system's CAs: the kubeconfig names none.
+    System,
+    /// Not at all: `insecure-skip-tls-verify`.
+    Insecure,
+}
+
+/// The kind of a client's credentials.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CredentialsSummary {
+    /// `token`.
+    Token,
+    /// `tokenFile`.
+    TokenFile(PathBuf),
+    /// `client-certificate(-data)`.
+    Certificate,
+    /// None: requests are anonymous.
+    Nothing,
+}
+
+/// A kubeconfig's current context. It contains no secret except the token, so that output can be checked for it.
+pub struct KubeconfigSummary {
+    /// The API server's address, without a slash at its end.
+    pub server: String,
+    /// How the server's certificate is verified.
+    pub authority: Authority,
+    /// The kind of the credentials.
+    pub credentials: CredentialsSummary,
+    /// The token of the requests, from the kubeconfig or the file that it names.
+    pub token: Option<String>,
+    /// When the token expires, in seconds since 1970; `None` if it is opaque. A service account's token is not.
+    pub expires: Option<i64>,
+}
+
+impl KubeconfigSummary {
+    /// Reads the kubeconfig at `path` and the files that it names. `path` is a path of this process; absolute paths in
+    /// the kubeconfig refer to the file system that is mounted at `root`.
+    ///
+    /// # Errors
+    /// 11 if the kubeconfig does not exist yet, 5 if it can't be read, 7 if it is invalid or not trusted.
+    pub fn read(root: &Path, path: &Path) -> Result<Self, Error> {
+        let context = Context::read(root, path)?;
+        let (server, user) = (server_address(&context.server_config()?), context.credentials()?);
+        let Context { cluster, user: entry, .. } = &context;
+        let authority = if cluster.insecure_skip_tls_verify == Some(true) {
+            Authority::Insecure
+        } else if non_empty(&cluster.certificate_authority_data).is_some() {
+            Authority::Embedded
+        } else {
+            non_empty(&cluster.certificate_authority).map_or(Authority::System, |file| Authority::File(file.into()))
+        };
+        let token = user.token.as_ref().map(|token| token.expose_secret().to_owned());
+        let credentials = match (&token, non_empty(&entry.token_file)) {
+            (Some(_), Some(file)) => CredentialsSummary::TokenFile(file.into()),
+            (Some(_), None) => CredentialsSummary::Token,
+            (None, _) if user.client_certificate_data.is_some() => CredentialsSummary::Certificate,
+            (None, _) => CredentialsSummary::Nothing,
+        };
+        let expires = token.as_deref().and_then(expiry);
+        Ok(Self { server, authority, credentials, token, expires })
+    }
+}
+
+/// Returns the address of an API server for messages, without credentials and without a slash at its end.
+fn server_address(config: &Config) -> String {
+    without_userinfo(config.cluster_url.to_string().trim_end_matches('/'))
+}
+
+/// The location of an entry in a kubeconfig, for errors about its keys and for the files that they name.
+#[derive(Debug, Clone)]
+struct EntryLocation<'a> {
+    /// The kubeconfig.
+    kubeconfig: &'a Path,
+    /// The mount point of the file system that absolute paths in the kubeconfig refer to.
+    root: &'a Path,
+    /// The entry, such as `clusters[local].cluster`; empty for the top level.
+    entry: String,
+}
+
+impl EntryLocation<'_> {
+    /// Returns the error for a key of this entry.
+    fn error(&self, key: &str, what: impl Display) -> Error {
+        let (kubeconfig, entry) = (self.kubeconfig.display(), &self.entry);
+        let dot = if entry.is_empty() { "" } else { "." };
+        Error::new(Code::InvalidConfig, format!("kubeconfig {kubeconfig}: {entry}{dot}{key}: {what}"))
+    }
+
+    /// Reads the file that `key` names, of at most `limit` bytes.
+    fn read(&self, key: &str, file: &str, limit: u64) -> Result<Vec<u8>, Error> {
+        let failed = |path: &Path, error: io::Error| {
+            self.error(key, format!("{} can't be read", path.display())).with_details(error.to_string())
+        };
+        let path = self.resolve(file).map_err(|error| failed(Path::new(file), error))?;
+        trusted_file::read_trusted(&path, limit).map_err(|error| match error {
+            FileError::Io(error) => failed(&path, error),
+            refused => self.error(key, refused),
+        })
+    }
+
+    /// Resolves a path in this entry; relative paths are relative to the kubeconfig. Below another root, symbolic
+    /// links lead to where that file system's own processes find them.
+    fn resolve(&self, file: &str) -> io::Result<PathBuf> {
+        if self.root == Path::new("/") || !file.starts_with('/') {
+            return Ok(self.kubeconfig.parent().unwrap_or(Path::new("")).join(file));
+        }
+        let refused = || io::Error::new(ErrorKind::InvalidInput, "expected a path without \"..\"");
+        HostRoot::new(self.root).reach(&HostPath::new(file).ok_or_else(refused)?)
+    }
+
+    /// Returns the base64 of a value that is embedded in `KEY-data`, or of the file that `key` names. Embedded base64 may
+    /// contain whitespace.
+    fn base64(&self, data: Option<&str>, key: &str, file: &Option<String>) -> Result<Option<String>, Error> {
+        match (data.filter(|data| !data.is_empty()), non_empty(file)) {
+            (Some(data), _) => Ok(Some(data.split_ascii_whitespace().collect())),
+            (None, Some(file)) => Ok(Some(BASE64_STANDARD.encode(self.read(key, file, MAX_FILE)?))),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// The cluster and the user of a kubeconfig's current context. A context without a user is valid: its requests are
+/// anonymous.
+struct Context<'a> {
+    cluster: Cluster,
+    cluster_location: EntryLocation<'a>,
+    user: AuthInfo,
+    user_location: EntryLocation<'a>,
+}
+
+impl<'a> Context<'a> {
+    fn read(root: &'a Path, path: &'a Path) -> Result<Self, Error> {
+        let file = parse(path, &trusted_file::read_trusted(path, MAX_FILE).map_err(|error| read_error(path, &error))?)?;
+        let location = |entry: String| EntryLocation { kubeconfig: path, root, entry };
+
+        let contexts = file.contexts.into_iter().map(|context| (context.name, context.context));
+        let name = file.current_context.unwrap_or_default();
+        let context = find("context", &name, contexts.collect());
+        let context = context.map_err(|what| location(String::new()).error("current-context", what))?;
+        let context_location = location(format!("contexts[{name}].context"));
+
+        let clusters = file.clusters.into_iter().map(|cluster| (cluster.name, cluster.cluster));
+        let cluster = find("cluster", &context.cluster, clusters.collect());
+        let cluster = cluster.map_err(|what| context_location.error("cluster", what))?;
+        let cluster_location = location(format!("clusters[{}].cluster", context.cluster));
+
+        let name = context.user.unwrap_or_default();
+        let user_location = location(format!("users[{name}].user"));
+        let users = file.auth_infos.into_iter().map(|user| (user.name, user.auth_info));
+        let user = if name.is_empty() { Ok(AuthInfo::default()) } else { find("user", &name, users.collect()) };
+        let user = user.map_err(|what| context_location.error("user", what))?;
+        Ok(Self { cluster, cluster_location, user, user_location })
+    }
+
+    /// Returns the configuration of a client without credentials. The environment has no effect on it.
+    fn server_config(&self) -> Result<Config, Error> {
+        let Self { cluster, cluster_location: location, .. } = self;
+        let parse = |key: &str, url: &str| match url.parse::<hyper::Uri>() {
+            Ok(uri) if matches!(uri.scheme_str(), Some("http" | "https")) => Ok(uri),
+            _ => {
+                let url = without_userinfo(url);
+                let expected = "expected https://HOST:PORT or http://HOST:PORT";
+                Err(location.error(key, format!("invalid URL {url:?}; {expected}")))
+            }
+        };
+        let is_insecure = cluster.insecure_skip_tls_verify.unwrap_or_default();
+        let mut config = Config::new(parse("server", non_empty(&cluster.server).unwrap_or_default())?);
+        config.proxy_url = non_empty(&cluster.proxy_url).map(|url| parse("proxy-url", url)).transpose()?;
+        config.accept_invalid_certs = is_insecure;
+        config.tls_server_name = non_empty(&cluster.tls_server_name).map(Into::into);
+
+        let data = non_empty(&cluster.certificate_authority_data);
+        let key = if data.is_some() { "certificate-authority-data" } else { "certificate-authority" };
+        if let Some(pem) = location.base64(data, key, &cluster.certificate_authority)? {
+            if is_insecure {
+                return Err(location.error(key, "conflicts with insecure-skip-tls-verify: true; remove one of the two"));
+            }
+            let pem = BASE64_STANDARD.decode(pem);
+            let pem = pem.map_err(|error| location.error(key, "invalid base64").with_details(error.to_string()))?;
+            config.root_cert = Some(certificates(&String::from_utf8_lossy(&pem))).filter(|all| !all.is_empty());
+            if config.root_cert.is_none() {
+                return Err(location.error(key, "no usable PEM certificate found"));
+            }
+        }
+        let urls = [Some(&config.cluster_url), config.proxy_url.as_ref()];
+        if is_insecure || !urls.into_iter().flatten().any(|url| url.scheme_str() == Some("https")) {
+            // An empty list, so that the client does not read the 150 CAs of the system.
+            config.root_cert.get_or_insert_default();
+        }
+        Ok(config)
+    }
+
+    /// Returns the credentials for a client, including the contents of the files that the entry names.
+    fn credentials(&self) -> Result<AuthInfo, Error> {
+        let Self { user, user_location: location, .. } = self;
+        // `exec` and `auth-provider` run programs, Kubernetes 1.19 removed passwords, and the plugin does not impersonate
+        // other users.
+        let unsupported = [
+            ("exec", user.exec.is_some()),
+            ("auth-provider", user.auth_provider.is_some()),
+            ("username", user.username.is_some()),
+            ("password", user.password.is_some()),
+            ("as", user.impersonate.is_some()),
+            ("as-uid", user.impersonate_uid.is_some()),
+            ("as-groups", user.impersonate_groups.is_some()),
+            ("as-user-extra", user.impersonate_user_extra.is_some()),
+        ];
+        if let Some((key, _)) = unsupported.into_iter().find(|(_, is_set)| *is_set) {
+            let supported = "token, tokenFile, or client-certificate(-data) with client-key(-data)";
+            return Err(location.error(key, format!("not supported; expected {supported}")));
+        }
+        let certificate = user.client_certificate_data.as_deref();
+        let certificate = location.base64(certificate, "client-certificate", &user.client_certificate)?;
+        let key = user.client_key_data.as_ref().map(ExposeSecret::expose_secret);
+        let key = location.base64(key, "client-key", &user.client_key)?;
+        let token = self.token()?.map(Into::into);
+        match (certificate, key) {
+            (Some(_), None) => {
+                Err(location.error("client-key(-data)", "missing; required with client-certificate(-data)"))
+            }
+            (None, Some(_)) => {
+                Err(location.error("client-certificate(-data)", "missing; required with client-key(-data)"))
+            }
+            (client_certificate_data, key) => {
+                let client_key_data = key.map(Into::into);
+                Ok(AuthInfo { token, client_certificate_data, client_key_data, ..AuthInfo::default() })
+            }
+        }
+    }
+
+    /// Returns the token. `tokenFile` takes precedence over `token` if the file can be read (client-go, `transport`,
+    /// `NewBearerAuthWithRefreshRoundTripper`).
+    fn token(&self) -> Result<Option<String>, Error> {
+        let Self { user, user_location: location, .. } = self;
+        let file = non_empty(&user.token_file).map(|file| location.read("tokenFile", file, MAX_TOKEN));
+        let embedded = user.token.as_ref().map(SecretString::expose_secret).filter(|token| !token.is_empty());
+        let (key, token) = match (file, embedded) {
+            (Some(Ok(text)), _) => ("tokenFile", text),
+            (_, Some(token)) => ("token", token.as_bytes().to_vec()),
+            (Some(Err(error)), None) => return Err(error),
+            (None, None) => return Ok(None),
+        };
+        let token = token.trim_ascii();
+        if token.is_empty() || !token.iter().all(u8::is_ascii_graphic) {
+            return Err(location.error(key, "invalid token: expected visible ASCII characters"));
+        }
+        Ok(Some(String::from_utf8_lossy(token).into_owned()))
+    }
+}
+
+/// Returns the DER of each certificate in PEM text that a client can use. Others are skipped, as in Go (`crypto/x509`,
+/// `AppendCertsFromPEM`), and other text is ignored.
+fn certificates(pem: &str) -> Vec<Vec<u8>> {
+    let mut usable = RootCertStore::empty();
+    let certificate = |rest: &str| {
+        let pem = format!("{BEGIN_CERTIFICATE}{rest}");
+        let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+        usable.add(certificate.clone()).ok()?;
+        Some(certificate.to_vec())
+    };
+    pem.split(BEGIN_CERTIFICATE).skip(1).filter_map(certificate).collect()
+}
+
+/// Removes user and password from a URL, for messages: all before the last `@` of the authority (RFC 3986, section
+/// 3.2), also in text that is not a valid URL.
+fn without_userinfo(url: &str) -> String {
+    let start = url.find("//").map_or(0, |slashes| slashes + "//".len());
+    let end = url[start..].find(['/', '?', '#']).map_or(url.len(), |length| start + length);
+    // An unescaped separator in a password ends the authority too early.
+    let end = if url[start..end].contains('@') { end } else { url.len() };
+    match url[start..end].rfind('@') {
+        Some(at) => format!("{}{}", &url[..start], &url[start + at + 1..]),
+        None => url.to_owned(),
+    }
+}
+
+/// Returns `None` for an empty value: kubeconfigs may omit a key or leave it empty.
+fn non_empty(text: &Option<String>) -> Option<&str> {
+    text.as_deref().filter(|text| !text.is_empty())
+}
+
+fn read_error(path: &Path, error: &FileError) -> Error {
+    let path = path.display();
+    match error {
+        FileError::Io(error) if error.kind() == ErrorKind::NotFound => {
+            let agents = "the pod of the agent that writes it (detour-agent, or istio-cni's install-cni)";
+            let next = format!("check that {agents} runs on this node, or correct kubernetes.kubeconfig");
+            Error::new(Code::TryAgain, format!("kubeconfig {path} is not written yet; {next}"))
+        }
+        FileError::Io(error) => Error::new(Code::Io, format!("kubeconfig {path} can't be read: {error}")),
+        refused => Error::new(Code::InvalidConfig, format!("kubeconfig {path} is not used: {refused}")),
+    }
+}
+
+/// Parses a kubeconfig of one YAML document or none.
+fn parse(path: &Path, contents: &[u8]) -> Result<KubeconfigFile, Error> {
+    let parse = || {
+        let documents = documents(str::from_utf8(contents).map_err(|error| error.to_string())?)?;
+        match &documents[..] {
+            [] => Ok(KubeconfigFile::default()),
+            [document] => typed(document),
+            more => Err(format!("expected one YAML document, got {}", more.len())),
+        }
+    };
+    parse().map_err(|cause: String| {
+        Error::new(Code::InvalidConfig, format!("invalid kubeconfig {}", path.display())).with_details(cause)
+    })
+}
+
+/// Returns the entry called `name`; the error has the names of all entries.
+fn find<T: Default>(kind: &str, name: &str, mut entries: Vec<(String, Option<T>)>) -> Result<T, String> {
+    if let Some(index) = entries.iter().position(|(found, _)| found == name && !name.is_empty()) {
+        return Ok(entries.swap_remove(index).1.unwrap_or_default());
+    }
+    let fault = if name.is_empty() { "missing".to_owned() } else { format!("unknown {kind} {name:?}") };
+    if entries.is_empty() {
+        return Err(format!("{fault}; the kubeconfig has no {kind}s"));
+    }
+    let names = entries.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
+    Err(format!("{fault}; expected one of: {names}"))
+}
+
+/// Returns the claim `exp` of a JSON Web Token (RFC 7519, section 4.1.4), in seconds since 1970; `None` if the token
+/// is opaque or does not expire.
+fn expiry(token: &str) -> Option<i64> {
+    let claims: Value = jwt_claims(token)?;
+    // The number may have a fraction; the cast saturates.
+    claims["exp"].as_f64().map(|seconds| seconds as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BEGIN_CERTIFICATE, certificates, expiry, without_userinfo};
+
+    #[test]
+    fn urls_in_messages_have_no_user_and_no_password() {
+        for (url, shown) in [
+            ("https://user:pw@host:6443/a@b", "https://host:6443/a@b"),
+            ("https://user:p@w@host", "https://host"),
+            ("user:pw@host", "host"),
+            ("https://user:p/w@host:1", "https://host:1"),
+            ("socks5://user:pw@[fd00::1]:1080", "socks5://[fd00::1]:1080"),
+            ("https://host:6443", "https://host:6443"),
+            ("", ""),
+        ] {
+            assert_eq!(without_userinfo(url), shown);
+        }
+    }
+
+    #[test]
+    fn certificates_are_found_between_other_text_and_broken_ones() {
+        let new = |name: &str| {
+            let params = rcgen::CertificateParams::new([name.to_owned()]).expect("a name");
+            params.self_signed(&rcgen::KeyPair::generate().expect("a key")).expect("a certificate")
+        };
+        let (one, other) = (new("a"), new("b"));
+        let end = "-----END CERTIFICATE-----";
+        let broken = format!("{BEGIN_CERTIFICATE}\n!\n{end}\n{BEGIN_CERTIFICATE}\nAQ==\n{end}\n{BEGIN_CERTIFICATE}\n");
+        let text = format!("CN=a\n{}{broken}CN=b\r\n{}", one.pem(), other.pem().replace('\n', "\r\n"));
+        assert_eq!(certificates(&text), [one.der().to_vec(), other.der().to_vec()]);
+        assert!(certificates("nothing").is_empty() && certificates(&broken).is_empty());
+    }
+
+    #[test]
+    fn the_expiry_is_read_from_the_claims() {
+        // {"exp":1893456000,"aud":["??>"]}
+        assert_eq!(expiry("e30.eyJleHAiOjE4OTM0NTYwMDAsImF1ZCI6WyI_Pz4iXX0.c2ln"), Some(1_893_456_000));
+        for none in ["opaque", "e30.e30.c2ln", "a.b", "e30.%%.c", "e30.eyJleHAiOjF9.c.d"] {
+            assert_eq!(expiry(none), None, "{none}");
+        }
+    }
+}
