@@ -70,7 +70,7 @@ during "cni.ownList=false" eval 'install_detour --set global.platform=kubernetes
 during "chained, own list" eval 'install_detour --set global.platform=kubernetes; agents'
 say "the agents are killed 20 times"
 kill_agents() {
-    local i n container killed=0
+    local i n container pid killed=0
     for ((i = 0; i < 40 && killed < 20; i++)); do
         for n in 1 2; do
             # The kubelet waits longer after each restart; a deleted pod has a new container at once.
@@ -78,7 +78,9 @@ kill_agents() {
                 --field-selector "spec.nodeName=node$n" --wait=false >/dev/null
             container=$(enter "$n" crictl ps --name '^agent$' --state Running --quiet 2>/dev/null | head -1 || true)
             [[ -n $container ]] || continue
-            enter "$n" kill -KILL "$(enter "$n" crictl inspect "$container" 2>/dev/null | jq .info.pid)" 2>/dev/null && killed=$((killed + 1))
+            pid=$(enter "$n" crictl inspect "$container" 2>/dev/null | jq .info.pid || true)
+            # An ended container has PID 0, which would mean the story's own process group.
+            [[ $pid =~ ^[1-9] ]] && enter "$n" kill -KILL "$pid" 2>/dev/null && killed=$((killed + 1))
         done
         sleep 1
     done
