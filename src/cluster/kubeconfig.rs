@@ -181,6 +181,14 @@ impl KubeconfigSummary {
         let expires = token.as_deref().and_then(expiry);
         Ok(Self { server, authority, credentials, token, expires })
     }
+
+    /// Returns the warning about a server that is not authenticated.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        let is_insecure = matches!(self.authority, Authority::Insecure);
+        is_insecure
+            .then(|| format!("{}: insecure-skip-tls-verify is true: the server is not authenticated", self.server))
+    }
 }
 
 /// Returns the address of an API server for messages, without credentials and without a slash at its end.

@@ -3,12 +3,16 @@
 
 use crate::ambient::Format;
 use crate::configuration::{chain, story};
+use crate::exclusions_first::ISTIO;
 use crate::expectations::*;
 use crate::istio::{Dns, rules};
 use crate::pod::{APP_PROCESS, NAMESPACE, PROXY, VAULT_INIT, manifest};
+use crate::support::cgroup::Cgroup;
+use crate::support::new_netns::tool_in;
 use crate::world::*;
-use detour_cni::firewall::{Destination, Sender};
+use detour_cni::firewall::{ContainerElement, Destination, Sender};
 use detour_cni::inspect::{LiveRules, trace};
+use detour_cni::policy::ContainerScope;
 use detour_cni::{policy, state};
 use serde_json::{Value, json};
 
@@ -141,6 +145,54 @@ fn a_pod_that_another_tool_redirects_fails_closed_until_it_does() {
     }
 }
 
+/// The same in nftables.
+#[test]
+fn native_rules_of_istio_cni_are_a_redirection() {
+    let world = World::new(Families::Both);
+    world.add(&guarded(&world, Dns::Captured, false, &[]));
+    rejects(&world, Dns::Captured);
+    world.nft(ISTIO);
+    tcp_is_captured(&world, APP_PROCESS);
+    dns_is_captured(&world, APP_PROCESS, RESOLVER);
+    inbound_is_captured(&world);
+    tcp_is_direct(&world, PROXY);
+    tcp_is_direct(&world, VAULT_INIT);
+    dns_is_direct(&world, VAULT_INIT, RESOLVER);
+}
+
+#[test]
+fn excluded_groups_ports_and_containers_pass_with_and_without_the_redirection() {
+    let world = World::new(Families::Both);
+    let (by_group, by_port) = (Process { gid: 7, ..APP_PROCESS }, Process { uid: 8, gid: 8 });
+    let blocks = json!([
+        { "type": "istio-redirect" },
+        { "type": "uid-exclude", "gids": [by_group.gid], "rules": [format!("tcp:{HTTPS}:{}", by_port.uid)] },
+        { "type": "container-exclude", "containers": ["vault-agent-init"] },
+        { "type": "mesh-guard" },
+    ]);
+    world.add(&chain(&story(&world, Dns::Captured, &[]), blocks));
+    let cgroup = Cgroup::new();
+    let element = ContainerElement::new(ContainerScope::All, cgroup.id(), "vault-agent-init", "0123456789abcdef0123");
+    world.change_containers(&[], &[element]);
+    tcp_is_captured(&world, APP_PROCESS);
+    for flushes in [false, true] {
+        if flushes {
+            flush(&world);
+            rejects(&world, Dns::Captured);
+        }
+        tcp_is_direct(&world, by_group);
+        dns_is_direct(&world, by_group, RESOLVER);
+        for &family in world.families() {
+            let to = SERVER.at(family, HTTPS);
+            assert_eq!(world.pod_sends(by_port, Protocol::Tcp, to), Arrival::direct(to, POD.ip(family)));
+        }
+        world.within(&cgroup, || {
+            tcp_is_direct(&world, APP_PROCESS);
+            dns_is_direct(&world, APP_PROCESS, RESOLVER);
+        });
+    }
+}
+
 /// Connections from before the rules continue.
 #[test]
 fn established_connections_continue() {
@@ -174,14 +226,44 @@ fn namespaces_that_the_administrator_excludes_get_no_guard() {
     rejects(&world, Dns::Left);
 }
 
+const AMBIENT_POD: &str = "
+apiVersion: v1
+kind: Pod
+metadata: { name: web-0, namespace: shop, labels: { istio.io/dataplane-mode: ambient } }
+spec:
+  nodeName: node-1
+  containers: [{ name: web, image: web }]
+";
+
+/// istio-cni's rules on the node give them this source address.
+#[test]
+fn the_probes_of_the_kubelet_reach_a_pod_in_the_ambient_mesh() {
+    const PROBES: &str = "169.254.7.127";
+    let world = World::with_ztunnel(Families::V4);
+    world.add(&chain(&world.manifests(&[NAMESPACE, AMBIENT_POD]), json!([{ "type": "mesh-guard" }])));
+    rejects(&world, Dns::Left);
+    let outside = world.outside_netns();
+    tool_in(
+        &outside,
+        "nft",
+        &["-f", "-"],
+        &format!(
+            "table ip probes {{\nchain post {{ type nat hook postrouting priority 100; tcp dport {APP} snat to {PROBES}; }}\n}}\n"
+        ),
+    );
+    let gateway = GATEWAY.ip(Family::V4).to_string();
+    world.ip(&["route", "add", PROBES, "via", &gateway]);
+    let to = POD.at(Family::V4, APP);
+    let from = PROBES.parse().expect("an address");
+    assert_eq!(world.outside_sends(Protocol::Tcp, to), Arrival::direct(to, from));
+}
+
 /// A pod in the ambient mesh waits for the rules of istio-cni's agent.
 #[test]
 fn a_pod_in_the_ambient_mesh_fails_closed_until_it_is_redirected() {
     for format in [Format::Iptables, Format::Native] {
         let world = World::with_ztunnel(Families::Both);
-        let pod = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web-0\n  namespace: shop\n  labels: { istio.io/dataplane-mode: ambient }\n\
-                   spec:\n  nodeName: node-1\n  containers: [{ name: web, image: web }]\n";
-        let manifests = world.manifests(&[NAMESPACE, pod]);
+        let manifests = world.manifests(&[NAMESPACE, AMBIENT_POD]);
         let blocks =
             json!([{ "type": "uid-exclude", "uids": [VAULT_INIT.uid] }, { "type": "mesh-guard", "dns": true }]);
         let configuration = chain(&manifests, blocks);

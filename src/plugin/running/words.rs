@@ -29,17 +29,16 @@ pub(super) fn changes(before: &Policy, after: &Policy) -> String {
             }
         }
     }
-    let exclusions = |policy: &Policy| policy.exclusions_in_effect().iter().map(exclusion).collect::<Vec<_>>();
-    let containers = |policy: &Policy| policy.containers.iter().map(container).collect::<Vec<_>>();
-    for (old, new) in [(exclusions(before), exclusions(after)), (containers(before), containers(after))] {
-        words.extend(listed("excluded", new.iter().filter(|one| !old.contains(one))));
-        words.extend(listed("no longer excluded", old.iter().filter(|one| !new.contains(one))));
-    }
+    let (old, new) = (before.exclusions_in_effect(), after.exclusions_in_effect());
+    words.extend(listed("excluded", new.difference(&old).map(exclusion)));
+    words.extend(listed("no longer excluded", old.difference(&new).map(exclusion)));
+    words.extend(listed("excluded", after.containers.difference(&before.containers).map(container)));
+    words.extend(listed("no longer excluded", before.containers.difference(&after.containers).map(container)));
     cut(&words.join("; "), MAX_WORDS).into_owned()
 }
 
-fn listed<'a>(title: &str, items: impl Iterator<Item = &'a String>) -> Option<String> {
-    let items: Vec<&str> = items.map(String::as_str).collect();
+fn listed(title: &str, items: impl Iterator<Item = String>) -> Option<String> {
+    let items: Vec<String> = items.collect();
     (!items.is_empty()).then(|| format!("{title}: {}", items.join(", ")))
 }
 
