@@ -20,20 +20,19 @@ The report is about pods with a sidecar, and pods without one in a namespace tha
 numbers are those of the rules' counters since ADD or the last repair. The kernel evaluates most of
 these rules only for the first packet of a connection. Such rules count connections, and their bytes
 are those of the first packets. For an excluded container, the line also shows whether it bypasses
-the sidecar now, and until when.
+the sidecar now. To see what requests an exclusion, use detour explain.
 
 The command changes nothing. It requires root, and credentials that can list pods and namespaces:
 the service account of the agent's pod has these permissions, the plugin's own kubeconfig does not.
 With your own kubeconfig, use kubectl detour audit.
 
 Exit codes: 0 all pods are redirected by the desired rules, apart from exclusions, 1 a pod bypasses
-the mesh entirely, has other rules than desired, has a rule of another program that lets traffic
-bypass the mesh, or was not examined, 2 invalid arguments or input.";
+the mesh entirely, has other rules than desired, has a rule of another program before the desired
+ones, or was not examined, 2 invalid arguments or input.";
 
 /// List the pods of this node whose traffic bypasses the mesh, and why
 ///
-/// Each line about a pod names traffic that bypasses the sidecar, what requests this, and how much of it the live
-/// rules have counted.
+/// Each line about a pod is a live rule that lets traffic bypass the sidecar, with what it has counted.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct AuditArguments {

@@ -201,7 +201,8 @@ impl<'a> BlockReader<'a> {
         let Some(first) = unknown.first() else { return Ok(()) };
         let (place, known) = (self.place(&excerpt(first)), self.known());
         let suggestion = did_you_mean(first, known.iter().copied());
-        let msg = format!("{place}: unknown key; expected one of {}{suggestion}", known.join(", "));
+        let end = if suggestion.is_empty() { ";" } else { "" };
+        let msg = format!("{place}: unknown key{suggestion}{end} expected one of {}", known.join(", "));
         Err(Error::new(Code::InvalidConfig, msg))
     }
 }
@@ -247,7 +248,7 @@ mod tests {
         let error = r.finish().expect_err("unknown");
         assert_eq!(
             error.msg,
-            "chain[1].proxy_prot: unknown key; expected one of proxy_port; did you mean \"proxy_port\"?"
+            "chain[1].proxy_prot: unknown key; did you mean \"proxy_port\"? expected one of proxy_port"
         );
     }
 }

@@ -142,8 +142,7 @@ impl RulesetView {
         let mut walk = Walk { view: self, packet, hops: Vec::new(), unsupported: Vec::new(), rules: 0 };
         let end = walk.run();
         let decided_by = decisive_rule(&walk.hops, end);
-        let chain = decided_by.as_ref().map(|place| place.chain.as_str());
-        let to_ztunnel = self.to_ztunnel.is_some() && chain.is_some_and(ambient::is_chain);
+        let to_ztunnel = decided_by.as_ref().is_some_and(|place| place.rule == ambient::CAPTURED);
         let by_istio = decided_by.as_ref().is_some_and(|place| is_redirection_chain(&place.chain));
         let arrival = match end {
             End::Continue if !self.unread_redirections.is_empty() => Arrival::Unknown,
@@ -250,8 +249,23 @@ impl Walk<'_> {
                     }
                 }
             }
+            if let Some(port) = self.captured_by_ztunnel(*like, hook) {
+                return End::Redirected(port);
+            }
         }
         End::Continue
+    }
+
+    /// Evaluates istio-cni's redirection to ztunnel, which is in table nat.
+    fn captured_by_ztunnel(&mut self, like: Table, hook: Hook) -> Option<u16> {
+        let redirection = self.view.to_ztunnel.filter(|_| like == Table::Nat)?;
+        let port = redirection.captures(&self.packet, hook)?;
+        self.packet.redirect(port);
+        let (table, chain) = redirection.chain(hook);
+        let (rule, then) = (ambient::CAPTURED.to_owned(), format!("redirects to port {port}"));
+        let (hook, effect) = (hook.chain(), HopEffect::Diverted);
+        self.hops.push(Hop { table, hook, chain: chain.to_owned(), rule, then, effect });
+        Some(port)
     }
 
     fn chain(&mut self, at: (TableId, Hook), name: &str) -> RuleEffect {
@@ -296,7 +310,7 @@ impl Walk<'_> {
                 HopEffect::Diverted
             }
         };
-        let table = ambient::table_name(self.view.to_ztunnel, table, chain).unwrap_or(table.name());
+        let table = table.name();
         let (chain, rule) = (chain.to_owned(), rule.text.clone());
         self.hops.push(Hop { table, hook: hook.chain(), chain, rule, then, effect });
         verdict

@@ -57,7 +57,7 @@ pub struct Packet {
     pub(super) sender: Sender,
     source: SocketAddr,
     pub(super) destination: SocketAddr,
-    protocol: Protocol,
+    pub(super) protocol: Protocol,
     /// The interface at which it arrived; `None` while it is outgoing.
     in_interface: Option<String>,
     /// The outgoing interface; `None` for an incoming packet.

@@ -1,6 +1,7 @@
 //! The rules of a pod in one form for both rule formats: native conditions and actions, with the text that the format's
 //! tool prints. The rules are live ones, with those of other tools in the tables of iptables, or desired ones.
 
+use super::ambient::{self, AmbientRedirection};
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::conditions;
@@ -8,6 +9,7 @@ use super::native::rule::{BaseHook, Condition, EXCLUSIONS_NAT_PRIORITY, NativeAc
 use super::redirections::RedirectingChain;
 use super::rule::{Family, Hook, Rule, Ruleset, Table};
 use crate::cni::RuleFormat;
+use crate::policy::{Interception, Policy};
 use std::collections::BTreeMap;
 
 /// A table of iptables, or a native one of both families.
@@ -102,14 +104,53 @@ pub struct ChainView {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RulesetView {
     chains: BTreeMap<TableId, BTreeMap<String, ChainView>>,
-    /// The format of istio-cni's rules for the ambient mesh, if they are part of the view: captured traffic arrives at
-    /// ztunnel.
-    pub(super) to_ztunnel: Option<RuleFormat>,
+    /// The redirection to ztunnel, if the pod has one.
+    pub(super) to_ztunnel: Option<AmbientRedirection>,
     /// Rules that apply, but are not in the view, in words.
     pub caveats: Vec<String>,
     /// Redirections behind the exclusions that are not in the view, in words. They do not matter for a packet whose
     /// destination is fixed before.
     pub unread_redirections: Vec<String>,
+}
+
+impl RulesetView {
+    /// Returns the rules of a policy, for both families, with the redirection in `format`.
+    #[must_use]
+    pub fn of_policy(policy: &Policy, format: RuleFormat) -> Self {
+        let mut view = Self::desired(&Ruleset::of(policy, &Family::ALL), format);
+        if policy.ambient {
+            // istio-cni's default format.
+            let captures_dns = policy.dns_captured_elsewhere.unwrap_or(true);
+            let format = RuleFormat::Iptables;
+            view = view.with_ambient(AmbientRedirection { format, captures_dns, captures_inbound: true });
+        } else if policy.interception == Interception::Unset {
+            let caveat = "this configuration does not redirect the pod; rules of other programs are not evaluated";
+            view.caveats.push(caveat.to_owned());
+        }
+        view
+    }
+
+    /// Adds istio-cni's redirection to ztunnel in place of its rules.
+    #[must_use]
+    pub fn with_ambient(mut self, redirection: AmbientRedirection) -> Self {
+        self.to_ztunnel = Some(redirection);
+        let is_istios = |name: &str| [ambient::PREROUTING, "ISTIO_OUTPUT"].contains(&name);
+        self.retain_chains(|table, name| !(matches!(table, TableId::Iptables(..)) && is_istios(name)));
+        self.unread_redirections.retain(|caveat| !caveat.contains("istio-ambient-"));
+        let place = redirection.place();
+        self.caveats.push(format!("the rules of istio-cni ({place}) are recognized, but not evaluated one by one"));
+        self
+    }
+
+    /// Removes the capture of inbound connections, which istio-cni does not write for a pod whose annotation
+    /// `ambient.istio.io/bypass-inbound-capture` is true.
+    #[must_use]
+    pub const fn without_ambient_inbound(mut self) -> Self {
+        if let Some(redirection) = &mut self.to_ztunnel {
+            redirection.captures_inbound = false;
+        }
+        self
+    }
 }
 
 impl RulesetView {
@@ -193,20 +234,6 @@ impl RulesetView {
     pub(super) fn retain_chains(&mut self, keeps: impl Fn(TableId, &str) -> bool) {
         for (table, chains) in &mut self.chains {
             chains.retain(|name, _| keeps(*table, name));
-        }
-    }
-
-    /// Adds rules to a base chain that it lacks. Replaces the rules of any other chain.
-    pub(super) fn extend_chain(&mut self, table: TableId, name: &str, base: Option<BaseHook>, rules: Vec<RuleView>) {
-        let chains = self.chains.entry(table).or_default();
-        let chain = chains.entry(name.to_owned()).or_insert_with(|| ChainView { base, rules: Vec::new() });
-        if base.is_none() {
-            chain.rules.clear();
-        }
-        for rule in rules {
-            if base.is_none() || !chain.rules.iter().any(|own| own.action() == rule.action()) {
-                chain.rules.push(rule);
-            }
         }
     }
 

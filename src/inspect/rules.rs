@@ -145,6 +145,19 @@ pub struct RulesReport {
     pub containers: Option<ContainerSets>,
 }
 
+impl RulesReport {
+    /// Returns the rules of other programs that precede one of detour's in the same netfilter chain.
+    #[must_use]
+    pub fn in_front(&self) -> Vec<&RuleLine> {
+        let chains = self.rules.chunk_by(|a, b| (&a.table, &a.chain) == (&b.table, &b.chain));
+        let before = chains.flat_map(|chain| {
+            let last = chain.iter().rposition(|line| line.mark == Mark::Fine).unwrap_or(0);
+            &chain[..last]
+        });
+        before.filter(|line| line.mark == Mark::Foreign).collect()
+    }
+}
+
 /// The rules of a netfilter chain that are not listed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct OmittedRules {

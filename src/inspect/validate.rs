@@ -1,6 +1,7 @@
 //! `validate`: checks the configurations in a file as `detour install` and the agent do.
 
 use super::terminal::{Cell, Screen, TextReport, Tone, first_of};
+use crate::cluster::KubeconfigSummary;
 use crate::cluster::yaml::documents;
 use crate::cni::{Code, Error, NODE_CONFIGURATION, NetConf, NodeConf, PROGRAM, configuration};
 use crate::plugin::node::effective;
@@ -136,6 +137,7 @@ fn problems(text: &str, check: impl Fn(&str) -> Result<Vec<String>, Error>) -> (
     let mut result = check(text);
     while let Err(error) = &result {
         let error = error.to_string();
+        let error = error.strip_prefix("configuration: ").map_or_else(|| error.clone(), str::to_owned);
         if errors.contains(&error) || errors.len() >= MAX_PROBLEMS {
             break;
         }
@@ -306,7 +308,13 @@ fn check(
     let may_name_source = matches!(kind, ConfKind::Definition) && node.is_none();
     let target = TargetNode { is_installed, group_file: None, may_name_source };
     match kind {
-        ConfKind::Configuration | ConfKind::Definition => validate(&effective(node, place, text)?, target),
+        ConfKind::Configuration | ConfKind::Definition => {
+            let conf = effective(node, place, text)?;
+            let kubeconfig = conf.kubernetes.kubeconfig.as_deref();
+            let summary = kubeconfig.and_then(|path| KubeconfigSummary::read(Path::new("/"), path).ok());
+            let warning = summary.and_then(|summary| summary.warning());
+            Ok(validate(&conf, target)?.into_iter().chain(warning).collect())
+        }
         ConfKind::EmptyDefinition => Ok(vec![format!(
             "empty: Multus uses the file on the node whose network is named {text:?}, usually \
              /etc/cni/multus/net.d/{text}.conf or /etc/cni/net.d/{text}.conf; validate that file"

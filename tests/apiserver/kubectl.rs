@@ -247,11 +247,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
                 .find(|check| check["id"] == id)
                 .map(|check| check["outcome"].clone())
         };
-        assert_eq!(
-            (outcome("pod-here"), outcome("netns-found")),
-            (Some(json!("pass")), Some(json!("pass"))),
-            "{doctor:?}"
-        );
+        assert_eq!(outcome("netns-found"), Some(json!("pass")), "{doctor:?}");
 
         let trace = ["trace", "--live", "web-0", "--from", "uid=1000", "--to", "1.2.3.4:443/tcp", "-o", "json"];
         let trace = machine.detour(&trace);
@@ -452,9 +448,7 @@ fn check_summarizes_all_nodes() {
         let node = &report["nodes"][0];
         assert_eq!((&node["node"], &node["agent"]), (&json!(NAME), &json!("kube-system/detour-agent-x")), "{run:?}");
         assert_eq!(node["version"], env!("CARGO_PKG_VERSION"), "{run:?}");
-        // A debug build needs libraries.
-        let failed: Vec<_> = node["failed"].as_array().expect("a list").iter().map(|check| &check["id"]).collect();
-        assert_eq!((failed, run.code), (vec![&json!("program-static")], Some(1)), "{run:?}");
+        assert_eq!((&node["failed"], run.code), (&json!([]), Some(0)), "{run:?}");
         assert_eq!(
             (&report["nodes"][1]["node"], &report["nodes"][1]["result"]),
             (&json!("windows-1"), &json!("skipped"))

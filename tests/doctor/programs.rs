@@ -20,7 +20,6 @@ fn compiled(name: &str, version: &str, flags: &[&str]) -> PathBuf {
 
 const OWN: &str = env!("CARGO_PKG_VERSION");
 pub(crate) static STATIC: LazyLock<PathBuf> = LazyLock::new(|| compiled("static", OWN, &["-static"]));
-pub(crate) static DYNAMIC: LazyLock<PathBuf> = LazyLock::new(|| compiled("dynamic", OWN, &[]));
 pub(crate) static OLDER: LazyLock<PathBuf> = LazyLock::new(|| compiled("older", "0.0.9", &["-static"]));
 
 /// Cargo's own without its debugging information, two thirds of it.

@@ -547,6 +547,14 @@ fn with_a_kubeconfig_of_the_administrator_none_is_written() {
     assert!(!scene.path(KUBECONFIG).exists());
     let list = scene.json(LIST);
     assert_eq!(list["plugins"][3]["kubernetes"]["kubeconfig"], "/etc/kubernetes/mesh.conf");
+    // As doctor and validate do.
+    let insecure =
+        kubeconfig(json!({"token": "t"})).replace(r#""server""#, r#""insecure-skip-tls-verify":true,"server""#);
+    scene.write("etc/kubernetes/mesh.conf", &insecure);
+    let output = scene.run("install", &["--kubeconfig=/etc/kubernetes/mesh.conf"]);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    let warning = "--kubeconfig /etc/kubernetes/mesh.conf: https://10.96.0.1:443: insecure-skip-tls-verify is true";
+    assert!(output.status.success() && stderr.contains(warning), "{stderr}");
 }
 
 fn kubeconfig(user: Value) -> String {

@@ -58,7 +58,7 @@ fn the_commands_of_the_guide_show_the_bypass_and_its_end() {
         &run(&["trace", "--live", "-n", "shop", "web-0", "--from", "container=vault-agent", "--to", to]),
         &["direct"],
     );
-    shows(&run(&["doctor", "-n", "shop", "web-0"]), &["containers-elements"]);
+    shows(&run(&["doctor", "-n", "shop", "web-0"]), &["containers-bypass"]);
     run(&["audit"]);
 
     sandbox.run_proxy();

@@ -1,6 +1,7 @@
 //! The directories of CNI plugins and configurations, by platform.
 
 use crate::host_path::HostPath;
+use crate::suggest::closest;
 
 /// The properties of a platform.
 #[derive(Debug, PartialEq, Eq)]
@@ -97,10 +98,10 @@ impl Platform {
     /// Unknown name; the text lists all names.
     pub fn named(name: &str) -> Result<&'static Self, String> {
         let known = |platform: &&Self| platform.name == name || platform.aliases.contains(&name);
-        PLATFORMS
-            .iter()
-            .find(known)
-            .ok_or_else(|| format!("invalid value {name:?}; expected {}", Self::names().join(", ")))
+        PLATFORMS.iter().find(known).ok_or_else(|| match closest(name, Self::names()) {
+            Some(similar) => format!("did you mean {similar:?}? expected {}", Self::names().join(", ")),
+            None => format!("expected {}", Self::names().join(", ")),
+        })
     }
 
     /// Returns all names and aliases, sorted.

@@ -315,7 +315,7 @@ impl InstallOptions {
     /// Checks a configuration of the plugin and the credentials that it names. Returns warnings. `place` is where the
     /// configuration's own kubeconfig is set.
     fn check(&self, node: &NodeFiles, settings: &EntrySettings, place: &str) -> Result<Vec<String>> {
-        self.check_credentials(node, settings.effective_kubeconfig()?.as_ref(), place)?;
+        let mut warnings = self.check_credentials(node, settings.effective_kubeconfig()?.as_ref(), place)?;
         let (directories, names) = (settings.program_directories()?, self.program_names());
         let is_installed = |_: &NetConf, kind: &str| {
             if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) }
@@ -323,13 +323,14 @@ impl InstallOptions {
         // An agent's container has no mount of it.
         let groups = HostPath::new(GROUP_FILE).and_then(|path| node.reach(&path).ok()).filter(|path| path.is_file());
         let node = TargetNode { is_installed: &is_installed, group_file: groups.as_deref(), may_name_source: false };
-        Ok(settings.check(node)?)
+        warnings.extend(settings.check(node)?);
+        Ok(warnings)
     }
 
-    /// Checks that the plugin can use the credentials on the node, because every ADD needs them.
+    /// Checks that the plugin can use the credentials on the node, because every ADD needs them. Returns warnings.
     ///
     /// `kubeconfig` is the one that the whole configuration names, and `place` is where it is set.
-    fn check_credentials(&self, node: &NodeFiles, kubeconfig: Option<&HostPath>, place: &str) -> Result<()> {
+    fn check_credentials(&self, node: &NodeFiles, kubeconfig: Option<&HostPath>, place: &str) -> Result<Vec<String>> {
         let root = self.place.root().display();
         let unusable = |file: String| {
             format!("{file}: the plugin can't use this file of the node (below --root {root}); create it first")
@@ -338,17 +339,19 @@ impl InstallOptions {
         let is_written = |path: &HostPath| self.kubeconfig.is_none() && *path == own;
         let named = kubeconfig.filter(|path| self.kubeconfig.as_ref() != Some(path) && !is_written(path));
         let named = named.map(|path| (format!("{place}kubernetes.kubeconfig"), path));
+        let mut warnings = Vec::new();
         for (place, path) in self.kubeconfig.iter().map(|path| ("--kubeconfig".to_owned(), path)).chain(named) {
-            self.check_kubeconfig(node, path).with_context(|| unusable(format!("{place} {path}")))?;
+            let summary = self.read_kubeconfig(node, path).with_context(|| unusable(format!("{place} {path}")))?;
+            warnings.extend(summary.warning().map(|warning| format!("{place} {path}: {warning}")));
         }
-        Ok(())
+        Ok(warnings)
     }
 
     /// Reads a kubeconfig on the node as the plugin does, with the files to which it refers.
-    fn check_kubeconfig(&self, node: &NodeFiles, path: &HostPath) -> Result<()> {
+    fn read_kubeconfig(&self, node: &NodeFiles, path: &HostPath) -> Result<KubeconfigSummary> {
         let reached = node.reach(path)?;
         read_trusted(&reached, MAX_CREDENTIAL)?;
-        KubeconfigSummary::read(self.place.root(), &reached).map(drop).map_err(|error| anyhow!("{error}"))
+        KubeconfigSummary::read(self.place.root(), &reached).map_err(|error| anyhow!("{error}"))
     }
 
     fn platform(&self, node: &NodeFiles) -> &'static Platform {

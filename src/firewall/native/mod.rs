@@ -28,7 +28,6 @@ pub(super) use guard::PREFIX as GUARD_PREFIX;
 pub use guard::Rejected;
 pub use live::{NativeLiveChain, NativeLiveTables};
 pub use rule::{NativeTables, text};
-pub(super) use translate::interface;
 pub use translate::{addresses, conditions};
 
 use super::rule::Ruleset;

@@ -1,38 +1,39 @@
-//! `audit`: the pods of a node whose traffic bypasses the mesh, in whole or in part, with the reason and the counters of
-//! the live rules.
+//! `audit`: the pods of a node that bypass the mesh, in whole or in part: those that are not redirected, those whose rules
+//! differ from the desired ones, the exclusions that have matched packets, and rules of other programs before detour's.
 
-mod bypass;
 mod candidate;
-mod containers;
 mod report;
-mod source;
 
 pub use report::{AuditReport, AuditedPod, Bypass, CountedUnit};
 
 use super::doctor::{CheckTarget, node_setup};
-use super::explain::application_containers;
-use super::rules::{LiveRules, RuleLine, RulesReport};
-use super::subject::AppliedConf;
+use super::elements::{ElementLine, TABLE, scope_text};
+use super::explain::explain;
+use super::rules::{LiveRules, Mark, RuleLine, RulesReport};
+use super::subject::{AppliedConf, Subject};
 use crate::cluster::{NodeApi, ScheduledPod};
 use crate::cni::{Code, Error};
-use crate::firewall::native::set::Spans;
+use crate::firewall::native::EXCLUSIONS;
 use crate::firewall::rule::Family;
-use crate::firewall::{AmbientRedirection, RulesetView};
-use crate::netns::find::NodeSnapshot;
-use crate::pod::well_known::AMBIENT_BYPASS_INBOUND;
-use crate::pod::{Facts, Namespace, Pod};
+use crate::firewall::{AmbientRedirection, Ruleset, RulesetView, set_name};
+use crate::netns::find::{FoundNetns, NodeSnapshot};
+use crate::plugin::netns_state::NetnsState;
+use crate::plugin::running::lacks_of_ambient;
+use crate::pod::{Facts, Namespace};
+use crate::policy::{Interception, Redirect};
 use crate::state::Store;
-use crate::sub_plugins::{EnrolledBy, bypasses_inbound};
-use bypass::{FoundBypass, ProxyIds, scan};
+use crate::sub_plugins::EnrolledBy;
 use candidate::{Candidate, candidate};
-use source::Requests;
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
 
 /// Limit for the bypasses of a pod that are listed; the rest is counted.
 const MAX_BYPASSES: usize = 50;
 /// Limit for the differences of a pod that are listed; the rest is counted.
 const MAX_DRIFT: usize = 10;
+/// Timeout for the lock of a network namespace, which a plugin call may hold.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which pods of a node the report lists.
 #[derive(Debug, Clone, Copy, Default)]
@@ -101,216 +102,185 @@ impl Node<'_> {
             Candidate::WithSidecar => None,
             Candidate::Ambient(enrolled_by) => Some(enrolled_by),
         };
-        let unread = |error: String| AuditedPod { error: Some(error), ..of("unknown".to_owned()) };
-        let live = match self.snapshot.of_pod(pod) {
+        let found = match self.snapshot.of_pod(pod) {
             Ok(None) if scheduled.phase == "Pending" => return None,
-            Ok(None) => Err("network namespace not found on this node".to_owned()),
-            Ok(Some(found)) => {
-                LiveRules::of_found(&found, &self.store).map(|live| (live, found)).map_err(|error| error.to_string())
-            }
-            Err(error) => Err(error.to_string()),
+            Ok(None) => Err(Error::new(Code::InvalidNetns, "network namespace not found on this node")),
+            Ok(Some(found)) => Ok(found),
+            Err(error) => Err(error),
         };
-        let facts = Facts { pod: pod.clone(), namespace: namespace.cloned() };
-        Some(match live {
-            Err(error) => unread(error),
-            Ok((live, found)) => {
-                let requests = Requests::of(&self.configurations, &facts, self.api.cluster());
-                let report = live.report(&found.netns);
-                let saved = found.container_id.as_deref().map(|id| self.store.attachments_of(id));
-                let was_called = saved.is_some_and(|saved| saved.is_ok_and(|attachments| !attachments.is_empty()));
-                let (live, report, requests) = (&live, &report, &requests);
-                let findings = PodFindings { pod, enrolled_by, live, report, requests, was_called, all };
-                findings.fill(of(String::new()))
-            }
-        })
-    }
-}
-
-/// The data about a pod with a sidecar or in the ambient mesh.
-struct PodFindings<'a> {
-    pod: &'a Pod,
-    /// The label that enrolls it in the ambient mesh.
-    enrolled_by: Option<EnrolledBy>,
-    live: &'a LiveRules,
-    report: &'a RulesReport,
-    requests: &'a Result<Requests, Error>,
-    /// Whether the saved state contains an ADD of this pod, perhaps without rules.
-    was_called: bool,
-    all: bool,
-}
-
-impl PodFindings<'_> {
-    fn fill(&self, audited: AuditedPod) -> AuditedPod {
-        let to_ztunnel = AmbientRedirection::of(&self.live.live);
-        let view = RulesetView::live(&self.live.live);
-        // Of what bypasses istio-cni's rules for the ambient mesh, they count nothing.
-        let view = if to_ztunnel.is_some() { view.without_ambient() } else { view };
-        let redirect = self.live.desired.as_ref().and_then(|desired| desired.policy.redirect());
-        let proxy = ProxyIds::of(&view, redirect);
-        let mut scan = scan(&view, &proxy, redirect);
-        let by_rules = Family::ALL.into_iter().any(|family| scan.redirects(family));
-        let redirected = by_rules || to_ztunnel.is_some() || self.unreadable().is_some();
-        if by_rules {
-            scan.add_uncaptured(&self.families());
-        }
-        let found = if redirected { scan.found } else { Vec::new() };
-        let (mut bypasses, left_out) = self.bypasses(found, redirect.is_some());
-        if redirected {
-            if self.enrolled_by.is_none() {
-                bypasses.extend(self.with_proxys_id(&proxy));
-            }
-            bypasses.extend(self.of_containers(&view));
-            // As a rule of another program, a foreign element comes first.
-            let (foreign, own): (Vec<_>, Vec<_>) = bypasses.into_iter().partition(|bypass| bypass.by_other_program);
-            let inbound = to_ztunnel.filter(|found| !found.captures_inbound).map(|_| self.inbound());
-            bypasses = [foreign, inbound.into_iter().collect(), own].concat();
-        }
-        let mut reason = self.reason(by_rules);
-        if !redirected && !self.live.legacy.is_empty() {
-            reason +=
-                &format!("; the rules in tables of iptables-legacy ({}) can't be read", self.live.legacy.join(", "));
-        }
-        if let Some(rejected) = self.live.live.rejected().filter(|rejected| rejected.is_any()) {
-            reason += &format!("; the guard rejected {rejected}");
-        }
-        AuditedPod { redirected, reason, bypasses, left_out, drift: self.drift(), ..audited }
-    }
-
-    /// Returns the families of the pod's addresses; both if it has no address.
-    fn families(&self) -> Vec<Family> {
-        let has = |family: &Family| {
-            let is_own = |address: &IpAddr| address.is_ipv4() == (*family == Family::Ip);
-            self.live.addresses.is_empty() || self.live.addresses.iter().any(is_own)
-        };
-        Family::ALL.into_iter().filter(has).collect()
-    }
-
-    /// Returns tables that redirect, and whose rules are not examined.
-    fn unreadable(&self) -> Option<&'static str> {
-        self.live.live.native_istio().map(|_| "tables inet istio-proxy-*")
-    }
-
-    /// Returns what redirects the pod, or why nothing does.
-    fn reason(&self, by_rules: bool) -> String {
-        let desired = self.live.desired.as_ref();
-        let networks = || {
-            let mut names: Vec<&str> =
-                desired.iter().flat_map(|d| &d.attachments).map(|a| a.network.as_str()).collect();
-            names.dedup();
-            names.join(", ")
-        };
-        let is_desired = desired.is_some_and(|desired| desired.policy.redirect().is_some());
-        if let Some(enrolled_by) = self.enrolled_by {
-            return match AmbientRedirection::of(&self.live.live) {
-                Some(redirection) => format!("redirected to ztunnel by istio-cni: {}", redirection.place()),
-                None => format!("not redirected: {enrolled_by}, but istio-cni has not redirected the pod"),
+        let examined = found.and_then(|found| {
+            let live = LiveRules::of_found(&found, &self.store)?;
+            let report = live.report(&found.netns);
+            let facts = || Facts { pod: pod.clone(), namespace: namespace.cloned() };
+            let redirection = match enrolled_by {
+                Some(enrolled_by) => to_ztunnel(&found, &live, enrolled_by)?,
+                None => {
+                    by_rules(&live, &report).map_err(|not| not.unwrap_or_else(|| self.without_rules(&found, facts())))
+                }
             };
-        }
-        if let (false, Some(tables)) = (by_rules, self.unreadable()) {
-            return format!("redirected by {tables}, whose rules can't be read");
-        }
-        match (by_rules, is_desired) {
-            (true, true) => format!("redirected by detour, for network {}", networks()),
-            (true, false) => "redirected by rules of another tool, such as istio-init or Istio's CNI plugin".to_owned(),
-            (false, true) => format!("not redirected: the rules for network {} are missing", networks()),
-            (false, false) => match self.requests {
-                Err(error) => format!("not redirected: an ADD of this pod would fail: {error}"),
-                Ok(requests) if requests.redirects && self.was_called => {
-                    "not redirected: the plugin made no rules when the pod started, because the pod had no sidecar then \
-                     or its facts were unavailable; delete the pod, or let the agent repair it (repair.enabled)"
-                        .to_owned()
-                }
-                Ok(requests) if requests.redirects => {
-                    "not redirected: the plugin did not run for this pod; delete the \
-                     pod, or let the agent repair it (repair.enabled)"
-                        .to_owned()
-                }
-                Ok(requests) => requests.decision.clone(),
-            },
-        }
-    }
-
-    /// Returns the bypasses with their sources and the number of others. Those by rules of other programs come first,
-    /// then those with the most packets.
-    fn bypasses(&self, found: Vec<FoundBypass>, by_detour: bool) -> (Vec<Bypass>, usize) {
-        let mut merged: BTreeMap<_, FoundBypass> = BTreeMap::new();
-        for one in found {
-            let key = (one.traffic.clone(), one.cause.clone(), one.note, one.counts, one.by_other_program);
-            match merged.get_mut(&key) {
-                Some(same) => same.counter = same.counter.zip(one.counter).map(|(a, b)| a.plus(b)),
-                None => drop(merged.insert(key, one)),
+            let redirected = redirection.is_ok();
+            let (bypasses, left_out) = if redirected { bypasses(&live, &report, all) } else { (Vec::new(), 0) };
+            let mut reason = redirection.unwrap_or_else(|reason| reason);
+            if let Some(rejected) = live.live.rejected().filter(|rejected| rejected.is_any()) {
+                reason += &format!("; the guard rejected {rejected}");
             }
-        }
-        let mut all: Vec<FoundBypass> = merged.into_values().collect();
-        let packets = |one: &FoundBypass| one.counter.map_or(u64::MAX, |counter| counter.packets);
-        all.retain(|one| self.all || one.by_other_program || packets(one) > 0);
-        // Those that make the pod not clean must not be left out.
-        all.sort_by_key(|one| std::cmp::Reverse((one.by_other_program, packets(one))));
-        let left_out = all.len().saturating_sub(MAX_BYPASSES);
-        all.truncate(MAX_BYPASSES);
-        let unknown = Requests::default();
-        let requests = self.requests.as_ref().unwrap_or(&unknown);
-        let bypass = |one: FoundBypass| Bypass {
-            source: requests.source(&one, self.pod, by_detour),
-            traffic: one.traffic,
-            packets: one.counter.map(|counter| counter.packets),
-            bytes: one.counter.map(|counter| counter.bytes),
-            counts: one.counts,
-            note: one.note.map(str::to_owned),
-            by_other_program: one.by_other_program,
-            container: None,
+            Ok(AuditedPod { redirected, bypasses, left_out, drift: drift(&report), ..of(reason) })
+        });
+        let unread = |error: Error| AuditedPod { error: Some(error.to_string()), ..of("unknown".to_owned()) };
+        Some(examined.unwrap_or_else(unread))
+    }
+
+    /// Returns why a pod has no redirection, although none is missing according to the saved state.
+    fn without_rules(&self, found: &FoundNetns, facts: Facts) -> String {
+        let subject = Subject::given(&self.configurations, facts, Some(self.api.cluster()));
+        let explained = match subject.and_then(|subject| explain(&subject)) {
+            Err(error) => return format!("not redirected: an ADD of this pod would fail: {error}"),
+            Ok(explained) => explained.explanation,
         };
-        (all.into_iter().map(bypass).collect(), left_out)
+        let saved = found.container_id.as_deref().map(|id| self.store.attachments_of(id));
+        let was_called = saved.is_some_and(|saved| saved.is_ok_and(|attachments| !attachments.is_empty()));
+        let why = match (explained.redirected, was_called) {
+            (false, _) if self.configurations.is_empty() => "no configuration on this node calls the plugin",
+            (false, _) => return explained.decision,
+            (true, true) => {
+                "the plugin made no rules when the pod started, because the pod had no sidecar then or its facts were \
+                 unavailable; delete the pod, or let the agent repair it (repair.enabled)"
+            }
+            (true, false) => {
+                "the plugin did not run for this pod; delete the pod, or let the agent repair it (repair.enabled)"
+            }
+        };
+        format!("not redirected: {why}")
     }
+}
 
-    /// Returns the bypasses of excluded containers.
-    fn of_containers(&self, view: &RulesetView) -> Vec<Bypass> {
-        let unknown = Requests::default();
-        let requests = self.requests.as_ref().unwrap_or(&unknown);
-        let policy = self.live.desired.as_ref().map(|desired| &desired.policy);
-        let elements = &self.live.live.containers;
-        containers::bypasses((view, elements), policy, self.all, |exclusion| requests.source_of_container(exclusion))
+/// Returns what redirects a pod with a sidecar; the error is why nothing does, if the live rules show that.
+fn by_rules(live: &LiveRules, report: &RulesReport) -> Result<String, Option<String>> {
+    let redirects = |line: &RuleLine| {
+        let targets = ["-j REDIRECT", "-j TPROXY", "redirect to", "tproxy "];
+        line.mark == Mark::Fine && targets.iter().any(|target| line.rule.contains(target))
+    };
+    let none = Ruleset::default();
+    let known = live.desired.as_ref().map_or(&none, |desired| &desired.rules);
+    let desired = live.desired.as_ref().filter(|desired| desired.policy.redirect().is_some());
+    let mut networks: Vec<&str> =
+        desired.iter().flat_map(|desired| &desired.attachments).map(|one| one.network.as_str()).collect();
+    networks.dedup();
+    let networks = networks.join(", ");
+    if desired.is_some() && report.rules.iter().any(redirects) {
+        return Ok(format!("redirected by detour, for network {networks}"));
     }
-
-    /// Returns the containers whose traffic the rules treat as the sidecar's own, because they run with its UID or GID.
-    fn with_proxys_id(&self, proxy: &ProxyIds) -> Vec<Bypass> {
-        let is_in = |id: Option<u32>, ids: &Spans| id.is_some_and(|id| !ids.is_disjoint_from(&Spans::one(id)));
-        let mut bypasses = Vec::new();
-        for container in application_containers(self.pod).into_iter().filter(|container| !container.ends_before) {
-            let ids = [("UID", container.uid(), &proxy.uids), ("GID", container.gid(), &proxy.gids)];
-            let Some((kind, Some(id), _)) = ids.into_iter().find(|(_, id, ids)| is_in(*id, ids)) else { continue };
-            bypasses.push(Bypass {
-                traffic: format!("all outbound traffic of container {}", container.name()),
-                source: format!("the container runs with the sidecar's {kind} {id}"),
-                note: Some("counted as the sidecar's own traffic".to_owned()),
-                ..Bypass::default()
-            });
-        }
-        bypasses
+    if live.live.native_istio().is_some() {
+        return Ok("redirected by tables inet istio-proxy-*, whose rules can't be read".to_owned());
     }
+    if live.live.foreign_redirection(known).is_some() {
+        return Ok("redirected by rules of another tool, such as istio-init or Istio's CNI plugin".to_owned());
+    }
+    let missing = desired.map(|_| format!("not redirected: the rules for network {networks} are missing"));
+    let legacy = (!live.legacy.is_empty()).then(|| {
+        format!("not redirected: the rules in tables of iptables-legacy ({}) can't be read", live.legacy.join(", "))
+    });
+    Err(missing.or(legacy))
+}
 
-    /// Returns the bypass of a pod in the ambient mesh whose inbound connections istio-cni does not redirect.
-    fn inbound(&self) -> Bypass {
-        let requested = bypasses_inbound(self.pod).then(|| format!("pod, {AMBIENT_BYPASS_INBOUND}"));
-        Bypass {
-            traffic: "inbound tcp".to_owned(),
-            source: requested.unwrap_or_else(|| "the rules of istio-cni".to_owned()),
-            note: Some("no rule counts it".to_owned()),
+/// Returns what redirects a pod of the ambient mesh; the inner error is why nothing does.
+fn to_ztunnel(found: &FoundNetns, live: &LiveRules, enrolled_by: EnrolledBy) -> Result<Result<String, String>, Error> {
+    let place = AmbientRedirection::of(&live.live).map_or("unknown rules", AmbientRedirection::place);
+    Ok(match lacks_of_ambient(&found.netns, LOCK_TIMEOUT)? {
+        None => Ok(format!("redirected to ztunnel by istio-cni: {place}")),
+        Some(lacks) => Err(format!("not redirected: {enrolled_by}, but the pod lacks {lacks}")),
+    })
+}
+
+/// Returns what bypasses the redirection, and the number of others. Rules of other programs come first, then the rules with
+/// the most packets.
+fn bypasses(live: &LiveRules, report: &RulesReport, all: bool) -> (Vec<Bypass>, usize) {
+    let foreign = report.in_front().into_iter().map(|line| Bypass {
+        source: format!("a rule of another program: {} {}", line.chain, line.rule),
+        by_other_program: true,
+        ..Bypass::of(line)
+    });
+    let Some(desired) = &live.desired else { return (foreign.collect(), 0) };
+    let usual = usual_rules(desired);
+    let is_exclusion = |line: &&RuleLine| {
+        let is_usual = || usual.contains(&(line.table.clone(), line.chain.clone(), line.rule.clone()));
+        let ends = ["RETURN", "return", "ACCEPT", "accept"].iter().any(|verdict| line.rule.ends_with(verdict));
+        let is_bypass = match line.table == TABLE {
+            true => line.chain == EXCLUSIONS && !line.rule.contains("cgroupv2"),
+            false => ends && !is_usual(),
+        };
+        line.mark == Mark::Fine && is_bypass && (all || line.packets.is_some_and(|packets| packets > 0))
+    };
+    let rules = report.rules.iter().filter(is_exclusion).map(Bypass::of);
+    let mut own: Vec<Bypass> = rules.chain(containers(live, desired, report, all)).collect();
+    own.sort_by_key(|one| Reverse((one.by_other_program, one.packets)));
+    let mut bypasses: Vec<Bypass> = foreign.chain(own).collect();
+    let left_out = bypasses.len().saturating_sub(MAX_BYPASSES);
+    bypasses.truncate(MAX_BYPASSES);
+    (bypasses, left_out)
+}
+
+/// Returns the excluded containers that bypass the sidecar now or have been counted, and the elements of other programs in
+/// their sets.
+fn containers(live: &LiveRules, desired: &NetnsState, report: &RulesReport, all: bool) -> Vec<Bypass> {
+    let lines = live.live.containers.iter().map(|element| ElementLine::of(element, Some(&desired.policy)));
+    let (foreign, elements): (Vec<_>, Vec<_>) = lines.partition(|line| line.foreign);
+    let by_others = foreign.into_iter().map(|line| Bypass {
+        traffic: format!("{} of control group {}", scope_text(line.scope), line.cgroup),
+        source: format!("an element of another program in the sets of table {TABLE}"),
+        by_other_program: true,
+        ..Bypass::default()
+    });
+    let excluded = desired.policy.containers.iter().filter_map(|exclusion| {
+        let (name, scope) = (exclusion.name.to_string(), exclusion.scope);
+        let is_now = elements.iter().any(|line| (line.scope, line.container.as_ref()) == (scope, Some(&name)));
+        let set = format!("@{} ", set_name(scope));
+        let rules = || report.rules.iter().filter(|line| line.chain == EXCLUSIONS && line.rule.contains(&set));
+        let sum = |of: fn(&RuleLine) -> Option<u64>| rules().filter_map(of).reduce(u64::saturating_add);
+        let packets = sum(|line| line.packets);
+        (all || is_now || packets.is_some_and(|packets| packets > 0)).then(|| Bypass {
+            traffic: format!("{} of container {name}", scope_text(scope)),
+            source: format!("{TABLE} {EXCLUSIONS}"),
+            packets,
+            bytes: sum(|line| line.bytes),
+            note: Some(format!("{}; counted per set", if is_now { "now" } else { "not now" })),
+            container: Some(name),
             ..Bypass::default()
-        }
-    }
+        })
+    });
+    by_others.chain(excluded).collect()
+}
 
-    /// Returns the differences between live and desired rules, one line each.
-    fn drift(&self) -> Vec<String> {
-        let differing = self.report.rules.iter().filter(|rule| rule.is_drift()).map(RuleLine::described);
-        let omitted = self.report.left_out.iter().map(|one| one.rules).sum::<usize>();
-        let absent = self.report.absent.iter().map(|line| format!("missing: {line}"));
-        let mut lines: Vec<String> = differing.chain(absent).collect();
-        let more = lines.len().saturating_sub(MAX_DRIFT);
-        lines.truncate(MAX_DRIFT);
-        if more + omitted > 0 && self.report.as_asked == Some(false) {
-            lines.push(format!("and {} more; see detour rules", more + omitted));
-        }
-        lines
+/// Returns the rules that the pod would have without exclusions in the settings of its redirection.
+fn usual_rules(desired: &NetnsState) -> HashSet<(String, String, String)> {
+    let mut policy = desired.policy.clone();
+    if let Interception::On(redirect) = &mut policy.interception {
+        let usual = Redirect::default();
+        redirect.inbound_ports_exclude = usual.inbound_ports_exclude;
+        redirect.outbound_ports_exclude = usual.outbound_ports_exclude;
+        redirect.outbound_ip_ranges_exclude = usual.outbound_ip_ranges_exclude;
+        redirect.owner_groups_include = usual.owner_groups_include;
+        redirect.owner_groups_exclude = usual.owner_groups_exclude;
+        redirect.exclude_interfaces = usual.exclude_interfaces;
     }
+    let view = RulesetView::desired(&Ruleset::of(&policy, &Family::ALL), desired.rule_format);
+    let chains = view.tables().flat_map(|(table, chains)| chains.iter().map(move |(name, chain)| (table, name, chain)));
+    let rules = chains.flat_map(|(table, name, chain)| {
+        chain.rules.iter().map(move |rule| (table.place(), name.clone(), rule.text.clone()))
+    });
+    rules.collect()
+}
+
+/// Returns the differences between live and desired rules, one line each.
+fn drift(report: &RulesReport) -> Vec<String> {
+    let differing = report.rules.iter().filter(|rule| rule.is_drift()).map(RuleLine::described);
+    let omitted = report.left_out.iter().map(|one| one.rules).sum::<usize>();
+    let absent = report.absent.iter().map(|line| format!("missing: {line}"));
+    let mut lines: Vec<String> = differing.chain(absent).collect();
+    let more = lines.len().saturating_sub(MAX_DRIFT);
+    lines.truncate(MAX_DRIFT);
+    if more + omitted > 0 && report.as_asked == Some(false) {
+        lines.push(format!("and {} more; see detour rules", more + omitted));
+    }
+    lines
 }

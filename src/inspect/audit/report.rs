@@ -1,10 +1,8 @@
 //! The report of `audit`: the pods of a node whose traffic bypasses the mesh, as values and as text.
 
-use crate::firewall::native::rule::{Condition, Key};
-use crate::firewall::rule::Family;
-use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, first_of};
+use crate::inspect::rules::RuleLine;
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted};
 use serde::{Deserialize, Serialize};
-use std::fmt;
 
 /// The report about the pods of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,9 +44,9 @@ pub struct AuditedPod {
 /// Traffic of a redirected pod that bypasses the sidecar.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bypass {
-    /// The traffic, in words.
+    /// The rule as `iptables-save` or `nft` prints it; of an excluded container, its traffic in words.
     pub traffic: String,
-    /// What requests the exclusion.
+    /// The table and the netfilter chain of the rule; what lets traffic bypass the sidecar if that is another program.
     pub source: String,
     /// What the rules counted, in the unit of `counts`; `None` if no rule counts this traffic.
     pub packets: Option<u64>,
@@ -57,7 +55,7 @@ pub struct Bypass {
     /// What `packets` and `bytes` count.
     #[serde(default)]
     pub counts: CountedUnit,
-    /// What else the numbers contain, or why there are none.
+    /// Whether an excluded container bypasses the sidecar now.
     #[serde(default)]
     pub note: Option<String>,
     /// Whether a rule of another program before the redirection, or its element in a set of excluded containers, lets the
@@ -124,7 +122,7 @@ impl AuditedPod {
             screen.text(format!("  {difference}"), Tone::Bad);
         }
         if !self.bypasses.is_empty() {
-            let titles = ["counted", "bytes", "bypasses the sidecar", "source"];
+            let titles = ["counted", "bytes", "bypasses the sidecar", "rule in"];
             screen.titled_table(titles, self.bypasses.iter().map(Bypass::row));
         }
         if self.left_out > 0 {
@@ -134,6 +132,19 @@ impl AuditedPod {
 }
 
 impl Bypass {
+    /// Returns the bypass by a live rule.
+    pub(super) fn of(line: &RuleLine) -> Self {
+        let is_nat = line.table.ends_with("nat") || line.table.ends_with("exclusions");
+        Self {
+            traffic: line.rule.clone(),
+            source: format!("{} {}", line.table, line.chain),
+            packets: line.packets,
+            bytes: line.bytes,
+            counts: if is_nat { CountedUnit::Connections } else { CountedUnit::Packets },
+            ..Self::default()
+        }
+    }
+
     /// Returns the traffic with its note.
     pub(in crate::inspect) fn described(&self) -> String {
         match &self.note {
@@ -174,75 +185,4 @@ impl TextReport for AuditReport {
         screen.line(&[Cell::of(format!("Node {}: {checked} checked,", self.node)), Cell::of(verdict).tone(tone)]);
         self.pods.iter().for_each(|pod| pod.write(screen));
     }
-}
-
-/// Limit for the values of one condition that are listed; the rest is counted.
-const MAX_VALUES: usize = 10;
-
-/// The direction of a connection, as seen from the pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Direction {
-    Outbound,
-    Inbound,
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Outbound => "outbound",
-            Self::Inbound => "inbound",
-        })
-    }
-}
-
-/// Returns the traffic that meets all conditions, in words.
-pub(super) fn traffic(direction: Direction, conditions: &[Condition]) -> String {
-    let mut words = vec![direction.to_string()];
-    let with = |wanted: &'static [Key]| conditions.iter().filter(|condition| wanted.contains(&condition.key));
-    words.push(match with(&[Key::Protocol]).next() {
-        Some(protocol) => protocol.value_texts().join(" and "),
-        None => "traffic".to_owned(),
-    });
-    let destinations: &'static [Key] = &[Key::Destination(Family::Ip), Key::Destination(Family::Ip6)];
-    let order: [&'static [Key]; 6] = [
-        &[Key::Uid],
-        &[Key::Gid],
-        &[Key::Source(Family::Ip), Key::Source(Family::Ip6)],
-        destinations,
-        &[Key::SourcePort, Key::DestinationPort],
-        &[Key::InInterface, Key::OutInterface],
-    ];
-    let has_destination = conditions.iter().any(|condition| destinations.contains(&condition.key));
-    for condition in order.into_iter().flat_map(with) {
-        words.extend(phrase(condition, has_destination));
-    }
-    words.extend(with(&[Key::Mark, Key::CtMark]).map(|condition| format!("with mark {}", values(condition))));
-    words.join(" ")
-}
-
-/// Returns a condition in words; `None` if it is redundant: traffic that leaves the pod is not over `lo`.
-fn phrase(condition: &Condition, has_destination: bool) -> Option<String> {
-    let values = values(condition);
-    let (preposition, kind) = match condition.key {
-        Key::Uid => ("of", "uid"),
-        Key::Gid => ("of", "gid"),
-        Key::Source(_) => ("from", "address"),
-        Key::Destination(_) => ("to", "address"),
-        Key::SourcePort => ("from", "port"),
-        Key::DestinationPort if has_destination => ("", "port"),
-        Key::DestinationPort => ("to", "port"),
-        Key::InInterface | Key::OutInterface if condition.not && values == "lo" => return None,
-        Key::InInterface | Key::OutInterface => ("over", "interface"),
-        Key::Protocol | Key::CtState | Key::Mark | Key::CtMark | Key::TcpFlags | Key::DestinationType => return None,
-    };
-    let text = match (condition.not, kind) {
-        (true, _) => format!("{preposition} any {kind} except {values}"),
-        (false, "uid" | "gid" | "port") => format!("{preposition} {kind} {values}"),
-        (false, _) => format!("{preposition} {values}"),
-    };
-    Some(text.trim_start().to_owned())
-}
-
-fn values(condition: &Condition) -> String {
-    first_of(condition.value_texts(), MAX_VALUES, ", ")
 }

@@ -121,7 +121,7 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
                 checks::CONFIGURATION_PRESENT,
                 CheckVerdict::fail(format!("can't read {}: {why}", target.conf), INSTALL),
             );
-            results.skip([checks::CONFIGURATION_VALID, checks::CONFIGURATION_PICKED, checks::AMBIENT]);
+            results.skip([checks::CONFIGURATION_VALID, checks::CONFIGURATION_PICKED]);
             return Vec::new();
         }
     };
@@ -148,18 +148,13 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
         }
     }
     results.add(checks::CONFIGURATION_PRESENT, present(target, &files, &ours));
-    results.run(checks::CONFIGURATION_VALID, || match wrong.is_empty() {
-        true => CheckVerdict::pass(valid.iter().map(described).collect::<Vec<_>>().join("; ")),
-        false => CheckVerdict::fail(wrong.join("; "), "correct the named key, or run detour install again"),
+    results.run(checks::CONFIGURATION_VALID, || {
+        let wrong = wrong
+            .iter()
+            .map(|why| CheckVerdict::fail(why.as_str(), "correct the named key, or run detour install again"));
+        CheckVerdict::merged(wrong.chain(valid.iter().map(supported)))
     });
     results.run(checks::CONFIGURATION_PICKED, || picked(target, &files, &valid));
-    results.run(checks::AMBIENT, || match valid.iter().find(|configured| configured.conf.redirects_ambient) {
-        Some(Configured { path, .. }) => CheckVerdict::fail(
-            format!("{path}: ambient_enabled is true, but detour does not redirect pods of the ambient mesh"),
-            "run istio-cni for these pods, and remove ambient_enabled or istio-redirect from this configuration",
-        ),
-        None => CheckVerdict::pass("no configuration redirects pods of the ambient mesh"),
-    });
     valid
 }
 
@@ -173,6 +168,19 @@ fn accepted(target: &CheckTarget, conf: &NetConf) -> Result<(), Error> {
     };
     let node = TargetNode { is_installed: &is_installed, group_file: groups.as_deref(), may_name_source: false };
     validate(&NetConf { log_file: None, ..conf.clone() }, node).map(drop)
+}
+
+fn supported(configured: &Configured) -> CheckVerdict {
+    match configured.conf.redirects_ambient {
+        true => CheckVerdict::fail(
+            format!(
+                "{}: ambient_enabled is true, but detour does not redirect pods of the ambient mesh",
+                configured.path
+            ),
+            "run istio-cni for these pods, and remove ambient_enabled or istio-redirect from this configuration",
+        ),
+        false => CheckVerdict::pass(described(configured)),
+    }
 }
 
 fn described(configured: &Configured) -> String {

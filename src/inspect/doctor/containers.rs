@@ -9,10 +9,10 @@ use crate::cluster::agent::{BypassingContainer, ContainersStatus, excluded_conta
 use crate::cni::NetConf;
 use crate::firewall::{ContainerElement, container_elements};
 use crate::host_path::{HostPath, HostRoot};
-use crate::inspect::elements::{ElementLine, TABLE, scope_text};
+use crate::inspect::elements::{ElementLine, scope_text};
 use crate::inspect::explain::{NOT_IN_CHAIN, Warning};
 use crate::inspect::rules::{LiveRules, RulesReport};
-use crate::inspect::terminal::{counted, first_of};
+use crate::inspect::terminal::first_of;
 use crate::netns::find::FoundNetns;
 use crate::plugin::probe::{NOT_PERMITTED, try_container_rules};
 use crate::pod::well_known::EXCLUDE_CONTAINERS;
@@ -90,40 +90,38 @@ pub(super) fn examine(
     let ignored = pod.and_then(PodSubject::ignored);
     let pod = pod.filter(|pod| pod.is_excluding());
     if !is_configured && pod.is_none() {
-        ignored.into_iter().for_each(|verdict| results.add(checks::CONTAINERS_REQUESTED, verdict));
+        ignored.into_iter().for_each(|verdict| results.add(checks::CONTAINERS_BYPASS, verdict));
         return;
     }
     let sandbox = pod.and_then(|pod| pod.found?.container_id.as_deref()).unwrap_or_default();
     let ask = || excluded_containers(&target.agent_socket(conf)?, sandbox, AGENT_TIMEOUT);
-    results.add(
-        checks::CONTAINERS_KERNEL,
-        match try_container_rules() {
-            Ok(()) => CheckVerdict::pass("the rules were committed and read back in a new network namespace"),
-            Err(why) if why == NOT_PERMITTED => CheckVerdict::not_checked("this needs root (CAP_SYS_ADMIN)"),
-            Err(why) => CheckVerdict::fail(why, MODULES),
-        },
-    );
-    results.add(
-        checks::CONTAINERS_CGROUP_V2,
-        match CgroupHierarchy::find(&HostRoot::new(&target.mount)) {
-            Ok(hierarchy) => CheckVerdict::pass(hierarchy.mount().display().to_string()),
-            Err(error) => CheckVerdict::fail(
-                error.msg,
-                "boot the node with cgroup v2 (kernel argument systemd.unified_cgroup_hierarchy=1); in the agent's pod, \
-                 check that containerExclusion.enabled mounts /sys/fs/cgroup",
-            ),
-        },
-    );
-    results.run(checks::CONTAINERS_CGROUP_NAMESPACE, || cgroup_namespace(target));
+    let kernel = match try_container_rules() {
+        Ok(()) => CheckVerdict::pass("rules by control group were committed and read back"),
+        Err(why) if why == NOT_PERMITTED => CheckVerdict::not_checked("this needs root (CAP_SYS_ADMIN)"),
+        Err(why) => CheckVerdict::fail(why, MODULES),
+    };
+    let hierarchy = CgroupHierarchy::find(&HostRoot::new(&target.mount));
+    let cgroups = match hierarchy {
+        Ok(_) => cgroup_namespace(target),
+        Err(error) => CheckVerdict::fail(
+            error.msg,
+            "boot the node with cgroup v2 (kernel argument systemd.unified_cgroup_hierarchy=1); in the agent's pod, check \
+             that containerExclusion.enabled mounts /sys/fs/cgroup",
+        ),
+    };
     let status = ask();
     let runtime = status.as_ref().ok().and_then(|status| status.runtime.as_deref());
     let why = status.as_ref().map_or("", |status| &status.error);
     let socket = status.as_ref().ok().and_then(|status| status.socket.as_deref()).unwrap_or(NRI_SOCKET);
-    results.add(checks::CONTAINERS_NRI_SOCKET, nri_socket(target, socket, (runtime, why)));
-    results.run(checks::CONTAINERS_REGISTERED, || registered(&status));
+    let registered = match results.obstacle(&[checks::AGENT_REACHABLE]) {
+        Some(why) => CheckVerdict::not_checked(why),
+        None => registered(&status),
+    };
+    let socket = nri_socket(target, socket, (runtime, why));
+    results.add(checks::CONTAINERS_READY, CheckVerdict::merged([kernel, cgroups, socket, registered]));
     match (pod, ignored) {
-        (Some(pod), ignored) => examine_pod(pod, ignored, ask, results),
-        (None, Some(ignored)) => results.add(checks::CONTAINERS_REQUESTED, ignored),
+        (_, Some(ignored)) => results.add(checks::CONTAINERS_BYPASS, ignored),
+        (Some(pod), None) => results.run(checks::CONTAINERS_BYPASS, || examine_pod(pod, ask)),
         (None, None) => {}
     }
 }
@@ -179,32 +177,16 @@ fn registered(status: &Result<ContainersStatus, String>) -> CheckVerdict {
     }
 }
 
-fn examine_pod(
-    pod: &PodSubject<'_>,
-    ignored: Option<CheckVerdict>,
-    ask: impl Fn() -> Result<ContainersStatus, String>,
-    results: &mut Results,
-) {
-    let saved = pod.saved();
-    match (ignored, saved) {
-        (Some(ignored), _) => results.add(checks::CONTAINERS_REQUESTED, ignored),
-        (None, Some(saved)) => results.run(checks::CONTAINERS_REQUESTED, || requested(saved, pod.wanted)),
-        (None, None) => results.run(checks::CONTAINERS_REQUESTED, || {
-            CheckVerdict::not_checked("no attachment has rules in this network namespace")
-        }),
-    }
-    let Some((found, saved)) = pod.found.zip(saved) else { return };
+fn examine_pod(pod: &PodSubject<'_>, ask: impl Fn() -> Result<ContainersStatus, String>) -> CheckVerdict {
+    let Some((found, saved)) = pod.found.zip(pod.saved()) else {
+        return CheckVerdict::not_checked("no attachment has rules in this network namespace");
+    };
     let elements = || found.open()?.enter(LOCK_TIMEOUT, container_elements);
-    results.run(checks::CONTAINERS_ELEMENTS, || {
-        CheckVerdict::settled(SETTLING, || match (elements(), ask()) {
-            (Err(error), _) => CheckVerdict::not_checked(error.to_string()),
-            (Ok(elements), status) => as_expected(&elements, saved, status),
-        })
+    let live = CheckVerdict::settled(SETTLING, || match elements() {
+        Err(error) => CheckVerdict::not_checked(error.to_string()),
+        Ok(elements) => as_expected(&elements, saved, ask()),
     });
-    results.run(checks::CONTAINERS_TRAFFIC, || match pod.live {
-        Some((_, report)) => traffic(report),
-        None => CheckVerdict::not_checked("the live rules are not known"),
-    });
+    CheckVerdict::merged([requested(saved, pod.wanted), live])
 }
 
 /// Returns the first names, and the number of the others.
@@ -277,15 +259,5 @@ fn as_expected(
     match expected.as_slice() {
         [] => CheckVerdict::pass("no excluded container bypasses the sidecar now"),
         all => CheckVerdict::pass(listed(&all.iter().map(named).collect::<Vec<_>>())),
-    }
-}
-
-/// Checks the counters of the table's rules.
-fn traffic(report: &RulesReport) -> CheckVerdict {
-    let own = report.rules.iter().filter(|line| line.table == TABLE);
-    let direct: u64 = own.filter(|line| line.rule.ends_with(" daddr")).filter_map(|line| line.packets).sum();
-    match direct {
-        0 => CheckVerdict::not_checked("no packet of an excluded container has matched a rule yet"),
-        count => CheckVerdict::pass(format!("{} bypassed the sidecar", counted(count, "connection"))),
     }
 }

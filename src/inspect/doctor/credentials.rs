@@ -1,7 +1,7 @@
 //! Checks of the plugin's access to facts: its kubeconfig, the node agent's socket, the API server, and exactly the permissions
 //! that the plugin needs with this configuration.
 
-use super::checks::{self, Check};
+use super::checks;
 use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Results};
 use crate::cluster::agent::broken_watches;
 use crate::cluster::{Authority, CredentialsSummary, KubeconfigSummary, NodeApi, Permission};
@@ -21,8 +21,8 @@ pub(super) fn examine_kubeconfig(
     results: &mut Results,
 ) -> Option<(PathBuf, KubeconfigSummary)> {
     let Some(conf) = conf else {
-        results.run(checks::KUBECONFIG_PRESENT, || CheckVerdict::not_checked("no configuration names a kubeconfig"));
-        return none(results);
+        results.run(checks::KUBECONFIG_VALID, || CheckVerdict::not_checked("no configuration names a kubeconfig"));
+        return None;
     };
     let Some(path) = conf.kubernetes.kubeconfig.as_deref().filter(|path| !path.as_os_str().is_empty()) else {
         let why = match &conf.kubernetes.manifests_dir {
@@ -32,7 +32,7 @@ pub(super) fn examine_kubeconfig(
             }
             None => "the configuration names no kubeconfig: the plugin uses the configuration only".to_owned(),
         };
-        results.add(checks::KUBECONFIG_PRESENT, CheckVerdict::not_checked(why));
+        results.add(checks::KUBECONFIG_VALID, CheckVerdict::not_checked(why));
         return None;
     };
     let shown = path.display();
@@ -43,41 +43,23 @@ pub(super) fn examine_kubeconfig(
     let (metadata, reached) = match target.reach_named(path).and_then(regular) {
         Ok(found) => found,
         Err(why) => {
-            results.add(checks::KUBECONFIG_PRESENT, CheckVerdict::fail(format!("{shown}: {why}"), REWRITE));
-            return none(results);
+            results.add(checks::KUBECONFIG_VALID, CheckVerdict::fail(format!("{shown}: {why}"), REWRITE));
+            return None;
         }
     };
-    results.add(checks::KUBECONFIG_PRESENT, CheckVerdict::pass(shown.to_string()));
     let mode = metadata.permissions().mode() & 0o7777;
-    results.add(
-        checks::KUBECONFIG_PRIVATE,
-        match mode & 0o077 {
-            0 => CheckVerdict::pass(format!("mode {mode:04o}")),
-            _ => CheckVerdict::fail(
-                format!("{shown} has mode {mode:04o}: other users can read its token"),
-                format!("chmod 0600 {shown}"),
-            ),
-        },
-    );
+    let private = (mode & 0o077 != 0).then(|| {
+        let found = format!("{shown} has mode {mode:04o}: other users can read its token");
+        CheckVerdict::fail(found, format!("chmod 0600 {shown}"))
+    });
     // On the node itself, the owners of symbolic links in the path count as well.
     let named = if target.mount == Path::new("/") { path } else { &reached };
-    match KubeconfigSummary::read(&target.mount, named) {
-        Ok(summary) => {
-            results.add(checks::KUBECONFIG_VALID, valid(&summary));
-            results.add(checks::TOKEN_VALID, token(&summary, Timestamp::now().as_second()));
-            Some((reached, summary))
-        }
-        Err(error) => {
-            results.add(checks::KUBECONFIG_VALID, CheckVerdict::fail(error.to_string(), REWRITE));
-            results.skip([checks::TOKEN_VALID]);
-            None
-        }
-    }
-}
-
-fn none<T>(results: &mut Results) -> Option<T> {
-    results.skip([checks::KUBECONFIG_PRIVATE, checks::KUBECONFIG_VALID, checks::TOKEN_VALID]);
-    None
+    let (more, summary) = match KubeconfigSummary::read(&target.mount, named) {
+        Ok(summary) => (vec![valid(&summary), token(&summary, Timestamp::now().as_second())], Some((reached, summary))),
+        Err(error) => (vec![CheckVerdict::fail(error.to_string(), REWRITE)], None),
+    };
+    results.add(checks::KUBECONFIG_VALID, CheckVerdict::merged(private.into_iter().chain(more)));
+    summary
 }
 
 fn valid(summary: &KubeconfigSummary) -> CheckVerdict {
@@ -87,10 +69,8 @@ fn valid(summary: &KubeconfigSummary) -> CheckVerdict {
         Authority::File(file) => format!("certificate authority in {}", file.display()),
         Authority::System => "no certificate authority; the node's trusted certificates are used".to_owned(),
         Authority::Insecure => {
-            return CheckVerdict::fail(
-                format!("{server}: insecure-skip-tls-verify is true: the server is not authenticated"),
-                "use certificate-authority-data instead; detour install writes it",
-            );
+            let next = "use certificate-authority-data instead; detour install writes it";
+            return CheckVerdict::warn(summary.warning().unwrap_or_default(), next);
         }
     };
     let who = match &summary.credentials {
@@ -168,16 +148,15 @@ pub(super) fn examine_rights(api: Option<&NodeApi>, conf: Option<&NetConf>, resu
         return results.add(checks::API_REACHABLE, CheckVerdict::not_checked(why));
     };
     results.run(checks::API_REACHABLE, || reachable(api));
-    for (check, permission) in permissions(conf) {
-        results.run(check, || match api.may(&permission) {
-            Ok(true) => CheckVerdict::pass(permission.to_string()),
-            Ok(false) => CheckVerdict::fail(
-                format!("the plugin lacks the permission to {permission}"),
-                "grant the permission: compare the ClusterRole with the one in manifests/, and its binding with kubectl get clusterrolebinding",
-            ),
-            Err(error) => CheckVerdict::not_checked(error.to_string()),
-        });
-    }
+    let may = |permission: Permission| match api.may(&permission) {
+        Ok(true) => CheckVerdict::pass(permission.to_string()),
+        Ok(false) => CheckVerdict::fail(
+            format!("the plugin lacks the permission to {permission}"),
+            "compare the ClusterRole with the one in manifests/, and its binding with kubectl get clusterrolebinding",
+        ),
+        Err(error) => CheckVerdict::not_checked(error.to_string()),
+    };
+    results.run(checks::PERMISSIONS, || CheckVerdict::merged(permissions(conf).into_iter().map(may)));
 }
 
 fn reachable(api: &NodeApi) -> CheckVerdict {
@@ -191,24 +170,20 @@ fn reachable(api: &NodeApi) -> CheckVerdict {
 }
 
 /// Returns the permissions that the plugin needs with this configuration.
-fn permissions(conf: &NetConf) -> Vec<(&'static Check, Permission)> {
+fn permissions(conf: &NetConf) -> Vec<Permission> {
     let permission =
         |verb, group, resource, subresource| Permission { verb, group, resource, subresource, namespace: None };
     let wants = sub_plugins::wants(&conf.chain);
     let primary = conf.primary.as_ref();
     let tells = primary.is_some_and(|primary| primary.network_status != NetworkStatus::Never);
     let all = [
-        (wants.pod || primary.is_some(), checks::PERMISSION_GET_PODS, permission("get", "", "pods", None)),
-        (wants.namespace, checks::PERMISSION_GET_NAMESPACES, permission("get", "", "namespaces", None)),
-        (
-            primary.is_some(),
-            checks::PERMISSION_GET_DEFINITIONS,
-            permission("get", "k8s.cni.cncf.io", "network-attachment-definitions", None),
-        ),
-        (tells, checks::PERMISSION_PATCH_PODS_STATUS, permission("patch", "", "pods", Some("status"))),
-        (tells, checks::PERMISSION_CREATE_EVENTS, permission("create", "", "events", None)),
+        (wants.pod || primary.is_some(), permission("get", "", "pods", None)),
+        (wants.namespace, permission("get", "", "namespaces", None)),
+        (primary.is_some(), permission("get", "k8s.cni.cncf.io", "network-attachment-definitions", None)),
+        (tells, permission("patch", "", "pods", Some("status"))),
+        (tells, permission("create", "", "events", None)),
     ];
-    all.into_iter().filter(|(needed, ..)| *needed).map(|(_, check, permission)| (check, permission)).collect()
+    all.into_iter().filter(|(needed, _)| *needed).map(|(_, permission)| permission).collect()
 }
 
 #[cfg(test)]
@@ -232,11 +207,11 @@ mod tests {
     }
 
     #[test]
-    fn insecure_skip_tls_verify_and_missing_credentials_are_failures() {
+    fn insecure_skip_tls_verify_is_a_warning_and_missing_credentials_are_a_failure() {
         assert!(matches!(valid(&summary(None)), CheckVerdict::Pass(_)));
         assert!(matches!(
             valid(&KubeconfigSummary { authority: Authority::Insecure, ..summary(None) }),
-            CheckVerdict::Fail(..)
+            CheckVerdict::Warn(..)
         ));
         assert!(matches!(
             valid(&KubeconfigSummary { credentials: CredentialsSummary::Nothing, ..summary(None) }),
@@ -262,7 +237,7 @@ mod tests {
 
     fn of(conf: &Value) -> Vec<String> {
         let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("accepted");
-        permissions(&conf).into_iter().map(|(_, permission)| permission.to_string()).collect()
+        permissions(&conf).iter().map(ToString::to_string).collect()
     }
 
     #[test]

@@ -6,12 +6,10 @@ use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cni::{Block, NetConf};
 use crate::firewall::RuleFormat;
 use crate::firewall::nfnetlink::NfSocket;
-use crate::host_path::HostPath;
 use crate::inspect::socket_lb;
 use crate::inspect::terminal::joined;
 use crate::plugin::probe::{NOT_PERMITTED, in_new_netns, try_guard_rules, try_redirection};
 use crate::sub_plugins::SubPlugin;
-use crate::trusted_file::read_text;
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::sync_channel;
@@ -21,85 +19,34 @@ use std::time::Duration;
 const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_compat nft_nat nft_ct nf_nat nf_conntrack \
     xt_owner xt_REDIRECT xt_multiport xt_CT";
 
-/// The maximum size of os-release in bytes.
-const MAX_RELEASE: u64 = 64 << 10;
-
-/// Tries the features in a new network namespace and adds the checks.
-pub(super) fn examine(target: &CheckTarget, conf: Option<&NetConf>, results: &mut Results) {
-    let tried = in_new_netns(Tried::new);
+/// Tries the rules of a pod in a new network namespace.
+pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
     results.add(
-        checks::KERNEL_NETNS,
-        match &tried {
-            Ok(_) => CheckVerdict::pass("created one for the other checks"),
+        checks::KERNEL_RULES,
+        match in_new_netns(Tried::new) {
+            Ok(tried) => {
+                let redirection = tried.verdict(conf.and_then(|conf| conf.rule_format));
+                CheckVerdict::merged([redirection].into_iter().chain(guard(conf)))
+            }
             Err(why) if why == NOT_PERMITTED => CheckVerdict::NotChecked(
                 "this needs root (CAP_SYS_ADMIN)".to_owned(),
                 Some("run detour doctor as root on the node, or in the agent's pod".to_owned()),
             ),
             Err(why) => CheckVerdict::fail(
-                why.clone(),
+                format!("can't create a network namespace: {why}"),
                 "enable CONFIG_NET_NS in the kernel, and set user.max_net_namespaces above 0",
             ),
         },
     );
-    let Tried { netfilter, iptables, native, conntrack } = tried.unwrap_or_else(Tried::failed);
-    let refused = |why: &String| CheckVerdict::fail(why.clone(), MODULES);
-    results.run(checks::KERNEL_NFTABLES, || match &netfilter {
-        Ok(()) => CheckVerdict::pass("the ruleset's generation can be read"),
-        Err(why) => refused(why),
-    });
-    let asked = conf.and_then(|conf| conf.rule_format);
-    let formats = [
-        (checks::KERNEL_IPTABLES_RULES, &iptables, RuleFormat::Iptables, &native),
-        (checks::KERNEL_NATIVE_RULES, &native, RuleFormat::Nftables, &iptables),
-    ];
-    let is_guard = |block: &Block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard);
-    let has_guard = conf.is_some_and(|conf| conf.chain.iter().any(is_guard));
-    let guard = if has_guard { try_guard_rules() } else { Ok(()) }.err().filter(|why| why != NOT_PERMITTED);
-    for (check, own, rule_format, other) in formats {
-        if let Some(why) = guard.as_ref().filter(|_| rule_format == RuleFormat::Nftables) {
-            let next = "load the modules on the node: modprobe -a nft_reject_inet nft_fib_inet; or remove mesh-guard";
-            results.add(check, CheckVerdict::fail(format!("the rules of mesh-guard: {why}"), next));
-            continue;
-        }
-        results.run(check, || match own {
-            Ok(()) => CheckVerdict::pass("the rules of a pod were committed and read back, for IPv4 and IPv6"),
-            Err(why) if asked != Some(rule_format) && other.is_ok() => CheckVerdict::NotChecked(
-                format!("refused ({why}), but not needed: the other rule format is used"),
-                None,
-            ),
-            Err(why) if rule_format == RuleFormat::Iptables && other.is_ok() => {
-                CheckVerdict::fail(why.clone(), format!("{}{MODULES}", without_nft_compat(target)))
-            }
-            Err(why) => refused(why),
-        });
-    }
-    results.run(checks::KERNEL_CONNTRACK, || match &conntrack {
-        Ok(()) => CheckVerdict::pass("the connection tracking table can be read"),
-        Err(why) => refused(why),
-    });
 }
 
-/// Returns the next step on a node whose kernel accepts only native rules. RHEL 10 and its relatives have the module in
-/// another package, and image-based systems don't let users add one.
-fn without_nft_compat(target: &CheckTarget) -> String {
-    const KEY: &str = "set \"dialect\": \"nftables\" or \"auto\"";
-    let release = ["/etc/os-release", "/usr/lib/os-release"].map(|path| {
-        let of_first_process = target.mount.join("proc/1/root").join(path.trim_start_matches('/'));
-        let reached = HostPath::new(path).and_then(|path| target.reach(&path).ok());
-        reached.into_iter().chain([of_first_process]).find_map(|path| read_text(&path, MAX_RELEASE).ok())
-    });
-    let release = release.into_iter().flatten().next().unwrap_or_default();
-    let value = |key: &str| {
-        let line = release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        line.unwrap_or_default().trim_matches('"').to_owned()
-    };
-    let (id, like) = (value("ID"), value("ID_LIKE"));
-    let is_rhel = id == "rhel" || like.split(' ').any(|like| like == "rhel");
-    match id.as_str() {
-        "rhcos" | "scos" | "talos" | "bottlerocket" | "flatcar" => format!("{KEY}; or "),
-        _ if is_rhel => format!("{KEY}, or install nft_compat: dnf install kernel-modules-extra; then "),
-        _ => format!("{KEY}; or "),
-    }
+/// Returns a failure if a configuration uses the guard, and the kernel refuses its rules.
+fn guard(conf: Option<&NetConf>) -> Option<CheckVerdict> {
+    let is_guard = |block: &Block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard);
+    conf.filter(|conf| conf.chain.iter().any(is_guard))?;
+    let why = try_guard_rules().err().filter(|why| why != NOT_PERMITTED)?;
+    let next = "load the modules on the node: modprobe -a nft_reject_inet nft_fib_inet; or remove mesh-guard";
+    Some(CheckVerdict::fail(format!("the rules of mesh-guard: {why}"), next))
 }
 
 /// Checks whether eBPF programs replace Service addresses before netfilter sees them. Nodes whose BPF file system is not
@@ -119,29 +66,41 @@ pub(super) fn examine_socket_lb(target: &CheckTarget, results: &mut Results) {
     });
 }
 
-/// The outcome of each feature in a new network namespace.
+/// What the kernel accepts.
 struct Tried {
+    /// nf_tables and connection tracking.
     netfilter: Result<(), String>,
     iptables: Result<(), String>,
     native: Result<(), String>,
-    conntrack: Result<(), String>,
 }
 
 impl Tried {
     fn new() -> Self {
-        let socket = || NfSocket::open().map_err(|error| error.to_string());
+        let netfilter = || {
+            let mut socket = NfSocket::open()?;
+            socket.generation()?;
+            socket.connections(|_| false).map(drop)
+        };
         Self {
-            netfilter: socket().and_then(|mut socket| socket.generation().map(drop).map_err(|e| e.to_string())),
+            netfilter: netfilter().map_err(|error| error.to_string()),
             iptables: try_redirection(RuleFormat::Iptables),
             native: try_redirection(RuleFormat::Nftables),
-            conntrack: socket()
-                .and_then(|mut socket| socket.connections(|_| false).map(drop).map_err(|error| error.to_string())),
         }
     }
 
-    fn failed(why: String) -> Self {
-        let failed = || Err(why.clone());
-        Self { netfilter: failed(), iptables: failed(), native: failed(), conntrack: failed() }
+    /// Exclusions are native; the redirection needs the format that the configuration sets, or one of both.
+    fn verdict(self, format: Option<RuleFormat>) -> CheckVerdict {
+        let refused = |what: &str, why: &str| CheckVerdict::fail(format!("{what}: {why}"), MODULES);
+        match (&self.netfilter, &self.iptables, &self.native, format) {
+            (Err(why), ..) => refused("nf_tables and connection tracking", why),
+            (_, Err(why), Ok(()), Some(RuleFormat::Iptables)) => CheckVerdict::fail(
+                format!("rules in format iptables: {why}"),
+                format!("set \"dialect\": \"nftables\" or \"auto\"; or {MODULES}"),
+            ),
+            (_, _, Err(why), _) => refused("rules in format nftables, as all exclusions", why),
+            (_, Err(why), ..) => CheckVerdict::pass(format!("rules in format nftables; not in format iptables: {why}")),
+            _ => CheckVerdict::pass("rules in both formats, for IPv4 and IPv6"),
+        }
     }
 }
 

@@ -38,16 +38,13 @@ pub(super) fn examine(
     let listeners = found.map(|found| found.open()?.enter(LOCK_TIMEOUT, listeners));
     let redirect = policy.and_then(Policy::redirect);
     results.run(checks::PROXY_LISTENING, || match (&listeners, redirect) {
-        (Some(Ok(listeners)), Some(redirect)) => listening(listeners, redirect),
+        (Some(Ok(listeners)), Some(redirect)) => {
+            CheckVerdict::merged([listening(listeners, redirect), user(listeners, redirect)])
+        }
         (Some(Err(error)), _) => CheckVerdict::not_checked(error.to_string()),
         _ => CheckVerdict::not_checked("this plugin redirects nothing in the pod"),
     });
-    let listeners = listeners.and_then(Result::ok);
-    results.run(checks::PROXY_USER, || match (&listeners, redirect) {
-        (Some(listeners), Some(redirect)) => user(listeners, redirect),
-        _ => CheckVerdict::not_checked("this plugin redirects nothing in the pod"),
-    });
-    listeners
+    listeners.and_then(Result::ok)
 }
 
 fn wanted(redirect: &Redirect) -> Vec<(u16, bool)> {

@@ -88,7 +88,7 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
     if target.pod.is_none() {
         policies::examine_node(policies.as_ref(), results);
     }
-    kernel::examine(target, conf, results);
+    kernel::examine(conf, results);
     kernel::examine_socket_lb(target, results);
     Examination { configurations, policies, kubeconfig, explained: None, live: None }
 }
@@ -212,8 +212,7 @@ fn check_netns(
     rules::examine_default_route(found, policy, results);
     let listeners = listeners::examine(found, policy, results);
     if target.probe {
-        let before = seen.live.as_ref().map(|(_, report)| report);
-        probe::examine(found, policy, facts, listeners.as_deref(), (before, &store), results);
+        probe::examine(found, policy, facts, listeners.as_deref(), results);
     }
 }
 

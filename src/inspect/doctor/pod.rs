@@ -10,11 +10,10 @@ use crate::cni::{Error, NetConf, OWN_TYPES};
 use crate::inspect::explain::{Explained, explain};
 use crate::inspect::subject::Subject;
 use crate::inspect::terminal::{counted, joined};
+use crate::networks;
 use crate::networks::Selection;
 use crate::pod::well_known::INIT_CONTAINER;
 use crate::pod::{Facts, PodRef};
-use crate::policy::IdRange;
-use crate::{networks, sub_plugins};
 use std::path::{Path, PathBuf};
 
 /// The network name for the next step if no configuration has one.
@@ -140,7 +139,7 @@ fn led_to(
     results: &Results,
 ) -> Result<(String, Option<NetConf>), CheckVerdict> {
     let by_file = definition.config.trim().is_empty();
-    if let (true, Some(why)) = (by_file, results.obstacle(checks::AMBIENT.needs)) {
+    if let (true, Some(why)) = (by_file, results.obstacle(checks::CONFIGURATION_PICKED.needs)) {
         return Err(CheckVerdict::not_checked(why));
     }
     let directory = directory(target, conf).map_err(CheckVerdict::not_checked)?;
@@ -258,12 +257,7 @@ pub(super) fn examine(
         }
         _ => CheckVerdict::not_checked("no configuration is known"),
     });
-    let explained = explained.and_then(Result::ok);
-    results.run(checks::PROXY_UID, || match (&subject, &explained) {
-        (Some(subject), Some(explained)) => proxy_uid(subject, explained),
-        _ => CheckVerdict::not_checked("the pod is not known"),
-    });
-    explained
+    explained.and_then(Result::ok)
 }
 
 fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, policy }: &Explained) -> CheckVerdict {
@@ -290,22 +284,4 @@ fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, poli
             .to_owned()
     };
     CheckVerdict::fail(decision.clone(), next)
-}
-
-fn proxy_uid(Subject { facts, .. }: &Subject, Explained { policy, .. }: &Explained) -> CheckVerdict {
-    let Some(redirect) = policy.redirect() else { return CheckVerdict::not_checked("another tool redirects the pod") };
-    let shown = joined(&redirect.proxy_uid);
-    let Some(ranges) = facts.namespace.as_ref().and_then(sub_plugins::namespace_uids) else {
-        return CheckVerdict::pass(format!("UID {shown}; the namespace has no UID range"));
-    };
-    let within = |uid: &u32| ranges.iter().any(|range| range.covers(IdRange::one(*uid)));
-    let range = joined(&ranges);
-    if redirect.proxy_uid.iter().all(within) {
-        return CheckVerdict::pass(format!("UID {shown} is in {range}"));
-    }
-    CheckVerdict::fail(
-        format!("UID {shown} is not in {range}, the range of namespace {}", facts.pod.namespace),
-        "remove runAsUser of istio-proxy from the template, so that istiod uses the last UID of the range; or grant the \
-         pod's service account an SCC that allows this UID",
-    )
 }

@@ -37,7 +37,7 @@ pub struct Checklist {
     pub rule_formats: Option<FormatCounts>,
     /// The exclusions of the node's pods that are not needed; `None` if a pod was checked or the API is unknown.
     pub needless_exclusions: Option<Vec<NeedlessExclusion>>,
-    /// One line per check.
+    /// The checks, in order.
     pub checks: Vec<ReportLine>,
 }
 
@@ -113,34 +113,46 @@ impl TextReport for Checklist {
         };
         let (verdict, tone) = self.verdict();
         page.line(&[Cell::of(what), Cell::of(verdict).tone(tone)]);
-        let width = |text: fn(&ReportLine) -> &str| self.checks.iter().map(|line| text(line).chars().count()).max();
-        let (ids, statements) = (width(|line| line.id), width(|line| line.checked));
-        let widths = (ids.unwrap_or_default(), statements.unwrap_or_default());
-        for group in self.checks.chunk_by(|a, b| a.group == b.group) {
-            page.heading(group[0].group.title());
-            group.iter().for_each(|line| line.write(widths, page));
+        let with = |outcome| self.checks.iter().filter(move |line| line.outcome == outcome);
+        let is_open = |line: &&ReportLine| line.outcome == CheckOutcome::NotChecked && line.next.is_some();
+        let open = self.checks.iter().filter(is_open);
+        let detailed: Vec<&ReportLine> = with(CheckOutcome::Fail).chain(with(CheckOutcome::Warn)).chain(open).collect();
+        if !detailed.is_empty() {
+            page.heading("To do");
+            detailed.iter().for_each(|line| line.write(page));
         }
+        let row = |line: &ReportLine| {
+            vec![
+                Cell::of("pass").tone(Tone::Good),
+                Cell::of(line.id),
+                Cell::of(line.checked),
+                Cell::of(&line.found).tone(Tone::Faint),
+            ]
+        };
+        page.section("Passed", with(CheckOutcome::Pass).map(row));
+        let skipped: Vec<String> = with(CheckOutcome::NotChecked)
+            .filter(|line| line.next.is_none())
+            .map(|line| format!("{} ({})", line.id, line.found))
+            .collect();
+        if !skipped.is_empty() {
+            page.heading("Not checked");
+            page.table(&[vec![Cell::of(skipped.join(", ")).tone(Tone::Faint)]]);
+        }
+        let again = |line: &ReportLine| {
+            let sign = Cell::of("FAIL").tone(Tone::Bad);
+            vec![sign, Cell::of(line.id).tone(Tone::Strong), Cell::of(&line.found)]
+        };
+        page.section("Failed", with(CheckOutcome::Fail).map(again));
     }
 }
 
 impl ReportLine {
-    /// Writes one line; a failure or warning has its finding and the next step on lines of their own.
-    fn write(&self, (ids, statements): (usize, usize), page: &mut Screen) {
+    /// Writes a check with its finding and its next step.
+    fn write(&self, page: &mut Screen) {
         let (sign, tone) = self.outcome.sign();
-        let failed = matches!(self.outcome, CheckOutcome::Fail | CheckOutcome::Warn);
-        let statement = Cell::of(format!(" {:statements$}", self.checked));
-        let mut cells = vec![
-            Cell::of(format!("  {sign:4}")).tone(tone),
-            Cell::of(format!(" {:ids$}", self.id)).tone(if failed { Tone::Strong } else { Tone::Plain }),
-            statement,
-        ];
-        if !failed {
-            cells.push(Cell::of(format!(" {}", self.found)).tone(Tone::Faint));
-        }
-        page.line(&cells);
-        if failed {
-            page.line(&[Cell::of("       "), Cell::of(&self.found).tone(tone)]);
-        }
+        let name = Cell::of(self.id).tone(Tone::Strong);
+        page.line(&[Cell::of(format!("  {sign:4}")).tone(tone), name, Cell::of(format!("({})", self.checked))]);
+        page.line(&[Cell::of("       "), Cell::of(&self.found).tone(tone)]);
         // Next steps may have several lines, for commands. A finding is one line: it can contain text from elsewhere.
         let next = self.next.iter().flat_map(|next| next.lines()).enumerate();
         for (index, line) in next {
@@ -190,6 +202,37 @@ impl CheckVerdict {
         }
         let passed = (!passed.is_empty()).then(|| Self::Pass(passed.join("; ")));
         failed.or(warned).or(passed).or(not_checked).unwrap_or_else(|| Self::not_checked(none))
+    }
+
+    /// Returns one verdict for several conditions: all failures or else all warnings, with their next steps; or else what
+    /// was found.
+    pub(super) fn merged(verdicts: impl IntoIterator<Item = Self>) -> Self {
+        let (mut passed, mut warned, mut failed, mut not_checked) = (Vec::new(), Vec::new(), Vec::new(), None);
+        for verdict in verdicts {
+            match verdict {
+                Self::Pass(found) => passed.push(found),
+                Self::Warn(found, next) => warned.push((found, next)),
+                Self::Fail(found, next) => failed.push((found, next)),
+                Self::NotChecked(..) => drop(not_checked.get_or_insert(verdict)),
+            }
+        }
+        let joined = |both: Vec<(String, String)>| {
+            let (found, mut next): (Vec<_>, Vec<_>) = both.into_iter().unzip();
+            next.dedup();
+            (found.join("; "), next.join("; "))
+        };
+        match (failed.is_empty(), warned.is_empty(), passed.is_empty()) {
+            (false, ..) => {
+                let (found, next) = joined(failed);
+                Self::Fail(found, next)
+            }
+            (true, false, _) => {
+                let (found, next) = joined(warned);
+                Self::Warn(found, next)
+            }
+            (true, true, false) => Self::Pass(passed.join("; ")),
+            _ => not_checked.unwrap_or_else(|| Self::not_checked("nothing to check")),
+        }
     }
 
     /// Repeats a check that fails: what it examines may be about to change. Returns the last verdict after `settling`.
@@ -388,9 +431,11 @@ mod tests {
         list.write(&mut page);
         let text = page.into_text();
         let text = text.as_str();
-        assert!(text.starts_with("This node (k3s): 0 passed, 1 failed, 0 not checked\n\nNode\n"), "{text}");
+        assert!(text.starts_with("This node (k3s): 0 passed, 1 failed, 0 not checked\n\nTo do\n"), "{text}");
         let lines: Vec<&str> = text.lines().skip(3).collect();
-        assert_eq!(lines, ["  FAIL  c  it holds", "        c was found", "        next: mend it"]);
+        let expected = ["  FAIL c (it holds)", "        c was found", "        next: mend it", ""];
+        assert_eq!(lines[..4], expected);
+        assert_eq!(lines[4..], ["Failed", "  FAIL  c  c was found"]);
     }
 
     #[test]
@@ -402,7 +447,7 @@ mod tests {
         let text = page.into_text();
         let lines: Vec<&str> = text.as_str().lines().collect();
         assert_eq!(lines[0], "This node (k3s): 1 passed, 0 failed, 0 not checked, 1 warning");
-        assert_eq!(lines[4..], ["  warn  c  it holds", "        c was found", "        next: restart it"]);
+        assert_eq!(lines[3..6], ["  warn c (it holds)", "        c was found", "        next: restart it"]);
         assert_eq!(serde_json::to_value(CheckOutcome::Warn).expect("serialized"), "warn");
     }
 
@@ -433,6 +478,15 @@ mod tests {
             list.write(&mut page);
             assert!(page.into_text().as_str().starts_with("Node "), "{name}");
         }
+    }
+
+    #[test]
+    fn several_conditions_have_one_verdict_with_all_failures() {
+        let (pass, fail) = (CheckVerdict::pass, |what: &str| CheckVerdict::fail(what, format!("mend {what}")));
+        let failed = CheckVerdict::merged([pass("a"), fail("b"), CheckVerdict::not_checked("c"), fail("d")]);
+        assert_eq!(failed, CheckVerdict::fail("b; d", "mend b; mend d"));
+        assert_eq!(CheckVerdict::merged([pass("a"), CheckVerdict::not_checked("c"), pass("b")]), pass("a; b"));
+        assert_eq!(CheckVerdict::merged([CheckVerdict::not_checked("c")]), CheckVerdict::not_checked("c"));
     }
 
     #[test]

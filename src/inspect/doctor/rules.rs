@@ -31,7 +31,9 @@ pub(super) fn examine(
 ) -> Option<(LiveRules, RulesReport)> {
     let read = found.map(|found| read(found, store));
     results.run(checks::RULES_EQUAL, || match &read {
-        Some(Ok((report, _))) => equal(report, wanted),
+        Some(Ok((report, live))) => {
+            CheckVerdict::merged([equal(report, wanted)].into_iter().chain(fixtures(live)).chain(guarded(live)))
+        }
         Some(Err(error)) => unread(error),
         None => CheckVerdict::not_checked("the pod's network namespace is not known"),
     });
@@ -41,8 +43,6 @@ pub(super) fn examine(
         _ => CheckVerdict::not_checked("no attachment has rules in this network namespace"),
     };
     results.run(checks::RULES_FIRST, || of(&|_, report| in_front(report)));
-    results.run(checks::FIXTURES, || of(&|live, _| fixtures(live)));
-    results.run(checks::TRAFFIC, || of(&|live, report| guarded(live).unwrap_or_else(|| traffic(report))));
     read
 }
 
@@ -84,11 +84,7 @@ fn equal(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
 
 /// Checks for foreign rules that precede one of ours in the same netfilter chain.
 fn in_front(report: &RulesReport) -> CheckVerdict {
-    let mut front = Vec::new();
-    for chain in report.rules.chunk_by(|a, b| (&a.table, &a.chain) == (&b.table, &b.chain)) {
-        let last = chain.iter().rposition(|line| line.mark == Mark::Fine).unwrap_or(0);
-        front.extend(chain[..last].iter().filter(|line| line.mark == Mark::Foreign));
-    }
+    let front = report.in_front();
     let legacy = match report.legacy.as_slice() {
         [] => String::new(),
         tables => {
@@ -107,11 +103,8 @@ fn in_front(report: &RulesReport) -> CheckVerdict {
     )
 }
 
-fn fixtures(live: &LiveRules) -> CheckVerdict {
-    match live.unfixed.is_empty() {
-        true => CheckVerdict::pass("all exist"),
-        false => CheckVerdict::fail(live.unfixed.join("; "), REPAIR),
-    }
+fn fixtures(live: &LiveRules) -> Option<CheckVerdict> {
+    (!live.unfixed.is_empty()).then(|| CheckVerdict::fail(live.unfixed.join("; "), REPAIR))
 }
 
 /// Returns a warning if the guard has rejected packets.
@@ -122,19 +115,6 @@ fn guarded(live: &LiveRules) -> Option<CheckVerdict> {
         "if the redirection is in place now, the agent has restored it; in the ambient mesh, check istio-cni's agent on \
          this node",
     ))
-}
-
-/// Checks the counters of the redirecting rules.
-fn traffic(report: &RulesReport) -> CheckVerdict {
-    let sends =
-        |line: &&RuleLine| ["REDIRECT", "TPROXY", "redirect to", "tproxy to"].iter().any(|to| line.rule.contains(to));
-    let packets: u64 = report.rules.iter().filter(sends).filter_map(|line| line.packets).sum();
-    let met: u64 = report.rules.iter().filter_map(|line| line.packets).sum();
-    match (packets, met) {
-        (0, 0) => CheckVerdict::not_checked("no packet has matched a rule yet; --probe sends some"),
-        (0, met) => CheckVerdict::pass(format!("{met} rule matches, no packet redirected yet")),
-        (packets, _) => CheckVerdict::pass(format!("{packets} packets redirected")),
-    }
 }
 
 /// The pod's location: its node and network namespace.
@@ -168,38 +148,22 @@ impl<'a> PodNetns<'a> {
         conf: Option<&NetConf>,
         results: &mut Results,
     ) {
-        let never = results.has_failed(checks::EVENTS);
-        let needed = if self.found().is_some() { &[][..] } else { &[checks::POD_KNOWN] };
-        results.after(needed, checks::POD_HERE, || match (self.pod, self.found()) {
-            _ if never => CheckVerdict::not_checked(format!("because {} failed", checks::EVENTS.id)),
-            (None, Some(_)) => {
-                CheckVerdict::pass("according to the results that the runtime caches under the pod's name")
+        let verdict = match (self.pod, &self.found) {
+            _ if results.has_failed(checks::EVENTS) && self.found().is_none() => {
+                CheckVerdict::not_checked(format!("because {} failed", checks::EVENTS.id))
             }
-            (None, None) => CheckVerdict::not_checked("the pod is not known"),
-            // The pod is here, even if this node's name is not known.
-            (Some(pod), Some(_)) => {
-                CheckVerdict::pass(format!("node {}", pod.node_name.as_deref().unwrap_or("unknown")))
-            }
-            (Some(pod), None) => here(pod, target, api, conf),
-        });
-        results.run(checks::NETNS_FOUND, || self.netns());
-    }
-
-    fn netns(&self) -> CheckVerdict {
-        match &self.found {
-            _ if self.pod.is_some_and(|pod| pod.host_network) => {
+            (Some(pod), _) if pod.host_network => {
                 CheckVerdict::not_checked("the pod uses the node's network namespace (hostNetwork)")
             }
-            Ok(Some(found)) => CheckVerdict::pass(found.evidence.clone()),
-            Ok(None) => CheckVerdict::fail(
-                "this node has neither a cached CNI result nor a process of the pod",
-                "the pod has ended or never started: see check events, and run crictl pods --name NAME on the node",
-            ),
-            Err(error) => CheckVerdict::fail(
+            (_, Ok(Some(found))) => CheckVerdict::pass(found.evidence.clone()),
+            (_, Err(error)) => CheckVerdict::fail(
                 error.to_string(),
                 "run crictl inspectp on the node for the runtime's view of the sandbox",
             ),
-        }
+            (None, Ok(None)) => CheckVerdict::not_checked("the pod is not known"),
+            (Some(pod), Ok(None)) => here(pod, target, api, conf),
+        };
+        results.add(checks::NETNS_FOUND, verdict);
     }
 }
 
@@ -208,7 +172,10 @@ fn here(pod: &Pod, target: &CheckTarget, api: Option<&NodeApi>, conf: Option<&Ne
         return CheckVerdict::not_checked("it is not scheduled yet; see kubectl describe pod");
     };
     if target.node_name.as_ref() == Some(node) {
-        return CheckVerdict::pass(format!("node {node}"));
+        return CheckVerdict::fail(
+            "this node has neither a cached CNI result nor a process of the pod",
+            "the pod has ended or never started: see check events, and run crictl pods --name NAME on the node",
+        );
     }
     let this = target.node_name.as_deref().unwrap_or("unknown");
     let probe = if target.probe { " --probe" } else { "" };

@@ -14,7 +14,7 @@ const WITHOUT_FACTS: &str =
     "the configuration has no source of pod facts: the plugin uses the configuration alone, and ignores the pod";
 
 /// A configuration, and its result for the pod.
-pub(in crate::inspect) struct Evaluation<'a> {
+pub(super) struct Evaluation<'a> {
     /// The name of the attachment; `None` for the node's or the only configuration.
     pub(in crate::inspect) attachment: Option<&'a str>,
     pub(in crate::inspect) conf: &'a NetConf,
@@ -29,7 +29,7 @@ pub(in crate::inspect) struct Evaluation<'a> {
 ///
 /// # Errors
 /// An ADD would fail.
-pub(in crate::inspect) fn evaluate(subject: &Subject) -> Result<Vec<Evaluation<'_>>, Error> {
+pub(super) fn evaluate(subject: &Subject) -> Result<Vec<Evaluation<'_>>, Error> {
     if let Some(failure) = &subject.failure {
         return Err(failure.clone());
     }
@@ -113,7 +113,7 @@ pub(super) fn unselected_network(subject: &Subject) -> Result<Option<Unselected>
 }
 
 /// Returns whether the sub-plugin chain contains `istio-redirect`.
-pub(in crate::inspect) fn has_redirect(chain: &[Block]) -> bool {
+pub(super) fn has_redirect(chain: &[Block]) -> bool {
     chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect))
 }
 

@@ -8,7 +8,6 @@ mod report;
 mod settings;
 mod warnings;
 
-pub(super) use evaluation::{evaluate, has_redirect};
 pub use exclusions::{ExcludedContainer, ExcludedTraffic, InitContainer};
 pub(super) use exclusions::{application_containers, covers_everything};
 pub use picture::picture;

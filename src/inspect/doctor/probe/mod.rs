@@ -14,14 +14,12 @@ use socket::{ProbeResult, send_as};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::{Arrival, Destination, Packet, RuleFormat, RulesetView, Sender};
 use crate::inspect::doctor::report::{CheckVerdict, Results};
-use crate::inspect::doctor::rules::{self, LOCK_TIMEOUT};
+use crate::inspect::doctor::rules::LOCK_TIMEOUT;
 use crate::inspect::explain::covers_everything;
-use crate::inspect::rules::RulesReport;
 use crate::netns::find::FoundNetns;
 use crate::netns::own_addresses;
 use crate::pod::Facts;
 use crate::policy::{DnsCapture, Exclusion, Ipv6, Policy, Protocol, Ranges, Redirect, TrafficOwner};
-use crate::state::Store;
 use ipnet::IpNet;
 use std::fs::File;
 use std::io::Read;
@@ -49,42 +47,21 @@ pub(super) fn examine(
     policy: Option<&Policy>,
     facts: Option<&Facts>,
     listeners: Option<&[Listener]>,
-    (before, store): (Option<&RulesReport>, &Store),
     results: &mut Results,
 ) {
-    let nothing = || CheckVerdict::not_checked("no attachment has rules in this network namespace");
+    let free = |port: u16| listeners.is_some_and(|all| !all.iter().any(|l| l.tcp && l.port == port));
     let mut shoot = |check: &Check, shot: &(dyn Fn(&Range<'_>) -> CheckVerdict + Sync)| {
         results.run(check, || {
-            let (Some(found), Some(policy)) = (found, policy) else { return nothing() };
+            let (Some(found), Some(policy)) = (found, policy) else {
+                return CheckVerdict::not_checked("no attachment has rules in this network namespace");
+            };
             let shot = || Range::of(policy, facts).map(|range| shot(&range));
             let verdict = found.open().and_then(|sandbox| sandbox.enter(LOCK_TIMEOUT, shot));
             verdict.unwrap_or_else(|error| CheckVerdict::not_checked(error.to_string()))
         });
     };
-    let free = |port: u16| listeners.is_some_and(|all| !all.iter().any(|l| l.tcp && l.port == port));
-    shoot(checks::PROBE_OUTBOUND, &|range| range.outbound(free));
-    shoot(checks::PROBE_DNS, &|range| range.dns());
-    shoot(checks::PROBE_EXCLUDED, &|range| range.excluded());
-    shoot(checks::PROBE_EXCLUDED_DNS, &|range| range.excluded_dns());
-    let was_sent = |check: &&Check| results.has_failed(check) || results.obstacle(&[*check]).is_none();
-    let any_was_sent = [checks::PROBE_OUTBOUND, checks::PROBE_DNS, checks::PROBE_EXCLUDED, checks::PROBE_EXCLUDED_DNS]
-        .iter()
-        .any(was_sent);
-    results.run(checks::PROBE_COUNTERS, || {
-        let (Some(found), Some(before)) = (found, before) else { return nothing() };
-        if !any_was_sent {
-            return CheckVerdict::not_checked("no packet was sent");
-        }
-        match rules::read(found, store).map(|(after, _)| counted(&after).saturating_sub(counted(before))) {
-            Ok(0) => CheckVerdict::fail("no packet matched a rule", DETOURED),
-            Ok(_) => CheckVerdict::pass("the counters increased"),
-            Err(error) => CheckVerdict::not_checked(error.to_string()),
-        }
-    });
-}
-
-fn counted(report: &RulesReport) -> u64 {
-    report.rules.iter().filter_map(|line| line.packets).sum()
+    shoot(checks::PROBE_CAPTURED, &|range| CheckVerdict::merged([range.outbound(free), range.dns()]));
+    shoot(checks::PROBE_EXCLUDED, &|range| CheckVerdict::merged([range.excluded(), range.excluded_dns()]));
 }
 
 impl<'a> Range<'a> {
