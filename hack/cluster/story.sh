@@ -90,9 +90,10 @@ logs() {
 }
 # reports NAMESPACE SELECTOR CONTAINER: how many pods reported what, for example "3 uid 2000: tcp lost, dns lost".
 reports() {
-    local pod
+    local pod report
     for pod in $(k get pods --namespace "$1" --selector "$2" -o name); do
-        k logs --namespace "$1" "$pod" --container "$3" 2>&1 | grep -m 1 ^uid || echo "no report"
+        report=$(k logs --namespace "$1" "$pod" --container "$3" 2>&1 | grep ^uid || echo "no report")
+        head -1 <<<"$report"
     done | sort | uniq -c | sed 's/^ *//' | paste -sd ';'
 }
 ready() {

@@ -58,7 +58,7 @@ impl Cluster {
         let output = Command::new("sh")
             .args(["-c", command])
             .env_clear()
-            .envs([("PATH", path.as_str()), ("HOME", self.programs.to_str().expect("UTF-8"))])
+            .envs([("PATH", path.as_str()), ("HOME", self.programs.to_str().expect("UTF-8")), ("COLUMNS", "120")])
             .env("KUBECONFIG", &self.kubeconfig)
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .output()

@@ -9,13 +9,14 @@ const HEAD: &str = "\
 Installs the [detour](../../README.md) CNI plugin on every Linux node and keeps it installed.
 
 ```sh
-helm upgrade --install detour manifests/chart -n kube-system --set global.platform=openshift,hub=registry.example/mesh
+helm upgrade --install detour manifests/chart -n kube-system \\
+  --set global.platform=openshift,hub=registry.example/mesh
 ```
 
-Helm rejects unknown and mistyped values and names the path of each one, also of `global`: if this chart is a dependency
-of another chart, that chart's global values must be values of this chart too, and each alias needs `fullnameOverride`.
-The values have the names of [istio-cni's](../istio-cni-values.md) where the meaning is the same. The plugin's own parser
-checks `config` and `attachments`:
+Helm rejects unknown and mistyped values, also of `global`: if this chart is a dependency of another chart, that chart's
+global values must be values of this chart too, and each alias needs `fullnameOverride`. The values have the names of
+[istio-cni's](../istio-cni-values.md) where the meaning is the same. The plugin's own parser checks `config` and
+`attachments`:
 
 ```sh
 helm template detour manifests/chart -n kube-system -f values.yaml | detour validate -

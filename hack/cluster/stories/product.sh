@@ -64,7 +64,8 @@ for n in 1 2; do
 done
 during "cniBinDir" eval 'install_detour --set global.platform=kubernetes,cniBinDir=/home/kubernetes/bin; agents'
 rolled_out /home/kubernetes/bin/detour "the program"
-expect "the old program" "" "$(for n in 1 2; do enter "$n" ls /opt/cni/bin | grep -x detour || true; done)"
+# CRI-O deletes running pods with the list with which they started: the old program stays.
+[[ $RUNTIME == crio ]] || expect "the old program" "" "$(for n in 1 2; do enter "$n" ls /opt/cni/bin | grep -x detour || true; done)"
 during "cni.ownList=false" eval 'install_detour --set global.platform=kubernetes,cni.ownList=false; agents'
 during "chained, own list" eval 'install_detour --set global.platform=kubernetes; agents'
 say "the agents are killed 20 times"
@@ -75,7 +76,7 @@ kill_agents() {
             # The kubelet waits longer after each restart; a deleted pod has a new container at once.
             k delete pod --namespace kube-system --selector app.kubernetes.io/name=detour \
                 --field-selector "spec.nodeName=node$n" --wait=false >/dev/null
-            container=$(enter "$n" crictl ps --name '^agent$' --state Running --quiet | head -1)
+            container=$(enter "$n" crictl ps --name '^agent$' --state Running --quiet 2>/dev/null | head -1 || true)
             [[ -n $container ]] || continue
             enter "$n" kill -KILL "$(enter "$n" crictl inspect "$container" 2>/dev/null | jq .info.pid)" 2>/dev/null && killed=$((killed + 1))
         done
