@@ -34,6 +34,8 @@ pub(super) struct Kubeconfig<'a> {
     config: Config,
     cluster: EntryLocation<'a>,
     user: EntryLocation<'a>,
+    /// The file of the token, if it is replaced while the client lives.
+    pub(super) token_file: Option<PathBuf>,
 }
 
 impl<'a> Kubeconfig<'a> {
@@ -46,8 +48,8 @@ impl<'a> Kubeconfig<'a> {
         Self::of(Context::read(root, path)?)
     }
 
-    /// Returns the configuration for `server` with the service account whose files are in `directory`. kube reads both
-    /// files again from time to time if the client `lives_long`, because the kubelet replaces them.
+    /// Returns the configuration for `server` with the service account whose files are in `directory`. If the client
+    /// `lives_long`, kube reads the CA again from time to time, and the caller the token: the kubelet replaces both.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -72,11 +74,8 @@ impl<'a> Kubeconfig<'a> {
             let pem = String::from_utf8_lossy(&pem);
             let is_usable = certificates(&pem).len() == pem.matches(BEGIN_CERTIFICATE).count();
             config.root_cert_file = is_usable.then_some(ca);
-            config.auth_info = AuthInfo { token_file: file(&token), ..AuthInfo::default() };
-            // kube sends the file as it is.
-            if trusted_file::read(&token, MAX_TOKEN).is_ok_and(|text| text.trim_ascii() != text) {
-                return Err(kubeconfig.user.error("tokenFile", "expected a token without a line break at its end"));
-            }
+            // kube accepts no token file with a line break at its end.
+            (config.auth_info, kubeconfig.token_file) = (AuthInfo::default(), Some(token));
         }
         Ok(kubeconfig)
     }
@@ -86,19 +85,14 @@ impl<'a> Kubeconfig<'a> {
         config.auth_info = context.credentials()?;
         // `api::retry` has its own timeouts and retries.
         (config.connect_timeout, config.write_timeout, config.default_retry) = (None, None, false);
-        Ok(Self { config, cluster: context.cluster_location, user: context.user_location })
+        Ok(Self { config, cluster: context.cluster_location, user: context.user_location, token_file: None })
     }
 
-    /// Returns the API server's address for messages, without a slash at its end.
-    pub(super) fn server(&self) -> String {
-        server_address(&self.config)
-    }
-
-    /// Returns where the client connects: to the API server or its proxy.
-    pub(super) fn address(&self) -> (String, u16) {
+    /// Returns the API server's address for messages, and where the client connects: to the server or its proxy.
+    pub(super) fn addresses(&self) -> (String, (String, u16)) {
         let url = self.config.proxy_url.as_ref().unwrap_or(&self.config.cluster_url);
-        let port = if url.scheme_str() == Some("https") { 443 } else { 80 };
-        (url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(), url.port_u16().unwrap_or(port))
+        let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 });
+        (server_address(&self.config), (url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(), port))
     }
 
     /// Returns a client, which connects with its first request. Call it inside a Tokio runtime.
@@ -106,7 +100,7 @@ impl<'a> Kubeconfig<'a> {
     /// # Errors
     /// 7 if a certificate, a key or a name can't be used.
     pub(super) fn client(self) -> Result<Client, Error> {
-        let Self { config, cluster, user } = self;
+        let Self { config, cluster, user, .. } = self;
         Client::try_from(config).map_err(|error| {
             let (location, key) = match &error {
                 kube::Error::RustlsTls(AddRootCertificate(_) | NoValidNativeRootCA(_)) => {
@@ -186,14 +180,6 @@ impl KubeconfigSummary {
         };
         let expires = token.as_deref().and_then(expiry);
         Ok(Self { server, authority, credentials, token, expires })
-    }
-
-    /// Returns the warning about a server that is not authenticated.
-    #[must_use]
-    pub fn warning(&self) -> Option<String> {
-        let is_insecure = matches!(self.authority, Authority::Insecure);
-        is_insecure
-            .then(|| format!("{}: insecure-skip-tls-verify is true: the server is not authenticated", self.server))
     }
 }
 
@@ -328,8 +314,7 @@ impl<'a> Context<'a> {
     /// Returns the credentials for a client, including the contents of the files that the entry names.
     fn credentials(&self) -> Result<AuthInfo, Error> {
         let Self { user, user_location: location, .. } = self;
-        // `exec` and `auth-provider` run programs, Kubernetes 1.19 removed passwords, and the plugin does not impersonate
-        // other users.
+        // They run programs, are passwords (removed in Kubernetes 1.19), or impersonate other users.
         let unsupported = [
             ("exec", user.exec.is_some()),
             ("auth-provider", user.auth_provider.is_some()),
@@ -375,12 +360,21 @@ impl<'a> Context<'a> {
             (Some(Err(error)), None) => return Err(error),
             (None, None) => return Ok(None),
         };
-        let token = token.trim_ascii();
-        if token.is_empty() || !token.iter().all(u8::is_ascii_graphic) {
-            return Err(location.error(key, "invalid token: expected visible ASCII characters"));
-        }
-        Ok(Some(String::from_utf8_lossy(token).into_owned()))
+        let invalid = || location.error(key, "invalid token: expected visible ASCII characters");
+        valid_token(&token).ok_or_else(invalid).map(Some)
     }
+}
+
+/// Returns the token in a file, without the line break at its end, if it can be part of a header.
+fn valid_token(text: &[u8]) -> Option<String> {
+    let token = text.trim_ascii();
+    let is_valid = !token.is_empty() && token.iter().all(u8::is_ascii_graphic);
+    is_valid.then(|| String::from_utf8_lossy(token).into_owned())
+}
+
+/// Reads a token file again; `None` if it can't be read now.
+pub(super) fn reread_token(file: &Path) -> Option<String> {
+    valid_token(&trusted_file::read(file, MAX_TOKEN).ok()?)
 }
 
 /// Returns the DER of each certificate in PEM text that a client can use. Others are skipped, as in Go (`crypto/x509`,
@@ -448,19 +442,16 @@ fn find<T: Default>(kind: &str, name: &str, mut entries: Vec<(String, Option<T>)
         return Ok(entries.swap_remove(index).1.unwrap_or_default());
     }
     let fault = if name.is_empty() { "missing".to_owned() } else { format!("unknown {kind} {name:?}") };
-    if entries.is_empty() {
-        return Err(format!("{fault}; the kubeconfig has no {kind}s"));
+    match entries.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ") {
+        names if names.is_empty() => Err(format!("{fault}; the kubeconfig has no {kind}s")),
+        names => Err(format!("{fault}; expected one of: {names}")),
     }
-    let names = entries.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
-    Err(format!("{fault}; expected one of: {names}"))
 }
 
 /// Returns the claim `exp` of a JSON Web Token (RFC 7519, section 4.1.4), in seconds since 1970; `None` if the token
-/// is opaque or does not expire.
+/// is opaque or does not expire. The number may have a fraction; the cast saturates.
 fn expiry(token: &str) -> Option<i64> {
-    let claims: Value = jwt_claims(token)?;
-    // The number may have a fraction; the cast saturates.
-    claims["exp"].as_f64().map(|seconds| seconds as i64)
+    jwt_claims::<Value>(token)?["exp"].as_f64().map(|seconds| seconds as i64)
 }
 
 #[cfg(test)]

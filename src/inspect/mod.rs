@@ -34,7 +34,7 @@ pub use subject::{
 };
 pub use terminal::{Cell, Format, Screen, TextReport, Tone, render};
 pub use trace::{ExcludedSenders, Origin, SenderArgument, Trace, trace};
-pub use validate::{CheckedConf, ValidationReport, is_program, validate_text};
+pub use validate::{CheckedConf, ValidationReport, is_program, kubeconfig_warning, validate_text};
 
 /// Why a command can't read objects of the cluster.
 pub const NO_CREDENTIALS: &str = "no credentials for the API server on this node: neither the service account of an agent's pod nor the plugin's \

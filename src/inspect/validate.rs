@@ -1,8 +1,8 @@
 //! `validate`: checks the configurations in a file as `detour install` and the agent do.
 
 use super::terminal::{Cell, Screen, TextReport, Tone, first_of};
-use crate::cluster::KubeconfigSummary;
 use crate::cluster::yaml::documents;
+use crate::cluster::{Authority, KubeconfigSummary};
 use crate::cni::{Code, Error, NODE_CONFIGURATION, NetConf, NodeConf, PROGRAM, configuration};
 use crate::plugin::node::effective;
 use crate::plugin::{TargetNode, validate};
@@ -204,6 +204,13 @@ fn helm_values(keys: &Map<String, Value>) -> Option<String> {
     })
 }
 
+/// Returns the warning about a kubeconfig that does not authenticate the server.
+#[must_use]
+pub fn kubeconfig_warning(KubeconfigSummary { server, authority, .. }: &KubeconfigSummary) -> Option<String> {
+    let text = || format!("{server}: insecure-skip-tls-verify is true: the server is not authenticated");
+    (*authority == Authority::Insecure).then(text)
+}
+
 /// Returns the kind of a manifest's object; `None` if the document is no manifest.
 fn manifest_kind(document: &Value) -> Option<&str> {
     document.get("apiVersion").and_then(|_| document.get("kind")?.as_str())
@@ -312,7 +319,7 @@ fn check(
             let conf = effective(node, place, text)?;
             let kubeconfig = conf.kubernetes.kubeconfig.as_deref();
             let summary = kubeconfig.and_then(|path| KubeconfigSummary::read(Path::new("/"), path).ok());
-            let warning = summary.and_then(|summary| summary.warning());
+            let warning = summary.as_ref().and_then(kubeconfig_warning);
             Ok(validate(&conf, target)?.into_iter().chain(warning).collect())
         }
         ConfKind::EmptyDefinition => Ok(vec![format!(

@@ -14,6 +14,7 @@ use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
 use detour_cni::cni::{
     GROUP_FILE, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, RuleFormat, is_identifier,
 };
+use detour_cni::inspect::kubeconfig_warning;
 use detour_cni::plugin::TargetNode;
 use detour_cni::plugin::probe::needed_format;
 use detour_cni::trusted_file::read_trusted;
@@ -342,7 +343,7 @@ impl InstallOptions {
         let mut warnings = Vec::new();
         for (place, path) in self.kubeconfig.iter().map(|path| ("--kubeconfig".to_owned(), path)).chain(named) {
             let summary = self.read_kubeconfig(node, path).with_context(|| unusable(format!("{place} {path}")))?;
-            warnings.extend(summary.warning().map(|warning| format!("{place} {path}: {warning}")));
+            warnings.extend(kubeconfig_warning(&summary).map(|warning| format!("{place} {path}: {warning}")));
         }
         Ok(warnings)
     }

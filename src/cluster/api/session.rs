@@ -7,10 +7,12 @@
 use super::failure::Failure;
 use super::request::{ApiRequest, Kind};
 use super::retry::{Deadline, Exhausted, ServerAddress, retry};
-use crate::cluster::kubeconfig::Kubeconfig;
+use crate::cluster::kubeconfig::{Kubeconfig, reread_token};
 use crate::cni::{Code, Error};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
+use hyper::header::{AUTHORIZATION, HeaderValue};
+use hyper::{Request, Response};
 use kube::Client;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::client::Body;
@@ -19,7 +21,8 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use std::marker::PhantomData;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::{PoisonError, RwLock};
+use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
@@ -33,6 +36,8 @@ const PAGE: u32 = 250;
 /// The version at which a list or a watch starts if the server may answer from its cache, which takes no request to etcd
 /// (kubernetes.io, "API Concepts", "Get State and Start at Any").
 const ANY_VERSION: &str = "0";
+/// How often the file of the token is read again.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(50);
 /// How long a watch may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// The duration of a watch, after which the API server ends it: less than the read timeout of the client.
@@ -52,6 +57,10 @@ pub(super) struct Session {
     kubeconfig: PathBuf,
     /// Held while a page of a list is in memory.
     page: Mutex<()>,
+    /// The file of the token, if it is replaced while the client lives.
+    token_file: Option<PathBuf>,
+    /// The last header with that token, and when it was read.
+    token: RwLock<Option<(HeaderValue, Instant)>>,
 }
 
 /// The objects of one kind, or some of them.
@@ -94,13 +103,14 @@ impl Session {
         };
         let handle = shared.or_else(|| own.as_ref().map(|runtime| runtime.handle().clone()));
         let handle = handle.ok_or_else(|| Error::new(Code::Internal, "no event loop for API requests"))?;
-        let (server, address) = (kubeconfig.server(), kubeconfig.address());
+        let ((server, address), token_file) = (kubeconfig.addresses(), kubeconfig.token_file.clone());
         // A client spawns tasks.
         let client = {
             let _inside = handle.enter();
             kubeconfig.client()?
         };
-        Ok(Self { own, handle, client, server, address, kubeconfig: path, page: Mutex::default() })
+        let (page, token) = (Mutex::default(), RwLock::default());
+        Ok(Self { own, handle, client, server, address, kubeconfig: path, page, token_file, token })
     }
 
     /// Runs `work` on the event loop until it ends. Not for tasks of a shared event loop.
@@ -119,7 +129,7 @@ impl Session {
         accept: impl Fn(T) -> Result<U, Failure>,
     ) -> Result<U, Error> {
         let attempt = async || {
-            let response = self.client.send(request.http.clone().map(Body::from)).await?;
+            let response = self.transmit(request.http.clone()).await?;
             let body = receive(response).await.map_err(|failure| match &request.confirmed_by {
                 // The server does not serve all resources yet, or a proxy in front of it answers.
                 Some(name) if failure.missing.as_ref() != Some(name) && failure.status == 404 => {
@@ -135,6 +145,25 @@ impl Session {
     /// Returns the error for the last failure of a request.
     pub(super) fn error(&self, request: &ApiRequest, exhausted: Exhausted) -> Error {
         request.error(&self.server, &self.kubeconfig, exhausted)
+    }
+
+    /// Sends a request with the current token. The last one remains in use while the file can't be read, as in client-go
+    /// (`transport`, `cachingTokenSource`).
+    async fn transmit(&self, mut request: Request<Vec<u8>>) -> Result<Response<Body>, kube::Error> {
+        if let Some(file) = &self.token_file {
+            let mut last = self.token.write().unwrap_or_else(PoisonError::into_inner);
+            if last.as_ref().is_none_or(|(_, read)| read.elapsed() >= RELOAD_INTERVAL) {
+                let header = reread_token(file).and_then(|token| HeaderValue::try_from(format!("Bearer {token}")).ok());
+                *last = header.or_else(|| last.take().map(|(header, _)| header)).map(|mut header| {
+                    header.set_sensitive(true);
+                    (header, Instant::now())
+                });
+            }
+            if let Some((header, _)) = &*last {
+                request.headers_mut().insert(AUTHORIZATION, header.clone());
+            }
+        }
+        self.client.send(request.map(Body::from)).await
     }
 
     /// Calls `each` with every object of a collection. Returns the version of the list, at which a watch continues; `None`
@@ -159,8 +188,7 @@ impl Session {
             let list = if collection.metadata_only { list.list_metadata(&params) } else { list.list(&params) };
             let list = list.map_err(kube::Error::BuildRequest)?;
             let _page = self.page.lock().await;
-            let received =
-                timeout(page_timeout, async { receive(self.client.send(list.map(Body::from)).await?).await });
+            let received = timeout(page_timeout, async { receive(self.transmit(list).await?).await });
             let body = match received.await {
                 Ok(Err(failure)) if failure.is_too_large && size > 1 => {
                     singles = PAGE;
@@ -201,7 +229,7 @@ impl Session {
         };
         let watch = watch.map_err(kube::Error::BuildRequest)?;
         let started = timeout(START_TIMEOUT, async {
-            let response = self.client.send(watch.map(Body::from)).await?;
+            let response = self.transmit(watch).await?;
             if response.status().is_success() {
                 return Ok(Events { body: response.into_body(), line: Vec::new(), kind: PhantomData });
             }
@@ -225,7 +253,7 @@ fn silent(what: &str, time: Duration) -> Failure {
 }
 
 /// Returns the body of a successful answer.
-async fn receive(response: hyper::Response<Body>) -> Result<Vec<u8>, Failure> {
+async fn receive(response: Response<Body>) -> Result<Vec<u8>, Failure> {
     let (head, mut body) = response.into_parts();
     let mut bytes = Vec::new();
     loop {

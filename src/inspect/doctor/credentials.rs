@@ -6,6 +6,7 @@ use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Results};
 use crate::cluster::agent::broken_watches;
 use crate::cluster::{Authority, CredentialsSummary, KubeconfigSummary, NodeApi, Permission};
 use crate::cni::{Error, NetConf, NetworkStatus};
+use crate::inspect::validate::kubeconfig_warning;
 use crate::{cluster, sub_plugins};
 use k8s_openapi::jiff::Timestamp;
 use std::os::unix::fs::PermissionsExt;
@@ -70,7 +71,7 @@ fn valid(summary: &KubeconfigSummary) -> CheckVerdict {
         Authority::System => "no certificate authority; the node's trusted certificates are used".to_owned(),
         Authority::Insecure => {
             let next = "use certificate-authority-data instead; detour install writes it";
-            return CheckVerdict::warn(summary.warning().unwrap_or_default(), next);
+            return CheckVerdict::warn(kubeconfig_warning(summary).unwrap_or_default(), next);
         }
     };
     let who = match &summary.credentials {

@@ -20,6 +20,7 @@ mod probe;
 mod program;
 mod report;
 mod rules;
+mod target;
 
 pub use checks::CheckGroup;
 pub use report::{CheckOutcome, Checklist, ReportLine};
