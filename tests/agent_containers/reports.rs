@@ -90,6 +90,6 @@ fn the_reports_follow_a_bypass_from_the_start_of_the_container_to_its_end() {
         assert!(found.contains("; excluded containers start captured"), "{found}");
         agent.end(Signal::SIGKILL);
         let (outcome, found) = check(scene, &pod, "containers-ready");
-        assert!(outcome == "fail" && !found.contains("start captured"), "the socket is gone: {found}");
+        assert_eq!((outcome.as_str(), found.as_str()), ("not-checked", "because agent-reachable failed"));
     });
 }

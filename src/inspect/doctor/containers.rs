@@ -113,12 +113,14 @@ pub(super) fn examine(
     let runtime = status.as_ref().ok().and_then(|status| status.runtime.as_deref());
     let why = status.as_ref().map_or("", |status| &status.error);
     let socket = status.as_ref().ok().and_then(|status| status.socket.as_deref()).unwrap_or(NRI_SOCKET);
-    let registered = match results.obstacle(&[checks::AGENT_REACHABLE]) {
-        Some(why) => CheckVerdict::not_checked(why),
-        None => registered(&status),
+    let node = CheckVerdict::merged([kernel, cgroups, nri_socket(target, socket, (runtime, why))]);
+    let ready = match results.obstacle(&[checks::AGENT_REACHABLE]) {
+        // The parts that pass don't show that the agent is registered.
+        Some(why) if !matches!(node, CheckVerdict::Fail(..)) => CheckVerdict::not_checked(why),
+        Some(_) => node,
+        None => CheckVerdict::merged([node, registered(&status)]),
     };
-    let socket = nri_socket(target, socket, (runtime, why));
-    results.add(checks::CONTAINERS_READY, CheckVerdict::merged([kernel, cgroups, socket, registered]));
+    results.add(checks::CONTAINERS_READY, ready);
     match (pod, ignored) {
         (_, Some(ignored)) => results.add(checks::CONTAINERS_BYPASS, ignored),
         (Some(pod), None) => results.run(checks::CONTAINERS_BYPASS, || examine_pod(pod, ask)),
