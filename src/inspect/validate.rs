@@ -433,7 +433,7 @@ mod tests {
         ] {
             let refused = report(&text).expect("a report");
             let error = refused.configurations[0].error.as_deref().unwrap_or_default();
-            assert!(!refused.valid && error.contains("configuration: invalid JSON: "), "{text}: {refused:?}");
+            assert!(!refused.valid && error.contains("invalid JSON: "), "{text}: {refused:?}");
         }
     }
 

@@ -98,10 +98,11 @@ fn the_sample_for_vault_needs_no_permission_for_another_uid() {
     let kubeconfig = root.join("var/lib/cni/detour/kubeconfig");
     fs::create_dir_all(kubeconfig.parent().expect("a directory")).expect("writable");
     fs::write(&kubeconfig, plane.admin_kubeconfig().to_string()).expect("writable");
+    fs::copy(conf.join("openshift-vault.conf"), root.join("vault.conf")).expect("writable");
     let explain = || -> Value {
         let mut command = Command::new(env!("CARGO_BIN_EXE_detour"));
         command.args(["explain", "-n", "shop", "web-0", "-o", "json", "--root"]).arg(&root);
-        let output = command.arg("--config").arg(conf.join("openshift-vault.conf")).env_clear().output();
+        let output = command.args(["--config", "/vault.conf"]).env_clear().output();
         let output = output.expect("it starts");
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
     };

@@ -227,8 +227,8 @@ fn an_invalid_key_is_an_error_with_the_accepted_values() {
         (json!({"containers": {}}), "chain[0].containers: invalid value {}; expected an array of strings"),
         (
             json!({"container": "app"}),
-            "chain[0].container: unknown key; expected one of allow, containers, kinds, pod_overrides, scope, type; \
-             did you mean \"containers\"?",
+            "chain[0].container: unknown key; did you mean \"containers\"? expected one of allow, containers, kinds, \
+             pod_overrides, scope, type",
         ),
     ] {
         let error = block(keys).run().expect_err("invalid");

@@ -253,7 +253,7 @@ fn invalid_grants_are_rejected_with_their_place() {
         (json!([{"namespaces": null, "uids": 7}]), "allow[0].namespaces: invalid value null; expected a value"),
         (
             json!({"uid": 7}),
-            "allow.uid: unknown key; expected one of containers, gids, ip_ranges, kinds, namespace_selector",
+            "allow.uid: unknown key; did you mean \"uids\"? expected one of containers, gids, ip_ranges, kinds",
         ),
         (json!([{}, {"uids": "root"}]), "allow[1].uids: invalid value \"root\"; expected numbers"),
         (json!({"containers": "Web"}), "allow.containers: invalid value \"Web\"; expected names of containers"),
