@@ -215,7 +215,7 @@ impl EntryLocation<'_> {
         let path = self.resolve(file).map_err(|error| failed(Path::new(file), error))?;
         trusted_file::read_trusted(&path, limit).map_err(|error| match error {
             FileError::Io(error) => failed(&path, error),
-            refused => self.error(key, refused),
+            refused => self.error(key, format!("{} is not used: {refused}", path.display())),
         })
     }
 

@@ -52,7 +52,8 @@ impl<'a> Scene<'a> {
         });
         // The commands reach paths of a configuration below the root.
         let below_root = conf.to_string().replace(&manifests.display().to_string(), "/manifests");
-        let scene = Self { node, conf: node.file("conf", &below_root), pod };
+        node.file("conf", &below_root);
+        let scene = Self { node, conf: "/conf".to_owned(), pod };
         let args = format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID={}", scene.pod.uid);
         let mut add = plugin([("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", scene.pod.sandbox.as_str())]);
         add.env("CNI_NETNS", scene.pod.pause.netns()).env("CNI_IFNAME", "eth0").env("CNI_PATH", "/nowhere");

@@ -245,7 +245,7 @@ impl ApiRequest {
         let details = match cause.strip_prefix(&format!("{status}, ")) {
             _ if is_too_large => "",
             // The message has the status.
-            Some(message) if !matches!(status, 404 | 408 | 429 | 500..) => message,
+            Some(message) if !matches!(status, 200..=299 | 404 | 408 | 429 | 500..) => message,
             _ => &cause,
         };
         Error::new(code, msg).with_details(details)
