@@ -169,7 +169,8 @@ fn a_missing_definition_and_one_of_another_tenant_are_errors_that_name_it() {
         ("other", "bank/excludedns", "namespaceIsolation forbids pods of namespace \"shop\""),
     ] {
         let output = explain_tenant(test, networks);
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && error.contains(expected), "{networks}: {error}");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let cause = report["add_fails"].as_str().unwrap_or_default();
+        assert!(!output.status.success() && cause.contains(expected), "{networks}: {output:?}");
     }
 }

@@ -18,7 +18,7 @@ const NAME: &str = "vault-agent-init";
 const ID: &str = "6f1b1e3a0f4f7c1c6c1d1b0a7a6d3f5e8b9c0d1e2f3a4b5c6d7e8f9a0b1c2d3e";
 
 fn configuration(world: &World) -> Value {
-    let sub_plugins = json!([{ "type": "container-exclude", "containers": [NAME], "until": "container-exit" }]);
+    let sub_plugins = json!([{ "type": "container-exclude", "containers": [NAME] }]);
     chain(&story(world, Dns::Left, &[]), sub_plugins)
 }
 
