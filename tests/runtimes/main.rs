@@ -32,8 +32,8 @@ mod pod;
 mod starts;
 #[path = "../support/mod.rs"]
 mod support;
-mod timeline;
 mod validator;
+mod vault;
 
 use std::time::Duration;
 use support::{api, program};

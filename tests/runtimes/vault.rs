@@ -2,16 +2,13 @@
 
 use crate::cluster::{Agent, Cluster};
 use crate::node::{Node, Runtime, until};
-use crate::pod::{CAPTURED, Class, DIRECT, PROXY, Pod, REFUSED, printed};
+use crate::pod::{CAPTURED, Class, DIRECT, Pod, REFUSED, printed};
 use crate::result;
 use serde_json::json;
 use std::path::Path;
 
-/// One round of `traffic loop`: when, and who answered.
+/// One round of `traffic loop`: who answered.
 struct Round {
-    time: f64,
-    /// On the connection that was opened first.
-    held: char,
     /// On a new connection.
     tcp: char,
     /// To a DNS query on a new socket, and on the socket that was opened first.
@@ -20,10 +17,10 @@ struct Round {
 
 fn rounds(log: &Path) -> Vec<Round> {
     let parse = |line: &String| {
-        let mut words = line.split(' ');
-        let time = words.next()?.parse().ok()?;
+        // The time, and the answer on the connection that was opened first.
+        let mut words = line.split(' ').skip(2);
         let mut letter = || words.next()?.chars().next();
-        Some(Round { time, held: letter()?, tcp: letter()?, udp: [letter()?, letter()?] })
+        Some(Round { tcp: letter()?, udp: [letter()?, letter()?] })
     };
     printed(log).iter().filter_map(parse).collect()
 }
