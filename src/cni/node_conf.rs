@@ -10,7 +10,7 @@ use super::error::{Code, Error};
 use super::list::{ItemList, json_error, wrong_type};
 use super::netconf::{
     Bounds, Kubernetes, MAX_BLOCKS, NODE_BOUNDS, NetConf, REQUEST, SUB_PLUGINS, default_chain, is_of_this_plugin,
-    is_primary, kind,
+    is_primary, kind, remove_unknown,
 };
 use super::request::CniCommand;
 use super::version;
@@ -448,18 +448,6 @@ impl NodeConf {
 #[must_use]
 pub fn primary_in_attachment() -> Error {
     Error::new(Code::InvalidConfig, "clusterNetwork, delegates: only the runtime's configuration can set these keys")
-}
-
-/// Removes keys other than `known`, with a warning for each.
-fn remove_unknown(keys: &mut Map<String, Value>, place: &str, known: &[&'static str], warnings: &mut Vec<String>) {
-    keys.retain(|key, _| {
-        let is_known = known.contains(&key.as_str());
-        if !is_known {
-            let suggestion = did_you_mean(key, known.iter().copied());
-            warnings.push(format!("{place}{key}: unknown key, ignored{suggestion}"));
-        }
-        is_known
-    });
 }
 
 /// Parses keys of the node as those of a configuration.

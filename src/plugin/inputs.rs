@@ -295,7 +295,6 @@ mod tests {
         TrafficOwner::Uid(IdRange::one(uid))
     }
 
-    /// Whoever installed it or wrote the definition.
     #[test]
     fn recorded_blocks_of_a_sub_plugin_that_is_pinned_later_are_replaced() {
         let inputs = read(&saved()).expect("readable");

@@ -79,6 +79,7 @@ impl Pass {
         let ObservedPod { pod, addresses, ending, .. } = &*self.observed;
         let is_enrolled = enrolled_by(pod, self.namespace.as_deref()).is_some();
         if !is_enrolled || *ending || addresses.is_empty() {
+            state.outside_since = None;
             return;
         }
         let found = self.locate(state).and_then(|location| {

@@ -60,7 +60,7 @@ pub(super) struct PodState {
     /// The time of the last Event about a failure.
     last_event: Option<Instant>,
     /// The first of the uninterrupted checks that found the pod outside the ambient mesh.
-    outside_since: Option<Instant>,
+    pub(super) outside_since: Option<Instant>,
     /// The time of the last Event about that.
     outside_event: Option<Instant>,
 }
@@ -102,7 +102,7 @@ impl NetnsLocation {
         Self::at(&found.netns, found.container_id.as_deref()?)
     }
 
-    /// Returns the location of the network namespace at a path; `None` if there is none.
+    /// Returns the location of the network namespace at a path; `None` if the path does not lead to one.
     pub(super) fn at(netns: &Path, container_id: &str) -> Option<Self> {
         let id = NetNs::open(netns).ok().flatten()?.id();
         Some(Self { netns: netns.to_owned(), id, container_id: container_id.to_owned() })

@@ -16,4 +16,4 @@ pub use kubernetes::{DEFAULT_AGENT_PREFIXES, Kubernetes};
 pub use net_conf::{AUTO_DIALECT, GROUP_FILE, NetConf, RuleFormat, ValidAttachment, unknown_key};
 pub(super) use primary::is_primary;
 pub use primary::{DefaultNetwork, GLOBAL_NAMESPACE, NetworkName, NetworkStatus, Primary, SYSTEM_NAMESPACE};
-pub(super) use unknown::is_of_this_plugin;
+pub(super) use unknown::{is_of_this_plugin, remove_unknown};

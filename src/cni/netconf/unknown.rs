@@ -153,6 +153,23 @@ fn unknown_at_the_top(keys: &Map<String, Value>) -> impl Iterator<Item = &str> {
     keys.keys().map(String::as_str).filter(move |key| !is_known(key))
 }
 
+/// Removes keys of the node configuration other than `known`, with a warning for each.
+pub(in crate::cni) fn remove_unknown(
+    keys: &mut Map<String, Value>,
+    place: &str,
+    known: &[&'static str],
+    warnings: &mut Vec<String>,
+) {
+    keys.retain(|key, _| {
+        let is_known = known.contains(&key.as_str());
+        if !is_known {
+            let suggestion = did_you_mean(key, known.iter().copied());
+            warnings.push(format!("{place}{key}: unknown key, ignored{suggestion}"));
+        }
+        is_known
+    });
+}
+
 /// Returns a warning for each of the `unknown` keys in `kubernetes` that is not one of maistra's. `known` are the
 /// keys that are read there.
 pub(super) fn in_kubernetes(unknown: &[&str], known: impl Fn() -> Vec<&'static str>) -> Vec<String> {

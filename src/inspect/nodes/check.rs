@@ -61,6 +61,8 @@ pub struct PolicyCounts {
     pub failed: u32,
     /// A pod with a sidecar has no rules.
     pub none: u32,
+    /// A pod that is enrolled in the ambient mesh is outside of it.
+    pub outside: u32,
 }
 
 impl PolicyCounts {
@@ -70,6 +72,7 @@ impl PolicyCounts {
             rejected: self.rejected.saturating_add(other.rejected),
             failed: self.failed.saturating_add(other.failed),
             none: self.none.saturating_add(other.none),
+            outside: self.outside.saturating_add(other.outside),
         }
     }
 }
@@ -245,10 +248,13 @@ impl TextReport for NodesCheck {
         let text = format!("{healthy} healthy, {unhealthy} unhealthy, {} skipped", count(NodeResult::Skipped));
         let tone = if self.healthy { Tone::Good } else { Tone::Bad };
         screen.line(&[Cell::of("Nodes:"), Cell::of(text).tone(tone)]);
-        if let Some(PolicyCounts { current, rejected, failed, none }) = self.policies {
-            let text =
+        if let Some(PolicyCounts { current, rejected, failed, none, outside }) = self.policies {
+            let mut text =
                 format!("{current} current, {rejected} with rejected requests, {failed} failed, {none} without rules");
-            let tone = if failed.saturating_add(none) > 0 { Tone::Bad } else { Tone::Plain };
+            if outside > 0 {
+                text += &format!(", {outside} outside of the ambient mesh");
+            }
+            let tone = if failed.saturating_add(none).saturating_add(outside) > 0 { Tone::Bad } else { Tone::Plain };
             screen.line(&[Cell::of("Policies of running pods:"), Cell::of(text).tone(tone)]);
         }
         if let Some(FormatCounts { iptables, nftables }) = self.rule_formats {
@@ -284,7 +290,7 @@ mod tests {
 
     /// With a field of a later version.
     const POLICIES: &str = r#"{"version": "0.3.0", "healthy": true,
-        "policies": {"follows": true, "current": 3, "rejected": 2, "findings": [], "later": 1}, "checks": [
+        "policies": {"follows": true, "current": 3, "rejected": 2, "outside": 1, "findings": [], "later": 1}, "checks": [
         {"id": "policies", "checked": "a", "outcome": "warn", "found": "2 older", "next": "b"},
         {"id": "pod-policy", "checked": "c", "outcome": "warn", "found": "x/y: older\u001b[2J", "next": "d"},
         {"id": "pod-policy", "checked": "c", "outcome": "warn", "found": "x/z: older", "next": "d"}]}"#;
@@ -336,12 +342,13 @@ mod tests {
         let alone = NodesCheck::of(vec![agent(true, Err("why"))]);
         assert_eq!(alone.policies, None);
         let report = NodesCheck::of(vec![warned.clone(), other, warned]);
-        assert_eq!(report.policies, Some(PolicyCounts { current: 6, rejected: 4, failed: u32::MAX, none: 0 }));
+        let counts = PolicyCounts { current: 6, rejected: 4, failed: u32::MAX, none: 0, outside: 2 };
+        assert_eq!(report.policies, Some(counts));
         let text = render(&report, Format::PLAIN).expect("text");
         let text = text.as_str();
         assert!(
             text.contains(
-                "\nPolicies of running pods: 6 current, 4 with rejected requests, 4294967295 failed, 0 without rules\n"
+                "\nPolicies of running pods: 6 current, 4 with rejected requests, 4294967295 failed, 0 without rules, 2 outside of the ambient mesh\n"
             ),
             "{text}"
         );
