@@ -1,27 +1,25 @@
-//! Reads and changes the node's files: the found state and the plan, the locks of installers (`locks`), the installed
-//! configurations (`installed`), programs (`programs`), and digests of programs (`digests`).
+//! Reads and changes the node's files: the found state and the plan, locks and atomic changes (`changes`), and what is
+//! installed (`installed`).
 
-mod digests;
+mod changes;
 mod installed;
-mod locks;
-mod programs;
 
+pub use changes::{InstallLock, Leadership};
 pub use installed::{Installed, InstalledText, InstalledTexts};
-pub use locks::{InstallLock, Leadership};
 
-use super::atomic::{self, FileOwner};
 use super::cluster_list::is_pod_network;
 use super::conflist;
 use super::error::InstallError;
-use super::plan::{FileAction, InstallPlan};
+use super::plan::{
+    ConfFile, ConfigurationTarget, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, OWN_LIST,
+};
 use super::record::{Digest, InstallRecord};
-use super::state::{ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, OWN_LIST};
 use crate::cni::{PROGRAM, is_configuration_file};
 use crate::host_path::{HostPath, HostRoot};
 use crate::networks::check_chained_plugin;
 use crate::state::format;
 use crate::trusted_file::{self, is_trusted, read_nofollow};
-use digests::ProgramDigests;
+use changes::FileOwner;
 use nix::errno::Errno;
 use rustix::fs::{OFlags, StatVfsMountFlags, statvfs};
 use serde_json::Value;
@@ -54,7 +52,6 @@ const RECORD: &str = "install.json";
 #[derive(Debug, Clone)]
 pub struct NodeFiles {
     root: HostRoot,
-    programs: ProgramDigests,
 }
 
 /// Returns a path in the state directory.
@@ -66,8 +63,8 @@ pub fn state_path(name: &str) -> HostPath {
 impl NodeFiles {
     /// Creates a view of the node whose file system is mounted at `root`.
     #[must_use]
-    pub fn new(root: HostRoot) -> Self {
-        Self { root, programs: ProgramDigests::default() }
+    pub const fn new(root: HostRoot) -> Self {
+        Self { root }
     }
 
     /// Returns the mount point of the node's file system.
@@ -157,7 +154,7 @@ impl NodeFiles {
         found.unreachable = unreachable.filter_map(|path| Some((path.clone(), self.unreachable(path)?))).collect();
         directories.extend(paths.iter().filter(|path| !found.unreachable.contains_key(path)).map(HostPath::parent));
         for directory in &directories {
-            let names = self.names(directory)?.into_iter().filter(|name| atomic::is_leftover(name));
+            let names = self.names(directory)?.into_iter().filter(|name| changes::is_leftover(name));
             found.leftovers.extend(names.map(|name| directory.join(&name)));
         }
         for path in paths {
@@ -361,7 +358,7 @@ impl NodeFiles {
         };
         let metadata = file.metadata()?;
         let (digest, text) = if metadata.len() > MAX_TEXT_SIZE {
-            (self.programs.digest(file, &metadata)?, None)
+            (Digest::read(file)?, None)
         } else {
             let mut contents = Vec::new();
             Read::by_ref(&mut file).take(MAX_TEXT_SIZE).read_to_end(&mut contents)?;
@@ -391,7 +388,7 @@ impl NodeFiles {
             return self.write_record(&plan.record);
         }
         let path = record_path();
-        let removed = self.root.reach_entry(&path).and_then(|path| atomic::remove(&path));
+        let removed = self.root.reach_entry(&path).and_then(|path| changes::remove(&path));
         removed.map_err(|error| InstallError::file("remove", &path, &error))
     }
 
@@ -402,7 +399,7 @@ impl NodeFiles {
         let path = record_path();
         let write = || {
             let text = format::print(record).map_err(io::Error::from)?;
-            atomic::write(&self.root.reach_entry(&path)?, 0o600, FileOwner::Own, |file| file.write_all(&text))
+            changes::write(&self.root.reach_entry(&path)?, 0o600, FileOwner::Own, |file| file.write_all(&text))
         };
         write().map_err(|error| InstallError::file("write", &path, &error))
     }
@@ -410,16 +407,16 @@ impl NodeFiles {
     fn act(&self, action: &FileAction, program: &Path) -> io::Result<()> {
         let entry = |path: &HostPath| self.root.reach_entry(path);
         match action {
-            FileAction::CopyProgram { path } => atomic::write(&entry(path)?, 0o755, FileOwner::Own, |file| {
+            FileAction::CopyProgram { path } => changes::write(&entry(path)?, 0o755, FileOwner::Own, |file| {
                 io::copy(&mut trusted_file::follow(program)?, file).map(|_| ())
             }),
             FileAction::Write { path, text, mode, follow, .. } => {
                 // A link leads to another tool's file, which keeps its owner.
                 let (path, owner) =
                     if *follow { (self.root.reach(path)?, FileOwner::Kept) } else { (entry(path)?, FileOwner::Own) };
-                atomic::write(&path, *mode, owner, |file| file.write_all(text.as_bytes()))
+                changes::write(&path, *mode, owner, |file| file.write_all(text.as_bytes()))
             }
-            FileAction::Remove { path, .. } => atomic::remove(&entry(path)?),
+            FileAction::Remove { path, .. } => changes::remove(&entry(path)?),
         }
     }
 }

@@ -1,0 +1,156 @@
+//! How the node is changed: under the lock of all changes, by the agent that holds the lock of the one that leads, and
+//! each file atomically, flushed to the disk.
+
+use super::{NodeFiles, open, state_path};
+use crate::agent::install::error::InstallError;
+use crate::host_path::HostPath;
+use crate::trusted_file::{Durability, FileId, create_directories, open_lock, replace_file, sync_directory};
+use std::ffi::OsStr;
+use std::fs::{self, File, Permissions, TryLockError};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::path::Path;
+
+/// A file lock on the node, released when this value is dropped.
+#[derive(Debug)]
+pub struct InstallLock(#[expect(dead_code, reason = "held, never read")] File);
+
+/// The lock of the agent that leads on the node, which it holds while it runs.
+#[derive(Debug)]
+pub struct Leadership(#[expect(dead_code, reason = "held, never read")] File);
+
+impl NodeFiles {
+    /// Waits for the lock under which installers change the node.
+    ///
+    /// # Errors
+    /// The state directory can't be written.
+    pub fn lock(&self) -> Result<InstallLock, InstallError> {
+        let wait = |file: &File| file.lock().map_err(TryLockError::Error);
+        self.locked(&lock_file(), wait)
+            .map(InstallLock)
+            .map_err(|error| InstallError::file("lock", &lock_file(), &error))
+    }
+
+    /// Releases the lock, and removes its file if nothing is installed. Another process that waits for the lock
+    /// creates a new file.
+    pub fn forget_lock(&self, lock: InstallLock) {
+        if self.record().is_ok_and(|record| record.is_none()) {
+            self.remove_lock(&lock_file());
+        }
+        drop(lock);
+    }
+
+    /// Returns the lock of the agent that leads; `None` while another agent holds it.
+    ///
+    /// # Errors
+    /// The state directory can't be written.
+    pub fn lead(&self) -> Result<Option<Leadership>, InstallError> {
+        match self.locked(&leadership_file(), File::try_lock) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            locked => locked
+                .map(|file| Some(Leadership(file)))
+                .map_err(|error| InstallError::file("lock", &leadership_file(), &error)),
+        }
+    }
+
+    /// Whether an agent leads.
+    #[must_use]
+    pub fn has_agent(&self) -> bool {
+        let file = self.root.reach_entry(&leadership_file()).and_then(|path| open(&path));
+        file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+    }
+
+    /// Removes the file of the lock if this agent leads, or none does. The lock is held during the removal: an agent that
+    /// starts now creates a new file.
+    pub fn forget_leadership(&self, own: Option<Leadership>) {
+        if own.is_some() || (self.has(&leadership_file()) && self.lead().is_ok_and(|free| free.is_some())) {
+            self.remove_lock(&leadership_file());
+        }
+    }
+
+    /// Locks a file with `lock`; creates it if it is missing.
+    fn locked(&self, path: &HostPath, lock: impl Fn(&File) -> Result<(), TryLockError>) -> io::Result<File> {
+        loop {
+            let reached = self.root.reach_entry(path)?;
+            create_directories(reached.parent().unwrap_or(Path::new("/")))?;
+            let file = open_lock(&reached)?;
+            lock(&file)?;
+            // Another process may have removed the file before it was locked.
+            if is_at(&file, &reached)? {
+                return Ok(file);
+            }
+        }
+    }
+
+    fn remove_lock(&self, path: &HostPath) {
+        if let Err(error) = self.root.reach_entry(path).and_then(|path| remove(&path)) {
+            tracing::warn!("can't remove {path}: {error}");
+        }
+    }
+}
+
+fn lock_file() -> HostPath {
+    state_path("install.lock")
+}
+
+fn leadership_file() -> HostPath {
+    state_path("agent.lock")
+}
+
+/// Whether `path` still refers to `file`.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let own = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(found) => Ok(FileId::of(&found) == FileId::of(&own)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+const PREFIX: &str = ".detour-";
+const SUFFIX: &str = ".tmp";
+
+/// Returns whether `name` is the name of a temporary file, whose writer is at work or was killed. Runtimes
+/// load such a file neither as a configuration nor as a plugin.
+pub(super) fn is_leftover(name: &str) -> bool {
+    name.starts_with(PREFIX) && name.ends_with(SUFFIX)
+}
+
+/// The owner of a file that is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FileOwner {
+    /// The user of this process: the plugin uses its own files only if root owns them.
+    Own,
+    /// The owner of the file that is replaced.
+    Kept,
+}
+
+/// Replaces the file at `path` with what `fill` writes, with the permission bits `mode`.
+pub(super) fn write(
+    path: &Path,
+    mode: u32,
+    owner: FileOwner,
+    fill: impl Fn(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
+    let replaced = (owner == FileOwner::Kept).then(|| fs::symlink_metadata(path).ok()).flatten();
+    let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    replace_file(path, &format!("{PREFIX}{name}{SUFFIX}"), Durability::New, |file| {
+        fill(file)?;
+        if let Some(replaced) = &replaced {
+            let own = file.metadata()?;
+            if (own.uid(), own.gid()) != (replaced.uid(), replaced.gid()) {
+                fchown(&*file, Some(replaced.uid()), Some(replaced.gid()))?;
+            }
+        }
+        file.set_permissions(Permissions::from_mode(mode))
+    })
+}
+
+/// Removes the file at `path`, if it exists.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => sync_directory(path.parent().unwrap_or(Path::new("/"))),
+    }
+}
