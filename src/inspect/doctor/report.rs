@@ -217,7 +217,7 @@ impl CheckVerdict {
         };
         match (failed.is_empty(), warned.is_empty(), passed.is_empty()) {
             (false, ..) => {
-                let (found, next) = joined(failed);
+                let (found, next) = joined(failed.into_iter().chain(warned).collect());
                 Self::Fail(found, next)
             }
             (true, false, _) => {
