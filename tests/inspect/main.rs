@@ -6,6 +6,7 @@ mod explain;
 mod hostile;
 mod manifests;
 mod networks;
+mod picture;
 mod reports;
 mod restore;
 mod run;
