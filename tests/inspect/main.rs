@@ -7,6 +7,7 @@ mod guard;
 mod hostile;
 mod manifests;
 mod networks;
+mod picture;
 mod reports;
 mod restore;
 mod run;
