@@ -4,6 +4,7 @@
 //! and returns an [`InstallPlan`], which is shown or applied ([`NodeFiles::apply`]). [`undo`] returns the plan that
 //! removes an installation. A node has one installation. Only [`NodeFiles`] accesses the file system.
 
+mod atomic;
 mod cluster_list;
 pub mod conflist;
 mod drift;

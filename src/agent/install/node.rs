@@ -1,12 +1,13 @@
-//! Reads and changes the node's files: the found state and the plan, locks and atomic changes (`changes`), and what is
-//! installed (`installed`).
+//! Reads and changes the node's files: the found state and the plan, the locks of installers (`locks`), and what
+//! is installed (`installed`).
 
-mod changes;
 mod installed;
+mod locks;
 
-pub use changes::{InstallLock, Leadership};
 pub use installed::{Installed, InstalledText, InstalledTexts};
+pub use locks::{InstallLock, Leadership};
 
+use super::atomic::{self, FileOwner};
 use super::cluster_list::is_pod_network;
 use super::conflist;
 use super::error::InstallError;
@@ -19,7 +20,6 @@ use crate::host_path::{HostPath, HostRoot};
 use crate::networks::check_chained_plugin;
 use crate::state::format;
 use crate::trusted_file::{self, is_trusted, read_nofollow};
-use changes::FileOwner;
 use nix::errno::Errno;
 use rustix::fs::{OFlags, StatVfsMountFlags, statvfs};
 use serde_json::Value;
@@ -154,7 +154,7 @@ impl NodeFiles {
         found.unreachable = unreachable.filter_map(|path| Some((path.clone(), self.unreachable(path)?))).collect();
         directories.extend(paths.iter().filter(|path| !found.unreachable.contains_key(path)).map(HostPath::parent));
         for directory in &directories {
-            let names = self.names(directory)?.into_iter().filter(|name| changes::is_leftover(name));
+            let names = self.names(directory)?.into_iter().filter(|name| atomic::is_leftover(name));
             found.leftovers.extend(names.map(|name| directory.join(&name)));
         }
         for path in paths {
@@ -388,7 +388,7 @@ impl NodeFiles {
             return self.write_record(&plan.record);
         }
         let path = record_path();
-        let removed = self.root.reach_entry(&path).and_then(|path| changes::remove(&path));
+        let removed = self.root.reach_entry(&path).and_then(|path| atomic::remove(&path));
         removed.map_err(|error| InstallError::file("remove", &path, &error))
     }
 
@@ -399,7 +399,7 @@ impl NodeFiles {
         let path = record_path();
         let write = || {
             let text = format::print(record).map_err(io::Error::from)?;
-            changes::write(&self.root.reach_entry(&path)?, 0o600, FileOwner::Own, |file| file.write_all(&text))
+            atomic::write(&self.root.reach_entry(&path)?, 0o600, FileOwner::Own, |file| file.write_all(&text))
         };
         write().map_err(|error| InstallError::file("write", &path, &error))
     }
@@ -407,16 +407,16 @@ impl NodeFiles {
     fn act(&self, action: &FileAction, program: &Path) -> io::Result<()> {
         let entry = |path: &HostPath| self.root.reach_entry(path);
         match action {
-            FileAction::CopyProgram { path } => changes::write(&entry(path)?, 0o755, FileOwner::Own, |file| {
+            FileAction::CopyProgram { path } => atomic::write(&entry(path)?, 0o755, FileOwner::Own, |file| {
                 io::copy(&mut trusted_file::follow(program)?, file).map(|_| ())
             }),
             FileAction::Write { path, text, mode, follow, .. } => {
                 // A link leads to another tool's file, which keeps its owner.
                 let (path, owner) =
                     if *follow { (self.root.reach(path)?, FileOwner::Kept) } else { (entry(path)?, FileOwner::Own) };
-                changes::write(&path, *mode, owner, |file| file.write_all(text.as_bytes()))
+                atomic::write(&path, *mode, owner, |file| file.write_all(text.as_bytes()))
             }
-            FileAction::Remove { path, .. } => changes::remove(&entry(path)?),
+            FileAction::Remove { path, .. } => atomic::remove(&entry(path)?),
         }
     }
 }

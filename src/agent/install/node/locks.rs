@@ -1,14 +1,12 @@
-//! How the node is changed: under the lock of all changes, by the agent that holds the lock of the one that leads, and
-//! each file atomically, flushed to the disk.
+//! The locks of installers on a node: the lock of all changes, and the lock of the agent that leads.
 
 use super::{NodeFiles, open, state_path};
+use crate::agent::install::atomic;
 use crate::agent::install::error::InstallError;
 use crate::host_path::HostPath;
-use crate::trusted_file::{Durability, FileId, create_directories, open_lock, replace_file, sync_directory};
-use std::ffi::OsStr;
-use std::fs::{self, File, Permissions, TryLockError};
+use crate::trusted_file::{FileId, create_directories, open_lock};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
 /// A file lock on the node, released when this value is dropped.
@@ -83,7 +81,7 @@ impl NodeFiles {
     }
 
     fn remove_lock(&self, path: &HostPath) {
-        if let Err(error) = self.root.reach_entry(path).and_then(|path| remove(&path)) {
+        if let Err(error) = self.root.reach_entry(path).and_then(|path| atomic::remove(&path)) {
             tracing::warn!("can't remove {path}: {error}");
         }
     }
@@ -104,53 +102,5 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
         Ok(found) => Ok(FileId::of(&found) == FileId::of(&own)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
-    }
-}
-
-const PREFIX: &str = ".detour-";
-const SUFFIX: &str = ".tmp";
-
-/// Returns whether `name` is the name of a temporary file, whose writer is at work or was killed. Runtimes
-/// load such a file neither as a configuration nor as a plugin.
-pub(super) fn is_leftover(name: &str) -> bool {
-    name.starts_with(PREFIX) && name.ends_with(SUFFIX)
-}
-
-/// The owner of a file that is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FileOwner {
-    /// The user of this process: the plugin uses its own files only if root owns them.
-    Own,
-    /// The owner of the file that is replaced.
-    Kept,
-}
-
-/// Replaces the file at `path` with what `fill` writes, with the permission bits `mode`.
-pub(super) fn write(
-    path: &Path,
-    mode: u32,
-    owner: FileOwner,
-    fill: impl Fn(&mut File) -> io::Result<()>,
-) -> io::Result<()> {
-    let replaced = (owner == FileOwner::Kept).then(|| fs::symlink_metadata(path).ok()).flatten();
-    let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-    replace_file(path, &format!("{PREFIX}{name}{SUFFIX}"), Durability::New, |file| {
-        fill(file)?;
-        if let Some(replaced) = &replaced {
-            let own = file.metadata()?;
-            if (own.uid(), own.gid()) != (replaced.uid(), replaced.gid()) {
-                fchown(&*file, Some(replaced.uid()), Some(replaced.gid()))?;
-            }
-        }
-        file.set_permissions(Permissions::from_mode(mode))
-    })
-}
-
-/// Removes the file at `path`, if it exists.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-        Ok(()) => sync_directory(path.parent().unwrap_or(Path::new("/"))),
     }
 }
