@@ -241,12 +241,10 @@ impl Reconciler<'_> {
         let rule_format = if attempt.force_nftables { RuleFormat::Nftables } else { found.choose_format(changes)? };
         let mut records = self.intended(attempt, &saved.records, &found, rule_format)?;
         let policy = records.policy()?;
-        // Existing rules can always be repaired and removed.
-        if changes.kind != Kind::Remove {
+        // Existing rules can always be repaired, limited and removed.
+        if changes.kind == Kind::Add {
             let place = format_args!("{} and the other attachments of the pod", self.attachment);
-            if changes.kind == Kind::Add {
-                check_rules(&policy, place)?;
-            }
+            check_rules(&policy, place)?;
             records.check_size(place)?;
         }
         let desired = ruleset(&policy, records.ip6());

@@ -165,7 +165,9 @@ mod tests {
         ]);
         let pinned = json!([{"type": "uid-exclude", "uids": [1], "pod_overrides": false}]);
         // In a grant, as in a block, a namespace's range depends on who can update the namespace.
-        for (key, value) in [("chain", of_pod), ("allow", json!([{"ports": 1}, {"gids": "7, namespace-range-last"}]))] {
+        let rule = json!([{"type": "uid-exclude", "rules": ["tcp:443:7", "tcp:80:namespace-range"]}]);
+        let grants = json!([{"ports": 1}, {"gids": "7, namespace-range-last"}]);
+        for (key, value) in [("chain", of_pod), ("chain", rule), ("allow", grants)] {
             let warnings = validated(json!({key: value}), None).expect("accepted");
             let trust = "trust it only where users can't update namespaces, as on OpenShift; elsewhere, list numbers";
             assert!(warnings.len() == 1 && warnings[0].ends_with(trust), "{warnings:?}");

@@ -241,8 +241,16 @@ pub fn trusts_namespaces(chain: &[Block], bounds: &Bounds) -> Option<String> {
         let items = keys.get(key).and_then(|value| ItemList::from_json(key, value).ok())?.items;
         items.into_iter().find(|item| matches!(IdForm::parse(item), Some(IdForm::Namespace(_))))
     };
-    let (key, item) =
-        all.find_map(|keys| ["uids", "gids"].into_iter().find_map(|key| Some((key, names_range(keys, key)?))))?;
+    // The users of a rule stand behind its protocol and its ports.
+    let names_range_in_rule = |keys: &Map<String, Value>| {
+        let items = keys.get("rules").and_then(|value| ItemList::from_json("rules", value).ok())?.items;
+        let users = items.iter().filter_map(|item| item.rsplit(':').next());
+        users.map(str::to_owned).find(|item| matches!(IdForm::parse(item), Some(IdForm::Namespace(_))))
+    };
+    let (key, item) = all.find_map(|keys| {
+        let listed = ["uids", "gids"].into_iter().find_map(|key| Some((key, names_range(keys, key)?)));
+        listed.or_else(|| Some(("rules", names_range_in_rule(keys)?)))
+    })?;
     Some(format!(
         "{key}: {item:?} means what annotation {OPENSHIFT_UID_RANGE:?} of the namespace says: trust it only where users \
          can't update namespaces, as on OpenShift; elsewhere, list numbers"

@@ -5,13 +5,17 @@ use crate::networks::{Selection, interface_names, networks};
 use crate::pod::Pod;
 use crate::pod::well_known::NETWORK_STATUS;
 use serde::Deserialize;
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 /// Returns the pod's own addresses: those of its status, and those that Multus has reported for all its networks.
 #[must_use]
 pub fn own_addresses(pod: &Pod) -> Vec<IpAddr> {
-    let reported = network_status(pod).into_iter().flat_map(|entry| entry.ips).filter_map(|ip| ip.parse().ok());
+    let reported = network_status(pod)
+        .into_iter()
+        .flat_map(|entry| entry.ips.unwrap_or_default())
+        .filter_map(|ip| ip.parse().ok());
     let addresses: BTreeSet<IpAddr> = pod.addresses.iter().copied().chain(reported).collect();
     addresses.into_iter().collect()
 }
@@ -56,13 +60,14 @@ struct StatusInterface {
     interface: String,
     #[serde(default)]
     default: bool,
-    #[serde(default)]
-    ips: Vec<String>,
+    ips: Option<Vec<String>>,
 }
 
+/// Returns the elements of the annotation. An element that is not valid does not hide the others.
 fn network_status(pod: &Pod) -> Vec<StatusInterface> {
     let status = pod.annotations.get(NETWORK_STATUS).map(String::as_str).unwrap_or_default();
-    serde_json::from_str(status).unwrap_or_default()
+    let elements: Vec<Value> = serde_json::from_str(status).unwrap_or_default();
+    elements.into_iter().filter_map(|element| serde_json::from_value(element).ok()).collect()
 }
 
 /// Returns the names of the selected networks' interfaces, each with whether the pod's default route moves there. An
@@ -105,6 +110,10 @@ mod tests {
         assert_eq!(secondary(&[(NETWORK_STATUS, status)]), ["net7"]);
         assert!(secondary(&[(NETWORK_STATUS, "[{\"interface\":\"a/b\"}]")]).is_empty());
         assert!(secondary(&[(NETWORK_STATUS, "no JSON")]).is_empty());
+        let one_is_odd =
+            r#"[{"interface":"net1","default":true,"ips":null},{"interface":"net2","ips":7},{"interface":"net3"}]"#;
+        let found = interfaces(&[(NETWORK_STATUS, one_is_odd)]);
+        assert_eq!((found.secondary, found.default), (vec!["net3".to_owned()], vec!["net1".to_owned()]));
         assert_eq!(secondary(&[(NETWORK_STATUS, r#"[{"interface":"net1:7"},{"interface":"net2"}]"#)]), ["net2"]);
     }
 

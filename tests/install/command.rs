@@ -184,10 +184,18 @@ fn a_configuration_that_another_one_names_is_never_removed() {
         ("etc/cni/net.d", "readinessindicatorfile", "/etc/cni/net.d/10-ovn-kubernetes.conf"),
         ("etc/cni/net.d", "clusterNetwork", "/host/etc/cni/net.d/10-ovn-kubernetes.conf"),
         ("etc/kubernetes/cni/net.d", "clusterNetwork", "/host/etc/cni/net.d/10-ovn-kubernetes.conf"),
+        ("etc/cni/net.d", "readinessIndicatorFile", "/etc/cni/net.d/10-ovn-kubernetes.conf"),
+        ("etc/cni/net.d", "plugins", "/etc/cni/net.d/10-ovn-kubernetes.conf"),
+        ("etc/cni/net.d", "readinessindicatorfile", "/run/multus/cni/net.d/10-ovn-kubernetes.conf"),
     ] {
         let scene = Scene::with("named", "10-ovn-kubernetes.conf", single);
-        let multus = json!({"name": "multus-cni-network", "type": "multus-shim", key: path}).to_string();
-        scene.write(&format!("{directory}/00-multus.conf"), &multus);
+        let mut multus = json!({"name": "multus-cni-network", "type": "multus-shim", key: path});
+        if key == "plugins" {
+            multus[key] = json!([{"type": "multus-shim", "readinessindicatorfile": path}]);
+        }
+        scene.write(&format!("{directory}/00-multus.conf"), &multus.to_string());
+        fs::create_dir_all(scene.path("run/multus/cni")).expect("made");
+        symlink("/etc/cni/net.d", scene.path("run/multus/cni/net.d")).expect("linked");
         let before = scene.files();
         let stderr = scene.fails("install", &["--chained=true"]);
         let wanted = format!("/{directory}/00-multus.conf names it; make it a list");

@@ -19,8 +19,10 @@ pub struct ObservedPod {
     /// Whether a controller replaces it when it is deleted (`metadata.ownerReferences` with `controller: true`, except
     /// for the mirror of a static pod).
     pub owned: bool,
-    /// Whether it has ended or is being deleted.
-    pub ending: bool,
+    /// Whether its containers have ended.
+    pub has_ended: bool,
+    /// Whether it is being deleted. Its containers run until they end, at the latest after a time that its author selects.
+    pub is_deleting: bool,
     /// `status.podIPs`, sorted.
     pub addresses: Vec<IpAddr>,
     /// The containers of `status.initContainerStatuses` that have ended at least once.
@@ -85,7 +87,7 @@ impl WatchedKind for ObservedPod {
     fn from_sent(mut sent: PodObject) -> Self {
         trim(&mut sent.metadata);
         let (status, metadata) = (sent.status.take().unwrap_or_default(), &mut sent.metadata);
-        let (ending, controlled) = (metadata.is_deleting() || status.has_ended(), metadata.controller().is_some());
+        let (is_deleting, controlled) = (metadata.is_deleting(), metadata.controller().is_some());
         let resource_version = std::mem::take(&mut metadata.resource_version);
         let mut pod: Pod = sent.into();
         pod.ephemeral_containers.clear();
@@ -99,7 +101,8 @@ impl WatchedKind for ObservedPod {
             owned: controlled && !pod.is_mirror(),
             pod,
             resource_version,
-            ending,
+            has_ended: status.has_ended(),
+            is_deleting,
             addresses: status.addresses(),
             ended_init_containers: status.init_container_statuses.into_iter().filter_map(ended).collect(),
             incomplete: false,
@@ -312,7 +315,8 @@ mod tests {
             pod,
             resource_version: "7".into(),
             owned: true,
-            ending: false,
+            has_ended: false,
+            is_deleting: false,
             addresses: vec!["10.0.0.1".parse().expect("one"), "fd00::1".parse().expect("one")],
             ended_init_containers: vec![
                 ended("fails", false, Some(126), "why"),
@@ -340,17 +344,19 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_or_completed_pod_is_ending_and_a_mirror_pod_is_not_owned() {
+    fn a_deleted_pod_has_not_ended_and_a_mirror_pod_is_not_owned() {
         let pod_with = |metadata: Value, status: Value| {
             let mut pod = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": null, "status": status});
             pod["metadata"].as_object_mut().expect("one").extend(metadata.as_object().expect("one").clone());
             observed(pod)
         };
         let at = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
-        assert!(pod_with(at, json!({"phase": "Running"})).ending);
-        assert!(pod_with(json!({}), json!({"phase": "Failed"})).ending);
-        assert!(pod_with(json!({}), json!({"phase": "Succeeded"})).ending);
-        assert!(!pod_with(json!({}), Value::Null).ending);
+        let deleted = pod_with(at, json!({"phase": "Running"}));
+        assert!(deleted.is_deleting && !deleted.has_ended);
+        assert!(pod_with(json!({}), json!({"phase": "Failed"})).has_ended);
+        assert!(pod_with(json!({}), json!({"phase": "Succeeded"})).has_ended);
+        let running = pod_with(json!({}), Value::Null);
+        assert!(!running.is_deleting && !running.has_ended);
         let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "1", "controller": true}]);
         let mirror = json!({"ownerReferences": owner, "annotations": {"kubernetes.io/config.mirror": "h"}});
         assert!(!pod_with(mirror, Value::Null).owned);

@@ -6,7 +6,7 @@ use crate::pod::{CONFIG_HASH, CONFIG_MIRROR, Container, Namespace, Pod};
 use std::collections::BTreeMap;
 
 /// The annotations that decide about a pod's traffic.
-const ANNOTATIONS: [&str; 28] = [
+const ANNOTATIONS: [&str; 30] = [
     known::INJECT,
     known::INJECTION_STATUS,
     known::INTERCEPTION_MODE,
@@ -29,9 +29,11 @@ const ANNOTATIONS: [&str; 28] = [
     known::REJECTED_INBOUND_PORTS,
     known::AMBIENT_REDIRECTION,
     known::AMBIENT_DNS_CAPTURE,
+    known::AMBIENT_BYPASS_INBOUND,
     known::OPENSHIFT_UID_RANGE,
     known::OPENSHIFT_GROUP_RANGE,
     known::NETWORKS,
+    known::NETWORK_STATUS,
     known::DEFAULT_NETWORK,
     CONFIG_HASH,
     CONFIG_MIRROR,
@@ -90,6 +92,18 @@ pub(super) fn cut(value: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each annotation in the list of names is kept, or no decision about a running pod reads it.
+    #[test]
+    fn no_annotation_that_decides_is_missing() {
+        let others = [known::DATAPLANE_MODE, known::RESOURCE_NAME];
+        let names = include_str!("../../pod/well_known.rs").lines().filter_map(|line| {
+            let (_, value) = line.strip_prefix("pub const ")?.split_once(": &str = \"")?;
+            value.strip_suffix("\";").filter(|value| value.contains('/'))
+        });
+        let missing: Vec<_> = names.filter(|name| !ANNOTATIONS.contains(name) && !others.contains(name)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
 
     #[test]
     fn what_decides_about_traffic_remains() {

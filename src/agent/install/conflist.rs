@@ -21,6 +21,9 @@ pub enum UnusableList {
     /// The JSON has a feature that this parser refuses. Runtimes may accept it.
     #[error("expected JSON with at most 127 levels and without lone surrogates: {0}")]
     Unsupported(String),
+    /// A key that runtimes read is in another case, which Go ignores.
+    #[error("key {0:?} in another case than that of the CNI specification; runtimes may accept it")]
+    OtherCase(String),
     /// The plugins are in files of the directory that has the network's name (libcni 1.3).
     #[error("expected plugins in the list itself, got a list with files in the directory of its name")]
     NotInlined,
@@ -59,7 +62,15 @@ pub enum UnusableList {
 impl UnusableList {
     /// Whether runtimes may use the file, so that another list would change the network of the pods.
     pub(super) fn may_be_used(&self) -> bool {
-        matches!(self, Self::NotText | Self::Unsupported(_) | Self::NotInlined | Self::Version(_) | Self::Untrusted(_))
+        matches!(
+            self,
+            Self::NotText
+                | Self::Unsupported(_)
+                | Self::OtherCase(_)
+                | Self::NotInlined
+                | Self::Version(_)
+                | Self::Untrusted(_)
+        )
     }
 }
 
@@ -172,12 +183,20 @@ fn object(text: &str) -> Result<Map<String, Value>, UnusableList> {
     if text.trim().is_empty() {
         return Err(UnusableList::Empty);
     }
-    match serde_json::from_str(text) {
-        Ok(Value::Object(keys)) => Ok(keys),
+    match serde_json::from_str::<Value>(text) {
+        Ok(Value::Object(keys)) => match keys.keys().find(|key| is_in_other_case(key)) {
+            Some(key) => Err(UnusableList::OtherCase(key.clone())),
+            None => Ok(keys),
+        },
         Ok(_) => Err(UnusableList::NotObject),
         Err(_) if text.starts_with('\u{feff}') => Err(UnusableList::NotJson("byte order mark at the start".into())),
         Err(error) => Err(refused(error.to_string())),
     }
+}
+
+fn is_in_other_case(key: &str) -> bool {
+    let read = ["cniVersion", "cniVersions", "name", "plugins", "type"];
+    read.iter().any(|known| *known != key && known.eq_ignore_ascii_case(key))
 }
 
 /// Tells JSON that Go's parser may accept from invalid JSON.

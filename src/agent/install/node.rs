@@ -272,20 +272,24 @@ impl NodeFiles {
     }
 
     /// Returns the files in a directory that configurations on the node name (`clusterNetwork`,
-    /// `readinessindicatorfile`), each with the configuration that names it.
+    /// `readinessindicatorfile`), each with the configuration that names it. Go ignores the case of keys.
     fn named_in(&self, dir: &HostPath) -> Result<BTreeMap<HostPath, HostPath>, InstallError> {
         let mut named = BTreeMap::new();
+        let own = self.root.reach(dir).ok();
+        let is_in = |file: &HostPath| self.root.reach(&file.parent()).is_ok_and(|found| Some(found) == own);
         let others = RUNTIME_DIRECTORIES.into_iter().filter_map(HostPath::new);
         for directory in BTreeSet::from_iter([dir.clone()].into_iter().chain(others)) {
             for name in self.names(&directory)?.iter().filter(|name| is_configuration_file(name)) {
                 let path = directory.join(name);
                 let text = self.file(&path).ok().flatten().and_then(|file| file.text).unwrap_or_default();
                 let conf: Value = serde_json::from_str(&text).unwrap_or_default();
-                for key in ["clusterNetwork", "readinessindicatorfile"] {
-                    let value = conf[key].as_str().unwrap_or_default();
+                let plugins = conf["plugins"].as_array().into_iter().flatten().chain([&conf]);
+                let is_name = |key: &str| ["clusternetwork", "readinessindicatorfile"].contains(&&*key.to_lowercase());
+                let keys = plugins.filter_map(Value::as_object).flatten().filter(|(key, _)| is_name(key));
+                for value in keys.filter_map(|(_, value)| value.as_str()) {
                     let values = [Some(value), value.strip_prefix("/host")].into_iter().flatten();
-                    let inside = values.filter_map(HostPath::new).find(|file| file.parent() == *dir);
-                    named.extend(inside.map(|file| (file, path.clone())));
+                    let inside = values.filter_map(HostPath::new).find(is_in);
+                    named.extend(inside.map(|file| (dir.join(&file.name()), path.clone())));
                 }
             }
         }

@@ -76,9 +76,9 @@ impl Pass {
     /// Reports a pod that is enrolled in the ambient mesh and outside of it. What is missing is Istio's, so nothing is
     /// repaired.
     fn check_ambient(&self, state: &mut PodState) {
-        let ObservedPod { pod, addresses, ending, .. } = &*self.observed;
+        let ObservedPod { pod, addresses, has_ended, is_deleting, .. } = &*self.observed;
         let is_enrolled = enrolled_by(pod, self.namespace.as_deref()).is_some();
-        if !is_enrolled || *ending || addresses.is_empty() {
+        if !is_enrolled || *has_ended || *is_deleting || addresses.is_empty() {
             state.outside_since = None;
             return;
         }
@@ -109,7 +109,7 @@ impl Pass {
         state.begin(self.lookups.now());
         let suspected = suspect(&self.installed, observed, self.namespace.as_deref());
         match (&self.sandbox, suspected) {
-            _ if observed.ending => state.rest(),
+            _ if observed.has_ended => state.rest(),
             (Some(sandbox), suspected) => {
                 let restored = self.repeat(sandbox, suspected.is_some(), state);
                 // After a repair, the kubelet repeats the validation.

@@ -57,7 +57,7 @@ pub(super) fn suspect<'a>(
 ) -> Option<(&'a Installed, Suspicion)> {
     let pod = &observed.pod;
     let name = pod.reference();
-    if observed.ending || !is_meshed(pod, namespace) {
+    if observed.has_ended || observed.is_deleting || !is_meshed(pod, namespace) {
         return None;
     }
     let including: Vec<_> =
@@ -174,7 +174,8 @@ mod tests {
         let table = [
             (meshed(), Some((false, true, true))),
             (changed(|observed| observed.addresses.clear()), Some((false, false, true))),
-            (changed(|observed| observed.ending = true), None),
+            (changed(|observed| observed.has_ended = true), None),
+            (changed(|observed| observed.is_deleting = true), None),
             (changed(|observed| observed.pod.host_network = true), None),
             (changed(|observed| observed.pod.namespace = "kube-system".into()), None),
             (changed(|observed| observed.pod.containers.clear()), None),

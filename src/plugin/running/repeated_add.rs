@@ -169,7 +169,14 @@ impl RepeatedAdd<'_> {
         };
         let mut evaluated = evaluate(true)?;
         let place = || format!("pod {}/{}", facts.pod.namespace, facts.pod.name);
-        let check = |evaluated: &Evaluated| check_rules(&Policy::union_of(&evaluated.policies), place());
+        let check = |evaluated: &Evaluated| {
+            check_rules(&Policy::union_of(&evaluated.policies), place())?;
+            let mut changed = records.clone();
+            for ((_, record), policy) in changed.attachments.iter_mut().zip(&evaluated.policies) {
+                record.policy.clone_from(policy);
+            }
+            changed.check_size(place())
+        };
         match check(&evaluated) {
             Ok(()) => {}
             // Existing rules can always be restored.
@@ -182,7 +189,6 @@ impl RepeatedAdd<'_> {
                     for (policy, (_, record)) in evaluated.policies.iter_mut().zip(&records.attachments) {
                         *policy = record.policy.limited_to(policy);
                     }
-                    check(&evaluated)?;
                     evaluated.absent.push(error);
                 }
             }

@@ -21,6 +21,7 @@ fn variants() -> Vec<Variant> {
         |name, absent| Variant { name, annotations: Vec::new(), label: "", has_status: true, rules: "", absent };
     let annotated = |name, key, value: &str| Variant { annotations: vec![(key, value.to_owned())], ..usual(name, "") };
     let many: Vec<String> = (0..8280).map(|number| (10_000 + 2 * number).to_string()).collect();
+    let ports: Vec<String> = (0..1000).map(|number| (20_000 + 2 * number).to_string()).collect();
     let empty_chains = "add table ip nat\nadd chain ip nat ISTIO_X\nadd table inet istio-proxy-x\n";
     vec![
         usual("nothing", "outside the bounds"),
@@ -39,6 +40,14 @@ fn variants() -> Vec<Variant> {
             "detour.io/exclude-outbound-ports-for-uids",
             &format!("tcp:81:{}", many.join(",")),
         ),
+        Variant {
+            absent: "bytes of saved policies",
+            ..annotated(
+                "too much saved state",
+                "detour.io/exclude-outbound-ports-for-uids",
+                &format!("tcp:{}:{}", ports.join(","), many[..68].join(",")),
+            )
+        },
         Variant { rules: empty_chains, ..usual("names of another tool", "") },
     ]
 }

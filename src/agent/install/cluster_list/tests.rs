@@ -32,6 +32,16 @@ fn the_first_usable_file_by_name_is_chosen() {
     assert_eq!(chosen(&[("05-x.json", SINGLE)], None), names("05-x.json", "05-x.conflist"));
 }
 
+/// Go ignores the case of keys, so runtimes use this file first.
+#[test]
+fn a_file_with_keys_in_another_case_is_not_passed_over() {
+    let other_case = r#"{"NAME":"x","Type":"bridge"}"#;
+    let all = files(&[("05-x.conf", other_case), ("10-a.conflist", LISTED)]);
+    let (target, skipped) = choose(&all.iter().collect::<Vec<_>>(), None, "detour", false);
+    assert_eq!(target, None);
+    assert!(skipped[0].1.may_be_used() && skipped[0].1.to_string().contains("key \"NAME\""), "{skipped:?}");
+}
+
 #[test]
 fn a_named_file_is_found_by_its_original_and_its_list_name() {
     let both = [("10-a.conflist", LISTED), ("20-b.conflist", LISTED)];
