@@ -1,8 +1,8 @@
 //! The node configuration file, which applies to every attachment; and the report of a call to the node's agent, for
 //! the agent's log.
 
-use super::evaluation::is_agent;
-use super::{status, without_facts};
+use super::evaluation::{is_agent, is_injected};
+use super::status;
 use crate::cluster::agent::{self, CallReport};
 use crate::cni::{
     CniCommand, Code, Document, Error, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, OWN_TYPES,
@@ -71,7 +71,7 @@ fn apply_without_file(
     let conf = NetConf::from_document(document, request.command, program).ok();
     let needs_no_facts = |conf: &NetConf| {
         let is_agents = request.args.pod.as_ref().is_some_and(|pod| is_agent(conf, pod));
-        is_agents || without_facts::is_injected(conf) == Some(false)
+        is_agents || is_injected(conf) == Some(false)
     };
     match (request.command, conf) {
         (CniCommand::Status, Some(conf)) if status::has_agent(&conf.kubernetes) => Ok(vec![warning]),
@@ -81,16 +81,12 @@ fn apply_without_file(
             warnings.extend(document.govern(&NodeConf::without_file(&conf, NODE_CONFIGURATION), program));
             Ok(warnings)
         }
-        _ => Err(unusable(request, error)),
+        _ => {
+            let about = if request.about.is_empty() { String::new() } else { format!("pod {}: ", request.about) };
+            let next = "the agent on this node restores the file; without an agent, run detour install";
+            Err(Error { msg: format!("{about}{}; {next}", error.msg), ..error })
+        }
     }
-}
-
-/// Returns the error for a call that needs the file, with the pod's name and the next step.
-fn unusable(request: &Request, error: Error) -> Error {
-    let pod = &request.about;
-    let about = if pod.is_empty() { String::new() } else { format!("pod {pod}: ") };
-    let next = "the agent on this node restores the file; without an agent, run detour install";
-    Error { msg: format!("{about}{}; {next}", error.msg), ..error }
 }
 
 /// Reads the node configuration and its warnings; `None` if the file does not exist. `place` is its name in messages,
