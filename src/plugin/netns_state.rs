@@ -60,7 +60,7 @@ impl NetnsState {
     fn new(records: SandboxRecords) -> Result<Self, Error> {
         let policy = records.policy()?;
         let (rules, fixtures) = (ruleset(&policy, records.ip6()), fixtures(&policy, records.ip6()));
-        let rule_format = records.rule_format().unwrap_or_default();
+        let rule_format = records.rule_format(None).unwrap_or_default();
         let attachments = records.attachments.iter().map(|(attachment, _)| attachment.clone()).collect();
         Ok(Self { attachments, policy, rules, rule_format, fixtures, records })
     }

@@ -11,10 +11,11 @@ use crate::cni::{
 use crate::logging::EventCollector;
 use crate::trusted_file;
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The maximum length of an error in a report, in characters.
 const MAX_REPORTED_ERROR: usize = 4000;
@@ -152,23 +153,15 @@ pub(super) fn report<T>(
         code: error.map(Error::number),
         error: error.map(|error| error.to_string().chars().take(MAX_REPORTED_ERROR).collect()).unwrap_or_default(),
         facts: events.facts(),
-        wall_us: microseconds(started.elapsed()),
-        cpu_us: microseconds(cpu_time()),
+        wall_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+        cpu_us: cpu_us(),
         warnings: events.warnings(),
     };
     agent::tell(socket, report);
 }
 
-fn microseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// Returns the CPU time of this process and of the executables that it ran.
-fn cpu_time() -> Duration {
-    let used = [UsageWho::RUSAGE_SELF, UsageWho::RUSAGE_CHILDREN].into_iter().filter_map(|who| getrusage(who).ok());
-    let microseconds = used.map(|used| {
-        let (user, system) = (used.user_time(), used.system_time());
-        (user.tv_sec() + system.tv_sec()) * 1_000_000 + user.tv_usec() + system.tv_usec()
-    });
-    Duration::from_micros(u64::try_from(microseconds.sum::<i64>()).unwrap_or(0))
+/// Returns the CPU time of this process and of the executables that it ran, in microseconds.
+fn cpu_us() -> u64 {
+    let of = |who| getrusage(who).map_or(0, |used| (used.user_time() + used.system_time()).num_microseconds());
+    u64::try_from(of(UsageWho::RUSAGE_SELF) + of(UsageWho::RUSAGE_CHILDREN)).unwrap_or(0)
 }

@@ -228,8 +228,8 @@ impl Reconciler<'_> {
         started.added.extend(&plan.missing);
         self.save_intent(&plan.records, saved)?;
         let changes = self.commit(&plan, addresses, &mut socket, &live, started)? + plan.missing.len();
-        let (policy, rule_format) = (plan.policy.clone(), plan.rule_format);
-        self.finish(plan)?;
+        let Plan { records, policy, rule_format, needed, .. } = plan;
+        self.finish(records, &needed)?;
         Ok(Committed { policy, rule_format, changes, rejected: live.rejected() })
     }
 
@@ -244,8 +244,8 @@ impl Reconciler<'_> {
         let (attachments, saved) = (&saved.attachments, &saved.records);
         let known_rules = saved.known_rules();
         let foreign = live.foreign_redirection(&known_rules);
-        let in_use = live.rule_format(saved.rule_format(), &known_rules);
-        let in_use = in_use.or_else(|| saved.rule_format_of_others(self.attachment));
+        let in_use = live.rule_format(saved.rule_format(None), &known_rules);
+        let in_use = in_use.or_else(|| saved.rule_format(Some(self.attachment)));
         let preference = match self.operation {
             Operation::Add(policy, preference, _) if policy.redirect().is_some() => *preference,
             _ => FormatPreference::default(),
@@ -428,10 +428,10 @@ impl Reconciler<'_> {
     ///
     /// # Errors
     /// A DEL can't remove fixtures; they remain recorded.
-    fn finish(&self, Plan { mut records, needed, .. }: Plan) -> Result<(), Error> {
+    fn finish(&self, mut records: SandboxRecords, needed: &Fixtures) -> Result<(), Error> {
         let added = records.sandbox.fixtures.clone();
-        match added.remove_but(&needed) {
-            Ok(()) => records.sandbox.fixtures.retain(&needed),
+        match added.remove_but(needed) {
+            Ok(()) => records.sandbox.fixtures.retain(needed),
             Err(error) if self.removes() => return Err(error),
             // An unused fixture is harmless; DEL removes it.
             Err(error) => tracing::warn!("{error}"),
@@ -480,7 +480,7 @@ impl Reconciler<'_> {
             let record = AttachmentRecord { previous_policy: Some(records.policy()?), ..record.clone() };
             self.store.write(other, &record)?;
         } else {
-            let rule_format = records.rule_format().unwrap_or_default();
+            let rule_format = records.rule_format(None).unwrap_or_default();
             match firewall::remove(rule_format, &records.known_rules(), &records.sandbox.created_tables) {
                 Err(error) if is_owned(&error) => return Err(refused(&error, None)),
                 Err(error) => tracing::warn!("rules remain until the network namespace is deleted: {error}"),

@@ -83,6 +83,25 @@ impl AttachmentRecord {
         Some(record)
     }
 
+    /// Adds what 0.2.0 saved in the record of each attachment. `is_recorded`: whether the pod sandbox has a record.
+    fn add_shared_to(&self, sandbox: &mut SandboxRecord, is_recorded: bool) {
+        sandbox.ip6 |= self.ip6;
+        sandbox.created_tables.add(&self.created_tables);
+        match &self.fixtures {
+            Some(fixtures) => sandbox.fixtures.extend(fixtures),
+            // Everything that the rules may need.
+            None if !is_recorded => {
+                let policies = [Some(&self.policy), self.previous_policy.as_ref()];
+                policies.into_iter().flatten().for_each(|policy| sandbox.fixtures.extend(&fixtures(policy, true)));
+            }
+            None => {}
+        }
+        if !is_recorded && let (Some(id), Some(path)) = (self.netns_id, &self.netns_path) {
+            sandbox.set_netns(path, id);
+            sandbox.added_since_boot = self.added_since_boot;
+        }
+    }
+
     /// Returns the format of the redirection that may be in the kernel because of this attachment.
     fn format_of_redirection(&self) -> Option<RuleFormat> {
         let redirects = |policy: &Policy| policy.redirect().is_some();
@@ -120,7 +139,7 @@ impl SandboxRecords {
         let is_recorded = found.is_some();
         records.sandbox = found.unwrap_or_default();
         for (_, record) in &records.attachments {
-            records.sandbox.add_from(record, is_recorded);
+            record.add_shared_to(&mut records.sandbox, is_recorded);
         }
         Ok(records)
     }
@@ -188,21 +207,16 @@ impl SandboxRecords {
         Policy::united(&policies).map_err(Contradiction::into_error)
     }
 
-    /// Returns the format of the redirection; `None` without one.
-    pub(crate) fn rule_format(&self) -> Option<RuleFormat> {
-        self.attachments.iter().find_map(|(_, record)| record.format_of_redirection())
-    }
-
-    /// Returns the format of the redirection of all attachments except `attachment`.
-    pub(super) fn rule_format_of_others(&self, attachment: &Attachment) -> Option<RuleFormat> {
-        let mut others = self.attachments.iter().filter(|(other, _)| other != attachment);
+    /// Returns the format of the redirection of all attachments, except `other` if it is given; `None` without one.
+    pub(crate) fn rule_format(&self, other: Option<&Attachment>) -> Option<RuleFormat> {
+        let mut others = self.attachments.iter().filter(|(attachment, _)| other != Some(attachment));
         others.find_map(|(_, record)| record.format_of_redirection())
     }
 
     /// Returns every netfilter chain and built-in rule that may be in the iptables tables because of these attachments,
     /// even if a call was killed.
     pub(crate) fn known_rules(&self) -> Ruleset {
-        if self.rule_format() != Some(RuleFormat::Iptables) {
+        if self.rule_format(None) != Some(RuleFormat::Iptables) {
             return Ruleset::default();
         }
         let ruleset = |policy: &Policy| Ruleset::of_redirection(policy, &Family::ALL);

@@ -52,7 +52,7 @@ pub(super) fn run(call: &PrimaryCall<'_>) -> Result<Value, Error> {
         Ok(outcome)
     });
     match outcome {
-        Ok(AddOutcome { result, network_results }) => {
+        Ok((result, network_results)) => {
             report_networks(call, &pod, annotated, &plan, &network_results);
             Ok(result)
         }
@@ -85,17 +85,14 @@ fn check_state_directory(directory: &Path) -> Result<(), Error> {
     created.and_then(|()| trusted_file::check(directory)).map(drop).or_else(refused)
 }
 
-/// The outcome of a successful ADD.
-struct AddOutcome {
-    /// The result for the runtime.
-    result: Value,
-    /// The result of each network, in the order of the plan.
-    network_results: Vec<AddResult>,
-}
-
 /// Runs all invocations and applies the rules. An invocation that succeeds gets its result, even if a later step
-/// fails.
-fn perform(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, plan: &mut AddPlan, netns: &NetNs) -> Result<AddOutcome, Error> {
+/// fails. Returns the result for the runtime and that of each network, in the order of the plan.
+fn perform(
+    call: &PrimaryCall<'_>,
+    pod: &LazyPod<'_>,
+    plan: &mut AddPlan,
+    netns: &NetNs,
+) -> Result<(Value, Vec<AddResult>), Error> {
     let delegate_call = call.delegate_call();
     let (mut network_results, mut route_changes) = (Vec::new(), Vec::new());
     let moves_route = moves_default_route(plan.selections.iter().flatten());
@@ -119,7 +116,7 @@ fn perform(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, plan: &mut AddPlan, netns:
     }
     let others = network_results.get(1..).unwrap_or_default();
     let result = default_result.merged(others, call.primary.merge_addresses).to_json(&call.conf.cni_version)?;
-    Ok(AddOutcome { result, network_results })
+    Ok((result, network_results))
 }
 
 /// Removes a network's own default routes right after its ADD, so that the next network's plugin can add one. Updates

@@ -121,22 +121,21 @@ impl PrimaryCall<'_> {
     }
 }
 
-/// Resolves the networks of the node agent's own pod: those that `delegates` or `clusterNetwork` give to every pod.
-/// The agent makes the API server reachable for this plugin, so the API is used only if the files do not suffice.
-pub(super) fn agent_networks(call: &PrimaryCall<'_>, pod: &LazyPod<'_>) -> Result<PodNetworks, Error> {
-    call.common_networks(None).or_else(|error| match pod.cluster() {
-        Some(cluster) => call.common_networks(Some(cluster)),
-        None => Err(error),
-    })
-}
-
-/// Resolves the networks of a pod. Those of a pod that selects none and has no sidecar are definitions in the agent's
+/// Resolves the networks of a pod; for the agent's own pod, those that `delegates` or `clusterNetwork` give to every pod.
+/// Those of a pod that selects none and has no sidecar are definitions in the agent's
 /// memory, or else files; other sources are asked only if these do not suffice.
 pub(super) fn networks_of(
     call: &PrimaryCall<'_>,
     pod: &LazyPod<'_>,
     annotated: Option<&Pod>,
 ) -> Result<PodNetworks, Error> {
+    if pod.is_agent() {
+        // The agent makes the API server reachable for this plugin, so the API is used only if the files do not suffice.
+        return call.common_networks(None).or_else(|error| match pod.cluster() {
+            Some(cluster) => call.common_networks(Some(cluster)),
+            None => Err(error),
+        });
+    }
     let reports = pod.cluster().map(|cluster| cluster as &dyn Reports);
     let resolve = |definitions: Option<&dyn Definitions>| {
         pod_networks(call.conf, call.primary, definitions, annotated, &call.request.ifname, reports)

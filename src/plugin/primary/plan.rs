@@ -6,7 +6,7 @@
 use super::PrimaryCall;
 use super::invocation::Invocation;
 use super::lazy_pod::LazyPod;
-use super::networks::{agent_networks, auxiliary_networks, is_one_of, networks_of, pod_networks, runs_in_process};
+use super::networks::{auxiliary_networks, is_one_of, networks_of, pod_networks, runs_in_process};
 use super::pod_policy::{InProcessAttachment, combine, evaluated, rule_format};
 use crate::cluster::Definitions;
 use crate::cni::{Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, at_most};
@@ -36,11 +36,7 @@ impl AddPlan {
     /// # Errors
     /// A network selection, a definition or an executable is invalid or missing.
     pub(super) fn new(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, annotated: Option<&Pod>) -> Result<Self, Error> {
-        let resolved = match pod.is_agent() {
-            true => agent_networks(call, pod)?,
-            false => networks_of(call, pod, annotated)?,
-        };
-        Self::of(call, resolved, pod.may_have_sidecar())
+        Self::of(call, networks_of(call, pod, annotated)?, pod.may_have_sidecar())
     }
 
     /// Plans the ADD of a pod with these networks.

@@ -1,6 +1,5 @@
 //! What the attachments of a pod sandbox share, and which pod sandbox a network namespace belongs to.
 
-use super::{AttachmentRecord, fixtures};
 use crate::cni::{Code, Error};
 use crate::firewall::CreatedTables;
 use crate::netns::{Fixtures, NetNs, NetnsId};
@@ -22,7 +21,7 @@ pub(in crate::plugin) struct SandboxRecord {
     netns_path: Option<PathBuf>,
     /// When the first attachment was added to it, in nanoseconds since the node's boot; zero if unknown.
     #[serde(rename = "added_at")]
-    added_since_boot: u64,
+    pub(super) added_since_boot: u64,
     /// Whether there may be rules for IPv6.
     pub(super) ip6: bool,
     /// Tables and built-in chains that were created.
@@ -76,25 +75,6 @@ impl SandboxRecord {
         if self.netns_id.replace(id) != Some(id) {
             self.netns_path = Some(path.to_owned());
             self.added_since_boot = since_boot();
-        }
-    }
-
-    /// Adds what 0.2.0 saved in the record of an attachment.
-    pub(super) fn add_from(&mut self, record: &AttachmentRecord, is_recorded: bool) {
-        self.ip6 |= record.ip6;
-        self.created_tables.add(&record.created_tables);
-        match &record.fixtures {
-            Some(fixtures) => self.fixtures.extend(fixtures),
-            // Everything that the rules may need.
-            None if !is_recorded => {
-                let policies = [Some(&record.policy), record.previous_policy.as_ref()];
-                policies.into_iter().flatten().for_each(|policy| self.fixtures.extend(&fixtures(policy, true)));
-            }
-            None => {}
-        }
-        if !is_recorded && let (Some(id), Some(path)) = (record.netns_id, &record.netns_path) {
-            self.set_netns(path, id);
-            self.added_since_boot = record.added_since_boot;
         }
     }
 
@@ -220,8 +200,8 @@ mod tests {
         let netns = NetNs::open(Path::new("/proc/self/ns/net")).expect("readable").expect("a namespace");
         let attachment =
             |id: &str| Attachment { container_id: id.to_owned(), network: "n".to_owned(), ifname: "net1".to_owned() };
-        let mut record = AttachmentRecord { netns_id: Some(netns.id()), ..AttachmentRecord::default() };
-        record.netns_path = Some(netns.path().to_owned());
+        let mut record = SandboxRecord::default();
+        record.set_netns(netns.path(), netns.id());
         record.added_since_boot = 7;
         store.write(&attachment("other"), &record).expect("writable");
         let is_of_another = || SandboxRecord::is_of_another(&store, "own", None, &netns).expect("readable");
