@@ -1,8 +1,8 @@
 //! The arguments that several commands share: those that select a pod and a configuration, and those that select
 //! a network namespace on this node.
 
-use super::client::Kubectl;
-use super::cluster::{ClusterArguments, check_exists, on_node, read_failed, read_text};
+use super::cluster::{ClusterArguments, NodeArguments, on_node, read_failed, read_text};
+use super::kubectl::Kubectl;
 use super::output::CommandError;
 use super::print_error;
 use clap::Args;
@@ -93,7 +93,6 @@ impl SubjectArguments {
     /// # Errors
     /// A file is unreadable or malformed, or the cluster does not return the pod.
     pub(super) fn read_all(&self, root: &Path) -> Result<Subjects, CommandError> {
-        check_exists("--root", root)?;
         let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
         let paths = [&self.file, &self.namespace_file].into_iter().flatten().chain(&self.cluster.configs);
         if paths.filter(is_stdin).count() > 1 {
@@ -169,9 +168,8 @@ pub(super) struct NetnsArguments {
     /// Use the network namespace of the pod with this UID, without an API request
     #[arg(long, value_name = "UID")]
     pod_uid: Option<String>,
-    /// Directory at which the node's file system is mounted: /host in the agent's container
-    #[arg(long, value_name = "DIR", default_value = "/")]
-    pub(super) root: PathBuf,
+    #[command(flatten)]
+    pub(super) place: NodeArguments,
 }
 
 /// The object whose network namespace is read.
@@ -238,20 +236,25 @@ impl NetnsArguments {
     /// # Errors
     /// The namespace is not on this node (if the pod's node is known, with the command to run there) or can't be read.
     pub(super) fn read(&self, selector: &NetnsSelector, command: &str) -> Result<NetnsRules, CommandError> {
-        check_exists("--root", &self.root)?;
+        let root = self.place.root()?;
+        let store = Store::new(root.join(ROOT.trim_start_matches('/')));
+        let found = |found: FoundNetns| {
+            let rules = LiveRules::of(&found.open()?, &store)?;
+            Ok(NetnsRules { rules, netns: found.netns, evidence: Some(found.evidence) })
+        };
         let path = match selector {
-            NetnsSelector::Netns(path) => self.netns_path(path)?,
-            NetnsSelector::Process(pid) => self.root.join(format!("proc/{pid}/ns/net")),
+            NetnsSelector::Netns(path) if is_name(path) => root.join("run/netns").join(path),
+            NetnsSelector::Netns(path) => on_node(root, path)?,
+            NetnsSelector::Process(pid) => root.join(format!("proc/{pid}/ns/net")),
             NetnsSelector::Container(id) => {
-                return self
-                    .read_found(of_container(&self.root, id)?.ok_or_else(|| not_found(&format!("container {id}")))?);
+                return found(of_container(root, id)?.ok_or_else(|| not_found(&format!("container {id}")))?);
             }
             NetnsSelector::Uid(uid) => {
-                return self.read_found(of_uid(&self.root, uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?);
+                return found(of_uid(root, uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?);
             }
-            NetnsSelector::Pod(subject) => return self.read_found(self.find_pod(subject, command)?),
+            NetnsSelector::Pod(subject) => return found(find_pod(root, subject, command)?),
         };
-        let rules = LiveRules::read(&path, &self.store()).map_err(|error| match selector {
+        let rules = LiveRules::read(&path, &store).map_err(|error| match selector {
             NetnsSelector::Netns(name) if is_name(name) && !path.exists() => {
                 let live = if command.starts_with("trace") { "--live " } else { "" };
                 let hint =
@@ -263,41 +266,28 @@ impl NetnsArguments {
         })?;
         Ok(NetnsRules { rules, netns: path, evidence: None })
     }
+}
 
-    fn read_found(&self, found: FoundNetns) -> Result<NetnsRules, CommandError> {
-        let rules = LiveRules::of(&found.open()?, &self.store())?;
-        Ok(NetnsRules { rules, netns: found.netns, evidence: Some(found.evidence) })
+fn find_pod(root: &Path, subject: &Subject, command: &str) -> Result<FoundNetns, Error> {
+    let (pod, name) = (&subject.facts.pod, subject.name());
+    let failed = |why: &str| Error::new(Code::InvalidNetns, format!("pod {name}: {why}"));
+    if pod.host_network {
+        return Err(failed("no rules: the pod uses its node's network (spec.hostNetwork)"));
     }
-
-    fn store(&self) -> Store {
-        Store::new(self.root.join(ROOT.trim_start_matches('/')))
-    }
-
-    fn find_pod(&self, subject: &Subject, command: &str) -> Result<FoundNetns, Error> {
-        let (pod, name) = (&subject.facts.pod, subject.name());
-        let failed = |why: &str| Error::new(Code::InvalidNetns, format!("pod {name}: {why}"));
-        if pod.host_network {
-            return Err(failed("no rules: the pod uses its node's network (spec.hostNetwork)"));
-        }
-        let uid = pod.uid_on_node().ok_or_else(|| failed("can't find the pod on its node: metadata.uid is missing"))?;
-        let hint = || {
-            let agent_namespace = subject.conf.kubernetes.agent_namespace.as_deref();
-            // The UID of a static pod is an annotation, which may have that of another pod.
-            let selector =
-                if pod.is_mirror() { format!("-n {} {}", pod.namespace, pod.name) } else { format!("--pod-uid {uid}") };
-            node_hint(pod, agent_namespace, None, &format!("{command} {selector}"))
-        };
-        let error = match of_pod(&self.root, pod) {
-            Ok(Some(found)) => return Ok(found),
-            Ok(None) => not_found(&format!("pod {name} ({uid})")),
-            Err(error) => error,
-        };
-        Err(Error { msg: format!("{}; {}", error.msg, hint()), ..error })
-    }
-
-    fn netns_path(&self, path: &Path) -> Result<PathBuf, CommandError> {
-        if is_name(path) { Ok(self.root.join("run/netns").join(path)) } else { on_node(&self.root, path) }
-    }
+    let uid = pod.uid_on_node().ok_or_else(|| failed("can't find the pod on its node: metadata.uid is missing"))?;
+    let hint = || {
+        let agent_namespace = subject.conf.kubernetes.agent_namespace.as_deref();
+        // The UID of a static pod is an annotation, which may have that of another pod.
+        let selector =
+            if pod.is_mirror() { format!("-n {} {}", pod.namespace, pod.name) } else { format!("--pod-uid {uid}") };
+        node_hint(pod, agent_namespace, None, &format!("{command} {selector}"))
+    };
+    let error = match of_pod(root, pod) {
+        Ok(Some(found)) => return Ok(found),
+        Ok(None) => not_found(&format!("pod {name} ({uid})")),
+        Err(error) => error,
+    };
+    Err(Error { msg: format!("{}; {}", error.msg, hint()), ..error })
 }
 
 /// Returns whether the argument is a name in /run/netns, as `ip netns` uses it, rather than a path.

@@ -117,13 +117,13 @@ fn a_pods_own_users_are_counted_as_it_does() {
 }
 
 #[test]
-fn where_nobody_listens_a_token_goes_through_and_back() {
+fn a_probe_needs_no_listening_proxy() {
     let mut plan = Plan::new();
     plan.proxy.1 = &[];
     scene(plan, |scene| {
         let lines = probed(scene);
         let outbound = found(&lines, "probe-captured", "pass");
-        assert!(outbound.contains("a random token was echoed, with the doctor in the proxy's place"), "{outbound}");
+        assert!(outbound.contains("; the doctor accepted the connection in the proxy's place"), "{outbound}");
     });
 }
 

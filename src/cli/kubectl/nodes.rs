@@ -1,6 +1,6 @@
 //! `kubectl detour check` and `kubectl detour audit`: reports about all nodes, from the agents' reports.
 
-use crate::cli::client::{Kubectl, Output};
+use super::client::Kubectl;
 use crate::cli::output::{CommandError, CommandOutput, OutputArguments};
 use crate::cli::print_error;
 use clap::Args;
@@ -19,11 +19,8 @@ Examples:
   kubectl detour check -l node-role.kubernetes.io/worker -o json
 
 The command runs `detour doctor --node` in the agents of all nodes, 16 at a time. A node that the
-DaemonSet of a release selects is unhealthy if it has no ready agent. If the DaemonSet has a node
-affinity, nodes without an agent are skipped.
-
-The output also lists workloads whose pods have a native sidecar, and whose init containers no
-longer need their exclusion. This does not change the exit code.
+DaemonSet of a release selects is unhealthy if it has no ready agent. Exclusions that are no longer
+needed do not change the exit code.
 
 Exit codes: 0 all nodes are healthy or skipped, 1 a node is unhealthy or the cluster can't be read,
 2 invalid arguments or input.";
@@ -33,11 +30,10 @@ Examples:
   kubectl detour audit -A
   kubectl detour audit -n shop -o json
 
-The command runs `detour audit` in one agent of each node, 16 at a time. A node without an agent is
-reported if it has pods with a sidecar. Pods that are not redirected come first, then those with a
-rule of another program that lets traffic bypass the mesh, then those with the most bytes. The
-numbers are those of the rules' counters: most rules count only the first packet of each connection
-(docs/reports.md). The agents need the capabilities that the chart value repair.enabled grants.
+The command runs `detour audit` in one agent of each node, 16 at a time. Pods that are not redirected
+come first, then those with a rule of another program, then those with the most bytes. Most rules
+count only the first packet of each connection (docs/reports.md). The agents need the capabilities
+that the chart value repair.enabled grants.
 
 Exit codes: 0 all pods are redirected and have the desired rules, 1 a pod is not redirected, has
 other rules, has a rule of another program that lets traffic bypass the mesh or was not examined,
@@ -102,13 +98,13 @@ pub(super) fn check(kubectl: &Kubectl, arguments: &CheckArguments) -> Result<Com
     let agents: Vec<&AgentPod> = all.iter().filter(|agent| nodes.iter().any(|node| node.name == agent.node)).collect();
     let words = ["/detour", "doctor", "--node", "--root", "/host", "-o", "json"];
     let outputs = kubectl.run_in_all(&agents, &words, CHECK_TIMEOUT);
-    let of_agents = agents.iter().zip(&outputs).map(|(agent, output)| {
-        NodeCheck::of_agent(&agent.node, agent.object.to_string(), &agent.release, agent.ready, streams(output))
-    });
+    let of_agents = agents.iter().zip(&outputs);
+    let of_agents = of_agents.map(|(agent, output)| NodeCheck::of_agent(agent, output.as_ref().map_err(Clone::clone)));
     let without = nodes.iter().filter(|node| !agents.iter().any(|agent| agent.node == node.name));
     let report = NodesCheck::of(of_agents.chain(without.map(|node| without_agent(node, &sets))).collect());
     if !report.healthy {
-        print_error(format_args!("unhealthy nodes: {}", report.unhealthy().join(", ")), ExitCode::FAILURE);
+        let nodes: Vec<&str> = report.unhealthy().into_iter().collect();
+        print_error(format_args!("unhealthy nodes: {}", nodes.join(", ")), ExitCode::FAILURE);
     }
     arguments.output.render_verdict(&report, report.healthy)
 }
@@ -132,7 +128,7 @@ pub(super) fn audit(kubectl: &Kubectl, arguments: &AuditArguments) -> Result<Com
     let outputs = kubectl.run_in_all(&agents, &words, AUDIT_TIMEOUT);
     let mut report = NodesAudit::default();
     for (agent, output) in agents.iter().zip(&outputs) {
-        report.add(&agent.node, namespace, streams(output));
+        report.add(&agent.node, namespace, output.as_ref().map_err(Clone::clone));
     }
     match not_audited(kubectl, namespace, &agents) {
         Ok(nodes) => nodes.into_iter().for_each(|(node, error)| report.add(&node, namespace, Err(error))),
@@ -144,11 +140,6 @@ pub(super) fn audit(kubectl: &Kubectl, arguments: &AuditArguments) -> Result<Com
         print_error(format_args!("nodes not audited: {}", nodes.join(", ")), ExitCode::FAILURE);
     }
     arguments.output.render_verdict(&report, report.is_clean())
-}
-
-/// Returns what an agent printed to stdout and stderr.
-fn streams(output: &Result<Output, String>) -> Result<(&[u8], &[u8]), String> {
-    output.as_ref().map(|output| (&output.stdout[..], output.stderr.as_bytes())).map_err(Clone::clone)
 }
 
 /// Returns the error for a cluster without agents.

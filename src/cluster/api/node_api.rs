@@ -45,6 +45,12 @@ impl NodeApi {
         &self.api
     }
 
+    /// Returns the server as a source of facts.
+    #[must_use]
+    pub fn into_cluster(self) -> Box<dyn Cluster> {
+        Box::new(self.api)
+    }
+
     fn get<T: DeserializeOwned>(&self, request: &ApiRequest) -> Result<T, Error> {
         let deadline = Deadline::after(self.api.timeout).with_retries(false).awaiting(false);
         let session = self.api.session()?;

@@ -6,14 +6,12 @@ use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cni::{Block, NetConf};
 use crate::firewall::RuleFormat;
 use crate::firewall::nfnetlink::NfSocket;
+use crate::inspect::child::{ProgramOutput, run_program};
 use crate::inspect::socket_lb;
 use crate::inspect::terminal::joined;
 use crate::plugin::probe::{NOT_PERMITTED, in_new_netns, try_guard_rules, try_redirection};
 use crate::sub_plugins::SubPlugin;
-use std::io::Read;
-use std::process::{Command, Stdio};
-use std::sync::mpsc::sync_channel;
-use std::thread;
+use std::process::Command;
 use std::time::Duration;
 
 const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_compat nft_nat nft_ct nf_nat nf_conntrack \
@@ -28,9 +26,9 @@ pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
                 let redirection = tried.verdict(conf.and_then(|conf| conf.rule_format));
                 CheckVerdict::merged([redirection].into_iter().chain(guard(conf)))
             }
-            Err(why) if why == NOT_PERMITTED => CheckVerdict::NotChecked(
-                "this needs root (CAP_SYS_ADMIN)".to_owned(),
-                Some("run detour doctor as root on the node, or in the agent's pod".to_owned()),
+            Err(why) if why == NOT_PERMITTED => CheckVerdict::to_do(
+                "this needs root (CAP_SYS_ADMIN)",
+                "run detour doctor as root on the node, or in the agent's pod",
             ),
             Err(why) => CheckVerdict::fail(
                 format!("can't create a network namespace: {why}"),
@@ -55,7 +53,7 @@ pub(super) fn examine_socket_lb(target: &CheckTarget, results: &mut Results) {
     let Ok(products) = socket_lb::products(&target.mount) else { return };
     results.run(checks::SOCKET_LB, || match products {
         products if products.is_empty() => CheckVerdict::pass("no programs of Cilium or Calico are attached"),
-        products => CheckVerdict::Warn(
+        products => CheckVerdict::warn(
             format!(
                 "{}: a process connects to a backend instead of the Service's address, so the sidecar does not route by \
                  Service, and an exclusion of a ClusterIP has no effect",
@@ -109,50 +107,14 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum output of a program, in bytes.
 const MAX_OUTPUT: u64 = 4 << 20;
 
-/// Runs a program and returns its stdout.
+/// Runs a program and returns its stdout, which may be cut.
 ///
 /// # Errors
 /// The program can't be started, fails, or exceeds the timeout.
 pub(super) fn output(command: &mut Command) -> Result<String, String> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().map_err(|error| format!("can't start the program: {error}"))?;
-    let (to, text) = sync_channel(1);
-    let stdout = child.stdout.take();
-    let read = move || {
-        let mut text = Vec::new();
-        let read = stdout.map(|pipe| pipe.take(MAX_OUTPUT).read_to_end(&mut text));
-        // The receiver may be gone after the timeout.
-        let _ = to.send(read.map(|_| text).unwrap_or_default());
-    };
-    if let Err(error) = thread::Builder::new().spawn(read) {
-        let _ = child.kill().and_then(|()| child.wait());
-        return Err(format!("can't start a thread: {error}"));
-    }
-    let text = text.recv_timeout(TIMEOUT);
-    if text.is_err() {
-        // The program may have ended by itself.
-        let _ = child.kill();
-    }
-    let status = child.wait().map_err(|error| format!("can't wait for the program: {error}"))?;
-    match text {
-        Err(_) => Err(format!("timeout after {} s", TIMEOUT.as_secs())),
-        // A program whose output is cut ends with SIGPIPE.
-        Ok(text) if !status.success() && (text.len() as u64) < MAX_OUTPUT => Err(format!("failed ({status})")),
-        Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_it_prints_or_why_not() {
-        assert_eq!(output(Command::new("echo").arg("a b")), Ok("a b\n".to_owned()));
-        assert!(output(&mut Command::new("false")).is_err_and(|why| why.starts_with("failed (")));
-        assert!(
-            output(&mut Command::new("/no/such/program"))
-                .is_err_and(|why| why.starts_with("can't start the program: "))
-        );
+    let ProgramOutput { stdout, status, .. } = run_program(command, MAX_OUTPUT, TIMEOUT)?;
+    match status.success() || stdout.len() as u64 > MAX_OUTPUT {
+        true => Ok(String::from_utf8_lossy(&stdout).into_owned()),
+        false => Err(format!("failed ({status})")),
     }
 }

@@ -1,4 +1,4 @@
-//! Checks whether the proxy listens on the ports that the rules redirect to, and as which user. A pod with its own user
+//! The check whether the proxy listens on the ports that the rules redirect to, and as which user. A pod with its own user
 //! namespace knows its users by other UIDs than this process.
 
 use super::checks;
@@ -8,71 +8,50 @@ use crate::cni::{Code, Error};
 use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::terminal::joined;
 use crate::netns::find::FoundNetns;
+use crate::netns::listening_ports;
 use crate::policy::{DnsCapture, Policy, Redirect};
-use crate::trusted_file::follow;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 
-/// The maximum size of a table of sockets: a pod can open any number of sockets.
-const READ_LIMIT: u64 = 16 << 20;
-/// `TCP_LISTEN` (include/net/tcp_states.h), in hexadecimal.
-const LISTEN: &str = "0A";
+/// A TCP port on which a process listens, and the UID of the process as the pod knows it.
+type Listener = (u16, u32);
 
-/// A listening socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Listener {
-    pub(super) port: u16,
-    /// The UID as the pod knows it.
-    pub(super) uid: u32,
-    pub(super) tcp: bool,
-}
-
-/// Runs the checks. Returns the listening sockets; `None` if they are not known.
-pub(super) fn examine(
-    found: Option<&FoundNetns>,
-    policy: Option<&Policy>,
-    results: &mut Results,
-) -> Option<Vec<Listener>> {
-    let listeners = found.map(|found| found.open()?.enter(LOCK_TIMEOUT, listeners));
-    let redirect = policy.and_then(Policy::redirect);
-    results.run(checks::PROXY_LISTENING, || match (&listeners, redirect) {
-        (Some(Ok(listeners)), Some(redirect)) => {
-            CheckVerdict::merged([listening(listeners, redirect), user(listeners, redirect)])
+/// Runs the check.
+pub(super) fn examine(found: Option<&FoundNetns>, policy: Option<&Policy>, results: &mut Results) {
+    results.run(checks::PROXY_LISTENING, || {
+        let Some((found, redirect)) = found.zip(policy.and_then(Policy::redirect)) else {
+            return CheckVerdict::not_checked("this plugin redirects nothing in the pod");
+        };
+        let listeners = || -> Result<Vec<Listener>, Error> {
+            let users = Users::here()?;
+            Ok(listening_ports()?.into_iter().map(|(port, uid)| (port, users.inside(uid))).collect())
+        };
+        match found.open().and_then(|netns| netns.enter(LOCK_TIMEOUT, listeners)) {
+            Ok(listeners) => CheckVerdict::merged([listening(&listeners, redirect), user(&listeners, redirect)]),
+            Err(error) => CheckVerdict::not_checked(error.to_string()),
         }
-        (Some(Err(error)), _) => CheckVerdict::not_checked(error.to_string()),
-        _ => CheckVerdict::not_checked("this plugin redirects nothing in the pod"),
     });
-    listeners.and_then(Result::ok)
-}
-
-fn wanted(redirect: &Redirect) -> Vec<(u16, bool)> {
-    let dns = (redirect.dns != DnsCapture::Off).then_some([(DNS_PROXY_PORT, true), (DNS_PROXY_PORT, false)]);
-    let tcp = [(redirect.proxy_port, true), (redirect.inbound_capture_port, true)];
-    tcp.into_iter().chain(dns.into_iter().flatten()).collect()
 }
 
 fn listening(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
-    let spelled = |(port, tcp): &(u16, bool)| format!("{port}/{}", if *tcp { "tcp" } else { "udp" });
-    let wanted = wanted(redirect);
-    let is_there = |(port, tcp): &&(u16, bool)| listeners.iter().any(|l| (l.port, l.tcp) == (*port, *tcp));
-    let missing: Vec<String> = wanted.iter().filter(|one| !is_there(one)).map(spelled).collect();
+    let dns = (redirect.dns != DnsCapture::Off).then_some(DNS_PROXY_PORT);
+    let wanted = [redirect.proxy_port, redirect.inbound_capture_port].into_iter().chain(dns);
+    let (there, missing): (Vec<u16>, Vec<u16>) = wanted.partition(|port| listeners.iter().any(|one| one.0 == *port));
+    let spelled = |ports: Vec<u16>| joined(ports.iter().map(|port| format!("{port}/tcp")));
     if missing.is_empty() {
-        return CheckVerdict::pass(joined(wanted.iter().map(spelled)));
+        return CheckVerdict::pass(spelled(there));
     }
     CheckVerdict::fail(
-        format!("no process listens on {}: redirected connections are refused", missing.join(", ")),
+        format!("no process listens on {}: redirected connections are refused", spelled(missing)),
         "see kubectl logs POD -c istio-proxy; the proxy starts after the init containers, whose traffic must be excluded \
          (see detour explain)",
     )
 }
 
 fn user(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
-    let own = listeners.iter().filter(|l| l.tcp && l.port == redirect.proxy_port);
-    let uids: Vec<u32> = own.map(|listener| listener.uid).collect();
     let excluded = joined(&redirect.proxy_uid);
-    match uids.iter().find(|uid| !redirect.proxy_uid.contains(uid)) {
+    let own = listeners.iter().filter(|(port, _)| *port == redirect.proxy_port).map(|(_, uid)| uid);
+    match own.into_iter().find(|uid| !redirect.proxy_uid.contains(uid)) {
         None => CheckVerdict::pass(format!("UID {excluded}")),
         Some(other) => CheckVerdict::fail(
             format!(
@@ -85,43 +64,6 @@ fn user(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
             ),
         ),
     }
-}
-
-/// Reads the listening sockets of the thread's network namespace (proc_net_tcp(5)).
-fn listeners() -> Result<Vec<Listener>, Error> {
-    let users = Users::here()?;
-    let mut all = Vec::new();
-    for (file, tcp) in [("tcp", true), ("tcp6", true), ("udp", false), ("udp6", false)] {
-        let path = format!("/proc/thread-self/net/{file}");
-        let failed = |error| Error::new(Code::Io, format!("can't read the sockets: {path}: {error}"));
-        let table = match follow(Path::new(&path)) {
-            Ok(table) => BufReader::new(table.take(READ_LIMIT)),
-            // The kernel may have no IPv6.
-            Err(_) if file.ends_with('6') => continue,
-            Err(error) => return Err(failed(error)),
-        };
-        let mut read = 0;
-        for line in table.lines() {
-            let line = line.map_err(failed)?;
-            read += line.len() as u64 + 1;
-            all.extend(listener(&line, tcp));
-        }
-        if read >= READ_LIMIT {
-            let mebibytes = READ_LIMIT >> 20;
-            let msg = format!("can't read the sockets: {path}: expected at most {mebibytes} MiB, got more");
-            return Err(Error::new(Code::Io, msg));
-        }
-    }
-    all.iter_mut().for_each(|listener: &mut Listener| listener.uid = users.inside(listener.uid));
-    Ok(all)
-}
-
-fn listener(line: &str, tcp: bool) -> Option<Listener> {
-    let fields: Vec<&str> = line.split_whitespace().collect();
-    let (_, port) = fields.get(1)?.split_once(':')?;
-    // UDP has no listening state: a socket without a peer receives from everyone.
-    let waits = if tcp { *fields.get(3)? == LISTEN } else { fields.get(2)?.ends_with(":0000") };
-    waits.then_some(Listener { port: u16::from_str_radix(port, 16).ok()?, uid: fields.get(7)?.parse().ok()?, tcp })
 }
 
 /// The UID and GID that a probe is sent as.
@@ -176,34 +118,19 @@ impl Users {
 mod tests {
     use super::*;
 
-    const TCP: &str =
-        "   0: 0100007F:3A99 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1337        0 123 1";
-
-    #[test]
-    fn listeners_are_read_and_connections_are_not() {
-        assert_eq!(listener(TCP, true), Some(Listener { port: 15001, uid: 1337, tcp: true }));
-        assert_eq!(listener(&TCP.replace(" 0A ", " 01 "), true), None);
-        assert_eq!(listener(&TCP.replace(" 0A ", " 07 "), false).map(|l| l.tcp), Some(false));
-        assert_eq!(listener(&TCP.replace("00000000:0000 0A", "0100007F:1234 07"), false), None);
-        assert_eq!(listener("garbage", true), None);
-    }
-
     #[test]
     fn each_missing_port_is_named_and_dns_only_where_it_is_captured() {
-        let at = |port, tcp| Listener { port, uid: 1337, tcp };
         let redirect = Redirect { dns: DnsCapture::All, ..Redirect::default() };
-        let both = [at(15001, true), at(15006, true)];
-        assert!(matches!(listening(&both, &Redirect::default()), CheckVerdict::Pass(_)));
-        let verdict = listening(&[&both[..], &[at(15053, true)]].concat(), &redirect);
-        assert!(
-            matches!(verdict, CheckVerdict::Fail(found, _) if found.contains("15053/udp") && !found.contains("15001"))
-        );
+        let both = [(15001, 1337), (15006, 1337)];
+        assert_eq!(listening(&both, &Redirect::default()), CheckVerdict::pass("15001/tcp, 15006/tcp"));
+        let found = listening(&both, &redirect).found;
+        assert!(found.contains("15053/tcp") && !found.contains("15001"), "{found}");
     }
 
     #[test]
     fn a_proxy_of_another_uid_is_named() {
-        let verdict = user(&[Listener { port: 15001, uid: 7, tcp: true }], &Redirect::default());
-        assert!(matches!(verdict, CheckVerdict::Fail(found, _) if found.contains("UID 7") && found.contains("1337")));
+        let found = user(&[(15001, 7)], &Redirect::default()).found;
+        assert!(found.contains("UID 7") && found.contains("1337"), "{found}");
     }
 
     #[test]

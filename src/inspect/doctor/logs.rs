@@ -47,8 +47,8 @@ pub(super) fn events(api: Option<&NodeApi>, pod: &PodRef, running: bool, results
     let PodRef { namespace, name, .. } = pod;
     let by_hand = format!("run kubectl get events -n {namespace} --field-selector involvedObject.name={name}");
     results.run(checks::EVENTS, || match api.map(|api| api.events(pod)) {
-        None => CheckVerdict::NotChecked("no API server is known".to_owned(), Some(by_hand)),
-        Some(Err(error)) => CheckVerdict::NotChecked(error.to_string(), Some(by_hand)),
+        None => CheckVerdict::to_do("no API server is known", by_hand),
+        Some(Err(error)) => CheckVerdict::to_do(error.to_string(), by_hand),
         Some(Ok(events)) => events_verdict(&events, running),
     });
 }
@@ -80,7 +80,7 @@ pub(super) fn node(target: &CheckTarget, pod: &PodRef, container: Option<&str>, 
             lines.reverse();
             last_line_verdict(&lines, &format!("the journal of the last day ({})", units.join(", ")))
         }
-        Err(why) => CheckVerdict::NotChecked(why, Some(by_hand(name))),
+        Err(why) => CheckVerdict::to_do(why, by_hand(name)),
     };
     results.add(checks::RUNTIME_LOG, verdict);
 }
@@ -121,7 +121,7 @@ pub(super) fn plugin(target: &CheckTarget, conf: Option<&NetConf>, pod: &PodRef,
     let Some(file) = conf.and_then(|conf| conf.log_file.as_deref()) else {
         let why = "log_file is not set; the runtime logs the plugin's lines";
         let next = by_hand(&format!("pod={namespace}/{name}"));
-        return results.add(checks::PLUGIN_LOG, CheckVerdict::NotChecked(why.to_owned(), Some(next)));
+        return results.add(checks::PLUGIN_LOG, CheckVerdict::to_do(why, next));
     };
     let shown = file.display();
     if let Err(why) = logging::check_log_file(file) {
@@ -176,6 +176,7 @@ fn tail(file: &Path) -> std::io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inspect::doctor::report::CheckOutcome;
 
     fn event(reason: &str, message: &str) -> ReportedEvent {
         let (reason, message) = (reason.to_owned(), message.to_owned());
@@ -186,12 +187,11 @@ mod tests {
     fn a_failed_start_is_a_failure_until_the_pod_runs() {
         let events =
             [event("FailedCreatePodSandBox", "failed to find plugin \"istio-cni\""), event("BackOff", "again")];
-        let CheckVerdict::Fail(found, next) = events_verdict(&events, false) else { panic!("it failed") };
-        assert!(found.starts_with("FailedCreatePodSandBox, 2 times: ") && next.contains("the runtime's log"));
-        assert!(
-            matches!(events_verdict(&events, true), CheckVerdict::Pass(found) if found.starts_with("the pod started since"))
-        );
-        assert!(matches!(events_verdict(&events[1..], false), CheckVerdict::Pass(_)));
+        let CheckVerdict { outcome, found, next } = events_verdict(&events, false);
+        assert!(found.starts_with("FailedCreatePodSandBox, 2 times: ") && outcome == CheckOutcome::Fail, "{found}");
+        assert!(next.is_some_and(|next| next.contains("the runtime's log")));
+        assert!(events_verdict(&events, true).found.starts_with("the pod started since"));
+        assert_eq!(events_verdict(&events[1..], false).outcome, CheckOutcome::Pass);
     }
 
     /// Names and words in a message say nothing about its cause.
@@ -203,15 +203,16 @@ mod tests {
             "pod shop/web-0: annotation \"detour.io/exclude-uids\": invalid UID \"abc\"; expected a number",
         ];
         for message in messages {
-            assert!(matches!(events_verdict(&[event("Failed", message)], false), CheckVerdict::Pass(_)), "{message}");
+            assert_eq!(events_verdict(&[event("Failed", message)], false).outcome, CheckOutcome::Pass, "{message}");
         }
     }
 
     #[test]
     fn only_the_last_line_counts() {
         let (bad, good) = ("level=error msg=no".to_owned(), "level=info msg=yes".to_owned());
-        assert!(matches!(last_line_verdict(&[good.clone(), bad.clone()], "f"), CheckVerdict::Fail(..)));
-        assert!(matches!(last_line_verdict(&[bad, good], "f"), CheckVerdict::Pass(_)));
-        assert!(matches!(last_line_verdict(&[], "f"), CheckVerdict::Pass(_)));
+        let outcome = |lines: &[String]| last_line_verdict(lines, "f").outcome;
+        assert_eq!(outcome(&[good.clone(), bad.clone()]), CheckOutcome::Fail);
+        assert_eq!(outcome(&[bad, good]), CheckOutcome::Pass);
+        assert_eq!(outcome(&[]), CheckOutcome::Pass);
     }
 }

@@ -4,6 +4,7 @@ use super::checks;
 use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Results};
 use crate::cluster::agent::{PodFinding, PoliciesReport, pod_policies};
 use crate::cni::NetConf;
+use crate::inspect::nodes::PolicyCounts;
 use crate::pod::PodRef;
 
 /// The number of pods that have a line; the rest is counted.
@@ -52,21 +53,16 @@ pub(super) fn examine_pod(report: Result<&PoliciesReport, &String>, pod: &PodRef
 const NOT_READ: &str = "the agent does not read the rules of pods (chart values livePolicy and repair.enabled)";
 
 fn summary(report: &PoliciesReport) -> CheckVerdict {
-    let PoliciesReport { follows, current, rejected, failed, none, outside, findings } = report;
+    let PoliciesReport { follows, rejected, findings, .. } = report;
     let Some(follows) = follows else { return CheckVerdict::not_checked(NOT_READ) };
-    let mut counts =
-        format!("{current} current, {rejected} with rejected requests, {failed} failed, {none} without rules");
-    if *outside > 0 {
-        counts += &format!(", {outside} outside of the ambient mesh");
-    }
+    let counts = PolicyCounts::of(report);
     let follows = if *follows { "" } else { "; running pods follow no change (livePolicy is off)" };
-    let lost = failed.saturating_add(*none).saturating_add(*outside);
-    let wrong = rejected.saturating_add(lost);
+    let wrong = rejected.saturating_add(counts.lost());
     let more = usize::try_from(wrong).unwrap_or(usize::MAX).saturating_sub(findings.len().min(LISTED));
     let more = if more > 0 { format!("; {more} of them are not listed") } else { String::new() };
     let found = format!("{counts}{follows}{more}");
     let next = "see the lines below, and the Events of the pods";
-    match (rejected, lost) {
+    match (rejected, counts.lost()) {
         (0, 0) => CheckVerdict::pass(found),
         (_, 0) => CheckVerdict::warn(found, next),
         _ => CheckVerdict::fail(found, next),

@@ -1,34 +1,23 @@
 //! Checks of the plugin's program on the node: trusted, present, executable, of this version; and of the installation as
 //! a whole.
 
-use super::checks::{self, CheckGroup};
+use super::checks;
 use super::kernel;
 use super::report::{CheckTarget, CheckVerdict, Installation, Results};
 use crate::host_path::HostPath;
 use crate::inspect::terminal::first_of;
-use crate::trusted_file::{self, FileError, names_in, read, read_nofollow};
+use crate::trusted_file::{self, FileError, names_in};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The number of untrusted files and of differences that a finding names; the rest is counted.
 const NAMED: usize = 3;
 
-/// The maximum size of a program, in bytes: this one has 7 MB, and 120 MB with debug information.
-const MAX_PROGRAM: u64 = 256 << 20;
 const REINSTALL: &str =
     "run detour install from a static binary for this machine, or check why the agent on this node does not install it";
-
-/// A program on the node.
-struct Program {
-    path: HostPath,
-    reached: PathBuf,
-    bytes: Vec<u8>,
-    mode: u32,
-}
 
 /// Checks the programs named `kinds` in each plugin directory, and the installed ones.
 pub(super) fn examine(target: &CheckTarget, kinds: &BTreeSet<String>, results: &mut Results) {
@@ -36,27 +25,12 @@ pub(super) fn examine(target: &CheckTarget, kinds: &BTreeSet<String>, results: &
     let wanted: BTreeSet<HostPath> = in_dirs.chain(target.installation.programs.iter().cloned()).collect();
     let directories = target.bin_dirs.iter().cloned().chain(wanted.iter().map(HostPath::parent)).collect();
     results.add(checks::PROGRAM_TRUSTED, trusted(target, &directories));
-    let (mut there, mut absent) = (Vec::new(), Vec::new());
-    for path in wanted {
-        match open(target, &path) {
-            Ok(program) => there.push(program),
-            Err(why) => absent.push(format!("{path}: {why}")),
-        }
-    }
-    if there.is_empty() && absent.is_empty() {
-        let why = "no configuration and no installation names the program";
-        results.add(checks::PROGRAM_PRESENT, CheckVerdict::not_checked(why));
-        return;
-    }
-    // Only a program that can be executed reports its version.
-    let own = read(Path::new("/proc/self/exe"), MAX_PROGRAM).unwrap_or_default();
-    results.run(checks::PROGRAM_PRESENT, || {
-        let absent = absent.into_iter().map(|why| CheckVerdict::fail(why, REINSTALL));
-        let there = there.iter().map(|program| match version(program, &own) {
-            Ok(found) => CheckVerdict::pass(format!("{}: {found}", program.path)),
-            Err(why) => CheckVerdict::fail(format!("{}: {why}", program.path), REINSTALL),
-        });
-        CheckVerdict::merged(absent.chain(there))
+    results.run(checks::PROGRAM_PRESENT, || match wanted.is_empty() {
+        true => CheckVerdict::not_checked("no configuration and no installation names the program"),
+        false => CheckVerdict::merged(wanted.iter().map(|path| match version(target, path) {
+            Ok(version) => CheckVerdict::pass(format!("{path}: {version}")),
+            Err(why) => CheckVerdict::fail(format!("{path}: {why}"), REINSTALL),
+        })),
     });
 }
 
@@ -108,29 +82,21 @@ fn on_node(target: &CheckTarget, error: FileError) -> String {
     }
 }
 
-fn open(target: &CheckTarget, path: &HostPath) -> Result<Program, String> {
+/// Returns the version that a program reports; it is run, as the runtime would.
+fn version(target: &CheckTarget, path: &HostPath) -> Result<String, String> {
+    let ours = env!("CARGO_PKG_VERSION");
     let reached = target.reach(path).map_err(|why| why.to_string())?;
     let metadata = fs::metadata(&reached).map_err(|why| why.to_string())?;
-    let bytes = read_nofollow(&reached, MAX_PROGRAM).map_err(|why| why.to_string())?;
-    Ok(Program { path: path.clone(), reached, bytes, mode: metadata.permissions().mode() & 0o7777 })
-}
-
-/// Returns the program's version: equal bytes are this version; any other program is run, as the runtime would.
-fn version(program: &Program, own: &[u8]) -> Result<String, String> {
-    let ours = env!("CARGO_PKG_VERSION");
-    if program.bytes == own {
-        return Ok(format!("{ours}, identical to this program"));
+    let mode = metadata.permissions().mode() & 0o7777;
+    if !metadata.is_file() || mode & 0o111 == 0 {
+        let got = if metadata.is_dir() { "a directory".to_owned() } else { format!("mode {mode:04o}") };
+        return Err(format!("expected an executable file, got {got}"));
     }
-    if program.mode & 0o111 == 0 {
-        return Err(format!("expected an executable file, got mode {:04o}", program.mode));
-    }
-    let reported = kernel::output(Command::new(&program.reached).args(["version", "-o", "json"]).env_clear());
-    if let Err(why) = &reported {
-        return Err(format!("expected detour {ours} for this machine: {why}"));
-    }
-    let reported = reported.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
-    match reported.as_ref().and_then(|reported| reported["version"].as_str()) {
-        Some(theirs) if theirs == ours => Ok(format!("{ours}, but another build than this program")),
+    let reported = kernel::output(Command::new(reached).args(["version", "-o", "json"]).env_clear());
+    let reported = reported.map_err(|why| format!("expected detour {ours} for this machine: {why}"))?;
+    let reported: Value = serde_json::from_str(&reported).unwrap_or_default();
+    match reported["version"].as_str() {
+        Some(theirs) if theirs == ours => Ok(theirs.to_owned()),
         Some(theirs) => Err(format!("expected version {ours}, got {theirs}")),
         None => Err(format!("expected detour {ours}, got another program, or a version that does not report itself")),
     }
@@ -138,8 +104,7 @@ fn version(program: &Program, own: &[u8]) -> Result<String, String> {
 
 /// Compares the node with the installation's record. Differences that another check reports are not repeated.
 pub(super) fn examine_installation(target: &CheckTarget, results: &mut Results) {
-    let failed = results.failed_in(CheckGroup::Node);
-    let verdict = match failed {
+    let verdict = match results.failed_in("node") {
         Some(id) => CheckVerdict::not_checked(format!("because {id} failed")),
         None => installation_verdict(&target.installation),
     };
