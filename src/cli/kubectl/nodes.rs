@@ -30,10 +30,10 @@ Examples:
   kubectl detour audit -A
   kubectl detour audit -n shop -o json
 
-The command runs `detour audit` in one agent of each node, 16 at a time. Pods that are not redirected
-come first, then those with a rule of another program, then those with the most bytes. Most rules
-count only the first packet of each connection (docs/reports.md). The agents need the capabilities
-that the chart value repair.enabled grants.
+The command runs `detour audit` in one agent of each node, 16 at a time. Pods that are not
+redirected come first, then those with a rule of another program, then those with the most bytes.
+Most rules count only the first packet of each connection (docs/reports.md). The agents need the
+capabilities that the chart value repair.enabled grants.
 
 Exit codes: 0 all pods are redirected and have the desired rules, 1 a pod is not redirected, has
 other rules, has a rule of another program that lets traffic bypass the mesh or was not examined,

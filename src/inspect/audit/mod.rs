@@ -353,7 +353,7 @@ mod tests {
     /// A row: labels of the namespace, labels of the pod, whether it has hostNetwork, and a part of the reason.
     type Row<'a> = (&'a [(&'a str, &'a str)], &'a [(&'a str, &'a str)], bool, Option<&'a str>);
 
-    fn labels(pairs: &[(&str, &str)]) -> std::collections::BTreeMap<String, String> {
+    fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     }
 
