@@ -3,6 +3,7 @@
 mod command_line;
 mod container_exclude;
 mod explain;
+mod guard;
 mod hostile;
 mod manifests;
 mod networks;

@@ -72,8 +72,14 @@ fn events_verdict(events: &[ReportedEvent], running: bool) -> CheckVerdict {
 
 /// Checks the journal entries of the runtime and of the kubelet.
 pub(super) fn node(target: &CheckTarget, pod: &PodRef, container: Option<&str>, results: &mut Results) {
-    let name = &pod.name;
-    let is_about = |line: &&str| line.contains(name.as_str()) || container.is_some_and(|id| line.contains(id));
+    let PodRef { namespace, name, .. } = pod;
+    // Runtimes write shop/web-0, shop_web-0, or each with its key.
+    let has = |line: &str, word: &str| {
+        line.split(|c: char| !c.is_ascii_alphanumeric() && !"-.".contains(c)).any(|token| token == word)
+    };
+    let is_about = |line: &&str| {
+        container.is_some_and(|id| line.contains(id)) || (has(line, name.as_str()) && has(line, namespace.as_str()))
+    };
     let verdict = match read_journal(target) {
         Ok((units, text)) => {
             let mut lines: Vec<String> = text.lines().filter(is_about).map(str::to_owned).collect();

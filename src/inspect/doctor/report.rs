@@ -12,6 +12,7 @@ use crate::printable::without_userinfo;
 use crate::wait;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::io;
@@ -200,15 +201,16 @@ impl CheckVerdict {
         Self { outcome: CheckOutcome::NotChecked, ..Self::fail(why, next) }
     }
 
-    /// Returns one verdict for several conditions: all failures or else all warnings, with their next steps; or else what
+    /// Returns one verdict for several conditions: all failures and warnings, with their next steps; or else what
     /// was found; or else the first reason why a check was not possible.
     pub(super) fn merged(verdicts: impl IntoIterator<Item = Self>) -> Self {
         let mut all: Vec<Self> = verdicts.into_iter().collect();
         let outcome = all.iter().map(|one| one.outcome).max().unwrap_or(CheckOutcome::NotChecked);
-        all.retain(|one| one.outcome == outcome);
         if outcome == CheckOutcome::NotChecked {
             return all.into_iter().next().unwrap_or_else(|| Self::not_checked("nothing to check"));
         }
+        all.retain(|one| one.outcome >= outcome.min(CheckOutcome::Warn));
+        all.sort_by_key(|one| Reverse(one.outcome));
         let found = all.iter().map(|one| one.found.as_str()).collect::<Vec<_>>().join("; ");
         let mut next: Vec<String> = all.into_iter().filter_map(|one| one.next).collect();
         next.dedup();

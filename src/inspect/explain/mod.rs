@@ -11,6 +11,6 @@ pub use exclusions::{ExcludedContainer, ExcludedPart, ExcludedTraffic, InitConta
 pub(super) use exclusions::{application_containers, covers_everything};
 pub use picture::picture;
 pub use report::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain, explained};
-pub use settings::Setting;
+pub use settings::{ExplainedGuard, Setting};
 pub(super) use warnings::NOT_IN_CHAIN;
 pub use warnings::Warning;
